@@ -15,8 +15,8 @@ from hpcml.cli import submit as submit_verb
 from hpcml.errors import NotFoundError, SiteError, UsageError
 from hpcml.login_api import words_of
 from hpcml.plan.plan import Plan, RunLocation, plan
+from hpcml.request.record import RunRequest, job_name
 from hpcml.runs import directories, maps
-from hpcml.schedulers.request import JobSpec, job_name
 from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite
 from hpcml.terminal import note
@@ -82,7 +82,7 @@ def map(  # noqa: A001 - as every library calls it
         jobs: point_jobs.LocalJobs | point_jobs.SlurmJobs
         if loaded.site.scheduler == "local":
             (top / "0").mkdir(mode=0o700)
-            jobs = point_jobs.LocalJobs(first, lead, at_once or _room(spec), max(0, spec.gpus_per_node))
+            jobs = point_jobs.LocalJobs(first, lead, at_once or _room(spec), max(0, spec.size.gpus_per_node))
         else:
             arrays = point_jobs.none_too_large(len(given), slurm_arrays.most_tasks())
             runs = [(_plan(loaded, spec, top / f"{top.name}.{number}"), array) for number, array in enumerate(arrays)]
@@ -107,7 +107,7 @@ def _check(function: object, points: list[object], at_once: int | None) -> None:
             raise UsageError(f"{what} cannot be pickled: {error}", place="hpcml.map", hint=hint) from error
 
 
-def _request(function: Callable[[Any], Any], options: dict[str, Any]) -> tuple[LoadedSite, JobSpec]:
+def _request(function: Callable[[Any], Any], options: dict[str, Any]) -> tuple[LoadedSite, RunRequest]:
     """Return the site, and the request for one point."""
     if host := layers.process_environment().get("HPCML_HOST", ""):
         raise UsageError("hpcml.map submits on this machine, and HPCML_HOST names another", place=host)
@@ -118,13 +118,13 @@ def _request(function: Callable[[Any], Any], options: dict[str, Any]) -> tuple[L
     request = parser.parse_args(words_of(parser, {"nodes": 1, **options}, "hpcml.map"))
     name = getattr(function, "__name__", "") or type(function).__name__
     spec = submit_verb.make_spec(request, [name])
-    loaded = common.load_site(request.site or "", spec.cwd, request.set or ())
+    loaded = common.load_site(request.site or "", spec.code.cwd, request.set or ())
     spec = schedulers.get(loaded.site.scheduler).with_variables(spec, loaded.is_from_this_call)
-    spec = spec._replace(service="map", script=Path(name), sources=())
-    return loaded, spec._replace(name=job_name(spec))
+    spec = spec.changed(service="map", script=Path(name), sources=())
+    return loaded, spec.changed(name=job_name(spec))
 
 
-def _folder(loaded: LoadedSite, spec: JobSpec) -> Path:
+def _folder(loaded: LoadedSite, spec: RunRequest) -> Path:
     """Make the folder of a map beside the runs."""
     runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
     for text in directories.check_folder(runs, loaded.site.paths.trust):
@@ -140,7 +140,7 @@ def _folder(loaded: LoadedSite, spec: JobSpec) -> Path:
     return top
 
 
-def _plan(loaded: LoadedSite, spec: JobSpec, directory: Path) -> Plan:
+def _plan(loaded: LoadedSite, spec: RunRequest, directory: Path) -> Plan:
     """Return the plan of one point's job, of which a map takes what it asks for and where it runs."""
     made = plan(loaded.site, spec, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
     if made.inside.image:
@@ -155,8 +155,8 @@ def _code() -> str:
     return str(Path(program).resolve().parent if program else Path.cwd())
 
 
-def _room(spec: JobSpec) -> int:
+def _room(spec: RunRequest) -> int:
     """Return how many points run at once on this machine."""
-    if spec.gpus_per_node > 0:
+    if spec.size.gpus_per_node > 0:
         return 1
-    return max(1, len(os.sched_getaffinity(0)) // max(1, spec.cpus_per_node))
+    return max(1, len(os.sched_getaffinity(0)) // max(1, spec.size.cpus_per_node))

@@ -10,7 +10,7 @@ from hpcml import units
 from hpcml.cli import common
 from hpcml.cli.submit import ALSO
 from hpcml.errors import UNFIT, HpcmlError, UsageError
-from hpcml.schedulers.request import JobSpec
+from hpcml.request.record import RunRequest
 from hpcml.schedulers.sbatch_options import gpus
 from hpcml.sites import layers
 from hpcml.terminal import Raw, say, say_fitted
@@ -72,13 +72,13 @@ def run(options: Namespace) -> int:
     here = common.here()
     wanted = common.load_site(options.site or "", here, options.set or ())
     program = (wanted.site.runtime.container,)
-    spec = JobSpec(script=here / "doctor", arguments=program, cwd=here, service="doctor", name="doctor")
-    spec = spec._replace(account=options.account, partition=options.partition, qos=options.qos, image=options.image)
+    spec = RunRequest.of(script=here / "doctor", arguments=program, cwd=here, service="doctor", name="doctor")
+    spec = spec.changed(account=options.account, partition=options.partition, qos=options.qos, image=options.image)
     if options.nodes:
-        spec = spec._replace(nodes=common.positive(options.nodes, "--nodes"))
+        spec = spec.changed(nodes=common.positive(options.nodes, "--nodes"))
     if options.gpus_per_node:
         kind, count = gpus(options.gpus_per_node)
-        spec = spec._replace(gpu_type=kind, gpus_per_node=common.whole(count, "--gpus-per-node"))
+        spec = spec.changed(gpu_type=kind, gpus_per_node=common.whole(count, "--gpus-per-node"))
     loaded, spec = nodes.request(wanted, spec)
     exam = Examination(loaded, wanted, spec, layers.process_environment(), seconds)
     found = checks.examine(exam)

@@ -27,7 +27,7 @@ def run(options: Namespace) -> int:
         return _show(options)
     if not (options.detach or options.dry_run or options.prepare or options.check):
         options.wait = True
-    return submit.start(options, submit.make_spec(options, ["fabric"])._replace(service="fabric"))
+    return submit.start(options, submit.make_spec(options, ["fabric"]).changed(service="fabric"))
 
 
 def _show(options: Namespace) -> int:

@@ -35,7 +35,7 @@ def run(options: Namespace) -> int:
     """Submit the run, and wait for its end or not, as ``hpcml submit`` does."""
     idle = parse_idle(options.idle)
     spec = submit.make_spec(options, ["jupyter"])
-    spec = spec._replace(service="jupyter", idle=idle, cwd=notebook_folder(spec.cwd, options.notebook_dir))
+    spec = spec.changed(service="jupyter", idle=idle, cwd=notebook_folder(spec.code.cwd, options.notebook_dir))
     status = submit.start(options, spec)
     if status == 0 and options.detach and not options.json:
         text = "when it is up (hpcml status): hpcml tunnel --service jupyter last"

@@ -16,7 +16,7 @@ from hpcml.runs.tables import Table, complete
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from hpcml.schedulers.request import JobSpec
+    from hpcml.request.record import RunRequest
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -90,14 +90,14 @@ def _settings(site: dict[str, Any]) -> list[str]:
     ]
 
 
-def _spec(options: Namespace, recorded: Table, run: directories.Run) -> JobSpec:
+def _spec(options: Namespace, recorded: Table, run: directories.Run) -> RunRequest:
     """Return the request; of a script that a laptop sent, the run's own copy is all there is."""
     staged, service = recorded.get("staged", bool, False), recorded.get("service", str, "")
     script, folder = Path(recorded.get("script", str)), Path(recorded.get("cwd", str))
     if staged:
         script, folder = run.paths.code / script.name, run.paths.code
     spec = submit.make_spec(options, [service or str(script), *recorded.texts("arguments")])
-    spec = spec._replace(cwd=folder, staged=staged, service=service, idle=recorded.number("idle"))
-    spec = spec._replace(script=script, form=recorded.get("form", str, ""))
-    spec = spec._replace(interpreter=recorded.texts("interpreter"), in_place=recorded.get("in_place", bool, False))
-    return spec._replace(sources=()) if staged or not script.is_absolute() else spec
+    spec = spec.changed(cwd=folder, staged=staged, service=service, idle=recorded.number("idle"))
+    spec = spec.changed(script=script, form=recorded.get("form", str, ""))
+    spec = spec.changed(interpreter=recorded.texts("interpreter"), in_place=recorded.get("in_place", bool, False))
+    return spec.changed(sources=()) if staged or not script.is_absolute() else spec

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from hpcml import subprocesses
 from hpcml.cli import common, submit
 from hpcml.errors import SiteError, SlurmUnreachableError, UsageError
+from hpcml.request.record import RunRequest
 from hpcml.schedulers import allocation, slurm_options
-from hpcml.schedulers.request import JobSpec
 from hpcml.terminal import Raw, note, say_lines
 from hpcml.units import Memory, TimeLimit
 
@@ -67,7 +67,7 @@ def run(options: Namespace) -> int:
     return status
 
 
-def fitted(spec: JobSpec, given: Allocation) -> JobSpec:
+def fitted(spec: RunRequest, given: Allocation) -> RunRequest:
     """Return the request with what the allocation has.
 
     What the script's own lines ask for is meant for a submission: it is left out, with a note.
@@ -77,10 +77,10 @@ def fitted(spec: JobSpec, given: Allocation) -> JobSpec:
     UsageError
         If the command line asks for anything else.
     """
-    gpus = given.gpus if spec.gpus_per_node else 0  # 0 is asked for: workers on CPUs
+    gpus = given.gpus if spec.size.gpus_per_node else 0  # 0 is asked for: workers on CPUs
     has = {"nodes": len(given.nodes), "gpus_per_node": gpus, "cpus_per_node": given.cpus}
     lines = {text.replace("=", " ").split(" ")[0]: (text, place) for text, place in spec.origins}
-    others = {name.lstrip("-").replace("-", "_"): value or name for name, value in spec.sbatch}
+    others = {name.lstrip("-").replace("-", "_"): value or name for name, value in spec.place.sbatch}
     left_out: dict[str, str] = {}
     for name, value in (spec.given() | others).items():
         option = f"--{name.replace('_', '-')}"
@@ -98,8 +98,9 @@ def fitted(spec: JobSpec, given: Allocation) -> JobSpec:
     if left_out:
         note(f"for a submission, and without effect in an allocation: {', '.join(left_out.values())}")
     minutes = max(1, int(given.end - time.time()) // 60) if given.end else 0
-    unasked = {name: JobSpec._field_defaults[name] for name in (*left_out, "sbatch") if name in JobSpec._fields}
-    return spec._replace(
+    nothing = RunRequest()
+    unasked = {name: nothing.value(name) for name in (*left_out, "sbatch") if name not in others}
+    return spec.changed(
         **{
             **unasked,
             **has,
@@ -110,10 +111,10 @@ def fitted(spec: JobSpec, given: Allocation) -> JobSpec:
     )
 
 
-def _prepare(options: Namespace, spec: JobSpec) -> Prepared:
+def _prepare(options: Namespace, spec: RunRequest) -> Prepared:
     from hpcml.runs import submit as submission
 
-    loaded = common.load_site(options.site or "", spec.cwd, options.set or ())
+    loaded = common.load_site(options.site or "", spec.code.cwd, options.set or ())
     if loaded.site.scheduler != "slurm":
         hint = "Name the machine's profile with --site (hpcml site ls)."
         raise SiteError("The site has no Slurm, and so no allocation", place=f"site {loaded.site.name}", hint=hint)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from hpcml.cli import common, script_options, variables
 from hpcml.errors import MEANING, HpcmlError, UsageError
+from hpcml.request import record
+from hpcml.request.record import Awaited, RunRequest, measure
 from hpcml.runs import directories, programs
-from hpcml.schedulers.request import Awaited, JobSpec, measure
 from hpcml.schedulers.sbatch_options import directive, gpus
 from hpcml.sites import layers
 from hpcml.terminal import Raw, note, say, say_fitted, say_lines, say_message
@@ -189,7 +190,7 @@ def run(options: Namespace) -> int:
     return start(options, script_spec(options))
 
 
-def script_spec(options: Namespace) -> JobSpec:
+def script_spec(options: Namespace) -> RunRequest:
     """Return the request for the script of the command line; one that a laptop sends is received before."""
     words = options.script_words if options.caller is None else options.caller.stage(options.script_words)
     first = 1 if words[0] in ("-m", "--") and words[1:] else 0  # what stands before the name of another kind
@@ -198,7 +199,7 @@ def script_spec(options: Namespace) -> JobSpec:
     if words[first + 1 : first + 2] == ["--"] and words[0] != "--":
         words = [*words[: first + 1], *words[first + 2 :]]  # all that follows is the script's
     origins = script_options.lay_below(options, script)
-    spec: JobSpec = make_spec(options, words)._replace(origins=origins)
+    spec: RunRequest = make_spec(options, words).changed(origins=origins)
     return spec if options.caller is None else options.caller.spec(spec)
 
 
@@ -212,11 +213,11 @@ def check_arguments(words: Sequence[str], here: Path, prog: str) -> None:
     script_options.check_misplaced(words[first + 1 :], typed, here, prog, known)
 
 
-def prepare(options: Namespace, spec: JobSpec) -> submission.Prepared:
+def prepare(options: Namespace, spec: RunRequest) -> submission.Prepared:
     """Return what would be submitted, and say what is to be noted of it."""
     from hpcml.runs import submit as submission
 
-    loaded = common.load_site(options.site or "", spec.cwd, options.set or ())
+    loaded = common.load_site(options.site or "", spec.code.cwd, options.set or ())
     spec = _without_bad_nodes(loaded.site, spec, learn=not getattr(options, "dry_run", True))
     prepared = submission.prepare(loaded, spec)
     for text in prepared.notes:
@@ -224,9 +225,9 @@ def prepare(options: Namespace, spec: JobSpec) -> submission.Prepared:
     return prepared
 
 
-def _without_bad_nodes(site: Site, spec: JobSpec, *, learn: bool) -> JobSpec:
+def _without_bad_nodes(site: Site, spec: RunRequest, *, learn: bool) -> RunRequest:
     """Say which nodes failed within a day, and leave them out where the profile says so."""
-    if site.scheduler != "slurm" or {"--exclude", "--nodelist"} & dict(spec.sbatch).keys():
+    if site.scheduler != "slurm" or {"--exclude", "--nodelist"} & dict(spec.place.sbatch).keys():
         return spec  # there are no nodes to choose, or the user chooses them
     import time
 
@@ -243,10 +244,10 @@ def _without_bad_nodes(site: Site, spec: JobSpec, *, learn: bool) -> JobSpec:
     sites_own = [line.partition("=")[2] for line in site.slurm.extra if line.startswith("--exclude=")]
     names = ",".join([*sites_own, *(one.node for one in bad)])
     origin = (f"--exclude {names}", EXCLUDE_FAILED)
-    return spec._replace(sbatch=(*spec.sbatch, ("--exclude", names)), origins=(*spec.origins, origin))
+    return spec.changed(sbatch=(*spec.place.sbatch, ("--exclude", names)), origins=(*spec.origins, origin))
 
 
-def prepare_to_submit(options: Namespace, spec: JobSpec) -> submission.Prepared:
+def prepare_to_submit(options: Namespace, spec: RunRequest) -> submission.Prepared:
     """Return what is to be submitted, and say what is to be noted of that; ``hpcml.submit()`` calls it too."""
     from hpcml import schedulers
     from hpcml.sites import lookup
@@ -267,7 +268,7 @@ def prepare_to_submit(options: Namespace, spec: JobSpec) -> submission.Prepared:
     return prepared
 
 
-def start(options: Namespace, spec: JobSpec) -> int:
+def start(options: Namespace, spec: RunRequest) -> int:
     """Submit a request, or do what the options want instead, and wait for its end or not."""
     from hpcml.runs import submit as submission
 
@@ -328,9 +329,9 @@ def check_modes(options: Namespace) -> None:
         raise UsageError(f"{' and '.join(chosen)} exclude each other", place="hpcml submit", hint="Give one of them.")
 
 
-def make_spec(options: Namespace, script: list[str]) -> JobSpec:
+def make_spec(options: Namespace, script: list[str]) -> RunRequest:
     """Return the request; an option that was not given keeps the record's own "not said"."""
-    given = {name: value for name in JobSpec._fields if (value := getattr(options, name, None)) is not None}
+    given = {name: value for name in record.OPTIONAL if (value := getattr(options, name, None)) is not None}
     given["environment"] = variables.given(options)
     given["sbatch"] = tuple(dict(directive(text, "hpcml submit") for text in given.pop("sbatch", ())).items())
     if isinstance(given.get("profile"), list):
@@ -351,7 +352,7 @@ def make_spec(options: Namespace, script: list[str]) -> JobSpec:
             given[name] = measure(name, value)
         elif name == "max_node_hours":
             given[name] = _hours(value, option)
-    return JobSpec(**_what(script, common.here()), **given)
+    return RunRequest.of(**_what(script, common.here()), **given)
 
 
 def _what(script: list[str], here: Path) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcml.cli import common, submit
 from hpcml.errors import SiteError, UsageError
+from hpcml.request.record import job_name
 from hpcml.runs import directories
-from hpcml.schedulers.request import job_name
 from hpcml.sites import layers
 from hpcml.sites.schema import Partition
 from hpcml.sweeps import halving, keys, lock, points, store
@@ -35,20 +35,20 @@ def begin(options: Namespace) -> int:
     request = _request(options)
     spec = submit.script_spec(options)
     wanted = points.points(request)
-    if spec.form:
+    if spec.code.form:
         hint = "Submit it by itself, or call it from a Python file."
-        raise UsageError("A sweep starts a Python file, and this is none", place=spec.script.name, hint=hint)
-    if spec.profile:
+        raise UsageError("A sweep starts a Python file, and this is none", place=spec.code.script.name, hint=hint)
+    if spec.dask.profile:
         hint = "Profile one of its points: hpcml submit --profile … SCRIPT ARGS…."
         raise UsageError("A sweep records no profile", place="--profile", hint=hint)
-    _check_arguments(wanted, spec.arguments)
+    _check_arguments(wanted, spec.code.arguments)
     submit.check_modes(options)
     max_fails = None if options.max_fails is None else common.whole(options.max_fails, "--max-fails")
     asked = _Asked(max_fails, *points.metric_of_files(request), _halving(options), *_divided(options))
     name = job_name(spec)
-    spec = spec._replace(name=name, sweep=name, at_once=common.positive(options.at_once, "--at-once"))
+    spec = spec.changed(name=name, sweep=name, at_once=common.positive(options.at_once, "--at-once"))
     if asked.gang:
-        spec = spec._replace(until_done=True, max_restarts=len(wanted))
+        spec = spec.changed(until_done=True, max_restarts=len(wanted))
     prepared = submit.prepare_to_submit(options, spec)
     _check_shares(prepared)
     runs = Path(prepared.plan.directory).parent
@@ -56,7 +56,7 @@ def begin(options: Namespace) -> int:
         from hpcml.runs import submit as submission
 
         claims = str(store.new_claims(runs, name))
-        prepared = submission.prepare(prepared.loaded, prepared.spec._replace(claims=claims))
+        prepared = submission.prepare(prepared.loaded, prepared.spec.changed(claims=claims))
     planned = _planned(prepared, wanted)
     if options.dry_run:
         _look_again(options, asked, prepared, planned, say_it=True)
@@ -128,7 +128,7 @@ def _look_again(
     options: Namespace, asked: _Asked, prepared: Prepared, planned: list[store.Planned], *, say_it: bool
 ) -> _Look:
     """Look at what the sweep's runs have written, and say what is to run."""
-    name, runs = prepared.spec.sweep, Path(prepared.plan.directory).parent
+    name, runs = prepared.spec.points.sweep, Path(prepared.plan.directory).parent
     before = store.load(runs, name)
     standing = store.standing(runs, before) if before else store.Standing({}, {})
     chosen, prepared, more = _chosen(options, prepared, planned, standing)
@@ -173,7 +173,7 @@ def _submit(options: Namespace, look: _Look, asked: _Asked) -> list[directories.
     everyone = [prepared]
     if asked.several:
         with directories.storage(runs):
-            Path(prepared.spec.claims).mkdir(mode=0o700)
+            Path(prepared.spec.points.claims).mkdir(mode=0o700)
         more = _room(prepared, asked, len(look.chosen)) - 1
         everyone += [submission.prepare(prepared.loaded, prepared.spec) for _ in range(more)]
     ids = [one.plan.run_id for one in everyone]
@@ -285,11 +285,11 @@ def _planned(prepared: Prepared, wanted: Sequence[points.Point]) -> list[store.P
     from hpcml.runs import submit as submission
 
     spec = prepared.spec
-    with directories.storage(spec.script):
-        code = keys.of_code(spec.script.resolve())
+    with directories.storage(spec.code.script):
+        code = keys.of_code(spec.code.script.resolve())
     facts = submission.check_image(prepared)
     image = str(facts.get("digest") or [facts.get(name) for name in ("path", "size", "modified")]) if facts else ""
-    return [store.Planned(keys.key(point, code, spec.arguments, image), point) for point in wanted]
+    return [store.Planned(keys.key(point, code, spec.code.arguments, image), point) for point in wanted]
 
 
 def _chosen(
@@ -316,7 +316,7 @@ def _chosen(
     if more.spec != prepared.spec or more.settings:
         from hpcml.runs import submit as submission
 
-        loaded = common.load_site(options.site or "", more.spec.cwd, [*(options.set or ()), *more.settings])
+        loaded = common.load_site(options.site or "", more.spec.code.cwd, [*(options.set or ()), *more.settings])
         prepared = submission.prepare(loaded, more.spec, run_id=prepared.plan.run_id)
     return chosen, prepared, more.words
 
@@ -363,7 +363,7 @@ def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int
     nodes = f"{f'{jobs} jobs of ' if jobs > 1 else ''}{inside.nodes} node{'' if inside.nodes == 1 else 's'}"
     if not inside.one_machine:
         submit.tell_outlook(prepared, whole=True, jobs=jobs)
-        if prepared.spec.until_done and inside.time_limit:  # a gang
+        if prepared.spec.attempts.until_done and inside.time_limit:  # a gang
             most = count * inside.nodes * inside.time_limit / 3600
             _say("", f"that is one point's job; {count} take at most {most:.3g} node-hours")
     elif inside.time_limit:

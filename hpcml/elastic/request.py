@@ -14,9 +14,9 @@ from hpcml.cli import submit as submit_verb
 from hpcml.errors import SiteError, SlurmUnreachableError, UsageError
 from hpcml.login_api import words_of
 from hpcml.plan.plan import Plan, RunLocation, plan
+from hpcml.request.record import RunRequest, job_name
 from hpcml.runs import beside, directories
 from hpcml.runs.submit import Prepared, check_image
-from hpcml.schedulers.request import JobSpec, job_name
 from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite
 from hpcml.terminal import note
@@ -35,7 +35,7 @@ class Request(NamedTuple):
     """One job of an elastic cluster, as its site gives it; ``folder`` is the cluster's own, not there yet."""
 
     loaded: LoadedSite
-    spec: JobSpec
+    spec: RunRequest
     plan: Plan
     folder: Path
 
@@ -62,7 +62,7 @@ def make(options: Mapping[str, Any]) -> Request:
     words = words_of(parser, {**options, "nodes": 1, "protocol": "tcp"}, _CALLER)
     request = parser.parse_args(words)
     spec = submit_verb.make_spec(request, ["elastic"])
-    loaded = common.load_site(request.site or "", spec.cwd, request.set or ())
+    loaded = common.load_site(request.site or "", spec.code.cwd, request.set or ())
     site = loaded.site
     if site.scheduler != "slurm":
         hint = "Use dask.distributed.LocalCluster() here, or name a site with Slurm."
@@ -74,8 +74,8 @@ def make(options: Mapping[str, Any]) -> Request:
         )
     _check_sbatch(environment)
     spec = schedulers.get(site.scheduler).with_variables(spec, loaded.is_from_this_call)
-    spec = spec._replace(service="elastic", script=Path("elastic"), sources=())
-    spec = spec._replace(name=job_name(spec))
+    spec = spec.changed(service="elastic", script=Path("elastic"), sources=())
+    spec = spec.changed(name=job_name(spec))
     runs = directories.runs_folder(site.paths.runs, environment)
     for text in directories.check_folder(runs, site.paths.trust):
         note(text)

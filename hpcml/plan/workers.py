@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpcml import units
 from hpcml.errors import ConfigError, UsageError, did_you_mean, nearest
 from hpcml.node.settings import Gpu
-from hpcml.schedulers.request import JobSpec
+from hpcml.request.record import RunRequest
 from hpcml.sites import schema
 from hpcml.sites.schema import CHOICES, Site
 
@@ -27,7 +27,7 @@ OF_POLARS = (
 _RULES_OF_TASKS = ("no-tasks", "idle-tail", "tasks-without-gpu")
 
 
-def gpu_mode(site: Site, spec: JobSpec, gpus: int) -> str:
+def gpu_mode(site: Site, spec: RunRequest, gpus: int) -> str:
     """Return whose the GPU workers are, ``dask`` or ``polars``; empty for CPU workers.
 
     Raises
@@ -37,18 +37,18 @@ def gpu_mode(site: Site, spec: JobSpec, gpus: int) -> str:
     ConfigError
         If the profile asks for a proof that it cannot have.
     """
-    place = "--gpu-mode" if spec.gpu_mode else "gpu.mode"
-    mode = spec.gpu_mode or site.gpu.mode
+    place = "--gpu-mode" if spec.dask.gpu_mode else "gpu.mode"
+    mode = spec.dask.gpu_mode or site.gpu.mode
     if mode not in CHOICES["gpu.mode"]:
         raise UsageError(f"There is no GPU mode '{mode}'", place=place, hint="One of: dask, polars.")
     if not gpus:
-        if spec.gpu_mode == "polars":
+        if spec.dask.gpu_mode == "polars":
             hint = "Add --gpus-per-node; on CPUs Polars computes by itself, in any run."
             raise UsageError("GPU mode polars is for GPU workers, and this run has none", place=place, hint=hint)
         return ""
     if mode != "polars":
         return mode
-    if spec.protocol == "ucx":
+    if spec.dask.protocol == "ucx":
         hint = "Leave it out: between GPUs cuDF-Polars uses UCX by itself, and Dask's own messages go over TLS."
         raise UsageError("GPU mode polars does not go with UCX for Dask", place="--protocol ucx", hint=hint)
     if "rmm" in profilers(spec):
@@ -60,7 +60,7 @@ def gpu_mode(site: Site, spec: JobSpec, gpus: int) -> str:
     return mode
 
 
-def protocol(site: Site, spec: JobSpec, mode: str = "") -> str:
+def protocol(site: Site, spec: RunRequest, mode: str = "") -> str:
     """Return the protocol to use, in a mode of the GPU workers: auto, tls or ucx.
 
     Raises
@@ -68,13 +68,13 @@ def protocol(site: Site, spec: JobSpec, mode: str = "") -> str:
     UsageError
         If the request names another.
     """
-    if spec.protocol not in _PROTOCOLS:
-        hint = did_you_mean(nearest(spec.protocol, ["auto", "ucx", "tcp"]), "One of: auto, ucx, tcp.")
-        raise UsageError(f"There is no protocol '{spec.protocol}'", place="--protocol", hint=hint)
-    return "tls" if mode == "polars" else _PROTOCOLS[spec.protocol] or site.network.protocol
+    if spec.dask.protocol not in _PROTOCOLS:
+        hint = did_you_mean(nearest(spec.dask.protocol, ["auto", "ucx", "tcp"]), "One of: auto, ucx, tcp.")
+        raise UsageError(f"There is no protocol '{spec.dask.protocol}'", place="--protocol", hint=hint)
+    return "tls" if mode == "polars" else _PROTOCOLS[spec.dask.protocol] or site.network.protocol
 
 
-def profilers(spec: JobSpec) -> tuple[str, ...]:
+def profilers(spec: RunRequest) -> tuple[str, ...]:
     """Return the profilers that are asked for.
 
     Raises
@@ -82,12 +82,12 @@ def profilers(spec: JobSpec) -> tuple[str, ...]:
     UsageError
         If there is none of that name, or it profiles GPUs and there are none.
     """
-    words = [word.strip() for word in spec.profile.split(",")] if spec.profile else []
+    words = [word.strip() for word in spec.dask.profile.split(",")] if spec.dask.profile else []
     for word in words:
         if word not in PROFILERS:
             hint = did_you_mean(nearest(word, PROFILERS), f"One of: {', '.join(PROFILERS)}.")
             raise UsageError(f"There is no profiler '{word}'", place="--profile", hint=hint)
-    if "rmm" in words and not spec.gpus_per_node:
+    if "rmm" in words and not spec.size.gpus_per_node:
         raise UsageError("RMM has nothing to log without GPUs", place="--profile rmm", hint="Add --gpus-per-node.")
     return tuple(name for name in PROFILERS if name in words)
 

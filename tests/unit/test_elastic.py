@@ -69,7 +69,7 @@ def directives(script: str) -> list[str]:
 def test_a_job_asks_for_what_a_run_would(tmp_path: Path) -> None:
     asked, one = job(gpus_per_node=4, set=SITE)
     text = one.job_script()
-    run = prepare(asked.loaded, asked.spec._replace(nodes=1)).script
+    run = prepare(asked.loaded, asked.spec.changed(nodes=1)).script
     mine, theirs = (
         [line for line in directives(script) if line.split("=")[0] not in OF_A_RUN | {"--no-requeue"}]
         for script in (text, run)

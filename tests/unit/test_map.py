@@ -15,7 +15,8 @@ from hpcml.errors import SiteError, SlurmUnreachableError
 from hpcml.map_jobs import jobs as point_jobs
 from hpcml.map_jobs.call import Call
 from hpcml.plan import plan
-from hpcml.schedulers import Submission, request, slurm, slurm_arrays
+from hpcml.request import record as request
+from hpcml.schedulers import Submission, slurm, slurm_arrays
 from hpcml.sites import schema
 from hpcml.subprocesses import Answer
 from matrix import site_of
@@ -112,7 +113,7 @@ class Submitted:
         self.scripts: list[str] = []
         self.taken = taken
         monkeypatch.setattr(slurm, "submit", self.submit)
-        spec = request.JobSpec(Path("f"), (), Path("/"), name="f", service="map", **{"nodes": 1, **asked})
+        spec = request.RunRequest.of(Path("f"), (), Path("/"), name="f", service="map", **{"nodes": 1, **asked})
         runs = []
         for number, array in enumerate(point_jobs.none_too_large(5, 2)):
             place = plan.RunLocation(folder / f"f-20261123-090000-abcd.{number}", "/usr/bin/python3", "0")
@@ -198,7 +199,7 @@ def test_a_point_has_ended_when_slurm_says_so_or_forgot_it(
 
 
 def test_a_point_that_was_cancelled_before_it_began_never_begins(tmp_path: Path) -> None:
-    spec = request.JobSpec(Path("f"), (), Path("/"), name="f", service="map", nodes=1)
+    spec = request.RunRequest.of(Path("f"), (), Path("/"), name="f", service="map", nodes=1)
     made = plan.plan(schema.Site(), spec, plan.RunLocation(tmp_path, "/usr/bin/python3", "0"))
     jobs = point_jobs.LocalJobs(made, "", 1, 0)
     jobs.submit(Call(abs), [1])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hpcml import errors
 from hpcml.errors import HpcmlError, SiteError, UsageError
 from hpcml.plan import batch_script, plan
-from hpcml.schedulers import request
+from hpcml.request import record as request
 from matrix import site_of as site
 
 PLACE = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
@@ -27,12 +27,12 @@ TWO = {
 }
 
 
-def spec(**values: Any) -> request.JobSpec:
+def spec(**values: Any) -> request.RunRequest:
     values |= {
         name: request.measure(name, values.pop(name)) for name in ("time", "memory_per_node") if values.get(name)
     }
     values = {name: value for name, value in values.items() if value not in ("", None)}
-    return request.JobSpec(Path("/home/me/job.py"), (), Path("/home/me"), **values)
+    return request.RunRequest.of(Path("/home/me/job.py"), (), Path("/home/me"), **values)
 
 
 def directives(table: dict[str, Any], **values: Any) -> dict[str, str]:
@@ -186,7 +186,7 @@ def test_the_local_site_launches_nothing() -> None:
 @pytest.mark.parametrize(("name", "script", "expected"), [("", "a b$c.py", "a-b-c"), ("", "...py", "run"), ("", "é.py", "run"), ("x.y-1", "a.py", "x.y-1"),
                                                           ("", "a" * 99, "a" * 64)])  # fmt: skip
 def test_names(name: str, script: str, expected: str) -> None:
-    assert request.job_name(request.JobSpec(Path(script), (), Path("/"), name=name)) == expected
+    assert request.job_name(request.RunRequest.of(Path(script), (), Path("/"), name=name)) == expected
 
 
 TEXT = st.text(max_size=8) | st.sampled_from(["30", "2h", "1-0", "4G", "debug", "auto", "tcp", "ucx", "x.sif"])

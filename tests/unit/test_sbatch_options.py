@@ -10,14 +10,14 @@ import pytest
 from hpcml.cli import main, submit
 from hpcml.errors import UsageError
 from hpcml.plan import plan
+from hpcml.request.record import RunRequest
 from hpcml.schedulers import sbatch_options
-from hpcml.schedulers.request import JobSpec
 from matrix import site_of
 
 LOCATION = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 
 
-def request(*words: str) -> JobSpec:
+def request(*words: str) -> RunRequest:
     return submit.make_spec(main.build_parser("submit").parse_args(words), ["job.py"])
 
 
@@ -46,7 +46,7 @@ def planned(table: dict[str, Any], *words: str) -> plan.Plan:
 ])  # fmt: skip
 def test_slurms_words(words: tuple[str, ...], expected: dict[str, Any]) -> None:
     spec = request(*words)
-    assert {name: getattr(spec, name) for name in expected} == expected
+    assert {name: spec.value(name) for name in expected} == expected
 
 
 def test_the_script_begins_behind_a_short_options_value() -> None:

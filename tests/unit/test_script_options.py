@@ -9,7 +9,7 @@ import pytest
 
 from hpcml.cli import main, script_options, submit
 from hpcml.errors import UsageError
-from hpcml.schedulers.request import JobSpec
+from hpcml.request.record import NOT_SAID, RunRequest
 
 TEXT = """#!/usr/bin/env python
 # A script of mine.
@@ -24,7 +24,7 @@ import hpcml
 """
 
 
-def spec_of(tmp_path: Path, text: str, *words: str) -> tuple[JobSpec, argparse.Namespace]:
+def spec_of(tmp_path: Path, text: str, *words: str) -> tuple[RunRequest, argparse.Namespace]:
     script = tmp_path / "train.py"
     script.write_text(text)
     options = main.build_parser("submit").parse_args(words)
@@ -34,9 +34,9 @@ def spec_of(tmp_path: Path, text: str, *words: str) -> tuple[JobSpec, argparse.N
 
 def test_the_first_lines_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec, options = spec_of(tmp_path, TEXT)
-    assert (spec.nodes, spec.time, spec.account, spec.partition) == (4, 7200, "mine", "big")
+    assert (spec.size.nodes, spec.size.time, spec.place.account, spec.place.partition) == (4, 7200, "mine", "big")
     assert options.set == ["workers.per_node=2"]
-    assert spec.sbatch == (("--constraint", "fast&big"),)
+    assert spec.place.sbatch == (("--constraint", "fast&big"),)
     assert dict(spec.origins) == {
         "--nodes 4": "line 3 of train.py",
         "--time 2:00:00": "line 3 of train.py",
@@ -54,7 +54,7 @@ def test_the_command_line_wins(tmp_path: Path) -> None:
     spec, options = spec_of(
         tmp_path, TEXT, "-N", "1", "--constraint=slow", "--set", "workers.per_node=8", "-p", "small"
     )
-    assert (spec.nodes, spec.partition, spec.sbatch) == (1, "small", (("--constraint", "slow"),))
+    assert (spec.size.nodes, spec.place.partition, spec.place.sbatch) == (1, "small", (("--constraint", "slow"),))
     assert options.set == ["workers.per_node=2", "workers.per_node=8"]
     assert {option for option, _ in spec.origins} == {"--time 2:00:00", "--account mine"}
 
@@ -78,7 +78,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, says: str) -> None:
 
 def test_a_script_without_such_lines_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec, _ = spec_of(tmp_path, "# hpcml is used here\n#SBATCHED\nprint(1)\n")
-    assert (spec.origins, spec.nodes) == ((), JobSpec._field_defaults["nodes"])
+    assert (spec.origins, spec.size.nodes) == ((), NOT_SAID)
     assert capsys.readouterr().err == ""
 
 

@@ -10,13 +10,13 @@ import pytest
 from hpcml.cli import main, submit, variables
 from hpcml.errors import HpcmlError
 from hpcml.plan import batch_script, plan
-from hpcml.schedulers.request import JobSpec
+from hpcml.request.record import RunRequest
 from hpcml.sites import layers, schema
 
 LOCATION = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 
 
-def request(*words: str) -> JobSpec:
+def request(*words: str) -> RunRequest:
     return submit.make_spec(main.build_parser("submit").parse_args(words), ["job.py"])
 
 

@@ -10,7 +10,7 @@ import pytest
 from hpcml.errors import ConfigError, UsageError
 from hpcml.node.hardware import gpus, topology
 from hpcml.plan import workers
-from hpcml.schedulers.request import JobSpec
+from hpcml.request.record import RunRequest
 from hpcml.sites import schema
 from matrix import site_of
 
@@ -19,8 +19,8 @@ def site(**table: Any) -> schema.Site:
     return site_of(table)
 
 
-def spec(protocol: str = "") -> JobSpec:
-    return JobSpec(script=Path("/x/job.py"), arguments=(), cwd=Path("/x"), protocol=protocol)
+def spec(protocol: str = "") -> RunRequest:
+    return RunRequest.of(script=Path("/x/job.py"), arguments=(), cwd=Path("/x"), protocol=protocol)
 
 
 def test_no_gpu_means_cpu_workers() -> None:
@@ -121,14 +121,14 @@ def test_what_cannot_be_in_the_mode_for_polars_is_refused(
     profile: dict[str, Any], asked: dict[str, Any], gpus: int, words: str
 ) -> None:
     with pytest.raises((UsageError, ConfigError), match=words):
-        workers.gpu_mode(site(**profile), spec()._replace(**asked), gpus)
+        workers.gpu_mode(site(**profile), spec().changed(**asked), gpus)
 
 
 def test_the_mode_is_the_requests_then_the_profiles() -> None:
     polars = site(gpu={"mode": "polars"})
     assert workers.gpu_mode(polars, spec(), 0) == ""  # a profile's mode is for runs with GPUs
     assert workers.gpu_mode(polars, spec(), 4) == "polars"
-    assert workers.gpu_mode(polars, spec()._replace(gpu_mode="dask"), 4) == "dask"
+    assert workers.gpu_mode(polars, spec().changed(gpu_mode="dask"), 4) == "dask"
 
 
 def test_no_such_protocol() -> None:

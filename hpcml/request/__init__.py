@@ -1,0 +1,1 @@
+"""What a person asks for: the options, and the request that they make."""
