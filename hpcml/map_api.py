@@ -10,22 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcml import __version__, pickled_code, schedulers
-from hpcml.cli import common, main
-from hpcml.cli import submit as submit_verb
 from hpcml.errors import NotFoundError, SiteError, UsageError
-from hpcml.login_api import words_of
 from hpcml.plan.plan import Plan, RunLocation, plan
-from hpcml.request.record import RunRequest, job_name
+from hpcml.request import from_keywords
+from hpcml.request.options import of
+from hpcml.request.record import Code, RunRequest, job_name
 from hpcml.runs import directories, maps
 from hpcml.sites import layers
-from hpcml.sites.lookup import LoadedSite
+from hpcml.sites.lookup import LoadedSite, load_here
 from hpcml.terminal import note
 
 if TYPE_CHECKING:
     from hpcml.map_jobs.futures import PointFuture
-
-_OF_A_RUN = ("until_done", "max_restarts", "max_node_hours")
-_NOT_OF_A_MAP = ("image", "protocol", "gpu_mode", "profile", "own_clusters", "prepare", "after", *_OF_A_RUN)
 
 
 def map(  # noqa: A001 - as every library calls it
@@ -111,16 +107,11 @@ def _request(function: Callable[[Any], Any], options: dict[str, Any]) -> tuple[L
     """Return the site, and the request for one point."""
     if host := layers.process_environment().get("HPCML_HOST", ""):
         raise UsageError("hpcml.map submits on this machine, and HPCML_HOST names another", place=host)
-    if given := [name for name in _NOT_OF_A_MAP if options.get(name)]:
-        hint = "Leave it out; hpcml.submit() has it."
-        raise UsageError(f"hpcml.map has no option '{given[0]}'", place=f"{given[0]}={options[given[0]]!r}", hint=hint)
-    parser = main.build_parser("submit")
-    request = parser.parse_args(words_of(parser, {"nodes": 1, **options}, "hpcml.map"))
     name = getattr(function, "__name__", "") or type(function).__name__
-    spec = submit_verb.make_spec(request, [name])
-    loaded = common.load_site(request.site or "", spec.code.cwd, request.set or ())
+    code = Code(Path(name), cwd=layers.here(), service="map")
+    spec = from_keywords({"nodes": 1, **options}, of("map"), "hpcml.map", code)
+    loaded = load_here(spec.place.site, spec.code.cwd, spec.place.settings)
     spec = schedulers.get(loaded.site.scheduler).with_variables(spec, loaded.is_from_this_call)
-    spec = spec.changed(service="map", script=Path(name), sources=())
     return loaded, spec.changed(name=job_name(spec))
 
 

@@ -1,7 +1,7 @@
 """Ask Parquet files by Polars: filter, join, sum up and rank; on GPUs cuDF-Polars does it on all workers.
 
 It needs hpcml's extra polars, and uses one node of CPUs. On GPUs it needs the extra polars-cuda13, and workers that
-are cuDF-Polars' own: hpcml submit --gpus-per-node 4 --gpu-mode polars query.py
+are cuDF-Polars' own: hpcml submit --gpus-per-node 4 --set gpu.mode=polars query.py
 
 Your own data: put the paths of your files in the place of made(…), and change the columns.
 """

@@ -382,13 +382,10 @@ SOURCES: dict[str, Source] = {
     "PATTERN": _run_names,
     "PROFILE": _profilers,
     "PROGRAM": _fixed("apptainer", "singularity"),
-    "PROTOCOL": _fixed("auto", "ucx", "tcp"),
-    "GPU_MODE": _fixed("dask", "polars"),
     "QOS": _qos,
     "ROLE": _fixed("driver", "scheduler", "worker", "job"),
     "ROUTE": _fixed("direct", "twohop", "srun"),
     "RUN": _runs,
-    "SET": _settings,
     "SITE": _sites,
 }
 

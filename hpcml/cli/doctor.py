@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from hpcml import units
 from hpcml.cli import common
-from hpcml.cli.submit import ALSO
 from hpcml.errors import UNFIT, HpcmlError, UsageError
+from hpcml.request.options import OPTIONS, gpus
 from hpcml.request.record import RunRequest
-from hpcml.schedulers.sbatch_options import gpus
 from hpcml.sites import layers
 from hpcml.terminal import Raw, say, say_fitted
 
@@ -34,7 +33,7 @@ def add_options(parser: ArgumentParser) -> None:
         flag = f"--{option}"
         parser.add_argument(
             flag,
-            *ALSO[flag],
+            *OPTIONS[option].also,
             metavar=option.upper(),
             default="",
             help=f"Slurm {text} of your runs (default: as in submit)",
@@ -44,7 +43,8 @@ def add_options(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--node", action="store_true", help="look at nodes too, with one short job")
     group = parser.add_argument_group("with --node")
-    group.add_argument("--nodes", *ALSO["--nodes"], metavar="NODES", help="how many (2, or what the partition allows)")
+    how_many = "how many (2, or what the partition allows)"
+    group.add_argument("--nodes", *OPTIONS["nodes"].also, metavar="NODES", help=how_many)
     group.add_argument(
         "--gpus-per-node", metavar="GPUS_PER_NODE", help="GPUs to ask for (1 where the partition has some)"
     )
@@ -78,7 +78,7 @@ def run(options: Namespace) -> int:
         spec = spec.changed(nodes=common.positive(options.nodes, "--nodes"))
     if options.gpus_per_node:
         kind, count = gpus(options.gpus_per_node)
-        spec = spec.changed(gpu_type=kind, gpus_per_node=common.whole(count, "--gpus-per-node"))
+        spec = spec.changed(gpu_type=kind, gpus_per_node=count)
     loaded, spec = nodes.request(wanted, spec)
     exam = Examination(loaded, wanted, spec, layers.process_environment(), seconds)
     found = checks.examine(exam)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hpcml import subprocesses
-from hpcml.cli import common, submit
+from hpcml.cli import common, misplaced
 from hpcml.cli.meter import metered
 from hpcml.errors import StorageError, UsageError
 from hpcml.remote import channel
@@ -143,8 +143,8 @@ def _pass_on(connection: Connection, words: list[str], upload: channel.Upload | 
 
 def _submit(login: Login, command: str, options: Namespace, own: list[str], script: list[str]) -> int:
     here = Path.cwd()
-    submit.check_arguments(script, here, f"hpcml {command}")
-    path, (_, *arguments), form = submit.named(script, here)
+    misplaced.check(script, here, f"hpcml {command}")
+    path, (_, *arguments), form = programs.named(script, here)
     if form == "program" and (here / path).is_file():
         path = here / path  # what PATH leads to on this laptop does not count
     if form == "program" and programs.is_python(path):

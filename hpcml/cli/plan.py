@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
 def add_options(parser: ArgumentParser) -> None:
     """Add a submission's options but those that say what becomes of it."""
-    submit.add_options(parser, [])
+    submit.add_options(parser, "plan")
     common.add_json(parser, "taken too; the plan is JSON anyway")
 
 
 def run(options: Namespace) -> int:
     """Print the plan."""
-    common.print_json(layers.as_table(submit.prepare(options, submit.script_spec(options)).plan))
+    from hpcml.runs import submit as submission
+
+    common.print_json(layers.as_table(submission.prepare_request(submit.script_spec(options), learn=False).plan))
     return 0

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError, UsageError, nearest
+from hpcml.request.options import TAKES_VALUE
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
 VERBS = ("status", "table", "plot", "cancel")
-_FLAGS = ("--wait", "--detach", "--json")
 _VALUES = (
     "--grid",
     "--points",
@@ -37,7 +37,7 @@ def add_options(parser: ArgumentParser) -> None:
         "hpcml sweep plot NAME [-o FILE.svg]\n"
         "hpcml sweep cancel NAME"
     )
-    submit.add_options(parser, _FLAGS)
+    submit.add_options(parser, "sweep")
     parser._option_string_actions["--profile"].help = "refused: profile one point, with submit"  # noqa: SLF001
     parser.epilog = "Each point's values follow the script's own arguments as options: SCRIPT ARGS… --lr 0.1 --k 16."
     parser.set_defaults(prepare=False, check=False)
@@ -85,7 +85,7 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Divide the words behind the verb into hpcml's own and the script with what follows ``--``."""
     end = words.index("--") if "--" in words else len(words)
     own, arguments = list(words[:end]), list(words[end + 1 :])
-    with_value = submit.with_value() | set(_VALUES)
+    with_value = {word for word, takes in TAKES_VALUE.items() if takes} | set(_VALUES)
     position = 0
     while position < len(own):
         word = own[position]

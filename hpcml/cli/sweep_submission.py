@@ -32,6 +32,8 @@ _GANG = 16  # jobs beside each other, where neither the user nor Slurm says how 
 
 def begin(options: Namespace) -> int:
     """Submit the points that no run has ended or goes on with."""
+    from hpcml.runs import submit as submission
+
     request = _request(options)
     spec = submit.script_spec(options)
     wanted = points.points(request)
@@ -49,12 +51,10 @@ def begin(options: Namespace) -> int:
     spec = spec.changed(name=name, sweep=name, at_once=common.positive(options.at_once, "--at-once"))
     if asked.gang:
         spec = spec.changed(until_done=True, max_restarts=len(wanted))
-    prepared = submit.prepare_to_submit(options, spec)
+    prepared = submission.prepare_request(spec, learn=not options.dry_run)
     _check_shares(prepared)
     runs = Path(prepared.plan.directory).parent
     if asked.several:
-        from hpcml.runs import submit as submission
-
         claims = str(store.new_claims(runs, name))
         prepared = submission.prepare(prepared.loaded, prepared.spec.changed(claims=claims))
     planned = _planned(prepared, wanted)

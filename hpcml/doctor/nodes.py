@@ -55,7 +55,7 @@ def request(loaded: LoadedSite, spec: RunRequest) -> tuple[LoadedSite, RunReques
     site = site._replace(
         partitions=plain,
         resources=site.resources._replace(node_gpus=0),
-        network=site.network._replace(interface="", nic_affinity="off"),
+        network=site.network._replace(interface="", nic_affinity="off", protocol="tls"),
         fabric=site.fabric._replace(require="none"),
         workers=site.workers._replace(per_node=1),
     )
@@ -69,8 +69,6 @@ def request(loaded: LoadedSite, spec: RunRequest) -> tuple[LoadedSite, RunReques
         cpus_per_node=2,
         memory_per_node=Memory("2G"),
         time=TimeLimit("5"),
-        protocol="tcp",
-        gpu_mode="",
         sbatch=(*spec.place.sbatch, *pairs),
     )
     return loaded._replace(site=site), spec

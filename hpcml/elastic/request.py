@@ -9,26 +9,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import __version__, schedulers, units
-from hpcml.cli import common, main
-from hpcml.cli import submit as submit_verb
 from hpcml.errors import SiteError, SlurmUnreachableError, UsageError
-from hpcml.login_api import words_of
 from hpcml.plan.plan import Plan, RunLocation, plan
-from hpcml.request.record import RunRequest, job_name
+from hpcml.request import from_keywords
+from hpcml.request.options import of
+from hpcml.request.record import Code, RunRequest, job_name
 from hpcml.runs import beside, directories
 from hpcml.runs.submit import Prepared, check_image
 from hpcml.sites import layers
-from hpcml.sites.lookup import LoadedSite
+from hpcml.sites.lookup import LoadedSite, load_here
 from hpcml.terminal import note
 
 _CALLER = "hpcml.ElasticCluster"
-_NOT_HERE = {
-    "nodes": "Each job is one node: say how many workers with minimum and maximum.",
-    **dict.fromkeys(
-        ("profile", "gpu_mode", "own_clusters", "after", "dependency", "until_done", "max_restarts", "max_node_hours"),
-        "Leave it out; hpcml.submit() has it.",
-    ),
-}
 
 
 class Request(NamedTuple):
@@ -51,19 +43,15 @@ def make(options: Mapping[str, Any]) -> Request:
     environment = layers.process_environment()
     if host := environment.get("HPCML_HOST", ""):
         raise UsageError(f"{_CALLER} submits on this machine, and HPCML_HOST names another", place=host)
-    for name, hint in _NOT_HERE.items():
-        if options.get(name):
-            raise UsageError(f"{_CALLER} has no option '{name}'", place=f"{name}={options[name]!r}", hint=hint)
-    if options.get("protocol", "auto") not in ("auto", "tcp", "tls"):
+    code = Code(Path("elastic"), cwd=layers.here(), service="elastic")
+    spec = from_keywords(options, of("elastic"), _CALLER, code).changed(nodes=1)
+    loaded = load_here(spec.place.site, spec.code.cwd, spec.place.settings)
+    site = loaded.site._replace(network=loaded.site.network._replace(protocol="tls"))
+    if loaded.site.network.protocol == "ucx" and loaded.layers.origin("network.protocol") == "--set":
         what = "UCX cannot join jobs that start apart: workers that come later could not be reached, and those that go"
         hint = "Leave it out: the workers speak TLS. For UCX and cuML's collectives submit a script: hpcml.submit()."
-        raise UsageError(f"{what} would break the others", place=f"protocol={options['protocol']!r}", hint=hint)
-    parser = main.build_parser("submit")
-    words = words_of(parser, {**options, "nodes": 1, "protocol": "tcp"}, _CALLER)
-    request = parser.parse_args(words)
-    spec = submit_verb.make_spec(request, ["elastic"])
-    loaded = common.load_site(request.site or "", spec.code.cwd, request.set or ())
-    site = loaded.site
+        raise UsageError(f"{what} would break the others", place="network.protocol=ucx", hint=hint)
+    loaded = loaded._replace(site=site)
     if site.scheduler != "slurm":
         hint = "Use dask.distributed.LocalCluster() here, or name a site with Slurm."
         raise SiteError(f"{_CALLER} asks Slurm for its workers, and site {site.name} has none", hint=hint)
@@ -74,7 +62,6 @@ def make(options: Mapping[str, Any]) -> Request:
         )
     _check_sbatch(environment)
     spec = schedulers.get(site.scheduler).with_variables(spec, loaded.is_from_this_call)
-    spec = spec.changed(service="elastic", script=Path("elastic"), sources=())
     spec = spec.changed(name=job_name(spec))
     runs = directories.runs_folder(site.paths.runs, environment)
     for text in directories.check_folder(runs, site.paths.trust):
@@ -123,5 +110,4 @@ def make_folder(request: Request) -> None:
 
 def clusters_of(site: str) -> Path:
     """Return the folder of this user's elastic clusters on a site."""
-    loaded = common.load_site(site, Path.cwd(), ())
-    return directories.runs_folder(loaded.site.paths.runs, layers.process_environment()) / beside.CLUSTERS
+    return directories.runs_folder_of(site) / beside.CLUSTERS

@@ -14,10 +14,9 @@ from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, s
 from hpcml.plan.workers import (
     OF_POLARS,
     advice,
-    gpu_mode,
+    decided,
     gpu_settings,
     profilers,
-    protocol,
     shared_environment,
     worker_resources,
 )
@@ -118,6 +117,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         raise SiteError(site.unsupported, place=f"profile {site.name}", hint=hint)
     reasons: list[str] = []
     spec = _filled(site, asked)
+    site = decided(site, spec)
     _check_directory(location.directory)
     if site.runtime.python and not site.runtime.python.startswith("/"):
         hint = "Write the path that it has on the compute nodes, from the root."
@@ -128,7 +128,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     reasons += layout.reasons
     origins = [f"{option}: {origin}" for option, origin in spec.origins]
     reasons += origins
-    if spec.dask.gpu_mode == "polars":
+    if site.gpu.mode == "polars":
         reasons.append(OF_POLARS)
     _check_workers(site, spec.size.gpus_per_node, layout.memory)
     _check_attempts(site, spec)
@@ -187,12 +187,10 @@ def _filled(site: Site, asked: RunRequest) -> RunRequest:
         hint = "Leave it out for what the site gives."
         raise UsageError(f"'{memory.text}' is less than 1 MiB", place="--memory-per-node", hint=hint)
     gpus = _count(asked.size.gpus_per_node, defaults.gpus_per_node, "--gpus-per-node", "defaults.gpus_per_node")
-    mode = gpu_mode(site, asked, gpus)
     return asked.changed(
         name=job_name(asked),
         nodes=_count(asked.size.nodes, defaults.nodes, "--nodes", "defaults.nodes", least=1),
         gpus_per_node=gpus,
-        gpu_mode=mode,
         cpus_per_node=_count(
             asked.size.cpus_per_node, resources.cpus_per_node, "--cpus-per-node", "resources.cpus_per_node"
         ),
@@ -202,7 +200,6 @@ def _filled(site: Site, asked: RunRequest) -> RunRequest:
         partition=asked.place.partition or defaults.partition,
         qos=asked.place.qos or defaults.qos,
         image=image_of(site, asked),
-        protocol=protocol(site, asked, mode),
     )
 
 
@@ -276,7 +273,7 @@ def _environment(site: Site, spec: RunRequest) -> tuple[tuple[str, str], ...]:
     inner = (("HPCML_CONTAINER_ENV", " ".join(inherited)),) if spec.image else ()  # beside the run's own
     if spec.image and spec.size.gpus_per_node and "CUPY_CACHE_DIR" not in site.environment:
         inner = (*inner, ("HPCML_CUPY_CACHE", kernels(spec.image)))
-    shared = shared_environment(site, spec.size.gpus_per_node, spec.dask.protocol, spec.dask.gpu_mode)
+    shared = shared_environment(site, spec.size.gpus_per_node)
     return (*(pair for pair in shared if pair[0] not in site.environment), *site.environment.items(), *inner)
 
 
@@ -337,7 +334,7 @@ def _steps(paths: RunPaths, layout: JobLayout, python: str) -> tuple[Step, ...]:
 
 def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> Settings:
     spec, code = request.spec, request.paths.code
-    gpu, profile = gpu_settings(site, spec.size.gpus_per_node, spec.dask.gpu_mode), profilers(spec)
+    gpu, profile = gpu_settings(site, spec.size.gpus_per_node), profilers(spec)
     if gpu and "rmm" in profile:
         gpu = gpu._replace(rmm_log_directory=str(request.paths.profiles))
     in_place = not spec.code.copied or (site.code.snapshot == "none" and not spec.code.staged)
@@ -354,7 +351,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
         resources=worker_resources(site),
         gpu=gpu,
         interface=site.network.interface,
-        protocol=spec.dask.protocol,
+        protocol=site.network.protocol,
         nic_affinity=site.network.nic_affinity,
         fabric=site.fabric.require,
         nccl=site.fabric.nccl,
@@ -385,7 +382,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
         sweep=spec.points.sweep,
         at_once=spec.points.at_once,
         claims=spec.points.claims,
-        advice=advice(site, spec.dask.gpu_mode),
+        advice=advice(site),
         profile=profile,
         until_done=spec.attempts.until_done,
         most_restarts=_MOST_RESTARTS if spec.attempts.max_restarts == NOT_SAID else spec.attempts.max_restarts,

@@ -106,8 +106,6 @@ class Dask(NamedTuple):
 
     own_clusters: bool = False  # the script may open Dask clusters beside the run's
     profile: str = ""  # names of profilers, with commas
-    protocol: str = ""  # auto, ucx or tcp
-    gpu_mode: str = ""  # what GPU workers are for: dask or polars
 
 
 class Points(NamedTuple):

@@ -9,19 +9,25 @@ import stat
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcml import __version__, assets, files, schedulers
 from hpcml.errors import HpcmlError, ImageError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.plan.workers import PROFILERS
+from hpcml.request import script_lines
+from hpcml.request.reading import request_of
 from hpcml.request.record import RunRequest, job_name
 from hpcml.runs import directories, programs, ranks, script_checks, snapshot
 from hpcml.schedulers import Submission
-from hpcml.sites import layers
+from hpcml.sites import layers, lookup
 from hpcml.sites.lookup import LoadedSite, config_folders, why_ignored
 from hpcml.sites.schema import Site
+from hpcml.terminal import note
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
 
 # What the run's Python must have for JupyterLab, and for a notebook in the place of a script.
 _JUPYTER = {"jupyter": ("jupyterlab",), "notebook": ("nbclient", "nbformat", "ipykernel")}
@@ -40,6 +46,68 @@ class Prepared(NamedTuple):
     template: str = ""
     notes: tuple[str, ...] = ()
     points: str = ""
+
+
+EXCLUDE_FAILED = "slurm.exclude_failed"  # where an option of a request comes from
+
+
+def script_request(given: dict[str, Any], words: list[str], parser: ArgumentParser) -> RunRequest:
+    """Return the request for a script with its arguments; ``given`` gets the options in the script's own lines too."""
+    here = layers.here()
+    first = 1 if words[0] in ("-m", "--") and words[1:] else 0  # the words before the name
+    if words[first + 1 : first + 2] == ["--"] and words[0] != "--":
+        words = [*words[: first + 1], *words[first + 2 :]]  # all that follows is the script's
+    origins = script_lines.lay_below(given, here / words[first], parser)
+    return request_of(given, programs.code(words, here))._replace(origins=origins)
+
+
+def prepare_request(spec: RunRequest, *, by_hand: bool = False, learn: bool = True) -> Prepared:
+    """Return what is to be submitted of a request on its site, and say what is to be noted of it.
+
+    Parameters
+    ----------
+    by_hand
+        Whether the user types the line that submits it.
+    learn
+        Whether runs that ended meanwhile are looked at for nodes that failed.
+    """
+    loaded = lookup.load_here(spec.place.site, spec.code.cwd, spec.place.settings)
+    prepared = prepare(loaded, _without_bad_nodes(loaded.site, spec, learn=learn))
+    for text in prepared.notes:
+        note(text)
+    if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults():
+        if by_hand:
+            note(f"{', '.join(ignored)} count when the line is typed: sbatch reads them")
+        else:
+            hint = "give the option, or write [defaults] into the site's settings"
+            note(f"{', '.join(ignored)} do not count here: {hint}")
+    if prepared.loaded.chosen_because == lookup.BY_DEFAULT:
+        nodes = prepared.plan.inside.nodes
+        which = f"; all {nodes} nodes of the run are this machine" if nodes > 1 else ""
+        note(f"the run is on this machine: no sbatch was found{which}")
+    for notice in prepared.plan.notices:
+        note(notice)
+    return prepared
+
+
+def _without_bad_nodes(site: Site, spec: RunRequest, *, learn: bool) -> RunRequest:
+    """Say which nodes failed within a day, and leave them out where the profile says so."""
+    if site.scheduler != "slurm" or {"--exclude", "--nodelist"} & dict(spec.place.sbatch).keys():
+        return spec  # there are no nodes to choose, or the user chooses them
+    from hpcml.runs import bad_nodes
+
+    now = time.time()
+    if learn:
+        bad_nodes.learn(directories.runs_folder(site.paths.runs, layers.process_environment()), site.name, now)
+    if not (bad := bad_nodes.Memory(site.name).nodes(now)):
+        return spec
+    note(bad_nodes.sentence(bad))
+    if not site.slurm.exclude_failed:
+        return spec
+    sites_own = [line.partition("=")[2] for line in site.slurm.extra if line.startswith("--exclude=")]
+    names = ",".join([*sites_own, *(one.node for one in bad)])
+    origin = (f"--exclude {names}", EXCLUDE_FAILED)
+    return spec.changed(sbatch=(*spec.place.sbatch, ("--exclude", names)), origins=(*spec.origins, origin))
 
 
 def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "") -> Prepared:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hpcml import units
 from hpcml.errors import ConfigError, SiteError, UsageError, nearest
 from hpcml.paths import ROLES
+from hpcml.request.options import OPTIONS
 from hpcml.request.record import NOT_SAID, RunRequest
 from hpcml.schedulers import JobLayout, JobRequest, Launcher, limits, node_parts
 from hpcml.sites.schema import Partition, Qos, Site
@@ -17,20 +18,6 @@ from hpcml.sites.schema import Partition, Qos, Site
 # The cluster of another controller would have to be named in every question.
 _RESERVED = ("--comment", "--array", "--clusters", "--cluster")
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
-# Which of sbatch's options a user's option stands for: one that is given is not overridden by the profile's.
-MEANS = {
-    "name": ("--job-name",),
-    "nodes": ("--nodes",),
-    "gpus_per_node": ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task"),
-    "cpus_per_node": ("--cpus-per-task", "--cpus-per-gpu"),
-    "memory_per_node": ("--mem", "--mem-per-cpu", "--mem-per-gpu"),
-    "time": ("--time",),
-    "account": ("--account",),
-    "partition": ("--partition",),
-    "qos": ("--qos",),
-    "dependency": ("--dependency",),
-    "after": ("--dependency",),
-}
 _AFTER = {"ok": "afterok", "any": "afterany", "fail": "afternotok"}
 
 # What the job has for its own steps is not meant for another job.
@@ -216,9 +203,9 @@ def _directives(
         ("--export", site.slurm.export),
     )
     users = {
-        option: f"--{name.replace('_', '-')}"
-        for name in sorted(request.asked.given())
-        for option in MEANS.get(name, ())
+        option: OPTIONS[name].word
+        for name in sorted(request.asked.given().keys() & OPTIONS.keys())
+        for option in OPTIONS[name].slurm
     }
     passed = dict(spec.place.sbatch)
     removed = {_known_directive(site, option) for option in site.slurm.remove}
@@ -229,7 +216,7 @@ def _directives(
             notices.append(f"{users['--mem']} is asked for as --mem-per-cpu={value}: the profile leaves --mem out")
         else:  # the job keeps what the profile says of memory
             notices.append(f"{users['--mem']} does not count: the profile leaves --mem out (slurm.remove)")
-            users = {option: name for option, name in users.items() if option not in MEANS["memory_per_node"]}
+            users = {option: name for option, name in users.items() if option not in OPTIONS["memory_per_node"].slurm}
     extra = []
     for option, value in (_extra_directive(site, line) for line in site.slurm.extra):
         if option in passed or (option == "--requeue" and "--no-requeue" in passed):

@@ -131,7 +131,7 @@ def test_gpu_options_are_the_profile_s() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
-    ({"protocol": "ucx"}, 64, "UCX cannot join jobs that start apart"),
+    ({"set": {"network.protocol": "ucx"}}, 64, "UCX cannot join jobs that start apart"),
     ({"site": "local"}, 65, "Use dask.distributed.LocalCluster()"),
     ({"nodes": 2}, 64, "no option 'nodes'"),
     ({"after": "x"}, 64, "hpcml.submit() has it"),

@@ -170,7 +170,7 @@ def test_memory_where_a_site_does_not_take_it_by_node(
 
 
 def test_the_mode_for_polars_is_told_and_reaches_the_nodes() -> None:
-    made = plan.plan(site({"network": {"protocol": "ucx"}}), spec(gpus_per_node=2, gpu_mode="polars"), PLACE)
+    made = plan.plan(site({"network": {"protocol": "ucx"}, "gpu": {"mode": "polars"}}), spec(gpus_per_node=2), PLACE)
     assert made.inside.for_polars
     assert made.inside.protocol == "tls"
     assert any("ask nobody for a key" in reason for reason in made.reasons)
@@ -193,7 +193,7 @@ TEXT = st.text(max_size=8) | st.sampled_from(["30", "2h", "1-0", "4G", "debug", 
 NUMBER = st.none() | st.integers(-2, 200)
 SPECS: st.SearchStrategy[dict[str, Any]] = st.builds(
     dict, name=TEXT, nodes=NUMBER, gpus_per_node=NUMBER, cpus_per_node=NUMBER, memory_per_node=TEXT, time=TEXT, account=TEXT,
-    partition=TEXT | st.sampled_from(["long", "gpu"]), qos=TEXT, image=st.just("") | TEXT, protocol=st.just("") | TEXT, dependency=TEXT,
+    partition=TEXT | st.sampled_from(["long", "gpu"]), qos=TEXT, image=st.just("") | TEXT, dependency=TEXT,
 )  # fmt: skip
 PROFILES = st.fixed_dictionaries(
     {},

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.cli import submit
 from hpcml.errors import ScriptError, UsageError
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.request.record import RunRequest
-from hpcml.runs import ranks
+from hpcml.runs import programs, ranks
 from hpcml.sites import layers, schema
 
 NEEDS_RANKS = {
@@ -98,7 +97,7 @@ def test_a_variable_that_the_run_sets_is_there(tmp_path: Path) -> None:
 
 
 def check_program(tmp_path: Path, nodes: int, *words: str, gpus: int = 0, pool: str = "auto") -> list[str]:
-    path, script, form = submit.named(list(words), tmp_path)
+    path, script, form = programs.named(list(words), tmp_path)
     spec = RunRequest.of(path, tuple(script[1:]), tmp_path, form=form, nodes=nodes, gpus_per_node=gpus)
     site = layers.build(schema.Site, layers.Layers())
     site = site._replace(gpu=site.gpu._replace(rmm_pool_size=pool))
