@@ -55,7 +55,7 @@ COMMANDS = {
     "pack": ("[-o FILE]", "write hpcml as one file, for a login node that installs nothing"),
     "wheelhouse": ("[OPTIONS]", "fetch the wheels that a machine without a package index installs"),
 }
-_OTHERS = {"--complete": "candidates", "--man": "manual"}  # asked by a shell at TAB, and by `hpcml help --man`
+_OTHERS = {"--complete": "completion", "--man": "manual"}  # asked by a shell at TAB, and by `hpcml help --man`
 # Words of other tools, and the command that does it here.
 _MEANT = {
     "clean": "rm --failed, hpcml rm --older 30d or hpcml gc",

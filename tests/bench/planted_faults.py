@@ -21,7 +21,7 @@ FAULTS = (
     F("hpcml/assets.py", '    "sitecustomize.py": "hpcml/node/script/children.py",\n', "", "processes that a script starts miss the run's cluster", True),
     F("hpcml/cli/cancel.py", "others, failed = cancel_each(_dividing(run))", "others, failed = cancel_each([])", "a cancelled job's sweep points are run by its sister jobs", True),
     F("hpcml/cli/cancel.py", "told, message, failed = False, str(error), error.exit_status", "told, message = False, str(error)", "hpcml cancel --all ends with 0 after a refused cancellation"),
-    F("hpcml/cli/candidates.py", "    if line.host:\n        return  # they are on the other machine\n", "", "completion for another host offers this machine's runs"),
+    F("hpcml/cli/completion.py", "    if line.host:\n        return  # they are on the other machine\n", "", "completion for another host offers this machine's runs"),
     F("hpcml/cli/common.py", 'readline().strip().lower() in ("y", "yes")', 'readline().strip().lower() not in ("n", "no")', "Enter alone at a [y/N] question removes runs"),
     F("hpcml/cli/completion.py", 'local head=${words[last]%"$own"}', 'local head=""', "bash completes --site=x to --site=--site=x", True),
     F("hpcml/cli/doctor.py", "        return UNFIT if counts[RED] else 0\n    for one in found:", "        return 0\n    for one in found:", "hpcml doctor --json ends with 0 after a red finding"),
