@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcml.errors import HpcmlError, UsageError
 from hpcml.request import sbatch_options
-from hpcml.request.options import OPTIONS
+from hpcml.request.options import OPTIONS, as_word
 from hpcml.terminal import note
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _laid(
     for name, (value, place) in single.items():
         if given.get(name) in (None, False):
             given[name] = value
-            yield f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}"), place
+            yield as_word(name) + ("" if value is True else f" {value}"), place
     for name, values in several.items():
         own = given.get(name) or []
         given[name] = [*(value for value, _ in values), *own]
@@ -74,12 +74,12 @@ def _laid(
         for text, place in values:
             key = text.partition("=")[0]
             if key not in own_names:  # of a variable the value may be secret
-                yield {"sbatch": text, "env": f"--env {key}"}.get(name, f"--{name.replace('_', '-')} {text}"), place
+                yield {"sbatch": text, "env": f"--env {key}"}.get(name, f"{as_word(name)} {text}"), place
 
 
 def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[str, Any], list[str]]:
     """Return a line's options by name, and the words that are none; only sbatch's may hold such words."""
-    words = shlex.split(text, comments=sbatch)
+    words = shlex.split(text.replace("--gres ", "--gres=") if sbatch else text, comments=sbatch)
     if not sbatch and {"-h", "--help"} & set(words):
         raise UsageError("--help is for the command line", hint="Take it out.")
     words = _gpus_of_gres(words) if sbatch else words
@@ -92,7 +92,7 @@ def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[st
     typed = [name for name, option in OPTIONS.items() if "lines" not in option.takers]
     for name in [name for name in typed if values.pop(name, None)]:
         if not sbatch:
-            raise UsageError(f"--{name.replace('_', '-')} is for the command line", hint="Take it out of the script.")
+            raise UsageError(f"{as_word(name)} is for the command line", hint="Take it out of the script.")
         rest.append(f"--{name}")
     return values, rest
 

@@ -19,7 +19,7 @@ TEXT = """#!/usr/bin/env python
 #SBATCH --account=mine --ntasks-per-node=4   # a remark
 #SBATCH --output=out-%j.txt
 #SBATCH -p big
-#SBATCH --gres=gpu:a100:2,tmpfs:1g
+#SBATCH --gres gpu:a100:2,tmpfs:1g
 import hpcml
 # hpcml: --nodes 9
 """
