@@ -47,10 +47,9 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
     if host := layers.process_environment().get("HPCML_HOST", ""):
         hint = f"Call it on the login node, or use the command: hpcml --host {host} submit."
         raise UsageError("hpcml.submit() submits on this machine, and HPCML_HOST names another", place=host, hint=hint)
-    given = given_by_keywords(
-        {name: _word(value) for name, value in options.items()}, of("python"), caller="hpcml.submit()"
-    )
-    words = [os.fspath(script), *map(str, arguments)]
+    keywords = {name: _word(value) for name, value in options.items()}
+    given = given_by_keywords(keywords, of("python"), "hpcml.submit()")
+    words = [os.fspath(script), *(["--"] if arguments else []), *map(str, arguments)]  # all of them are the script's
     with layers.narrowed_umask():
         spec = submission.script_request(given, words, parser.of("submit"))
         by_hand = bool(given.get("prepare"))

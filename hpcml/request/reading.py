@@ -39,22 +39,26 @@ def given_by_keywords(keywords: Mapping[str, Any], allowed: Collection[str], cal
     Raises
     ------
     UsageError
-        If there is no such option.
+        If there is no such option, or a flag has another value than True and False.
     """
     given: dict[str, Any] = {}
     for name, value in keywords.items():
         if name not in allowed:
             hint = "Leave it out; hpcml.submit() has it." if name in of("python") else instead(as_word(name))
-            hint = hint or did_you_mean(nearest(name, allowed), "docs/reference-commands.md lists them.")
+            hint = hint or did_you_mean(
+                nearest(name, allowed), "hpcml submit --help lists them; what waits is run.wait()."
+            )
             raise UsageError(f"{caller} has no option '{name}'", place=f"{name}={value!r}", hint=hint)
         if value is None or value is False:
             continue
         option = OPTIONS[name]
+        if option.is_flag and value is not True:
+            raise UsageError(f"'{name}' takes True or False", place=f"{name}={value!r}", hint=f"Write {name}=True.")
         if option.passed:
             passed = option.word if option.is_flag else f"{option.word}={as_text(value)}"
             given.setdefault("sbatch", []).append(passed)
         elif option.is_flag:
-            given[name] = bool(value)
+            given[name] = True
         elif option.several:
             given.setdefault(name, []).extend(as_texts(value))
         else:

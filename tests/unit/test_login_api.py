@@ -76,6 +76,11 @@ def test_keywords_that_are_none(name: str) -> None:
     assert caught.value.hint == hints.get(name, caught.value.hint)
 
 
+def test_a_flag_has_no_other_value() -> None:
+    with pytest.raises(hpcml.HpcmlError, match="'exclusive' takes True or False"):
+        reading.given_by_keywords({"exclusive": "user"}, options.of("python"), "hpcml.submit()")
+
+
 def test_the_umask_is_the_program_s_again() -> None:
     before = os.umask(0o027)
     try:
