@@ -62,7 +62,7 @@ def spec(tmp_path: Path, text: str, **facts: object) -> RunRequest:
     (tmp_path / "s.py").write_text(text)
     (tmp_path / "helper.py").write_text("import hpcml\n")
     asked = RunRequest.of(tmp_path / "s.py", (), tmp_path)
-    return asked.changed(**facts)  # type: ignore[arg-type]
+    return asked.changed(**facts)
 
 
 @pytest.mark.parametrize(("what", "text"), [(what, text) for what, texts in NEEDS_RANKS.items() for text in texts])
