@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcml.cli import common, main
-from hpcml.cli import submit as submit_verb
-from hpcml.errors import UsageError, did_you_mean, nearest
+from hpcml.errors import UsageError
+from hpcml.request import parser
+from hpcml.request.options import of
+from hpcml.request.reading import as_texts, given_by_keywords
 from hpcml.runs import directories
 from hpcml.runs import submit as submission
 from hpcml.runs.handle import RunHandle
 from hpcml.sites import layers
-from hpcml.terminal import json_text, note
-
-# what becomes of the request, and the answer
-_OF_THE_COMMAND = ("help", "dry_run", "check", "wait", "detach", "json", "parser")
+from hpcml.terminal import note
 
 
 def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -> RunHandle:
@@ -50,45 +47,23 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
     if host := layers.process_environment().get("HPCML_HOST", ""):
         hint = f"Call it on the login node, or use the command: hpcml --host {host} submit."
         raise UsageError("hpcml.submit() submits on this machine, and HPCML_HOST names another", place=host, hint=hint)
-    parser = main.build_parser("submit")
-    request = parser.parse_args(words_of(parser, options))
-    request.caller, request.script_words = (
-        None,
-        [os.fspath(script), *(["--"] if arguments else []), *map(str, arguments)],
-    )
+    keywords = {name: _word(value) for name, value in options.items()}
+    given = given_by_keywords(keywords, of("python"), "hpcml.submit()")
+    words = [os.fspath(script), *(["--"] if arguments else []), *map(str, arguments)]  # all of them are the script's
     with layers.narrowed_umask():
-        prepared = submit_verb.prepare_to_submit(request, submit_verb.script_spec(request))
-        run = submission.submit(prepared, by_hand=request.prepare)
+        spec = submission.script_request(given, words, parser.of("submit"))
+        by_hand = bool(given.get("prepare"))
+        run = submission.submit(submission.prepare_request(spec, by_hand=by_hand), by_hand=by_hand)
     for text in run.submission.notes if run.submission else ():
         note(text)
     return RunHandle(run)
 
 
-def words_of(parser: argparse.ArgumentParser, options: Mapping[str, Any], caller: str = "hpcml.submit()") -> list[str]:
-    """Return keywords as the words of a command line; UsageError if there is no such option."""
-    options_there = parser._option_string_actions  # noqa: SLF001 - argparse tells them nowhere else
-    names = [word[2:].replace("-", "_") for word in options_there if word.startswith("--")]
-    names = [name for name in names if name not in _OF_THE_COMMAND]
-    words = []
-    for name, value in options.items():
-        if name not in names:
-            hint = did_you_mean(nearest(name, names), "hpcml submit --help lists them; what waits is run.wait().")
-            raise UsageError(f"{caller} has no option '{name}'", place=f"{name}={value!r}", hint=hint)
-        if value is None or value is False:
-            continue
-        option = f"--{name.replace('_', '-')}"
-        if isinstance(value, Mapping):
-            values: list[object] = [f"{key}={_text(one)}" for key, one in value.items()]
-        else:
-            values = list(value) if isinstance(value, (list, tuple)) else [value]
-        words += [option if one is True else f"{option}={_text(one)}" for one in values]
-    return words
-
-
-def _text(value: object) -> str:
-    if isinstance(value, RunHandle):
-        return value.id
-    return json_text(value) if isinstance(value, (bool, list, tuple, dict)) else str(value)
+def _word(value: object) -> object:
+    """Return a run as the word that names it, also in a list; any other value as it is."""
+    if isinstance(value, (list, tuple)):
+        return [_word(one) for one in value]
+    return value.id if isinstance(value, RunHandle) else value
 
 
 def find_run(word: str = "last", *, site: str = "", set: Mapping[str, Any] | None = None) -> RunHandle:  # noqa: A002
@@ -121,5 +96,4 @@ def list_runs(
 
 
 def _folder(site: str, values: Mapping[str, Any] | None) -> Path:
-    assignments = [f"{key}={_text(value)}" for key, value in (values or {}).items()]
-    return common.runs_folder(argparse.Namespace(site=site, set=assignments))
+    return directories.runs_folder_of(site, as_texts(values or {}))

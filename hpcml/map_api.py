@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpcml.errors import NotFoundError, SiteError, UsageError
 from hpcml.repairs import file_names
+from hpcml.request.record import Code
 from hpcml.runs import job_request
-from hpcml.schedulers.request import JobSpec
 from hpcml.sites import layers
 from hpcml.terminal import note
 
@@ -61,8 +61,8 @@ def map(  # noqa: A001 - as every library calls it
     given = list(points)
     _check(function, given, at_once)
     name = getattr(function, "__name__", "") or type(function).__name__
-    spec = JobSpec(Path(name), (), Path.cwd(), service="map", nodes=1)
-    loaded, spec = job_request.parse("hpcml.map", spec, options, without=["image"])
+    code = Code(Path(name), cwd=layers.here(), service="map")
+    loaded, spec = job_request.parse("hpcml.map", "map", code, {"nodes": 1, **options})
     if not given:
         return []
     top = job_request.place(loaded, _FOLDER, spec.name)
@@ -81,7 +81,7 @@ def map(  # noqa: A001 - as every library calls it
     enter = map_jobs.enter(made, job_request.program_folder(), spec.environment)
     with layers.narrowed_umask():
         if loaded.site.scheduler == "local":
-            cpus = max(1, spec.cpus_per_node)
+            cpus = max(1, spec.size.cpus_per_node)
             return map_jobs.start_here(made, enter, function, given, at_once=at_once or 0, cpus=cpus)
 
         def plan_of(number: int) -> Plan:

@@ -1,7 +1,7 @@
 """Polars queries on Parquet files: filter, join, aggregate, rank; cuDF-Polars runs them on GPUs.
 
 It needs hpcml's extra polars, and uses one node of CPUs. On GPUs it needs the extra polars-cuda13, and workers that
-are cuDF-Polars' own: hpcml submit --gpus-per-node 4 --gpu-mode polars query.py
+are cuDF-Polars' own: hpcml submit --gpus-per-node 4 --set gpu.mode=polars query.py
 
 Your own data: put the paths of your files in the place of made(…), and change the columns.
 """

@@ -111,6 +111,8 @@ def test_what_travels_with_a_run_is_all_that_the_nodes_side_imports() -> None:
         "units",
         "errors",
         "paths",
+        "request.options",
+        "request.record",
         "plan.plan",
         "plan.batch_script",
         "plan.container",

@@ -17,7 +17,7 @@ import pytest
 from hpcml import errors
 from hpcml.cli import main
 from hpcml.plan import batch_script, plan
-from hpcml.schedulers import request
+from hpcml.request import record as request
 from hpcml.sites import lookup, schema
 from tests.doc_blocks import DOCS, OWN, OWN_BLOCKS, PAGES, ROOT, SHELL, Block, split
 from tests.site import reference
@@ -162,7 +162,7 @@ def test_settings_load(block: Block, site: str, tmp_path: Path) -> None:
 
 
 def make(site: schema.Site, account: str = "") -> plan.Plan:
-    spec = request.JobSpec(Path("/home/ada/first.py"), (), Path("/home/ada"), account=account)
+    spec = request.RunRequest.of(Path("/home/ada/first.py"), (), Path("/home/ada"), account=account)
     place = plan.RunLocation(Path("/home/ada/runs/first-20261121-083633-0865"), "/opt/python", "0")
     return plan.plan(site, spec, place)
 

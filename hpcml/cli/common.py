@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from hpcml.errors import NotFoundError, UsageError
+from hpcml.errors import UsageError
+from hpcml.request import options as request_options
 from hpcml.runs import directories
 from hpcml.sites import layers, lookup
-from hpcml.terminal import json_text, note, say, say_lines
+from hpcml.terminal import json_text, say, say_lines
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import TextIO
 
 T = TypeVar("T")
+here, load_site, whole = layers.here, lookup.load_here, request_options.whole
 RUN = "run id, its beginning, name, Slurm job id, or 'last'"  # what names a run
 
 
@@ -53,21 +54,6 @@ def print_json(facts: object) -> None:
     say_lines(json_text(facts, indent=1))
 
 
-def here() -> Path:
-    """Return the current folder, if it is still there."""
-    try:
-        return Path.cwd()
-    except OSError as error:
-        raise NotFoundError("The current folder is gone", place="cwd", hint="Change to another: cd ~") from error
-
-
-def whole(text: str, option: str) -> int:
-    """Return an option's whole number."""
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise UsageError(f"'{text}' is not a whole number", place=option, hint=f"Write {option} 4.")
-    return int(text)
-
-
 def positive(text: str, option: str) -> int:
     """Return an option's whole number, which must be 1 at least."""
     if (number := whole(text, option)) < 1:
@@ -89,23 +75,9 @@ def end_by_signals() -> None:
         signal.signal(number, signal.default_int_handler)
 
 
-def load_site(name: str, cwd: Path | None, assignments: Sequence[str] = ()) -> lookup.LoadedSite:
-    """Return a site as :func:`hpcml.sites.lookup.load` does, and say which files of settings do not count."""
-    loaded = lookup.load(name, layers.process_environment(), cwd, assignments)
-    for text in loaded.ignored:
-        _note_once(text)
-    return loaded
-
-
-@functools.cache
-def _note_once(text: str) -> None:
-    note(text)
-
-
 def runs_folder(options: Namespace) -> Path:
     """Return the folder for runs; no site is needed to look at them, but it may say where."""
-    loaded = load_site(options.site or "", here(), options.set or ())
-    return directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
+    return directories.runs_folder_of(options.site or "", options.set or ())
 
 
 def find_run(options: Namespace) -> directories.Run:

@@ -1,13 +1,25 @@
-"""``hpcml completion``: the lines by which a shell completes hpcml's commands, options, values and runs."""
+"""``hpcml completion``: the lines by which a shell completes words, and what a word may become at a TAB.
+
+Nothing is asked of Slurm or of another machine. With a profile that is wrong there are no candidates: a shell that
+completes has no place for a message, and the command itself will say it.
+"""
 
 from __future__ import annotations
 
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcml.cli import main
+from hpcml.errors import HpcmlError
+from hpcml.sites import layers, lookup
 from hpcml.terminal import say_lines
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from hpcml.sites.schema import Site
 
 # Each hands the words up to the cursor to `hpcml --complete`, which answers with a line for each candidate: the word, a
 # tab, what it is. `:files` and `:folders` leave the names to the shell.
@@ -96,7 +108,7 @@ complete -c hpcml.pyz -f -k -a '(__hpcml_complete)'
 SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
-def add_options(parser: ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the name of the shell."""
     parser.epilog = (
         "In ~/.bashrc: . <(hpcml completion bash). In ~/.zshrc, behind compinit: . <(hpcml completion zsh). For fish: "
@@ -106,7 +118,316 @@ def add_options(parser: ArgumentParser) -> None:
     parser.set_defaults(host=None)  # they are for the shell that the user types in
 
 
-def run(options: Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Print a shell's lines."""
     say_lines(SCRIPTS[options.shell].rstrip("\n"))
     return 0
+
+
+# -- what a word may become ----------------------------------------------------------------------------------------
+
+# A word and what it is; a word that ends with '=' or ':' goes on.
+Candidate = tuple[str, str]
+# In the place of a word: the shell itself completes names of files, or of folders.
+FILES, FOLDERS = (":files", ""), (":folders", "")
+_PLAIN = re.compile(r"[\w.,:=@%+/~-]+")  # words that no shell reads otherwise
+_MOST = 200
+_WITH_SCRIPT = ("submit", "run", "sweep")
+_MAIL = ("BEGIN", "END", "FAIL", "REQUEUE", "ALL", "NONE", "TIME_LIMIT", "TIME_LIMIT_90", "ARRAY_TASKS")
+
+
+class Line:
+    """A command line up to the word that is being typed: the options before it, and what is still taken."""
+
+    def __init__(self, command: str, host: str | None, words: Sequence[str] = ()) -> None:
+        self.command, self.given = command, dict[str, list[str]]()
+        self.environment = layers.process_environment()
+        self.host = self.environment.get("HPCML_HOST", "") if host is None else host
+        self.parser: argparse.ArgumentParser | None = main.build_parser(command)
+        self.own, self.script = main.split_script(command, words)
+        self.left = self._positionals()
+        self.awaited: argparse.Action | None = None  # the option that waits for a value
+        for word in self.own:
+            self._take(word)
+
+    def _positionals(self) -> list[argparse.Action]:
+        return [action for action in self.actions() if not action.option_strings]
+
+    def _take(self, word: str) -> None:
+        if self.awaited is not None and not (self.awaited.nargs == "+" and word.startswith("-")):
+            self.given.setdefault(self.awaited.dest, []).append(word)
+            self.awaited = self.awaited if self.awaited.nargs == "+" else None
+        elif word.startswith("-") and word != "-":
+            name, equals, value = word.partition("=")
+            action = self.option(name)
+            if action is not None and equals:
+                self.given.setdefault(action.dest, []).append(value)
+            self.awaited = action if action is not None and action.nargs not in (0, "?") and not equals else None
+        elif self.left and isinstance(self.left[0], argparse._SubParsersAction):  # noqa: SLF001
+            self.parser = self.left[0].choices.get(word)
+            self.left = self._positionals()
+        elif self.left and self.left[0].nargs not in ("*", "+"):
+            del self.left[0]
+
+    def actions(self) -> list[argparse.Action]:
+        """Return what the command, or its verb, takes."""
+        return self.parser._actions if self.parser else []  # noqa: SLF001 - there is no other way to ask
+
+    def option(self, name: str) -> argparse.Action | None:
+        """Return the option of a name."""
+        return next((action for action in self.actions() if name in action.option_strings), None)
+
+    def options(self) -> Iterator[Candidate]:
+        """Yield the options and what they mean."""
+        for action in self.actions():
+            if action.help != argparse.SUPPRESS:
+                yield from ((name, action.help or "") for name in action.option_strings)
+
+    def site(self) -> Site:
+        """Return the profile that counts; of a host, the one of its name."""
+        sites = self.given.get("site") or ([self.host] if self.host else [""])
+        return lookup.load(sites[-1], self.environment, Path.cwd(), self.given.get("set", [])).site
+
+    def runs(self) -> Path:
+        """Return the folder for runs."""
+        from hpcml.runs import directories
+
+        return directories.runs_folder(self.site().paths.runs, self.environment)
+
+
+def tell(words: Sequence[str]) -> int:
+    """Print what the last of the words after ``hpcml`` may become, a candidate and what it is on each line."""
+    *before, current = words or [""]
+    name = current.partition("=")[0] if current.startswith("--") and "=" in current else ""
+    head = f"{name}=" if name else ""
+    try:
+        candidates = list(_candidates(before, current.removeprefix(head), name))
+    except (HpcmlError, OSError):
+        candidates = []  # see above
+    by_shell = [one for one in candidates if one in (FILES, FOLDERS)]
+    by_hpcml = [(f"{head}{word}", text) for word, text in candidates if (word, text) not in by_shell]
+    fitting = [(word, text) for word, text in by_hpcml if word.startswith(current) and _PLAIN.fullmatch(word)]
+    for word, text in [*by_shell, *fitting][:_MOST]:
+        sys.stdout.write(f"{word}\t{' '.join(text.split())}\n")
+    return 0
+
+
+def _candidates(before: list[str], current: str, name: str) -> Iterable[Candidate]:
+    """Return what may stand after words, or after ``name=``; the typed beginning does not matter yet."""
+    if before == ["--host"] or (not before and name == "--host"):
+        return _hosts(Line("submit", ""), current)
+    host, words = main.split_host(before)
+    commands = [(command, does) for command, (_, does) in main.COMMANDS.items()]
+    if not words and current.startswith("-"):
+        options = {"--host": "run the command on that login node", "--help": "list the commands"}
+        return [*options.items(), ("--version", "which hpcml this is")]
+    if not words:
+        return [*commands, ("help", "say more of a command")]
+    if words == ["help"]:
+        return commands
+    return _of_command(Line(words[0], host, words[1:]), words, current, name) if words[0] in main.COMMANDS else ()
+
+
+def _of_command(line: Line, words: list[str], current: str, name: str) -> Iterable[Candidate]:
+    takes_script, is_sweep = line.command in _WITH_SCRIPT, line.command == "sweep"
+    if takes_script and ("--" in words or (line.script and not is_sweep)):  # the script's own arguments
+        return () if line.script == ["-m"] else [FILES]  # a module is no file
+    if line.awaited is not None:
+        return _values(line, line.awaited, current)
+    if name:
+        action = line.option(name)
+        return _values(line, action, current) if action is not None and action.nargs in (None, "?") else ()
+    if current.startswith("-"):
+        return line.options()
+    if is_sweep and line.own in (["table"], ["status"]):
+        return _sweeps(line, current)
+    if takes_script and not line.script:
+        of_sweep = [("status", "how sweeps stand"), ("table", "the points of a sweep")]
+        return [*(of_sweep if is_sweep and not line.own else ()), FILES]
+    return _values(line, line.left[0], current) if line.left and not is_sweep else line.options()
+
+
+def _values(line: Line, action: argparse.Action, current: str) -> Iterable[Candidate]:
+    """Return the values of an option or of a word."""
+    if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+        return [(each.dest, each.help or "") for each in action._choices_actions]  # noqa: SLF001
+    if action.choices is not None:
+        return [(str(choice), "") for choice in action.choices]
+    source = SOURCES.get(str(action.metavar))
+    return source(line, current) if source else ()
+
+
+# -- where values come from ----------------------------------------------------------------------------------------
+
+Source = Callable[[Line, str], Iterable[Candidate]]
+
+
+def _files(_: Line, __: str) -> Iterable[Candidate]:
+    return [FILES]
+
+
+def _fixed(*words: str) -> Source:
+    return lambda _, __: [(word, "") for word in words]
+
+
+def _sites(line: Line, _: str) -> Iterator[Candidate]:
+    for name, paths in lookup.profile_files(line.environment).items():
+        yield name, str(lookup.read_profile(paths[-1]).get("description", ""))
+
+
+def _hosts(line: Line, _: str) -> Iterator[Candidate]:
+    """Yield the sites that say how they are reached."""
+    for name, paths in lookup.profile_files(line.environment).items():
+        login = lookup.read_profile(paths[-1]).get("login", {})
+        if isinstance(login, Mapping) and login.get("host"):
+            yield name, str(login["host"])
+
+
+def _partitions(line: Line, _: str) -> Iterator[Candidate]:
+    for name, limits in line.site().partitions.items():
+        nodes = f"{limits.max_nodes} nodes at most" if limits.max_nodes else ""
+        gpus = f"{limits.gpus_per_node} GPUs a node" if limits.gpus_per_node else ""
+        yield name, ", ".join(filter(None, (nodes, gpus)))
+
+
+def _qos(line: Line, _: str) -> Iterator[Candidate]:
+    from hpcml.sites.schema import Qos
+
+    site = line.site()
+    for name in dict.fromkeys([*site.qos, site.defaults.qos, *(one.qos for one in site.partitions.values())]):
+        if name:
+            limits = site.qos.get(name, Qos())
+            nodes = f"{limits.max_nodes} nodes at most" if limits.max_nodes else ""
+            yield name, ", ".join(filter(None, (limits.description, nodes, limits.max_time.text)))
+
+
+def _runs(line: Line, current: str) -> Iterator[Candidate]:
+    """Yield ``last`` and the names of runs, the newest first; the ids of a name when more than the name is typed."""
+    from hpcml.runs import directories
+
+    if line.host:
+        return  # they are on the other machine
+    run_ids = directories.ids(line.runs())[::-1]
+    if not run_ids:
+        return
+    yield "last", run_ids[0]
+    of_name: dict[str, list[str]] = {}
+    for run_id in run_ids:
+        of_name.setdefault(directories.name_of(run_id), []).append(run_id)
+    for name, mine in of_name.items():
+        yield name, f"the newest of {len(mine)}: {mine[0]}" if len(mine) > 1 else mine[0]
+    for name, mine in of_name.items():
+        if current.startswith(f"{name}-"):
+            for run_id in mine:
+                yield run_id, ""
+
+
+def _after(line: Line, current: str) -> Iterator[Candidate]:
+    run, colon, _ = current.partition(":")
+    if colon:
+        texts = {"ok": "when it has ended well", "any": "when it has ended", "fail": "when it failed"}
+        for when, text in texts.items():
+            yield f"{run}:{when}", text
+    else:
+        yield from _runs(line, current)
+
+
+def _run_names(line: Line, current: str) -> Iterator[Candidate]:
+    return (one for one in _runs(line, current) if one[0] != "last")
+
+
+def _sweeps(line: Line, _: str) -> Iterator[Candidate]:
+    from hpcml.sweeps import store
+
+    if not line.host:
+        for name in store.names(line.runs()):
+            yield name, ""
+
+
+def _of_name(line: Line, current: str) -> Iterable[Candidate]:
+    """Yield what NAME stands for: of runs, of the run's services, or of a script that is to be written."""
+    if line.command == "ls":
+        return _run_names(line, current)
+    if line.command == "tunnel":
+        return [("dashboard", "of Dask"), ("jupyter", "JupyterLab")]
+    return _examples(line, current) if line.command == "new" else ()
+
+
+def _examples(_: Line, __: str) -> Iterator[Candidate]:
+    from hpcml.cli import new
+
+    for name in new.examples():
+        yield name, ""
+
+
+def _definitions(_: Line, __: str) -> Iterator[Candidate]:
+    from hpcml.images import definition
+
+    for name in definition.shipped():
+        yield name, "ships with hpcml"
+    yield FILES
+
+
+def _settings(_: Line, current: str) -> Iterator[Candidate]:
+    """Yield the keys of a profile, and behind ``=`` the values that a key may have."""
+    from hpcml.sites.schema import CHOICES, Site
+
+    key, equals, _value = current.partition("=")
+    if equals:
+        record: object = Site._field_defaults
+        for part in key.split("."):
+            fields = record if isinstance(record, dict) else getattr(record, "_field_defaults", {})
+            record = fields.get(part)
+        values = ("true", "false") if isinstance(record, bool) else CHOICES.get(key, ())
+        for value in values:
+            yield f"{key}={value}", ""
+        return
+    for section, fields in Site._field_defaults.items():
+        names = getattr(fields, "_fields", None)
+        for name in [f"{section}.{name}" for name in names] if names else [section] if isinstance(fields, str) else []:
+            yield f"{name}=", ""
+
+
+def _profilers(_: Line, current: str) -> Iterator[Candidate]:
+    from hpcml.plan.workers import PROFILERS
+
+    before, comma, _last = current.rpartition(",")
+    for name in PROFILERS:
+        if name not in before.split(","):
+            yield f"{before}{comma}{name}", ""
+
+
+def _variables(line: Line, current: str) -> Iterator[Candidate]:
+    if "=" not in current:
+        for name in sorted(line.environment):
+            yield name, "with its value here"
+
+
+# By the word in capitals that stands for the value; for others there is nothing to offer.
+SOURCES: dict[str, Source] = {
+    "AFTER": _after,
+    "DEFINITION": _definitions,
+    "DEST": lambda _, __: [FOLDERS],
+    "ENV": _variables,
+    "ENV_FILE": _files,
+    "EXAMPLE": _examples,
+    "FILE": _files,
+    "FOLDER": lambda _, __: [FOLDERS],
+    "HOST": _hosts,
+    "IMAGE": _files,
+    "KEY=VALUE": _settings,
+    "MAIL_TYPE": _fixed(*_MAIL),
+    "NAME": _of_name,
+    "OUT.sif": _files,
+    "PARTITION": _partitions,
+    "PATTERN": _run_names,
+    "PROFILE": _profilers,
+    "PROGRAM": _fixed("apptainer", "singularity"),
+    "PRUNER": _fixed("asha", "median", "hyperband"),
+    "QOS": _qos,
+    "ROLE": _fixed("driver", "scheduler", "worker", "job"),
+    "ROUTE": _fixed("direct", "twohop", "srun"),
+    "RUN": _runs,
+    "SAMPLER": _fixed("tpe", "cmaes"),
+    "SITE": _sites,
+}

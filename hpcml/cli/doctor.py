@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from hpcml import units
 from hpcml.cli import common
-from hpcml.cli.submit import ALSO
 from hpcml.errors import UNFIT, HpcmlError, UsageError
-from hpcml.schedulers.request import JobSpec
-from hpcml.schedulers.sbatch_options import gpus
+from hpcml.request.options import OPTIONS
+from hpcml.request.reading import request_of
+from hpcml.request.record import Code
 from hpcml.sites import layers
 from hpcml.terminal import Raw, say, say_fitted
 
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from hpcml.remote.ssh.connection import Connection
     from hpcml.sites.schema import Login
 
+_OF_RUNS = {
+    "account": "Slurm account to charge",
+    "partition": "Slurm partition",
+    "qos": "Slurm quality of service",
+    "image": "the Apptainer image",
+}
 _WIDE = 26  # columns before a sentence
 
 
@@ -30,21 +36,13 @@ def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     parser.epilog = "Nothing is changed. Without --node nothing is submitted, and it takes 3 s at most."
     common.add_site(parser, "profile counts")
-    for option, text in (("account", "account to charge"), ("partition", "partition"), ("qos", "quality of service")):
-        flag = f"--{option}"
-        parser.add_argument(
-            flag,
-            *ALSO[flag],
-            metavar=option.upper(),
-            default="",
-            help=f"Slurm {text} of your runs (default: as in submit)",
-        )
-    parser.add_argument(
-        "--image", metavar="IMAGE", default="", help="the Apptainer image of your runs (default: as in submit)"
-    )
+    for name, text in _OF_RUNS.items():
+        words, help_text = (OPTIONS[name].word, *OPTIONS[name].also), f"{text} of your runs (default: as in submit)"
+        parser.add_argument(*words, metavar=name.upper(), help=help_text)
     parser.add_argument("--node", action="store_true", help="look at nodes too, with one short job")
     group = parser.add_argument_group("with --node")
-    group.add_argument("--nodes", *ALSO["--nodes"], metavar="NODES", help="how many (2, or what the partition allows)")
+    how_many = "how many (2, or what the partition allows)"
+    group.add_argument("--nodes", *OPTIONS["nodes"].also, metavar="NODES", help=how_many)
     group.add_argument(
         "--gpus-per-node", metavar="GPUS_PER_NODE", help="GPUs to ask for (1 where the partition has some)"
     )
@@ -69,16 +67,12 @@ def run(options: Namespace) -> int:
         if getattr(options, name) and not options.node:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} is of the job that looks at nodes", place="hpcml doctor", hint="Add --node.")
+    if options.nodes:
+        common.positive(options.nodes, "--nodes")
     here = common.here()
     wanted = common.load_site(options.site or "", here, options.set or ())
-    program = (wanted.site.runtime.container,)
-    spec = JobSpec(script=here / "doctor", arguments=program, cwd=here, service="doctor", name="doctor")
-    spec = spec._replace(account=options.account, partition=options.partition, qos=options.qos, image=options.image)
-    if options.nodes:
-        spec = spec._replace(nodes=common.positive(options.nodes, "--nodes"))
-    if options.gpus_per_node:
-        kind, count = gpus(options.gpus_per_node)
-        spec = spec._replace(gpu_type=kind, gpus_per_node=common.whole(count, "--gpus-per-node"))
+    code = Code(here / "doctor", (wanted.site.runtime.container,), here, service="doctor")
+    spec = request_of(vars(options), code)._replace(name="doctor")
     loaded, spec = nodes.request(wanted, spec)
     exam = Examination(loaded, wanted, spec, layers.process_environment(), seconds)
     found = checks.examine(exam)

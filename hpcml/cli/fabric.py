@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: ArgumentParser) -> None:
     """Add a submission's options, and the run whose measurement is shown instead."""
-    submit.add_options(parser, [flag for flag in submit.FLAGS if flag not in ("--own-clusters", "--until-done")])
+    submit.add_options(parser, "fabric")
     parser.epilog = "Without RUN it takes nodes and measures each against each; it waits unless told otherwise."
     parser.add_argument("run", metavar="RUN", nargs="?", default="", help="show what this run measured")
 
@@ -27,7 +27,7 @@ def run(options: Namespace) -> int:
         return _show(options)
     if not (options.detach or options.dry_run or options.prepare or options.check):
         options.wait = True
-    return submit.start(options, submit.make_spec(options, ["fabric"])._replace(service="fabric"))
+    return submit.start(options, submit.service_spec(options, "fabric"))
 
 
 def _show(options: Namespace) -> int:

@@ -66,7 +66,7 @@ def add_options(parser: ArgumentParser) -> None:
     build_.add_argument(
         "--build-arg",
         action="append",
-        metavar="KEY=VALUE",
+        metavar="NAME=VALUE",
         help="an argument of the definition (default: its own, and what is known here; repeatable)",
     )
     build_.add_argument("--force", action="store_true", help="replace an image that is there")

@@ -20,7 +20,7 @@ SHORTEST_IDLE = 5.0  # seconds; less would end a session before anybody can open
 
 def add_options(parser: ArgumentParser) -> None:
     """Add a submission's options and the session's own."""
-    submit.add_options(parser, [flag for flag in submit.FLAGS if flag != "--until-done"])
+    submit.add_options(parser, "jupyter")
     parser.epilog = "Reach it from your laptop with hpcml tunnel --service jupyter RUN."
     group = parser.add_argument_group("the session")
     group.add_argument(
@@ -34,8 +34,8 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Submit the run, and wait for its end or not, as ``hpcml submit`` does."""
     idle = parse_idle(options.idle)
-    spec = submit.make_spec(options, ["jupyter"])
-    spec = spec._replace(service="jupyter", idle=idle, cwd=notebook_folder(spec.cwd, options.notebook_dir))
+    spec = submit.service_spec(options, "jupyter")
+    spec = spec.changed(idle=idle, cwd=notebook_folder(spec.code.cwd, options.notebook_dir))
     status = submit.start(options, spec)
     if status == 0 and options.detach and not options.json:
         text = "when it is up (hpcml status): hpcml tunnel --service jupyter last"

@@ -12,9 +12,8 @@ from hpcml.terminal import columns, folded, json_text, say, say_lines, say_messa
 TYPE_CHECKING = False  # as typing's, whose import would be most of what --help takes
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from types import ModuleType
-    from typing import Any, NoReturn
 
     from hpcml.remote.server import RemoteSession
 
@@ -88,39 +87,10 @@ def overview() -> str:
 
 def build_parser(command: str) -> argparse.ArgumentParser:
     """Return the parser of one command."""
-    import argparse
+    from hpcml.request import parser as parsers
 
-    from hpcml.help_layout import HelpLayout
-
-    class Parser(argparse.ArgumentParser):
-        """argparse with hpcml's way of failing (one sentence, a next step, status 64) and its layout of help."""
-
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**{"formatter_class": HelpLayout, **options})
-
-        def error(self, message: str) -> NoReturn:
-            """Raise instead of exiting, so that every error is printed in one place."""
-            word = message.removeprefix("unrecognized arguments: ").split(" ")[0]
-            if word.startswith("-") and word != message:
-                raise _no_option(word, self)
-            if (missing := message.removeprefix("the following arguments are required: ")) != message:
-                message = f"{missing} {'are' if ', ' in missing else 'is'} missing"
-                if "|" in missing:
-                    message = f"one of these words is missing: {missing.replace('|', ', ')}"
-            raise errors.UsageError(message[:1].upper() + message[1:], place=self.prog, hint=f"Try {self.prog} --help.")
-
-        def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-            """Refuse ``--`` as an option's value, as in ``--name=--``; argparse takes it away and breaks down."""
-            if action.option_strings and action.nargs is None and arg_strings == ["--"]:
-                option = action.option_strings[0]
-                raise errors.UsageError(
-                    f"{option} has no value: '--' is none", place=self.prog, hint=f"Try {self.prog} --help."
-                )
-            return super()._get_values(action, arg_strings)
-
-        def _check_value(self, action: argparse.Action, value: Any) -> None:
-            """Refuse a word that is none of an argument's, with the one that was probably meant."""
-            _check_choice(value, action.choices, self.prog)
+    class Parser(parsers.Parser):
+        """A parser whose help ends with examples."""
 
         def format_help(self) -> str:
             """Return the help with examples at its end."""
@@ -182,7 +152,7 @@ def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None)
             sys.stdout.write(f"hpcml {__version__}\n" if command == "--version" else overview())
             status = 0 if command else errors.USAGE
         elif command == "--complete":  # asked by a shell at TAB
-            status = int(_module("candidates").tell(own))
+            status = int(_module("completion").tell(own))
         else:
             own, script = split_script(command, own)
             status = _dispatch(command, own, script, host, caller)
@@ -244,9 +214,9 @@ def _dispatch(command: str, own: list[str], script: list[str], host: str | None,
             from hpcml.cli import host as on_host
 
             if getattr(options, "env", None) or getattr(options, "env_file", None):
-                from hpcml.cli import variables
+                from hpcml.request import variables
 
-                own = variables.carried(own, options)
+                own = variables.carried(own, options.env_file or (), options.env or ())
             return on_host.run(*there, command, options, own, script)
         options.host = options.host or there[0]  # a verb that finds its way itself
     return int(_module(command).run(options))
@@ -258,34 +228,6 @@ def _host(given: str | None) -> tuple[str, str] | None:
 
     host, named_by = (process_environment().get("HPCML_HOST", ""), "HPCML_HOST") if given is None else (given, "--host")
     return (host, named_by) if host else None
-
-
-def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
-    """Return the error for an option that a command does not have: what sbatch's stands for here, or what was meant."""
-    from hpcml.schedulers import sbatch_options
-
-    option = word.partition("=")[0] if word.startswith("--") else word[:2]
-    long_options = {name[2:] for action in parser._actions for name in action.option_strings if name[:2] == "--"}  # noqa: SLF001 - there is no other way to ask
-    hint = sbatch_options.instead(option) if "nodes" in long_options else ""
-    if not hint and option.startswith("--"):
-        near = errors.nearest(option[2:], sorted(long_options))
-        hint = errors.did_you_mean(near and f"--{near}", "")
-    if not hint and parser.prog == "hpcml rerun":
-        hint = f"rerun repeats the script's own arguments. For others, submit the script again: … SCRIPT {word}."
-    if not hint and "nodes" in long_options and option.startswith("--"):
-        hint = f"If it is sbatch's, pass it on: --sbatch={word}. Otherwise try {parser.prog} --help."
-    hint = hint or f"Try {parser.prog} --help."
-    return errors.UsageError(f"There is no option '{option}'", place=parser.prog, hint=hint)
-
-
-def _check_choice(word: str, choices: Iterable[str] | None, place: str) -> None:
-    """Refuse a word behind a command that is none of those known, if there are such."""
-    known = [] if choices is None else list(choices)
-    if choices is None or word in known:
-        return
-    near = errors.nearest(word, known)
-    hint = errors.did_you_mean(near and f"{place} {near}", f"Try {place} --help.")
-    raise errors.UsageError(f"'{word}' is none of: {', '.join(known)}", place=place, hint=hint)
 
 
 def _no_command(word: str) -> errors.UsageError:

@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 from hpcml import files
 from hpcml.cli import common, submit
 from hpcml.errors import StorageError, UsageError
-from hpcml.runs import directories
+from hpcml.request.options import OPTIONS
+from hpcml.request.reading import request_of
+from hpcml.runs import directories, programs
+from hpcml.runs import submit as submission
 from hpcml.runs.tables import Table, complete
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from hpcml.schedulers.request import JobSpec
+    from hpcml.request.record import RunRequest
 
 
 def add_options(parser: ArgumentParser) -> None:
     """Add a submission's options, and the run whose request it is."""
-    submit.add_options(parser)
+    submit.add_options(parser, "rerun")
     parser.epilog = "The script is taken as it is now, in the folder from which the run was submitted."
     common.add_run(parser, default=None)
 
@@ -56,7 +59,7 @@ def _take_over(options: Namespace, recorded: Table) -> None:
             then = {
                 str(given).partition(" ")[0]
                 for given, origin in recorded.get("origins", list, [])
-                if origin == submit.EXCLUDE_FAILED
+                if origin == submission.EXCLUDE_FAILED
             }
             recorded_words = [
                 f"{option}={text}" if text else str(option)
@@ -67,7 +70,8 @@ def _take_over(options: Namespace, recorded: Table) -> None:
         elif name == "gpus_per_node" and value is not None and options.gpus_per_node is None:
             options.gpus_per_node = ":".join(filter(None, (recorded.get("gpu_type", str, ""), str(value))))
         elif value not in (None, False) and not getattr(options, name):
-            setattr(options, name, value if isinstance(value, bool) else str(value))
+            text = value if isinstance(value, bool) else str(value)
+            setattr(options, name, [text] if name in OPTIONS and OPTIONS[name].several else text)
 
 
 def _variables(path: Path) -> list[str]:
@@ -90,14 +94,15 @@ def _settings(site: dict[str, Any]) -> list[str]:
     ]
 
 
-def _spec(options: Namespace, recorded: Table, run: directories.Run) -> JobSpec:
+def _spec(options: Namespace, recorded: Table, run: directories.Run) -> RunRequest:
     """Return the request; of a script that a laptop sent, the run's own copy is all there is."""
     staged, service = recorded.get("staged", bool, False), recorded.get("service", str, "")
     script, folder = Path(recorded.get("script", str)), Path(recorded.get("cwd", str))
     if staged:
         script, folder = run.paths.code / script.name, run.paths.code
-    spec = submit.make_spec(options, [service or str(script), *recorded.texts("arguments")])
-    spec = spec._replace(cwd=folder, staged=staged, service=service, idle=recorded.number("idle"))
-    spec = spec._replace(script=script, form=recorded.get("form", str, ""))
-    spec = spec._replace(interpreter=recorded.texts("interpreter"), in_place=recorded.get("in_place", bool, False))
-    return spec._replace(sources=()) if staged or not script.is_absolute() else spec
+    words = [service or str(script), *recorded.texts("arguments")]
+    spec = request_of(vars(options), programs.code(words, common.here()))
+    spec = spec.changed(cwd=folder, staged=staged, service=service, idle=recorded.number("idle"))
+    spec = spec.changed(script=script, form=recorded.get("form", str, ""))
+    spec = spec.changed(interpreter=recorded.texts("interpreter"), in_place=recorded.get("in_place", bool, False))
+    return spec.changed(sources=()) if staged or not script.is_absolute() else spec

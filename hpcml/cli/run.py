@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from hpcml import subprocesses
 from hpcml.cli import common, submit
 from hpcml.errors import SiteError, SlurmUnreachableError, UsageError
-from hpcml.schedulers import allocation, slurm_options
-from hpcml.schedulers.request import JobSpec
+from hpcml.request.options import OPTIONS
+from hpcml.request.record import RunRequest
+from hpcml.schedulers import allocation
 from hpcml.terminal import note, say_lines
 from hpcml.units import Memory, TimeLimit
 
@@ -26,19 +27,19 @@ if TYPE_CHECKING:
 
 _STEPS_END = 30.0  # seconds that the run's steps have when it has written its end
 _LONGER = 5.0  # seconds by which a time limit must have been put off to count
-_OF_A_SUBMISSION = ("--account", "--partition", "--qos", "--dependency", "--after", "--time", "--memory-per-node")
+_GIVEN = ("nodes", "gpus_per_node", "cpus_per_node")  # what may be asked for if the allocation has it
+_REFUSED = {name for name, one in OPTIONS.items() if one.asks_slurm and name not in (*_GIVEN, "name")}
 
 
 def add_options(parser: ArgumentParser) -> None:
     """Add a submission's options; those that ask Slurm for something may only say what the allocation has."""
-    submit.add_options(parser, ["--dry-run", "--json", "--own-clusters"])
+    submit.add_options(parser, "run")
     here = {"--dry-run": "print the batch script, or with --json the plan, and run nothing"}
     here["--json"] = "print how the run ended as JSON; the script's output stays in logs/driver.log"
-    here |= dict.fromkeys(("--nodes", "--gpus-per-node", "--cpus-per-node"), "what the allocation has, or refused")
+    here |= {OPTIONS[name].word: "what the allocation has, or refused" for name in _GIVEN}
+    here |= {OPTIONS[name].word: "refused: the allocation exists already" for name in _REFUSED}
     for action in parser._actions:  # noqa: SLF001 - argparse tells them nowhere else
-        option = "".join(action.option_strings[:1])
-        refused = option in _OF_A_SUBMISSION or action.dest == "sbatch"
-        action.help = "refused: the allocation is there already" if refused else here.get(option, action.help)
+        action.help = here.get("".join(action.option_strings[:1]), action.help)
     parser.description = "Run a script on all nodes of the allocation that is there (salloc, or your own batch script)."
 
 
@@ -47,7 +48,7 @@ def run(options: Namespace) -> int:
     from hpcml.runs import submit as submission
 
     given = allocation.current()
-    prepared = _prepare(options, fitted(submit.script_spec(options), given))
+    prepared = _prepare(fitted(submit.script_spec(options), given))
     if options.dry_run:
         submit.show(options, prepared)
         return 0
@@ -67,7 +68,7 @@ def run(options: Namespace) -> int:
     return status
 
 
-def fitted(spec: JobSpec, given: Allocation) -> JobSpec:
+def fitted(spec: RunRequest, given: Allocation) -> RunRequest:
     """Return the request with what the allocation has.
 
     What the script's own lines ask for is meant for a submission: it is left out, with a note.
@@ -77,15 +78,15 @@ def fitted(spec: JobSpec, given: Allocation) -> JobSpec:
     UsageError
         If the command line asks for anything else.
     """
-    gpus = given.gpus if spec.gpus_per_node else 0  # 0 is asked for: workers on CPUs
+    gpus = given.gpus if spec.size.gpus_per_node else 0  # 0 is asked for: workers on CPUs
     has = {"nodes": len(given.nodes), "gpus_per_node": gpus, "cpus_per_node": given.cpus}
     lines = {text.replace("=", " ").split(" ")[0]: (text, place) for text, place in spec.origins}
-    others = {name.lstrip("-").replace("-", "_"): value or name for name, value in spec.sbatch}
+    others = {name.lstrip("-").replace("-", "_"): value or name for name, value in spec.place.sbatch}
     left_out: dict[str, str] = {}
     for name, value in (spec.given() | others).items():
         option = f"--{name.replace('_', '-')}"
         differs = name in has and value != has[name]
-        changes = name in others or (name in slurm_options.MEANS and name not in (*has, "name"))
+        changes = name in others or (name in _REFUSED and name != "sbatch")
         if (differs or changes) and option in lines:
             left_out[name] = "{} ({})".format(*lines[option])
         elif differs:
@@ -98,8 +99,9 @@ def fitted(spec: JobSpec, given: Allocation) -> JobSpec:
     if left_out:
         note(f"for a submission, and without effect in an allocation: {', '.join(left_out.values())}")
     minutes = max(1, int(given.end - time.time()) // 60) if given.end else 0
-    unasked = {name: JobSpec._field_defaults[name] for name in (*left_out, "sbatch") if name in JobSpec._fields}
-    return spec._replace(
+    nothing = RunRequest()
+    unasked = {name: nothing.value(name) for name in (*left_out, "sbatch") if name not in others}
+    return spec.changed(
         **{
             **unasked,
             **has,
@@ -110,10 +112,10 @@ def fitted(spec: JobSpec, given: Allocation) -> JobSpec:
     )
 
 
-def _prepare(options: Namespace, spec: JobSpec) -> Prepared:
+def _prepare(spec: RunRequest) -> Prepared:
     from hpcml.runs import submit as submission
 
-    loaded = common.load_site(options.site or "", spec.cwd, options.set or ())
+    loaded = common.load_site(spec.place.site, spec.code.cwd, spec.place.settings)
     if loaded.site.scheduler != "slurm":
         hint = "Name the machine's profile with --site (hpcml site ls)."
         raise SiteError("The site has no Slurm, and so no allocation", place=f"site {loaded.site.name}", hint=hint)

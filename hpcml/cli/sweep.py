@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpcml import files
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError, SiteError, UsageError, nearest
+from hpcml.request.options import TAKES_VALUE
+from hpcml.request.record import job_name
 from hpcml.runs import directories
-from hpcml.schedulers.request import job_name
 from hpcml.sites import layers
 from hpcml.sites.schema import Partition
 from hpcml.sweeps import keys, lock, points, search, store, table
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from hpcml.runs.submit import Prepared
 
 VERBS = ("status", "table", "plot", "cancel")
-_FLAGS = ("--wait", "--detach", "--json")
 _VALUES = (
     "--grid",
     "--points",
@@ -55,7 +55,7 @@ def add_options(parser: ArgumentParser) -> None:
         "hpcml sweep plot NAME [-o FILE.svg]\n"
         "hpcml sweep cancel NAME"
     )
-    submit.add_options(parser, _FLAGS)
+    submit.add_options(parser, "sweep")
     parser._option_string_actions["--profile"].help = "refused: profile one point, with submit"  # noqa: SLF001
     parser.epilog = "Each point's values follow the script's own arguments as options: SCRIPT ARGS… --lr 0.1 --k 16."
     parser.set_defaults(prepare=False, check=False)
@@ -108,7 +108,7 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Divide the words behind the verb into hpcml's own and the script with what follows ``--``."""
     end = words.index("--") if "--" in words else len(words)
     own, arguments = list(words[:end]), list(words[end + 1 :])
-    with_value = submit.with_value() | set(_VALUES)
+    with_value = {word for word, takes in TAKES_VALUE.items() if takes} | set(_VALUES)
     position = 0
     while position < len(own):
         word = own[position]
@@ -158,24 +158,26 @@ class _Asked(NamedTuple):
 
 def _begin(options: Namespace) -> int:
     """Submit the points that no run has ended or goes on with."""
+    from hpcml.runs import submit as submission
+
     seed = common.whole(options.seed, "--seed")
     optuna = (options.search or (), options.sampler or "", options.pruner or "", options.metric)
     study = search.search(*optuna, maximize=options.maximize, seed=seed)
     spec = submit.script_spec(options)
     wanted = _wanted(options, study, seed)
-    if spec.form:
+    if spec.code.form:
         hint = "Submit it by itself, or call it from a Python file."
-        raise UsageError("A sweep starts a Python file, and this is none", place=spec.script.name, hint=hint)
-    if spec.profile:
+        raise UsageError("A sweep starts a Python file, and this is none", place=spec.code.script.name, hint=hint)
+    if spec.dask.profile:
         hint = "Profile one of its points: hpcml submit --profile … SCRIPT ARGS…."
         raise UsageError("A sweep records no profile", place="--profile", hint=hint)
     names = {value.name for point in wanted for value in point} | (study.space.keys() if study else set())
-    _check_arguments(names, spec.arguments)
+    _check_arguments(names, spec.code.arguments)
     submit.check_modes(options)
     max_fails = None if options.max_fails is None else common.whole(options.max_fails, "--max-fails")
     jobs, name = _jobs(options), job_name(spec)
-    spec = spec._replace(name=name, sweep=name, at_once=common.positive(options.at_once, "--at-once"))
-    prepared = submit.prepare_to_submit(options, spec)
+    spec = spec.changed(name=name, sweep=name, at_once=common.positive(options.at_once, "--at-once"))
+    prepared = submission.prepare_request(spec, learn=not options.dry_run)
     _check_shares(prepared)
     if study:
         _check_packages(prepared, study.packages)
@@ -220,7 +222,7 @@ def _look_again(
     options: Namespace, asked: _Asked, prepared: Prepared, planned: list[store.Planned], *, say_it: bool
 ) -> _Choice:
     """Look at what the sweep's runs have written, and say what is to run."""
-    name, runs = prepared.spec.sweep, Path(prepared.plan.directory).parent
+    name, runs = prepared.spec.points.sweep, Path(prepared.plan.directory).parent
     before = store.load(runs, name)
     standing = store.standing(runs, before) if before else store.Standing({}, {})
     chosen, prepared, more = _chosen(options, prepared, planned, standing)
@@ -392,14 +394,14 @@ def _planned(
     from hpcml.runs import submit as submission
 
     spec = prepared.spec
-    with directories.storage(spec.script):
-        code = keys.of_code(spec.script.resolve())
+    with directories.storage(spec.code.script):
+        code = keys.of_code(spec.code.script.resolve())
     facts = submission.check_image(prepared)
     image = str(facts.get("digest") or [facts.get(name) for name in ("path", "size", "modified")]) if facts else ""
     what = points.Value("study", study.text, study.text) if study else None
     more = (what,) if what and study and study.draws else ()
-    planned = [store.Planned(keys.key((*point, *more), code, spec.arguments, image), point) for point in wanted]
-    return planned, keys.key((what,), code, spec.arguments, image)[:8] if what else ""
+    planned = [store.Planned(keys.key((*point, *more), code, spec.code.arguments, image), point) for point in wanted]
+    return planned, keys.key((what,), code, spec.code.arguments, image)[:8] if what else ""
 
 
 def _chosen(
@@ -426,7 +428,7 @@ def _chosen(
     if more.spec != prepared.spec or more.settings:
         from hpcml.runs import submit as submission
 
-        loaded = common.load_site(options.site or "", more.spec.cwd, [*(options.set or ()), *more.settings])
+        loaded = common.load_site(options.site or "", more.spec.code.cwd, [*(options.set or ()), *more.settings])
         prepared = submission.prepare(loaded, more.spec, run_id=prepared.plan.run_id)
     return chosen, prepared, more.words
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcml.request.record import RunRequest
 from hpcml.runs import directories, outlook
 from hpcml.runs import submit as submission
 from hpcml.schedulers import Prospect
-from hpcml.schedulers.request import JobSpec
 from hpcml.sites.lookup import LoadedSite
 
 GREEN, YELLOW, RED, NOT_APPLICABLE = STATES = ("green", "yellow", "red", "n/a")
@@ -114,7 +114,7 @@ class Examination:
         self,
         loaded: LoadedSite,
         wanted: LoadedSite,
-        spec: JobSpec,
+        spec: RunRequest,
         environment: Mapping[str, str],
         seconds: float = 2.2,
     ) -> None:
@@ -147,9 +147,9 @@ class Examination:
             return dict(self.prepared().plan.directives)
         except HpcmlError:
             defaults, spec = self.site.defaults, self.spec
-            pairs = {"--account": spec.account or defaults.account, "--qos": spec.qos or defaults.qos}
+            pairs = {"--account": spec.place.account or defaults.account, "--qos": spec.place.qos or defaults.qos}
             return {key: value for key, value in pairs.items() if value} | {
-                "--partition": spec.partition or defaults.partition
+                "--partition": spec.place.partition or defaults.partition
             }
 
     @property

@@ -24,10 +24,10 @@ from hpcml.doctor.finding import (
 from hpcml.errors import HpcmlError
 from hpcml.images import facts as images
 from hpcml.plan.container import image_of
+from hpcml.request.record import NOT_SAID, RunRequest
 from hpcml.runs import directories, handle, removal, why
 from hpcml.runs import submit as submission
 from hpcml.schedulers import node_parts, slurm_options
-from hpcml.schedulers.request import NOT_SAID, JobSpec
 from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Partition
 from hpcml.units import Memory, TimeLimit
@@ -38,7 +38,7 @@ _LEFT_LEAST = 1 << 20  # bytes of old files that are worth a word
 _SKEW, _SKEW_BAD = 1.0, 60.0  # seconds; beyond the second a run's certificates are refused
 
 
-def request(loaded: LoadedSite, spec: JobSpec) -> tuple[LoadedSite, JobSpec]:
+def request(loaded: LoadedSite, spec: RunRequest) -> tuple[LoadedSite, RunRequest]:
     """Return the site and the request of the doctor's job: one worker a node, over TLS, whatever interface is there.
 
     It asks for one GPU where the partition has some, or for as many as the request says, but starts no GPU workers:
@@ -46,32 +46,30 @@ def request(loaded: LoadedSite, spec: JobSpec) -> tuple[LoadedSite, JobSpec]:
     """
     site = loaded.site
     spec = schedulers.get(site.scheduler).with_variables(spec, loaded.is_from_this_call)
-    name = spec.partition or site.defaults.partition
+    name = spec.place.partition or site.defaults.partition
     partition = site.partitions.get(name, Partition())
-    there = node_parts.gpus_of_node(site, name, spec._replace(gpus_per_node=0, qos=spec.qos or site.defaults.qos))
-    gpus = min(1, there) if spec.gpus_per_node == NOT_SAID else spec.gpus_per_node
-    pairs = () if site.scheduler == "local" else tuple(slurm_options.gpu_directives(site, gpus, spec.gpu_type))
+    there = node_parts.gpus_of_node(site, name, spec.changed(gpus_per_node=0, qos=spec.place.qos or site.defaults.qos))
+    gpus = min(1, there) if spec.size.gpus_per_node == NOT_SAID else spec.size.gpus_per_node
+    pairs = () if site.scheduler == "local" else tuple(slurm_options.gpu_directives(site, gpus, spec.size.gpu_type))
     plain = {name: one._replace(needs_gpus=False, gpus_per_node=0) for name, one in site.partitions.items()}
     site = site._replace(
         partitions=plain,
         resources=site.resources._replace(node_gpus=0),
-        network=site.network._replace(interface=""),
+        network=site.network._replace(interface="", protocol="tls"),
         fabric=site.fabric._replace(require="none"),
         workers=site.workers._replace(per_node=1),
     )
-    nodes = spec.nodes
+    nodes = spec.size.nodes
     if nodes == NOT_SAID:
         nodes = 1 if site.scheduler == "local" else min(2, partition.max_nodes or 2)
-    spec = spec._replace(
+    spec = spec.changed(
         nodes=nodes,
         gpus_per_node=0,
         gpu_type="",
         cpus_per_node=2,
         memory_per_node=Memory("2G"),
         time=TimeLimit("5"),
-        protocol="tcp",
-        gpu_mode="",
-        sbatch=(*spec.sbatch, *pairs),
+        sbatch=(*spec.place.sbatch, *pairs),
     )
     return loaded._replace(site=site), spec
 
@@ -100,7 +98,7 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
         words = clause(error.message)
         first = red(f"the job for the nodes was not submitted: {words}", error.hint)
         return [first._replace(check="job"), *_nothing(names[1:])]
-    tell(f"a job looks at {exam.spec.nodes} node{'s' if exam.spec.nodes > 1 else ''} (run {run.id})")
+    tell(f"a job looks at {exam.spec.size.nodes} node{'s' if exam.spec.size.nodes > 1 else ''} (run {run.id})")
     one = handle.RunHandle(run)
     try:
         status = one.wait_status(patience)

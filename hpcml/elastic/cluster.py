@@ -32,12 +32,13 @@ from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.plan.batch_script import directive, join, quote
 from hpcml.plan.plan import Plan
 from hpcml.repairs import file_names
+from hpcml.request.record import Code, RunRequest
 from hpcml.runs import directories, job_request
 from hpcml.runs.submit import Prepared, check_image
 from hpcml.schedulers import slurm
-from hpcml.schedulers.request import JobSpec
 from hpcml.schedulers.slurm_options import filename_pattern
 from hpcml.sites import layers
+from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Site
 from hpcml.terminal import note, say_message
 
@@ -199,8 +200,9 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
             hint = "Give 0 <= minimum <= maximum, and a maximum of 1 or more."
             raise UsageError(f"minimum={minimum} and maximum={maximum} do not go together", place="maximum", hint=hint)
         self._range, self._idle, self._unused = (minimum, maximum), _seconds(idle, "idle"), _seconds(unused, "unused")
-        spec = JobSpec(Path("elastic"), (), Path.cwd(), service="elastic", nodes=1, protocol="tcp")
-        loaded, spec = job_request.parse(_NAME, spec, options, without=["nodes"])
+        code = Code(Path("elastic"), cwd=layers.here(), service="elastic")
+        loaded, spec = job_request.parse(_NAME, "elastic", code, options)
+        loaded, spec = _without_ucx(loaded), spec.changed(nodes=1)
         if loaded.site.scheduler != "slurm":
             hint = "Use dask.distributed.LocalCluster() here, or name a site with Slurm."
             raise SiteError(f"{_NAME} asks Slurm for its workers, and site {loaded.site.name} has none", hint=hint)
@@ -381,6 +383,16 @@ def _family(name: object, workers: int) -> str:
     return str(name).rpartition("-")[0] if workers > 1 else str(name)
 
 
+def _without_ucx(loaded: LoadedSite) -> LoadedSite:
+    """Return the site with workers that speak TLS; UsageError if the user asked for UCX."""
+    network = loaded.site.network
+    if network.protocol == "ucx" and loaded.layers.origin("network.protocol") == "--set":
+        what = "UCX cannot join jobs that start apart: workers that come later could not be reached, and those that go"
+        hint = "Leave it out: the workers speak TLS. For UCX and cuML's collectives submit a script: hpcml.submit()."
+        raise UsageError(f"{what} would break the others", place="network.protocol=ucx", hint=hint)
+    return loaded._replace(site=loaded.site._replace(network=network._replace(protocol="tls")))
+
+
 def _seconds(value: str | float, name: str) -> float:
     """Return a duration in seconds; UsageError if it is not one."""
     try:
@@ -419,7 +431,7 @@ def _scratch_for(cluster: ElasticCluster) -> tuple[Path, Callable[[], object]]:
         raise StorageError(str(error), place="TMPDIR", hint=hint) from error
 
 
-def _write(made: Plan, spec: JobSpec) -> None:
+def _write(made: Plan, spec: RunRequest) -> None:
     """Write what each job reads in the cluster's folder."""
     paths = RunPaths(Path(made.directory))
     paths.logs.mkdir(mode=0o700)

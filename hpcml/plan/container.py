@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from hpcml.errors import ConfigError
 from hpcml.paths import RunPaths, sweep_folder
+from hpcml.request.record import RunRequest
 from hpcml.schedulers import JobLayout, Launcher
-from hpcml.schedulers.request import JobSpec
 from hpcml.sites.layers import user_path
 from hpcml.sites.schema import Site
 
@@ -38,7 +38,7 @@ class Stage(NamedTuple):
     launcher: Launcher | None
 
 
-def image_of(site: Site, spec: JobSpec) -> str:
+def image_of(site: Site, spec: RunRequest) -> str:
     """Return the absolute path of the image that a request runs in, empty if it runs in a Python environment.
 
     Raises
@@ -47,7 +47,7 @@ def image_of(site: Site, spec: JobSpec) -> str:
         If the profile wants an image and names none, or names one by a relative path.
     """
     if spec.image:
-        return str(spec.cwd / user_path(spec.image))
+        return str(spec.code.cwd / user_path(spec.image))
     if site.runtime.kind != "image":
         return ""
     place = f"profile {site.name}: runtime.image"
@@ -64,7 +64,7 @@ def interpreter(site: Site) -> str:
     return site.runtime.python if site.runtime.kind == "image" and site.runtime.python else PYTHON
 
 
-def entry(site: Site, spec: JobSpec, paths: RunPaths) -> tuple[str, ...]:
+def entry(site: Site, spec: RunRequest, paths: RunPaths) -> tuple[str, ...]:
     """Return the words before a role's interpreter: ``/bin/sh image.sh apptainer exec …``, without the image.
 
     ``--cleanenv`` keeps the host's variables out; no ``--contain``, ``--ipc`` or ``--pid``, because workers open each
@@ -83,7 +83,7 @@ def entry(site: Site, spec: JobSpec, paths: RunPaths) -> tuple[str, ...]:
         site.runtime.container,
         "exec",
         "--cleanenv",
-        *(("--nv",) if spec.gpus_per_node else ()),
+        *(("--nv",) if spec.size.gpus_per_node else ()),
         "--no-mount",
         "cwd",
         "--home",
@@ -105,13 +105,13 @@ def kernels(image: str) -> str:
     return hashlib.sha256(image.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def _own_binds(site: Site, spec: JobSpec, paths: RunPaths) -> list[tuple[str, str]]:
+def _own_binds(site: Site, spec: RunRequest, paths: RunPaths) -> list[tuple[str, str]]:
     """Return the run's directory, hpcml's modules in it for reading only, the user's folder, and scratch."""
     scratch = site.paths.scratch if site.paths.scratch.startswith("/") and "$" not in site.paths.scratch else ""
-    sources = [str(folder) for folder in spec.sources if folder != spec.cwd]
+    sources = [str(folder) for folder in spec.code.sources if folder != spec.code.cwd]
     own = (
         (str(paths.directory), "paths.runs"),
-        (str(spec.cwd), "the folder that you submit from"),
+        (str(spec.code.cwd), "the folder that you submit from"),
         *((folder, "the script's folder") for folder in sources),
         (scratch, "paths.scratch"),
     )
@@ -119,8 +119,8 @@ def _own_binds(site: Site, spec: JobSpec, paths: RunPaths) -> list[tuple[str, st
         if any(divider in path for divider in _DIVIDERS) or path != path.rstrip():
             hint = "Choose a path without ':', ',' and '\\', and without a blank at its end."
             raise ConfigError("This path cannot be bound into an image", place=f"{place}: {path}", hint=hint)
-    shared = [str(sweep_folder(paths.directory.parent, spec.sweep))] if spec.sweep else []
-    users = [str(spec.cwd), *([scratch] if scratch else []), *shared]
+    shared = [str(sweep_folder(paths.directory.parent, spec.points.sweep))] if spec.points.sweep else []
+    users = [str(spec.code.cwd), *([scratch] if scratch else []), *shared]
     return [(str(paths.directory), ""), (str(paths.library), ":ro"), *((folder, "") for folder in users)]
 
 

@@ -14,15 +14,14 @@ from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, s
 from hpcml.plan.workers import (
     OF_POLARS,
     advice,
-    gpu_mode,
+    decided,
     gpu_settings,
     profilers,
-    protocol,
     shared_environment,
     worker_resources,
 )
+from hpcml.request.record import NOT_SAID, RunRequest, job_name
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
-from hpcml.schedulers.request import NOT_SAID, JobSpec, job_name
 from hpcml.sites import facts
 from hpcml.sites.schema import Site
 
@@ -101,7 +100,7 @@ class Plan(NamedTuple):
     after: tuple[str, ...] = ()
 
 
-def plan(site: Site, asked: JobSpec, location: RunLocation) -> Plan:
+def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     """Return the plan of a request on a site.
 
     Raises
@@ -118,19 +117,20 @@ def plan(site: Site, asked: JobSpec, location: RunLocation) -> Plan:
         raise SiteError(site.unsupported, place=f"profile {site.name}", hint=hint)
     reasons: list[str] = []
     spec = _filled(site, asked)
+    site = decided(site, spec)
     _check_directory(location.directory)
     if site.runtime.python and not site.runtime.python.startswith("/"):
         hint = "Write the path that it has on the compute nodes, from the root."
         raise ConfigError(f"{site.runtime.python!a} is not an absolute path", place="runtime.python", hint=hint)
     paths = RunPaths(location.directory)
-    request = JobRequest(spec, asked, paths, _signal_lead(site, spec.time, reasons))
+    request = JobRequest(spec, asked, paths, _signal_lead(site, spec.size.time, reasons))
     layout = schedulers.get(site.scheduler).lay_out(site, request)
     reasons += layout.reasons
     origins = [f"{option}: {origin}" for option, origin in spec.origins]
     reasons += origins
-    if spec.gpu_mode == "polars":
+    if site.gpu.mode == "polars":
         reasons.append(OF_POLARS)
-    _check_workers(site, spec.gpus_per_node, layout.memory)
+    _check_workers(site, spec.size.gpus_per_node, layout.memory)
     _check_attempts(site, spec)
     python = interpreter(site) if spec.image else site.runtime.python or location.python
     if spec.image:
@@ -153,7 +153,7 @@ def plan(site: Site, asked: JobSpec, location: RunLocation) -> Plan:
         scheduler=site.scheduler,
         directives=layout.directives,
         directive_word=layout.directive_word,
-        may_start_again=layout.may_start_again or spec.until_done,
+        may_start_again=layout.may_start_again or spec.attempts.until_done,
         modules=site.runtime.modules,
         setup=site.runtime.setup,
         environment=_environment(site, spec),
@@ -175,34 +175,31 @@ def plan(site: Site, asked: JobSpec, location: RunLocation) -> Plan:
             *layout.notices,
             *_notices(site, spec),
         ),
-        after=tuple(one.text for one in spec.after),
+        after=tuple(one.text for one in spec.place.after),
     )
 
 
-def _filled(site: Site, asked: JobSpec) -> JobSpec:
+def _filled(site: Site, asked: RunRequest) -> RunRequest:
     """Return the request with the site's defaults where the user said nothing."""
     defaults, resources = site.defaults, site.resources
-    memory = asked.memory_per_node if asked.memory_per_node.text else resources.memory_per_node
+    memory = asked.size.memory_per_node if asked.size.memory_per_node.text else resources.memory_per_node
     if memory.text and memory < 1024**2:
         hint = "Leave it out for what the site gives."
         raise UsageError(f"'{memory.text}' is less than 1 MiB", place="--memory-per-node", hint=hint)
-    gpus = _count(asked.gpus_per_node, defaults.gpus_per_node, "--gpus-per-node", "defaults.gpus_per_node")
-    mode = gpu_mode(site, asked, gpus)
-    return asked._replace(
+    gpus = _count(asked.size.gpus_per_node, defaults.gpus_per_node, "--gpus-per-node", "defaults.gpus_per_node")
+    return asked.changed(
         name=job_name(asked),
-        nodes=_count(asked.nodes, defaults.nodes, "--nodes", "defaults.nodes", least=1),
+        nodes=_count(asked.size.nodes, defaults.nodes, "--nodes", "defaults.nodes", least=1),
         gpus_per_node=gpus,
-        gpu_mode=mode,
         cpus_per_node=_count(
-            asked.cpus_per_node, resources.cpus_per_node, "--cpus-per-node", "resources.cpus_per_node"
+            asked.size.cpus_per_node, resources.cpus_per_node, "--cpus-per-node", "resources.cpus_per_node"
         ),
         memory_per_node=memory,
-        time=asked.time or defaults.time,
-        account=asked.account or defaults.account,
-        partition=asked.partition or defaults.partition,
-        qos=asked.qos or defaults.qos,
+        time=asked.size.time or defaults.time,
+        account=asked.place.account or defaults.account,
+        partition=asked.place.partition or defaults.partition,
+        qos=asked.place.qos or defaults.qos,
         image=image_of(site, asked),
-        protocol=protocol(site, asked, mode),
     )
 
 
@@ -227,22 +224,22 @@ def _check_workers(site: Site, gpus: int, memory: int) -> None:
         raise SiteError(f"{each}, and a worker needs more than {least} to start", place="workers.per_node", hint=hint)
 
 
-def _check_attempts(site: Site, spec: JobSpec) -> None:
+def _check_attempts(site: Site, spec: RunRequest) -> None:
     """Refuse limits for attempts that no attempt could keep, or that mean nothing."""
-    if not spec.until_done:
-        if spec.max_restarts != NOT_SAID or spec.max_node_hours:
-            option = "--max-node-hours" if spec.max_node_hours else "--max-restarts"
+    if not spec.attempts.until_done:
+        if spec.attempts.max_restarts != NOT_SAID or spec.attempts.max_node_hours:
+            option = "--max-node-hours" if spec.attempts.max_node_hours else "--max-restarts"
             raise UsageError(f"{option} is for runs that go on", place=option, hint="Give --until-done too.")
         return
     if site.scheduler == "allocation":
         hint = "Leave it out, or submit the run: hpcml submit --until-done."
         raise UsageError("A run in an allocation ends with it", place="--until-done", hint=hint)
-    if spec.service:
-        raise UsageError(f"{spec.service} is not continued", place="--until-done", hint="Leave it out.")
-    one = spec.nodes * int(spec.time) / 3600
-    if spec.max_node_hours and one > spec.max_node_hours:
+    if spec.code.service:
+        raise UsageError(f"{spec.code.service} is not continued", place="--until-done", hint="Leave it out.")
+    one = spec.size.nodes * int(spec.size.time) / 3600
+    if spec.attempts.max_node_hours and one > spec.attempts.max_node_hours:
         hint = "Give a shorter --time, or more node-hours."
-        what = f"One attempt may take {one:g} node-hours, and all of them {spec.max_node_hours:g}"
+        what = f"One attempt may take {one:g} node-hours, and all of them {spec.attempts.max_node_hours:g}"
         raise UsageError(what, place="--max-node-hours", hint=hint)
 
 
@@ -267,40 +264,40 @@ def _check_directory(directory: Path) -> None:
             )
 
 
-def _environment(site: Site, spec: JobSpec) -> tuple[tuple[str, str], ...]:
+def _environment(site: Site, spec: RunRequest) -> tuple[tuple[str, str], ...]:
     for name in site.environment:
         if not _VARIABLE.fullmatch(name):
             hint = "Use letters, digits and '_', no digit first."
             raise ConfigError(f"'{name}' is not a variable's name", place=f"site {site.name}: environment", hint=hint)
     inherited = dict.fromkeys((*site.environment, *(name for name, _ in spec.environment)))
     inner = (("HPCML_CONTAINER_ENV", " ".join(inherited)),) if spec.image else ()  # beside the run's own
-    if spec.image and spec.gpus_per_node and "CUPY_CACHE_DIR" not in site.environment:
+    if spec.image and spec.size.gpus_per_node and "CUPY_CACHE_DIR" not in site.environment:
         inner = (*inner, ("HPCML_CUPY_CACHE", kernels(spec.image)))
     if not site.repairs:
         inner = (*inner, repairs.OFF)
-    shared = shared_environment(site, spec.gpus_per_node, spec.protocol, spec.gpu_mode)
+    shared = shared_environment(site, spec.size.gpus_per_node)
     return (*(pair for pair in shared if pair[0] not in site.environment), *site.environment.items(), *inner)
 
 
-def _notices(site: Site, spec: JobSpec) -> tuple[str, ...]:
+def _notices(site: Site, spec: RunRequest) -> tuple[str, ...]:
     said = (
         (site.notes.always, True),
-        (site.notes.nodes, spec.nodes > 1),
-        (site.notes.gpus, spec.gpus_per_node > 0),
+        (site.notes.nodes, spec.size.nodes > 1),
+        (site.notes.gpus, spec.size.gpus_per_node > 0),
         (site.notes.image, bool(spec.image)),
     )
     found = [text for text, applies in said if text and applies]
     found += _other_adapters(site, spec)
-    if spec.nodes >= _MANY_NODES and not spec.image and site.scheduler != "local":
+    if spec.size.nodes >= _MANY_NODES and not spec.image and site.scheduler != "local":
         found.append(
-            f"{spec.nodes} nodes import Python at once: on a shared file system an image is one file (--image)"
+            f"{spec.size.nodes} nodes import Python at once: on a shared file system an image is one file (--image)"
         )
     if count := facts.doubts(site):
         found.append(f"profile {site.name} has {count} values that are only reported or guessed ({_FACTS} {site.name})")
     return tuple(found)
 
 
-def _other_adapters(site: Site, spec: JobSpec) -> list[str]:
+def _other_adapters(site: Site, spec: RunRequest) -> list[str]:
     """Return a warning for each variable that names RDMA adapters that the nodes have not; nothing else says so."""
     found = []
     for name, value in {**site.environment, **dict(spec.environment)}.items():
@@ -339,16 +336,16 @@ def _steps(paths: RunPaths, layout: JobLayout, python: str) -> tuple[Step, ...]:
 
 def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> Settings:
     spec, code = request.spec, request.paths.code
-    gpu, profile = gpu_settings(site, spec.gpus_per_node, spec.gpu_mode), profilers(spec)
+    gpu, profile = gpu_settings(site, spec.size.gpus_per_node), profilers(spec)
     if gpu and "rmm" in profile:
         gpu = gpu._replace(rmm_log_directory=str(request.paths.profiles))
-    in_place = not spec.copied or (site.code.snapshot == "none" and not spec.staged)
+    in_place = not spec.code.copied or (site.code.snapshot == "none" and not spec.code.staged)
     return Settings(
         one_machine=layout.one_machine,
         launched=bool(layout.launchers),
-        nodes=spec.nodes,
-        workers_per_node=spec.gpus_per_node or _count(site.workers.per_node, 1, "workers.per_node", "", least=1),
-        threads=site.workers.threads or (1 if spec.gpus_per_node else 0),
+        nodes=spec.size.nodes,
+        workers_per_node=spec.size.gpus_per_node or _count(site.workers.per_node, 1, "workers.per_node", "", least=1),
+        threads=site.workers.threads or (1 if spec.size.gpus_per_node else 0),
         memory_limit=int(site.workers.memory_limit),
         node_gpus=layout.node_gpus,
         restarts=site.workers.restarts,
@@ -356,11 +353,11 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
         resources=worker_resources(site),
         gpu=gpu,
         interface=site.network.interface,
-        protocol=spec.protocol,
+        protocol=site.network.protocol,
         fabric=site.fabric.require,
         nccl=site.fabric.nccl,
         scratch=site.paths.scratch,
-        time_limit=int(spec.time),
+        time_limit=int(spec.size.time),
         signal_lead=float(request.signal_lead),
         scheduler_deadline=float(site.deadlines.scheduler),
         workers_deadline=float(site.deadlines.workers),
@@ -372,22 +369,22 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
         idle_notice=float(site.deadlines.idle_notice),
         idle_end=float(site.deadlines.idle),
         sample_every=float(site.report.sample_every),
-        script="" if spec.service else str(spec.script if in_place else code / spec.script.name),
-        arguments=spec.arguments,
-        cwd=str(spec.cwd),
+        script="" if spec.code.service else str(spec.code.script if in_place else code / spec.code.script.name),
+        arguments=spec.code.arguments,
+        cwd=str(spec.code.cwd),
         umask=umask,
         image=spec.image,
-        service=spec.service,
-        idle=spec.idle,
-        own_clusters=spec.own_clusters,
-        code_of="" if in_place or spec.staged else str(spec.script.parent),
-        form=spec.form,
-        interpreter=spec.interpreter,
-        sweep=spec.sweep,
-        at_once=spec.at_once,
-        advice=advice(site, spec.gpu_mode),
+        service=spec.code.service,
+        idle=spec.code.idle,
+        own_clusters=spec.dask.own_clusters,
+        code_of="" if in_place or spec.code.staged else str(spec.code.script.parent),
+        form=spec.code.form,
+        interpreter=spec.code.interpreter,
+        sweep=spec.points.sweep,
+        at_once=spec.points.at_once,
+        advice=advice(site),
         profile=profile,
-        until_done=spec.until_done,
-        most_restarts=_MOST_RESTARTS if spec.max_restarts == NOT_SAID else spec.max_restarts,
-        most_node_hours=spec.max_node_hours,
+        until_done=spec.attempts.until_done,
+        most_restarts=_MOST_RESTARTS if spec.attempts.max_restarts == NOT_SAID else spec.attempts.max_restarts,
+        most_node_hours=spec.attempts.max_node_hours,
     )

@@ -5,11 +5,10 @@ from __future__ import annotations
 from hpcml import units
 from hpcml.errors import ConfigError, UsageError, did_you_mean, nearest
 from hpcml.node.settings import Gpu
-from hpcml.schedulers.request import JobSpec
+from hpcml.request.record import RunRequest
 from hpcml.sites import schema
-from hpcml.sites.schema import CHOICES, Site
+from hpcml.sites.schema import Site
 
-_PROTOCOLS = {"": "", "auto": "auto", "ucx": "ucx", "tls": "tls", "tcp": "tls"}  # TCP is always with TLS
 # KvikIO's own names (docs.rapids.ai, kvikio, Runtime Settings); "auto" is KvikIO's default, so nothing is said.
 _GDS: dict[str, tuple[tuple[str, str], ...]] = {
     "auto": (),
@@ -27,54 +26,26 @@ OF_POLARS = (
 _RULES_OF_TASKS = ("no-tasks", "idle-tail", "tasks-without-gpu")
 
 
-def gpu_mode(site: Site, spec: JobSpec, gpus: int) -> str:
-    """Return whose the GPU workers are, ``dask`` or ``polars``; empty for CPU workers.
+def decided(site: Site, spec: RunRequest) -> Site:
+    """Return the site with the mode of the run's GPU workers and the protocol to use: auto, tls or ucx.
 
     Raises
     ------
-    UsageError
-        If the request names another mode, has no GPUs for it, or asks for what it cannot have.
-    ConfigError
-        If the profile asks for a proof that it cannot have.
+    UsageError, ConfigError
+        If cuDF-Polars' workers cannot have what the request or the profile asks for.
     """
-    place = "--gpu-mode" if spec.gpu_mode else "gpu.mode"
-    mode = spec.gpu_mode or site.gpu.mode
-    if mode not in CHOICES["gpu.mode"]:
-        raise UsageError(f"There is no GPU mode '{mode}'", place=place, hint="One of: dask, polars.")
-    if not gpus:
-        if spec.gpu_mode == "polars":
-            hint = "Add --gpus-per-node; on CPUs Polars computes by itself, in any run."
-            raise UsageError("GPU mode polars is for GPU workers, and this run has none", place=place, hint=hint)
-        return ""
-    if mode != "polars":
-        return mode
-    if spec.protocol == "ucx":
-        hint = "Leave it out: between GPUs cuDF-Polars uses UCX by itself, and Dask's own messages go over TLS."
-        raise UsageError("GPU mode polars does not go with UCX for Dask", place="--protocol ucx", hint=hint)
+    if site.gpu.mode != "polars" or not spec.size.gpus_per_node:  # the mode is for runs with GPUs
+        return site._replace(gpu=site.gpu._replace(mode="dask"))
     if "rmm" in profilers(spec):
         hint = "Leave it out; RAPIDSMPF_STATISTICS=1 has the engine count its own."
         raise UsageError("RMM's log does not see the memory that cuDF-Polars takes", place="--profile rmm", hint=hint)
     if site.fabric.require == "rdma":
         sentence = "No check can prove RDMA in GPU mode polars: cuDF-Polars' own connections are not measured"
         raise ConfigError(sentence, place="fabric.require", hint="Add --set fabric.require=warn.")
-    return mode
+    return site._replace(network=site.network._replace(protocol="tls"))
 
 
-def protocol(site: Site, spec: JobSpec, mode: str = "") -> str:
-    """Return the protocol to use, in a mode of the GPU workers: auto, tls or ucx.
-
-    Raises
-    ------
-    UsageError
-        If the request names another.
-    """
-    if spec.protocol not in _PROTOCOLS:
-        hint = did_you_mean(nearest(spec.protocol, ["auto", "ucx", "tcp"]), "One of: auto, ucx, tcp.")
-        raise UsageError(f"There is no protocol '{spec.protocol}'", place="--protocol", hint=hint)
-    return "tls" if mode == "polars" else _PROTOCOLS[spec.protocol] or site.network.protocol
-
-
-def profilers(spec: JobSpec) -> tuple[str, ...]:
+def profilers(spec: RunRequest) -> tuple[str, ...]:
     """Return the profilers that are asked for.
 
     Raises
@@ -82,12 +53,12 @@ def profilers(spec: JobSpec) -> tuple[str, ...]:
     UsageError
         If there is none of that name, or it profiles GPUs and there are none.
     """
-    words = [word.strip() for word in spec.profile.split(",")] if spec.profile else []
+    words = [word.strip() for word in spec.dask.profile.split(",")] if spec.dask.profile else []
     for word in words:
         if word not in PROFILERS:
             hint = did_you_mean(nearest(word, PROFILERS), f"One of: {', '.join(PROFILERS)}.")
             raise UsageError(f"There is no profiler '{word}'", place="--profile", hint=hint)
-    if "rmm" in words and not spec.gpus_per_node:
+    if "rmm" in words and not spec.size.gpus_per_node:
         raise UsageError("RMM has nothing to log without GPUs", place="--profile rmm", hint="Add --gpus-per-node.")
     return tuple(name for name in PROFILERS if name in words)
 
@@ -111,15 +82,15 @@ def worker_resources(site: Site) -> tuple[tuple[str, float], ...]:
     return tuple(found)
 
 
-def advice(site: Site, mode: str = "") -> dict[str, dict[str, str]]:
-    """Return the site's changes of the report's rules, by their names, and those of a mode of the GPU workers.
+def advice(site: Site) -> dict[str, dict[str, str]]:
+    """Return the site's changes of the report's rules, by their names, and those of the GPU workers' mode.
 
     Raises
     ------
     ConfigError
         If one lacks what a rule needs, or has a limit or a figure that is none.
     """
-    found = {name: {"off": "true"} for name in _RULES_OF_TASKS} if mode == "polars" else {}
+    found = {name: {"off": "true"} for name in _RULES_OF_TASKS} if site.gpu.mode == "polars" else {}
     if not site.report.advice:
         return found
     from hpcml.report import advice as rules
@@ -150,7 +121,7 @@ def advice(site: Site, mode: str = "") -> dict[str, dict[str, str]]:
     return found
 
 
-def gpu_settings(site: Site, count: int, mode: str = "dask") -> Gpu | None:
+def gpu_settings(site: Site, count: int) -> Gpu | None:
     """Return what the GPU workers of a node are told, in their mode; None for CPU workers.
 
     Raises
@@ -160,8 +131,8 @@ def gpu_settings(site: Site, count: int, mode: str = "dask") -> Gpu | None:
     """
     if not count:
         return None
-    gpu = site.gpu._replace(mode=mode)
-    if mode == "polars":  # nothing of dask-cuda's memory: two that manage it would be in each other's way
+    gpu = site.gpu
+    if gpu.mode == "polars":  # nothing of dask-cuda's memory: two that manage it would be in each other's way
         kept = {name: getattr(gpu, name) for name in ("cuda", "gds", "pre_import", "mode")}
         gpu = schema.Gpu(**kept, rmm_pool_size="none", rmm_allocator_libs=(), device_memory_limit="none")
     if gpu.rmm_async and gpu.rmm_managed_memory:
@@ -214,7 +185,7 @@ def _size(text: str, name: str) -> float | None:
     return amount
 
 
-def shared_environment(site: Site, gpus: int, protocol: str, mode: str = "dask") -> tuple[tuple[str, str], ...]:
+def shared_environment(site: Site, gpus: int) -> tuple[tuple[str, str], ...]:
     """Return the variables that all roles of a GPU or UCX run share; the profile's own go before them.
 
     ``RAPIDS_NO_INITIALIZE`` keeps cuDF from taking a GPU at its import, before a worker has been given its own
@@ -223,8 +194,8 @@ def shared_environment(site: Site, gpus: int, protocol: str, mode: str = "dask")
     """
     quiet = (("UCX_WARN_UNUSED_ENV_VARS", "n"),)  # Dask sets one that UCX does not know any more
     if not gpus:
-        return quiet if protocol == "ucx" else ()
+        return quiet if site.network.protocol == "ucx" else ()
     interface = (("NCCL_SOCKET_IFNAME", site.network.interface),) if site.network.interface else ()
-    spills = site.gpu.cudf_spill and mode != "polars"
+    spills = site.gpu.cudf_spill and site.gpu.mode != "polars"
     spill = (("CUDF_SPILL", "on"), ("DASK_CUDF_SPILL_WARNING", "False")) if spills else ()
     return (("RAPIDS_NO_INITIALIZE", "1"), *quiet, *interface, *spill, *_GDS[site.gpu.gds])

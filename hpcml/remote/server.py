@@ -21,7 +21,7 @@ from hpcml.errors import ConfigError, LinkError, StorageError, UsageError
 from hpcml.files import parsed
 from hpcml.remote.answers import LONGEST_LINE, PROTOCOL, mark
 from hpcml.remote.transfer import PIECE, entries_of, files, receive
-from hpcml.schedulers.request import JobSpec
+from hpcml.request.record import RunRequest
 from hpcml.sites.layers import process_environment
 
 GO_DEADLINE = 60.0  # seconds for the laptop to say that it knows the run's id
@@ -103,12 +103,12 @@ class RemoteSession:
             return script
         return ["--", str(path), *script[2:]] if script[0] == "--" else [str(path), *script[1:]]
 
-    def spec(self, spec: JobSpec) -> JobSpec:
+    def spec(self, spec: RunRequest) -> RunRequest:
         """Return the request of a staged script: its folder is the staging folder, until the run has its own copy."""
         if self.staging is None:
             return spec
-        script = self.staging / spec.script.name if spec.form == "module" else spec.script
-        return spec._replace(script=script, cwd=self.staging, staged=True, sources=(), in_place=False)
+        script = self.staging / spec.code.script.name if spec.code.form == "module" else spec.code.script
+        return spec.changed(script=script, cwd=self.staging, staged=True, sources=(), in_place=False)
 
     @contextlib.contextmanager
     def handing_over(self, run_id: str) -> Iterator[None]:

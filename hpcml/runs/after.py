@@ -10,10 +10,10 @@ from pathlib import Path
 
 from hpcml import subprocesses
 from hpcml.errors import CANCELLED, HpcmlError, NotFoundError, SiteError, SlurmUnreachableError
+from hpcml.request.record import Awaited
 from hpcml.runs import adoption, directories
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
-from hpcml.schedulers.request import Awaited
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
 

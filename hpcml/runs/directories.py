@@ -19,6 +19,7 @@ from hpcml.errors import NotFoundError, StorageError, did_you_mean, nearest
 from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
 from hpcml.runs.tables import Table, complete
 from hpcml.schedulers import Submission
+from hpcml.sites import layers, lookup
 
 _ID = re.compile(r"(?P<name>[A-Za-z0-9._-]+)-(?P<time>\d{8}-\d{6}-[0-9a-f]{4})")
 
@@ -49,6 +50,12 @@ class Run(NamedTuple):
 def name_of(run_id: str) -> str:
     """Return a run's name: its id without date, time and number."""
     return run_id.rsplit("-", 3)[0]
+
+
+def runs_folder_of(site: str, assignments: Sequence[str] = ()) -> Path:
+    """Return the folder that holds all runs of a site, of this machine's where none is named."""
+    loaded = lookup.load_here(site, layers.here(), assignments)
+    return runs_folder(loaded.site.paths.runs, layers.process_environment())
 
 
 def runs_folder(setting: str, environment: Mapping[str, str]) -> Path:

@@ -187,7 +187,7 @@ def shorter(prepared: Prepared) -> str:
 
 def _runs_like(prepared: Prepared) -> Iterator[directories.Run]:
     """Yield the newest runs of the same script on as many nodes, the newest first."""
-    made, script = prepared.plan, str(prepared.spec.script)
+    made, script = prepared.plan, str(prepared.spec.code.script)
     folder = Path(made.directory).parent
     run_ids = directories.ids(folder, made.name)
     for run_id in reversed(directories.newest(folder, run_ids, _LOOKED_AT)):

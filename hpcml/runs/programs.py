@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcml.errors import UsageError
+from hpcml.request import record
 from hpcml.runs import script_checks
 from hpcml.sites import layers
 
@@ -18,12 +20,46 @@ _WITH_VALUE = "WX"  # options of Python that take a value, beside -c and -m
 _PATHLESS = "IP"  # options by which Python does not import from the current folder
 
 
-class Code(NamedTuple):
+class PythonCode(NamedTuple):
     """What a Python interpreter runs: its own words, the script or module with its arguments, and the form."""
 
     interpreter: tuple[str, ...]
     words: list[str]
     form: str
+
+
+def named(script: list[str], here: Path) -> tuple[Path, list[str], str]:
+    """Return what the words name, its words, and its form (as in the request)."""
+    form = {"-m": "module", "--": "program"}.get(script[0], "")
+    if not form:
+        return here / script[0], script, "notebook" if script[0].endswith(".ipynb") else ""
+    if not script[1:]:
+        raise UsageError("MODULE is missing", place="-m", hint="Write hpcml submit -m package.module.")
+    if form == "module" and not all(word.isidentifier() for word in script[1].split(".")):
+        hint = "Write the dotted name, as for python -m: hpcml submit -m package.module."
+        raise UsageError(f"'{script[1]}' is no module's name", place="-m", hint=hint)
+    name = script[1]
+    if form == "module" or "/" in name or ((here / name).is_file() and not shutil.which(name, path=_search_path())):
+        return here / name, script[1:], form
+    return Path(name), script[1:], form
+
+
+def code(words: list[str], here: Path) -> record.Code:
+    """Return what is started by the words of a script, of ``-m MODULE`` or of ``-- PROGRAM``.
+
+    Raises
+    ------
+    UsageError
+        If there is no module or program among them.
+    """
+    path, words, form = named(words, here)
+    interpreter: tuple[str, ...] = ()
+    if form == "program" and (python := python_code(path, words[1:], here)):
+        interpreter, words, form = python
+        path = here / words[0]
+    sources = tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent))) if path.is_absolute() else ()
+    in_place = form == "program" and stays(path, here)
+    return record.Code(path, tuple(words[1:]), here, form, interpreter, in_place, sources)
 
 
 def is_python(program: Path) -> bool:
@@ -32,7 +68,7 @@ def is_python(program: Path) -> bool:
     return any(_PYTHON.fullmatch(os.path.basename(name)) for name in (program, os.path.realpath(found or program)))
 
 
-def code_of(program: Path, arguments: Sequence[str], here: Path) -> Code | None:
+def python_code(program: Path, arguments: Sequence[str], here: Path) -> PythonCode | None:
     """Return the user's code that a Python interpreter is to run; None if it has none that can be copied."""
     if not is_python(program):
         return None
@@ -42,9 +78,9 @@ def code_of(program: Path, arguments: Sequence[str], here: Path) -> Code | None:
         word = words[position]
         if word == "--" or not word.startswith("-"):
             position += word == "--"
-            code = here / words[position] if words[position:] else None
-            is_code = code is not None and _is_code(code, here)
-            return Code((str(program), *words[:position]), words[position:], "") if is_code else None
+            script = here / words[position] if words[position:] else None
+            is_code = script is not None and _is_code(script, here)
+            return PythonCode((str(program), *words[:position]), words[position:], "") if is_code else None
         if word.startswith("--"):
             position += 1 + (word == "--check-hash-based-pycs")
             continue
@@ -55,7 +91,7 @@ def code_of(program: Path, arguments: Sequence[str], here: Path) -> Code | None:
             if letter == "c" or pathless or not named or not _is_module(named[0], here):
                 return None
             own = [*words[:position], *([f"-{kept}"] if kept else [])]
-            return Code((str(program), *own), named, "module")
+            return PythonCode((str(program), *own), named, "module")
         position += 2 if letter and not value else 1
     return None
 

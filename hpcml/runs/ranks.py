@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from hpcml.errors import ScriptError, UsageError
 from hpcml.plan.plan import Plan
+from hpcml.request.record import RunRequest
 from hpcml.runs import script_checks, script_content
-from hpcml.schedulers.request import JobSpec
 
 PAGE = "docs/porting.md#mpi-torchrun-ddp"
 _LAUNCHER = re.compile(
@@ -49,7 +49,7 @@ class Expected(NamedTuple):
     certain: bool
 
 
-def check_program(spec: JobSpec, made: Plan) -> list[str]:
+def check_program(spec: RunRequest, made: Plan) -> list[str]:
     """Refuse a launcher of ranks on several nodes: it would start on the first one, and the others would be idle.
 
     Returns
@@ -68,7 +68,7 @@ def check_program(spec: JobSpec, made: Plan) -> list[str]:
         found = _LINE_OF_A_LAUNCHER.search(text) if nodes > 1 else None
         where = f"the program has a line with {found[1]}, and" if found else ""
         return [f"{where} hpcml starts it once, on the first of {nodes} nodes ({PAGE})"] if found else []
-    own = " ".join(_own_words(spec.arguments[name == "accelerate launch" :]))
+    own = " ".join(_own_words(spec.code.arguments[name == "accelerate launch" :]))
     several = bool((_OF_SRUN if name == "srun" else _SEVERAL_NODES).search(own))
     if nodes > 1 or several:
         where = f"on the first of {nodes} nodes" if nodes > 1 else "on one node"
@@ -93,12 +93,12 @@ def _has_pool(made: Plan) -> bool:
     return made.inside.gpu is not None and made.inside.gpu.rmm_pool_size is not None
 
 
-def launcher(spec: JobSpec) -> str:
+def launcher(spec: RunRequest) -> str:
     """Return the launcher of ranks that a request starts, empty if it is none."""
-    words = [spec.script.name, *spec.arguments]
-    if spec.form == "module":
+    words = [spec.code.script.name, *spec.code.arguments]
+    if spec.code.form == "module":
         return words[0] if words[0] in _LAUNCHER_MODULES else ""
-    if spec.form != "program":
+    if spec.code.form != "program":
         return ""
     if _LAUNCHER.fullmatch(words[0]) or words[:2] == ["accelerate", "launch"]:
         return " ".join(words[:2]) if words[0] == "accelerate" else words[0]
@@ -106,20 +106,20 @@ def launcher(spec: JobSpec) -> str:
     return next((f"-m {word}" for word in found), "")
 
 
-def _shell_script(spec: JobSpec) -> str:
+def _shell_script(spec: RunRequest) -> str:
     """Return the text of a shell script that is the program, or that a shell is to run."""
-    by_shell = spec.script.name in ("sh", "bash") and spec.arguments
-    if by_shell and spec.arguments[0] == "-c":
-        return "".join(spec.arguments[1:2])
-    path = spec.cwd / spec.arguments[0] if by_shell else spec.script
-    if spec.form != "program" or not path.is_absolute() or not path.is_file():
+    by_shell = spec.code.script.name in ("sh", "bash") and spec.code.arguments
+    if by_shell and spec.code.arguments[0] == "-c":
+        return "".join(spec.code.arguments[1:2])
+    path = spec.code.cwd / spec.code.arguments[0] if by_shell else spec.code.script
+    if spec.code.form != "program" or not path.is_absolute() or not path.is_file():
         return ""
     with path.open("rb") as file:
         start = file.read(1 << 16)
-    return start.decode(errors="replace") if start.startswith(b"#!") or path != spec.script else ""
+    return start.decode(errors="replace") if start.startswith(b"#!") or path != spec.code.script else ""
 
 
-def check_script(spec: JobSpec, python: str, workers: int, variables: Collection[str]) -> list[str]:
+def check_script(spec: RunRequest, python: str, workers: int, variables: Collection[str]) -> list[str]:
     """Refuse a script that is an MPI or DDP program and nothing else; return a note of one that may be.
 
     A script that is named after its interpreter (``-- python train.py``) and the points of a sweep are only noted: to
@@ -137,17 +137,17 @@ def check_script(spec: JobSpec, python: str, workers: int, variables: Collection
     ScriptError
         The line that expects ranks, and the way to run it as one process.
     """
-    is_module = spec.form == "module"
-    file = script_checks.module_file(spec.script) if is_module else spec.script
-    found = expected(file, spec.script.parent if is_module else file.resolve().parent, variables) if file else None
+    is_module = spec.code.form == "module"
+    file = script_checks.module_file(spec.code.script) if is_module else spec.code.script
+    found = expected(file, spec.code.script.parent if is_module else file.resolve().parent, variables) if file else None
     if file is None or found is None:
         return []
-    base = spec.script.parent if spec.staged or is_module else spec.cwd
+    base = spec.code.script.parent if spec.code.staged or is_module else spec.code.cwd
     where = script_checks.place(base, file, found.line)
-    if not found.certain or spec.interpreter or spec.sweep:
+    if not found.certain or spec.code.interpreter or spec.points.sweep:
         what = f"{where} uses {found.what}, and hpcml starts one process, no ranks"
         return [f"{what}: {workers} workers of Dask wait beside it ({PAGE})"] if workers > 1 else []
-    typed = f"-m {spec.script.name}" if is_module else os.path.relpath(file, base)
+    typed = f"-m {spec.code.script.name}" if is_module else os.path.relpath(file, base)
     hint = (
         f"Start it with srun, mpirun or torchrun in a batch script of your own ({PAGE}). "
         f"As one process: hpcml submit -- {python} {typed}."

@@ -12,9 +12,9 @@ from hpcml import files
 from hpcml.errors import CANCELLED
 from hpcml.failures.end import End, parse
 from hpcml.paths import RunPaths
+from hpcml.request.record import ENDS, Awaited
 from hpcml.runs import directories
 from hpcml.runs.tables import Table, complete
-from hpcml.schedulers.request import ENDS, Awaited
 
 
 class Planned(NamedTuple):

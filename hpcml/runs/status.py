@@ -23,12 +23,12 @@ from hpcml.errors import (
 )
 from hpcml.failures import exit_causes
 from hpcml.failures.end import End
+from hpcml.request.record import Awaited
 from hpcml.runs import adoption, directories
 from hpcml.runs import record as records
 from hpcml.runs.record import Event, RunRecord
 from hpcml.runs.tables import Table, complete
 from hpcml.schedulers import JobState, Submission
-from hpcml.schedulers.request import Awaited
 
 _REPLACED = "not there, or not yours: "  # how the batch script begins to say that the run's folder is another now
 

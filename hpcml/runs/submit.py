@@ -9,19 +9,25 @@ import stat
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcml import __version__, assets, files, schedulers
 from hpcml.errors import HpcmlError, ImageError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.plan.workers import PROFILERS
+from hpcml.request import script_lines
+from hpcml.request.reading import request_of
+from hpcml.request.record import RunRequest, job_name
 from hpcml.runs import directories, programs, ranks, script_checks, snapshot
 from hpcml.schedulers import Submission
-from hpcml.schedulers.request import JobSpec, job_name
-from hpcml.sites import layers
+from hpcml.sites import layers, lookup
 from hpcml.sites.lookup import LoadedSite, config_folders, why_ignored
 from hpcml.sites.schema import Site
+from hpcml.terminal import note
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
 
 # What the run's Python must have for JupyterLab, and for a notebook in the place of a script.
 _JUPYTER = {"jupyter": ("jupyterlab",), "notebook": ("nbclient", "nbformat", "ipykernel")}
@@ -34,7 +40,7 @@ class Prepared(NamedTuple):
     """
 
     loaded: LoadedSite
-    spec: JobSpec
+    spec: RunRequest
     plan: Plan
     script: str
     template: str = ""
@@ -42,7 +48,69 @@ class Prepared(NamedTuple):
     points: str = ""
 
 
-def prepare(loaded: LoadedSite, spec: JobSpec, run_id: str = "") -> Prepared:
+EXCLUDE_FAILED = "slurm.exclude_failed"  # where an option of a request comes from
+
+
+def script_request(given: dict[str, Any], words: list[str], parser: ArgumentParser) -> RunRequest:
+    """Return the request for a script with its arguments; ``given`` gets the options in the script's own lines too."""
+    here = layers.here()
+    first = 1 if words[0] in ("-m", "--") and words[1:] else 0  # the words before the name
+    if words[first + 1 : first + 2] == ["--"] and words[0] != "--":
+        words = [*words[: first + 1], *words[first + 2 :]]  # all that follows is the script's
+    origins = script_lines.lay_below(given, here / words[first], parser)
+    return request_of(given, programs.code(words, here))._replace(origins=origins)
+
+
+def prepare_request(spec: RunRequest, *, by_hand: bool = False, learn: bool = True) -> Prepared:
+    """Return what is to be submitted of a request on its site, and say what is to be noted of it.
+
+    Parameters
+    ----------
+    by_hand
+        Whether the user types the line that submits it.
+    learn
+        Whether runs that ended meanwhile are looked at for nodes that failed.
+    """
+    loaded = lookup.load_here(spec.place.site, spec.code.cwd, spec.place.settings)
+    prepared = prepare(loaded, _without_bad_nodes(loaded.site, spec, learn=learn))
+    for text in prepared.notes:
+        note(text)
+    if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults():
+        if by_hand:
+            note(f"{', '.join(ignored)} count when the line is typed: sbatch reads them")
+        else:
+            hint = "give the option, or write [defaults] into the site's settings"
+            note(f"{', '.join(ignored)} do not count here: {hint}")
+    if prepared.loaded.chosen_because == lookup.BY_DEFAULT:
+        nodes = prepared.plan.inside.nodes
+        which = f"; all {nodes} nodes of the run are this machine" if nodes > 1 else ""
+        note(f"the run is on this machine: no sbatch was found{which}")
+    for notice in prepared.plan.notices:
+        note(notice)
+    return prepared
+
+
+def _without_bad_nodes(site: Site, spec: RunRequest, *, learn: bool) -> RunRequest:
+    """Say which nodes failed within a day, and leave them out where the profile says so."""
+    if site.scheduler != "slurm" or {"--exclude", "--nodelist"} & dict(spec.place.sbatch).keys():
+        return spec  # there are no nodes to choose, or the user chooses them
+    from hpcml.runs import bad_nodes
+
+    now = time.time()
+    if learn:
+        bad_nodes.learn(directories.runs_folder(site.paths.runs, layers.process_environment()), site.name, now)
+    if not (bad := bad_nodes.Memory(site.name).nodes(now)):
+        return spec
+    note(bad_nodes.sentence(bad))
+    if not site.slurm.exclude_failed:
+        return spec
+    sites_own = [line.partition("=")[2] for line in site.slurm.extra if line.startswith("--exclude=")]
+    names = ",".join([*sites_own, *(one.node for one in bad)])
+    origin = (f"--exclude {names}", EXCLUDE_FAILED)
+    return spec.changed(sbatch=(*spec.place.sbatch, ("--exclude", names)), origins=(*spec.origins, origin))
+
+
+def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "") -> Prepared:
     """Plan and render a request without touching the disk; the run gets ``run_id``, or an id of its own.
 
     Raises
@@ -52,32 +120,32 @@ def prepare(loaded: LoadedSite, spec: JobSpec, run_id: str = "") -> Prepared:
     """
     from hpcml.plan import batch_script  # Jinja2, the longest import of all: after all that is cheap to refuse
 
-    if not spec.service:
+    if not spec.code.service:
         _check_script(loaded.site, spec)
     run_id = run_id or directories.new_id(job_name(spec))
     folder = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
     directory = folder / run_id
     spec = schedulers.get(loaded.site.scheduler).with_variables(spec, loaded.is_from_this_call)
-    own_templates, notes = template_folders(spec.cwd)
-    if spec.after:
+    own_templates, notes = template_folders(spec.code.cwd)
+    if spec.place.after:
         from hpcml.runs import after  # what only few submissions need
 
-        open_runs, ended = after.resolve(folder, loaded.site, spec.after)
-        spec, notes = spec._replace(after=open_runs), notes + ended
+        open_runs, ended = after.resolve(folder, loaded.site, spec.place.after)
+        spec, notes = spec.changed(after=open_runs), notes + ended
     notes += directories.check_folder(folder, loaded.site.paths.trust)
     template = next((str(path) for folder in own_templates if (path := folder / batch_script.TEMPLATE).is_file()), "")
     if loaded.project:
         notes.append(f"the settings of {loaded.project} count")
     if template:
         notes.append(f"the batch script is made by {template}")
-    there = spec._replace(cwd=RunPaths(directory).code) if spec.staged else spec
+    there = spec.changed(cwd=RunPaths(directory).code) if spec.code.staged else spec
     made = plan(loaded.site, there, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
-    if not spec.service and spec.form in ("", "module"):
+    if not spec.code.service and spec.code.form in ("", "module"):
         set_here = {*loaded.site.environment, *(name for name, _ in spec.environment)}
         set_here |= ranks.VARIABLES if _is_prepared(loaded.site) else set()
         notes += ranks.check_script(spec, made.steps[-1].command[0], made.inside.worker_count, set_here)
         notes += _check_code(loaded.site, spec, made)
-    if spec.form in ("module", "program"):
+    if spec.code.form in ("module", "program"):
         notes += ranks.check_program(spec, made)
     notes += _two_pythons(spec, made)
     if not made.inside.image:
@@ -86,27 +154,29 @@ def prepare(loaded: LoadedSite, spec: JobSpec, run_id: str = "") -> Prepared:
         python = made.steps[-1].command[0]
         needed = [PROFILERS[name] for name in made.inside.profile if PROFILERS[name]]
         script_checks.check_packages(needed, python, "--profile")
-        script_checks.check_packages(_JUPYTER.get(spec.service or spec.form, ()), python, "extra 'jupyter'", sure=True)
+        script_checks.check_packages(
+            _JUPYTER.get(spec.code.service or spec.code.form, ()), python, "extra 'jupyter'", sure=True
+        )
     return Prepared(loaded, spec, made, batch_script.render(made, own_templates), template, tuple(notes))
 
 
-def _check_script(site: Site, spec: JobSpec) -> None:
+def _check_script(site: Site, spec: RunRequest) -> None:
     """Refuse what cannot be run, before anything is written."""
-    if spec.form == "program":
+    if spec.code.form == "program":
         in_image = site.runtime.kind == "image" or bool(spec.image)
         path = None if in_image else layers.process_environment().get("PATH", "")
-        if not (in_image and spec.in_place):  # the image has other files
-            script_checks.check_program(spec.script, path, prepared=_is_prepared(site))
-        if programs.is_python(spec.script) and (not spec.arguments or spec.arguments[-1] == "-"):
-            hint = f"Name it: hpcml submit -- {spec.script.name} SCRIPT."
+        if not (in_image and spec.code.in_place):  # the image has other files
+            script_checks.check_program(spec.code.script, path, prepared=_is_prepared(site))
+        if programs.is_python(spec.code.script) and (not spec.code.arguments or spec.code.arguments[-1] == "-"):
+            hint = f"Name it: hpcml submit -- {spec.code.script.name} SCRIPT."
             raise UsageError("Python has no script here, and a run has no standard input", place="--", hint=hint)
-    elif spec.form == "notebook":
-        script_checks.check_notebook(spec.script, spec.arguments)
-    elif not spec.form:
-        script_checks.check_file(spec.script)
-    if spec.interpreter and not (site.runtime.kind == "image" or spec.image):
+    elif spec.code.form == "notebook":
+        script_checks.check_notebook(spec.code.script, spec.code.arguments)
+    elif not spec.code.form:
+        script_checks.check_file(spec.code.script)
+    if spec.code.interpreter and not (site.runtime.kind == "image" or spec.image):
         path = layers.process_environment().get("PATH", "")
-        script_checks.check_program(Path(spec.interpreter[0]), path, prepared=_is_prepared(site))
+        script_checks.check_program(Path(spec.code.interpreter[0]), path, prepared=_is_prepared(site))
 
 
 def _check_processor(python: str) -> list[str]:
@@ -123,23 +193,25 @@ def _is_prepared(site: Site) -> bool:
     return bool(site.runtime.modules or site.runtime.setup or changed)
 
 
-def _check_code(site: Site, spec: JobSpec, made: Plan) -> list[str]:
+def _check_code(site: Site, spec: RunRequest, made: Plan) -> list[str]:
     """Return what is to be noted of the script's code, as the run's interpreter will see it."""
-    base = spec.script.parent if spec.staged else spec.cwd
+    base = spec.code.script.parent if spec.code.staged else spec.code.cwd
     python, image, prepared = made.steps[-1].command[0], bool(made.inside.image), _is_prepared(site)
-    if spec.interpreter:
-        python = shutil.which(spec.interpreter[0]) or spec.interpreter[0]
-    if spec.form == "module":
-        return script_checks.check_module_code(spec.script, python, image=image, prepared=prepared)
-    notes = script_checks.check_code(spec.script, base, python, image=image, prepared=prepared)
-    notes += script_checks.missing_argument(spec.script, base, len(spec.arguments))
-    return notes + script_checks.lost_input(spec.script, base)
+    if spec.code.interpreter:
+        python = shutil.which(spec.code.interpreter[0]) or spec.code.interpreter[0]
+    if spec.code.form == "module":
+        return script_checks.check_module_code(spec.code.script, python, image=image, prepared=prepared)
+    notes = script_checks.check_code(spec.code.script, base, python, image=image, prepared=prepared)
+    notes += script_checks.missing_argument(spec.code.script, base, len(spec.code.arguments))
+    return notes + script_checks.lost_input(spec.code.script, base)
 
 
-def _two_pythons(spec: JobSpec, made: Plan) -> list[str]:
+def _two_pythons(spec: RunRequest, made: Plan) -> list[str]:
     """Return a note where the script runs by another Python than the workers, whose packages tasks import."""
-    program = Path(spec.interpreter[0]) if spec.interpreter else spec.script
-    if made.inside.image or not (spec.interpreter or (spec.form == "program" and programs.is_python(program))):
+    program = Path(spec.code.interpreter[0]) if spec.code.interpreter else spec.code.script
+    if made.inside.image or not (
+        spec.code.interpreter or (spec.code.form == "program" and programs.is_python(program))
+    ):
         return []
     workers = made.steps[-1].command[0]
     found = shutil.which(program) or str(program)
@@ -274,15 +346,16 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
         paths.out.chmod(group | 0o777 & ~made.inside.umask)
         for name in made.scripts:
             files.write(paths.directory / name, (assets.folder("templates") / name).read_text(encoding="utf-8"))
-        if not spec.copied:
+        if not spec.code.copied:
             return []
-        lasting = not spec.staged  # what a laptop sent is copied whole: where it lies now, it is removed
-        module = spec.form == "module"
-        taken = snapshot.take(spec.script, paths.code, loaded.site.code, linked=lasting, limited=lasting, module=module)
+        lasting = not spec.code.staged  # what a laptop sent is copied whole: where it lies now, it is removed
+        module = spec.code.form == "module"
+        rules = loaded.site.code
+        taken = snapshot.take(spec.code.script, paths.code, rules, linked=lasting, limited=lasting, module=module)
         if needed := snapshot.needed(taken, paths.code):
             hint = "Raise that limit (--set code.…=…), or run the script where it lies (--set code.snapshot=none)."
             raise UsageError("The code needs what its copy would not have", place=snapshot.listed(needed), hint=hint)
         if made.inside.image:
-            linked = taken.places if loaded.site.code.snapshot != "none" else spec.sources
-            files.write(paths.sources, "".join(f"{folder}\n" for folder in linked if folder != spec.cwd))
+            linked = taken.places if loaded.site.code.snapshot != "none" else spec.code.sources
+            files.write(paths.sources, "".join(f"{folder}\n" for folder in linked if folder != spec.code.cwd))
         return taken.notes()

@@ -15,12 +15,12 @@ from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rules import Retry, Role, Where, meaning
 from hpcml.report import attempts, ending
+from hpcml.request.record import RunRequest
 from hpcml.runs import directories, handle, script_checks
 from hpcml.runs import status as run_status
 from hpcml.runs.status import Status
 from hpcml.runs.tables import Table, complete
 from hpcml.schedulers import limits
-from hpcml.schedulers.request import JobSpec
 from hpcml.sites import lookup
 from hpcml.sites.schema import Site
 from hpcml.units import Memory, TimeLimit, expand_hosts, format_memory_for_slurm
@@ -234,10 +234,10 @@ def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -
             return wanted, remedy
         asked, (option, text) = _request(request.get("spec", dict), inside.get("nodes", int, 1), site), wanted
         if option == "--time":
-            more = asked._replace(time=TimeLimit(text))
+            more = asked.changed(time=TimeLimit(text))
         else:
             size = int(Memory(text.rpartition("=")[2])) * (workers if option == "--set" else 1)
-            more = asked._replace(memory_per_node=Memory(format_memory_for_slurm(size)))
+            more = asked.changed(memory_per_node=Memory(format_memory_for_slurm(size)))
         if _takes(site, more):
             return wanted, remedy
         if option == "--time":
@@ -245,14 +245,14 @@ def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -
         threads = inside.get("threads", int, 0) or _cpus_in_plan(planned) // max(workers, 1)
         if threads > 1:
             return ("--set", f"workers.threads={threads // 2}"), _NO_MORE_MEMORY
-        twice = asked._replace(nodes=2 * asked.nodes)
-        return (("--nodes", str(twice.nodes)) if _takes(site, twice) else ()), _NO_MORE_MEMORY
+        twice = asked.changed(nodes=2 * asked.size.nodes)
+        return (("--nodes", str(twice.size.nodes)) if _takes(site, twice) else ()), _NO_MORE_MEMORY
 
 
-def _request(spec: dict[str, Any], nodes: int, site: Site) -> JobSpec:
+def _request(spec: dict[str, Any], nodes: int, site: Site) -> RunRequest:
     """Return what of a recorded request the limits of partitions and QoS are about."""
     asked = Table(spec)
-    return JobSpec(
+    return RunRequest.of(
         Path(),
         (),
         Path(),
@@ -263,9 +263,9 @@ def _request(spec: dict[str, Any], nodes: int, site: Site) -> JobSpec:
     )
 
 
-def _takes(site: Site, spec: JobSpec) -> bool:
+def _takes(site: Site, spec: RunRequest) -> bool:
     """Whether a partition takes a request: the one that was asked for, else any that the profile lists."""
-    names = [spec.partition] if spec.partition or not site.partitions else list(site.partitions)
+    names = [spec.place.partition] if spec.place.partition or not site.partitions else list(site.partitions)
     return any(not limits.misfit(site, name, spec) and not limits.doubtful_misfits(site, name, spec) for name in names)
 
 

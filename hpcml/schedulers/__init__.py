@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from hpcml.errors import SlurmUnreachableError, StorageError
 from hpcml.paths import RunPaths
-from hpcml.schedulers.request import JobSpec
+from hpcml.request.record import RunRequest
 from hpcml.sites.schema import Site
 
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
@@ -25,8 +25,8 @@ class JobRequest(NamedTuple):
     overridden by no profile. ``signal_lead`` is how many seconds before the time limit the batch script gets SIGUSR1.
     """
 
-    spec: JobSpec
-    asked: JobSpec
+    spec: RunRequest
+    asked: RunRequest
     paths: RunPaths
     signal_lead: int
 
@@ -218,7 +218,7 @@ class Scheduler(Protocol):
     def prospect(self, script: Path, partition: str, seconds: float) -> Prospect:
         """Return what it says of a script that is only shown, and of a partition if one is named, within a deadline."""
 
-    def with_variables(self, spec: JobSpec, overridden: Callable[[str], bool]) -> JobSpec:
+    def with_variables(self, spec: RunRequest, overridden: Callable[[str], bool]) -> RunRequest:
         """Return a request with what the user's variables for the scheduler say where the command line says nothing.
 
         ``overridden`` tells whether a default of that name was set by something that counts more.

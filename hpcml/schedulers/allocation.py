@@ -164,11 +164,11 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     return JobLayout(
         prologue=(
             f'for name in "${{!SLURM_@}}"; do case $name in {kept}) ;; *) unset "$name" ;; esac; done',
-            f"export HPCML_ALLOCATION=1; cpus={spec.cpus_per_node}",
+            f"export HPCML_ALLOCATION=1; cpus={spec.size.cpus_per_node}",
         ),
         launchers={role: _launcher(site, request, role) for role in (*ROLES, "stage")},
-        nodes_word=str(spec.nodes),
-        memory=int(spec.memory_per_node),
+        nodes_word=str(spec.size.nodes),
+        memory=int(spec.size.memory_per_node),
         reasons=("the nodes, their CPUs, memory and GPUs are those of the allocation",),
     )
 
@@ -176,12 +176,12 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
 def _launcher(site: Site, request: JobRequest, role: str) -> Launcher:
     """Return srun as a submission has it, and what its batch script inherits from the directives said outright."""
     launcher = slurm_options.launcher(site, request, role)
-    memory = int(request.spec.memory_per_node) // 1024**2
+    memory = int(request.spec.size.memory_per_node) // 1024**2
     asked = (f"--mem={memory}M",) if memory else ()
     gpus = tuple(
-        f"{option}={value}" for option, value in slurm_options.gpu_directives(site, request.spec.gpus_per_node, "")
+        f"{option}={value}" for option, value in slurm_options.gpu_directives(site, request.spec.size.gpus_per_node, "")
     )
-    hidden = () if request.spec.gpus_per_node else ("--gres=none",)  # those of the allocation, if it has some
+    hidden = () if request.spec.size.gpus_per_node else ("--gres=none",)  # those of the allocation, if it has some
     return launcher._replace(options=(*asked, *gpus, *hidden, *launcher.options))
 
 

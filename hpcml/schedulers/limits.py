@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hpcml import units
-from hpcml.schedulers.request import JobSpec
+from hpcml.request.record import RunRequest
 from hpcml.sites import facts
 from hpcml.sites.schema import Partition, Qos, Site
 
@@ -18,12 +18,12 @@ class _Misfit(NamedTuple):
     key: str
 
 
-def misfit(site: Site, name: str, spec: JobSpec) -> str:
+def misfit(site: Site, name: str, spec: RunRequest) -> str:
     """Return why a request cannot have a partition; nothing if it can, as far as the profile surely knows."""
     return next((one.text for one in _misfits(site, name, spec) if not facts.doubtful(site, one.key)), "")
 
 
-def doubtful_misfits(site: Site, name: str, spec: JobSpec) -> list[str]:
+def doubtful_misfits(site: Site, name: str, spec: RunRequest) -> list[str]:
     """Return the limits that a request exceeds if they are as the profile has them from hearsay."""
     return [
         f"{one.text}; that limit is only {how}, so Slurm decides"
@@ -32,7 +32,7 @@ def doubtful_misfits(site: Site, name: str, spec: JobSpec) -> list[str]:
     ]
 
 
-def way_out(site: Site, name: str, spec: JobSpec) -> str:
+def way_out(site: Site, name: str, spec: RunRequest) -> str:
     """Return what to ask for in the place of a partition that does not fit, as a next step."""
     if other := next((qos for qos in _choices(site, name, spec) if qos), ""):
         return f"Try --qos {other}."
@@ -41,26 +41,26 @@ def way_out(site: Site, name: str, spec: JobSpec) -> str:
     return "Ask for less."
 
 
-def by_qos(site: Site, names: Sequence[str], spec: JobSpec) -> list[str]:
+def by_qos(site: Site, names: Sequence[str], spec: RunRequest) -> list[str]:
     """Return the options of those of some partitions that would take a request by another QoS."""
     ways = ((name, next(_choices(site, name, spec), "")) for name in names)
     return [f"--partition {name} --qos {qos}" for name, qos in ways if qos]
 
 
-def _choices(site: Site, name: str, spec: JobSpec) -> Iterator[str]:
+def _choices(site: Site, name: str, spec: RunRequest) -> Iterator[str]:
     for qos, limits in site.qos.items():
         if qos != qos_of(site, name, spec) and name in (limits.partitions or (name,)):
-            other = spec._replace(qos=qos)
+            other = spec.changed(qos=qos)
             if not misfit(site, name, other) and not doubtful_misfits(site, name, other):
                 yield qos
 
 
-def qos_of(site: Site, name: str, spec: JobSpec) -> str:
+def qos_of(site: Site, name: str, spec: RunRequest) -> str:
     """Return the QoS of a request in a partition, empty where the site's default counts."""
-    return spec.qos or site.partitions.get(name, Partition()).qos
+    return spec.place.qos or site.partitions.get(name, Partition()).qos
 
 
-def _misfits(site: Site, name: str, spec: JobSpec) -> Iterator[_Misfit]:
+def _misfits(site: Site, name: str, spec: RunRequest) -> Iterator[_Misfit]:
     partition, qos_name = site.partitions.get(name, Partition()), qos_of(site, name, spec)
     qos = site.qos.get(qos_name, Qos())
     if qos.partitions and name and name not in qos.partitions:
@@ -68,21 +68,21 @@ def _misfits(site: Site, name: str, spec: JobSpec) -> Iterator[_Misfit]:
         yield _Misfit(words, f"qos.{qos_name}.partitions")
     by_partition = _Limits(f"Partition '{name}'", f"partitions.{name}", partition)
     yield from _sizes(by_partition, _Limits(f"QoS '{qos_name}'", f"qos.{qos_name}", qos), spec)
-    if partition.needs_gpus and not spec.gpus_per_node:
+    if partition.needs_gpus and not spec.size.gpus_per_node:
         yield _Misfit(f"Partition '{name}' takes no job without GPUs", f"partitions.{name}.needs_gpus")
     gpus_are_known = name in site.partitions and any(other.gpus_per_node for other in site.partitions.values())
-    if gpus_are_known and spec.gpus_per_node > partition.gpus_per_node:
+    if gpus_are_known and spec.size.gpus_per_node > partition.gpus_per_node:
         has = partition.gpus_per_node or "no"
-        words = f"Partition '{name}' has {has} GPUs per node, {spec.gpus_per_node} requested"
+        words = f"Partition '{name}' has {has} GPUs per node, {spec.size.gpus_per_node} requested"
         yield _Misfit(words, f"partitions.{name}.gpus_per_node")
-    if not site.partitions and 0 < site.resources.node_gpus < spec.gpus_per_node:
-        words = f"A node has {site.resources.node_gpus} GPUs, {spec.gpus_per_node} requested"
+    if not site.partitions and 0 < site.resources.node_gpus < spec.size.gpus_per_node:
+        words = f"A node has {site.resources.node_gpus} GPUs, {spec.size.gpus_per_node} requested"
         yield _Misfit(words, "resources.node_gpus")
-    if partition.cpus_per_node and spec.cpus_per_node > partition.cpus_per_node:
-        words = f"Partition '{name}' has {partition.cpus_per_node} CPUs per node, {spec.cpus_per_node} requested"
+    if partition.cpus_per_node and spec.size.cpus_per_node > partition.cpus_per_node:
+        words = f"Partition '{name}' has {partition.cpus_per_node} CPUs per node, {spec.size.cpus_per_node} requested"
         yield _Misfit(words, f"partitions.{name}.cpus_per_node")
-    if 0 < partition.memory_per_node < spec.memory_per_node:
-        asked, allowed = map(units.format_memory_for_slurm, (spec.memory_per_node, partition.memory_per_node))
+    if 0 < partition.memory_per_node < spec.size.memory_per_node:
+        asked, allowed = map(units.format_memory_for_slurm, (spec.size.memory_per_node, partition.memory_per_node))
         words = f"Partition '{name}' has {allowed} of memory per node, {asked} requested"
         yield _Misfit(words, f"partitions.{name}.memory_per_node")
 
@@ -95,7 +95,7 @@ class _Limits(NamedTuple):
     limits: Partition | Qos
 
 
-def _sizes(by_partition: _Limits, by_qos: _Limits, spec: JobSpec) -> Iterator[_Misfit]:
+def _sizes(by_partition: _Limits, by_qos: _Limits, spec: RunRequest) -> Iterator[_Misfit]:
     """Yield what is wrong with nodes and time: a limit of the QoS stands in the place of the partition's."""
 
     def stated(limit: str) -> tuple[int, str, str]:
@@ -103,12 +103,12 @@ def _sizes(by_partition: _Limits, by_qos: _Limits, spec: JobSpec) -> Iterator[_M
         return getattr(whose.limits, limit), whose.who, f"{whose.key}.{limit}"
 
     most, who, key = stated("max_nodes")
-    if 0 < most < spec.nodes:
-        yield _Misfit(f"{who} allows {most} node{'s' if most > 1 else ''}, {spec.nodes} requested", key)
+    if 0 < most < spec.size.nodes:
+        yield _Misfit(f"{who} allows {most} node{'s' if most > 1 else ''}, {spec.size.nodes} requested", key)
     least, who, key = stated("min_nodes")
-    if spec.nodes < least:
-        yield _Misfit(f"{who} is for {least} nodes and more, {spec.nodes} requested", key)
+    if spec.size.nodes < least:
+        yield _Misfit(f"{who} is for {least} nodes and more, {spec.size.nodes} requested", key)
     longest, who, key = stated("max_time")
-    if 0 < longest < spec.time:
-        asked, allowed = map(units.format_time_limit, (spec.time, longest))
+    if 0 < longest < spec.size.time:
+        asked, allowed = map(units.format_time_limit, (spec.size.time, longest))
         yield _Misfit(f"{who} allows {allowed}, {asked} requested", key)

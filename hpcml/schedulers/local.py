@@ -10,8 +10,8 @@ from pathlib import Path
 from hpcml import assets, files, subprocesses
 from hpcml.errors import NotFoundError, SiteError, UsageError
 from hpcml.paths import RunPaths
+from hpcml.request.record import RunRequest
 from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Prospect, Submission, slurm
-from hpcml.schedulers.request import JobSpec
 from hpcml.sites.schema import Site
 
 ONE_MACHINE = True
@@ -29,13 +29,13 @@ _GONE = JobState("UNKNOWN", "the run's processes are gone and left no word (kill
 
 def lay_out(site: Site, request: JobRequest) -> JobLayout:
     """Return that the run's nodes are all this machine."""
-    count = request.spec.nodes
-    if count > 1 and request.spec.gpus_per_node:
+    count = request.spec.size.nodes
+    if count > 1 and request.spec.size.gpus_per_node:
         hint = "Ask for one node; --gpus-per-node says how many GPUs."
         raise SiteError("The local site has one machine, and so one node with GPUs", place="--nodes", hint=hint)
     reason = f"the local site has one machine: the workers of {count} nodes all run on it"
     prologue = ("export HPCML_NODE=local HPCML_NODE_NAMES=local",)
-    passed = ", ".join(option for option, _ in request.spec.sbatch)
+    passed = ", ".join(option for option, _ in request.spec.place.sbatch)
     return JobLayout(
         prologue=prologue,
         one_machine=ONE_MACHINE,
@@ -105,7 +105,7 @@ def prospect(script: Path, partition: str, seconds: float) -> Prospect:
     return Prospect()
 
 
-def with_variables(spec: JobSpec, overridden: Callable[[str], bool]) -> JobSpec:
+def with_variables(spec: RunRequest, overridden: Callable[[str], bool]) -> RunRequest:
     """Return the request as it is: no command of a scheduler's is called."""
     return spec
 

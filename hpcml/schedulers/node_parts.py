@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hpcml import units
+from hpcml.request.record import RunRequest
 from hpcml.schedulers import limits
-from hpcml.schedulers.request import JobSpec
 from hpcml.sites.schema import Partition, Qos, Site
 
 
@@ -27,13 +27,13 @@ class NodePart(NamedTuple):
         return max(1, amount * self.gpus // self.of) if amount and self.partial else amount
 
 
-def of_request(site: Site, partition: str, spec: JobSpec) -> NodePart:
+def of_request(site: Site, partition: str, spec: RunRequest) -> NodePart:
     """Return what a request takes of each node of a partition."""
     qos = limits.qos_of(site, partition, spec)
-    alone = dict(spec.sbatch).get("--exclusive") == ""
+    alone = dict(spec.place.sbatch).get("--exclusive") == ""
     alone = alone or "--exclusive" in (line.strip() for line in site.slurm.extra)
     whole = alone or site.resources.exclusive or gives_whole_nodes(site, partition, qos)
-    return NodePart(spec.gpus_per_node, gpus_of_node(site, partition, spec), whole)
+    return NodePart(spec.size.gpus_per_node, gpus_of_node(site, partition, spec), whole)
 
 
 def gives_whole_nodes(site: Site, partition: str, qos: str) -> bool:
@@ -41,36 +41,36 @@ def gives_whole_nodes(site: Site, partition: str, qos: str) -> bool:
     return site.partitions.get(partition, Partition()).whole_nodes or site.qos.get(qos, Qos()).whole_nodes
 
 
-def gpus_of_node(site: Site, partition: str, spec: JobSpec) -> int:
+def gpus_of_node(site: Site, partition: str, spec: RunRequest) -> int:
     """Return how many GPUs each node of a request has; 0 if it has none, or the profile does not say."""
     if site.partitions:
         return site.partitions.get(partition, Partition()).gpus_per_node
     if site.qos.get(limits.qos_of(site, partition, spec), Qos()).without_gpus:
         return 0
-    chosen = partition or "--constraint" in dict(spec.sbatch)
-    return 0 if chosen and not spec.gpus_per_node else site.resources.node_gpus  # the chosen may be nodes without
+    chosen = partition or "--constraint" in dict(spec.place.sbatch)
+    return 0 if chosen and not spec.size.gpus_per_node else site.resources.node_gpus  # the chosen may be nodes without
 
 
-def unused_gpus(site: Site, partition: str, spec: JobSpec) -> list[str]:
+def unused_gpus(site: Site, partition: str, spec: RunRequest) -> list[str]:
     """Return a warning if a request takes nodes with GPUs that it leaves unused, else nothing."""
     part = of_request(site, partition, spec)
     if part.gpus >= part.of or part.partial:
         return []
-    nodes = units.counted(spec.nodes, "node") + (f" of {partition}" if partition else "")
+    nodes = units.counted(spec.size.nodes, "node") + (f" of {partition}" if partition else "")
     if part.gpus:
         taken = f"only {part.gpus} of a node's {part.of} GPUs used, and {nodes} taken whole"
         ways = [f"ask for all with --gpus-per-node {part.of}", *_to_a_part(site, partition, spec)]
     else:
-        taken = f"no GPU is used, and {nodes} with {spec.nodes * part.of} GPUs taken"
+        taken = f"no GPU is used, and {nodes} with {spec.size.nodes * part.of} GPUs taken"
         cpu_only = next((f"--qos {name}" for name, one in site.qos.items() if one.without_gpus), "nodes without GPUs")
         ways = [f"ask for them with --gpus-per-node {part.of}"]
         ways += ["take a partition without GPUs" if site.partitions else f"take {cpu_only}"]
     return [f"{taken}: {', or '.join(ways)}"]
 
 
-def _to_a_part(site: Site, partition: str, spec: JobSpec) -> list[str]:
+def _to_a_part(site: Site, partition: str, spec: RunRequest) -> list[str]:
     """Return the QoS that gives a part of a node, where it is the request's QoS that does not."""
     if not site.qos.get(limits.qos_of(site, partition, spec), Qos()).whole_nodes:
         return []
-    others = (name for name in site.qos if of_request(site, partition, spec._replace(qos=name)).partial)
+    others = (name for name in site.qos if of_request(site, partition, spec.changed(qos=name)).partial)
     return [f"take --qos {name}, which gives a part of a node" for name in others][:1]

@@ -16,6 +16,7 @@ from hpcml import units
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.failures.rules import Where, meaning
 from hpcml.paths import RunPaths
+from hpcml.request.record import RunRequest, measure
 from hpcml.schedulers import (
     ACTIVE,
     ENDED,
@@ -31,7 +32,6 @@ from hpcml.schedulers import (
     readable,
     slurm_options,
 )
-from hpcml.schedulers.request import JobSpec, measure
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
 from hpcml.subprocesses import Answer, CommandMissingError, run
@@ -134,19 +134,19 @@ def foreign_variables() -> list[str]:
     return sorted(name for name in process_environment() if name.startswith(slurms) and name not in KEPT)
 
 
-def with_variables(spec: JobSpec, overridden: Callable[[str], bool]) -> JobSpec:
+def with_variables(spec: RunRequest, overridden: Callable[[str], bool]) -> RunRequest:
     """Return the request with the defaults that the user's shell gives sbatch; within a job they are the job's own."""
     environment = process_environment()
     if "SLURM_JOB_ID" in environment:
         return spec
     for variable, name in _INPUT_VARIABLES.items():
         text = environment.get(variable, "").strip()
-        if not text or name in dict(spec.sbatch) or name in spec.given() or overridden(name):
+        if not text or name in dict(spec.place.sbatch) or name in spec.given() or overridden(name):
             continue
         given: Any = measure(name, text, variable) if name == "time" else text
-        new = {"sbatch": (*spec.sbatch, (name, text))} if name.startswith("--") else {name: given}
+        new = {"sbatch": (*spec.place.sbatch, (name, text))} if name.startswith("--") else {name: given}
         origin = (f"--{name.removeprefix('--')} {text}", variable)
-        spec = spec._replace(**new, origins=(*spec.origins, origin))
+        spec = spec.changed(**new, origins=(*spec.origins, origin))
     return spec
 
 

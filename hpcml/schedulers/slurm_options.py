@@ -9,28 +9,15 @@ from typing import NamedTuple
 from hpcml import units
 from hpcml.errors import ConfigError, SiteError, UsageError, nearest
 from hpcml.paths import ROLES
+from hpcml.request.options import OPTIONS
+from hpcml.request.record import NOT_SAID, RunRequest
 from hpcml.schedulers import JobLayout, JobRequest, Launcher, limits, node_parts
-from hpcml.schedulers.request import NOT_SAID, JobSpec
 from hpcml.sites.schema import Partition, Qos, Site
 
 # Directives that a profile cannot have: by its comment a job is found again, and an array would run in one directory.
 # The cluster of another controller would have to be named in every question.
 _RESERVED = ("--comment", "--array", "--clusters", "--cluster")
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
-# Which of sbatch's options a user's option stands for: one that is given is not overridden by the profile's.
-MEANS = {
-    "name": ("--job-name",),
-    "nodes": ("--nodes",),
-    "gpus_per_node": ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task"),
-    "cpus_per_node": ("--cpus-per-task", "--cpus-per-gpu"),
-    "memory_per_node": ("--mem", "--mem-per-cpu", "--mem-per-gpu"),
-    "time": ("--time",),
-    "account": ("--account",),
-    "partition": ("--partition",),
-    "qos": ("--qos",),
-    "dependency": ("--dependency",),
-    "after": ("--dependency",),
-}
 _AFTER = {"ok": "afterok", "any": "afterany", "fail": "afternotok"}
 
 # What the job has for its own steps is not meant for another job.
@@ -51,10 +38,11 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     notices += _on_shares(site, request, name, directives)
     part = node_parts.of_request(site, name, request.spec)
     known_qos = {site.defaults.qos, *(partition.qos for partition in site.partitions.values()), *site.qos} - {""}
-    if request.asked.qos and request.asked.qos not in known_qos and (near := nearest(request.asked.qos, known_qos)):
-        notices.append(f"QoS {request.asked.qos} is not in the profile: did you mean {near}?")
+    qos = request.asked.place.qos
+    if qos and qos not in known_qos and (near := nearest(qos, known_qos)):
+        notices.append(f"QoS {qos} is not in the profile: did you mean {near}?")
     qos = limits.qos_of(site, name, request.spec)
-    if request.spec.until_done and site.qos.get(qos, Qos()).max_jobs == 1:
+    if request.spec.attempts.until_done and site.qos.get(qos, Qos()).max_jobs == 1:
         anew = "after each attempt its job goes back into the queue, where it begins to wait anew"
         notices.append(f"QoS {qos} takes one job of yours: {anew}")
     own, others = "NODE", "SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU"
@@ -94,17 +82,20 @@ class _OfNode(NamedTuple):
 def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
     """Return what to ask for of each node: of what the profile says a node has, the share of the GPUs."""
     spec, asked, partition = request.spec, request.asked, site.partitions.get(name, Partition())
-    if not spec.memory_per_node and partition.memory_per_node.text and partition.memory_per_node < 1024**2:
+    if not spec.size.memory_per_node and partition.memory_per_node.text and partition.memory_per_node < 1024**2:
         place = f"profile {site.name}: partitions.{name}.memory_per_node"
         words = f"'{partition.memory_per_node.text}' is less than 1 MiB"
         raise UsageError(words, place=place, hint="Leave it out if it is not known.")
-    cpus, memory = spec.cpus_per_node or partition.cpus_per_node, int(spec.memory_per_node or partition.memory_per_node)
+    cpus, memory = (
+        spec.size.cpus_per_node or partition.cpus_per_node,
+        int(spec.size.memory_per_node or partition.memory_per_node),
+    )
     part = node_parts.of_request(site, name, spec)
     by_profile: tuple[str, ...] = ()
     # where partitions are listed, resources say what is wanted of their nodes, and else what a node has
-    if asked.cpus_per_node == NOT_SAID and not (site.partitions and spec.cpus_per_node):
+    if asked.size.cpus_per_node == NOT_SAID and not (site.partitions and spec.size.cpus_per_node):
         cpus, by_profile = part.share(cpus), ("--cpus-per-node",)
-    if not asked.memory_per_node.text and not (site.partitions and spec.memory_per_node):
+    if not asked.size.memory_per_node.text and not (site.partitions and spec.size.memory_per_node):
         memory, by_profile = part.share(memory >> 20) << 20, (*by_profile, "--memory-per-node")
     return _OfNode(cpus, memory, by_profile)
 
@@ -115,7 +106,7 @@ def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tup
     part, own = node_parts.of_request(site, name, spec), _of_node(site, request, name)
     if not part.gpus or (part.of and not part.partial):
         return []
-    all_gpus = request._replace(spec=spec._replace(gpus_per_node=part.of or part.gpus))
+    all_gpus = request._replace(spec=spec.changed(gpus_per_node=part.of or part.gpus))
     whole, to_memory = _of_node(site, all_gpus, name), units.format_memory_for_slurm
     found = []
     if own.cpus and "--cpus-per-node" in own.by_profile and said.get("--cpus-per-task") == str(own.cpus):
@@ -137,8 +128,8 @@ def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tup
 
 def _partition(site: Site, request: JobRequest, reasons: list[str], notices: list[str]) -> str:
     """Return the partition to ask for: the one named, else the first that fits, collecting why others do not."""
-    asked, spec = request.asked.partition, request.spec
-    named = spec.partition
+    asked, spec = request.asked.place.partition, request.spec
+    named = spec.place.partition
     if asked and site.partitions and named not in site.partitions:
         reasons.append(f"partition {named} is not in the profile: its limits are not known here")
         if near := nearest(named, site.partitions):
@@ -150,7 +141,7 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
         notices += node_parts.unused_gpus(site, named, spec)
         return named
     in_order = sorted(site.partitions, key=lambda name: name != named)
-    gpus_idle = not spec.gpus_per_node
+    gpus_idle = not spec.size.gpus_per_node
     with_gpus = [name for name in in_order if gpus_idle and node_parts.gpus_of_node(site, name, spec)]
     none_asked = [f"Partition '{name}' has GPUs, and none is requested (--gpus-per-node)" for name in with_gpus]
     in_order.sort(key=lambda name: name in with_gpus)
@@ -185,7 +176,7 @@ def _directives(
     to sbatch comes last.
     """
     spec = request.spec
-    if site.slurm.account_required and not spec.account:
+    if site.slurm.account_required and not spec.place.account:
         hint = "Give --account, or write [defaults] account = '…' into hpcml.toml."
         raise UsageError(f"Site {site.name} wants an account", place="--account", hint=hint)
     partition = site.partitions.get(partition_name, Partition())
@@ -195,28 +186,28 @@ def _directives(
     valued = (
         ("--job-name", spec.name),
         ("--comment", f"hpcml:{request.paths.directory.name}"),
-        ("--account", spec.account),
+        ("--account", spec.place.account),
         ("--partition", partition_name),
-        ("--qos", spec.qos or partition.qos),
-        ("--nodes", str(spec.nodes)),
+        ("--qos", spec.place.qos or partition.qos),
+        ("--nodes", str(spec.size.nodes)),
         ("--ntasks-per-node", "1"),
         ("--cpus-per-task", str(cpus or "")),
-        *gpu_directives(site, spec.gpus_per_node, spec.gpu_type),
+        *gpu_directives(site, spec.size.gpus_per_node, spec.size.gpu_type),
         ("--mem", units.format_memory_for_slurm(memory) if memory else ""),
-        ("--time", units.format_time_limit(spec.time) if spec.time else ""),
+        ("--time", units.format_time_limit(spec.size.time) if spec.size.time else ""),
         ("--dependency", _dependency(spec)),
-        ("--kill-on-invalid-dep", "yes" if spec.after else ""),  # or it would wait for ever
+        ("--kill-on-invalid-dep", "yes" if spec.place.after else ""),  # or it would wait for ever
         ("--output", filename_pattern(request.paths.job_log)),
         ("--open-mode", "append"),
         ("--signal", f"B:USR1@{request.signal_lead}"),
         ("--export", site.slurm.export),
     )
     users = {
-        option: f"--{name.replace('_', '-')}"
-        for name in sorted(request.asked.given())
-        for option in MEANS.get(name, ())
+        option: OPTIONS[name].word
+        for name in sorted(request.asked.given().keys() & OPTIONS.keys())
+        for option in OPTIONS[name].slurm
     }
-    passed = dict(spec.sbatch)
+    passed = dict(spec.place.sbatch)
     removed = {_known_directive(site, option) for option in site.slurm.remove}
     if "--mem" in removed and "--mem" in users and "--mem-per-cpu" not in removed:
         if count := cpus or (0 if site.resources.exclusive else 1):
@@ -225,7 +216,7 @@ def _directives(
             notices.append(f"{users['--mem']} is asked for as --mem-per-cpu={value}: the profile leaves --mem out")
         else:  # the job keeps what the profile says of memory
             notices.append(f"{users['--mem']} does not count: the profile leaves --mem out (slurm.remove)")
-            users = {option: name for option, name in users.items() if option not in MEANS["memory_per_node"]}
+            users = {option: name for option, name in users.items() if option not in OPTIONS["memory_per_node"].slurm}
     extra = []
     for option, value in (_extra_directive(site, line) for line in site.slurm.extra):
         if option in passed or (option == "--requeue" and "--no-requeue" in passed):
@@ -246,18 +237,18 @@ def _directives(
     if "--gres" in passed:  # what hpcml asks for stands there too: a second --gres would replace it
         own_gres = [value for option, value in own if option == "--gres" and option not in removed]
         passed["--gres"] = ",".join([*own_gres, passed["--gres"]])
-    reasons += [f"{option}={value}: asked for".replace("=:", ":") for option, value in spec.sbatch]
+    reasons += [f"{option}={value}: asked for".replace("=:", ":") for option, value in spec.place.sbatch]
     left_out = {*removed, *(option for option, _ in extra), *passed}
     return (*((option, value) for option, value in own if option not in left_out), *extra, *passed.items())
 
 
-def _dependency(spec: JobSpec) -> str:
+def _dependency(spec: RunRequest) -> str:
     """Return the jobs that have to end before, as Slurm takes them: all of them."""
-    jobs = [f"{_AFTER[one.when]}:{one.job}" for one in spec.after]
-    if jobs and "?" in spec.dependency:
+    jobs = [f"{_AFTER[one.when]}:{one.job}" for one in spec.place.after]
+    if jobs and "?" in spec.place.dependency:
         hint = "Write all of it with --dependency, by job id."
         raise UsageError("--after is one more condition, and ? in --dependency means any of them", hint=hint)
-    return ",".join([*filter(None, [spec.dependency]), *jobs])
+    return ",".join([*filter(None, [spec.place.dependency]), *jobs])
 
 
 def _extra_directive(site: Site, line: str) -> tuple[str, str]:
@@ -297,7 +288,7 @@ def launcher(site: Site, request: JobRequest, role: str) -> Launcher:
     ``--wait=0`` and ``--kill-on-bad-exit`` are said outright, because a site's WaitTime would otherwise kill the
     other workers after the first one's end; ``--overlap``, because the three steps share the first node.
     """
-    count = request.spec.nodes
+    count = request.spec.size.nodes
     everywhere = role in ("worker", "stage")
     pattern = filename_pattern(request.paths.logs / role) + ("-%N.log" if everywhere else ".log")
     where = (
@@ -306,7 +297,7 @@ def launcher(site: Site, request: JobRequest, role: str) -> Launcher:
     # the node of the batch script by its name: Slurm 24.11 takes --relative=0 for any node
     here = "" if everywhere else ' --nodelist="${SLURMD_NODENAME:-$(uname -n)}"'
     fixed = ("--overlap", f"--kill-on-bad-exit={0 if everywhere else 1}", "--wait=0", "--cpu-bind=none", "--export=ALL")
-    bind = ("--gpu-bind=none",) if request.spec.gpus_per_node else ()  # a hidden GPU has no cuda_ipc
+    bind = ("--gpu-bind=none",) if request.spec.size.gpus_per_node else ()  # a hidden GPU has no cuda_ipc
     # the first speaks to the script; the second opens its log itself (step.sh): Slurm 26.05 reads %% twice beside %N
     unsaid = role == "stage" or (everywhere and "%" in str(request.paths.logs))
     output = () if unsaid else (f"--output={pattern}", "--open-mode=append")

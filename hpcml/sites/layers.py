@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 from hpcml import files
-from hpcml.errors import ConfigError, did_you_mean, nearest
+from hpcml.errors import ConfigError, NotFoundError, did_you_mean, nearest
 from hpcml.units import Memory, Seconds, TimeLimit
 
 T = TypeVar("T")
@@ -139,6 +139,14 @@ def _toml_value(text: str) -> object:
     value = table["v"]
     plain = len(table) == 1 and isinstance(value, (str, int, float, bool, list, dict))
     return value if plain else text  # 01:00:00 is a time of day to TOML, and a line break begins another key
+
+
+def here() -> Path:
+    """Return the current folder, if it is still there."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise NotFoundError("The current folder is gone", place="cwd", hint="Change to another: cd ~") from error
 
 
 def process_environment() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,9 @@ from typing import Any, NamedTuple
 from hpcml import assets, files
 from hpcml.errors import ConfigError, did_you_mean, nearest
 from hpcml.sites import facts
-from hpcml.sites.layers import Layers, Value, build, from_assignments, from_environment, read_toml
+from hpcml.sites.layers import Layers, Value, build, from_assignments, from_environment, process_environment, read_toml
 from hpcml.sites.schema import CHOICES, Identify, Site
+from hpcml.terminal import note
 
 _IDENTIFY = re.compile(r"^\[identify\]\n(?:(?!\[).*\n)*", re.MULTILINE)
 
@@ -126,6 +128,19 @@ def load(name: str, environment: Mapping[str, str], cwd: Path | None, assignment
     layers.add(from_assignments(assignments), "--set")
     layers.add({"name": name}, "profile name")
     return LoadedSite(_built(layers), layers, reason, str(project or ""), tuple(ignored))
+
+
+def load_here(name: str, cwd: Path | None, assignments: Sequence[str] = ()) -> LoadedSite:
+    """Return a site as :func:`load` does in this process's environment; say which files of settings do not count."""
+    loaded = load(name, process_environment(), cwd, assignments)
+    for text in loaded.ignored:
+        _note_once(text)
+    return loaded
+
+
+@functools.cache
+def _note_once(text: str) -> None:
+    note(text)
 
 
 def load_profile(name: str, environment: Mapping[str, str]) -> LoadedSite:

@@ -18,8 +18,8 @@ from typing import Any
 from hpcml import files, subprocesses
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
 from hpcml.plan import plan
+from hpcml.request.record import RunRequest
 from hpcml.schedulers import slurm, slurm_tables
-from hpcml.schedulers.request import JobSpec
 from hpcml.sites.layers import Layers, build, process_environment, read_toml
 from hpcml.sites.lookup import load_profile
 from hpcml.sites.schema import Fact
@@ -78,8 +78,10 @@ class Survey:
             site = load_profile(str(path), process_environment()).site
             for name, partition in list(site.partitions.items())[:_MOST_CHECKS]:
                 nodes = max(1, partition.min_nodes)
-                spec = JobSpec(Path("/check.py"), (), Path("/"), nodes=nodes, partition=name, time=TimeLimit("10"))
-                spec = spec._replace(gpus_per_node=partition.gpus_per_node)
+                spec = RunRequest.of(
+                    Path("/check.py"), (), Path("/"), nodes=nodes, partition=name, time=TimeLimit("10")
+                )
+                spec = spec.changed(gpus_per_node=partition.gpus_per_node)
                 try:
                     place = plan.RunLocation(path.parent / "check-20000101-000000-0000", "/usr/bin/python3", "0")
                     directives = dict(plan.plan(site, spec, place).directives)

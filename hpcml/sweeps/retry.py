@@ -11,9 +11,9 @@ from hpcml.errors import TIME_LIMIT, UsageError
 from hpcml.failures import judgement
 from hpcml.failures.judgement import Cause
 from hpcml.failures.rules import BY_NAME, Retry
+from hpcml.request.record import RunRequest
 from hpcml.runs import bad_nodes, directories, why
 from hpcml.runs import status as run_status
-from hpcml.schedulers.request import JobSpec
 from hpcml.sites.schema import Partition
 from hpcml.sweeps.store import Planned, Standing
 from hpcml.units import Memory, TimeLimit
@@ -36,7 +36,7 @@ class Fault(NamedTuple):
 class More(NamedTuple):
     """What is asked for beyond the command line: the request, settings as ``--set`` takes them, and that in words."""
 
-    spec: JobSpec
+    spec: RunRequest
     settings: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
 
@@ -130,7 +130,7 @@ def chosen(planned: Sequence[Planned], standing: Standing, faults: Faults, only:
 
 
 def more(
-    spec: JobSpec,
+    spec: RunRequest,
     faults: Sequence[Fault],
     partition: Partition,
     name: str,
@@ -154,14 +154,14 @@ def more(
     settings: list[str] = []
     options = [pair for fault in faults for pair in zip(fault.options[::2], fault.options[1::2], strict=True)]
     nodes = dict.fromkeys(node for option, text in options if option == "--exclude" for node in text.split(","))
-    if nodes and "--nodelist" in dict(spec.sbatch):
+    if nodes and "--nodelist" in dict(spec.place.sbatch):
         words.append(f"the nodes {','.join(nodes)} are left in: --nodelist says which to take")
     elif nodes:
-        own = dict(spec.sbatch).get("--exclude", "")
+        own = dict(spec.place.sbatch).get("--exclude", "")
         known = why.hosts(own)
         told = ",".join(filter(None, [own, *(node for node in nodes if node not in known)]))
-        rest = tuple(pair for pair in spec.sbatch if pair[0] != "--exclude")
-        spec = spec._replace(sbatch=(*rest, ("--exclude", told)))
+        rest = tuple(pair for pair in spec.place.sbatch if pair[0] != "--exclude")
+        spec = spec.changed(sbatch=(*rest, ("--exclude", told)))
         words.append(f"without {','.join(nodes)}, where points failed by the node's fault")
     if not asked_for:
         return More(spec, (), tuple(words))
@@ -169,14 +169,14 @@ def more(
     if times := [int(TimeLimit(text)) for option, text in options if option == "--time"]:
         wanted = _capped(max(times), partition.max_time)
         if wanted > now["time"]:
-            spec = spec._replace(time=TimeLimit(units.format_time_limit(wanted)))
+            spec = spec.changed(time=TimeLimit(units.format_time_limit(wanted)))
             words.append(_raised("time", *map(units.format_time_limit, (now["time"], wanted))))
         else:
             words.append(_not_raised("time", units.format_time_limit(now["time"]), name, full=wanted < max(times)))
     if sizes := [int(Memory(text)) for option, text in options if option == "--memory-per-node"]:
         wanted = _capped(max(sizes), partition.memory_per_node)
         if wanted > now["memory"]:
-            spec = spec._replace(memory_per_node=Memory(units.format_memory_for_slurm(wanted)))
+            spec = spec.changed(memory_per_node=Memory(units.format_memory_for_slurm(wanted)))
             words.append(_raised("memory of a node", *map(units.format_bytes, (now["memory"], wanted))))
         else:
             text = units.format_bytes(now["memory"])

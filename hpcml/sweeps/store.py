@@ -11,9 +11,9 @@ from typing import NamedTuple
 from hpcml import files
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.paths import sweep_folder
+from hpcml.request.record import LONGEST_NAME
 from hpcml.runs import directories, handle
 from hpcml.runs.tables import Table, complete
-from hpcml.schedulers.request import LONGEST_NAME
 from hpcml.sweeps.points import Point, Typed, Value
 
 _LARGEST = 1 << 20  # bytes of a point's record

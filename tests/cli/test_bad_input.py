@@ -171,7 +171,7 @@ CASES = [
         ("not an absolute path", "runtime.stage_to")),
     Bad("image-not-named", _submit("--set", "runtime.kind=image"), C, ("names none", "--image")),
     Bad("image-bind", _submit("--image", "x.sif", "--set", 'runtime.binds=["data"]'), C, ("'data' is no bind", "runtime.binds")),
-    Bad("protocol-unknown", _submit("--protocol", "ib"), U, ("There is no protocol 'ib'", "auto, ucx, tcp")),
+    Bad("protocol-unknown", _submit("--set", "network.protocol=ib"), C, ("'ib' is not allowed", "auto, tls, ucx")),
     Bad("unknown-site", ("submit", "--site", "leonrado", "job.py"), C, ("no site 'leonrado'", "Did you mean leonardo?")),
     Bad("unknown-site-in-environment", ("submit", "job.py"), C, ("no site 'zzz'", "HPCML_SITE", "Known sites"), None,
         {"HPCML_SITE": "zzz"}),

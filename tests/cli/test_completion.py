@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.cli import candidates, main
+from hpcml.cli import completion, main
 from world import World
 
 _SETSID = shutil.which("setsid") or "/usr/bin/setsid"  # makes the terminal the shell's own
@@ -148,4 +148,4 @@ def actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 def test_the_sources_are_of_values_that_are_there() -> None:
     named = {str(action.metavar) for command in main.COMMANDS for action in actions(main.build_parser(command))}
-    assert candidates.SOURCES.keys() <= named
+    assert completion.SOURCES.keys() <= named

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml.plan import batch_script, plan
-from hpcml.schedulers.request import JobSpec, measure
+from hpcml.request.record import RunRequest, measure
 from hpcml.sites import layers, lookup, schema
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
@@ -117,7 +117,7 @@ def make(
     request = {**case.spec, **(spec or {})}
     arguments = request.pop("arguments", ())
     request |= {name: measure(name, request[name]) for name in ("time", "memory_per_node") if name in request}
-    job = JobSpec(Path(case.script), arguments, Path(case.script).parent, **request)
+    job = RunRequest.of(Path(case.script), arguments, Path(case.script).parent, **request)
     place = plan.RunLocation(Path(case.folder) / name, PYTHON, "0.0.0")
     return plan.plan(layers.build(schema.Site, loaded.layers), job, place)
 

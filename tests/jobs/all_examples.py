@@ -22,7 +22,7 @@ from typing import Any
 import hpcml
 
 NEEDS = {"to_torch": "torch", "query": "polars"}
-OF_POLARS = "on GPUs it needs --gpu-mode polars"
+OF_POLARS = "on GPUs it needs --set gpu.mode=polars"
 CANNOT = (OF_POLARS, *(f"{package} is not installed" for package in NEEDS.values()))  # why an example was left out
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.lab
 
 def test_a_slow_wire_ends_the_run_where_rdma_is_required(cluster: Cluster) -> None:
     ended = cluster.submit(
-        "print('the script ran')", "--nodes", "2", "--protocol", "ucx", "--set", "fabric.require=rdma"
+        "print('the script ran')", "--nodes", "2", "--set", "network.protocol=ucx", "--set", "fabric.require=rdma"
     )
     assert ended.code == errors.FABRIC
     assert "the script ran" not in ended.out
@@ -30,7 +30,7 @@ def test_every_pair_of_nodes_is_measured_and_a_node_that_differs_is_named(cluste
     limited = f'#!/bin/sh\n[ "$SLURMD_NODENAME" != n2 ] || ulimit -l 16\nexec {python} "$@"\n'
     interpreter = cluster.write("limited", limited)
     cluster.run("chmod", "755", str(interpreter))
-    options = ("--nodes", "3", "--protocol", "ucx", "--set", f"runtime.python={interpreter}")
+    options = ("--nodes", "3", "--set", "network.protocol=ucx", "--set", f"runtime.python={interpreter}")
     done = cluster.run("hpcml", "fabric", *options, timeout=150)
     assert done.returncode == 0, done.stderr
     directory = directory_of(done)

@@ -38,7 +38,7 @@ except BaseException as error:
 
 @pytest.fixture(scope="module")
 def target(cluster: Cluster) -> Iterator[Target]:
-    yield from victim(cluster, *SMALL, "--protocol", "ucx")
+    yield from victim(cluster, *SMALL, "--set", "network.protocol=ucx")
 
 
 @pytest.fixture(autouse=True)

@@ -113,7 +113,7 @@ def test_an_interpreter_for_another_processor_is_told(here: Here) -> None:
 
 def test_hpcml_fabric_measures_writes_and_draws(here: Here) -> None:
     (here.folder / "json.py").write_text("raise RuntimeError('a module of the user')\n")
-    done = here.run("fabric", "--nodes", "1", "--set", "workers.per_node=2", "--protocol", "ucx")
+    done = here.run("fabric", "--nodes", "1", "--set", "workers.per_node=2", "--set", "network.protocol=ucx")
     assert done.returncode == 0, done.stderr
     run = here.status()
     facts = json.loads((Path(run["directory"]) / "out/fabric.json").read_text())

@@ -14,9 +14,9 @@ from hpcml.cli import run
 from hpcml.errors import HpcmlError, SiteError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import RunLocation, plan
+from hpcml.request.record import NOT_SAID, RunRequest
 from hpcml.schedulers import allocation, local
 from hpcml.schedulers.allocation import Allocation
-from hpcml.schedulers.request import NOT_SAID, JobSpec
 from hpcml.sites.schema import Site, SlurmOptions
 from hpcml.units import Memory, TimeLimit
 
@@ -69,8 +69,8 @@ def test_where_no_run_can_begin(monkeypatch: pytest.MonkeyPatch, name: str, valu
         allocation.current()
 
 
-def spec(**asked: object) -> JobSpec:
-    return JobSpec(Path("/home/alice/a.py"), (), Path("/home/alice"))._replace(**asked)  # type: ignore[arg-type]
+def spec(**asked: object) -> RunRequest:
+    return RunRequest.of(Path("/home/alice/a.py"), (), Path("/home/alice")).changed(**asked)
 
 
 @pytest.mark.parametrize(("asked", "sentence"), [
@@ -91,19 +91,19 @@ def test_what_the_script_s_lines_ask_for_is_left_out(capsys: pytest.CaptureFixtu
     lines = (("--nodes 8", "line 1 of a.py"), ("--account acc", "line 2 of a.py"), ("--constraint=a", "line 3 of a.py"))
     asked = spec(nodes=8, account="acc", sbatch=(("--constraint", "a"),), origins=lines)
     fitted = run.fitted(asked, GIVEN)
-    assert (fitted.nodes, fitted.account, fitted.sbatch) == (3, "", ())
+    assert (fitted.size.nodes, fitted.place.account, fitted.place.sbatch) == (3, "", ())
     said = capsys.readouterr().err
     assert "--nodes 8 (line 1 of a.py), --account acc (line 2 of a.py), --constraint=a (line 3 of a.py)" in said
 
 
 def test_no_gpus_may_be_asked_for() -> None:
-    assert run.fitted(spec(gpus_per_node=0), GIVEN).gpus_per_node == 0
+    assert run.fitted(spec(gpus_per_node=0), GIVEN).size.gpus_per_node == 0
 
 
 def test_a_request_takes_all_that_is_there() -> None:
     fitted = run.fitted(spec(nodes=3, name="mine"), GIVEN._replace(end=time.time() + 630))
-    assert (fitted.nodes, fitted.gpus_per_node, fitted.cpus_per_node, fitted.name) == (3, 2, 5, "mine")
-    assert (int(fitted.memory_per_node), int(fitted.time)) == (2048 * 1024**2, 600)
+    assert (fitted.size.nodes, fitted.size.gpus_per_node, fitted.size.cpus_per_node, fitted.name) == (3, 2, 5, "mine")
+    assert (int(fitted.size.memory_per_node), int(fitted.size.time)) == (2048 * 1024**2, 600)
 
 
 def test_the_steps_have_what_directives_would_have_said() -> None:

@@ -16,7 +16,7 @@ from hpcml.node.outcome import EventLog
 from hpcml.node.roles import attempts
 from hpcml.paths import RunPaths
 from hpcml.plan import plan
-from hpcml.schedulers.request import JobSpec, measure
+from hpcml.request.record import RunRequest, measure
 from hpcml.sites import layers, schema
 
 STOPPED = End(errors.STOPPED, "driver", "script", "it stopped")
@@ -141,7 +141,7 @@ def test_a_qos_that_takes_one_job_is_told_at_submission(tmp_path: Path) -> None:
     site = site._replace(scheduler="slurm", qos={"debug": schema.Qos(max_jobs=1), "normal": schema.Qos(max_jobs=9)})
     place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     for qos, until_done in (("debug", True), ("debug", False), ("normal", True)):
-        asked = JobSpec(tmp_path / "job.py", (), tmp_path, qos=qos, until_done=until_done)
+        asked = RunRequest.of(tmp_path / "job.py", (), tmp_path, qos=qos, until_done=until_done)
         told = [text for text in plan.plan(site, asked, place).notices if "takes one job of yours" in text]
         assert len(told) == (qos == "debug" and until_done)
 
@@ -169,7 +169,7 @@ def test_requests_that_are_refused(tmp_path: Path, subtests: pytest.Subtests) ->
     place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     for asked, words in refused:
         with subtests.test(asked=asked), pytest.raises(HpcmlError, match=words):
-            plan.plan(site, JobSpec(tmp_path / "job.py", (), tmp_path, **asked), place)
+            plan.plan(site, RunRequest.of(tmp_path / "job.py", (), tmp_path, **asked), place)
     inside = site._replace(scheduler="allocation")
     with pytest.raises(HpcmlError):
-        plan.plan(inside, JobSpec(tmp_path / "job.py", (), tmp_path, until_done=True), place)
+        plan.plan(inside, RunRequest.of(tmp_path / "job.py", (), tmp_path, until_done=True), place)

@@ -14,7 +14,7 @@ from hpcml import assets
 from hpcml.errors import ConfigError
 from hpcml.paths import RunPaths
 from hpcml.plan import container
-from hpcml.schedulers.request import JobSpec
+from hpcml.request.record import RunRequest
 from hpcml.sites import schema
 from matrix import site_of
 
@@ -25,12 +25,12 @@ def site(**runtime: Any) -> schema.Site:
     return site_of({"runtime": runtime})
 
 
-def spec(cwd: str = "/home/alice/p", **more: Any) -> JobSpec:
-    return JobSpec(Path("/home/alice/p/a.py"), (), Path(cwd), **more)
+def spec(cwd: str = "/home/alice/p", **more: Any) -> RunRequest:
+    return RunRequest.of(Path("/home/alice/p/a.py"), (), Path(cwd), **more)
 
 
-def words(made: schema.Site, asked: JobSpec, gpus: int = 0) -> tuple[str, ...]:
-    return container.entry(made, asked._replace(gpus_per_node=gpus), PATHS)
+def words(made: schema.Site, asked: RunRequest, gpus: int = 0) -> tuple[str, ...]:
+    return container.entry(made, asked.changed(gpus_per_node=gpus), PATHS)
 
 
 def test_which_image() -> None:

@@ -20,9 +20,9 @@ from hpcml.doctor import ports as doctor_ports
 from hpcml.doctor.finding import Examination, Finding
 from hpcml.errors import SlurmUnreachableError
 from hpcml.remote import answers
+from hpcml.request.record import RunRequest
 from hpcml.runs import bad_nodes
 from hpcml.schedulers import Prospect, slurm
-from hpcml.schedulers.request import JobSpec
 from hpcml.schedulers.slurm import Association
 from hpcml.sites import lookup
 from hpcml.sites.schema import Login
@@ -38,7 +38,7 @@ def examination(
 ) -> Examination:
     home = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "HPCML_SYSTEM_CONFIG": "/nowhere"}
     loaded = lookup.load(site, home, None, settings)
-    spec = JobSpec(script=tmp_path / "doctor", arguments=("true",), cwd=tmp_path, service="doctor", **asked)
+    spec = RunRequest.of(script=tmp_path / "doctor", arguments=("true",), cwd=tmp_path, service="doctor", **asked)
     ours, spec = nodes.request(loaded, spec)
     return Examination(ours, loaded, spec, home, seconds)
 

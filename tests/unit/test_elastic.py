@@ -23,10 +23,10 @@ from hpcml.elastic import cluster
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.node import elastic_worker
 from hpcml.node.settings import load
+from hpcml.request.record import Code
 from hpcml.runs import job_request
 from hpcml.runs.submit import prepare
 from hpcml.schedulers import slurm
-from hpcml.schedulers.request import JobSpec
 
 SITE = {
     "slurm.gpu_request": "gres",
@@ -56,8 +56,9 @@ class Asked:
     """A job of a cluster, with the files that it reads, and the words of Dask's command on its node."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-        spec = JobSpec(Path("elastic"), (), Path.cwd(), service="elastic", nodes=1, protocol="tcp")
-        self.loaded, self.spec = job_request.parse("x", spec, {**OPTIONS, **options})
+        code = Code(Path("elastic"), cwd=Path.cwd(), service="elastic")
+        loaded, spec = job_request.parse("x", "elastic", code, {**OPTIONS, **options})
+        self.loaded, self.spec = cluster._without_ucx(loaded), spec.changed(nodes=1)
         self.folder = job_request.place(self.loaded, ".clusters", "elastic")
         self.made = job_request.plan_at(self.loaded, self.spec, self.folder)
         job_request.make(self.folder, self.loaded)
@@ -143,6 +144,7 @@ def test_a_scheduler_without_a_folder_of_its_own_is_refused() -> None:
 
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"protocol": "ucx"}, 64, "no option 'protocol'"),
+    ({"set": {"network.protocol": "ucx"}}, 64, "UCX cannot join jobs that start apart"),
     ({"site": "local"}, 65, "Use dask.distributed.LocalCluster()"),
     ({"nodes": 2}, 64, "no option 'nodes'"),
     ({"after": "x"}, 64, "no option 'after'"),

@@ -19,7 +19,7 @@ from hpcml.node.health import diagnosis
 from hpcml.node.roles import dask_worker
 from hpcml.node.security import tls
 from hpcml.plan import plan
-from hpcml.schedulers import request
+from hpcml.request import record as request
 from hpcml.sites import layers, schema
 
 
@@ -27,7 +27,7 @@ from hpcml.sites import layers, schema
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_settings.Context:
     site = layers.build(schema.Site, layers.Layers())
     place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
-    spec = request.JobSpec(tmp_path / "job.py", ("a", ""), tmp_path, nodes=2)
+    spec = request.RunRequest.of(tmp_path / "job.py", ("a", ""), tmp_path, nodes=2)
     table = layers.as_table(plan.plan(site, spec, place))
     (tmp_path / "plan.json").write_text(json.dumps(table))
     for name, value in (("HPCML_RUN_DIR", str(tmp_path)), ("SLURM_JOB_NODELIST", "n[1-2]"), ("SLURMD_NODENAME", "n1")):

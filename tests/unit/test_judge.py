@@ -86,7 +86,7 @@ def test_tls_is_said_plainly() -> None:
     assert not found.ok
     assert report.check_policy("warn", found) == ""
     assert report.check_policy("rdma", found) == "TLS over TCP carries the bytes across nodes"
-    assert "--protocol ucx" in found.remedy
+    assert "network.protocol=ucx" in found.remedy
     assert found.across is not None
     assert found.across.proof == ("eth0 moved 4.0 GiB of 2.0 GiB",)
     both = report.decide(made("tls", "host", ACROSS + WITHIN))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import hpcml
-from hpcml import login_api
-from hpcml.cli.main import build_parser
+from hpcml.request import from_keywords, options, reading
+from hpcml.request.record import Code
 from hpcml.sites import layers
 
 
@@ -29,28 +29,56 @@ def test_importing_hpcml_imports_little() -> None:
     assert done.stdout.split() == ["hpcml"]
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({}, []),
-    ({"nodes": 4, "time": "2h"}, ["--nodes=4", "--time=2h"]),
-    ({"gpus_per_node": 0, "site": None, "own_clusters": False}, ["--gpus-per-node=0"]),
-    ({"own_clusters": True}, ["--own-clusters"]),
-    ({"image": Path("/a b/i.sif")}, ["--image=/a b/i.sif"]),
+@pytest.mark.parametrize(("keywords", "given"), [
+    ({}, {}),
+    ({"nodes": 4, "time": "2h"}, {"nodes": "4", "time": "2h"}),
+    ({"gpus_per_node": 0, "site": None, "own_clusters": False}, {"gpus_per_node": "0"}),
+    ({"own_clusters": True}, {"own_clusters": True}),
+    ({"image": Path("/a b/i.sif")}, {"image": "/a b/i.sif"}),
     ({"set": {"workers.per_node": 4, "paths.trust": ["a"], "x.y": True}},
-     ["--set=workers.per_node=4", '--set=paths.trust=["a"]', "--set=x.y=true"]),
-    ({"set": ["a.b=1", "c.d=2"]}, ["--set=a.b=1", "--set=c.d=2"]),
-    ({"name": "--wait"}, ["--name=--wait"]),
-    ({"constraint": "fast", "exclusive": True, "sbatch": ["--nice=5"]}, ["--constraint=fast", "--exclusive", "--sbatch=--nice=5"]),
+     {"set": ["workers.per_node=4", 'paths.trust=["a"]', "x.y=true"]}),
+    ({"set": ["a.b=1", "c.d=2"]}, {"set": ["a.b=1", "c.d=2"]}),
+    ({"name": "--wait"}, {"name": "--wait"}),
+    ({"constraint": "fast", "exclusive": True, "sbatch": ["--nice=5"]},
+     {"sbatch": ["--constraint=fast", "--exclusive", "--nice=5"]}),
 ])  # fmt: skip
-def test_keywords_are_options(options: dict[str, Any], words: list[str]) -> None:
-    assert login_api.words_of(build_parser("submit"), options) == words
+def test_keywords_are_options(keywords: dict[str, Any], given: dict[str, Any]) -> None:
+    assert reading.given_by_keywords(keywords, options.of("python"), "hpcml.submit()") == given
 
 
-@pytest.mark.parametrize("options", [{"wait": True}, {"dry_run": True}, {"help": True}, {"host": "x"}, {"nodse": 2}])
-def test_keywords_that_are_none(options: dict[str, Any]) -> None:
+def test_the_request_of_keywords() -> None:
+    code = Code(Path("/x/job.py"))
+    keywords = {
+        "nodes": 4,
+        "gpus_per_node": "a100:2",
+        "site": "leonardo",
+        "set": {"a.b": 1},
+        "env": {"A": "x"},
+        "max_restarts": 0,
+    }
+    spec = from_keywords(keywords, options.of("python"), "hpcml.submit()", code)
+    assert (spec.size.nodes, spec.size.gpu_type, spec.size.gpus_per_node, spec.attempts.max_restarts) == (
+        4,
+        "a100",
+        2,
+        0,
+    )
+    assert (spec.place.site, spec.place.settings, spec.environment) == ("leonardo", ("a.b=1",), (("A", "x"),))
+    assert {"site", "settings"}.isdisjoint(spec.given())
+
+
+@pytest.mark.parametrize("name", ["wait", "dry_run", "help", "host", "nodse", "protocol"])
+def test_keywords_that_are_none(name: str) -> None:
     with pytest.raises(hpcml.HpcmlError, match="has no option") as caught:
-        login_api.words_of(build_parser("submit"), options)
+        reading.given_by_keywords({name: "x"}, options.of("python"), "hpcml.submit()")
     assert caught.value.exit_status == 64
-    assert caught.value.hint == ("Did you mean nodes?" if "nodse" in options else caught.value.hint)
+    hints = {"nodse": "Did you mean nodes?", "protocol": "Use --set network.protocol=ucx."}
+    assert caught.value.hint == hints.get(name, caught.value.hint)
+
+
+def test_a_flag_has_no_other_value() -> None:
+    with pytest.raises(hpcml.HpcmlError, match="'exclusive' takes True or False"):
+        reading.given_by_keywords({"exclusive": "user"}, options.of("python"), "hpcml.submit()")
 
 
 def test_the_umask_is_the_program_s_again() -> None:

@@ -13,8 +13,9 @@ import hpcml
 from hpcml import errors, map_jobs
 from hpcml.errors import SiteError, SlurmUnreachableError
 from hpcml.plan import plan
+from hpcml.request import record as request
 from hpcml.runs import job_request
-from hpcml.schedulers import Submission, request, slurm, slurm_arrays
+from hpcml.schedulers import Submission, slurm, slurm_arrays
 from hpcml.sites import schema
 from hpcml.subprocesses import Answer
 from matrix import site_of
@@ -114,7 +115,7 @@ class Submitted:
         monkeypatch.setattr(slurm, "submit", self.submit)
         monkeypatch.setattr(slurm, "cancel", self.cancelled.append)
         monkeypatch.setattr(slurm_arrays, "most_tasks", lambda: most)
-        spec = request.JobSpec(Path("f"), (), Path("/"), name="f", service="map", **{"nodes": 1, **asked})
+        spec = request.RunRequest.of(Path("f"), (), Path("/"), name="f", service="map", **{"nodes": 1, **asked})
 
         def plan_of(number: int) -> plan.Plan:
             return plan.plan(site(), spec, plan.RunLocation(folder / f"{ID}.{number}", "/usr/bin/python3", "0"))
@@ -208,10 +209,10 @@ LOCK = threading.Lock()
     ((abs, [1]), {"until_done": True}, 64, "hpcml.map has no option 'until_done'"),
     ((abs, [1]), {"nodes": "two"}, 64, "'two' is not a whole number"),
     ((abs, [1]), {"time": "soon"}, 64, "'soon' is not a time"),
-    ((abs, [1]), {"account": " "}, 64, "account is empty"),
+    ((abs, [1]), {"account": " "}, 64, "--account is empty"),
     ((abs, [1]), {"sbatch": "--nodes=2"}, 64, "--nodes is not passed to sbatch"),
-    ((abs, [1]), {"env": ["SECRET of mine"]}, 64, "A variable has no value"),
-    ((abs, [1]), {"env": {"HPCML_X": "secret"}}, 64, "'HPCML_X' cannot be a variable's name here"),
+    ((abs, [1]), {"env": ["SECRET of mine"]}, 64, "'what is there' is not a variable's name"),
+    ((abs, [1]), {"env": {"HPCML_X": "secret"}}, 64, "HPCML_X belongs to hpcml"),
     ((abs, [1]), {"set": {"runtime.kind": "image", "runtime.image": "/x.sif"}}, 65, "hpcml.map cannot run inside an image"),
     ((abs, [1]), {"nodes": 2, "gpus_per_node": 1}, 65, "The local site has one machine"),
     ((abs, [1]), {"site": "nosuch"}, 78, ""),
@@ -243,14 +244,14 @@ def test_keywords_become_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "env": ["B=1=2", "A="],
         "partition": None,
     }
-    spec = request.JobSpec(Path("<lambda>"), (), tmp_path, service="map", nodes=1)
-    loaded, made = job_request.parse("hpcml.map", spec, options)
+    code = request.Code(Path("<lambda>"), cwd=tmp_path, service="map")
+    loaded, made = job_request.parse("hpcml.map", "map", code, {"nodes": 1, **options})
     assert (loaded.site.workers.per_node, loaded.site.slurm.extra) == (2, ("--x=y",))
-    assert (int(made.time), int(made.memory_per_node)) == (1800, 2 << 30)
-    assert (made.gpu_type, made.gpus_per_node, made.cpus_per_node, made.nodes) == ("a100", 4, 8, 1)
-    assert made.sbatch == (("--licenses", "foo"), ("--exclusive", ""), ("--mail-user", "me"))
+    assert (int(made.size.time), int(made.size.memory_per_node)) == (1800, 2 << 30)
+    assert (made.size.gpu_type, made.size.gpus_per_node, made.size.cpus_per_node, made.size.nodes) == ("a100", 4, 8, 1)
+    assert made.place.sbatch == (("--exclusive", ""), ("--mail-user", "me"), ("--licenses", "foo"))
     assert made.environment == (("A", ""), ("B", "1=2"))
-    assert (made.name, made.partition) == ("lambda", "")
+    assert (made.name, made.place.partition) == ("lambda", "")
 
 
 def test_without_submitit_one_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

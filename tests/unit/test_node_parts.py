@@ -13,7 +13,7 @@ from hpcml.doctor import nodes
 from hpcml.node.hardware import gpus
 from hpcml.node.roles import dask_worker
 from hpcml.plan import cost, plan
-from hpcml.schedulers import request
+from hpcml.request import record as request
 from hpcml.sites import lookup
 from hpcml.sites.schema import Site
 from hpcml.units import format_memory_for_slurm
@@ -27,7 +27,7 @@ def planned(site: Site, **values: Any) -> plan.Plan:
     values |= {
         name: request.measure(name, values.pop(name)) for name in ("time", "memory_per_node") if values.get(name)
     }
-    spec = request.JobSpec(Path("/home/me/job.py"), (), Path("/home/me"), account="acc", **values)
+    spec = request.RunRequest.of(Path("/home/me/job.py"), (), Path("/home/me"), account="acc", **values)
     return plan.plan(site, spec, PLACE)
 
 
@@ -175,10 +175,10 @@ def test_pinning_threads_are_of_the_job_s_cpus(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_doctor_s_job_asks_for_one_gpu_where_no_partition_is_listed() -> None:
     loaded = lookup.load("marenostrum5", {"HPCML_SYSTEM_CONFIG": "/nowhere"}, None)
-    spec = request.JobSpec(Path("doctor"), (), Path("/"), service="doctor", account="acc")
+    spec = request.RunRequest.of(Path("doctor"), (), Path("/"), service="doctor", account="acc")
     ours, asked = nodes.request(loaded, spec)
     made = plan.plan(ours.site, asked, PLACE)
     assert dict(made.directives)["--gres"] == "gpu:1"
     assert not [text for text in made.notices if "GPU" in text]
-    _, asked = nodes.request(loaded, spec._replace(qos="gp_ehpc"))
-    assert not asked.sbatch
+    _, asked = nodes.request(loaded, spec.changed(qos="gp_ehpc"))
+    assert not asked.place.sbatch

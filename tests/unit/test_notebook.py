@@ -24,14 +24,14 @@ from hpcml.node.jupyter import session as notebook_session
 from hpcml.node.settings import Context, Settings
 from hpcml.paths import RunPaths
 from hpcml.plan import plan
-from hpcml.schedulers import request
+from hpcml.request import record as request
 from hpcml.sites import layers, schema
 
 PLACE = plan.RunLocation(Path("/runs/jupyter-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 
 
 def settings(**values: Any) -> Settings:
-    spec = request.JobSpec(Path("/home/me/jupyter"), (), Path("/home/me/notes"), service="jupyter", **values)
+    spec = request.RunRequest.of(Path("/home/me/jupyter"), (), Path("/home/me/notes"), service="jupyter", **values)
     return plan.plan(layers.build(schema.Site, layers.Layers()), spec, PLACE).inside
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hpcml import errors
 from hpcml.errors import HpcmlError, SiteError, UsageError
 from hpcml.plan import batch_script, plan
-from hpcml.schedulers import request
+from hpcml.request import record as request
 from matrix import site_of as site
 
 PLACE = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
@@ -27,12 +27,12 @@ TWO = {
 }
 
 
-def spec(**values: Any) -> request.JobSpec:
+def spec(**values: Any) -> request.RunRequest:
     values |= {
         name: request.measure(name, values.pop(name)) for name in ("time", "memory_per_node") if values.get(name)
     }
     values = {name: value for name, value in values.items() if value not in ("", None)}
-    return request.JobSpec(Path("/home/me/job.py"), (), Path("/home/me"), **values)
+    return request.RunRequest.of(Path("/home/me/job.py"), (), Path("/home/me"), **values)
 
 
 def directives(table: dict[str, Any], **values: Any) -> dict[str, str]:
@@ -170,7 +170,7 @@ def test_memory_where_a_site_does_not_take_it_by_node(
 
 
 def test_the_mode_for_polars_is_told_and_reaches_the_nodes() -> None:
-    made = plan.plan(site({"network": {"protocol": "ucx"}}), spec(gpus_per_node=2, gpu_mode="polars"), PLACE)
+    made = plan.plan(site({"network": {"protocol": "ucx"}, "gpu": {"mode": "polars"}}), spec(gpus_per_node=2), PLACE)
     assert made.inside.for_polars
     assert made.inside.protocol == "tls"
     assert any("ask nobody for a key" in reason for reason in made.reasons)
@@ -186,14 +186,14 @@ def test_the_local_site_launches_nothing() -> None:
 @pytest.mark.parametrize(("name", "script", "expected"), [("", "a b$c.py", "a-b-c"), ("", "...py", "run"), ("", "é.py", "run"), ("x.y-1", "a.py", "x.y-1"),
                                                           ("", "a" * 99, "a" * 64)])  # fmt: skip
 def test_names(name: str, script: str, expected: str) -> None:
-    assert request.job_name(request.JobSpec(Path(script), (), Path("/"), name=name)) == expected
+    assert request.job_name(request.RunRequest.of(Path(script), (), Path("/"), name=name)) == expected
 
 
 TEXT = st.text(max_size=8) | st.sampled_from(["30", "2h", "1-0", "4G", "debug", "auto", "tcp", "ucx", "x.sif"])
 NUMBER = st.none() | st.integers(-2, 200)
 SPECS: st.SearchStrategy[dict[str, Any]] = st.builds(
     dict, name=TEXT, nodes=NUMBER, gpus_per_node=NUMBER, cpus_per_node=NUMBER, memory_per_node=TEXT, time=TEXT, account=TEXT,
-    partition=TEXT | st.sampled_from(["long", "gpu"]), qos=TEXT, image=st.just("") | TEXT, protocol=st.just("") | TEXT, dependency=TEXT,
+    partition=TEXT | st.sampled_from(["long", "gpu"]), qos=TEXT, image=st.just("") | TEXT, dependency=TEXT,
 )  # fmt: skip
 PROFILES = st.fixed_dictionaries(
     {},

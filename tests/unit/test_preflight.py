@@ -97,7 +97,7 @@ CASES: list[tuple[str, Change, str, str, bool]] = [
     ("mixed packages", environment("rmm-cu12", "cupy-cuda13x", "nvidia-nccl-cu13"),
      "the environment mixes packages for different CUDA versions (CUDA 12: rmm-cu12; CUDA 13: cupy-cuda13x)", "anew", True),
     ("no distributed-ucxx", set_in("importable", to=["dask_cuda"]),
-     "protocol ucx needs distributed-ucxx, which is not installed", "extra cuda12, or use --protocol tls", True),
+     "protocol ucx needs distributed-ucxx, which is not installed", "extra cuda12, or use --set network.protocol=tls", True),
     ("no dask-cuda", set_in("importable", to=["distributed_ucxx"]),
      "GPU workers need dask-cuda, which is not installed", "extra cuda12", True),
     ("UCX fails", both(set_in("ucx_error", to="too old"), set_in("ucx", "transports", to={})), "UCX does not work here (too old)", "UCX_*", True),

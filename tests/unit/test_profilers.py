@@ -17,16 +17,16 @@ from hpcml.paths import RunPaths
 from hpcml.plan import workers
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.report import profiles
+from hpcml.request.record import RunRequest
 from hpcml.runs import script_checks
-from hpcml.schedulers.request import JobSpec
 from hpcml.sites import schema
 from matrix import site_of
 
 PLACE = RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 
 
-def spec(profile: str, gpus: int = 0) -> JobSpec:
-    return JobSpec(Path("/x/job.py"), (), Path("/x"), profile=profile, gpus_per_node=gpus)
+def spec(profile: str, gpus: int = 0) -> RunRequest:
+    return RunRequest.of(Path("/x/job.py"), (), Path("/x"), profile=profile, gpus_per_node=gpus)
 
 
 def site() -> schema.Site:
@@ -53,7 +53,7 @@ def test_a_repeated_option_and_what_slurm_calls_so(tmp_path: Path, monkeypatch: 
     for words, expected in ((["--profile", "rmm", "--profile=dask"], "rmm,dask"), ([], "")):
         options = build_parser("submit").parse_args(words)
         options.caller, options.script_words, options.parser = None, ["job.py"], build_parser("submit")
-        assert submit.script_spec(options).profile == expected
+        assert submit.script_spec(options).dask.profile == expected
 
 
 def test_the_plan_has_rmm_log_into_the_run() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.cli import submit
 from hpcml.node.roles import script as role
 from hpcml.runs import programs
 
@@ -64,8 +63,8 @@ def here(tmp_path: Path) -> Path:
 def test_an_interpreter_s_script_or_module_is_the_code(
     here: Path, words: list[str], interpreter: list[str] | None, code: list[str], form: str
 ) -> None:
-    path, named, _ = submit.named(["--", *words], here)
-    found = programs.code_of(path, named[1:], here)
+    path, named, _ = programs.named(["--", *words], here)
+    found = programs.python_code(path, named[1:], here)
     if interpreter is None:
         assert found is None
         return

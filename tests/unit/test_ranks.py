@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.cli import submit
 from hpcml.errors import ScriptError, UsageError
 from hpcml.plan.plan import RunLocation, plan
-from hpcml.runs import ranks
-from hpcml.schedulers.request import JobSpec
+from hpcml.request.record import RunRequest
+from hpcml.runs import programs, ranks
 from hpcml.sites import layers, schema
 
 NEEDS_RANKS = {
@@ -59,11 +58,11 @@ NOTHING = [
 ]
 
 
-def spec(tmp_path: Path, text: str, **facts: object) -> JobSpec:
+def spec(tmp_path: Path, text: str, **facts: object) -> RunRequest:
     (tmp_path / "s.py").write_text(text)
     (tmp_path / "helper.py").write_text("import hpcml\n")
-    asked = JobSpec(tmp_path / "s.py", (), tmp_path)
-    return asked._replace(**facts)  # type: ignore[arg-type]
+    asked = RunRequest.of(tmp_path / "s.py", (), tmp_path)
+    return asked.changed(**facts)
 
 
 @pytest.mark.parametrize(("what", "text"), [(what, text) for what, texts in NEEDS_RANKS.items() for text in texts])
@@ -98,8 +97,8 @@ def test_a_variable_that_the_run_sets_is_there(tmp_path: Path) -> None:
 
 
 def check_program(tmp_path: Path, nodes: int, *words: str, gpus: int = 0, pool: str = "auto") -> list[str]:
-    path, script, form = submit.named(list(words), tmp_path)
-    spec = JobSpec(path, tuple(script[1:]), tmp_path, form=form, nodes=nodes, gpus_per_node=gpus)
+    path, script, form = programs.named(list(words), tmp_path)
+    spec = RunRequest.of(path, tuple(script[1:]), tmp_path, form=form, nodes=nodes, gpus_per_node=gpus)
     site = layers.build(schema.Site, layers.Layers())
     site = site._replace(gpu=site.gpu._replace(rmm_pool_size=pool))
     return ranks.check_program(spec, plan(site, spec, RunLocation(tmp_path, "/usr/bin/python3", "0")))

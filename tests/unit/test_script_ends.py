@@ -17,7 +17,7 @@ from hpcml.node.roles.supervisor import run_script, tear_down
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from hpcml.plan import plan
-from hpcml.schedulers import request
+from hpcml.request import record as request
 from hpcml.sites import layers, schema
 
 CRASH = "import ctypes\ndef crash(x):\n    ctypes.string_at(0)\ncrash(0)\n"
@@ -55,7 +55,7 @@ def test_a_script_that_failed_says_why(
 ) -> None:
     end = ENDS[name]
     (tmp_path / "job.py").write_text(end.script)
-    spec = request.JobSpec(tmp_path / "job.py", (), tmp_path)
+    spec = request.RunRequest.of(tmp_path / "job.py", (), tmp_path)
     settings = plan.plan(
         layers.build(schema.Site, layers.Layers()), spec, plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     ).inside

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.cli import main, script_options, submit
+from hpcml.cli import main, misplaced, submit
 from hpcml.errors import UsageError
-from hpcml.schedulers.request import JobSpec
+from hpcml.request.record import NOT_SAID, RunRequest
 
 TEXT = """#!/usr/bin/env python
 # A script of mine.
@@ -19,12 +19,13 @@ TEXT = """#!/usr/bin/env python
 #SBATCH --account=mine --ntasks-per-node=4   # a remark
 #SBATCH --output=out-%j.txt
 #SBATCH -p big
+#SBATCH --gres gpu:a100:2,tmpfs:1g
 import hpcml
 # hpcml: --nodes 9
 """
 
 
-def spec_of(tmp_path: Path, text: str, *words: str) -> tuple[JobSpec, argparse.Namespace]:
+def spec_of(tmp_path: Path, text: str, *words: str) -> tuple[RunRequest, argparse.Namespace]:
     script = tmp_path / "train.py"
     script.write_text(text)
     options = main.build_parser("submit").parse_args(words)
@@ -34,9 +35,11 @@ def spec_of(tmp_path: Path, text: str, *words: str) -> tuple[JobSpec, argparse.N
 
 def test_the_first_lines_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec, options = spec_of(tmp_path, TEXT)
-    assert (spec.nodes, spec.time, spec.account, spec.partition) == (4, 7200, "mine", "big")
+    assert (spec.size.nodes, spec.size.time, spec.place.account, spec.place.partition) == (4, 7200, "mine", "big")
     assert options.set == ["workers.per_node=2"]
-    assert spec.sbatch == (("--constraint", "fast&big"),)
+    assert (spec.size.gpu_type, spec.size.gpus_per_node) == ("a100", 2)
+    assert spec.place.settings == ("workers.per_node=2",)
+    assert dict(spec.place.sbatch) == {"--constraint": "fast&big", "--gres": "tmpfs:1g"}
     assert dict(spec.origins) == {
         "--nodes 4": "line 3 of train.py",
         "--time 2:00:00": "line 3 of train.py",
@@ -44,6 +47,8 @@ def test_the_first_lines_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[
         "--constraint=fast&big": "line 4 of train.py",
         "--account mine": "line 6 of train.py",
         "--partition big": "line 8 of train.py",
+        "--gpus-per-node a100:2": "line 9 of train.py",
+        "--gres=tmpfs:1g": "line 9 of train.py",
     }
     told = capsys.readouterr().err
     assert told.count("hpcml has no counterpart") == 1
@@ -54,9 +59,15 @@ def test_the_command_line_wins(tmp_path: Path) -> None:
     spec, options = spec_of(
         tmp_path, TEXT, "-N", "1", "--constraint=slow", "--set", "workers.per_node=8", "-p", "small"
     )
-    assert (spec.nodes, spec.partition, spec.sbatch) == (1, "small", (("--constraint", "slow"),))
+    assert (spec.size.nodes, spec.place.partition) == (1, "small")
+    assert dict(spec.place.sbatch)["--constraint"] == "slow"
     assert options.set == ["workers.per_node=2", "workers.per_node=8"]
-    assert {option for option, _ in spec.origins} == {"--time 2:00:00", "--account mine"}
+    assert {option for option, _ in spec.origins} == {
+        "--time 2:00:00",
+        "--account mine",
+        "--gpus-per-node a100:2",
+        "--gres=tmpfs:1g",
+    }
 
 
 @pytest.mark.parametrize(("line", "says"), [
@@ -78,17 +89,14 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, says: str) -> None:
 
 def test_a_script_without_such_lines_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec, _ = spec_of(tmp_path, "# hpcml is used here\n#SBATCHED\nprint(1)\n")
-    assert (spec.origins, spec.nodes) == ((), JobSpec._field_defaults["nodes"])
+    assert (spec.origins, spec.size.nodes) == ((), NOT_SAID)
     assert capsys.readouterr().err == ""
 
 
-KNOWN = dict.fromkeys(submit.FLAGS, False) | dict.fromkeys(submit.with_value(), True)
-
-
-def misplaced(tmp_path: Path, text: str, *words: str, script: str = "train.py") -> str:
+def refusal(tmp_path: Path, text: str, *words: str, script: str = "train.py") -> str:
     (tmp_path / "train.py").write_text(text)
     try:
-        script_options.check_misplaced(words, script, tmp_path, "hpcml submit", KNOWN)
+        misplaced.check([*script.split(" "), *words], tmp_path, "hpcml submit")
     except UsageError as error:
         return str(error)
     return ""
@@ -111,8 +119,8 @@ def test_a_script_with_an_option_of_the_same_name_gets_it(tmp_path: Path, text: 
     (tmp_path / "pack").mkdir()
     for name in ("deep.py", "pack/cli.py", "pack/__init__.py"):
         (tmp_path / name).write_text("" if "__" in name else "parser.add_argument('--nodes')")
-    assert misplaced(tmp_path, text, "--nodes", "2") == ""
-    assert misplaced(tmp_path, text, "--nodes", "2", script="-m train") == ""
+    assert refusal(tmp_path, text, "--nodes", "2") == ""
+    assert refusal(tmp_path, text, "--nodes", "2", script="-m train") == ""
 
 
 @pytest.mark.parametrize("text", [
@@ -122,15 +130,15 @@ def test_a_script_with_an_option_of_the_same_name_gets_it(tmp_path: Path, text: 
     "import argparse\nnodes = 4\nargparse.ArgumentParser().parse_args()",
 ])  # fmt: skip
 def test_options_of_hpcml_after_the_script_are_refused(tmp_path: Path, text: str) -> None:
-    error = misplaced(tmp_path, text, "--k", "8", "--nodes", "2", "--dry-run", "--", "--time")
+    error = refusal(tmp_path, text, "--k", "8", "--nodes", "2", "--dry-run", "--", "--time")
     assert "--dry-run, --nodes after train.py would go to the script" in error
     assert "type: hpcml submit --nodes 2 --dry-run train.py --k 8 -- --time." in error
     assert "type: hpcml submit train.py -- --k 8 --nodes 2 --dry-run -- --time." in error
-    assert "type: hpcml submit --nodes=3 -m train." in misplaced(tmp_path, text, "--nodes=3", script="-m train")
+    assert "type: hpcml submit --nodes=3 -m train." in refusal(tmp_path, text, "--nodes=3", script="-m train")
 
 
 def test_what_is_no_option_of_hpcml_goes_to_the_script(tmp_path: Path) -> None:
-    assert misplaced(tmp_path, "x = 1", "--k", "8", "-t", "5", "--", "--nodes", "2") == ""
-    assert misplaced(tmp_path, "x = = 1", "--k") == ""
-    assert misplaced(tmp_path, "", "--nodes", "2", script="-m pytest") == ""
-    assert misplaced(tmp_path, "", "--nodes", "2", script="nowhere.py") == ""
+    assert refusal(tmp_path, "x = 1", "--k", "8", "-t", "5", "--", "--nodes", "2") == ""
+    assert refusal(tmp_path, "x = = 1", "--k") == ""
+    assert refusal(tmp_path, "", "--nodes", "2", script="-m pytest") == ""
+    assert refusal(tmp_path, "", "--nodes", "2", script="nowhere.py") == ""

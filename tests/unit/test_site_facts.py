@@ -12,7 +12,7 @@ from hpcml import assets
 from hpcml.cli import tunnel
 from hpcml.errors import ConfigError, SiteError
 from hpcml.plan import plan
-from hpcml.schedulers.request import JobSpec, measure
+from hpcml.request.record import RunRequest, measure
 from hpcml.sites import facts, lookup
 from hpcml.sites.schema import CONFIDENCE, Site
 
@@ -24,7 +24,9 @@ PLACE = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/pytho
 
 def planned(site: Site, **values: Any) -> plan.Plan:
     request: dict[str, Any] = {name: measure(name, one) if name == "time" else one for name, one in values.items()}
-    return plan.plan(site, JobSpec(Path("/home/me/job.py"), (), Path("/home/me"), account="mine", **request), PLACE)
+    return plan.plan(
+        site, RunRequest.of(Path("/home/me/job.py"), (), Path("/home/me"), account="mine", **request), PLACE
+    )
 
 
 def load(text: str, tmp_path: Path, name: str = "mine") -> Site:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hpcml import schedulers
 from hpcml.errors import SiteError, SlurmUnreachableError
+from hpcml.request.record import RunRequest
 from hpcml.schedulers import JobState, slurm
-from hpcml.schedulers.request import JobSpec
 from hpcml.subprocesses import Answer
 
 GIB = 1024**3
@@ -287,9 +287,9 @@ def test_the_command_line_goes_before_the_shells_defaults(monkeypatch: pytest.Mo
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setenv("SBATCH_ACCOUNT", "shell")
     monkeypatch.setenv("SBATCH_PARTITION", "shell")
-    asked = JobSpec(Path("job.py"), (), Path("/home/me"), account="mine")
+    asked = RunRequest.of(Path("job.py"), (), Path("/home/me"), account="mine")
     made = slurm.with_variables(asked, lambda _: False)
-    assert (made.account, made.partition) == ("mine", "shell")
+    assert (made.place.account, made.place.partition) == ("mine", "shell")
 
 
 @pytest.mark.parametrize(("text", "nodes", "cpus", "size"), [

@@ -9,8 +9,8 @@ import pytest
 
 from hpcml.errors import ConfigError
 from hpcml.plan import container, plan
+from hpcml.request.record import RunRequest
 from hpcml.schedulers import JobLayout
-from hpcml.schedulers.request import JobSpec
 from hpcml.sites import schema
 from matrix import site_of
 
@@ -50,7 +50,7 @@ def test_sbcast_is_slurm_s() -> None:
 
 
 def test_the_step_reaches_every_node_and_speaks_to_the_script() -> None:
-    spec = JobSpec(Path("/p/a.py"), (), Path("/p"), nodes=3, image="/i/a.sif")
+    spec = RunRequest.of(Path("/p/a.py"), (), Path("/p"), nodes=3, image="/i/a.sif")
     made = plan.plan(site(stage="copy"), spec, plan.RunLocation(Path("/runs/a-1"), "/usr/bin/python3", "0"))
     assert made.stage is not None
     assert made.stage.launcher is not None

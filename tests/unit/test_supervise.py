@@ -24,7 +24,7 @@ from hpcml.node.roles.supervisor import run_script, tear_down
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from hpcml.plan import plan
-from hpcml.schedulers import request
+from hpcml.request import record as request
 from hpcml.sites import layers, schema
 
 KILLED = 128 + signal.SIGKILL
@@ -44,7 +44,7 @@ class EndsAtOnce(RunState):
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EndsAtOnce]:
-    spec = request.JobSpec(tmp_path / "job.py", (), tmp_path)
+    spec = request.RunRequest.of(tmp_path / "job.py", (), tmp_path)
     place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     site = layers.build(schema.Site, layers.Layers())
     settings = plan.plan(site, spec, place).inside

@@ -11,7 +11,7 @@ import pytest
 from hpcml.failures import judgement
 from hpcml.node.sweep import records
 from hpcml.paths import RunPaths
-from hpcml.schedulers.request import JobSpec
+from hpcml.request.record import RunRequest
 from hpcml.sites.schema import Partition
 from hpcml.sweeps import retry
 from hpcml.sweeps.retry import Fault
@@ -23,7 +23,7 @@ LIMITS = Partition(max_time=TimeLimit("2:00:00"), memory_per_node=Memory("100G")
 
 def more(faults: list[Fault], *, asked_for: bool = True, limits: Partition = LIMITS, memory: int = 60 * GIB,
          sbatch: tuple[tuple[str, str], ...] = ()) -> retry.More:  # fmt: skip
-    spec = JobSpec(Path("job.py"), (), Path(), sbatch=sbatch)
+    spec = RunRequest.of(Path("job.py"), (), Path(), sbatch=sbatch)
     now = {"time": 3600, "memory": memory, "memory_limit": 0}
     return retry.more(spec, faults, limits, "boost", now, asked_for=asked_for)
 
@@ -31,13 +31,13 @@ def more(faults: list[Fault], *, asked_for: bool = True, limits: Partition = LIM
 def test_nothing_is_raised_beyond_the_partition() -> None:
     found = more([Fault("oom", ("--memory-per-node", "90G")), Fault("oom", ("--memory-per-node", "150G")),
                   Fault("timeout", ("--time", "3:00:00"))])  # fmt: skip
-    assert (int(found.spec.memory_per_node), int(found.spec.time)) == (100 * GIB, 7200)
+    assert (int(found.spec.size.memory_per_node), int(found.spec.size.time)) == (100 * GIB, 7200)
     assert found.words == (
         "time is raised from 01:00:00 to 02:00:00",
         "memory of a node is raised from 60 GiB to 100 GiB",
     )
     full = more([Fault("oom", ("--memory-per-node", "150G"))], memory=100 * GIB)
-    assert not full.spec.memory_per_node.text
+    assert not full.spec.size.memory_per_node.text
     assert full.words == ("memory of a node is not raised: 100 GiB is all that partition boost gives",)
     enough = more([Fault("oom", ("--memory-per-node", "12G"))])
     assert enough.words == ("memory of a node is not raised: 60 GiB is more than the points that failed had",)
@@ -46,15 +46,15 @@ def test_nothing_is_raised_beyond_the_partition() -> None:
 def test_a_worker_s_share_and_nodes() -> None:
     found = more([Fault("oom", ("--set", "workers.memory_limit=3072M")), Fault("node", ("--exclude", "n1,n2"))])
     assert found.settings == ("workers.memory_limit=3072M",)
-    assert found.spec.sbatch == (("--exclude", "n1,n2"),)
+    assert found.spec.place.sbatch == (("--exclude", "n1,n2"),)
     unasked = more([Fault("oom", ("--memory-per-node", "90G")), Fault("node", ("--exclude", "n1"))], asked_for=False)
     assert unasked.words == ("without n1, where points failed by the node's fault",)
     added = more([Fault("node", ("--exclude", "n1,n7"))], sbatch=(("--exclude", "n[1,3],m[1,3]"),))
-    assert added.spec.sbatch == (("--exclude", "n[1,3],m[1,3],n7"),)
+    assert added.spec.place.sbatch == (("--exclude", "n[1,3],m[1,3],n7"),)
     kept = more([Fault("node", ("--exclude", "n7"))], sbatch=(("--exclude", "n[1-"),))  # what only Slurm may know
-    assert kept.spec.sbatch == (("--exclude", "n[1-,n7"),)
+    assert kept.spec.place.sbatch == (("--exclude", "n[1-,n7"),)
     chosen = more([Fault("node", ("--exclude", "n1"))], sbatch=(("--nodelist", "n[1-2]"),))
-    assert chosen.spec.sbatch == (("--nodelist", "n[1-2]"),)
+    assert chosen.spec.place.sbatch == (("--nodelist", "n[1-2]"),)
     assert "--nodelist" in chosen.words[0]
     [told] = more([Fault("oom")]).words
     assert told.startswith("memory is not raised: ")

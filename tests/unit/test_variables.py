@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.cli import main, submit, variables
+from hpcml.cli import main
 from hpcml.errors import HpcmlError
 from hpcml.plan import batch_script, plan
-from hpcml.schedulers.request import JobSpec
+from hpcml.request import variables
+from hpcml.request.reading import request_of
+from hpcml.request.record import Code, RunRequest
 from hpcml.sites import layers, schema
 
 LOCATION = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 
 
-def request(*words: str) -> JobSpec:
-    return submit.make_spec(main.build_parser("submit").parse_args(words), ["job.py"])
+def request(*words: str) -> RunRequest:
+    return request_of(vars(main.build_parser("submit").parse_args(words)), Code(Path("job.py")))
 
 
 def test_variables_of_options_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,4 +60,10 @@ def test_the_values_of_here_are_carried_to_another_machine(monkeypatch: pytest.M
     monkeypatch.setenv("FROM_HERE", "a b")
     own = ["-N", "2", "--env", "FROM_HERE", "--env=A=1", "--wait"]
     options = main.build_parser("submit").parse_args(own)
-    assert variables.carried(own, options) == ["-N", "2", "--wait", "--env=A=1", "--env=FROM_HERE=a b"]
+    assert variables.carried(own, options.env_file or (), options.env) == [
+        "-N",
+        "2",
+        "--wait",
+        "--env=A=1",
+        "--env=FROM_HERE=a b",
+    ]

@@ -10,7 +10,7 @@ import pytest
 from hpcml.errors import ConfigError, UsageError
 from hpcml.node.hardware import gpus
 from hpcml.plan import workers
-from hpcml.schedulers.request import JobSpec
+from hpcml.request.record import RunRequest
 from hpcml.sites import schema
 from matrix import site_of
 
@@ -19,8 +19,9 @@ def site(**table: Any) -> schema.Site:
     return site_of(table)
 
 
-def spec(protocol: str = "") -> JobSpec:
-    return JobSpec(script=Path("/x/job.py"), arguments=(), cwd=Path("/x"), protocol=protocol)
+def decided(table: dict[str, Any], gpus: int, **asked: Any) -> schema.Site:
+    asked_for = RunRequest.of(Path("/x/job.py"), gpus_per_node=gpus, **asked)
+    return workers.decided(site(**table), asked_for)
 
 
 def test_no_gpu_means_cpu_workers() -> None:
@@ -81,28 +82,20 @@ def test_what_dask_cuda_would_refuse_on_the_node_is_refused_at_once(gpu: dict[st
     assert workers.gpu_settings(site(gpu=gpu), 0) is None  # not a word of it where there is no GPU
 
 
-@pytest.mark.parametrize(("asked", "profile", "chosen"), [
-    ("", "auto", "auto"), ("", "ucx", "ucx"), ("ucx", "tls", "ucx"), ("tcp", "ucx", "tls"), ("tls", "auto", "tls"),
-    ("auto", "tls", "auto"),
-])  # fmt: skip
-def test_protocol(asked: str, profile: str, chosen: str) -> None:
-    assert workers.protocol(site(network={"protocol": profile}), spec(asked)) == chosen
-
-
 def test_workers_of_cudf_polars_have_nothing_that_its_engine_sets_up() -> None:
-    profile = site(gpu={"rmm_pool_size": "40G", "rmm_async": True, "cudf_spill": True, "cuda": "13"})
-    made = workers.gpu_settings(profile, 4, "polars")
+    profile = site(gpu={"rmm_pool_size": "40G", "rmm_async": True, "cudf_spill": True, "cuda": "13", "mode": "polars"})
+    made = workers.gpu_settings(profile, 4)
     assert made is not None
     assert (made.mode, made.count, made.cuda) == ("polars", 4, "13")
     assert (made.rmm_pool_size, made.device_memory_limit) == (None, None)
     assert not any((made.rmm_async, made.rmm_allocator_libs, made.cudf_spill))
-    assert "CUDF_SPILL" not in dict(workers.shared_environment(profile, 4, "tls", "polars"))
-    assert workers.protocol(site(network={"protocol": "ucx"}), spec(), "polars") == "tls"
-    assert workers.advice(site(), "polars")["no-tasks"] == {"off": "true"}
+    assert "CUDF_SPILL" not in dict(workers.shared_environment(profile, 4))
+    assert decided({"network": {"protocol": "ucx"}, "gpu": {"mode": "polars"}}, 4).network.protocol == "tls"
+    assert workers.advice(profile)["no-tasks"] == {"off": "true"}
 
 
 def test_without_cudf_polars_its_workers_are_refused_on_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = workers.gpu_settings(site(), 1, "polars")
+    made = workers.gpu_settings(site(gpu={"mode": "polars"}), 1)
     assert made is not None
     monkeypatch.setenv("RAPIDS_NO_INITIALIZE", "")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "dask_cuda" or None)
@@ -110,30 +103,21 @@ def test_without_cudf_polars_its_workers_are_refused_on_the_node(monkeypatch: py
         gpus.load(made)
 
 
-@pytest.mark.parametrize(("profile", "asked", "gpus", "words"), [
-    ({}, {"gpu_mode": "polars"}, 0, "for GPU workers, and this run has none"),
-    ({}, {"gpu_mode": "polars", "protocol": "ucx"}, 4, "does not go with UCX"),
-    ({}, {"gpu_mode": "polars", "profile": "rmm"}, 4, "does not see the memory"),
-    ({}, {"gpu_mode": "panda"}, 4, "no GPU mode 'panda'"),
-    ({"gpu": {"mode": "polars"}, "fabric": {"require": "rdma"}}, {}, 4, "No check can prove RDMA"),
+@pytest.mark.parametrize(("profile", "asked", "words"), [
+    ({}, {"profile": "rmm"}, "does not see the memory"),
+    ({"fabric": {"require": "rdma"}}, {}, "No check can prove RDMA"),
 ])  # fmt: skip
 def test_what_cannot_be_in_the_mode_for_polars_is_refused(
-    profile: dict[str, Any], asked: dict[str, Any], gpus: int, words: str
+    profile: dict[str, Any], asked: dict[str, Any], words: str
 ) -> None:
     with pytest.raises((UsageError, ConfigError), match=words):
-        workers.gpu_mode(site(**profile), spec()._replace(**asked), gpus)
+        decided({"gpu": {"mode": "polars"}, **profile}, 4, **asked)
 
 
-def test_the_mode_is_the_requests_then_the_profiles() -> None:
-    polars = site(gpu={"mode": "polars"})
-    assert workers.gpu_mode(polars, spec(), 0) == ""  # a profile's mode is for runs with GPUs
-    assert workers.gpu_mode(polars, spec(), 4) == "polars"
-    assert workers.gpu_mode(polars, spec()._replace(gpu_mode="dask"), 4) == "dask"
-
-
-def test_no_such_protocol() -> None:
-    with pytest.raises(UsageError, match="no protocol 'ib'"):
-        workers.protocol(site(), spec("ib"))
+def test_the_mode_for_polars_is_for_runs_with_gpus() -> None:
+    polars = {"gpu": {"mode": "polars"}, "network": {"protocol": "ucx"}}
+    assert decided(polars, 4).gpu.mode == "polars"
+    assert (decided(polars, 0).gpu.mode, decided(polars, 0).network.protocol) == ("dask", "ucx")
 
 
 def test_resources() -> None:
@@ -143,12 +127,12 @@ def test_resources() -> None:
 
 
 def test_shared_variables() -> None:
-    assert workers.shared_environment(site(), 0, "") == ()
-    made = dict(workers.shared_environment(site(network={"interface": "ib0"}, gpu={"cudf_spill": True}), 4, ""))
+    assert workers.shared_environment(site(), 0) == ()
+    made = dict(workers.shared_environment(site(network={"interface": "ib0"}, gpu={"cudf_spill": True}), 4))
     assert made["NCCL_SOCKET_IFNAME"] == "ib0"
     assert made["CUDF_SPILL"] == "on"
     assert made["RAPIDS_NO_INITIALIZE"] == "1"
     assert "KVIKIO_COMPAT_MODE" not in made
     for gds, mode in (("on", "OFF"), ("off", "ON")):
-        assert dict(workers.shared_environment(site(gpu={"gds": gds}), 4, ""))["KVIKIO_COMPAT_MODE"] == mode
-    assert dict(workers.shared_environment(site(), 0, "ucx")) == {"UCX_WARN_UNUSED_ENV_VARS": "n"}
+        assert dict(workers.shared_environment(site(gpu={"gds": gds}), 4))["KVIKIO_COMPAT_MODE"] == mode
+    assert dict(workers.shared_environment(site(network={"protocol": "ucx"}), 0)) == {"UCX_WARN_UNUSED_ENV_VARS": "n"}

@@ -41,7 +41,7 @@ class Cause(NamedTuple):
     remedy: str
 
 
-TLS = Cause("TLS was asked for", "use --protocol ucx, with GPU workers and an image whose UCX has InfiniBand")
+TLS = Cause("TLS was asked for", "set network.protocol=ucx, with GPU workers and an image whose UCX has InfiniBand")
 
 
 def across(measurement: Measurement, bad: Iterable[str]) -> Cause:

@@ -143,7 +143,7 @@ def _parts_missing(facts: Facts, *, gpu: bool, ucx: bool) -> Iterable[Trouble]:
             "GPU workers need dask-cuda, which is not installed", f"Install hpcml's extra {extra}.", fatal=True
         )
     if ucx and "distributed_ucxx" in missing:
-        hint = f"Install hpcml's extra {extra}, or use --protocol tls."
+        hint = f"Install hpcml's extra {extra}, or use --set network.protocol=tls."
         yield Trouble("protocol ucx needs distributed-ucxx, which is not installed", hint, fatal=True)
     elif ucx and facts["ucx_error"]:
         hint = "Look at the variables UCX_*, and at which UCX is loaded."

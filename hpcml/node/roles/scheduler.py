@@ -163,7 +163,7 @@ def main() -> int:
     except NoAddressError as error:
         reason = f"{error} (profile: network.interface)"
     except NoProtocolError as error:
-        reason = f"{error} (--protocol, or profile: network.protocol)"
+        reason = f"{error} (network.protocol of the profile)"
     print(f"hpcml: {reason}.", file=sys.stderr)
     return START_FAILED
 

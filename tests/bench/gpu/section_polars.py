@@ -34,7 +34,7 @@ def cases(world: World) -> list[Case]:
 
 
 def _mode(world: World, by: str) -> list[str]:
-    return ["--gpu-mode", "polars"] if by == "polars" and not world.cpu_only else []
+    return ["--set", "gpu.mode=polars"] if by == "polars" and not world.cpu_only else []
 
 
 def _example(world: World, nodes: int, count: int) -> list[Result]:

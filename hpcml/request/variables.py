@@ -5,20 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.sites import layers
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def given(options: Namespace) -> tuple[tuple[str, str], ...]:
-    """Return the variables that the options set, by name; the last of a name counts, and ``--env`` above files.
+def read(env_files: Sequence[str], env: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the variables of ``--env-file`` and ``--env``, by name; the last of a name wins, and ``--env`` over files.
 
     Raises
     ------
@@ -28,15 +23,15 @@ def given(options: Namespace) -> tuple[tuple[str, str], ...]:
         If a name is none or hpcml's own, or a variable that is to be taken from here is not set.
     """
     variables: dict[str, str] = {}
-    for file in getattr(options, "env_file", None) or ():
-        for number, line in enumerate(_read(common.here() / layers.user_path(file), file), 1):
+    for file in env_files:
+        for number, line in enumerate(_read(layers.here() / layers.user_path(file), file), 1):
             text = line.strip().removeprefix("export ").strip()
             if text and not text.startswith("#"):
                 name, value = _variable(text, f"{file}, line {number}")
                 value = value.strip()
                 quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
                 variables[name] = value[1:-1] if quoted else value
-    for text in getattr(options, "env", None) or ():
+    for text in env:
         name, value = _variable(text, "--env")
         variables[name] = value
     return tuple(sorted(variables.items()))
@@ -68,11 +63,11 @@ def _variable(text: str, place: str) -> tuple[str, str]:
     return name, value
 
 
-def carried(own: Sequence[str], options: Namespace) -> list[str]:
+def carried(own: Sequence[str], env_files: Sequence[str], env: Sequence[str]) -> list[str]:
     """Return a command's own words with the variables' values in them, for another machine to read."""
     kept, takes_value = [], False
     for word in own:
         if not takes_value and word not in ("--env", "--env-file") and not word.startswith(("--env=", "--env-file=")):
             kept.append(word)
         takes_value = not takes_value and word in ("--env", "--env-file")
-    return [*kept, *(f"--env={name}={value}" for name, value in given(options))]
+    return [*kept, *(f"--env={name}={value}" for name, value in read(env_files, env))]

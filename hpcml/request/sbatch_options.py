@@ -5,22 +5,15 @@ from __future__ import annotations
 import re
 
 from hpcml.errors import UsageError
+from hpcml.request.options import OPTIONS
 
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
-# What hpcml has an option for, or decides itself, by sbatch's long and short words: one sentence each.
-_NAMES = {
-    "--nodes": "Use --nodes.",
-    "--job-name": "Use --name.",
-    "--account": "Use --account.",
-    "--partition": "Use --partition.",
-    "--qos": "Use --qos.",
-    "--time": "Use --time.",
-    "--dependency": "Use --dependency.",
-    "--mem": "Use --memory-per-node.",
-}
+# What hpcml has an option for, by sbatch's long words.
+_NAMES = {one.slurm[0]: f"Use {one.word}." for one in reversed(OPTIONS.values()) if one.slurm}
 _SWEEP = "Use hpcml sweep SCRIPT --grid NAME=VALUES: it runs the script once for each value."
 _WORKERS = "Use --set workers.per_node=N: so many workers on each node."
 _MODULES = "Use --set 'runtime.modules=[\"NAME\"]', or write it into the site's settings."
+# What hpcml decides itself, or says in other words, by sbatch's long and short words: one sentence each.
 INSTEAD = {
     "--workers": _WORKERS,
     "--workers-per-node": _WORKERS,
@@ -59,6 +52,9 @@ INSTEAD = {
     "--cluster": "Submit on a login node of that cluster.",
     "-M": "Submit on a login node of that cluster.",
     "--wrap": "Name a script.",
+    "--protocol": "Use --set network.protocol=ucx.",
+    "--gpu-mode": "Use --set gpu.mode=polars.",
+    "--gres": "Use --gpus-per-node 4 or TYPE:4; for other resources --sbatch=--gres=NAME:N.",
     "--parsable": "Use --json.",
     "--test-only": "Use --check.",
 }
@@ -82,7 +78,7 @@ def directive(text: str, place: str) -> tuple[str, str]:
         raise UsageError(f"'{text}' is not an option of sbatch", place=place, hint="Write --sbatch=--constraint=fast.")
     if equals and not value:
         raise UsageError(f"{option} is empty", place=place, hint="Leave it out, or give it a value.")
-    if why := _NAMES.get(option, "") or instead(option):
+    if option != "--gres" and (why := instead(option) or _NAMES.get(option, "")):
         raise UsageError(f"{option} is not passed to sbatch: hpcml decides it", place=place, hint=why)
     if option == "--gres" and "gpu" in re.split(r"[:,]", value):
         hint = "Use --gpus-per-node N or TYPE:N."
@@ -106,11 +102,3 @@ def gres(text: str) -> tuple[str, str]:
     if gpus and not wanted.rpartition(":")[2].isdecimal():
         wanted = f"{wanted}:1".lstrip(":")  # as Slurm reads it
     return wanted, ",".join(part for part in parts if part not in gpus)
-
-
-def gpus(text: str) -> tuple[str, str]:
-    """Divide GPUs of a node into their type and their number: ``a100:4``, or ``4`` of no type."""
-    kind, _, count = text.rpartition(":")
-    if kind and not re.fullmatch(r"[A-Za-z0-9_.-]+", kind):
-        raise UsageError(f"'{text}' is not TYPE:N", place="--gpus-per-node", hint="Write --gpus-per-node a100:4.")
-    return kind, count

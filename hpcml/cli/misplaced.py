@@ -1,0 +1,57 @@
+"""Options of hpcml that follow the script, which would go to the script."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcml.errors import UsageError
+from hpcml.request.options import TAKES_VALUE
+from hpcml.runs import script_checks, script_content
+
+
+def check(words: Sequence[str], here: Path, prog: str) -> None:
+    """Refuse options of hpcml among the script's arguments; after ``--`` all words are the script's.
+
+    Parameters
+    ----------
+    words
+        The script, or ``-m`` and the module, and what follows.
+    prog
+        The command, as ``hpcml submit``.
+
+    Raises
+    ------
+    UsageError
+        If the script's text has no such option: it would run with other settings than the user meant.
+    """
+    is_module = words[0] == "-m"
+    first = 1 if is_module else 0
+    if words[0] == "--" or words[first + 1 : first + 2] == ["--"] or not words[first:]:
+        return
+    script, words = " ".join(words[: first + 1]), words[first + 1 :]
+    own = list(words[: words.index("--")]) if "--" in words else list(words)
+    options = [word.partition("=")[0] for word in own]
+    asked = {word for word in TAKES_VALUE.keys() & options if word.startswith("--")}  # short ones may mean anything
+    file = script_checks.module_file(here / script[3:]) if is_module else here / script
+    if not asked or file is None or not file.is_file():
+        return  # a module of the environment may take any option
+    folder = here if is_module else file.resolve().parent
+    misplaced = asked - script_content.options_taken(file, folder, asked)
+    if not misplaced:
+        return
+    moved: list[str] = []
+    rest = list(words)
+    for word, option in zip(own, options, strict=True):
+        if option in misplaced and word in rest:
+            at = rest.index(word)
+            count = 2 if TAKES_VALUE.get(word) and rest[at + 1 :] else 1
+            moved += rest[at : at + count]
+            del rest[at : at + count]
+    listed = ", ".join(sorted(misplaced))
+    what = f"{listed} after {file.name} would go to the script, and no such option was found in it"
+    typed = script if is_module else shlex.quote(script)
+    before = " ".join(filter(None, [prog, shlex.join(moved), typed, shlex.join(rest)]))
+    hint = f"For hpcml, type: {before}. For the script, type: {prog} {typed} -- {shlex.join(words)}."
+    raise UsageError(what, place=prog, hint=hint)

@@ -1,0 +1,96 @@
+"""The table of options as a parser of words, and hpcml's way of refusing words."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from hpcml import errors
+from hpcml.help_layout import HelpLayout
+from hpcml.request import options, sbatch_options
+from hpcml.request.options import Option
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with hpcml's way of failing (one sentence, a next step, status 64) and its layout of help."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"formatter_class": HelpLayout, **settings})
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of exiting, so that every error is printed in one place."""
+        word = message.removeprefix("unrecognized arguments: ").split(" ")[0]
+        if word.startswith("-") and word != message:
+            raise _no_option(word, self)
+        if (missing := message.removeprefix("the following arguments are required: ")) != message:
+            message = f"{missing} {'are' if ', ' in missing else 'is'} missing"
+            if "|" in missing:
+                message = f"one of these words is missing: {missing.replace('|', ', ')}"
+        raise errors.UsageError(message[:1].upper() + message[1:], place=self.prog, hint=f"Try {self.prog} --help.")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Refuse ``--`` as an option's value, as in ``--name=--``; argparse takes it away and breaks down."""
+        if action.option_strings and action.nargs is None and arg_strings == ["--"]:
+            option = action.option_strings[0]
+            hint = f"Try {self.prog} --help."
+            raise errors.UsageError(f"{option} has no value: '--' is none", place=self.prog, hint=hint)
+        return super()._get_values(action, arg_strings)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a word that is none of an argument's, with the one that was probably meant."""
+        _check_choice(value, action.choices, self.prog)
+
+
+def of(verb: str) -> Parser:
+    """Return a parser of a verb's options alone."""
+    parser = Parser(prog=f"hpcml {verb}", allow_abbrev=False)
+    add_to(parser, verb)
+    return parser
+
+
+def add_to(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Add the options that a verb takes, by group."""
+    for title, group in options.GROUPS.items():
+        if taken := [option for option in group if verb in option.takers]:
+            added = parser.add_argument_group(title)
+            for option in taken:
+                added.add_argument(option.word, *option.also, help=option.help, **_settings(option))
+
+
+def _settings(option: Option) -> dict[str, Any]:
+    """Return how argparse takes an option; those for sbatch share a list, so that the last of one wins."""
+    if option.is_flag and not option.passed:
+        return {"action": "store_true"}
+    if option.is_flag:
+        return {"action": "append_const", "const": option.word, "dest": "sbatch"}
+    metavar = option.metavar or option.name.upper()
+    if option.passed:
+        return {"action": "append", "type": f"{option.word}={{}}".format, "dest": "sbatch", "metavar": metavar}
+    return {"action": "append" if option.several else "store", "metavar": metavar}
+
+
+def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
+    """Return the error for an option that a command does not have: what sbatch's stands for here, or what was meant."""
+    option = word.partition("=")[0] if word.startswith("--") else word[:2]
+    long_options = {name[2:] for action in parser._actions for name in action.option_strings if name[:2] == "--"}  # noqa: SLF001 - there is no other way to ask
+    hint = sbatch_options.instead(option) if "nodes" in long_options else ""
+    if not hint and option.startswith("--"):
+        near = errors.nearest(option[2:], sorted(long_options))
+        hint = errors.did_you_mean(near and f"--{near}", "")
+    if not hint and parser.prog == "hpcml rerun":
+        hint = f"rerun repeats the script's own arguments. For others, submit the script again: … SCRIPT {word}."
+    if not hint and "nodes" in long_options and option.startswith("--"):
+        hint = f"If it is sbatch's, pass it on: --sbatch={word}. Otherwise try {parser.prog} --help."
+    hint = hint or f"Try {parser.prog} --help."
+    return errors.UsageError(f"There is no option '{option}'", place=parser.prog, hint=hint)
+
+
+def _check_choice(word: str, choices: Iterable[str] | None, place: str) -> None:
+    """Refuse a word behind a command that is none of those known, if there are such."""
+    known = [] if choices is None else list(choices)
+    if choices is None or word in known:
+        return
+    near = errors.nearest(word, known)
+    hint = errors.did_you_mean(near and f"{place} {near}", f"Try {place} --help.")
+    raise errors.UsageError(f"'{word}' is none of: {', '.join(known)}", place=place, hint=hint)

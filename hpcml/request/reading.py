@@ -1,0 +1,91 @@
+"""From what was given of options, on a command line or in Python, to the request."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from hpcml.errors import UsageError, did_you_mean, nearest
+from hpcml.request import variables
+from hpcml.request.options import OPTIONS, as_word, of
+from hpcml.request.record import OPTIONAL, Code, RunRequest
+from hpcml.request.sbatch_options import directive, instead
+from hpcml.terminal import json_text
+
+
+def request_of(given: Mapping[str, Any], code: Code) -> RunRequest:
+    """Return the request; ``given`` is by option a text, a list of texts or True, and None or False where it was not.
+
+    Raises
+    ------
+    HpcmlError
+        If a value cannot be read; the place is the option.
+    """
+    values: dict[str, Any] = {"environment": variables.read(given.get("env_file") or (), given.get("env") or ())}
+    for name, option in OPTIONS.items():
+        value = given.get(name)
+        if value is not None and value is not False and name in OPTIONAL and name != "sbatch":
+            values[name] = option.read(value, option.word)
+    if "gpus_per_node" in values:
+        values["gpu_type"], values["gpus_per_node"] = values["gpus_per_node"]
+    values["settings"] = tuple(given.get("set") or ())
+    values["sbatch"] = tuple(dict(directive(text, "hpcml submit") for text in given.get("sbatch") or ()).items())
+    return RunRequest(code).changed(**values)
+
+
+def given_by_keywords(keywords: Mapping[str, Any], allowed: Collection[str], caller: str) -> dict[str, Any]:
+    """Return keywords of Python as :func:`request_of` takes them.
+
+    Raises
+    ------
+    UsageError
+        If there is no such option, or a flag has another value than True and False.
+    """
+    given: dict[str, Any] = {}
+    for name, value in keywords.items():
+        if name not in allowed:
+            hint = "Leave it out; hpcml.submit() has it." if name in of("python") else instead(as_word(name))
+            hint = hint or did_you_mean(
+                nearest(name, allowed), "hpcml submit --help lists them; what waits is run.wait()."
+            )
+            raise UsageError(f"{caller} has no option '{name}'", place=f"{name}={value!r}", hint=hint)
+        if value is None or value is False:
+            continue
+        option = OPTIONS[name]
+        if option.is_flag and value is not True:
+            raise UsageError(f"'{name}' takes True or False", place=f"{name}={value!r}", hint=f"Write {name}=True.")
+        if option.passed:
+            passed = option.word if option.is_flag else f"{option.word}={as_text(value)}"
+            given.setdefault("sbatch", []).append(passed)
+        elif option.is_flag:
+            given[name] = True
+        elif option.several:
+            given.setdefault(name, []).extend(as_texts(value))
+        else:
+            given[name] = as_text(value)
+    return given
+
+
+def from_keywords(keywords: Mapping[str, Any], allowed: Collection[str], caller: str, code: Code) -> RunRequest:
+    """Return the request that keywords of Python make; HpcmlError if one is not allowed or cannot be read.
+
+    Parameters
+    ----------
+    allowed
+        Names of options: ``options.of("map")``.
+    caller
+        What the user called, for errors.
+    """
+    return request_of(given_by_keywords(keywords, allowed, caller), code)
+
+
+def as_texts(value: object) -> list[str]:
+    """Return the values of an option that may be repeated; a mapping is ``KEY=VALUE`` for each key."""
+    if isinstance(value, Mapping):
+        return [f"{key}={as_text(one)}" for key, one in value.items()]
+    return [as_text(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
+
+
+def as_text(value: object) -> str:
+    """Return a value as it is typed."""
+    return json_text(value) if isinstance(value, (bool, list, tuple, dict)) else str(value)

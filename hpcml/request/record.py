@@ -1,0 +1,189 @@
+"""The request: what a run is asked for, by group; the plan fills in the site's defaults."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcml.errors import UsageError
+from hpcml.units import Memory, TimeLimit
+
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+LONGEST_NAME = 64
+NOT_SAID = -1  # a count that the user did not give
+ENDS = {"ok": "to end well", "any": "to end", "fail": "to fail"}
+_MEASURES: dict[str, tuple[type[TimeLimit | Memory], str]] = {
+    "time": (TimeLimit, "See sbatch(1), --time."),
+    "memory_per_node": (Memory, "Units are powers of 1024."),
+}
+
+
+class Awaited(NamedTuple):
+    """A run that another waits for."""
+
+    run: str  # the word of the user; once resolved, the run's id
+    when: str = "ok"  # the wanted end: a key of ENDS
+    job: str = ""  # the run's Slurm job id, once resolved
+
+    @classmethod
+    def of(cls, text: str) -> Awaited:
+        """Return what ``RUN`` or ``RUN:ok|any|fail`` means; UsageError if it is neither."""
+        run, colon, when = text.partition(":")
+        if not run or (colon and when not in ENDS):
+            hint = "Write RUN (it is to end well), RUN:any or RUN:fail."
+            raise UsageError(f"'{text}' does not say which run to wait for", place="--after", hint=hint)
+        return cls(run, when or "ok")
+
+    @property
+    def text(self) -> str:
+        """The same as :meth:`of` reads it."""
+        return f"{self.run}:{self.when}"
+
+    def words(self) -> str:
+        """Return the end that is waited for, in words."""
+        return f"{self.run} {ENDS[self.when]}"
+
+    def met_by(self, exit_status: int | None) -> bool:
+        """Whether an end with that status is the wanted one; a run without a status has an unknown end."""
+        return self.when == "any" or (exit_status is not None and (exit_status == 0) == (self.when == "ok"))
+
+
+class Code(NamedTuple):
+    """What is started."""
+
+    script: Path = Path()  # the file; of a module its folder and dotted name; of a program on PATH its bare name
+    arguments: tuple[str, ...] = ()  # the script's own
+    cwd: Path = Path()  # the folder that the script runs in: the one that the user submits from
+    form: str = ""  # a Python file (empty), "module", "notebook" or "program"
+    interpreter: tuple[str, ...] = ()  # words of a Python interpreter in the place of the run's own
+    in_place: bool = False  # a program that is started where it is, and never copied
+    sources: tuple[Path, ...] = ()  # folders that the copy of the code may link to
+    staged: bool = False  # script and cwd are removed after the submission: the script runs in the run's copy
+    service: str = ""  # a program of hpcml's in the place of a script: jupyter, fabric, doctor, map, elastic
+    idle: float = 0.0  # seconds without use after which JupyterLab ends; 0: never
+
+    @property
+    def copied(self) -> bool:
+        """Whether the run takes a copy of a folder of code: a program on PATH has none."""
+        return not self.service and self.script.is_absolute() and not self.in_place
+
+
+class Place(NamedTuple):
+    """Where the run's job goes."""
+
+    site: str = ""  # the name of the machine's profile; empty: the one found here
+    settings: tuple[str, ...] = ()  # KEY=VALUE of the profile, as for --set
+    account: str = ""  # Slurm account to charge
+    partition: str = ""  # Slurm partition
+    qos: str = ""  # Slurm quality of service
+    dependency: str = ""  # as for sbatch --dependency
+    after: tuple[Awaited, ...] = ()  # runs to wait for
+    sbatch: tuple[tuple[str, str], ...] = ()  # options passed to sbatch: name and value (flag: ""), no name twice
+
+
+class Size(NamedTuple):
+    """How much is asked for. In the plan's copy 0 CPUs, no memory and no time are what Slurm gives."""
+
+    nodes: int = NOT_SAID  # nodes
+    gpus_per_node: int = NOT_SAID  # GPUs of each node, a worker for each
+    gpu_type: str = ""  # Slurm's name of the GPU model
+    cpus_per_node: int = NOT_SAID  # CPUs of each node, as Slurm counts them
+    memory_per_node: Memory = Memory()  # bytes of each node
+    time: TimeLimit = TimeLimit()  # seconds
+
+
+class Attempts(NamedTuple):
+    """Whether the run continues in another job after a time limit, a preemption or a node's failure."""
+
+    until_done: bool = False  # it continues
+    max_restarts: int = NOT_SAID  # attempts after the first
+    max_node_hours: float = 0.0  # node-hours of all attempts together; 0: no limit
+
+
+class Dask(NamedTuple):
+    """What only Dask's roles are asked for."""
+
+    own_clusters: bool = False  # the script may open Dask clusters beside the run's
+    profile: str = ""  # names of profilers, with commas
+
+
+class Points(NamedTuple):
+    """The sweep whose points the script is started for."""
+
+    sweep: str = ""  # its name; empty: no sweep
+    at_once: int = 1  # points at the same time in one allocation
+
+
+class RunRequest(NamedTuple):
+    """What a run is asked for; an empty value or ``NOT_SAID`` was not given."""
+
+    code: Code = Code()
+    size: Size = Size()
+    place: Place = Place()
+    attempts: Attempts = Attempts()
+    dask: Dask = Dask()
+    points: Points = Points()
+    name: str = ""  # the run's name; empty: the script's
+    image: str = ""  # path of the Apptainer image that the roles run in; in the plan's copy an absolute one
+    environment: tuple[tuple[str, str], ...] = ()  # variables of the run: name and value, which may be secret
+    origins: tuple[tuple[str, str], ...] = ()  # options that the command line did not give, and their sources
+
+    @classmethod
+    def of(cls, script: Path, arguments: tuple[str, ...] = (), cwd: Path = Path(), **values: Any) -> RunRequest:
+        """Return the request of a script; ``values`` as for :meth:`changed`."""
+        return cls(Code(script, arguments, cwd)).changed(**values)
+
+    def changed(self, **values: Any) -> RunRequest:
+        """Return a copy with these values; a field of a group goes by its own name."""
+        by_group: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            by_group.setdefault(_GROUP_BY_FIELD.get(name, ""), {})[name] = value
+        own = by_group.pop("", {})
+        groups = {group: getattr(self, group)._replace(**fields) for group, fields in by_group.items()}
+        return self._replace(**own, **groups)
+
+    def value(self, name: str) -> Any:
+        """Return the value of a field, also of a group's."""
+        return getattr(getattr(self, _GROUP_BY_FIELD[name]) if name in _GROUP_BY_FIELD else self, name)
+
+    def given(self) -> dict[str, object]:
+        """Return the given values by field, without the site and its settings; of variables only the names."""
+        fields = {name: value for group in _GROUPS for name, value in getattr(self, group)._asdict().items()}
+        fields |= {name: getattr(self, name) for name in self._fields if name not in _GROUPS}
+        fields["environment"] = tuple(name for name, _ in self.environment)
+        del fields["site"], fields["settings"]
+        return {
+            name: value for name, value in fields.items() if getattr(value, "text", value) not in ("", NOT_SAID, ())
+        }
+
+
+_GROUPS = {name: value for name, value in RunRequest._field_defaults.items() if hasattr(value, "_fields")}
+_GROUP_BY_FIELD = {field: group for group, record in _GROUPS.items() for field in record._fields}
+OPTIONAL = [*(field for field, group in _GROUP_BY_FIELD.items() if group != "code"), "name", "image"]
+
+
+def measure(name: str, text: str, place: str = "") -> TimeLimit | Memory:
+    """Return the time limit or the memory of a request; UsageError at ``place`` if the text is none."""
+    kind, hint = _MEASURES[name]
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise UsageError(str(error), place=place or f"--{name.replace('_', '-')}", hint=hint) from error
+
+
+def job_name(spec: RunRequest) -> str:
+    """Return the run's name: as given, else the script's, reduced to what a job name and a folder may hold.
+
+    Raises
+    ------
+    UsageError
+        If a name was given that holds other characters or is too long.
+    """
+    if spec.name:
+        if _NOT_IN_A_NAME.search(spec.name) or len(spec.name) > LONGEST_NAME or not spec.name[0].isalnum():
+            hint = f"Use letters, digits, '.', '_' and '-', at most {LONGEST_NAME}, a letter or digit first."
+            raise UsageError(f"The name {spec.name!r} cannot be used", place="--name", hint=hint)
+        return spec.name
+    name = spec.code.script.name if spec.code.form == "module" else spec.code.script.stem
+    return _NOT_IN_A_NAME.sub("-", name).strip("-._")[:LONGEST_NAME] or "run"

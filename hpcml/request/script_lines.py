@@ -1,0 +1,131 @@
+"""Options in the first comment lines of a script: ``# hpcml:`` and ``#SBATCH``."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcml.errors import HpcmlError, UsageError
+from hpcml.request import sbatch_options
+from hpcml.request.options import OPTIONS, as_word
+from hpcml.terminal import note
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
+_MOST = 1 << 16  # bytes in which the first comment lines are looked for
+_LINE = re.compile(r"#\s*(hpcml:|SBATCH\s)\s*(.*)")
+
+
+def lay_below(given: dict[str, Any], script: Path, parser: ArgumentParser) -> tuple[tuple[str, str], ...]:
+    """Add to ``given`` what the script's own lines say and it does not; return those options with their lines.
+
+    ``# hpcml: --nodes 4`` is read as the command line is, by ``parser``. Of ``#SBATCH`` lines what hpcml has an option
+    for counts, and a note names the others.
+
+    Raises
+    ------
+    UsageError
+        If a line of hpcml's is wrong; the place is the line.
+    """
+    lines = list(_lines(_start(script)))
+    if not lines:
+        return ()
+    single: dict[str, tuple[Any, str]] = {}
+    several: dict[str, list[tuple[Any, str]]] = {}
+    unused: list[str] = []
+    for number, word, text in lines:
+        place = f"line {number} of {script.name}"
+        try:
+            values, rest = _parsed(parser, text, sbatch=word != "hpcml:")
+        except (HpcmlError, ValueError) as error:
+            if word != "hpcml:":
+                unused.append(f"{text} (line {number})")
+                continue
+            hint = error.hint if isinstance(error, HpcmlError) else "Close the quotes."
+            message = error.message if isinstance(error, HpcmlError) else f"The line cannot be read: {error}"
+            raise UsageError(message, place=place, hint=hint) from error
+        unused += [f"{' '.join(rest)} (line {number})"] if rest else []
+        for name, value in values.items():
+            if isinstance(value, list):
+                several.setdefault(name, []).extend((one, place) for one in value)
+            else:
+                single[name] = (value, place)
+    if unused:
+        note(f"of the #SBATCH lines in {script.name} these do not count, hpcml has no counterpart: {', '.join(unused)}")
+    return tuple(_laid(given, single, several))
+
+
+def _laid(
+    given: dict[str, Any], single: dict[str, tuple[Any, str]], several: dict[str, list[tuple[Any, str]]]
+) -> Iterator[tuple[str, str]]:
+    """Add what was not given; yield each option that counts and its line."""
+    for name, (value, place) in single.items():
+        if given.get(name) in (None, False):
+            given[name] = value
+            yield as_word(name) + ("" if value is True else f" {value}"), place
+    for name, values in several.items():
+        own = given.get(name) or []
+        given[name] = [*(value for value, _ in values), *own]
+        own_names = {text.partition("=")[0] for text in own}
+        for text, place in values:
+            key = text.partition("=")[0]
+            if key not in own_names:  # of a variable the value may be secret
+                yield {"sbatch": text, "env": f"--env {key}"}.get(name, f"{as_word(name)} {text}"), place
+
+
+def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return a line's options by name, and the words that are none; only sbatch's may hold such words."""
+    words = shlex.split(text.replace("--gres ", "--gres=") if sbatch else text, comments=sbatch)
+    if not sbatch and {"-h", "--help"} & set(words):
+        raise UsageError("--help is for the command line", hint="Take it out.")
+    words = _gpus_of_gres(words) if sbatch else words
+    options, rest = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
+    if rest and not sbatch:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    values = {name: value for name, value in vars(options).items() if value not in (None, False, parser)}
+    if sbatch and (slurms := values.pop("profile", None)):  # another thing of the same name
+        rest += [f"--profile={word}" for word in slurms]
+    typed = [name for name, option in OPTIONS.items() if "lines" not in option.takers]
+    for name in [name for name in typed if values.pop(name, None)]:
+        if not sbatch:
+            raise UsageError(f"{as_word(name)} is for the command line", hint="Take it out of the script.")
+        rest.append(f"--{name}")
+    return values, rest
+
+
+def _gpus_of_gres(words: list[str]) -> list[str]:
+    """Return the words of sbatch with the GPUs of ``--gres=gpu:4`` as hpcml's option."""
+    found = []
+    for word in words:
+        option, _, value = word.partition("=")
+        if option != "--gres" or not value:
+            found.append(word)
+            continue
+        gpus, rest = sbatch_options.gres(value)
+        found += [f"--gpus-per-node={gpus}"] if gpus else []
+        found += [f"--sbatch=--gres={rest}"] if rest else []
+    return found
+
+
+def _start(script: Path) -> str:
+    """Return the beginning of a script; nothing of what is none, which is told where scripts are checked."""
+    try:
+        if not script.is_file():
+            return ""
+        with script.open("rb") as file:
+            return file.read(_MOST).decode(errors="replace")
+    except (OSError, ValueError):
+        return ""
+
+
+def _lines(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield number, first word and options of each line that holds options, before the first line of code."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.startswith("#"):
+            return
+        if found := _LINE.match(line):
+            yield number, found[1].strip(), found[2].strip()
