@@ -282,12 +282,12 @@ def connect(*, backend: str = "", **options: Any) -> Client:
     of_cluster = {name: value for name, value in options.items() if name not in named or name in ("kwargs", "security")}
     of_client = {name: value for name, value in options.items() if name not in of_cluster}
     if dask.config.get("scheduler-address", None):  # the batch script's variable, or a worker's own setting in a task
-        from hpcml.node.script import run_cluster
+        from hpcml.kinds.dask.node import run_cluster
 
         return run_cluster.connect(of_client, of_cluster, backend)
     if backend not in ("", "auto", "cpu"):
         raise ValueError(f"hpcml.connect(backend={backend!r}): outside a run the workers have no GPU: auto or cpu")
-    from hpcml.node.roles.local_cluster import ClosedCluster
+    from hpcml.kinds.dask.node.local_cluster import ClosedCluster
 
     of_both = {name: options[name] for name in ("asynchronous", "loop") if name in options}
     client = Client(ClosedCluster(**of_both, **of_cluster), **of_client)

@@ -389,7 +389,7 @@ def _settings(_: Line, current: str) -> Iterator[Candidate]:
 
 
 def _profilers(_: Line, current: str) -> Iterator[Candidate]:
-    from hpcml.plan.workers import PROFILERS
+    from hpcml.kinds.dask.plan import PROFILERS
 
     before, comma, _last = current.rpartition(",")
     for name in PROFILERS:

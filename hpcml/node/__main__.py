@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from hpcml.node import storage
-from hpcml.node.health import versions
+from hpcml.node import storage, versions
 from hpcml.node.processes import long_import
 from hpcml.node.settings import load
 from hpcml.paths import ROLES

@@ -18,8 +18,8 @@ from typing import Any
 from distributed import Worker
 
 from hpcml.errors import STORAGE
+from hpcml.kinds.dask.node.dask_worker import Share
 from hpcml.node import scratch
-from hpcml.node.roles.dask_worker import Share
 from hpcml.node.security import connection_limits
 from hpcml.node.settings import Context, Gpu, load
 from hpcml.paths import AttemptPaths

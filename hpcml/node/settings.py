@@ -15,7 +15,7 @@ class Gpu(NamedTuple):
     """What dask-cuda is told for each GPU worker (the options of ``dask cuda worker``, by its names).
 
     An amount of memory is a fraction of the GPU's memory up to 1, bytes above 1, and None for "none". ``pool`` of -1
-    is decided on the node (:func:`hpcml.node.hardware.gpus.pool_size`); so is ``spill_pinned`` of -1. ``mode`` is
+    is decided on the node (:func:`hpcml.kinds.dask.node.gpus.pool_size`); so is ``spill_pinned`` of -1. ``mode`` is
     ``dask``, or ``polars`` for workers that cuDF-Polars' DaskEngine sets up itself.
     """
 

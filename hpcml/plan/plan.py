@@ -8,10 +8,7 @@ from typing import NamedTuple
 
 from hpcml import repairs, schedulers, units
 from hpcml.errors import ConfigError, SiteError, UsageError
-from hpcml.node.settings import Settings
-from hpcml.paths import ROLES, RunPaths
-from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, stage
-from hpcml.plan.workers import (
+from hpcml.kinds.dask.plan import (
     OF_POLARS,
     advice,
     decided,
@@ -20,6 +17,9 @@ from hpcml.plan.workers import (
     shared_environment,
     worker_resources,
 )
+from hpcml.node.settings import Settings
+from hpcml.paths import ROLES, RunPaths
+from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, stage
 from hpcml.request.record import NOT_SAID, RunRequest, job_name
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
 from hpcml.sites import facts

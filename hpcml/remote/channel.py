@@ -15,13 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, TextIO
 
 from hpcml import __version__, subprocesses
-from hpcml.errors import (
-    ANSWER_LOST,
-    ConfigError,
-    HpcmlError,
-    LinkError,
-    NotFoundError,
-)
+from hpcml.errors import ANSWER_LOST, ConfigError, HpcmlError, LinkError, NotFoundError
 from hpcml.remote import answers
 from hpcml.remote.answers import GO, PROTOCOL, SERVE, CallFacts, StreamDemux
 from hpcml.remote.ssh.connection import Connection

@@ -33,7 +33,7 @@ _PACKAGES = {
     "ucxx", "urllib3", "xarray", "xgboost", "yaml", "zarr", "zict",
 }  # fmt: skip
 _KNOWN = (sys.stdlib_module_names - _LOADED_BEFORE) | _PACKAGES
-_PROVIDED = ("hpcml", "dask_jobqueue", "dask_mpi")  # by the run itself (hpcml.node.script.replacements)
+_PROVIDED = ("hpcml", "dask_jobqueue", "dask_mpi")  # by the run itself (hpcml.kinds.dask.node.replacements)
 # Packages that open a Dask cluster in a cloud, on Kubernetes or YARN, or at a gateway.
 _CLUSTERS_ELSEWHERE = (
     "coiled",

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcml import __version__, assets, files, schedulers
 from hpcml.errors import HpcmlError, ImageError, UsageError
+from hpcml.kinds.dask.plan import PROFILERS
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
-from hpcml.plan.workers import PROFILERS
 from hpcml.request import script_lines
 from hpcml.request.reading import request_of
 from hpcml.request.record import RunRequest, job_name

@@ -15,17 +15,7 @@ from typing import NamedTuple
 from hpcml import files, subprocesses
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageError
 from hpcml.paths import ROLES, RunPaths
-from hpcml.schedulers import (
-    UNKNOWN,
-    JobLayout,
-    JobRequest,
-    JobState,
-    Launcher,
-    Submission,
-    local,
-    slurm,
-    slurm_options,
-)
+from hpcml.schedulers import UNKNOWN, JobLayout, JobRequest, JobState, Launcher, Submission, local, slurm, slurm_options
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
 from hpcml.units import expand_hosts

@@ -30,7 +30,7 @@ async def serve(folder: Path, way: str) -> None:
     """Be the scheduler: answer each line of standard input with the figures of this process; ``close`` closes."""
     import distributed
 
-    from hpcml.node.roles.scheduler import PrivateScheduler, Reporter
+    from hpcml.kinds.dask.node.scheduler import PrivateScheduler, Reporter
     from hpcml.node.security import tls
     from hpcml.paths import RunPaths
 
@@ -103,7 +103,7 @@ async def measure(count: int, way: str) -> dict[str, Any]:
     from distributed.comm import connect
     from distributed.versions import get_versions
 
-    from hpcml.node.roles.dask_worker import PrivateWorker
+    from hpcml.kinds.dask.node.dask_worker import PrivateWorker
     from hpcml.node.security import connection_limits, tls
     from hpcml.paths import RunPaths
 

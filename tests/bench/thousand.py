@@ -305,8 +305,8 @@ def on_lab(arguments: argparse.Namespace, *, traced: bool) -> list[Facts]:
 
 def look(count: int, each: int, label: str) -> Facts:
     """Return what one look at so many nodes costs a supervisor: while none of their workers is there, and when all are."""
+    from hpcml.kinds.dask.node import diagnosis
     from hpcml.node import files
-    from hpcml.node.health import diagnosis
     from hpcml.node.settings import Context
     from hpcml.paths import RunPaths
 

@@ -20,8 +20,8 @@ import psutil
 import pytest
 from distributed import Worker, WorkerPlugin
 
-from hpcml.node.roles.dask_worker import PrivateWorker
-from hpcml.node.roles.local_cluster import ClosedCluster, ClosedScheduler
+from hpcml.kinds.dask.node.dask_worker import PrivateWorker
+from hpcml.kinds.dask.node.local_cluster import ClosedCluster, ClosedScheduler
 
 pytestmark = pytest.mark.local
 

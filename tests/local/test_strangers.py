@@ -26,7 +26,7 @@ MOST = FILES // 4
 ROLE = """
 import asyncio, sys
 from pathlib import Path
-from hpcml.node.roles import dask_worker, local_cluster, scheduler
+from hpcml.kinds.dask.node import dask_worker, local_cluster, scheduler
 from hpcml.node.security import connection_limits, tls
 from hpcml.paths import AttemptPaths
 role, paths, address = sys.argv[1], AttemptPaths(Path(sys.argv[2])), sys.argv[3]

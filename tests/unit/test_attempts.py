@@ -12,8 +12,8 @@ import pytest
 from hpcml import errors
 from hpcml.errors import HpcmlError
 from hpcml.failures.end import End
+from hpcml.node import attempts
 from hpcml.node.outcome import EventLog
-from hpcml.node.roles import attempts
 from hpcml.paths import RunPaths
 from hpcml.plan import plan
 from hpcml.request.record import RunRequest, measure

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from hpcml import samples
-from hpcml.node.sampling import dask_state
-from hpcml.node.sampling.dask_state import DaskState, Writer, kind_of
+from hpcml.kinds.dask.node import dask_state
+from hpcml.kinds.dask.node.dask_state import DaskState, Writer, kind_of
 from hpcml.node.sampling.sample_file import SampleFile
 from hpcml.paths import AttemptPaths
 

@@ -10,7 +10,7 @@ import pytest
 
 from hpcml import errors
 from hpcml.failures.end import End
-from hpcml.node.roles import end_cause
+from hpcml.node import end_cause
 
 LINE = "slurmstepd: error: *** JOB 45 ON n1 CANCELLED AT 2026-11-22T15:02:26{} ***\n"
 

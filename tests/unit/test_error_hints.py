@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from hpcml.node.roles import error_hints
+from hpcml.node import error_hints
 from hpcml.node.script import launcher
 from hpcml.node.settings import Context
 from hpcml.paths import AttemptPaths

@@ -21,8 +21,8 @@ from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, Piece
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rules import BY_NAME, COLOURS, RULES, Role, Where, meaning
-from hpcml.node.health import clock_offset, frozen
-from hpcml.node.roles import worker_parent
+from hpcml.kinds.dask.node import clock_offset, worker_parent
+from hpcml.node import frozen
 from hpcml.paths import RunPaths
 
 KILLED_WORKER = {"type": "KilledWorker", "message": "Attempted to run task 'f' on 4 different workers, but all died"}

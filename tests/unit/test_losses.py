@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpcml.kinds.dask.node.losses import LAST_WORDS, Losses, Steps
 from hpcml.node import files, processes
-from hpcml.node.health.losses import LAST_WORDS, Losses, Steps
 from hpcml.node.outcome import EventLog
 from hpcml.node.processes import MOST, OwnTime
 from hpcml.node.settings import Context

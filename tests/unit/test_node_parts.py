@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from hpcml.doctor import nodes
-from hpcml.node.hardware import gpus
-from hpcml.node.roles import dask_worker
+from hpcml.kinds.dask.node import dask_worker, gpus
 from hpcml.plan import cost, plan
 from hpcml.request import record as request
 from hpcml.sites import lookup

@@ -12,9 +12,9 @@ import pytest
 from hpcml.cli import submit
 from hpcml.cli.main import build_parser
 from hpcml.errors import ScriptError, UsageError
+from hpcml.kinds.dask import plan as workers
 from hpcml.node import profilers
 from hpcml.paths import RunPaths
-from hpcml.plan import workers
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.report import profiles
 from hpcml.request.record import RunRequest

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.node.roles import script as role
+from hpcml.node import script_process as role
 from hpcml.runs import programs
 
 

@@ -14,7 +14,7 @@ from distributed import Scheduler, Worker
 from distributed.batched import BatchedSend
 
 from hpcml import repairs
-from hpcml.node.roles.scheduler import PrivateScheduler
+from hpcml.kinds.dask.node.scheduler import PrivateScheduler
 
 
 def told(kind: type[Scheduler], folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[int, int]:

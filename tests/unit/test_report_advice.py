@@ -8,7 +8,7 @@ import pytest
 
 import report_samples
 from hpcml.errors import ConfigError
-from hpcml.plan import workers
+from hpcml.kinds.dask import plan as workers
 from hpcml.report import advice, facts
 from hpcml.report.advice import FIGURES, RULES
 from hpcml.sites import schema

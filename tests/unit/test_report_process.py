@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import report_samples
-from hpcml.node.roles import report
+from hpcml.node import report
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from report_samples import Shape

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import pytest
 
 from hpcml.failures import judgement
-from hpcml.node.control_socket import Channel
+from hpcml.kinds.dask.node.control_socket import Channel
 from hpcml.node.outcome import EventLog
-from hpcml.node.roles.run_state import RunState
-from hpcml.node.roles.supervisor import run_script, tear_down
+from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
+from hpcml.node.supervisor import run_script, tear_down
 from hpcml.paths import RunPaths
 from hpcml.plan import plan
 from hpcml.request import record as request

@@ -13,7 +13,7 @@ import pytest
 from hpcml import schedulers
 from hpcml.errors import SlurmUnreachableError
 from hpcml.failures.rules import RULES
-from hpcml.node.roles import end_cause
+from hpcml.node import end_cause
 from hpcml.schedulers import allocation, slurm, slurm_arrays, slurm_tables
 from hpcml.subprocesses import Answer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.errors import ConfigError, HostKeyError, LinkError, LoginNeededError, StorageError
-from hpcml.node.roles.dashboard import is_local
+from hpcml.kinds.dask.node.dashboard import is_local
 from hpcml.remote.ssh import config, login
 from hpcml.remote.tunnel import service_port
 

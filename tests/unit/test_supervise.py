@@ -15,13 +15,13 @@ import pytest
 
 from hpcml import errors, files
 from hpcml.failures.end import End
-from hpcml.node.control_socket import Channel
-from hpcml.node.health.losses import Steps
+from hpcml.kinds.dask.node.control_socket import Channel
+from hpcml.kinds.dask.node.losses import Steps
+from hpcml.node import script_process as scripts
 from hpcml.node.outcome import EventLog
-from hpcml.node.roles import script as scripts
-from hpcml.node.roles.run_state import RunState
-from hpcml.node.roles.supervisor import run_script, tear_down
+from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
+from hpcml.node.supervisor import run_script, tear_down
 from hpcml.paths import RunPaths
 from hpcml.plan import plan
 from hpcml.request import record as request

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from distributed import Client, LocalCluster, Variable, fire_and_forget, wait
 
-from hpcml.node.health import task_ends
+from hpcml.kinds.dask.node import task_ends
 
 END = threading.Event()  # workers are threads of this process
 UNDONE = "not done when the script ended or dropped the future: nothing waited for the result."

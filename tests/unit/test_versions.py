@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.node import files
-from hpcml.node.health import versions
+from hpcml.node import files, versions
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 

@@ -15,9 +15,9 @@ import pytest
 from hpcml import errors, schedulers
 from hpcml.cli.progress import Progress
 from hpcml.failures.end import End
-from hpcml.node.health.heartbeat import Activity
+from hpcml.kinds.dask.node.heartbeat import Activity
 from hpcml.node.outcome import EventLog, write_status
-from hpcml.node.roles.run_state import RunState
+from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from hpcml.runs import directories, why

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.node.health import diagnosis
-from hpcml.node.roles import worker_parent
+from hpcml.kinds.dask.node import diagnosis, worker_parent
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hpcml.errors import ConfigError, UsageError
-from hpcml.node.hardware import gpus
-from hpcml.plan import workers
+from hpcml.kinds.dask import plan as workers
+from hpcml.kinds.dask.node import gpus
 from hpcml.request.record import RunRequest
 from hpcml.sites import schema
 from matrix import site_of

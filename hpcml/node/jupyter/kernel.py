@@ -16,7 +16,7 @@ import zmq
 from ipykernel import iostream, kernelapp
 from zmq.eventloop.zmqstream import ZMQStream
 
-from hpcml.node.script import replacements
+from hpcml.kinds.dask.node import replacements
 
 _FOR_THE_SERVER = ("JUPYTER_NO_CONFIG", "JUPYTER_RUNTIME_DIR")
 

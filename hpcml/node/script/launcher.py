@@ -66,7 +66,8 @@ def note_errors_in(path: str) -> None:
 def main() -> None:
     """Become the script that the command line names: ``__main__``, ``sys.argv`` and ``sys.path`` are the script's."""
     global _FOLDER  # noqa: PLW0603 - a process has one script
-    from hpcml.node.script import replacements, start_state
+    from hpcml.kinds.dask.node import replacements
+    from hpcml.node.script import start_state
     from hpcml.repairs import finder
 
     finder.install()

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from hpcml import errors
 from hpcml.node import files, processes
-from hpcml.node.roles.script import oom_kills
+from hpcml.node.script_process import oom_kills
 from hpcml.node.settings import Context, load
 from hpcml.node.sweep import records
 from hpcml.node.sweep.claims import Claims, LostError
@@ -37,7 +37,7 @@ _FIRST = 3  # failed points whose causes are told
 
 def serve() -> NoReturn:
     """Run the points, and exit."""
-    from hpcml.node.script import replacements
+    from hpcml.kinds.dask.node import replacements
 
     context = load()
     replacements.install()  # before what it replaces is imported

@@ -114,7 +114,7 @@ def main() -> None:
     from dask_cuda.device_host_file import DeviceSerialized
     from rmm.allocators.cupy import rmm_cupy_allocator
 
-    from hpcml.node.hardware.gpus import PINNING_THREADS
+    from hpcml.kinds.dask.node.gpus import PINNING_THREADS
     from hpcml.repairs.spilling import CudaBus, Mover, PinnedPool
 
     rmm.reinitialize(pool_allocator=True, initial_pool_size=8 * GIB)

@@ -41,7 +41,7 @@ def _install(path):
     if spec is None or not str(spec.origin).startswith(_LIBRARY):
         sys.stderr.write("hpcml: another module hpcml hides hpcml's own: this process cannot use the run's cluster.\n")
         return False
-    from hpcml.node.script import replacements
+    from hpcml.kinds.dask.node import replacements
 
     return replacements.install_in_child(path)
 

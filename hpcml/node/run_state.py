@@ -8,14 +8,13 @@ from typing import Any
 
 from hpcml import errors
 from hpcml.failures.end import End
-from hpcml.node.control_socket import Channel
-from hpcml.node.hardware import gpus
-from hpcml.node.health import diagnosis
-from hpcml.node.health.hangs import Hangs
-from hpcml.node.health.losses import Losses, Steps
+from hpcml.kinds.dask.node import diagnosis, gpus
+from hpcml.kinds.dask.node.control_socket import Channel
+from hpcml.kinds.dask.node.hangs import Hangs
+from hpcml.kinds.dask.node.losses import Losses, Steps
+from hpcml.node.end_cause import EndRequests
 from hpcml.node.outcome import EventLog, RunEndedError, say
 from hpcml.node.processes import OwnTime
-from hpcml.node.roles.end_cause import EndRequests
 from hpcml.node.settings import Context
 
 TICK = 0.05  # seconds between looks at this node's processes

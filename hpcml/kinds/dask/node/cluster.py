@@ -10,15 +10,14 @@ from pathlib import Path
 
 from hpcml import errors
 from hpcml.failures.end import End
+from hpcml.kinds.dask.node import diagnosis, gpus
+from hpcml.kinds.dask.node.losses import LAST_WORDS
 from hpcml.node import files, scratch
-from hpcml.node.hardware import gpus
 from hpcml.node.hardware.network import ucx_environment
-from hpcml.node.health import diagnosis
-from hpcml.node.health.losses import LAST_WORDS
-from hpcml.node.health.versions import Comparison
 from hpcml.node.outcome import RunEndedError, say
-from hpcml.node.roles.run_state import RunState
+from hpcml.node.run_state import RunState
 from hpcml.node.security import tls
+from hpcml.node.versions import Comparison
 
 CERTIFICATE_WITHOUT_LIMIT = 8 * 86400.0  # seconds; a job without a time limit of its own
 NO_FOLDER = "The folder that the run was submitted from must exist on the compute nodes."

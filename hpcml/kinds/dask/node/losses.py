@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpcml.files import size_of
+from hpcml.kinds.dask.node import diagnosis
+from hpcml.kinds.dask.node.diagnosis import Missing
 from hpcml.node import files
-from hpcml.node.health import diagnosis
-from hpcml.node.health.diagnosis import Missing
 from hpcml.node.outcome import EventLog
 from hpcml.node.processes import OwnTime, Process
 from hpcml.node.settings import Context

@@ -13,7 +13,7 @@ from hpcml.failures.rules import BY_NAME
 from hpcml.node import files, storage
 from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.processes import Process
-from hpcml.node.roles.script import answer
+from hpcml.node.script_process import answer
 from hpcml.node.settings import Context
 
 LINE = 1.0  # seconds that Slurm's line has, which another process writes beside its signal

@@ -20,7 +20,7 @@ from hpcml.files import tail, write
 from hpcml.node import files, processes, profilers, scratch, script_environment
 from hpcml.node.hardware.node_check import Inspection, UnfitError
 from hpcml.node.processes import long_import
-from hpcml.node.roles.script import oom_kills
+from hpcml.node.script_process import oom_kills
 from hpcml.node.settings import Context, load
 from hpcml.units import in_mib
 
@@ -109,8 +109,7 @@ def main() -> int:
     with long_import():  # after the sign of life; before the fork, for all workers
         from distributed.versions import get_versions
 
-        from hpcml.node.hardware import gpus
-        from hpcml.node.roles import dask_worker
+        from hpcml.kinds.dask.node import dask_worker, gpus
 
         get_versions()  # every worker tells the scheduler; Dask keeps the answer
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcml import errors
 from hpcml.failures.end import End
-from hpcml.node.control_socket import warn_after
+from hpcml.kinds.dask.node.control_socket import warn_after
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.processes import OwnTime
 from hpcml.node.settings import Context

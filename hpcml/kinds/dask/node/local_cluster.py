@@ -10,8 +10,8 @@ from distributed.http.routing import RoutingApplication
 from distributed.nanny import WorkerProcess
 from tornado.httpserver import HTTPServer
 
+from hpcml.kinds.dask.node.dask_worker import PrivateWorker
 from hpcml.node import scratch
-from hpcml.node.roles.dask_worker import PrivateWorker
 from hpcml.node.security.connection_limits import Guarded
 
 WITHOUT_SCRIPT = "Dask worker of hpcml.connect()"  # the name of a process that multiprocessing starts

@@ -12,14 +12,13 @@ import traceback
 from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.files import size_of, tail, write
-from hpcml.node import code_copy, processes, scratch, storage
-from hpcml.node.control_socket import Channel
-from hpcml.node.health.frozen import WAITED, Frozen
+from hpcml.kinds.dask.node.bring_up import NO_FOLDER, BringUp
+from hpcml.kinds.dask.node.control_socket import Channel
+from hpcml.node import attempts, code_copy, end_cause, error_hints, processes, report, scratch, storage
+from hpcml.node.frozen import WAITED, Frozen
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
-from hpcml.node.roles import attempts, end_cause, error_hints, report
-from hpcml.node.roles.bring_up import NO_FOLDER, BringUp
-from hpcml.node.roles.run_state import RunState
-from hpcml.node.roles.script import Script
+from hpcml.node.run_state import RunState
+from hpcml.node.script_process import Script
 from hpcml.node.security import tls
 from hpcml.node.settings import Context, load
 

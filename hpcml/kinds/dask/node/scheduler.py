@@ -21,8 +21,10 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 
 from hpcml.errors import START_FAILED
+from hpcml.kinds.dask.node import clock_offset, dashboard, dask_state, diagnosis, task_ends, task_output
+from hpcml.kinds.dask.node.control_socket import TOPIC
+from hpcml.kinds.dask.node.heartbeat import Activity, peer_of
 from hpcml.node import files, profilers, scratch, script_environment
-from hpcml.node.control_socket import TOPIC
 from hpcml.node.fabric import rounds
 from hpcml.node.hardware.network import (
     NoAddressError,
@@ -31,10 +33,6 @@ from hpcml.node.hardware.network import (
     choose_protocol,
     ucx_environment,
 )
-from hpcml.node.health import clock_offset, diagnosis, task_ends
-from hpcml.node.health.heartbeat import Activity, peer_of
-from hpcml.node.roles import dashboard, task_output
-from hpcml.node.sampling import dask_state
 from hpcml.node.security import connection_limits, tls, ucx_auth
 from hpcml.node.settings import Context, load
 from hpcml.repairs import closing, dead_worker_memory, file_names

@@ -21,14 +21,11 @@ from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
 from hpcml import repairs
+from hpcml.kinds.dask.node import clock_offset, dask_state, gpus, task_output
+from hpcml.kinds.dask.node.control_socket import TOPIC
 from hpcml.node import files, processes, profilers, script_environment
-from hpcml.node.control_socket import TOPIC
 from hpcml.node.fabric import transfers
-from hpcml.node.hardware import gpus
 from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
-from hpcml.node.health import clock_offset
-from hpcml.node.roles import task_output
-from hpcml.node.sampling import dask_state
 from hpcml.node.security import tls, ucx_auth
 from hpcml.node.security.connection_limits import Guarded
 from hpcml.node.settings import Context, Settings

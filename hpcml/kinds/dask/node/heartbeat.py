@@ -19,7 +19,7 @@ from distributed.scheduler import heartbeat_interval
 from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.files import write
-from hpcml.node.control_socket import warn_after
+from hpcml.kinds.dask.node.control_socket import warn_after
 from hpcml.node.outcome import EventLog, report_end, say, write_status
 from hpcml.node.processes import OwnTime, Process
 from hpcml.node.settings import Context

@@ -45,7 +45,7 @@ def install_in_child(path: list[str]) -> bool:
     """
     import os
 
-    from hpcml.node.health import versions
+    from hpcml.node import versions
     from hpcml.node.settings import load
 
     context = load()
@@ -93,7 +93,8 @@ def _replace(package: str) -> None:
 
         file_names.keep()
         return
-    from hpcml.node.script import original_names, run_cluster
+    from hpcml.kinds.dask.node import run_cluster
+    from hpcml.node.script import original_names
 
     original_names.install()
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
@@ -123,7 +124,7 @@ class _Absent:
         """Fill it."""
         import distributed  # noqa: F401 - replaced itself before run_cluster is imported
 
-        from hpcml.node.script import run_cluster
+        from hpcml.kinds.dask.node import run_cluster
 
         for name, kind in NAMES[module.__name__.partition(".")[0]].items():
             setattr(module, name, run_cluster.replacement(kind, type(name, (), {})))

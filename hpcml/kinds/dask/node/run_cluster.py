@@ -33,7 +33,7 @@ from distributed.http.routing import RoutingApplication
 from distributed.protocol.pickle import loads
 from tornado.httpserver import HTTPServer
 
-from hpcml.node.script.opening import Opening, Place, module_for_workers, move_to_main
+from hpcml.kinds.dask.node.opening import Opening, Place, module_for_workers, move_to_main
 from hpcml.node.settings import Settings, load
 
 _OPENING = {
@@ -282,8 +282,8 @@ def _bounds(options: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def own(original: type) -> type:
     """Return a LocalCluster class that opens its own cluster beside the run's, with no port for others, and says so."""
-    from hpcml.node.roles.dask_worker import PrivateWorker
-    from hpcml.node.roles.local_cluster import ClosedCluster, NoHttpPort
+    from hpcml.kinds.dask.node.dask_worker import PrivateWorker
+    from hpcml.kinds.dask.node.local_cluster import ClosedCluster, NoHttpPort
 
     of_cpus = original is LocalCluster
     base: tuple[type, ...] = (ClosedCluster,) if of_cpus else (NoHttpPort, original)

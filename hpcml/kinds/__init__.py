@@ -1,0 +1,1 @@
+"""The kinds of run: what a run is made of (docs/architecture.md)."""

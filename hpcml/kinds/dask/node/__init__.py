@@ -1,0 +1,1 @@
+"""What a Dask run does on its nodes."""
