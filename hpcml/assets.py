@@ -43,13 +43,16 @@ def node_side() -> list[str]:
         "errors.py",
         "files.py",
         "help_layout.py",
+        "kind.py",
         "paths.py",
         "samples.py",
         "terminal.py",
         "units.py",
+        "kinds/__init__.py",
+        "kinds/dask/__init__.py",
     )
     root = len(f"{_PACKAGE}/")
-    folders = ("node", "failures", "repairs", "report")
+    folders = ("node", "kinds/dask/node", "failures", "repairs", "report")
     node = [f"{at}/{name}"[root:] for one in folders for at, _, names in os.walk(_PACKAGE / one) for name in names]
     return [f"hpcml/{name}" for name in (*own, *sorted(name for name in node if name.endswith(".py")))]
 

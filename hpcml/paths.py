@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-ROLES = ("scheduler", "worker", "driver")  # in the order in which the batch script starts them
+SCRIPT = "driver"  # the role of the supervisor, which runs the script, and the phase of the run in which it does
 
 LIBRARY = "lib.zip"  # hpcml's modules for the nodes, which Python imports from it
 
@@ -69,12 +69,11 @@ class RunPaths(Folder):
     points = Below("points.json")
     point_records = Below("points")
     job_log = Below("logs", "job.log")
-    driver_log = Below("logs", "driver.log")
-    scheduler_log = Below("logs", "scheduler.log")
+    driver_log = Below("logs", f"{SCRIPT}.log")
 
-    def worker_log(self, node: str) -> Path:
-        """Return the log of the worker task on a node (``%N`` lets srun put the node's name)."""
-        return self.logs / f"worker-{node}.log"
+    def log(self, role: str, node: str = "") -> Path:
+        """Return the log of a role; of one that runs on every node, that of a node."""
+        return self.logs / (f"{role}-{node}.log" if node else f"{role}.log")
 
     def record_of(self, key: str) -> Path:
         """Return where it is written how a point of a sweep ended, once it has."""

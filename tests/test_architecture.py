@@ -116,7 +116,7 @@ def test_what_travels_with_a_run_is_all_that_the_nodes_side_imports() -> None:
         "plan.plan",
         "plan.batch_script",
         "plan.container",
-        "plan.workers",
+        "kinds.dask.plan",
         "schedulers.slurm_options",
     ],
 )

@@ -90,7 +90,7 @@ class ElasticJob(SLURMJob):  # type: ignore[misc]
         directives += [("--comment", f"hpcml:{name}"), ("--output", f"{filename_pattern(folder.logs)}/job-%j.log")]
         self.job_header = "\n".join(f"#SBATCH {directive(option)}" for option in (*directives, ("--no-requeue", "")))
         python = join((*((*made.entry, made.inside.image) if made.entry else ()), made.steps[-1].command[0]))
-        module = f"{python} -P -m hpcml.node.elastic_worker"
+        module = f"{python} -P -m hpcml.kinds.dask.node.elastic_worker"
         self._command_template = f"{module} {quote(scheduler)} {quote(name)}"
 
     async def start(self) -> None:

@@ -67,7 +67,7 @@ class Piece(NamedTuple):
 
 def logs(paths: RunPaths, most: int) -> Iterator[tuple[str, str, Path]]:
     """Yield the source, the node and the path of each log that counts, the newest ``most`` of many."""
-    for source, path in (("job", paths.job_log), ("driver", paths.driver_log), ("scheduler", paths.scheduler_log)):
+    for source, path in (("job", paths.job_log), ("driver", paths.driver_log), ("scheduler", paths.log("scheduler"))):
         yield source, "", path
     try:
         names = sorted(os.listdir(paths.logs))

@@ -1,31 +1,40 @@
-"""Start one role on this node: scheduler, worker or driver."""
+"""Start one role of the run on this node: the supervisor, or a role of the run's kind."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
+from hpcml import kinds
 from hpcml.node import storage, versions
 from hpcml.node.processes import long_import
 from hpcml.node.settings import load
-from hpcml.paths import ROLES
+from hpcml.paths import SCRIPT
 from hpcml.repairs import finder
 
 
 def main(arguments: list[str]) -> int:
     """Run the role named on the command line and return its exit status."""
-    if len(arguments) != 1 or arguments[0] not in ROLES:
-        print(f"hpcml.node takes one role of {', '.join(ROLES)}; the batch script starts it.", file=sys.stderr)
+    context = load()
+    kind = kinds.get(context.settings.kind)
+    names = [role.name for role in kind.roles]
+    if len(arguments) != 1 or arguments[0] not in (*names, SCRIPT):
+        print(
+            f"hpcml.node takes one role of {', '.join((*names, SCRIPT))}; the batch script starts it.", file=sys.stderr
+        )
         return 64
     finder.install()
     sys.stdout, sys.stderr = storage.patient(1), storage.patient(2)
-    # The driver compares them with its own.
-    note = versions.tell(load(), arguments[0]) if arguments[0] != "driver" else None
-    module = {"driver": "supervisor", "worker": "worker_parent"}.get(arguments[0], arguments[0])
+    role = kind.role(arguments[0])
+    if role is None:
+        with long_import():
+            supervisor = importlib.import_module("hpcml.node.supervisor")
+        return int(supervisor.main(kind))
+    note = versions.tell(context, role.name)  # the supervisor compares them with its own
     with long_import():
-        role = importlib.import_module(f"hpcml.node.roles.{module}")
-    status: int = role.main()
-    if note and arguments[0] == "worker" and status == 0:
+        module = importlib.import_module(role.module)
+    status = int(module.main())
+    if role.every_node and status == 0:
         versions.forget(note)
     return status
 

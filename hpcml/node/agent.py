@@ -1,11 +1,10 @@
-"""The worker role: one process per node that imports Dask once and forks, watches and replaces the node's workers."""
+"""The agent: one process on each node, which samples it, and forks and replaces the kind's processes there."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-import re
 import select
 import signal
 import sys
@@ -13,29 +12,24 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Protocol
 
 from hpcml.errors import WORKERS_NEVER_CAME
-from hpcml.files import tail, write
-from hpcml.node import files, processes, profilers, scratch, script_environment
-from hpcml.node.hardware.node_check import Inspection, UnfitError
-from hpcml.node.processes import long_import
+from hpcml.node import files, processes, scratch, script_environment
 from hpcml.node.script_process import oom_kills
-from hpcml.node.settings import Context, load
+from hpcml.node.settings import Context
 from hpcml.units import in_mib
 
 TICK = 0.2  # seconds between looks at memory and at the parent
-STOPPED = 15  # looks that must find a worker stopped: a whole job that is suspended stops in no order
-LIVED = 10.0  # seconds after which a worker that dies did not die at its start
-_LIBRARY_LINES = 40  # lines of UCX's and NCCL's own logs that are kept of a node
-_TROUBLE = re.compile(r"NCCL WARN| UCX  (?:ERROR|FATAL) ")
-WATCH_END = 60.0  # seconds for which the end of a worker makes its node look for the end of the run
+STOPPED = 15  # looks that must find a process stopped: a whole job that is suspended stops in no order
+LIVED = 10.0  # seconds after which a process that dies did not die at its start
+WATCH_END = 60.0  # seconds for which the end of a process makes its node look for the end of the run
 MEMORY_TERMINATE = 0.95  # of the memory limit: Dask's own fraction, distributed.worker.memory.terminate
 
 
 @dataclass(slots=True)
 class Slot:
-    """One worker's place on the node, through all the processes that fill it."""
+    """One process's place on the node, through all the processes that fill it one after another."""
 
     name: str
     pid: int = 0
@@ -53,13 +47,14 @@ class Slot:
 
 @dataclass(slots=True)
 class Node:
-    """The state of this node's worker task, kept in a file for the supervisor."""
+    """The state of this node and its processes, kept in a file for the supervisor."""
 
     context: Context
     slots: list[Slot] = field(default_factory=list)
+    noun: str = "process"  # what the kind calls one of its processes
     refused: str = ""
     ending: bool = False
-    worker_ended: float = -math.inf
+    last_end: float = -math.inf
     next_look: float = 0.0
     memory: str = ""
     oom_kills: int = field(default_factory=oom_kills)
@@ -68,8 +63,8 @@ class Node:
 
     def mark(self, state: str) -> None:
         """Say on the shared file system what this node's task is doing."""
-        workers = {
-            "failed": [{"worker": slot.name, "why": slot.last_end} for slot in self.slots if slot.failed],
+        children = {
+            "failed": [{"name": slot.name, "why": slot.last_end} for slot in self.slots if slot.failed],
             "retired": [slot.name for slot in self.slots if slot.retired],
             "deaths": {slot.name: slot.deaths for slot in self.slots if slot.deaths},
             "last_ends": {slot.name: slot.last_end for slot in self.slots if slot.deaths},
@@ -77,80 +72,42 @@ class Node:
         node = {"node": self.context.node, "pid": os.getpid(), "state": state, "refused": self.refused}
         try:
             files.write_json(
-                self.context.attempt.mark_of(self.context.node), {**node, **workers, "memory": self.memory}
+                self.context.attempt.mark_of(self.context.node), {**node, **children, "memory": self.memory}
             )
-        except OSError as error:  # the workers are worth more than the mark; the supervisor sees that the disk is full
-            print(f"hpcml: the state of the workers on {self.context.node} cannot be written: {error}", file=sys.stderr)
+        except OSError as error:  # the processes are worth more than it; the supervisor sees that the disk is full
+            where = f"the {self.noun}s on {self.context.node}"
+            print(f"hpcml: the state of {where} cannot be written: {error}", file=sys.stderr)
 
     def refuse(self, why: str) -> int:
-        """Say why this node can have no workers, and return the role's exit status."""
+        """Say why this node can have no processes, and return the role's exit status."""
         self.refused = why
         self.mark("refused")
         print(f"hpcml: {why}.", file=sys.stderr)
         return WORKERS_NEVER_CAME
 
 
-def main() -> int:
-    """Keep the node's workers running until the scheduler closes them."""
-    context = load()
-    node = Node(context)
+class Awaited(Protocol):
+    """What the processes of a node wait for before they are complete; the agent looks for it on behalf of all."""
+
+    known: bool  # whether it is there
+    interval: float  # seconds between two looks
+    late: str  # the clause to print where it does not come
+
+    def look(self) -> bool:
+        """Look whether it is there; return False if it will never be."""
+
+
+def begin(context: Context, noun: str) -> Node:
+    """Return the state of this node, and write its first sign of life."""
+    node = Node(context, noun=noun)
     node.mark("starting")
-    if not os.access(context.settings.cwd, os.X_OK):
-        return node.refuse(f"the folder that the script runs in cannot be entered: {context.settings.cwd}")
-    if lacking := profilers.missing(context):
-        return node.refuse(lacking)
-    try:
-        profilers.enter_nsys(context)
-    except OSError as error:
-        return node.refuse(f"nsys cannot be started: {error.strerror}")
+    return node
+
+
+def watch(context: Context) -> None:
+    """Remove what earlier runs left on this node, and sample it, each in a child process."""
     _sweep(context)
     _sample(context)
-    inspection = Inspection(context)  # a child of its own, beside the imports
-    with long_import():  # after the sign of life; before the fork, for all workers
-        from distributed.versions import get_versions
-
-        from hpcml.kinds.dask.node import dask_worker, gpus
-
-        get_versions()  # every worker tells the scheduler; Dask keeps the answer
-        try:
-            try:
-                if context.settings.gpu:
-                    gpus.load(context.settings.gpu)
-            finally:
-                inspection.end()  # what it finds wrong with the node goes before what the environment lacks
-            folder = scratch.Folder(scratch.place_for_dask(context))
-        except scratch.UnsafePlaceError as error:
-            return node.refuse(f"{error} (profile: paths.scratch, or TMPDIR)")
-        except (gpus.NoGpuError, UnfitError) as error:
-            return node.refuse(str(error))
-
-    names = context.worker_names(context.node)
-    node.slots = [Slot(name) for name in names]
-    share = dask_worker.Share.of_node(context, len(names))
-    if too_little := dask_worker.too_little_memory(context, share, len(names), _resident(os.getpid())):
-        return node.refuse(too_little)
-    try:
-        return _keep(
-            node,
-            lambda slot: dask_worker.run(context, names.index(slot.name), folder.path, share, replaces=slot.replaces),
-            share.memory_limit,
-            Address(context, folder.path / dask_worker.ADDRESS),
-        )
-    finally:
-        for slot in node.slots:
-            _end(slot)
-        _keep_troubles(folder.path)
-        folder.remove()
-
-
-def _keep_troubles(folder: Path) -> None:
-    """Print what UCX and NCCL wrote of troubles into their own files, which go with the node's scratch."""
-    told = 0
-    for path in sorted((*folder.glob("*/nccl-*.log"), *folder.glob("*/ucx-*.log"))):
-        for line in tail(path, _LIBRARY_LINES):
-            if _TROUBLE.search(line) and told < _LIBRARY_LINES:
-                told += 1
-                print(line[:400], file=sys.stderr)
 
 
 def _sweep(context: Context) -> None:
@@ -162,7 +119,7 @@ def _sweep(context: Context) -> None:
                 print(f"hpcml: removed {len(swept)} folders that roles of earlier runs left in {place}.", flush=True)
         return 0
 
-    _fork(sweep)  # _reap() takes the child's end
+    fork(sweep)  # _reap() takes the child's end
 
 
 def _sample(context: Context) -> None:
@@ -177,12 +134,12 @@ def _sample(context: Context) -> None:
 
     if settings.sample_every:
         try:
-            _fork(sample)  # nobody waits for it; it ends with this process
-        except OSError as error:  # no process can be started: the workers will say so where it matters
+            fork(sample)  # nobody waits for it; it ends with this process
+        except OSError as error:  # no process can be started: the kind's will say so where it matters
             print(f"hpcml: {context.node} is not sampled: {error.strerror}.", file=sys.stderr)
 
 
-def _fork(child: Callable[[], int]) -> int:
+def fork(child: Callable[[], int]) -> int:
     """Have a child process do something and end with the status that it returns; return its pid."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -200,33 +157,8 @@ def _fork(child: Callable[[], int]) -> int:
         os._exit(status)
 
 
-class Address:
-    """Where the scheduler is: looked up on the shared file system by one process of a node, for all its workers.
-
-    They are forked before it is known, make ready for it, and read it from the node-local file ``local``.
-    """
-
-    def __init__(self, context: Context, local: Path) -> None:
-        self.context, self.local = context, local
-        self.interval = files.interval(context.settings.nodes)
-        self.deadline = time.monotonic() + context.settings.scheduler_deadline + context.settings.workers_deadline
-        self.known = False
-
-    def look(self) -> bool:
-        """Pass the address on once it is there; return False if it will never be."""
-        if self.known:
-            return True
-        there = files.listed(self.context.attempt.directory)
-        if self.context.attempt.scheduler.name in there:
-            facts = files.read_json(self.context.attempt.scheduler) or {}
-            addresses = [facts["address"], *facts.get("shares", ())]
-            write(self.local, "".join(f"{address} {facts['protocol']}\n" for address in addresses))
-            self.known = True
-        return self.known or (self.context.attempt.ended.name not in there and time.monotonic() < self.deadline)
-
-
-def _keep(node: Node, serve: Callable[[Slot], int], memory_limit: int, address: Address) -> int:
-    """Fork the workers and replace those that die, until all are done or have failed for good."""
+def keep(node: Node, serve: Callable[[Slot], int], memory_limit: int, awaited: Awaited) -> int:
+    """Fork the node's processes and replace those that die, until all are done or have failed for good."""
     wake, waker = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(waker, False)
@@ -242,36 +174,35 @@ def _keep(node: Node, serve: Callable[[Slot], int], memory_limit: int, address: 
         for slot in node.slots:
             if not slot.done and not slot.pid and now >= slot.start_at:
                 _start(node, slot, serve)
-        select.select([wake], [], [], TICK if address.known else address.interval)
+        select.select([wake], [], [], TICK if awaited.known else awaited.interval)
         with contextlib.suppress(BlockingIOError):
             os.read(wake, 4096)
-        if not address.look():
-            late = "the scheduler did not write its address (scheduler.json) within its deadline"
-            print(f"hpcml: {late}.", file=sys.stderr)
+        if not awaited.look():
+            print(f"hpcml: {awaited.late}.", file=sys.stderr)
             return WORKERS_NEVER_CAME
         _reap(node)
         _check_memory(node, memory_limit)
-        _keep_workers_going(node)
+        _keep_going(node)
         _stop_if_ended(node)
         if os.getppid() != node.parent:
-            return node.refuse("the step that started the worker task is gone")
+            return node.refuse(f"the step that started the {node.noun} task is gone")
     failed = any(slot.failed for slot in node.slots)
     node.mark("failed" if failed else "ended")
     return WORKERS_NEVER_CAME if failed else 0
 
 
 def _stop_if_ended(node: Node) -> None:
-    """After a worker's end, look whether the whole run has ended; not otherwise, to spare the shared file system."""
+    """After a process's end, look whether the whole run has ended; not otherwise, to spare the shared file system."""
     now = time.monotonic()
-    since = now - node.worker_ended
+    since = now - node.last_end
     settings = node.context.settings
     patience = settings.teardown_deadline if settings.profile else 0.0  # in which the others finish their profiles
     if since > patience + WATCH_END or now < node.next_look:
         return
-    node.next_look = now + min(1.0, since / 4)  # always more seldom: most ends of a worker are not the run's
+    node.next_look = now + min(1.0, since / 4)  # always more seldom: most ends of a process are not the run's
     if since >= patience and _run_has_ended(node.context):
         for slot in node.slots:
-            _end(slot)
+            end(slot)
             slot.done = True
 
 
@@ -283,16 +214,16 @@ def _start(node: Node, slot: Slot, serve: Callable[[Slot], int]) -> None:
     parent = os.getpid()
 
     def work() -> int:
-        processes.end_with(parent)  # without it nobody would replace, watch or end this worker
+        processes.end_with(parent)  # without it nobody would replace, watch or end this process
         processes.killed_first()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        script_environment.answer_no_signals()  # the scheduler closes workers, not a signal: the driver goes first
-        # With a dead worker's number, UCX's neighbours would take their mappings of that one's memory for this one's.
+        script_environment.answer_no_signals()  # the supervisor has the kind close them: the script goes first
+        # With a dead process's number, UCX's neighbours would take their mappings of its memory for this one's.
         return processes.COME_BACK if os.getpid() in node.used_pids else serve(slot)
 
     slot.started = time.monotonic()
-    slot.pid = _fork(work)
+    slot.pid = fork(work)
 
 
 def _reap(node: Node) -> None:
@@ -311,8 +242,8 @@ def _reap(node: Node) -> None:
 
 
 def _judge(node: Node, slot: Slot, code: int) -> None:
-    """Decide what a worker's end means: done, come back, or failed for good after too many deaths."""
-    node.worker_ended, node.next_look = time.monotonic(), 0.0
+    """Decide what a process's end means: done, come back, or failed for good after too many deaths."""
+    node.last_end, node.next_look = time.monotonic(), 0.0
     over = node.ending or _run_has_ended(node.context)
     if code == 0 or over:
         slot.done = True
@@ -330,7 +261,7 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
     slot.deaths += 1
     times = "once" if slot.deaths == 1 else f"{slot.deaths} times in all"
     slot.last_end = f"{how} {'after' if age > LIVED else 'only'} {age:.1f} s, {times}"
-    _tell(f"worker {slot.name} ended: {slot.last_end}.")
+    _tell(f"{node.noun} {slot.name} ended: {slot.last_end}.")
     if slot.deaths > node.context.settings.restarts:
         slot.done = slot.failed = True
     slot.start_at = time.monotonic() + min(0.25 * 2 ** (slot.deaths - 1), 8.0)
@@ -338,44 +269,45 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
 
 
 def _tell(words: str) -> None:
-    """Print what happened to a worker, with its time as Dask's lines have it: it may be the first of a failure."""
+    """Print what happened to a process, with its time as Dask's lines have it: it may be the first of a failure."""
     now = time.time()
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
     print(f"{stamp},{int(now % 1 * 1000):03d} - hpcml: {words}", file=sys.stderr)
 
 
 def _check_memory(node: Node, limit: int) -> None:
-    """End a worker that is about to take the whole node down, as Dask's Nanny does at the same fraction."""
+    """End a process that is about to take the whole node down, as Dask's Nanny does at the same fraction."""
     if not limit:
         return
     for slot in node.slots:
-        if slot.pid and not slot.cause and (resident := _resident(slot.pid)) > MEMORY_TERMINATE * limit:
-            slot.cause = f"over its memory limit: {in_mib(resident)} of {in_mib(limit)}"
-            node.memory = node.memory or f"worker {slot.name} was ended, {slot.cause}"
-            _tell(f"worker {slot.name} is {slot.cause}: ended.")
-            _end(slot, wait=False)
+        if slot.pid and not slot.cause and (size := resident(slot.pid)) > MEMORY_TERMINATE * limit:
+            slot.cause = f"over its memory limit: {in_mib(size)} of {in_mib(limit)}"
+            node.memory = node.memory or f"{node.noun} {slot.name} was ended, {slot.cause}"
+            _tell(f"{node.noun} {slot.name} is {slot.cause}: ended.")
+            end(slot, wait=False)
 
 
-def _keep_workers_going(node: Node) -> None:
-    """Continue a worker that somebody stopped alone (SIGSTOP): Dask would wait for it for five minutes."""
+def _keep_going(node: Node) -> None:
+    """Continue a process that somebody stopped alone (SIGSTOP): the others would wait for it."""
     for slot in node.slots:
         slot.stopped = slot.stopped + 1 if slot.pid and processes.Process.named(slot.pid).state == "T" else 0
         if slot.stopped == STOPPED:
             os.kill(slot.pid, signal.SIGCONT)
-            _tell(f"worker {slot.name} was stopped (SIGSTOP): continued.")
+            _tell(f"{node.noun} {slot.name} was stopped (SIGSTOP): continued.")
 
 
 def _starved(node: Node, code: int) -> str:
-    """Return that the kernel killed a worker for want of memory, if a worker was killed and the kernel says so."""
+    """Return that the kernel killed a process when memory ran out, if it was killed and the kernel says so."""
     before, node.oom_kills = node.oom_kills, oom_kills()
     if code != -signal.SIGKILL or node.oom_kills <= before:
         return ""
     why = "killed because the node's memory limit was reached (out of memory)"
-    node.memory = node.memory or f"a worker was {why}"
+    node.memory = node.memory or f"a {node.noun} was {why}"
     return why
 
 
-def _resident(pid: int) -> int:
+def resident(pid: int) -> int:
+    """Return the resident memory of a process in bytes, 0 if it has ended."""
     import psutil
 
     try:
@@ -384,7 +316,8 @@ def _resident(pid: int) -> int:
         return 0
 
 
-def _end(slot: Slot, *, wait: bool = True) -> None:
+def end(slot: Slot, *, wait: bool = True) -> None:
+    """Kill the process of a slot."""
     if not slot.pid:
         return
     os.kill(slot.pid, signal.SIGKILL)

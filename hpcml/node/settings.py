@@ -49,7 +49,8 @@ class Settings(NamedTuple):
     ends their tasks when it is told to; else a step is a process group. ``own_clusters``: a Dask cluster that the
     script opens is one beside the run's. ``code_of`` is the folder whose copy the script runs in, empty if none.
     ``form`` is what ``script`` is: a Python file (empty), ``module`` (the folder and the dotted name), ``program`` or
-    ``notebook``. ``interpreter`` are the words of another Python that runs the file or the module, empty without one.
+    ``notebook``. ``kind`` is what the run is made of (hpcml.kinds). ``interpreter`` are the words of another Python
+    that runs the file or the module, empty without one.
     ``sweep`` is the sweep whose points the script is started for, empty without one: ``at_once`` beside each other,
     each with a scheduler and a share of the workers of its own. ``advice`` are the site's changes of the
     report's rules. ``profile`` are the profilers that were asked for. ``until_done``: a run that stopped to be
@@ -104,6 +105,7 @@ class Settings(NamedTuple):
     at_once: int = 1
     node_gpus: int = 0
     interpreter: tuple[str, ...] = ()
+    kind: str = "dask"
 
     @property
     def for_polars(self) -> bool:

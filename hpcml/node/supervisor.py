@@ -1,8 +1,9 @@
-"""The driver role: supervise the run from the first node. Phases with deadlines, then the script, then teardown."""
+"""The supervisor, on the first node: it starts the kind's processes, runs the script, and ends the run."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import sys
@@ -12,28 +13,28 @@ import traceback
 from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.files import size_of, tail, write
-from hpcml.kinds.dask.node.bring_up import NO_FOLDER, BringUp
-from hpcml.kinds.dask.node.control_socket import Channel
-from hpcml.node import attempts, code_copy, end_cause, error_hints, processes, report, scratch, storage
+from hpcml.kind import Kind, Processes
+from hpcml.node import attempts, code_copy, end_cause, error_hints, report, scratch, storage
 from hpcml.node.frozen import WAITED, Frozen
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
+from hpcml.node.processes import Process
 from hpcml.node.run_state import RunState
+from hpcml.node.script import hook
 from hpcml.node.script_process import Script
 from hpcml.node.security import tls
 from hpcml.node.settings import Context, load
+from hpcml.paths import SCRIPT
 
-ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves, a quarter if they never were all up
-ORDERLY_EACH = 0.003  # seconds more for each worker: one scheduler tells them all
-PROFILING = 0.8  # of the teardown's deadline, that they have to close where profiles are to be finished
 ROOM_TICK = 5.0  # seconds between questions to the run's file system whether it is full
+NO_FOLDER = "The folder that the run was submitted from must exist on the compute nodes."
 _PLACE = "Set paths.scratch in the profile, or TMPDIR, to a folder of your own, or to a sticky one of root's."
 
 
-def main() -> int:
-    """Supervise the run and return its exit status."""
+def main(kind: Kind) -> int:
+    """Supervise a run of a kind and return its exit status."""
     context = load()
     try:
-        status = _supervise(context)
+        status = _supervise(context, kind)
     except OSError as error:  # before the first phase, or in the teardown: there is no supervisor that could say it
         what = storage.explanation(error, context.run.directory) if storage.is_full(error) else str(error)
         status = _refuse(context, errors.STORAGE, f"the supervisor could not work: {what}", storage.HINT)
@@ -46,14 +47,14 @@ def _wake_batch_script(context: Context, status: int) -> None:
     if not (batch := int(os.environ.get("HPCML_BATCH", "0"))):
         return
     try:
-        write(context.attempt.exit_of("driver", context.node), f"{status}\n")
+        write(context.attempt.exit_of(SCRIPT, context.node), f"{status}\n")
     except OSError as error:  # then it takes the status of the step
         print(f"hpcml: the exit status {status} cannot be written: {error}", file=sys.stderr)
     with contextlib.suppress(ProcessLookupError, PermissionError):  # it was killed
         os.kill(batch, signal.SIGCONT)
 
 
-def _supervise(context: Context) -> int:
+def _supervise(context: Context, kind: Kind) -> int:
     began = size_of(context.run.job_log)
     events = EventLog(context.run.events, context.number)
     job, batch = os.environ.get("SLURM_JOB_ID", ""), int(os.environ.get("HPCML_BEGAN") or 0)
@@ -64,8 +65,9 @@ def _supervise(context: Context) -> int:
     except scratch.UnsafePlaceError as error:
         storage.write_end(context.run, context.attempt.ended, {"exit_status": errors.START_FAILED})
         return _refuse(context, errors.START_FAILED, str(error), _PLACE)
-    with folder, Channel(folder.path / "control.sock") as channel:
-        state = RunState(context, events, channel)
+    with folder, contextlib.ExitStack() as folders:
+        state = RunState(context, kind, events, folder.path)
+        processes: Processes = importlib.import_module(kind.processes).Processes(state, folders)
         signal.signal(signal.SIGTERM, lambda *_: setattr(state.end_requests, "signalled", True))
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda *_: None)
@@ -74,10 +76,9 @@ def _supervise(context: Context) -> int:
         attempts.keep_last_end(context)
         if anew := attempts.waits_anew(context):
             state.warn(anew)
-        with contextlib.ExitStack() as folders:
-            outcome = or_a_full_disk(end_cause.from_slurm(context, _run(state, folders), began), context)
-            outcome = attempts.decided(context, outcome)
-            written = tear_down(state, outcome)
+        outcome = or_a_full_disk(end_cause.from_slurm(context, _run(state, processes), began), context)
+        outcome = attempts.decided(context, outcome)
+        written = tear_down(state, processes, outcome)
     if outcome.by != "script":
         report_end(outcome, context)
     return outcome.exit_status if written else errors.STORAGE
@@ -91,10 +92,14 @@ def _refuse(context: Context, status: int, reason: str, hint: str) -> int:
     return status
 
 
-def _run(state: RunState, folders: contextlib.ExitStack) -> End:
-    """Bring up, run the script; whatever goes wrong is an outcome, so that the teardown always follows."""
+def _run(state: RunState, processes: Processes) -> End:
+    """Start the processes, run the script; whatever goes wrong is an outcome, so that the teardown always follows."""
+    cwd = state.context.settings.cwd
+    if not os.access(cwd, os.X_OK):
+        reason = f"the folder that the script runs in cannot be entered: {cwd}"
+        return End(errors.START_FAILED, state.phase, "hpcml", reason, NO_FOLDER)
     try:
-        return run_script(state, BringUp(state, folders).run())
+        return run_script(state, processes, processes.start())
     except RunEndedError as ended:
         return ended.end
     except scratch.UnsafePlaceError as error:
@@ -109,20 +114,20 @@ def _run(state: RunState, folders: contextlib.ExitStack) -> End:
         return End(errors.INTERNAL, state.phase, "hpcml", reason, hint)
 
 
-def run_script(state: RunState, environment: dict[str, str]) -> End:
+def run_script(state: RunState, processes: Processes, environment: dict[str, str]) -> End:
     """Run the script to its end and return how it ended."""
-    state.phase = "driver"
+    state.phase, state.script_began = SCRIPT, True
     try:
-        script = Script(state.context, environment)
+        script = Script(state.context, environment | {hook.VARIABLE: state.kind.in_script})
     except OSError as error:
         reason = f"the script could not be started: {error.strerror}: {error.filename}"
         hint = NO_FOLDER if error.filename == state.context.settings.cwd else ""  # else the interpreter, or a limit
         return End(errors.START_FAILED, state.phase, "hpcml", reason, hint)
     state.events.write("driver-started", pid=script.process.pid)
     began = state.context.run.events.stat().st_mtime_ns  # by the clock of the file system that has the copy of the code
-    state.hangs.begin()
+    processes.script_begins()
     try:
-        outcome = _follow(state, script)
+        outcome = _follow(state, processes, script)
     finally:
         script.kill()
     settings = state.context.settings
@@ -131,23 +136,23 @@ def run_script(state: RunState, environment: dict[str, str]) -> End:
     return outcome
 
 
-def _follow(state: RunState, script: Script) -> End:
+def _follow(state: RunState, processes: Processes, script: Script) -> End:
     must_end: End | None = None
     kill_at, room_looked = float("inf"), 0.0
     frozen, slow = Frozen(script.process.pid), ""
     while (status := script.poll()) is None:
-        state.step()
+        processes.step()
         if state.clock.seconds - room_looked >= ROOM_TICK:
             room_looked = state.clock.seconds
             if full := storage.scarce(state.context.run.directory):  # the script may not need it, or room be made
                 state.warn(f"{full}: what the script and the logs write from now on is lost.")
             _look_for_frozen(state, frozen)
-            if processes.Process.named(script.process.pid).state == "T":
+            if Process.named(script.process.pid).state == "T":
                 pid = f"kill -CONT {script.process.pid} on {state.context.node}"
                 state.warn(f"The script is stopped (SIGSTOP). Continue it ({pid}), or cancel the run.")
             if not slow and (slow := state.end_requests.slow_save()):
                 state.warn(f"{slow}.")
-        if must_end is None and (must_end := state.must_end()):
+        if must_end is None and (must_end := _must_end(state, processes)):
             state.events.write("ending", message=must_end.message)
             kill_at = time.monotonic() + state.context.settings.driver_grace
             if not state.end_requests.signalled:
@@ -170,7 +175,7 @@ def _end_of(state: RunState, script: Script, status: int, must_end: End | None) 
     starved = script.out_of_memory(status)
     if must_end is None and script.killed_by_others(status) and state.end_requests.time_limit_near and not starved:
         reason = "the script was killed (SIGKILL) after it had been told that the time limit was near"
-        must_end = End(errors.TIME_LIMIT, "driver", "scheduler", reason)
+        must_end = End(errors.TIME_LIMIT, SCRIPT, "scheduler", reason)
     # The kernel can take a role in the same moment as the script: then memory is the cause, and not the loss.
     if must_end and not obeyed and not (starved and why == errors.ROLE_LOST):
         return must_end
@@ -181,7 +186,7 @@ def _end_of(state: RunState, script: Script, status: int, must_end: End | None) 
     settings = state.context.settings
     by = "hpcml" if (settings.service or settings.form == "notebook") and status == errors.START_FAILED else "script"
     hint = error_hints.next_step(state.context) if status else ""
-    return End(status, "driver", by, script.describe_end(status), hint, quote, ended_as)
+    return End(status, SCRIPT, by, script.describe_end(status), hint, quote, ended_as)
 
 
 def _look_for_frozen(state: RunState, frozen: Frozen) -> None:
@@ -195,8 +200,18 @@ def _look_for_frozen(state: RunState, frozen: Frozen) -> None:
         state.warn(f"{node}: the file system answers again; the script goes on.")
 
 
-def tear_down(state: RunState, outcome: End) -> bool:
-    """Tell the scheduler to close itself and its workers, and wait for both steps within the deadline.
+def _must_end(state: RunState, processes: Processes) -> End | None:
+    """Return why the script has to end before its own end, None if it has not to."""
+    try:
+        state.end_requests.check(state.phase)
+        processes.check()
+    except RunEndedError as ended:
+        return ended.end
+    return None
+
+
+def tear_down(state: RunState, processes: Processes, outcome: End) -> bool:
+    """Have the processes end themselves, and wait for their steps within the deadline.
 
     Return whether the run's end could be written.
     """
@@ -207,13 +222,7 @@ def tear_down(state: RunState, outcome: End) -> bool:
     if outcome.exit_status:
         state.tell_clocks()
     page = report.Report(context)
-    state.closing = True
-    state.channel.send(do="close")
-    longest = context.settings.teardown_deadline * PROFILING
-    orderly = (
-        longest if context.settings.profile else min(ORDERLY + ORDERLY_EACH * context.settings.worker_count, longest)
-    )
-    _wait(state, start + (orderly if outcome.phase == "driver" else ORDERLY / 4))
+    _wait(state, processes, start + processes.close())
     left = state.steps.alive()
     for pid in left:  # srun kills its tasks when told to end; elsewhere a step is a process group
         with contextlib.suppress(ProcessLookupError):
@@ -221,14 +230,13 @@ def tear_down(state: RunState, outcome: End) -> bool:
                 os.kill(pid, signal.SIGTERM)
             else:
                 os.killpg(pid, signal.SIGKILL)
-    _wait(state, start + context.settings.teardown_deadline)
+    _wait(state, processes, start + context.settings.teardown_deadline)
     try:
         tls.remove_secrets(context.attempt)
     except OSError as error:  # they open nothing any more, and the script's status stays
         say(context, f"the keys could not be removed: {error}")
-    if outcome.state == "COMPLETED" and not context.settings.service and not context.settings.sweep:
-        for sentence in state.of_tasks:
-            state.warn(sentence)
+    for sentence in processes.remarks() if outcome.state == "COMPLETED" else ():
+        state.warn(sentence)
     state.events.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
     page.begin()
     cause = _cause(state, outcome)
@@ -256,9 +264,9 @@ def _cause(state: RunState, outcome: End) -> str:
     return found.short if found and found.known else ""
 
 
-def _wait(state: RunState, deadline: float) -> None:
-    """Wait for the end of the steps; what the scheduler says meanwhile is written down."""
+def _wait(state: RunState, processes: Processes, deadline: float) -> None:
+    """Wait for the end of the steps; what the processes report meanwhile is written down."""
     while state.steps.alive() and time.monotonic() < deadline:
-        state.step()
-    if not state.channel.closed:
-        state.step()  # its last words
+        processes.step()
+    if not processes.silent:
+        processes.step()  # its last messages

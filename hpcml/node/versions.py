@@ -16,10 +16,11 @@ import re
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hpcml.kind import Role
 from hpcml.node import files
 from hpcml.node.processes import Process
 from hpcml.node.security import tls
@@ -98,18 +99,19 @@ def tell(context: Context, role: str) -> Path:
 
 
 def forget(note: Path) -> None:
-    """Remove a worker task's note when the task has ended, if the scheduler's says the same: runs have few files."""
-    _, _, digest, _ = note.name.split("@")
+    """Remove an agent's note when it has ended, if another role's says the same: runs have few files."""
+    role, _, digest, _ = note.name.split("@")
     with suppress(OSError):  # the folder is gone, or the file system full: then there is a file more
-        if any(name.split("@")[::2] == ["scheduler", digest] for name in files.listed(note.parent)):
+        others = [name.split("@") for name in files.listed(note.parent)]
+        if any(name[0] != role and name[2] == digest for name in others):
             note.unlink(missing_ok=True)
 
 
-def unlike_the_scheduler(context: Context) -> str:
-    """Return which version here keeps this process from talking to the run's scheduler, empty if none does."""
+def unlike(context: Context, role: str) -> str:
+    """Return which version here keeps this process from talking to a role of the run, empty if none does."""
     own = here()
     for name in files.listed(context.attempt.versions):
-        theirs = files.read_json(context.attempt.versions / name) if name.startswith("scheduler@") else None
+        theirs = files.read_json(context.attempt.versions / name) if name.startswith(f"{role}@") else None
         for package in ("python", "distributed") if theirs else ():
             mine, other = own.get(package, ""), (theirs or {}).get(package, "")
             if mine and _numbers(mine, AGREE[package]) != _numbers(other, AGREE[package]):
@@ -173,10 +175,12 @@ class Comparison:
     that do no harm.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, roles: Sequence[Role]) -> None:
         self.context = context
         self.own = here()
-        self.waiting = {f"scheduler@{context.node_names[0]}", *(f"worker@{node}" for node in context.node_names)}
+        self.titles = {role.name: role.title for role in roles}
+        nodes = context.node_names
+        self.waiting = {f"{role.name}@{node}" for role in roles for node in (nodes if role.every_node else nodes[:1])}
         self.roles = len(self.waiting) + 1
         self.clocks = Clocks(context.node, behind=tls.EARLY, ahead=tls.LATE)
         self.fatal: dict[str, dict[str, list[str]]] = {}
@@ -205,7 +209,7 @@ class Comparison:
             mine, other = self.own.get(name, ""), theirs.get(name, "")
             if mine != other:
                 table = self.fatal if _numbers(mine, count) != _numbers(other, count) else self.harmless
-                table.setdefault(name, {}).setdefault(other, []).append(f"{_ROLES[role]} on {node}")
+                table.setdefault(name, {}).setdefault(other, []).append(f"{self.titles[role]} on {node}")
 
     @property
     def ends(self) -> str:
@@ -232,9 +236,6 @@ class Comparison:
         """What all have, for people."""
         packages = [f"{name} {self.own[name]}" for name in ("python", "dask", "cudf", "ucx") if name in self.own]
         return f"{self.roles} roles, {', '.join(packages)}"
-
-
-_ROLES = {"scheduler": "the scheduler", "worker": "the workers"}
 
 
 def _numbers(version: str, count: int) -> tuple[str, ...]:

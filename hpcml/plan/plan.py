@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import repairs, schedulers, units
+from hpcml import kinds, repairs, schedulers, units
 from hpcml.errors import ConfigError, SiteError, UsageError
+from hpcml.kind import Kind
 from hpcml.kinds.dask.plan import (
     OF_POLARS,
     advice,
@@ -18,7 +19,7 @@ from hpcml.kinds.dask.plan import (
     worker_resources,
 )
 from hpcml.node.settings import Settings
-from hpcml.paths import ROLES, RunPaths
+from hpcml.paths import SCRIPT, RunPaths
 from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, stage
 from hpcml.request.record import NOT_SAID, RunRequest, job_name
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
@@ -123,7 +124,8 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         hint = "Write the path that it has on the compute nodes, from the root."
         raise ConfigError(f"{site.runtime.python!a} is not an absolute path", place="runtime.python", hint=hint)
     paths = RunPaths(location.directory)
-    request = JobRequest(spec, asked, paths, _signal_lead(site, spec.size.time, reasons))
+    kind = kinds.get(spec.kind)
+    request = JobRequest(spec, asked, paths, _signal_lead(site, spec.size.time, reasons), kind.roles)
     layout = schedulers.get(site.scheduler).lay_out(site, request)
     reasons += layout.reasons
     origins = [f"{option}: {origin}" for option, origin in spec.origins]
@@ -166,7 +168,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         put_back=layout.put_back,
         entry=entry(site, spec, paths) if spec.image else (),
         stage=staged,
-        steps=_steps(paths, layout, python),
+        steps=_steps(paths, kind, layout, python),
         scripts=tuple(script.name for script in scripts),
         inside=_inside(site, request, layout, location.umask),
         reasons=tuple(reasons),
@@ -320,8 +322,9 @@ def named_adapters(value: str) -> list[str]:
     return sorted(word for word in named if word.startswith("mlx"))
 
 
-def _steps(paths: RunPaths, layout: JobLayout, python: str) -> tuple[Step, ...]:
-    logs = {"scheduler": paths.scheduler_log, "driver": paths.driver_log, "worker": paths.worker_log("local")}
+def _steps(paths: RunPaths, kind: Kind, layout: JobLayout, python: str) -> tuple[Step, ...]:
+    logs = {role.name: paths.log(role.name, "local" if role.every_node else "") for role in kind.roles}
+    logs[SCRIPT] = paths.driver_log
     return tuple(
         Step(
             role,
@@ -330,7 +333,7 @@ def _steps(paths: RunPaths, layout: JobLayout, python: str) -> tuple[Step, ...]:
             (python, "-P", "-m", "hpcml.node", role),  # -P: no module of the folder that the user submits from
             "" if launcher else str(logs[role]),
         )
-        for role in ROLES
+        for role in logs
     )
 
 
@@ -380,6 +383,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
         code_of="" if in_place or spec.code.staged else str(spec.code.script.parent),
         form=spec.code.form,
         interpreter=spec.code.interpreter,
+        kind=spec.kind,
         sweep=spec.points.sweep,
         at_once=spec.points.at_once,
         advice=advice(site),

@@ -124,6 +124,7 @@ class RunRequest(NamedTuple):
     attempts: Attempts = Attempts()
     dask: Dask = Dask()
     points: Points = Points()
+    kind: str = "dask"  # what the run is made of: a name in hpcml.kinds
     name: str = ""  # the run's name; empty: the script's
     image: str = ""  # path of the Apptainer image that the roles run in; in the plan's copy an absolute one
     environment: tuple[tuple[str, str], ...] = ()  # variables of the run: name and value, which may be secret

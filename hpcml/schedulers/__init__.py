@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from hpcml.errors import SlurmUnreachableError, StorageError
+from hpcml.kind import Role
 from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest
 from hpcml.sites.schema import Site
@@ -23,12 +24,14 @@ class JobRequest(NamedTuple):
 
     ``spec`` is the request with the site's defaults in it, ``asked`` as the user gave it: what stands there is
     overridden by no profile. ``signal_lead`` is how many seconds before the time limit the batch script gets SIGUSR1.
+    ``roles`` are those of the run's kind, which the batch script starts beside the supervisor.
     """
 
     spec: RunRequest
     asked: RunRequest
     paths: RunPaths
     signal_lead: int
+    roles: tuple[Role, ...]
 
 
 class Launcher(NamedTuple):

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from hpcml import files, subprocesses
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageError
-from hpcml.paths import ROLES, RunPaths
+from hpcml.kind import Role
+from hpcml.paths import RunPaths
 from hpcml.schedulers import UNKNOWN, JobLayout, JobRequest, JobState, Launcher, Submission, local, slurm, slurm_options
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
@@ -150,20 +151,21 @@ def _steps(options: Sequence[str]) -> list[tuple[str, str, str]]:
 def lay_out(site: Site, request: JobRequest) -> JobLayout:
     """Return the launchers of the steps, with all that the allocation has on each node."""
     spec = request.spec
+    roles = (*request.roles, slurm_options.SUPERVISOR, slurm_options.STAGE)
     kept = "|".join((*sorted(slurm.KEPT), *_JOB_VARIABLES))
     return JobLayout(
         prologue=(
             f'for name in "${{!SLURM_@}}"; do case $name in {kept}) ;; *) unset "$name" ;; esac; done',
             f"export HPCML_ALLOCATION=1; cpus={spec.size.cpus_per_node}",
         ),
-        launchers={role: _launcher(site, request, role) for role in (*ROLES, "stage")},
+        launchers={role.name: _launcher(site, request, role) for role in roles},
         nodes_word=str(spec.size.nodes),
         memory=int(spec.size.memory_per_node),
         reasons=("the nodes, their CPUs, memory and GPUs are those of the allocation",),
     )
 
 
-def _launcher(site: Site, request: JobRequest, role: str) -> Launcher:
+def _launcher(site: Site, request: JobRequest, role: Role) -> Launcher:
     """Return srun as a submission has it, and what its batch script inherits from the directives said outright."""
     launcher = slurm_options.launcher(site, request, role)
     memory = int(request.spec.size.memory_per_node) // 1024**2

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from hpcml import units
 from hpcml.errors import ConfigError, SiteError, UsageError, nearest
-from hpcml.paths import ROLES
+from hpcml.kind import Role
+from hpcml.paths import SCRIPT
 from hpcml.request.options import OPTIONS
 from hpcml.request.record import NOT_SAID, RunRequest
 from hpcml.schedulers import JobLayout, JobRequest, Launcher, limits, node_parts
@@ -18,6 +19,8 @@ from hpcml.sites.schema import Partition, Qos, Site
 # The cluster of another controller would have to be named in every question.
 _RESERVED = ("--comment", "--array", "--clusters", "--cluster")
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
+SUPERVISOR = Role(SCRIPT, "", every_node=False, title="the supervisor")
+STAGE = Role("stage", "", every_node=True, title="the copy of the image")
 _AFTER = {"ok": "afterok", "any": "afterany", "fail": "afternotok"}
 
 # What the job has for its own steps is not meant for another job.
@@ -57,7 +60,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
             # sbatch that is typed in a job passes that job's on, and srun takes no two of them
             f'if [ -n "${{SLURM_MEM_PER_{own}-}}" ]; then unset {others}; fi',
         ),
-        launchers={role: launcher(site, request, role) for role in (*ROLES, "stage")},
+        launchers={role.name: launcher(site, request, role) for role in (*request.roles, SUPERVISOR, STAGE)},
         nodes_word='"$SLURM_JOB_NUM_NODES"',
         job_word='"$SLURM_JOB_ID"',
         follow_up=_FOLLOW_UP,
@@ -282,15 +285,15 @@ def filename_pattern(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
-def launcher(site: Site, request: JobRequest, role: str) -> Launcher:
+def launcher(site: Site, request: JobRequest, role: Role) -> Launcher:
     """Return srun and its options for a role; how many CPUs a task has is known in the allocation.
 
     ``--wait=0`` and ``--kill-on-bad-exit`` are said outright, because a site's WaitTime would otherwise kill the
-    other workers after the first one's end; ``--overlap``, because the three steps share the first node.
+    other workers after the first one's end; ``--overlap``, because the steps share the first node.
     """
     count = request.spec.size.nodes
-    everywhere = role in ("worker", "stage")
-    pattern = filename_pattern(request.paths.logs / role) + ("-%N.log" if everywhere else ".log")
+    everywhere = role.every_node
+    pattern = filename_pattern(request.paths.logs / role.name) + ("-%N.log" if everywhere else ".log")
     where = (
         (f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1") if everywhere else ("--nodes=1", "--ntasks=1")
     )
@@ -299,9 +302,9 @@ def launcher(site: Site, request: JobRequest, role: str) -> Launcher:
     fixed = ("--overlap", f"--kill-on-bad-exit={0 if everywhere else 1}", "--wait=0", "--cpu-bind=none", "--export=ALL")
     bind = ("--gpu-bind=none",) if request.spec.size.gpus_per_node else ()  # a hidden GPU has no cuda_ipc
     # the first speaks to the script; the second opens its log itself (step.sh): Slurm 26.05 reads %% twice beside %N
-    unsaid = role == "stage" or (everywhere and "%" in str(request.paths.logs))
+    unsaid = role == STAGE or (everywhere and "%" in str(request.paths.logs))
     output = () if unsaid else (f"--output={pattern}", "--open-mode=append")
-    options = (*fixed, *bind, *where, f"--job-name={role}", *output, *site.slurm.srun_extra)
+    options = (*fixed, *bind, *where, f"--job-name={role.name}", *output, *site.slurm.srun_extra)
     return Launcher("srun", f'--cpus-per-task="$cpus"{here}', options)
 
 

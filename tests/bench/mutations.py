@@ -50,7 +50,7 @@ folder=/dev/shm/hpcml-reach/$0
 rm -rf "$folder"; mkdir -p "$folder"; mount --bind "$folder" /mnt
 exec "$@" -p tests.bench.reach
 """
-ROLES = "hpcml/node/roles/"  # what a fault in a shell script is reached by: each run
+ROLES: tuple[str, ...] = ("hpcml/node/", "hpcml/kinds/")  # what a fault in a shell script is reached by: each run
 
 
 def main() -> int:
@@ -167,7 +167,9 @@ def candidates(checkout: Path, fault: Fault, tier: str) -> list[str]:
     number = FAULTS.index(fault)
     numbers = {number}
     if why := reached["without"].get(str(number)):
-        near = {"no Python": ROLES, "alone": fault.module.rpartition("/")[0]}.get(why, fault.module)
+        near: tuple[str, ...] = (fault.module,)
+        if why in ("no Python", "alone"):
+            near = ROLES if why == "no Python" else (fault.module.rpartition("/")[0],)
         numbers = {at for at, one in enumerate(FAULTS) if one.module.startswith(near)}
     tests = reached["tests"].items()
     able = [

@@ -321,7 +321,7 @@ def look(count: int, each: int, label: str) -> Facts:
         for node in names:
             mark = {"refused": "", "failed": [], "deaths": {}, "state": "workers"}
             files.write_json(attempt.mark_of(node), mark)
-            run.worker_log(node).write_text("a line\n" * 20)
+            run.log("worker", node).write_text("a line\n" * 20)
         present = {worker for node in names for worker in context.worker_names(node)}
         figures = {}
         for way, there in (("waiting", set()), ("all there", present)):

@@ -191,6 +191,12 @@ def kinds():
     return [big.part.word(), extension.WORD, (here / "table.csv").stat().st_size, (here / ".settings").read_text(),
             (here / "large/9.txt").exists(), extension.ROOT]
 
+def never():
+    import dask.dataframe  # no graph of this script needs it: what is there, came early
+
+def early():
+    return hasattr(sys.modules.get("dask.dataframe"), "from_delayed")
+
 def children(folder):
     import multiprocessing, beside
     with open(folder + "/task.py", "w") as file:
@@ -213,7 +219,7 @@ if __name__ == "__main__":
         with open("sent.py", "w") as file:
             file.write("def word(): return 'sent'")
         client.upload_file("sent.py")
-        print(client.run_on_scheduler(utils.whose), flush=True)
+        print(client.run_on_scheduler(utils.whose), early(), client.run_on_scheduler(early), *client.run(early).values(), flush=True)
         found.append(client.submit(lambda: __import__("sent").word()).result())
     print(json.dumps([found, others]))
 """
@@ -252,13 +258,14 @@ def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
 def test_what_pythonpath_names_is_for_script_and_tasks(children: Children) -> None:
     """An empty part, `.` or $PWD in PYTHONPATH goes after the copy, as in plain Python; roles import nothing of it.
 
-    Processes that script and tasks start find what plain Python gives them.
+    Processes that script and tasks start find what plain Python gives them. Workers have imported what the script will,
+    before its first graph; script and scheduler, whose cores the script may need, import for themselves.
     """
     (expected,) = children.expected[0]
     assert expected[0][3] == ["beside!", 42]
     assert expected[3] == "near"
     assert children.found[0] == [expected, expected, "sent"]
-    assert "near" in children.done.stdout.splitlines()
+    assert "near False False True" in children.done.stdout.splitlines()
     assert "  tasks  " not in children.done.stderr  # Dask and hpcml alone wrote into the workers' logs
 
 

@@ -21,7 +21,7 @@ from distributed.deploy.spec import SpecCluster
 import hpcml
 from hpcml.elastic import cluster
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError
-from hpcml.node import elastic_worker
+from hpcml.kinds.dask.node import elastic_worker
 from hpcml.node.settings import load
 from hpcml.request.record import Code
 from hpcml.runs import job_request
@@ -90,7 +90,9 @@ def test_a_job_asks_for_what_a_run_would(tmp_path: Path, monkeypatch: pytest.Mon
         assert line in asked.script.splitlines()
     assert "export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION=1740s" in asked.script
     assert "of mine" not in asked.script
-    assert asked.script.endswith(f"{sys.executable} -P -m hpcml.node.elastic_worker tls://10.0.0.1:8786 name\n")
+    assert asked.script.endswith(
+        f"{sys.executable} -P -m hpcml.kinds.dask.node.elastic_worker tls://10.0.0.1:8786 name\n"
+    )
     assert {path.stat().st_mode & 0o777 for path in (asked.folder, asked.folder.parent)} == {0o700}
     assert (asked.folder / "environment.sh").stat().st_mode & 0o777 == 0o600
     path = tmp_path / "job.sh"
@@ -110,7 +112,7 @@ def test_the_workers_are_dask_cuda_s_with_gpus_and_dask_s_without(monkeypatch: p
     given = " ".join(other.words)
     secret = other.folder / "secret"
     for words in (
-        "--name name --worker-class hpcml.node.elastic_worker.ElasticWorker --protocol tls",
+        "--name name --worker-class hpcml.kinds.dask.node.elastic_worker.ElasticWorker --protocol tls",
         f"--tls-ca-file {secret}/tls-cert.pem --tls-cert {secret}/tls-cert.pem --tls-key {secret}/tls-key.pem",
         f"--no-dashboard --death-timeout 120 --local-directory /scratch/mine --nthreads 2 --memory-limit {200 << 20}",
         "--nworkers 3",

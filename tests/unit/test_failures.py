@@ -21,7 +21,7 @@ from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, Piece
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rules import BY_NAME, COLOURS, RULES, Role, Where, meaning
-from hpcml.kinds.dask.node import clock_offset, worker_parent
+from hpcml.kinds.dask.node import clock_offset, workers
 from hpcml.node import frozen
 from hpcml.paths import RunPaths
 
@@ -294,7 +294,7 @@ def paths(tmp_path: Path) -> RunPaths:
 def test_the_begin_and_the_end_of_a_long_log_are_read_with_their_lines(paths: RunPaths) -> None:
     count = 100_000
     body = "x" * 40 + "\n"
-    paths.worker_log("n1").write_text(f"{TEXTS['memlock'][0]}\n{body * count}{TEXTS['ecc'][0]}\n{body}")
+    paths.log("worker", "n1").write_text(f"{TEXTS['memlock'][0]}\n{body * count}{TEXTS['ecc'][0]}\n{body}")
     found = evidence.hits(paths, 8)
     assert [(hit.rule.name, hit.line.number, hit.line.node) for hit in found] == [
         ("memlock", 1, "n1"),
@@ -305,7 +305,7 @@ def test_the_begin_and_the_end_of_a_long_log_are_read_with_their_lines(paths: Ru
 def test_of_very_many_logs_the_smaller_are_read(paths: RunPaths) -> None:
     """A worker that failed wrote nothing after that."""
     for node, text in (("n1", "x\n" * 100), ("n2", TEXTS["ecc"][0]), ("n3", "x\n" * 100)):
-        paths.worker_log(node).write_text(text)
+        paths.log("worker", node).write_text(text)
     assert [hit.line.node for hit in evidence.hits(paths, 1)] == ["n2"]
 
 
@@ -320,9 +320,9 @@ def test_a_hole_of_terabytes_is_read_in_no_time(paths: RunPaths) -> None:
 
 def test_links_pipes_and_folders_are_no_evidence(paths: RunPaths, tmp_path: Path) -> None:
     (tmp_path / "foreign").write_text(TEXTS["ecc"][0])
-    paths.worker_log("n1").symlink_to(tmp_path / "foreign")
-    os.mkfifo(paths.worker_log("n2"))
-    paths.worker_log("n3").mkdir()
+    paths.log("worker", "n1").symlink_to(tmp_path / "foreign")
+    os.mkfifo(paths.log("worker", "n2"))
+    paths.log("worker", "n3").mkdir()
     assert evidence.hits(paths, 8) == []
 
 
@@ -353,7 +353,7 @@ def test_what_nccl_and_ucx_wrote_beside_a_worker_is_kept(tmp_path: Path, capsys:
     shm, ib = TEXTS["nccl-shm"][0], TEXTS["ib-retry"][0]
     (tmp_path / "n1-0/nccl-71.log").write_text(f"n1:71:71 [0] NCCL INFO Channel 00/02\n{shm}\n")
     (tmp_path / "n1-0/ucx-71.log").write_text(f"[n1:71:0] ucp.c:1 UCX  INFO  tcp\n{ib}\n")
-    worker_parent._keep_troubles(tmp_path)
+    workers._keep_troubles(tmp_path)
     assert capsys.readouterr().err.splitlines() == [shm, ib]
 
 

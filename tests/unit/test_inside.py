@@ -47,7 +47,7 @@ def test_the_plans_settings_arrive_on_the_node(context: node_settings.Context) -
 
 def test_who_is_missing(context: node_settings.Context) -> None:
     assert diagnosis.missing_nodes(context, {"n1", "n2"}) == []
-    context.run.worker_log("n2").write_text("it imports\n")
+    context.run.log("worker", "n2").write_text("it imports\n")
     silent = diagnosis.missing_nodes(context, {"n1"})
     assert [(missing.node, missing.final, missing.quote) for missing in silent] == [
         ("n2", False, ())
@@ -56,7 +56,7 @@ def test_who_is_missing(context: node_settings.Context) -> None:
     assert late
     assert late.quote == ("it imports",)
     write(context.attempt.exit_of("worker", "n2"), "127\n")
-    context.run.worker_log("n2").write_text("sh: python: not found\n")
+    context.run.log("worker", "n2").write_text("sh: python: not found\n")
     (ended,) = diagnosis.missing_nodes(context, {"n1"})
     assert ended.final
     assert "127" in ended.sentence()

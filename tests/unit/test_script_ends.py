@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import NamedTuple
 import pytest
 
 from hpcml.failures import judgement
-from hpcml.kinds.dask.node.control_socket import Channel
+from hpcml.kinds.dask import KIND
+from hpcml.kinds.dask.node.cluster import Processes
 from hpcml.node.outcome import EventLog
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
@@ -65,13 +67,15 @@ def test_a_script_that_failed_says_why(
     run.logs.mkdir()
     monkeypatch.setenv("HPCML_RUN_DIR", str(tmp_path))
     monkeypatch.delenv("HPCML_STEPS", raising=False)
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder, Channel(Path(folder) / "control.sock") as channel:
-        state = RunState(Context(run, run.attempt(0), 0, settings, "n1", ("n1",)), EventLog(run.events, 0), channel)
-        monkeypatch.setattr(RunState, "must_end", lambda _: None)  # there are no roles that could be lost
-        outcome = run_script(state, {**os.environ, "PYTHONFAULTHANDLER": "1"})
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, contextlib.ExitStack() as folders:
+        context = Context(run, run.attempt(0), 0, settings, "n1", ("n1",))
+        state = RunState(context, KIND, EventLog(run.events, 0), Path(folder))
+        monkeypatch.setattr(Processes, "check", lambda _: None)  # there are no roles that could be lost
+        cluster = Processes(state, folders)
+        outcome = run_script(state, cluster, {**os.environ, "PYTHONFAULTHANDLER": "1"})
         said = capfd.readouterr()
         run.driver_log.write_text(said.out + said.err)
-        tear_down(state, outcome)
+        tear_down(state, cluster, outcome)
     assert (outcome.exit_status, outcome.by, outcome.message) == (end.status, "script", end.message)
     assert ("Fatal Python error" in said.err) == (name == "crash")  # no other signal shows one
     cause = judgement.of_run(run, run.attempt(0), judgement.Case(outcome))

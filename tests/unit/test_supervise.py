@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import signal
@@ -15,12 +16,14 @@ import pytest
 
 from hpcml import errors, files
 from hpcml.failures.end import End
-from hpcml.kinds.dask.node.control_socket import Channel
-from hpcml.kinds.dask.node.losses import Steps
+from hpcml.kinds.dask import KIND
+from hpcml.kinds.dask.node.cluster import Processes
 from hpcml.node import script_process as scripts
-from hpcml.node.outcome import EventLog
+from hpcml.node import supervisor
+from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
+from hpcml.node.steps import Steps
 from hpcml.node.supervisor import run_script, tear_down
 from hpcml.paths import RunPaths
 from hpcml.plan import plan
@@ -33,17 +36,18 @@ BY_SUPERVISOR = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_I
 BY_ITSELF = "import time\ntime.sleep(0.3)\nraise SystemExit(1)\n"
 
 
-class EndsAtOnce(RunState):
-    """A run whose cluster is found broken as soon as the script runs."""
+class Broken(Processes):
+    """A cluster that is found broken as soon as the script runs."""
 
-    why: End
+    why: End | None = None
 
-    def must_end(self) -> End | None:
-        return self.why
+    def check(self) -> None:
+        if self.why:
+            raise RunEndedError(self.why)
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EndsAtOnce]:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broken]:
     spec = request.RunRequest.of(tmp_path / "job.py", (), tmp_path)
     place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     site = layers.build(schema.Site, layers.Layers())
@@ -53,13 +57,16 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EndsAtOnc
     run.logs.mkdir()
     monkeypatch.setenv("HPCML_RUN_DIR", str(tmp_path))
     monkeypatch.delenv("HPCML_STEPS", raising=False)
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder, Channel(Path(folder) / "control.sock") as channel:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, contextlib.ExitStack() as folders:
         context = Context(run, run.attempt(0), 0, settings, "n1", ("n1",))
-        yield EndsAtOnce(context, EventLog(run.events, 0), channel)
+        yield Broken(RunState(context, KIND, EventLog(run.events, 0), Path(folder)), folders)
 
 
-def end_of(state: EndsAtOnce, why: End, code: str, monkeypatch: pytest.MonkeyPatch, *, starved: bool = False) -> End:
+def end_of(
+    cluster: Broken, why: End | None, code: str, monkeypatch: pytest.MonkeyPatch, *, starved: bool = False
+) -> End:
     """Return what the supervisor says of a script that ends just after it found the cluster broken."""
+    state = cluster.state
     counts = iter([3])  # before the script
     monkeypatch.setattr(scripts, "oom_kills", lambda: next(counts, 4 if starved else 3))
     settings = state.context.settings._replace(driver_grace=0.0 if code == BY_SUPERVISOR else 60.0)
@@ -67,16 +74,18 @@ def end_of(state: EndsAtOnce, why: End, code: str, monkeypatch: pytest.MonkeyPat
     path = Path(state.context.settings.script)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(code)
-    state.why = why
-    state.end_requests.signalled = code != BY_SUPERVISOR  # Slurm has told the script
-    return run_script(state, {"HPCML_RUN_DIR": str(state.context.run.directory)})
+    cluster.why = why
+    if code == BY_SUPERVISOR:  # else Slurm has told the script already
+        return run_script(state, cluster, {"HPCML_RUN_DIR": str(state.context.run.directory)})
+    monkeypatch.setattr(scripts.Script, "tell_to_end", lambda _: None)
+    return run_script(state, cluster, {"HPCML_RUN_DIR": str(state.context.run.directory)})
 
 
 def test_memory_is_the_cause_where_the_kernel_took_the_script_and_a_role(
-    state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch
+    cluster: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = end_of(
-        state, End(errors.ROLE_LOST, "driver", "hpcml", "a role was lost"), BY_KERNEL, monkeypatch, starved=True
+        cluster, End(errors.ROLE_LOST, "driver", "hpcml", "a role was lost"), BY_KERNEL, monkeypatch, starved=True
     )
     assert (outcome.exit_status, outcome.by) == (KILLED, "script")
     assert "out of memory" in outcome.message
@@ -84,25 +93,25 @@ def test_memory_is_the_cause_where_the_kernel_took_the_script_and_a_role(
 
 @pytest.mark.parametrize(("code", "starved"), [(BY_SUPERVISOR, True), (BY_KERNEL, False), (BY_ITSELF, True)])
 def test_a_script_that_ends_because_of_the_loss_is_not_the_cause(
-    code: str, starved: bool, state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch
+    code: str, starved: bool, cluster: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     why = End(errors.ROLE_LOST, "driver", "hpcml", "the scheduler was lost")
-    assert end_of(state, why, code, monkeypatch, starved=starved) == why
+    assert end_of(cluster, why, code, monkeypatch, starved=starved) == why
 
 
-def test_the_time_limit_is_not_overruled(state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_limit_is_not_overruled(cluster: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     why = End(errors.TIME_LIMIT, "driver", "scheduler", "the time limit was reached")
-    assert end_of(state, why, BY_KERNEL, monkeypatch, starved=True) == why
+    assert end_of(cluster, why, BY_KERNEL, monkeypatch, starved=True) == why
 
 
 @pytest.mark.parametrize("status", [errors.TIME_LIMIT, errors.CANCELLED])
 def test_a_script_that_has_saved_stopped_at_the_time_limit(
-    status: int, state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch
+    status: int, cluster: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its save ended only then; a run that was cancelled stays so."""
     code = f"import time\ntime.sleep(0.3)\nraise SystemExit({errors.STOPPED})\n"
     why = End(status, "driver", "scheduler", "it was told to end")
-    outcome = end_of(state, why, code, monkeypatch)
+    outcome = end_of(cluster, why, code, monkeypatch)
     stopped = (errors.STOPPED, "script", "TIMEOUT")
     told = (outcome.exit_status, outcome.by, outcome.state)
     assert told == (stopped if status == errors.TIME_LIMIT else (status, "scheduler", "CANCELLED"))
@@ -112,13 +121,13 @@ def test_a_script_that_has_saved_stopped_at_the_time_limit(
     "end", [f"raise SystemExit({errors.STOPPED})", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"]
 )
 def test_a_script_that_saw_the_end_first_is_told_as_what_it_was(
-    end: str, state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch
+    end: str, cluster: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It saved, or was killed in its save, before the supervisor had looked: no other attempt follows a cancellation."""
-    touched = str(state.context.attempt.terminate)
+    touched = str(cluster.context.attempt.terminate)
     code = f"open({touched!r}, 'w').close()\n{end}\n"
-    monkeypatch.setattr(EndsAtOnce, "must_end", lambda _: None)
-    outcome = end_of(state, End(0, "driver", "script", ""), code, monkeypatch)
+    monkeypatch.setattr(supervisor, "_must_end", lambda *_: None)
+    outcome = end_of(cluster, None, code, monkeypatch)
     assert (outcome.exit_status, outcome.by) == (errors.CANCELLED, "user")
 
 
@@ -132,42 +141,43 @@ for event in ({"event": "worker-removed", "worker": "n1"}, {"event": "ucx-failed
 """
 
 
-def test_what_the_scheduler_says_at_the_end_is_kept(state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_scheduler_says_at_the_end_is_kept(cluster: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     """But not that each worker goes, as all do then."""
-    with subprocess.Popen([sys.executable, "-c", SAYS, str(state.channel.path)]) as scheduler:
+    state = cluster.state
+    with subprocess.Popen([sys.executable, "-c", SAYS, str(cluster.channel.path)]) as scheduler:
         monkeypatch.setenv("HPCML_STEPS", str(scheduler.pid))
-        state.steps = Steps(state.clock, state.context.run.job_log)
-        while state.channel.connection is None:
-            state.step()
-        tear_down(state, End(0, "driver", "script", "the script ended"))
-    events = [json.loads(line)["event"] for line in state.context.run.events.read_text().splitlines()]
+        state.steps = Steps(KIND.roles, state.clock, state.context.run.job_log)
+        while cluster.channel.connection is None:
+            cluster.step()
+        tear_down(cluster.state, cluster, End(0, "driver", "script", "the script ended"))
+    events = [json.loads(line)["event"] for line in cluster.context.run.events.read_text().splitlines()]
     assert events == ["warning", "ucx-failed", "torn-down"]
     assert "no device" in json.loads(state.context.run.status.read_text())["warnings"][0]
 
 
 def test_an_end_that_cannot_be_written_is_told_by_the_exit_status(
-    state: EndsAtOnce, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cluster: Broken, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nor is there a reserve: the file system is read-only, or full in spite of it."""
 
     def refuse(path: Path, *_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
-    assert tear_down(state, End(0, "driver", "script", "the script ended"))
-    state.context.run.status.unlink()
+    assert tear_down(cluster.state, cluster, End(0, "driver", "script", "the script ended"))
+    cluster.context.run.status.unlink()
     monkeypatch.setattr(files, "write", refuse)
-    assert not tear_down(state, End(0, "driver", "script", "the script ended"))
+    assert not tear_down(cluster.state, cluster, End(0, "driver", "script", "the script ended"))
     assert "cannot be written (Read-only file system)" in capsys.readouterr().err
 
 
-def test_silent_workers_are_written_down_when_they_change(state: EndsAtOnce) -> None:
+def test_silent_workers_are_written_down_when_they_change(cluster: Broken) -> None:
     for silent in ({}, {"n4": 31.0}, {"n4": 32.0}, {"n4": 90.0, "n2": 31.0}, {}):
-        state._take("alive", {"connected": True, "idle": 0.0, "waited": 0.0, "stuck": 0, "silent": silent})
-    state._take("worker-removed", {"worker": "n4-0", "silent": True})
-    events = [json.loads(line) for line in state.context.run.events.read_text().splitlines()]
+        cluster._take("alive", {"connected": True, "idle": 0.0, "waited": 0.0, "stuck": 0, "silent": silent})
+    cluster._take("worker-removed", {"worker": "n4-0", "silent": True})
+    events = [json.loads(line) for line in cluster.context.run.events.read_text().splitlines()]
     assert [sorted(event["since"]) for event in events if event["event"] == "workers-silent"] == [
         ["n4"],
         ["n2", "n4"],
         [],
     ]
-    assert "Dask removed worker n4-0" in state.warnings[0]
+    assert "Dask removed worker n4-0" in cluster.state.warnings[0]

@@ -80,7 +80,7 @@ def test_of_which_kind_a_point_s_failure_is(tmp_path: Path, subtests: pytest.Sub
     )  # fmt: skip
     began = time.mktime(time.strptime("2026-11-21 08:00:00", "%Y-%m-%d %H:%M:%S"))
     for status, error, worker, printed, kind in cases:
-        run.worker_log("n2").write_text(worker + "\n")
+        run.log("worker", "n2").write_text(worker + "\n")
         log.write_text(printed)
         with subtests.test(error=error, worker=worker, status=status):
             found = records.cause_of(run, log, error, status, began, starved=False)

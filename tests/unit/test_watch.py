@@ -15,6 +15,7 @@ import pytest
 from hpcml import errors, schedulers
 from hpcml.cli.progress import Progress
 from hpcml.failures.end import End
+from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.heartbeat import Activity
 from hpcml.node.outcome import EventLog, write_status
 from hpcml.node.run_state import RunState
@@ -152,7 +153,7 @@ def test_a_warning_is_said_once_and_kept(tmp_path: Path) -> None:
     events = EventLog(paths.events, 0)
     events.write("allocated", nodes=["n1"], job="7", node="n1")
     context = SimpleNamespace(run=paths, number=0)
-    state = RunState(context, events, SimpleNamespace())  # type: ignore[arg-type]
+    state = RunState(context, KIND, events, tmp_path)  # type: ignore[arg-type]
     for _ in range(2):
         state.warn("n2 works with less memory")
     assert paths.job_log.read_text() == "hpcml: warning: n2 works with less memory\n"

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from hpcml.kinds.dask.node import diagnosis, worker_parent
+from hpcml.kinds.dask.node import diagnosis
+from hpcml.node import agent
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 
@@ -22,27 +23,27 @@ MIB = 1024**2
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> worker_parent.Node:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> agent.Node:
     run = RunPaths(tmp_path)
     for folder in (run.attempt(0).nodes, run.attempt(0).exits, run.logs):
         folder.mkdir(parents=True)
     settings = SimpleNamespace(workers_per_node=1, one_machine=False, nodes=1, image="", restarts=1)
     context = Context(run, run.attempt(0), 0, settings, "n1", ("n1",))  # type: ignore[arg-type]
-    monkeypatch.setattr(worker_parent, "oom_kills", lambda: 3)
-    return worker_parent.Node(context, [worker_parent.Slot("n1", pid=7)], oom_kills=3)
+    monkeypatch.setattr(agent, "oom_kills", lambda: 3)
+    return agent.Node(context, [agent.Slot("n1", pid=7)], "worker", oom_kills=3)
 
 
-def die(node: worker_parent.Node, code: int = -signal.SIGKILL) -> str:
+def die(node: agent.Node, code: int = -signal.SIGKILL) -> str:
     """Let the node's worker end so, and return what is then said of the node."""
-    worker_parent._judge(node, node.slots[0], code)
+    agent._judge(node, node.slots[0], code)
     (missing,) = diagnosis.missing_nodes(node.context, set())
     return missing.why
 
 
-def test_its_own_limit(node: worker_parent.Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_parent, "_resident", lambda _: 130 * MIB)
-    monkeypatch.setattr(worker_parent, "_end", lambda *_, **__: None)
-    worker_parent._check_memory(node, 128 * MIB)
+def test_its_own_limit(node: agent.Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "resident", lambda _: 130 * MIB)
+    monkeypatch.setattr(agent, "end", lambda *_, **__: None)
+    agent._check_memory(node, 128 * MIB)
     said = die(node)
     assert "over its memory limit: 130 MiB of 128 MiB" in said
     assert "once" in said
@@ -52,56 +53,54 @@ def test_its_own_limit(node: worker_parent.Node, monkeypatch: pytest.MonkeyPatch
     assert "killed by SIGKILL" in die(node)  # the next death has a cause of its own
 
 
-def test_a_worker_that_is_stopped_is_continued(node: worker_parent.Node, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_that_is_stopped_is_continued(node: agent.Node, capsys: pytest.CaptureFixture[str]) -> None:
     with subprocess.Popen(["sleep", "100"]) as worker:
         node.slots[0].pid = worker.pid
         worker.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, worker.pid, os.WSTOPPED)
-        for look in range(worker_parent.STOPPED):
+        for look in range(agent.STOPPED):
             assert not capsys.readouterr().err, look
-            worker_parent._keep_workers_going(node)
+            agent._keep_going(node)
         assert "worker n1 was stopped (SIGSTOP): continued." in capsys.readouterr().err
         os.waitid(os.P_PID, worker.pid, os.WCONTINUED)
         worker.kill()
 
 
-def test_the_kernel(node: worker_parent.Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_parent, "oom_kills", lambda: 4)
+def test_the_kernel(node: agent.Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "oom_kills", lambda: 4)
     assert "the node's memory limit was reached (out of memory)" in die(node)
     assert "killed by SIGKILL" in die(node)  # the count has not grown since
 
 
-def test_neither(node: worker_parent.Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither(node: agent.Node, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "killed by SIGKILL" in die(node)
-    monkeypatch.setattr(worker_parent, "oom_kills", lambda: 4)
+    monkeypatch.setattr(agent, "oom_kills", lambda: 4)
     assert "exit status 1" in die(node, 1)  # the kernel took something else
 
 
 def test_a_node_that_cannot_be_sampled_goes_on(
-    node: worker_parent.Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    node: agent.Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fork() -> int:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(os, "fork", fork)
     settings: Any = SimpleNamespace(sample_every=5.0, gpu=None)
-    worker_parent._sample(node.context._replace(settings=settings))
+    agent._sample(node.context._replace(settings=settings))
     assert capsys.readouterr().err == "hpcml: n1 is not sampled: Resource temporarily unavailable.\n"
     settings.sample_every = 0.0
-    worker_parent._sample(node.context._replace(settings=settings))
+    agent._sample(node.context._replace(settings=settings))
     assert capsys.readouterr().err == ""
 
 
-def test_at_the_run_s_end_the_others_finish_their_profiles(
-    node: worker_parent.Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_at_the_run_s_end_the_others_finish_their_profiles(node: agent.Node, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
-    monkeypatch.setattr(worker_parent, "_end", lambda slot: ended.append(slot.name))
+    monkeypatch.setattr(agent, "end", lambda slot: ended.append(slot.name))
     node.context.attempt.ended.write_text("{}")
     for profile, since, those in ((("memray",), 0, []), (("memray",), 10, ["n1"]), ((), 0, ["n1"])):
         settings: Any = SimpleNamespace(profile=profile, teardown_deadline=10.0)
         node.context, node.next_look = node.context._replace(settings=settings), 0.0
-        node.worker_ended = time.monotonic() - since
-        worker_parent._stop_if_ended(node)
+        node.last_end = time.monotonic() - since
+        agent._stop_if_ended(node)
         assert ended == those, profile
         ended.clear()

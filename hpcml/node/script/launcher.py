@@ -66,8 +66,7 @@ def note_errors_in(path: str) -> None:
 def main() -> None:
     """Become the script that the command line names: ``__main__``, ``sys.argv`` and ``sys.path`` are the script's."""
     global _FOLDER  # noqa: PLW0603 - a process has one script
-    from hpcml.kinds.dask.node import replacements
-    from hpcml.node.script import start_state
+    from hpcml.node.script import hook, start_state
     from hpcml.repairs import finder
 
     finder.install()
@@ -88,7 +87,7 @@ def main() -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "hpcml"]:
             del sys.modules[name]
     else:
-        replacements.install()
+        hook.install()
     if not os.environ.get("PYTHONSAFEPATH"):
         _FOLDER = folder
         sys.path.insert(0, folder)

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from hpcml import errors
 from hpcml.node import files, processes
+from hpcml.node.script import hook
 from hpcml.node.script_process import oom_kills
 from hpcml.node.settings import Context, load
 from hpcml.node.sweep import records
@@ -37,10 +38,8 @@ _FIRST = 3  # failed points whose causes are told
 
 def serve() -> NoReturn:
     """Run the points, and exit."""
-    from hpcml.kinds.dask.node import replacements
-
     context = load()
-    replacements.install()  # before what it replaces is imported
+    hook.install()  # before what it replaces is imported
     with processes.long_import():
         import distributed  # noqa: F401 - for the points
 

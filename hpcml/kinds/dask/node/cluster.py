@@ -1,58 +1,74 @@
-"""The phases before the script: keys, scheduler, workers and fabric, each with its deadline."""
+"""The Dask cluster of a run, as its supervisor sees it: how it starts, what it reports, what a loss means, its end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from hpcml import errors
 from hpcml.failures.end import End
+from hpcml.kinds.dask import SCHEDULER, WORKER
 from hpcml.kinds.dask.node import diagnosis, gpus
-from hpcml.kinds.dask.node.losses import LAST_WORDS
+from hpcml.kinds.dask.node.control_socket import Channel
+from hpcml.kinds.dask.node.hangs import Hangs
+from hpcml.kinds.dask.node.losses import Losses
 from hpcml.node import files, scratch
 from hpcml.node.hardware.network import ucx_environment
 from hpcml.node.outcome import RunEndedError, say
-from hpcml.node.run_state import RunState
+from hpcml.node.run_state import TICK, RunState
 from hpcml.node.security import tls
+from hpcml.node.steps import LAST_WORDS
 from hpcml.node.versions import Comparison
 
+ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves, a quarter if they never were all up
+ORDERLY_EACH = 0.003  # seconds more for each worker: one scheduler tells them all
+PROFILING = 0.8  # of the teardown's deadline, that they have to close where profiles are to be finished
 CERTIFICATE_WITHOUT_LIMIT = 8 * 86400.0  # seconds; a job without a time limit of its own
-NO_FOLDER = "The folder that the run was submitted from must exist on the compute nodes."
 
 
-class BringUp:
-    """Bring the cluster up; whatever keeps it from coming ends the run (RunEndedError).
+class Processes:
+    """The cluster. ``folders`` is what is removed at the run's end.
 
-    ``folders`` is what is removed at the run's end.
+    The scheduler reports over a unix socket in a folder that only the user can enter, and takes orders there.
     """
 
     def __init__(self, state: RunState, folders: contextlib.ExitStack) -> None:
         self.state, self.context, self.settings = state, state.context, state.context.settings
         self.folders = folders
-        self.versions = Comparison(state.context)
+        self.channel = folders.enter_context(Channel(state.folder / "control.sock"))
+        self.versions = Comparison(state.context, state.kind.roles)
+        self.losses = Losses(state.context, state.events, state.clock, state.warn)
+        self.hangs = Hangs(state.context, state.clock, state.warn)
+        self.address = self.protocol = ""  # the scheduler's address; auto, tls or ucx as the scheduler chose
+        self.present: set[str] = set()  # the names of the workers that have registered
+        self.fabric: dict[str, Any] | None = None  # the result of the interconnect's check
+        self.of_tasks: list[str] = []  # what to say of the script's tasks if it ended with 0
+        self.released = False  # whether the script closed the cluster itself
+        self.closing = False  # whether the supervisor has told it to close
+        self.silent_nodes: set[str] = set()  # those whose workers send no heartbeats
         self.closed_at = 0.0
 
-    def run(self) -> dict[str, str]:
+    # -- startup --------------------------------------------------------------------------------------------------
+
+    def start(self) -> dict[str, str]:
         """Make the keys, wait for the scheduler and for every worker; return the script's environment."""
         state, settings = self.state, self.settings
-        if not os.access(settings.cwd, os.X_OK):
-            reason = f"the folder that the script runs in cannot be entered: {settings.cwd}"
-            raise state.end(errors.START_FAILED, reason, NO_FOLDER)
         state.phase = "keys"
         self._make_keys()
-        files.write_json(self.context.attempt.control, {"socket": str(state.channel.path), "node": self.context.node})
-        state.phase = "scheduler"
-        self._until(lambda: bool(state.address), settings.scheduler_deadline, self._scheduler_missing)
+        files.write_json(self.context.attempt.control, {"socket": str(self.channel.path), "node": self.context.node})
+        state.phase = SCHEDULER.name
+        self._until(lambda: bool(self.address), settings.scheduler_deadline, self._scheduler_missing)
         environment = self._environment()  # now, because it imports Dask's settings: the workers need longer
         state.phase = "workers"
         count = settings.worker_count
-        self._until(lambda: len(state.present) >= count, settings.workers_deadline, self._workers_missing)
+        self._until(lambda: len(self.present) >= count, settings.workers_deadline, self._workers_missing)
         self._compare_versions()
         state.events.write("workers-ready", count=count, seconds=state.seconds)
-        if settings.fabric != "none" and (settings.gpu or settings.fabric == "rdma" or state.protocol == "ucx"):
+        if settings.fabric != "none" and (settings.gpu or settings.fabric == "rdma" or self.protocol == "ucx"):
             state.phase = "fabric"
             self._check_fabric()
         return environment
@@ -69,19 +85,19 @@ class BringUp:
 
     def _environment(self) -> dict[str, str]:
         """Return the script's environment, in which a plain ``Client()`` is let into the cluster."""
-        state, settings = self.state, self.settings
+        settings = self.settings
         chosen: dict[str, str] = {}
-        if state.protocol == "ucx":
+        if self.protocol == "ucx":
             chosen = tls.as_variables(gpus.ucx_settings(settings.gpu, worker=False))
             chosen |= ucx_environment(single_node=settings.single_node)
-        own = tls.client_environment(self.context.attempt, state.address, state.protocol)
+        own = tls.client_environment(self.context.attempt, self.address, self.protocol)
         own |= tls.as_variables({"temporary-directory": self._dask_folder()})
         return {**chosen, **os.environ, **own}  # what the user chose of UCX stays
 
     def _dask_folder(self) -> str:
         """Make the folder for what the script has Dask start: in Dask's own place in /tmp anybody may put modules."""
         place = scratch.place_for_dask(self.context)
-        sockets = self.state.channel.path.parent
+        sockets = self.channel.path.parent
         if Path(place) == sockets.parent:
             return str(sockets)
         return str(self.folders.enter_context(scratch.Folder(place)).path)
@@ -91,19 +107,20 @@ class BringUp:
         state = self.state
         deadline = state.clock.seconds + seconds  # a suspended job's deadlines wait too
         while not done():
-            state.step()
+            self.step()
             state.end_requests.check(state.phase)
-            if state.phase != "scheduler":
-                state.check_scheduler()
+            starting = state.phase == SCHEDULER.name
+            if not starting:
+                self._check_scheduler()
             late = state.clock.seconds > deadline
             if late or state.time_to_look():
                 self._compare_versions()
-                step_gone = state.steps.gone("scheduler" if state.phase == "scheduler" else "worker")
+                step_gone = state.steps.gone((SCHEDULER if starting else WORKER).name)
                 if outcome := missing(seconds if late else 0.0, step_gone):
                     raise RunEndedError(outcome)
 
     def _scheduler_missing(self, late: float, step_gone: bool) -> End | None:
-        closed = self.state.channel.closed
+        closed = self.channel.closed
         if closed and not self.closed_at:
             self.closed_at = time.monotonic()
         silent = closed and time.monotonic() - self.closed_at > LAST_WORDS
@@ -111,13 +128,13 @@ class BringUp:
 
     def _workers_missing(self, late: float, step_gone: bool) -> End | None:
         lost = self.state.steps.lost_tasks()
-        return diagnosis.of_the_workers(self.context, self.state.present, late, step_gone=step_gone, lost=lost)
+        return diagnosis.of_the_workers(self.context, self.present, late, step_gone=step_gone, lost=lost)
 
     def _fabric_missing(self, late: float, _: bool) -> End | None:
         if late:
             problem = f"the fabric check did not end within {late:g} s"
-            self.state.fabric = {"line": "", "ok": False, "problem": problem}
-            self.state.events.write("fabric-checked", **self.state.fabric)
+            self.fabric = {"line": "", "ok": False, "problem": problem}
+            self.state.events.write("fabric-checked", **self.fabric)
         return None
 
     def _compare_versions(self) -> None:
@@ -146,9 +163,9 @@ class BringUp:
         """Have the scheduler measure the network between the workers; the policy decides what its answer means."""
         state, settings = self.state, self.settings
         state.events.write("fabric-checking")
-        state.channel.send(do="check-fabric")
-        self._until(lambda: state.fabric is not None, settings.fabric_deadline, self._fabric_missing)
-        answer = state.fabric or {}
+        self.channel.send(do="check-fabric")
+        self._until(lambda: self.fabric is not None, settings.fabric_deadline, self._fabric_missing)
+        answer = self.fabric or {}
         if line := str(answer.get("line", "")):
             say(self.context, f"fabric: {line}")
         for difference in answer.get("differences", ()):
@@ -160,3 +177,119 @@ class BringUp:
             where = "See fabric.json in the run's directory; fabric.require = 'warn' goes on."
             hint = str(answer.get("remedy") or where)
             raise state.end(errors.FABRIC, str(answer["problem"]), hint, (line,) if line else ())
+
+    # -- what it reports ------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Take in what the scheduler reports, for at most one tick."""
+        self.state.clock.tick()
+        for message in self.channel.receive(TICK):
+            if "of_tasks" in message:
+                self.of_tasks = list(map(str, message["of_tasks"]))
+            else:
+                self._take(message.pop("event", ""), message)
+
+    def _take(self, event: str, message: dict[str, Any]) -> None:
+        match event:
+            case "scheduler-up":
+                self.address, self.protocol = str(message["address"]), str(message["protocol"])
+            case "worker-added" | "worker-removed":
+                self._count_worker(event, message)
+                if self.closing:  # all workers go now
+                    return
+            case "scheduler-closed":
+                self.released = True
+            case "fabric-checked":
+                self.fabric = message
+            case "alive":
+                self.hangs.take(message)
+                self._note_silent(message.get("silent", {}))
+                self.channel.send(do="alive")
+                return
+            case "clock":
+                self.state.measured.add(str(message["node"]))
+                self.state.clocks[str(message["node"])] = (float(message["ahead"]), float(message["within"]))
+            case "worker-task-stopped":
+                self.losses.tell_stopped(message["node"])
+                return
+            case "ucx-failed" | "memory-reduced":
+                self._warn_of(event, message)
+        self.state.events.write(event, **message)
+
+    def _count_worker(self, event: str, message: dict[str, Any]) -> None:
+        change = self.present.add if event == "worker-added" else self.present.discard
+        change(str(message["worker"]))
+        message["count"] = len(self.present)
+        if message.get("silent") and not self.closing:
+            self.state.warn(
+                f"Dask removed worker {message['worker']}: no heartbeat for too long (stopped, or its node is)."
+            )
+
+    def _note_silent(self, silent: Mapping[str, float]) -> None:
+        """Write down since when workers of nodes are silent, if these are others than before."""
+        if silent.keys() != self.silent_nodes and not self.closing:
+            self.silent_nodes = set(silent)
+            now = time.time()
+            self.state.events.write(
+                "workers-silent", since={node: round(now - seconds) for node, seconds in silent.items()}
+            )
+
+    def _warn_of(self, event: str, message: dict[str, Any]) -> None:
+        if event == "ucx-failed":
+            self.state.warn(f"UCX does not start in the scheduler, so it cannot ask workers: {message['problem']}")
+            return
+        pool, wanted = (gpus.in_gib(int(message[key])) for key in ("pool", "wanted"))
+        self.state.warn(f"GPU worker {message['worker']} works with {pool} of memory, not {wanted}: no more was free")
+
+    # -- what a loss means ----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """End the run if the scheduler is gone, or workers that it needs."""
+        self._check_scheduler()
+        self._check_workers()
+
+    def _check_scheduler(self) -> None:
+        """End the run if the scheduler is gone, and the script did not close it."""
+        if self.channel.closed and not self.released:
+            reason = f"the Dask scheduler on {self.context.node} was lost{diagnosis.scheduler_end(self.context)}"
+            raise self.state.end(errors.ROLE_LOST, reason, quote=diagnosis.scheduler_log(self.context))
+
+    def _check_workers(self) -> None:
+        """End the run if no worker is left that could come back, or if the policy says so."""
+        if self.released or not self.state.time_to_look():
+            return
+        lost = self.state.steps.lost_tasks()
+        missing = self.losses.look(self.present, step_gone=self.state.steps.gone(WORKER.name), lost=lost)
+        final = [node for node in missing if node.final]
+        none_left = not self.present and len(final) == len(missing)
+        self.losses.tell(missing)
+        absent = sum(len(node.workers) for node in missing)
+        self.hangs.look(absent, final=len(final) == len(missing))
+        if final and (self.context.settings.on_loss == "fail" or none_left):
+            reason = f"workers were lost: {diagnosis.sentences(final)}"
+            raise self.state.end(errors.ROLE_LOST, reason, quote=final[0].quote)
+
+    # -- its end --------------------------------------------------------------------------------------------------
+
+    def script_begins(self) -> None:
+        """Begin to watch whether the script uses the cluster."""
+        self.hangs.begin()
+
+    def close(self) -> float:
+        """Tell the scheduler to close itself and its workers; return how many seconds that may take."""
+        self.closing = True
+        self.channel.send(do="close")
+        longest = self.settings.teardown_deadline * PROFILING
+        orderly = (
+            longest if self.settings.profile else min(ORDERLY + ORDERLY_EACH * self.settings.worker_count, longest)
+        )
+        return orderly if self.state.script_began else ORDERLY / 4
+
+    @property
+    def silent(self) -> bool:
+        """Whether the scheduler has closed its line."""
+        return self.channel.closed
+
+    def remarks(self) -> list[str]:
+        """Return what the scheduler knows of tasks that the script did not wait for."""
+        return [] if self.settings.service or self.settings.sweep else self.of_tasks

@@ -10,6 +10,7 @@ from hpcml import errors
 from hpcml.failures import exit_causes
 from hpcml.failures.end import End
 from hpcml.files import tail
+from hpcml.kinds.dask import SCHEDULER, WORKER
 from hpcml.node import files
 from hpcml.node.settings import Context
 
@@ -61,7 +62,7 @@ def missing_nodes(
     marks = files.listed(context.attempt.nodes)
     missing = []
     for node in context.node_names:
-        ended = f"worker@{node}" in exits  # and all its workers with it, though the scheduler may not know yet
+        ended = f"{WORKER.name}@{node}" in exits  # and all its workers with it, though the scheduler may not know yet
         absent = tuple(name for name in context.worker_names(node) if ended or name not in present)
         mark = (absent and f"{node}.json" in marks and files.read_json(context.attempt.mark_of(node))) or {}
         if absent := tuple(name for name in absent if name not in mark.get("retired", ())):
@@ -79,9 +80,9 @@ def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -
     if mark and mark["refused"]:
         return str(mark["refused"]), True, ""
     if mark and (failed := mark["failed"]):
-        return f"worker {failed[0]['worker']} ended again and again ({failed[0]['why']})", True, ""
+        return f"worker {failed[0]['name']} ended again and again ({failed[0]['why']})", True, ""
     if ended:
-        status = context.attempt.exit_of("worker", node).read_text().strip()
+        status = context.attempt.exit_of(WORKER.name, node).read_text().strip()
         if not_entered(context, status):
             cause = exit_causes.not_entered("\n".join(worker_log(context, node, _WHOLE)), status)
             return cause.what, True, cause.hint
@@ -109,7 +110,7 @@ def not_entered(context: Context, status: str) -> bool:
 
 def _scheduler_status(context: Context) -> str:
     """Return the exit status that the scheduler's step has recorded, empty while there is none."""
-    path = context.attempt.exit_of("scheduler", context.node)
+    path = context.attempt.exit_of(SCHEDULER.name, context.node)
     return path.read_text().strip() if path.name in files.listed(path.parent) else ""
 
 
@@ -138,7 +139,7 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
         reason = f"{name} was not up within {late:g} s"
     else:
         return None
-    return End(errors.START_FAILED, "scheduler", "hpcml", reason, hint, quote)
+    return End(errors.START_FAILED, SCHEDULER.name, "hpcml", reason, hint, quote)
 
 
 def scheduler_end(context: Context) -> str:
@@ -169,11 +170,11 @@ def of_the_workers(
 
 def scheduler_log(context: Context, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
     """Return the last lines of the scheduler's log, or of the job's if there are none."""
-    return tail(context.run.scheduler_log, *most) or tail(context.run.job_log, *most)
+    return tail(context.run.log(SCHEDULER.name), *most) or tail(context.run.job_log, *most)
 
 
 def worker_log(context: Context, node: str, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
     """Return the last lines of a node's worker log, or of the job's log (srun's own words) if there are none."""
-    if lines := tail(context.run.worker_log(node), *most):
+    if lines := tail(context.run.log(WORKER.name, node), *most):
         return lines
     return tuple(line for line in tail(context.run.job_log, *most) if "srun" in line or node in line)

@@ -1,8 +1,8 @@
 """GPU workers: which GPU each has, how much of it, and dask-cuda's parts put together as ``dask cuda worker`` does.
 
 dask-cuda's command would put a Nanny, a second process with a port of its own, before every worker. Here the node's
-worker task has that place (node.roles.worker_parent), and the worker gets the same plugins and the same device-to-host
-memory from dask-cuda (``dask_cuda.worker_common``).
+agent has that place (:mod:`hpcml.kinds.dask.node.workers`), and the worker gets the same plugins and the same
+device-to-host memory from dask-cuda (``dask_cuda.worker_common``).
 """
 
 from __future__ import annotations

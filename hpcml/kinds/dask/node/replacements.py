@@ -45,11 +45,12 @@ def install_in_child(path: list[str]) -> bool:
     """
     import os
 
+    from hpcml.kinds.dask import SCHEDULER
     from hpcml.node import versions
     from hpcml.node.settings import load
 
     context = load()
-    if difference := versions.unlike_the_scheduler(context):
+    if difference := versions.unlike(context, SCHEDULER.name):
         print(f"hpcml: process {os.getpid()} cannot use the run's cluster: {difference}.", file=sys.stderr)
         del os.environ["DASK_SCHEDULER_ADDRESS"]  # Dask would connect to it
         return False

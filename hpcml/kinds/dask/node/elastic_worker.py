@@ -1,7 +1,7 @@
 """The workers of an elastic cluster's job: Dask's own command, behind TLS alone, in a folder that nobody else enters.
 
-``python -m hpcml.node.elastic_worker SCHEDULER NAME`` starts them as the settings in the cluster's folder say. A Nanny
-imports this module before it listens, so that the limits hold for both.
+``python -m hpcml.kinds.dask.node.elastic_worker SCHEDULER NAME`` starts them as the settings in the cluster's folder
+say. A Nanny imports this module before it listens, so that the limits hold for both.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def words(context: Context, name: str, folder: str) -> list[str]:
     share = Share.of_node(context, settings.workers_per_node)
     options = {
         "--name": name,
-        "--worker-class": f"hpcml.node.elastic_worker.{ElasticWorker.__name__}",
+        "--worker-class": f"hpcml.kinds.dask.node.elastic_worker.{ElasticWorker.__name__}",
         "--protocol": "tls",
         "--tls-ca-file": keys.certificate,
         "--tls-cert": keys.certificate,

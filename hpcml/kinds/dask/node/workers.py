@@ -1,0 +1,108 @@
+"""The workers of a node: the agent imports Dask once and forks them."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+from hpcml.files import tail, write
+from hpcml.kinds.dask import WORKER
+from hpcml.node import agent, files, profilers, scratch
+from hpcml.node.hardware.node_check import Inspection, UnfitError
+from hpcml.node.processes import long_import
+from hpcml.node.settings import Context, load
+
+_LIBRARY_LINES = 40  # lines of UCX's and NCCL's own logs that are kept of a node
+_TROUBLE = re.compile(r"NCCL WARN| UCX  (?:ERROR|FATAL) ")
+
+
+def main() -> int:
+    """Keep the node's workers running until the scheduler closes them."""
+    context = load()
+    node = agent.begin(context, WORKER.name)
+    if not os.access(context.settings.cwd, os.X_OK):
+        return node.refuse(f"the folder that the script runs in cannot be entered: {context.settings.cwd}")
+    if lacking := profilers.missing(context):
+        return node.refuse(lacking)
+    try:
+        profilers.enter_nsys(context)
+    except OSError as error:
+        return node.refuse(f"nsys cannot be started: {error.strerror}")
+    agent.watch(context)
+    inspection = Inspection(context)  # a child of its own, beside the imports
+    with long_import():  # after the sign of life; before the fork, for all workers
+        from distributed.versions import get_versions
+
+        from hpcml.kinds.dask.node import dask_worker, early_imports, gpus
+
+        get_versions()  # every worker tells the scheduler; Dask keeps the answer
+        try:
+            try:
+                if context.settings.gpu:
+                    gpus.load(context.settings.gpu)
+            finally:
+                inspection.end()  # what it finds wrong with the node goes before what the environment lacks
+            folder = scratch.Folder(scratch.place_for_dask(context))
+        except scratch.UnsafePlaceError as error:
+            return node.refuse(f"{error} (profile: paths.scratch, or TMPDIR)")
+        except (gpus.NoGpuError, UnfitError) as error:
+            return node.refuse(str(error))
+
+    names = context.worker_names(context.node)
+    node.slots = [agent.Slot(name) for name in names]
+    share = dask_worker.Share.of_node(context, len(names))
+    if too_little := dask_worker.too_little_memory(context, share, len(names), agent.resident(os.getpid())):
+        return node.refuse(too_little)
+    with long_import():
+        early_imports.import_now(early_imports.wanted(context.settings))
+    try:
+        return agent.keep(
+            node,
+            lambda slot: dask_worker.run(context, names.index(slot.name), folder.path, share, replaces=slot.replaces),
+            share.memory_limit,
+            Address(context, folder.path / dask_worker.ADDRESS),
+        )
+    finally:
+        for slot in node.slots:
+            agent.end(slot)
+        _keep_troubles(folder.path)
+        folder.remove()
+
+
+def _keep_troubles(folder: Path) -> None:
+    """Print what UCX and NCCL wrote of troubles into their own files, which go with the node's scratch."""
+    told = 0
+    for path in sorted((*folder.glob("*/nccl-*.log"), *folder.glob("*/ucx-*.log"))):
+        for line in tail(path, _LIBRARY_LINES):
+            if _TROUBLE.search(line) and told < _LIBRARY_LINES:
+                told += 1
+                print(line[:400], file=sys.stderr)
+
+
+class Address:
+    """Where the scheduler is: looked up on the shared file system by one process of a node, for all its workers.
+
+    They are forked before it is known, make ready for it, and read it from the node-local file ``local``.
+    """
+
+    def __init__(self, context: Context, local: Path) -> None:
+        self.context, self.local = context, local
+        self.interval = files.interval(context.settings.nodes)
+        self.deadline = time.monotonic() + context.settings.scheduler_deadline + context.settings.workers_deadline
+        self.known = False
+        self.late = "the scheduler did not write its address (scheduler.json) within its deadline"
+
+    def look(self) -> bool:
+        """Pass the address on once it is there; return False if it will never be."""
+        if self.known:
+            return True
+        there = files.listed(self.context.attempt.directory)
+        if self.context.attempt.scheduler.name in there:
+            facts = files.read_json(self.context.attempt.scheduler) or {}
+            addresses = [facts["address"], *facts.get("shares", ())]
+            write(self.local, "".join(f"{address} {facts['protocol']}\n" for address in addresses))
+            self.known = True
+        return self.known or (self.context.attempt.ended.name not in there and time.monotonic() < self.deadline)

@@ -1,1 +1,0 @@
-"""The processes of a run: scheduler, workers, and the supervisor that runs the script."""

@@ -1,0 +1,58 @@
+"""What a node imports for its workers before a script starts: what its own text says, and nothing that could hurt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcml.kinds.dask.node import early_imports
+
+
+def wanted(folder: Path, text: str | bytes, *, form: str = "", service: str = "") -> list[str]:
+    script = folder / "script.py"
+    script.write_bytes(text if isinstance(text, bytes) else text.encode())
+    settings: Any = SimpleNamespace(script=str(script), form=form, service=service)
+    return early_imports.wanted(settings)
+
+
+@pytest.mark.parametrize(("text", "found"), [
+    ("import dask.dataframe as dd", ["dask.dataframe"]),
+    ("from dask import dataframe", ["dask.dataframe"]),
+    ("from dask.dataframe import read_csv", ["dask.dataframe"]),
+    ("def late():\n    import dask.array", ["dask.array"]),
+    ("from dask_ml.cluster import KMeans", ["dask.array", "dask.dataframe"]),
+    ("import dask_cudf", ["dask.dataframe"]),
+    ("import dask\nfrom dask.distributed import Client\nimport dask_mlx, numpy, mine", []),
+    ("from . import dask_cudf\nfrom .dask_ml import x", []),
+    ("text = 'import dask.dataframe'  # import dask.array", []),
+    ("import dask.dataframe\nfrom", []),
+    (b"\xff\xfe\x00import", []),
+    ("import dask.dataframe\n" + "#" * early_imports.LARGEST, []),
+])  # fmt: skip
+def test_a_script_s_own_words_count(tmp_path: Path, text: str | bytes, found: list[str]) -> None:
+    assert wanted(tmp_path, text) == found
+
+
+def test_what_is_no_python_file_is_not_looked_at(tmp_path: Path) -> None:
+    text = "import dask.dataframe"
+    assert wanted(tmp_path, text, form="notebook") == wanted(tmp_path, text, service="jupyter") == []
+    settings: Any = SimpleNamespace(script=str(tmp_path / "none.py"), form="", service="")
+    assert early_imports.wanted(settings) == []
+
+
+def test_what_cannot_be_imported_is_left_to_the_graph_that_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "imported_early_a.py").write_text("")
+    (tmp_path / "imported_early_b.py").write_text("raise RuntimeError('no GPU')")
+    monkeypatch.syspath_prepend(tmp_path)
+    early_imports.import_now(["imported_early_b", "imported_early_a"])
+    told = capsys.readouterr()
+    assert told.out.startswith(
+        "hpcml: imported_early_b was not imported early (RuntimeError).\nhpcml: imported early in "
+    )
+    assert told.out.endswith(" s: imported_early_a\n")
+    assert told.err == ""
