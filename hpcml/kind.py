@@ -29,9 +29,10 @@ class Stage(NamedTuple):
     begin: str  # the event that begins it
     end: str  # the event that ends it
     waiting: str  # what status says meanwhile
-    short: str  # the same, behind ``name``
-    done: str  # what stands behind ``name`` once it has ended
-    optional: bool = False  # a run may do without it: it is shown only after ``begin``
+    short: str  # what follows ``name`` meanwhile
+    done: str  # what follows ``name`` once it has ended
+    asked: str = ""  # the event that begins a stage which a run may do without; empty for all others
+    good: str = ""  # the field that is false where the stage ended badly; empty without one
 
 
 class Processes(Protocol):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hpcml import files
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
+from hpcml.paths import SCRIPT
 from hpcml.runs import directories
 from hpcml.terminal import say, shown
 
@@ -48,7 +49,7 @@ def run(options: Namespace) -> int:
 
     def copy() -> None:
         for path in handle.log_files(run, role):
-            header = f"==> {shown(path.name)} <==\n" if role == "worker" else ""
+            header = f"==> {shown(path.name)} <==\n" if handle.on_every_node(role) else ""
             if path not in tails:
                 tails[path] = Tail(path, sys.stdout, header)
                 tails[path].position = 0 if most is None else _start_of_last(path, most)
@@ -60,7 +61,7 @@ def run(options: Namespace) -> int:
             pass
     else:
         copy()
-    if role == "driver" and (end := records.end_of(run)) and end.by != "script":
+    if role == SCRIPT and (end := records.end_of(run)) and end.by != "script":
         say(f"hpcml: {end.message}.", sys.stderr)  # the log itself is the script's alone
     if not tails and not options.follow:
         state = run_status.status(adoption.adopt(run) if adoption.is_prepared(run) else run)
@@ -73,9 +74,9 @@ def _role(options: Namespace) -> str:
     """Return the role whose log is meant: ``hpcml logs worker`` names one of the last run."""
     from hpcml.runs import handle
 
-    if options.role is None and options.run in handle.ROLES:
+    if options.role is None and options.run in handle.LOGS:
         options.run, options.role = "last", options.run
-    return handle.role_of(options.role or "driver")
+    return handle.role_of(options.role or SCRIPT)
 
 
 def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:
@@ -85,7 +86,7 @@ def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:
     from hpcml.runs.tables import complete
 
     number = common.whole(options.attempt, "--attempt")
-    if role != "driver" or options.follow or options.lines is not None:
+    if role != SCRIPT or options.follow or options.lines is not None:
         hint = "Leave out ROLE, -f and -n."
         raise UsageError("An attempt's own log is the script's, as a whole", place="--attempt", hint=hint)
     found = records.events(run)

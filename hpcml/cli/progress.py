@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from hpcml import files
+from hpcml import files, kinds
+from hpcml.kind import Stage
+from hpcml.paths import SCRIPT
 from hpcml.runs import directories
-from hpcml.runs.status import Status
+from hpcml.runs.status import Status, optional_stages
 from hpcml.terminal import Raw, cells, columns, fit, fitted, say, shown
 from hpcml.units import format_seconds
 
@@ -88,22 +90,29 @@ def _past(status: Status) -> list[_Line]:
     """Return what is over or noted of a run, but for its own end."""
     nodes = status.nodes if len(status.nodes) <= 8 else (*status.nodes[:4], f"… {len(status.nodes)} in all")
     script = "JupyterLab starts" if status.service == "jupyter" else "the script runs"
+    first, *others = kinds.get(status.kind).startup
     is_open = "open to whoever reaches it" in status.security
     lines = [
         _Line("ok", "image", f"copied to the nodes by {status.staging}", "image-staged", "image-staging"),
         _Line("ok", "nodes", ", ".join(nodes), "allocated", "seen"),
-        _Line("ok", "scheduler", f"up, {status.protocol}" if status.protocol else "up", "scheduler-up", "allocated"),
-        *([_Line("wait", "security", status.security, "scheduler-up")] if is_open else []),
+        _stage_line(status, first),
+        *([_Line("wait", "security", status.security, first.end)] if is_open else []),
         _Line("ok", "image" if status.in_image else "python", status.versions, "environment-ready", "allocated"),
-        _Line("ok", "workers", f"{status.expected}/{status.expected}", "workers-ready", "allocated"),
-        _Line("ok" if status.fabric_ok else "bad", "fabric", status.fabric, "fabric-checked", "workers-ready"),
+        *(_stage_line(status, stage) for stage in others),
         *(_Line("bad", "differ", difference) for difference in status.differences),
         *(_Line("bad", "warning", warning) for warning in status.warnings),
-        _Line("ok", "driver", script, "driver-started"),
+        _Line("ok", SCRIPT, script, "driver-started"),
         *([_Line("ok", "jupyter", status.jupyter)] if status.jupyter else []),
     ]
-    over = status.times if "scheduler-up" in status.times else status.times.keys() - {"environment-ready"}
+    over = status.times if first.end in status.times else status.times.keys() - {"environment-ready"}
     return [line for line in lines if not line.event or line.event in over]
+
+
+def _stage_line(status: Status, stage: Stage) -> _Line:
+    """Return the line of a stage of the startup that has ended; all but the optional ones are timed from the start."""
+    facts = status._asdict()
+    mark = "bad" if stage.good and not facts[stage.good] else "ok"
+    return _Line(mark, stage.name, stage.done.format_map(facts), stage.end, stage.begin if stage.asked else "allocated")
 
 
 def _present(status: Status) -> tuple[str, str] | None:
@@ -112,15 +121,17 @@ def _present(status: Status) -> tuple[str, str] | None:
         estimate = f", expected at {status.estimate}" if status.estimate else ""
         job = f"job {status.job}: " if status.job else ""
         return "queued", f"{job}{status.message}{estimate}"
-    if status.phase == "starting" and "workers-ready" in status.times:
-        checking = "fabric-checking" in status.times and "fabric-checked" not in status.times
-        return ("fabric", status.message) if checking else None
-    if status.phase == "starting" and "scheduler-up" in status.times:
-        return "workers", f"{status.workers}/{status.expected}"
+    kind = kinds.get(status.kind)
+    if status.phase == "starting" and kind.ready in status.times:
+        return next(((stage.name, status.message) for stage in optional_stages(status)), None)
     if status.phase == "starting":
-        return "scheduler" if "allocated" in status.times or not status.staging else "image", status.message
+        for stage in reversed(kind.startup[1:]):
+            if stage.begin in status.times:
+                return stage.name, stage.short.format_map(status._asdict())
+        in_stage = "allocated" in status.times or not status.staging
+        return kind.startup[0].name if in_stage else "image", status.message
     if status.phase == "running" and status.workers < status.expected:
-        return "driver", status.message
+        return SCRIPT, status.message
     return None
 
 
@@ -159,7 +170,7 @@ class Progress:
         elif present:
             self._now(*present)
         elif status.hint and status.phase == "running":
-            self._once("hint", _Line("wait", "driver", status.hint))
+            self._once("hint", _Line("wait", SCRIPT, status.hint))
 
     def show_past(self, status: Status) -> None:
         """Show the phases that are over; a run's own end is not among them."""
@@ -244,10 +255,8 @@ def phases(status: Status) -> list[tuple[str, str]]:
     names = (
         ("staging", "image-staging", "image-staged"),
         ("image" if status.in_image else "versions", "allocated", "environment-ready"),
-        ("scheduler", "allocated", "scheduler-up"),
-        ("workers", "scheduler-up", "workers-ready"),
-        ("fabric", "workers-ready", "fabric-checked"),
-        ("driver", "driver-started", "driver-ended"),
+        *((stage.name, stage.begin, stage.end) for stage in kinds.get(status.kind).startup),
+        (SCRIPT, "driver-started", "driver-ended"),
         ("teardown", "driver-ended", "torn-down"),
     )
     times = status.times

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from hpcml import files
 from hpcml.failures.exit_causes import ERROR
 from hpcml.failures.rules import COLOURS, RULES, Rule, Where
-from hpcml.paths import RunPaths
+from hpcml.paths import SCRIPT, RunPaths
 
 HEAD, TAIL = 32 << 10, 160 << 10  # bytes of a log that are read: its begin and its end
 _COUNTED = 64 << 20  # bytes; of a longer log the numbers of its last lines are not counted
@@ -24,6 +24,7 @@ _STAMP = re.compile(rf"^(?:\[?{_TIME}(?:[.,](\d{{1,6}}))?|.*CANCELLED AT {_TIME}
 _PATTERNS = [(rule, re.compile(rule.pattern, re.MULTILINE)) for rule in RULES if Where.LOG in rule.where]
 _NO_END = " - INFO - "  # Dask's level for what is no trouble
 _PLACE = re.compile(r'^  File "(.+)", line (\d+) in (\S+)')
+_LIBRARY = "nccl-"  # how the names of the logs begin that a library writes itself
 _LAST_WORDS = ("Fatal Python error", "terminate called")  # of a process: what comes behind is told at once
 _NEAR = 200  # lines from one without a time to one that has one
 
@@ -67,14 +68,17 @@ class Piece(NamedTuple):
 
 def logs(paths: RunPaths, most: int) -> Iterator[tuple[str, str, Path]]:
     """Yield the source, the node and the path of each log that counts, the newest ``most`` of many."""
-    for source, path in (("job", paths.job_log), ("driver", paths.driver_log), ("scheduler", paths.log("scheduler"))):
-        yield source, "", path
     try:
-        names = sorted(os.listdir(paths.logs))
+        names = sorted(name for name in os.listdir(paths.logs) if name.endswith(".log"))
     except OSError:
         return  # the run has no logs: other evidence is all there is
-    for source, begin in (("worker", "worker-"), ("library", "nccl-")):
-        found = [name for name in names if name.startswith(begin) and name.endswith(".log")]
+    roles = dict.fromkeys(("job", SCRIPT, *(name.removesuffix(".log") for name in names if "-" not in name)))
+    for source in roles:
+        yield source, "", paths.log(source)
+    begins = dict.fromkeys(name[: name.index("-") + 1] for name in names if "-" in name)
+    for begin in sorted(begins, key=lambda begin: begin == _LIBRARY):
+        source = "library" if begin == _LIBRARY else begin[:-1]
+        found = [name for name in names if name.startswith(begin)]
         if len(found) > most:  # a worker that failed wrote last before the end, and its log is among the smaller
             found = sorted(found, key=lambda name: _size(paths.logs / name))[:most]
         for name in found:
@@ -243,4 +247,4 @@ def last_error(path: Path) -> Line | None:
     if not ERROR.fullmatch(lines[-1]) or not any(line.startswith("Traceback (most recent") for line in lines):
         return None
     number = first + len(lines) - 1 if first else 0
-    return Line(lines[-1][:_LONGEST], "driver", f"{path.parent.name}/{path.name}", number)
+    return Line(lines[-1][:_LONGEST], SCRIPT, f"{path.parent.name}/{path.name}", number)

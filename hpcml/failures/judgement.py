@@ -18,10 +18,11 @@ from hpcml.failures import evidence
 from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, When
 from hpcml.failures.rules import BY_NAME, Retry, Role, Rule, filled
-from hpcml.paths import AttemptPaths, RunPaths
+from hpcml.paths import SCRIPT, AttemptPaths, RunPaths
 
 MOST_LOGS = 16  # workers' logs that are read where a run ends
 KINDS = ("oom", "timeout", "node", "error", "unknown")  # of failures, by what may help
+_NO_ROLES = ("job", "library", "record")  # sources of lines that are no role's log
 _SHOWN = 3  # lines of evidence, and of what followed
 _TOLD = 300  # characters of an error's message in a sentence
 _ANOTHER_ATTEMPT = 90.0  # seconds before the attempt began; the clocks of nodes may differ
@@ -189,14 +190,14 @@ def _named_nodes(hits: Sequence[Hit]) -> list[str]:
 
 def _known(text: str, line: Line) -> Hit | None:
     """Return what an error's own words show, if a rule knows them; of several the one that begins a failure."""
-    found = [hit._replace(line=line) for hit in evidence.hits_in(evidence.Piece(text, 1), "driver")]
+    found = [hit._replace(line=line) for hit in evidence.hits_in(evidence.Piece(text, 1), SCRIPT)]
     found = [hit for hit in found if hit.rule.role in (Role.ROOT, Role.CASCADE)]
     return min(found, key=lambda hit: hit.rule.role is not Role.ROOT, default=None)
 
 
 def _roots(hits: Sequence[Hit], *, own: bool) -> list[Hit]:
     """Return the lines that begin a failure; ``own``: the script's output counts too."""
-    return [hit for hit in hits if hit.rule.role is Role.ROOT and (own or hit.line.source != "driver")]
+    return [hit for hit in hits if hit.rule.role is Role.ROOT and (own or hit.line.source != SCRIPT)]
 
 
 def _quoted(end: End) -> tuple[Line, ...]:
@@ -231,8 +232,10 @@ def _out_of_memory(end: End, hits: Sequence[Hit]) -> Cause:
         return _by_rule(rule, end.message, evidence=_quoted(end))._replace(occurrences=0)
     found = _of(min(confirmed, key=lambda hit: hit.line.time or math.inf), hits, rule.cause)
     # Slurm says it of a role's step in that role's log.
-    sources = {hit.line.source for hit in confirmed if hit.rule.name == "oom-kill"} & {"scheduler", "worker", "driver"}
-    who = "the script" if end.by == "script" else "the scheduler" if sources == {"scheduler"} else ""
+    lines_of_roles = [hit.line for hit in confirmed if hit.rule.name == "oom-kill" and hit.line.source not in _NO_ROLES]
+    roles = {line.source for line in lines_of_roles}
+    alone = len(roles) == 1 and roles != {SCRIPT} and not any(line.node for line in lines_of_roles)
+    who = "the script" if end.by == "script" else f"the {roles.pop()}" if alone else ""
     what = f"{who} was killed because the node's memory limit was reached" if who else found.what
     lines = tuple(hit.line for hit in confirmed)[:_SHOWN]
     return found._replace(what=what, rule=rule.name, evidence=lines, followed=(), short=rule.short)
@@ -296,13 +299,13 @@ def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
         name, what = line.text.partition(":")[0].rpartition(".")[2], f"the {kind} printed {line.text}"
         remedy = _remedy(name, line.text)
         return Cause(what, name, True, "script-error", remedy, evidence=(line,), occurrences=1)
-    if crashed := [hit for hit in hits if hit.line.source == "driver" and hit.rule.name in _SIGNALS.values()]:
+    if crashed := [hit for hit in hits if hit.line.source == SCRIPT and hit.rule.name in _SIGNALS.values()]:
         return _of(crashed[0], hits)
     what = f"the {kind} ended with exit status {status}"
     remedy = "" if kind == "program" else "It calls sys.exit or os._exit, or a library does."
     if end.quote:
         what += f"; its last line: {end.quote[-1][:_TOLD]}"
-    lines = tuple(Line(text, "driver", "logs/driver.log") for text in end.quote[-_SHOWN:])
+    lines = tuple(Line(text, SCRIPT, f"logs/{SCRIPT}.log") for text in end.quote[-_SHOWN:])
     return Cause(what, f"{kind} chose exit status {status}", True, "exit", end.hint or remedy, evidence=lines)
 
 
@@ -310,7 +313,7 @@ def _of_points(case: Case) -> Cause:
     """Points of a sweep failed: how many, and why the first did."""
     first = [str(text) for text in case.points.get("first", ())]
     short = f"{case.points['failed']} of {case.points.get('points')} points failed"
-    lines = tuple(Line(text, "driver", "logs/driver.log") for text in first)
+    lines = tuple(Line(text, SCRIPT, f"logs/{SCRIPT}.log") for text in first)
     what = f"{short}, the first with {first[0][:_TOLD]}" if first else short
     return Cause(what, short, True, "points", case.end.hint, evidence=lines, occurrences=len(lines))
 
@@ -322,7 +325,7 @@ def _signalled(end: End, hits: Sequence[Hit], number: signal.Signals) -> Cause:
         remedy = kernel if number == signal.SIGKILL else ""
         short = f"killed by {number.name}"
         return Cause(f"{what}, and nothing says by whom", short, False, "signal", remedy, evidence=_quoted(end))
-    of_script = [hit for hit in hits if hit.line.source == "driver"]
+    of_script = [hit for hit in hits if hit.line.source == SCRIPT]
     failed = [hit for hit in of_script if hit.rule.name == "assertion"]
     if failed and number == signal.SIGABRT:
         return _of(failed[-1], hits, f"{what}: {failed[-1].groups[0][:_TOLD]}")
@@ -342,7 +345,7 @@ def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
     when = case.times.get("driver-ended", 0.0)
     # in one line: the first line of a library's message often tells too little
     shown = [" ".join(filter(None, map(str.strip, text.split("\n"))))[:_TOLD] for text in chain]
-    lines = [Line(text, "driver", "logs/driver.log", 0, when) for text in shown]
+    lines = [Line(text, SCRIPT, f"logs/{SCRIPT}.log", 0, when) for text in shown]
     if case.last_error and case.last_error.text.endswith(chain[0].split("\n")[0][:_TOLD]):
         lines[0] = lines[0]._replace(number=case.last_error.number)
     known = {
@@ -351,7 +354,7 @@ def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
         if not errors_of_chain[index].get("hides") and (found := _known(text, lines[index]))
     }
     told = {hit.rule.name for hit in known.values()}
-    hits = [hit for hit in hits if hit.line.source != "driver" or hit.rule.name not in told]
+    hits = [hit for hit in hits if hit.line.source != SCRIPT or hit.rule.name not in told]
     index = _beginning(errors_of_chain, known)
     hit, line = known.get(index), lines[index]
     later = tuple(one for position, one in enumerate(lines) if position != index)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml import files, schedulers
+from hpcml import files, kinds, schedulers
 from hpcml.errors import (
     INTERNAL,
     HpcmlError,
@@ -19,7 +19,7 @@ from hpcml.errors import (
     did_you_mean,
     nearest,
 )
-from hpcml.paths import AttemptPaths
+from hpcml.paths import SCRIPT, AttemptPaths
 from hpcml.runs import adoption, directories, following
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
@@ -30,7 +30,12 @@ from hpcml.terminal import shown
 if TYPE_CHECKING:
     from distributed import Client
 
-ROLES = {"driver": "driver", "scheduler": "scheduler", "worker": "worker", "workers": "worker", "job": "job"}
+# By each word for a log the name of the role whose it is; "job" is the batch script.
+LOGS = {
+    **{role.name: role.name for role in kinds.roles().values()},
+    **{f"{role.name}s": role.name for role in kinds.roles().values() if role.every_node},
+    **{name: name for name in (SCRIPT, "job")},
+}
 _LONGEST_LOG = 1 << 30  # bytes
 LOOPBACK = "127.0.0.1"  # of a run on one node, which nothing else needs to reach
 _CONNECT_WITHIN = 5.0  # seconds for the scheduler's address to accept a connection
@@ -134,7 +139,7 @@ class RunHandle:
         assert last is not None
         return last
 
-    def logs(self, role: str = "driver") -> str:
+    def logs(self, role: str = SCRIPT) -> str:
         """Return the log of ``driver`` (what the script printed), ``scheduler``, ``worker`` (of all nodes) or ``job``.
 
         Raises
@@ -148,7 +153,7 @@ class RunHandle:
         for path in log_files(self.run, role):
             with directories.storage(path):
                 text = files.read(path, _LONGEST_LOG).decode(errors="replace")
-            texts.append(f"==> {path.name} <==\n{text}" if role == "worker" else text)
+            texts.append(f"==> {path.name} <==\n{text}" if on_every_node(role) else text)
         return "".join(texts)
 
     def cancel(self) -> bool:
@@ -209,15 +214,21 @@ def exit_status_of(last: Status) -> int:
 
 def role_of(word: str) -> str:
     """Return the role whose logs a word means; UsageError if there is none."""
-    if word not in ROLES:
-        hint = did_you_mean(nearest(word, ROLES), "One of: driver, scheduler, worker, job.")
+    if word not in LOGS:
+        hint = did_you_mean(nearest(word, LOGS), f"One of: {', '.join(sorted({*LOGS.values()}))}.")
         raise UsageError(f"There is no role '{word}'", place="hpcml logs", hint=hint)
-    return ROLES[word]
+    return LOGS[word]
 
 
 def log_files(run: directories.Run, role: str) -> list[Path]:
     """Return the logs of a role that are there."""
-    return sorted(run.paths.logs.glob("worker-*.log" if role == "worker" else f"{role}.log"))
+    return sorted(run.paths.logs.glob(f"{role}-*.log" if on_every_node(role) else f"{role}.log"))
+
+
+def on_every_node(role: str) -> bool:
+    """Whether a role has a log for each node."""
+    found = kinds.roles().get(role)
+    return found is not None and found.every_node
 
 
 def cancel(run: directories.Run) -> Cancelled:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files
+from hpcml import files, kinds
 from hpcml.errors import CANCELLED
 from hpcml.failures.end import End, parse
 from hpcml.paths import RunPaths
@@ -21,7 +21,7 @@ class Planned(NamedTuple):
     """What a run was to be; ``nodes`` and ``workers`` in all, ``time_limit`` in seconds, 0 without one.
 
     ``after`` are the runs that it waits for. ``until_done``: it goes on in attempts. ``may_start_again``: its
-    scheduler may put its job back into the queue, or another job follows.
+    scheduler may put its job back into the queue, or another job follows. ``kind`` is one of hpcml.kinds.
     """
 
     scheduler: str = "local"
@@ -34,6 +34,7 @@ class Planned(NamedTuple):
     after: tuple[Awaited, ...] = ()
     until_done: bool = False
     may_start_again: bool = False
+    kind: str = "dask"
 
 
 class Event(NamedTuple):
@@ -78,7 +79,14 @@ def planned(run: directories.Run) -> Planned:
             tuple(map(_awaited, plan.texts("after"))),
             inside.get("until_done", bool, False),
             plan.get("may_start_again", bool, False),
+            _kind(inside.get("kind", str, "dask")),
         )
+
+
+def _kind(name: str) -> str:
+    if name not in kinds.KINDS:
+        raise ValueError(f"{name!a} is not a kind of run")
+    return name
 
 
 def _awaited(text: str) -> Awaited:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files, schedulers
+from hpcml import files, kinds, schedulers
 from hpcml.errors import (
     ALLOCATION_LOST,
     ANSWER_LOST,
@@ -23,6 +23,7 @@ from hpcml.errors import (
 )
 from hpcml.failures import exit_causes
 from hpcml.failures.end import End
+from hpcml.kind import Stage
 from hpcml.request.record import Awaited
 from hpcml.runs import adoption, directories
 from hpcml.runs import record as records
@@ -104,6 +105,7 @@ class Status(NamedTuple):
     quote: tuple[str, ...] = ()
     directory: str = ""
     silent: str = ""
+    kind: str = "dask"
 
     @property
     def state(self) -> str:
@@ -208,6 +210,7 @@ def _from_files(run: directories.Run, record: RunRecord) -> Status:
         node_count=planned.nodes,
         expected=planned.workers,
         directory=str(run.paths.directory),
+        kind=planned.kind,
     )
     if (refusal := run.submission) and refusal.error:
         return new._replace(
@@ -307,16 +310,23 @@ def _message(current: Status) -> str:
         return f"{driver} runs{missing}"
     if current.phase != "starting":
         return ""
-    if "workers-ready" in current.times:
-        checking = "fabric-checking" in current.times and "fabric-checked" not in current.times
-        return "the interconnect between the workers is checked" if checking else f"{driver} starts"
-    if "scheduler-up" in current.times:
-        return f"{current.workers} of {current.expected} workers are there"
+    kind, times, first = kinds.get(current.kind), current.times, "allocated"
+    if kind.ready in times:
+        return next((stage.waiting for stage in optional_stages(current)), f"{driver} starts")
+    for stage in reversed(kind.startup):
+        if stage.begin in times and stage.begin != first:
+            return stage.waiting.format_map(current._asdict())
     if "image-staging" in current.times and "image-staged" not in current.times:
         return f"the image is copied to the nodes ({current.staging})"
     if current.staging and "allocated" not in current.times:
         return "the roles enter the image"
-    return "the scheduler starts"
+    return kind.startup[0].waiting
+
+
+def optional_stages(current: Status) -> list[Stage]:
+    """Return the stages of the startup that a run may do without, and that it is in now."""
+    times = current.times
+    return [stage for stage in kinds.get(current.kind).startup if stage.asked in times and stage.end not in times]
 
 
 def _ask_owner(own: Status, run: directories.Run, record: RunRecord, known: JobState | None) -> Status:

@@ -14,6 +14,7 @@ from hpcml.failures import evidence, judgement
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rules import Retry, Role, Where, meaning
+from hpcml.paths import SCRIPT
 from hpcml.report import attempts, ending
 from hpcml.request.record import RunRequest
 from hpcml.runs import directories, handle, script_checks
@@ -305,7 +306,7 @@ def _where(run: directories.Run) -> tuple[str, ...]:
     """Return the commands that show what there is of a run whose cause is not known."""
     found = [
         f"hpcml logs {run.id} {role}"
-        for role in ("job", "driver", "scheduler", "worker")
+        for role in dict.fromkeys(("job", SCRIPT, *handle.LOGS.values()))
         if any(map(_has_text, handle.log_files(run, role)))
     ]
     if run.job:
