@@ -18,6 +18,7 @@ from hpcml.node.settings import Context
 
 SENT = "hpcml-sent"  # a worker's own metric: bytes sent to other workers
 PER_HOUR = 300_000  # bytes that the file may grow in an hour for each node of the run
+LAST = 0.5  # seconds that the last line may take to be written
 _COPYING = ("serialize", "deserialize", "compress", "decompress")
 _MOVED = ("disk-read", "disk-write", "device-to-host", "host-to-device")  # the last two: repairs.spilling
 _RUNNING = ("thread-cpu", "thread-noncpu")
@@ -124,11 +125,18 @@ class Writer:
     def _run(self) -> None:
         while True:
             self.file.append(self.lines.get())
+            self.lines.task_done()
 
     def write(self, text: bytes) -> None:
         """Have a line written, unless sixteen are waiting."""
         if not self.lines.full():
             self.lines.put_nowait(text)
+
+    def finish(self, text: bytes) -> None:
+        """Have the last line written, and wait a moment for it: the process may end next."""
+        self.write(text)
+        with self.lines.all_tasks_done:
+            self.lines.all_tasks_done.wait_for(lambda: not self.lines.unfinished_tasks, LAST)
 
 
 def merged(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -162,5 +170,5 @@ async def watch(context: Context, schedulers: Sequence[Scheduler]) -> None:
         try:
             await asyncio.sleep(interval(every, time.monotonic() - began, cost=used, size=len(text), per_hour=per_hour))
         except asyncio.CancelledError:
-            writer.write(line(merged([state.sample() for state in states])))
+            writer.finish(line(merged([state.sample() for state in states])))
             raise
