@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import subprocess
 import sys
@@ -149,7 +150,7 @@ RAW = {  # what a peer does on the raw endpoint, and what the role says of it
     "another port": ("await ep.send(hello[:17] + b'\\x00' + hello[18:])", "which is not here"),
     "its own proof": (
         "await ep.send(hello); a = bytearray(65); await ep.recv(a); await ep.send(b'\\x01' + a[33:])", "another key"),
-    "early close": ("await ep.send(hello); return ep.abort()", "refused a UCX peer"),  # it broke off, or ran out of time
+    "early close": ("await ep.send(hello); return ep.abort()", "refused a UCX peer"),
 }  # fmt: skip
 
 
@@ -189,7 +190,8 @@ asyncio.run(main())
             peer.stdin.write("\n")
             peer.stdin.flush()
             assert peer.stdout.readline() == f"act_{at}\n", what
-            worker.wait_for("worker", said, before)
+            text = worker.wait_for("worker", said, before)
+        assert re.search("it broke off|TimeoutError", text)  # the early close, as it was noticed
         before = worker.size("worker")
         peer.stdin.write("\n")
         peer.stdin.flush()
