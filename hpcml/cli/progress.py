@@ -13,7 +13,7 @@ from hpcml import files, kinds
 from hpcml.kind import Stage
 from hpcml.paths import SCRIPT
 from hpcml.runs import directories
-from hpcml.runs.status import Status, optional_stages
+from hpcml.runs.status import Status, later_stage, optional_stages
 from hpcml.terminal import Raw, cells, columns, fit, fitted, say, shown
 from hpcml.units import format_seconds
 
@@ -124,10 +124,9 @@ def _present(status: Status) -> tuple[str, str] | None:
     kind = kinds.get(status.kind)
     if status.phase == "starting" and kind.ready in status.times:
         return next(((stage.name, status.message) for stage in optional_stages(status)), None)
+    if status.phase == "starting" and (stage := later_stage(status)):
+        return stage.name, stage.short.format_map(status._asdict())
     if status.phase == "starting":
-        for stage in reversed(kind.startup[1:]):
-            if stage.begin in status.times:
-                return stage.name, stage.short.format_map(status._asdict())
         in_stage = "allocated" in status.times or not status.staging
         return kind.startup[0].name if in_stage else "image", status.message
     if status.phase == "running" and status.workers < status.expected:

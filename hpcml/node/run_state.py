@@ -32,7 +32,7 @@ class RunState:
         self.measured: set[str] = set()  # the nodes whose own processes measured their clock
         self.looked = 0.0
         self.clock = OwnTime()
-        self.steps = Steps(kind.roles, self.clock, context.run.job_log)
+        self.steps = Steps(kind, self.clock, context.run.job_log)
         self.end_requests = EndRequests(context, events)
 
     @property

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from hpcml.files import size_of
-from hpcml.kind import Role
+from hpcml.kind import Kind
 from hpcml.node.processes import OwnTime, Process
 from hpcml.units import expand_hosts
 
@@ -29,13 +28,13 @@ class Steps:
     killed, or as not launched, in the job's log: step.sh outlives its role otherwise.
     """
 
-    def __init__(self, roles: Sequence[Role], clock: OwnTime, job_log: Path) -> None:
+    def __init__(self, kind: Kind, clock: OwnTime, job_log: Path) -> None:
         self.job_log, self.read = job_log, size_of(job_log)
         self.tasks: dict[str, str] = {}
         self.aborted = False
         words = os.environ.get("HPCML_STEPS", "").split()
-        self.processes = {role.name: Process.named(int(pid)) for role, pid in zip(roles, words, strict=False)}
-        self.agent = next((role.name for role in roles if role.every_node), "")
+        self.processes = {role.name: Process.named(int(pid)) for role, pid in zip(kind.roles, words, strict=False)}
+        self.agent = kind.agent.name
         self.clock = clock
         self.ended: dict[str, float] = {}
 

@@ -310,17 +310,22 @@ def _message(current: Status) -> str:
         return f"{driver} runs{missing}"
     if current.phase != "starting":
         return ""
-    kind, times, first = kinds.get(current.kind), current.times, "allocated"
+    kind, times = kinds.get(current.kind), current.times
     if kind.ready in times:
         return next((stage.waiting for stage in optional_stages(current)), f"{driver} starts")
-    for stage in reversed(kind.startup):
-        if stage.begin in times and stage.begin != first:
-            return stage.waiting.format_map(current._asdict())
+    if stage := later_stage(current):
+        return stage.waiting.format_map(current._asdict())
     if "image-staging" in current.times and "image-staged" not in current.times:
         return f"the image is copied to the nodes ({current.staging})"
     if current.staging and "allocated" not in current.times:
         return "the roles enter the image"
     return kind.startup[0].waiting
+
+
+def later_stage(current: Status) -> Stage | None:
+    """Return the stage of the startup that a run is in, None before the second."""
+    stages = reversed(kinds.get(current.kind).startup[1:])
+    return next((stage for stage in stages if stage.begin in current.times), None)
 
 
 def optional_stages(current: Status) -> list[Stage]:

@@ -116,7 +116,7 @@ def test_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     step = subprocess.Popen(["sleep", "100"])
     monkeypatch.setenv("HPCML_STEPS", f"{os.getpid()} {step.pid}")
-    steps = Steps(KIND.roles, clock, tmp_path / "job.log")
+    steps = Steps(KIND, clock, tmp_path / "job.log")
     assert (steps.gone("worker"), steps.alive()) == (False, [os.getpid(), step.pid])
     step.kill()
     step.wait()
@@ -143,7 +143,7 @@ def test_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_task_that_srun_has_lost_does_not_come_back(context: Context, line: str, nodes: list[str]) -> None:
     """Its step.sh was killed, or never ran: nothing wrote an exit status. What srun kills itself later is no cause."""
     context.run.job_log.write_text("srun: error: n1: task 0: Killed\n")  # of an attempt before
-    steps = Steps(KIND.roles, Clock(), context.run.job_log)
+    steps = Steps(KIND, Clock(), context.run.job_log)
     with context.run.job_log.open("a") as log:
         log.write(line if line.endswith("Kil") else f"{line}\n")
     for _ in range(2):
@@ -158,7 +158,7 @@ def test_a_task_that_srun_has_lost_does_not_come_back(context: Context, line: st
 
 def test_without_steps_nothing_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HPCML_STEPS", raising=False)
-    assert not Steps(KIND.roles, Clock(), tmp_path / "job.log").gone("worker")
+    assert not Steps(KIND, Clock(), tmp_path / "job.log").gone("worker")
 
 
 def test_a_zombie_and_a_pid_given_out_again_have_ended() -> None:

@@ -146,7 +146,7 @@ def test_what_the_scheduler_says_at_the_end_is_kept(cluster: Broken, monkeypatch
     state = cluster.state
     with subprocess.Popen([sys.executable, "-c", SAYS, str(cluster.channel.path)]) as scheduler:
         monkeypatch.setenv("HPCML_STEPS", str(scheduler.pid))
-        state.steps = Steps(KIND.roles, state.clock, state.context.run.job_log)
+        state.steps = Steps(KIND, state.clock, state.context.run.job_log)
         while cluster.channel.connection is None:
             cluster.step()
         tear_down(cluster.state, cluster, End(0, "driver", "script", "the script ended"))
