@@ -145,7 +145,7 @@ FAULTS = (
     F("hpcml/node/hardware/sysfs.py", "None if value == _STUCK else value * _WORD", "value * _WORD", "an adapter whose counter is full is said to carry nothing"),
     F("hpcml/kinds/dask/node/diagnosis.py", "if node in lost and not ended:", "if False:", "a node that srun gave up is waited for", True),
     F("hpcml/kinds/dask/node/diagnosis.py", "named = outside or final or nodes", "named = outside or nodes", "a slow node is named in place of the failed one"),
-    F("hpcml/node/frozen.py", "(began if before == woken else now, woken)", "(began, woken)", "a script that reads slowly counts as frozen"),
+    F("hpcml/node/frozen.py", "(began if woken - before <= SIGNALS else now, woken)", "(began, woken)", "a script that reads slowly counts as frozen"),
     F("hpcml/kinds/dask/node/hangs.py", 'idle = min(float(self.use["idle"]), ran)', 'idle = float(self.use["idle"])', "the time before the script counts as idle"),
     F("hpcml/kinds/dask/node/hangs.py", "if not missing or final:", "if not missing:", "a script waits without end for workers that are lost"),
     F("hpcml/kinds/dask/node/heartbeat.py", "if silent <= deadline or state not in _STOPPED or self.supervisor is None:", "if silent <= deadline or self.supervisor is None:", "a slow file system has the supervisor killed", True),
