@@ -7,14 +7,12 @@ import re
 from pathlib import Path
 
 WAITED = 20.0  # seconds of one wait after which it is said
-SIGNALS = 2  # how often signals, as those of the time limit, wake a thread between two looks that goes on waiting
 _MOST_THREADS = 64
 # Functions of Linux in which a process waits for a file system's server: FUSE, NFS, Lustre, GPFS, CephFS, BeeGFS, 9p.
 _WAITS = re.compile(
     r"request_wait_answer|fuse_\w+|rpc_wait_bit_killable|nfs\w*_wait\w*|ptlrpc_\w*wait\w*|cl_\w*wait\w*|ll_\w+|"
     r"cxiWait\w*|ceph_\w*wait\w*|beegfs\w*|p9_client_rpc|folio_wait_bit\w*|wait_on_page_bit\w*|io_schedule"
 )
-_SWITCHES = re.compile(r"voluntary_ctxt_switches:\s*(\d+)")  # of both kinds
 # The numbers of the calls whose first argument is a file: read, write, pread and pwrite.
 _READS = {"0", "1", "17", "18"} if os.uname().machine == "x86_64" else set()
 
@@ -24,7 +22,7 @@ class Frozen:
 
     def __init__(self, pid: int) -> None:
         self.place = Path(f"/proc/{pid}")
-        self.since: dict[str, tuple[float, int]] = {}
+        self.since: dict[str, tuple[float, str]] = {}
 
     def look(self, now: float) -> str:
         """Return what the process has waited for, empty if it has not, or not long; ``now`` is in seconds."""
@@ -32,9 +30,9 @@ class Frozen:
         for thread in self._threads():
             function = _text(thread / "wchan")
             if _WAITS.fullmatch(function):
-                woken = sum(map(int, _SWITCHES.findall(_text(thread / "status"))))
+                woken = _text(thread / "status").rpartition("\nvoluntary_ctxt_switches:")[2]  # counts of two kinds
                 began, before = self.since.get(thread.name, (now, woken))
-                waiting[thread.name] = (began if woken - before <= SIGNALS else now, woken)
+                waiting[thread.name] = (began if before == woken else now, woken)
         self.since = waiting
         longest = min(waiting, key=lambda name: waiting[name][0], default="")
         if not longest or now - waiting[longest][0] < WAITED:

@@ -146,7 +146,7 @@ def _follow(state: RunState, processes: Processes, script: Script) -> End:
             room_looked = state.clock.seconds
             if full := storage.scarce(state.context.run.directory):  # the script may not need it, or room be made
                 state.warn(f"{full}: what the script and the logs write from now on is lost.")
-            _look_for_frozen(state, frozen)
+            _look_for_frozen(state, frozen, told_to_end=bool(must_end or state.end_requests.signalled))
             if Process.named(script.process.pid).state == "T":
                 pid = f"kill -CONT {script.process.pid} on {state.context.node}"
                 state.warn(f"The script is stopped (SIGSTOP). Continue it ({pid}), or cancel the run.")
@@ -189,8 +189,10 @@ def _end_of(state: RunState, script: Script, status: int, must_end: End | None) 
     return End(status, SCRIPT, by, script.describe_end(status), hint, quote, ended_as)
 
 
-def _look_for_frozen(state: RunState, frozen: Frozen) -> None:
-    """Say when the script waits for a file system, and when it goes on."""
+def _look_for_frozen(state: RunState, frozen: Frozen, *, told_to_end: bool) -> None:
+    """Say when the script waits for a file system, and when it continues; the wait of one that dies just ends."""
+    if told_to_end:
+        return
     node = state.context.node
     if waits := frozen.look(state.clock.seconds):
         state.frozen = True

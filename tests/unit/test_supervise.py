@@ -104,6 +104,30 @@ def test_the_time_limit_is_not_overruled(cluster: Broken, monkeypatch: pytest.Mo
     assert end_of(cluster, why, BY_KERNEL, monkeypatch, starved=True) == why
 
 
+@pytest.mark.parametrize("by_slurm", [False, True])
+def test_a_script_that_dies_of_its_time_limit_has_waited_for_the_file_system(
+    by_slurm: bool, cluster: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits no more while it dies, and that is no answer of the file system; Slurm itself may have told it to end."""
+
+    class Hung:
+        def __init__(self, _: int) -> None:
+            self.looks = iter(["/data/a.npy, request_wait_answer"])
+
+        def look(self, _: float) -> str:
+            cluster.state.end_requests.signalled = by_slurm
+            return next(self.looks, "")
+
+    monkeypatch.setattr(supervisor, "Frozen", Hung)
+    monkeypatch.setattr(supervisor, "ROOM_TICK", 0.0)
+    if by_slurm:
+        monkeypatch.setattr(supervisor, "_must_end", lambda *_: None)
+    end_of(cluster, End(errors.TIME_LIMIT, "driver", "scheduler", "the time limit was reached"), BY_ITSELF, monkeypatch)
+    assert [text for text in cluster.state.warnings if "file system" in text] == [
+        "n1: the script has waited for a file system that does not answer for 20 s (/data/a.npy, request_wait_answer)."
+    ]
+
+
 @pytest.mark.parametrize("status", [errors.TIME_LIMIT, errors.CANCELLED])
 def test_a_script_that_has_saved_stopped_at_the_time_limit(
     status: int, cluster: Broken, monkeypatch: pytest.MonkeyPatch
