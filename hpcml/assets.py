@@ -42,6 +42,7 @@ def node_side() -> list[str]:
         "script_api.py",
         "errors.py",
         "files.py",
+        "forms.py",
         "help_layout.py",
         "kind.py",
         "paths.py",

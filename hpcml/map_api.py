@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcml.errors import NotFoundError, SiteError, UsageError
+from hpcml.forms import Form
 from hpcml.repairs import file_names
 from hpcml.request.record import Code
 from hpcml.runs import job_request
@@ -61,7 +62,7 @@ def map(  # noqa: A001 - as every library calls it
     given = list(points)
     _check(function, given, at_once)
     name = getattr(function, "__name__", "") or type(function).__name__
-    code = Code(Path(name), cwd=layers.here(), service="map")
+    code = Code(Path(name), cwd=layers.here(), form=Form.MAP)
     loaded, spec = job_request.parse("hpcml.map", "map", code, {"nodes": 1, **options})
     if not given:
         return []

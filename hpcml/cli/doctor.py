@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hpcml import units
 from hpcml.cli import common
 from hpcml.errors import UNFIT, HpcmlError, UsageError
+from hpcml.forms import Form
 from hpcml.request.options import OPTIONS
 from hpcml.request.reading import request_of
 from hpcml.request.record import Code
@@ -71,7 +72,7 @@ def run(options: Namespace) -> int:
         common.positive(options.nodes, "--nodes")
     here = common.here()
     wanted = common.load_site(options.site or "", here, options.set or ())
-    code = Code(here / "doctor", (wanted.site.runtime.container,), here, service="doctor")
+    code = Code(here / "doctor", (wanted.site.runtime.container,), here, form=Form.DOCTOR)
     spec = request_of(vars(options), code)._replace(name="doctor")
     loaded, spec = nodes.request(wanted, spec)
     exam = Examination(loaded, wanted, spec, layers.process_environment(), seconds)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError, StorageError, UsageError
+from hpcml.forms import Form
 from hpcml.runs import directories
 from hpcml.terminal import say, say_fitted
 
@@ -27,7 +28,7 @@ def run(options: Namespace) -> int:
         return _show(options)
     if not (options.detach or options.dry_run or options.prepare or options.check):
         options.wait = True
-    return submit.start(options, submit.service_spec(options, "fabric"))
+    return submit.start(options, submit.service_spec(options, Form.FABRIC))
 
 
 def _show(options: Namespace) -> int:

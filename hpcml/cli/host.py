@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli import common, misplaced
 from hpcml.errors import UsageError
+from hpcml.forms import Form
 from hpcml.remote import channel
 from hpcml.remote.ssh.login import login_of
 from hpcml.runs import programs, script_checks, snapshot
@@ -80,19 +81,19 @@ def _submit(
     here = Path.cwd()
     misplaced.check(script, here, f"hpcml {command}")
     path, (_, *arguments), form = programs.named(script, here)
-    if form == "program" and (here / path).is_file():
+    if form is Form.PROGRAM and (here / path).is_file():
         path = here / path  # what PATH leads to on this laptop does not count
-    if form == "program" and programs.is_python(path):
+    if form is Form.PROGRAM and programs.is_python(path):
         hint = f"Send the script itself: hpcml --host … {command} SCRIPT; runtime.python names its Python."
         raise UsageError(f"The Python '{path}' of this laptop is not sent", place="--", hint=hint)
-    if not path.is_absolute() or (form == "program" and programs.stays(path, here)):
+    if not path.is_absolute() or (form is Form.PROGRAM and programs.stays(path, here)):
         hint = f"Send a script of yours that starts it (hpcml --host … {command} -- ./script.sh), or submit it there."
         raise UsageError(f"There is no file '{path}' here that could be sent", place="--", hint=hint)
-    if form == "notebook":
+    if form is Form.NOTEBOOK:
         script_checks.check_notebook(path, arguments)
-    elif form == "program":
+    elif form is Form.PROGRAM:
         script_checks.check_program(path, None, prepared=True)
-    elif not form:
+    elif form is Form.SCRIPT:
         script_checks.check_file(path)
     # The limits of the copy are this end's; the login node's count once more when the run takes its own.
     limits = [word for word in options.set or () if word.startswith("code.")]
@@ -101,7 +102,7 @@ def _submit(
         hint = "Leave it out, or copy the code there and submit it there."
         raise UsageError("A script of this laptop cannot run where it lies", place="code.snapshot = 'none'", hint=hint)
     with tempfile.TemporaryDirectory(prefix="hpcml-upload-") as folder:  # 0700
-        upload = channel.Upload(path, Path(folder), code, module=form == "module")
+        upload = channel.Upload(path, Path(folder), code, module=form is Form.MODULE)
         _check_upload(upload)
         if missing := channel.unsent(arguments, here, upload.entries):
             verb = "names a file of this laptop that is" if len(missing) == 1 else "name files of this laptop that are"
@@ -109,7 +110,7 @@ def _submit(
         connection = connect()
         many = counted(len(upload.entries), "file")
         say(f"  sending    {many}, {format_bytes(upload.size)} to {connection.host}", sys.stderr)
-        what = {"module": ["-m", upload.script], "program": ["--", f"./{upload.script}"]}
+        what = {Form.MODULE: ["-m", upload.script], Form.PROGRAM: ["--", f"./{upload.script}"]}
         words = [command, *_waiting(command, options, own), *what.get(form, [f"./{upload.script}"]), *arguments]
         return channel.run(connection, words, upload)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hpcml import units
 from hpcml.cli import submit
 from hpcml.errors import NotFoundError, UsageError
+from hpcml.forms import Form
 from hpcml.sites import layers
 from hpcml.terminal import say_fitted
 
@@ -34,7 +35,7 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Submit the run, and wait for its end or not, as ``hpcml submit`` does."""
     idle = parse_idle(options.idle)
-    spec = submit.service_spec(options, "jupyter")
+    spec = submit.service_spec(options, Form.JUPYTER)
     spec = spec.changed(idle=idle, cwd=notebook_folder(spec.code.cwd, options.notebook_dir))
     status = submit.start(options, spec)
     if status == 0 and options.detach and not options.json:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hpcml import files
 from hpcml.cli import common, submit
 from hpcml.errors import StorageError, UsageError
+from hpcml.forms import Form
 from hpcml.request.options import OPTIONS
 from hpcml.request.reading import request_of
 from hpcml.runs import directories, programs
@@ -96,13 +97,13 @@ def _settings(site: dict[str, Any]) -> list[str]:
 
 def _spec(options: Namespace, recorded: Table, run: directories.Run) -> RunRequest:
     """Return the request; of a script that a laptop sent, the run's own copy is all there is."""
-    staged, service = recorded.get("staged", bool, False), recorded.get("service", str, "")
+    staged, form = recorded.get("staged", bool, False), Form.read(recorded.get("form", str, ""))
     script, folder = Path(recorded.get("script", str)), Path(recorded.get("cwd", str))
     if staged:
         script, folder = run.paths.code / script.name, run.paths.code
-    words = [service or str(script), *recorded.texts("arguments")]
+    words = [form.service or str(script), *recorded.texts("arguments")]
     spec = request_of(vars(options), programs.code(words, common.here()))
-    spec = spec.changed(cwd=folder, staged=staged, service=service, idle=recorded.number("idle"))
-    spec = spec.changed(script=script, form=recorded.get("form", str, ""))
+    spec = spec.changed(cwd=folder, staged=staged, idle=recorded.number("idle"))
+    spec = spec.changed(script=script, form=form)
     spec = spec.changed(interpreter=recorded.texts("interpreter"), in_place=recorded.get("in_place", bool, False))
     return spec.changed(sources=()) if staged or not script.is_absolute() else spec

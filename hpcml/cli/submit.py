@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli import common, misplaced
 from hpcml.errors import MEANING, HpcmlError, UsageError
+from hpcml.forms import Form
 from hpcml.request.options import TAKES_VALUE
 from hpcml.request.parser import add_to
 from hpcml.request.reading import request_of
@@ -74,9 +75,9 @@ def script_spec(options: Namespace) -> RunRequest:
     return spec if options.caller is None else options.caller.spec(spec)
 
 
-def service_spec(options: Namespace, service: str) -> RunRequest:
+def service_spec(options: Namespace, form: Form) -> RunRequest:
     """Return the request for a program of hpcml's in the place of a script."""
-    return request_of(vars(options), programs.code([service], common.here())._replace(service=service))
+    return request_of(vars(options), programs.code([form.service], common.here())._replace(form=form))
 
 
 def start(options: Namespace, spec: RunRequest) -> int:

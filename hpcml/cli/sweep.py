@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpcml import files
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError, SiteError, UsageError, nearest
+from hpcml.forms import Form
 from hpcml.request.options import TAKES_VALUE
 from hpcml.request.record import job_name
 from hpcml.runs import directories
@@ -165,7 +166,7 @@ def _begin(options: Namespace) -> int:
     study = search.search(*optuna, maximize=options.maximize, seed=seed)
     spec = submit.script_spec(options)
     wanted = _wanted(options, study, seed)
-    if spec.code.form:
+    if spec.code.form is not Form.SCRIPT:
         hint = "Submit it by itself, or call it from a Python file."
         raise UsageError("A sweep starts a Python file, and this is none", place=spec.code.script.name, hint=hint)
     if spec.dask.profile:

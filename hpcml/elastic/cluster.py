@@ -25,6 +25,7 @@ from distributed.deploy.cluster import Cluster
 
 from hpcml import assets, files, subprocesses, units
 from hpcml.errors import ALLOCATION_LOST, HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
+from hpcml.forms import Form
 from hpcml.node import scratch
 from hpcml.node.hardware.network import NoAddressError, choose_address
 from hpcml.node.security import connection_limits, tls
@@ -200,7 +201,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
             hint = "Give 0 <= minimum <= maximum, and a maximum of 1 or more."
             raise UsageError(f"minimum={minimum} and maximum={maximum} do not go together", place="maximum", hint=hint)
         self._range, self._idle, self._unused = (minimum, maximum), _seconds(idle, "idle"), _seconds(unused, "unused")
-        code = Code(Path("elastic"), cwd=layers.here(), service="elastic")
+        code = Code(Path("elastic"), cwd=layers.here(), form=Form.ELASTIC)
         loaded, spec = job_request.parse(_NAME, "elastic", code, options)
         loaded, spec = _without_ucx(loaded), spec.changed(nodes=1)
         if loaded.site.scheduler != "slurm":

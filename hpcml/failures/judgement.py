@@ -18,6 +18,7 @@ from hpcml.failures import evidence
 from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, When
 from hpcml.failures.rules import BY_NAME, Retry, Role, Rule, filled
+from hpcml.forms import Form
 from hpcml.paths import SCRIPT, AttemptPaths, RunPaths
 
 MOST_LOGS = 16  # workers' logs that are read where a run ends
@@ -85,7 +86,7 @@ class Case(NamedTuple):
     times: Mapping[str, float] = {}  # of its events, in seconds since 1970
     error: Mapping[str, Any] = {}  # the error that the script did not catch (script-error.json)
     last_error: Line | None = None  # the last line of the script's output where it ends a traceback
-    form: str = ""  # what the script is: notebook, program; empty: a Python script
+    form: Form = Form.SCRIPT  # what was started
     clocks: Clocks = {}
     points: Mapping[str, Any] = {}  # how a sweep's points ended (points-end.json)
 
@@ -287,7 +288,7 @@ def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
         return _of_points(case)
     if status > 128 and status - 128 in signal.valid_signals():
         return _signalled(end, hits, signal.Signals(status - 128))
-    kind = "program" if case.form == "program" else "script"
+    kind = "program" if case.form is Form.PROGRAM else "script"
     if status in (126, 127) and kind == "program":
         what = f"the program {'is not there on the node' if status == 127 else 'cannot be executed'}"
         remedy = "Is it on a path that all nodes see?"

@@ -14,6 +14,7 @@ import threading
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from hpcml.forms import Form
 from hpcml.node import files, script_module
 from hpcml.node.settings import Context
 from hpcml.paths import LIBRARY
@@ -37,8 +38,8 @@ def take_up(context: Context, *, say: bool = True) -> None:
         If the folder that the script runs in is not there.
     """
     os.chdir(context.settings.cwd)
-    service = context.settings.service
-    without = service in ("fabric", "doctor") or (os.environ.get("PYTHONSAFEPATH") and not service)
+    traits = context.settings.form.traits
+    without = not traits.has_code or (os.environ.get("PYTHONSAFEPATH") and traits.is_script)
     first = [] if without else [folder(context)]
     own = os.environ.get(_OWN, "")
     entries = [os.path.abspath(entry) for entry in own.split(":") if own]  # noqa: PTH100 - as Python's site has them
@@ -89,8 +90,10 @@ def _draw_anew() -> None:
 def folder(context: Context) -> str:
     """Return the folder that comes first on the script's path: its own, as Python resolves it."""
     settings = context.settings
-    in_place = settings.form == "program" and not settings.code_of  # its own folder holds other programs
-    return settings.cwd if settings.service or in_place else str(Path(settings.script).resolve().parent)
+    in_place = settings.form is Form.PROGRAM and not settings.code_of  # its own folder holds other programs
+    if in_place or not settings.form.traits.is_script:
+        return settings.cwd
+    return str(Path(settings.script).resolve().parent)
 
 
 def restore(environment: MutableMapping[str, str]) -> None:

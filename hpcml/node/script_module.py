@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hpcml.forms import Form
 from hpcml.node.settings import Settings
 
 # Calls that make a value and do nothing else: by the last name of what is called.
@@ -105,12 +106,12 @@ class _Source:
 
 def install(settings: Settings) -> None:
     """Put the script's module and its arguments into the place of the role's own."""
-    if settings.service or settings.form not in ("", "module"):
+    if not settings.form.traits.is_main:
         main = sys.modules["__main__"]
         main.__spec__ = None  # or processes that a task starts (multiprocessing's spawn) would import the role
         vars(main).pop("__file__", None)
         return
-    module = Path(settings.script).name if settings.form else ""
+    module = Path(settings.script).name if settings.form is Form.MODULE else ""
     _kept.append(sys.modules["__main__"])
     sys.modules["__main__"] = sys.modules["__mp_main__"] = ScriptModule(settings.script, module)
     sys.argv[:] = [settings.script, *settings.arguments]

@@ -12,15 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcml.errors import MEANING, START_FAILED, STOPPED
+from hpcml.forms import Form
 from hpcml.node import files, processes, script_environment
 from hpcml.node.hardware import sysfs
 from hpcml.node.settings import Context
-
-_SERVICES = {  # -P: not with the user's folder as modules
-    "jupyter": ("-P", "-m", "hpcml.node.jupyter.server"),
-    "fabric": ("-P", "-m", "hpcml.node.fabric"),
-    "doctor": ("-P", "-m", "hpcml.node.hardware.checkup"),
-}
 
 # The working directory is no place for hpcml itself. No -P: processes that the script starts would inherit it.
 _START = "import sys; sys.path[:] = filter(None, sys.path); from hpcml.node.script.launcher import main; main()"
@@ -45,30 +40,30 @@ class Script:
         settings = context.settings
         self.context = context
         python = (sys.executable, "-u")
-        if settings.service:
-            command = [*python, *_SERVICES[settings.service], *settings.arguments]
-        elif settings.sweep:
+        form, traits = settings.form, settings.form.traits
+        if settings.sweep:
             command = [*python, "-c", _START_POINTS]
-        elif settings.form == "notebook":
-            command = [*python, "-P", "-m", "hpcml.node.jupyter.execute", settings.script, *settings.arguments]
-        elif settings.form == "program":
+        elif traits.module:  # -P: not with the user's folder as modules
+            script = [settings.script] if traits.is_script else []
+            command = [*python, "-P", "-m", traits.module, *script, *settings.arguments]
+        elif form is Form.PROGRAM:
             command = [settings.script, *settings.arguments]
-        elif settings.interpreter and settings.form == "module":
+        elif settings.interpreter and form is Form.MODULE:
             folder, _, name = settings.script.rpartition("/")
             command = [*settings.interpreter, "-c", START_MODULE, folder, name, *settings.arguments]
         elif settings.interpreter:
             command = [*settings.interpreter, settings.script, *settings.arguments]
         else:
-            module = ["-m"] if settings.form == "module" else []
+            module = ["-m"] if form is Form.MODULE else []
             command = [*python, "-c", _START, *module, settings.script, *settings.arguments]
         environment = {name: value for name, value in environment.items() if name not in _SUPERVISOR}
         environment |= {"HPCML_CODE_OF": settings.code_of} if settings.code_of else {}
-        environment |= {} if settings.service else {"HPCML_SCRIPT_ERROR": str(context.attempt.script_error)}
-        if "memray" in settings.profile and not settings.service:
+        environment |= {"HPCML_SCRIPT_ERROR": str(context.attempt.script_error)} if traits.is_script else {}
+        if "memray" in settings.profile and traits.is_script:
             path = context.run.profiles / f"memray-script.{context.number}.bin"
             environment |= {"HPCML_MEMRAY": str(path)}
         environment |= libraries_logs(context, environment)
-        jupyter = settings.service == "jupyter"
+        jupyter = form is Form.JUPYTER
         if not jupyter:  # which takes up both itself, when its own files are made
             script_environment.restore(environment)
         self.oom_before = oom_kills()
@@ -115,10 +110,10 @@ class Script:
 
     def describe_end(self, status: int) -> str:
         """Return how the script ended, in words."""
-        if self.context.settings.service == "jupyter" and status in (0, START_FAILED):
+        if self.context.settings.form is Form.JUPYTER and status in (0, START_FAILED):
             ended = (files.read_json(self.context.attempt.service_of("jupyter")) or {}).get("ended", "it was shut down")
             return f"JupyterLab ended: {ended}" if status == 0 else "JupyterLab could not be started"
-        if status == START_FAILED and self.context.settings.form == "notebook":
+        if status == START_FAILED and self.context.settings.form is Form.NOTEBOOK:
             return "the notebook could not be executed: the run's environment lacks what does it"
         if self.context.settings.sweep and (told := files.read_json(self.context.attempt.points_end)):
             return str(told["ended"])

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcml.forms import Form
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.units import expand_hosts
 
@@ -41,22 +42,20 @@ class Gpu(NamedTuple):
 class Settings(NamedTuple):
     """Decisions of the plan; durations in seconds, sizes in bytes, 0 or empty means "decide on the node".
 
-    ``service`` is what runs in the place of a script (``jupyter``, ``fabric``, ``doctor``), empty without; JupyterLab
-    ends after ``idle`` seconds without use, 0 for never. ``gpu`` is None for CPU workers. ``umask`` is the user's, for
-    the script and its tasks. ``protocol`` is auto, tls or ucx; ``fabric`` is what the interconnect must prove: none
-    (not asked), warn or rdma. ``image`` is what the roles run in, empty without one. ``one_machine``: all nodes of the
-    run are this machine, and hpcml itself keeps the time limit. ``launched``: a program started the steps (srun) and
-    ends their tasks when it is told to; else a step is a process group. ``own_clusters``: a Dask cluster that the
-    script opens is one beside the run's. ``code_of`` is the folder whose copy the script runs in, empty if none.
-    ``form`` is what ``script`` is: a Python file (empty), ``module`` (the folder and the dotted name), ``program`` or
-    ``notebook``. ``kind`` is what the run is made of (hpcml.kinds). ``interpreter`` are the words of another Python
-    that runs the file or the module, empty without one.
-    ``sweep`` is the sweep whose points the script is started for, empty without one: ``at_once`` beside each other,
-    each with a scheduler and a share of the workers of its own. ``advice`` are the site's changes of the
-    report's rules. ``profile`` are the profilers that were asked for. ``until_done``: a run that stopped to be
-    continued, or lost its nodes, is followed by another attempt: at most ``most_restarts``, and none that could take
-    the run beyond ``most_node_hours`` (0: no such limit). ``node_gpus``: how many GPUs a node has where the job asked
-    for some of them and their share of its memory, else 0.
+    JupyterLab ends after ``idle`` seconds without use, 0 for never. ``gpu`` is None for CPU workers. ``umask`` is the
+    user's, for the script and its tasks. ``protocol`` is auto, tls or ucx; ``fabric`` is what the interconnect must
+    prove: none (not asked), warn or rdma. ``image`` is what the roles run in, empty without one. ``one_machine``: all
+    nodes of the run are this machine, and hpcml itself keeps the time limit. ``launched``: a program started the
+    steps (srun) and ends their tasks when it is told to; else a step is a process group. ``own_clusters``: a Dask
+    cluster that the script opens is one beside the run's. ``code_of`` is the folder whose copy the script runs in,
+    empty if none. ``form`` is what is started; ``script`` of a module is its folder and its dotted name. ``kind`` is
+    what the run is made of (hpcml.kinds). ``interpreter`` are the words of another Python that runs the file or the
+    module, empty without one. ``sweep`` is the sweep whose points the script is started for, empty without one:
+    ``at_once`` beside each other, each with a scheduler and a share of the workers of its own. ``advice`` are the
+    site's changes of the report's rules. ``profile`` are the profilers that were asked for. ``until_done``: a run
+    that stopped to be continued, or lost its nodes, is followed by another attempt: at most ``most_restarts``, and
+    none that could take the run beyond ``most_node_hours`` (0: no such limit). ``node_gpus``: how many GPUs a node
+    has where the job asked for some of them and their share of its memory, else 0.
     """
 
     one_machine: bool
@@ -91,11 +90,10 @@ class Settings(NamedTuple):
     cwd: str
     umask: int = 0o077
     image: str = ""
-    service: str = ""
     idle: float = 0.0
     own_clusters: bool = False
     code_of: str = ""
-    form: str = ""
+    form: Form = Form.SCRIPT
     sweep: str = ""
     advice: dict[str, dict[str, str]] = {}
     profile: tuple[str, ...] = ()
@@ -151,7 +149,7 @@ class Context(NamedTuple):
     @property
     def socket_room(self) -> int:
         """How long the folder may be in which the run's folder for sockets is made; kernels' names are long."""
-        return 38 if self.settings.service == "jupyter" or self.settings.form == "notebook" else 70
+        return self.settings.form.traits.socket_room
 
     def worker_names(self, node: str) -> tuple[str, ...]:
         """Return the names of a node's workers: ``n3``, or ``n3-0``, ``n3-1`` … when there are several."""
@@ -186,6 +184,7 @@ def load() -> Context:
     run = RunPaths(Path(os.environ["HPCML_RUN_DIR"]))
     number = int(os.environ.get("HPCML_ATTEMPT", "0"))
     facts = json.loads(run.plan.read_text())["inside"]
+    facts["form"] = Form.read(facts["form"])
     facts["arguments"] = tuple(facts["arguments"])
     facts["profile"] = tuple(facts["profile"])
     facts["interpreter"] = tuple(facts["interpreter"])

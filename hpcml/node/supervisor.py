@@ -131,7 +131,11 @@ def run_script(state: RunState, processes: Processes, environment: dict[str, str
     finally:
         script.kill()
     settings = state.context.settings
-    if settings.code_of and not settings.service and (written := code_copy.note(state.context.run.code, began)):
+    if (
+        settings.code_of
+        and settings.form.traits.is_script
+        and (written := code_copy.note(state.context.run.code, began))
+    ):
         state.warn(written)
     return outcome
 
@@ -184,7 +188,7 @@ def _end_of(state: RunState, script: Script, status: int, must_end: End | None) 
         ended_as = "TIMEOUT"
     quote = () if status in (0, errors.STOPPED) else tail(state.context.run.driver_log, width=300)
     settings = state.context.settings
-    by = "hpcml" if (settings.service or settings.form == "notebook") and status == errors.START_FAILED else "script"
+    by = "hpcml" if settings.form.traits.module and status == errors.START_FAILED else "script"
     hint = error_hints.next_step(state.context) if status else ""
     return End(status, SCRIPT, by, script.describe_end(status), hint, quote, ended_as)
 

@@ -236,8 +236,8 @@ def _check_attempts(site: Site, spec: RunRequest) -> None:
     if site.scheduler == "allocation":
         hint = "Leave it out, or submit the run: hpcml submit --until-done."
         raise UsageError("A run in an allocation ends with it", place="--until-done", hint=hint)
-    if spec.code.service:
-        raise UsageError(f"{spec.code.service} is not continued", place="--until-done", hint="Leave it out.")
+    if not spec.code.form.traits.is_script:
+        raise UsageError(f"{spec.code.form} is not continued", place="--until-done", hint="Leave it out.")
     one = spec.size.nodes * int(spec.size.time) / 3600
     if spec.attempts.max_node_hours and one > spec.attempts.max_node_hours:
         hint = "Give a shorter --time, or more node-hours."
@@ -338,7 +338,7 @@ def _steps(paths: RunPaths, kind: Kind, layout: JobLayout, python: str) -> tuple
 
 
 def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> Settings:
-    spec, code = request.spec, request.paths.code
+    spec, code, form = request.spec, request.paths.code, request.spec.code.form
     gpu, profile = gpu_settings(site, spec.size.gpus_per_node), profilers(spec)
     if gpu and "rmm" in profile:
         gpu = gpu._replace(rmm_log_directory=str(request.paths.profiles))
@@ -372,16 +372,15 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
         idle_notice=float(site.deadlines.idle_notice),
         idle_end=float(site.deadlines.idle),
         sample_every=float(site.report.sample_every),
-        script="" if spec.code.service else str(spec.code.script if in_place else code / spec.code.script.name),
+        script=str(spec.code.script if in_place else code / spec.code.script.name) if form.traits.is_script else "",
         arguments=spec.code.arguments,
         cwd=str(spec.code.cwd),
         umask=umask,
         image=spec.image,
-        service=spec.code.service,
         idle=spec.code.idle,
         own_clusters=spec.dask.own_clusters,
         code_of="" if in_place or spec.code.staged else str(spec.code.script.parent),
-        form=spec.code.form,
+        form=form,
         interpreter=spec.code.interpreter,
         kind=spec.kind,
         sweep=spec.points.sweep,

@@ -19,6 +19,7 @@ from typing import Any
 from hpcml import __version__
 from hpcml.errors import ConfigError, LinkError, StorageError, UsageError
 from hpcml.files import parsed
+from hpcml.forms import Form
 from hpcml.remote.answers import LONGEST_LINE, PROTOCOL, mark
 from hpcml.remote.transfer import PIECE, entries_of, files, receive
 from hpcml.request.record import RunRequest
@@ -107,7 +108,7 @@ class RemoteSession:
         """Return the request of a staged script: its folder is the staging folder, until the run has its own copy."""
         if self.staging is None:
             return spec
-        script = self.staging / spec.code.script.name if spec.code.form == "module" else spec.code.script
+        script = self.staging / spec.code.script.name if spec.code.form is Form.MODULE else spec.code.script
         return spec.changed(script=script, cwd=self.staging, staged=True, sources=(), in_place=False)
 
     @contextlib.contextmanager

@@ -10,6 +10,7 @@ from hpcml import files
 from hpcml.failures import judgement
 from hpcml.failures.end import End, parse
 from hpcml.failures.evidence import Line, table
+from hpcml.forms import Form
 from hpcml.paths import AttemptPaths, RunPaths
 
 
@@ -81,7 +82,7 @@ def of_files(paths: RunPaths, attempt: AttemptPaths, times: Mapping[str, float])
         end = parse(table(paths.status))._replace(over=True)  # the report is made while the roles are torn down
     except (KeyError, TypeError):
         return Ending()
-    form = str(table(paths.plan).get("inside", {}).get("form", ""))
+    form = Form.read(str(table(paths.plan).get("inside", {}).get("form", "")))
     found = judgement.of_run(paths, attempt, judgement.Case(end, times, form=form))
     if found is None:
         return Ending(end, next_step=end.hint)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml.errors import UsageError
+from hpcml.forms import Form
 from hpcml.units import Memory, TimeLimit
 
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -55,18 +56,17 @@ class Code(NamedTuple):
     script: Path = Path()  # the file; of a module its folder and dotted name; of a program on PATH its bare name
     arguments: tuple[str, ...] = ()  # the script's own
     cwd: Path = Path()  # the folder that the script runs in: the one that the user submits from
-    form: str = ""  # a Python file (empty), "module", "notebook" or "program"
+    form: Form = Form.SCRIPT  # what is started
     interpreter: tuple[str, ...] = ()  # words of a Python interpreter in the place of the run's own
     in_place: bool = False  # a program that is started where it is, and never copied
     sources: tuple[Path, ...] = ()  # folders that the copy of the code may link to
     staged: bool = False  # script and cwd are removed after the submission: the script runs in the run's copy
-    service: str = ""  # a program of hpcml's in the place of a script: jupyter, fabric, doctor, map, elastic
     idle: float = 0.0  # seconds without use after which JupyterLab ends; 0: never
 
     @property
     def copied(self) -> bool:
         """Whether the run takes a copy of a folder of code: a program on PATH has none."""
-        return not self.service and self.script.is_absolute() and not self.in_place
+        return self.form.traits.is_script and self.script.is_absolute() and not self.in_place
 
 
 class Place(NamedTuple):
@@ -186,5 +186,5 @@ def job_name(spec: RunRequest) -> str:
             hint = f"Use letters, digits, '.', '_' and '-', at most {LONGEST_NAME}, a letter or digit first."
             raise UsageError(f"The name {spec.name!r} cannot be used", place="--name", hint=hint)
         return spec.name
-    name = spec.code.script.name if spec.code.form == "module" else spec.code.script.stem
+    name = spec.code.script.name if spec.code.form is Form.MODULE else spec.code.script.stem
     return _NOT_IN_A_NAME.sub("-", name).strip("-._")[:LONGEST_NAME] or "run"

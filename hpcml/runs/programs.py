@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml.errors import UsageError
+from hpcml.forms import Form
 from hpcml.request import record
 from hpcml.runs import script_checks
 from hpcml.sites import layers
@@ -25,21 +26,21 @@ class PythonCode(NamedTuple):
 
     interpreter: tuple[str, ...]
     words: list[str]
-    form: str
+    form: Form
 
 
-def named(script: list[str], here: Path) -> tuple[Path, list[str], str]:
+def named(script: list[str], here: Path) -> tuple[Path, list[str], Form]:
     """Return what the words name, its words, and its form (as in the request)."""
-    form = {"-m": "module", "--": "program"}.get(script[0], "")
-    if not form:
-        return here / script[0], script, "notebook" if script[0].endswith(".ipynb") else ""
+    form = {"-m": Form.MODULE, "--": Form.PROGRAM}.get(script[0], Form.SCRIPT)
+    if form is Form.SCRIPT:
+        return here / script[0], script, Form.NOTEBOOK if script[0].endswith(".ipynb") else form
     if not script[1:]:
         raise UsageError("MODULE is missing", place="-m", hint="Write hpcml submit -m package.module.")
-    if form == "module" and not all(word.isidentifier() for word in script[1].split(".")):
+    if form is Form.MODULE and not all(word.isidentifier() for word in script[1].split(".")):
         hint = "Write the dotted name, as for python -m: hpcml submit -m package.module."
         raise UsageError(f"'{script[1]}' is no module's name", place="-m", hint=hint)
     name = script[1]
-    if form == "module" or "/" in name or ((here / name).is_file() and not shutil.which(name, path=_search_path())):
+    if form is Form.MODULE or "/" in name or ((here / name).is_file() and not shutil.which(name, path=_search_path())):
         return here / name, script[1:], form
     return Path(name), script[1:], form
 
@@ -54,11 +55,11 @@ def code(words: list[str], here: Path) -> record.Code:
     """
     path, words, form = named(words, here)
     interpreter: tuple[str, ...] = ()
-    if form == "program" and (python := python_code(path, words[1:], here)):
+    if form is Form.PROGRAM and (python := python_code(path, words[1:], here)):
         interpreter, words, form = python
         path = here / words[0]
     sources = tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent))) if path.is_absolute() else ()
-    in_place = form == "program" and stays(path, here)
+    in_place = form is Form.PROGRAM and stays(path, here)
     return record.Code(path, tuple(words[1:]), here, form, interpreter, in_place, sources)
 
 
@@ -80,7 +81,7 @@ def python_code(program: Path, arguments: Sequence[str], here: Path) -> PythonCo
             position += word == "--"
             script = here / words[position] if words[position:] else None
             is_code = script is not None and _is_code(script, here)
-            return PythonCode((str(program), *words[:position]), words[position:], "") if is_code else None
+            return PythonCode((str(program), *words[:position]), words[position:], Form.SCRIPT) if is_code else None
         if word.startswith("--"):
             position += 1 + (word == "--check-hash-based-pycs")
             continue
@@ -91,7 +92,7 @@ def python_code(program: Path, arguments: Sequence[str], here: Path) -> PythonCo
             if letter == "c" or pathless or not named or not _is_module(named[0], here):
                 return None
             own = [*words[:position], *([f"-{kept}"] if kept else [])]
-            return PythonCode((str(program), *own), named, "module")
+            return PythonCode((str(program), *own), named, Form.MODULE)
         position += 2 if letter and not value else 1
     return None
 

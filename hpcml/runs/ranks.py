@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml.errors import ScriptError, UsageError
+from hpcml.forms import Form
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import script_checks, script_content
@@ -96,9 +97,9 @@ def _has_pool(made: Plan) -> bool:
 def launcher(spec: RunRequest) -> str:
     """Return the launcher of ranks that a request starts, empty if it is none."""
     words = [spec.code.script.name, *spec.code.arguments]
-    if spec.code.form == "module":
+    if spec.code.form is Form.MODULE:
         return words[0] if words[0] in _LAUNCHER_MODULES else ""
-    if spec.code.form != "program":
+    if spec.code.form is not Form.PROGRAM:
         return ""
     if _LAUNCHER.fullmatch(words[0]) or words[:2] == ["accelerate", "launch"]:
         return " ".join(words[:2]) if words[0] == "accelerate" else words[0]
@@ -112,7 +113,7 @@ def _shell_script(spec: RunRequest) -> str:
     if by_shell and spec.code.arguments[0] == "-c":
         return "".join(spec.code.arguments[1:2])
     path = spec.code.cwd / spec.code.arguments[0] if by_shell else spec.code.script
-    if spec.code.form != "program" or not path.is_absolute() or not path.is_file():
+    if spec.code.form is not Form.PROGRAM or not path.is_absolute() or not path.is_file():
         return ""
     with path.open("rb") as file:
         start = file.read(1 << 16)
@@ -137,7 +138,7 @@ def check_script(spec: RunRequest, python: str, workers: int, variables: Collect
     ScriptError
         The line that expects ranks, and the way to run it as one process.
     """
-    is_module = spec.code.form == "module"
+    is_module = spec.code.form is Form.MODULE
     file = script_checks.module_file(spec.code.script) if is_module else spec.code.script
     found = expected(file, spec.code.script.parent if is_module else file.resolve().parent, variables) if file else None
     if file is None or found is None:

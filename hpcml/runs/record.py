@@ -11,6 +11,7 @@ from typing import NamedTuple
 from hpcml import files, kinds
 from hpcml.errors import CANCELLED
 from hpcml.failures.end import End, parse
+from hpcml.forms import Form
 from hpcml.paths import RunPaths
 from hpcml.request.record import ENDS, Awaited
 from hpcml.runs import directories
@@ -72,7 +73,7 @@ def planned(run: directories.Run) -> Planned:
             plan.get("scheduler", str, "local"),
             plan.get("site", str, ""),
             inside.get("image", str, ""),
-            inside.get("service", str, ""),
+            Form.read(inside.get("form", str, "")).service,
             inside.get("nodes", int, 0),
             inside.get("nodes", int, 0) * inside.get("workers_per_node", int, 0),
             inside.get("time_limit", int, 0),

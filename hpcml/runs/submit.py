@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcml import __version__, assets, files, schedulers
 from hpcml.errors import HpcmlError, ImageError, UsageError
+from hpcml.forms import Form
 from hpcml.kinds.dask.plan import PROFILERS
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser
 
 # What the run's Python must have for JupyterLab, and for a notebook in the place of a script.
-_JUPYTER = {"jupyter": ("jupyterlab",), "notebook": ("nbclient", "nbformat", "ipykernel")}
 
 
 class Prepared(NamedTuple):
@@ -120,7 +120,7 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "") -> Prepared:
     """
     from hpcml.plan import batch_script  # Jinja2, the longest import of all: after all that is cheap to refuse
 
-    if not spec.code.service:
+    if spec.code.form.traits.is_script:
         _check_script(loaded.site, spec)
     run_id = run_id or directories.new_id(job_name(spec))
     folder = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
@@ -140,12 +140,12 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "") -> Prepared:
         notes.append(f"the batch script is made by {template}")
     there = spec.changed(cwd=RunPaths(directory).code) if spec.code.staged else spec
     made = plan(loaded.site, there, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
-    if not spec.code.service and spec.code.form in ("", "module"):
+    if spec.code.form.traits.is_main:
         set_here = {*loaded.site.environment, *(name for name, _ in spec.environment)}
         set_here |= ranks.VARIABLES if _is_prepared(loaded.site) else set()
         notes += ranks.check_script(spec, made.steps[-1].command[0], made.inside.worker_count, set_here)
         notes += _check_code(loaded.site, spec, made)
-    if spec.code.form in ("module", "program"):
+    if spec.code.form in (Form.MODULE, Form.PROGRAM):
         notes += ranks.check_program(spec, made)
     notes += _two_pythons(spec, made)
     if not made.inside.image:
@@ -154,15 +154,13 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "") -> Prepared:
         python = made.steps[-1].command[0]
         needed = [PROFILERS[name] for name in made.inside.profile if PROFILERS[name]]
         script_checks.check_packages(needed, python, "--profile")
-        script_checks.check_packages(
-            _JUPYTER.get(spec.code.service or spec.code.form, ()), python, "extra 'jupyter'", sure=True
-        )
+        script_checks.check_packages(spec.code.form.traits.packages, python, "extra 'jupyter'", sure=True)
     return Prepared(loaded, spec, made, batch_script.render(made, own_templates), template, tuple(notes))
 
 
 def _check_script(site: Site, spec: RunRequest) -> None:
     """Refuse what cannot be run, before anything is written."""
-    if spec.code.form == "program":
+    if spec.code.form is Form.PROGRAM:
         in_image = site.runtime.kind == "image" or bool(spec.image)
         path = None if in_image else layers.process_environment().get("PATH", "")
         if not (in_image and spec.code.in_place):  # the image has other files
@@ -170,9 +168,9 @@ def _check_script(site: Site, spec: RunRequest) -> None:
         if programs.is_python(spec.code.script) and (not spec.code.arguments or spec.code.arguments[-1] == "-"):
             hint = f"Name it: hpcml submit -- {spec.code.script.name} SCRIPT."
             raise UsageError("Python has no script here, and a run has no standard input", place="--", hint=hint)
-    elif spec.code.form == "notebook":
+    elif spec.code.form is Form.NOTEBOOK:
         script_checks.check_notebook(spec.code.script, spec.code.arguments)
-    elif not spec.code.form:
+    elif spec.code.form is Form.SCRIPT:
         script_checks.check_file(spec.code.script)
     if spec.code.interpreter and not (site.runtime.kind == "image" or spec.image):
         path = layers.process_environment().get("PATH", "")
@@ -199,7 +197,7 @@ def _check_code(site: Site, spec: RunRequest, made: Plan) -> list[str]:
     python, image, prepared = made.steps[-1].command[0], bool(made.inside.image), _is_prepared(site)
     if spec.code.interpreter:
         python = shutil.which(spec.code.interpreter[0]) or spec.code.interpreter[0]
-    if spec.code.form == "module":
+    if spec.code.form is Form.MODULE:
         return script_checks.check_module_code(spec.code.script, python, image=image, prepared=prepared)
     notes = script_checks.check_code(spec.code.script, base, python, image=image, prepared=prepared)
     notes += script_checks.missing_argument(spec.code.script, base, len(spec.code.arguments))
@@ -210,7 +208,7 @@ def _two_pythons(spec: RunRequest, made: Plan) -> list[str]:
     """Return a note where the script runs by another Python than the workers, whose packages tasks import."""
     program = Path(spec.code.interpreter[0]) if spec.code.interpreter else spec.code.script
     if made.inside.image or not (
-        spec.code.interpreter or (spec.code.form == "program" and programs.is_python(program))
+        spec.code.interpreter or (spec.code.form is Form.PROGRAM and programs.is_python(program))
     ):
         return []
     workers = made.steps[-1].command[0]
@@ -349,7 +347,7 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
         if not spec.code.copied:
             return []
         lasting = not spec.code.staged  # what a laptop sent is copied whole: where it lies now, it is removed
-        module = spec.code.form == "module"
+        module = spec.code.form is Form.MODULE
         rules = loaded.site.code
         taken = snapshot.take(spec.code.script, paths.code, rules, linked=lasting, limited=lasting, module=module)
         if needed := snapshot.needed(taken, paths.code):

@@ -14,6 +14,7 @@ from hpcml.failures import evidence, judgement
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rules import Retry, Role, Where, meaning
+from hpcml.forms import Form
 from hpcml.paths import SCRIPT
 from hpcml.report import attempts, ending
 from hpcml.request.record import RunRequest
@@ -195,10 +196,10 @@ def refused(status: Status) -> Answer:
 
 
 def _case(run: directories.Run, status: Status) -> Case:
-    form = ""
+    form = Form.SCRIPT
     if request := directories.read_json(run.paths.request):
         with complete(run.paths.directory):
-            form = Table(request.get("spec", dict, {})).get("form", str, "")
+            form = Form.read(Table(request.get("spec", dict, {})).get("form", str, ""))
     case = Case(status.end, status.times, form=form, clocks=status.clocks)
     return judgement.with_files(run.paths, run.paths.attempt(status.attempt), case)
 

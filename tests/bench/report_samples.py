@@ -53,7 +53,7 @@ def write(directory: Path, shape: Shape = Shape(), **status: Any) -> RunPaths:  
     script, end = BEGAN + shape.bring_up, BEGAN + shape.seconds
     gpu = {"count": shape.gpus} if shape.gpus else None
     inside = {"nodes": shape.nodes, "gpu": gpu, "time_limit": int(1.4 * shape.seconds), "script": "/home/me/train.py",
-              "arguments": ["--epochs", "10"], "one_machine": False, "form": ""}  # fmt: skip
+              "arguments": ["--epochs", "10"], "one_machine": False, "form": "script"}  # fmt: skip
     plan = {
         "name": "train",
         "site": "example",

@@ -12,6 +12,7 @@ import pytest
 from hpcml import errors
 from hpcml.errors import HpcmlError
 from hpcml.failures.end import End
+from hpcml.forms import Form
 from hpcml.node import attempts
 from hpcml.node.outcome import EventLog
 from hpcml.paths import RunPaths
@@ -162,7 +163,7 @@ def test_requests_that_are_refused(tmp_path: Path, subtests: pytest.Subtests) ->
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"max_restarts": 3}, "--max-restarts is for runs that go on"),
         ({"max_node_hours": 3.0}, "--max-node-hours is for runs that go on"),
-        ({"until_done": True, "service": "jupyter"}, "jupyter is not continued"),
+        ({"until_done": True, "form": Form.JUPYTER}, "jupyter is not continued"),
         ({"until_done": True, "nodes": 4, "time": measure("time", "1:00:00"), "max_node_hours": 3.0}, "One attempt may take 4 node-hours, and all of them 3"),
     )  # fmt: skip
     site = layers.build(schema.Site, layers.Layers())

@@ -19,6 +19,7 @@ from hpcml.doctor import access, checks, finding, nodes, scheduler, surroundings
 from hpcml.doctor import ports as doctor_ports
 from hpcml.doctor.finding import Examination, Finding
 from hpcml.errors import SlurmUnreachableError
+from hpcml.forms import Form
 from hpcml.remote import answers
 from hpcml.request.record import RunRequest
 from hpcml.runs import bad_nodes
@@ -38,7 +39,7 @@ def examination(
 ) -> Examination:
     home = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "HPCML_SYSTEM_CONFIG": "/nowhere"}
     loaded = lookup.load(site, home, None, settings)
-    spec = RunRequest.of(script=tmp_path / "doctor", arguments=("true",), cwd=tmp_path, service="doctor", **asked)
+    spec = RunRequest.of(script=tmp_path / "doctor", arguments=("true",), cwd=tmp_path, form=Form.DOCTOR, **asked)
     ours, spec = nodes.request(loaded, spec)
     return Examination(ours, loaded, spec, home, seconds)
 

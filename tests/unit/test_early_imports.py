@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from hpcml.forms import Form
 from hpcml.kinds.dask.node import early_imports
 
 
-def wanted(folder: Path, text: str | bytes, *, form: str = "", service: str = "") -> list[str]:
+def wanted(folder: Path, text: str | bytes, *, form: Form = Form.SCRIPT) -> list[str]:
     script = folder / "script.py"
     script.write_bytes(text if isinstance(text, bytes) else text.encode())
-    settings: Any = SimpleNamespace(script=str(script), form=form, service=service)
+    settings: Any = SimpleNamespace(script=str(script), form=form)
     return early_imports.wanted(settings)
 
 
@@ -38,8 +39,8 @@ def test_a_script_s_own_words_count(tmp_path: Path, text: str | bytes, found: li
 
 def test_what_is_no_python_file_is_not_looked_at(tmp_path: Path) -> None:
     text = "import dask.dataframe"
-    assert wanted(tmp_path, text, form="notebook") == wanted(tmp_path, text, service="jupyter") == []
-    settings: Any = SimpleNamespace(script=str(tmp_path / "none.py"), form="", service="")
+    assert wanted(tmp_path, text, form=Form.NOTEBOOK) == wanted(tmp_path, text, form=Form.JUPYTER) == []
+    settings: Any = SimpleNamespace(script=str(tmp_path / "none.py"), form=Form.SCRIPT)
     assert early_imports.wanted(settings) == []
 
 

@@ -21,6 +21,7 @@ from distributed.deploy.spec import SpecCluster
 import hpcml
 from hpcml.elastic import cluster
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError
+from hpcml.forms import Form
 from hpcml.kinds.dask.node import elastic_worker
 from hpcml.node.settings import load
 from hpcml.request.record import Code
@@ -56,7 +57,7 @@ class Asked:
     """A job of a cluster, with the files that it reads, and the words of Dask's command on its node."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-        code = Code(Path("elastic"), cwd=Path.cwd(), service="elastic")
+        code = Code(Path("elastic"), cwd=Path.cwd(), form=Form.ELASTIC)
         loaded, spec = job_request.parse("x", "elastic", code, {**OPTIONS, **options})
         self.loaded, self.spec = cluster._without_ucx(loaded), spec.changed(nodes=1)
         self.folder = job_request.place(self.loaded, ".clusters", "elastic")

@@ -21,6 +21,7 @@ from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, Piece
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rules import BY_NAME, COLOURS, RULES, Role, Where, meaning
+from hpcml.forms import Form
 from hpcml.kinds.dask.node import clock_offset, workers
 from hpcml.node import frozen
 from hpcml.paths import RunPaths
@@ -215,9 +216,9 @@ def test_a_script_that_ends_with_a_status_is_told_by_its_last_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "short"), [("", "script chose exit status 127"), ("program", "program cannot be started")]
+    ("form", "short"), [(Form.SCRIPT, "script chose exit status 127"), (Form.PROGRAM, "program cannot be started")]
 )
-def test_status_127_is_a_missing_program_only_where_a_program_was_submitted(form: str, short: str) -> None:
+def test_status_127_is_a_missing_program_only_where_a_program_was_submitted(form: Form, short: str) -> None:
     assert cause(ended(127, "script", "FAILED", "it ended with exit status 127", form=form), []).short == short
 
 

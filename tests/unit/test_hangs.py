@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from hpcml import errors
+from hpcml.forms import Form
 from hpcml.kinds.dask.node.hangs import Hangs
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.processes import OwnTime
 
-NAMES = {"service": "", "answer_deadline": 600.0, "connect_notice": 60.0, "idle_notice": 600.0, "idle_end": 0.0,
+NAMES = {"form": Form.SCRIPT, "answer_deadline": 600.0, "connect_notice": 60.0, "idle_notice": 600.0, "idle_end": 0.0,
          "workers_deadline": 120.0, "nodes": 2}  # fmt: skip
 
 
@@ -132,7 +133,7 @@ def test_a_scheduler_that_does_not_answer() -> None:
 
 
 def test_a_service_ends_for_idleness_by_itself() -> None:
-    run = Run(service="jupyter", idle_end=10.0)
+    run = Run(form=Form.JUPYTER, idle_end=10.0)
     run.at(1e6, connected=False, idle=1e6)
     run.at(1e6 + 1, connected=False, idle=1e6)
     assert run.said == []

@@ -12,6 +12,7 @@ import pytest
 import hpcml
 from hpcml import errors, map_jobs
 from hpcml.errors import SiteError, SlurmUnreachableError
+from hpcml.forms import Form
 from hpcml.plan import plan
 from hpcml.request import record as request
 from hpcml.runs import job_request
@@ -115,7 +116,7 @@ class Submitted:
         monkeypatch.setattr(slurm, "submit", self.submit)
         monkeypatch.setattr(slurm, "cancel", self.cancelled.append)
         monkeypatch.setattr(slurm_arrays, "most_tasks", lambda: most)
-        spec = request.RunRequest.of(Path("f"), (), Path("/"), name="f", service="map", **{"nodes": 1, **asked})
+        spec = request.RunRequest.of(Path("f"), (), Path("/"), name="f", form=Form.MAP, **{"nodes": 1, **asked})
 
         def plan_of(number: int) -> plan.Plan:
             return plan.plan(site(), spec, plan.RunLocation(folder / f"{ID}.{number}", "/usr/bin/python3", "0"))
@@ -244,7 +245,7 @@ def test_keywords_become_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "env": ["B=1=2", "A="],
         "partition": None,
     }
-    code = request.Code(Path("<lambda>"), cwd=tmp_path, service="map")
+    code = request.Code(Path("<lambda>"), cwd=tmp_path, form=Form.MAP)
     loaded, made = job_request.parse("hpcml.map", "map", code, {"nodes": 1, **options})
     assert (loaded.site.workers.per_node, loaded.site.slurm.extra) == (2, ("--x=y",))
     assert (int(made.size.time), int(made.size.memory_per_node)) == (1800, 2 << 30)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hpcml.doctor import nodes
+from hpcml.forms import Form
 from hpcml.kinds.dask.node import dask_worker, gpus
 from hpcml.plan import cost, plan
 from hpcml.request import record as request
@@ -174,7 +175,7 @@ def test_pinning_threads_are_of_the_job_s_cpus(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_doctor_s_job_asks_for_one_gpu_where_no_partition_is_listed() -> None:
     loaded = lookup.load("marenostrum5", {"HPCML_SYSTEM_CONFIG": "/nowhere"}, None)
-    spec = request.RunRequest.of(Path("doctor"), (), Path("/"), service="doctor", account="acc")
+    spec = request.RunRequest.of(Path("doctor"), (), Path("/"), form=Form.DOCTOR, account="acc")
     ours, asked = nodes.request(loaded, spec)
     made = plan.plan(ours.site, asked, PLACE)
     assert dict(made.directives)["--gres"] == "gpu:1"

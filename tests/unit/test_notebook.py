@@ -17,6 +17,7 @@ import pytest
 
 from hpcml.cli import jupyter
 from hpcml.errors import NotFoundError, UsageError
+from hpcml.forms import Form
 from hpcml.node import script_environment
 from hpcml.node.jupyter import config as notebook_config
 from hpcml.node.jupyter import save_extension as page
@@ -31,7 +32,7 @@ PLACE = plan.RunLocation(Path("/runs/jupyter-20261121-074500-1a2b"), "/usr/bin/p
 
 
 def settings(**values: Any) -> Settings:
-    spec = request.RunRequest.of(Path("/home/me/jupyter"), (), Path("/home/me/notes"), service="jupyter", **values)
+    spec = request.RunRequest.of(Path("/home/me/jupyter"), (), Path("/home/me/notes"), form=Form.JUPYTER, **values)
     return plan.plan(layers.build(schema.Site, layers.Layers()), spec, PLACE).inside
 
 
@@ -51,7 +52,7 @@ def folder() -> Iterator[Path]:
 
 def test_the_plan_names_the_service_and_no_script() -> None:
     made = settings(idle=1800.0)
-    assert (made.service, made.script, made.idle, made.cwd) == ("jupyter", "", 1800.0, "/home/me/notes")
+    assert (made.form, made.script, made.idle, made.cwd) == ("jupyter", "", 1800.0, "/home/me/notes")
 
 
 def test_sockets_of_kernels_fit_below_the_longest_folder(tmp_path: Path) -> None:

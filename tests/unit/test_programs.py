@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcml.forms import Form
 from hpcml.node import script_process as role
 from hpcml.runs import programs
 
@@ -37,31 +38,31 @@ def here(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "interpreter", "code", "form"),
     [
-        (["python", "s.py", "-u", "--nodes"], ["python"], ["s.py", "-u", "--nodes"], ""),
-        ([".venv/bin/python", "-u", "-W", "ignore", "-X", "dev", "s.py"], ["-u", "-W", "ignore", "-X", "dev"], ["s.py"], ""),
-        (["../conda/bin/python3", "-Wignore", "-uBXdev", "s.py", "x"], ["-Wignore", "-uBXdev"], ["s.py", "x"], ""),
-        (["./mypython", "--", "s.py"], ["--"], ["s.py"], ""),
-        (["python3.11", "missing.py"], [], ["missing.py"], ""),
-        (["python", "-m", "pack.train", "-m"], [], ["pack.train", "-m"], "module"),
-        (["python", "-Eum", "pack"], ["-Eu"], ["pack"], "module"),
-        (["python", "-msingle", "x"], [], ["single", "x"], "module"),
-        (["pypy3", "--check-hash-based-pycs", "never", "s.py"], ["--check-hash-based-pycs", "never"], ["s.py"], ""),
-        (["python", "-m", "pytest", "tests"], None, [], ""),
-        (["python", "-Im", "single"], None, [], ""),
-        (["python", "-c", "print(1)", "s.py"], None, [], ""),
-        (["python", "app.pyz"], None, [], ""),
-        (["python", "pack"], None, [], ""),
-        (["python", "../venv/bin/pytest"], None, [], ""),
-        (["python", "/not/here/s.py"], None, [], ""),
-        (["python", "-"], None, [], ""),
-        (["python"], None, [], ""),
-        (["python", "--version"], None, [], ""),
-        (["bash", "s.py"], None, [], ""),
-        (["./tool", "s.py"], None, [], ""),
+        (["python", "s.py", "-u", "--nodes"], ["python"], ["s.py", "-u", "--nodes"], Form.SCRIPT),
+        ([".venv/bin/python", "-u", "-W", "ignore", "-X", "dev", "s.py"], ["-u", "-W", "ignore", "-X", "dev"], ["s.py"], Form.SCRIPT),
+        (["../conda/bin/python3", "-Wignore", "-uBXdev", "s.py", "x"], ["-Wignore", "-uBXdev"], ["s.py", "x"], Form.SCRIPT),
+        (["./mypython", "--", "s.py"], ["--"], ["s.py"], Form.SCRIPT),
+        (["python3.11", "missing.py"], [], ["missing.py"], Form.SCRIPT),
+        (["python", "-m", "pack.train", "-m"], [], ["pack.train", "-m"], Form.MODULE),
+        (["python", "-Eum", "pack"], ["-Eu"], ["pack"], Form.MODULE),
+        (["python", "-msingle", "x"], [], ["single", "x"], Form.MODULE),
+        (["pypy3", "--check-hash-based-pycs", "never", "s.py"], ["--check-hash-based-pycs", "never"], ["s.py"], Form.SCRIPT),
+        (["python", "-m", "pytest", "tests"], None, [], Form.SCRIPT),
+        (["python", "-Im", "single"], None, [], Form.SCRIPT),
+        (["python", "-c", "print(1)", "s.py"], None, [], Form.SCRIPT),
+        (["python", "app.pyz"], None, [], Form.SCRIPT),
+        (["python", "pack"], None, [], Form.SCRIPT),
+        (["python", "../venv/bin/pytest"], None, [], Form.SCRIPT),
+        (["python", "/not/here/s.py"], None, [], Form.SCRIPT),
+        (["python", "-"], None, [], Form.SCRIPT),
+        (["python"], None, [], Form.SCRIPT),
+        (["python", "--version"], None, [], Form.SCRIPT),
+        (["bash", "s.py"], None, [], Form.SCRIPT),
+        (["./tool", "s.py"], None, [], Form.SCRIPT),
     ],
 )  # fmt: skip
 def test_an_interpreter_s_script_or_module_is_the_code(
-    here: Path, words: list[str], interpreter: list[str] | None, code: list[str], form: str
+    here: Path, words: list[str], interpreter: list[str] | None, code: list[str], form: Form
 ) -> None:
     path, named, _ = programs.named(["--", *words], here)
     found = programs.python_code(path, named[1:], here)

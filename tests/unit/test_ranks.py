@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.errors import ScriptError, UsageError
+from hpcml.forms import Form
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import programs, ranks
@@ -74,7 +75,7 @@ def test_a_script_that_is_nothing_without_ranks_is_refused(tmp_path: Path, what:
     for asked in ({"interpreter": ("python",)}, {"sweep": "one"}):  # one process is what was asked for
         (told,) = ranks.check_script(spec(tmp_path, text, **asked), "python", 4, ())
         assert f"uses {what}, and hpcml starts one process, no ranks: 4 workers of Dask wait beside it" in told
-    module = spec(tmp_path, text, script=tmp_path / "s", form="module")
+    module = spec(tmp_path, text, script=tmp_path / "s", form=Form.MODULE)
     with pytest.raises(ScriptError, match=r"-- python -m s\."):
         ranks.check_script(module, "python", 1, ())
 

@@ -47,7 +47,7 @@ def test_services_are_the_newest_attempt_s_and_end_with_it(run: directories.Run)
         server.service(run, "jupyter")
     with pytest.raises(NotFoundError, match="The run's dashboard is starting"):
         server.service(run, "dashboard")
-    (run.paths.plan).write_text(json.dumps({"inside": {"service": "jupyter"}}))
+    (run.paths.plan).write_text(json.dumps({"inside": {"form": "jupyter"}}))
     with pytest.raises(NotFoundError, match="The run's jupyter is starting"):
         server.service(run, "jupyter")
     attempt(run, 9, dashboard=SERVICE | {"node": "old"})

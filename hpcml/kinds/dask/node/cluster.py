@@ -292,4 +292,4 @@ class Processes:
 
     def remarks(self) -> list[str]:
         """Return what the scheduler knows of tasks that the script did not wait for."""
-        return [] if self.settings.service or self.settings.sweep else self.of_tasks
+        return [] if not self.settings.form.traits.is_script or self.settings.sweep else self.of_tasks

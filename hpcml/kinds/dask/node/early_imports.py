@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hpcml.forms import Form
 from hpcml.node.settings import Settings
 
 LARGEST = 1 << 20  # bytes of a script that is looked at
@@ -22,7 +23,7 @@ _NEEDS = {_ARRAY: (_ARRAY,), _FRAME: (_FRAME,), "dask_cudf": (_FRAME,), "dask_ml
 
 def wanted(settings: Settings) -> list[str]:
     """Return the modules to import early: what the script's own text imports of Dask's collections, else nothing."""
-    if settings.service or settings.form:
+    if settings.form is not Form.SCRIPT:
         return []
     try:
         source = Path(settings.script).read_bytes()

@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcml import errors
 from hpcml.failures.end import End
+from hpcml.forms import Form
 from hpcml.kinds.dask.node.control_socket import warn_after
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.processes import OwnTime
@@ -41,7 +42,7 @@ class Hangs:
         ``missing`` workers are not there; ``final``: none of them can come back.
         """
         self._look_at_scheduler()
-        if self.context.settings.service == "jupyter" or not self.use:
+        if self.context.settings.form is Form.JUPYTER or not self.use:
             return  # a service ends for idleness by itself
         ran = self.heard - self.began  # a scheduler that is held up has not reported what happened since
         idle = min(float(self.use["idle"]), ran)

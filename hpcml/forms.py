@@ -1,0 +1,69 @@
+"""The forms of what a run starts beside the processes of its kind: a script, a program, JupyterLab, a check."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Form(StrEnum):
+    """What a run starts; plan.json and request.json have the value."""
+
+    SCRIPT = "script"  # a Python file
+    MODULE = "module"  # a Python module, as for python -m: its folder and its dotted name
+    NOTEBOOK = "notebook"  # a notebook that is executed
+    PROGRAM = "program"  # any other program
+    JUPYTER = "jupyter"  # JupyterLab
+    FABRIC = "fabric"  # the check of the interconnect
+    DOCTOR = "doctor"  # the check of the nodes
+    MAP = "map"  # no run: one job for each point, by submitit
+    ELASTIC = "elastic"  # no run: workers as jobs, by dask-jobqueue
+
+    @classmethod
+    def read(cls, text: str) -> Form:
+        """Return the form that a file of a run names; a script if it names none."""
+        return next((form for form in cls if form == text), cls.SCRIPT)
+
+    @property
+    def traits(self) -> Traits:
+        """What depends on the form."""
+        return _TRAITS[self]
+
+    @property
+    def service(self) -> str:
+        """The program of hpcml's that runs instead of a script; empty with a script."""
+        return "" if self.traits.is_script else self.value
+
+
+class Traits(NamedTuple):
+    """What depends on the form."""
+
+    title: str  # its name in a sentence
+    module: str = ""  # the module of hpcml that runs it on the nodes; empty if it is started itself
+    is_script: bool = True  # the user submitted it: it is checked, copied and can be a sweep's
+    has_code: bool = True  # code of the user's runs in it and in its tasks
+    is_main: bool = False  # tasks find its functions in __main__
+    packages: tuple[str, ...] = ()  # modules that the run's Python must have for it
+    socket_room: int = 70  # bytes that the name of the folder for its unix sockets may have
+
+
+_JUPYTER = "hpcml.node.jupyter"
+_TRAITS = {
+    Form.SCRIPT: Traits("the script", is_main=True),
+    Form.MODULE: Traits("the script", is_main=True),
+    Form.NOTEBOOK: Traits(
+        "the script", f"{_JUPYTER}.execute", packages=("nbclient", "nbformat", "ipykernel"), socket_room=38
+    ),  # the names of a kernel's sockets are long
+    Form.PROGRAM: Traits("the program"),
+    Form.JUPYTER: Traits(
+        "JupyterLab",
+        f"{_JUPYTER}.server",
+        is_script=False,
+        packages=("jupyterlab",),
+        socket_room=38,
+    ),
+    Form.FABRIC: Traits("the check", "hpcml.node.fabric", is_script=False, has_code=False),
+    Form.DOCTOR: Traits("the check", "hpcml.node.hardware.checkup", is_script=False, has_code=False),
+    Form.MAP: Traits("the map", is_script=False, has_code=False),
+    Form.ELASTIC: Traits("the cluster", is_script=False, has_code=False),
+}
