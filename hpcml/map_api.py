@@ -71,9 +71,9 @@ def map(  # noqa: A001 - as every library calls it
         hint = "Choose another folder for runs with set={'paths.runs': …}."
         raise UsageError("The folder for runs holds '%', which begins submitit's patterns", place=str(top), hint=hint)
     made = job_request.plan_at(loaded, spec, top / f"{top.name}.0")
-    if made.inside.image:
+    if made.inside.job.image:
         hint = "Leave the image out (set={'runtime.kind': 'python'}), or use hpcml.submit() with a script."
-        raise SiteError("hpcml.map cannot run inside an image", place=made.inside.image, hint=hint)
+        raise SiteError("hpcml.map cannot run inside an image", place=made.inside.job.image, hint=hint)
     for text in made.notices:
         note(text)
     if loaded.site.repairs:

@@ -74,7 +74,7 @@ class SlurmPoint(SlurmJob):  # type: ignore[misc]
 def enter(made: Plan, folder: str, variables: Sequence[tuple[str, str]]) -> str:
     """Return the shell that leads a process into the environment of the site's runs, and starts Python there."""
     lines = ["#!/bin/bash", f'[ "$PYTHONSAFEPATH" != {layers.SAFE_PATH} ] || unset PYTHONSAFEPATH']
-    lines += [f"umask {made.inside.umask:03o}", *made.setup]
+    lines += [f"umask {made.inside.code.umask:03o}", *made.setup]
     lines += [f"module load {quote(module)} || exit 80" for module in made.modules]
     lines += [f"export {name}={quote(value)}" for name, value in (*made.environment, *variables)]
     lines += [f'export PYTHONPATH={quote(folder)}"${{PYTHONPATH:+:$PYTHONPATH}}"']
@@ -124,7 +124,7 @@ def _submit_array(
         DelayedSubmission(function, point).dump(path)
     files.write(run.directory / "enter.sh", lead)
     files.write(run.script, _script(made, run, len(points), at_once))
-    array, nodes = slurm.submit(site, run).job, range(made.inside.nodes)
+    array, nodes = slurm.submit(site, run).job, range(made.inside.job.nodes)
     jobs = [SlurmPoint(run.directory, f"{array}_{index}", nodes) for index in range(len(points))]
     for job, path in zip(jobs, pickles, strict=True):
         job.paths.move_temporary_file(path, "submitted_pickle")  # submitit waits for it on the node
@@ -155,7 +155,7 @@ def start_here(
     So many run at once; where that is not said, as many as have ``cpus`` each, with GPUs one.
     """
     top, inside = Path(made.directory), made.inside
-    gpus, limit = inside.gpus, inside.time_limit
+    gpus, limit = inside.gpus, inside.job.time_limit
     at_once = at_once or (1 if gpus else max(1, len(os.sched_getaffinity(0)) // cpus))
     top.mkdir(mode=0o700)
     files.write(top / "enter.sh", lead)
@@ -175,7 +175,7 @@ def start_here(
         executor.update_parameters(
             timeout_min=(limit + _NOTICE) / 60 if limit else _NO_LIMIT,
             signal_delay_s=_NOTICE,
-            tasks_per_node=inside.nodes,
+            tasks_per_node=inside.job.nodes,
             stderr_to_stdout=True,
             gpus_per_node=gpus,
             visible_gpus=range(slot * gpus, (slot + 1) * gpus),

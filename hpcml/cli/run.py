@@ -60,7 +60,7 @@ def run(options: Namespace) -> int:
         note(f"other steps run in this allocation and share its nodes: {', '.join(others)}")
     ending = _Ending()
     here = submission.submit(prepared)
-    ending.begin(here.paths, given, prepared.plan.inside.signal_lead)
+    ending.begin(here.paths, given, prepared.plan.inside.job.signal_lead)
     if not options.json:
         submit.announce(here, as_json=False)
     status = submit.wait_for_end(here, as_json=options.json)

@@ -62,7 +62,7 @@ def run(options: Namespace) -> int:
 def _gpus(plan: Path) -> int:
     """Return how many GPUs a run has on each node, as its plan says."""
     try:
-        gpu = Table(files.read_json(plan)).facts["inside"]
-        return Table(Table(gpu).facts["gpu"]).get("count", int)
+        inside = Table(Table(files.read_json(plan)).get("inside", dict))
+        return Table(Table(inside.get("workers", dict)).get("gpu", dict)).get("count", int)
     except (OSError, ValueError, KeyError, TypeError):
         return 0

@@ -248,7 +248,7 @@ def _check_packages(prepared: Prepared, more: Sequence[str]) -> None:
     from hpcml.runs import script_checks
 
     runtime = prepared.loaded.site.runtime
-    if not (prepared.plan.inside.image or runtime.modules or runtime.setup):
+    if not (prepared.plan.inside.job.image or runtime.modules or runtime.setup):
         python = prepared.plan.steps[-1].command[0]
         script_checks.check_packages(("optuna",), python, "extra 'sweep'", sure=True)
         script_checks.check_packages(more, python, "--sampler", sure=True)
@@ -257,10 +257,14 @@ def _check_packages(prepared: Prepared, more: Sequence[str]) -> None:
 def _check_shares(prepared: Prepared) -> None:
     """Refuse more points at once than there are workers."""
     inside = prepared.plan.inside
-    if inside.at_once <= inside.worker_count:
+    if inside.points.at_once <= inside.worker_count:
         return
-    what = f"{inside.at_once} points at once need as many workers, and the run has {inside.worker_count}"
-    more = "" if inside.gpu else f"more of them (--set workers.per_node={-(-inside.at_once // inside.nodes)}), or "
+    what = f"{inside.points.at_once} points at once need as many workers, and the run has {inside.worker_count}"
+    more = (
+        ""
+        if inside.workers.gpu
+        else f"more of them (--set workers.per_node={-(-inside.points.at_once // inside.job.nodes)}), or "
+    )
     raise UsageError(what, place="--at-once", hint=f"Ask for {more}more nodes.")
 
 
@@ -423,7 +427,7 @@ def _chosen(
     directives = dict(prepared.plan.directives)
     name = directives.get("--partition", "")
     memory = int(Memory(directives["--mem"])) if directives.get("--mem") else 0
-    now = {"time": inside.time_limit, "memory": memory, "memory_limit": inside.memory_limit}
+    now = {"time": inside.job.time_limit, "memory": memory, "memory_limit": inside.workers.memory_limit}
     limits = site.partitions.get(name, Partition())
     more = retry.more(prepared.spec, found, limits, name, now, asked_for=bool(only))
     if more.spec != prepared.spec or more.settings:
@@ -473,17 +477,17 @@ def _tell(
 def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int) -> None:
     """Say what so many points may cost in so many jobs; ``taken`` are the seconds that others took."""
     inside = prepared.plan.inside
-    nodes = f"{f'{jobs} jobs of ' if jobs > 1 else ''}{inside.nodes} node{'' if inside.nodes == 1 else 's'}"
-    if not inside.one_machine:
+    nodes = f"{f'{jobs} jobs of ' if jobs > 1 else ''}{inside.job.nodes} node{'' if inside.job.nodes == 1 else 's'}"
+    if not inside.job.one_machine:
         submit.tell_outlook(prepared, whole=True, jobs=jobs)
-    elif inside.time_limit:
-        hours = jobs * inside.nodes * inside.time_limit / 3600
-        _say("cost", f"at most {hours:.3g} node-hours: {nodes} for {format_seconds(inside.time_limit)}")
+    elif inside.job.time_limit:
+        hours = jobs * inside.job.nodes * inside.job.time_limit / 3600
+        _say("cost", f"at most {hours:.3g} node-hours: {nodes} for {format_seconds(inside.job.time_limit)}")
     else:
         _say("cost", f"{nodes} until the last point ends: there is no time limit")
     if taken:
         middle = taken[len(taken) // 2]
-        hours = inside.nodes * middle * count / 3600
+        hours = inside.job.nodes * middle * count / 3600
         _say("", f"about {hours:.3g} node-hours if they take as long as those before: {format_seconds(middle)} each")
 
 

@@ -90,7 +90,7 @@ class ElasticJob(SLURMJob):  # type: ignore[misc]
         directives = [option for option in made.directives if option[0] not in _OF_A_RUN]
         directives += [("--comment", f"hpcml:{name}"), ("--output", f"{filename_pattern(folder.logs)}/job-%j.log")]
         self.job_header = "\n".join(f"#SBATCH {directive(option)}" for option in (*directives, ("--no-requeue", "")))
-        python = join((*((*made.entry, made.inside.image) if made.entry else ()), made.steps[-1].command[0]))
+        python = join((*((*made.entry, made.inside.job.image) if made.entry else ()), made.steps[-1].command[0]))
         module = f"{python} -P -m hpcml.kinds.dask.node.elastic_worker"
         self._command_template = f"{module} {quote(scheduler)} {quote(name)}"
 
@@ -216,7 +216,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         for text in made.notices:
             note(text)
         self.problem: HpcmlError | None = None
-        self.workers_per_job, self._numbers = made.inside.workers_per_node, itertools.count()
+        self.workers_per_job, self._numbers = made.inside.workers.per_node, itertools.count()
         self._watching: asyncio.Task[None] | None = None
         self._lifeline = -1
         address = _address(host, loaded.site.network.interface)
@@ -440,14 +440,14 @@ def _write(made: Plan, spec: RunRequest) -> None:
     directories.write_json(paths.plan, layers.as_table(made))
     lines = (f"export {name}={shlex.quote(value)}\n" for name, value in spec.environment)
     files.write(paths.variables, "".join(lines).encode(errors="surrogateescape"))
-    if made.inside.image:
+    if made.inside.job.image:
         files.write(paths.image, (assets.folder("templates") / paths.image.name).read_text(encoding="utf-8"))
 
 
 def _prologue(made: Plan) -> list[str]:
     """Return the lines before the workers' command: the environment of the site's runs."""
     inside, library = made.inside, RunPaths(Path(made.directory)).library
-    lifetime = inside.time_limit - max(1.0, min(inside.signal_lead, inside.time_limit / 4))
+    lifetime = inside.job.time_limit - max(1.0, min(inside.job.signal_lead, inside.job.time_limit / 4))
     return [
         f"# hpcml {made.version}: workers of the elastic cluster {made.run_id} on site {made.site}.",
         "umask 077",
@@ -463,7 +463,7 @@ def _prologue(made: Plan) -> list[str]:
         *made.prologue,
         f'export PYTHONPATH={quote(library)}:{quote(job_request.program_folder())}"${{PYTHONPATH:+:$PYTHONPATH}}"',
         "export PYTHONUNBUFFERED=1",
-        *([f"export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION={lifetime:g}s"] if inside.time_limit else []),
+        *([f"export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION={lifetime:g}s"] if inside.job.time_limit else []),
         "trap : TERM INT HUP   # the workers answer",
     ]
 

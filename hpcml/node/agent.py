@@ -129,10 +129,10 @@ def _sample(context: Context) -> None:
     def sample() -> int:
         from hpcml.node.sampling import sampler
 
-        path, gpus = context.attempt.samples_of(context.node), settings.gpu.count if settings.gpu else 0
-        return sampler.run(path, context.node, settings.sample_every, gpus, parent)
+        path, gpus = context.attempt.samples_of(context.node), settings.workers.gpu.count if settings.workers.gpu else 0
+        return sampler.run(path, context.node, settings.report.sample_every, gpus, parent)
 
-    if settings.sample_every:
+    if settings.report.sample_every:
         try:
             fork(sample)  # nobody waits for it; it ends with this process
         except OSError as error:  # no process can be started: the kind's will say so where it matters
@@ -196,7 +196,9 @@ def _stop_if_ended(node: Node) -> None:
     now = time.monotonic()
     since = now - node.last_end
     settings = node.context.settings
-    patience = settings.teardown_deadline if settings.profile else 0.0  # in which the others finish their profiles
+    patience = (
+        settings.deadlines.teardown if settings.report.profilers else 0.0
+    )  # in which the others finish their profiles
     if since > patience + WATCH_END or now < node.next_look:
         return
     node.next_look = now + min(1.0, since / 4)  # always more seldom: most ends of a process are not the run's
@@ -262,7 +264,7 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
     times = "once" if slot.deaths == 1 else f"{slot.deaths} times in all"
     slot.last_end = f"{how} {'after' if age > LIVED else 'only'} {age:.1f} s, {times}"
     _tell(f"{node.noun} {slot.name} ended: {slot.last_end}.")
-    if slot.deaths > node.context.settings.restarts:
+    if slot.deaths > node.context.settings.workers.restarts:
         slot.done = slot.failed = True
     slot.start_at = time.monotonic() + min(0.25 * 2 ** (slot.deaths - 1), 8.0)
     node.mark("workers")

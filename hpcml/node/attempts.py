@@ -23,7 +23,7 @@ def decided(context: Context, outcome: End) -> End:
     """Return how the attempt ended, and leave the note by which the batch script begins the next one."""
     stopped = outcome.by == "script" and outcome.exit_status == errors.STOPPED
     ended_by_others = outcome.by != "script" and (outcome.exit_status in _ENDS or outcome.state == "REQUEUED")
-    if not context.settings.until_done or not (stopped or ended_by_others):
+    if not context.settings.attempts.until_done or not (stopped or ended_by_others):
         return outcome
     if no_progress(context, outcome):
         reason = f"{errors.MEANING[errors.NO_PROGRESS]}; of the last one: {outcome.message}"
@@ -45,13 +45,13 @@ def keep_last_end(context: Context) -> None:
 def reached(context: Context) -> str:
     """Return which limit keeps another attempt from following, empty if none does."""
     settings = context.settings
-    if context.number >= settings.most_restarts:
-        return f"--max-restarts {settings.most_restarts} is reached"
-    used, one = node_hours(context.run, settings.nodes), settings.nodes * settings.time_limit / 3600
-    if settings.most_node_hours and used + one > settings.most_node_hours:
+    if context.number >= settings.attempts.max_restarts:
+        return f"--max-restarts {settings.attempts.max_restarts} is reached"
+    used, one = node_hours(context.run, settings.job.nodes), settings.job.nodes * settings.job.time_limit / 3600
+    if settings.attempts.max_node_hours and used + one > settings.attempts.max_node_hours:
         more = f", and another may take {one:.3g}" if one else ""
-        return f"{used:.3g} of --max-node-hours {settings.most_node_hours:g} are used{more}"
-    if not settings.one_machine and not context.run.next_job.is_symlink():
+        return f"{used:.3g} of --max-node-hours {settings.attempts.max_node_hours:g} are used{more}"
+    if not settings.job.one_machine and not context.run.next_job.is_symlink():
         return "the next job could not be queued (hpcml logs RUN job has Slurm's words)"
     return ""
 
@@ -59,7 +59,7 @@ def reached(context: Context) -> str:
 def waits_anew(context: Context) -> str:
     """Return that the next attempt will be this very job, because no other was taken; empty if it is another."""
     job, waiting = os.environ.get("SLURM_JOB_ID", ""), context.run.next_job
-    if not (context.settings.until_done and job and waiting.is_symlink() and str(waiting.readlink()) == job):
+    if not (context.settings.attempts.until_done and job and waiting.is_symlink() and str(waiting.readlink()) == job):
         return ""
     return "Slurm takes no second job: at its end this one is put back into the queue, where it begins to wait anew."
 

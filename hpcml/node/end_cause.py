@@ -96,28 +96,28 @@ class EndRequests:
             self.events.write("time-limit-near", seconds=self.lead)
 
     def _end(self, phase: str, left: float) -> End:
-        cancelled = self.context.settings.one_machine and left > 0  # where Slurm ends the job, its log tells
+        cancelled = self.context.settings.job.one_machine and left > 0  # where Slurm ends the job, its log tells
         return End(phase=phase, **(_TIME_LIMIT if self.time_limit_near and not cancelled else _CANCELLED))
 
     @property
     def _left(self) -> float:
         """How many seconds the run has until its time limit, infinite where Slurm counts them."""
         settings = self.context.settings
-        if not (settings.one_machine and settings.time_limit):
+        if not (settings.job.one_machine and settings.job.time_limit):
             return float("inf")
-        return settings.time_limit - (time.monotonic() - self.started)
+        return settings.job.time_limit - (time.monotonic() - self.started)
 
     @property
     def lead(self) -> float:
         """How many seconds before the time limit the script is told: twice its longest save, if that is more."""
         settings = self.context.settings
-        most = settings.time_limit / 2 or float("inf")
-        return max(settings.signal_lead, min(2 * self.longest_save, most))
+        most = settings.job.time_limit / 2 or float("inf")
+        return max(settings.job.signal_lead, min(2 * self.longest_save, most))
 
     def _margin_reached(self, left: float) -> bool:
         """Whether the time limit is near; Slurm's own signal tells of the margin that was asked for at submission."""
         settings = self.context.settings
-        if left == float("inf") and self.lead > settings.signal_lead and not settings.one_machine:
+        if left == float("inf") and self.lead > settings.job.signal_lead and not settings.job.one_machine:
             left = self.ends - time.time()
         return left < self.lead
 
@@ -129,17 +129,18 @@ class EndRequests:
     def slow_save(self) -> str:
         """Return that there is little time for a save where the script is told to end; empty if there is enough."""
         settings, seconds = self.context.settings, self.longest_save
-        if 2 * seconds > settings.driver_grace:
-            left = f"has {settings.driver_grace:g} s when the run is cancelled or preempted (deadlines.driver_grace)"
-        elif 2 * seconds > self.lead or (self.lead > settings.signal_lead and not self._knows_its_end):
-            left = f"has {settings.signal_lead:g} s before the time limit (slurm.signal_lead)"
+        grace = settings.deadlines.script_grace
+        if 2 * seconds > grace:
+            left = f"has {grace:g} s when the run is cancelled or preempted (deadlines.driver_grace)"
+        elif 2 * seconds > self.lead or (self.lead > settings.job.signal_lead and not self._knows_its_end):
+            left = f"has {settings.job.signal_lead:g} s before the time limit (slurm.signal_lead)"
         else:
             return ""
         return f"a save took {seconds:.1f} s, and the script {left}"
 
     @property
     def _knows_its_end(self) -> bool:
-        return self.context.settings.one_machine or self.ends < float("inf")
+        return self.context.settings.job.one_machine or self.ends < float("inf")
 
 
 def from_slurm(context: Context, outcome: End, since: int) -> End:
@@ -148,7 +149,7 @@ def from_slurm(context: Context, outcome: End, since: int) -> End:
     ``since`` is the length of the job's log when this attempt began.
     """
     stopped = outcome.by == "script" and outcome.exit_status == errors.STOPPED
-    if context.settings.one_machine or stopped or outcome.state not in _TOLD_TO_END:
+    if context.settings.job.one_machine or stopped or outcome.state not in _TOLD_TO_END:
         return outcome
     deadline = time.monotonic() + (0.0 if _in_allocation() else LINE)
     while (cause := _cause(context, since)) is None and time.monotonic() < deadline:

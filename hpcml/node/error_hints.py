@@ -20,9 +20,9 @@ def next_step(context: Context) -> str:
     except (OSError, ValueError) as problem:
         return f"What ended the script cannot be read: {problem}."
     for one in (error or {}).get("chain", ()):
-        if hint := _hint(one, context.settings.image):
+        if hint := _hint(one, context.settings.job.image):
             return hint
-    sweep = context.settings.sweep
+    sweep = context.settings.points.sweep
     return f"The sweep's points, and why some failed: hpcml sweep status {sweep}." if sweep else ""
 
 

@@ -31,7 +31,7 @@ _ICON = '<link rel="shortcut icon" href="https://docs.dask.org/en/latest/_static
 
 def missing(context: Context) -> str:
     """Return why a profiler that the run asks for cannot work on this node, empty if all can."""
-    for name in context.settings.profile:
+    for name in context.settings.report.profilers:
         if name == "nsys":
             if shutil.which("nsys") is None:
                 return "--profile nsys needs NVIDIA's program nsys, which is not on PATH here (a module, or the image)"
@@ -49,7 +49,7 @@ def enter_nsys(context: Context) -> None:
         If nsys cannot be started.
     """
     inside = os.environ.pop("HPCML_NSYS", "")  # no matter of the workers
-    if "nsys" in context.settings.profile and not inside:
+    if "nsys" in context.settings.report.profilers and not inside:
         output = f"--output={context.run.profiles}/nsys-{context.node}.{context.number}"
         command = ["nsys", "profile", output, *_NSYS, sys.executable, *sys.orig_argv[1:]]
         os.execvpe("nsys", command, {**os.environ, "HPCML_NSYS": "1"})  # noqa: S606 - there is nothing for a shell
@@ -96,10 +96,10 @@ class DaskReport:
         tempfile.tempdir = str(self.scratch)  # Dask writes a temporary file by a name that others could see in /tmp
         for attempt in ("with the workers' profiles", "without"):
             try:
-                async with asyncio.timeout(_SHARE * self.context.settings.teardown_deadline):
+                async with asyncio.timeout(_SHARE * self.context.settings.deadlines.teardown):
                     await self.loading
                     text = await self.scheduler.performance_report(
-                        self.began, self.count, code=html.escape(self.context.settings.script), mode="inline"
+                        self.began, self.count, code=html.escape(self.context.settings.code.script), mode="inline"
                     )
                 self._put(text)
             except Exception as error:  # noqa: BLE001 - whatever Dask or Bokeh raise: a profile ends no run

@@ -59,7 +59,7 @@ class RunState:
 
     def time_to_look(self) -> bool:
         """Whether the files that other nodes write are to be looked at again."""
-        if time.monotonic() - self.looked < max(SLOW_TICK, LOOK_EACH * self.context.settings.nodes):
+        if time.monotonic() - self.looked < max(SLOW_TICK, LOOK_EACH * self.context.settings.job.nodes):
             return False
         self.looked = time.monotonic()
         return True

@@ -170,7 +170,7 @@ def for_dask(otherwise: str) -> str:
 def place_for_dask(context: Context) -> str:
     """Return where a role makes the folder for Dask's files: the profile's place, Dask's own, or the system's."""
     otherwise = context.scratch()
-    return otherwise if context.settings.scratch else for_dask(otherwise)
+    return otherwise if context.settings.job.scratch else for_dask(otherwise)
 
 
 def _made(place: str) -> tuple[Path, int]:

@@ -37,8 +37,8 @@ def take_up(context: Context, *, say: bool = True) -> None:
     OSError
         If the folder that the script runs in is not there.
     """
-    os.chdir(context.settings.cwd)
-    traits = context.settings.form.traits
+    os.chdir(context.settings.code.cwd)
+    traits = context.settings.code.form.traits
     without = not traits.has_code or (os.environ.get("PYTHONSAFEPATH") and traits.is_script)
     first = [] if without else [folder(context)]
     own = os.environ.get(_OWN, "")
@@ -90,10 +90,10 @@ def _draw_anew() -> None:
 def folder(context: Context) -> str:
     """Return the folder that comes first on the script's path: its own, as Python resolves it."""
     settings = context.settings
-    in_place = settings.form is Form.PROGRAM and not settings.code_of  # its own folder holds other programs
-    if in_place or not settings.form.traits.is_script:
-        return settings.cwd
-    return str(Path(settings.script).resolve().parent)
+    in_place = settings.code.form is Form.PROGRAM and not settings.code.copy_of  # its own folder holds other programs
+    if in_place or not settings.code.form.traits.is_script:
+        return settings.code.cwd
+    return str(Path(settings.code.script).resolve().parent)
 
 
 def restore(environment: MutableMapping[str, str]) -> None:

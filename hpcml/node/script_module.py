@@ -106,15 +106,15 @@ class _Source:
 
 def install(settings: Settings) -> None:
     """Put the script's module and its arguments into the place of the role's own."""
-    if not settings.form.traits.is_main:
+    if not settings.code.form.traits.is_main:
         main = sys.modules["__main__"]
         main.__spec__ = None  # or processes that a task starts (multiprocessing's spawn) would import the role
         vars(main).pop("__file__", None)
         return
-    module = Path(settings.script).name if settings.form is Form.MODULE else ""
+    module = Path(settings.code.script).name if settings.code.form is Form.MODULE else ""
     _kept.append(sys.modules["__main__"])
-    sys.modules["__main__"] = sys.modules["__mp_main__"] = ScriptModule(settings.script, module)
-    sys.argv[:] = [settings.script, *settings.arguments]
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = ScriptModule(settings.code.script, module)
+    sys.argv[:] = [settings.code.script, *settings.code.arguments]
 
 
 def load_whole(*, now: bool) -> str:

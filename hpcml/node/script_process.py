@@ -40,26 +40,26 @@ class Script:
         settings = context.settings
         self.context = context
         python = (sys.executable, "-u")
-        form, traits = settings.form, settings.form.traits
-        if settings.sweep:
+        form, traits = settings.code.form, settings.code.form.traits
+        if settings.points.sweep:
             command = [*python, "-c", _START_POINTS]
         elif traits.module:  # -P: not with the user's folder as modules
-            script = [settings.script] if traits.is_script else []
-            command = [*python, "-P", "-m", traits.module, *script, *settings.arguments]
+            script = [settings.code.script] if traits.is_script else []
+            command = [*python, "-P", "-m", traits.module, *script, *settings.code.arguments]
         elif form is Form.PROGRAM:
-            command = [settings.script, *settings.arguments]
-        elif settings.interpreter and form is Form.MODULE:
-            folder, _, name = settings.script.rpartition("/")
-            command = [*settings.interpreter, "-c", START_MODULE, folder, name, *settings.arguments]
-        elif settings.interpreter:
-            command = [*settings.interpreter, settings.script, *settings.arguments]
+            command = [settings.code.script, *settings.code.arguments]
+        elif settings.code.interpreter and form is Form.MODULE:
+            folder, _, name = settings.code.script.rpartition("/")
+            command = [*settings.code.interpreter, "-c", START_MODULE, folder, name, *settings.code.arguments]
+        elif settings.code.interpreter:
+            command = [*settings.code.interpreter, settings.code.script, *settings.code.arguments]
         else:
             module = ["-m"] if form is Form.MODULE else []
-            command = [*python, "-c", _START, *module, settings.script, *settings.arguments]
+            command = [*python, "-c", _START, *module, settings.code.script, *settings.code.arguments]
         environment = {name: value for name, value in environment.items() if name not in _SUPERVISOR}
-        environment |= {"HPCML_CODE_OF": settings.code_of} if settings.code_of else {}
+        environment |= {"HPCML_CODE_OF": settings.code.copy_of} if settings.code.copy_of else {}
         environment |= {"HPCML_SCRIPT_ERROR": str(context.attempt.script_error)} if traits.is_script else {}
-        if "memray" in settings.profile and traits.is_script:
+        if "memray" in settings.report.profilers and traits.is_script:
             path = context.run.profiles / f"memray-script.{context.number}.bin"
             environment |= {"HPCML_MEMRAY": str(path)}
         environment |= libraries_logs(context, environment)
@@ -69,10 +69,10 @@ class Script:
         self.oom_before = oom_kills()
         self.process = subprocess.Popen(
             command,
-            cwd=settings.cwd,
+            cwd=settings.code.cwd,
             env=environment,
             process_group=0,
-            umask=0o077 if jupyter else settings.umask,
+            umask=0o077 if jupyter else settings.code.umask,
             preexec_fn=functools.partial(processes.end_with, os.getpid()),  # noqa: PLW1509 - the supervisor has one thread
         )
         self.signalled = self.killed = False
@@ -110,12 +110,12 @@ class Script:
 
     def describe_end(self, status: int) -> str:
         """Return how the script ended, in words."""
-        if self.context.settings.form is Form.JUPYTER and status in (0, START_FAILED):
+        if self.context.settings.code.form is Form.JUPYTER and status in (0, START_FAILED):
             ended = (files.read_json(self.context.attempt.service_of("jupyter")) or {}).get("ended", "it was shut down")
             return f"JupyterLab ended: {ended}" if status == 0 else "JupyterLab could not be started"
-        if status == START_FAILED and self.context.settings.form is Form.NOTEBOOK:
+        if status == START_FAILED and self.context.settings.code.form is Form.NOTEBOOK:
             return "the notebook could not be executed: the run's environment lacks what does it"
-        if self.context.settings.sweep and (told := files.read_json(self.context.attempt.points_end)):
+        if self.context.settings.points.sweep and (told := files.read_json(self.context.attempt.points_end)):
             return str(told["ended"])
         if status == 0:
             return "the script ended with exit status 0"

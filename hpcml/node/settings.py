@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hpcml.forms import Form
 from hpcml.paths import AttemptPaths, RunPaths
@@ -39,91 +39,144 @@ class Gpu(NamedTuple):
     mode: str = "dask"
 
 
+class Job(NamedTuple):
+    """The allocation, and where the run is in it."""
+
+    nodes: int  # nodes
+    one_machine: bool  # all nodes are this machine, and hpcml itself keeps the time limit
+    launched: bool  # a program started the steps (srun), and ends their tasks; otherwise a step is a process group
+    time_limit: int  # seconds of one attempt
+    signal_lead: float  # seconds before the time limit at which the supervisor is signalled
+    image: str  # Apptainer image of all processes; empty: none
+    scratch: str  # folder on each node, with variables to expand; empty: the system's own choice
+    node_gpus: int  # GPUs of a node of which the job asked for some, with their share of its memory; otherwise 0
+
+
+class Code(NamedTuple):
+    """What is started."""
+
+    form: Form
+    script: str  # file or program; of a module its folder and its dotted name; empty if it is not the user's
+    arguments: tuple[str, ...]  # of the script
+    cwd: str  # folder in which the script runs
+    umask: int  # the user's, for the script and its tasks
+    copy_of: str  # folder whose copy the script runs in; empty: none
+    interpreter: tuple[str, ...]  # argv of another Python that runs the file or the module; empty: the run's own
+    idle: float  # seconds without use after which JupyterLab ends; 0: never
+
+
+class Workers(NamedTuple):
+    """The Dask workers."""
+
+    per_node: int  # workers on each node
+    threads: int  # threads of each; 0: decided on the node
+    memory_limit: int  # bytes of each; 0: decided on the node
+    restarts: int  # times that a dead worker is replaced, each
+    on_loss: str  # with a worker lost for good: continue or fail
+    resources: tuple[tuple[str, float], ...]  # Dask's abstract resources of each: name and amount
+    gpu: Gpu | None  # None: CPU workers
+    own_clusters: bool  # a Dask cluster that the script opens is one beside the run's
+
+
+class Network(NamedTuple):
+    """The connections between nodes."""
+
+    interface: str  # network interface; empty: decided on the node
+    protocol: str  # auto, tls or ucx
+    interconnect: str  # what the interconnect's check must show: none (no check), warn or rdma
+    nccl: bool  # whether that check measures NCCL too
+
+
+class Deadlines(NamedTuple):
+    """How long hpcml waits, in seconds."""
+
+    scheduler: float  # until the Dask scheduler must answer
+    workers: float  # until all workers must have registered
+    interconnect: float  # for the interconnect's check
+    script_grace: float  # between SIGTERM and SIGKILL for the script
+    teardown: float  # for closing all processes of the run
+    answer: float  # without an answer of the scheduler, until the run ends
+    connect_notice: float  # without a client of the script, until the user is warned
+    idle_notice: float  # without a task, until the user is warned
+    idle_end: float  # without a task, until the run ends; 0: never
+
+
+class Attempts(NamedTuple):
+    """Whether another job continues the run."""
+
+    until_done: bool  # it does, after a time limit, a preemption or a node's failure
+    max_restarts: int  # attempts after the first
+    max_node_hours: float  # node-hours of all attempts together; 0: no limit
+
+
+class Points(NamedTuple):
+    """The sweep whose points the script is started for."""
+
+    sweep: str  # its name; empty: no sweep
+    at_once: int  # points at the same time, each with a scheduler and a share of the workers
+
+
+class Report(NamedTuple):
+    """What the run records of itself."""
+
+    sample_every: float  # seconds between two samples of a node
+    advice: dict[str, dict[str, str]]  # the site's changes of the report's rules
+    profilers: tuple[str, ...]  # the profilers that the user asked for
+
+
 class Settings(NamedTuple):
-    """Decisions of the plan; durations in seconds, sizes in bytes, 0 or empty means "decide on the node".
+    """The decisions of the plan."""
 
-    JupyterLab ends after ``idle`` seconds without use, 0 for never. ``gpu`` is None for CPU workers. ``umask`` is the
-    user's, for the script and its tasks. ``protocol`` is auto, tls or ucx; ``fabric`` is what the interconnect must
-    prove: none (not asked), warn or rdma. ``image`` is what the roles run in, empty without one. ``one_machine``: all
-    nodes of the run are this machine, and hpcml itself keeps the time limit. ``launched``: a program started the
-    steps (srun) and ends their tasks when it is told to; else a step is a process group. ``own_clusters``: a Dask
-    cluster that the script opens is one beside the run's. ``code_of`` is the folder whose copy the script runs in,
-    empty if none. ``form`` is what is started; ``script`` of a module is its folder and its dotted name. ``kind`` is
-    what the run is made of (hpcml.kinds). ``interpreter`` are the words of another Python that runs the file or the
-    module, empty without one. ``sweep`` is the sweep whose points the script is started for, empty without one:
-    ``at_once`` beside each other, each with a scheduler and a share of the workers of its own. ``advice`` are the
-    site's changes of the report's rules. ``profile`` are the profilers that were asked for. ``until_done``: a run
-    that stopped to be continued, or lost its nodes, is followed by another attempt: at most ``most_restarts``, and
-    none that could take the run beyond ``most_node_hours`` (0: no such limit). ``node_gpus``: how many GPUs a node
-    has where the job asked for some of them and their share of its memory, else 0.
-    """
-
-    one_machine: bool
-    launched: bool
-    nodes: int
-    workers_per_node: int
-    threads: int
-    memory_limit: int
-    restarts: int
-    on_loss: str
-    resources: tuple[tuple[str, float], ...]
-    gpu: Gpu | None
-    interface: str
-    protocol: str
-    fabric: str
-    nccl: bool
-    scratch: str
-    time_limit: int
-    signal_lead: float
-    scheduler_deadline: float
-    workers_deadline: float
-    fabric_deadline: float
-    driver_grace: float
-    teardown_deadline: float
-    answer_deadline: float
-    connect_notice: float
-    idle_notice: float
-    idle_end: float
-    sample_every: float
-    script: str
-    arguments: tuple[str, ...]
-    cwd: str
-    umask: int = 0o077
-    image: str = ""
-    idle: float = 0.0
-    own_clusters: bool = False
-    code_of: str = ""
-    form: Form = Form.SCRIPT
-    sweep: str = ""
-    advice: dict[str, dict[str, str]] = {}
-    profile: tuple[str, ...] = ()
-    until_done: bool = False
-    most_restarts: int = 0
-    most_node_hours: float = 0.0
-    at_once: int = 1
-    node_gpus: int = 0
-    interpreter: tuple[str, ...] = ()
-    kind: str = "dask"
+    kind: str  # what the run is made of: a name in hpcml.kinds
+    job: Job
+    code: Code
+    workers: Workers
+    network: Network
+    deadlines: Deadlines
+    attempts: Attempts
+    points: Points
+    report: Report
 
     @property
     def for_polars(self) -> bool:
         """Whether the workers are cuDF-Polars', which has its own memory and its own connections between them."""
-        return self.gpu is not None and self.gpu.mode == "polars"
+        return self.workers.gpu is not None and self.workers.gpu.mode == "polars"
 
     @property
     def single_node(self) -> bool:
         """Whether the run has one node only, and so needs no network."""
-        return self.one_machine or self.nodes == 1
+        return self.job.one_machine or self.job.nodes == 1
 
     @property
     def worker_count(self) -> int:
-        """How many workers the run has when all are there."""
-        return self.nodes * self.workers_per_node
+        """The number of workers when all have registered."""
+        return self.job.nodes * self.workers.per_node
 
     @property
     def gpus(self) -> int:
         """The GPUs that the run has on each node."""
-        return self.gpu.count if self.gpu else 0
+        return self.workers.gpu.count if self.workers.gpu else 0
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Settings:
+        """Return the settings as plan.json has them."""
+        code, workers, report = dict(values["code"]), dict(values["workers"]), dict(values["report"])
+        code |= {"form": Form.read(code["form"]), **{name: tuple(code[name]) for name in ("arguments", "interpreter")}}
+        workers["resources"] = tuple((name, amount) for name, amount in workers["resources"])
+        if gpu := workers["gpu"]:
+            workers["gpu"] = Gpu(**gpu | {name: tuple(gpu[name]) for name in ("rmm_allocator_libs", "pre_import")})
+        report["profilers"] = tuple(report["profilers"])
+        return cls(
+            values["kind"],
+            Job(**values["job"]),
+            Code(**code),
+            Workers(**workers),
+            Network(**values["network"]),
+            Deadlines(**values["deadlines"]),
+            Attempts(**values["attempts"]),
+            Points(**values["points"]),
+            Report(**report),
+        )
 
 
 class Context(NamedTuple):
@@ -143,29 +196,29 @@ class Context(NamedTuple):
         """
         import tempfile  # here, as socket below: a submission imports this module too, and needs neither
 
-        folder = os.path.realpath(os.path.expandvars(self.settings.scratch) or tempfile.gettempdir())
+        folder = os.path.realpath(os.path.expandvars(self.settings.job.scratch) or tempfile.gettempdir())
         return folder if len(folder.encode()) <= longest else "/tmp"
 
     @property
     def socket_room(self) -> int:
         """How long the folder may be in which the run's folder for sockets is made; kernels' names are long."""
-        return self.settings.form.traits.socket_room
+        return self.settings.code.form.traits.socket_room
 
     def worker_names(self, node: str) -> tuple[str, ...]:
         """Return the names of a node's workers: ``n3``, or ``n3-0``, ``n3-1`` … when there are several."""
-        count = self.settings.workers_per_node * (self.settings.nodes if self.settings.one_machine else 1)
+        count = self.settings.workers.per_node * (self.settings.job.nodes if self.settings.job.one_machine else 1)
         return (node,) if count == 1 else tuple(f"{node}-{index}" for index in range(count))
 
     def share_of(self, node: str, slot: int) -> int:
         """Return to which of the shares (``at_once``) the worker number ``slot`` of a node belongs: neighbours."""
         settings = self.settings
         each = len(self.worker_names(node))
-        before = 0 if settings.one_machine or node not in self.node_names else self.node_names.index(node) * each
-        return min((before + slot) * settings.at_once // settings.worker_count, settings.at_once - 1)
+        before = 0 if settings.job.one_machine or node not in self.node_names else self.node_names.index(node) * each
+        return min((before + slot) * settings.points.at_once // settings.worker_count, settings.points.at_once - 1)
 
     def in_share(self, share: int) -> int:
         """Return how many workers a share has when all are there."""
-        at_once, count = self.settings.at_once, self.settings.worker_count
+        at_once, count = self.settings.points.at_once, self.settings.worker_count
         return -(-(share + 1) * count // at_once) - -(-share * count // at_once)
 
 
@@ -183,16 +236,7 @@ def load() -> Context:
 
     run = RunPaths(Path(os.environ["HPCML_RUN_DIR"]))
     number = int(os.environ.get("HPCML_ATTEMPT", "0"))
-    facts = json.loads(run.plan.read_text())["inside"]
-    facts["form"] = Form.read(facts["form"])
-    facts["arguments"] = tuple(facts["arguments"])
-    facts["profile"] = tuple(facts["profile"])
-    facts["interpreter"] = tuple(facts["interpreter"])
-    facts["resources"] = tuple((name, amount) for name, amount in facts["resources"])
-    if facts["gpu"]:
-        lists = {name: tuple(facts["gpu"][name]) for name in ("rmm_allocator_libs", "pre_import")}
-        facts["gpu"] = Gpu(**facts["gpu"] | lists)
-    settings = Settings(**facts)
+    settings = Settings.from_json(json.loads(run.plan.read_text())["inside"])
     node = os.environ.get("HPCML_NODE") or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
     names = os.environ.get("HPCML_NODE_NAMES") or os.environ.get("SLURM_JOB_NODELIST") or node
     return Context(run, run.attempt(number), number, settings, node, expand_hosts(names))

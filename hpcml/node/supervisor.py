@@ -94,7 +94,7 @@ def _refuse(context: Context, status: int, reason: str, hint: str) -> int:
 
 def _run(state: RunState, processes: Processes) -> End:
     """Start the processes, run the script; whatever goes wrong is an outcome, so that the teardown always follows."""
-    cwd = state.context.settings.cwd
+    cwd = state.context.settings.code.cwd
     if not os.access(cwd, os.X_OK):
         reason = f"the folder that the script runs in cannot be entered: {cwd}"
         return End(errors.START_FAILED, state.phase, "hpcml", reason, NO_FOLDER)
@@ -121,7 +121,9 @@ def run_script(state: RunState, processes: Processes, environment: dict[str, str
         script = Script(state.context, environment | {hook.VARIABLE: state.kind.in_script})
     except OSError as error:
         reason = f"the script could not be started: {error.strerror}: {error.filename}"
-        hint = NO_FOLDER if error.filename == state.context.settings.cwd else ""  # else the interpreter, or a limit
+        hint = (
+            NO_FOLDER if error.filename == state.context.settings.code.cwd else ""
+        )  # else the interpreter, or a limit
         return End(errors.START_FAILED, state.phase, "hpcml", reason, hint)
     state.events.write("driver-started", pid=script.process.pid)
     began = state.context.run.events.stat().st_mtime_ns  # by the clock of the file system that has the copy of the code
@@ -132,8 +134,8 @@ def run_script(state: RunState, processes: Processes, environment: dict[str, str
         script.kill()
     settings = state.context.settings
     if (
-        settings.code_of
-        and settings.form.traits.is_script
+        settings.code.copy_of
+        and settings.code.form.traits.is_script
         and (written := code_copy.note(state.context.run.code, began))
     ):
         state.warn(written)
@@ -158,7 +160,7 @@ def _follow(state: RunState, processes: Processes, script: Script) -> End:
                 state.warn(f"{slow}.")
         if must_end is None and (must_end := _must_end(state, processes)):
             state.events.write("ending", message=must_end.message)
-            kill_at = time.monotonic() + state.context.settings.driver_grace
+            kill_at = time.monotonic() + state.context.settings.deadlines.script_grace
             if not state.end_requests.signalled:
                 script.tell_to_end()
         if time.monotonic() > kill_at:
@@ -188,7 +190,7 @@ def _end_of(state: RunState, script: Script, status: int, must_end: End | None) 
         ended_as = "TIMEOUT"
     quote = () if status in (0, errors.STOPPED) else tail(state.context.run.driver_log, width=300)
     settings = state.context.settings
-    by = "hpcml" if settings.form.traits.module and status == errors.START_FAILED else "script"
+    by = "hpcml" if settings.code.form.traits.module and status == errors.START_FAILED else "script"
     hint = error_hints.next_step(state.context) if status else ""
     return End(status, SCRIPT, by, script.describe_end(status), hint, quote, ended_as)
 
@@ -232,11 +234,11 @@ def tear_down(state: RunState, processes: Processes, outcome: End) -> bool:
     left = state.steps.alive()
     for pid in left:  # srun kills its tasks when told to end; elsewhere a step is a process group
         with contextlib.suppress(ProcessLookupError):
-            if context.settings.launched:
+            if context.settings.job.launched:
                 os.kill(pid, signal.SIGTERM)
             else:
                 os.killpg(pid, signal.SIGKILL)
-    _wait(state, processes, start + context.settings.teardown_deadline)
+    _wait(state, processes, start + context.settings.deadlines.teardown)
     try:
         tls.remove_secrets(context.attempt)
     except OSError as error:  # they open nothing any more, and the script's status stays
@@ -262,7 +264,7 @@ def _cause(state: RunState, outcome: End) -> str:
     try:
         from hpcml.failures import judgement
 
-        case = judgement.Case(outcome, state.events.times, form=context.settings.form, clocks=state.clocks)
+        case = judgement.Case(outcome, state.events.times, form=context.settings.code.form, clocks=state.clocks)
         found = judgement.of_run(context.run, context.attempt, case)
     except Exception as error:  # noqa: BLE001 - the run's end must be written whatever happens
         say(context, f"why the run failed could not be looked at: {error!r}")

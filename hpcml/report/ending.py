@@ -76,13 +76,20 @@ def _is_time(value: object) -> bool:
     return 0 < (number(value) or 0) < 1e11
 
 
+def _code(paths: RunPaths) -> dict[str, object]:
+    """Return what was started, as plan.json says."""
+    inside = table(paths.plan).get("inside")
+    code = inside.get("code") if isinstance(inside, dict) else None
+    return code if isinstance(code, dict) else {}
+
+
 def of_files(paths: RunPaths, attempt: AttemptPaths, times: Mapping[str, float]) -> Ending:
     """Return how the run ended by its own status.json, and why, by its logs."""
     try:
         end = parse(table(paths.status))._replace(over=True)  # the report is made while the roles are torn down
     except (KeyError, TypeError):
         return Ending()
-    form = Form.read(str(table(paths.plan).get("inside", {}).get("form", "")))
+    form = Form.read(str(_code(paths).get("form", "")))
     found = judgement.of_run(paths, attempt, judgement.Case(end, times, form=form))
     if found is None:
         return Ending(end, next_step=end.hint)

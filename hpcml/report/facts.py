@@ -112,6 +112,7 @@ def load(paths: RunPaths, attempt: int, end: Ending | None = None, memory: float
     of_attempt = paths.attempt(attempt)
     plan, status = table(paths.plan), table(paths.status)
     inside = _table(plan.get("inside"))
+    job, code = _table(inside.get("job")), _table(inside.get("code"))
     joined = _join(paths, attempt, status, inside, most)
     happened, dask, found, names, phases, counted = joined
     times: dict[str, float] = {one["event"]: float(one["time"]) for one in happened}
@@ -119,7 +120,7 @@ def load(paths: RunPaths, attempt: int, end: Ending | None = None, memory: float
     per_node = _per_node(inside)
     tried, total, uncounted = _attempts(paths, attempt, end.end, phases, counted)
     devices = tuple(_device(name, gpu) for name, node in found.items() for gpu in node.gpus)
-    figures = figures_of(counted, phases, found, inside, memory_in_plan(plan) or memory)
+    figures = figures_of(counted, phases, found, job, memory_in_plan(plan) or memory)
     rules = advice.changed(advice.RULES, _changes(inside))
     fabric = table(of_attempt.fabric)
     checked = next((one for one in happened if one["event"] == "fabric-checked"), {})
@@ -129,7 +130,7 @@ def load(paths: RunPaths, attempt: int, end: Ending | None = None, memory: float
         name=str(plan.get("name", "")),
         site=str(plan.get("site", "")),
         job=tried[-1].job,
-        script=" ".join([str(inside.get("script", "")).rpartition("/")[2], *_texts(inside.get("arguments"))]),
+        script=" ".join([str(code.get("script", "")).rpartition("/")[2], *_texts(code.get("arguments"))]),
         attempt=attempt,
         version=str(plan.get("version", "")),
         made=time.time(),
@@ -144,7 +145,7 @@ def load(paths: RunPaths, attempt: int, end: Ending | None = None, memory: float
         figures=figures,
         advice=advice.advise(rules, figures),
         devices=devices,
-        asked=_asked(figures, inside, names, per_node, phases),
+        asked=_asked(figures, job, names, per_node, phases),
         fabric=str(checked.get("line") or fabric.get("line") or ""),
         fabric_ok=bool(checked.get("ok", True)) and not checked.get("problem"),
         fabric_remedy=str(fabric.get("remedy", "")),
@@ -188,7 +189,7 @@ def _join(
     found = dict(sorted(series.nodes(of_attempt, most).items(), key=lambda one: _place(one[0], names)))
     names = names or tuple(found)
     phases = _phases(happened, times, status, found)
-    devices = _devices(phases, found, names, _per_node(inside), bool(inside.get("one_machine")))
+    devices = _devices(phases, found, names, _per_node(inside), bool(_table(inside.get("job")).get("one_machine")))
     return _Joined(happened, dask, found, names, phases, ledger.divide(*devices, _tasks(dask)))
 
 
@@ -222,7 +223,7 @@ def _attempts(
 
 
 def _per_node(inside: Mapping[str, Any]) -> int:
-    return int(number(_table(inside.get("gpu")).get("count")) or 0)
+    return int(number(_table(_table(inside.get("workers")).get("gpu")).get("count")) or 0)
 
 
 def _table(value: object) -> dict[str, Any]:
@@ -256,7 +257,9 @@ def _happened(found: Mapping[str, Node], devices: Sequence[Device], began: float
 
 
 def _changes(inside: Mapping[str, Any]) -> dict[str, dict[str, object]]:
-    return {name: one for name, one in _table(inside.get("advice")).items() if isinstance(one, dict)}
+    return {
+        name: one for name, one in _table(_table(inside.get("report")).get("advice")).items() if isinstance(one, dict)
+    }
 
 
 def _phases(
@@ -360,15 +363,15 @@ def _device(name: str, gpu: series.Gpu) -> Device:
 
 
 def _asked(
-    figures: Mapping[str, float], inside: Mapping[str, Any], names: Sequence[str], per_node: int, phases: Phases
+    figures: Mapping[str, float], job: Mapping[str, Any], names: Sequence[str], per_node: int, phases: Phases
 ) -> tuple[tuple[str, str, str], ...]:
-    limit = number(inside.get("time_limit"))
+    limit = number(job.get("time_limit"))
     used_time = format_seconds(phases.end - phases.began) if phases.began else "not known"
     rows = [("Time", format_seconds(limit) if limit else "no limit", used_time)]
-    rows.append(("Nodes", str(inside.get("nodes", "")), str(len(names)) if names else "none"))
+    rows.append(("Nodes", str(job.get("nodes", "")), str(len(names)) if names else "none"))
     if per_node or "gpus" in figures:
         used = figures.get("gpus", 0.0) - figures.get("gpus_unused", 0.0)
-        asked = per_node * int(number(inside.get("nodes")) or 1)
+        asked = per_node * int(number(job.get("nodes")) or 1)
         rows.append(("GPUs", str(asked or ""), f"{used:.0f}" if "gpus" in figures else "not known"))
     if "memory_peak" in figures:
         size = figures.get("memory_asked")

@@ -16,14 +16,14 @@ HOT = 0x8 | 0x20 | 0x40 | 0x80  # NVML: slowed down by hardware, by heat (softwa
 
 
 def figures_of(
-    counted: Ledger, phases: Phases, found: Mapping[str, Node], inside: Mapping[str, Any], memory: float
+    counted: Ledger, phases: Phases, found: Mapping[str, Node], job: Mapping[str, Any], memory: float
 ) -> dict[str, float]:
     """Return the figures of a run; shares are in percent.
 
-    ``inside`` is what was planned, ``memory`` the bytes that were asked for on each node, 0 if that is not known.
+    ``job`` is what was planned of it, ``memory`` the bytes that were asked for on each node, 0 if that is not known.
     """
     figures = {"seconds": phases.end - phases.began, "paid_hours": counted.paid}
-    if limit := number(inside.get("time_limit")):
+    if limit := number(job.get("time_limit")):
         figures["time_used"] = min(100.0, 100 * figures["seconds"] / limit)
     figures |= _shares(counted) if counted.paid else {}
     if phases.script is not None:

@@ -67,7 +67,7 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
     is left out. ``whole``: Slurm's own weights are compared too.
     """
     site, made = prepared.loaded.site, prepared.plan
-    request = cost.request(site, made.directives, made.inside.nodes, made.inside.time_limit).times(jobs)
+    request = cost.request(site, made.directives, made.inside.job.nodes, made.inside.job.time_limit).times(jobs)
     weights, problems = cost.weights(site.cost.weights)
     hours = request.seconds / 3600
     billed = cost.billing(request, weights, largest=site.cost.largest) * hours if weights and hours else None
@@ -95,11 +95,11 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
 def _most(prepared: Prepared, one: float) -> tuple[float | None, str]:
     """Return the most node-hours that all attempts of a run may take together, and which option says so."""
     inside = prepared.plan.inside
-    if not inside.until_done:
+    if not inside.attempts.until_done:
         return None, ""
-    hours, limit = one * (1 + inside.most_restarts), f"--max-restarts {inside.most_restarts}"
-    if inside.most_node_hours and not 0 < hours <= inside.most_node_hours:
-        return inside.most_node_hours, f"--max-node-hours {inside.most_node_hours:g}"
+    hours, limit = one * (1 + inside.attempts.max_restarts), f"--max-restarts {inside.attempts.max_restarts}"
+    if inside.attempts.max_node_hours and not 0 < hours <= inside.attempts.max_node_hours:
+        return inside.attempts.max_node_hours, f"--max-node-hours {inside.attempts.max_node_hours:g}"
     return (hours, limit) if one else (None, "")
 
 
@@ -165,7 +165,7 @@ def budget_of(text: str, row: str, account: str) -> Budget | str:
 
 def shorter(prepared: Prepared) -> str:
     """Return that runs of the same script took less than half of the time that is asked for now; empty if not so."""
-    asked = prepared.plan.inside.time_limit
+    asked = prepared.plan.inside.job.time_limit
     if asked < _LEAST_ASKED:
         return ""
     taken: list[int] = []
@@ -194,7 +194,7 @@ def _runs_like(prepared: Prepared) -> Iterator[directories.Run]:
         run = directories.load(folder / run_id)
         asked = directories.read_json(run.paths.request)
         same = asked is not None and asked.get("spec", dict, {}).get("script") == script
-        if same and records.planned(run).nodes == made.inside.nodes:
+        if same and records.planned(run).nodes == made.inside.job.nodes:
             yield run
 
 

@@ -63,7 +63,7 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
     UsageError
         If it is such a launcher.
     """
-    name, nodes = launcher(spec), made.inside.nodes
+    name, nodes = launcher(spec), made.inside.job.nodes
     if not name:
         text = _shell_script(spec)
         found = _LINE_OF_A_LAUNCHER.search(text) if nodes > 1 else None
@@ -91,7 +91,7 @@ def _own_words(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _has_pool(made: Plan) -> bool:
-    return made.inside.gpu is not None and made.inside.gpu.rmm_pool_size is not None
+    return made.inside.workers.gpu is not None and made.inside.workers.gpu.rmm_pool_size is not None
 
 
 def launcher(spec: RunRequest) -> str:

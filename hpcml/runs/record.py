@@ -69,16 +69,25 @@ def planned(run: directories.Run) -> Planned:
     with complete(run.paths.directory):
         plan = directories.read_json(run.paths.plan) or Table({})
         inside = Table(plan.get("inside", dict, {}))
+        job, code, workers, more = (
+            Table(inside.get(name, dict, {})) for name in ("job", "code", "workers", "attempts")
+        )
+        job, code, workers, more = (
+            Table(inside.get(name, dict, {})) for name in ("job", "code", "workers", "attempts")
+        )
+        job, code, workers, more = (
+            Table(inside.get(name, dict, {})) for name in ("job", "code", "workers", "attempts")
+        )
         return Planned(
             plan.get("scheduler", str, "local"),
             plan.get("site", str, ""),
-            inside.get("image", str, ""),
-            Form.read(inside.get("form", str, "")).service,
-            inside.get("nodes", int, 0),
-            inside.get("nodes", int, 0) * inside.get("workers_per_node", int, 0),
-            inside.get("time_limit", int, 0),
+            job.get("image", str, ""),
+            Form.read(code.get("form", str, "")).service,
+            job.get("nodes", int, 0),
+            job.get("nodes", int, 0) * workers.get("per_node", int, 0),
+            job.get("time_limit", int, 0),
             tuple(map(_awaited, plan.texts("after"))),
-            inside.get("until_done", bool, False),
+            more.get("until_done", bool, False),
             plan.get("may_start_again", bool, False),
             _kind(inside.get("kind", str, "dask")),
         )

@@ -82,7 +82,7 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, learn: bool = Tr
             hint = "give the option, or write [defaults] into the site's settings"
             note(f"{', '.join(ignored)} do not count here: {hint}")
     if prepared.loaded.chosen_because == lookup.BY_DEFAULT:
-        nodes = prepared.plan.inside.nodes
+        nodes = prepared.plan.inside.job.nodes
         which = f"; all {nodes} nodes of the run are this machine" if nodes > 1 else ""
         note(f"the run is on this machine: no sbatch was found{which}")
     for notice in prepared.plan.notices:
@@ -148,11 +148,11 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "") -> Prepared:
     if spec.code.form in (Form.MODULE, Form.PROGRAM):
         notes += ranks.check_program(spec, made)
     notes += _two_pythons(spec, made)
-    if not made.inside.image:
+    if not made.inside.job.image:
         notes += _check_processor(made.steps[-1].command[0])
-    if not made.inside.image and not _is_prepared(loaded.site):
+    if not made.inside.job.image and not _is_prepared(loaded.site):
         python = made.steps[-1].command[0]
-        needed = [PROFILERS[name] for name in made.inside.profile if PROFILERS[name]]
+        needed = [PROFILERS[name] for name in made.inside.report.profilers if PROFILERS[name]]
         script_checks.check_packages(needed, python, "--profile")
         script_checks.check_packages(spec.code.form.traits.packages, python, "extra 'jupyter'", sure=True)
     return Prepared(loaded, spec, made, batch_script.render(made, own_templates), template, tuple(notes))
@@ -194,7 +194,7 @@ def _is_prepared(site: Site) -> bool:
 def _check_code(site: Site, spec: RunRequest, made: Plan) -> list[str]:
     """Return what is to be noted of the script's code, as the run's interpreter will see it."""
     base = spec.code.script.parent if spec.code.staged else spec.code.cwd
-    python, image, prepared = made.steps[-1].command[0], bool(made.inside.image), _is_prepared(site)
+    python, image, prepared = made.steps[-1].command[0], bool(made.inside.job.image), _is_prepared(site)
     if spec.code.interpreter:
         python = shutil.which(spec.code.interpreter[0]) or spec.code.interpreter[0]
     if spec.code.form is Form.MODULE:
@@ -207,7 +207,7 @@ def _check_code(site: Site, spec: RunRequest, made: Plan) -> list[str]:
 def _two_pythons(spec: RunRequest, made: Plan) -> list[str]:
     """Return a note where the script runs by another Python than the workers, whose packages tasks import."""
     program = Path(spec.code.interpreter[0]) if spec.code.interpreter else spec.code.script
-    if made.inside.image or not (
+    if made.inside.job.image or not (
         spec.code.interpreter or (spec.code.form is Form.PROGRAM and programs.is_python(program))
     ):
         return []
@@ -301,12 +301,12 @@ def check_image(prepared: Prepared) -> dict[str, object]:
         If it is missing, unreadable, no image, of another architecture, or does not fit the run.
     """
     settings = prepared.plan.inside
-    if not settings.image:
+    if not settings.job.image:
         return {}
     from hpcml.images import facts as images  # some milliseconds that only runs inside images need
 
-    facts = images.inspect(Path(settings.image))
-    gpus, cuda = settings.gpu.count if settings.gpu else 0, prepared.loaded.site.gpu.cuda
+    facts = images.inspect(Path(settings.job.image))
+    gpus, cuda = settings.workers.gpu.count if settings.workers.gpu else 0, prepared.loaded.site.gpu.cuda
     found = images.problems(facts, cuda=cuda, gpus=gpus, machine=images.machine())
     if fatal := [problem for problem in found if problem.fatal]:
         raise ImageError(f"The image cannot be used: {fatal[0].what}", place=str(facts.path), hint=fatal[0].hint)
@@ -338,10 +338,10 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
         if spec.environment:
             lines = (f"export {name}={shlex.quote(value)}\n" for name, value in spec.environment)
             files.write(paths.variables, "".join(lines).encode(errors="surrogateescape"))
-        if made.inside.profile:
+        if made.inside.report.profilers:
             paths.profiles.mkdir(mode=0o700)
         group = stat.S_IMODE(paths.out.stat().st_mode) & 0o7000  # set-group-id of the folder for runs
-        paths.out.chmod(group | 0o777 & ~made.inside.umask)
+        paths.out.chmod(group | 0o777 & ~made.inside.code.umask)
         for name in made.scripts:
             files.write(paths.directory / name, (assets.folder("templates") / name).read_text(encoding="utf-8"))
         if not spec.code.copied:
@@ -353,7 +353,7 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
         if needed := snapshot.needed(taken, paths.code):
             hint = "Raise that limit (--set code.…=…), or run the script where it lies (--set code.snapshot=none)."
             raise UsageError("The code needs what its copy would not have", place=snapshot.listed(needed), hint=hint)
-        if made.inside.image:
+        if made.inside.job.image:
             linked = taken.places if loaded.site.code.snapshot != "none" else spec.code.sources
             files.write(paths.sources, "".join(f"{folder}\n" for folder in linked if folder != spec.code.cwd))
         return taken.notes()

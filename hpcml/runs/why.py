@@ -211,12 +211,13 @@ def options(run: directories.Run, cause: Cause) -> tuple[str, ...]:
     planned = directories.read_json(run.paths.plan) or Table({})
     with complete(run.paths.directory):
         inside = Table(planned.get("inside", dict, {}))
+        job, workers = Table(inside.get("job", dict, {})), Table(inside.get("workers", dict, {}))
         match cause.retry:
-            case Retry.EXCLUDE if cause.nodes and not inside.get("one_machine", bool, False):
+            case Retry.EXCLUDE if cause.nodes and not job.get("one_machine", bool, False):
                 return ("--exclude", ",".join((*_excluded(run), *cause.nodes)))
-            case Retry.TIME if limit := inside.get("time_limit", int, 0):
+            case Retry.TIME if limit := job.get("time_limit", int, 0):
                 return ("--time", _longer(limit))
-            case Retry.MEMORY if cause.rule == "worker-memory" and (share := inside.get("memory_limit", int, 0)):
+            case Retry.MEMORY if cause.rule == "worker-memory" and (share := workers.get("memory_limit", int, 0)):
                 return ("--set", f"workers.memory_limit={_larger(share)}")
             case Retry.MEMORY if size := memory_in_plan(planned.facts):
                 return ("--memory-per-node", _larger(size))
@@ -229,12 +230,14 @@ def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -
     if not wanted or wanted[0] == "--exclude" or planned is None or request is None:
         return wanted, remedy
     with complete(run.paths.directory):
-        inside, workers = Table(planned.get("inside", dict)), planned.get("inside", dict).get("workers_per_node", 1)
+        inside = Table(planned.get("inside", dict))
+        job, of_workers = Table(inside.get("job", dict, {})), Table(inside.get("workers", dict, {}))
+        workers = of_workers.get("per_node", int, 1)
         try:
             site = lookup.recorded(request.get("site", dict))
         except ConfigError:  # another version of hpcml wrote it: its limits are not known here
             return wanted, remedy
-        asked, (option, text) = _request(request.get("spec", dict), inside.get("nodes", int, 1), site), wanted
+        asked, (option, text) = _request(request.get("spec", dict), job.get("nodes", int, 1), site), wanted
         if option == "--time":
             more = asked.changed(time=TimeLimit(text))
         else:
@@ -244,7 +247,7 @@ def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -
             return wanted, remedy
         if option == "--time":
             return (), _NO_MORE_TIME
-        threads = inside.get("threads", int, 0) or _cpus_in_plan(planned) // max(workers, 1)
+        threads = of_workers.get("threads", int, 0) or _cpus_in_plan(planned) // max(workers, 1)
         if threads > 1:
             return ("--set", f"workers.threads={threads // 2}"), _NO_MORE_MEMORY
         twice = asked.changed(nodes=2 * asked.size.nodes)

@@ -52,8 +52,11 @@ def write(directory: Path, shape: Shape = Shape(), **status: Any) -> RunPaths:  
     nodes = [f"n{place + 1}" for place in range(shape.nodes)]
     script, end = BEGAN + shape.bring_up, BEGAN + shape.seconds
     gpu = {"count": shape.gpus} if shape.gpus else None
-    inside = {"nodes": shape.nodes, "gpu": gpu, "time_limit": int(1.4 * shape.seconds), "script": "/home/me/train.py",
-              "arguments": ["--epochs", "10"], "one_machine": False, "form": "script"}  # fmt: skip
+    inside = {
+        "job": {"nodes": shape.nodes, "time_limit": int(1.4 * shape.seconds), "one_machine": False},
+        "code": {"script": "/home/me/train.py", "arguments": ["--epochs", "10"], "form": "script"},
+        "workers": {"gpu": gpu},
+    }
     plan = {
         "name": "train",
         "site": "example",

@@ -45,7 +45,7 @@ def ring(path: Path) -> None:
 def kinds(path: Path) -> None:
     """Every value is of another kind than the one that is read."""
     path.write_text(json.dumps({"over": 5, "state": 5, "exit_status": "x", "message": {"a": 1}, "by": [], "hint": 7, "quote": "x", "job": ["1"],
-                                "inside": {"nodes": "many"}, "site": {"a": []}, "pid": "1; id", "started": 3, "event": []}) + "\n")  # fmt: skip
+                                "inside": {"job": {"nodes": "many"}}, "site": {"a": []}, "pid": "1; id", "started": 3, "event": []}) + "\n")  # fmt: skip
 
 
 def escapes(path: Path) -> None:

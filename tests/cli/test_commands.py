@@ -47,12 +47,12 @@ def test_what_follows_the_script_is_the_scripts(world: World) -> None:
     done = world.run("submit", "--site", "slurm", "--nodes", "2", "job.py", "--", *ARGUMENTS)
     assert done.returncode == 0, done.stderr
     plan = json.loads((world.directory() / "plan.json").read_text())
-    assert tuple(plan["inside"]["arguments"]) == ARGUMENTS
-    assert plan["inside"]["nodes"] == 2
+    assert tuple(plan["inside"]["code"]["arguments"]) == ARGUMENTS
+    assert plan["inside"]["job"]["nodes"] == 2
     (world.project / "-odd.py").write_text("1\n")
     plan = json.loads(world.run("submit", "--dry-run", "--json", "--site", "slurm", "--", "-odd.py", "--", "-a").stdout)
-    assert plan["inside"]["arguments"] == ["--", "-a"]
-    assert plan["inside"]["script"].endswith("/code/-odd.py")
+    assert plan["inside"]["code"]["arguments"] == ["--", "-a"]
+    assert plan["inside"]["code"]["script"].endswith("/code/-odd.py")
 
 
 @pytest.mark.parametrize("site", ["slurm", "local", "lab"])

@@ -49,10 +49,10 @@ def test_a_submission_arrives_as_if_typed_there(laptop: Laptop) -> None:
     (run,) = laptop.runs()
     directory = laptop.far / ".hpcml/runs" / run
     inside = json.loads((directory / "plan.json").read_text())["inside"]
-    assert tuple(inside["arguments"]) == HOSTILE
-    assert inside["nodes"] == 2
+    assert tuple(inside["code"]["arguments"]) == HOSTILE
+    assert inside["job"]["nodes"] == 2
     assert {path.name for path in (directory / "code").iterdir()} == {"job.py", "helper.py"}
-    assert inside["cwd"] == str(directory / "code")
+    assert inside["code"]["cwd"] == str(directory / "code")
     assert laptop.staged() == []
     assert not list(laptop.world.top.rglob("pwned"))
     assert len(laptop.world.jobs()) == 1
@@ -78,9 +78,10 @@ def test_a_module_and_a_program_are_sent_with_their_folder(laptop: Laptop) -> No
         (run,) = set(laptop.runs()) - before
         directory = laptop.far / ".hpcml/runs" / run
         inside = json.loads((directory / "plan.json").read_text())["inside"]
-        assert inside["form"] == {"-m": "module", "--": "program"}[words[0]]
-        assert inside["script"] == str(directory / "code" / script)
-        assert (inside["arguments"], inside["cwd"], inside["nodes"]) == (["--k", "a b"], str(directory / "code"), 2)
+        assert inside["code"]["form"] == {"-m": "module", "--": "program"}[words[0]]
+        assert inside["code"]["script"] == str(directory / "code" / script)
+        code = inside["code"]
+        assert (code["arguments"], code["cwd"], inside["job"]["nodes"]) == (["--k", "a b"], str(directory / "code"), 2)
         assert (directory / "code/pack/other.py").is_file()
         assert os.access(directory / "code/run.sh", os.X_OK)
         assert laptop.run("rerun", run).returncode == 0
@@ -373,7 +374,7 @@ def test_the_project_s_settings_go_with_the_script(laptop: Laptop) -> None:
     (laptop.world.project / "hpcml.toml").write_text("[defaults]\nnodes = 3\n")
     assert laptop.run("submit", "job.py").returncode == 0
     plan = json.loads((laptop.far / ".hpcml/runs" / laptop.runs()[0] / "plan.json").read_text())
-    assert plan["inside"]["nodes"] == 3
+    assert plan["inside"]["job"]["nodes"] == 3
 
 
 def test_arguments_that_name_files_of_the_laptop(laptop: Laptop) -> None:

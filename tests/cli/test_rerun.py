@@ -40,7 +40,7 @@ def test_the_same_request(world: World) -> None:
     assert spec(again) == spec(first)
     one, other = plan(first), plan(again)
     assert [[name, value.replace(again.name, first.name)] for name, value in other["directives"]] == one["directives"]
-    assert other["inside"]["workers_per_node"] == 3
+    assert other["inside"]["workers"]["per_node"] == 3
 
 
 def test_what_is_given_now_wins_and_the_script_is_as_it_is_now(world: World) -> None:
@@ -52,8 +52,8 @@ def test_what_is_given_now_wins_and_the_script_is_as_it_is_now(world: World) -> 
     assert again.name.startswith("second-")
     assert (again / "code/job.py").read_text() == "print('other')\n"
     facts = plan(again)
-    assert (facts["inside"]["nodes"], facts["inside"]["workers_per_node"]) == (4, 5)
-    assert facts["inside"]["arguments"] == ["--k", "8"]
+    assert (facts["inside"]["job"]["nodes"], facts["inside"]["workers"]["per_node"]) == (4, 5)
+    assert facts["inside"]["code"]["arguments"] == ["--k", "8"]
     script = (again / "job.sh").read_text()
     assert "slow" in script
     assert "fast" not in script

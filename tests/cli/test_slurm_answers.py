@@ -552,7 +552,7 @@ def test_the_run_is_written_before_it_is_sent(world: World) -> None:
         assert (directory / name).stat().st_mode & 0o777 == 0o600
     assert zipfile.ZipFile(directory / "lib.zip").testzip() is None
     assert (directory / "code/job.py").read_text() == world.script.read_text()
-    assert Path(json.loads((directory / "plan.json").read_text())["inside"]["cwd"]) == world.project
+    assert Path(json.loads((directory / "plan.json").read_text())["inside"]["code"]["cwd"]) == world.project
     assert os.listdir(directory / "out") == []
 
 

@@ -77,7 +77,7 @@ def test_points_and_cost_are_said_before_the_submission(world: World) -> None:
     assert points[0]["values"] == {"k": 8, "lr": 0.1}
     assert json.loads((world.runs / "sweeps/job/sweep.json").read_text())["runs"] == [run]
     inside = json.loads((world.runs / run / "plan.json").read_text())["inside"]
-    assert (inside["sweep"], inside["arguments"]) == ("job", ["--epochs", "3"])
+    assert (inside["points"]["sweep"], inside["code"]["arguments"]) == ("job", ["--epochs", "3"])
 
 
 def test_only_what_is_missing_is_submitted(world: World) -> None:

@@ -22,7 +22,7 @@ def test_a_template_of_ones_own_extends_the_built_in_one(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "source",
-    ["{{ plan.nothing | sh }}", "{% if %}", "{{ plan.run_id | unknown }}", "{{ plan.inside.one_machine | argv }}", '{{ "x" | directive }}',
+    ["{{ plan.nothing | sh }}", "{% if %}", "{{ plan.run_id | unknown }}", "{{ plan.inside.job.one_machine | argv }}", '{{ "x" | directive }}',
      '{% extends "nowhere.j2" %}', "{{ plan.run_id | sh(1) }}", "{{ 1 / 0 }}"],
 )  # fmt: skip
 def test_what_is_wrong_in_a_template_is_told_with_its_place(tmp_path: Path, source: str) -> None:

@@ -143,4 +143,4 @@ def test_two_jobs_inside_an_image(cluster: Cluster, image: Path) -> None:
     assert sorted(sweep.lines("starts")) == sorted(sweep.lines("ends")) == [0, 1]
     for run in sweep.runs():
         plan = json.loads((cluster.directory(run) / "plan.json").read_text())
-        assert plan["inside"]["image"] == str(image)
+        assert plan["inside"]["job"]["image"] == str(image)

@@ -116,7 +116,7 @@ def test_the_steps_have_what_directives_would_have_said() -> None:
         assert step.launcher is not None
         assert {"--overlap", "--mem=2048M", "--gpus-per-node=2"} <= set(step.launcher.options)
         assert "--gres=none" not in step.launcher.options
-    assert made.inside.nodes == 3
+    assert made.inside.job.nodes == 3
 
 
 @pytest.mark.parametrize(("gpus", "hidden"), [(0, True), (NOT_SAID, False)])

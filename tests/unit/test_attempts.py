@@ -19,6 +19,7 @@ from hpcml.paths import RunPaths
 from hpcml.plan import plan
 from hpcml.request.record import RunRequest, measure
 from hpcml.sites import layers, schema
+from node_settings import settings as settings_of
 
 STOPPED = End(errors.STOPPED, "driver", "script", "it stopped")
 TIME_LIMIT = End(errors.TIME_LIMIT, "driver", "scheduler", "the time limit was reached")
@@ -31,10 +32,7 @@ def context(folder: Path, number: int = 0, **changes: object) -> Any:
         run.attempt(one).begun.touch()
         os.utime(run.attempt(one).begun, (1000 + 100 * one, 1000 + 100 * one))
     run.events.touch()
-    defaults = {
-        "until_done": True, "most_restarts": 20, "most_node_hours": 0.0, "nodes": 2, "time_limit": 3600, "one_machine": True,
-    }  # fmt: skip
-    settings = SimpleNamespace(**{**defaults, **changes})
+    settings = settings_of(**{"attempts__until_done": True, **changes})
     return SimpleNamespace(run=run, attempt=run.attempt(number), number=number, settings=settings)
 
 
@@ -68,7 +66,7 @@ def test_which_ends_are_followed_by_another_attempt(tmp_path: Path, subtests: py
             found = attempts.decided(here, outcome)
             assert here.attempt.goes_on.exists() == follows
             assert found.exit_status == outcome.exit_status
-    alone = context(tmp_path / "alone", until_done=False)
+    alone = context(tmp_path / "alone", attempts__until_done=False)
     assert attempts.decided(alone, STOPPED) == STOPPED
     assert not alone.attempt.goes_on.exists()
 
@@ -104,7 +102,7 @@ def test_attempts_that_others_ended_before_the_first_save_do_not_count(tmp_path:
 
 def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint(tmp_path, 10**6)
-    second = context(tmp_path, 1, most_restarts=1)
+    second = context(tmp_path, 1, attempts__max_restarts=1)
     ended = attempts.decided(second, STOPPED)
     assert (ended.exit_status, ended.by) == (errors.STOPPED, "script")
     assert "--max-restarts 1 is reached" in ended.message
@@ -116,11 +114,11 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with second.run.events.open("a") as log_file:
         log_file.write('{"time": 1.0, "attem\n')  # a full disk's
     assert attempts.node_hours(second.run, 2) == pytest.approx(3.0)
-    assert attempts.reached(context(tmp_path, 1, most_node_hours=5.0)) == ""
-    assert attempts.reached(context(tmp_path, 1, most_node_hours=4.9)) == (
+    assert attempts.reached(context(tmp_path, 1, attempts__max_node_hours=5.0)) == ""
+    assert attempts.reached(context(tmp_path, 1, attempts__max_node_hours=4.9)) == (
         "3 of --max-node-hours 4.9 are used, and another may take 2"
     )
-    no_job = context(tmp_path, 1, one_machine=False)
+    no_job = context(tmp_path, 1, job__one_machine=False)
     assert "could not be queued" in attempts.reached(no_job)
     no_job.run.next_job.symlink_to("12")
     assert attempts.reached(no_job) == ""

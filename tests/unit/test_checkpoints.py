@@ -20,6 +20,7 @@ from hpcml.node.outcome import EventLog
 from hpcml.node.script import checkpoints
 from hpcml.paths import RunPaths
 from hpcml.script_api import Run
+from node_settings import settings as settings_of
 
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 IMPORTS = "import os, pathlib, signal, subprocess, sys, time\nimport hpcml\nrun = hpcml.run\n"
@@ -238,8 +239,7 @@ def test_on_stop_elsewhere_than_in_the_main_thread(run: RunPaths) -> None:
 
 
 def requests(run: RunPaths, **changes: object) -> end_cause.EndRequests:
-    defaults = {"one_machine": False, "time_limit": 3600, "signal_lead": 60.0, "driver_grace": 20.0}
-    settings = SimpleNamespace(**{**defaults, **changes})
+    settings = settings_of(**{"job__one_machine": False, "deadlines__script_grace": 20.0, **changes})
     context = SimpleNamespace(settings=settings, attempt=run.attempt(0), run=run)
     return end_cause.EndRequests(context, EventLog(run.events, 0))  # type: ignore[arg-type]
 
@@ -256,13 +256,13 @@ def test_the_margin_grows_with_the_cost_of_a_save(run: RunPaths, monkeypatch: py
     assert (long.lead, long.time_limit_near) == (100.0, True)
     assert run.attempt(0).time_limit.exists()
     assert "deadlines.driver_grace" in long.slow_save()
-    assert requests(run, time_limit=120).lead == 60.0
+    assert requests(run, job__time_limit=120).lead == 60.0
 
 
 def test_a_cancellation_counts_though_the_time_limit_is_near(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one machine, where nothing else ends a run before its limit; and though the script has seen it first."""
     monkeypatch.delenv("HPCML_BATCH", raising=False)
-    found = requests(run, one_machine=True, signal_lead=3600.0, time_limit=3600)
+    found = requests(run, job__one_machine=True, job__signal_lead=3600.0, job__time_limit=3600)
     found.check("driver")
     assert (found.time_limit_near, found.asked("driver")) == (True, None)
     run.attempt(0).terminate.touch()
@@ -289,7 +289,7 @@ def test_a_margin_that_cannot_grow_is_told(run: RunPaths, monkeypatch: pytest.Mo
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
     monkeypatch.delenv("HPCML_BATCH", raising=False)
     run.attempt(0).saves.write_text('{"longest": 50.0}')
-    found = requests(run, driver_grace=200.0)
+    found = requests(run, deadlines__script_grace=200.0)
     found.check("driver")
     assert not found.time_limit_near
     assert found.slow_save() == "a save took 50.0 s, and the script has 60 s before the time limit (slurm.signal_lead)"

@@ -19,6 +19,7 @@ from hpcml.kinds.dask.node import dask_state
 from hpcml.kinds.dask.node.dask_state import DaskState, Writer, kind_of
 from hpcml.node.sampling.sample_file import SampleFile
 from hpcml.paths import AttemptPaths
+from node_settings import settings as settings_of
 
 
 def prefix(now: Mapping[str, int], entered: Mapping[str, int]) -> Any:
@@ -122,7 +123,7 @@ def test_a_file_system_that_stands_still_holds_nobody_up(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(dask_state, "SampleFile", Frozen)
     monkeypatch.setattr(dask_state, "interval", lambda *_, **__: 0.001)
-    settings = SimpleNamespace(sample_every=5.0, nodes=1)
+    settings = settings_of(job__nodes=1)
     context: Any = SimpleNamespace(settings=settings, attempt=AttemptPaths(tmp_path))
 
     async def main() -> int:
@@ -147,7 +148,7 @@ def test_a_file_system_that_stands_still_holds_nobody_up(tmp_path: Path, monkeyp
 
 
 def test_the_last_sample_is_written_at_the_end(tmp_path: Path) -> None:
-    context: Any = SimpleNamespace(settings=SimpleNamespace(sample_every=5.0, nodes=1), attempt=AttemptPaths(tmp_path))
+    context: Any = SimpleNamespace(settings=settings_of(job__nodes=1), attempt=AttemptPaths(tmp_path))
     dask = scheduler(1)
 
     async def main() -> None:
@@ -170,12 +171,12 @@ def test_the_last_sample_is_written_at_the_end(tmp_path: Path) -> None:
 
 
 def test_a_dask_of_another_kind_ends_the_samples_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    context: Any = SimpleNamespace(settings=SimpleNamespace(sample_every=5.0, nodes=1), attempt=AttemptPaths(tmp_path))
+    context: Any = SimpleNamespace(settings=settings_of(job__nodes=1), attempt=AttemptPaths(tmp_path))
     asyncio.run(dask_state.watch(context, [SimpleNamespace()]))
     assert "AttributeError" in capfd.readouterr().err
     writer = Writer(SampleFile(tmp_path / "a" / "b" / "c", {}))
     for _ in range(100):
         writer.write(b"")
-    context.settings.sample_every = 0.0
+    context.settings = settings_of(report__sample_every=0.0)
     asyncio.run(dask_state.watch(context, [SimpleNamespace()]))
     assert "Error" not in capfd.readouterr().err.replace("FileNotFoundError", "")

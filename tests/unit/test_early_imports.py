@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from hpcml.forms import Form
 from hpcml.kinds.dask.node import early_imports
+from node_settings import settings as settings_of
 
 
 def wanted(folder: Path, text: str | bytes, *, form: Form = Form.SCRIPT) -> list[str]:
     script = folder / "script.py"
     script.write_bytes(text if isinstance(text, bytes) else text.encode())
-    settings: Any = SimpleNamespace(script=str(script), form=form)
-    return early_imports.wanted(settings)
+    return early_imports.wanted(settings_of(code__script=str(script), code__form=form))
 
 
 @pytest.mark.parametrize(("text", "found"), [
@@ -40,8 +38,7 @@ def test_a_script_s_own_words_count(tmp_path: Path, text: str | bytes, found: li
 def test_what_is_no_python_file_is_not_looked_at(tmp_path: Path) -> None:
     text = "import dask.dataframe"
     assert wanted(tmp_path, text, form=Form.NOTEBOOK) == wanted(tmp_path, text, form=Form.JUPYTER) == []
-    settings: Any = SimpleNamespace(script=str(tmp_path / "none.py"), form=Form.SCRIPT)
-    assert early_imports.wanted(settings) == []
+    assert early_imports.wanted(settings_of(code__script=str(tmp_path / "none.py"))) == []
 
 
 def test_what_cannot_be_imported_is_left_to_the_graph_that_needs_it(

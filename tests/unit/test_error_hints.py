@@ -15,6 +15,7 @@ from hpcml.node import error_hints
 from hpcml.node.script import launcher
 from hpcml.node.settings import Context
 from hpcml.paths import AttemptPaths
+from node_settings import settings as settings_of
 
 
 def run(folder: Path, text: str, *, image: str = "", sweep: str = "", name: str = "main.py") -> tuple[str, str]:
@@ -27,7 +28,7 @@ def run(folder: Path, text: str, *, image: str = "", sweep: str = "", name: str 
     done = subprocess.run(
         [sys.executable, "-P", "-c", start, str(script)], capture_output=True, text=True, check=False, timeout=240,
         env={"HPCML_SCRIPT_ERROR": str(attempt.script_error), "PYTHONPATH": str(root)}, stdin=subprocess.DEVNULL)  # fmt: skip
-    context: Any = SimpleNamespace(attempt=attempt, settings=SimpleNamespace(image=image, sweep=sweep))
+    context: Any = SimpleNamespace(attempt=attempt, settings=settings_of(job__image=image, points__sweep=sweep))
     return error_hints.next_step(cast("Context", context)), done.stderr
 
 

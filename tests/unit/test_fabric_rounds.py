@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hpcml.node.fabric import report, rounds, transfers
+from node_settings import settings as settings_of
 
 WORKERS = {"n1": [("n1-0", "a"), ("n1-1", "b")], "n2": [("n2-0", "c"), ("n2-1", "d")]}
 ANSWERS: dict[str, Any] = {
@@ -50,7 +51,7 @@ class Scheduler:
 
 def measure(answers: dict[tuple[str, str], Any] | None = None, *, gpus: bool = True) -> tuple[Any, list[str]]:
     scheduler = Scheduler(answers or {})
-    settings = SimpleNamespace(gpu=object() if gpus else None, nccl=True, fabric_deadline=0.2, interface="")
+    settings = settings_of(workers__gpu=object() if gpus else None, network__nccl=True, deadlines__interconnect=0.2)
     attempt = SimpleNamespace(probe_of=lambda _: Path("/nowhere/probe.json"))
     context = SimpleNamespace(settings=settings, attempt=attempt)
     found = asyncio.run(rounds.measure(scheduler, context, "ucx", WORKERS))  # type: ignore[arg-type]
@@ -110,9 +111,8 @@ def test_the_verdict_claims_nothing_of_cudf_polars_connections(
 ) -> None:
     verdict = report.Verdict("TLS over TCP", "tls", 1, None, None, "", "", (), (), (), "")
     monkeypatch.setattr(report, "decide", lambda _: verdict)
-    settings = SimpleNamespace(
-        gpu=object(), nccl=False, fabric_deadline=0.2, fabric="warn", for_polars=polars, interface=""
-    )
+    gpu = SimpleNamespace(mode="polars" if polars else "dask")
+    settings = settings_of(workers__gpu=gpu, deadlines__interconnect=0.2, network__interconnect="warn")
     attempt = SimpleNamespace(probe_of=lambda _: tmp_path / "probe.json", fabric=tmp_path / "fabric.json")
     context = SimpleNamespace(settings=settings, attempt=attempt, node_names=("n1",), worker_names=lambda _: ["n1"])
     scheduler = Scheduler({})

@@ -12,9 +12,7 @@ from hpcml.forms import Form
 from hpcml.kinds.dask.node.hangs import Hangs
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.processes import OwnTime
-
-NAMES = {"form": Form.SCRIPT, "answer_deadline": 600.0, "connect_notice": 60.0, "idle_notice": 600.0, "idle_end": 0.0,
-         "workers_deadline": 120.0, "nodes": 2}  # fmt: skip
+from node_settings import settings as settings_of
 
 
 class Run:
@@ -23,7 +21,7 @@ class Run:
     def __init__(self, **settings: Any) -> None:
         self.clock = OwnTime()
         self.said: list[str] = []
-        context: Any = SimpleNamespace(settings=SimpleNamespace(**{**NAMES, **settings}, worker_count=4), node="n1")
+        context: Any = SimpleNamespace(settings=settings_of(workers__per_node=2, **settings), node="n1")
         self.hangs = Hangs(context, self.clock, lambda words: None if words in self.said else self.said.append(words))
         self.hangs.begin()
 
@@ -35,7 +33,7 @@ class Run:
 
 
 def test_a_run_that_is_used_is_left_alone() -> None:
-    run = Run(idle_end=60.0)
+    run = Run(deadlines__idle_end=60.0)
     for seconds in range(0, 4000, 10):
         run.at(seconds, idle=min(seconds, 50.0))
     assert run.said == []
@@ -53,7 +51,7 @@ def test_a_script_that_never_connects_is_told_and_goes_on() -> None:
 
 
 def test_a_scheduler_that_is_held_up_reports_no_idle_script() -> None:
-    run = Run(answer_deadline=6000.0, idle_end=700.0)
+    run = Run(deadlines__answer=6000.0, deadlines__idle_end=700.0)
     run.at(39, connected=False, idle=39)  # the script connects; then a graph's imports hold up the scheduler
     run.at(590)
     assert run.said == []
@@ -81,12 +79,12 @@ def test_a_cluster_that_nobody_uses() -> None:
 def test_an_end_for_idleness_only_where_it_is_asked_for() -> None:
     Run().at(1e6, idle=1e6)
     with pytest.raises(RunEndedError) as ended:
-        Run(idle_end=300.0).at(1000, idle=301)
+        Run(deadlines__idle_end=300.0).at(1000, idle=301)
     assert ended.value.end.exit_status == errors.IDLE
 
 
 def test_notices_can_be_switched_off() -> None:
-    run = Run(connect_notice=0.0, idle_notice=0.0)
+    run = Run(deadlines__connect_notice=0.0, deadlines__idle_notice=0.0)
     run.at(1e6, connected=False, idle=1e6)
     assert run.said == []
 
@@ -133,7 +131,7 @@ def test_a_scheduler_that_does_not_answer() -> None:
 
 
 def test_a_service_ends_for_idleness_by_itself() -> None:
-    run = Run(form=Form.JUPYTER, idle_end=10.0)
+    run = Run(code__form=Form.JUPYTER, deadlines__idle_end=10.0)
     run.at(1e6, connected=False, idle=1e6)
     run.at(1e6 + 1, connected=False, idle=1e6)
     assert run.said == []

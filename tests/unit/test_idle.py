@@ -19,6 +19,7 @@ from distributed import Status
 from hpcml import errors
 from hpcml.kinds.dask.node.heartbeat import POLLS, Activity
 from hpcml.paths import RunPaths
+from node_settings import settings as settings_of
 
 
 class Cluster:
@@ -28,7 +29,7 @@ class Cluster:
         paths = RunPaths(run)
         paths.logs.mkdir()
         paths.attempt(0).directory.mkdir(parents=True)
-        settings = SimpleNamespace(for_polars=False, answer_deadline=100.0)
+        settings = settings_of(deadlines__answer=100.0)
         context: Any = SimpleNamespace(
             node="n1", node_names=(), number=0, run=paths, attempt=paths.attempt(0), settings=settings
         )

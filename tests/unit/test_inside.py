@@ -20,6 +20,7 @@ from hpcml.node.security import tls
 from hpcml.plan import plan
 from hpcml.request import record as request
 from hpcml.sites import layers, schema
+from node_settings import settings as settings_of
 
 
 @pytest.fixture
@@ -40,8 +41,8 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_settings.Co
 
 def test_the_plans_settings_arrive_on_the_node(context: node_settings.Context) -> None:
     assert (context.node, context.node_names, context.number) == ("n1", ("n1", "n2"), 0)
-    assert context.settings.arguments == ("a", "")
-    assert context.settings.nodes == 2
+    assert context.settings.code.arguments == ("a", "")
+    assert context.settings.job.nodes == 2
     assert context.worker_names("n1") == ("n1",)
 
 
@@ -181,7 +182,7 @@ def test_a_pool_is_never_larger_than_what_is_free() -> None:
 def test_many_workers_connect_one_after_the_other() -> None:
     def context(nodes: int, each: int) -> Any:
         names = tuple(f"n{number}" for number in range(nodes))
-        return SimpleNamespace(settings=SimpleNamespace(workers_per_node=each), node_names=names, node=names[-1])
+        return SimpleNamespace(settings=settings_of(workers__per_node=each), node_names=names, node=names[-1])
 
     assert dask_worker.stagger(context(8, 4), 3) == 0.0
     assert dask_worker.stagger(context(9, 4), 3) == pytest.approx(0.35)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +20,7 @@ from hpcml.node.processes import MOST, OwnTime
 from hpcml.node.settings import Context
 from hpcml.node.steps import LAST_WORDS, Steps
 from hpcml.paths import RunPaths
+from node_settings import settings as settings_of
 
 
 class Clock(OwnTime):
@@ -36,10 +36,8 @@ def context(tmp_path: Path) -> Context:
     run = RunPaths(tmp_path)
     for folder in (run.attempt(0).nodes, run.attempt(0).exits, run.logs):
         folder.mkdir(parents=True)
-    settings = SimpleNamespace(
-        workers_deadline=30.0, workers_per_node=2, worker_count=4, one_machine=False, nodes=2, image=""
-    )
-    return Context(run, run.attempt(0), 0, settings, "n1", ("n1", "n2"))  # type: ignore[arg-type]
+    settings = settings_of(deadlines__workers=30.0, workers__per_node=2, job__one_machine=False)
+    return Context(run, run.attempt(0), 0, settings, "n1", ("n1", "n2"))
 
 
 def losses(context: Context) -> Losses:

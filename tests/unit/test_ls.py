@@ -111,7 +111,9 @@ def planted(folder: Path, number: int, exit_status: int) -> Path:
     run = folder / f"train-20261122-22{number // 60:02}{number % 60:02}-0000"
     run.mkdir(mode=0o700)
     (run / "submission.json").write_text(json.dumps({"job": str(number), "scheduler": "slurm"}))
-    (run / "plan.json").write_text(json.dumps({"site": "lab", "inside": {"nodes": 2, "workers_per_node": 1}}))
+    (run / "plan.json").write_text(
+        json.dumps({"site": "lab", "inside": {"job": {"nodes": 2}, "workers": {"per_node": 1}}})
+    )
     events = [{"time": 5, "event": "allocated", "nodes": ["n1", "n2"]}, {"time": 9, "event": "clock", "node": "n2"}]
     events[1] |= {"ahead": 0.5, "within": 0.25}
     (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))

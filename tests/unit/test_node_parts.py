@@ -82,7 +82,7 @@ def test_some_of_a_node_s_gpus_come_with_their_share_of_the_rest(subtests: pytes
         with subtests.test(number=number, site=site.name, asked=asked):
             made = planned(site, **asked)
             assert sizes(made) == expected
-            assert made.inside.node_gpus == node_gpus
+            assert made.inside.job.node_gpus == node_gpus
 
 
 SAID: list[tuple[Site, dict[str, Any], list[str]]] = [
@@ -151,7 +151,7 @@ def test_workers_have_no_memory_that_was_not_asked_for(monkeypatch: pytest.Monke
     def share(**asked: Any) -> dask_worker.Share:
         made = planned(one({"memory_per_node": ""}), **asked)
         context: Any = SimpleNamespace(settings=made.inside)
-        return dask_worker.Share.of_node(context, made.inside.workers_per_node)
+        return dask_worker.Share.of_node(context, made.inside.workers.per_node)
 
     assert share(gpus_per_node=1).memory_limit == physical // 4
     assert share(gpus_per_node=3).memory_limit == physical * 3 // 4 // 3
@@ -164,7 +164,7 @@ def test_workers_have_no_memory_that_was_not_asked_for(monkeypatch: pytest.Monke
 
 
 def test_pinning_threads_are_of_the_job_s_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = planned(one(), gpus_per_node=2).inside.gpu
+    gpu = planned(one(), gpus_per_node=2).inside.workers.gpu
     assert gpu is not None
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(256)))
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")

@@ -51,7 +51,7 @@ def folder() -> Iterator[Path]:
 
 
 def test_the_plan_names_the_service_and_no_script() -> None:
-    made = settings(idle=1800.0)
+    made = settings(idle=1800.0).code
     assert (made.form, made.script, made.idle, made.cwd) == ("jupyter", "", 1800.0, "/home/me/notes")
 
 

@@ -102,7 +102,7 @@ def test_dialects_of_gpus(dialect: dict[str, str], expected: dict[str, str]) -> 
 def test_the_script_is_told_before_the_limit_and_not_at_its_start(time: str, lead: str, signal: int) -> None:
     made = plan.plan(site({"slurm": {"signal_lead": lead}}), spec(time=time), PLACE)
     assert dict(made.directives)["--signal"] == f"B:USR1@{signal}"
-    assert made.inside.signal_lead == signal
+    assert made.inside.job.signal_lead == signal
 
 
 def test_the_steps_share_the_first_node() -> None:
@@ -172,7 +172,7 @@ def test_memory_where_a_site_does_not_take_it_by_node(
 def test_the_mode_for_polars_is_told_and_reaches_the_nodes() -> None:
     made = plan.plan(site({"network": {"protocol": "ucx"}, "gpu": {"mode": "polars"}}), spec(gpus_per_node=2), PLACE)
     assert made.inside.for_polars
-    assert made.inside.protocol == "tls"
+    assert made.inside.network.protocol == "tls"
     assert any("ask nobody for a key" in reason for reason in made.reasons)
 
 
@@ -280,6 +280,6 @@ def test_workers_that_are_too_small_to_start_are_refused() -> None:
 
 def test_one_thread_for_each_gpu_and_the_profiles_variables() -> None:
     made = plan.plan(site({**TWO, "environment": {"RAPIDS_NO_INITIALIZE": "0"}}), spec(gpus_per_node=4), PLACE)
-    assert made.inside.threads == 1
+    assert made.inside.workers.threads == 1
     assert [value for name, value in made.environment if name == "RAPIDS_NO_INITIALIZE"] == ["0"]
     assert dict(made.environment)["UCX_WARN_UNUSED_ENV_VARS"] == "n"

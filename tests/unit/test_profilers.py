@@ -21,6 +21,7 @@ from hpcml.request.record import RunRequest
 from hpcml.runs import script_checks
 from hpcml.sites import schema
 from matrix import site_of
+from node_settings import settings as settings_of
 
 PLACE = RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 
@@ -58,13 +59,15 @@ def test_a_repeated_option_and_what_slurm_calls_so(tmp_path: Path, monkeypatch: 
 
 def test_the_plan_has_rmm_log_into_the_run() -> None:
     made: Any = plan(site(), spec("rmm", gpus=2), PLACE).inside
-    assert made.profile == ("rmm",)
-    assert made.gpu.rmm_log_directory == f"{PLACE.directory}/profiles"
-    assert plan(site(), spec("dask", gpus=2), PLACE).inside.gpu == made.gpu._replace(rmm_log_directory="")
+    assert made.report.profilers == ("rmm",)
+    assert made.workers.gpu.rmm_log_directory == f"{PLACE.directory}/profiles"
+    assert plan(site(), spec("dask", gpus=2), PLACE).inside.workers.gpu == made.workers.gpu._replace(
+        rmm_log_directory=""
+    )
 
 
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    context: Any = SimpleNamespace(settings=SimpleNamespace(profile=("dask", "memray")))
+    context: Any = SimpleNamespace(settings=settings_of(report__profilers=("dask", "memray")))
     for name in ("bokeh", "memray"):
         monkeypatch.setitem(sys.modules, name, None)
         assert f"the package {name}, which" in profilers.missing(context)

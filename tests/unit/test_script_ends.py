@@ -61,7 +61,7 @@ def test_a_script_that_failed_says_why(
     settings = plan.plan(
         layers.build(schema.Site, layers.Layers()), spec, plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     ).inside
-    settings = settings._replace(script=str(tmp_path / "job.py"))
+    settings = settings._replace(code=settings.code._replace(script=str(tmp_path / "job.py")))
     run = RunPaths(tmp_path)
     run.attempt(0).secret.mkdir(parents=True)
     run.logs.mkdir()

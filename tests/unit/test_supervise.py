@@ -69,9 +69,11 @@ def end_of(
     state = cluster.state
     counts = iter([3])  # before the script
     monkeypatch.setattr(scripts, "oom_kills", lambda: next(counts, 4 if starved else 3))
-    settings = state.context.settings._replace(driver_grace=0.0 if code == BY_SUPERVISOR else 60.0)
+    settings = state.context.settings
+    grace = 0.0 if code == BY_SUPERVISOR else 60.0
+    settings = settings._replace(deadlines=settings.deadlines._replace(script_grace=grace))
     state.context = state.context._replace(settings=settings)
-    path = Path(state.context.settings.script)
+    path = Path(state.context.settings.code.script)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(code)
     cluster.why = why

@@ -10,6 +10,7 @@ from typing import Any
 from hpcml.node.sweep import records
 from hpcml.node.sweep.study import Settings, Study
 from hpcml.paths import RunPaths
+from node_settings import settings as settings_of
 
 SPACE: dict[str, tuple[str, list[Any]]] = {"x": ("uniform", [0, 1]), "r": ("loguniform", [1e-4, 1]), "k": ("randint", [1, 9]), "c": ("choice", ["8", "b"])}  # fmt: skip
 ASHA = ("SuccessiveHalvingPruner", {"min_resource": 2, "reduction_factor": 3})
@@ -97,7 +98,7 @@ def test_what_ended_without_a_number_teaches_nothing(tmp_path: Path, capsys: Any
 def test_only_what_ended_as_it_was_told_is_pruned(tmp_path: Path) -> None:
     run = RunPaths(tmp_path)
     run.attempt(0).directory.mkdir(parents=True)
-    context: Any = SimpleNamespace(run=run, attempt=run.attempt(0), node="n1", settings=SimpleNamespace(nodes=1))
+    context: Any = SimpleNamespace(run=run, attempt=run.attempt(0), node="n1", settings=settings_of(job__nodes=1))
     for status, pruned, state, cause in ((94, 3, "pruned", "pruned at step 3"), (0, 3, "pruned", "pruned at step 3"),
                                          (0, None, "ok", ""), (1, 3, "failed", "exit status 1"), (94, None, "failed", "exit status 94")):  # fmt: skip
         ended = records.End(status, 0.0, 1.0, starved=False, told_to_end=False)

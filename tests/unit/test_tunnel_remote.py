@@ -22,7 +22,9 @@ SERVICE: dict[str, Any] = {"node": "n1", "socket": "/tmp/hpcml-x/dashboard.sock"
 def run(tmp_path: Path) -> directories.Run:
     directory = tmp_path / "a-20260101-000000-0000"
     directory.mkdir()
-    (directory / "plan.json").write_text(json.dumps({"site": "lab", "inside": {"nodes": 1, "time_limit": 600}}))
+    (directory / "plan.json").write_text(
+        json.dumps({"site": "lab", "inside": {"job": {"nodes": 1, "time_limit": 600}}})
+    )
     (directory / "submission.json").write_text(json.dumps({"job": ""}))
     return directories.load(directory)
 
@@ -47,7 +49,7 @@ def test_services_are_the_newest_attempt_s_and_end_with_it(run: directories.Run)
         server.service(run, "jupyter")
     with pytest.raises(NotFoundError, match="The run's dashboard is starting"):
         server.service(run, "dashboard")
-    (run.paths.plan).write_text(json.dumps({"inside": {"form": "jupyter"}}))
+    (run.paths.plan).write_text(json.dumps({"inside": {"code": {"form": "jupyter"}}}))
     with pytest.raises(NotFoundError, match="The run's jupyter is starting"):
         server.service(run, "jupyter")
     attempt(run, 9, dashboard=SERVICE | {"node": "old"})

@@ -40,7 +40,9 @@ FACTS: dict[str, dict[str, Any]] = {
 def run(tmp_path: Path) -> directories.Run:
     directory = tmp_path / "a-20261121-074500-1a2b"
     directory.mkdir(mode=0o700)
-    directories.write_json(directory / "plan.json", {"site": "lab", "inside": {"nodes": 1, "workers_per_node": 1}})
+    directories.write_json(
+        directory / "plan.json", {"site": "lab", "inside": {"job": {"nodes": 1}, "workers": {"per_node": 1}}}
+    )
     directories.write_json(directory / "submission.json", {"site": "lab", "job": "12"})
     (directory / "attempts/0/exit").mkdir(parents=True)
     (directory / "logs").mkdir()

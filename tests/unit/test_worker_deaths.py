@@ -9,8 +9,6 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -18,6 +16,7 @@ from hpcml.kinds.dask.node import diagnosis
 from hpcml.node import agent
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
+from node_settings import settings as settings_of
 
 MIB = 1024**2
 
@@ -27,8 +26,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> agent.Node:
     run = RunPaths(tmp_path)
     for folder in (run.attempt(0).nodes, run.attempt(0).exits, run.logs):
         folder.mkdir(parents=True)
-    settings = SimpleNamespace(workers_per_node=1, one_machine=False, nodes=1, image="", restarts=1)
-    context = Context(run, run.attempt(0), 0, settings, "n1", ("n1",))  # type: ignore[arg-type]
+    settings = settings_of(job__one_machine=False, job__nodes=1, workers__restarts=1)
+    context = Context(run, run.attempt(0), 0, settings, "n1", ("n1",))
     monkeypatch.setattr(agent, "oom_kills", lambda: 3)
     return agent.Node(context, [agent.Slot("n1", pid=7)], "worker", oom_kills=3)
 
@@ -85,10 +84,10 @@ def test_a_node_that_cannot_be_sampled_goes_on(
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(os, "fork", fork)
-    settings: Any = SimpleNamespace(sample_every=5.0, gpu=None)
+    settings = settings_of()
     agent._sample(node.context._replace(settings=settings))
     assert capsys.readouterr().err == "hpcml: n1 is not sampled: Resource temporarily unavailable.\n"
-    settings.sample_every = 0.0
+    settings = settings_of(report__sample_every=0.0)
     agent._sample(node.context._replace(settings=settings))
     assert capsys.readouterr().err == ""
 
@@ -98,7 +97,7 @@ def test_at_the_run_s_end_the_others_finish_their_profiles(node: agent.Node, mon
     monkeypatch.setattr(agent, "end", lambda slot: ended.append(slot.name))
     node.context.attempt.ended.write_text("{}")
     for profile, since, those in ((("memray",), 0, []), (("memray",), 10, ["n1"]), ((), 0, ["n1"])):
-        settings: Any = SimpleNamespace(profile=profile, teardown_deadline=10.0)
+        settings = settings_of(report__profilers=profile, deadlines__teardown=10.0)
         node.context, node.next_look = node.context._replace(settings=settings), 0.0
         node.last_end = time.monotonic() - since
         agent._stop_if_ended(node)

@@ -46,7 +46,7 @@ async def check(scheduler: Scheduler, context: Context, protocol: str) -> dict[s
     return {
         "line": verdict.line,
         "ok": verdict.ok,
-        "problem": report.check_policy(context.settings.fabric, verdict),
+        "problem": report.check_policy(context.settings.network.interconnect, verdict),
         "remedy": verdict.remedy,
         "problems": list(verdict.problems),
         **facts,
@@ -80,7 +80,7 @@ async def measure(
     """
     everyone = [pair for pairs in workers.values() for pair in pairs]
     firsts = {node: pairs[0][1] for node, pairs in workers.items()}
-    gpus = context.settings.gpu is not None
+    gpus = context.settings.workers.gpu is not None
     before = await _ask(scheduler, firsts, lambda rpc: rpc.hpcml_counters())
     rounds = [("within", within(workers)), *(("across", across(workers, distance)) for distance in distances)]
     joining = asyncio.create_task(_join_nccl(scheduler, everyone, context))
@@ -109,7 +109,7 @@ async def measure(
             for node in workers
         },
         nccl=nccl,
-        interface=context.settings.interface,
+        interface=context.settings.network.interface,
     )
 
 
@@ -170,7 +170,7 @@ async def _ask(
 
 async def _join_nccl(scheduler: Scheduler, everyone: list[Named], context: Context) -> dict[str, Any]:
     """Make a communicator over all workers, while they open each other's memory; {} if NCCL is not to be looked at."""
-    if context.settings.gpu is None or not context.settings.nccl or len(everyone) < 2:
+    if context.settings.workers.gpu is None or not context.settings.network.nccl or len(everyone) < 2:
         return {}
     unique_id = await _answer(scheduler.rpc(everyone[0][1]).hpcml_nccl_id())
     if isinstance(unique_id, dict):
@@ -202,7 +202,7 @@ async def _slowest(
     everyone: list[Named], answers: list[Awaitable[Any]], key: str, context: Context, missing: str
 ) -> dict[str, Any]:
     """Return the answer with the greatest ``key``, with the first rank's log and all ranks' ``right``, or an error."""
-    patience = context.settings.fabric_deadline * NCCL_SHARE
+    patience = context.settings.deadlines.interconnect * NCCL_SHARE
     try:
         async with asyncio.timeout(patience):
             results: list[dict[str, Any]] = await asyncio.gather(*answers)

@@ -25,7 +25,7 @@ class Inspection:
 
     def __init__(self, context: Context) -> None:
         self.context, settings = context, context.settings
-        needed = settings.gpu or settings.protocol == "ucx" or settings.fabric == "rdma"
+        needed = settings.workers.gpu or settings.network.protocol == "ucx" or settings.network.interconnect == "rdma"
         self.question = Question("this node", _probe) if needed else None  # safe: this process has one Python thread
 
     def end(self) -> None:
@@ -47,12 +47,12 @@ class Inspection:
         files.write_json(path, facts)
         from hpcml.node.hardware import preflight
 
-        gpu = self.context.settings.gpu
+        gpu = self.context.settings.workers.gpu
         troubles = preflight.troubles(
             facts,
             gpus_expected=gpu.count if gpu else 0,
             cuda=gpu.cuda if gpu else "",
-            protocol=self.context.settings.protocol,
+            protocol=self.context.settings.network.protocol,
         )
         for trouble in troubles:
             print(f"hpcml: {trouble.sentence}. {trouble.hint}", file=sys.stderr, flush=True)

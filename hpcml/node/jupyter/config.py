@@ -67,7 +67,7 @@ def options(context: Context, places: Places, token: str) -> Config:
             "disable_check_xsrf": False,
             "allow_root": True,  # who runs hpcml as root runs all of it as root
             "open_browser": False,
-            "root_dir": settings.cwd,
+            "root_dir": settings.code.cwd,
             "jpserver_extensions": server_extensions(),
         },
         "IdentityProvider": {"token": token},

@@ -49,12 +49,12 @@ def _execute(context: Context, notebook: Any, folder: Path) -> int:
     places = config.make_places(folder)
     config.write_kernel(places.data)
     os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, [str(places.data), os.environ.get("JUPYTER_PATH", "")]))
-    os.environ["HPCML_NOTEBOOK_FOLDER"] = str(Path(context.settings.script).resolve().parent)
-    kept = context.run.out / Path(context.settings.script).name
+    os.environ["HPCML_NOTEBOOK_FOLDER"] = str(Path(context.settings.code.script).resolve().parent)
+    kept = context.run.out / Path(context.settings.code.script).name
 
     def keep(*_: Any, **__: Any) -> None:
         text = nbformat.writes(notebook)  # type: ignore[no-untyped-call]
-        files.write(kept, text, 0o666 & ~context.settings.umask)
+        files.write(kept, text, 0o666 & ~context.settings.code.umask)
 
     class Client(NotebookClient):
         """Passes on what cells print, as they print it."""
@@ -72,7 +72,7 @@ def _execute(context: Context, notebook: Any, folder: Path) -> int:
     client = Client(notebook, km=manager, timeout=None, on_cell_executed=keep)
     client.owns_km = True  # it ends the kernel
     try:
-        client.execute(cwd=context.settings.cwd)
+        client.execute(cwd=context.settings.code.cwd)
     except CellExecutionError as error:
         number = _failed(notebook)
         print(_COLOURS.sub("", error.traceback), file=sys.stderr)
@@ -100,7 +100,7 @@ def _write_down(context: Context, error: Any, number: int) -> None:
     """Write the cell's error for the hint at the run's end, as the launcher does for a script's."""
     name = _MODULE.search(error.evalue)
     one = {"type": error.ename, "message": error.evalue[:2000], "name": name[1] if name else None}
-    facts = {"file": context.settings.script, "line": None, "cell": number, "chain": [one]}
+    facts = {"file": context.settings.code.script, "line": None, "cell": number, "chain": [one]}
     try:
         files.write(context.attempt.script_error, json.dumps(facts))
     except OSError as problem:  # the log says what happened

@@ -47,7 +47,9 @@ def main() -> int:
         print(f"hpcml: JupyterLab was not started: {error}.", file=sys.stderr)
         return START_FAILED
     script_environment.restore(os.environ)  # for kernels and terminals
-    server.io_loop.add_callback(os.umask, context.settings.umask)  # for notebooks too, once the server's files are made
+    server.io_loop.add_callback(
+        os.umask, context.settings.code.umask
+    )  # for notebooks too, once the server's files are made
     session = Session(context, server, folder / "dashboard.sock")
     add_handlers(server, session)
     signal.signal(signal.SIGTERM, lambda *_: server.io_loop.add_callback_from_signal(session.terminate))

@@ -96,7 +96,7 @@ class Session:
 
     async def _end(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(10.0, self.context.settings.driver_grace * 0.4)):
+            async with asyncio.timeout(min(10.0, self.context.settings.deadlines.script_grace * 0.4)):
                 while self.pages - self.saved:
                     await self.pages_changed.wait()
                     self.pages_changed.clear()
@@ -116,14 +116,14 @@ class Session:
                 print(f"hpcml: the run's folder cannot be read: {error}", file=sys.stderr, flush=True)
                 names = set()
             if attempt.time_limit.name in names and self.state != "near":
-                lead = _rounded(settings.signal_lead)
+                lead = _rounded(settings.job.signal_lead)
                 self._become("near", f"The time limit is near: this session ends in about {lead}.")
-            elif settings.idle:
+            elif settings.code.idle:
                 await self._look_for_idleness()
-            await asyncio.sleep(min(LOOK, max(0.2, settings.idle / 10)) if settings.idle else LOOK)
+            await asyncio.sleep(min(LOOK, max(0.2, settings.code.idle / 10)) if settings.code.idle else LOOK)
 
     async def _look_for_idleness(self) -> None:
-        idle = self.context.settings.idle
+        idle = self.context.settings.code.idle
         if await self._busy():
             self.use()
         settings = self.server.web_app.settings

@@ -13,9 +13,9 @@ from hpcml.node.settings import load
 def install() -> None:
     """Have this process name them; the lines that it shows are still the copy's, as the original may have changed."""
     context = load()
-    if not context.settings.code_of:
+    if not context.settings.code.copy_of:
         return
-    copy, original = f"{context.run.code}/", f"{context.settings.code_of}/"
+    copy, original = f"{context.run.code}/", f"{context.settings.code.copy_of}/"
     _rename(getattr(traceback, "StackSummary", None), "format_frame_summary", f'  File "{copy}', f'  File "{original}')
     _rename(warnings, "_formatwarnmsg_impl", copy, original)  # formatwarning, which is public, gets no source
 

@@ -111,7 +111,7 @@ def _serve(connection: Connection, parent: int, address: str) -> NoReturn:
         cluster: _Cluster | None = None
         while connection.recv():
             try:
-                cluster = cluster or _Cluster(gpus=load().settings.gpu is not None)
+                cluster = cluster or _Cluster(gpus=load().settings.workers.gpu is not None)
                 answer = {"restarted": cluster.clean()}
             except Exception as error:  # noqa: BLE001 - the parent says it
                 answer = {"problem": f"{type(error).__name__}: {error}"}

@@ -88,7 +88,7 @@ def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
         words = found.what[:_LONGEST]  # what the script raised only followed from it
     rule, nodes = (found.rule, list(found.nodes)) if found else ("", [])
     kind = judgement.kind_of(rule, known=found.known) if found else "unknown"
-    if kind == "node" and not nodes and context.settings.nodes == 1:
+    if kind == "node" and not nodes and context.settings.job.nodes == 1:
         nodes = [context.node]  # the script's own error names none
     return {"cause": words, "kind": kind, "rule": rule, "nodes": nodes}
 

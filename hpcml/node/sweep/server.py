@@ -225,7 +225,7 @@ class Sweep:
         facts |= {"workers": self.context.in_share(slot.number)} if len(self.slots) > 1 else {}
         return Order(
             environment={"HPCML_POINT": json.dumps(facts)},
-            argv=["-c", self.settings.script, *self.settings.arguments, *options_of(point["texts"])],
+            argv=["-c", self.settings.code.script, *self.settings.code.arguments, *options_of(point["texts"])],
             log=str(run.log_of(key)),
             error=str(records.notes(self.context, key, "error")),
             scheduler=slot.address,

@@ -61,20 +61,22 @@ class Processes:
         self._make_keys()
         files.write_json(self.context.attempt.control, {"socket": str(self.channel.path), "node": self.context.node})
         state.phase = SCHEDULER.name
-        self._until(lambda: bool(self.address), settings.scheduler_deadline, self._scheduler_missing)
+        self._until(lambda: bool(self.address), settings.deadlines.scheduler, self._scheduler_missing)
         environment = self._environment()  # now, because it imports Dask's settings: the workers need longer
         state.phase = "workers"
         count = settings.worker_count
-        self._until(lambda: len(self.present) >= count, settings.workers_deadline, self._workers_missing)
+        self._until(lambda: len(self.present) >= count, settings.deadlines.workers, self._workers_missing)
         self._compare_versions()
         state.events.write("workers-ready", count=count, seconds=state.seconds)
-        if settings.fabric != "none" and (settings.gpu or settings.fabric == "rdma" or self.protocol == "ucx"):
+        if settings.network.interconnect != "none" and (
+            settings.workers.gpu or settings.network.interconnect == "rdma" or self.protocol == "ucx"
+        ):
             state.phase = "fabric"
             self._check_fabric()
         return environment
 
     def _make_keys(self) -> None:
-        lifetime = (self.settings.time_limit or CERTIFICATE_WITHOUT_LIMIT) + tls.LATE
+        lifetime = (self.settings.job.time_limit or CERTIFICATE_WITHOUT_LIMIT) + tls.LATE
         try:
             tls.make_certificate(self.context.attempt, lifetime)
             tls.make_ucx_key(self.context.attempt)
@@ -88,7 +90,7 @@ class Processes:
         settings = self.settings
         chosen: dict[str, str] = {}
         if self.protocol == "ucx":
-            chosen = tls.as_variables(gpus.ucx_settings(settings.gpu, worker=False))
+            chosen = tls.as_variables(gpus.ucx_settings(settings.workers.gpu, worker=False))
             chosen |= ucx_environment(single_node=settings.single_node)
         own = tls.client_environment(self.context.attempt, self.address, self.protocol)
         own |= tls.as_variables({"temporary-directory": self._dask_folder()})
@@ -149,8 +151,8 @@ class Processes:
         if was_complete:
             return
         if compared.ends:
-            what = "image" if self.settings.image else "environment"
-            where = "The image" if self.settings.image else "The environment of runtime.python"
+            what = "image" if self.settings.job.image else "environment"
+            where = "The image" if self.settings.job.image else "The environment of runtime.python"
             hint = f"{where} must be the same on all nodes: keep it on a file system that they share, or copy it anew."
             raise RunEndedError(End(errors.VERSIONS, what, "hpcml", compared.ends, hint))
         if compared.complete:
@@ -164,7 +166,7 @@ class Processes:
         state, settings = self.state, self.settings
         state.events.write("fabric-checking")
         self.channel.send(do="check-fabric")
-        self._until(lambda: self.fabric is not None, settings.fabric_deadline, self._fabric_missing)
+        self._until(lambda: self.fabric is not None, settings.deadlines.interconnect, self._fabric_missing)
         answer = self.fabric or {}
         if line := str(answer.get("line", "")):
             say(self.context, f"fabric: {line}")
@@ -173,7 +175,7 @@ class Processes:
         if not answer["problem"]:
             return
         say(self.context, f"fabric: {answer['problem']}")
-        if settings.fabric == "rdma":
+        if settings.network.interconnect == "rdma":
             where = "See fabric.json in the run's directory; fabric.require = 'warn' goes on."
             hint = str(answer.get("remedy") or where)
             raise state.end(errors.FABRIC, str(answer["problem"]), hint, (line,) if line else ())
@@ -265,7 +267,7 @@ class Processes:
         self.losses.tell(missing)
         absent = sum(len(node.workers) for node in missing)
         self.hangs.look(absent, final=len(final) == len(missing))
-        if final and (self.context.settings.on_loss == "fail" or none_left):
+        if final and (self.context.settings.workers.on_loss == "fail" or none_left):
             reason = f"workers were lost: {diagnosis.sentences(final)}"
             raise self.state.end(errors.ROLE_LOST, reason, quote=final[0].quote)
 
@@ -279,9 +281,11 @@ class Processes:
         """Tell the scheduler to close itself and its workers; return how many seconds that may take."""
         self.closing = True
         self.channel.send(do="close")
-        longest = self.settings.teardown_deadline * PROFILING
+        longest = self.settings.deadlines.teardown * PROFILING
         orderly = (
-            longest if self.settings.profile else min(ORDERLY + ORDERLY_EACH * self.settings.worker_count, longest)
+            longest
+            if self.settings.report.profilers
+            else min(ORDERLY + ORDERLY_EACH * self.settings.worker_count, longest)
         )
         return orderly if self.state.script_began else ORDERLY / 4
 
@@ -292,4 +296,4 @@ class Processes:
 
     def remarks(self) -> list[str]:
         """Return what the scheduler knows of tasks that the script did not wait for."""
-        return [] if not self.settings.form.traits.is_script or self.settings.sweep else self.of_tasks
+        return [] if not self.settings.code.form.traits.is_script or self.settings.points.sweep else self.of_tasks

@@ -151,13 +151,13 @@ def merged(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 async def watch(context: Context, schedulers: Sequence[Scheduler]) -> None:
     """Write what the schedulers know every some seconds until cancelled, and once more then."""
-    every = context.settings.sample_every
+    every = context.settings.report.sample_every
     if not every:
         return
     header = {"kind": "dask", "version": 1, "t": round(time.time(), 2), "every": every}
     writer = Writer(SampleFile(context.attempt.dask_samples, header))
     states, began = [DaskState(scheduler) for scheduler in schedulers], time.monotonic()
-    per_hour = PER_HOUR * context.settings.nodes
+    per_hour = PER_HOUR * context.settings.job.nodes
     while True:
         used = time.thread_time()
         try:

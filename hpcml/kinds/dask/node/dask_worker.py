@@ -51,8 +51,8 @@ class Share:
     def of_node(cls, context: Context, workers: int) -> Share:
         """Divide what this task may use of the node (its CPU set, its memory limit) among its workers."""
         cpus = int(os.environ.get("SLURM_CPUS_PER_TASK") or _usable_cpus())
-        threads = context.settings.threads or max(1, cpus // workers)
-        return cls(threads, context.settings.memory_limit or _usable_memory(context.settings, cpus) // workers)
+        threads = context.settings.workers.threads or max(1, cpus // workers)
+        return cls(threads, context.settings.workers.memory_limit or _usable_memory(context.settings, cpus) // workers)
 
 
 def too_little_memory(context: Context, share: Share, workers: int, resident: int) -> str:
@@ -64,7 +64,7 @@ def too_little_memory(context: Context, share: Share, workers: int, resident: in
     need = int(resident / float(pause))
     if not share.memory_limit or share.memory_limit >= need:
         return ""
-    configured = context.settings.memory_limit
+    configured = context.settings.workers.memory_limit
     whose = "workers.memory_limit is" if configured else f"the memory of this node gives each of its {workers} workers"
     remedy = "" if configured else " (more: --memory-per-node; fewer workers: workers.per_node)"
     return f"{whose} {in_mib(share.memory_limit)}, and a worker needs {in_mib(need)} to start{remedy}"
@@ -82,8 +82,8 @@ def _usable_memory(settings: Settings, cpus: int) -> int:
     per_node, per_cpu = (os.environ.get(f"SLURM_MEM_PER_{unit}", "") for unit in ("NODE", "CPU"))
     asked = int(per_node) if per_node.isdigit() else int(per_cpu) * cpus if per_cpu.isdigit() else 0
     unsaid = int(MEMORY_LIMIT)
-    if settings.node_gpus:
-        unsaid = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * settings.gpus // settings.node_gpus
+    if settings.job.node_gpus:
+        unsaid = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * settings.gpus // settings.job.node_gpus
     return min(asked * 1024**2 or unsaid, int(MEMORY_LIMIT))
 
 
@@ -135,23 +135,23 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
     folder = scratch / name
     folder.mkdir(mode=0o700, exist_ok=True)
     os.environ.update(transfers.log_environment(folder))
-    device = gpus.take(settings.gpu, slot) if settings.gpu else ""
+    device = gpus.take(settings.workers.gpu, slot) if settings.workers.gpu else ""
     dask.config.set({"temporary-directory": str(folder)})  # for what tasks have Dask start: nothing of others' is there
     expected = _expected_protocol(context)
     if expected == "ucx":
         importlib.import_module("distributed_ucxx")  # before the user's own modules can be found
         importlib.import_module("ucxx")
     script_environment.take_up(context, say=slot == 0)  # functions of the script's own modules travel by name
-    os.umask(settings.umask)  # for tasks; what Dask spills lies in folders of mode 0700
-    host, _ = choose_address(settings.interface, single_node=settings.single_node)
+    os.umask(settings.code.umask)  # for tasks; what Dask spills lies in folders of mode 0700
+    host, _ = choose_address(settings.network.interface, single_node=settings.single_node)
     options: dict[str, Any] = {
         "name": name,
         "host": host,
         "nthreads": share.threads,
         "memory_limit": share.memory_limit,
-        "resources": dict(settings.resources) or None,
+        "resources": dict(settings.workers.resources) or None,
         "local_directory": str(folder),
-        "death_timeout": settings.workers_deadline,
+        "death_timeout": settings.deadlines.workers,
     }
     pool: gpus.Pool | None = None
     if device:
@@ -168,7 +168,11 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
     if protocol == "ucx":
         prepare_ucx(context)
         time.sleep(stagger(context, slot))
-    record = context.run.profiles / f"memray-worker-{name}.{os.getpid()}.bin" if "memray" in settings.profile else ""
+    record = (
+        context.run.profiles / f"memray-worker-{name}.{os.getpid()}.bin"
+        if "memray" in settings.report.profilers
+        else ""
+    )
     with profilers.allocations(record):
         reason = asyncio.run(_serve(context, address, folder, device, pool, options))
     return 0 if reason in _FOR_GOOD else processes.COME_BACK
@@ -177,9 +181,9 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
 def _expected_protocol(context: Context) -> str:
     """Return what the scheduler will most likely choose; the address tells what it did."""
     settings = context.settings
-    count = settings.gpu.count if settings.gpu else 0
+    count = settings.workers.gpu.count if settings.workers.gpu else 0
     try:
-        protocol, _ = choose_protocol(settings.protocol, gpus=count, nodes=settings.nodes)
+        protocol, _ = choose_protocol(settings.network.protocol, gpus=count, nodes=settings.job.nodes)
     except NoProtocolError:  # the scheduler ends the run with these words
         return ""
     return protocol
@@ -187,7 +191,7 @@ def _expected_protocol(context: Context) -> str:
 
 def _address(context: Context, path: Path, share: int) -> tuple[str, str]:
     """Wait for the address of a share's scheduler and the protocol of data, which this node's worker task passes on."""
-    patience = context.settings.scheduler_deadline + context.settings.workers_deadline
+    patience = context.settings.deadlines.scheduler + context.settings.deadlines.workers
     if not files.wait_for(path, time.monotonic() + patience, 0.01):
         raise TimeoutError("the scheduler did not write its address within its deadline")
     address, protocol = path.read_text().splitlines()[share].split()
@@ -199,7 +203,7 @@ def stagger(context: Context, slot: int) -> float:
 
     UCXX gives a new endpoint 5 s for its exchange of names, whatever is configured (ucxx 0.52, create_endpoint).
     """
-    each = context.settings.workers_per_node
+    each = context.settings.workers.per_node
     place = context.node_names.index(context.node) * each + slot if context.node in context.node_names else slot
     return place * UCX_CONNECT_EVERY if len(context.node_names) * each > UCX_AT_ONCE else 0.0
 
@@ -207,11 +211,11 @@ def stagger(context: Context, slot: int) -> float:
 def prepare_ucx(context: Context) -> None:
     """Start UCX behind the run's key; UCX chooses the adapters nearest to this worker's GPU itself."""
     settings = context.settings
-    deadline = time.monotonic() + settings.scheduler_deadline
+    deadline = time.monotonic() + settings.deadlines.scheduler
     if not files.wait_for(context.attempt.ucx_key, deadline, files.interval(settings.worker_count)):
         raise TimeoutError("the key of the run's UCX connections was not written within the deadline")
     ucx_auth.install(context.attempt.ucx_key)
-    dask.config.set(gpus.ucx_settings(settings.gpu, worker=True))
+    dask.config.set(gpus.ucx_settings(settings.workers.gpu, worker=True))
     os.environ.update(ucx_environment(single_node=settings.single_node))
     ucx_auth.start_ucx()
 

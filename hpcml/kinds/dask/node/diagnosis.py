@@ -105,7 +105,7 @@ def sentences(nodes: Sequence[Missing]) -> str:
 
 def not_entered(context: Context, status: str) -> bool:
     """Whether an exit status says that a role could not enter the image."""
-    return bool(context.settings.image) and status in _NOT_ENTERED
+    return bool(context.settings.job.image) and status in _NOT_ENTERED
 
 
 def _scheduler_status(context: Context) -> str:

@@ -23,10 +23,10 @@ _NEEDS = {_ARRAY: (_ARRAY,), _FRAME: (_FRAME,), "dask_cudf": (_FRAME,), "dask_ml
 
 def wanted(settings: Settings) -> list[str]:
     """Return the modules to import early: what the script's own text imports of Dask's collections, else nothing."""
-    if settings.form is not Form.SCRIPT:
+    if settings.code.form is not Form.SCRIPT:
         return []
     try:
-        source = Path(settings.script).read_bytes()
+        source = Path(settings.code.script).read_bytes()
         names = set(_imported(ast.parse(source))) if len(source) <= LARGEST else set()
     except (OSError, SyntaxError, ValueError):  # Python will say so when it runs the script
         return []

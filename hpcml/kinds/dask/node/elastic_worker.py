@@ -46,7 +46,7 @@ class ElasticWorker(connection_limits.Guarded, Worker):  # type: ignore[misc]
 def words(context: Context, name: str, folder: str) -> list[str]:
     """Return the options of Dask's command for the workers of this node; of dask-cuda's with GPUs."""
     settings, keys = context.settings, AttemptPaths(context.run.directory)
-    share = Share.of_node(context, settings.workers_per_node)
+    share = Share.of_node(context, settings.workers.per_node)
     options = {
         "--name": name,
         "--worker-class": f"hpcml.kinds.dask.node.elastic_worker.{ElasticWorker.__name__}",
@@ -55,14 +55,14 @@ def words(context: Context, name: str, folder: str) -> list[str]:
         "--tls-cert": keys.certificate,
         "--tls-key": keys.key,
         "--no-dashboard": True,
-        "--death-timeout": settings.workers_deadline,
+        "--death-timeout": settings.deadlines.workers,
         "--local-directory": folder,
         "--nthreads": share.threads,
         "--memory-limit": share.memory_limit,
-        "--interface": settings.interface,
-        "--resources": " ".join(f"{resource}={amount:g}" for resource, amount in settings.resources),
+        "--interface": settings.network.interface,
+        "--resources": " ".join(f"{resource}={amount:g}" for resource, amount in settings.workers.resources),
     }
-    of_gpus = gpu_options(settings.gpu) if settings.gpu else {"--nworkers": settings.workers_per_node}
+    of_gpus = gpu_options(settings.workers.gpu) if settings.workers.gpu else {"--nworkers": settings.workers.per_node}
     return as_words(options | of_gpus)
 
 
@@ -111,7 +111,7 @@ def main() -> int:
         os.environ |= {"TMPDIR": own, "DASK_TEMPORARY_DIRECTORY": own}  # of what tasks start, too
         tempfile.tempdir = None
         scratch.name_semaphores(folder.path)
-        module = "dask_cuda.cli" if context.settings.gpu else "distributed.cli.dask_worker"
+        module = "dask_cuda.cli" if context.settings.workers.gpu else "distributed.cli.dask_worker"
         sys.argv = [module, address, *words(context, name, own)]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0

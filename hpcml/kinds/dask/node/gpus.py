@@ -116,7 +116,7 @@ def pool(context: Context, device: str, *, head: bool, wait: bool) -> Pool:
     """
     from dask_cuda.utils import nvml_device_index
 
-    gpu = context.settings.gpu
+    gpu = context.settings.workers.gpu
     assert gpu is not None
     number = nvml_device_index(0, device)
     total, free = nvml.memory(number)
@@ -140,7 +140,7 @@ def worker_options(context: Context, device: str, pool: Pool, *, memory_limit: i
 
     from hpcml.repairs import spilling
 
-    gpu = context.settings.gpu
+    gpu = context.settings.workers.gpu
     assert gpu is not None
     number = nvml_device_index(0, device)
     total = pool.total

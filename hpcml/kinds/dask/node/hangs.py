@@ -42,7 +42,7 @@ class Hangs:
         ``missing`` workers are not there; ``final``: none of them can come back.
         """
         self._look_at_scheduler()
-        if self.context.settings.form is Form.JUPYTER or not self.use:
+        if self.context.settings.code.form is Form.JUPYTER or not self.use:
             return  # a service ends for idleness by itself
         ran = self.heard - self.began  # a scheduler that is held up has not reported what happened since
         idle = min(float(self.use["idle"]), ran)
@@ -54,7 +54,7 @@ class Hangs:
             self._look_at_waiting(float(self.use["waited"]), missing)
 
     def _look_at_scheduler(self) -> None:
-        silent, deadline = self.clock.seconds - self.heard, self.context.settings.answer_deadline
+        silent, deadline = self.clock.seconds - self.heard, self.context.settings.deadlines.answer
         sentence = f"the Dask scheduler on {self.context.node} has not answered for"
         if silent > deadline:
             reason = f"{sentence} {deadline:g} s"
@@ -65,24 +65,24 @@ class Hangs:
 
     def _look_at_use(self, ran: float, idle: float) -> None:
         settings = self.context.settings
-        held = f"{settings.nodes} nodes are held" if settings.nodes > 1 else "its node is held"
-        if not self.use["connected"] and ran > settings.connect_notice > 0:
+        held = f"{settings.job.nodes} nodes are held" if settings.job.nodes > 1 else "its node is held"
+        if not self.use["connected"] and ran > settings.deadlines.connect_notice > 0:
             self.warn(
-                f"The script has run for {settings.connect_notice:g} s without connecting to its cluster. Client() and "
-                "hpcml.connect() find it; in processes that the script starts, Client(scheduler_file=…), another "
-                "address and LocalCluster() do not. A script that needs no cluster goes on."
+                f"The script has run for {settings.deadlines.connect_notice:g} s without connecting to its cluster. "
+                "Client() and hpcml.connect() find it; in processes that the script starts, Client(scheduler_file=…), "
+                "another address and LocalCluster() do not. A script that needs no cluster goes on."
             )
-        if idle > settings.idle_notice > 0:
-            self.warn(f"Nothing has used the cluster for {_duration(settings.idle_notice)}, and {held}.")
-        if idle > settings.idle_end > 0:
-            reason = f"nothing used the cluster for {_duration(settings.idle_end)}"
+        if idle > settings.deadlines.idle_notice > 0:
+            self.warn(f"Nothing has used the cluster for {_duration(settings.deadlines.idle_notice)}, and {held}.")
+        if idle > settings.deadlines.idle_end > 0:
+            reason = f"nothing used the cluster for {_duration(settings.deadlines.idle_end)}"
             hint = "deadlines.idle ends such a run; 0s lets it go on."
             raise _ended(errors.IDLE, reason, hint)
 
     def _look_at_waiting(self, waited: float, missing: int) -> None:
         if waited <= WAITED:
             return
-        total, deadline = self.context.settings.worker_count, self.context.settings.workers_deadline
+        total, deadline = self.context.settings.worker_count, self.context.settings.deadlines.workers
         sentence = f"the script waits for more workers than the {total - missing} that the run has (wait_for_workers)"
         self.warn(f"{sentence}; the run ends if it still does after {deadline:g} s.")
         if waited > deadline:

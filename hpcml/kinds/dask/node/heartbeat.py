@@ -123,7 +123,7 @@ class Activity:
         Only one that is stopped is ended: what waits for a file system (in whatever state, by the file system's client)
         will answer when that does. What is written here, to the same file system, is written by a thread.
         """
-        deadline = self.context.settings.answer_deadline
+        deadline = self.context.settings.deadlines.answer
         if silent <= warn_after(deadline):
             self.warned = False
             return False

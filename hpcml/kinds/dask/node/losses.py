@@ -30,7 +30,7 @@ class Losses:
         """Return the nodes that lack workers; one whose workers have been away too long will not get them back."""
         missing = diagnosis.missing_nodes(self.context, present, step_gone=step_gone, lost=lost)
         self.away = {node.node: self.away.get(node.node, self.clock.seconds) for node in missing}
-        longest = self.context.settings.workers_deadline
+        longest = self.context.settings.deadlines.workers
         for index, node in enumerate(missing):
             if not node.final and self.clock.seconds - self.away[node.node] > longest:
                 why = f"{node.why}, and its workers have been away for {longest:g} s"

@@ -38,10 +38,10 @@ class Opening:
         """Collect it for a cluster or client; ``module``: see :func:`module_for_workers`."""
         self.owner, self.asked, self.place = weakref.ref(owner), asked, place
         settings = load().settings
-        self.shared, gpus = settings.at_once > 1, settings.gpu is not None
+        self.shared, gpus = settings.points.at_once > 1, settings.workers.gpu is not None
         variables, self.lacking = job_script.asked(options, _kind(owner), os.environ, gpus=gpus)
         variables |= {name: str(value) for name, value in (options.get("env") or {}).items()}
-        self.handover, refused = handover.collect(variables, settings.arguments, gpus=gpus)
+        self.handover, refused = handover.collect(variables, settings.code.arguments, gpus=gpus)
         self.lacking += refused
         _resources.update(resources)
         self.handover.resources, self.handover.module = dict(_resources), module

@@ -55,7 +55,7 @@ def install_in_child(path: list[str]) -> bool:
         del os.environ["DASK_SCHEDULER_ADDRESS"]  # Dask would connect to it
         return False
     install()
-    start_state.take_of_script(path, context.settings.cwd, context.settings.umask)
+    start_state.take_of_script(path, context.settings.code.cwd, context.settings.code.umask)
     return True
 
 

@@ -75,7 +75,7 @@ def replacement(kind: str, original: Any) -> Any:
 
 def own_clusters() -> bool:
     """Whether the script opens clusters of its own, as ``--own-clusters`` asks."""
-    return load().settings.own_clusters
+    return load().settings.workers.own_clusters
 
 
 def address() -> str:
@@ -482,7 +482,7 @@ def _backends(backend: str) -> dict[str, str]:
     """Return Dask's settings for a backend by name, as :func:`hpcml.connect` describes it."""
     if backend not in ("", "auto", "cpu", "gpu"):
         raise ValueError(f"hpcml.connect(backend={backend!r}): no such backend; there are auto, cpu and gpu")
-    has_gpus = bool(backend) and "HPCML_RUN_DIR" in os.environ and load().settings.gpu is not None
+    has_gpus = bool(backend) and "HPCML_RUN_DIR" in os.environ and load().settings.workers.gpu is not None
     if backend == "gpu" and not has_gpus:
         raise ValueError("hpcml.connect(backend='gpu'): this run has no GPU workers; submit with --gpus-per-node")
     if not backend or (backend == "auto" and not has_gpus):
@@ -541,8 +541,8 @@ def _note_run(asked: str, options: Mapping[str, Any] | None = None) -> None:
 
 def _size() -> str:
     settings = load().settings
-    workers, nodes = _worker_count(settings), settings.nodes
-    kind = "GPU worker" if settings.gpu else "worker"
+    workers, nodes = _worker_count(settings), settings.job.nodes
+    kind = "GPU worker" if settings.workers.gpu else "worker"
     size = f"this run's {workers} {kind}{'s' if workers > 1 else ''} on {nodes} node{'s' if nodes > 1 else ''}"
     if workers < settings.worker_count:
         size = f"this point's {workers} of the run's {settings.worker_count} {kind}s"
@@ -576,7 +576,7 @@ def _place() -> Place:
     """Return the file and line of the script that runs, and whether it is the script's own file."""
     frame = _scripts_frame()
     path = frame.f_code.co_filename
-    of_script = path == load().settings.script or not Path(path).is_file()  # a cell of a notebook has no file
+    of_script = path == load().settings.code.script or not Path(path).is_file()  # a cell of a notebook has no file
     return path, frame.f_lineno, of_script
 
 

@@ -150,7 +150,7 @@ def main() -> int:
     # scheduler stays until the supervisor tells it to close.
     script_environment.answer_no_signals()
     context = load()
-    deadline = time.monotonic() + context.settings.scheduler_deadline
+    deadline = time.monotonic() + context.settings.deadlines.scheduler
     reason = "the supervisor did not write where it listens (control.json) within the deadline"
     if too_few := connection_limits.too_few_files(context.settings.worker_count):
         print(f"hpcml: {too_few}.", file=sys.stderr)
@@ -170,9 +170,11 @@ async def _serve(context: Context) -> int:
     control = files.read_json(context.attempt.control) or {}
     reader, writer = await asyncio.open_unix_connection(control["socket"])
     settings = context.settings
-    host, why = choose_address(settings.interface, single_node=settings.single_node)
+    host, why = choose_address(settings.network.interface, single_node=settings.single_node)
     protocol, because = choose_protocol(
-        settings.protocol, gpus=settings.gpu.count if settings.gpu else 0, nodes=settings.nodes
+        settings.network.protocol,
+        gpus=settings.workers.gpu.count if settings.workers.gpu else 0,
+        nodes=settings.job.nodes,
     )
     if protocol == "ucx":
         ucx_auth.install(context.attempt.ucx_key)
@@ -188,7 +190,7 @@ async def _serve(context: Context) -> int:
     dask.config.set({"temporary-directory": str(folder)})
     schedulers: list[PrivateScheduler] = []
     try:
-        for share in range(settings.at_once):
+        for share in range(settings.points.at_once):
             schedulers.append(await _start(context, host, folder, share, ucx=protocol == "ucx"))
             schedulers[share].add_plugin(Reporter(writer))
     except Exception as error:  # noqa: BLE001 - whatever Dask or UCX raised, its cause is the last word in the log
@@ -196,7 +198,7 @@ async def _serve(context: Context) -> int:
         print(f"hpcml: the scheduler could not start: {diagnosis.root_of(error)}", file=sys.stderr, flush=True)
         return START_FAILED
     scheduler, reporter = schedulers[0], Reporter(writer)
-    gpus, polars = settings.gpu is not None, settings.for_polars
+    gpus, polars = settings.workers.gpu is not None, settings.for_polars
     security = "" if protocol == "ucx" else tls.explanation("tls", set(), gpus=gpus, polars=polars)
     where = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": why}
     facts = {**where, "protocol": protocol, "because": because, "security": security}
@@ -204,7 +206,7 @@ async def _serve(context: Context) -> int:
     service = context.attempt.service_of("dashboard")
     page = {"path": "/status", "probe": dashboard.IDENTITY, "token_file": None}
     files.write_service(service, context.node, folder / "dashboard.sock", scheduler.id, **page)
-    os.umask(settings.umask)  # for functions that the script runs here
+    os.umask(settings.code.umask)  # for functions that the script runs here
     reporter.send(event="scheduler-up", **facts)
     activity = Activity(context, schedulers, reporter.send, peer_of(writer.get_extra_info("socket")))
     ended = [asyncio.create_task(one.finished()) for one in schedulers]
@@ -212,7 +214,7 @@ async def _serve(context: Context) -> int:
     beside = [asyncio.create_task(activity.watch()), asyncio.create_task(dask_state.watch(context, schedulers))]
     if protocol == "ucx":
         beside.append(asyncio.create_task(_open_ucx(context, reporter)))
-    profile = profilers.DaskReport(context, scheduler, folder) if "dask" in settings.profile else None
+    profile = profilers.DaskReport(context, scheduler, folder) if "dask" in settings.report.profilers else None
     await asyncio.wait({*ended, orders}, return_when=asyncio.FIRST_COMPLETED)
     if profile:
         await profile.write()
@@ -251,7 +253,7 @@ async def _start(context: Context, host: str, folder: Path, share: int, *, ucx: 
 
 async def _open_ucx(context: Context, reporter: Reporter) -> None:
     """Start UCX while the workers do the same: for what the scheduler asks of workers, whose addresses are UCX's."""
-    gpu = context.settings.gpu is not None
+    gpu = context.settings.workers.gpu is not None
     try:
         try:
             await asyncio.to_thread(importlib.import_module, "ucxx")  # half of the time, and the event loop goes on

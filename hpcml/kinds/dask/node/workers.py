@@ -23,8 +23,8 @@ def main() -> int:
     """Keep the node's workers running until the scheduler closes them."""
     context = load()
     node = agent.begin(context, WORKER.name)
-    if not os.access(context.settings.cwd, os.X_OK):
-        return node.refuse(f"the folder that the script runs in cannot be entered: {context.settings.cwd}")
+    if not os.access(context.settings.code.cwd, os.X_OK):
+        return node.refuse(f"the folder that the script runs in cannot be entered: {context.settings.code.cwd}")
     if lacking := profilers.missing(context):
         return node.refuse(lacking)
     try:
@@ -41,8 +41,8 @@ def main() -> int:
         get_versions()  # every worker tells the scheduler; Dask keeps the answer
         try:
             try:
-                if context.settings.gpu:
-                    gpus.load(context.settings.gpu)
+                if context.settings.workers.gpu:
+                    gpus.load(context.settings.workers.gpu)
             finally:
                 inspection.end()  # what it finds wrong with the node goes before what the environment lacks
             folder = scratch.Folder(scratch.place_for_dask(context))
@@ -90,8 +90,8 @@ class Address:
 
     def __init__(self, context: Context, local: Path) -> None:
         self.context, self.local = context, local
-        self.interval = files.interval(context.settings.nodes)
-        self.deadline = time.monotonic() + context.settings.scheduler_deadline + context.settings.workers_deadline
+        self.interval = files.interval(context.settings.job.nodes)
+        self.deadline = time.monotonic() + context.settings.deadlines.scheduler + context.settings.deadlines.workers
         self.known = False
         self.late = "the scheduler did not write its address (scheduler.json) within its deadline"
 

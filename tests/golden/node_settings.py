@@ -1,0 +1,39 @@
+"""Settings of a run for tests: two nodes with one CPU worker each, and what a test changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcml.forms import Form
+from hpcml.node.settings import (
+    Attempts,
+    Code,
+    Deadlines,
+    Job,
+    Network,
+    Points,
+    Report,
+    Settings,
+    Workers,
+)
+
+_USUAL = Settings(
+    kind="dask",
+    job=Job(2, True, False, 3600, 60.0, "", "", 0),
+    code=Code(Form.SCRIPT, "", (), "/", 0o077, "", (), 0.0),
+    workers=Workers(1, 1, 0, 3, "continue", (), None, False),
+    network=Network("", "auto", "none", False),
+    deadlines=Deadlines(60.0, 120.0, 60.0, 60.0, 30.0, 600.0, 60.0, 600.0, 0.0),
+    attempts=Attempts(False, 20, 0.0),
+    points=Points("", 1),
+    report=Report(5.0, {}, ()),
+)
+
+
+def settings(**values: Any) -> Settings:
+    """Return settings with other values; ``job__nodes`` is the field ``nodes`` of the group ``job``."""
+    changed = _USUAL
+    for name, value in values.items():
+        group, _, field = name.partition("__")
+        changed = changed._replace(**{group: getattr(changed, group)._replace(**{field: value})})
+    return changed
