@@ -307,7 +307,7 @@ FAULTS = (
     F("hpcml/plan/plan.py", "if pair[0] not in site.environment", "if pair[0] in site.environment", "the profile's variables lose"),
     F("hpcml/plan/plan.py", "threads=site.workers.threads or (1 if", "threads=site.workers.threads or (2 if", "two threads on one GPU"),
     F("hpcml/plan/plan.py", "if spec.attempts.max_node_hours and one > spec.attempts.max_node_hours:", "if spec.attempts.max_node_hours and one >= spec.attempts.max_node_hours:", "an attempt that takes just the allowed node-hours is refused"),
-    F("hpcml/plan/plan.py", "script_grace=float(site.deadlines.driver_grace),", "driver_grace=float(site.deadlines.teardown),", "a cancelled script gets half of the time to save", True),
+    F("hpcml/plan/plan.py", "script_grace=float(site.deadlines.driver_grace),", "script_grace=float(site.deadlines.teardown),", "a cancelled script gets half of the time to save", True),
     F("hpcml/plan/plan.py", "        umask=umask,\n", "        umask=0o077,\n", "the group cannot read the files of a script", True),
     F("hpcml/kinds/dask/plan.py", "if 0 < fraction <= 1:", "if 0 < fraction < 1:", "the whole GPU is read as one byte"),
     F("hpcml/kinds/dask/plan.py", "if gpu.rmm_async and gpu.rmm_managed_memory:", "if gpu.rmm_async or gpu.rmm_managed_memory:", "a pool that is allowed is refused"),
