@@ -7,6 +7,7 @@ the two sides meet.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 
@@ -71,6 +72,7 @@ class Kind(NamedTuple):
     roles: tuple[Role, ...]  # in the order in which the batch script starts them, before the supervisor
     processes: str  # the module on the nodes that has the class Processes(state, folders)
     in_script: str  # the module whose install() changes the script's interpreter, empty without one
+    programs: Mapping[str, str]  # the module that runs instead of a script, by its service or its form
     startup: tuple[Stage, ...]  # in their order
     ready: str  # the event after which the script can begin
 

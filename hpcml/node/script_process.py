@@ -16,12 +16,6 @@ from hpcml.node import files, processes, script_environment
 from hpcml.node.hardware import sysfs
 from hpcml.node.settings import Context
 
-_SERVICES = {  # -P: not with the user's folder as modules
-    "jupyter": ("-P", "-m", "hpcml.node.jupyter.server"),
-    "fabric": ("-P", "-m", "hpcml.node.fabric"),
-    "doctor": ("-P", "-m", "hpcml.node.hardware.checkup"),
-}
-
 # The working directory is no place for hpcml itself. No -P: processes that the script starts would inherit it.
 _START = "import sys; sys.path[:] = filter(None, sys.path); from hpcml.node.script.launcher import main; main()"
 
@@ -40,17 +34,27 @@ _SUPERVISOR = ("HPCML_BATCH", "HPCML_STEPS")  # what the batch script tells the 
 class Script:
     """The running script, in a process group of its own so that nothing it started outlives it."""
 
-    def __init__(self, context: Context, environment: dict[str, str]) -> None:
-        """Start it; an OSError if its folder is not there, or the interpreter cannot be started."""
+    def __init__(self, context: Context, environment: dict[str, str], programs: Mapping[str, str]) -> None:
+        """Start it; an OSError if its folder is not there, or the interpreter cannot be started.
+
+        ``programs`` are those of the run's kind, which start with -P: they import nothing of the user's folder.
+        """
         settings = context.settings
         self.context = context
         python = (sys.executable, "-u")
         if settings.service:
-            command = [*python, *_SERVICES[settings.service], *settings.arguments]
+            command = [*python, "-P", "-m", programs[settings.service], *settings.arguments]
         elif settings.sweep:
             command = [*python, "-c", _START_POINTS]
         elif settings.form == "notebook":
-            command = [*python, "-P", "-m", "hpcml.node.jupyter.execute", settings.script, *settings.arguments]
+            command = [
+                *python,
+                "-P",
+                "-m",
+                programs[settings.form],
+                settings.script,
+                *settings.arguments,
+            ]
         elif settings.form == "program":
             command = [settings.script, *settings.arguments]
         elif settings.interpreter and settings.form == "module":

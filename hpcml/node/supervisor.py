@@ -14,14 +14,13 @@ from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.files import size_of, tail, write
 from hpcml.kind import Kind, Processes
-from hpcml.node import attempts, code_copy, end_cause, error_hints, report, scratch, storage
+from hpcml.node import attempts, code_copy, end_cause, error_hints, files, report, scratch, storage
 from hpcml.node.frozen import WAITED, Frozen
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
 from hpcml.node.processes import Process
 from hpcml.node.run_state import RunState
 from hpcml.node.script import hook
 from hpcml.node.script_process import Script
-from hpcml.node.security import tls
 from hpcml.node.settings import Context, load
 from hpcml.paths import SCRIPT
 
@@ -118,7 +117,7 @@ def run_script(state: RunState, processes: Processes, environment: dict[str, str
     """Run the script to its end and return how it ended."""
     state.phase, state.script_began = SCRIPT, True
     try:
-        script = Script(state.context, environment | {hook.VARIABLE: state.kind.in_script})
+        script = Script(state.context, environment | {hook.VARIABLE: state.kind.in_script}, state.kind.programs)
     except OSError as error:
         reason = f"the script could not be started: {error.strerror}: {error.filename}"
         hint = NO_FOLDER if error.filename == state.context.settings.cwd else ""  # else the interpreter, or a limit
@@ -234,7 +233,7 @@ def tear_down(state: RunState, processes: Processes, outcome: End) -> bool:
                 os.killpg(pid, signal.SIGKILL)
     _wait(state, processes, start + context.settings.teardown_deadline)
     try:
-        tls.remove_secrets(context.attempt)
+        files.remove_secrets(context.attempt)
     except OSError as error:  # they open nothing any more, and the script's status stays
         say(context, f"the keys could not be removed: {error}")
     for sentence in processes.remarks() if outcome.state == "COMPLETED" else ():

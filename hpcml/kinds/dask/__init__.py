@@ -13,6 +13,12 @@ KIND = Kind(
     roles=(SCHEDULER, WORKER),
     processes=f"{_NODE}.cluster",
     in_script=f"{_NODE}.replacements",
+    programs={
+        "jupyter": f"{_NODE}.jupyter.server",
+        "notebook": f"{_NODE}.jupyter.execute",
+        "fabric": f"{_NODE}.interconnect_program",
+        "doctor": f"{_NODE}.checkup",
+    },
     startup=(
         Stage(
             "scheduler", "allocated", "scheduler-up", "the scheduler starts", "the scheduler starts", "up, {protocol}"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpcml.files import tail, write
 from hpcml.kinds.dask import WORKER
+from hpcml.kinds.dask.node import temporary_directory
 from hpcml.node import agent, files, profilers, scratch
 from hpcml.node.hardware.node_check import Inspection, UnfitError
 from hpcml.node.processes import long_import
@@ -45,7 +46,7 @@ def main() -> int:
                     gpus.load(context.settings.gpu)
             finally:
                 inspection.end()  # what it finds wrong with the node goes before what the environment lacks
-            folder = scratch.Folder(scratch.place_for_dask(context))
+            folder = scratch.Folder(temporary_directory.of_role(context))
         except scratch.UnsafePlaceError as error:
             return node.refuse(f"{error} (profile: paths.scratch, or TMPDIR)")
         except (gpus.NoGpuError, UnfitError) as error:
