@@ -86,6 +86,11 @@ class Script:
         )
         self.signalled = self.killed = False
 
+    @property
+    def pid(self) -> int:
+        """The script's process."""
+        return self.process.pid
+
     def poll(self) -> int | None:
         """Return the exit status as a shell gives it (128 + signal), or None while it runs."""
         code = self.process.poll()

@@ -215,7 +215,7 @@ FAULTS = (
     F("hpcml/node/supervisor.py", "os.kill(batch, signal.SIGCONT)", "os.kill(batch, 0)", "a batch script that was stopped holds its nodes", True),
     F("hpcml/node/supervisor.py", "if state.end_requests.time_limit_near and status == errors.STOPPED:", "if False:", "a run that saved and stopped at its limit counts as failed"),
     F("hpcml/node/supervisor.py", "    if told_to_end:\n        return\n    node", "    node", "a hung file system is not the cause of a time limit"),
-    F("hpcml/node/agent.py", "if slot.deaths > node.context.settings.restarts:", "if slot.deaths >= node.context.settings.restarts:", "a worker fails for good one death too early"),
+    F("hpcml/node/agent.py", "if slot.deaths > node.members.restarts:", "if slot.deaths >= node.members.restarts:", "a worker fails for good one death too early"),
     F("hpcml/node/agent.py", "os.kill(slot.pid, signal.SIGCONT)", "pass", "a worker that somebody stopped stays stopped", True),
     F("hpcml/node/agent.py", "processes.end_with(parent)", "pass", "workers outlive their killed worker task", True),
     F("hpcml/node/agent.py", "slot.retired = not over", "slot.retired = False", "workers that the script retires count as lost", True),

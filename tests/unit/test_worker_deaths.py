@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.kinds.dask.node import diagnosis
 from hpcml.node import agent
 from hpcml.node.settings import Context
@@ -30,7 +31,9 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> agent.Node:
     settings = SimpleNamespace(workers_per_node=1, one_machine=False, nodes=1, image="", restarts=1)
     context = Context(run, run.attempt(0), 0, settings, "n1", ("n1",))  # type: ignore[arg-type]
     monkeypatch.setattr(agent, "oom_kills", lambda: 3)
-    return agent.Node(context, [agent.Slot("n1", pid=7)], "worker", oom_kills=3)
+    return agent.Node(
+        context, agent.Members("worker", settings.restarts, WORKERS_NEVER_CAME), [agent.Slot("n1", pid=7)], oom_kills=3
+    )
 
 
 def die(node: agent.Node, code: int = -signal.SIGKILL) -> str:

@@ -20,6 +20,7 @@ from hpcml.node import files, scratch
 from hpcml.node.hardware.network import ucx_environment
 from hpcml.node.outcome import RunEndedError, say
 from hpcml.node.run_state import TICK, RunState
+from hpcml.node.script_process import Script
 from hpcml.node.steps import LAST_WORDS
 from hpcml.node.versions import Comparison
 
@@ -270,9 +271,11 @@ class Processes:
 
     # -- its end --------------------------------------------------------------------------------------------------
 
-    def script_begins(self) -> None:
-        """Begin to watch whether the script uses the cluster."""
+    def run_script(self, environment: dict[str, str]) -> Script:
+        """Start the script, and begin to watch whether it uses the cluster."""
+        script = Script(self.context, environment, self.state.kind.programs)
         self.hangs.begin()
+        return script
 
     def close(self) -> float:
         """Tell the scheduler to close itself and its workers; return how many seconds that may take."""

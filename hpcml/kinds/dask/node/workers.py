@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.files import tail, write
 from hpcml.kinds.dask import WORKER
 from hpcml.kinds.dask.node import temporary_directory
@@ -23,7 +24,7 @@ _TROUBLE = re.compile(r"NCCL WARN| UCX  (?:ERROR|FATAL) ")
 def main() -> int:
     """Keep the node's workers running until the scheduler closes them."""
     context = load()
-    node = agent.begin(context, WORKER.name)
+    node = agent.begin(context, agent.Members(WORKER.name, context.settings.restarts, WORKERS_NEVER_CAME))
     if not os.access(context.settings.cwd, os.X_OK):
         return node.refuse(f"the folder that the script runs in cannot be entered: {context.settings.cwd}")
     if lacking := profilers.missing(context):
