@@ -39,31 +39,21 @@ class Traits(NamedTuple):
     """What depends on the form."""
 
     title: str  # its name in a sentence
-    module: str = ""  # the module of hpcml that runs it on the nodes; empty if it is started itself
     is_script: bool = True  # the user submitted it: it is checked, copied and can be a sweep's
     has_code: bool = True  # code of the user's runs in it and in its tasks
     is_main: bool = False  # tasks find its functions in __main__
     packages: tuple[str, ...] = ()  # modules that the run's Python must have for it
-    socket_room: int = 70  # bytes that the name of the folder for its unix sockets may have
+    socket_room: int = 70  # bytes that the name of the folder for its unix sockets may have; a kernel's are long
 
 
-_JUPYTER = "hpcml.node.jupyter"
 _TRAITS = {
     Form.SCRIPT: Traits("the script", is_main=True),
     Form.MODULE: Traits("the script", is_main=True),
-    Form.NOTEBOOK: Traits(
-        "the script", f"{_JUPYTER}.execute", packages=("nbclient", "nbformat", "ipykernel"), socket_room=38
-    ),  # the names of a kernel's sockets are long
+    Form.NOTEBOOK: Traits("the script", packages=("nbclient", "nbformat", "ipykernel"), socket_room=38),
     Form.PROGRAM: Traits("the program"),
-    Form.JUPYTER: Traits(
-        "JupyterLab",
-        f"{_JUPYTER}.server",
-        is_script=False,
-        packages=("jupyterlab",),
-        socket_room=38,
-    ),
-    Form.FABRIC: Traits("the check", "hpcml.node.fabric", is_script=False, has_code=False),
-    Form.DOCTOR: Traits("the check", "hpcml.node.hardware.checkup", is_script=False, has_code=False),
+    Form.JUPYTER: Traits("JupyterLab", is_script=False, packages=("jupyterlab",), socket_room=38),
+    Form.FABRIC: Traits("the check", is_script=False, has_code=False),
+    Form.DOCTOR: Traits("the check", is_script=False, has_code=False),
     Form.MAP: Traits("the map", is_script=False, has_code=False),
     Form.ELASTIC: Traits("the cluster", is_script=False, has_code=False),
 }

@@ -7,7 +7,10 @@ the two sides meet.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
+
+from hpcml.forms import Form
 
 
 class Role(NamedTuple):
@@ -35,6 +38,32 @@ class Stage(NamedTuple):
     good: str = ""  # the field that is false where the stage ended badly; empty without one
 
 
+class RunningScript(Protocol):
+    """The user's script, as the supervisor follows it: one process beside it, or the kind's own processes."""
+
+    @property
+    def pid(self) -> int:
+        """The script's process on the first node, 0 if there is none."""
+
+    def poll(self) -> int | None:
+        """Return the exit status as a shell gives it (128 + signal), or None while the script runs."""
+
+    def tell_to_end(self) -> None:
+        """Tell the script to end; it has ``deadlines.driver_grace`` for that."""
+
+    def kill(self) -> None:
+        """Kill what is left of the script."""
+
+    def killed_by_others(self, status: int) -> bool:
+        """Whether neither the script nor hpcml ended it."""
+
+    def out_of_memory(self, status: int) -> bool:
+        """Whether the kernel killed the script because memory ran out."""
+
+    def describe_end(self, status: int) -> str:
+        """Return how the script ended, as a clause."""
+
+
 class Processes(Protocol):
     """The processes of a kind, as the supervisor sees them. It makes one object for each attempt.
 
@@ -42,16 +71,19 @@ class Processes(Protocol):
     """
 
     def start(self) -> dict[str, str]:
-        """Wait until the script can begin, and return its environment."""
+        """Wait until the script can begin, and return its environment.
+
+        An event of the startup says in its field ``security`` who may talk to the processes, in one line.
+        """
 
     def step(self) -> None:
         """Take in what the processes say, for at most one tick of the supervisor."""
 
     def check(self) -> None:
-        """End the run if a process was lost that it needs."""
+        """End the run if a process was lost that it needs, with the exit status that this means."""
 
-    def script_begins(self) -> None:
-        """Take note that the script begins now."""
+    def run_script(self, environment: dict[str, str]) -> RunningScript:
+        """Start the script with these variables, and return it; OSError if it cannot be started."""
 
     def close(self) -> float:
         """Tell the processes to end, and return how many seconds they may take."""
@@ -71,6 +103,7 @@ class Kind(NamedTuple):
     roles: tuple[Role, ...]  # in the order in which the batch script starts them, before the supervisor
     processes: str  # the module on the nodes that has the class Processes(state, folders)
     in_script: str  # the module whose install() changes the script's interpreter, empty without one
+    programs: Mapping[Form, str]  # the module that runs a form for which hpcml has a program of its own
     startup: tuple[Stage, ...]  # in their order
     ready: str  # the event after which the script can begin
 

@@ -274,10 +274,10 @@ def connect(*, backend: str = "", **options: Any) -> Client:
         raise RuntimeError(reason) from error
     file_names.keep()
     if os.environ.get("HPCML_UCX_KEY"):  # it goes before UCX here, so Dask need not import what does that, and say so
-        from hpcml.node.security import preload
+        from hpcml.kinds.dask.node import ucx_preload
 
         chosen = dask.config.get("distributed.client.preload", [])
-        dask.config.set({"distributed.client.preload": [name for name in chosen if name != preload.__name__]})
+        dask.config.set({"distributed.client.preload": [name for name in chosen if name != ucx_preload.__name__]})
     named = inspect.signature(Client).parameters
     of_cluster = {name: value for name, value in options.items() if name not in named or name in ("kwargs", "security")}
     of_client = {name: value for name, value in options.items() if name not in of_cluster}
@@ -319,13 +319,13 @@ def connect_to(attempt: AttemptPaths, address: str, **options: Any) -> Client:
         reason = "a client of a run needs distributed: install hpcml with its extra 'node' or 'local'"
         raise RuntimeError(reason) from error
     file_names.keep()
-    from hpcml.node.security import tls
+    from hpcml.kinds.dask.node import tls
 
     return Client(address, security=tls.security(attempt), **options)
 
 
 def client_variables(attempt: AttemptPaths, address: str, protocol: str) -> dict[str, str]:
     """Return the variables with which a plain ``distributed.Client()`` finds the cluster of a run and is let in."""
-    from hpcml.node.security import tls
+    from hpcml.kinds.dask.node import tls
 
     return tls.client_environment(attempt, address, protocol)

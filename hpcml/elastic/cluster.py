@@ -26,9 +26,10 @@ from distributed.deploy.cluster import Cluster
 from hpcml import assets, files, subprocesses, units
 from hpcml.errors import ALLOCATION_LOST, HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
 from hpcml.forms import Form
+from hpcml.kinds.dask.node import connection_limits, temporary_directory, tls
 from hpcml.node import scratch
+from hpcml.node.files import remove_secrets
 from hpcml.node.hardware.network import NoAddressError, choose_address
-from hpcml.node.security import connection_limits, tls
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.plan.batch_script import directive, join, quote
 from hpcml.plan.plan import Plan
@@ -367,7 +368,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
                 self._watching.cancel()
             await super()._close()
             self._remove_scratch()
-            tls.remove_secrets(AttemptPaths(self.directory))
+            remove_secrets(AttemptPaths(self.directory))
             self._let_guard_clean()
         else:
             await super()._close()
@@ -426,7 +427,7 @@ def _address(host: str, interface: str) -> str:
 def _scratch_for(cluster: ElasticCluster) -> tuple[Path, Callable[[], object]]:
     """Make the folder of the scheduler, which Dask puts first on ``sys.path``; return it and what removes it."""
     try:
-        return scratch.of_cluster(cluster)
+        return temporary_directory.of_cluster(cluster)
     except scratch.UnsafePlaceError as error:
         hint = "Set TMPDIR to a folder of your own, or to a sticky one of root's."
         raise StorageError(str(error), place="TMPDIR", hint=hint) from error

@@ -12,9 +12,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.node import files, processes, scratch, script_environment
 from hpcml.node.script_process import oom_kills
 from hpcml.node.settings import Context
@@ -25,6 +24,14 @@ STOPPED = 15  # looks that must find a process stopped: a whole job that is susp
 LIVED = 10.0  # seconds after which a process that dies did not die at its start
 WATCH_END = 60.0  # seconds for which the end of a process makes its node look for the end of the run
 MEMORY_TERMINATE = 0.95  # of the memory limit: Dask's own fraction, distributed.worker.memory.terminate
+
+
+class Members(NamedTuple):
+    """The processes that a kind has on each node."""
+
+    noun: str  # what one of them is called in a sentence
+    restarts: int  # how often one that dies is replaced before it has failed for good
+    failed: int  # the agent's exit status if one has failed for good, or the node can have none
 
 
 @dataclass(slots=True)
@@ -50,8 +57,8 @@ class Node:
     """The state of this node and its processes, kept in a file for the supervisor."""
 
     context: Context
+    members: Members
     slots: list[Slot] = field(default_factory=list)
-    noun: str = "process"  # what the kind calls one of its processes
     refused: str = ""
     ending: bool = False
     last_end: float = -math.inf
@@ -75,7 +82,7 @@ class Node:
                 self.context.attempt.mark_of(self.context.node), {**node, **children, "memory": self.memory}
             )
         except OSError as error:  # the processes are worth more than it; the supervisor sees that the disk is full
-            where = f"the {self.noun}s on {self.context.node}"
+            where = f"the {self.members.noun}s on {self.context.node}"
             print(f"hpcml: the state of {where} cannot be written: {error}", file=sys.stderr)
 
     def refuse(self, why: str) -> int:
@@ -83,7 +90,7 @@ class Node:
         self.refused = why
         self.mark("refused")
         print(f"hpcml: {why}.", file=sys.stderr)
-        return WORKERS_NEVER_CAME
+        return self.members.failed
 
 
 class Awaited(Protocol):
@@ -97,9 +104,9 @@ class Awaited(Protocol):
         """Look whether it is there; return False if it will never be."""
 
 
-def begin(context: Context, noun: str) -> Node:
+def begin(context: Context, members: Members) -> Node:
     """Return the state of this node, and write its first sign of life."""
-    node = Node(context, noun=noun)
+    node = Node(context, members)
     node.mark("starting")
     return node
 
@@ -179,16 +186,16 @@ def keep(node: Node, serve: Callable[[Slot], int], memory_limit: int, awaited: A
             os.read(wake, 4096)
         if not awaited.look():
             print(f"hpcml: {awaited.late}.", file=sys.stderr)
-            return WORKERS_NEVER_CAME
+            return node.members.failed
         _reap(node)
         _check_memory(node, memory_limit)
         _keep_going(node)
         _stop_if_ended(node)
         if os.getppid() != node.parent:
-            return node.refuse(f"the step that started the {node.noun} task is gone")
+            return node.refuse(f"the step that started the {node.members.noun} task is gone")
     failed = any(slot.failed for slot in node.slots)
     node.mark("failed" if failed else "ended")
-    return WORKERS_NEVER_CAME if failed else 0
+    return node.members.failed if failed else 0
 
 
 def _stop_if_ended(node: Node) -> None:
@@ -263,8 +270,8 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
     slot.deaths += 1
     times = "once" if slot.deaths == 1 else f"{slot.deaths} times in all"
     slot.last_end = f"{how} {'after' if age > LIVED else 'only'} {age:.1f} s, {times}"
-    _tell(f"{node.noun} {slot.name} ended: {slot.last_end}.")
-    if slot.deaths > node.context.settings.workers.restarts:
+    _tell(f"{node.members.noun} {slot.name} ended: {slot.last_end}.")
+    if slot.deaths > node.members.restarts:
         slot.done = slot.failed = True
     slot.start_at = time.monotonic() + min(0.25 * 2 ** (slot.deaths - 1), 8.0)
     node.mark("workers")
@@ -284,8 +291,8 @@ def _check_memory(node: Node, limit: int) -> None:
     for slot in node.slots:
         if slot.pid and not slot.cause and (size := resident(slot.pid)) > MEMORY_TERMINATE * limit:
             slot.cause = f"over its memory limit: {in_mib(size)} of {in_mib(limit)}"
-            node.memory = node.memory or f"{node.noun} {slot.name} was ended, {slot.cause}"
-            _tell(f"{node.noun} {slot.name} is {slot.cause}: ended.")
+            node.memory = node.memory or f"{node.members.noun} {slot.name} was ended, {slot.cause}"
+            _tell(f"{node.members.noun} {slot.name} is {slot.cause}: ended.")
             end(slot, wait=False)
 
 
@@ -295,7 +302,7 @@ def _keep_going(node: Node) -> None:
         slot.stopped = slot.stopped + 1 if slot.pid and processes.Process.named(slot.pid).state == "T" else 0
         if slot.stopped == STOPPED:
             os.kill(slot.pid, signal.SIGCONT)
-            _tell(f"{node.noun} {slot.name} was stopped (SIGSTOP): continued.")
+            _tell(f"{node.members.noun} {slot.name} was stopped (SIGSTOP): continued.")
 
 
 def _starved(node: Node, code: int) -> str:
@@ -304,7 +311,7 @@ def _starved(node: Node, code: int) -> str:
     if code != -signal.SIGKILL or node.oom_kills <= before:
         return ""
     why = "killed because the node's memory limit was reached (out of memory)"
-    node.memory = node.memory or f"a {node.noun} was {why}"
+    node.memory = node.memory or f"a {node.members.noun} was {why}"
     return why
 
 

@@ -20,6 +20,7 @@ LINE = 1.0  # seconds that Slurm's line has, which another process writes beside
 ASK = 3.0  # seconds that the controller has to answer
 NOTES_TICK = 0.25  # seconds between looks at the files that the batch script leaves
 SETTLE = 0.3  # seconds for Slurm's own signal to arrive beside the batch script's file
+SLURM = "scheduler"  # who decided the end, as End.by has it
 _TOLD_TO_END = {"CANCELLED": errors.CANCELLED, "TIMEOUT": errors.TIME_LIMIT}
 _CANCELLED: dict[str, Any] = {
     "exit_status": errors.CANCELLED,
@@ -29,19 +30,19 @@ _CANCELLED: dict[str, Any] = {
 }
 _TIME_LIMIT: dict[str, Any] = {
     "exit_status": errors.TIME_LIMIT,
-    "by": "scheduler",
+    "by": SLURM,
     "message": BY_NAME["time-limit"].cause,
     "hint": BY_NAME["time-limit"].remedy,
 }
 _PREEMPTED: dict[str, Any] = {
     "exit_status": errors.PREEMPTED,
-    "by": "scheduler",
+    "by": SLURM,
     "message": BY_NAME["preempted"].cause,
     "hint": BY_NAME["preempted"].remedy,
 }
 _PUT_BACK: dict[str, Any] = {
     "exit_status": errors.CANCELLED,
-    "by": "scheduler",
+    "by": SLURM,
     "message": "Slurm put the job back into its queue",
     "hint": "",
     "ended_as": "REQUEUED",
@@ -172,7 +173,7 @@ def _by_cause(outcome: End, cause: str | None) -> End:
         return _told_by_signal(outcome)
     exit_status = errors.ALLOCATION_LOST if "NODE" in cause else errors.CANCELLED
     reason = f"Slurm ended the job: {cause.lower()}"
-    other = {"exit_status": exit_status, "by": "scheduler", "message": reason, "hint": ""}
+    other = {"exit_status": exit_status, "by": SLURM, "message": reason, "hint": ""}
     known = {"": _CANCELLED, "PREEMPTION": _PREEMPTED, "TIME LIMIT": _TIME_LIMIT, "JOB REQUEUE": _PUT_BACK}
     return outcome._replace(**known.get(cause, other))
 
@@ -219,4 +220,4 @@ def _told_by_signal(outcome: End) -> End:
         return outcome
     reason = "the run was told to end (SIGTERM to its steps), and Slurm's log does not say why"
     hint = "" if job else "Slurm's controller could not be asked from the node."
-    return outcome._replace(by="scheduler", message=reason, hint=hint)
+    return outcome._replace(by=SLURM, message=reason, hint=hint)

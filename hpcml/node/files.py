@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 from hpcml import files
+from hpcml.paths import AttemptPaths
 
 LOOKS = 500  # a second, of all processes of a run together, at one folder of the shared file system
 SOONEST = 0.02  # seconds between two looks of one process
@@ -60,3 +62,11 @@ def wait_for(path: Path, deadline: float, interval: float) -> bool:
             return False
         time.sleep(interval)
     return True
+
+
+def remove_secrets(attempt: AttemptPaths) -> None:
+    """Remove the keys, the certificate, the token, and what tunnels left; they are of no use after the attempt."""
+    for path in (attempt.key, attempt.certificate, attempt.ucx_key, attempt.jupyter_token):
+        path.unlink(missing_ok=True)
+    for folder in attempt.secret.glob("relay-*"):
+        shutil.rmtree(folder, ignore_errors=True)

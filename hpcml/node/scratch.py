@@ -19,30 +19,19 @@ import re
 import shutil
 import socket
 import stat
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-import weakref
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from hpcml import files
-
-if TYPE_CHECKING:
-    from hpcml.node.settings import Context
 
 OTHER_PLACE = "set TMPDIR to a folder of your own, or to a sticky one of root's"
 PREFIX = "hpcml_"  # Dask reads DASK_ variables as Python: with "-", a name such as 24if3j2c made it warn
 LIVES = ".lives"  # its text is the node's name: on a shared file system the locks of other nodes may not be seen
 _SEMAPHORES = Path("/dev/shm")
 SWEEP_FOR = 20.0  # seconds after which a sweep leaves the rest to the next
-_REMOVE_AFTERWARDS = """
-read -r nothing
-for attempt in 1 2 3 4 5; do rm -rf -- "$1" 2>/dev/null && exit; sleep 1; done
-"""
 _OURS = re.compile(r"hpcml_[a-z0-9_]{8}|hpcml-[0-9]+-[0-9a-f]{16}")  # of tempfile.mkdtemp, and of templates/stage.sh
 
 
@@ -97,41 +86,6 @@ def live_in(folder: Path) -> None:
     _lock(os.open(folder / LIVES, os.O_RDWR | os.O_NOFOLLOW))
 
 
-class _Remover:
-    """A shell that waits for the end of this process, in whatever way it ends, and removes a folder then."""
-
-    def __init__(self, folder: Path) -> None:
-        self._owner = os.getpid()
-        self._shell = subprocess.Popen(
-            ["sh", "-c", _REMOVE_AFTERWARDS, "sh", str(folder)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, cwd="/", start_new_session=True,
-        )  # fmt: skip
-
-    def close(self) -> None:
-        """End the shell: the folder is gone."""
-        if os.getpid() == self._owner:  # a fork of the owner's has no say
-            self._shell.kill()
-            self._shell.communicate()
-
-
-def of_cluster(cluster: object, place: str = "") -> tuple[Path, Callable[[], object]]:
-    """Make the folder of a Dask cluster in this program, and sweep its place; return it and what removes it.
-
-    It is removed with the cluster at the latest, or with this process, in whatever way that ends. An UnsafePlaceError
-    as :class:`Folder`.
-    """
-    place = place or for_dask(tempfile.gettempdir())
-    folder = Folder(place)
-    threading.Thread(target=sweep, args=(place,), name="hpcml-sweep", daemon=True).start()
-    remover = _Remover(folder.path)
-
-    def remove() -> None:
-        folder.remove()
-        remover.close()
-
-    return folder.path, weakref.finalize(cluster, remove)  # at the interpreter's exit too
-
-
 def why_not(folder: str) -> str:
     """Return why somebody else could replace what lies in a folder, in words; nothing if nobody can.
 
@@ -148,29 +102,6 @@ def why_not(folder: str) -> str:
         if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
             return f"others may replace what lies in {path} (mode {stat.S_IMODE(facts.st_mode):04o}, not sticky)"
     return ""
-
-
-def for_dask(otherwise: str) -> str:
-    """Return the folder that the user told Dask to use for temporary files, another if it is no good or there is none.
-
-    A wrong one is said, and does not end a run: it may be meant for another machine.
-    """
-    import dask.config
-
-    if not (chosen := str(dask.config.get("temporary-directory", None) or "")):
-        return otherwise
-    reason = why_not(chosen)
-    if not reason and os.access(chosen, os.W_OK | os.X_OK):
-        return chosen
-    reason = reason or f"you may not write to {chosen}"
-    print(f"hpcml: Dask's temporary-directory (DASK_TEMPORARY_DIRECTORY) is not used: {reason}.", file=sys.stderr)
-    return otherwise
-
-
-def place_for_dask(context: Context) -> str:
-    """Return where a role makes the folder for Dask's files: the profile's place, Dask's own, or the system's."""
-    otherwise = context.scratch()
-    return otherwise if context.settings.job.scratch else for_dask(otherwise)
 
 
 def _made(place: str) -> tuple[Path, int]:

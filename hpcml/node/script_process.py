@@ -35,17 +35,20 @@ _SUPERVISOR = ("HPCML_BATCH", "HPCML_STEPS")  # what the batch script tells the 
 class Script:
     """The running script, in a process group of its own so that nothing it started outlives it."""
 
-    def __init__(self, context: Context, environment: dict[str, str]) -> None:
-        """Start it; an OSError if its folder is not there, or the interpreter cannot be started."""
+    def __init__(self, context: Context, environment: dict[str, str], programs: Mapping[Form, str]) -> None:
+        """Start it; an OSError if its folder is not there, or the interpreter cannot be started.
+
+        ``programs`` are those of the run's kind, which start with -P: they import nothing of the user's folder.
+        """
         settings = context.settings
         self.context = context
         python = (sys.executable, "-u")
-        form, traits = settings.code.form, settings.code.form.traits
+        form, is_script = settings.code.form, settings.code.form.traits.is_script
         if settings.points.sweep:
             command = [*python, "-c", _START_POINTS]
-        elif traits.module:  # -P: not with the user's folder as modules
-            script = [settings.code.script] if traits.is_script else []
-            command = [*python, "-P", "-m", traits.module, *script, *settings.code.arguments]
+        elif form in programs:
+            script = [settings.code.script] if is_script else []
+            command = [*python, "-P", "-m", programs[form], *script, *settings.code.arguments]
         elif form is Form.PROGRAM:
             command = [settings.code.script, *settings.code.arguments]
         elif settings.code.interpreter and form is Form.MODULE:
@@ -58,8 +61,8 @@ class Script:
             command = [*python, "-c", _START, *module, settings.code.script, *settings.code.arguments]
         environment = {name: value for name, value in environment.items() if name not in _SUPERVISOR}
         environment |= {"HPCML_CODE_OF": settings.code.copy_of} if settings.code.copy_of else {}
-        environment |= {"HPCML_SCRIPT_ERROR": str(context.attempt.script_error)} if traits.is_script else {}
-        if "memray" in settings.report.profilers and traits.is_script:
+        environment |= {"HPCML_SCRIPT_ERROR": str(context.attempt.script_error)} if is_script else {}
+        if "memray" in settings.report.profilers and is_script:
             path = context.run.profiles / f"memray-script.{context.number}.bin"
             environment |= {"HPCML_MEMRAY": str(path)}
         environment |= libraries_logs(context, environment)
@@ -76,6 +79,11 @@ class Script:
             preexec_fn=functools.partial(processes.end_with, os.getpid()),  # noqa: PLW1509 - the supervisor has one thread
         )
         self.signalled = self.killed = False
+
+    @property
+    def pid(self) -> int:
+        """The script's process."""
+        return self.process.pid
 
     def poll(self) -> int | None:
         """Return the exit status as a shell gives it (128 + signal), or None while it runs."""

@@ -13,15 +13,13 @@ import traceback
 from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.files import size_of, tail, write
-from hpcml.kind import Kind, Processes
-from hpcml.node import attempts, code_copy, end_cause, error_hints, report, scratch, storage
+from hpcml.kind import Kind, Processes, RunningScript
+from hpcml.node import attempts, code_copy, end_cause, error_hints, files, report, scratch, storage
 from hpcml.node.frozen import WAITED, Frozen
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
 from hpcml.node.processes import Process
 from hpcml.node.run_state import RunState
 from hpcml.node.script import hook
-from hpcml.node.script_process import Script
-from hpcml.node.security import tls
 from hpcml.node.settings import Context, load
 from hpcml.paths import SCRIPT
 
@@ -118,16 +116,15 @@ def run_script(state: RunState, processes: Processes, environment: dict[str, str
     """Run the script to its end and return how it ended."""
     state.phase, state.script_began = SCRIPT, True
     try:
-        script = Script(state.context, environment | {hook.VARIABLE: state.kind.in_script})
+        script = processes.run_script(environment | {hook.VARIABLE: state.kind.in_script})
     except OSError as error:
         reason = f"the script could not be started: {error.strerror}: {error.filename}"
         hint = (
             NO_FOLDER if error.filename == state.context.settings.code.cwd else ""
         )  # else the interpreter, or a limit
         return End(errors.START_FAILED, state.phase, "hpcml", reason, hint)
-    state.events.write("driver-started", pid=script.process.pid)
+    state.events.write("driver-started", pid=script.pid)
     began = state.context.run.events.stat().st_mtime_ns  # by the clock of the file system that has the copy of the code
-    processes.script_begins()
     try:
         outcome = _follow(state, processes, script)
     finally:
@@ -142,10 +139,10 @@ def run_script(state: RunState, processes: Processes, environment: dict[str, str
     return outcome
 
 
-def _follow(state: RunState, processes: Processes, script: Script) -> End:
+def _follow(state: RunState, processes: Processes, script: RunningScript) -> End:
     must_end: End | None = None
     kill_at, room_looked = float("inf"), 0.0
-    frozen, slow = Frozen(script.process.pid), ""
+    frozen, slow = Frozen(script.pid), ""
     while (status := script.poll()) is None:
         processes.step()
         if state.clock.seconds - room_looked >= ROOM_TICK:
@@ -153,8 +150,8 @@ def _follow(state: RunState, processes: Processes, script: Script) -> End:
             if full := storage.scarce(state.context.run.directory):  # the script may not need it, or room be made
                 state.warn(f"{full}: what the script and the logs write from now on is lost.")
             _look_for_frozen(state, frozen, told_to_end=bool(must_end or state.end_requests.signalled))
-            if Process.named(script.process.pid).state == "T":
-                pid = f"kill -CONT {script.process.pid} on {state.context.node}"
+            if Process.named(script.pid).state == "T":
+                pid = f"kill -CONT {script.pid} on {state.context.node}"
                 state.warn(f"The script is stopped (SIGSTOP). Continue it ({pid}), or cancel the run.")
             if not slow and (slow := state.end_requests.slow_save()):
                 state.warn(f"{slow}.")
@@ -173,7 +170,7 @@ def _follow(state: RunState, processes: Processes, script: Script) -> End:
     return _end_of(state, script, status, must_end)
 
 
-def _end_of(state: RunState, script: Script, status: int, must_end: End | None) -> End:
+def _end_of(state: RunState, script: RunningScript, status: int, must_end: End | None) -> End:
     """Return how the run ended whose script ended so; ``must_end`` is why it was told to."""
     why = must_end.exit_status if must_end else 0
     stopped = status == errors.STOPPED and why == errors.TIME_LIMIT
@@ -181,7 +178,7 @@ def _end_of(state: RunState, script: Script, status: int, must_end: End | None) 
     starved = script.out_of_memory(status)
     if must_end is None and script.killed_by_others(status) and state.end_requests.time_limit_near and not starved:
         reason = "the script was killed (SIGKILL) after it had been told that the time limit was near"
-        must_end = End(errors.TIME_LIMIT, SCRIPT, "scheduler", reason)
+        must_end = End(errors.TIME_LIMIT, SCRIPT, end_cause.SLURM, reason)
     # The kernel can take a role in the same moment as the script: then memory is the cause, and not the loss.
     if must_end and not obeyed and not (starved and why == errors.ROLE_LOST):
         return must_end
@@ -190,7 +187,7 @@ def _end_of(state: RunState, script: Script, status: int, must_end: End | None) 
         ended_as = "TIMEOUT"
     quote = () if status in (0, errors.STOPPED) else tail(state.context.run.driver_log, width=300)
     settings = state.context.settings
-    by = "hpcml" if settings.code.form.traits.module and status == errors.START_FAILED else "script"
+    by = "hpcml" if settings.code.form in state.kind.programs and status == errors.START_FAILED else "script"
     hint = error_hints.next_step(state.context) if status else ""
     return End(status, SCRIPT, by, script.describe_end(status), hint, quote, ended_as)
 
@@ -240,7 +237,7 @@ def tear_down(state: RunState, processes: Processes, outcome: End) -> bool:
                 os.killpg(pid, signal.SIGKILL)
     _wait(state, processes, start + context.settings.deadlines.teardown)
     try:
-        tls.remove_secrets(context.attempt)
+        files.remove_secrets(context.attempt)
     except OSError as error:  # they open nothing any more, and the script's status stays
         say(context, f"the keys could not be removed: {error}")
     for sentence in processes.remarks() if outcome.state == "COMPLETED" else ():

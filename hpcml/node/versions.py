@@ -23,7 +23,6 @@ from pathlib import Path
 from hpcml.kind import Role
 from hpcml.node import files
 from hpcml.node.processes import Process
-from hpcml.node.security import tls
 from hpcml.node.settings import Context
 
 # What must be equal, and how many numbers of the version: Dask speaks its protocol with itself only; pickles hold names
@@ -172,17 +171,17 @@ class Comparison:
     """The driver's versions against those of all other roles, as they come.
 
     ``complete`` once all have told; ``ends`` is why the run must end, empty if it need not; ``notes`` are differences
-    that do no harm.
+    that do no harm. ``behind`` and ``ahead``: see :class:`Clocks`.
     """
 
-    def __init__(self, context: Context, roles: Sequence[Role]) -> None:
+    def __init__(self, context: Context, roles: Sequence[Role], *, behind: float, ahead: float) -> None:
         self.context = context
         self.own = here()
         self.titles = {role.name: role.title for role in roles}
         nodes = context.node_names
         self.waiting = {f"{role.name}@{node}" for role in roles for node in (nodes if role.every_node else nodes[:1])}
         self.roles = len(self.waiting) + 1
-        self.clocks = Clocks(context.node, behind=tls.EARLY, ahead=tls.LATE)
+        self.clocks = Clocks(context.node, behind=behind, ahead=ahead)
         self.fatal: dict[str, dict[str, list[str]]] = {}
         self.harmless: dict[str, dict[str, list[str]]] = {}
 

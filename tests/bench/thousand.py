@@ -720,7 +720,7 @@ def main() -> int:
             rows = on_lab(options, traced=options.part == "ops")
         case "crowd":
             import crowd
-            from hpcml.node.security import connection_limits as own
+            from hpcml.kinds.dask.node import connection_limits as own
 
             document["limits"] = {
                 "files": own.FILES_OF_ITS_OWN,

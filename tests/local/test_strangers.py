@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.node.security import tls
+from hpcml.kinds.dask.node import tls
 from hpcml.paths import AttemptPaths
 
 pytestmark = pytest.mark.local
@@ -27,7 +27,8 @@ ROLE = """
 import asyncio, sys
 from pathlib import Path
 from hpcml.kinds.dask.node import dask_worker, local_cluster, scheduler
-from hpcml.node.security import connection_limits, tls
+from hpcml.kinds.dask.node import connection_limits
+from hpcml.kinds.dask.node import tls
 from hpcml.paths import AttemptPaths
 role, paths, address = sys.argv[1], AttemptPaths(Path(sys.argv[2])), sys.argv[3]
 connection_limits.DEADLINE = 4.0
@@ -51,7 +52,7 @@ CLIENT = """
 import asyncio, sys
 from pathlib import Path
 from distributed.core import rpc
-from hpcml.node.security import tls
+from hpcml.kinds.dask.node import tls
 from hpcml.paths import AttemptPaths
 
 async def main():

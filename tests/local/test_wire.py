@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.node.security import tls
+from hpcml.kinds.dask.node import tls
 from hpcml.paths import AttemptPaths
 from wire_roles import MEMORY, PEER, Cluster, environment, identity, running
 
@@ -163,8 +163,8 @@ def test_raw_peers_are_dropped_and_silent_ones_hold_up_nobody(worker: Cluster) -
         + """
 async def main():
     install()
-    from hpcml.node.security import ucx_auth
-    from hpcml.node.security.handshake import pack
+    from hpcml.kinds.dask.node import ucx_auth
+    from hpcml.kinds.dask.node.ucx_auth import pack
     ucx_auth.start_ucx()
     import ucxx
     hello = lambda: b"\\x01" + pack(host, port) + os.urandom(32)
@@ -220,7 +220,7 @@ def test_an_impostor_is_told_nothing(keyed: Cluster) -> None:
         + """
 async def main():
     install(deadline=2.0)
-    from hpcml.node.security import ucx_auth
+    from hpcml.kinds.dask.node import ucx_auth
     ucx_auth.start_ucx()
     import ucxx
     from distributed.comm.registry import get_backend
@@ -256,7 +256,7 @@ SHARED_MEMORY = """
 import asyncio, os, re, sys
 from pathlib import Path
 from hpcml.node.hardware import network
-from hpcml.node.security import ucx_auth
+from hpcml.kinds.dask.node import ucx_auth
 os.umask(0)
 os.environ.update(network.ucx_environment(single_node=True))
 ucx_auth.install(Path(sys.argv[1]))
@@ -306,7 +306,7 @@ UNSAFE = {  # what a process does, and the end that it gets
 
 def test_a_process_that_cannot_be_made_safe(keyed: Cluster, wrong: str) -> None:
     code = f"""{PEER}
-from hpcml.node.security import ucx_auth
+from hpcml.kinds.dask.node import ucx_auth
 for code in {list(UNSAFE)}:
     if not os.fork():
         try:

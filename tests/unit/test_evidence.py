@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from hpcml.node.fabric import counters
 from hpcml.node.hardware import nvml
+from hpcml.node.interconnect.measurement import counter_difference, read_counters
 
 ALL_LINKS = 0xFFFFFFFF
 
@@ -56,7 +56,7 @@ def interface(name: str, kind: int, sent: int, received: int) -> dict[str, str]:
 
 def test_a_port_counts_words_of_four_bytes(tmp_path: Path) -> None:
     tree(tmp_path, port("mlx5_0", 1000, 50))
-    found = counters.counters(tmp_path)["infiniband"]
+    found = read_counters(tmp_path)["infiniband"]
     assert found == {
         "mlx5_0:1": {"tx": 4000, "rx": 200, "state": "ACTIVE", "layer": "InfiniBand", "rate": 12_500_000_000}
     }
@@ -65,21 +65,21 @@ def test_a_port_counts_words_of_four_bytes(tmp_path: Path) -> None:
 def test_a_port_that_is_down_and_one_that_says_little(tmp_path: Path) -> None:
     tree(tmp_path, port("mlx5_1", 0, 0, "1: DOWN", "unknown"))
     (tmp_path / "sys/class/infiniband/odd_0/ports/2").mkdir(parents=True)
-    found = counters.counters(tmp_path)["infiniband"]
+    found = read_counters(tmp_path)["infiniband"]
     assert (found["mlx5_1:1"]["state"], found["mlx5_1:1"]["rate"]) == ("DOWN", 0)
     assert found["odd_0:2"] == {"tx": None, "rx": None, "state": "", "layer": "", "rate": 0}
 
 
 def test_a_counter_that_stopped_at_its_end_is_not_known(tmp_path: Path) -> None:
     tree(tmp_path, port("mthca0", 2**32 - 1, 7))
-    found = counters.counters(tmp_path)["infiniband"]["mthca0:1"]
+    found = read_counters(tmp_path)["infiniband"]["mthca0:1"]
     assert (found["tx"], found["rx"]) == (None, 28)
 
 
 def test_efa_has_counters_of_its_own_in_bytes(tmp_path: Path) -> None:
     own = "sys/class/infiniband/rdmap16s27/ports/1/hw_counters"
     tree(tmp_path, {f"{own}/tx_bytes": "4096", f"{own}/rx_bytes": "12"})
-    found = counters.counters(tmp_path)["infiniband"]["rdmap16s27:1"]
+    found = read_counters(tmp_path)["infiniband"]["rdmap16s27:1"]
     assert (found["tx"], found["rx"]) == (4096, 12)
 
 
@@ -87,7 +87,7 @@ def test_interfaces_of_all_kinds(tmp_path: Path) -> None:
     tree(tmp_path, interface("lo", 772, 1, 2) | interface("ib0", 32, 3, 4) | interface("bond0", 1, 5, 6))
     tree(tmp_path, {"sys/class/net/bonding_masters": "bond0"})
     (tmp_path / "sys/class/net/bond0/lower_eth0").mkdir()
-    assert counters.counters(tmp_path)["interfaces"] == {
+    assert read_counters(tmp_path)["interfaces"] == {
         "bond0": {"tx": 5, "rx": 6, "type": 1, "lower": True},
         "ib0": {"tx": 3, "rx": 4, "type": 32, "lower": False},
         "lo": {"tx": 1, "rx": 2, "type": 772, "lower": False},
@@ -95,14 +95,14 @@ def test_interfaces_of_all_kinds(tmp_path: Path) -> None:
 
 
 def test_a_node_that_has_nothing(tmp_path: Path) -> None:
-    found = counters.counters(tmp_path)
+    found = read_counters(tmp_path)
     assert (found["infiniband"], found["interfaces"]) == ({}, {})
 
 
 def test_what_moved(tmp_path: Path) -> None:
-    before = counters.counters(tree(tmp_path, port("mlx5_0", 1000, 50) | interface("lo", 772, 100, 100)))
-    after = counters.counters(tree(tmp_path, port("mlx5_0", 1250, 50) | interface("lo", 772, 107, 90)))
-    moved = counters.difference(before, after)
+    before = read_counters(tree(tmp_path, port("mlx5_0", 1000, 50) | interface("lo", 772, 100, 100)))
+    after = read_counters(tree(tmp_path, port("mlx5_0", 1250, 50) | interface("lo", 772, 107, 90)))
+    moved = counter_difference(before, after)
     assert (moved["infiniband"]["mlx5_0:1"]["tx"], moved["infiniband"]["mlx5_0:1"]["rx"]) == (1000, 0)
     assert moved["infiniband"]["mlx5_0:1"]["rate"] == 12_500_000_000
     assert moved["interfaces"]["lo"] == {"tx": 7, "rx": None, "type": 772, "lower": False}  # backwards: not known
@@ -111,9 +111,9 @@ def test_what_moved(tmp_path: Path) -> None:
 
 
 def test_a_device_that_came_in_between_has_moved_nobody_knows_how_much(tmp_path: Path) -> None:
-    before = counters.counters(tmp_path)
-    after = counters.counters(tree(tmp_path, port("mlx5_0", 1250, 50)))
-    assert counters.difference(before, after)["infiniband"]["mlx5_0:1"]["tx"] is None
+    before = read_counters(tmp_path)
+    after = read_counters(tree(tmp_path, port("mlx5_0", 1250, 50)))
+    assert counter_difference(before, after)["infiniband"]["mlx5_0:1"]["tx"] is None
 
 
 def test_this_machines_loopback_shows_what_passed() -> None:
@@ -121,11 +121,11 @@ def test_this_machines_loopback_shows_what_passed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=_swallow, args=(server,))
         thread.start()
-        before = counters.counters()
+        before = read_counters()
         with socket.create_connection(server.getsockname()) as client:
             client.sendall(bytes(size))
         thread.join()
-    moved = counters.difference(before, counters.counters())
+    moved = counter_difference(before, read_counters())
     assert size <= moved["interfaces"]["lo"]["tx"] < 20 * size
 
 
@@ -206,7 +206,7 @@ class Gpus:
 
 def nvlink(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "pynvml", gpus.module())
-    found = counters.counters(Path("/nowhere"))
+    found = read_counters(Path("/nowhere"))
     assert gpus.starts == 0  # each nvmlInit has its nvmlShutdown
     return found["nvlink"] if found["nvlink"] is not None else found["nvlink_why"]
 
@@ -268,12 +268,12 @@ def test_nvml_that_does_not_start_or_is_not_there(monkeypatch: pytest.MonkeyPatc
 
     made.nvmlInit = fail
     monkeypatch.setitem(sys.modules, "pynvml", made)
-    before = counters.counters(Path("/nowhere"))
+    before = read_counters(Path("/nowhere"))
     assert (before["nvlink"], before["nvlink_why"]) == (None, "NVML does not start: NVML error 12")
-    moved = counters.difference(before, before)
+    moved = counter_difference(before, before)
     assert (moved["nvlink"], moved["nvlink_why"]) == (None, "NVML does not start: NVML error 12")
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "nvidia-ml-py" in counters.counters(Path("/nowhere"))["nvlink_why"]
+    assert "nvidia-ml-py" in read_counters(Path("/nowhere"))["nvlink_why"]
 
 
 def test_nvml_that_fails_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +285,7 @@ def test_nvml_that_fails_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
 
     made.nvmlDeviceGetUUID = fail
     monkeypatch.setitem(sys.modules, "pynvml", made)
-    assert counters.counters(Path("/nowhere"))["nvlink_why"] == "NVML fails: NVML error 15"
+    assert read_counters(Path("/nowhere"))["nvlink_why"] == "NVML fails: NVML error 15"
     assert gpus.starts == 0
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from hpcml.node.fabric import report, rounds, transfers
+from hpcml.kinds.dask.node import interconnect
+from hpcml.node.interconnect.result import Result
 from node_settings import settings as settings_of
 
 WORKERS = {"n1": [("n1-0", "a"), ("n1-1", "b")], "n2": [("n2-0", "c"), ("n2-1", "d")]}
@@ -54,7 +55,7 @@ def measure(answers: dict[tuple[str, str], Any] | None = None, *, gpus: bool = T
     settings = settings_of(workers__gpu=object() if gpus else None, network__nccl=True, deadlines__interconnect=0.2)
     attempt = SimpleNamespace(probe_of=lambda _: Path("/nowhere/probe.json"))
     context = SimpleNamespace(settings=settings, attempt=attempt)
-    found = asyncio.run(rounds.measure(scheduler, context, "ucx", WORKERS))  # type: ignore[arg-type]
+    found = asyncio.run(interconnect.measure(scheduler, context, "ucx", WORKERS))  # type: ignore[arg-type]
     return found, scheduler.diary
 
 
@@ -106,27 +107,27 @@ def test_nccl_that_fails(answers: dict[tuple[str, str], Any], error: str) -> Non
 
 
 @pytest.mark.parametrize("polars", [False, True])
-def test_the_verdict_claims_nothing_of_cudf_polars_connections(
+def test_the_result_claims_nothing_of_cudf_polars_connections(
     polars: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verdict = report.Verdict("TLS over TCP", "tls", 1, None, None, "", "", (), (), (), "")
-    monkeypatch.setattr(report, "decide", lambda _: verdict)
+    result = Result("TLS over TCP", "tls", 1, None, None, "", "", (), (), (), "")
+    monkeypatch.setattr(interconnect, "decide", lambda _: result)
     gpu = SimpleNamespace(mode="polars" if polars else "dask")
     settings = settings_of(workers__gpu=gpu, deadlines__interconnect=0.2, network__interconnect="warn")
     attempt = SimpleNamespace(probe_of=lambda _: tmp_path / "probe.json", fabric=tmp_path / "fabric.json")
     context = SimpleNamespace(settings=settings, attempt=attempt, node_names=("n1",), worker_names=lambda _: ["n1"])
     scheduler = Scheduler({})
     scheduler.workers = {"a": SimpleNamespace(name="n1")}  # type: ignore[attr-defined]
-    line = asyncio.run(rounds.check(scheduler, context, "tls"))["line"]  # type: ignore[arg-type]
+    line = asyncio.run(interconnect.check(scheduler, context, "tls"))["line"]  # type: ignore[arg-type]
     assert line == "TLS over TCP" + ("; cuDF-Polars' own connections were not measured" if polars else "")
 
 
 def test_a_large_transfer_that_takes_longer_than_expected_counts_against_the_budget() -> None:
-    worker: Any = object.__new__(transfers.Transfers)
+    worker: Any = object.__new__(interconnect.Transfers)
 
     async def one(_: str, size: int) -> float:
-        return 0.001 if size == transfers.FIRST else 5.0
+        return 0.001 if size == interconnect.FIRST else 5.0
 
     worker._one = one
     found = asyncio.run(worker.fetch("n1", 3.0))
-    assert (found["bytes"], found["seconds"]) == (transfers.MOST, 5.0)
+    assert (found["bytes"], found["seconds"]) == (interconnect.LARGEST, 5.0)

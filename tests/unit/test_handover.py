@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.kinds.dask.node import handover
+from hpcml.kinds.dask.node import handover, job_script
 from hpcml.node import script_module
-from hpcml.node.script import job_script
 
 HOME = {"HOME": "/home/a", "OLD": "1", "PATH": "/bin"}
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from hpcml.node.security import connection_limits, ucx_auth
-from hpcml.node.security import tls as secure
-from hpcml.node.security.handshake import HalfOpen, Handshake, RefusedError, UcxAuthError, pack, read_key
+from hpcml.kinds.dask.node import connection_limits, ucx_auth
+from hpcml.kinds.dask.node import tls as secure
+from hpcml.kinds.dask.node.connection_limits import HalfOpen
+from hpcml.kinds.dask.node.ucx_auth import Handshake, RefusedError, UcxAuthError, pack, read_key
 from hpcml.paths import AttemptPaths
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -208,5 +209,5 @@ def test_the_environment_of_the_script(tmp_path: Path) -> None:
     ucx = secure.client_environment(paths, "tls://127.0.0.1:1", "ucx")
     added = {name: ucx[name] for name in ucx.keys() - tls.keys()}
     preload = "DASK_DISTRIBUTED__CLIENT__PRELOAD"
-    assert added == {"HPCML_UCX_KEY": str(paths.ucx_key), preload: "['hpcml.node.security.preload']"}
+    assert added == {"HPCML_UCX_KEY": str(paths.ucx_key), preload: "['hpcml.kinds.dask.node.ucx_preload']"}
     assert ucx["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "True"

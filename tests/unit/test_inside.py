@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from hpcml.files import tail, write
-from hpcml.kinds.dask.node import dask_worker, diagnosis, gpus
+from hpcml.kinds.dask.node import dask_worker, diagnosis, gpus, tls
 from hpcml.node import files
 from hpcml.node import settings as node_settings
 from hpcml.node.hardware import network, sysfs
-from hpcml.node.security import tls
 from hpcml.plan import plan
 from hpcml.request import record as request
 from hpcml.sites import layers, schema

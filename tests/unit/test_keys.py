@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from hpcml.node.security import tls
-from hpcml.node.security.handshake import read_key
+from hpcml.kinds.dask.node import tls
+from hpcml.kinds.dask.node.ucx_auth import read_key
+from hpcml.node import files
 from hpcml.paths import AttemptPaths, RunPaths
 
 
@@ -51,9 +52,9 @@ def test_they_go_with_the_attempt(paths: AttemptPaths) -> None:
     tls.make_token(paths)
     (paths.secret / "relay-1").mkdir()
     (paths.secret / "relay-1" / "key").write_text("of a tunnel")
-    tls.remove_secrets(paths)
+    files.remove_secrets(paths)
     assert list(paths.secret.iterdir()) == []
-    tls.remove_secrets(paths)
+    files.remove_secrets(paths)
 
 
 def test_every_role_shows_the_certificate_and_takes_no_plain_connection(paths: AttemptPaths) -> None:

@@ -9,9 +9,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from hpcml.node.fabric import picture
-from hpcml.node.fabric.measurement import GIB, Pair
-from hpcml.node.fabric.picture import MOST_NAMES, _natural
+from hpcml.node.interconnect import picture
+from hpcml.node.interconnect.measurement import GIB, Pair
+from hpcml.node.interconnect.picture import MOST_NAMES, _natural
 
 SVG = "{http://www.w3.org/2000/svg}"
 VERMILION = "#d55e00"

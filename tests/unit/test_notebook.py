@@ -18,10 +18,9 @@ import pytest
 from hpcml.cli import jupyter
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.forms import Form
+from hpcml.kinds.dask.node.jupyter import config as notebook_config
+from hpcml.kinds.dask.node.jupyter.server import Session
 from hpcml.node import script_environment
-from hpcml.node.jupyter import config as notebook_config
-from hpcml.node.jupyter import save_extension as page
-from hpcml.node.jupyter import session as notebook_session
 from hpcml.node.settings import Context, Settings
 from hpcml.paths import RunPaths
 from hpcml.plan import plan
@@ -129,12 +128,12 @@ def test_the_kernel_that_is_offered(folder: Path) -> None:
     notebook_config.write_kernel(folder / "data")
     said = json.loads((folder / "data/kernels/python3/kernel.json").read_text())
     assert said["display_name"] == "hpcml (this run)"
-    assert said["argv"][1:4] == ["-P", "-m", "hpcml.node.jupyter.kernel"]
+    assert said["argv"][1:4] == ["-P", "-m", "hpcml.kinds.dask.node.jupyter.kernel"]
     assert not said["metadata"]["debugger"]
 
 
 def test_the_page_s_script_is_whole(folder: Path) -> None:
-    page.write(folder)
+    notebook_config.write_extension(folder)
     said = json.loads((folder / "hpcml-session/package.json").read_text())
     script = folder / "hpcml-session" / said["jupyterlab"]["_build"]["load"]
     text = script.read_text()
@@ -165,7 +164,7 @@ class Page:
 def test_pages_hear_of_the_end_and_save_first(tmp_path: Path) -> None:
     async def play() -> None:
         server, page, other = Server(), Page(), Page()
-        session = notebook_session.Session(context(tmp_path), server, Path("/none"))
+        session = Session(context(tmp_path), server, Path("/none"))
         session.open(page)
         assert page.told == ["running"]
         session.terminate()
@@ -186,7 +185,7 @@ def test_pages_hear_of_the_end_and_save_first(tmp_path: Path) -> None:
 def test_a_page_that_was_closed_is_not_waited_for(tmp_path: Path) -> None:
     async def play() -> None:
         server, page = Server(), Page()
-        session = notebook_session.Session(context(tmp_path), server, Path("/none"))
+        session = Session(context(tmp_path), server, Path("/none"))
         session.open(page)
         session.end("it ends")
         await asyncio.sleep(0.05)
@@ -202,7 +201,7 @@ def test_a_page_that_was_closed_is_not_waited_for(tmp_path: Path) -> None:
 def test_without_a_page_nothing_is_waited_for(tmp_path: Path) -> None:
     async def play() -> None:
         server = Server()
-        session = notebook_session.Session(context(tmp_path), server, Path("/none"))
+        session = Session(context(tmp_path), server, Path("/none"))
         session.end("it ends")
         assert session.ending is not None
         await asyncio.wait_for(session.ending, 9)  # for pages that save it waits 10 s
@@ -216,7 +215,7 @@ def test_an_idle_session_ends_also_where_its_record_cannot_be_written(tmp_path: 
         server: Any = Server()
         kernels = SimpleNamespace(list_kernel_ids=list, last_kernel_activity=None)
         server.kernel_manager, server.web_app = kernels, SimpleNamespace(settings={"kernel_manager": kernels})
-        session = notebook_session.Session(context(tmp_path, idle=60.0), server, Path("/none"))
+        session = Session(context(tmp_path, idle=60.0), server, Path("/none"))
         session.used = 0.0
         await session._look_for_idleness()  # there is no folder for services
         assert session.ending is not None
@@ -230,7 +229,7 @@ def test_an_idle_session_ends_also_where_its_record_cannot_be_written(tmp_path: 
 def test_somebody_who_goes_on_ends_no_idle_session(tmp_path: Path) -> None:
     async def play() -> None:
         page = Page()
-        session = notebook_session.Session(context(tmp_path), Server(), Path("/none"))
+        session = Session(context(tmp_path), Server(), Path("/none"))
         session.open(page)
         session.state, before = "idle", session.used
         session.hear(page, "stay")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.node import scratch
+from hpcml.kinds.dask.node import temporary_directory
 from hpcml.node.scratch import LIVES, Folder, UnsafePlaceError, sweep, why_not
 
 OTHER = 65533  # a user who is not the one who runs the tests
@@ -198,14 +198,14 @@ def test_a_folder_that_is_being_made_is_not_swept(place: Path, monkeypatch: pyte
 
 def test_dasks_own_setting(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dask = pytest.importorskip("dask")
-    assert scratch.for_dask("/else") == "/else"
+    assert temporary_directory.chosen("/else") == "/else"
     with dask.config.set({"temporary-directory": str(place)}):
-        assert scratch.for_dask("/else") == str(place)
+        assert temporary_directory.chosen("/else") == str(place)
     assert capsys.readouterr().err == ""
     place.chmod(0o777)
     for wrong, said in (("/nowhere", "is not a folder on this node"), (str(place), "not sticky")):
         with dask.config.set({"temporary-directory": wrong}):
-            assert scratch.for_dask("/else") == "/else"
+            assert temporary_directory.chosen("/else") == "/else"
         assert said in capsys.readouterr().err
 
 

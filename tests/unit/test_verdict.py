@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from hpcml import units
-from hpcml.node.fabric import advice, counters, report
-from hpcml.node.fabric.measurement import Measurement, NodeFacts, Pair, WorkerFacts
+from hpcml.node.interconnect import attribution
+from hpcml.node.interconnect.measurement import Measurement, NodeFacts, Pair, WorkerFacts, parse_ucx_log
+from hpcml.node.interconnect.result import check_policy, decide
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures/fabric"
 GIB = 1024**3
@@ -83,7 +84,7 @@ def measured(
         ]
     workers = {
         f"{node}-{k}": WorkerFacts(
-            node, ("GPU-a", "GPU-b")[k], transports, counters.parse_ucx_log(said), "1.21.0", environment or {}
+            node, ("GPU-a", "GPU-b")[k], transports, parse_ucx_log(said), "1.21.0", environment or {}
         )
         for node in tables
         for k in (0, 1)
@@ -108,7 +109,7 @@ STILL: dict[str, Table] = {"mlx5_0:1": port(0, 0), "mlx5_1:1": port(0, 0)}
 
 
 def test_fast_wires_proven() -> None:
-    found = report.decide(two())
+    found = decide(two())
     assert (
         found.line
         == "UCX: cuda_ipc over NVLink within nodes 104 GiB/s; rc_mlx5 on mlx5_0, mlx5_1 across nodes 22 GiB/s"
@@ -119,12 +120,12 @@ def test_fast_wires_proven() -> None:
     assert found.within.proof[0] == "n1: NVLink moved 4.0 GiB of 4.0 GiB, loopback 0 B"
     assert found.across is not None
     assert found.across.proof[1] == "n2: InfiniBand ports moved 4.1 GiB of 4.0 GiB, IP interfaces 0 B"
-    assert [report.check_policy(policy, found) for policy in ("none", "warn", "rdma")] == ["", "", ""]
+    assert [check_policy(policy, found) for policy in ("none", "warn", "rdma")] == ["", "", ""]
 
 
 def test_lanes_as_jsc_has_them() -> None:
     said = log("ucx-rc-and-cuda_ipc")  # with InfiniBand within nodes too, and shared memory
-    found = report.decide(two(said=said))
+    found = decide(two(said=said))
     assert found.ok
     assert found.across is not None
     assert found.across.devices == ("mlx5_0:1", "mlx5_1:1")  # four are wired, two of them moved
@@ -132,7 +133,7 @@ def test_lanes_as_jsc_has_them() -> None:
 
 @pytest.mark.parametrize("transport", ["rc_mlx5", "rc_verbs", "dc_mlx5", "ud_verbs", "srd", "gga_mlx5", "rc"])
 def test_all_of_ucxs_rdma_counts_and_nothing_else(transport: str) -> None:
-    found = report.decide(two(said=f"UCX  INFO  c inter-node cfg#3 tag({transport}/dev_0:1)\n{IPC}"))
+    found = decide(two(said=f"UCX  INFO  c inter-node cfg#3 tag({transport}/dev_0:1)\n{IPC}"))
     assert found.ok
     assert f"{transport} on" in found.line
     for other in ("tcp", "cuda_ipc", "sysv", "crc_mlx5", "udp"):
@@ -141,38 +142,38 @@ def test_all_of_ucxs_rdma_counts_and_nothing_else(transport: str) -> None:
 
 def test_a_counter_that_cannot_be_read_is_made_up_for_by_the_others() -> None:
     silent = {"mlx5_0:1": port(None, None)}
-    found = report.decide(measured(both(ib=silent)))
+    found = decide(measured(both(ib=silent)))
     assert found.ok
     assert "cannot be read" in str(found.across and found.across.proof)
     nodes = both(ib=silent)
     nodes["n2"]["interfaces"] = {}
-    assert not report.decide(measured(nodes)).ok
-    assert not report.decide(measured(both(ib=silent), said=RC.replace("tcp/ib0", "other/dev") + IPC)).ok
-    assert not report.decide(measured(both(ib=silent, eth0=SENT))).ok
-    assert report.decide(measured({"n1": moved(nvlink=None)})).ok
-    assert not report.decide(measured({"n1": moved(nvlink=None, lo=2 * SENT)})).ok
-    assert not report.decide(measured({"n1": moved(nvlink=None)}, said=IPC.replace("tcp/lo", "sysv/memory"))).ok
+    assert not decide(measured(nodes)).ok
+    assert not decide(measured(both(ib=silent), said=RC.replace("tcp/ib0", "other/dev") + IPC)).ok
+    assert not decide(measured(both(ib=silent, eth0=SENT))).ok
+    assert decide(measured({"n1": moved(nvlink=None)})).ok
+    assert not decide(measured({"n1": moved(nvlink=None, lo=2 * SENT)})).ok
+    assert not decide(measured({"n1": moved(nvlink=None)}, said=IPC.replace("tcp/lo", "sysv/memory"))).ok
 
 
 def test_infiniband_within_a_node_is_told_from_what_goes_across() -> None:
     said = RC + IPC.replace("tcp/lo", "rc_mlx5/mlx5_0:1")
-    found = report.decide(measured(both(nvlink=None), said=said))
+    found = decide(measured(both(nvlink=None), said=said))
     assert found.within is not None
     assert (found.within.ok, found.within.transports) == (True, ("cuda_ipc",))
     twice = {"mlx5_0:1": port(4 * SENT, 4 * SENT)}
-    found = report.decide(measured(both(nvlink=None, ib=twice), said=said))
+    found = decide(measured(both(nvlink=None, ib=twice), said=said))
     assert found.within is not None
     assert not found.within.ok
 
 
 def test_gpus_without_nvlink() -> None:
     gpus = {"GPU-a": gpu(0, None, [], 0), "GPU-b": gpu(1, None, [], 0)}
-    found = report.decide(measured({"n1": moved(nvlink=gpus)}))
+    found = decide(measured({"n1": moved(nvlink=gpus)}))
     assert found.line == "UCX: cuda_ipc over PCIe within nodes 104 GiB/s"
     assert found.ok
-    assert not report.decide(measured({"n1": moved(nvlink=gpus)}, said=IPC.replace("tcp/lo", "sysv/memory"))).ok
+    assert not decide(measured({"n1": moved(nvlink=gpus)}, said=IPC.replace("tcp/lo", "sysv/memory"))).ok
     # UCX 1.21 wires cuda_ipc there and may send by TCP all the same (openucx/ucx issue 11046, pull request 7566).
-    assert not report.decide(measured({"n1": moved(nvlink=gpus, lo=2 * SENT)}, said=log("ucx-tcp-and-cuda_ipc"))).ok
+    assert not decide(measured({"n1": moved(nvlink=gpus, lo=2 * SENT)}, said=log("ucx-tcp-and-cuda_ipc"))).ok
 
 
 @pytest.mark.parametrize(("over_nvlink", "proven"), [(2, True), (1.7, False), (1, False)])
@@ -180,7 +181,7 @@ def test_nvlink_from_node_to_node(over_nvlink: float, proven: bool) -> None:
     """As seen on two H200s of one machine that are two nodes to Slurm: the counters must show both rounds."""
     gpus = {"GPU-a": gpu(0, over_nvlink * SENT, ["GPU-b"]), "GPU-b": gpu(1, over_nvlink * SENT, ["GPU-a"])}
     said = "UCX  INFO  c intra-node cfg#4 tag(cuda_ipc/cuda tcp/eth0)\nUCX  INFO  c inter-node cfg#2 tag(tcp/eth0)\n"
-    found = report.decide(measured(both(nvlink=gpus, ib={}), said=said, transports=SLOW))
+    found = decide(measured(both(nvlink=gpus, ib={}), said=said, transports=SLOW))
     assert found.across is not None
     assert found.ok is found.across.ok is proven
     assert ("cuda_ipc over NVLink across nodes" in found.line) is proven
@@ -190,23 +191,23 @@ def test_nvlink_from_node_to_node(over_nvlink: float, proven: bool) -> None:
 def test_gpus_joined_in_pairs() -> None:
     names = ["GPU-a", "GPU-b", "GPU-c"]
     gpus = {"GPU-a": gpu(0, SENT, ["GPU-b"], 4), "GPU-b": gpu(1, SENT, ["GPU-a"], 4), "GPU-c": gpu(2, 0, [], 4)}
-    workers = {f"n1-{k}": WorkerFacts("n1", str(k), FAST, counters.parse_ucx_log(IPC)) for k in range(3)}
+    workers = {f"n1-{k}": WorkerFacts("n1", str(k), FAST, parse_ucx_log(IPC)) for k in range(3)}
     pairs = [Pair(f"n1-{k}", f"n1-{(k + 1) % 3}", "within", SENT, 0.1) for k in range(3)]
     made = measured({"n1": moved(nvlink=gpus)}, workers=workers, pairs=pairs)
-    found = report.decide(made)
+    found = decide(made)
     assert found.within is not None
     assert (found.within.over, found.ok) == ("NVLink and PCIe", True)
-    shared = {name: WorkerFacts("n1", facts.gpu, FAST, counters.parse_ucx_log(IPC.replace("tcp/lo", "sysv/memory")))
+    shared = {name: WorkerFacts("n1", facts.gpu, FAST, parse_ucx_log(IPC.replace("tcp/lo", "sysv/memory")))
               for name, facts in workers.items()}  # fmt: skip
-    assert not report.decide(measured({"n1": moved(nvlink=gpus)}, workers=shared, pairs=pairs)).ok
+    assert not decide(measured({"n1": moved(nvlink=gpus)}, workers=shared, pairs=pairs)).ok
     gpus |= {name: gpu(index, 0, ["GPU-a", "GPU-b"], 4) for index, name in enumerate(names)}
-    assert not report.decide(made).ok
+    assert not decide(made).ok
 
 
 def test_what_was_moved_before_the_timing_counts() -> None:
     pairs = [Pair("n1-0", "n2-0", "across", SENT // 8, 0.01, moved=8 * SENT)]
-    assert not report.decide(two(pairs=pairs)).ok
-    assert report.decide(two(pairs=[Pair("n1-0", "n2-0", "across", SENT // 8, 0.01)])).ok
+    assert not decide(two(pairs=pairs)).ok
+    assert decide(two(pairs=[Pair("n1-0", "n2-0", "across", SENT // 8, 0.01)])).ok
 
 
 # No.
@@ -216,31 +217,29 @@ def test_forced_to_tcp() -> None:
     made = measured(
         both(ib=STILL, eth0=2 * SENT, lo=2 * SENT, nvlink={"GPU-a": gpu(0, 0, ["GPU-b"]), "GPU-b": gpu(1, 0, ["GPU-a"])}),
         said=log("ucx-forced-tcp"), transports=("tcp", "cuda_copy"))  # fmt: skip
-    found = report.decide(made)
+    found = decide(made)
     assert not found.ok
     assert found.line == (
         "UCX fell back to tcp on eth0 across nodes (UCX_TLS=tcp,cuda_copy leaves InfiniBand out): 22 GiB/s where the"
         " ports carry 23 GiB/s; UCX fell back to tcp on lo within nodes (UCX_TLS=tcp,cuda_copy leaves cuda_ipc out):"
         " 104 GiB/s; remedy: take UCX_TLS out of the environment that submits, and of the profile's"
     )
-    assert report.check_policy("none", found) == ""
+    assert check_policy("none", found) == ""
     for policy in ("warn", "rdma"):
-        assert report.check_policy(policy, found).startswith(
-            "tcp carries the bytes across nodes (UCX_TLS=tcp,cuda_copy"
-        )
+        assert check_policy(policy, found).startswith("tcp carries the bytes across nodes (UCX_TLS=tcp,cuda_copy")
 
 
 def test_pips_ucx_has_no_infiniband() -> None:
-    found = report.decide(measured(both(ib=STILL, eth0=2 * SENT), said=WHEEL + TCP + IPC, transports=SLOW))
+    found = decide(measured(both(ib=STILL, eth0=2 * SENT), said=WHEEL + TCP + IPC, transports=SLOW))
     assert not found.ok
     assert "tcp on eth0 across nodes (this UCX, the one of pip's libucx, has no InfiniBand support)" in found.line
     assert "cuda_ipc over NVLink within nodes 104 GiB/s" in found.line
-    assert found.remedy == advice.PIP_REMEDY
+    assert found.remedy == attribution.PIP_REMEDY
     assert found.line.endswith(found.remedy)
 
 
 def test_lanes_promise_what_no_counter_shows() -> None:
-    found = report.decide(measured(both(ib=STILL)))
+    found = decide(measured(both(ib=STILL)))
     assert not found.ok
     assert found.problems == (
         "rc_mlx5 is wired across nodes, but the InfiniBand ports of n1 and n2 did not move by what was sent (why is not"
@@ -250,7 +249,7 @@ def test_lanes_promise_what_no_counter_shows() -> None:
 
 
 def test_ip_over_infiniband_moves_the_ports_too() -> None:
-    found = report.decide(measured(both(ib0=2 * SENT)))
+    found = decide(measured(both(ib0=2 * SENT)))
     assert not found.ok
     assert found.across is not None
     assert (found.across.transports, found.across.devices) == (("tcp",), ("ib0",))
@@ -260,23 +259,23 @@ def test_ip_over_infiniband_moves_the_ports_too() -> None:
 def test_what_ip_over_infiniband_moved_is_not_rdmas(way: str) -> None:
     nodes = both()
     nodes["n1"]["interfaces"]["ib0"][way] = 0.45 * 2 * SENT  # too little to say that IP carried the bytes
-    assert not report.decide(measured(nodes)).ok
+    assert not decide(measured(nodes)).ok
 
 
 def test_ports_that_move_prove_nothing_without_an_rdma_lane() -> None:
-    assert not report.decide(two(said=TCP + IPC)).ok
+    assert not decide(two(said=TCP + IPC)).ok
 
 
 def test_other_traffic_on_the_ports_does_not_prove_rdma() -> None:
     busy = {"mlx5_0:1": port(50 * SENT, 50 * SENT)}  # Lustre, say
-    assert not report.decide(measured(both(ib=busy, eth0=2 * SENT))).ok
+    assert not decide(measured(both(ib=busy, eth0=2 * SENT))).ok
 
 
 def test_bonds_and_vlans_are_not_counted_twice() -> None:
     way = both()
     for table in way.values():
         table["interfaces"]["bond0"] = interface(4 * SENT, lower=True)
-    assert report.decide(measured(way)).ok
+    assert decide(measured(way)).ok
 
 
 @pytest.mark.parametrize("way", ["tx", "rx"])
@@ -284,7 +283,7 @@ def test_both_directions_of_every_node_must_show_it(way: str) -> None:
     nodes = both()
     for facts in nodes["n2"]["infiniband"].values():
         facts[way] = 0
-    found = report.decide(measured(nodes))
+    found = decide(measured(nodes))
     assert not found.ok
     assert "the InfiniBand ports of n2 did not move" in found.problems[0]
     assert found.across is not None
@@ -297,11 +296,11 @@ def test_one_node_of_three_that_falls_back() -> None:
     nodes["n2"]["infiniband"] = {"mlx5_0:1": port(0, 2 * SENT)}
     nodes["n1"]["interfaces"]["eth0"] = {"tx": 0, "rx": 2 * SENT, "type": 1, "lower": False}
     nodes["n2"]["interfaces"]["eth0"] = {"tx": 2 * SENT, "rx": 0, "type": 1, "lower": False}
-    found = report.decide(measured(nodes))
+    found = decide(measured(nodes))
     assert not found.ok
     assert "n3 has no InfiniBand device" in found.line
     nodes["n4"] = moved()
-    found = report.decide(measured(nodes))
+    found = decide(measured(nodes))
     assert found.across is not None
     assert found.across.transports == ("rc_mlx5", "tcp")
     assert found.across.doubt.startswith("tcp carries the bytes of n1, n2 and n3 across nodes")
@@ -309,16 +308,16 @@ def test_one_node_of_three_that_falls_back() -> None:
 
 def test_nvlink_that_stood_still() -> None:
     gpus = {"GPU-a": gpu(0, 0, ["GPU-b"]), "GPU-b": gpu(1, 0, None)}
-    found = report.decide(measured({"n1": moved(nvlink=gpus)}))
+    found = decide(measured({"n1": moved(nvlink=gpus)}))
     assert not found.ok
     assert "cuda_ipc is wired within nodes, but on n1 NVLink moved 0 B of 4.0 GiB" in found.line
-    fallen = report.decide(measured({"n1": moved(nvlink=gpus, lo=2 * SENT)}))
+    fallen = decide(measured({"n1": moved(nvlink=gpus, lo=2 * SENT)}))
     assert fallen.line.startswith("UCX fell back to tcp on lo within nodes")
 
 
 def test_staged_through_shared_memory() -> None:
     said = "UCX  INFO  c intra-node cfg#4 tag(sysv/memory cma/memory cuda_copy/cuda)\n"
-    found = report.decide(measured({"n1": moved(nvlink=None)}, said=said))
+    found = decide(measured({"n1": moved(nvlink=None)}, said=said))
     assert not found.ok
     assert found.line.startswith("UCX: no cuda_ipc is wired within nodes")
     assert found.within is not None
@@ -326,10 +325,10 @@ def test_staged_through_shared_memory() -> None:
 
 
 def test_no_log_no_counters() -> None:
-    found = report.decide(measured({"n1": {}, "n2": {}}, said="", transports=()))
+    found = decide(measured({"n1": {}, "n2": {}}, said="", transports=()))
     assert not found.ok
     assert "UCX has not said which lanes it wired across nodes" in found.line
-    assert not report.decide(measured({"n1": {}, "n2": {}})).ok
+    assert not decide(measured({"n1": {}, "n2": {}})).ok
 
 
 # Why, and what to do.
@@ -358,7 +357,7 @@ def test_why_not_infiniband(change: Table, reason: str, remedy: str) -> None:
     nodes = both(ib=change.pop("ib", STILL), eth0=2 * SENT)
     probe = change.pop("probe", None)
     facts = {name: NodeFacts(table, probe) for name, table in nodes.items()}
-    found = report.decide(measured(nodes, **{"nodes": facts, **change}))
+    found = decide(measured(nodes, **{"nodes": facts, **change}))
     assert not found.ok
     assert reason in found.line
     assert remedy in found.remedy
@@ -378,16 +377,16 @@ def test_why_not_infiniband(change: Table, reason: str, remedy: str) -> None:
 )  # fmt: skip
 def test_why_not_cuda_ipc(change: Table, reason: str, remedy: str) -> None:
     gpus = {"GPU-a": gpu(0, 0, ["GPU-b"]), "GPU-b": gpu(1, 0, ["GPU-a"])}
-    log_facts = counters.parse_ucx_log(IPC)
+    log_facts = parse_ucx_log(IPC)
     workers = {f"n1-{k}": WorkerFacts("n1", str(k), **{"transports": FAST, "log": log_facts, **change}) for k in (0, 1)}
-    found = report.decide(measured({"n1": moved(nvlink=gpus, lo=2 * SENT)}, workers=workers))
+    found = decide(measured({"n1": moved(nvlink=gpus, lo=2 * SENT)}, workers=workers))
     assert not found.ok
     assert reason in found.line
     assert remedy in found.remedy
 
 
 def test_ports_that_rdma_leaves_idle() -> None:
-    found = report.decide(two(pairs=[Pair("n1-0", "n2-0", "across", SENT, 1.0)]))
+    found = decide(two(pairs=[Pair("n1-0", "n2-0", "across", SENT, 1.0)]))
     assert found.ok
     assert found.problems == ("n1 sends 2.0 GiB/s across nodes, of 23 GiB/s that its InfiniBand ports carry",)
     assert "nvidia_peermem" in found.remedy

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.kinds.dask import KIND
+from hpcml.kinds.dask.node import tls
 from hpcml.node import files, versions
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
@@ -33,7 +34,7 @@ def tell(context: Context, who: str, found: dict[str, str]) -> None:
 
 
 def tell_all(context: Context, **others: dict[str, str]) -> versions.Comparison:
-    compared = versions.Comparison(context, KIND.roles)
+    compared = versions.Comparison(context, KIND.roles, behind=tls.EARLY, ahead=tls.LATE)
     for who in ("scheduler@n1", "worker@n1", "worker@n2", "worker@n3"):
         tell(context, who, others.get(who.replace("@", "_"), OWN))
     compared.look()
@@ -70,7 +71,7 @@ def test_this_interpreter_has_what_importlib_says() -> None:
 
 @pytest.mark.usefixtures("own")
 def test_all_alike(context: Context) -> None:
-    compared = versions.Comparison(context, KIND.roles)
+    compared = versions.Comparison(context, KIND.roles, behind=tls.EARLY, ahead=tls.LATE)
     assert (compared.complete, compared.ends) == (False, "")
     tell(context, "worker@n2", OWN)
     compared.look()
@@ -110,7 +111,7 @@ def test_what_ends_a_run(context: Context, change: dict[str, str], ends: str) ->
 
 @pytest.mark.usefixtures("own")
 def test_a_difference_is_known_before_all_have_told(context: Context) -> None:
-    compared = versions.Comparison(context, KIND.roles)
+    compared = versions.Comparison(context, KIND.roles, behind=tls.EARLY, ahead=tls.LATE)
     tell(context, "scheduler@n1", {**OWN, "dask": "2020.1.0"})
     compared.look()
     assert "2020.1.0 in the scheduler on n1" in compared.ends

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.kinds.dask.node import diagnosis
 from hpcml.node import agent
 from hpcml.node.settings import Context
@@ -29,7 +30,12 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> agent.Node:
     settings = settings_of(job__one_machine=False, job__nodes=1, workers__restarts=1)
     context = Context(run, run.attempt(0), 0, settings, "n1", ("n1",))
     monkeypatch.setattr(agent, "oom_kills", lambda: 3)
-    return agent.Node(context, [agent.Slot("n1", pid=7)], "worker", oom_kills=3)
+    return agent.Node(
+        context,
+        agent.Members("worker", settings.workers.restarts, WORKERS_NEVER_CAME),
+        [agent.Slot("n1", pid=7)],
+        oom_kills=3,
+    )
 
 
 def die(node: agent.Node, code: int = -signal.SIGKILL) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hpcml.forms import Form
 from hpcml.kind import Kind, Role, Stage
 
 _NODE = f"{__name__}.node"
@@ -13,6 +14,12 @@ KIND = Kind(
     roles=(SCHEDULER, WORKER),
     processes=f"{_NODE}.cluster",
     in_script=f"{_NODE}.replacements",
+    programs={
+        Form.JUPYTER: f"{_NODE}.jupyter.server",
+        Form.NOTEBOOK: f"{_NODE}.jupyter.execute",
+        Form.FABRIC: f"{_NODE}.interconnect_program",
+        Form.DOCTOR: f"{_NODE}.checkup",
+    },
     startup=(
         Stage(
             "scheduler", "allocated", "scheduler-up", "the scheduler starts", "the scheduler starts", "up, {protocol}"

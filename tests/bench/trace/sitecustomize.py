@@ -13,7 +13,7 @@ _IMPORTS = {
     "hpcml.node": "hpcml",
     "dask": "dask",
     "distributed": "distributed",
-    "hpcml.node.security.tls": "imported",
+    "hpcml.kinds.dask.node.tls": "imported",
     "cryptography": "cryptography",
 }
 _seen: set[str] = set()

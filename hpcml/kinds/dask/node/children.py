@@ -51,7 +51,7 @@ def _is_child():
     """Whether the script, or a process of the script, started this process; hpcml's own have another environment."""
     if sys.version_info < (3, 11) or "DASK_SCHEDULER_ADDRESS" not in os.environ or "HPCML_PYTHONPATH" in os.environ:
         return False
-    return not any("hpcml.node." in word for word in sys.orig_argv[:5])
+    return not any("hpcml.node." in word or "hpcml.kinds." in word for word in sys.orig_argv[:5])
 
 
 def _import_next():

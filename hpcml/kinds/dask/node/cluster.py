@@ -12,7 +12,7 @@ from typing import Any
 from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.kinds.dask import SCHEDULER, WORKER
-from hpcml.kinds.dask.node import diagnosis, gpus
+from hpcml.kinds.dask.node import diagnosis, gpus, temporary_directory, tls
 from hpcml.kinds.dask.node.control_socket import Channel
 from hpcml.kinds.dask.node.hangs import Hangs
 from hpcml.kinds.dask.node.losses import Losses
@@ -20,7 +20,7 @@ from hpcml.node import files, scratch
 from hpcml.node.hardware.network import ucx_environment
 from hpcml.node.outcome import RunEndedError, say
 from hpcml.node.run_state import TICK, RunState
-from hpcml.node.security import tls
+from hpcml.node.script_process import Script
 from hpcml.node.steps import LAST_WORDS
 from hpcml.node.versions import Comparison
 
@@ -40,7 +40,7 @@ class Processes:
         self.state, self.context, self.settings = state, state.context, state.context.settings
         self.folders = folders
         self.channel = folders.enter_context(Channel(state.folder / "control.sock"))
-        self.versions = Comparison(state.context, state.kind.roles)
+        self.versions = Comparison(state.context, state.kind.roles, behind=tls.EARLY, ahead=tls.LATE)
         self.losses = Losses(state.context, state.events, state.clock, state.warn)
         self.hangs = Hangs(state.context, state.clock, state.warn)
         self.address = self.protocol = ""  # the scheduler's address; auto, tls or ucx as the scheduler chose
@@ -98,7 +98,7 @@ class Processes:
 
     def _dask_folder(self) -> str:
         """Make the folder for what the script has Dask start: in Dask's own place in /tmp anybody may put modules."""
-        place = scratch.place_for_dask(self.context)
+        place = temporary_directory.of_role(self.context)
         sockets = self.channel.path.parent
         if Path(place) == sockets.parent:
             return str(sockets)
@@ -273,9 +273,11 @@ class Processes:
 
     # -- its end --------------------------------------------------------------------------------------------------
 
-    def script_begins(self) -> None:
-        """Begin to watch whether the script uses the cluster."""
+    def run_script(self, environment: dict[str, str]) -> Script:
+        """Start the script, and begin to watch whether it uses the cluster."""
+        script = Script(self.context, environment, self.state.kind.programs)
         self.hangs.begin()
+        return script
 
     def close(self) -> float:
         """Tell the scheduler to close itself and its workers; return how many seconds that may take."""

@@ -21,13 +21,11 @@ from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
 from hpcml import repairs
-from hpcml.kinds.dask.node import clock_offset, dask_state, gpus, task_output
+from hpcml.kinds.dask.node import clock_offset, dask_state, gpus, interconnect, task_output, tls, ucx_auth
+from hpcml.kinds.dask.node.connection_limits import Guarded
 from hpcml.kinds.dask.node.control_socket import TOPIC
 from hpcml.node import files, processes, profilers, script_environment
-from hpcml.node.fabric import transfers
 from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
-from hpcml.node.security import tls, ucx_auth
-from hpcml.node.security.connection_limits import Guarded
 from hpcml.node.settings import Context, Settings
 from hpcml.repairs import dead_worker_memory, file_names
 from hpcml.units import in_mib
@@ -134,7 +132,7 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
     name = context.worker_names(context.node)[slot]
     folder = scratch / name
     folder.mkdir(mode=0o700, exist_ok=True)
-    os.environ.update(transfers.log_environment(folder))
+    os.environ.update(interconnect.log_environment(folder))
     device = gpus.take(settings.workers.gpu, slot) if settings.workers.gpu else ""
     dask.config.set({"temporary-directory": str(folder)})  # for what tasks have Dask start: nothing of others' is there
     expected = _expected_protocol(context)
@@ -224,7 +222,7 @@ async def _serve(
     context: Context, address: str, folder: Path, device: str, pool: gpus.Pool | None, options: dict[str, Any]
 ) -> str:
     worker = PrivateWorker(address, **options)
-    transfers.Transfers(worker, folder, device)
+    interconnect.Transfers(worker, folder, device)
     dask_state.tell_transfers(worker)
     holder = dead_worker_memory.Holder(worker) if pool and repairs.are_on() else None
     await worker

@@ -18,9 +18,9 @@ from typing import Any
 from distributed import Worker
 
 from hpcml.errors import STORAGE
+from hpcml.kinds.dask.node import connection_limits, temporary_directory
 from hpcml.kinds.dask.node.dask_worker import Share
 from hpcml.node import scratch
-from hpcml.node.security import connection_limits
 from hpcml.node.settings import Context, Gpu, load
 from hpcml.paths import AttemptPaths
 from hpcml.repairs import file_names, finder
@@ -99,7 +99,7 @@ def main() -> int:
     """Run the workers until they end; return their exit status, or 74 if somebody else could replace the folder."""
     address, name = sys.argv[1:]
     context = load()
-    place = scratch.place_for_dask(context)
+    place = temporary_directory.of_role(context)
     try:
         folder = scratch.Folder(place)
     except scratch.UnsafePlaceError as error:

@@ -10,9 +10,10 @@ from distributed.http.routing import RoutingApplication
 from distributed.nanny import WorkerProcess
 from tornado.httpserver import HTTPServer
 
+from hpcml.kinds.dask.node import temporary_directory
+from hpcml.kinds.dask.node.connection_limits import Guarded
 from hpcml.kinds.dask.node.dask_worker import PrivateWorker
 from hpcml.node import scratch
-from hpcml.node.security.connection_limits import Guarded
 
 WITHOUT_SCRIPT = "Dask worker of hpcml.connect()"  # the name of a process that multiprocessing starts
 
@@ -89,7 +90,7 @@ class ClosedCluster(NoHttpPort, LocalCluster):  # type: ignore[misc]
 
     def __init__(self, **options: Any) -> None:
         try:
-            folder, self._removed = scratch.of_cluster(self, options.pop("local_directory", None) or "")
+            folder, self._removed = temporary_directory.of_cluster(self, options.pop("local_directory", None) or "")
         except scratch.UnsafePlaceError as error:
             raise RuntimeError(f"{error}; {scratch.OTHER_PLACE}") from error
         processes = options.get("processes", True)

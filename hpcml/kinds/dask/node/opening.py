@@ -15,9 +15,8 @@ from dask.utils import format_bytes, parse_bytes
 from distributed.core import Status
 from distributed.protocol.pickle import dumps
 
-from hpcml.kinds.dask.node import handover
+from hpcml.kinds.dask.node import handover, job_script
 from hpcml.node import script_module
-from hpcml.node.script import job_script
 from hpcml.node.settings import load
 
 Place = tuple[str, int, bool]  # a file, its line, and whether it is the script's own

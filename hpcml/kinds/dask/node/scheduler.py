@@ -21,11 +21,21 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_unix_socket
 
 from hpcml.errors import START_FAILED
-from hpcml.kinds.dask.node import clock_offset, dashboard, dask_state, diagnosis, task_ends, task_output
+from hpcml.kinds.dask.node import (
+    clock_offset,
+    connection_limits,
+    dashboard,
+    dask_state,
+    diagnosis,
+    interconnect,
+    task_ends,
+    task_output,
+    tls,
+    ucx_auth,
+)
 from hpcml.kinds.dask.node.control_socket import TOPIC
 from hpcml.kinds.dask.node.heartbeat import Activity, peer_of
-from hpcml.node import files, profilers, scratch, script_environment
-from hpcml.node.fabric import rounds
+from hpcml.node import files, scratch, script_environment
 from hpcml.node.hardware.network import (
     NoAddressError,
     NoProtocolError,
@@ -33,7 +43,6 @@ from hpcml.node.hardware.network import (
     choose_protocol,
     ucx_environment,
 )
-from hpcml.node.security import connection_limits, tls, ucx_auth
 from hpcml.node.settings import Context, load
 from hpcml.repairs import closing, dead_worker_memory, file_names
 
@@ -210,11 +219,13 @@ async def _serve(context: Context) -> int:
     reporter.send(event="scheduler-up", **facts)
     activity = Activity(context, schedulers, reporter.send, peer_of(writer.get_extra_info("socket")))
     ended = [asyncio.create_task(one.finished()) for one in schedulers]
-    orders = asyncio.create_task(_obey(reader, reporter, activity, lambda: rounds.check(scheduler, context, protocol)))
+    orders = asyncio.create_task(
+        _obey(reader, reporter, activity, lambda: interconnect.check(scheduler, context, protocol))
+    )
     beside = [asyncio.create_task(activity.watch()), asyncio.create_task(dask_state.watch(context, schedulers))]
     if protocol == "ucx":
         beside.append(asyncio.create_task(_open_ucx(context, reporter)))
-    profile = profilers.DaskReport(context, scheduler, folder) if "dask" in settings.report.profilers else None
+    profile = dashboard.PerformanceReport(context, scheduler, folder) if "dask" in settings.report.profilers else None
     await asyncio.wait({*ended, orders}, return_when=asyncio.FIRST_COMPLETED)
     if profile:
         await profile.write()

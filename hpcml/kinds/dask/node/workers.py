@@ -8,8 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.files import tail, write
 from hpcml.kinds.dask import WORKER
+from hpcml.kinds.dask.node import temporary_directory
 from hpcml.node import agent, files, profilers, scratch
 from hpcml.node.hardware.node_check import Inspection, UnfitError
 from hpcml.node.processes import long_import
@@ -22,7 +24,7 @@ _TROUBLE = re.compile(r"NCCL WARN| UCX  (?:ERROR|FATAL) ")
 def main() -> int:
     """Keep the node's workers running until the scheduler closes them."""
     context = load()
-    node = agent.begin(context, WORKER.name)
+    node = agent.begin(context, agent.Members(WORKER.name, context.settings.workers.restarts, WORKERS_NEVER_CAME))
     if not os.access(context.settings.code.cwd, os.X_OK):
         return node.refuse(f"the folder that the script runs in cannot be entered: {context.settings.code.cwd}")
     if lacking := profilers.missing(context):
@@ -45,7 +47,7 @@ def main() -> int:
                     gpus.load(context.settings.workers.gpu)
             finally:
                 inspection.end()  # what it finds wrong with the node goes before what the environment lacks
-            folder = scratch.Folder(scratch.place_for_dask(context))
+            folder = scratch.Folder(temporary_directory.of_role(context))
         except scratch.UnsafePlaceError as error:
             return node.refuse(f"{error} (profile: paths.scratch, or TMPDIR)")
         except (gpus.NoGpuError, UnfitError) as error:

@@ -52,9 +52,9 @@ def last(array: Any) -> int:
 
 def moved_here() -> dict[str, Any]:
     """Return the byte counters of this worker's node, as the interconnect's check reads them."""
-    from hpcml.node.fabric import counters
+    from hpcml.node.interconnect.measurement import read_counters
 
-    return counters.counters()
+    return read_counters()
 
 
 def busy(client: Any, workers: list[str], seconds: float, *, cpu: bool) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def spill(client: Any, size: int, seconds: float, *, cpu: bool) -> dict[str, Any
 
 def move(client: Any, workers: list[str], size: int, *, cpu: bool) -> dict[str, Any]:
     """Send so many bytes from the first worker to the last."""
-    from hpcml.node.fabric import counters
+    from hpcml.node.interconnect.measurement import counter_difference
 
     piece, one, other = CHUNK // 16 if cpu else CHUNK, workers[0], workers[-1]
     client.submit(last, client.submit(chunk, 0, piece, cpu=cpu, workers=[one]), workers=[other]).result()  # connects
@@ -88,7 +88,7 @@ def move(client: Any, workers: list[str], size: int, *, cpu: bool) -> dict[str, 
             raise SystemExit("another array came")
     after = client.run(moved_here, workers=[one])[one]
     time.sleep(AFTER)
-    links = counters.difference(before, after)["nvlink"]
+    links = counter_difference(before, after)["nvlink"]
     received = None if links is None else sum(facts["rx"] or 0 for facts in links.values())
     return {"bytes": size // piece * piece, "fabric_bytes": received, "began": began}
 

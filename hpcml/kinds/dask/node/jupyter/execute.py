@@ -1,7 +1,7 @@
 """Execute a notebook in the place of a script, in a kernel of the run, and keep it, executed, in the run's ``out``.
 
-``python -m hpcml.node.jupyter.execute NOTEBOOK`` ends with 0, with 1 if a cell fails, and with 80 if the run's
-environment cannot execute notebooks.
+``python -m hpcml.kinds.dask.node.jupyter.execute NOTEBOOK`` ends with 0, with 1 if a cell fails, and with 80
+if the run's environment cannot execute notebooks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from hpcml import files
 from hpcml.errors import START_FAILED
+from hpcml.kinds.dask.node.jupyter import config
 from hpcml.node.files import read_json
-from hpcml.node.jupyter import config
 from hpcml.node.settings import Context, load
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")

@@ -15,9 +15,13 @@ from dataclasses import asdict
 import dask.config
 from distributed import Client
 
-from hpcml.node.fabric import picture, report, rounds
-from hpcml.node.fabric.measurement import Measurement
-from hpcml.node.security import preload  # noqa: F401 - authenticates UCX here, where the run has a key for it
+from hpcml.kinds.dask.node import (
+    interconnect,
+    ucx_preload,  # noqa: F401 - authenticates UCX here, where the run has a key for it
+)
+from hpcml.node.interconnect import picture
+from hpcml.node.interconnect.measurement import Measurement
+from hpcml.node.interconnect.result import decide
 from hpcml.node.settings import load
 from hpcml.terminal import say, say_lines
 
@@ -28,24 +32,24 @@ def main() -> int:
         say("fabric: this measures the nodes of a run. Start it by: hpcml fabric --nodes 2", sys.stderr)
         return 2
     with dask.config.set({"distributed.client.preload": []}), Client() as client:
-        measurement: Measurement = client.run_on_scheduler(rounds.measure_all)
-    verdict = report.decide(measurement)
+        measurement: Measurement = client.run_on_scheduler(interconnect.measure_all)
+    result = decide(measurement)
     out = load().run.out
-    facts = {"verdict": verdict.to_json(), "measurement": asdict(measurement)}
+    facts = {"verdict": result.to_json(), "measurement": asdict(measurement)}
     (out / "fabric.json").write_text(json.dumps(facts, indent=1) + "\n")
     nodes = {name: worker.node for name, worker in measurement.workers.items()}
     if not measurement.pairs:
-        say(f"{verdict.line}: this run has one worker.")
+        say(f"{result.line}: this run has one worker.")
         say("To measure two nodes: hpcml fabric --nodes 2.")
         return 0
     say_lines(picture.matrix_text(measurement.pairs, nodes))
     say()
-    say(verdict.line)
-    for sentence in filter(None, (*verdict.problems, verdict.remedy)):
+    say(result.line)
+    for sentence in filter(None, (*result.problems, result.remedy)):
         say(f"  {sentence}")
     say()
     try:
-        (out / "fabric.svg").write_text(picture.matrix_svg(measurement.pairs, verdict.line, nodes))
+        (out / "fabric.svg").write_text(picture.matrix_svg(measurement.pairs, result.line, nodes))
     except ImportError as error:
         say(f"No picture: matplotlib cannot be imported here ({error}).")
     else:

@@ -6,7 +6,6 @@ import datetime as dt
 import inspect
 import os
 import secrets
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 EARLY = 86400.0  # seconds for which the certificate is valid before it was made: clocks of nodes differ
 LATE = 3600.0  # seconds for which it is valid beyond the longest time that the run may take
 _CONFIG_ROLES = ("scheduler", "worker", "client")
-_PRELOAD = "hpcml.node.security.preload"
+_PRELOAD = "hpcml.kinds.dask.node.ucx_preload"
 
 
 def make_certificate(paths: AttemptPaths, lifetime: float) -> None:
@@ -58,7 +57,7 @@ def make_certificate(paths: AttemptPaths, lifetime: float) -> None:
 
 
 def make_ucx_key(paths: AttemptPaths) -> None:
-    """Write the key with which both ends of a UCX connection prove themselves (:mod:`hpcml.node.security.ucx_auth`)."""
+    """Write the key with which both ends of a UCX connection prove themselves."""
     _write_secret(paths.ucx_key, secrets.token_bytes(32))
 
 
@@ -74,14 +73,6 @@ def _write_secret(path: Path, content: bytes) -> None:
     path.parent.chmod(0o700)
     with os.fdopen(files.create(path), "wb") as file:
         file.write(content)
-
-
-def remove_secrets(paths: AttemptPaths) -> None:
-    """Remove the keys, the certificate, the token, and what tunnels left; they are of no use after the attempt."""
-    for path in (paths.key, paths.certificate, paths.ucx_key, paths.jupyter_token):
-        path.unlink(missing_ok=True)
-    for folder in paths.secret.glob("relay-*"):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def security(paths: AttemptPaths) -> Security:

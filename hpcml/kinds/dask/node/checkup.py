@@ -128,9 +128,9 @@ def main() -> int:
     import dask.config
     from distributed import Client
 
-    from hpcml.node.security import preload  # noqa: F401 - as in hpcml.node.fabric
+    from hpcml.kinds.dask.node import ucx_preload  # noqa: F401 - authenticates UCX here
 
-    own = importlib.import_module("hpcml.node.hardware.checkup")  # of __main__ the code would be sent, not the name
+    own = importlib.import_module("hpcml.kinds.dask.node.checkup")  # of __main__ the code would be sent, not the name
 
     context = load()
     with dask.config.set({"distributed.client.preload": []}), Client() as client:

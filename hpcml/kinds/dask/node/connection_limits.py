@@ -6,16 +6,17 @@ writes a line about each that fails, and where its files have run out, a traceba
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import resource
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import dask.config
 from distributed.comm import registry
 from distributed.comm.tcp import TLSBackend, TLSListener
-
-from hpcml.node.security.handshake import HalfOpen
 
 logger = logging.getLogger("hpcml.tls")
 
@@ -103,6 +104,34 @@ class LineLimit(logging.Filter):
 
 
 logger.addFilter(LineLimit())
+
+
+class HalfOpen:
+    """The handshakes under way at a listener.
+
+    Who connects and says nothing is dropped at the deadline. If there are too many, the oldest goes at once, not the
+    newest: a peer with the key needs milliseconds, so it gets through while others hold connections open.
+    ``deadline`` are the seconds for one handshake, ``most`` is how many there may be.
+    """
+
+    def __init__(self, deadline: float, most: int) -> None:
+        self.deadline, self.most = deadline, most
+        self._limits: dict[asyncio.Timeout, None] = {}
+
+    @contextlib.asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        """Give a handshake its time; TimeoutError if it is over."""
+        async with asyncio.timeout(self.deadline) as limit:
+            if len(self._limits) >= self.most:
+                oldest = next(iter(self._limits))
+                del self._limits[oldest]
+                if not oldest.expired():
+                    oldest.reschedule(asyncio.get_running_loop().time())
+            self._limits[limit] = None
+            try:
+                yield
+            finally:
+                self._limits.pop(limit, None)
 
 
 class _Listener(TLSListener):  # type: ignore[misc]

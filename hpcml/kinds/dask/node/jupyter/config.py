@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerApp
     from traitlets.config import Config
 
+
 DASHBOARD = "dashboard"  # the path below which the run's dashboard is passed on: /dashboard/status
 _ALWAYS = ("jupyterlab", "jupyter_server_terminals", "jupyter_server_proxy", "dask_labextension")
 _LONGEST_SOCKET = 107  # bytes of a unix socket's path, unix(7)
@@ -102,7 +103,7 @@ def server_extensions() -> dict[str, bool]:
 def write_kernel(data: Path) -> None:
     """Write the run's kernel. It bears Python's usual name, so notebooks open in it and open elsewhere too."""
     kernel = {
-        "argv": [sys.executable, "-P", "-m", "hpcml.node.jupyter.kernel", "-f", "{connection_file}"],
+        "argv": [sys.executable, "-P", "-m", "hpcml.kinds.dask.node.jupyter.kernel", "-f", "{connection_file}"],
         "display_name": "hpcml (this run)",
         "language": "python",
         "metadata": {"debugger": False},  # the debugger's server would listen on a port of loopback, open to all
@@ -176,3 +177,66 @@ def check_socket(socket: Path) -> None:
         facts = path.lstat()
         if facts.st_mode != mode or facts.st_uid != os.getuid():
             raise UnsafeError(f"{path} has mode {facts.st_mode:o} and belongs to user {facts.st_uid}")
+
+
+EXTENSION = "hpcml-session"
+# A module federation container by hand (jupyterlab, "prebuilt extensions"): no build, and nothing shared but the app.
+_PAGE_SCRIPT = """\
+(() => {
+  const plugin = {
+    id: 'hpcml-session:plugin',
+    description: 'Saves all documents before the run ends, and says that it ends.',
+    autoStart: true,
+    activate: app => {
+      const {wsUrl, token, appendToken} = app.serviceManager.serverSettings;
+      const url = new URL('hpcml/session', wsUrl);
+      if (appendToken && token) url.searchParams.set('token', token);
+      let line = null, told = '';
+      const say = (message, type, actions) =>
+        app.commands.execute('apputils:notify', {message, type, options: {autoClose: false, actions}});
+      app.commands.addCommand('hpcml-session:stay', {
+        label: 'Go on with this session', execute: () => line.send('stay')
+      });
+      const save = async () => {
+        if (app.commands.hasCommand('docmanager:save-all')) await app.commands.execute('docmanager:save-all');
+        const unsaved = [...app.shell.widgets('main')].filter(widget => widget.context?.model?.dirty);
+        await Promise.all(unsaved.map(widget => widget.context.save()));
+      };
+      const heed = async ({state, words}) => {
+        const stay = [{label: 'Go on', commandId: 'hpcml-session:stay', args: {}}];
+        if (words && words !== told) say(words, 'warning', state === 'idle' ? stay : []);
+        told = words;
+        if (state === 'running') return;
+        try {
+          await save();
+        } catch (error) {
+          say('Not all documents could be saved: ' + error, 'error', []);
+          return;
+        }
+        if (state === 'ending') line.send('saved');
+      };
+      const follow = () => {
+        line = new WebSocket(url);
+        line.onmessage = message => heed(JSON.parse(message.data));
+        line.onclose = () => setTimeout(follow, 5000);
+      };
+      app.restored.then(follow);
+    }
+  };
+  (window._JUPYTERLAB = window._JUPYTERLAB || {})['hpcml-session'] = {
+    init: () => {},
+    get: () => Promise.resolve(() => ({__esModule: true, default: plugin}))
+  };
+})();
+"""
+
+
+def write_extension(folder: Path) -> None:
+    """Write the JupyterLab extension that has open pages save all documents before the session ends."""
+    static = folder / EXTENSION / "static"
+    static.mkdir(parents=True, mode=0o700)
+    (static / "remoteEntry.js").write_text(_PAGE_SCRIPT)
+    build = {"load": "static/remoteEntry.js", "extension": "./extension"}
+    lab = {"extension": True, "_build": build}
+    package = {"name": EXTENSION, "version": "1.0.0", "description": "Part of hpcml.", "jupyterlab": lab}
+    (folder / EXTENSION / "package.json").write_text(json.dumps(package))

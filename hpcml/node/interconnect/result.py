@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from hpcml.node.fabric import advice, attribution
-from hpcml.node.fabric.attribution import DataPath, short
-from hpcml.node.fabric.measurement import GIB, Measurement, Pair, slow
+from hpcml.node.interconnect import attribution
+from hpcml.node.interconnect.attribution import DataPath, short
+from hpcml.node.interconnect.measurement import GIB, Measurement, Pair, slow
 
 IDLE = 0.2  # of what a node's ports carry: less than this is worth a word
 _MOST_NAMES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Result:
     """The judgement; ``within`` and ``across`` are None where nothing was measured."""
 
     line: str  # all of it
@@ -47,8 +47,8 @@ class Verdict:
         return {**asdict(self), "ok": self.ok}
 
 
-def check_policy(policy: str, verdict: Verdict) -> str:
-    """Return why a verdict does not meet ``fabric.require``, "" if it does.
+def check_policy(policy: str, result: Result) -> str:
+    """Return why a result does not meet ``fabric.require``, "" if it does.
 
     ``none`` asks for nothing. ``warn`` asks that UCX use fast transports, that no transfer fail and that no pair or
     node be slow; TLS, which cannot be fast, was chosen and passes. ``rdma`` asks for RDMA across nodes and cuda_ipc
@@ -63,39 +63,41 @@ def check_policy(policy: str, verdict: Verdict) -> str:
         return ""
     if policy not in ("warn", "rdma"):
         raise ValueError(f"there is no policy '{policy}': none, warn or rdma")
-    reasons = list(verdict.failed)
-    if verdict.protocol != "tls" or policy == "rdma":
-        reasons += verdict.doubts
-    reasons += filter(None, [verdict.nccl_doubt])
-    if policy == "rdma" and verdict.nodes > 1 and verdict.across is None and not reasons:
+    reasons = list(result.failed)
+    if result.protocol != "tls" or policy == "rdma":
+        reasons += result.doubts
+    reasons += filter(None, [result.nccl_doubt])
+    if policy == "rdma" and result.nodes > 1 and result.across is None and not reasons:
         reasons.append("nothing was measured across nodes")
-    if policy == "warn" and verdict.worst:
-        reasons.append(_slow_words(verdict.worst))
+    if policy == "warn" and result.worst:
+        reasons.append(_slow_words(result.worst))
     return "; ".join(reasons)
 
 
-def decide(measurement: Measurement) -> Verdict:
+def decide(measurement: Measurement) -> Result:
     """Return the judgement on a measurement."""
     timed = [pair for pair in measurement.pairs if pair.bandwidth]
     failed = tuple(f"the transfer {pair.name} failed: {pair.error}" for pair in measurement.pairs if not pair.bandwidth)
     paths: dict[str, DataPath] = {}
-    causes: dict[str, advice.Cause] = {}  # of the paths that should be fast and are not proven to be
+    causes: dict[str, attribution.Cause] = {}  # of the paths that should be fast and are not proven to be
     for scope in ("across", "within"):
         if pairs := [pair for pair in timed if pair.scope == scope]:
             path = _data_path(measurement, scope, pairs)
             if path.wanted and not path.ok:
                 cause = causes[scope] = _cause(measurement, path)
-                path = path if cause is advice.TLS else replace(path, doubt=f"{path.doubt} ({cause.reason})")
+                path = path if cause is attribution.TLS else replace(path, doubt=f"{path.doubt} ({cause.reason})")
             paths[scope] = path
     worst = tuple(_worst(measurement, timed))
     nccl, nccl_doubt = _nccl(measurement)
     idle = _idle_ports(measurement, paths.get("across"), timed)
     doubts = [paths[scope].doubt for scope in causes]
     problems = [*failed, *doubts, nccl_doubt, _slow_words(worst) if worst else "", *idle]
-    remedy = "; ".join(dict.fromkeys(cause.remedy for cause in causes.values())) or (advice.GPUDIRECT if idle else "")
+    remedy = "; ".join(dict.fromkeys(cause.remedy for cause in causes.values())) or (
+        attribution.GPUDIRECT if idle else ""
+    )
     ways = f"NCCL: {nccl}" if nccl else nccl_doubt
     line = "; ".join(filter(None, [_line(measurement, paths, causes), ways, *failed[:1]]))
-    return Verdict(
+    return Result(
         line=f"{line}; remedy: {remedy}" if causes and measurement.protocol == "ucx" else line,
         protocol=measurement.protocol,
         nodes=len(measurement.nodes),
@@ -126,10 +128,12 @@ def _data_path(measurement: Measurement, scope: str, pairs: Sequence[Pair]) -> D
     )
 
 
-def _cause(measurement: Measurement, path: DataPath) -> advice.Cause:
+def _cause(measurement: Measurement, path: DataPath) -> attribution.Cause:
     if measurement.protocol == "tls":
-        return advice.TLS
-    return (advice.across if path.scope == "across" else advice.within)(measurement, path.unproven)
+        return attribution.TLS
+    return (attribution.cause_across if path.scope == "across" else attribution.cause_within)(
+        measurement, path.unproven
+    )
 
 
 def _worst(measurement: Measurement, pairs: Sequence[Pair]) -> list[str]:
@@ -189,7 +193,7 @@ def _idle_ports(measurement: Measurement, path: DataPath | None, pairs: Iterable
     return [f"{idle[0]} sends {rate(speed)} across nodes, of {rate(most)} that its InfiniBand ports carry"]
 
 
-def _line(measurement: Measurement, paths: Mapping[str, DataPath], causes: Mapping[str, advice.Cause]) -> str:
+def _line(measurement: Measurement, paths: Mapping[str, DataPath], causes: Mapping[str, attribution.Cause]) -> str:
     if not paths:
         return f"{'TLS over TCP' if measurement.protocol == 'tls' else 'UCX'}: nothing was measured"
     words = attribution.WORDS

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from hpcml.node.fabric.measurement import Pair, slow
+from hpcml.node.interconnect.measurement import Pair, slow
 
 MOST_NAMES = 64  # more workers than these are put together by node
 _NOTHING = "Nothing was measured."
