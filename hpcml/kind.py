@@ -70,6 +70,7 @@ class Kind(NamedTuple):
     name: str
     roles: tuple[Role, ...]  # in the order in which the batch script starts them, before the supervisor
     processes: str  # the module on the nodes that has the class Processes(state, folders)
+    reset: str  # the module that resets the processes between two points of a sweep (hpcml.node.sweep.forks.Resets)
     in_script: str  # the module whose install() changes the script's interpreter, empty without one
     startup: tuple[Stage, ...]  # in their order
     ready: str  # the event after which the script can begin

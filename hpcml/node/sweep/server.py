@@ -1,12 +1,13 @@
 """Start the user's script once for each point of a sweep, one or several at once, and write down how each ended.
 
-A point is a fork of this process, which has imported Dask: to start Python and to import takes longer than many a
-point. It has a process group, a log and a folder for results of its own, and writes nothing where others do.
+A point is a fork of this process, which has imported what all need: to start Python and to import takes longer than
+many a point. It has a process group, a log and a folder for results of its own, and writes nothing where others do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import select
@@ -16,7 +17,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from hpcml import errors
 from hpcml.node import files, processes
@@ -25,8 +26,7 @@ from hpcml.node.script_process import oom_kills
 from hpcml.node.settings import Context, load
 from hpcml.node.sweep import records
 from hpcml.node.sweep.claims import Claims, LostError
-from hpcml.node.sweep.cleaning import Cleaner, CleaningError
-from hpcml.node.sweep.forks import Fork, Order
+from hpcml.node.sweep.forks import Fork, Order, ResetError, Resets, Resetter
 from hpcml.node.sweep.study import Settings, Study
 from hpcml.terminal import say
 
@@ -41,11 +41,11 @@ def serve() -> NoReturn:
     context = load()
     hook.install()  # before what it replaces is imported
     with processes.long_import():
-        import distributed  # noqa: F401 - for the points
+        kind = cast("Resets", importlib.import_module(os.environ.pop(hook.RESETS)))
+        kind.preload()
+        from hpcml.node.script import launcher  # noqa: F401 - for the points
 
-        from hpcml.node.script import launcher  # noqa: F401 - as above
-
-    sweep = Sweep(context)
+    sweep = Sweep(context, kind)
     try:
         sweep.run()
     except ImportError as error:
@@ -57,15 +57,14 @@ def serve() -> NoReturn:
 
 
 class Slot:
-    """A place for one point at a time, with a share of the workers and who cleans it; ``pid`` is 0 without a point."""
+    """A place for one point at a time, with a worker group and what resets it; ``pid`` is 0 without a point."""
 
-    def __init__(self, number: int, address: str) -> None:
-        self.number, self.address = number, address
-        self.cleaner = Cleaner(address)
+    def __init__(self, number: int, address: str, resetter: Resetter) -> None:
+        self.number, self.address, self.resetter = number, address, resetter
         self.point: dict[str, Any] = {}
         self.pid = self.kills = self.status = 0
         self.began = self.clock = self.seconds = 0.0
-        self.cleaning = False
+        self.resetting = False
         self.reports: socket.socket | None = None
 
     def hang_up(self) -> None:
@@ -81,8 +80,8 @@ class Sweep:
     ``stopped`` says why no more begin.
     """
 
-    def __init__(self, context: Context) -> None:
-        self.context, self.settings = context, context.settings
+    def __init__(self, context: Context, kind: Resets) -> None:
+        self.context, self.settings, self.kind = context, context.settings, kind
         plan = files.read_json(context.run.points) or {}
         self.points: list[dict[str, Any]] = plan["points"]
         self.max_fails: int | None = plan["max_fails"]
@@ -109,13 +108,13 @@ class Sweep:
         self._join()
         self._open_study()
         if self.waiting:
-            addresses = (files.read_json(self.context.attempt.scheduler) or {}).get("shares", [])
-            self.slots = [Slot(number, address) for number, address in enumerate(["", *addresses])]
+            groups = enumerate(self.kind.worker_groups(self.context))
+            self.slots = [Slot(number, at, Resetter(self.context, self.kind, at)) for number, at in groups]
         for slot in self.slots:
-            self._clean(slot)
+            self._reset(slot)
         while self._goes_on():
             for slot in self.slots:
-                if not slot.pid and not slot.cleaning and (point := self._next()):
+                if not slot.pid and not slot.resetting and (point := self._next()):
                     self._begin(slot, point)
             if not self.next_fork and self.waiting and not self.stopped:
                 self.next_fork = self._fork()
@@ -123,7 +122,7 @@ class Sweep:
         if self.next_fork:
             self.next_fork.end()
         for slot in self.slots:
-            slot.cleaner.end()
+            slot.resetter.end()
         if self.claims:
             self.claims.end()
         self._end()
@@ -165,7 +164,7 @@ class Sweep:
 
     def _goes_on(self) -> bool:
         """Whether points run, or more may begin."""
-        if any(slot.pid or slot.cleaning for slot in self.slots):
+        if any(slot.pid or slot.resetting for slot in self.slots):
             return True
         self._look()
         if self.stopped:
@@ -216,7 +215,7 @@ class Sweep:
             _signal(slot.pid, signal.SIGTERM)
 
     def _fork(self) -> Fork:
-        return Fork([slot.cleaner for slot in self.slots])
+        return Fork(self.kind, [slot.resetter for slot in self.slots])
 
     def _order(self, slot: Slot, point: dict[str, Any]) -> Order:
         """Return the arguments, variables and log that a fork is to have as a point."""
@@ -228,15 +227,15 @@ class Sweep:
             argv=["-c", self.settings.script, *self.settings.arguments, *options_of(point["texts"])],
             log=str(run.log_of(key)),
             error=str(records.notes(self.context, key, "error")),
-            scheduler=slot.address,
-            judged=self.study is not None,
+            group=slot.address,
+            reports_answered=self.study is not None,
         )
 
     def _wait(self) -> None:
-        """Wait until a point ends or reports, a share is clean, or it is time to look at the other runs."""
+        """Wait until a point ends or reports, a worker group is reset, or it is time to look at the other runs."""
         reporting = {slot.reports.fileno(): slot for slot in self.slots if slot.reports} if self.study else {}
-        cleaning = {slot.cleaner.connection.fileno(): slot for slot in self.slots if slot.cleaning}
-        ready, _, _ = select.select([self.wake, *cleaning, *reporting], [], [], TICK)
+        resetting = {slot.resetter.connection.fileno(): slot for slot in self.slots if slot.resetting}
+        ready, _, _ = select.select([self.wake, *resetting, *reporting], [], [], TICK)
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake, 4096)
         for descriptor in reporting.keys() & set(ready):
@@ -246,8 +245,8 @@ class Sweep:
                 pid, code = os.waitpid(slot.pid, os.WNOHANG)
                 if pid:
                     self._point_ended(slot, os.waitstatus_to_exitcode(code))
-            elif slot.cleaning and (slot.cleaner.connection.fileno() in ready or slot.cleaner.late):
-                self._cleaned(slot)
+            elif slot.resetting and (slot.resetter.connection.fileno() in ready or slot.resetter.late):
+                self._reset_done(slot)
         if self.claims:
             try:
                 if self.claims.look(often=not self.waiting):
@@ -286,19 +285,19 @@ class Sweep:
         _signal(pid, signal.SIGKILL)  # what it has left
         slot.hang_up()
         slot.status, slot.seconds = 128 - code if code < 0 else code, time.monotonic() - slot.clock
-        self._clean(slot)
+        self._reset(slot)
 
-    def _clean(self, slot: Slot) -> None:
-        slot.cleaning = True
-        slot.cleaner.ask()
+    def _reset(self, slot: Slot) -> None:
+        slot.resetting = True
+        slot.resetter.ask()
 
-    def _cleaned(self, slot: Slot) -> None:
-        """Write down how a share's point has ended, now that the share is clean."""
-        slot.cleaning = False
+    def _reset_done(self, slot: Slot) -> None:
+        """Write down how a point has ended, now that its worker group is reset."""
+        slot.resetting = False
         restarted = ""
         try:
-            restarted = slot.cleaner.answer()
-        except CleaningError as error:
+            restarted = slot.resetter.answer()
+        except ResetError as error:
             self.stopped = self.stopped or str(error)
         point, slot.point = slot.point, {}
         if not point:
