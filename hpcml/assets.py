@@ -44,6 +44,7 @@ def node_side() -> list[str]:
         "files.py",
         "help_layout.py",
         "kind.py",
+        "leases.py",
         "paths.py",
         "samples.py",
         "terminal.py",

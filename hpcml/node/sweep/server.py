@@ -19,13 +19,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from hpcml import errors
+from hpcml import errors, leases
 from hpcml.node import files, processes
 from hpcml.node.script import hook
 from hpcml.node.script_process import oom_kills
 from hpcml.node.settings import Context, load
 from hpcml.node.sweep import records
-from hpcml.node.sweep.claims import Claims, LostError
 from hpcml.node.sweep.forks import Fork, Order, ResetError, Resets, Resetter
 from hpcml.node.sweep.study import Settings, Study
 from hpcml.terminal import say
@@ -49,9 +48,10 @@ def serve() -> NoReturn:
     try:
         sweep.run()
     except ImportError as error:
-        if error.name != "optuna":
+        if error.name not in ("optuna", "cmaes"):
             raise
-        raise SystemExit("hpcml: The nodes' Python has no optuna, which a search and a pruner need.") from None
+        what = "a search and a pruner need" if error.name == "optuna" else "--sampler cmaes needs"
+        raise SystemExit(f"hpcml: The nodes' Python has no {error.name}, which {what}.") from None
     sys.stdout.flush()
     raise SystemExit(sweep.exit_status)
 
@@ -85,18 +85,18 @@ class Sweep:
         plan = files.read_json(context.run.points) or {}
         self.points: list[dict[str, Any]] = plan["points"]
         self.max_fails: int | None = plan["max_fails"]
-        self.folder = plan.get("claims", "")  # by which several runs divide the points
+        self.folder = plan.get("claims", "")  # of the leases by which several runs divide the points
         self.study_settings: dict[str, Any] | None = plan.get("study")
         self.study: Study | None = None
         self.runs: list[str] = plan.get("runs", [])
         self.waiting: list[dict[str, Any]] = []
         self.slots: list[Slot] = []
         self.next_fork: Fork | None = None
-        self.claims: Claims | None = None
+        self.leases: leases.Leases | None = None
         self.ok = self.failed = self.pruned = self.interrupted = 0
         self.first_failures: list[str] = []
         self.begun: set[str] = set()
-        self.out_of_points: float | None = None  # since when, by the clock of the claims
+        self.out_of_points: float | None = None  # since when, by the clock of the leases
         self.stopped = ""
         self.exit_status = 0
         self.told_to_end = False
@@ -123,8 +123,8 @@ class Sweep:
             self.next_fork.end()
         for slot in self.slots:
             slot.resetter.end()
-        if self.claims:
-            self.claims.end()
+        if self.leases:
+            self.leases.end()
         self._end()
 
     def _listen(self) -> None:
@@ -152,7 +152,8 @@ class Sweep:
         if not self.folder:
             return
         try:
-            self.claims = Claims(Path(self.folder), self.context.run.directory.name, self.runs)
+            run = self.context.run.directory.name
+            self.leases = leases.Leases(Path(self.folder), run, self.runs, processes.OwnTime())
         except FileNotFoundError:
             self.waiting, self.points = [], []  # all have ended, and other runs have others
 
@@ -169,13 +170,13 @@ class Sweep:
         self._look()
         if self.stopped:
             return False
-        if self.waiting or not self.claims:
+        if self.waiting or not self.leases:
             self.out_of_points = None
             return bool(self.waiting)
         if self.out_of_points is None:
-            self.out_of_points = self.claims.roll_call()
-        silent = self.claims.silent(self.out_of_points)  # it may have died, and its points are to be run here
-        if self.claims.any_free(point["key"] for point in self._untried()):  # another has given them back
+            self.out_of_points = self.leases.scan()
+        silent = self.leases.silent(self.out_of_points)  # it may have died, and its points are to be run here
+        if self.leases.free(point["key"] for point in self._untried()):  # another run has given them back
             self.waiting = self._untried()
         return silent or bool(self.waiting)
 
@@ -191,9 +192,9 @@ class Sweep:
                 return None
             point = self.waiting.pop(0)
             try:
-                if not self.claims or self.claims.take(point["key"]):
+                if not self.leases or self.leases.take(point["key"]):
                     return point
-            except LostError:
+            except leases.LostError:
                 self._lose()
                 return None
         return None
@@ -247,11 +248,11 @@ class Sweep:
                     self._point_ended(slot, os.waitstatus_to_exitcode(code))
             elif slot.resetting and (slot.resetter.connection.fileno() in ready or slot.resetter.late):
                 self._reset_done(slot)
-        if self.claims:
+        if self.leases:
             try:
-                if self.claims.look(often=not self.waiting):
+                if self.leases.renew(often=not self.waiting):
                     self.waiting = self._untried()
-            except LostError:
+            except leases.LostError:
                 self._lose()
 
     def _judge(self, slot: Slot) -> None:
@@ -259,9 +260,9 @@ class Sweep:
         assert slot.reports
         assert self.study
         try:
-            if self.claims:
-                self.claims.check()
-        except LostError:
+            if self.leases:
+                self.leases.check()
+        except leases.LostError:
             self._lose()
         text = slot.reports.recv(_LONGEST_REPORT)
         if text and slot.point:
@@ -310,9 +311,9 @@ class Sweep:
             self._look()
             self.stopped = self.stopped or "the run was told to end"
         try:
-            if self.claims:
-                self.claims.check()
-        except LostError:
+            if self.leases:
+                self.leases.check()
+        except leases.LostError:
             self._lose()
             return
         if self.study:
@@ -322,10 +323,10 @@ class Sweep:
             self._count(record)
         else:
             self.interrupted += 1
-        if self.claims and record:
-            self.claims.ended(point["key"], failed=record["status"] == "failed")
-        elif self.claims:
-            self.claims.give_back(point["key"])
+        if self.leases and record:
+            self.leases.done(point["key"], failed=record["status"] == "failed")
+        elif self.leases:
+            self.leases.give_back(point["key"])
         self._tell(point, record, restarted)
 
     def _on_term(self, *_: object) -> None:
@@ -346,7 +347,7 @@ class Sweep:
             self.stopped = f"more than {self.max_fails} failed (--max-fails)"
 
     def _failures(self) -> int:
-        return self.claims.failures() if self.claims else self.failed
+        return self.leases.failures() if self.leases else self.failed
 
     def _count(self, record: dict[str, Any]) -> bool:
         """Count a point that has ended; False if it has not."""
@@ -378,14 +379,14 @@ class Sweep:
     def _end(self) -> None:
         """Print and write down how the sweep ended."""
         done = self.ok + self.failed + self.pruned
-        left = self._left() if self.claims else len(self.points) - done
+        left = len(self.leases.free(point["key"] for point in self.points)) if self.leases else len(self.points) - done
         deadline = time.monotonic() + TOLD
         while left and self.context.attempt.terminate.exists() and not self.told_to_end and time.monotonic() < deadline:
             time.sleep(0.02)  # the supervisor is about to end the run, as cancelled
         words = f"{self.ok} of {len(self.points)} points are done"
         words += f", {self.pruned} pruned" if self.pruned else ""
         words += f", {self.failed} failed" if self.failed else ""
-        if self.claims and (others := len(self.points) - done - left):
+        if self.leases and (others := len(self.points) - done - left):
             words += f", {others} are those of other runs"
         words += f", {left} are left: {self.stopped or 'they stopped to be continued'}" if left else ""
         self.exit_status = 1 if self.failed or left else 0
@@ -394,11 +395,6 @@ class Sweep:
         told = {"ended": words, "points": len(self.points), "failed": self.failed, "first": self.first_failures}
         files.write_json(self.context.attempt.points_end, told)
         say(f"sweep: {words}.")
-
-    def _left(self) -> int:
-        """Return how many points nobody has, of a sweep that several runs divide."""
-        there = set(os.listdir(self.folder))
-        return sum(point["key"] not in there for point in self.points)
 
 
 def options_of(texts: Mapping[str, str]) -> list[str]:
