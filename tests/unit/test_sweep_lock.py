@@ -13,7 +13,7 @@ import pytest
 
 from hpcml import leases
 from hpcml.errors import StorageError, UsageError
-from hpcml.sweeps import lock
+from hpcml.sweeps import record
 
 
 def plant(runs: Path, **facts: Any) -> Path:
@@ -44,12 +44,12 @@ def test_who_holds_a_sweep_and_who_no_longer(tmp_path: Path, subtests: pytest.Su
             before(runs)
         with subtests.test(what):
             if not holds:
-                with lock.held(runs, "job", "job-2"):
+                with record.held(runs, "job", "job-2"):
                     assert json.loads(path.read_text())["run"] == "job-2"
                 assert os.listdir(path.parent) == []
                 continue
             with pytest.raises(UsageError, match="Another command is submitting points of the sweep 'job'") as raised:
-                lock.held(runs, "job", "job-2").__enter__()
+                record.held(runs, "job", "job-2").__enter__()
             assert ("remove" in str(raised.value.hint)) == bool(facts)
             assert os.listdir(path.parent) == ["lock"]
 
@@ -59,7 +59,7 @@ def test_of_many_at_once_one_gets_it(tmp_path: Path) -> None:
 
     def take(number: int) -> bool:
         try:
-            with lock.held(tmp_path, "job", f"job-{number}"):
+            with record.held(tmp_path, "job", f"job-{number}"):
                 inside.append(number)
                 most.append(len(inside))
                 inside.remove(number)
@@ -84,12 +84,12 @@ def test_a_removal_that_was_broken_off_ends_in_words(tmp_path: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", lambda *_, **__: None)
         assert leases.remove(path, there)
-    monkeypatch.setattr(lock, "_PATIENCE", 0.1)
+    monkeypatch.setattr(record, "_PATIENCE", 0.1)
     with pytest.raises(UsageError, match="Another command is submitting") as raised:
-        lock.held(tmp_path, "job", "job-2").__enter__()
+        record.held(tmp_path, "job", "job-2").__enter__()
     assert f"remove {path}" in str(raised.value.hint)
     path.unlink()
-    with lock.held(tmp_path, "job", "job-2"):
+    with record.held(tmp_path, "job", "job-2"):
         assert path.exists()
     assert not path.exists()
 
@@ -104,7 +104,7 @@ def test_nothing_is_made_in_a_folder_of_another_account_s(tmp_path: Path) -> Non
         else:
             folder.mkdir()
             os.chown(folder, 65533, 65533)
-        with pytest.raises(StorageError, match="not yours"), lock.held(tmp_path, "points", "run"):
+        with pytest.raises(StorageError, match="not yours"), record.held(tmp_path, "points", "run"):
             pass
         assert list(folder.iterdir()) == []
         folder.unlink() if linked else folder.rmdir()
