@@ -45,6 +45,7 @@ def node_side() -> list[str]:
         "forms.py",
         "help_layout.py",
         "kind.py",
+        "leases.py",
         "paths.py",
         "samples.py",
         "terminal.py",

@@ -102,6 +102,7 @@ class Kind(NamedTuple):
     name: str
     roles: tuple[Role, ...]  # in the order in which the batch script starts them, before the supervisor
     processes: str  # the module on the nodes that has the class Processes(state, folders)
+    reset: str  # the module that resets the processes between two points of a sweep (hpcml.node.sweep.forks.Resets)
     in_script: str  # the module whose install() changes the script's interpreter, empty without one
     programs: Mapping[Form, str]  # the module that runs a form for which hpcml has a program of its own
     startup: tuple[Stage, ...]  # in their order

@@ -53,9 +53,9 @@ def run(options: Namespace) -> int:
 
 def _dividing(run: directories.Run) -> list[directories.Run]:
     """Return the other runs that divide the points of a sweep with this one and have not ended: they would take its."""
-    from hpcml.sweeps import store
+    from hpcml.sweeps import record
 
-    return going(run.paths.directory.parent, [other for other in store.given(run).runs if other != run.id])
+    return going(run.paths.directory.parent, [other for other in record.given(run).runs if other != run.id])
 
 
 def going(runs: Path, ids: Sequence[str]) -> list[directories.Run]:

@@ -337,10 +337,10 @@ def _run_names(line: Line, current: str) -> Iterator[Candidate]:
 
 
 def _sweeps(line: Line, _: str) -> Iterator[Candidate]:
-    from hpcml.sweeps import store
+    from hpcml.sweeps import record
 
     if not line.host:
-        for name in store.names(line.runs()):
+        for name in record.names(line.runs()):
             yield name, ""
 
 

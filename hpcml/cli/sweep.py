@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from hpcml import files
 from hpcml.cli import common, submit
-from hpcml.errors import NotFoundError, SiteError, UsageError, nearest
+from hpcml.errors import NotFoundError, UsageError, nearest
 from hpcml.forms import Form
 from hpcml.request.options import TAKES_VALUE
 from hpcml.request.record import job_name
 from hpcml.runs import directories
 from hpcml.sites import layers
-from hpcml.sites.schema import Partition
-from hpcml.sweeps import keys, lock, points, search, store, table
+from hpcml.sweeps import points, record, results, search
 from hpcml.terminal import Raw, columns, fit, note, say, say_fitted, shown
-from hpcml.units import Memory, format_seconds
+from hpcml.units import format_seconds
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from hpcml.runs.submit import Prepared
+    from hpcml.sweeps.submission import Asked, Choice
 
 VERBS = ("status", "table", "plot", "cancel")
 _VALUES = (
@@ -148,18 +147,10 @@ def run(options: Namespace) -> int:
 # -- a submission ------------------------------------------------------------------------------------------------------
 
 
-class _Asked(NamedTuple):
-    """What the command says of the whole sweep; ``study`` is what Optuna does for it, and ``key`` tells that study."""
-
-    max_fails: int | None
-    jobs: int
-    study: search.Search | None
-    key: str
-
-
 def _begin(options: Namespace) -> int:
     """Submit the points that no run has ended or goes on with."""
-    from hpcml.runs import submit as submission
+    from hpcml.runs import submit as runs_submit
+    from hpcml.sweeps import submission
 
     seed = common.whole(options.seed, "--seed")
     optuna = (options.search or (), options.sampler or "", options.pruner or "", options.metric)
@@ -173,29 +164,29 @@ def _begin(options: Namespace) -> int:
         hint = "Profile one of its points: hpcml submit --profile … SCRIPT ARGS…."
         raise UsageError("A sweep records no profile", place="--profile", hint=hint)
     names = {value.name for point in wanted for value in point} | (study.space.keys() if study else set())
-    _check_arguments(names, spec.code.arguments)
+    submission.check_names(names, spec.code.arguments)
     submit.check_modes(options)
     max_fails = None if options.max_fails is None else common.whole(options.max_fails, "--max-fails")
     jobs, name = _jobs(options), job_name(spec)
     spec = spec.changed(name=name, sweep=name, at_once=common.positive(options.at_once, "--at-once"))
-    prepared = submission.prepare_request(spec, learn=not options.dry_run)
-    _check_shares(prepared)
+    prepared = runs_submit.prepare_request(spec, learn=not options.dry_run)
+    submission.check_worker_groups(prepared)
     if study:
-        _check_packages(prepared, study.packages)
+        submission.check_packages(prepared, study.packages)
     runs = Path(prepared.plan.directory).parent
-    planned, key = _planned(prepared, wanted, study)
-    asked = _Asked(max_fails, jobs, study, key)
+    planned, key = submission.planned(prepared, wanted, study)
+    asked = submission.Asked(max_fails, jobs, options.metric, options.maximize, study, key)
     if options.dry_run:
         _look_again(options, asked, prepared, planned, say_it=True)
         return 0
     agreed, told = options.yes, False
     while True:  # once, or twice where a question is asked: it holds up nobody else
-        with lock.held(runs, name, prepared.plan.run_id):
+        with record.held(runs, name, prepared.plan.run_id):
             look = _look_again(options, asked, prepared, planned, say_it=not told)
             if not look.chosen:
                 return 0
             if agreed or not look.stale:
-                started = _submit(options, look, asked)
+                started = submission.submit(look, asked)
                 break
         told = agreed = True
         question = f"{look.stale} points are stale, made by another script, image or arguments. Run them again?"
@@ -205,33 +196,26 @@ def _begin(options: Namespace) -> int:
     return _wait(options, started, name)
 
 
-class _Choice(NamedTuple):
-    """How the sweep stands before a submission, and the points that are to run; ``stale`` counts as ``store.stale``.
-
-    ``prepared`` is the run with what the causes of failures ask for.
-    """
-
-    before: store.Sweep
-    planned: list[store.Planned]
-    chosen: list[store.Planned]
-    stale: int
-    prepared: Prepared
-    standing: store.Standing
-
-
 def _look_again(
-    options: Namespace, asked: _Asked, prepared: Prepared, planned: list[store.Planned], *, say_it: bool
-) -> _Choice:
-    """Look at what the sweep's runs have written, and say what is to run."""
+    options: Namespace, asked: Asked, prepared: Prepared, planned: list[record.Planned], *, say_it: bool
+) -> Choice:
+    """Read what the sweep's runs have written, and say which points are to run."""
+    from hpcml.runs import submit as runs_submit
+    from hpcml.sweeps import submission
+
     name, runs = prepared.spec.points.sweep, Path(prepared.plan.directory).parent
-    before = store.load(runs, name)
-    standing = store.standing(runs, before) if before else store.Standing({}, {})
-    chosen, prepared, more = _chosen(options, prepared, planned, standing)
+    before = record.load(runs, name)
+    standing = record.standing(runs, before) if before else record.Standing({}, {})
+    chosen, more = submission.choose(prepared, planned, standing, options.only_failed)
+    if more.spec != prepared.spec or more.settings:
+        loaded = common.load_site(options.site or "", more.spec.code.cwd, [*(options.set or ()), *more.settings])
+        prepared = runs_submit.prepare(loaded, more.spec, run_id=prepared.plan.run_id)
     if say_it:
-        _tell(prepared, planned, chosen, standing, more, min(asked.jobs, len(chosen)))
+        _tell(prepared, planned, chosen, standing, more.words, min(asked.jobs, len(chosen)))
     if options.json and (options.dry_run or not chosen):
-        common.print_json({**_facts(name, planned, chosen, standing), "more": list(more)})
-    return _Choice(before or store.Sweep(name), planned, chosen, store.stale(planned, standing), prepared, standing)
+        common.print_json({**_facts(name, planned, chosen, standing), "more": list(more.words)})
+    stale = record.stale(planned, standing)
+    return submission.Choice(before or record.Sweep(name), planned, chosen, stale, prepared, standing)
 
 
 def _jobs(options: Namespace) -> int:
@@ -241,85 +225,6 @@ def _jobs(options: Namespace) -> int:
         hint = "More of a cluster is rarely free at once: each job takes points as long as there are some."
         raise UsageError(f"{jobs} jobs are more than {_MOST_JOBS}", place="--jobs", hint=hint)
     return jobs
-
-
-def _check_packages(prepared: Prepared, more: Sequence[str]) -> None:
-    """Refuse a search or a pruner if the nodes' Python lacks Optuna or ``more``; in an image the run shows it."""
-    from hpcml.runs import script_checks
-
-    runtime = prepared.loaded.site.runtime
-    if not (prepared.plan.inside.job.image or runtime.modules or runtime.setup):
-        python = prepared.plan.steps[-1].command[0]
-        script_checks.check_packages(("optuna",), python, "extra 'sweep'", sure=True)
-        script_checks.check_packages(more, python, "--sampler", sure=True)
-
-
-def _check_shares(prepared: Prepared) -> None:
-    """Refuse more points at once than there are workers."""
-    inside = prepared.plan.inside
-    if inside.points.at_once <= inside.worker_count:
-        return
-    what = f"{inside.points.at_once} points at once need as many workers, and the run has {inside.worker_count}"
-    more = (
-        ""
-        if inside.workers.gpu
-        else f"more of them (--set workers.per_node={-(-inside.points.at_once // inside.job.nodes)}), or "
-    )
-    raise UsageError(what, place="--at-once", hint=f"Ask for {more}more nodes.")
-
-
-def _submit(options: Namespace, look: _Choice, asked: _Asked) -> list[directories.Run]:
-    """Write the sweep's record and submit runs for the chosen points; at least one, or it is an error."""
-    from hpcml.runs import submit as submission
-
-    old, prepared = look.before, look.prepared
-    runs = Path(prepared.plan.directory).parent
-    store.remove_claims(runs, old.name, look.standing.claims)
-    everyone, claims = [prepared], ""
-    if asked.jobs > 1:
-        claims = str(store.new_claims(runs, old.name))
-        with directories.storage(runs):
-            Path(claims).mkdir(mode=0o700)
-        more = min(asked.jobs, len(look.chosen)) - 1
-        everyone += [submission.prepare(prepared.loaded, prepared.spec) for _ in range(more)]
-    ids = [one.plan.run_id for one in everyone]
-    sweep = old._replace(
-        points=tuple(look.planned),
-        runs=(*old.runs, *ids),
-        metric=options.metric or old.metric,
-        maximize=options.maximize or old.maximize,
-    )
-    store.save(runs, sweep)
-    started: list[directories.Run] = []
-    facts: dict[str, object] = {
-        "sweep": old.name,
-        "max_fails": asked.max_fails,
-        "points": [_for_the_nodes(one, look.standing) for one in look.chosen],
-    }
-    if claims:
-        facts |= {"claims": claims, "runs": ids}
-    if asked.study:
-        facts["study"] = asked.study.for_the_nodes(runs, old.name, asked.key)
-    text = json.dumps(facts, indent=1) + "\n"
-    for one in everyone:
-        try:
-            started.append(submission.submit(one._replace(points=text)))
-        except SiteError as error:
-            if not started:
-                raise
-            note(f"{len(started)} of {len(everyone)} jobs were taken, and have all points: {error.message}")
-            break
-    return started
-
-
-def _for_the_nodes(planned: store.Planned, standing: store.Standing) -> dict[str, object]:
-    """Return a point as the first node of a run reads it; a search chooses its values there, unless it had some."""
-    values = {value.name: value.typed for value in planned.point}
-    facts: dict[str, object] = {"key": planned.key, "shown": points.shown(planned.point)}
-    if "draw" in values:
-        before = dict(standing.ended[planned.key].values) if planned.key in standing.ended else {}
-        return facts | {"values": before, "texts": {}} | values
-    return facts | {"values": values, "texts": {value.name: value.text for value in planned.point}}
 
 
 def _wait(options: Namespace, started: Sequence[directories.Run], name: str) -> int:
@@ -359,10 +264,10 @@ def _say_where_to_look(name: str) -> None:
 
 def _end_of_all(started: Sequence[directories.Run], ends: Sequence[int]) -> int:
     """Return the exit status of several runs: what became of the points counts, and not a run that others replaced."""
-    given = store.given(started[0])
-    found: dict[str, store.Ended] = {}
+    given = record.given(started[0])
+    found: dict[str, record.Ended] = {}
     for run in started:
-        found |= store.records(run)
+        found |= record.records(run)
     if any(key not in found for key in given.keys):
         return next((end for end in ends if end), 1)
     return int(any(found[key].failed for key in given.keys))
@@ -384,69 +289,15 @@ def _wanted(options: Namespace, study: search.Search | None, seed: int) -> list[
     return points.points(request)
 
 
-def _check_arguments(names: Collection[str], arguments: Sequence[str]) -> None:
-    """Refuse a name that the script's own arguments give already: which of the two counted would be a guess."""
-    given = {word.partition("=")[0] for word in arguments}
-    if twice := sorted(name for name in names if f"--{name}" in given):
-        hint = "Take it out behind --, or out of the points."
-        raise UsageError(f"--{twice[0]} is among the script's arguments and the points", place="hpcml sweep", hint=hint)
-
-
-def _planned(
-    prepared: Prepared, wanted: Sequence[points.Point], study: search.Search | None
-) -> tuple[list[store.Planned], str]:
-    """Return the points with their keys, and the key of the study."""
-    from hpcml.runs import submit as submission
-
-    spec = prepared.spec
-    with directories.storage(spec.code.script):
-        code = keys.of_code(spec.code.script.resolve())
-    facts = submission.check_image(prepared)
-    image = str(facts.get("digest") or [facts.get(name) for name in ("path", "size", "modified")]) if facts else ""
-    what = points.Value("study", study.text, study.text) if study else None
-    more = (what,) if what and study and study.draws else ()
-    planned = [store.Planned(keys.key((*point, *more), code, spec.code.arguments, image), point) for point in wanted]
-    return planned, keys.key((what,), code, spec.code.arguments, image)[:8] if what else ""
-
-
-def _chosen(
-    options: Namespace, prepared: Prepared, planned: Sequence[store.Planned], standing: store.Standing
-) -> tuple[list[store.Planned], Prepared, tuple[str, ...]]:
-    """Return the points to run, and the run with what is asked for beyond the command line, and that in words."""
-    failed = any(end.failed for end in standing.ended.values())
-    if not (options.only_failed or failed or standing.interrupted):
-        busy = standing.ended.keys() | standing.under_way.keys()
-        return [one for one in planned if one.key not in busy], prepared, ()
-    from hpcml.sweeps import retry
-
-    only = retry.asked(options.only_failed) if options.only_failed else ()
-    faults = retry.Faults(Path(prepared.plan.directory).parent, standing)
-    chosen = retry.chosen(planned, standing, faults, only)
-    found = [fault for one in chosen if (fault := faults.of(one.key))]
-    inside, site = prepared.plan.inside, prepared.loaded.site
-    directives = dict(prepared.plan.directives)
-    name = directives.get("--partition", "")
-    memory = int(Memory(directives["--mem"])) if directives.get("--mem") else 0
-    now = {"time": inside.job.time_limit, "memory": memory, "memory_limit": inside.workers.memory_limit}
-    limits = site.partitions.get(name, Partition())
-    more = retry.more(prepared.spec, found, limits, name, now, asked_for=bool(only))
-    if more.spec != prepared.spec or more.settings:
-        from hpcml.runs import submit as submission
-
-        loaded = common.load_site(options.site or "", more.spec.code.cwd, [*(options.set or ()), *more.settings])
-        prepared = submission.prepare(loaded, more.spec, run_id=prepared.plan.run_id)
-    return chosen, prepared, more.words
-
-
 def _say(title: str, text: str) -> None:
     say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
 
 
 def _tell(
     prepared: Prepared,
-    planned: Sequence[store.Planned],
-    chosen: Sequence[store.Planned],
-    standing: store.Standing,
+    planned: Sequence[record.Planned],
+    chosen: Sequence[record.Planned],
+    standing: record.Standing,
     more: Sequence[str],
     jobs: int,
 ) -> None:
@@ -492,7 +343,7 @@ def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int
 
 
 def _facts(
-    name: str, planned: Sequence[store.Planned], chosen: Sequence[store.Planned], standing: store.Standing
+    name: str, planned: Sequence[record.Planned], chosen: Sequence[record.Planned], standing: record.Standing
 ) -> dict[str, object]:
     ended = [standing.ended[one.key] for one in planned if one.key in standing.ended]
     return {
@@ -517,15 +368,15 @@ def _look(options: Namespace, verb: str, words: list[str]) -> int:
         raise UsageError("One sweep's NAME is wanted", place=f"hpcml sweep {verb}", hint=hint)
     if verb != "status":
         return {"table": _table, "plot": _plot, "cancel": _cancel}[verb](options, runs, words[0])
-    found = [store.find(runs, name) for name in words] or [store.find(runs, name) for name in store.names(runs)]
+    found = [record.find(runs, name) for name in words] or [record.find(runs, name) for name in record.names(runs)]
     answers = []
     for sweep in found:
-        standing = store.standing(runs, sweep)
+        standing = record.standing(runs, sweep)
         rows = _rows(options, runs, sweep, standing)
         answers.append({"sweep": sweep.name, **_counts(rows), "runs": list(sweep.runs)})
         if options.json:
             continue
-        say_fitted(table.counts(rows), sys.stdout, first=f"{sweep.name}  ", rest="  ")
+        say_fitted(results.counts(rows), sys.stdout, first=f"{sweep.name}  ", rest="  ")
         for text in standing.problems:
             say_fitted(text, sys.stdout, first="  ", rest="    ")
         if words:
@@ -536,64 +387,62 @@ def _look(options: Namespace, verb: str, words: list[str]) -> int:
     return 0
 
 
-def _counts(rows: Sequence[table.Row]) -> dict[str, int]:
-    return {"points": len(rows), **{state: sum(row.state == state for row in rows) for state in table.STATES}}
+def _counts(rows: Sequence[results.Row]) -> dict[str, int]:
+    return {"points": len(rows), **{state: sum(row.state == state for row in rows) for state in results.STATES}}
 
 
 def _cancel(options: Namespace, runs: Path, name: str) -> int:
     """Cancel all runs of a sweep that go on, and say how its points stand."""
     from hpcml.cli import cancel
 
-    sweep = store.find(runs, name)
+    sweep = record.find(runs, name)
     answers, failed = cancel.cancel_each(cancel.going(runs, sweep.runs))
-    rows = _rows(options, runs, sweep, store.standing(runs, sweep))
+    rows = _rows(options, runs, sweep, record.standing(runs, sweep))
     if options.json:
         common.print_json({"sweep": name, **_counts(rows), "cancelled": answers})
         return failed
     if not answers:
         say("No run of it goes on.", sys.stderr)
     cancel.say_answers(answers)
-    say_fitted(table.counts(rows), sys.stdout, first=f"{name}  ", rest="  ")
+    say_fitted(results.counts(rows), sys.stdout, first=f"{name}  ", rest="  ")
     return failed
 
 
-def _rows(options: Namespace, runs: Path, sweep: store.Sweep, standing: store.Standing) -> list[table.Row]:
-    metric = options.metric or table.metric_of(sweep, standing)
-    return table.rows(sweep, standing, str(runs), metric, maximize=options.maximize or sweep.maximize)
+def _rows(options: Namespace, runs: Path, sweep: record.Sweep, standing: record.Standing) -> list[results.Row]:
+    metric = options.metric or results.metric_of(sweep, standing)
+    return results.rows(sweep, standing, str(runs), metric, maximize=options.maximize or sweep.maximize)
 
 
 def _table(options: Namespace, runs: Path, name: str) -> int:
-    sweep = store.find(runs, name)
-    standing = store.standing(runs, sweep)
+    sweep = record.find(runs, name)
+    standing = record.standing(runs, sweep)
     rows = _rows(options, runs, sweep, standing)
     if options.json:
         common.print_json([row._asdict() for row in rows])
     elif options.csv == "-":
-        for line in table.as_csv(rows).splitlines():
+        for line in results.as_csv(rows).splitlines():
             say(line)
     elif options.csv:
-        _write(_target(options, "--csv", options.csv), table.as_csv(rows))
+        _write(_target(options, "--csv", options.csv), results.as_csv(rows))
     else:
-        metric = options.metric or table.metric_of(sweep, standing)
+        metric = options.metric or results.metric_of(sweep, standing)
         for line in _lines(rows, metric, columns(sys.stdout)):
             say(line)
-        say_fitted(f"{table.counts(rows)}.", sys.stderr)
+        say_fitted(f"{results.counts(rows)}.", sys.stderr)
     return 0
 
 
 def _plot(options: Namespace, runs: Path, name: str) -> int:
     """Draw the sweep into a file."""
-    from hpcml.sweeps import plot
-
-    sweep = store.find(runs, name)
-    standing = store.standing(runs, sweep)
-    metric = options.metric or table.metric_of(sweep, standing)
+    sweep = record.find(runs, name)
+    standing = record.standing(runs, sweep)
+    metric = options.metric or results.metric_of(sweep, standing)
     rows = _rows(options, runs, sweep, standing)
     printed, maximize = options.output == "-", options.maximize or sweep.maximize
     path = Path() if printed else _target(options, "--output", options.output or f"{name}.svg")
     if not printed and path.suffix not in _FORMS:
         raise UsageError("The end of the name is no picture's", place=f"--output {path}", hint="Write NAME.svg.")
-    picture = plot.picture(name, rows, metric, maximize=maximize, form=path.suffix[1:] or "svg")
+    picture = results.picture(name, rows, metric, maximize=maximize, form=path.suffix[1:] or "svg")
     if printed:
         Raw(sys.stdout).write(picture, last=True)
     else:
@@ -620,7 +469,7 @@ def _write(path: Path, content: str | bytes) -> None:
     say(common.typed(path, sys.stdout))
 
 
-def _lines(rows: Sequence[table.Row], metric: str, width: int) -> list[str]:
+def _lines(rows: Sequence[results.Row], metric: str, width: int) -> list[str]:
     """Return the table for a terminal: metric, state, time, point; below what failed its cause."""
     if not rows:
         return []
@@ -640,7 +489,7 @@ def _lines(rows: Sequence[table.Row], metric: str, width: int) -> list[str]:
     return [fit(shown(line), width) if width else shown(line) for line in lines]
 
 
-def _tell_causes(rows: Sequence[table.Row]) -> None:
-    for cause, kind, number, example in table.causes(rows):
+def _tell_causes(rows: Sequence[results.Row]) -> None:
+    for cause, kind, number, example in results.causes(rows):
         how = f"failed ({kind})" if kind else "failed"
         say_fitted(f"{number} {how}: {cause} (as {example})", sys.stdout, first="  ", rest="    ")

@@ -115,8 +115,11 @@ def _run(state: RunState, processes: Processes) -> End:
 def run_script(state: RunState, processes: Processes, environment: dict[str, str]) -> End:
     """Run the script to its end and return how it ended."""
     state.phase, state.script_began = SCRIPT, True
+    environment = environment | {hook.VARIABLE: state.kind.in_script}
+    if state.context.settings.points.sweep:
+        environment |= {hook.RESETS: state.kind.reset}
     try:
-        script = processes.run_script(environment | {hook.VARIABLE: state.kind.in_script})
+        script = processes.run_script(environment)
     except OSError as error:
         reason = f"the script could not be started: {error.strerror}: {error.filename}"
         hint = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from hpcml import leases
 from hpcml.errors import StorageError, UsageError
-from hpcml.sweeps import lock
+from hpcml.sweeps import record
 
 
 def plant(runs: Path, **facts: Any) -> Path:
     path = runs / "sweeps/job/lock"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "began": lock._began(os.getpid()),
-                                "run": "job-1", "time": 1.0} | facts))  # fmt: skip
+    path.write_text(json.dumps(leases.this_process("job-1")._asdict() | {"time": 1.0} | facts))
     return path
 
 
@@ -35,6 +34,7 @@ def test_who_holds_a_sweep_and_who_no_longer(tmp_path: Path, subtests: pytest.Su
         "one whose number is another's by now": ({"began": "1"}, None, False),
         "one that has ended": ({"pid": 2**22 + 1}, None, False),
         "one of another machine": ({"host": "elsewhere"}, None, True),
+        "one of another container": ({"processes": "pid:[1]"}, None, True),
         "one of another machine that has submitted": ({"host": "elsewhere"}, submitted, False),
     }
     for number, (what, (facts, before, holds)) in enumerate(cases.items()):
@@ -44,13 +44,13 @@ def test_who_holds_a_sweep_and_who_no_longer(tmp_path: Path, subtests: pytest.Su
             before(runs)
         with subtests.test(what):
             if not holds:
-                with lock.held(runs, "job", "job-2"):
+                with record.held(runs, "job", "job-2"):
                     assert json.loads(path.read_text())["run"] == "job-2"
                 assert os.listdir(path.parent) == []
                 continue
             with pytest.raises(UsageError, match="Another command is submitting points of the sweep 'job'") as raised:
-                lock.held(runs, "job", "job-2").__enter__()
-            assert ("remove" in str(raised.value.hint)) == ("host" in facts)
+                record.held(runs, "job", "job-2").__enter__()
+            assert ("remove" in str(raised.value.hint)) == bool(facts)
             assert os.listdir(path.parent) == ["lock"]
 
 
@@ -59,7 +59,7 @@ def test_of_many_at_once_one_gets_it(tmp_path: Path) -> None:
 
     def take(number: int) -> bool:
         try:
-            with lock.held(tmp_path, "job", f"job-{number}"):
+            with record.held(tmp_path, "job", f"job-{number}"):
                 inside.append(number)
                 most.append(len(inside))
                 inside.remove(number)
@@ -77,19 +77,19 @@ def test_of_many_at_once_one_gets_it(tmp_path: Path) -> None:
 def test_a_removal_that_was_broken_off_ends_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another command was about to remove what is left of one that is gone, and has ended in that moment itself."""
     path = plant(tmp_path, pid=2**22 + 1)
-    there = lock._read(path)
+    there = leases.read(path)
     assert there is not None
-    assert lock._remove(path, there._replace(run="another"))
+    assert leases.remove(path, there._replace(run="another"))
     assert path.exists(), "it is another's"
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", lambda *_, **__: None)
-        assert lock._remove(path, there)
-    monkeypatch.setattr(lock, "_PATIENCE", 0.1)
+        assert leases.remove(path, there)
+    monkeypatch.setattr(record, "_PATIENCE", 0.1)
     with pytest.raises(UsageError, match="Another command is submitting") as raised:
-        lock.held(tmp_path, "job", "job-2").__enter__()
+        record.held(tmp_path, "job", "job-2").__enter__()
     assert f"remove {path}" in str(raised.value.hint)
     path.unlink()
-    with lock.held(tmp_path, "job", "job-2"):
+    with record.held(tmp_path, "job", "job-2"):
         assert path.exists()
     assert not path.exists()
 
@@ -104,7 +104,7 @@ def test_nothing_is_made_in_a_folder_of_another_account_s(tmp_path: Path) -> Non
         else:
             folder.mkdir()
             os.chown(folder, 65533, 65533)
-        with pytest.raises(StorageError, match="not yours"), lock.held(tmp_path, "points", "run"):
+        with pytest.raises(StorageError, match="not yours"), record.held(tmp_path, "points", "run"):
             pass
         assert list(folder.iterdir()) == []
         folder.unlink() if linked else folder.rmdir()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hpcml.errors import HpcmlError
-from hpcml.sweeps import plot
-from hpcml.sweeps.table import Row
+from hpcml.sweeps import results
+from hpcml.sweeps.results import Row
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -20,7 +20,7 @@ def row(key: int, metric: float | None, state: str = "ok", **values: Any) -> Row
 
 
 def texts(rows: list[Row], *, maximize: bool = False) -> list[str]:
-    root = ET.fromstring(plot.picture("train", rows, "loss", maximize=maximize))  # noqa: S314 - our own
+    root = ET.fromstring(results.picture("train", rows, "loss", maximize=maximize))  # noqa: S314 - our own
     return ["".join(text.itertext()).strip() for text in root.iter(f"{SVG}text")]
 
 
@@ -49,5 +49,5 @@ def test_what_is_refused(subtests: pytest.Subtests) -> None:
         ([row(1, 1.0, k=1)], "loss", "All points of the sweep have the same values"),
     ):
         with subtests.test(sentence=sentence), pytest.raises(HpcmlError) as raised:
-            plot.picture("train", rows, metric, maximize=False)
+            results.picture("train", rows, metric, maximize=False)
         assert raised.value.message.startswith(sentence)

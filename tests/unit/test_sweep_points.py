@@ -9,7 +9,7 @@ import pytest
 
 from hpcml.errors import HpcmlError
 from hpcml.node.sweep.server import options_of
-from hpcml.sweeps import keys, points
+from hpcml.sweeps import points
 from hpcml.sweeps.points import Request
 
 
@@ -144,13 +144,13 @@ def test_what_makes_a_key(subtests: pytest.Subtests) -> None:
     [point] = points.points(Request(grids=["k=8", "l=1"]))
     [turned] = points.points(Request(grids=["l=1", "k=8"]))
     [other] = points.points(Request(grids=["k=8.0", "l=1"]))
-    key = keys.key(point, "code", ["--epochs", "3"], "image")
-    assert key == keys.key(turned, "code", ["--epochs", "3"], "image")
+    key = points.key_of(point, "code", ["--epochs", "3"], "image")
+    assert key == points.key_of(turned, "code", ["--epochs", "3"], "image")
     changes: dict[str, Callable[[], str]] = {
-        "values": lambda: keys.key(other, "code", ["--epochs", "3"], "image"),
-        "code": lambda: keys.key(point, "other", ["--epochs", "3"], "image"),
-        "arguments": lambda: keys.key(point, "code", ["--epochs", "4"], "image"),
-        "image": lambda: keys.key(point, "code", ["--epochs", "3"], ""),
+        "values": lambda: points.key_of(other, "code", ["--epochs", "3"], "image"),
+        "code": lambda: points.key_of(point, "other", ["--epochs", "3"], "image"),
+        "arguments": lambda: points.key_of(point, "code", ["--epochs", "4"], "image"),
+        "image": lambda: points.key_of(point, "code", ["--epochs", "3"], ""),
     }
     for what, changed in changes.items():
         with subtests.test(what=what):
@@ -168,12 +168,12 @@ def test_which_files_are_the_code(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     script = tmp_path / "train.py"
-    before = keys.of_code(script)
+    before = points.code_digest(script)
     for name, counts in (("other.py", False), ("data.csv", False), ("beside.py", True), ("deeper.py", True),
                          ("pack/part.py", True), ("train.py", True), ("bare/deep/a.py", True), ("bare/near.py", True),
                          ("bare/deep/b.py", True), ("bare/far.py", False), ("twice/__init__.py", True)):  # fmt: skip
         text = (tmp_path / name).read_text()
         (tmp_path / name).write_text(f"{text}#\n")
-        assert (keys.of_code(script) != before) == counts, name
+        assert (points.code_digest(script) != before) == counts, name
         (tmp_path / name).write_text(text)
-    assert keys.of_code(script) == before
+    assert points.code_digest(script) == before

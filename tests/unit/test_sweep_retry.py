@@ -13,8 +13,8 @@ from hpcml.node.sweep import records
 from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest
 from hpcml.sites.schema import Partition
-from hpcml.sweeps import retry
-from hpcml.sweeps.retry import Fault
+from hpcml.sweeps import submission
+from hpcml.sweeps.submission import Fault
 from hpcml.units import Memory, TimeLimit
 
 GIB = 1 << 30
@@ -22,10 +22,10 @@ LIMITS = Partition(max_time=TimeLimit("2:00:00"), memory_per_node=Memory("100G")
 
 
 def more(faults: list[Fault], *, asked_for: bool = True, limits: Partition = LIMITS, memory: int = 60 * GIB,
-         sbatch: tuple[tuple[str, str], ...] = ()) -> retry.More:  # fmt: skip
+         sbatch: tuple[tuple[str, str], ...] = ()) -> submission.More:  # fmt: skip
     spec = RunRequest.of(Path("job.py"), (), Path(), sbatch=sbatch)
     now = {"time": 3600, "memory": memory, "memory_limit": 0}
-    return retry.more(spec, faults, limits, "boost", now, asked_for=asked_for)
+    return submission.more(spec, faults, limits, "boost", now, asked_for=asked_for)
 
 
 def test_nothing_is_raised_beyond_the_partition() -> None:

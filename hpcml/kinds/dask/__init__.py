@@ -13,6 +13,7 @@ KIND = Kind(
     name="dask",
     roles=(SCHEDULER, WORKER),
     processes=f"{_NODE}.cluster",
+    reset=f"{_NODE}.reset",
     in_script=f"{_NODE}.replacements",
     programs={
         Form.JUPYTER: f"{_NODE}.jupyter.server",

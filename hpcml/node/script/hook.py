@@ -6,6 +6,7 @@ import importlib
 import os
 
 VARIABLE = "HPCML_IN_SCRIPT"  # the module whose install() does it
+RESETS = "HPCML_RESETS"  # the module that resets the kind's processes between two points of a sweep
 
 
 def install() -> None:

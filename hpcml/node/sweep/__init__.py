@@ -1,1 +1,1 @@
-"""A sweep on the first node: the script once for each point, and a clean cluster between two of them."""
+"""A sweep on the first node: the script once for each point, and its processes reset between two of them."""

@@ -1,7 +1,8 @@
-"""Forks of the process that starts the points: each waits for its point, and then becomes the script.
+"""Forks of the process that starts the points: one becomes the script for each point, one resets each worker group.
 
-The next one is made while a point runs, so that a point need not wait for it: to fork a process that has imported
-Dask, and to touch its first pages, takes longer than all else between two points.
+The next point's fork is made while a point runs, so that a point need not wait for it: to fork a process that has
+imported the kind's libraries, and to touch its first pages, takes longer than all else between two points. The fork
+that resets has the client of the kind, because the process that starts the points must have no threads.
 """
 
 from __future__ import annotations
@@ -16,25 +17,136 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import NoReturn, TypedDict
+from multiprocessing import Pipe
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypedDict
 
 from hpcml.node import processes
-from hpcml.node.sweep.cleaning import Cleaner, use
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from hpcml.node.settings import Context
+
+ANSWER = 120.0  # seconds for all of a reset, with a restart of the workers
+
+
+class ResetError(Exception):
+    """A worker group could not be reset: it does not answer, or its workers did not come back."""
+
+
+class Group(Protocol):
+    """The processes of the kind that one point at a time uses."""
+
+    def reset(self) -> str:
+        """Reset the group, and return why its workers were restarted, empty if they were not."""
+
+
+class Resets(Protocol):
+    """What the module has that a kind names for resets (:class:`hpcml.kind.Kind`).
+
+    An address names a worker group. The script's environment as it is leads to the group whose address is empty.
+    """
+
+    def preload(self) -> None:
+        """Import what every point needs, before the first is forked."""
+
+    def worker_groups(self, context: Context) -> list[str]:
+        """Return the address of each worker group, the empty one first."""
+
+    def use(self, address: str) -> None:
+        """Have this process, which has used no group yet, use that of an address."""
+
+    def WorkerGroup(self, context: Context) -> Group:  # noqa: N802 - a class
+        """Return the group that this process uses."""
+
+
+class Resetter:
+    """The process that resets a worker group; it is asked once before the first point and after each."""
+
+    def __init__(self, context: Context, kind: Resets, address: str) -> None:
+        self.connection, theirs = Pipe()
+        self.asked = 0.0
+        parent = os.getpid()
+        self.pid = os.fork()  # safe: this process has one thread
+        if not self.pid:
+            self.connection.close()
+            _answer_resets(theirs, parent, context, kind, address)
+        theirs.close()
+
+    def ask(self) -> None:
+        """Have the group reset; the connection has something to read when it is."""
+        self.asked = time.monotonic()
+        with contextlib.suppress(OSError):  # it has ended, and the answer says so
+            self.connection.send("reset")
+
+    @property
+    def late(self) -> bool:
+        """Whether there should have been an answer."""
+        return time.monotonic() - self.asked > ANSWER
+
+    def answer(self) -> str:
+        """Return why workers were restarted, empty if they were not.
+
+        Raises
+        ------
+        ResetError
+            If the group is not reset.
+        """
+        try:
+            if not self.connection.poll():
+                raise ResetError(f"the cluster could not be cleaned within {ANSWER:g} s")
+            answer: dict[str, str] = self.connection.recv()
+        except (OSError, EOFError) as error:
+            raise ResetError("the process that cleans the cluster is gone") from error
+        if problem := answer.get("problem"):
+            raise ResetError(f"the cluster could not be cleaned: {problem}")
+        return answer["restarted"]
+
+    def let_go(self) -> None:
+        """In a point: close what is the parent's."""
+        self.connection.close()
+
+    def end(self) -> None:
+        """End the process."""
+        self.connection.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+def _answer_resets(connection: Connection, parent: int, context: Context, kind: Resets, address: str) -> NoReturn:
+    try:
+        processes.end_with(parent)
+        signal.set_wakeup_fd(-1)
+        if address:
+            kind.use(address)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)  # its parent ends it
+        group: Group | None = None
+        while connection.recv():
+            try:
+                group = group or kind.WorkerGroup(context)
+                answer = {"restarted": group.reset()}
+            except Exception as error:  # noqa: BLE001 - the parent says it
+                answer = {"problem": f"{type(error).__name__}: {error}"}
+            connection.send(answer)
+    except EOFError:
+        pass  # the parent has ended
+    finally:
+        os._exit(0)
 
 
 class Order(TypedDict):
-    """What a fork becomes: the variables, arguments and log of a point, and where it writes its error down.
+    """The point that a fork becomes."""
 
-    ``judged``: what it reports is answered.
-    """
-
-    environment: dict[str, str]
-    argv: list[str]
-    log: str
-    error: str
-    scheduler: str
-    judged: bool
+    environment: dict[str, str]  # variables beside those that it has
+    argv: list[str]  # the script and its arguments, after -c
+    log: str  # the file for what it prints
+    error: str  # the file for the error that it does not catch
+    group: str  # the address of its worker group
+    reports_answered: bool  # the server answers each of its reports
 
 
 class Fork:
@@ -43,8 +155,8 @@ class Fork:
     ``reports`` is this end of a socket by which it reports metrics and hears whether to stop.
     """
 
-    def __init__(self, cleaners: Sequence[Cleaner]) -> None:
-        """Fork, from the only thread; the new process lets go of ``cleaners``, which are its parent's."""
+    def __init__(self, kind: Resets, resetters: Sequence[Resetter]) -> None:
+        """Fork, from the only thread; the new process lets go of ``resetters``, which are its parent's."""
         order, self.pipe = os.pipe()
         self.reports, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         sys.stdout.flush()
@@ -54,9 +166,9 @@ class Fork:
         if not self.pid:
             os.close(self.pipe)
             self.reports.close()
-            for cleaner in cleaners:
-                cleaner.let_go()
-            _wait_for(order, parent, theirs.detach())
+            for resetter in resetters:
+                resetter.let_go()
+            _wait_for(order, parent, theirs.detach(), kind)
         os.close(order)
         theirs.close()
         with contextlib.suppress(PermissionError, ProcessLookupError):  # it has done so itself, or has ended
@@ -81,7 +193,7 @@ class Fork:
         os.waitpid(self.pid, 0)
 
 
-def _wait_for(pipe: int, parent: int, reports: int) -> NoReturn:
+def _wait_for(pipe: int, parent: int, reports: int, kind: Resets) -> NoReturn:
     """In the fork: be as a script is to find its process, wait for the order, and become it."""
     os.setpgid(0, 0)
     processes.end_with(parent)
@@ -95,20 +207,20 @@ def _wait_for(pipe: int, parent: int, reports: int) -> NoReturn:
         text = file.read()
     if not text:
         os._exit(0)  # there was no further point
-    _become(json.loads(text), reports)
+    _become(json.loads(text), reports, kind)
 
 
-def _become(order: Order, reports: int) -> NoReturn:
+def _become(order: Order, reports: int, kind: Resets) -> NoReturn:
     from hpcml.node.script import launcher
 
-    if order["scheduler"]:
-        use(order["scheduler"])
+    if order["group"]:
+        kind.use(order["group"])
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
     os.environ.update(order["environment"])
-    if order["judged"]:
+    if order["reports_answered"]:
         os.environ["HPCML_REPORTS"] = f"{os.getpid()} {reports}"
     sys.argv = order["argv"]
     launcher.note_errors_in(order["error"])

@@ -13,7 +13,7 @@ from hpcml import errors
 from hpcml.files import tail
 from hpcml.node import files
 from hpcml.node.settings import Context
-from hpcml.paths import RunPaths
+from hpcml.paths import SCRIPT, RunPaths
 
 if TYPE_CHECKING:
     from hpcml.failures.judgement import Cause
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _LONGEST = 200  # characters of a cause
 _MOST_REPORTS = 16 << 20  # bytes of what a point reported that are read
 _MOST_LOGS = 128  # of workers, that are read
+_OF_THE_POINT = (SCRIPT, "job", "record")  # sources of lines that the run's other processes have not written
 _SLACK = 1.0  # seconds by which the clocks of nodes may differ
 _STARVED = "the script was killed because the node's memory limit was reached (out of memory)"
 
@@ -84,7 +85,7 @@ def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
     words = "out of memory" if starved else _cause(error, end.status)
     words = words or (tail(log, 1) or ("",))[0][:_LONGEST]
     found = cause_of(context.run, log, files.read_json(error) or {}, end.status, end.began, starved=starved)
-    if found and found.known and any(line.source in ("worker", "library") for line in found.evidence):
+    if found and found.known and any(line.source not in _OF_THE_POINT for line in found.evidence):
         words = found.what[:_LONGEST]  # what the script raised only followed from it
     rule, nodes = (found.rule, list(found.nodes)) if found else ("", [])
     kind = judgement.kind_of(rule, known=found.known) if found else "unknown"
@@ -148,10 +149,10 @@ def cause_of(
     from hpcml.failures import evidence, judgement
     from hpcml.failures.end import End as RunEnd
 
-    others = [hit for hit in evidence.hits(run, _MOST_LOGS) if hit.line.source not in ("driver", "job")]
+    others = [hit for hit in evidence.hits(run, _MOST_LOGS) if hit.line.source not in _OF_THE_POINT]
     hits = [hit for hit in others if hit.line.time > began - _SLACK]
     name = f"{log.parent.name}/{log.name}"
-    hits += [hit for piece in evidence.pieces(log) for hit in evidence.hits_in(piece, "driver", name=name)]
+    hits += [hit for piece in evidence.pieces(log) for hit in evidence.hits_in(piece, SCRIPT, name=name)]
     message = _STARVED if starved else ""
-    end = RunEnd(status, "driver", "script", message, ended_as="FAILED")
+    end = RunEnd(status, SCRIPT, "script", message, ended_as="FAILED")
     return judgement.judge(judgement.Case(end, error=error, last_error=evidence.last_error(log)), hits)

@@ -1,12 +1,13 @@
 """Start the user's script once for each point of a sweep, one or several at once, and write down how each ended.
 
-A point is a fork of this process, which has imported Dask: to start Python and to import takes longer than many a
-point. It has a process group, a log and a folder for results of its own, and writes nothing where others do.
+A point is a fork of this process, which has imported what all need: to start Python and to import takes longer than
+many a point. It has a process group, a log and a folder for results of its own, and writes nothing where others do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import select
@@ -16,17 +17,15 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
-from hpcml import errors
+from hpcml import errors, leases
 from hpcml.node import files, processes
 from hpcml.node.script import hook
 from hpcml.node.script_process import oom_kills
 from hpcml.node.settings import Context, load
 from hpcml.node.sweep import records
-from hpcml.node.sweep.claims import Claims, LostError
-from hpcml.node.sweep.cleaning import Cleaner, CleaningError
-from hpcml.node.sweep.forks import Fork, Order
+from hpcml.node.sweep.forks import Fork, Order, ResetError, Resets, Resetter
 from hpcml.node.sweep.study import Settings, Study
 from hpcml.terminal import say
 
@@ -41,31 +40,31 @@ def serve() -> NoReturn:
     context = load()
     hook.install()  # before what it replaces is imported
     with processes.long_import():
-        import distributed  # noqa: F401 - for the points
+        kind = cast("Resets", importlib.import_module(os.environ.pop(hook.RESETS)))
+        kind.preload()
+        from hpcml.node.script import launcher  # noqa: F401 - for the points
 
-        from hpcml.node.script import launcher  # noqa: F401 - as above
-
-    sweep = Sweep(context)
+    sweep = Sweep(context, kind)
     try:
         sweep.run()
     except ImportError as error:
-        if error.name != "optuna":
+        if error.name not in ("optuna", "cmaes"):
             raise
-        raise SystemExit("hpcml: The nodes' Python has no optuna, which a search and a pruner need.") from None
+        what = "a search and a pruner need" if error.name == "optuna" else "--sampler cmaes needs"
+        raise SystemExit(f"hpcml: The nodes' Python has no {error.name}, which {what}.") from None
     sys.stdout.flush()
     raise SystemExit(sweep.exit_status)
 
 
 class Slot:
-    """A place for one point at a time, with a share of the workers and who cleans it; ``pid`` is 0 without a point."""
+    """A place for one point at a time, with a worker group and what resets it; ``pid`` is 0 without a point."""
 
-    def __init__(self, number: int, address: str) -> None:
-        self.number, self.address = number, address
-        self.cleaner = Cleaner(address)
+    def __init__(self, number: int, address: str, resetter: Resetter) -> None:
+        self.number, self.address, self.resetter = number, address, resetter
         self.point: dict[str, Any] = {}
         self.pid = self.kills = self.status = 0
         self.began = self.clock = self.seconds = 0.0
-        self.cleaning = False
+        self.resetting = False
         self.reports: socket.socket | None = None
 
     def hang_up(self) -> None:
@@ -81,23 +80,23 @@ class Sweep:
     ``stopped`` says why no more begin.
     """
 
-    def __init__(self, context: Context) -> None:
-        self.context, self.settings = context, context.settings
+    def __init__(self, context: Context, kind: Resets) -> None:
+        self.context, self.settings, self.kind = context, context.settings, kind
         plan = files.read_json(context.run.points) or {}
         self.points: list[dict[str, Any]] = plan["points"]
         self.max_fails: int | None = plan["max_fails"]
-        self.folder = plan.get("claims", "")  # by which several runs divide the points
+        self.folder = plan.get("claims", "")  # of the leases by which several runs divide the points
         self.study_settings: dict[str, Any] | None = plan.get("study")
         self.study: Study | None = None
         self.runs: list[str] = plan.get("runs", [])
         self.waiting: list[dict[str, Any]] = []
         self.slots: list[Slot] = []
         self.next_fork: Fork | None = None
-        self.claims: Claims | None = None
+        self.leases: leases.Leases | None = None
         self.ok = self.failed = self.pruned = self.interrupted = 0
         self.first_failures: list[str] = []
         self.begun: set[str] = set()
-        self.out_of_points: float | None = None  # since when, by the clock of the claims
+        self.out_of_points: float | None = None  # since when, by the clock of the leases
         self.stopped = ""
         self.exit_status = 0
         self.told_to_end = False
@@ -109,13 +108,13 @@ class Sweep:
         self._join()
         self._open_study()
         if self.waiting:
-            addresses = (files.read_json(self.context.attempt.scheduler) or {}).get("shares", [])
-            self.slots = [Slot(number, address) for number, address in enumerate(["", *addresses])]
+            groups = enumerate(self.kind.worker_groups(self.context))
+            self.slots = [Slot(number, at, Resetter(self.context, self.kind, at)) for number, at in groups]
         for slot in self.slots:
-            self._clean(slot)
+            self._reset(slot)
         while self._goes_on():
             for slot in self.slots:
-                if not slot.pid and not slot.cleaning and (point := self._next()):
+                if not slot.pid and not slot.resetting and (point := self._next()):
                     self._begin(slot, point)
             if not self.next_fork and self.waiting and not self.stopped:
                 self.next_fork = self._fork()
@@ -123,9 +122,9 @@ class Sweep:
         if self.next_fork:
             self.next_fork.end()
         for slot in self.slots:
-            slot.cleaner.end()
-        if self.claims:
-            self.claims.end()
+            slot.resetter.end()
+        if self.leases:
+            self.leases.end()
         self._end()
 
     def _listen(self) -> None:
@@ -153,7 +152,8 @@ class Sweep:
         if not self.folder:
             return
         try:
-            self.claims = Claims(Path(self.folder), self.context.run.directory.name, self.runs)
+            run = self.context.run.directory.name
+            self.leases = leases.Leases(Path(self.folder), run, self.runs, processes.OwnTime())
         except FileNotFoundError:
             self.waiting, self.points = [], []  # all have ended, and other runs have others
 
@@ -165,18 +165,18 @@ class Sweep:
 
     def _goes_on(self) -> bool:
         """Whether points run, or more may begin."""
-        if any(slot.pid or slot.cleaning for slot in self.slots):
+        if any(slot.pid or slot.resetting for slot in self.slots):
             return True
         self._look()
         if self.stopped:
             return False
-        if self.waiting or not self.claims:
+        if self.waiting or not self.leases:
             self.out_of_points = None
             return bool(self.waiting)
         if self.out_of_points is None:
-            self.out_of_points = self.claims.roll_call()
-        silent = self.claims.silent(self.out_of_points)  # it may have died, and its points are to be run here
-        if self.claims.any_free(point["key"] for point in self._untried()):  # another has given them back
+            self.out_of_points = self.leases.scan()
+        silent = self.leases.silent(self.out_of_points)  # it may have died, and its points are to be run here
+        if self.leases.free(point["key"] for point in self._untried()):  # another run has given them back
             self.waiting = self._untried()
         return silent or bool(self.waiting)
 
@@ -192,9 +192,9 @@ class Sweep:
                 return None
             point = self.waiting.pop(0)
             try:
-                if not self.claims or self.claims.take(point["key"]):
+                if not self.leases or self.leases.take(point["key"]):
                     return point
-            except LostError:
+            except leases.LostError:
                 self._lose()
                 return None
         return None
@@ -216,7 +216,7 @@ class Sweep:
             _signal(slot.pid, signal.SIGTERM)
 
     def _fork(self) -> Fork:
-        return Fork([slot.cleaner for slot in self.slots])
+        return Fork(self.kind, [slot.resetter for slot in self.slots])
 
     def _order(self, slot: Slot, point: dict[str, Any]) -> Order:
         """Return the arguments, variables and log that a fork is to have as a point."""
@@ -228,15 +228,15 @@ class Sweep:
             argv=["-c", self.settings.code.script, *self.settings.code.arguments, *options_of(point["texts"])],
             log=str(run.log_of(key)),
             error=str(records.notes(self.context, key, "error")),
-            scheduler=slot.address,
-            judged=self.study is not None,
+            group=slot.address,
+            reports_answered=self.study is not None,
         )
 
     def _wait(self) -> None:
-        """Wait until a point ends or reports, a share is clean, or it is time to look at the other runs."""
+        """Wait until a point ends or reports, a worker group is reset, or it is time to look at the other runs."""
         reporting = {slot.reports.fileno(): slot for slot in self.slots if slot.reports} if self.study else {}
-        cleaning = {slot.cleaner.connection.fileno(): slot for slot in self.slots if slot.cleaning}
-        ready, _, _ = select.select([self.wake, *cleaning, *reporting], [], [], TICK)
+        resetting = {slot.resetter.connection.fileno(): slot for slot in self.slots if slot.resetting}
+        ready, _, _ = select.select([self.wake, *resetting, *reporting], [], [], TICK)
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake, 4096)
         for descriptor in reporting.keys() & set(ready):
@@ -246,13 +246,13 @@ class Sweep:
                 pid, code = os.waitpid(slot.pid, os.WNOHANG)
                 if pid:
                     self._point_ended(slot, os.waitstatus_to_exitcode(code))
-            elif slot.cleaning and (slot.cleaner.connection.fileno() in ready or slot.cleaner.late):
-                self._cleaned(slot)
-        if self.claims:
+            elif slot.resetting and (slot.resetter.connection.fileno() in ready or slot.resetter.late):
+                self._reset_done(slot)
+        if self.leases:
             try:
-                if self.claims.look(often=not self.waiting):
+                if self.leases.renew(often=not self.waiting):
                     self.waiting = self._untried()
-            except LostError:
+            except leases.LostError:
                 self._lose()
 
     def _judge(self, slot: Slot) -> None:
@@ -260,9 +260,9 @@ class Sweep:
         assert slot.reports
         assert self.study
         try:
-            if self.claims:
-                self.claims.check()
-        except LostError:
+            if self.leases:
+                self.leases.check()
+        except leases.LostError:
             self._lose()
         text = slot.reports.recv(_LONGEST_REPORT)
         if text and slot.point:
@@ -286,19 +286,19 @@ class Sweep:
         _signal(pid, signal.SIGKILL)  # what it has left
         slot.hang_up()
         slot.status, slot.seconds = 128 - code if code < 0 else code, time.monotonic() - slot.clock
-        self._clean(slot)
+        self._reset(slot)
 
-    def _clean(self, slot: Slot) -> None:
-        slot.cleaning = True
-        slot.cleaner.ask()
+    def _reset(self, slot: Slot) -> None:
+        slot.resetting = True
+        slot.resetter.ask()
 
-    def _cleaned(self, slot: Slot) -> None:
-        """Write down how a share's point has ended, now that the share is clean."""
-        slot.cleaning = False
+    def _reset_done(self, slot: Slot) -> None:
+        """Write down how a point has ended, now that its worker group is reset."""
+        slot.resetting = False
         restarted = ""
         try:
-            restarted = slot.cleaner.answer()
-        except CleaningError as error:
+            restarted = slot.resetter.answer()
+        except ResetError as error:
             self.stopped = self.stopped or str(error)
         point, slot.point = slot.point, {}
         if not point:
@@ -311,9 +311,9 @@ class Sweep:
             self._look()
             self.stopped = self.stopped or "the run was told to end"
         try:
-            if self.claims:
-                self.claims.check()
-        except LostError:
+            if self.leases:
+                self.leases.check()
+        except leases.LostError:
             self._lose()
             return
         if self.study:
@@ -323,10 +323,10 @@ class Sweep:
             self._count(record)
         else:
             self.interrupted += 1
-        if self.claims and record:
-            self.claims.ended(point["key"], failed=record["status"] == "failed")
-        elif self.claims:
-            self.claims.give_back(point["key"])
+        if self.leases and record:
+            self.leases.done(point["key"], failed=record["status"] == "failed")
+        elif self.leases:
+            self.leases.give_back(point["key"])
         self._tell(point, record, restarted)
 
     def _on_term(self, *_: object) -> None:
@@ -347,7 +347,7 @@ class Sweep:
             self.stopped = f"more than {self.max_fails} failed (--max-fails)"
 
     def _failures(self) -> int:
-        return self.claims.failures() if self.claims else self.failed
+        return self.leases.failures() if self.leases else self.failed
 
     def _count(self, record: dict[str, Any]) -> bool:
         """Count a point that has ended; False if it has not."""
@@ -379,14 +379,14 @@ class Sweep:
     def _end(self) -> None:
         """Print and write down how the sweep ended."""
         done = self.ok + self.failed + self.pruned
-        left = self._left() if self.claims else len(self.points) - done
+        left = len(self.leases.free(point["key"] for point in self.points)) if self.leases else len(self.points) - done
         deadline = time.monotonic() + TOLD
         while left and self.context.attempt.terminate.exists() and not self.told_to_end and time.monotonic() < deadline:
             time.sleep(0.02)  # the supervisor is about to end the run, as cancelled
         words = f"{self.ok} of {len(self.points)} points are done"
         words += f", {self.pruned} pruned" if self.pruned else ""
         words += f", {self.failed} failed" if self.failed else ""
-        if self.claims and (others := len(self.points) - done - left):
+        if self.leases and (others := len(self.points) - done - left):
             words += f", {others} are those of other runs"
         words += f", {left} are left: {self.stopped or 'they stopped to be continued'}" if left else ""
         self.exit_status = 1 if self.failed or left else 0
@@ -395,11 +395,6 @@ class Sweep:
         told = {"ended": words, "points": len(self.points), "failed": self.failed, "first": self.first_failures}
         files.write_json(self.context.attempt.points_end, told)
         say(f"sweep: {words}.")
-
-    def _left(self) -> int:
-        """Return how many points nobody has, of a sweep that several runs divide."""
-        there = set(os.listdir(self.folder))
-        return sum(point["key"] not in there for point in self.points)
 
 
 def options_of(texts: Mapping[str, str]) -> list[str]:

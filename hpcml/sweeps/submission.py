@@ -1,22 +1,31 @@
-"""Which points are tried again, and with what more: memory, time, or other nodes, as the cause of the failure asks."""
+"""Submit the missing points of a sweep, or those that failed with the memory, time or nodes that the cause asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcml import units
-from hpcml.errors import TIME_LIMIT, UsageError
+from hpcml.errors import TIME_LIMIT, SiteError, UsageError
 from hpcml.failures import judgement
 from hpcml.failures.judgement import Cause
 from hpcml.failures.rules import BY_NAME, Retry
 from hpcml.request.record import RunRequest
-from hpcml.runs import bad_nodes, directories, why
+from hpcml.runs import bad_nodes, directories, script_checks, why
 from hpcml.runs import status as run_status
+from hpcml.runs import submit as runs_submit
 from hpcml.sites.schema import Partition
-from hpcml.sweeps.store import Planned, Standing
+from hpcml.sweeps import points, record
+from hpcml.sweeps.points import Point, Value
+from hpcml.sweeps.record import Planned, Standing, Sweep
+from hpcml.terminal import note
 from hpcml.units import Memory, TimeLimit
+
+if TYPE_CHECKING:
+    from hpcml.runs.submit import Prepared
+    from hpcml.sweeps.search import Search
 
 ALL = "all"
 _OF_A_RUN = ("oom", "timeout", "node")  # ends of a run that are also its points' failure
@@ -110,7 +119,7 @@ class Faults:
         return self._options[run_id, rule, nodes]
 
 
-def chosen(planned: Sequence[Planned], standing: Standing, faults: Faults, only: tuple[str, ...]) -> list[Planned]:
+def _to_run(planned: Sequence[Planned], standing: Standing, faults: Faults, only: tuple[str, ...]) -> list[Planned]:
     """Return the points to run: what no run has ended or goes on with, or only what failed by one of some kinds.
 
     What failed by the fault of a node that can be left out counts as not ended.
@@ -204,3 +213,156 @@ def _not_raised(what: str, now: str, partition: str, *, full: bool) -> str:
     if full:
         return f"{what} is not raised: {now} is all that partition {partition} gives"
     return f"{what} is not raised: {now} is more than the points that failed had"
+
+
+# -- what is checked before a submission -------------------------------------------------------------------------------
+
+
+def check_names(names: Collection[str], arguments: Sequence[str]) -> None:
+    """Refuse a name that the script's own arguments give already: which of the two counted would be a guess."""
+    given = {word.partition("=")[0] for word in arguments}
+    if twice := sorted(name for name in names if f"--{name}" in given):
+        hint = "Take it out behind --, or out of the points."
+        raise UsageError(f"--{twice[0]} is among the script's arguments and the points", place="hpcml sweep", hint=hint)
+
+
+def check_packages(prepared: Prepared, more: Sequence[str]) -> None:
+    """Refuse a search or a pruner if the nodes' Python lacks Optuna or ``more``; in an image the run shows it."""
+    runtime = prepared.loaded.site.runtime
+    if not (prepared.plan.inside.job.image or runtime.modules or runtime.setup):
+        python = prepared.plan.steps[-1].command[0]
+        script_checks.check_packages(("optuna",), python, "extra 'sweep'", sure=True)
+        script_checks.check_packages(more, python, "--sampler", sure=True)
+
+
+def check_worker_groups(prepared: Prepared) -> None:
+    """Refuse more points at once than there are workers."""
+    inside = prepared.plan.inside
+    if inside.points.at_once <= inside.worker_count:
+        return
+    message = f"{inside.points.at_once} points at once need as many workers, and the run has {inside.worker_count}"
+    more = (
+        ""
+        if inside.workers.gpu
+        else f"more of them (--set workers.per_node={-(-inside.points.at_once // inside.job.nodes)}), or "
+    )
+    raise UsageError(message, place="--at-once", hint=f"Ask for {more}more nodes.")
+
+
+# -- a submission ------------------------------------------------------------------------------------------------------
+
+
+class Asked(NamedTuple):
+    """What a command says of the whole sweep."""
+
+    max_fails: int | None  # begin no more points when more have failed
+    jobs: int  # that take points of the sweep
+    metric: str  # that sorts the table, empty for the sweep's
+    maximize: bool  # the largest metric is the best
+    study: Search | None  # what Optuna does for the sweep
+    key: str  # tells that study from others of the sweep, empty without one
+
+
+class Choice(NamedTuple):
+    """The points of a sweep before a submission, and those of them that are to run."""
+
+    before: Sweep  # the record as it is
+    planned: list[Planned]
+    chosen: list[Planned]
+    stale: int  # as record.stale counts
+    prepared: Prepared  # the run with what the causes of failures ask for
+    standing: Standing
+
+
+def planned(prepared: Prepared, wanted: Sequence[Point], study: Search | None) -> tuple[list[Planned], str]:
+    """Return the points with their keys, and the key of the study."""
+    spec = prepared.spec
+    with directories.storage(spec.code.script):
+        code = points.code_digest(spec.code.script.resolve())
+    image_facts = runs_submit.check_image(prepared)
+    image = ""
+    if image_facts:
+        image = str(image_facts.get("digest") or [image_facts.get(name) for name in ("path", "size", "modified")])
+    same = (code, spec.code.arguments, image)
+    if study is None:
+        return [Planned(points.key_of(point, *same), point) for point in wanted], ""
+    mark = Value("study", study.text, study.text)
+    more = (mark,) if study.draws else ()
+    return [Planned(points.key_of((*point, *more), *same), point) for point in wanted], points.key_of((mark,), *same)[
+        :8
+    ]
+
+
+def choose(
+    prepared: Prepared, planned: Sequence[Planned], standing: Standing, only_failed: str
+) -> tuple[list[Planned], More]:
+    """Return the points to run, and the run's request with what is asked for beyond the command line.
+
+    ``only_failed`` is the option's text: run again what failed by one of its kinds, and nothing else.
+    """
+    failed = any(end.failed for end in standing.ended.values())
+    if not (only_failed or failed or standing.interrupted):
+        busy = standing.ended.keys() | standing.under_way.keys()
+        return [one for one in planned if one.key not in busy], More(prepared.spec)
+    only = asked(only_failed) if only_failed else ()
+    faults = Faults(Path(prepared.plan.directory).parent, standing)
+    chosen = _to_run(planned, standing, faults, only)
+    of_points = [fault for one in chosen if (fault := faults.of(one.key))]
+    inside, directives = prepared.plan.inside, dict(prepared.plan.directives)
+    name = directives.get("--partition", "")
+    memory = int(Memory(directives["--mem"])) if directives.get("--mem") else 0
+    now = {"time": inside.job.time_limit, "memory": memory, "memory_limit": inside.workers.memory_limit}
+    limits = prepared.loaded.site.partitions.get(name, Partition())
+    return chosen, more(prepared.spec, of_points, limits, name, now, asked_for=bool(only))
+
+
+def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
+    """Write the sweep's record and submit runs for the chosen points; at least one, or it is an error."""
+    old, prepared = choice.before, choice.prepared
+    runs = Path(prepared.plan.directory).parent
+    record.remove_claims(runs, old.name, choice.standing.claims)
+    jobs, claims = [prepared], ""
+    if asked.jobs > 1:
+        claims = str(record.new_claims(runs, old.name))
+        with directories.storage(runs):
+            Path(claims).mkdir(mode=0o700)
+        others = min(asked.jobs, len(choice.chosen)) - 1
+        jobs += [runs_submit.prepare(prepared.loaded, prepared.spec) for _ in range(others)]
+    ids = [one.plan.run_id for one in jobs]
+    sweep = old._replace(
+        points=tuple(choice.planned),
+        runs=(*old.runs, *ids),
+        metric=asked.metric or old.metric,
+        maximize=asked.maximize or old.maximize,
+    )
+    record.save(runs, sweep)
+    table: dict[str, object] = {
+        "sweep": old.name,
+        "max_fails": asked.max_fails,
+        "points": [_for_the_nodes(one, choice.standing) for one in choice.chosen],
+    }
+    if claims:
+        table |= {"claims": claims, "runs": ids}
+    if asked.study:
+        table["study"] = asked.study.for_the_nodes(runs, old.name, asked.key)
+    text = json.dumps(table, indent=1) + "\n"
+    started: list[directories.Run] = []
+    for one in jobs:
+        try:
+            started.append(runs_submit.submit(one._replace(points=text)))
+        except SiteError as error:
+            if not started:
+                raise
+            note(f"{len(started)} of {len(jobs)} jobs were taken, and have all points: {error.message}")
+            break
+    return started
+
+
+def _for_the_nodes(planned: Planned, standing: Standing) -> dict[str, object]:
+    """Return a point as the first node of a run reads it; a search chooses its values there, unless it had some."""
+    values = {value.name: value.typed for value in planned.point}
+    table: dict[str, object] = {"key": planned.key, "shown": points.shown(planned.point)}
+    if "draw" in values:
+        before = dict(standing.ended[planned.key].values) if planned.key in standing.ended else {}
+        return table | {"values": before, "texts": {}} | values
+    return table | {"values": values, "texts": {value.name: value.text for value in planned.point}}

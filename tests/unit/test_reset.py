@@ -11,24 +11,31 @@ from typing import Any
 
 import pytest
 
+from hpcml.kinds.dask.node import reset
 from hpcml.node.hardware import nvml
-from hpcml.node.sweep import cleaning, records
+from hpcml.node.sweep import records
+from hpcml.node.sweep.forks import Resets
 
 MIB, GIB = 1 << 20, 1 << 30
+
+
+def test_the_module_is_what_the_server_of_points_calls() -> None:
+    kind: Resets = reset  # mypy compares them
+    assert all(hasattr(kind, name) for name in ("preload", "worker_groups", "use", "WorkerGroup"))
 
 
 def test_memory_that_was_not_given_back(subtests: pytest.Subtests) -> None:
     for more, limit, expected in ((100 * MIB, 200 * MIB, False), (129 * MIB, 400 * MIB, True), (2 * GIB, 10 * GIB, False),
                                   (3 * GIB, 10 * GIB, True), (129 * MIB, 0, True), (-GIB, GIB, False)):  # fmt: skip
         with subtests.test(more=more, limit=limit):
-            assert cleaning.kept_too_much(more, limit) == expected
+            assert reset.kept_too_much(more, limit) == expected
 
 
 def test_the_reason_in_words() -> None:
-    assert cleaning.reason(0, 0, []) == ""
-    assert cleaning.reason(3, 0, []) == "3 tasks of the point could not be released"
-    assert cleaning.reason(3, 2, []) == "tasks of the point still ran on 2 of the workers"
-    assert cleaning.reason(3, 2, [300 * MIB, GIB]) == "2 of the workers kept up to 1024 MiB"
+    assert reset.reason(0, 0, []) == ""
+    assert reset.reason(3, 0, []) == "3 tasks of the point could not be released"
+    assert reset.reason(3, 2, []) == "tasks of the point still ran on 2 of the workers"
+    assert reset.reason(3, 2, [300 * MIB, GIB]) == "2 of the workers kept up to 1024 MiB"
 
 
 def test_the_last_value_of_each_metric_counts(tmp_path: Path) -> None:
@@ -85,9 +92,9 @@ def test_the_gpu_memory_of_a_process(monkeypatch: pytest.MonkeyPatch, subtests: 
 
 
 class Workers:
-    """A stand-in for the client of the cleaner: one worker on a GPU, as this process is one."""
+    """A stand-in for the client of a reset: one worker on a GPU, as this process is one."""
 
-    id = "cleaner"
+    id = "reset"
 
     def __init__(self, gpu: Nvml) -> None:
         self.gpu, self.ended = gpu, 0
@@ -95,14 +102,14 @@ class Workers:
         self.worker = SimpleNamespace(state=SimpleNamespace(executing_count=0, long_running=()), memory_manager=memory)
 
     def run(self, function: Callable[..., Any], **options: Any) -> dict[str, Any]:
-        if function is cleaning.end:
+        if function is reset.end:
             self.ended += 1
             self.gpu.used = {os.getpid(): 70.0}
             return {}
         return {f"tls://n1:{self.ended}": function(dask_worker=self.worker, **options)}
 
     def run_on_scheduler(self, function: Callable[..., Any], **_: Any) -> Any:
-        return 0 if function is cleaning.release else []
+        return 0 if function is reset.release else []
 
 
 def test_workers_whose_gpu_memory_has_not_come_back_are_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,17 +117,17 @@ def test_workers_whose_gpu_memory_has_not_come_back_are_restarted(monkeypatch: p
     monkeypatch.setitem(sys.modules, "pynvml", gpu)
     monkeypatch.delitem(sys.modules, "rmm", raising=False)  # what another test has loaded looks for a driver
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
-    cluster = cleaning._Cluster.__new__(cleaning._Cluster)
+    cluster = reset.WorkerGroup.__new__(reset.WorkerGroup)
     cluster.client, cluster.gpus, cluster.before = Workers(gpu), True, {}
     said = []
     for used in (70.0, 71.5, 72.0, 76.0, 70.5):  # after each point
         gpu.used = {os.getpid(): used}
-        said.append(cluster.clean())
+        said.append(cluster.reset())
     assert said == ["", "", "", "1 of the workers kept up to 6144 MiB of GPU memory", ""]
     assert cluster.client.ended == 1
     gpu.used = {os.getpid(): 79.0}
     cluster.gpus = False  # a run without GPUs asks nobody
-    assert cluster.clean() == ""
+    assert cluster.reset() == ""
 
 
 class Pool:
@@ -145,6 +152,6 @@ def test_what_is_kept_of_a_pool(monkeypatch: pytest.MonkeyPatch, subtests: pytes
         rmm = SimpleNamespace(mr=mr, DeviceBuffer=lambda size, pool=pool: pool.take(size))
         monkeypatch.setitem(sys.modules, "rmm", rmm)
         with subtests.test(kept=kept):
-            assert cleaning.pool_kept() == kept * GIB
+            assert reset.pool_kept() == kept * GIB
     monkeypatch.delitem(sys.modules, "rmm")
-    assert cleaning.pool_kept() == 0
+    assert reset.pool_kept() == 0

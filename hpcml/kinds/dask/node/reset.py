@@ -1,7 +1,4 @@
-"""A clean cluster between two points: nothing of the last one is kept, computed, or holds memory.
-
-A process of its own has the client for that, because the process that starts the points must have no threads.
-"""
+"""Reset a Dask cluster between two points of a sweep: it keeps, computes and holds nothing of the last point."""
 
 from __future__ import annotations
 
@@ -10,116 +7,41 @@ import contextlib
 import ctypes
 import gc
 import os
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from multiprocessing import Pipe
-from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from hpcml.node import processes
-from hpcml.node.settings import load
+from hpcml.node import files, processes
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
+    from hpcml.node.settings import Context
 
-ANSWER = 120.0  # seconds for all of a cleaning, with a restart of the workers
 GONE = 0.5  # seconds in which the scheduler notices that the point's client is gone
 RELEASED = 2.0  # seconds for tasks to be forgotten, and to leave their threads
-BACK = 60.0  # seconds for workers to be there again
+BACK = 60.0  # seconds for restarted workers to register again
 SHARE = 0.25  # of a worker's memory limit: what a point may leave before its workers are restarted
 LEAST = 128 << 20  # bytes that it may leave in any case: modules that its tasks have imported
 GPU_LEAST = 1 << 30  # bytes of GPU memory that it may leave: contexts, kernels and buffers of libraries, loaded once
 _STORES = {"publish": "datasets", "variables": "variables", "queues": "queues"}  # of the scheduler, by extension
 
 
-class CleaningError(Exception):
-    """The cluster could not be cleaned: it does not answer, or its workers did not come back."""
+def preload() -> None:
+    """Import what every point needs, before the first is forked."""
+    import distributed  # noqa: F401 - for the points
+
+
+def worker_groups(context: Context) -> list[str]:
+    """Return the scheduler's address of each worker group, empty for that of the run itself."""
+    return ["", *(files.read_json(context.attempt.scheduler) or {}).get("shares", [])]
 
 
 def use(address: str) -> None:
-    """Have this process take the scheduler at an address, of a share of the workers, for the run's cluster."""
+    """Have this process take the scheduler of a worker group for the run's."""
     import dask.config
 
     os.environ["DASK_SCHEDULER_ADDRESS"] = address
     dask.config.set({"scheduler-address": address})
-
-
-class Cleaner:
-    """The process that cleans a share of the workers; it is asked once before the first point and after each."""
-
-    def __init__(self, address: str = "") -> None:
-        """Begin with the share whose scheduler is at ``address``, empty for the run's only one."""
-        self.connection, theirs = Pipe()
-        self.asked = 0.0
-        parent = os.getpid()
-        self.pid = os.fork()  # safe: this process has one thread
-        if not self.pid:
-            self.connection.close()
-            _serve(theirs, parent, address)
-        theirs.close()
-
-    def ask(self) -> None:
-        """Have the share cleaned; the connection has something to read when it is."""
-        self.asked = time.monotonic()
-        with contextlib.suppress(OSError):  # it is gone, and the answer says so
-            self.connection.send("clean")
-
-    @property
-    def late(self) -> bool:
-        """Whether there should have been an answer."""
-        return time.monotonic() - self.asked > ANSWER
-
-    def answer(self) -> str:
-        """Return why workers were restarted, empty if they were not.
-
-        Raises
-        ------
-        CleaningError
-            If the share is not clean.
-        """
-        try:
-            if not self.connection.poll():
-                raise CleaningError(f"the cluster could not be cleaned within {ANSWER:g} s")
-            answer: dict[str, str] = self.connection.recv()
-        except (OSError, EOFError) as error:
-            raise CleaningError("the process that cleans the cluster is gone") from error
-        if problem := answer.get("problem"):
-            raise CleaningError(f"the cluster could not be cleaned: {problem}")
-        return answer["restarted"]
-
-    def let_go(self) -> None:
-        """In a point: close what is the parent's."""
-        self.connection.close()
-
-    def end(self) -> None:
-        """End the process."""
-        self.connection.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-
-
-def _serve(connection: Connection, parent: int, address: str) -> NoReturn:
-    try:
-        processes.end_with(parent)
-        signal.set_wakeup_fd(-1)
-        if address:
-            use(address)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, signal.SIG_IGN)  # its parent ends it
-        cluster: _Cluster | None = None
-        while connection.recv():
-            try:
-                cluster = cluster or _Cluster(gpus=load().settings.workers.gpu is not None)
-                answer = {"restarted": cluster.clean()}
-            except Exception as error:  # noqa: BLE001 - the parent says it
-                answer = {"problem": f"{type(error).__name__}: {error}"}
-            connection.send(answer)
-    except EOFError:
-        pass  # the parent has ended
-    finally:
-        os._exit(0)
 
 
 class State(TypedDict):
@@ -133,20 +55,21 @@ class State(TypedDict):
     pool_kept: int
 
 
-class _Cluster:
-    """The run's cluster as the cleaning sees it; ``before`` is how each worker was when it was fresh."""
+class WorkerGroup:
+    """The scheduler and the workers of one group; ``before`` is the state of each worker when it was fresh."""
 
-    def __init__(self, *, gpus: bool) -> None:
+    def __init__(self, context: Context) -> None:
         from distributed import Client
 
-        self.client, self.gpus = Client(set_as_default=False), gpus
+        self.client, self.gpus = Client(set_as_default=False), context.settings.workers.gpu is not None
         self.before: dict[str, State] = {}
 
     def _states(self, *, trim: bool = False) -> dict[str, State]:
-        found: dict[str, State] = self.client.run(state, trim=trim, gpu=self.gpus)
-        return found
+        states: dict[str, State] = self.client.run(state, trim=trim, gpu=self.gpus)
+        return states
 
-    def clean(self) -> str:
+    def reset(self) -> str:
+        """Reset the group, and return why its workers were restarted, empty if they were not."""
         left = self.client.run_on_scheduler(release, keep=self.client.id)
         if left is None:
             return ""
