@@ -10,8 +10,8 @@ import pytest
 
 from hpcml.errors import ConfigError, HostKeyError, LinkError, LoginNeededError, StorageError
 from hpcml.kinds.dask.node.dashboard import is_local
+from hpcml.remote import routes
 from hpcml.remote.ssh import config, login
-from hpcml.remote.tunnel import service_port
 
 
 def test_a_budget_is_spent_and_comes_back_after_an_hour(tmp_path: Path) -> None:
@@ -94,13 +94,13 @@ def test_certificates_ends_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_port_stays_the_same_and_has_twenty_neighbours() -> None:
-    port = service_port.port_of("login", "run-1", "dashboard")
-    assert port == service_port.port_of("login", "run-1", "dashboard")
-    assert port != service_port.port_of("login", "run-1", "jupyter")
-    tried = service_port.candidates(29995)
+    port = routes.port_of("login", "run-1", "dashboard")
+    assert port == routes.port_of("login", "run-1", "dashboard")
+    assert port != routes.port_of("login", "run-1", "jupyter")
+    tried = routes.candidates(29995)
     assert len(set(tried)) == 20
     assert all(20000 <= candidate < 30000 for candidate in tried)
-    assert service_port.candidates(8888)[:2] == [8888, 8889]
+    assert routes.candidates(8888)[:2] == [8888, 8889]
 
 
 def test_a_folder_for_control_sockets_is_the_user_s_alone(tmp_path: Path) -> None:
