@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from hpcml.remote.server import RemoteSession
-    from hpcml.remote.ssh.connection import Connection
+    from hpcml.remote.ssh import Connection
     from hpcml.runs import directories
 
 

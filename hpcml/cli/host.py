@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hpcml.cli import common, misplaced
 from hpcml.errors import UsageError
 from hpcml.remote import channel
-from hpcml.remote.ssh.login import login_of
+from hpcml.remote.ssh import login_of
 from hpcml.runs import programs, script_checks, snapshot
 from hpcml.terminal import note, say
 from hpcml.units import counted, format_bytes
@@ -20,7 +20,7 @@ from hpcml.units import counted, format_bytes
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from hpcml.remote.ssh.connection import Connection
+    from hpcml.remote.ssh import Connection
 
 _CHOICES = ("wait", "detach", "json", "dry_run", "prepare", "check")  # who gives one of these has said whether to wait
 

@@ -19,7 +19,7 @@ from hpcml.units import format_bytes
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from hpcml.remote.ssh.connection import Connection
+    from hpcml.remote.ssh import Connection
 
 _MODE = 0o755
 

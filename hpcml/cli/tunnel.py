@@ -85,12 +85,12 @@ def _local_run(options: Namespace) -> directories.Run | None:
 
 def _bridge(options: Namespace, run: directories.Run) -> int:
     """Keep a tunnel to a run of this machine."""
-    from hpcml.remote.ssh import config as ssh_config
+    from hpcml.remote import ssh
     from hpcml.remote.tunnel import Tunnel, TunnelRequest
 
     request = TunnelRequest(run.id, options.service, port=_port(options.port))
     common.end_by_signals()
-    shown = _Shown(options, ssh_config.places().files)
+    shown = _Shown(options, ssh.places().files)
     tunnel = Tunnel(run, request, _say, shown.show)
     return _until_its_end(tunnel, shown, lambda: f"The way is closed; the run goes on. Again: hpcml tunnel {run.id}.")
 
@@ -115,7 +115,7 @@ def _login(options: Namespace) -> Login | None:
     ``--host`` is a site's name or what ssh is called with; without it, ``login.host`` of this machine's settings
     counts, unless Slurm is right here.
     """
-    from hpcml.remote.ssh.login import login_of
+    from hpcml.remote.ssh import login_of
 
     site = options.site or ""
     assignments = [*(options.set or ()), *([f"login.route={options.route}"] if options.route else [])]
@@ -134,16 +134,15 @@ def _login(options: Namespace) -> Login | None:
 
 
 def _keep(options: Namespace, login: Login) -> int:
-    from hpcml.remote.ssh import login as ssh_login
-    from hpcml.remote.ssh.connection import Connection
+    from hpcml.remote import ssh
     from hpcml.remote.tunnel import Tunnel, TunnelRequest
 
     port = _port(options.port)
     retry_for = common.parsed(units.parse_seconds, options.retry_for, "--retry-for", "10m")
     common.end_by_signals()
-    connection = Connection(login)
-    certificates = ssh_login.certificates(connection.settings)
-    if warning := ssh_login.warning(certificates, None, time.time(), login.renew):
+    connection = ssh.Connection(login)
+    certificates = ssh.certificates(connection.settings)
+    if warning := ssh.warning(certificates, None, time.time(), login.renew):
         _say(f"Note: {warning}.")
     shown = _Shown(options, connection.places.files)
     ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
@@ -152,7 +151,7 @@ def _keep(options: Namespace, login: Login) -> int:
 
     def warning_now() -> str:
         ends = tunnel.facts.ends if tunnel.facts else None
-        return ssh_login.warning(certificates, ends, time.time(), login.renew)
+        return ssh.warning(certificates, ends, time.time(), login.renew)
 
     def closed() -> str:
         name = tunnel.facts.run if tunnel.facts else options.run

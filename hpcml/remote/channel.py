@@ -18,7 +18,7 @@ from hpcml import __version__, subprocesses
 from hpcml.errors import ANSWER_LOST, ConfigError, HpcmlError, LinkError, NotFoundError
 from hpcml.remote import answers
 from hpcml.remote.answers import GO, PROTOCOL, SERVE, CallFacts, StreamDemux
-from hpcml.remote.ssh.connection import Connection
+from hpcml.remote.ssh import Connection
 from hpcml.remote.transfer import PIECE, Entry, listing, send
 from hpcml.runs.snapshot import take
 from hpcml.sites.schema import Code, Login

@@ -12,7 +12,7 @@ from typing import Any
 from hpcml import subprocesses
 from hpcml.errors import ConfigError, HpcmlError, LinkError, NotFoundError, StorageError, UsageError
 from hpcml.remote import answers, channel, receiver, transfer
-from hpcml.remote.ssh.connection import Connection
+from hpcml.remote.ssh import Connection
 from hpcml.remote.transfer import Entry
 from hpcml.units import format_bytes
 

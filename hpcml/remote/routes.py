@@ -24,11 +24,10 @@ from typing import Any, NoReturn
 
 from hpcml import files, subprocesses
 from hpcml.errors import HostKeyError, HpcmlError, ServiceGoneError, TunnelError
-from hpcml.remote import answers
+from hpcml.remote import answers, ssh
 from hpcml.remote.answers import Relay, RunFacts, Service
 from hpcml.remote.channel import Call
-from hpcml.remote.ssh import config, login
-from hpcml.remote.ssh.connection import Connection, literal, proxy
+from hpcml.remote.ssh import Connection, literal, proxy
 from hpcml.runs import directories
 from hpcml.sites.layers import process_environment
 
@@ -277,7 +276,7 @@ def remember(connection: Connection | None, name: str) -> None:
 
 
 def _control(connection: Connection) -> Path:
-    return config.control_socket(connection.places.control, f"{connection.name}-{os.urandom(4).hex()}")
+    return ssh.control_socket(connection.places.control, f"{connection.name}-{os.urandom(4).hex()}")
 
 
 def _serve(what: str, facts: RunFacts, service: str, *options: str) -> list[str]:
@@ -288,7 +287,7 @@ def _serve(what: str, facts: RunFacts, service: str, *options: str) -> list[str]
 def _direct(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
     """The laptop is let in by the node itself; the login node only passes bytes on."""
     target, control = facts.services[service], _control(connection)
-    settings = config.options(
+    settings = ssh.options(
         ControlMaster="yes",
         ControlPersist="no",
         ClearAllForwardings="yes",
@@ -302,10 +301,10 @@ def _direct(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
 
 def _as_on_login(connection: Connection, node: str) -> list[str]:
     """Return options that give a node, which the user's configuration may not name, the login node's user and keys."""
-    own = config.effective(node, connection.file)
+    own = ssh.effective(node, connection.file)
     words = []
     if own.get("user") != [connection.user] and own.get("user", [""])[0] == process_environment().get("USER", ""):
-        words += config.options(User=connection.user)
+        words += ssh.options(User=connection.user)
     for name in ("identityfile", "certificatefile"):
         extra = [value for value in connection.settings.get(name, []) if value not in own.get(name, [])]
         words += [word for value in extra for word in ("-o", f"{name}={value}")]
@@ -329,13 +328,13 @@ def _twohop(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
 
 def _srun(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
     """Nobody is let in by the node: an sshd in a job step speaks over srun's input and output, and opens no port."""
-    folder = private_folder(connection.places.files, "session-")
+    folder = process_folder(connection.places.files, "session-")
     try:
         key, known_hosts, public = folder / "key", folder / "known_hosts", _session_key(folder)
         remote, host_key = _prepared(connection, _serve("prepare", facts, service, f"--key={public}"))
         name, control = f"hpcml-job-{facts.job}", _control(connection)
         files.write(known_hosts, f"{name} {host_key}\n")
-        settings = config.options(
+        settings = ssh.options(
             ControlMaster="yes",
             ControlPersist="no",
             BatchMode="yes",
@@ -409,7 +408,7 @@ def _fail(route: SshRoute) -> NoReturn:
     if "the socket is not on" in complaint.lower():
         raise ServiceGoneError(_last(complaint).removeprefix("hpcml: "), place=route.name)
     if re.search("HOST IDENTIFICATION HAS CHANGED|REVOKED HOST KEY", complaint):
-        error = login.failure(complaint, "the node")
+        error = ssh.failure(complaint, "the node")
         assert isinstance(error, HostKeyError)
         raise error
     if re.search(r"(?i)administratively prohibited|stdio forwarding|session open refused", complaint):
@@ -503,7 +502,7 @@ def owner(client: tuple[str, int], server: tuple[Any, ...], table: Path = _CONNE
 # -- folders of a process --------------------------------------------------------------------------------------------
 
 
-def private_folder(above: Path, prefix: str) -> Path:
+def process_folder(above: Path, prefix: str) -> Path:
     """Make a folder of mode 0700 that names this process; remove those of the user's whose processes are gone.
 
     A process is named by its pid and its start: a pid alone may belong to another process by now.

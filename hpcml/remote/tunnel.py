@@ -34,11 +34,10 @@ from hpcml.errors import (
     ServiceGoneError,
     TunnelError,
 )
-from hpcml.remote import routes, tunnel_server
+from hpcml.remote import routes, ssh, tunnel_server
 from hpcml.remote.answers import RunFacts, Service
 from hpcml.remote.channel import Call
-from hpcml.remote.ssh import login
-from hpcml.remote.ssh.connection import Connection
+from hpcml.remote.ssh import Connection
 from hpcml.runs import directories
 
 TICK = 1.0  # seconds between looks at the clock
@@ -383,9 +382,9 @@ class Tunnel:
 
 def _refuse_ended_certificate(connection: Connection) -> None:
     """Raise where a login is bound to fail: it would count as one, and sites block who fails too often."""
-    ends, now = max(login.certificates(connection.settings), default=math.inf), time.time()
+    ends, now = max(ssh.certificates(connection.settings), default=math.inf), time.time()
     if ends <= now:
-        message = f"The link is lost, and your certificate ended at {login.clock(ends, now)}"
+        message = f"The link is lost, and your certificate ended at {ssh.clock(ends, now)}"
         again = connection.login.renew or "ask your site how"
         hint = f"Get a new certificate, then start the tunnel again: {again}."
         raise LoginNeededError(message, place=connection.host, hint=hint)

@@ -15,7 +15,7 @@ from hpcml import files, schedulers, subprocesses
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
 from hpcml.remote import routes
 from hpcml.remote.answers import MalformedError, Relay, RunFacts, Service, service_of
-from hpcml.remote.ssh.config import options
+from hpcml.remote.ssh import options
 from hpcml.runs import directories, following
 from hpcml.runs import record as run_record
 from hpcml.runs import status as run_status
@@ -169,7 +169,7 @@ def hop(target: Service, say: Callable[[str], None]) -> None:
     ServiceGoneError
         If the service's socket is not there.
     """
-    folder = routes.private_folder(Path(tempfile.gettempdir()), _HOP)
+    folder = routes.process_folder(Path(tempfile.gettempdir()), _HOP)
     host, here = socket.gethostname(), folder / "s"
     quiet = ["ssh", "-T", *options(BatchMode="yes", ForwardAgent="no", ControlMaster="no", ControlPath="none")]
     forward = options(

@@ -51,7 +51,7 @@ def test_what_is_no_identity_is_another_service(server: http.server.ThreadingHTT
 
 def test_folders_of_processes_that_are_gone_are_removed(tmp_path: Path) -> None:
     """A key or a socket of a tunnel that was killed goes, also where another process has its pid by now."""
-    mine = routes.private_folder(tmp_path, "session-")
+    mine = routes.process_folder(tmp_path, "session-")
     assert mine.stat().st_mode & 0o777 == 0o700
     for name, owner, age in (
         ("session-gone", "999999999 1", 0.0), ("session-reused", f"{os.getpid()} 1", 0.0), ("session-old", "", 7200.0),
@@ -63,6 +63,6 @@ def test_folders_of_processes_that_are_gone_are_removed(tmp_path: Path) -> None:
             (folder / "owner").write_text(owner)
         os.utime(folder, (time.time() - age, time.time() - age))
     (tmp_path / "session-link").symlink_to(tmp_path / "session-new")
-    second = routes.private_folder(tmp_path, "session-")
+    second = routes.process_folder(tmp_path, "session-")
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {mine.name, second.name, "session-new", "session-odd", "session-link", "other-gone"}

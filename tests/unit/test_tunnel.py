@@ -11,7 +11,7 @@ import pytest
 from hpcml.errors import UNAVAILABLE, HpcmlError, LinkError, ServiceGoneError, TunnelError
 from hpcml.remote import routes, tunnel, tunnel_server
 from hpcml.remote.answers import RunFacts, Service
-from hpcml.remote.ssh.connection import Connection
+from hpcml.remote.ssh import Connection
 from hpcml.remote.tunnel import State, Tunnel, TunnelRequest
 from hpcml.runs import directories
 from hpcml.sites.schema import Login

@@ -18,7 +18,7 @@ from hpcml.terminal import Raw
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from hpcml.remote.ssh.connection import Connection
+    from hpcml.remote.ssh import Connection
     from hpcml.runs.view import View
 
 _LOOK = 0.1  # seconds
