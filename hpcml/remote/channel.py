@@ -35,6 +35,7 @@ from hpcml.units import format_bytes
 
 INTERRUPTED = 10.0  # seconds that the other side has to end after Ctrl-C where a run is in its hands
 LEFT = 1.0  # and where none is
+LAST_WORDS = 10.0  # seconds without a byte after its exit status: who holds its output open then is none of ours
 SILENCE = 300.0  # seconds without a byte of what is sent or fetched: its file system may be slow
 MOST_FACTS = 100  # beside those of a tunnel's feed
 GREETING = 300.0  # seconds for the other side's hpcml to begin: its Python may come from a slow file system
@@ -164,11 +165,16 @@ class Call:
         """Pass on its standard output as it comes, when it has begun; a reader of ours that has gone gets no more."""
         before = b""
         with contextlib.suppress(OSError, ValueError):
-            while True:
-                if select.select([source], [], [], 0.1 if before else None)[0]:
+            silent = 0.0
+            while silent < LAST_WORDS:
+                pause = 0.1 if before else 1.0
+                if select.select([source], [], [], pause)[0]:
                     if not (data := os.read(source.fileno(), PIECE)):
                         break
                     before += data
+                    silent = 0.0
+                elif "exit_status" in self.facts:
+                    silent += pause
                 if self.held is None:
                     show(before)
                     before = b""
@@ -188,6 +194,8 @@ class Call:
         if "run" in fact and "run" not in self.facts:
             self.write(GO)
         self.facts |= fact
+        if "exit_status" in fact:
+            self.child.expect_end(LAST_WORDS)
         if "hello" in fact:
             before, self.held = self.held or b"", None
             self.show(before)
@@ -268,8 +276,10 @@ class Call:
         return INTERRUPTED if self.upload or "run" in self.facts else LEFT
 
     def _wait(self, began: float) -> int | None:
-        """Wait for its end, however long, but not for its beginning; None if that never came."""
+        """Wait for its end, however long, but not for its beginning, nor long once it has said its exit status."""
         while (code := self.child.wait(1.0)) is None:
+            if "exit_status" in self.facts:
+                return self.child.wait(LAST_WORDS)
             if self.held is not None and time.monotonic() - began > GREETING:
                 host = self.connection.host
                 message = f"The hpcml on {host} did not begin within {GREETING:g} s"
