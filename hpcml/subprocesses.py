@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import select
 import selectors
@@ -225,10 +226,14 @@ def _living(group: int) -> list[int]:
 
 
 class _WakingPipe(io.RawIOBase):
-    """A pipe whose reader wakes each second: a Ctrl-C in the moment before a read would wait for the other side."""
+    """A pipe whose reader wakes each second: a Ctrl-C in the moment before a read would wait for the other side.
+
+    It ends when its last writer has closed it, or after :attr:`patience` seconds without a byte.
+    """
 
     def __init__(self, pipe: io.FileIO) -> None:
         self.pipe = pipe
+        self.patience = math.inf
         self.poll = select.poll()
         self.poll.register(pipe, select.POLLIN)
 
@@ -239,8 +244,11 @@ class _WakingPipe(io.RawIOBase):
         return self.pipe.fileno()
 
     def readinto(self, buffer: Any) -> int | None:
+        silent = 0
         while not self.poll.poll(1000):
-            pass
+            silent += 1
+            if silent >= self.patience:
+                return 0
         return self.pipe.readinto(buffer)
 
     def close(self) -> None:
@@ -275,7 +283,9 @@ class Child:
             )
         self.errors = ""
         pipe = cast("io.FileIO | None", self.process.stdout)
-        self.out = io.BufferedReader(_WakingPipe(pipe)) if pipe else None
+        self._pipe = _WakingPipe(pipe) if pipe else None
+        self.out: io.BufferedReader | None = io.BufferedReader(self._pipe) if self._pipe else None
+        self._stopped = threading.Event()
         self._reader = threading.Thread(target=self._read, args=(hear or self._keep,), daemon=True)
         self._reader.start()
 
@@ -285,12 +295,17 @@ class Child:
 
     def _read(self, hear: Callable[[bytes], bool]) -> None:
         assert self.process.stderr is not None
-        piece = b"first"
-        while piece:
-            piece = os.read(self.process.stderr.fileno(), 1 << 18)
-            if hear(piece):
-                _end_group(self.process, (signal.SIGTERM, signal.SIGKILL), 2.0)
-                return
+        # Closed here: stop() does not wait for a hearer that is slow.
+        with _WakingPipe(cast("io.FileIO", self.process.stderr)) as pipe:
+            piece = b"first"
+            while piece:
+                while not pipe.poll.poll(1000):
+                    if self._stopped.is_set():  # what it started has its standard error still
+                        return
+                piece = os.read(pipe.fileno(), 1 << 18)
+                if hear(piece):
+                    _end_group(self.process, (signal.SIGTERM, signal.SIGKILL), 2.0)
+                    return
 
     @property
     def code(self) -> int | None:
@@ -347,6 +362,11 @@ class Child:
             if late.is_set():
                 raise SilentError
 
+    def expect_end(self, seconds: float) -> None:
+        """Take the output for ended after so many seconds without a byte, though somebody else may hold it open."""
+        if self._pipe is not None:
+            self._pipe.patience = seconds
+
     def hang_up(self) -> None:
         """End its input."""
         assert self.process.stdin is not None
@@ -357,11 +377,11 @@ class Child:
         """End it and all that it started: by the end of its input and SIGTERM, after 2 s by SIGKILL."""
         self.hang_up()
         self.kill()
+        self.expect_end(0.0)
+        self._stopped.set()
         self._reader.join(_LAST_WORDS)
         if self.out is not None:
             self.out.close()
-        if not self._reader.is_alive() and self.process.stderr is not None:
-            self.process.stderr.close()
 
 
 def start_in_background(

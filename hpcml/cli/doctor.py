@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hpcml.doctor.finding import Finding
-    from hpcml.remote.ssh.connection import Connection
+    from hpcml.remote.ssh import Connection
     from hpcml.sites.schema import Login
 
 _OF_RUNS = {
@@ -153,10 +153,10 @@ def _asked(connection: Connection, own: Sequence[str]) -> tuple[int, bytes]:
 def _with_this_end(connection: Connection, login: Login, typed: str, found: Sequence[Finding]) -> list[Finding]:
     """Return the findings of the login node with those of this laptop in their places."""
     from hpcml.doctor import access
-    from hpcml.remote.ssh import login as ssh_login
+    from hpcml.remote import ssh
 
     facts = {one.check: one.facts for one in found if isinstance(one.facts, dict)}  # another host's may be text
-    ends = ssh_login.certificates(connection.settings)
+    ends = ssh.certificates(connection.settings)
     start = str(facts.get("start", {}).get("start", ""))
     try:
         certificate = access.judge_certificate(ends, start, time.time(), login.renew)

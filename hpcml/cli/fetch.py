@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from hpcml.remote.server import RemoteSession
-    from hpcml.remote.ssh.connection import Connection
+    from hpcml.remote.ssh import Connection
     from hpcml.runs import directories
 
 
@@ -50,10 +50,9 @@ def run(options: Namespace) -> int:
     entries, others = transfer.listing(run.paths.out)
     if len(entries) > transfer.MOST_FILES:
         raise transfer.too_many(len(entries), str(run.paths.out))
-    own = _reports(run, {entry.name for entry in entries})
+    own = _reports(run, {entry.name.partition("/")[0] for entry in entries})
     entries += own
-    ended = run.paths.status.exists()
-    offer = json.dumps({"run": run.id, "files": entries, "others": others, "ended": ended}).encode()
+    offer = json.dumps({"run": run.id, "files": entries, "others": others, "ended": _is_over(run)}).encode()
     out = sys.stdout.buffer
     out.write(session.header["nonce"].encode() + b" " + offer + b"\n")
     out.flush()
@@ -80,7 +79,7 @@ def _wanted(session: RemoteSession, entries: list[Entry]) -> list[Entry]:
 
 
 def _reports(run: directories.Run, taken: set[str]) -> list[Entry]:
-    """Return the run's report; a file of that name among the script's results counts instead."""
+    """Return the run's report; what has that name among the script's results counts instead."""
     found = []
     for path in (run.paths.report, run.paths.report_facts):
         with contextlib.suppress(OSError):  # there is none, or it is none
@@ -88,6 +87,17 @@ def _reports(run: directories.Run, taken: set[str]) -> list[Entry]:
             if stat.S_ISREG(facts.st_mode) and path.name not in taken:
                 found.append(Entry(path.name, facts.st_size, facts.st_mtime_ns, facts.st_mode & 0o777))
     return found
+
+
+def _is_over(run: directories.Run) -> bool:
+    """Whether no result or report can follow; a run whose processes are being ended has no report yet."""
+    from hpcml.runs import record
+
+    try:
+        end = record.end_of(run)
+    except StorageError:  # its results are brought all the same
+        return False
+    return end is not None and end.over
 
 
 def from_laptop(connection: Connection, options: Namespace) -> int:

@@ -13,7 +13,7 @@ from hpcml.cli import common, misplaced
 from hpcml.errors import UsageError
 from hpcml.forms import Form
 from hpcml.remote import channel
-from hpcml.remote.ssh.login import login_of
+from hpcml.remote.ssh import login_of
 from hpcml.runs import programs, script_checks, snapshot
 from hpcml.terminal import note, say
 from hpcml.units import counted, format_bytes
@@ -21,7 +21,7 @@ from hpcml.units import counted, format_bytes
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from hpcml.remote.ssh.connection import Connection
+    from hpcml.remote.ssh import Connection
 
 _CHOICES = ("wait", "detach", "json", "dry_run", "prepare", "check")  # who gives one of these has said whether to wait
 

@@ -19,7 +19,7 @@ from hpcml.units import format_bytes
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from hpcml.remote.ssh.connection import Connection
+    from hpcml.remote.ssh import Connection
 
 _MODE = 0o755
 
@@ -65,7 +65,7 @@ def run(options: Namespace) -> int:
 def send(connect: Callable[[], Connection], options: Namespace) -> int:
     """Put the file on the login node, which needs no hpcml for that."""
     from hpcml.installation import one_file
-    from hpcml.remote.delivery import Delivery
+    from hpcml.remote.channel import Delivery
 
     data = one_file.make()
     connection = connect()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from hpcml.remote.answers import Service
     from hpcml.remote.server import RemoteSession
+    from hpcml.remote.tunnel import Tunnel
     from hpcml.runs import directories
 
 
@@ -83,19 +84,27 @@ def _local_run(options: Namespace) -> directories.Run | None:
 
 
 def _bridge(options: Namespace, run: directories.Run) -> int:
-    from hpcml.remote.ssh import config as ssh_config
-    from hpcml.remote.tunnel import bridge
+    """Keep a tunnel to a run of this machine."""
+    from hpcml.remote import ssh
+    from hpcml.remote.tunnel import Tunnel, TunnelRequest
 
-    port = _port(options.port)
+    request = TunnelRequest(run.id, options.service, port=_port(options.port))
     common.end_by_signals()
-    shown = _Shown(options, ssh_config.places().files)
+    shown = _Shown(options, ssh.places().files)
+    tunnel = Tunnel(run, request, _say, shown.show)
+    return _until_its_end(tunnel, shown, lambda: f"The way is closed; the run goes on. Again: hpcml tunnel {run.id}.")
+
+
+def _until_its_end(tunnel: Tunnel, shown: _Shown, closed: Callable[[], str]) -> int:
+    """Keep a tunnel; where the user ends it, say what ``closed`` returns."""
     try:
-        bridge.keep(run, options.service, port, _say, shown.show)
+        tunnel.run()
     except KeyboardInterrupt:
         _say("")
-        _say(f"The way is closed; the run goes on. Again: hpcml tunnel {run.id}.")
+        _say(closed())
         return 130
     finally:
+        tunnel.close()
         shown.remove()
     return 0
 
@@ -106,7 +115,7 @@ def _login(options: Namespace) -> Login | None:
     ``--host`` is a site's name or what ssh is called with; without it, ``login.host`` of this machine's settings
     counts, unless Slurm is right here.
     """
-    from hpcml.remote.ssh.login import login_of
+    from hpcml.remote.ssh import login_of
 
     site = options.site or ""
     assignments = [*(options.set or ()), *([f"login.route={options.route}"] if options.route else [])]
@@ -125,16 +134,15 @@ def _login(options: Namespace) -> Login | None:
 
 
 def _keep(options: Namespace, login: Login) -> int:
-    from hpcml.remote.ssh import login as ssh_login
-    from hpcml.remote.ssh.connection import Connection
-    from hpcml.remote.tunnel.client import Tunnel, TunnelRequest
+    from hpcml.remote import ssh
+    from hpcml.remote.tunnel import Tunnel, TunnelRequest
 
     port = _port(options.port)
     retry_for = common.parsed(units.parse_seconds, options.retry_for, "--retry-for", "10m")
     common.end_by_signals()
-    connection = Connection(login)
-    certificates = ssh_login.certificates(connection.settings)
-    if warning := ssh_login.warning(certificates, None, time.time(), login.renew):
+    connection = ssh.Connection(login)
+    certificates = ssh.certificates(connection.settings)
+    if warning := ssh.warning(certificates, None, time.time(), login.renew):
         _say(f"Note: {warning}.")
     shown = _Shown(options, connection.places.files)
     ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
@@ -143,20 +151,14 @@ def _keep(options: Namespace, login: Login) -> int:
 
     def warning_now() -> str:
         ends = tunnel.facts.ends if tunnel.facts else None
-        return ssh_login.warning(certificates, ends, time.time(), login.renew)
+        return ssh.warning(certificates, ends, time.time(), login.renew)
+
+    def closed() -> str:
+        name = tunnel.facts.run if tunnel.facts else options.run
+        return f"The tunnel is closed; the run goes on. Again: hpcml tunnel --host {login.host} {name}."
 
     shown.warning = warning_now
-    try:
-        tunnel.run()
-    except KeyboardInterrupt:
-        name = tunnel.facts.run if tunnel.facts else options.run
-        _say("")
-        _say(f"The tunnel is closed; the run goes on. Again: hpcml tunnel --host {login.host} {name}.")
-        return 130
-    finally:
-        tunnel.close()
-        shown.remove()
-    return 0
+    return _until_its_end(tunnel, shown, closed)
 
 
 def _port(text: str) -> int:
@@ -191,7 +193,7 @@ class _Shown:
 
     def show(self, port: int, service: Service, token: str, route: str) -> None:
         """Print the address; with the token only where nobody but the user reads it: on a terminal."""
-        from hpcml.remote.tunnel.routes import MEANING
+        from hpcml.remote.routes import MEANING
 
         plain = f"http://127.0.0.1:{port}{service.path}"
         secret = f"{plain}?token={token}" if token else plain
@@ -252,20 +254,20 @@ def _print_commands(options: Namespace) -> int:
     """Print what to type on the laptop."""
     import socket
 
-    from hpcml.remote.tunnel import server, service_port
+    from hpcml.remote import routes, tunnel_server
 
     try:
         run = _run_of(options)
     except NotFoundError as error:
         hint = f"{error.hint} On a laptop, name the cluster: hpcml tunnel --host HOST {options.run}."
         raise NotFoundError(error.message, place=error.place, hint=hint) from error
-    service = server.service(run, options.service)
+    service = tunnel_server.service(run, options.service)
     site = common.load_site(options.site or "", None, options.set or ()).site
     login = _this_login(site.login, socket.gethostname()) or site.login.host or socket.getfqdn()
-    port = _port(options.port) or service_port.port_of(login, run.id, options.service)
+    port = _port(options.port) or routes.port_of(login, run.id, options.service)
     user = layers.process_environment().get("USER", "")
     host = f"{user}@{login}" if user else login
-    lines = server.lines(service, login, user, port)
+    lines = tunnel_server.lines(service, login, user, port)
     if options.json:
         common.print_json({"run": run.id, "service": service._asdict(), "commands": [line for _, line in lines]})
         return 0
@@ -290,21 +292,21 @@ def _this_login(login: Login, host: str) -> str:
 
 def _serve(options: Namespace) -> int:
     """Do what the laptop's hpcml asks, and answer it by facts."""
-    from hpcml.remote.tunnel import server
+    from hpcml.remote import tunnel_server
 
     session: RemoteSession | None = options.caller
     run = _run_of(options)
     if options.serve == "relay":  # its input and output are the tunnel's
-        server.relay(run, server.service(run, options.service), options.relay)
+        tunnel_server.relay(run, tunnel_server.service(run, options.service), options.relay)
     if session is None:
         raise UsageError("This is for the laptop's hpcml", place="--serve", hint="Leave --serve out.")
     match options.serve:
         case "feed":
-            server.feed(run, lambda facts: session.say(standing=facts.as_table()))
+            tunnel_server.feed(run, lambda facts: session.say(standing=facts.as_table()))
         case "hop":
-            server.hop(server.service(run, options.service), lambda path: session.say(socket=path))
+            tunnel_server.hop(tunnel_server.service(run, options.service), lambda path: session.say(socket=path))
         case "prepare":
-            session.say(relay=server.prepare(run, options.key)._asdict())
+            session.say(relay=tunnel_server.prepare(run, options.key)._asdict())
         case other:
             raise NotFoundError(f"There is no way to serve '{other}'", place="--serve", hint="Is one hpcml older?")
     return 0

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from hpcml import units
 from hpcml.doctor.finding import Examination, Finding, clause, green, not_applicable, red, yellow
 from hpcml.errors import HpcmlError
-from hpcml.remote.ssh import config
-from hpcml.remote.ssh import login as ssh_login
+from hpcml.remote import ssh
 from hpcml.sites.schema import Login
 
 _SOON = 900.0  # seconds
@@ -19,8 +18,8 @@ _SOON = 900.0  # seconds
 def certificate(exam: Examination) -> Finding:
     """How long the certificate lives that this machine's ssh would show, against the start of a job."""
     login = exam.site.login
-    settings = config.effective(login.host, seconds=exam.left()) if login.host else {}
-    ends = ssh_login.certificates(settings, exam.left())
+    settings = ssh.effective(login.host, seconds=exam.left()) if login.host else {}
+    ends = ssh.certificates(settings, exam.left())
     if not ends:
         return not_applicable("no ssh certificate is on this machine; from a laptop: hpcml --host HOST doctor")
     try:
@@ -40,11 +39,11 @@ def judge_certificate(ends: Sequence[float], start: str, now: float, renew: str)
         return green("your ssh certificate does not end")
     facts = {"ends": round(last), "left": round(last - now), "start": start}
     if last <= now:
-        return red(f"your ssh certificate ended {ssh_login.clock(last, now)}", hint, **facts)
+        return red(f"your ssh certificate ended {ssh.clock(last, now)}", hint, **facts)
     begins = datetime.datetime.fromisoformat(start).timestamp() if start else now
-    words = f"your ssh certificate ends {ssh_login.clock(last, now)}, in {units.format_seconds(last - now)}"
+    words = f"your ssh certificate ends {ssh.clock(last, now)}, in {units.format_seconds(last - now)}"
     if begins > last:
-        return yellow(f"{words}, and a job would start {ssh_login.clock(begins, now)}", hint, **facts)
+        return yellow(f"{words}, and a job would start {ssh.clock(begins, now)}", hint, **facts)
     if last - now < _SOON:
         return yellow(words, hint, **facts)
     return green(words, **facts)

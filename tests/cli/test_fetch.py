@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcml import errors
+from hpcml.failures.end import End
 from remote_world import Laptop
 
 
@@ -56,6 +57,24 @@ def test_fetch_brings_the_report_unless_the_script_has_one_of_that_name(laptop: 
     (source / "report.html").write_text("the script's own")
     assert laptop.run("fetch", "last", "results").returncode == 0
     assert (target / "report.html").read_text() == "the script's own"
+    (source / "report.html").unlink()
+    (source / "report.html").mkdir()
+    (source / "report.html" / "page").write_text("of many")
+    done = laptop.run("fetch", "last", "folder")
+    assert done.returncode == 0, done.stderr
+    assert (laptop.world.project / "folder/report.html/page").read_text() == "of many"
+
+
+def test_fetch_says_that_a_run_has_not_ended_until_its_report_is_there(laptop: Laptop) -> None:
+    """The end is written before the processes are ended, and again after the report was made."""
+    run = out(laptop).parent
+    end = End(0, "running", "script", "it ended well")
+    for status, told in (("", True), (end._replace(over=False).as_json(), True), ("{", True), (end.as_json(), False)):
+        if status:
+            (run / "status.json").write_text(status if isinstance(status, str) else json.dumps(status))
+        done = laptop.run("fetch", "last", "results")
+        assert done.returncode == 0, done.stderr
+        assert ("the run has not ended; fetch again" in done.stderr) is told, status
 
 
 def test_fetch_follows_no_link_of_the_laptop(laptop: Laptop) -> None:

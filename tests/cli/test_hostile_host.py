@@ -15,7 +15,7 @@ import pytest
 import planted
 from hpcml import errors, subprocesses
 from hpcml.remote import channel
-from hpcml.remote.delivery import Delivery
+from hpcml.remote.channel import Delivery
 from remote_world import Laptop
 
 HELLO = '{"hello": 2, "version": "0"}'

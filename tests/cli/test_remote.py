@@ -196,6 +196,23 @@ def test_the_path_of_a_login_shell_is_tried(laptop: Laptop) -> None:
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
+def test_what_a_profile_leaves_running_keeps_nobody_waiting(laptop: Laptop) -> None:
+    """It holds the call's output open, as `ssh` waits for everybody who does; that the run has ended was said before."""
+    laptop.run("submit", "--name", "over", "job.py")
+    laptop.run("cancel", "over")
+    path = f"{laptop.world.top}/far-bin:{laptop.world.environment['PATH']}"
+    left = "sleep 100 &\necho $! >>~/left\n"
+    (laptop.far / ".bash_profile").write_text(f"{left}PATH={shlex.quote(path)}\n")
+    laptop.tell(PATH=f"{laptop.world.environment['PATH']}")
+    try:
+        done = laptop.run("logs", "-f", "over", timeout=60)
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    finally:
+        for pid in (laptop.far / "left").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+
 def test_a_tunnel_tries_the_path_of_a_login_shell_too(laptop: Laptop) -> None:
     """Its profile prints, complains and would read our input; the words of the command arrive unchanged."""
     laptop.run("submit", "--name", "over", "job.py")

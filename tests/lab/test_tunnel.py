@@ -251,7 +251,7 @@ def test_no_agent_is_forwarded_and_commands_travel_over_the_connection(
     outside.close_connection()
     config.write_text("Host *\n  ForwardAgent yes\n" + kept)
     script = """
-from hpcml.remote.ssh import connection as ssh
+from hpcml.remote import ssh
 from hpcml.sites.schema import Login
 connection = ssh.Connection(Login(host="lab"))
 assert connection.open(ask=False) and not connection.open(ask=False)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from hpcml import errors
-from hpcml.remote import answers, transfer
-from hpcml.remote.ssh import connection
+from hpcml.remote import answers, ssh, transfer
 
 RUN = "job-20260101-000000-0a1b"
 
@@ -162,6 +161,6 @@ def test_what_a_login_node_prepares() -> None:
 
 
 def test_no_shell_reads_a_word_of_a_proxy_command() -> None:
-    said = connection.proxy(["ssh", "-S", "/tmp/h2c$(touch /x)/%h", "a b", "login"], destination=True)
+    said = ssh.proxy(["ssh", "-S", "/tmp/h2c$(touch /x)/%h", "a b", "login"], destination=True)
     assert said == "ssh -S '/tmp/h2c$(touch /x)/%%h' 'a b' -W '[%h]:%p' login"
-    assert connection.proxy(["ssh", "login", "touch /owned; hpcml tunnel"]) == "ssh login 'touch /owned; hpcml tunnel'"
+    assert ssh.proxy(["ssh", "login", "touch /owned; hpcml tunnel"]) == "ssh login 'touch /owned; hpcml tunnel'"

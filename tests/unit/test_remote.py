@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hpcml import errors
 from hpcml.remote import answers, channel
 from hpcml.remote.answers import StreamDemux, mark
-from hpcml.remote.ssh.login import check_host
+from hpcml.remote.ssh import check_host
 from hpcml.remote.transfer import Entry, entries_of, listing, parts_of, receive, send
 
 NONCE = "0123456789abcdef"

@@ -10,19 +10,18 @@ import pytest
 
 from hpcml.errors import ConfigError, HostKeyError, LinkError, LoginNeededError, StorageError
 from hpcml.kinds.dask.node.dashboard import is_local
-from hpcml.remote.ssh import config, login
-from hpcml.remote.tunnel import service_port
+from hpcml.remote import routes, ssh
 
 
 def test_a_budget_is_spent_and_comes_back_after_an_hour(tmp_path: Path) -> None:
-    budget = login.Budget(tmp_path / "logins", 2)
+    budget = ssh.Budget(tmp_path / "logins", 2)
     now = 1_000_000.0
     assert budget.left(now) == 2
     budget.spend(now)
     budget.spend(now + 60)
     assert budget.left(now + 61) == 0
     assert budget.free_at(now + 61) == now + 3600
-    assert login.Budget(tmp_path / "logins", 2).left(now + 3599) == 0  # another process sees the same
+    assert ssh.Budget(tmp_path / "logins", 2).left(now + 3599) == 0  # another process sees the same
     assert budget.left(now + 3601) == 1
     budget.refund(now + 60)
     assert budget.left(now + 61) == 1
@@ -30,7 +29,7 @@ def test_a_budget_is_spent_and_comes_back_after_an_hour(tmp_path: Path) -> None:
 
 
 def test_an_hour_of_flapping_spends_no_more_than_the_budget(tmp_path: Path) -> None:
-    budget = login.Budget(tmp_path / "logins", 5)
+    budget = ssh.Budget(tmp_path / "logins", 5)
     logins = 0
     for second in range(0, 3600, 2):
         if budget.left(float(second)):
@@ -41,13 +40,13 @@ def test_an_hour_of_flapping_spends_no_more_than_the_budget(tmp_path: Path) -> N
 
 def test_a_damaged_budget_is_begun_anew(tmp_path: Path) -> None:
     (tmp_path / "logins").write_text('{"not": "a list"')
-    budget = login.Budget(tmp_path / "logins", 1)
+    budget = ssh.Budget(tmp_path / "logins", 1)
     budget.spend(5.0)
     assert budget.left(6.0) == 0
 
 
 def test_many_at_once_do_not_lose_a_login(tmp_path: Path) -> None:
-    budget = login.Budget(tmp_path / "logins", 100)
+    budget = ssh.Budget(tmp_path / "logins", 100)
     threads = [threading.Thread(target=budget.spend, args=(1000.0 + n,)) for n in range(20)]
     for thread in threads:
         thread.start()
@@ -69,7 +68,7 @@ def test_many_at_once_do_not_lose_a_login(tmp_path: Path) -> None:
     ("", LinkError),
 ])  # fmt: skip
 def test_what_ssh_says_has_a_kind(said: str, kind: type[Exception]) -> None:
-    error = login.failure(said, "login", "step ssh login")
+    error = ssh.failure(said, "login", "step ssh login")
     assert type(error) is kind
     if kind is LoginNeededError:
         assert "step ssh login" in error.hint
@@ -82,52 +81,52 @@ def test_certificates_ends_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
         Valid: from 2026-11-20T09:00:00 to 2026-11-20T21:00:00
         Valid: forever
 """
-    first, second = login.validity(text)
+    first, second = ssh.validity(text)
     assert second == float("inf")
-    assert login.clock(first, first) == "21:00"
+    assert ssh.clock(first, first) == "21:00"
     found = [first]
-    assert "ended" in login.warning(found, None, first + 1, "renew me")
-    assert "an open tunnel stays open" in login.warning(found, first + 3600, first - 60, "")
-    assert login.warning(found, first - 10, first - 60, "") == ""
-    assert login.warning([], first, first, "") == ""
-    assert login.warning([*found, second], first + 9, first + 1, "") == ""
+    assert "ended" in ssh.warning(found, None, first + 1, "renew me")
+    assert "an open tunnel stays open" in ssh.warning(found, first + 3600, first - 60, "")
+    assert ssh.warning(found, first - 10, first - 60, "") == ""
+    assert ssh.warning([], first, first, "") == ""
+    assert ssh.warning([*found, second], first + 9, first + 1, "") == ""
 
 
 def test_a_port_stays_the_same_and_has_twenty_neighbours() -> None:
-    port = service_port.port_of("login", "run-1", "dashboard")
-    assert port == service_port.port_of("login", "run-1", "dashboard")
-    assert port != service_port.port_of("login", "run-1", "jupyter")
-    tried = service_port.candidates(29995)
+    port = routes.port_of("login", "run-1", "dashboard")
+    assert port == routes.port_of("login", "run-1", "dashboard")
+    assert port != routes.port_of("login", "run-1", "jupyter")
+    tried = routes.candidates(29995)
     assert len(set(tried)) == 20
     assert all(20000 <= candidate < 30000 for candidate in tried)
-    assert service_port.candidates(8888)[:2] == [8888, 8889]
+    assert routes.candidates(8888)[:2] == [8888, 8889]
 
 
 def test_a_folder_for_control_sockets_is_the_user_s_alone(tmp_path: Path) -> None:
-    config.private_folder(tmp_path / "new" / "cm")
+    ssh.private_folder(tmp_path / "new" / "cm")
     assert (tmp_path / "new" / "cm").stat().st_mode & 0o777 == 0o700
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o770)
     (tmp_path / "link").symlink_to(tmp_path / "new")
     for name in ("open", "link"):
         with pytest.raises(StorageError, match="not yours alone"):
-            config.private_folder(tmp_path / name)
+            ssh.private_folder(tmp_path / name)
     (tmp_path / "new").chmod(0o777)
     with pytest.raises(StorageError, match="rename") as told:
-        config.private_folder(tmp_path / "new" / "cm")
+        ssh.private_folder(tmp_path / "new" / "cm")
     assert f"chmod go-w {tmp_path}/new" in told.value.hint
     if os.geteuid() == 0:
         os.chown(tmp_path / "new", 12345, -1)
         with pytest.raises(StorageError, match="rename") as told:
-            config.private_folder(tmp_path / "new" / "cm")
+            ssh.private_folder(tmp_path / "new" / "cm")
         assert "login.control" in told.value.hint, "the folder is not one's own to close"
         assert "chmod" not in told.value.hint
 
 
 def test_a_control_socket_s_path_has_room_for_ssh_s_own_suffix(tmp_path: Path) -> None:
-    assert config.control_socket(Path("/" + "x" * 70), "y" * 17).name == "y" * 17
+    assert ssh.control_socket(Path("/" + "x" * 70), "y" * 17).name == "y" * 17
     with pytest.raises(ConfigError, match="the system takes 89"):
-        config.control_socket(Path("/" + "x" * 72), "y" * 17)
+        ssh.control_socket(Path("/" + "x" * 72), "y" * 17)
 
 
 @pytest.mark.parametrize("unsafe", ["no", "off", "false"])
@@ -137,9 +136,9 @@ def test_the_configuration_switches_the_check_of_host_keys_on_again(
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Host *\n  StrictHostKeyChecking no\n  ForwardAgent yes\n")
     monkeypatch.setenv("HOME", str(tmp_path))
-    path = config.write(tmp_path, "login", {"stricthostkeychecking": [unsafe]})
+    path = ssh.write_config(tmp_path, "login", {"stricthostkeychecking": [unsafe]})
     assert path.stat().st_mode & 0o777 == 0o600
-    known = config.effective("login", path)
+    known = ssh.effective("login", path)
     assert known["stricthostkeychecking"] == ["ask"]
     assert known["forwardagent"] == ["no"]
     assert known["connecttimeout"] == ["15"]
@@ -151,8 +150,8 @@ def test_the_user_s_own_strictness_stays(tmp_path: Path, monkeypatch: pytest.Mon
         "Host login\n  StrictHostKeyChecking yes\n  User me\n  ConnectTimeout 3\n"
     )
     monkeypatch.setenv("HOME", str(tmp_path))
-    path = config.write(tmp_path, "login", {"stricthostkeychecking": ["true"]})
-    known = config.effective("login", path)
+    path = ssh.write_config(tmp_path, "login", {"stricthostkeychecking": ["true"]})
+    known = ssh.effective("login", path)
     assert known["stricthostkeychecking"] == ["true"]
     assert (known["user"], known["connecttimeout"]) == (["me"], ["3"])
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from hpcml.errors import NotFoundError, StorageError, TunnelError
-from hpcml.remote import answers
+from hpcml.remote import answers, tunnel_server
 from hpcml.remote.answers import Service
-from hpcml.remote.tunnel import server
 from hpcml.runs import directories, status
 
 SERVICE: dict[str, Any] = {"node": "n1", "socket": "/tmp/hpcml-x/dashboard.sock", "identity": "me", "path": "/status"}
@@ -44,35 +43,35 @@ def diary(run: directories.Run, *names: str) -> None:
 
 
 def test_services_are_the_newest_attempt_s_and_end_with_it(run: directories.Run) -> None:
-    assert server.services(run) == {}
+    assert tunnel_server.services(run) == {}
     with pytest.raises(NotFoundError, match="The run is not a JupyterLab session"):
-        server.service(run, "jupyter")
+        tunnel_server.service(run, "jupyter")
     with pytest.raises(NotFoundError, match="The run's dashboard is starting"):
-        server.service(run, "dashboard")
+        tunnel_server.service(run, "dashboard")
     (run.paths.plan).write_text(json.dumps({"inside": {"code": {"form": "jupyter"}}}))
     with pytest.raises(NotFoundError, match="The run's jupyter is starting"):
-        server.service(run, "jupyter")
+        tunnel_server.service(run, "jupyter")
     attempt(run, 9, dashboard=SERVICE | {"node": "old"})
     attempt(run, 10, dashboard=SERVICE, jupyter=SERVICE)
     (run.paths.attempt(10).service_of("x").parent / ".half.json").write_text("{")
-    found = server.services(run)
+    found = tunnel_server.services(run)
     assert (sorted(found), found["dashboard"].node) == (["dashboard", "jupyter"], "n1")
-    assert server.service(run, "jupyter") == Service(**SERVICE)
+    assert tunnel_server.service(run, "jupyter") == Service(**SERVICE)
     with pytest.raises(NotFoundError, match="no nosuch"):
-        server.service(run, "nosuch")
+        tunnel_server.service(run, "nosuch")
     run.paths.attempt(10).ended.write_text("{}")
-    assert server.services(run) == {}
+    assert tunnel_server.services(run) == {}
 
 
 def test_a_damaged_service_file_is_said(run: directories.Run) -> None:
     attempt(run, 0)
     run.paths.attempt(0).service_of("dashboard").write_text("{")
     with pytest.raises(StorageError, match="not valid JSON"):
-        server.services(run)
+        tunnel_server.services(run)
     for name, value in (("socket", None), ("node", "-x"), ("identity", "")):
         run.paths.attempt(0).service_of("dashboard").write_text(json.dumps(SERVICE | {name: value}))
         with pytest.raises(StorageError, match=f"'{name}' is malformed"):
-            server.services(run)
+            tunnel_server.services(run)
 
 
 def test_an_end_counts_until_the_job_is_started_again(run: directories.Run) -> None:
@@ -100,7 +99,7 @@ def test_an_end_counts_until_the_job_is_started_again(run: directories.Run) -> N
 def test_the_facts_say_when_the_time_limit_is(run: directories.Run) -> None:
     diary(run, "allocated")
     attempt(run, 0, dashboard=SERVICE)
-    facts = server.facts(run, status.status(run, ask=False))
+    facts = tunnel_server.facts(run, status.status(run, ask=False))
     assert (facts.ends, facts.state, facts.services) == (700.0, "RUNNING", {"dashboard": Service(**SERVICE)})
     assert answers.of_call(json.dumps({"standing": facts.as_table()}), "login")["standing"] == facts
 
@@ -111,12 +110,12 @@ def test_the_facts_say_when_the_time_limit_is(run: directories.Run) -> None:
 def test_only_one_public_key_is_taken(run: directories.Run, sent: str) -> None:
     attempt(run, 0)
     with pytest.raises(TunnelError, match="not a public key"):
-        server.prepare(run, sent)
+        tunnel_server.prepare(run, sent)
 
 
 def test_printed_commands_are_whole_words_to_a_shell() -> None:
     odd = Service(**SERVICE)._replace(socket="/scratch/my runs/it's/s")
-    for _, command in server.lines(odd, "login", "me", 20001):
+    for _, command in tunnel_server.lines(odd, "login", "me", 20001):
         words = shlex.split(command)
         assert words[0] == "ssh"
         if "mktemp" in command:
@@ -135,4 +134,4 @@ def test_a_token_is_a_secret_of_its_attempt(run: directories.Run, path: str) -> 
     named = path.format(run=run.paths.directory, secret=secret)
     attempt(run, 0, jupyter=SERVICE | {"token_file": named})
     with pytest.raises(StorageError, match="no token of the run"):
-        server.services(run)
+        tunnel_server.services(run)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import io
 import sys
 import threading
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from hpcml.cli.top import live
 from hpcml.errors import ConfigError
@@ -18,7 +18,7 @@ from hpcml.terminal import Raw
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from hpcml.remote.ssh.connection import Connection
+    from hpcml.remote.ssh import Connection
     from hpcml.runs.view import View
 
 _LOOK = 0.1  # seconds
@@ -73,7 +73,7 @@ def watch(connection: Connection, options: Namespace) -> int:
 class _Reader:
     """Reads views, a line each, in a thread; of several only the newest is kept."""
 
-    def __init__(self, source: IO[bytes], host: str) -> None:
+    def __init__(self, source: io.BufferedReader, host: str) -> None:
         self.source, self.host = source, host
         self.wrong: ConfigError | None = None
         self._views: list[View] = []
@@ -96,7 +96,7 @@ class _Reader:
     def _read(self) -> None:
         line = b""
         try:
-            while data := os.read(self.source.fileno(), PIECE):
+            while data := self.source.read1(PIECE):
                 *lines, line = (line + data).split(b"\n")
                 if len(line) > answers.LONGEST_VIEW:
                     raise answers.wrong(self.host, f"a view of more than {answers.LONGEST_VIEW} bytes")

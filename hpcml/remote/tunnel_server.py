@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
-import os
 import shlex
 import shutil
 import socket
-import stat
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,9 +13,9 @@ from pathlib import Path
 
 from hpcml import files, schedulers, subprocesses
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
+from hpcml.remote import routes
 from hpcml.remote.answers import MalformedError, Relay, RunFacts, Service, service_of
-from hpcml.remote.ssh.config import options
-from hpcml.remote.tunnel import service_port
+from hpcml.remote.ssh import options
 from hpcml.runs import directories, following
 from hpcml.runs import record as run_record
 from hpcml.runs import status as run_status
@@ -172,15 +169,13 @@ def hop(target: Service, say: Callable[[str], None]) -> None:
     ServiceGoneError
         If the service's socket is not there.
     """
-    _sweep()
-    folder = Path(tempfile.mkdtemp(prefix=_HOP))
+    folder = routes.process_folder(Path(tempfile.gettempdir()), _HOP)
     host, here = socket.gethostname(), folder / "s"
     quiet = ["ssh", "-T", *options(BatchMode="yes", ForwardAgent="no", ControlMaster="no", ControlPath="none")]
     forward = options(
         ExitOnForwardFailure="yes", StreamLocalBindUnlink="yes", StreamLocalBindMask="0177", ServerAliveInterval="15"
     )
     try:
-        (folder / "owner").write_text(f"{os.getpid()} {subprocesses.start_time(os.getpid())}")
         words = [*quiet, "-N", *forward, "-L", f"{here}:{target.socket}", "--", target.node]
         child = subprocesses.Child(words)
         try:
@@ -191,7 +186,7 @@ def hop(target: Service, say: Callable[[str], None]) -> None:
                 why = _last_line(child, "no answer")
                 raise TunnelError(f"ssh from {host} to {target.node} is refused: {why}", place="two hops")
             try:
-                service_port.get(str(here), target.probe or target.path)
+                routes.get(str(here), target.probe or target.path)
             except (OSError, http.client.HTTPException) as error:
                 raise _silent([*quiet, "--", target.node], target) from error
             say(str(here))
@@ -214,18 +209,6 @@ def _silent(ssh: list[str], target: Service) -> TunnelError | ServiceGoneError:
     if there.code == 1:
         return ServiceGoneError(f"The socket is not on {target.node}", place=target.socket)
     return TunnelError(f"sshd on {target.node} forbids forwarding", place="two hops")
-
-
-def _sweep() -> None:
-    """Remove folders of hops that were killed; only our own, and only those whose process is gone."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_HOP}*"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            status = folder.lstat()
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-                continue
-            pid, started = (folder / "owner").read_text().split()
-            if subprocesses.start_time(int(pid)) != started:
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 # -- a step of the job -----------------------------------------------------------------------------------------------

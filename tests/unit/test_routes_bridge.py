@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.remote.tunnel import bridge
+from hpcml.remote import routes
 
 _heard: list[bytes] = []  # the beginning of each piece that the service got
 
@@ -50,7 +50,7 @@ def free_port() -> int:
 
 
 def test_bytes_pass_both_ways(echo: str) -> None:
-    way = bridge.Bridge(free_port(), echo)
+    way = routes.Bridge(free_port(), echo)
     sent = bytes(range(256)) * 8192  # 2 MiB of every byte
     got = b""
     with socket.create_connection(("127.0.0.1", way.port), 10) as client:
@@ -71,15 +71,15 @@ def test_bytes_pass_both_ways(echo: str) -> None:
 
 
 def test_a_taken_port_is_an_error(echo: str) -> None:
-    first = bridge.Bridge(free_port(), echo)
+    first = routes.Bridge(free_port(), echo)
     with pytest.raises(OSError, match="in use"):
-        bridge.Bridge(first.port, echo)
+        routes.Bridge(first.port, echo)
     first.close()
 
 
 def test_whose_a_connection_is() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
-        assert bridge.owner(client.getsockname(), listener.getsockname()) == os.getuid()
+        assert routes.owner(client.getsockname(), listener.getsockname()) == os.getuid()
 
 
 def test_connections_of_others_and_of_nobody_known(tmp_path: Path) -> None:
@@ -88,24 +88,24 @@ def test_connections_of_others_and_of_nobody_known(tmp_path: Path) -> None:
         "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
         "   0: 0100007F:C350 0100007F:4E20 01 00000000:00000000 00:00000000 00000000  1234        0 1 1 0\n"
     )
-    assert bridge.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), table) == 1234
-    assert bridge.owner(("127.0.0.1", 50001), ("127.0.0.1", 20000), table) == -1
+    assert routes.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), table) == 1234
+    assert routes.owner(("127.0.0.1", 50001), ("127.0.0.1", 20000), table) == -1
     for state, uid, inode, whose in (
         ("01", 0, 7, 0), ("04", 1234, 7, 1234),  # root's; one that its program has closed for writing
         ("04", 0, 0, -1), ("05", 0, 0, -1), ("06", 0, 0, -1), ("07", 0, 0, -1), ("08", 0, 0, -1), ("0B", 0, 0, -1),  # closed, and anybody's
     ):  # fmt: skip
         row = f"   0: 0100007F:C350 0100007F:4E20 {state} 00000000:00000000 00:00000000 00000000 {uid} 0 {inode} 1 0\n"
         table.write_text(f"head\n{row}")
-        assert bridge.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), table) == whose, (state, inode)
-    assert bridge.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), tmp_path / "none") is None
+        assert routes.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), table) == whose, (state, inode)
+    assert routes.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), tmp_path / "none") is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_s_program_is_not_let_in(echo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is what it sent before it closed: then the system lists the connection as root's."""
     closed = threading.Event()
-    verify = bridge._Server.verify_request
-    way = bridge.Bridge(free_port(), echo)
+    verify = routes._Server.verify_request
+    way = routes.Bridge(free_port(), echo)
     _heard.clear()
 
     def ask_as_another(question: bytes, *, wait: bool) -> None:
@@ -120,7 +120,7 @@ def test_another_user_s_program_is_not_let_in(echo: str, monkeypatch: pytest.Mon
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
     ask_as_another(b"hello", wait=True)
-    monkeypatch.setattr(bridge._Server, "verify_request", lambda *words: closed.wait(60) and verify(*words))
+    monkeypatch.setattr(routes._Server, "verify_request", lambda *words: closed.wait(60) and verify(*words))
     for _ in range(3):
         ask_as_another(b"blind", wait=False)
     closed.set()

@@ -1,0 +1,531 @@
+"""The routes of a tunnel: from a port of this machine to the unix socket of a run's service.
+
+Over ssh there are three; which one a site allows is found by trying. A run of this very machine needs no ssh. Each
+route listens on a local port, is asked for the service's identity through that port, and is closed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import re
+import shutil
+import socket
+import socketserver
+import stat
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hpcml import files, subprocesses
+from hpcml.errors import HostKeyError, HpcmlError, ServiceGoneError, TunnelError
+from hpcml.remote import answers, ssh
+from hpcml.remote.answers import Relay, RunFacts, Service
+from hpcml.remote.channel import Call
+from hpcml.remote.ssh import Connection, literal, proxy
+from hpcml.runs import directories
+from hpcml.sites.layers import process_environment
+
+MEANING = {
+    "direct": "ssh through the login node to the node",
+    "twohop": "two hops, by a socket on the login node",
+    "srun": "sshd in a job step, over srun's input and output",
+    "local": "no ssh, as the run is on this machine",
+}
+READY = {"direct": 20.0, "twohop": 25.0, "srun": 40.0}  # seconds until a route over ssh has to be open
+ANSWER = 5.0  # seconds for an answer of the service
+ABANDONED = 3600.0  # seconds after which a folder that names no process was left by one that was killed
+_CLOSING = 1.0  # seconds for a route that carried nothing to say why
+_FIRST_PORT, _PORTS, _PORTS_TRIED = 20000, 10000, 20
+
+_CONNECTIONS = Path("/proc/net/tcp")  # Linux' list of connections, with whose they are (proc_pid_net(5))
+_STATE, _OWNER, _INODE = 3, 7, 9  # its columns; a socket that its program has closed is listed with uid 0 and inode 0
+_ESTABLISHED = "01"
+
+
+# -- the port, and who answers on it -------------------------------------------------------------------------------
+
+
+def port_of(cluster: str, run: str, service: str) -> int:
+    """Return the port that a run's service has on this machine, the same each time unless it is taken."""
+    digest = hashlib.sha256("\0".join((cluster, run, service)).encode()).digest()
+    return _FIRST_PORT + int.from_bytes(digest[:4], "big") % _PORTS
+
+
+def candidates(port: int) -> list[int]:
+    """Return the port and those that are tried if it is taken."""
+    if port < _FIRST_PORT:
+        return [port + step for step in range(_PORTS_TRIED)]
+    return [_FIRST_PORT + (port - _FIRST_PORT + step) % _PORTS for step in range(_PORTS_TRIED)]
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens on the port of 127.0.0.1."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def get(address: int | str, page: str, token: str = "") -> tuple[int, bytes]:
+    """Return the status and the first MiB of a page, by a port of 127.0.0.1 or the path of a unix socket.
+
+    Raises
+    ------
+    OSError, http.client.HTTPException
+        If nobody speaks HTTP there, or not in time.
+    """
+    connection = http.client.HTTPConnection("127.0.0.1", address if isinstance(address, int) else None, timeout=ANSWER)
+    try:
+        if isinstance(address, str):
+            connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.sock.settimeout(ANSWER)
+            connection.sock.connect(address)
+        connection.request("GET", page, headers={"Authorization": f"token {token}"} if token else {})
+        answer = connection.getresponse()
+        return answer.status, answer.read(1 << 20)
+    finally:
+        connection.close()
+
+
+def look(port: int, service: Service, token: str = "") -> str:
+    """Ask the service for its identity; return nothing if it is the one, else what is wrong in a few words."""
+    try:
+        status, body = get(port, service.probe or service.path, token)
+    except TimeoutError:
+        return "it does not answer in time"
+    except (OSError, http.client.HTTPException) as error:
+        return f"the connection is closed at once ({type(error).__name__})"
+    if status != 200:
+        return f"it answers with status {status}"
+    try:
+        facts = files.parsed(json.loads, body.decode())
+    except ValueError:
+        return "something else answers"
+    if not isinstance(facts, dict) or service.identity not in facts.values():
+        return "another service answers"
+    return ""
+
+
+def token_of(connection: Connection | None, service: Service) -> str:
+    """Read the service's token, if it has one, on the cluster or on this machine; it is kept in memory alone."""
+    if not service.token_file:
+        return ""
+    if connection is None:
+        with directories.storage(Path(service.token_file)):
+            return files.read(Path(service.token_file), 4096).decode(errors="replace").strip()
+    answer = connection.run(connection.command(["cat", "--", service.token_file]))
+    if answer.code != 0:
+        message = "The service's token cannot be read"
+        raise ServiceGoneError(message, place=service.token_file, hint=answer.text[-200:])
+    return answers.of_token(answer.out, connection.host)
+
+
+# -- a route ---------------------------------------------------------------------------------------------------------
+
+
+class SshRoute:
+    """A route over ssh: forwards to ``target`` go over ``control``, for as long as ``child`` lives."""
+
+    def __init__(
+        self,
+        name: str,
+        connection: Connection,
+        service: Service,
+        child: subprocesses.Child | Call,
+        control: Path,
+        folder: Path | None = None,
+    ) -> None:
+        self.name, self.connection, self.service = name, connection, service
+        self.child, self.control, self.folder = child, control, folder
+        self.target = service.socket
+        self.port = 0
+        self.cleanup: list[str] = []  # a command that leaves nothing behind on the cluster
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has ended by itself."""
+        return self.child.code is not None
+
+    def listen(self, port: int) -> bool:
+        """Have a port of this machine lead to the service; return False if the port is taken."""
+        if is_free(port) and self.connection.forward(port, self.target, self.control):
+            self.port = port
+        return self.port == port
+
+    def failure(self, wrong: str) -> HpcmlError:
+        """Return what it means that the route is open, and does not carry the right answer."""
+        host, node = self.connection.host, self.service.node
+        if "closed" not in wrong:
+            return TunnelError(wrong, place=self.name)
+        if self.name == "twohop":
+            hop = host
+        else:
+            hop = node
+            if self._is_missing():
+                return ServiceGoneError(f"The socket is not on {node}", place=self.name)
+        return TunnelError(f"{hop} forbids forwarding, or the socket is gone ({wrong})", place=self.name)
+
+    def _is_missing(self) -> bool:
+        """Whether the socket is surely not on the node, by a look through a route that gives a shell."""
+        if self.name != "direct":
+            return False
+        words = self.connection.command(["test", "-S", self.target], self.control)
+        return subprocesses.run(words, READY["direct"]).code == 1
+
+    def close(self) -> None:
+        """Take the forward back and end the process."""
+        if self.port:
+            self.connection.cancel(self.port, self.target, self.control)
+            self.port = 0
+        self.child.stop()
+        if self.cleanup:
+            with contextlib.suppress(HpcmlError):  # the connection may be what has gone
+                self.connection.run(self.cleanup, 20.0)
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        if self.name != "twohop":
+            self.control.unlink(missing_ok=True)
+
+
+class LocalRoute:
+    """The route without ssh, to a run of this machine, whose sockets are in a folder of this user's."""
+
+    name, lost = "local", False
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.bridge: Bridge | None = None
+
+    def listen(self, port: int) -> bool:
+        """Have a port lead to the service; return False if the port is taken."""
+        try:
+            self.bridge = Bridge(port, self.service.socket)
+        except OSError:
+            return False
+        return True
+
+    def failure(self, wrong: str) -> HpcmlError:
+        """Return what it means that the service does not answer."""
+        return ServiceGoneError(wrong, place=self.service.socket)
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self.bridge is not None:
+            self.bridge.close()
+            self.bridge = None
+
+
+Route = SshRoute | LocalRoute
+
+
+def start(name: str, connection: Connection | None, facts: RunFacts, service: str) -> Route:
+    """Open a route to a service of a run and return it when it can listen on a port.
+
+    Parameters
+    ----------
+    name
+        One of :data:`MEANING`.
+    connection
+        The cluster; None for the route without ssh.
+
+    Raises
+    ------
+    TunnelError
+        If the site does not allow it.
+    ServiceGoneError
+        If the service's socket is not there.
+    HostKeyError
+        If the node's host key has changed.
+    LinkError
+        If the connection to the login node is gone.
+    """
+    if connection is None:
+        return LocalRoute(facts.services[service])
+    return {"direct": _direct, "twohop": _twohop, "srun": _srun}[name](connection, facts, service)
+
+
+def in_order(connection: Connection | None, wanted: str) -> list[str]:
+    """Return the routes to try: the one that is wanted, or all, the one that worked last first."""
+    if connection is None:
+        return ["local"]
+    if wanted != "auto":
+        return [wanted]
+    try:
+        last = (connection.places.files / f"{connection.name}.route").read_text().strip()
+    except OSError:
+        last = ""
+    return sorted(READY, key=lambda name: name != last)
+
+
+def remember(connection: Connection | None, name: str) -> None:
+    """Note the route that works on this cluster."""
+    if connection is not None:
+        files.write(connection.places.files / f"{connection.name}.route", f"{name}\n")
+
+
+# -- over ssh --------------------------------------------------------------------------------------------------------
+
+
+def _control(connection: Connection) -> Path:
+    return ssh.control_socket(connection.places.control, f"{connection.name}-{os.urandom(4).hex()}")
+
+
+def _serve(what: str, facts: RunFacts, service: str, *options: str) -> list[str]:
+    """Return the words that have the login node's hpcml serve this tunnel."""
+    return ["tunnel", "--serve", what, *options, f"--service={service}", "--", facts.run]
+
+
+def _direct(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
+    """The laptop is let in by the node itself; the login node only passes bytes on."""
+    target, control = facts.services[service], _control(connection)
+    settings = ssh.options(
+        ControlMaster="yes",
+        ControlPersist="no",
+        ClearAllForwardings="yes",
+        BatchMode="yes",
+        ProxyCommand=proxy([*connection.over(), connection.host], destination=True),
+    )
+    words = ["ssh", "-F", str(connection.file), "-S", literal(str(control)), "-NT", *settings]
+    child = subprocesses.Child([*words, *_as_on_login(connection, target.node), "--", target.node])
+    return _wait(SshRoute("direct", connection, target, child, control))
+
+
+def _as_on_login(connection: Connection, node: str) -> list[str]:
+    """Return options that give a node, which the user's configuration may not name, the login node's user and keys."""
+    own = ssh.effective(node, connection.file)
+    words = []
+    if own.get("user") != [connection.user] and own.get("user", [""])[0] == process_environment().get("USER", ""):
+        words += ssh.options(User=connection.user)
+    for name in ("identityfile", "certificatefile"):
+        extra = [value for value in connection.settings.get(name, []) if value not in own.get(name, [])]
+        words += [word for value in extra for word in ("-o", f"{name}={value}")]
+    return words
+
+
+def _twohop(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
+    """The login node is let in by the node; a socket in a folder of the user's own lies between the two."""
+    call = Call(connection, _serve("hop", facts, service))
+    route = SshRoute("twohop", connection, facts.services[service], call, connection.control)
+    try:
+        call.begin()
+        route.target = call.fact("socket", READY["twohop"]) or ""
+        if not route.target:
+            _fail(route)
+    except BaseException:
+        route.close()
+        raise
+    return route
+
+
+def _srun(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
+    """Nobody is let in by the node: an sshd in a job step speaks over srun's input and output, and opens no port."""
+    folder = process_folder(connection.places.files, "session-")
+    try:
+        key, known_hosts, public = folder / "key", folder / "known_hosts", _session_key(folder)
+        remote, host_key = _prepared(connection, _serve("prepare", facts, service, f"--key={public}"))
+        name, control = f"hpcml-job-{facts.job}", _control(connection)
+        files.write(known_hosts, f"{name} {host_key}\n")
+        settings = ssh.options(
+            ControlMaster="yes",
+            ControlPersist="no",
+            BatchMode="yes",
+            IdentitiesOnly="yes",
+            IdentityFile=str(key),
+            IdentityAgent="none",
+            PreferredAuthentications="publickey",
+            UserKnownHostsFile=str(known_hosts),
+            GlobalKnownHostsFile=str(known_hosts),
+            StrictHostKeyChecking="yes",
+            HostKeyAlias=name,
+            ServerAliveInterval="15",
+            ForwardAgent="no",
+            ProxyCommand=proxy(connection.hpcml(*_serve("relay", facts, service, f"--relay={Path(remote).name}"))),
+            User=connection.user,
+        )
+        words = ["ssh", "-F", "none", "-S", literal(str(control)), "-NT", *settings, "--", name]
+        child = subprocesses.Child(words)
+        route = SshRoute("srun", connection, facts.services[service], child, control, folder)
+        route.cleanup = connection.command(["rm", "-rf", "--", remote])
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return _wait(route)
+
+
+def _prepared(connection: Connection, words: list[str]) -> Relay:
+    """Have the login node prepare an sshd."""
+    call = Call(connection, words)
+    try:
+        call.begin()
+        relay: Relay | None = call.fact("relay", READY["srun"])
+    finally:
+        call.stop()
+    if relay is None and not connection.alive():
+        raise connection.gone(call.errors)
+    if relay is None:
+        raise TunnelError(f"The login node prepared nothing: {_last(call.errors)}", place="srun")
+    return relay
+
+
+def _session_key(folder: Path) -> str:
+    """Make a key for one tunnel; return its public half."""
+    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hpcml", "-f", str(folder / "key")]
+    answer = subprocesses.run(words, 20.0)
+    if answer.code != 0:
+        raise TunnelError(f"No key could be made: {answer.text}", place="ssh-keygen")
+    return (folder / "key.pub").read_text().strip()
+
+
+def _wait(route: SshRoute) -> SshRoute:
+    """Wait for the control socket, which ssh makes once it is let in."""
+    deadline = time.monotonic() + READY[route.name]
+    try:
+        while not route.control.exists():
+            if route.lost or time.monotonic() > deadline:
+                _fail(route)
+            time.sleep(0.02)
+    except BaseException:
+        route.close()
+        raise
+    return route
+
+
+def _fail(route: SshRoute) -> NoReturn:
+    """Raise what a route that did not open means."""
+    route.child.stop()
+    complaint = route.child.errors
+    if not route.connection.alive():
+        raise route.connection.gone()
+    if "the socket is not on" in complaint.lower():
+        raise ServiceGoneError(_last(complaint).removeprefix("hpcml: "), place=route.name)
+    if re.search("HOST IDENTIFICATION HAS CHANGED|REVOKED HOST KEY", complaint):
+        error = ssh.failure(complaint, "the node")
+        assert isinstance(error, HostKeyError)
+        raise error
+    if re.search(r"(?i)administratively prohibited|stdio forwarding|session open refused", complaint):
+        raise TunnelError(f"{route.connection.host} forbids forwarding: {_last(complaint)}", place=route.name)
+    raise TunnelError(_last(complaint) or "no answer in time", place=route.name)
+
+
+def _last(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+# -- on this machine -------------------------------------------------------------------------------------------------
+
+
+class Bridge:
+    """A port of 127.0.0.1 that leads to a unix socket.
+
+    On Linux only programs of this user (and root's) are let in: every user of the machine reaches the port, and Dask's
+    dashboard has no password. Elsewhere the system does not say whose a connection is, and all are let in.
+
+    Parameters
+    ----------
+    port
+        The port; OSError is raised if it is taken.
+    target
+        The socket's path.
+    """
+
+    def __init__(self, port: int, target: str) -> None:
+        self.port, self.target = port, target
+        self.server = _Server(("127.0.0.1", port), _Handler)
+        self.server.target = target
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.1,), daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        """Listen no more; connections that stand end with this process."""
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    target: str
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - socketserver's signature
+        return owner(client_address, self.server_address) in (None, 0, os.getuid())
+
+
+class _Handler(socketserver.BaseRequestHandler):
+    server: _Server
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as inner:
+            inner.connect(self.server.target)
+            back = threading.Thread(target=_copy, args=(inner, self.request), daemon=True)
+            back.start()
+            _copy(self.request, inner)
+            back.join()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    """Pass on what comes until one side has closed; then close the other for writing."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
+
+
+def owner(client: tuple[str, int], server: tuple[Any, ...], table: Path = _CONNECTIONS) -> int | None:
+    """Return the uid of the program at the other end of a connection of 127.0.0.1, None where the system does not say.
+
+    -1 where the system lists its connections and this one is not among them, or no program has it any more.
+    """
+    wanted = [
+        f"{int.from_bytes(socket.inet_aton(host), 'little'):08X}:{port:04X}" for host, port in (client, server[:2])
+    ]
+    try:
+        lines = table.read_text().splitlines()[1:]
+    except OSError:
+        return None
+    for fields in (line.split() for line in lines):
+        if fields[1:3] == wanted:
+            return int(fields[_OWNER]) if fields[_STATE] == _ESTABLISHED or fields[_INODE] != "0" else -1
+    return -1
+
+
+# -- folders of a process --------------------------------------------------------------------------------------------
+
+
+def process_folder(above: Path, prefix: str) -> Path:
+    """Make a folder of mode 0700 that names this process; remove those of the user's whose processes are gone.
+
+    A process is named by its pid and its start: a pid alone may belong to another process by now.
+    """
+    for folder in above.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError, ValueError):
+            if _is_abandoned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=above))
+    try:
+        (folder / "owner").write_text(f"{os.getpid()} {subprocesses.start_time(os.getpid())}")
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
+
+
+def _is_abandoned(folder: Path) -> bool:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        return False
+    try:
+        pid, started = (folder / "owner").read_text().split()
+    except FileNotFoundError:  # its process was killed before it could write it, or is about to
+        return time.time() - status.st_mtime > ABANDONED
+    return subprocesses.start_time(int(pid)) != started

@@ -1,1 +1,0 @@
-"""The one connection to a cluster, by OpenSSH."""

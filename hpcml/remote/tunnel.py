@@ -1,0 +1,421 @@
+"""A tunnel: one service of a run on a port of this machine, from the first login until the run's end.
+
+It is in one of six states. What the cluster says of the run, the end of the link and the clock move it on:
+
+.. code-block:: text
+
+    CONNECTING ──▶ WAITING ──service is there──▶ OPENING ──it answers──▶ OPEN
+                    ▲  ▲                          │  ▲                     │
+                    │  └──────service is gone─────┴──┼─────────────────────┤
+                    │                                └────route is lost────┤
+                    └──link is back── LOST ◀────────link is lost───────────┘    the run has ended: ENDED, from each
+
+A state has a moment at which something is due in it, and a deadline after which it is given up as an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import random
+import re
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hpcml.errors import (
+    CONFIG,
+    MEANING,
+    UNAVAILABLE,
+    HpcmlError,
+    LinkError,
+    LoginNeededError,
+    ServiceGoneError,
+    TunnelError,
+)
+from hpcml.remote import routes, ssh, tunnel_server
+from hpcml.remote.answers import RunFacts, Service
+from hpcml.remote.channel import Call
+from hpcml.remote.ssh import Connection
+from hpcml.runs import directories
+
+TICK = 1.0  # seconds between looks at the clock
+SILENT = 180.0  # seconds without a word of a login node that speaks every ten, and first when its Python is up
+PROBE = 15.0  # seconds between looks through the open tunnel
+MISSES = 3  # looks in a row without the right answer after which a service counts as gone
+SETTLE, RETRY = 90.0, 10.0  # seconds that a tunnel which was open is opened again, and between attempts meanwhile
+FIRST_DELAY, LONGEST_DELAY = 2.0, 120.0  # seconds between attempts to reach the cluster again
+WARN = (900.0, 300.0, 60.0)  # seconds before the run's end at which that is said
+_NEVER = ("never start", "held by")
+_ERROR = re.compile(r"hpcml: (?!note: )")  # how hpcml begins the error that it ends with
+
+# Called with the port, the service, its token and the route when a tunnel is open.
+Opened = Callable[[int, Service, str, str], None]
+
+
+class State(enum.Enum):
+    """What a tunnel is doing."""
+
+    CONNECTING = enum.auto()  # it logs in for the first time
+    WAITING = enum.auto()  # the run has no such service: it is queued, starts, or is between two attempts
+    OPENING = enum.auto()  # the service is there, and routes to it are tried
+    OPEN = enum.auto()  # the port leads to the service
+    LOST = enum.auto()  # the cluster cannot be reached
+    ENDED = enum.auto()  # the run has ended
+
+
+class _Phase(NamedTuple):
+    """A state, and its two moments by the monotonic clock."""
+
+    state: State
+    due: float = 0.0  # when something is to be done in it
+    deadline: float = math.inf  # after which a failure in it ends the tunnel
+
+
+class TunnelRequest(NamedTuple):
+    """What is wanted."""
+
+    run: str
+    service: str = "dashboard"
+    route: str = "auto"
+    port: int = 0  # 0: the one that the run's service always has, or the next that is free
+    retry_for: float = 600.0  # seconds that a lost cluster is tried again
+
+
+@dataclasses.dataclass
+class _Open:
+    """What an open tunnel is made of."""
+
+    route: routes.Route
+    service: Service
+    token: str
+    misses: int = 0  # looks in a row without the right answer
+
+
+class Tunnel:
+    """One service of one run on a port of this machine.
+
+    Parameters
+    ----------
+    cluster
+        The cluster, opened here and left open for the next command; or a run of this machine.
+    say
+        Called with a sentence for the user.
+    opened
+        Called whenever the tunnel is open on a new port or to a new service.
+    ask
+        Asks the user to log in again and returns whether they will; None where nobody is at a terminal.
+    """
+
+    def __init__(
+        self,
+        cluster: Connection | directories.Run,
+        request: TunnelRequest,
+        say: Callable[[str], None],
+        opened: Opened,
+        ask: Callable[[str], bool] | None = None,
+    ) -> None:
+        self.cluster, self.request, self.say, self.opened, self.ask = cluster, request, say, opened, ask
+        self.phase = _Phase(State.CONNECTING)
+        self.facts: RunFacts | None = None
+        self.open: _Open | None = None
+        self.port = 0  # that it was open on last
+        self.shown: tuple[str, ...] = ()
+        self.warned: set[float] = set()
+
+    @property
+    def connection(self) -> Connection | None:
+        """The cluster, None for this machine."""
+        return self.cluster if isinstance(self.cluster, Connection) else None
+
+    def run(self) -> None:
+        """Keep the tunnel until the run has ended.
+
+        Raises
+        ------
+        HpcmlError
+            With the status that docs/exit-status.md gives each end but a good one.
+        """
+        if not isinstance(self.cluster, Connection):
+            self._become(State.WAITING)
+            tunnel_server.feed(self.cluster, self.step)
+            return
+        self.cluster.open(ask=self.ask is not None)
+        self._become(State.WAITING)
+        while self.phase.state is not State.ENDED:
+            if self.phase.state is State.LOST:
+                self._reach_again(self.cluster)
+            else:
+                self._follow(self.cluster)
+
+    def close(self) -> None:
+        """Take back what this tunnel has open; the connection stays for the next command."""
+        if self.open is not None:
+            link, self.open = self.open, None
+            link.route.close()
+
+    # -- the states --------------------------------------------------------------------------------------------------
+
+    def _become(self, state: State, due: float = 0.0, deadline: float = math.inf) -> None:
+        """Enter a state; nothing stays open but in OPEN."""
+        if state is not State.OPEN:
+            self.close()
+        self.phase = _Phase(state, due, deadline)
+
+    def step(self, facts: RunFacts) -> None:
+        """Take in how the run is, change the state accordingly, and do what is due in it.
+
+        Raises
+        ------
+        HpcmlError
+            If the tunnel ends by it, otherwise than with a good end of the run.
+        """
+        self.facts, service = facts, facts.services.get(self.request.service)
+        if facts.over:
+            self._become(State.ENDED)
+            _show_end(facts, self.say)
+            return
+        self._show(facts, service)
+        if self.open and service != self.open.service:
+            if self.connection:
+                self.say(_moved(self.request.service, self.open.service, service))
+            self._become(State.OPENING if service else State.WAITING)
+        elif self.open and self.open.route.lost:
+            self.say("The route to the node is lost; opening it again.")
+            self._become(State.OPENING)
+        elif service is None:
+            self._become(State.WAITING)
+        elif self.phase.state is State.WAITING:
+            self._become(State.OPENING)
+        if service and time.monotonic() >= self.phase.due:
+            if self.open:
+                self._look(facts, self.open)
+            else:
+                self._open_or_wait(facts, service)
+        self._warn(facts)
+
+    def _lose(self, connection: Connection) -> None:
+        """Enter LOST unless another command has logged in again already."""
+        if connection.alive():
+            self.say(f"The link to {connection.host} was lost; following the run again.")
+            self._become(State.WAITING)
+        else:
+            self.say(f"The link to {connection.host} is lost; trying again on the same port.")
+            self._become(State.LOST, deadline=time.monotonic() + self.request.retry_for)
+
+    # -- WAITING, and following the run ------------------------------------------------------------------------------
+
+    def _follow(self, connection: Connection) -> None:
+        """Act on what the login node says until the run has ended or the line is lost."""
+        call = Call(connection, ["tunnel", "--serve", "feed", "--", self.request.run])
+        try:
+            call.begin()
+            self._listen(connection, call)
+        except LinkError:
+            if call.code not in (None, 255) and connection.alive():
+                raise  # it is the hpcml there that ended, not the line
+            self._lose(connection)
+        finally:
+            call.stop()
+
+    def _listen(self, connection: Connection, call: Call) -> None:
+        silent_at = time.monotonic() + SILENT
+        while self.phase.state is not State.ENDED:
+            if call.news.wait(TICK):
+                call.news.clear()
+                silent_at = time.monotonic() + SILENT
+            elif time.monotonic() > silent_at:
+                self.say(f"{connection.host} has said nothing for {SILENT:g} s; asking it anew.")
+                if not connection.alive():
+                    self._lose(connection)
+                return
+            code = call.child.wait(0)  # asked before its last facts are read, so that none is missed
+            facts = call.facts.get("standing")
+            if code is not None and not (facts and facts.over):
+                raise _remote_failure(call, call.end())
+            if facts:
+                self.step(facts)
+
+    def _show(self, facts: RunFacts, service: Service | None) -> None:
+        """Say how the run is, once for each change; nothing while the tunnel is open."""
+        message = facts.message
+        if facts.state == "PENDING":
+            if any(sign in message for sign in _NEVER):
+                self.close()
+                hint = f"Look at it: hpcml status {facts.run}; end it: hpcml cancel {facts.run}."
+                message = f"The run will not start: {message}"
+                raise HpcmlError(message, place=f"job {facts.job}", hint=hint, exit_status=UNAVAILABLE)
+            estimate = facts.estimate
+            message += f"; Slurm's estimate of the start: {estimate}" if estimate else "; Slurm has no estimate yet"
+        shown = (facts.state, message)
+        opens_at_once = service is not None and self.connection is None
+        if shown != self.shown and not self.open and not opens_at_once:
+            self.say(f"{facts.run} is {facts.state}: {message}.")
+        self.shown = shown
+
+    # -- OPENING -----------------------------------------------------------------------------------------------------
+
+    def _open_or_wait(self, facts: RunFacts, service: Service) -> None:
+        """Open the tunnel; where it was open before, a failure may be the run's end, which Slurm tells later."""
+        try:
+            self._open(facts, service)
+        except (TunnelError, ServiceGoneError) as error:
+            now, deadline = time.monotonic(), self.phase.deadline
+            if not self.port or now > deadline:
+                raise
+            if math.isinf(deadline):
+                deadline = now + SETTLE
+                self.say(f"{error.message}; waiting for what the cluster says of the run.")
+            self._become(State.OPENING, now + RETRY, deadline)
+
+    def _open(self, facts: RunFacts, service: Service) -> None:
+        """Find a route to the service and see that it answers there; the first that works is remembered."""
+        refused: list[HpcmlError] = []
+        for name in routes.in_order(self.connection, self.request.route):
+            try:
+                route = routes.start(name, self.connection, facts, self.request.service)
+            except (TunnelError, ServiceGoneError) as error:
+                refused.append(error)
+                continue
+            try:
+                token, wrong = self._through(route, facts, service)
+                if wrong:
+                    refused.append(route.failure(wrong))
+                    route.close()
+                    continue
+            except BaseException:
+                route.close()
+                raise
+            # A socket of this machine is not looked at: its record goes with it.
+            self._become(State.OPEN, time.monotonic() + PROBE if self.connection else math.inf)
+            self.open = _Open(route, service, token)
+            routes.remember(self.connection, name)
+            self.opened(self.port, service, token, name)
+            return
+        raise self._refusal(refused, facts, service)
+
+    def _refusal(self, refused: list[HpcmlError], facts: RunFacts, service: Service) -> HpcmlError:
+        """Return what it means that no route leads to the service."""
+        name = self.request.service
+        if self.connection is None:
+            hint = f"Look at it: hpcml status {facts.run}."
+            message = f"The {name} does not answer: {refused[0].message}"
+            return ServiceGoneError(message, place=service.socket, hint=hint)
+        quote = tuple(f"{error.place}: {error.message}" for error in refused)
+        if any(isinstance(error, ServiceGoneError) for error in refused):
+            hint = f"Look at the run: hpcml status {facts.run} (on the cluster)."
+            message = f"The {name}'s socket is not on {service.node}"
+            return ServiceGoneError(message, place=service.socket, hint=hint, quote=quote)
+        hint = "Show these lines to the site's support; without ssh and srun --overlap there is no safe way in."
+        message = f"The site lets no tunnel through to {service.node}"
+        return TunnelError(message, place=self.connection.host, hint=hint, quote=quote)
+
+    def _through(self, route: routes.Route, facts: RunFacts, service: Service) -> tuple[str, str]:
+        """Put the route on a local port and look through it; return the token, and what is wrong or nothing."""
+        host, chosen = self.connection.host if self.connection else "", self.request.port
+        first = self.port or chosen or routes.port_of(host, facts.run, self.request.service)
+        port = next((port for port in ([first] if chosen else routes.candidates(first)) if route.listen(port)), 0)
+        if not port:
+            raise _port_taken(first, chosen=bool(chosen))
+        if self.port not in (0, port):
+            self.say(f"Port {self.port} has been taken by another program; the tunnel is on {port} now.")
+        token = routes.token_of(self.connection, service)
+        wrong = routes.look(port, service, token)
+        if not wrong:
+            self.port = port
+        return token, wrong
+
+    # -- OPEN --------------------------------------------------------------------------------------------------------
+
+    def _look(self, facts: RunFacts, link: _Open) -> None:
+        """Look through the open tunnel; a service that has not answered several times is gone."""
+        self.phase = self.phase._replace(due=time.monotonic() + PROBE)
+        wrong = routes.look(self.port, link.service, link.token)
+        link.misses = link.misses + 1 if wrong else 0
+        if link.misses >= MISSES:
+            hint = f"See what it said: hpcml logs {facts.run} scheduler (on the cluster)."
+            message = f"The {self.request.service} does not answer, and the run goes on: {wrong}"
+            place = f"{link.service.node}:{link.service.socket}"
+            raise ServiceGoneError(message, place=place, hint=hint)
+
+    def _warn(self, facts: RunFacts) -> None:
+        """Say that the run's time limit is near."""
+        if self.open is None or not facts.ends:
+            return
+        left = facts.ends - time.time()
+        due = [limit for limit in WARN if left <= limit and limit not in self.warned]
+        if due and left > 0:
+            self.warned |= set(due)
+            self.say(f"The run's time limit is in {max(1, round(left / 60))} min.")
+
+    # -- LOST --------------------------------------------------------------------------------------------------------
+
+    def _reach_again(self, connection: Connection) -> None:
+        """Log in again: at growing distances, within the budget of logins, and asking nobody unasked."""
+        delay, most = FIRST_DELAY, self.request.retry_for
+        while self.phase.state is State.LOST:
+            time.sleep(max(0.0, self.phase.due - time.monotonic()))
+            try:
+                self._log_in_again(connection)
+            except LinkError as error:
+                now, deadline = time.monotonic(), self.phase.deadline
+                if now >= deadline:
+                    message = f"{connection.host} could not be reached for {most:g} s"
+                    raise LinkError(message, place=error.place, hint=error.hint, quote=error.quote) from error
+                pause = min(delay, most) * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
+                self._become(State.LOST, now + pause, deadline)
+                delay = min(delay * 2, LONGEST_DELAY)
+            else:
+                self.say("The link is back.")
+                self._become(State.WAITING)
+
+    def _log_in_again(self, connection: Connection) -> None:
+        try:
+            _refuse_ended_certificate(connection)
+            connection.open(ask=False)
+        except LoginNeededError as error:
+            if self.ask is None or not self.ask(str(error)):
+                raise
+            connection.open(ask=True)
+
+
+def _refuse_ended_certificate(connection: Connection) -> None:
+    """Raise where a login is bound to fail: it would count as one, and sites block who fails too often."""
+    ends, now = max(ssh.certificates(connection.settings), default=math.inf), time.time()
+    if ends <= now:
+        message = f"The link is lost, and your certificate ended at {ssh.clock(ends, now)}"
+        again = connection.login.renew or "ask your site how"
+        hint = f"Get a new certificate, then start the tunnel again: {again}."
+        raise LoginNeededError(message, place=connection.host, hint=hint)
+
+
+def _port_taken(first: int, *, chosen: bool) -> HpcmlError:
+    """Return the error for a port of this machine that is taken; one that nobody chose was followed by others."""
+    hint = "Give another with --port." if chosen else "Give one with --port."
+    message = f"Port {first} of this laptop is taken" + ("" if chosen else ", and so are the next")
+    return HpcmlError(message, place="127.0.0.1", hint=hint, exit_status=UNAVAILABLE)
+
+
+def _moved(name: str, before: Service, service: Service | None) -> str:
+    """Return that a service is in another place now, or in none."""
+    if service is None:
+        return f"The {name} is gone from {before.node}; waiting for the run to start again."
+    return f"The run is on {service.node} now."
+
+
+def _remote_failure(call: Call, exit_status: int) -> HpcmlError:
+    """Return why the login node's hpcml ended, in its own words."""
+    lines = [line for line in call.errors.splitlines() if line.strip()]
+    lines = lines[next((place for place, line in enumerate(lines) if _ERROR.match(line)), 0) :]  # a shell may say more
+    message = lines[0].removeprefix("hpcml: ") if lines else f"hpcml there ended with status {exit_status}"
+    status = exit_status if exit_status in MEANING else CONFIG
+    return HpcmlError(message, place=call.connection.host, hint=" ".join(lines[1:]), exit_status=status)
+
+
+def _show_end(facts: RunFacts, say: Callable[[str], None]) -> None:
+    """Say how the run ended; raise unless it ended well."""
+    say(f"{facts.run} has ended: {facts.message}.")
+    if facts.exit_status:
+        message = f"The run ended with status {facts.exit_status}: {facts.message}"
+        raise HpcmlError(message, place=facts.run, hint=facts.hint, exit_status=UNAVAILABLE, quote=facts.quote)

@@ -1,1 +1,0 @@
-"""A local port that leads to a service of a run."""

@@ -1,0 +1,73 @@
+"""A child's pipes: nobody waits for one that somebody else holds open, and each is closed in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcml import subprocesses
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocesses, "_LAST_WORDS", 0.5)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[list[str]]:
+    """A command that ends at once; what it has started, in a session of its own, holds its output open."""
+    note = tmp_path / "pid"
+    stays = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    program = f"import os, subprocess; subprocess.Popen([{sys.executable!r}, '-c', {stays!r}], start_new_session=True); os.write(1, b'said'); os.write(2, b'word')"
+    yield [sys.executable, "-c", program]
+    with contextlib.suppress(OSError, ValueError):
+        os.kill(int(note.read_text()), signal.SIGKILL)
+
+
+def test_output_that_a_daemon_holds_open_ends(daemon: list[str]) -> None:
+    child = subprocesses.Child(daemon, out=subprocess.PIPE)
+    assert child.out is not None
+    child.expect_end(1.0)
+    begin = time.monotonic()
+    assert child.out.read() == b"said"
+    assert child.wait(30) == 0
+    child.stop()
+    assert time.monotonic() - begin < 30
+    child._reader.join(30)
+    assert child.errors == "word"
+    assert child.out.closed
+    assert child.process.stderr is not None
+    assert child.process.stderr.closed
+
+
+def test_a_reader_of_a_child_that_is_stopped_is_not_waited_for(daemon: list[str]) -> None:
+    child = subprocesses.Child(daemon, out=subprocess.PIPE)
+    assert child.out is not None
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda out: got.append(out.read()), args=(child.out,), daemon=True)
+    reader.start()
+    assert child.wait(30) == 0
+    child.stop()
+    reader.join(30)
+    assert got == [b"said"]
+
+
+def test_standard_error_is_closed_after_a_slow_hearer() -> None:
+    go_on = threading.Event()
+    child = subprocesses.Child([sys.executable, "-c", "import os; os.write(2, b'word')"], lambda _: not go_on.wait(60))
+    child.stop()
+    source = child.process.stderr
+    assert source is not None
+    assert not source.closed
+    go_on.set()
+    child._reader.join(60)
+    assert source.closed, "or it is closed by the garbage collector, with a warning"
