@@ -73,6 +73,7 @@ class Kind(NamedTuple):
     in_script: str  # the module whose install() changes the script's interpreter, empty without one
     startup: tuple[Stage, ...]  # in their order
     ready: str  # the event after which the script can begin
+    options: str  # the login node's module with the options that only this kind has: OPTIONS, a KindOptions
 
     def role(self, name: str) -> Role | None:
         """Return a role by its name, None if this kind has no such role."""

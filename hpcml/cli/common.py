@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from hpcml.errors import UsageError
-from hpcml.request import options as request_options
+from hpcml.request import option as request_option
 from hpcml.runs import directories
 from hpcml.sites import layers, lookup
 from hpcml.terminal import json_text, say, say_lines
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 T = TypeVar("T")
-here, load_site, whole = layers.here, lookup.load_here, request_options.whole
+here, load_site, whole = layers.here, lookup.load_here, request_option.whole
 RUN = "run id, its beginning, name, Slurm job id, or 'last'"  # what names a run
 
 

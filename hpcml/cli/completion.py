@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli import main
 from hpcml.errors import HpcmlError
+from hpcml.request.option import Option
+from hpcml.request.options import BY_WORD
 from hpcml.sites import layers, lookup
 from hpcml.terminal import say_lines
 
@@ -133,7 +135,6 @@ FILES, FOLDERS = (":files", ""), (":folders", "")
 _PLAIN = re.compile(r"[\w.,:=@%+/~-]+")  # words that no shell reads otherwise
 _MOST = 200
 _WITH_SCRIPT = ("submit", "run", "sweep")
-_MAIL = ("BEGIN", "END", "FAIL", "REQUEUE", "ALL", "NONE", "TIME_LIMIT", "TIME_LIMIT_90", "ARRAY_TASKS")
 
 
 class Line:
@@ -253,8 +254,19 @@ def _values(line: Line, action: argparse.Action, current: str) -> Iterable[Candi
         return [(each.dest, each.help or "") for each in action._choices_actions]  # noqa: SLF001
     if action.choices is not None:
         return [(str(choice), "") for choice in action.choices]
+    option = BY_WORD.get(action.option_strings[0]) if action.option_strings else None
+    if option and option.values:
+        return _of_table(option, current)
     source = SOURCES.get(str(action.metavar))
     return source(line, current) if source else ()
+
+
+def _of_table(option: Option, current: str) -> Iterator[Candidate]:
+    """Yield the values of an option by the table of options; one that may be repeated takes several with commas."""
+    before, comma, _ = current.rpartition(",") if option.several else ("", "", current)
+    for value in option.values:
+        if value not in before.split(","):
+            yield f"{before}{comma}{value}", ""
 
 
 # -- where values come from ----------------------------------------------------------------------------------------
@@ -388,15 +400,6 @@ def _settings(_: Line, current: str) -> Iterator[Candidate]:
             yield f"{name}=", ""
 
 
-def _profilers(_: Line, current: str) -> Iterator[Candidate]:
-    from hpcml.kinds.dask.plan import PROFILERS
-
-    before, comma, _last = current.rpartition(",")
-    for name in PROFILERS:
-        if name not in before.split(","):
-            yield f"{before}{comma}{name}", ""
-
-
 def _variables(line: Line, current: str) -> Iterator[Candidate]:
     if "=" not in current:
         for name in sorted(line.environment):
@@ -416,12 +419,10 @@ SOURCES: dict[str, Source] = {
     "HOST": _hosts,
     "IMAGE": _files,
     "KEY=VALUE": _settings,
-    "MAIL_TYPE": _fixed(*_MAIL),
     "NAME": _of_name,
     "OUT.sif": _files,
     "PARTITION": _partitions,
     "PATTERN": _run_names,
-    "PROFILE": _profilers,
     "PROGRAM": _fixed("apptainer", "singularity"),
     "PRUNER": _fixed("asha", "median", "hyperband"),
     "QOS": _qos,

@@ -168,7 +168,7 @@ def _begin(options: Namespace) -> int:
     if spec.code.form:
         hint = "Submit it by itself, or call it from a Python file."
         raise UsageError("A sweep starts a Python file, and this is none", place=spec.code.script.name, hint=hint)
-    if spec.dask.profile:
+    if spec.value("profile"):
         hint = "Profile one of its points: hpcml submit --profile … SCRIPT ARGS…."
         raise UsageError("A sweep records no profile", place="--profile", hint=hint)
     names = {value.name for point in wanted for value in point} | (study.space.keys() if study else set())

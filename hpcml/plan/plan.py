@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hpcml import kinds, repairs, schedulers, units
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.kind import Kind
+from hpcml.kinds.dask import options as dask_options
 from hpcml.kinds.dask.plan import (
     OF_POLARS,
     advice,
@@ -379,7 +380,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
         image=spec.image,
         service=spec.code.service,
         idle=spec.code.idle,
-        own_clusters=spec.dask.own_clusters,
+        own_clusters=dask_options.asked(spec).own_clusters,
         code_of="" if in_place or spec.code.staged else str(spec.code.script.parent),
         form=spec.code.form,
         interpreter=spec.code.interpreter,

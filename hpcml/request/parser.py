@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from hpcml import errors
 from hpcml.help_layout import HelpLayout
 from hpcml.request import options, sbatch_options
-from hpcml.request.options import Option
+from hpcml.request.option import Option
 
 
 class Parser(argparse.ArgumentParser):

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpcml.errors import HpcmlError, UsageError
 from hpcml.request import sbatch_options
-from hpcml.request.options import OPTIONS, as_word
+from hpcml.request.option import as_word
+from hpcml.request.options import OPTIONS
 from hpcml.terminal import note
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[st
     if rest and not sbatch:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     values = {name: value for name, value in vars(options).items() if value not in (None, False, parser)}
-    if sbatch and (slurms := values.pop("profile", None)):  # another thing of the same name
-        rest += [f"--profile={word}" for word in slurms]
+    for name in sbatch_options.NAMESAKES if sbatch else ():
+        rest += [f"--{name}={word}" for word in values.pop(name, ())]
     typed = [name for name, option in OPTIONS.items() if "lines" not in option.takers]
     for name in [name for name in typed if values.pop(name, None)]:
         if not sbatch:

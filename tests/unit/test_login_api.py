@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import hpcml
-from hpcml.request import from_keywords, options, reading
+from hpcml.request import options, reading
 from hpcml.request.record import Code
 from hpcml.sites import layers
 
@@ -56,7 +56,7 @@ def test_the_request_of_keywords() -> None:
         "env": {"A": "x"},
         "max_restarts": 0,
     }
-    spec = from_keywords(keywords, options.of("python"), "hpcml.submit()", code)
+    spec = reading.from_keywords(keywords, options.of("python"), "hpcml.submit()", code)
     assert (spec.size.nodes, spec.size.gpu_type, spec.size.gpus_per_node, spec.attempts.max_restarts) == (
         4,
         "a100",

@@ -37,4 +37,5 @@ KIND = Kind(
         ),
     ),
     ready="workers-ready",
+    options=f"{__name__}.options",
 )
