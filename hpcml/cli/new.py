@@ -35,7 +35,6 @@ def add_options(parser: ArgumentParser) -> None:
         "example", nargs="?", default="", metavar="EXAMPLE", help="default: the example called NAME, or minimal"
     )
     common.add_json(parser, "print facts as JSON: the path and the example, or what each example does")
-    parser.set_defaults(host=None)  # a script is written where the user sits
 
 
 def run(options: Namespace) -> int:

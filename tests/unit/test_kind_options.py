@@ -38,13 +38,13 @@ module.OPTIONS = KindOptions(
 sys.modules["of_parts"] = module
 kinds.KINDS["parts"] = kinds.get("dask")._replace(name="parts", options="of_parts")
 
-from hpcml.cli import main
+from hpcml.cli import commands
 from hpcml.errors import HpcmlError
 from hpcml.request import options, sbatch_options, script_lines
 from hpcml.request.reading import given_by_keywords, request_of
 from hpcml.request.record import Code
 
-parser = main.build_parser("submit")
+parser = commands.build_parser("submit")
 script = Path("job.py")
 script.write_text("# hpcml: --parts 3\\n")
 

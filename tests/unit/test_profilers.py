@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcml.cli import submit
-from hpcml.cli.main import build_parser
+from hpcml.cli.commands import build_parser
 from hpcml.errors import ScriptError, UsageError
 from hpcml.kinds.dask import plan as workers
 from hpcml.kinds.dask.options import asked

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.cli import main, misplaced, submit
+from hpcml.cli import commands, misplaced, submit
 from hpcml.errors import UsageError
 from hpcml.request.record import NOT_SAID, RunRequest
 
@@ -28,7 +28,7 @@ import hpcml
 def spec_of(tmp_path: Path, text: str, *words: str) -> tuple[RunRequest, argparse.Namespace]:
     script = tmp_path / "train.py"
     script.write_text(text)
-    options = main.build_parser("submit").parse_args(words)
+    options = commands.build_parser("submit").parse_args(words)
     options.caller, options.script_words = None, [str(script)]
     return submit.script_spec(options), options
 
