@@ -67,6 +67,7 @@ COMMANDS = {
         "[OPTIONS] [RUN]",
         "--nodes 2 --gpus-per-node 4",
         "last",
+        module="submit",
     ),
     "jupyter": Command(
         "run JupyterLab on the first node, with a cluster of its own", "[OPTIONS]", "--nodes 2 --time 4h"
@@ -94,14 +95,17 @@ COMMANDS = {
         values={"ROLE": {"driver": "", "scheduler": "", "worker": "", "job": ""}},
     ),
     "wait": Command("wait until runs have ended", "[OPTIONS] RUN…", "last", "prepare train"),
-    "cancel": Command("cancel a run, or all of them", "RUN | --all", "last", "--all --yes"),
-    "rerun": Command("submit a run's request again", "RUN [OPTIONS]", "last", "train --nodes 8 --time 4h"),
+    "cancel": Command("cancel a run, or all of them", "RUN | --all", "last", "--all --yes", module="cancel_rm"),
+    "rerun": Command(
+        "submit a run's request again", "RUN [OPTIONS]", "last", "train --nodes 8 --time 4h", module="submit"
+    ),
     "rm": Command(
         "remove runs that have ended, with all their files",
         "RUN… | [--older-than AGE] [--failed]",
         "train-20261121-074500-1a2b",
         "--failed --older-than 30d",
         "--older-than 30d --keep 20",
+        module="cancel_rm",
     ),
     "shell": Command("open a shell on a node of a run", "RUN [NODE]", "last", "train n2"),
     "fetch": Command("bring a run's results home to your laptop", "RUN [DEST]", "last results"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,6 +14,7 @@ from hpcml.request import option as request_option
 from hpcml.runs import directories
 from hpcml.sites import layers, lookup
 from hpcml.terminal import json_text, say, say_lines
+from hpcml.units import format_bytes
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -108,3 +110,34 @@ def confirmed(question: str, yes: bool) -> bool:
         )
     say(f"{question} [y/N] ", sys.stderr, end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+# -- transfers ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def metered(size: int) -> Iterator[Callable[[int], None]]:
+    """Show on a terminal how many of so many bytes have come through; gives what counts them."""
+    meter = _Meter(size)
+    try:
+        yield meter.add
+    finally:
+        meter.close()
+
+
+class _Meter:
+    """Shows on a terminal how far it is, two hundred times at most."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.done, self.shown = size, 0, 0
+
+    def add(self, count: int) -> None:
+        self.done += count
+        if sys.stderr.isatty() and (self.done - self.shown) * 200 >= self.size:
+            self.shown = self.done
+            sys.stderr.write("\r")
+            say(f"  {format_bytes(self.done)} of {format_bytes(self.size)}   ", sys.stderr, end="")
+
+    def close(self) -> None:
+        if self.shown:
+            say("", sys.stderr)

@@ -537,17 +537,17 @@ def _counts(rows: Sequence[table.Row]) -> dict[str, int]:
 
 def _cancel(options: Namespace, runs: Path, name: str) -> int:
     """Cancel all runs of a sweep that go on, and say how its points stand."""
-    from hpcml.cli import cancel
+    from hpcml.cli import cancel_rm
 
     sweep = store.find(runs, name)
-    answers, failed = cancel.cancel_each(cancel.going(runs, sweep.runs))
+    answers, failed = cancel_rm.cancel_each(cancel_rm.going(runs, sweep.runs))
     rows = _rows(options, runs, sweep, store.standing(runs, sweep))
     if options.json:
         common.print_json({"sweep": name, **_counts(rows), "cancelled": answers})
         return failed
     if not answers:
         say("No run of it goes on.", sys.stderr)
-    cancel.say_answers(answers)
+    cancel_rm.say_answers(answers)
     say_fitted(table.counts(rows), sys.stdout, first=f"{name}  ", rest="  ")
     return failed
 

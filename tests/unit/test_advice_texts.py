@@ -26,7 +26,6 @@ FOREIGN = {
 }  # fmt: skip
 FILES = {"json", "conf"}  # what follows the dot in a file's name
 NOT_SAID = {
-    "cli/completion.py",
     "report/page.py",
     "report/page_text.py",
     "elastic/cluster.py",
