@@ -46,15 +46,22 @@ _MODULES = {
     "map": "map_api",
     "ElasticCluster": "elastic",
 }
+# What a name needs beside hpcml: the module, its package, and the extra of hpcml that installs it.
+_NEEDED = {
+    "map": ("submitit", "submitit", "sweep"),
+    "ElasticCluster": ("dask_jobqueue", "dask-jobqueue", "interactive"),
+}
 
 
 def __getattr__(name: str) -> object:
     """Import what has a name here when it is first asked for: the command line does without it."""
     if name not in _MODULES:
         raise AttributeError(f"module 'hpcml' has no attribute '{name}'")
-    from importlib import import_module
+    from importlib import import_module, util
 
     module = f"hpcml.{_MODULES[name]}"
+    if name in _NEEDED and util.find_spec(module) and util.find_spec(_NEEDED[name][0]) is None:
+        return _not_installed(name, *_NEEDED[name])
     try:
         return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
@@ -62,6 +69,17 @@ def __getattr__(name: str) -> object:
             raise
         reason = f"hpcml.{name} is for the machine that submits: inside a run hpcml has connect and run"
         raise AttributeError(reason) from error
+
+
+def _not_installed(name: str, module: str, package: str, extra: str) -> type:
+    """Return what stands in the place of a name whose package is missing: a call says how to install it."""
+    from hpcml.errors import NotFoundError
+
+    def refuse(*_: object, **__: object) -> None:
+        hint = f"Install it: pip install 'hpcml[{extra}]'."
+        raise NotFoundError(f"hpcml.{name} needs {package}", place=module, hint=hint)
+
+    return type(name, (), {"__init__": refuse, "__doc__": f"{name}, which needs {package}."})
 
 
 def __dir__() -> list[str]:

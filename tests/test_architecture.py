@@ -211,7 +211,7 @@ def test_no_python_that_hpcml_starts_imports_from_the_working_folder() -> None:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if STARTS.search(line) and not re.search(r"""-[PI]\b|``python|`python|prog=""", line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
-    of_a_map = [one for one in found if one.startswith("hpcml/map_jobs.py")]  # test_map.py reads its python -P
+    of_a_map = [one for one in found if one.startswith("hpcml/map_api.py")]  # test_map.py reads its python -P
     assert found == of_a_map
     assert len(of_a_map) == 1
 

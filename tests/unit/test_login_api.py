@@ -23,6 +23,23 @@ def test_names() -> None:
     assert not hasattr(hpcml, "nosuch")
 
 
+@pytest.mark.parametrize(("name", "module", "message"), [
+    ("map", "submitit", "hpcml.map needs submitit (submitit).\nInstall it: pip install 'hpcml[sweep]'."),
+    ("ElasticCluster", "dask_jobqueue",
+     "hpcml.ElasticCluster needs dask-jobqueue (dask_jobqueue).\nInstall it: pip install 'hpcml[interactive]'."),
+])  # fmt: skip
+def test_a_name_whose_package_is_missing_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, module: str, message: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    stand_in = getattr(hpcml, name)
+    assert isinstance(stand_in, type)
+    assert stand_in.__doc__
+    with pytest.raises(hpcml.HpcmlError) as caught:
+        stand_in(abs, [1], site="local")
+    assert str(caught.value) == message
+
+
 def test_importing_hpcml_imports_little() -> None:
     code = "import sys, hpcml; print(*(name for name in sys.modules if name.startswith('hpcml') or name == 'dask'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
