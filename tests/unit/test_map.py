@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import hpcml
-from hpcml import errors, map_api
+from hpcml import errors
+from hpcml.api import map as map_api
 from hpcml.errors import SiteError, SlurmUnreachableError
 from hpcml.plan import plan
 from hpcml.request import record as request
