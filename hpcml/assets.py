@@ -42,7 +42,6 @@ def node_side() -> list[str]:
         "script_api.py",
         "errors.py",
         "files.py",
-        "help_layout.py",
         "kind.py",
         "paths.py",
         "samples.py",

@@ -92,7 +92,6 @@ COMMANDS = {
         "[-f] [-n N] [RUN] [ROLE]",
         "",
         "-f -n 20 last worker",
-        values={"ROLE": {"driver": "", "scheduler": "", "worker": "", "job": ""}},
     ),
     "wait": Command("wait until runs have ended", "[OPTIONS] RUN…", "last", "prepare train"),
     "cancel": Command("cancel a run, or all of them", "RUN | --all", "last", "--all --yes", module="cancel_rm"),

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import assets
+from hpcml import assets, kinds
 from hpcml.cli import commands
 from hpcml.cli.commands import COMMANDS
 from hpcml.errors import HpcmlError
+from hpcml.paths import SCRIPT
 from hpcml.request.option import Option
 from hpcml.request.options import BY_WORD
 from hpcml.sites import layers, lookup
@@ -314,6 +315,10 @@ def _settings(_: Line, current: str) -> Iterator[Candidate]:
             yield f"{name}=", ""
 
 
+def _roles(_: Line, __: str) -> Iterable[Candidate]:
+    return [(role, "") for role in (SCRIPT, *kinds.roles(), "job")]
+
+
 def _variables(line: Line, current: str) -> Iterator[Candidate]:
     if "=" not in current:
         for name in sorted(line.environment):
@@ -337,6 +342,7 @@ SOURCES: dict[str, Source] = {
     "PARTITION": _partitions,
     "PATTERN": _run_names,
     "QOS": _qos,
+    "ROLE": _roles,
     "RUN": _runs,
     "SITE": _sites,
 }

@@ -103,7 +103,7 @@ FAULTS = (
     F("hpcml/files.py", "if ours and not (is_obeyed(facts) if obeyed else is_ours(facts)):", "if obeyed and not is_obeyed(facts):", "hpcml believes a run's record that another user wrote"),
     F("hpcml/files.py", "for place in {path, real}:", "for place in {real}:", "hpcml obeys settings behind a link in another's folder"),
     F("hpcml/files.py", "elif not stat.S_ISDIR(facts.st_mode) or facts.st_mode & stat.S_ISVTX:", "elif facts.st_mode & stat.S_ISVTX:", "hpcml distrusts each path that leads through a link"),
-    F("hpcml/help_layout.py", 'open_end = " \\\\" if example.startswith(("python", "hpcml")) else ""', 'open_end = ""', "an example copied from a narrow help breaks in two"),
+    F("hpcml/request/parser.py", 'open_end = " \\\\" if example.startswith(("python", "hpcml")) else ""', 'open_end = ""', "an example copied from a narrow help breaks in two"),
     F("hpcml/images/build.py", 're.sub(r"//[^/@\\s]+@", "//…@", value)', "value", "an image's record holds the index's password"),
     F("hpcml/images/check.py", 'if need and int(driver.partition(".")[0]) < int(need):', 'if need and int(driver.partition(".")[0]) <= int(need):', "an image check refuses the oldest driver that suffices"),
     F("hpcml/images/definition.py", ' if not line.lstrip().startswith("#"))', ")", "an argument in a comment makes a build refuse"),

@@ -22,7 +22,7 @@ def test_of_a_command(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
     for command, width in itertools.product(commands.COMMANDS, (60, 80, 120)):
         with subtests.test(command=command, width=width):
             monkeypatch.setenv("COLUMNS", "1000")
-            monkeypatch.setattr("hpcml.help_layout.WIDEST", 1000)
+            monkeypatch.setattr("hpcml.request.parser.WIDEST", 1000)
             wide = commands.build_parser(command).format_help()
             monkeypatch.setenv("COLUMNS", str(width))
             check(commands.build_parser(command).format_help(), wide, width)
