@@ -162,8 +162,8 @@ def split_script(verb: str, words: Sequence[str]) -> tuple[list[str], list[str]]
     if not COMMANDS[verb].takes:
         return list(words), []
     module = module_of("submit" if COMMANDS[verb].takes == SCRIPT else verb)
-    own, script = module.split_script(words)
-    return own, script
+    options, script = module.split_script(words)
+    return options, script
 
 
 def split_host(words: list[str]) -> tuple[str | None, list[str]]:

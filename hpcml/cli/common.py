@@ -64,7 +64,7 @@ def positive(text: str, option: str) -> int:
 
 
 def parsed(parse: Callable[[str], T], text: str, option: str, example: str) -> T:
-    """Return what a parser makes of an option's value; UsageError with an example if that is none."""
+    """Return an option's value as a parser reads it; UsageError with an example if it cannot."""
     try:
         return parse(text)
     except ValueError as error:
@@ -95,7 +95,7 @@ def typed(path: object, stream: TextIO) -> str:
 
 
 def confirmed(question: str, yes: bool) -> bool:
-    """Whether the user says yes: on the command line, or on the terminal that is asked.
+    """Return True if the user says yes, on the command line or on the terminal.
 
     Raises
     ------

@@ -65,10 +65,10 @@ class Line:
         self.environment = layers.process_environment()
         self.host = self.environment.get("HPCML_HOST", "") if host is None else host
         self.parser: argparse.ArgumentParser | None = commands.build_parser(command)
-        self.own, self.script = commands.split_script(command, words)
+        self.typed, self.script = commands.split_script(command, words)
         self.left = self._positionals()
         self.awaited: argparse.Action | None = None  # the option that waits for a value
-        for word in self.own:
+        for word in self.typed:
             self._take(word)
 
     def _positionals(self) -> list[argparse.Action]:
@@ -91,7 +91,7 @@ class Line:
             del self.left[0]
 
     def actions(self) -> list[argparse.Action]:
-        """Return what the command, or its verb, takes."""
+        """Return the options and words that the command, or its verb, takes."""
         return self.parser._actions if self.parser else []  # noqa: SLF001 - there is no other way to ask
 
     def option(self, name: str) -> argparse.Action | None:
@@ -134,7 +134,7 @@ def tell(words: Sequence[str]) -> int:
 
 
 def _candidates(before: list[str], current: str, name: str) -> Iterable[Candidate]:
-    """Return what may stand after words, or after ``name=``; the typed beginning does not matter yet."""
+    """Return the candidates after some words, or after ``name=``; the typed beginning does not matter yet."""
     if before == ["--host"] or (not before and name == "--host"):
         return _hosts(Line("submit", ""), current)
     host, words = commands.split_host(before)
@@ -161,10 +161,10 @@ def _of_command(line: Line, words: list[str], current: str, name: str) -> Iterab
         return _values(line, action, current) if action is not None and action.nargs in (None, "?") else ()
     if current.startswith("-"):
         return line.options()
-    if has_words and len(line.own) == 1 and line.own[0] in command.values["SCRIPT"]:
+    if has_words and len(line.typed) == 1 and line.typed[0] in command.values["SCRIPT"]:
         return _sweeps(line, current)
     if command.takes and not line.script:
-        return [*(_offered(line, "SCRIPT", current) if has_words and not line.own else ()), FILES]
+        return [*(_offered(line, "SCRIPT", current) if has_words and not line.typed else ()), FILES]
     return _values(line, line.left[0], current) if line.left and not has_words else line.options()
 
 
@@ -181,7 +181,7 @@ def _values(line: Line, action: argparse.Action, current: str) -> Iterable[Candi
 
 
 def _offered(line: Line, metavar: str, current: str) -> Iterable[Candidate]:
-    """Return what stands for a metavar: the words of the table of commands, or those of a source."""
+    """Return the candidates for a metavar: words of the table of commands, or those of a source."""
     offered = COMMANDS[line.command].values.get(metavar, metavar)
     if isinstance(offered, dict):
         return offered.items()
@@ -296,7 +296,7 @@ def _definitions(_: Line, __: str) -> Iterator[Candidate]:
 
 
 def _settings(_: Line, current: str) -> Iterator[Candidate]:
-    """Yield the keys of a profile, and behind ``=`` the values that a key may have."""
+    """Yield the keys of a profile, and after ``=`` the values that a key may have."""
     from hpcml.sites.schema import CHOICES, Site
 
     key, equals, _value = current.partition("=")

@@ -91,9 +91,9 @@ def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:
     if role != SCRIPT or options.follow or options.lines is not None:
         hint = "Leave out ROLE, -f and -n."
         raise UsageError("An attempt's own log is the script's, as a whole", place="--attempt", hint=hint)
-    found = records.events(run)
+    events = records.events(run)
     with complete(run.paths.directory):
-        begins = {event.attempt: event.facts.get("log", int, 0) for event in found if event.name == _BEGIN}
+        begins = {event.attempt: event.facts.get("log", int, 0) for event in events if event.name == _BEGIN}
     if number - 1 not in begins:
         hint = f"It has: {', '.join(str(one + 1) for one in sorted(begins))}." if begins else "It has not begun."
         raise NotFoundError(f"The run has no attempt {number}", place=run.id, hint=hint)

@@ -26,7 +26,7 @@ NOTES = (
 
 
 def overview() -> str:
-    """Return what ``hpcml --help`` prints, without argparse, whose import would double the time."""
+    """Return the text of ``hpcml --help``, without argparse, whose import would double the time."""
     width = min(columns(sys.stdout, 80), 100)
     wide = max(map(len, COMMANDS)) + 4
     lines = ["usage: hpcml [--host HOST] COMMAND …", "", *folded(TEXT, width), "", "commands:"]
@@ -46,21 +46,21 @@ def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None)
     _open_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # paths may hold anything
-    command, own = (words[0], words[1:]) if words else ("", [])
-    if command == "help" and own:
-        command, own = own[0], ["--help"]
+    command, options = (words[0], words[1:]) if words else ("", [])
+    if command == "help" and options:
+        command, options = options[0], ["--help"]
     try:
         if command in ("", "-h", "--help", "help", "--version"):
             sys.stdout.write(f"hpcml {__version__}\n" if command == "--version" else overview())
             status = 0 if command else errors.USAGE
         elif command == "--complete":  # asked by a shell at TAB
-            status = int(commands.module_of("completion").tell(own))
+            status = int(commands.module_of("completion").tell(options))
         else:
-            own, script = commands.split_script(command, own) if command in COMMANDS else (own, [])
-            status = _dispatch(command, own, script, host, caller)
+            options, script = commands.split_script(command, options) if command in COMMANDS else (options, [])
+            status = _dispatch(command, options, script, host, caller)
         sys.stdout.flush()
     except errors.HpcmlError as error:
-        return _fail(error, "--json" in own)
+        return _fail(error, "--json" in options)
     except KeyboardInterrupt:
         say_lines("\nInterrupted.", sys.stderr)
         return 130
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:  # noqa: BLE001 - a defect, told as one; a traceback is for who asks for it
-        return _fail(_defect(error), "--json" in own)
+        return _fail(_defect(error), "--json" in options)
     return status
 
 
@@ -94,7 +94,7 @@ def _open_streams() -> None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - as long as the process
 
 
-def _dispatch(command: str, own: list[str], script: list[str], host: str | None, caller: RemoteSession | None) -> int:
+def _dispatch(command: str, words: list[str], script: list[str], host: str | None, caller: RemoteSession | None) -> int:
     from hpcml.sites import layers
 
     layers.narrow_umask()
@@ -105,22 +105,22 @@ def _dispatch(command: str, own: list[str], script: list[str], host: str | None,
     if command not in COMMANDS:
         raise _no_command(command)
     try:
-        options = commands.build_parser(command).parse_args(own)
+        options = commands.build_parser(command).parse_args(words)
     except SystemExit as end:  # argparse has printed its help
         return int(end.code or 0)
     if COMMANDS[command].takes == commands.SCRIPT and not script:
         raise errors.UsageError("SCRIPT is missing", place=f"hpcml {command}", hint="Name a Python file.")
     options.caller, options.script_words = caller, script
-    if caller is None and (there := _host(host)):
+    if caller is None and (chosen := _host(host)):
         if not hasattr(options, "host"):
             from hpcml.cli import host as on_host
 
             if getattr(options, "env", None) or getattr(options, "env_file", None):
                 from hpcml.request import variables
 
-                own = variables.carried(own, options.env_file or (), options.env or ())
-            return on_host.run(*there, command, options, own, script)
-        options.host = options.host or there[0]  # a verb that finds its way itself
+                words = variables.carried(words, options.env_file or (), options.env or ())
+            return on_host.run(*chosen, command, options, words, script)
+        options.host = options.host or chosen[0]  # a verb that connects by itself
     return commands.run(command, options)
 
 

@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse a word that is none of an argument's, with the one that was probably meant."""
+        """Refuse a word that is not one of an argument's choices, and name the nearest of them."""
         _check_choice(value, action.choices, self.prog)
 
 
@@ -64,7 +64,7 @@ def add_to(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def _settings(option: Option) -> dict[str, Any]:
-    """Return how argparse takes an option; those for sbatch share a list, so that the last of one wins."""
+    """Return an option's settings for argparse; options for sbatch share a list, so that the last one wins."""
     if option.is_flag and not option.passed:
         return {"action": "store_true"}
     if option.is_flag:
@@ -76,7 +76,7 @@ def _settings(option: Option) -> dict[str, Any]:
 
 
 def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
-    """Return the error for an option that a command does not have: what sbatch's stands for here, or what was meant."""
+    """Return the error for an option that a command does not have, with hpcml's word for it or the nearest one."""
     option = word.partition("=")[0] if word.startswith("--") else word[:2]
     long_options = {name[2:] for action in parser._actions for name in action.option_strings if name[:2] == "--"}  # noqa: SLF001 - there is no other way to ask
     hint = sbatch_options.instead(option) if "nodes" in long_options else ""
@@ -92,13 +92,13 @@ def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
 
 
 def _check_choice(word: str, choices: Iterable[str] | None, place: str) -> None:
-    """Refuse a word behind a command that is none of those known, if there are such."""
-    known = [] if choices is None else list(choices)
-    if choices is None or word in known:
+    """Refuse a word after a command that is not one of its choices; a command without choices takes any word."""
+    if choices is None or word in choices:
         return
-    near = errors.nearest(word, known)
+    valid = list(choices)
+    near = errors.nearest(word, valid)
     hint = errors.did_you_mean(near and f"{place} {near}", f"Try {place} --help.")
-    raise errors.UsageError(f"'{word}' is none of: {', '.join(known)}", place=place, hint=hint)
+    raise errors.UsageError(f"'{word}' is none of: {', '.join(valid)}", place=place, hint=hint)
 
 
 # -- the layout of help ------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class HelpLayout(argparse.HelpFormatter):
             self._max_help_position = 44
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        """Name the value of an option once, behind all its spellings."""
+        """Name the value of an option once, after all its spellings."""
         if not action.option_strings or action.nargs == 0:
             return super()._format_action_invocation(action)
         value = self._format_args(action, self._get_default_metavar_for_optional(action))

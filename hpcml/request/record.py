@@ -30,7 +30,7 @@ class Awaited(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Awaited:
-        """Return what ``RUN`` or ``RUN:ok|any|fail`` means; UsageError if it is neither."""
+        """Read ``RUN`` or ``RUN:ok|any|fail``; UsageError if the text is neither."""
         run, colon, when = text.partition(":")
         if not run or (colon and when not in ENDS):
             hint = "Write RUN (it is to end well), RUN:any or RUN:fail."
@@ -175,7 +175,7 @@ def options_of(kind: str) -> Any:
 
 
 def measure(name: str, text: str, place: str = "") -> TimeLimit | Memory:
-    """Return the time limit or the memory of a request; UsageError at ``place`` if the text is none."""
+    """Return the time limit or the memory of a request; UsageError at ``place`` if the text is invalid."""
     kind, hint = _MEASURES[name]
     try:
         return kind(text)

@@ -57,7 +57,7 @@ NAMESAKES = ("profile",)
 
 
 def instead(option: str) -> str:
-    """Return which option of hpcml's stands for one of sbatch's, or why there is none; nothing if it is neither."""
+    """Return a sentence that names hpcml's option for one of sbatch's, or the reason for having none; else nothing."""
     return INSTEAD.get(option, "")
 
 

@@ -42,7 +42,7 @@ FAULTS = (
     F("hpcml/cli/cancel_rm.py", ' and status.state != "CANCELLED" and status.exit_status != CANCELLED', "", "hpcml rm --failed removes cancelled runs"),
     F("hpcml/cli/run.py", "if later <= end + _LONGER:", "if True:", "hpcml run stops a script though its allocation was prolonged", True),
     F("hpcml/cli/run.py", "    _wait_for_steps(here)\n", "", "a batch script's next line shares nodes with dying workers", True),
-    F("hpcml/request/script_lines.py", "[*(value for value, _ in values), *own]", "[*own, *(value for value, _ in values)]", "the script's --set wins over the command line's"),
+    F("hpcml/request/script_lines.py", "[*(value for value, _ in values), *typed]", "[*typed, *(value for value, _ in values)]", "the script's --set wins over the command line's"),
     F("hpcml/request/script_lines.py", '"env": f"--env {key}"', '"env": f"--env {text}"', "a plan shows the secret of a script's --env line"),
     F("hpcml/cli/shell.py", "owner.clean_environment() | script_api.client_variables(*scheduler)", "dict(owner.clean_environment())", "Client() in hpcml shell misses the run's cluster", True),
     F("hpcml/cli/site.py", 'tells = (key in first and key in second) or any(known != "default" for _, known in sides)', "tells = key in first and key in second", "a refreshed profile misses a new partition"),
