@@ -13,10 +13,10 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # as typing's, whose import would be most of what --help takes
 if TYPE_CHECKING:
-    from hpcml.elastic import ElasticCluster
+    from hpcml.api.elastic import ElasticCluster
+    from hpcml.api.map import map  # noqa: A004
+    from hpcml.api.submit import find_run, list_runs, submit
     from hpcml.errors import HpcmlError
-    from hpcml.login_api import find_run, list_runs, submit
-    from hpcml.map_api import map  # noqa: A004
     from hpcml.runs.handle import RunHandle
     from hpcml.script_api import connect, run
 
@@ -38,13 +38,18 @@ __all__ = [
 _MODULES = {
     "connect": "script_api",
     "run": "script_api",
-    "submit": "login_api",
-    "find_run": "login_api",
-    "list_runs": "login_api",
+    "submit": "api.submit",
+    "find_run": "api.submit",
+    "list_runs": "api.submit",
     "RunHandle": "runs.handle",
     "HpcmlError": "errors",
-    "map": "map_api",
-    "ElasticCluster": "elastic",
+    "map": "api.map",
+    "ElasticCluster": "api.elastic",
+}
+# What a name needs beside hpcml: the module, its package, and the extra of hpcml that installs it.
+_NEEDED = {
+    "map": ("submitit", "submitit", "sweep"),
+    "ElasticCluster": ("dask_jobqueue", "dask-jobqueue", "interactive"),
 }
 
 
@@ -52,16 +57,29 @@ def __getattr__(name: str) -> object:
     """Import what has a name here when it is first asked for: the command line does without it."""
     if name not in _MODULES:
         raise AttributeError(f"module 'hpcml' has no attribute '{name}'")
-    from importlib import import_module
+    from importlib import import_module, util
 
     module = f"hpcml.{_MODULES[name]}"
     try:
+        if name in _NEEDED and util.find_spec(module) and util.find_spec(_NEEDED[name][0]) is None:
+            return _not_installed(name, *_NEEDED[name])
         return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
-        if error.name not in (module, "hpcml.runs"):
+        if error.name not in ("hpcml.api", "hpcml.runs"):
             raise
         reason = f"hpcml.{name} is for the machine that submits: inside a run hpcml has connect and run"
         raise AttributeError(reason) from error
+
+
+def _not_installed(name: str, module: str, package: str, extra: str) -> type:
+    """Return what stands in the place of a name whose package is missing: a call says how to install it."""
+    from hpcml.errors import NotFoundError
+
+    def refuse(*_: object, **__: object) -> None:
+        hint = f"Install it: pip install 'hpcml[{extra}]'."
+        raise NotFoundError(f"hpcml.{name} needs {package}", place=module, hint=hint)
+
+    return type(name, (), {"__init__": refuse, "__doc__": f"{name}, which needs {package}."})
 
 
 def __dir__() -> list[str]:

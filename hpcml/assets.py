@@ -43,7 +43,6 @@ def node_side() -> list[str]:
         "errors.py",
         "files.py",
         "forms.py",
-        "help_layout.py",
         "kind.py",
         "leases.py",
         "paths.py",

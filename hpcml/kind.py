@@ -107,6 +107,7 @@ class Kind(NamedTuple):
     programs: Mapping[Form, str]  # the module that runs a form for which hpcml has a program of its own
     startup: tuple[Stage, ...]  # in their order
     ready: str  # the event after which the script can begin
+    options: str  # the login node's module with the options that only this kind has: OPTIONS, a KindOptions
 
     def role(self, name: str) -> Role | None:
         """Return a role by its name, None if this kind has no such role."""

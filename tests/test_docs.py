@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hpcml import errors
-from hpcml.cli import main
+from hpcml.cli import commands
 from hpcml.plan import batch_script, plan
 from hpcml.request import record as request
 from hpcml.sites import lookup, schema
@@ -76,12 +76,12 @@ def simple_commands(line: str) -> Iterator[list[str]]:
 
 def parse(words: list[str]) -> None:
     """Parse one command line of hpcml as cli.main does, without running it."""
-    _, words = main.split_host(words)
+    _, words = commands.split_host(words)
     if words[0] in ("--help", "--version", "help"):
         return
     submits = words[0] == "submit"
-    own, script = main.split_script(words[0], words[1:])
-    options = main.build_parser(words[0]).parse_args(own)
+    own, script = commands.split_script(words[0], words[1:])
+    options = commands.build_parser(words[0]).parse_args(own)
     assert script or not submits, "SCRIPT is missing"
     known = {"HOME": "/nowhere", "HPCML_SYSTEM_CONFIG": "/nowhere"}
     if words[0] in ("completion", "new", "pack"):  # of no site
@@ -108,12 +108,14 @@ def test_commands_named_in_the_text_exist(subtests: pytest.Subtests) -> None:
         with subtests.test(page=page.name):
             for code in codes(split(page)[1]):
                 words = code.replace("\\|", "|").split(" | ")[0].split()
-                words = [*words[:1], *main.split_host(words[1:])[1]]
+                words = [*words[:1], *commands.split_host(words[1:])[1]]
                 if words[0] != "hpcml" or len(words) == 1 or words[1] in ("COMMAND", "help", "--help", "--version"):
                     continue
-                assert words[1] in main.COMMANDS, code
-                used, _ = main.split_script(words[1], words[2:])
-                known = {option for action in actions(main.build_parser(words[1])) for option in action.option_strings}
+                assert words[1] in commands.COMMANDS, code
+                used, _ = commands.split_script(words[1], words[2:])
+                known = {
+                    option for action in actions(commands.build_parser(words[1])) for option in action.option_strings
+                }
                 assert {word for word in used if OPTION.fullmatch(word)} <= known, code
 
 

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from hpcml.errors import UsageError
-from hpcml.request import options as request_options
+from hpcml.request import option as request_option
 from hpcml.runs import directories
 from hpcml.sites import layers, lookup
 from hpcml.terminal import json_text, say, say_lines
+from hpcml.units import format_bytes
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import TextIO
 
 T = TypeVar("T")
-here, load_site, whole = layers.here, lookup.load_here, request_options.whole
+here, load_site, whole = layers.here, lookup.load_here, request_option.whole
 RUN = "run id, its beginning, name, Slurm job id, or 'last'"  # what names a run
 
 
@@ -62,7 +64,7 @@ def positive(text: str, option: str) -> int:
 
 
 def parsed(parse: Callable[[str], T], text: str, option: str, example: str) -> T:
-    """Return what a parser makes of an option's value; UsageError with an example if that is none."""
+    """Return an option's value as a parser reads it; UsageError with an example if it cannot."""
     try:
         return parse(text)
     except ValueError as error:
@@ -93,7 +95,7 @@ def typed(path: object, stream: TextIO) -> str:
 
 
 def confirmed(question: str, yes: bool) -> bool:
-    """Whether the user says yes: on the command line, or on the terminal that is asked.
+    """Return True if the user says yes, on the command line or on the terminal.
 
     Raises
     ------
@@ -108,3 +110,34 @@ def confirmed(question: str, yes: bool) -> bool:
         )
     say(f"{question} [y/N] ", sys.stderr, end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+# -- transfers ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def metered(size: int) -> Iterator[Callable[[int], None]]:
+    """Show on a terminal how many of so many bytes have come through; gives what counts them."""
+    meter = _Meter(size)
+    try:
+        yield meter.add
+    finally:
+        meter.close()
+
+
+class _Meter:
+    """Shows on a terminal how far it is, two hundred times at most."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.done, self.shown = size, 0, 0
+
+    def add(self, count: int) -> None:
+        self.done += count
+        if sys.stderr.isatty() and (self.done - self.shown) * 200 >= self.size:
+            self.shown = self.done
+            sys.stderr.write("\r")
+            say(f"  {format_bytes(self.done)} of {format_bytes(self.size)}   ", sys.stderr, end="")
+
+    def close(self) -> None:
+        if self.shown:
+            say("", sys.stderr)

@@ -13,99 +13,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml.cli import main
+from hpcml import assets, kinds
+from hpcml.cli import commands
+from hpcml.cli.commands import COMMANDS
 from hpcml.errors import HpcmlError
+from hpcml.paths import SCRIPT
+from hpcml.request.option import Option
+from hpcml.request.options import BY_WORD
 from hpcml.sites import layers, lookup
 from hpcml.terminal import say_lines
 
 if TYPE_CHECKING:
     from hpcml.sites.schema import Site
 
-# Each hands the words up to the cursor to `hpcml --complete`, which answers with a line for each candidate: the word, a
-# tab, what it is. `:files` and `:folders` leave the names to the shell.
-# bash divides words at = and : too, so they are put together again, and what stood before is taken off the candidates.
-_BASH = r"""_hpcml() {
-    local word glue="" words=() last=-1 own=""
-    for word in "${COMP_WORDS[@]:1:COMP_CWORD}"; do
-        if [[ $last -ge 0 && ( $glue || $word == [=:]* ) && $COMP_LINE == *"${words[last]}$word"* ]]; then
-            words[last]+=$word
-        else
-            words+=("$word") last=$((last + 1))
-        fi
-        glue=""
-        [[ $word == *[=:] && ${#word} -le 2 && $last -ge 0 ]] && glue=yes
-    done
-    [[ $glue ]] || own=$word
-    local head=${words[last]%"$own"} kind="" text
-    COMPREPLY=()
-    while IFS=$'\t' read -r word text; do
-        case $word in
-            :files | :folders) kind=${word#:} ;;
-            "$head"*) COMPREPLY+=("${word#"$head"}") ;;
-        esac
-    done < <("${COMP_WORDS[0]/#\~/$HOME}" --complete "${words[@]}" 2>/dev/null)
-    case $kind in
-        files)
-            if [[ ${#COMPREPLY[@]} -gt 0 ]]; then
-                compopt -o filenames
-                while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen -f -- "$own")
-            fi ;;
-        folders) compopt -o dirnames +o default +o bashdefault ;;
-        *) compopt +o default +o bashdefault ;;
-    esac
-    [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *[=:] ]] && compopt -o nospace
-    return 0
-} 2>/dev/null
-complete -o bashdefault -o default -F _hpcml hpcml hpcml.pyz
-"""
-_ZSH = r"""#compdef hpcml hpcml.pyz
-_hpcml() {
-    local line word kind
-    local -a closed open typed
-    typed=("${(@Q)words[2,CURRENT]}")
-    for line in "${(@f)$(${words[1]/#\~/$HOME} --complete "${typed[@]}" 2>/dev/null)}"; do
-        word=${line%%$'\t'*}
-        case $word in
-            '') ;;
-            :files|:folders) kind=${word#:} ;;
-            *[=:]) open+=("${word//:/\\:}:${line#*$'\t'}") ;;
-            *) closed+=("${word//:/\\:}:${line#*$'\t'}") ;;
-        esac
-    done
-    (( ${#closed} )) && _describe -V hpcml closed
-    (( ${#open} )) && _describe -V hpcml open -S ''
-    [[ ${typed[-1]} == --*=* ]] && compset -P '*='
-    [[ $kind == files ]] && _files
-    [[ $kind == folders ]] && _files -/
-    return 0
-}
-if [[ ${funcstack[1]} == _hpcml ]]; then
-    _hpcml "$@"
-else
-    compdef _hpcml hpcml hpcml.pyz
-fi
-"""
-_FISH = r"""function __hpcml_complete
-    set -l words (commandline -opc) (commandline -ct)
-    set words[1] (string replace -r '^~' $HOME $words[1])
-    set -l typed (commandline -ct)
-    set -l head (string replace -r '^(--[a-z-]+=)?.*' '$1' -- "$typed")
-    set -l value (string replace -r '^--[a-z-]+=' '' -- "$typed")
-    for line in (command $words[1] --complete $words[2..-1] 2>/dev/null)
-        switch $line
-            case ':files*'
-                string replace -r '^' -- "$head" (__fish_complete_path "$value")
-            case ':folders*'
-                string replace -r '^' -- "$head" (__fish_complete_directories "$value" '')
-            case '*'
-                echo $line
-        end
-    end
-end
-complete -c hpcml -f -k -a '(__hpcml_complete)'
-complete -c hpcml.pyz -f -k -a '(__hpcml_complete)'
-"""
-SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+# templates/completion.SHELL hands the words up to the cursor to `hpcml --complete`, which answers with a line for each
+# candidate: the word, a tab, what it is. `:files` and `:folders` leave the names to the shell. bash divides words at =
+# and : too, so they are put together again, and what stood before is taken off the candidates.
+SHELLS = ("bash", "zsh", "fish")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -114,13 +38,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "In ~/.bashrc: . <(hpcml completion bash). In ~/.zshrc, behind compinit: . <(hpcml completion zsh). For fish: "
         "hpcml completion fish > ~/.config/fish/completions/hpcml.fish."
     )
-    parser.add_argument("shell", metavar="bash|zsh|fish", choices=tuple(SCRIPTS), help="whose lines to print")
-    parser.set_defaults(host=None)  # they are for the shell that the user types in
+    parser.add_argument("shell", metavar="bash|zsh|fish", choices=SHELLS, help="whose lines to print")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print a shell's lines."""
-    say_lines(SCRIPTS[options.shell].rstrip("\n"))
+    say_lines((assets.folder("templates") / f"completion.{options.shell}").read_text().rstrip("\n"))
     return 0
 
 
@@ -132,8 +55,6 @@ Candidate = tuple[str, str]
 FILES, FOLDERS = (":files", ""), (":folders", "")
 _PLAIN = re.compile(r"[\w.,:=@%+/~-]+")  # words that no shell reads otherwise
 _MOST = 200
-_WITH_SCRIPT = ("submit", "run", "sweep")
-_MAIL = ("BEGIN", "END", "FAIL", "REQUEUE", "ALL", "NONE", "TIME_LIMIT", "TIME_LIMIT_90", "ARRAY_TASKS")
 
 
 class Line:
@@ -143,11 +64,11 @@ class Line:
         self.command, self.given = command, dict[str, list[str]]()
         self.environment = layers.process_environment()
         self.host = self.environment.get("HPCML_HOST", "") if host is None else host
-        self.parser: argparse.ArgumentParser | None = main.build_parser(command)
-        self.own, self.script = main.split_script(command, words)
+        self.parser: argparse.ArgumentParser | None = commands.build_parser(command)
+        self.typed, self.script = commands.split_script(command, words)
         self.left = self._positionals()
         self.awaited: argparse.Action | None = None  # the option that waits for a value
-        for word in self.own:
+        for word in self.typed:
             self._take(word)
 
     def _positionals(self) -> list[argparse.Action]:
@@ -170,7 +91,7 @@ class Line:
             del self.left[0]
 
     def actions(self) -> list[argparse.Action]:
-        """Return what the command, or its verb, takes."""
+        """Return the options and words that the command, or its verb, takes."""
         return self.parser._actions if self.parser else []  # noqa: SLF001 - there is no other way to ask
 
     def option(self, name: str) -> argparse.Action | None:
@@ -213,24 +134,25 @@ def tell(words: Sequence[str]) -> int:
 
 
 def _candidates(before: list[str], current: str, name: str) -> Iterable[Candidate]:
-    """Return what may stand after words, or after ``name=``; the typed beginning does not matter yet."""
+    """Return the candidates after some words, or after ``name=``; the typed beginning does not matter yet."""
     if before == ["--host"] or (not before and name == "--host"):
         return _hosts(Line("submit", ""), current)
-    host, words = main.split_host(before)
-    commands = [(command, does) for command, (_, does) in main.COMMANDS.items()]
+    host, words = commands.split_host(before)
+    verbs = [(verb, command.does) for verb, command in COMMANDS.items()]
     if not words and current.startswith("-"):
         options = {"--host": "run the command on that login node", "--help": "list the commands"}
         return [*options.items(), ("--version", "which hpcml this is")]
     if not words:
-        return [*commands, ("help", "say more of a command")]
+        return [*verbs, ("help", "say more of a command")]
     if words == ["help"]:
-        return commands
-    return _of_command(Line(words[0], host, words[1:]), words, current, name) if words[0] in main.COMMANDS else ()
+        return verbs
+    return _of_command(Line(words[0], host, words[1:]), words, current, name) if words[0] in COMMANDS else ()
 
 
 def _of_command(line: Line, words: list[str], current: str, name: str) -> Iterable[Candidate]:
-    takes_script, is_sweep = line.command in _WITH_SCRIPT, line.command == "sweep"
-    if takes_script and ("--" in words or (line.script and not is_sweep)):  # the script's own arguments
+    command = COMMANDS[line.command]
+    has_words = command.takes == commands.SCRIPT_OR_WORDS
+    if command.takes and ("--" in words or (line.script and not has_words)):  # the script's own arguments
         return () if line.script == ["-m"] else [FILES]  # a module is no file
     if line.awaited is not None:
         return _values(line, line.awaited, current)
@@ -239,12 +161,11 @@ def _of_command(line: Line, words: list[str], current: str, name: str) -> Iterab
         return _values(line, action, current) if action is not None and action.nargs in (None, "?") else ()
     if current.startswith("-"):
         return line.options()
-    if is_sweep and line.own in (["table"], ["status"]):
+    if has_words and len(line.typed) == 1 and line.typed[0] in command.values["SCRIPT"]:
         return _sweeps(line, current)
-    if takes_script and not line.script:
-        of_sweep = [("status", "how sweeps stand"), ("table", "the points of a sweep")]
-        return [*(of_sweep if is_sweep and not line.own else ()), FILES]
-    return _values(line, line.left[0], current) if line.left and not is_sweep else line.options()
+    if command.takes and not line.script:
+        return [*(_offered(line, "SCRIPT", current) if has_words and not line.typed else ()), FILES]
+    return _values(line, line.left[0], current) if line.left and not has_words else line.options()
 
 
 def _values(line: Line, action: argparse.Action, current: str) -> Iterable[Candidate]:
@@ -253,8 +174,27 @@ def _values(line: Line, action: argparse.Action, current: str) -> Iterable[Candi
         return [(each.dest, each.help or "") for each in action._choices_actions]  # noqa: SLF001
     if action.choices is not None:
         return [(str(choice), "") for choice in action.choices]
-    source = SOURCES.get(str(action.metavar))
+    option = BY_WORD.get(action.option_strings[0]) if action.option_strings else None
+    if option and option.values:
+        return _of_table(option, current)
+    return _offered(line, str(action.metavar), current)
+
+
+def _offered(line: Line, metavar: str, current: str) -> Iterable[Candidate]:
+    """Return the candidates for a metavar: words of the table of commands, or those of a source."""
+    offered = COMMANDS[line.command].values.get(metavar, metavar)
+    if isinstance(offered, dict):
+        return offered.items()
+    source = SOURCES.get(offered)
     return source(line, current) if source else ()
+
+
+def _of_table(option: Option, current: str) -> Iterator[Candidate]:
+    """Yield the values of an option by the table of options; one that may be repeated takes several with commas."""
+    before, comma, _ = current.rpartition(",") if option.several else ("", "", current)
+    for value in option.values:
+        if value not in before.split(","):
+            yield f"{before}{comma}{value}", ""
 
 
 # -- where values come from ----------------------------------------------------------------------------------------
@@ -264,10 +204,6 @@ Source = Callable[[Line, str], Iterable[Candidate]]
 
 def _files(_: Line, __: str) -> Iterable[Candidate]:
     return [FILES]
-
-
-def _fixed(*words: str) -> Source:
-    return lambda _, __: [(word, "") for word in words]
 
 
 def _sites(line: Line, _: str) -> Iterator[Candidate]:
@@ -344,15 +280,6 @@ def _sweeps(line: Line, _: str) -> Iterator[Candidate]:
             yield name, ""
 
 
-def _of_name(line: Line, current: str) -> Iterable[Candidate]:
-    """Yield what NAME stands for: of runs, of the run's services, or of a script that is to be written."""
-    if line.command == "ls":
-        return _run_names(line, current)
-    if line.command == "tunnel":
-        return [("dashboard", "of Dask"), ("jupyter", "JupyterLab")]
-    return _examples(line, current) if line.command == "new" else ()
-
-
 def _examples(_: Line, __: str) -> Iterator[Candidate]:
     from hpcml.cli import new
 
@@ -369,7 +296,7 @@ def _definitions(_: Line, __: str) -> Iterator[Candidate]:
 
 
 def _settings(_: Line, current: str) -> Iterator[Candidate]:
-    """Yield the keys of a profile, and behind ``=`` the values that a key may have."""
+    """Yield the keys of a profile, and after ``=`` the values that a key may have."""
     from hpcml.sites.schema import CHOICES, Site
 
     key, equals, _value = current.partition("=")
@@ -388,13 +315,8 @@ def _settings(_: Line, current: str) -> Iterator[Candidate]:
             yield f"{name}=", ""
 
 
-def _profilers(_: Line, current: str) -> Iterator[Candidate]:
-    from hpcml.kinds.dask.plan import PROFILERS
-
-    before, comma, _last = current.rpartition(",")
-    for name in PROFILERS:
-        if name not in before.split(","):
-            yield f"{before}{comma}{name}", ""
+def _roles(_: Line, __: str) -> Iterable[Candidate]:
+    return [(role, "") for role in (SCRIPT, *kinds.roles(), "job")]
 
 
 def _variables(line: Line, current: str) -> Iterator[Candidate]:
@@ -403,7 +325,7 @@ def _variables(line: Line, current: str) -> Iterator[Candidate]:
             yield name, "with its value here"
 
 
-# By the word in capitals that stands for the value; for others there is nothing to offer.
+# By the word in capitals that stands for the value, where the table of commands has no words for it.
 SOURCES: dict[str, Source] = {
     "AFTER": _after,
     "DEFINITION": _definitions,
@@ -416,18 +338,11 @@ SOURCES: dict[str, Source] = {
     "HOST": _hosts,
     "IMAGE": _files,
     "KEY=VALUE": _settings,
-    "MAIL_TYPE": _fixed(*_MAIL),
-    "NAME": _of_name,
     "OUT.sif": _files,
     "PARTITION": _partitions,
     "PATTERN": _run_names,
-    "PROFILE": _profilers,
-    "PROGRAM": _fixed("apptainer", "singularity"),
-    "PRUNER": _fixed("asha", "median", "hyperband"),
     "QOS": _qos,
-    "ROLE": _fixed("driver", "scheduler", "worker", "job"),
-    "ROUTE": _fixed("direct", "twohop", "srun"),
+    "ROLE": _roles,
     "RUN": _runs,
-    "SAMPLER": _fixed("tpe", "cmaes"),
     "SITE": _sites,
 }

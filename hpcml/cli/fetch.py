@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcml import subprocesses
 from hpcml.cli import common
-from hpcml.cli.meter import metered
+from hpcml.cli.common import metered
 from hpcml.errors import StorageError, UsageError
 from hpcml.files import parsed
 from hpcml.remote import answers, channel, transfer

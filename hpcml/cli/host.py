@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml.cli import common, misplaced
+from hpcml.cli import common, submit
 from hpcml.errors import UsageError
 from hpcml.forms import Form
 from hpcml.remote import channel
@@ -79,7 +79,7 @@ def _submit(
     connect: Callable[[], Connection], command: str, options: Namespace, own: list[str], script: list[str]
 ) -> int:
     here = Path.cwd()
-    misplaced.check(script, here, f"hpcml {command}")
+    submit.check_misplaced(script, here, f"hpcml {command}")
     path, (_, *arguments), form = programs.named(script, here)
     if form is Form.PROGRAM and (here / path).is_file():
         path = here / path  # what PATH leads to on this laptop does not count

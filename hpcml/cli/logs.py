@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import files
+from hpcml import files, kinds
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.paths import SCRIPT
@@ -27,7 +27,9 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser, argparse.SUPPRESS)
-    parser.add_argument("role", metavar="ROLE", nargs="?", help="driver (default), scheduler, worker or job")
+    parser.add_argument(
+        "role", metavar="ROLE", nargs="?", help=f"{SCRIPT} (default), {', '.join(kinds.roles())} or job"
+    )
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     parser.add_argument("-n", "--lines", metavar="N", help="begin with the last N lines of each log")
     parser.add_argument("--attempt", metavar="N", help="what the script printed in attempt N alone, from 1")
@@ -89,9 +91,9 @@ def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:
     if role != SCRIPT or options.follow or options.lines is not None:
         hint = "Leave out ROLE, -f and -n."
         raise UsageError("An attempt's own log is the script's, as a whole", place="--attempt", hint=hint)
-    found = records.events(run)
+    events = records.events(run)
     with complete(run.paths.directory):
-        begins = {event.attempt: event.facts.get("log", int, 0) for event in found if event.name == _BEGIN}
+        begins = {event.attempt: event.facts.get("log", int, 0) for event in events if event.name == _BEGIN}
     if number - 1 not in begins:
         hint = f"It has: {', '.join(str(one + 1) for one in sorted(begins))}." if begins else "It has not begun."
         raise NotFoundError(f"The run has no attempt {number}", place=run.id, hint=hint)

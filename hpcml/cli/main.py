@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 
 from hpcml import __version__, errors
+from hpcml.cli import commands
+from hpcml.cli.commands import COMMANDS
 from hpcml.terminal import columns, folded, json_text, say, say_lines, say_message
 
 TYPE_CHECKING = False  # as typing's, whose import would be most of what --help takes
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Sequence
-    from types import ModuleType
 
     from hpcml.remote.server import RemoteSession
 
@@ -25,140 +24,43 @@ NOTES = (
     "hpcml COMMAND --help says more; hpcml --version says which hpcml this is.",
 )
 
-# What each command is called with and does.
-COMMANDS = {
-    "submit": ("[OPTIONS] SCRIPT [ARGS…]", "run a script"),
-    "run": ("[OPTIONS] SCRIPT [ARGS…]", "run a script in the allocation that is there (salloc, a batch script)"),
-    "sweep": ("[OPTIONS] SCRIPT --grid … | status | table | plot", "run a script once for each of many points"),
-    "fabric": ("[OPTIONS] [RUN]", "measure the interconnect between the nodes, or show what a run measured"),
-    "jupyter": ("[OPTIONS]", "run JupyterLab on the first node, with a cluster of its own"),
-    "new": ("[NAME [EXAMPLE]]", "write an example script into the current folder, or list the examples"),
-    "ls": ("", "list the runs"),
-    "status": ("[-f] [RUN]", "how a run stands"),
-    "top": ("[OPTIONS] [RUN]", "a run live: nodes, GPUs, tasks, output"),
-    "why": ("[RUN]", "why a run failed, and what to do"),
-    "report": ("[RUN] [--open]", "make the report of a run: where its hours went, as a page"),
-    "logs": ("[-f] [-n N] [RUN] [ROLE]", "show a run's logs"),
-    "wait": ("[OPTIONS] RUN…", "wait until runs have ended"),
-    "cancel": ("RUN | --all", "cancel a run, or all of them"),
-    "rerun": ("RUN [OPTIONS]", "submit a run's request again"),
-    "rm": ("RUN… | [--older-than AGE] [--failed]", "remove runs that have ended, with all their files"),
-    "shell": ("RUN [NODE]", "open a shell on a node of a run"),
-    "fetch": ("RUN [DEST]", "bring a run's results home to your laptop"),
-    "tunnel": ("[OPTIONS] [RUN]", "open a run's dashboard on your laptop"),
-    "doctor": ("[OPTIONS]", "look for what keeps your runs from working here"),
-    "site": ("ls | show [SITE] | diff A B | init NAME", "list, show, compare and write site profiles"),
-    "image": ("build | show | check | ls", "build, show, check and list images"),
-    "completion": ("bash | zsh | fish", "print what lets a shell complete hpcml's commands"),
-    "pack": ("[-o FILE]", "write hpcml as one file, for a login node that installs nothing"),
-}
-# Words of other tools, and the command that does it here.
-_MEANT = {
-    "clean": "rm --failed, or hpcml rm --older-than 30d",
-    "dashboard": "tunnel",
-    "delete": "rm",
-    "download": "fetch",
-    "kill": "cancel",
-    "list": "ls",
-    "notebook": "jupyter",
-    "ps": "ls",
-    "queue": "ls",
-    "remove": "rm",
-    "ssh": "shell",
-    "start": "submit",
-    "stop": "cancel",
-    "tail": "logs -f",
-}
-_TAKE_A_SCRIPT = ("submit", "run")
-
 
 def overview() -> str:
-    """Return what ``hpcml --help`` prints, without argparse, whose import would double the time."""
+    """Return the text of ``hpcml --help``, without argparse, whose import would double the time."""
     width = min(columns(sys.stdout, 80), 100)
     wide = max(map(len, COMMANDS)) + 4
     lines = ["usage: hpcml [--host HOST] COMMAND …", "", *folded(TEXT, width), "", "commands:"]
-    for name, (_, does) in COMMANDS.items():
-        lines += folded(does, width, first=f"  {name:<{wide - 2}}", rest=" " * wide)
+    for name, command in COMMANDS.items():
+        lines += folded(command.does, width, first=f"  {name:<{wide - 2}}", rest=" " * wide)
     lines.append("")
     for text in NOTES:
         lines += folded(text, width)
     return "\n".join([*lines, ""])
 
 
-def build_parser(command: str) -> argparse.ArgumentParser:
-    """Return the parser of one command."""
-    from hpcml.request import parser as parsers
-
-    class Parser(parsers.Parser):
-        """A parser whose help ends with examples."""
-
-        def format_help(self) -> str:
-            """Return the help with examples at its end."""
-            from hpcml.cli import examples
-
-            return super().format_help() + examples.of(self.prog)
-
-    words, does = COMMANDS[command]
-    parser = Parser(
-        prog=f"hpcml {command}",
-        description=f"{does[:1].upper()}{does[1:]}.",
-        usage=f"hpcml {command} {words}".strip() if command != "ls" else "hpcml ls [OPTIONS]",
-        allow_abbrev=False,
-    )
-    _module(command).add_options(parser)
-    parser.set_defaults(parser=parser)  # which reads the options in a script too
-    return parser
-
-
-def _module(command: str) -> ModuleType:
-    return importlib.import_module(f"hpcml.cli.{command}")
-
-
-def split_script(command: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Divide the words behind a verb into hpcml's own and, where it takes a script, that with all that follows."""
-    if command == "sweep":
-        from hpcml.cli import sweep
-
-        return sweep.split_script(words)
-    if command not in _TAKE_A_SCRIPT:
-        return list(words), []
-    from hpcml.cli import submit
-
-    return submit.split_script(words)
-
-
-def split_host(words: list[str]) -> tuple[str | None, list[str]]:
-    """Divide a command line into the host before the command, None if none is named, and the rest."""
-    if words[:1] == ["--host"] and len(words) > 1:
-        return words[1], words[2:]
-    if words and words[0].startswith("--host="):
-        return words[0].removeprefix("--host="), words[1:]
-    return None, words
-
-
 def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None) -> int:
     """Run the command line and return its exit status; ``caller`` is the laptop that sent it, if one did."""
     if argv is None and sys.flags.inspect:
         _start_without_inspect()
-    host, words = split_host(list(sys.argv[1:] if argv is None else argv))
+    host, words = commands.split_host(list(sys.argv[1:] if argv is None else argv))
     _open_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # paths may hold anything
-    command, own = (words[0], words[1:]) if words else ("", [])
-    if command == "help" and own:
-        command, own = own[0], ["--help"]
+    command, options = (words[0], words[1:]) if words else ("", [])
+    if command == "help" and options:
+        command, options = options[0], ["--help"]
     try:
         if command in ("", "-h", "--help", "help", "--version"):
             sys.stdout.write(f"hpcml {__version__}\n" if command == "--version" else overview())
             status = 0 if command else errors.USAGE
         elif command == "--complete":  # asked by a shell at TAB
-            status = int(_module("completion").tell(own))
+            status = int(commands.module_of("completion").tell(options))
         else:
-            own, script = split_script(command, own)
-            status = _dispatch(command, own, script, host, caller)
+            options, script = commands.split_script(command, options) if command in COMMANDS else (options, [])
+            status = _dispatch(command, options, script, host, caller)
         sys.stdout.flush()
     except errors.HpcmlError as error:
-        return _fail(error, "--json" in own)
+        return _fail(error, "--json" in options)
     except KeyboardInterrupt:
         say_lines("\nInterrupted.", sys.stderr)
         return 130
@@ -168,7 +70,7 @@ def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:  # noqa: BLE001 - a defect, told as one; a traceback is for who asks for it
-        return _fail(_defect(error), "--json" in own)
+        return _fail(_defect(error), "--json" in options)
     return status
 
 
@@ -192,7 +94,7 @@ def _open_streams() -> None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - as long as the process
 
 
-def _dispatch(command: str, own: list[str], script: list[str], host: str | None, caller: RemoteSession | None) -> int:
+def _dispatch(command: str, words: list[str], script: list[str], host: str | None, caller: RemoteSession | None) -> int:
     from hpcml.sites import layers
 
     layers.narrow_umask()
@@ -203,23 +105,23 @@ def _dispatch(command: str, own: list[str], script: list[str], host: str | None,
     if command not in COMMANDS:
         raise _no_command(command)
     try:
-        options = build_parser(command).parse_args(own)
+        options = commands.build_parser(command).parse_args(words)
     except SystemExit as end:  # argparse has printed its help
         return int(end.code or 0)
-    if command in _TAKE_A_SCRIPT and not script:
+    if COMMANDS[command].takes == commands.SCRIPT and not script:
         raise errors.UsageError("SCRIPT is missing", place=f"hpcml {command}", hint="Name a Python file.")
     options.caller, options.script_words = caller, script
-    if caller is None and (there := _host(host)):
+    if caller is None and (chosen := _host(host)):
         if not hasattr(options, "host"):
             from hpcml.cli import host as on_host
 
             if getattr(options, "env", None) or getattr(options, "env_file", None):
                 from hpcml.request import variables
 
-                own = variables.carried(own, options.env_file or (), options.env or ())
-            return on_host.run(*there, command, options, own, script)
-        options.host = options.host or there[0]  # a verb that finds its way itself
-    return int(_module(command).run(options))
+                words = variables.carried(words, options.env_file or (), options.env or ())
+            return on_host.run(*chosen, command, options, words, script)
+        options.host = options.host or chosen[0]  # a verb that connects by itself
+    return commands.run(command, options)
 
 
 def _host(given: str | None) -> tuple[str, str] | None:
@@ -233,7 +135,7 @@ def _host(given: str | None) -> tuple[str, str] | None:
 def _no_command(word: str) -> errors.UsageError:
     if word.startswith("-"):
         return errors.UsageError(f"There is no option '{word}'", place="hpcml", hint="Try hpcml --help.")
-    near = f"submit {word}" if os.path.exists(word) else _MEANT.get(word) or errors.nearest(word, COMMANDS)
+    near = f"submit {word}" if os.path.exists(word) else commands.MEANT.get(word) or errors.nearest(word, COMMANDS)
     hint = errors.did_you_mean(near and f"hpcml {near}", "Try hpcml --help.")
     return errors.UsageError(f"There is no command '{word}'", place="hpcml", hint=hint)
 

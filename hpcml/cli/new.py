@@ -35,19 +35,18 @@ def add_options(parser: ArgumentParser) -> None:
         "example", nargs="?", default="", metavar="EXAMPLE", help="default: the example called NAME, or minimal"
     )
     common.add_json(parser, "print facts as JSON: the path and the example, or what each example does")
-    parser.set_defaults(host=None)  # a script is written where the user sits
 
 
 def run(options: Namespace) -> int:
     """Write an example, or list them all."""
-    known = examples()
+    shipped = examples()
     if not options.name:
-        _list(known, as_json=options.json)
+        _list(shipped, as_json=options.json)
         return 0
     path = Path(options.name if options.name.endswith(".py") else f"{options.name}.py")
-    example = options.example.removesuffix(".py") or (path.stem if path.stem in known else DEFAULT)
-    _check(options.name, path.stem, options.example and example, known)
-    text = known[example].read_bytes()
+    example = options.example.removesuffix(".py") or (path.stem if path.stem in shipped else DEFAULT)
+    _check(options.name, path.stem, options.example and example, shipped)
+    text = shipped[example].read_bytes()
     _write(path, text)
     if options.json:
         common.print_json({"path": str(path.absolute()), "example": example})
@@ -58,14 +57,14 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _check(name: str, stem: str, example: str, known: Collection[str]) -> None:
+def _check(name: str, stem: str, example: str, shipped: Collection[str]) -> None:
     """Refuse an unknown example, and a name alone that is nearly that of an example: minimal would take its place."""
-    near = nearest(example or stem, known)
-    if example and example not in known:
-        meant = f"hpcml new {example} {stem}" if stem in known else near and f"hpcml new {name} {near}"
+    near = nearest(example or stem, shipped)
+    if example and example not in shipped:
+        meant = f"hpcml new {example} {stem}" if stem in shipped else near and f"hpcml new {name} {near}"
         hint = did_you_mean(meant, "hpcml new lists them.")
         raise UsageError(f"There is no example '{example}'", place="hpcml new", hint=hint)
-    is_typo = not example and stem not in known and near and SequenceMatcher(None, stem, near).ratio() >= _A_TYPO
+    is_typo = not example and stem not in shipped and near and SequenceMatcher(None, stem, near).ratio() >= _A_TYPO
     if is_typo:
         meant = f"{name} {near}" if near in stem else near
         hint = f"Did you mean hpcml new {meant}? For the smallest example under your name: hpcml new {name} {DEFAULT}."
@@ -92,8 +91,8 @@ def _write(path: Path, text: bytes) -> None:
         raise StorageError(f"{path} cannot be written: {error.strerror}", place="hpcml new", hint=hint) from error
 
 
-def _list(known: dict[str, Path], *, as_json: bool) -> None:
-    does = {name: _does(path.read_text()) for name, path in known.items()}
+def _list(shipped: dict[str, Path], *, as_json: bool) -> None:
+    does = {name: _does(path.read_text()) for name, path in shipped.items()}
     if as_json:
         common.print_json(does)
         return
@@ -104,5 +103,5 @@ def _list(known: dict[str, Path], *, as_json: bool) -> None:
 
 def _does(script: str) -> str:
     """Return the sentence that an example begins with."""
-    found = re.match(r'"""(.+?)(?:"""|\n)', script)
-    return found[1] if found else ""
+    sentence = re.match(r'"""(.+?)(?:"""|\n)', script)
+    return sentence[1] if sentence else ""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from hpcml import __version__, files
 from hpcml.cli import common
-from hpcml.cli.meter import metered
 from hpcml.errors import StorageError, UsageError
 from hpcml.terminal import say_fitted
 from hpcml.units import format_bytes
@@ -70,7 +69,7 @@ def send(connect: Callable[[], Connection], options: Namespace) -> int:
     data = one_file.make()
     connection = connect()
     delivery = Delivery(connection, "hpcml pack", options.output, replace=options.force)
-    with tempfile.TemporaryDirectory(prefix="hpcml-pack-") as folder, metered(len(data)) as sent:  # 0700
+    with tempfile.TemporaryDirectory(prefix="hpcml-pack-") as folder, common.metered(len(data)) as sent:  # 0700
         files.write(Path(folder) / "hpcml.pyz", data, _MODE)
         delivery.send(Path(folder), sent)
     if options.json:

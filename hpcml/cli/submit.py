@@ -1,19 +1,24 @@
-"""``hpcml submit``: from the options to a run, and to its end."""
+"""``hpcml submit``: from the options to a run, and to its end; ``hpcml rerun`` and ``hpcml fabric`` submit too."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from hpcml.cli import common, misplaced
-from hpcml.errors import MEANING, HpcmlError, UsageError
+from hpcml import files
+from hpcml.cli import common
+from hpcml.errors import MEANING, HpcmlError, NotFoundError, StorageError, UsageError
 from hpcml.forms import Form
-from hpcml.request.options import TAKES_VALUE
+from hpcml.request.options import OPTIONS, TAKES_VALUE
 from hpcml.request.parser import add_to
 from hpcml.request.reading import request_of
-from hpcml.runs import directories, programs
+from hpcml.runs import directories, programs, script_checks, script_content
+from hpcml.runs.tables import Table, complete
 from hpcml.sites import layers
 from hpcml.terminal import Raw, note, say, say_fitted, say_lines, say_message
 
@@ -70,7 +75,7 @@ def script_spec(options: Namespace) -> RunRequest:
     from hpcml.runs.submit import script_request
 
     words = options.script_words if options.caller is None else options.caller.stage(options.script_words)
-    misplaced.check(words, common.here(), options.parser.prog)
+    check_misplaced(words, common.here(), options.parser.prog)
     spec = script_request(vars(options), words, options.parser)
     return spec if options.caller is None else options.caller.spec(spec)
 
@@ -268,3 +273,193 @@ def explain(last: run_status.Status) -> None:
         quote=last.quote,
     )
     say_message(f"hpcml: {error}")
+
+
+# -- options of hpcml after the script ---------------------------------------------------------------------------------
+
+
+def check_misplaced(words: Sequence[str], here: Path, prog: str) -> None:
+    """Refuse options of hpcml among the script's arguments; after ``--`` all words are the script's.
+
+    Parameters
+    ----------
+    words
+        The script, or ``-m`` and the module, and what follows.
+    prog
+        The command, as ``hpcml submit``.
+
+    Raises
+    ------
+    UsageError
+        If the script's text has no such option: it would run with other settings than the user meant.
+    """
+    is_module = words[0] == "-m"
+    first = 1 if is_module else 0
+    if words[0] == "--" or words[first + 1 : first + 2] == ["--"] or not words[first:]:
+        return
+    script, words = " ".join(words[: first + 1]), words[first + 1 :]
+    own = list(words[: words.index("--")]) if "--" in words else list(words)
+    options = [word.partition("=")[0] for word in own]
+    asked = {word for word in TAKES_VALUE.keys() & options if word.startswith("--")}  # short ones may mean anything
+    file = script_checks.module_file(here / script[3:]) if is_module else here / script
+    if not asked or file is None or not file.is_file():
+        return  # a module of the environment may take any option
+    folder = here if is_module else file.resolve().parent
+    misplaced = asked - script_content.options_taken(file, folder, asked)
+    if not misplaced:
+        return
+    moved: list[str] = []
+    rest = list(words)
+    for word, option in zip(own, options, strict=True):
+        if option in misplaced and word in rest:
+            at = rest.index(word)
+            count = 2 if TAKES_VALUE.get(word) and rest[at + 1 :] else 1
+            moved += rest[at : at + count]
+            del rest[at : at + count]
+    listed = ", ".join(sorted(misplaced))
+    what = f"{listed} after {file.name} would go to the script, and no such option was found in it"
+    typed = script if is_module else shlex.quote(script)
+    before = " ".join(filter(None, [prog, shlex.join(moved), typed, shlex.join(rest)]))
+    hint = f"For hpcml, type: {before}. For the script, type: {prog} {typed} -- {shlex.join(words)}."
+    raise UsageError(what, place=prog, hint=hint)
+
+
+# -- rerun -------------------------------------------------------------------------------------------------------------
+
+
+def add_rerun_options(parser: ArgumentParser) -> None:
+    """Add a submission's options, and the run whose request it is."""
+    add_options(parser, "rerun")
+    parser.epilog = "The script is taken as it is now, in the folder from which the run was submitted."
+    common.add_run(parser, default=None)
+
+
+def run_rerun(options: Namespace) -> int:
+    """Submit the request of a run again; options given now win over those that it was submitted with."""
+    run = common.find_run(options)
+    request = directories.read_json(run.paths.request)
+    plan = directories.read_json(run.paths.plan)
+    if request is None or plan is None:
+        hint = "Submit it anew: hpcml submit SCRIPT."
+        raise StorageError("The run's record holds no request", place=str(run.paths.request), hint=hint)
+    with complete(run.paths.directory):
+        recorded = Table(request.get("spec", dict))
+        options.site = options.site or plan.get("site", str)
+        if name := recorded.get("sweep", str, ""):
+            hint = "Type the command of the sweep again: it runs what is missing, with --only-failed what failed."
+            raise UsageError(f"The run is one of the sweep '{name}'", place=run.id, hint=hint)
+        _take_over(options, recorded)
+        if recorded.facts.get("environment"):
+            options.env = [*_variables(run.paths.variables), *(options.env or ())]
+        options.set = [*_settings(request.get("site", dict)), *(options.set or ())]
+        spec = _recorded_spec(options, recorded, run)
+    return start(options, spec)
+
+
+def _take_over(options: Namespace, recorded: Table) -> None:
+    """Put the recorded request where the command line says nothing; the runs that it waited for have had their time."""
+    from hpcml.runs.submit import EXCLUDE_FAILED
+
+    for name in vars(options).keys() - {"after"}:
+        value = recorded.facts.get(name)
+        if name == "sbatch":  # what was given now stands last, so that it counts
+            then = {
+                str(given).partition(" ")[0]
+                for given, origin in recorded.get("origins", list, [])
+                if origin == EXCLUDE_FAILED
+            }
+            recorded_words = [
+                f"{option}={text}" if text else str(option)
+                for option, text in recorded.get(name, list, [])
+                if option not in then  # the nodes that had failed when it was submitted are asked for anew
+            ]
+            options.sbatch = [*recorded_words, *(options.sbatch or ())] or None
+        elif name == "gpus_per_node" and value is not None and options.gpus_per_node is None:
+            options.gpus_per_node = ":".join(filter(None, (recorded.get("gpu_type", str, ""), str(value))))
+        elif value not in (None, False) and not getattr(options, name):
+            text = value if isinstance(value, bool) else str(value)
+            setattr(options, name, [text] if name in OPTIONS and OPTIONS[name].several else text)
+
+
+def _variables(path: Path) -> list[str]:
+    """Return the variables of a run as ``--env`` takes them."""
+    try:
+        return [word for word in shlex.split(files.read(path).decode()) if word != "export"]
+    except OSError as error:
+        hint = "Submit it anew: hpcml submit --env … SCRIPT."
+        raise StorageError(
+            f"The run's variables cannot be read: {error.strerror}", place=str(path), hint=hint
+        ) from error
+
+
+def _settings(site: dict[str, Any]) -> list[str]:
+    """Return what was given with ``--set``."""
+    return [
+        f"{key}={json.dumps(entry['value'])}"
+        for key, entry in site.items()
+        if isinstance(entry, dict) and entry.get("origin") == "--set"
+    ]
+
+
+def _recorded_spec(options: Namespace, recorded: Table, run: directories.Run) -> RunRequest:
+    """Return the request; of a script that a laptop sent, the run's own copy is all there is."""
+    staged, form = recorded.get("staged", bool, False), Form.read(recorded.get("form", str, ""))
+    script, folder = Path(recorded.get("script", str)), Path(recorded.get("cwd", str))
+    if staged:
+        script, folder = run.paths.code / script.name, run.paths.code
+    words = [form.service or str(script), *recorded.texts("arguments")]
+    spec = request_of(vars(options), programs.code(words, common.here()))
+    spec = spec.changed(cwd=folder, staged=staged, idle=recorded.number("idle"))
+    spec = spec.changed(script=script, form=form)
+    spec = spec.changed(interpreter=recorded.texts("interpreter"), in_place=recorded.get("in_place", bool, False))
+    return spec.changed(sources=()) if staged or not script.is_absolute() else spec
+
+
+# -- fabric ------------------------------------------------------------------------------------------------------------
+
+
+def add_fabric_options(parser: ArgumentParser) -> None:
+    """Add a submission's options, and the run whose measurement is shown instead."""
+    add_options(parser, "fabric")
+    parser.epilog = "Without RUN it takes nodes and measures each against each; it waits unless told otherwise."
+    parser.add_argument("run", metavar="RUN", nargs="?", default="", help="show what this run measured")
+
+
+def run_fabric(options: Namespace) -> int:
+    """Show RUN's measurement, or submit the job that measures every node against every other."""
+    if options.run:
+        return _show_measurement(options)
+    if not (options.detach or options.dry_run or options.prepare or options.check):
+        options.wait = True
+    return start(options, service_spec(options, Form.FABRIC))
+
+
+def _show_measurement(options: Namespace) -> int:
+    for name in ("nodes", "gpus_per_node", "dry_run", "prepare", "check", "wait", "detach"):
+        if getattr(options, name):
+            option = f"--{name.replace('_', '-')}"
+            hint = "Leave out RUN or the option."
+            raise UsageError(f"{option} is for measuring anew", place="hpcml fabric RUN", hint=hint)
+    run = common.find_run(options)
+    attempts = sorted(run.paths.directory.glob("attempts/*/fabric.json"), key=lambda path: int(path.parent.name))
+    if not attempts:
+        hint = "CPU runs over TLS check nothing; hpcml fabric --nodes N measures."
+        raise NotFoundError("The run has measured no interconnect", place=run.id, hint=hint)
+    table = directories.read_json(attempts[-1])
+    facts: Any = table.facts if table else {}
+    if options.json:
+        common.print_json(facts)
+        return 0
+    try:
+        verdict = facts["verdict"]
+        say_fitted(verdict["line"], sys.stdout, rest="  ")
+        for sentence in filter(None, (*verdict["problems"], verdict["remedy"])):
+            say_fitted(sentence, sys.stdout, first="  ", rest="    ")
+        for pair in facts["measurement"]["pairs"]:
+            rate = pair["bytes"] / 1024**3 / pair["seconds"] if pair["seconds"] else 0.0
+            say(f"  {pair['scope']:<7} {pair['source']} → {pair['target']}  {pair['error'] or f'{rate:.2f} GiB/s'}")
+    except (KeyError, TypeError, AttributeError) as error:
+        hint = "It was changed or cut short; measure anew with hpcml fabric --nodes N."
+        message = f"What was measured is not complete ({type(error).__name__}: {error})"
+        raise StorageError(message, place=str(attempts[-1]), hint=hint) from error
+    return 0

@@ -160,7 +160,7 @@ def _begin(options: Namespace) -> int:
     if spec.code.form is not Form.SCRIPT:
         hint = "Submit it by itself, or call it from a Python file."
         raise UsageError("A sweep starts a Python file, and this is none", place=spec.code.script.name, hint=hint)
-    if spec.dask.profile:
+    if spec.value("profile"):
         hint = "Profile one of its points: hpcml submit --profile … SCRIPT ARGS…."
         raise UsageError("A sweep records no profile", place="--profile", hint=hint)
     names = {value.name for point in wanted for value in point} | (study.space.keys() if study else set())
@@ -393,17 +393,17 @@ def _counts(rows: Sequence[results.Row]) -> dict[str, int]:
 
 def _cancel(options: Namespace, runs: Path, name: str) -> int:
     """Cancel all runs of a sweep that go on, and say how its points stand."""
-    from hpcml.cli import cancel
+    from hpcml.cli import cancel_rm
 
     sweep = record.find(runs, name)
-    answers, failed = cancel.cancel_each(cancel.going(runs, sweep.runs))
+    answers, failed = cancel_rm.cancel_each(cancel_rm.going(runs, sweep.runs))
     rows = _rows(options, runs, sweep, record.standing(runs, sweep))
     if options.json:
         common.print_json({"sweep": name, **_counts(rows), "cancelled": answers})
         return failed
     if not answers:
         say("No run of it goes on.", sys.stderr)
-    cancel.say_answers(answers)
+    cancel_rm.say_answers(answers)
     say_fitted(results.counts(rows), sys.stdout, first=f"{name}  ", rest="  ")
     return failed
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hpcml import kinds, repairs, schedulers, units
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.kind import Kind
+from hpcml.kinds.dask import options as dask_options
 from hpcml.kinds.dask.plan import (
     OF_POLARS,
     advice,
@@ -383,7 +384,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
             on_loss=site.workers.on_loss,
             resources=worker_resources(site),
             gpu=gpu,
-            own_clusters=spec.dask.own_clusters,
+            own_clusters=dask_options.asked(spec).own_clusters,
         ),
         network=Network(
             interface=site.network.interface,

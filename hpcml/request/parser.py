@@ -1,15 +1,20 @@
-"""The table of options as a parser of words, and hpcml's way of refusing words."""
+"""The table of options as a parser of words, hpcml's way of refusing words, and help that fits the terminal."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from hpcml import errors
-from hpcml.help_layout import HelpLayout
 from hpcml.request import options, sbatch_options
-from hpcml.request.options import Option
+from hpcml.request.option import Option
+from hpcml.terminal import folded
+
+WIDEST = 118  # columns; longer lines are hard to read
+_GAP = re.compile(r"(?<=\S) {2,}(?=\S)")  # between an example and what it says
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,7 +43,7 @@ class Parser(argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse a word that is none of an argument's, with the one that was probably meant."""
+        """Refuse a word that is not one of an argument's choices, and name the nearest of them."""
         _check_choice(value, action.choices, self.prog)
 
 
@@ -59,7 +64,7 @@ def add_to(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def _settings(option: Option) -> dict[str, Any]:
-    """Return how argparse takes an option; those for sbatch share a list, so that the last of one wins."""
+    """Return an option's settings for argparse; options for sbatch share a list, so that the last one wins."""
     if option.is_flag and not option.passed:
         return {"action": "store_true"}
     if option.is_flag:
@@ -71,7 +76,7 @@ def _settings(option: Option) -> dict[str, Any]:
 
 
 def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
-    """Return the error for an option that a command does not have: what sbatch's stands for here, or what was meant."""
+    """Return the error for an option that a command does not have, with hpcml's word for it or the nearest one."""
     option = word.partition("=")[0] if word.startswith("--") else word[:2]
     long_options = {name[2:] for action in parser._actions for name in action.option_strings if name[:2] == "--"}  # noqa: SLF001 - there is no other way to ask
     hint = sbatch_options.instead(option) if "nodes" in long_options else ""
@@ -87,10 +92,84 @@ def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
 
 
 def _check_choice(word: str, choices: Iterable[str] | None, place: str) -> None:
-    """Refuse a word behind a command that is none of those known, if there are such."""
-    known = [] if choices is None else list(choices)
-    if choices is None or word in known:
+    """Refuse a word after a command that is not one of its choices; a command without choices takes any word."""
+    if choices is None or word in choices:
         return
-    near = errors.nearest(word, known)
+    valid = list(choices)
+    near = errors.nearest(word, valid)
     hint = errors.did_you_mean(near and f"{place} {near}", f"Try {place} --help.")
-    raise errors.UsageError(f"'{word}' is none of: {', '.join(known)}", place=place, hint=hint)
+    raise errors.UsageError(f"'{word}' is none of: {', '.join(valid)}", place=place, hint=hint)
+
+
+# -- the layout of help ------------------------------------------------------------------------------------------------
+
+
+class HelpLayout(argparse.HelpFormatter):
+    """A formatter of argparse's: paragraphs are folded between words, indented lines stay lines.
+
+    An indented block in which a line is too long has what stands behind a gap below its line; a command in it that is
+    still too long goes on after a backslash.
+    """
+
+    def __init__(self, prog: str, indent_increment: int = 2, max_help_position: int = 24) -> None:
+        super().__init__(prog, indent_increment, max_help_position)
+        self._width = min(self._width, WIDEST)
+        if self._width >= 100:  # room for long options and what they mean on one line
+            self._max_help_position = 44
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Name the value of an option once, after all its spellings."""
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return folded(text, width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines: list[str] = []
+        for kind, block in itertools.groupby(text.strip("\n").split("\n"), _kind):
+            if kind == "empty":
+                lines.append("")
+            elif kind == "paragraph":
+                lines += folded(" ".join(block), width, first=indent, rest=indent)
+            else:
+                lines += _indented(list(block), width)
+        return "\n".join(lines)
+
+    def add_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[argparse._MutuallyExclusiveGroup],
+        prefix: str | None = None,
+    ) -> None:
+        """Add the usage; one that is written out is folded too, each line of it by itself."""
+        if usage and usage is not argparse.SUPPRESS:
+            room, rest = self._width - len("usage: "), " " * len("usage:   ")
+            usage = f"\n{' ' * len('usage: ')}".join(
+                "\n".join(folded(line, room, rest=rest)) for line in usage.split("\n")
+            )
+        super().add_usage(usage, actions, groups, prefix)
+
+
+def _kind(line: str) -> str:
+    if not line.strip():
+        return "empty"
+    return "indented" if line.startswith(" ") else "paragraph"
+
+
+def _indented(block: list[str], width: int) -> list[str]:
+    if all(len(line) <= width for line in block):
+        return block
+    lines = []
+    for line in block:
+        margin = line[: len(line) - len(line.lstrip())]
+        example, *remarks = _GAP.split(line.strip())
+        open_end = " \\" if example.startswith(("python", "hpcml")) else ""
+        deeper = f"{margin}    "
+        lines += folded(example, width, first=margin, rest=deeper, open_end=open_end)
+        for remark in remarks:
+            lines += folded(remark, width, first=deeper, rest=deeper)
+    return lines

@@ -6,9 +6,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from hpcml.errors import UsageError, did_you_mean, nearest
+from hpcml.kinds import KINDS
 from hpcml.request import variables
-from hpcml.request.options import OPTIONS, as_word, of
-from hpcml.request.record import OPTIONAL, Code, RunRequest
+from hpcml.request.option import as_word
+from hpcml.request.options import OPTIONS, of
+from hpcml.request.record import Code, RunRequest
 from hpcml.request.sbatch_options import directive, instead
 from hpcml.terminal import json_text
 
@@ -16,21 +18,34 @@ from hpcml.terminal import json_text
 def request_of(given: Mapping[str, Any], code: Code) -> RunRequest:
     """Return the request; ``given`` is by option a text, a list of texts or True, and None or False where it was not.
 
+    An option that has the name of a kind of run chooses that kind.
+
     Raises
     ------
     HpcmlError
-        If a value cannot be read; the place is the option.
+        If a value cannot be read, or the kind of run has no such option; the place is the option.
     """
+    request = RunRequest(code)
+    request = request._replace(kind=next((kind for kind in KINDS if _is_given(given, kind)), request.kind))
     values: dict[str, Any] = {"environment": variables.read(given.get("env_file") or (), given.get("env") or ())}
     for name, option in OPTIONS.items():
-        value = given.get(name)
-        if value is not None and value is not False and name in OPTIONAL and name != "sbatch":
-            values[name] = option.read(value, option.word)
+        if not _is_given(given, name) or name == "sbatch":
+            continue
+        if option.kinds and request.kind not in option.kinds:
+            kinds = " and ".join(sorted(option.kinds))
+            message = f"{option.word} is for runs of kind {kinds}, and this run is of kind {request.kind}"
+            raise UsageError(message, place=option.word, hint="Leave it out.")
+        if name in request.optional:
+            values[name] = option.read(given[name], option.word)
     if "gpus_per_node" in values:
         values["gpu_type"], values["gpus_per_node"] = values["gpus_per_node"]
     values["settings"] = tuple(given.get("set") or ())
     values["sbatch"] = tuple(dict(directive(text, "hpcml submit") for text in given.get("sbatch") or ()).items())
-    return RunRequest(code).changed(**values)
+    return request.changed(**values)
+
+
+def _is_given(given: Mapping[str, Any], name: str) -> bool:
+    return given.get(name) is not None and given[name] is not False
 
 
 def given_by_keywords(keywords: Mapping[str, Any], allowed: Collection[str], caller: str) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml.errors import UsageError
 from hpcml.forms import Form
+from hpcml.kinds import KINDS
 from hpcml.units import Memory, TimeLimit
 
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -29,7 +31,7 @@ class Awaited(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Awaited:
-        """Return what ``RUN`` or ``RUN:ok|any|fail`` means; UsageError if it is neither."""
+        """Read ``RUN`` or ``RUN:ok|any|fail``; UsageError if the text is neither."""
         run, colon, when = text.partition(":")
         if not run or (colon and when not in ENDS):
             hint = "Write RUN (it is to end well), RUN:any or RUN:fail."
@@ -101,13 +103,6 @@ class Attempts(NamedTuple):
     max_node_hours: float = 0.0  # node-hours of all attempts together; 0: no limit
 
 
-class Dask(NamedTuple):
-    """What only Dask's roles are asked for."""
-
-    own_clusters: bool = False  # the script may open Dask clusters beside the run's
-    profile: str = ""  # names of profilers, with commas
-
-
 class Points(NamedTuple):
     """The sweep whose points the script is started for."""
 
@@ -122,9 +117,9 @@ class RunRequest(NamedTuple):
     size: Size = Size()
     place: Place = Place()
     attempts: Attempts = Attempts()
-    dask: Dask = Dask()
     points: Points = Points()
     kind: str = "dask"  # what the run is made of: a name in hpcml.kinds
+    of_kind: Any = None  # the group of the options that only this kind has; None: none of them was given
     name: str = ""  # the run's name; empty: the script's
     image: str = ""  # path of the Apptainer image that the roles run in; in the plan's copy an absolute one
     environment: tuple[tuple[str, str], ...] = ()  # variables of the run: name and value, which may be secret
@@ -137,21 +132,31 @@ class RunRequest(NamedTuple):
 
     def changed(self, **values: Any) -> RunRequest:
         """Return a copy with these values; a field of a group goes by its own name."""
+        fields = {name: value for name, value in values.items() if name in self._fields}
         by_group: dict[str, dict[str, Any]] = {}
-        for name, value in values.items():
-            by_group.setdefault(_GROUP_BY_FIELD.get(name, ""), {})[name] = value
-        own = by_group.pop("", {})
-        groups = {group: getattr(self, group)._replace(**fields) for group, fields in by_group.items()}
-        return self._replace(**own, **groups)
+        for name in values.keys() - fields.keys():
+            by_group.setdefault(_GROUP_BY_FIELD.get(name, "of_kind"), {})[name] = values[name]
+        groups = {group: self._group(group)._replace(**by_group[group]) for group in by_group}
+        return self._replace(**fields, **groups)
 
     def value(self, name: str) -> Any:
         """Return the value of a field, also of a group's."""
-        return getattr(getattr(self, _GROUP_BY_FIELD[name]) if name in _GROUP_BY_FIELD else self, name)
+        return getattr(self if name in self._fields else self._group(_GROUP_BY_FIELD.get(name, "of_kind")), name)
+
+    def _group(self, name: str) -> Any:
+        group = getattr(self, name)
+        return options_of(self.kind).group if group is None else group
+
+    @property
+    def optional(self) -> set[str]:
+        """The fields that options fill."""
+        return _OPTIONAL | set(self._group("of_kind")._fields)
 
     def given(self) -> dict[str, object]:
         """Return the given values by field, without the site and its settings; of variables only the names."""
-        fields = {name: value for group in _GROUPS for name, value in getattr(self, group)._asdict().items()}
-        fields |= {name: getattr(self, name) for name in self._fields if name not in _GROUPS}
+        groups = (*_GROUPS, "of_kind")
+        fields = {name: value for group in groups for name, value in self._group(group)._asdict().items()}
+        fields |= {name: getattr(self, name) for name in self._fields if name not in groups}
         fields["environment"] = tuple(name for name, _ in self.environment)
         del fields["site"], fields["settings"]
         return {
@@ -161,11 +166,16 @@ class RunRequest(NamedTuple):
 
 _GROUPS = {name: value for name, value in RunRequest._field_defaults.items() if hasattr(value, "_fields")}
 _GROUP_BY_FIELD = {field: group for group, record in _GROUPS.items() for field in record._fields}
-OPTIONAL = [*(field for field, group in _GROUP_BY_FIELD.items() if group != "code"), "name", "image"]
+_OPTIONAL = {"name", "image", *(field for field, group in _GROUP_BY_FIELD.items() if group != "code")}
+
+
+def options_of(kind: str) -> Any:
+    """Return the options that only a kind of run has, a KindOptions (hpcml.request.option)."""
+    return import_module(KINDS[kind].options).OPTIONS
 
 
 def measure(name: str, text: str, place: str = "") -> TimeLimit | Memory:
-    """Return the time limit or the memory of a request; UsageError at ``place`` if the text is none."""
+    """Return the time limit or the memory of a request; UsageError at ``place`` if the text is invalid."""
     kind, hint = _MEASURES[name]
     try:
         return kind(text)

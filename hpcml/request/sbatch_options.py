@@ -5,22 +5,17 @@ from __future__ import annotations
 import re
 
 from hpcml.errors import UsageError
+from hpcml.kinds import KINDS
 from hpcml.request.options import OPTIONS
+from hpcml.request.record import options_of
 
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
 # What hpcml has an option for, by sbatch's long words.
 _NAMES = {one.slurm[0]: f"Use {one.word}." for one in reversed(OPTIONS.values()) if one.slurm}
 _SWEEP = "Use hpcml sweep SCRIPT --grid NAME=VALUES: it runs the script once for each value."
-_WORKERS = "Use --set workers.per_node=N: so many workers on each node."
 _MODULES = "Use --set 'runtime.modules=[\"NAME\"]', or write it into the site's settings."
 # What hpcml decides itself, or says in other words, by sbatch's long and short words: one sentence each.
 INSTEAD = {
-    "--workers": _WORKERS,
-    "--workers-per-node": _WORKERS,
-    "--n-workers": _WORKERS,
-    "--nworkers": _WORKERS,
-    "--threads": "Use --set workers.threads=N: so many threads in each worker.",
-    "--threads-per-worker": "Use --set workers.threads=N: so many threads in each worker.",
     "--module": _MODULES,
     "--modules": _MODULES,
     "--gpus": "Use --gpus-per-node: GPUs are asked for by node.",
@@ -52,16 +47,17 @@ INSTEAD = {
     "--cluster": "Submit on a login node of that cluster.",
     "-M": "Submit on a login node of that cluster.",
     "--wrap": "Name a script.",
-    "--protocol": "Use --set network.protocol=ucx.",
-    "--gpu-mode": "Use --set gpu.mode=polars.",
     "--gres": "Use --gpus-per-node 4 or TYPE:4; for other resources --sbatch=--gres=NAME:N.",
     "--parsable": "Use --json.",
     "--test-only": "Use --check.",
 }
+INSTEAD.update((word, sentence) for kind in KINDS for word, sentence in options_of(kind).instead.items())
+# Options of sbatch that mean something else than hpcml's of the same name.
+NAMESAKES = ("profile",)
 
 
 def instead(option: str) -> str:
-    """Return which option of hpcml's stands for one of sbatch's, or why there is none; nothing if it is neither."""
+    """Return a sentence that names hpcml's option for one of sbatch's, or the reason for having none; else nothing."""
     return INSTEAD.get(option, "")
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpcml.errors import HpcmlError, UsageError
 from hpcml.request import sbatch_options
-from hpcml.request.options import OPTIONS, as_word
+from hpcml.request.option import as_word
+from hpcml.request.options import OPTIONS
 from hpcml.terminal import note
 
 if TYPE_CHECKING:
@@ -68,17 +69,17 @@ def _laid(
             given[name] = value
             yield as_word(name) + ("" if value is True else f" {value}"), place
     for name, values in several.items():
-        own = given.get(name) or []
-        given[name] = [*(value for value, _ in values), *own]
-        own_names = {text.partition("=")[0] for text in own}
+        typed = given.get(name) or []
+        given[name] = [*(value for value, _ in values), *typed]
+        typed_keys = {text.partition("=")[0] for text in typed}
         for text, place in values:
             key = text.partition("=")[0]
-            if key not in own_names:  # of a variable the value may be secret
+            if key not in typed_keys:  # of a variable the value may be secret
                 yield {"sbatch": text, "env": f"--env {key}"}.get(name, f"{as_word(name)} {text}"), place
 
 
 def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[str, Any], list[str]]:
-    """Return a line's options by name, and the words that are none; only sbatch's may hold such words."""
+    """Return a line's options by name, and the words without an option of hpcml; only #SBATCH lines may have such."""
     words = shlex.split(text.replace("--gres ", "--gres=") if sbatch else text, comments=sbatch)
     if not sbatch and {"-h", "--help"} & set(words):
         raise UsageError("--help is for the command line", hint="Take it out.")
@@ -87,8 +88,8 @@ def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[st
     if rest and not sbatch:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     values = {name: value for name, value in vars(options).items() if value not in (None, False, parser)}
-    if sbatch and (slurms := values.pop("profile", None)):  # another thing of the same name
-        rest += [f"--profile={word}" for word in slurms]
+    for name in sbatch_options.NAMESAKES if sbatch else ():
+        rest += [f"--{name}={word}" for word in values.pop(name, ())]
     typed = [name for name, option in OPTIONS.items() if "lines" not in option.takers]
     for name in [name for name in typed if values.pop(name, None)]:
         if not sbatch:
@@ -99,20 +100,20 @@ def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[st
 
 def _gpus_of_gres(words: list[str]) -> list[str]:
     """Return the words of sbatch with the GPUs of ``--gres=gpu:4`` as hpcml's option."""
-    found = []
+    options = []
     for word in words:
         option, _, value = word.partition("=")
         if option != "--gres" or not value:
-            found.append(word)
+            options.append(word)
             continue
         gpus, rest = sbatch_options.gres(value)
-        found += [f"--gpus-per-node={gpus}"] if gpus else []
-        found += [f"--sbatch=--gres={rest}"] if rest else []
-    return found
+        options += [f"--gpus-per-node={gpus}"] if gpus else []
+        options += [f"--sbatch=--gres={rest}"] if rest else []
+    return options
 
 
 def _start(script: Path) -> str:
-    """Return the beginning of a script; nothing of what is none, which is told where scripts are checked."""
+    """Return the beginning of a script; nothing if it is not a file, which the check of scripts reports."""
     try:
         if not script.is_file():
             return ""
@@ -127,5 +128,5 @@ def _lines(text: str) -> Iterator[tuple[int, str, str]]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.startswith("#"):
             return
-        if found := _LINE.match(line):
-            yield number, found[1].strip(), found[2].strip()
+        if match := _LINE.match(line):
+            yield number, match[1].strip(), match[2].strip()

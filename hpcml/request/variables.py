@@ -20,7 +20,7 @@ def read(env_files: Sequence[str], env: Sequence[str]) -> tuple[tuple[str, str],
     NotFoundError
         If a file cannot be read.
     UsageError
-        If a name is none or hpcml's own, or a variable that is to be taken from here is not set.
+        If a name is invalid or reserved for hpcml, or a variable without a value is not set here.
     """
     variables: dict[str, str] = {}
     for file in env_files:
@@ -47,7 +47,7 @@ def _read(path: Path, shown: str) -> list[str]:
 
 
 def _variable(text: str, place: str) -> tuple[str, str]:
-    """Return name and value of ``NAME=VALUE``, or of ``NAME`` as it is here; no value stands in an error."""
+    """Return name and value of ``NAME=VALUE``, or of ``NAME`` as it is here; errors show no value."""
     name, equals, value = text.partition("=")
     name = name.strip() if place != "--env" else name
     if not _NAME.fullmatch(name):
@@ -63,10 +63,10 @@ def _variable(text: str, place: str) -> tuple[str, str]:
     return name, value
 
 
-def carried(own: Sequence[str], env_files: Sequence[str], env: Sequence[str]) -> list[str]:
-    """Return a command's own words with the variables' values in them, for another machine to read."""
+def carried(options: Sequence[str], env_files: Sequence[str], env: Sequence[str]) -> list[str]:
+    """Return a command's options with the variables' values in them, for another machine to read."""
     kept, takes_value = [], False
-    for word in own:
+    for word in options:
         if not takes_value and word not in ("--env", "--env-file") and not word.startswith(("--env=", "--env-file=")):
             kept.append(word)
         takes_value = not takes_value and word in ("--env", "--env-file")

@@ -10,8 +10,8 @@ from typing import Any
 from hpcml import __version__, schedulers
 from hpcml.errors import UsageError
 from hpcml.plan.plan import Plan, RunLocation, plan
-from hpcml.request import from_keywords
 from hpcml.request.options import of
+from hpcml.request.reading import from_keywords
 from hpcml.request.record import Code, RunRequest, job_name
 from hpcml.runs import directories
 from hpcml.sites import layers

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpcml import __version__, assets, files, schedulers
 from hpcml.errors import HpcmlError, ImageError, UsageError
 from hpcml.forms import Form
-from hpcml.kinds.dask.plan import PROFILERS
+from hpcml.kinds.dask.options import PROFILERS
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.request import script_lines

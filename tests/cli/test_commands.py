@@ -9,7 +9,7 @@ import pytest
 
 import hpcml
 from hpcml import errors
-from hpcml.cli.main import COMMANDS
+from hpcml.cli.commands import COMMANDS
 from hpcml.plan.plan import Plan
 from world import LAB_SITE, World
 

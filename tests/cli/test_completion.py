@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.cli import completion, main
+from hpcml.cli import commands, completion
 from world import World
 
 _SETSID = shutil.which("setsid") or "/usr/bin/setsid"  # makes the terminal the shell's own
@@ -106,7 +106,7 @@ def words_of(world: World, *typed: str, **variables: str) -> list[str]:
 
 
 def test_commands_and_options(world: World) -> None:
-    assert words_of(world, "") == [*main.COMMANDS, "help"]
+    assert words_of(world, "") == [*commands.COMMANDS, "help"]
     assert words_of(world, "help", "stat") == words_of(world, "stat") == ["status"]
     assert words_of(world, "nothing", "") == []
     assert "--older-than" in words_of(world, "rm", "--")
@@ -147,5 +147,10 @@ def actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def test_the_sources_are_of_values_that_are_there() -> None:
-    named = {str(action.metavar) for command in main.COMMANDS for action in actions(main.build_parser(command))}
+    named = {str(action.metavar) for command in commands.COMMANDS for action in actions(commands.build_parser(command))}
     assert completion.SOURCES.keys() <= named
+    for verb, command in commands.COMMANDS.items():
+        metavars = {str(action.metavar) for action in actions(commands.build_parser(verb))} | {"SCRIPT"}
+        assert command.values.keys() <= metavars, verb
+        sources = {source for source in command.values.values() if isinstance(source, str)}
+        assert sources <= completion.SOURCES.keys(), verb

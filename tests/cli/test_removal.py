@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcml import errors
-from hpcml.cli import rm
+from hpcml.cli import cancel_rm
 from hpcml.runs import removal
 from planted import give, need_another_account
 from test_verbs import end
@@ -189,7 +189,7 @@ def test_rm_until_so_much_is_free(world: World, subtests: pytest.Subtests) -> No
     size = removal.size(folders[0])
     for missing, count in ((0, 0), (1, 1), (size, 1), (size + 1, 2), (9 * size, 3), (None, 3)):
         with subtests.test(missing=missing):
-            assert list(rm._taken(folders, 0, missing)) == folders[:count]
+            assert list(cancel_rm._taken(folders, 0, missing)) == folders[:count]
     assert not old.exists()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.cli import main
+from hpcml.cli.commands import build_parser, split_script
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "jobs").glob("*.md")]
@@ -36,8 +36,8 @@ def test_a_command_can_be_typed(subtests: pytest.Subtests) -> None:
         with subtests.test(place=place, command=command):
             words = shlex.split(command)
             if words[0] == "hpcml":
-                own, script = main.split_script("submit", words[2:])
-                main.build_parser("submit").parse_args(own)
+                own, script = split_script("submit", words[2:])
+                build_parser("submit").parse_args(own)
             else:
                 script = words[1:]
             path = ROOT / script[0]

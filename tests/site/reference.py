@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from hpcml import units
-from hpcml.cli import main
+from hpcml.cli import commands
 from hpcml.sites import layers, schema
 from hpcml.terminal import folded
 
@@ -101,10 +101,10 @@ def _folded(text: str, width: int, *, first: str = "", rest: str = "") -> list[s
 
 
 def _commands() -> Iterator[str]:
-    of_submit = {_said(action) for action in main.build_parser("submit")._actions}
-    for command in main.COMMANDS:
+    of_submit = {_said(action) for action in commands.build_parser("submit")._actions}
+    for command in commands.COMMANDS:
         more = f"[More](commands.md#hpcml-{command})."
-        yield from _command(main.build_parser(command), "##", more, set() if command == "submit" else of_submit)
+        yield from _command(commands.build_parser(command), "##", more, set() if command == "submit" else of_submit)
 
 
 def _command(parser: argparse.ArgumentParser, level: str, more: str, of_submit: set[str]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from distributed.cli.dask_worker import main as dask_worker
 from distributed.deploy.spec import SpecCluster
 
 import hpcml
-from hpcml.elastic import cluster
+from hpcml.api import elastic as cluster
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.forms import Form
 from hpcml.kinds.dask.node import elastic_worker

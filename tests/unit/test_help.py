@@ -8,8 +8,7 @@ import re
 
 import pytest
 
-from hpcml.cli import main
-from hpcml.cli.examples import EXAMPLES
+from hpcml.cli import commands, main
 from hpcml.terminal import columns, folded
 
 
@@ -20,15 +19,15 @@ def check(text: str, wide: str, width: int) -> None:
 
 
 def test_of_a_command(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch) -> None:
-    for command, width in itertools.product(main.COMMANDS, (60, 80, 120)):
+    for command, width in itertools.product(commands.COMMANDS, (60, 80, 120)):
         with subtests.test(command=command, width=width):
             monkeypatch.setenv("COLUMNS", "1000")
-            monkeypatch.setattr("hpcml.help_layout.WIDEST", 1000)
-            wide = main.build_parser(command).format_help()
+            monkeypatch.setattr("hpcml.request.parser.WIDEST", 1000)
+            wide = commands.build_parser(command).format_help()
             monkeypatch.setenv("COLUMNS", str(width))
-            check(main.build_parser(command).format_help(), wide, width)
+            check(commands.build_parser(command).format_help(), wide, width)
             assert wide.startswith(f"usage: hpcml {command}")
-            assert wide.rstrip().endswith(EXAMPLES[command][-1])
+            assert wide.rstrip().endswith(commands.COMMANDS[command].examples[-1])
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

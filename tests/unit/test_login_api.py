@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import hpcml
-from hpcml.request import from_keywords, options, reading
+from hpcml.request import options, reading
 from hpcml.request.record import Code
 from hpcml.sites import layers
 
@@ -21,6 +21,23 @@ def test_names() -> None:
     for name in hpcml.__all__:
         assert name == "__version__" or getattr(hpcml, name).__doc__
     assert not hasattr(hpcml, "nosuch")
+
+
+@pytest.mark.parametrize(("name", "module", "message"), [
+    ("map", "submitit", "hpcml.map needs submitit (submitit).\nInstall it: pip install 'hpcml[sweep]'."),
+    ("ElasticCluster", "dask_jobqueue",
+     "hpcml.ElasticCluster needs dask-jobqueue (dask_jobqueue).\nInstall it: pip install 'hpcml[interactive]'."),
+])  # fmt: skip
+def test_a_name_whose_package_is_missing_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, module: str, message: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    stand_in = getattr(hpcml, name)
+    assert isinstance(stand_in, type)
+    assert stand_in.__doc__
+    with pytest.raises(hpcml.HpcmlError) as caught:
+        stand_in(abs, [1], site="local")
+    assert str(caught.value) == message
 
 
 def test_importing_hpcml_imports_little() -> None:
@@ -56,7 +73,7 @@ def test_the_request_of_keywords() -> None:
         "env": {"A": "x"},
         "max_restarts": 0,
     }
-    spec = from_keywords(keywords, options.of("python"), "hpcml.submit()", code)
+    spec = reading.from_keywords(keywords, options.of("python"), "hpcml.submit()", code)
     assert (spec.size.nodes, spec.size.gpu_type, spec.size.gpus_per_node, spec.attempts.max_restarts) == (
         4,
         "a100",

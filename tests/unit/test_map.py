@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import pytest
 
 import hpcml
-from hpcml import errors, map_jobs
+from hpcml import errors
+from hpcml.api import map as map_api
 from hpcml.errors import SiteError, SlurmUnreachableError
 from hpcml.forms import Form
 from hpcml.plan import plan
@@ -121,7 +121,7 @@ class Submitted:
         def plan_of(number: int) -> plan.Plan:
             return plan.plan(site(), spec, plan.RunLocation(folder / f"{ID}.{number}", "/usr/bin/python3", "0"))
 
-        self.jobs = map_jobs.submit(site(), plan_of, "#!/bin/bash\n", abs, range(5), 1)
+        self.jobs = map_api.submit(site(), plan_of, "#!/bin/bash\n", abs, range(5), 1)
 
     def submit(self, _: schema.Site, run: Any) -> Submission:
         if len(self.scripts) == self.taken:
@@ -175,8 +175,8 @@ def test_a_refusal_of_a_later_array_takes_the_first_back(tmp_path: Path, monkeyp
 def test_a_point_has_ended_when_slurm_says_so_or_forgot_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
-    monkeypatch.setattr(map_jobs.SlurmPoint, "watcher", map_jobs._Watcher(1))
-    monkeypatch.setattr(map_jobs.SlurmPoint, "_results_timeout_s", 0)
+    monkeypatch.setattr(map_api.SlurmPoint, "watcher", map_api._Watcher(1))
+    monkeypatch.setattr(map_api.SlurmPoint, "_results_timeout_s", 0)
     job = Submitted(tmp_path, monkeypatch).jobs[0]
     answers: dict[tuple[str, int], str] = {}
 
@@ -253,11 +253,3 @@ def test_keywords_become_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert made.place.sbatch == (("--exclusive", ""), ("--mail-user", "me"), ("--licenses", "foo"))
     assert made.environment == (("A", ""), ("B", "1=2"))
     assert (made.name, made.place.partition) == ("lambda", "")
-
-
-def test_without_submitit_one_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(errors.HpcmlError) as caught:
-        hpcml.map(abs, [1], site="local")
-    assert str(caught.value) == "hpcml.map needs submitit (submitit).\nInstall it: pip install 'hpcml[sweep]'."

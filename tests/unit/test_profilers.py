@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from hpcml.cli import submit
-from hpcml.cli.main import build_parser
+from hpcml.cli.commands import build_parser
 from hpcml.errors import ScriptError, UsageError
 from hpcml.kinds.dask import plan as workers
+from hpcml.kinds.dask.options import asked
 from hpcml.node import profilers
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import RunLocation, plan
@@ -54,7 +55,7 @@ def test_a_repeated_option_and_what_slurm_calls_so(tmp_path: Path, monkeypatch: 
     for words, expected in ((["--profile", "rmm", "--profile=dask"], "rmm,dask"), ([], "")):
         options = build_parser("submit").parse_args(words)
         options.caller, options.script_words, options.parser = None, ["job.py"], build_parser("submit")
-        assert submit.script_spec(options).dask.profile == expected
+        assert asked(submit.script_spec(options)).profile == expected
 
 
 def test_the_plan_has_rmm_log_into_the_run() -> None:

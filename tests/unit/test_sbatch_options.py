@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.cli import main, submit
+from hpcml.cli import commands, submit
 from hpcml.errors import UsageError
 from hpcml.plan import plan
 from hpcml.request import sbatch_options
@@ -19,7 +19,7 @@ LOCATION = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/py
 
 
 def request(*words: str) -> RunRequest:
-    return request_of(vars(main.build_parser("submit").parse_args(words)), Code(Path("job.py")))
+    return request_of(vars(commands.build_parser("submit").parse_args(words)), Code(Path("job.py")))
 
 
 def planned(table: dict[str, Any], *words: str) -> plan.Plan:
@@ -121,7 +121,7 @@ def test_the_local_site_says_that_it_passes_nothing_on() -> None:
 ])  # fmt: skip
 def test_an_unknown_option_is_answered_with_what_is_meant(words: tuple[str, ...], hint: str) -> None:
     with pytest.raises(UsageError, match="There is no option") as caught:
-        main.build_parser("submit").parse_args(words)
+        commands.build_parser("submit").parse_args(words)
     assert hint in caught.value.hint
 
 

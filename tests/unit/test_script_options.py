@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.cli import main, misplaced, submit
+from hpcml.cli import commands, submit
 from hpcml.errors import UsageError
 from hpcml.request.record import NOT_SAID, RunRequest
 
@@ -28,7 +28,7 @@ import hpcml
 def spec_of(tmp_path: Path, text: str, *words: str) -> tuple[RunRequest, argparse.Namespace]:
     script = tmp_path / "train.py"
     script.write_text(text)
-    options = main.build_parser("submit").parse_args(words)
+    options = commands.build_parser("submit").parse_args(words)
     options.caller, options.script_words = None, [str(script)]
     return submit.script_spec(options), options
 
@@ -96,7 +96,7 @@ def test_a_script_without_such_lines_says_nothing(tmp_path: Path, capsys: pytest
 def refusal(tmp_path: Path, text: str, *words: str, script: str = "train.py") -> str:
     (tmp_path / "train.py").write_text(text)
     try:
-        misplaced.check([*script.split(" "), *words], tmp_path, "hpcml submit")
+        submit.check_misplaced([*script.split(" "), *words], tmp_path, "hpcml submit")
     except UsageError as error:
         return str(error)
     return ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.cli import main
+from hpcml.cli import commands
 from hpcml.errors import HpcmlError
 from hpcml.plan import batch_script, plan
 from hpcml.request import variables
@@ -19,7 +19,7 @@ LOCATION = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/py
 
 
 def request(*words: str) -> RunRequest:
-    return request_of(vars(main.build_parser("submit").parse_args(words)), Code(Path("job.py")))
+    return request_of(vars(commands.build_parser("submit").parse_args(words)), Code(Path("job.py")))
 
 
 def test_variables_of_options_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_no_value_is_in_plan_script_or_record() -> None:
 def test_the_values_of_here_are_carried_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROM_HERE", "a b")
     own = ["-N", "2", "--env", "FROM_HERE", "--env=A=1", "--wait"]
-    options = main.build_parser("submit").parse_args(own)
+    options = commands.build_parser("submit").parse_args(own)
     assert variables.carried(own, options.env_file or (), options.env) == [
         "-N",
         "2",

@@ -45,4 +45,5 @@ KIND = Kind(
         ),
     ),
     ready="workers-ready",
+    options=f"{__name__}.options",
 )

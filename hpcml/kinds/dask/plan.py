@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpcml import units
 from hpcml.errors import ConfigError, UsageError, did_you_mean, nearest
+from hpcml.kinds.dask.options import PROFILERS, asked
 from hpcml.node.settings import Gpu
 from hpcml.request.record import RunRequest
 from hpcml.sites import schema
@@ -16,7 +17,6 @@ _GDS: dict[str, tuple[tuple[str, str], ...]] = {
     "off": (("KVIKIO_COMPAT_MODE", "ON"),),
 }
 _AMOUNTS = ("rmm_maximum_pool_size", "rmm_release_threshold", "device_memory_limit")
-PROFILERS = {"dask": "bokeh", "memray": "memray", "nsys": "", "rmm": "rmm"}  # and the package that each needs
 _LIBRARIES = ("cupy", "torch")  # those whose allocator dask-cuda can replace by RMM's
 OF_POLARS = (
     "GPU mode polars: Dask's own messages go over TLS, and the workers have no RMM pool; cuDF-Polars' DaskEngine takes "
@@ -53,7 +53,7 @@ def profilers(spec: RunRequest) -> tuple[str, ...]:
     UsageError
         If there is none of that name, or it profiles GPUs and there are none.
     """
-    words = [word.strip() for word in spec.dask.profile.split(",")] if spec.dask.profile else []
+    words = [word.strip() for word in asked(spec).profile.split(",")] if asked(spec).profile else []
     for word in words:
         if word not in PROFILERS:
             hint = did_you_mean(nearest(word, PROFILERS), f"One of: {', '.join(PROFILERS)}.")

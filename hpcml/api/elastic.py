@@ -9,6 +9,7 @@ import math
 import os
 import shlex
 import shutil
+import signal
 import socket
 import sys
 import threading
@@ -17,9 +18,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from dask_jobqueue import SLURMCluster
-from dask_jobqueue.core import ProcessInterface
-from dask_jobqueue.slurm import SLURMJob
 from distributed import Adaptive, Scheduler, Status
 from distributed.deploy.cluster import Cluster
 
@@ -43,6 +41,15 @@ from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Site
 from hpcml.terminal import note, say_message
+
+_before = signal.getsignal(signal.SIGINT)
+from dask_jobqueue import SLURMCluster  # noqa: E402
+from dask_jobqueue.core import ProcessInterface  # noqa: E402
+from dask_jobqueue.slurm import SLURMJob  # noqa: E402
+
+# dask-jobqueue (0.9) has Ctrl-C end the program, when it is imported: in a notebook the whole kernel
+if _before is not None:
+    signal.signal(signal.SIGINT, _before)
 
 _NAME = "hpcml.ElasticCluster"
 _FOLDER = ".clusters"  # below the folder of runs

@@ -1,27 +1,38 @@
-"""The jobs of ``hpcml.map``, which are submitit's: on Slurm the tasks of arrays, on this machine processes."""
+"""``hpcml.map()``: call a function once for each of many points, each call a job of its own.
+
+The jobs are submitit's: on Slurm the tasks of arrays, on this machine processes.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+from submitit import Job
 from submitit.core.utils import DelayedSubmission
 from submitit.local.local import LocalExecutor, LocalJob
 from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 
 from hpcml import files
-from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError
+from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageError
+from hpcml.forms import Form
 from hpcml.paths import RunPaths
 from hpcml.plan.batch_script import directive, join, quote
 from hpcml.plan.plan import Plan
+from hpcml.repairs import file_names
+from hpcml.request.record import Code
+from hpcml.runs import job_request
 from hpcml.schedulers import ENDED, slurm, slurm_arrays, slurm_options
 from hpcml.sites import layers
 from hpcml.sites.schema import Site
+from hpcml.terminal import note
 
+_FOLDER = ".maps"  # below the folder of runs
 _SUBMITIT = ("-u", "-m", "submitit.core._submit")
 _NOT_OF_A_POINT = ("--signal", "--requeue", "--no-requeue")  # nobody there waits for the signal; a point runs once
 _GONE = "GONE"  # the state of a job that Slurm no longer knows
@@ -30,6 +41,83 @@ _ASK = 30  # seconds between questions to Slurm, at most
 _NO_LIMIT = 5_000_000.0  # minutes
 _NOTICE = 2  # seconds from the word of the time limit to the end on this machine
 _LOOK = 0.1  # seconds between looks for room on this machine
+
+
+def map(  # noqa: A001 - as every library calls it
+    function: Callable[[Any], Any], points: Iterable[object], *, at_once: int | None = None, **options: Any
+) -> list[Job[Any]]:
+    """Call a function for each point in a job of its own, and return submitit's jobs in the order of the points.
+
+    Parameters
+    ----------
+    function
+        What is called with one point. One that was defined in the program itself travels with the job; another is
+        imported there from its module.
+    points
+        The points, each of which can be pickled.
+    at_once
+        How many points run at once: on Slurm all that it starts, on the local site as many as the CPUs allow, one with
+        GPUs. There the call returns when the last point has started.
+    options
+        Those of ``hpcml submit`` that describe a job: ``site``, ``time``, ``gpus_per_node``, ``cpus_per_node``,
+        ``memory_per_node``, ``partition``, ``account``, ``env``, …; they hold for each point. With ``nodes`` the
+        function is called on each node.
+
+    Returns
+    -------
+    list of submitit.Job
+        ``result()`` waits and returns what the function returned, or raises an error with the function's traceback;
+        with several nodes ``results()`` is the list of what each returned, first node first.
+
+    Raises
+    ------
+    HpcmlError
+        If nothing was submitted: a wrong option, a function that cannot be pickled, Slurm's refusal.
+    """
+    given = list(points)
+    _check(function, given, at_once)
+    name = getattr(function, "__name__", "") or type(function).__name__
+    code = Code(Path(name), cwd=layers.here(), form=Form.MAP)
+    loaded, spec = job_request.parse("hpcml.map", "map", code, {"nodes": 1, **options})
+    if not given:
+        return []
+    top = job_request.place(loaded, _FOLDER, spec.name)
+    if "%" in str(top):
+        hint = "Choose another folder for runs with set={'paths.runs': …}."
+        raise UsageError("The folder for runs holds '%', which begins submitit's patterns", place=str(top), hint=hint)
+    made = job_request.plan_at(loaded, spec, top / f"{top.name}.0")
+    if made.inside.job.image:
+        hint = "Leave the image out (set={'runtime.kind': 'python'}), or use hpcml.submit() with a script."
+        raise SiteError("hpcml.map cannot run inside an image", place=made.inside.job.image, hint=hint)
+    for text in made.notices:
+        note(text)
+    if loaded.site.repairs:
+        file_names.keep()
+    job_request.make(top, loaded)
+    lead = enter(made, job_request.program_folder(), spec.environment)
+    with layers.narrowed_umask():
+        if loaded.site.scheduler == "local":
+            cpus = max(1, spec.size.cpus_per_node)
+            return start_here(made, lead, function, given, at_once=at_once or 0, cpus=cpus)
+
+        def plan_of(number: int) -> Plan:
+            return job_request.plan_at(loaded, spec, top / f"{top.name}.{number}")
+
+        return submit(loaded.site, plan_of, lead, function, given, at_once or 0)
+
+
+def _check(function: object, points: list[object], at_once: int | None) -> None:
+    """Refuse what could not be called, or not be sent."""
+    if not callable(function):
+        raise UsageError(f"{function!r} cannot be called", place="hpcml.map", hint="Give a function of one argument.")
+    if at_once is not None and at_once < 1:
+        raise UsageError(f"at_once={at_once} lets no point run", place="hpcml.map", hint="Give 1 or more.")
+    for what, value in (("The function", function), ("A point", points)):
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:  # an object of the user's may fail in any way there
+            hint = "Open files and connections in the function itself."
+            raise UsageError(f"{what} cannot be pickled: {error}", place="hpcml.map", hint=hint) from error
 
 
 class _Watcher(SlurmInfoWatcher):  # type: ignore[misc]

@@ -1,0 +1,175 @@
+"""The commands, in one table: overview, help, completion and the reference page read it."""
+
+from __future__ import annotations
+
+import importlib
+
+TYPE_CHECKING = False  # as typing's, whose import would be most of what --help takes
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+    from types import ModuleType
+    from typing import Any
+
+SCRIPT, SCRIPT_OR_WORDS = "script", "script or words"
+
+
+class Command:
+    """One command."""
+
+    def __init__(
+        self,
+        does: str,  # what it does, in the overview and in its help
+        usage: str,  # what it is called with
+        *examples: str,  # at the end of its help: the words after the command
+        module: str = "",  # below hpcml.cli; empty: the command's name
+        takes: str = "",  # SCRIPT: hpcml's own words end with a script; SCRIPT_OR_WORDS: or the command has such words
+        stays_here: bool = False,  # never run on a login node: --host does not count
+        values: dict[str, dict[str, str] | str] | None = None,  # what completion offers: see below
+    ) -> None:
+        self.does, self.usage, self.examples = does, usage, examples
+        self.module, self.takes, self.stays_here = module, takes, stays_here
+        # By the metavar: words, each with what it is, or the name of a source of completion.py.
+        self.values = values or {}
+
+
+# fmt: off
+COMMANDS = {
+    "submit": Command(
+        "run a script", "[OPTIONS] SCRIPT [ARGS…]",
+        "--nodes 4 --time 2h train.py --epochs 10", "--nodes 2 --gpus-per-node 4 --dry-run a.py", takes=SCRIPT),
+    "run": Command(
+        "run a script in the allocation that is there (salloc, a batch script)", "[OPTIONS] SCRIPT [ARGS…]",
+        "train.py --epochs 10", takes=SCRIPT),
+    "sweep": Command(
+        "run a script once for each of many points", "[OPTIONS] SCRIPT --grid … | status | table | plot",
+        "train.py --grid k=8,16 -- --epochs 10", "a.py --search 50 'k=randint(1,9)' --metric m", "status",
+        "table train --csv", "plot train -o train.svg", takes=SCRIPT_OR_WORDS,
+        values={"SCRIPT": {"status": "how sweeps stand", "table": "the points of a sweep"},
+                "SAMPLER": {"tpe": "", "cmaes": ""},
+                "PRUNER": {"asha": "", "median": "", "hyperband": ""}}),
+    "fabric": Command(
+        "measure the interconnect between the nodes, or show what a run measured", "[OPTIONS] [RUN]",
+        "--nodes 2 --gpus-per-node 4", "last", module="submit"),
+    "jupyter": Command(
+        "run JupyterLab on the first node, with a cluster of its own", "[OPTIONS]",
+        "--nodes 2 --time 4h"),
+    "new": Command(
+        "write an example script into the current folder, or list the examples", "[NAME [EXAMPLE]]",
+        "train", "groups kmeans", stays_here=True, values={"NAME": "EXAMPLE"}),
+    "ls": Command("list the runs", "[OPTIONS]", "", "--failed --since 7d"),
+    "status": Command("how a run stands", "[-f] [RUN]", "", "train --json"),
+    "top": Command("a run live: nodes, GPUs, tasks, output", "[OPTIONS] [RUN]", "", "--once train"),
+    "why": Command("why a run failed, and what to do", "[RUN]", "", "train --json"),
+    "report": Command(
+        "make the report of a run: where its hours went, as a page", "[RUN] [--open]", "", "train --open"),
+    "logs": Command("show a run's logs", "[-f] [-n N] [RUN] [ROLE]", "", "-f -n 20 last worker"),
+    "wait": Command("wait until runs have ended", "[OPTIONS] RUN…", "last", "prepare train"),
+    "cancel": Command("cancel a run, or all of them", "RUN | --all", "last", "--all --yes", module="cancel_rm"),
+    "rerun": Command(
+        "submit a run's request again", "RUN [OPTIONS]", "last", "train --nodes 8 --time 4h", module="submit"),
+    "rm": Command(
+        "remove runs that have ended, with all their files", "RUN… | [--older-than AGE] [--failed]",
+        "train-20261121-074500-1a2b", "--failed --older-than 30d", "--older-than 30d --keep 20", module="cancel_rm"),
+    "shell": Command("open a shell on a node of a run", "RUN [NODE]", "last", "train n2"),
+    "fetch": Command("bring a run's results home to your laptop", "RUN [DEST]", "last results"),
+    "tunnel": Command(
+        "open a run's dashboard on your laptop", "[OPTIONS] [RUN]",
+        "last", "--host me@login.example.org --open last",
+        values={"NAME": {"dashboard": "of Dask", "jupyter": "JupyterLab"},
+                "ROUTE": {"direct": "", "twohop": "", "srun": ""}}),
+    "doctor": Command("look for what keeps your runs from working here", "[OPTIONS]", "", "--node --account astro"),
+    "site": Command(
+        "list, show, compare and write site profiles", "ls | show [SITE] | diff A B | init NAME",
+        "ls", "show leonardo --facts", "diff leonardo juwels", "init mycluster --probe"),
+    "image": Command(
+        "build, show, check and list images", "build | show | check | ls",
+        "build cpu", "check --gpu rapids-cu12.sif", values={"PROGRAM": {"apptainer": "", "singularity": ""}}),
+    "completion": Command(
+        "print what lets a shell complete hpcml's commands", "bash | zsh | fish", "bash", stays_here=True),
+    "pack": Command(
+        "write hpcml as one file, for a login node that installs nothing", "[-o FILE]",
+        "", "-o bin/hpcml.pyz --force"),
+}
+# fmt: on
+# Words of other tools, and the command that does it here.
+MEANT = {
+    "clean": "rm --failed, or hpcml rm --older-than 30d",
+    "dashboard": "tunnel",
+    "delete": "rm",
+    "download": "fetch",
+    "kill": "cancel",
+    "list": "ls",
+    "notebook": "jupyter",
+    "ps": "ls",
+    "queue": "ls",
+    "remove": "rm",
+    "ssh": "shell",
+    "start": "submit",
+    "stop": "cancel",
+    "tail": "logs -f",
+}
+
+
+def module_of(verb: str) -> ModuleType:
+    """Return the module of a command."""
+    return importlib.import_module(f"hpcml.cli.{COMMANDS[verb].module or verb}")
+
+
+def run(verb: str, options: argparse.Namespace) -> int:
+    """Run a command with its options, and return its exit status."""
+    return int(_function(verb, "run", "run_{}")(options))
+
+
+def _function(verb: str, alone: str, among: str) -> Any:
+    """Return a function of a command's module; in a module of several commands its name has the command's."""
+    return getattr(module_of(verb), among.format(verb) if COMMANDS[verb].module else alone)
+
+
+def build_parser(verb: str) -> argparse.ArgumentParser:
+    """Return the parser of one command."""
+    from hpcml.request import parser as parsers
+
+    class Parser(parsers.Parser):
+        """A parser whose help ends with examples."""
+
+        def format_help(self) -> str:
+            """Return the help with examples at its end; a command's own verbs have none."""
+            return super().format_help() + (_examples(verb) if self.prog == f"hpcml {verb}" else "")
+
+    command = COMMANDS[verb]
+    parser = Parser(
+        prog=f"hpcml {verb}",
+        description=f"{command.does[:1].upper()}{command.does[1:]}.",
+        usage=f"hpcml {verb} {command.usage}",
+        allow_abbrev=False,
+    )
+    _function(verb, "add_options", "add_{}_options")(parser)
+    if command.stays_here:
+        parser.set_defaults(host=None)
+    parser.set_defaults(parser=parser)  # which reads the options in a script too
+    return parser
+
+
+def _examples(verb: str) -> str:
+    host = "--host me@login.example.org " if verb == "fetch" else ""
+    lines = [f"  hpcml {host}{verb} {words}".rstrip() for words in COMMANDS[verb].examples]
+    return "\n".join(["", f"example{'s' if len(lines) > 1 else ''}:", *lines, ""])
+
+
+def split_script(verb: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Divide the words after a verb into hpcml's own and, where it takes a script, that with all that follows."""
+    if not COMMANDS[verb].takes:
+        return list(words), []
+    module = module_of("submit" if COMMANDS[verb].takes == SCRIPT else verb)
+    options, script = module.split_script(words)
+    return options, script
+
+
+def split_host(words: list[str]) -> tuple[str | None, list[str]]:
+    """Divide a command line into the host before the command, None if none is named, and the rest."""
+    if words[:1] == ["--host"] and len(words) > 1:
+        return words[1], words[2:]
+    if words and words[0].startswith("--host="):
+        return words[0].removeprefix("--host="), words[1:]
+    return None, words

@@ -1,0 +1,51 @@
+"""The options that only a run with a Dask cluster has, and their group of the request."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hpcml.request.option import CONTINUED, RUNS, KindOptions, Option, flag, joined
+from hpcml.request.record import RunRequest
+
+PROFILERS = {"dask": "bokeh", "memray": "memray", "nsys": "", "rmm": "rmm"}  # and the package that each needs
+_WORKERS = "Use --set workers.per_node=N: so many workers on each node."
+_THREADS = "Use --set workers.threads=N: so many threads in each worker."
+
+
+class Dask(NamedTuple):
+    """What only Dask's roles are asked for."""
+
+    own_clusters: bool = False  # the script may open Dask clusters beside the run's
+    profile: str = ""  # names of profilers, with commas
+
+
+# fmt: off
+OPTIONS = KindOptions(
+    Dask(),
+    {
+        "how": (
+            Option("profile", "record a profile: dask, memray, nsys, rmm, several with commas (repeatable)",
+                   RUNS, read=joined, values=tuple(PROFILERS)),
+        ),
+        "what to do": (
+            Option("own_clusters", "let the script open Dask clusters of its own beside the run's",
+                   CONTINUED | {"jupyter", "run"}, read=flag),
+        ),
+    },
+    {
+        "--workers": _WORKERS,
+        "--workers-per-node": _WORKERS,
+        "--n-workers": _WORKERS,
+        "--nworkers": _WORKERS,
+        "--threads": _THREADS,
+        "--threads-per-worker": _THREADS,
+        "--protocol": "Use --set network.protocol=ucx.",
+        "--gpu-mode": "Use --set gpu.mode=polars.",
+    },
+)
+# fmt: on
+
+
+def asked(request: RunRequest) -> Dask:
+    """Return what a request asks of Dask."""
+    return request.of_kind if isinstance(request.of_kind, Dask) else Dask()

@@ -1,0 +1,129 @@
+"""One option of a run: who takes it, how its text is read, and what it is on the command line and to Slurm."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from hpcml.errors import UsageError
+from hpcml.request.record import Awaited, measure
+
+# Who takes an option: the verbs that start a run, `# hpcml:` lines ("lines"), hpcml.submit ("python"), hpcml.map and
+# hpcml.ElasticCluster.
+ALL = frozenset(["submit", "rerun", "run", "jupyter", "fabric", "sweep", "lines", "python", "map", "elastic"])
+RUNS = ALL - {"map", "elastic"}
+SUBMISSIONS = frozenset(["submit", "rerun", "jupyter", "fabric"])
+CONTINUED = frozenset(["submit", "rerun", "lines", "python"])
+
+
+# -- readers: from an option's text (a list of texts if it may be repeated, else True) to the request's value ----------
+
+
+def whole(text: str, option: str) -> int:
+    """Return an option's whole number."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise UsageError(f"'{text}' is not a whole number", place=option, hint=f"Write {option} 4.")
+    return int(text)
+
+
+def plain(text: str, option: str) -> str:
+    """Return a text, which may not be empty."""
+    if not text.strip():
+        raise UsageError(f"{option} is empty", place="hpcml submit", hint="Leave it out, or give it a value.")
+    return text
+
+
+def measured(text: str, option: str) -> object:
+    """Return a time limit or an amount of memory, by the option's name."""
+    return measure(option.removeprefix("--").replace("-", "_"), plain(text, option))
+
+
+def hours(text: str, option: str) -> float:
+    """Return a number of hours above 0."""
+    try:
+        number = float(plain(text, option))
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e9:  # nor is "nan" in this range
+        raise UsageError(f"'{text}' is no number of hours", place=option, hint=f"Write {option} 500.")
+    return number
+
+
+def gpus(text: str, option: str = "--gpus-per-node") -> tuple[str, int]:
+    """Divide GPUs of a node into their type and their number: ``a100:4``, or ``4`` of no type."""
+    kind, _, count = text.rpartition(":")
+    if kind and not re.fullmatch(r"[A-Za-z0-9_.-]+", kind):
+        raise UsageError(f"'{text}' is not TYPE:N", place=option, hint=f"Write {option} a100:4.")
+    return kind, whole(count, option)
+
+
+def flag(given: bool, _: str) -> bool:
+    """Return the truth of an option without a value."""
+    return given
+
+
+def texts(given: list[str], _: str) -> tuple[str, ...]:
+    """Return the texts of an option that may be repeated."""
+    return tuple(given)
+
+
+def joined(given: list[str], option: str) -> str:
+    """Return the texts of an option that may be repeated, with commas."""
+    return plain(",".join(given), option)
+
+
+def awaited(given: list[str], _: str) -> tuple[Awaited, ...]:
+    """Return the runs that are waited for."""
+    return tuple(map(Awaited.of, given))
+
+
+_OF_LISTS = (texts, joined, awaited)
+
+
+def as_word(name: str) -> str:
+    """Return the word of the command line for a name in Python."""
+    return f"--{name.replace('_', '-')}"
+
+
+class Option(NamedTuple):
+    """One option: ``--name-with-dashes`` on the command line, ``name_with_underscores=`` in Python."""
+
+    name: str
+    help: str
+    takers: frozenset[str] = ALL  # who takes it
+    kinds: frozenset[str] = frozenset()  # the kinds of run that have it (hpcml.kinds); empty: each kind
+    read: Callable[[Any, str], Any] = plain  # one of the readers above
+    also: tuple[str, ...] = ()  # its other words on the command line: Slurm's
+    slurm: tuple[str, ...] = ()  # options of sbatch that it stands for: given, it replaces those of the site
+    metavar: str = ""  # the value in the help, by which completion knows what to offer; empty: the name
+    values: tuple[str, ...] = ()  # values that completion offers
+    passed: bool = False  # sbatch gets it as it is
+
+    @property
+    def word(self) -> str:
+        """The option on the command line."""
+        return as_word(self.name)
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it takes no value."""
+        return self.read is flag
+
+    @property
+    def several(self) -> bool:
+        """Whether it may be repeated."""
+        return self.read in _OF_LISTS
+
+    @property
+    def asks_slurm(self) -> bool:
+        """Whether it is a wish to Slurm, which an existing allocation meets or not."""
+        return self.passed or self.name == "sbatch" or bool(self.slurm)
+
+
+class KindOptions(NamedTuple):
+    """What a kind of run adds to the options: ``OPTIONS`` of the module that its Kind names."""
+
+    group: Any  # the kind's group of the request, a NamedTuple in which nothing was given
+    rows: dict[str, tuple[Option, ...]]  # by their place in the help: a title of request.options.GROUPS
+    instead: dict[str, str] = {}  # words of other tools, and the sentence that says what to use
