@@ -23,7 +23,6 @@ from hpcml.sites import layers
 from hpcml.sites.schema import Site
 
 _SUBMITIT = ("-u", "-m", "submitit.core._submit")
-_NOT_OF_A_POINT = ("--signal", "--requeue", "--no-requeue")  # nobody there waits for the signal; a point runs once
 _GONE = "GONE"  # the state of a job that Slurm no longer knows
 _OVER = ENDED - {"UNKNOWN"} | {_GONE}  # submitit's UNKNOWN is a job that Slurm was not asked about
 _ASK = 30  # seconds between questions to Slurm, at most
@@ -133,15 +132,11 @@ def _submit_array(
 
 def _script(made: Plan, run: RunPaths, count: int, at_once: int) -> str:
     """Return the batch script of an array."""
-    options = [option for option in made.directives if option[0] not in _NOT_OF_A_POINT]
-    options += [("--no-requeue", ""), ("--array", f"0-{count - 1}" + (f"%{at_once}" if at_once else ""))]
-    launcher = next(step.launcher for step in made.steps if step.role == "worker")
-    assert launcher is not None
-    own = ("--output", "--job-name", "--kill-on-bad-exit")
-    words = [word for word in launcher.options if not word.startswith(own)]
-    folder = slurm_options.filename_pattern(run.directory)
-    words += [f"--output={folder}/%A_%a_%t_log.out", "--kill-on-bad-exit=1"]
-    words += ["/bin/bash", str(run.directory / "enter.sh"), *_SUBMITIT, str(run.directory)]
+    options = slurm_options.array_options(made.directives, count, at_once)
+    on_every_node = next(step.launcher for step in made.steps if step.role == "worker")
+    assert on_every_node is not None
+    launcher = slurm_options.array_launcher(on_every_node, run.directory)
+    words = [*launcher.options, "/bin/bash", str(run.directory / "enter.sh"), *_SUBMITIT, str(run.directory)]
     lines = ["#!/bin/bash", *(f"#SBATCH {directive(option)}" for option in options), "umask 077", *made.prologue]
     lines += ["export SUBMITIT_EXECUTOR=slurm", f"exec {launcher.program} {launcher.shell} {join(words)}", ""]
     return "\n".join(lines)

@@ -43,35 +43,27 @@ class Launcher(NamedTuple):
 
 
 class JobLayout(NamedTuple):
-    """What a scheduler puts into the batch script, and what it leaves to hpcml.
+    """What a scheduler puts into the batch script, and what it leaves to hpcml. A *word* is text that bash reads."""
 
-    ``directive_word`` begins each directive's line. ``prologue`` are lines of bash before the steps. ``launchers`` are
-    by role, with ``stage`` for the copy of an image; a role without one is started as a process of the batch script.
-    ``nodes_word`` is the number of nodes as bash reads it, and ``job_word`` the id of the run's own job, empty without
-    one; ``follow_up`` is the bash that submits the batch script again for when that job has ended and prints an id,
-    ``forget`` the words before an id that cancel a job. ``may_put_back`` has the job itself allowed back into the queue
-    where no other is taken, and ``put_back`` puts it there. ``memory`` is what the job asks for of a node,
-    in bytes, 0 if not known; ``node_gpus`` are a node's GPUs where it asks for some of them and their share, else 0.
-    ``may_start_again``: the scheduler may put the job back into its queue. ``one_machine``: all nodes of the run are
-    this machine, and hpcml itself keeps the time limit and removes what a run leaves behind.
-    """
-
-    directives: tuple[tuple[str, str], ...] = ()
-    directive_word: str = ""
-    may_start_again: bool = False
-    prologue: tuple[str, ...] = ()
-    launchers: Mapping[str, Launcher] = {}
-    nodes_word: str = "1"
-    job_word: str = ""
-    follow_up: str = ""
-    forget: str = ""
-    may_put_back: str = ""
-    put_back: str = ""
-    memory: int = 0
-    node_gpus: int = 0
-    one_machine: bool = False
-    reasons: tuple[str, ...] = ()
-    notices: tuple[str, ...] = ()
+    directives: tuple[tuple[str, str], ...] = ()  # options and values, empty for a flag
+    directive_word: str = ""  # begins the line of each directive
+    may_start_again: bool = False  # the scheduler may put the job back into its queue
+    prologue: tuple[str, ...] = ()  # lines of bash before the steps
+    launchers: Mapping[
+        str, Launcher
+    ] = {}  # by role, and ``stage``; without one a role is a process of the batch script
+    nodes_word: str = "1"  # the number of nodes
+    starts_word: str = "0"  # how many times the job has started before
+    job_word: str = ""  # the id of the run's own job, empty without one
+    follow_up: str = ""  # submits the batch script again for when the job has ended, and prints the new job's id
+    forget: str = ""  # cancels the job whose id follows
+    may_put_back: str = ""  # has the job itself allowed back into the queue, where no other is taken
+    put_back: str = ""  # puts the job back into the queue
+    memory: int = 0  # bytes that the job asks for of a node, 0 if not known
+    node_gpus: int = 0  # GPUs of a node of which the job asks for some and their share, else 0
+    one_machine: bool = False  # all nodes are this machine: hpcml keeps the time limit, and removes what a run leaves
+    reasons: tuple[str, ...] = ()  # why it came out so
+    notices: tuple[str, ...] = ()  # what the user should know
 
 
 class JobState(NamedTuple):

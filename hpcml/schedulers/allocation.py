@@ -157,9 +157,11 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         prologue=(
             f'for name in "${{!SLURM_@}}"; do case $name in {kept}) ;; *) unset "$name" ;; esac; done',
             f"export HPCML_ALLOCATION=1; cpus={spec.size.cpus_per_node}",
+            slurm_options.NAMES,
         ),
         launchers={role.name: _launcher(site, request, role) for role in roles},
         nodes_word=str(spec.size.nodes),
+        starts_word=slurm_options.STARTS,
         memory=int(spec.size.memory_per_node),
         reasons=("the nodes, their CPUs, memory and GPUs are those of the allocation",),
     )
