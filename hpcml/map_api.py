@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcml import schedulers
 from hpcml.errors import NotFoundError, SiteError, UsageError
 from hpcml.repairs import file_names
 from hpcml.request.record import Code
@@ -80,7 +81,7 @@ def map(  # noqa: A001 - as every library calls it
     job_request.make(top, loaded)
     enter = map_jobs.enter(made, job_request.program_folder(), spec.environment)
     with layers.narrowed_umask():
-        if loaded.site.scheduler == "local":
+        if schedulers.get(loaded.site.scheduler).ONE_MACHINE:
             cpus = max(1, spec.size.cpus_per_node)
             return map_jobs.start_here(made, enter, function, given, at_once=at_once or 0, cpus=cpus)
 

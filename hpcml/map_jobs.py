@@ -13,16 +13,17 @@ from submitit.core.utils import DelayedSubmission
 from submitit.local.local import LocalExecutor, LocalJob
 from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 
-from hpcml import files
+from hpcml import files, schedulers
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.paths import RunPaths
 from hpcml.plan.batch_script import directive, join, quote
 from hpcml.plan.plan import Plan
-from hpcml.schedulers import ENDED, slurm, slurm_arrays, slurm_options
+from hpcml.schedulers import ENDED
 from hpcml.sites import layers
 from hpcml.sites.schema import Site
 
 _SUBMITIT = ("-u", "-m", "submitit.core._submit")
+_SCHEDULER = "slurm"  # the only one whose arrays submitit's jobs are
 _GONE = "GONE"  # the state of a job that Slurm no longer knows
 _OVER = ENDED - {"UNKNOWN"} | {_GONE}  # submitit's UNKNOWN is a job that Slurm was not asked about
 _ASK = 30  # seconds between questions to Slurm, at most
@@ -43,7 +44,9 @@ class _Watcher(SlurmInfoWatcher):  # type: ignore[misc]
         self._last_status_check = time.time()
         waiting = {job: tuple(job.split("_")) for job in self._registered - self._finished}
         try:
-            states = slurm_arrays.states(sorted({f"{array} {self.runs[array]}" for array, _ in waiting.values()}))
+            states = schedulers.other_jobs(_SCHEDULER).task_states(
+                sorted({f"{array} {self.runs[array]}" for array, _ in waiting.values()})
+            )
         except SlurmUnreachableError:
             return  # nothing is known, and so nothing has ended
         for job, (array, index) in waiting.items():
@@ -67,7 +70,7 @@ class SlurmPoint(SlurmJob):  # type: ignore[misc]
 
     def cancel(self, check: bool = True) -> None:  # noqa: ARG002 - submitit's signature
         """Cancel the task; an HpcmlError if Slurm does not do it."""
-        slurm.cancel(f"{self.job_id} {self.paths.folder.name}")
+        schedulers.get(_SCHEDULER).cancel(f"{self.job_id} {self.paths.folder.name}")
 
 
 def enter(made: Plan, folder: str, variables: Sequence[tuple[str, str]]) -> str:
@@ -96,7 +99,7 @@ def submit(
     HpcmlError
         If Slurm refuses one; those before it are cancelled.
     """
-    largest = slurm_arrays.most_tasks()
+    largest = schedulers.other_jobs(site.scheduler).most_tasks()
     if largest < 1:
         hint = "Submit each with hpcml.submit()."
         raise SiteError("This Slurm has no job arrays", place="MaxArraySize", hint=hint)
@@ -107,7 +110,7 @@ def submit(
             arrays.append(_submit_array(site, plan_of(len(arrays)), lead, function, part, at_once))
     except HpcmlError:
         for jobs in arrays:
-            slurm.cancel(f"{jobs[0].job_id.partition('_')[0]} {jobs[0].paths.folder.name}")
+            schedulers.get(_SCHEDULER).cancel(f"{jobs[0].job_id.partition('_')[0]} {jobs[0].paths.folder.name}")
         raise
     return [job for jobs in arrays for job in jobs]
 
@@ -123,7 +126,7 @@ def _submit_array(
         DelayedSubmission(function, point).dump(path)
     files.write(run.directory / "enter.sh", lead)
     files.write(run.script, _script(made, run, len(points), at_once))
-    array, nodes = slurm.submit(site, run).job, range(made.inside.nodes)
+    array, nodes = schedulers.get(_SCHEDULER).submit(site, run).job, range(made.inside.nodes)
     jobs = [SlurmPoint(run.directory, f"{array}_{index}", nodes) for index in range(len(points))]
     for job, path in zip(jobs, pickles, strict=True):
         job.paths.move_temporary_file(path, "submitted_pickle")  # submitit waits for it on the node
@@ -132,12 +135,17 @@ def _submit_array(
 
 def _script(made: Plan, run: RunPaths, count: int, at_once: int) -> str:
     """Return the batch script of an array."""
-    options = slurm_options.array_options(made.directives, count, at_once)
+    options = schedulers.other_jobs(_SCHEDULER).array_options(made.directives, count, at_once)
     on_every_node = next(step.launcher for step in made.steps if step.role == "worker")
     assert on_every_node is not None
-    launcher = slurm_options.array_launcher(on_every_node, run.directory)
+    launcher = schedulers.other_jobs(_SCHEDULER).array_launcher(on_every_node, run.directory)
     words = [*launcher.options, "/bin/bash", str(run.directory / "enter.sh"), *_SUBMITIT, str(run.directory)]
-    lines = ["#!/bin/bash", *(f"#SBATCH {directive(option)}" for option in options), "umask 077", *made.prologue]
+    lines = [
+        "#!/bin/bash",
+        *(f"{made.directive_word} {directive(option)}" for option in options),
+        "umask 077",
+        *made.prologue,
+    ]
     lines += ["export SUBMITIT_EXECUTOR=slurm", f"exec {launcher.program} {launcher.shell} {join(words)}", ""]
     return "\n".join(lines)
 

@@ -23,6 +23,7 @@ from hpcml.units import expand_hosts
 
 ONE_MACHINE = False
 clean_environment = slurm.clean_environment  # without what the allocation, or a step of it, set for Slurm's commands
+foreign_variables, outer_job, gpu_directives = slurm.foreign_variables, slurm.outer_job, slurm.gpu_directives
 # Nothing is submitted and no default counts; the run's own files say how it ended.
 find, end, prospect = local.find, local.end, local.prospect
 with_variables, ignored_defaults = local.with_variables, local.ignored_defaults
@@ -261,6 +262,11 @@ def note(run: RunPaths, name: str) -> bool:
     if numbers:
         files.write(run.attempt(max(numbers)).directory / name, "")
     return bool(numbers)
+
+
+def requested_memory(job: str) -> float:
+    """Return the bytes that the allocation's job asked for on each node."""
+    return slurm.requested_memory(job.partition(" ")[0])
 
 
 def check(script: Path) -> str:  # noqa: ARG001

@@ -34,6 +34,9 @@ STARTS = '"${SLURM_RESTART_COUNT:-0}"'
 _NOT_OF_AN_ARRAY = ("--signal", "--requeue", "--no-requeue")
 _OF_A_ROLE = ("--output", "--job-name", "--kill-on-bad-exit")
 
+# A job of an elastic cluster that Slurm takes away is not put back into the queue: the cluster asks again.
+_NOT_OF_A_CLUSTER = ("--signal", "--requeue", "--no-requeue", "--comment", "--output", "--error", "--open-mode")
+
 # What the job has for its own steps is not meant for another job.
 _FOLLOW_UP = (
     'for name in "${!SLURM_@}"; do [ "$name" = SLURM_CONF ] || unset "$name"; done; '
@@ -303,6 +306,13 @@ def array_options(directives: Sequence[Directive], count: int, at_once: int) -> 
     kept = [option for option in directives if option[0] not in _NOT_OF_AN_ARRAY]
     limit = f"%{at_once}" if at_once else ""
     return (*kept, ("--no-requeue", ""), ("--array", f"0-{count - 1}{limit}"))
+
+
+def cluster_options(directives: Sequence[Directive], job: str, logs: Path) -> tuple[Directive, ...]:
+    """Return a run's directives as those of a job of an elastic cluster: it has a name of its own, and runs once."""
+    kept = [option for option in directives if option[0] not in _NOT_OF_A_CLUSTER]
+    own = (("--comment", f"hpcml:{job}"), ("--output", f"{filename_pattern(logs)}/job-%j.log"), ("--no-requeue", ""))
+    return (*kept, *own)
 
 
 def array_launcher(launcher: Launcher, folder: Path) -> Launcher:
