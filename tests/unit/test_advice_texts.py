@@ -30,7 +30,6 @@ NOT_SAID = {
     "report/page.py",
     "report/page_text.py",
     "elastic/cluster.py",
-    "plan/compiled_template.py",
 }
 
 
