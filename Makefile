@@ -42,7 +42,7 @@ check: $(ENVIRONMENT)  ## ruff, mypy, the import contracts and the planted fault
 	$(BIN)/pytest -q tests/test_architecture.py
 	$(BIN)/python tests/bench/mutations.py check .
 
-bless: $(ENVIRONMENT)  ## rewrite the golden scripts, and the layout that is made from the template
+bless: $(ENVIRONMENT)  ## rewrite the golden scripts
 	$(BIN)/pytest -q tests/golden --bless
 
 lab:             ## start a four-node Slurm on this machine (root)

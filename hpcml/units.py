@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Self
 
 # Nine digits at most: beyond that no number is meant, and Python refuses to convert some thousands.
-_SLURM_TIME = re.compile(r"(?:(?P<days>[0-9]{1,9})-)?(?P<a>[0-9]{1,9})(?::(?P<b>[0-9]{1,2}))?(?::(?P<c>[0-9]{1,2}))?")
+_LIMIT = re.compile(r"(?:(?P<days>[0-9]{1,9})-)?(?P<a>[0-9]{1,9})(?::(?P<b>[0-9]{1,2}))?(?::(?P<c>[0-9]{1,2}))?")
 _WORDED_TIME = re.compile(r"(?:([0-9]{1,9})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m(?:in)?)?(?:([0-9]{1,9})s)?")
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?s?")
 _MEMORY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(?:([KMGT])i?B?|(B))?", re.IGNORECASE)
@@ -30,7 +30,7 @@ def parse_time_limit(text: str) -> int:
     """
     text = text.strip()
     seconds = 0
-    if match := _SLURM_TIME.fullmatch(text):
+    if match := _LIMIT.fullmatch(text):
         first, second, third = int(match["a"]), int(match["b"] or 0), int(match["c"] or 0)
         if match["days"] is not None:
             seconds = int(match["days"]) * 86400 + first * 3600 + second * 60 + third

@@ -2,7 +2,7 @@
 # image.sh PROGRAM exec OPTIONS... IMAGE COMMAND...: enters the image with what only the node knows, the run's variables and
 # the node-local scratch. Nothing else of this environment gets in (--cleanenv); hpcml's modules come from the run's directory.
 program=$1; shift 2
-node=${SLURMD_NODENAME:-$(uname -n)}
+node=${HPCML_NODE:-$(uname -n)}
 command -v "$program" >/dev/null || { echo "hpcml: there is no $program on $node (profile: runtime.container)." >&2; exit 88; }
 help=$("$program" exec --help 2>/dev/null)   # one question for all, since each costs a start of the program
 case $help in *apptainer*) prefix=APPTAINERENV_ ;; *) prefix=SINGULARITYENV_ ;; esac

@@ -2,7 +2,7 @@
 # keep.sh sbcast|copy IMAGE COPY: makes the folder of one node's copy of the image, copies it or checks what sbcast has
 # copied, and removes the folder when its input ends or a signal comes. It says `made`, `ready` or `failed` with its node.
 # It holds a lock in the folder (hpcml/node/scratch.py): a folder that it leaves because it was killed goes at the next run.
-mode=$1 image=$2 copy=$3 folder=${3%/*} node=${HPCML_NODE:-${SLURMD_NODENAME:-local}}
+mode=$1 image=$2 copy=$3 folder=${3%/*} node=${HPCML_NODE:-local}
 place=${folder%/*}
 umask 077
 fail() { rm -rf "$folder"; echo "failed $node: $1|$2"; exit 1; }

@@ -10,11 +10,11 @@ stage() {
   left=${folder:-${TMPDIR:-/tmp}} folder=
   while [[ $left =~ ^([^$]*)\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?(.*)$ ]]; do
     name=${BASH_REMATCH[2]} folder+=${BASH_REMATCH[1]} left=${BASH_REMATCH[3]}
-    [ -n "${!name:-}" ] || { not_staged "${HPCML_NODE:-${SLURMD_NODENAME:-local}}: $name is not set|Correct runtime.stage_to."; return 1; }
+    [ -n "${!name:-}" ] || { not_staged "${HPCML_NODE:-local}: $name is not set|Correct runtime.stage_to."; return 1; }
     folder+=${!name}
   done
   token=$(od -An -N8 -tx1 /dev/urandom | tr -d ' \n')
-  staged=$folder$left/hpcml-${SLURM_JOB_ID:-$$}-$token/${image##*/}
+  staged=$folder$left/hpcml-${HPCML_JOB:-$$}-$token/${image##*/}
   began=$(date +%s%3N)
   note_event image-staging "\"mode\": \"$mode\""
   coproc keepers {
@@ -24,7 +24,7 @@ stage() {
   if [ "$mode" = sbcast ]; then
     await made || return 1
     command -v sbcast >/dev/null ||
-      { not_staged "${HPCML_NODE:-${SLURMD_NODENAME:-}}: there is no sbcast|Set runtime.stage = 'copy'."; return 1; }
+      { not_staged "${HPCML_NODE:-local}: there is no sbcast|Set runtime.stage = 'copy'."; return 1; }
     said=$(timeout $((deadline > SECONDS ? deadline - SECONDS : 1)) sbcast "$image" "$staged" 2>&1) || {
       echo "$said" >&2
       case $said in

@@ -16,9 +16,7 @@ while [ -n "$left" ]; do
   case $entry in /*) [ "$entry" -ef . ] || PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$entry ;; esac
 done
 export PYTHONPATH
-node=${HPCML_NODE:-${SLURMD_NODENAME:-local}}
-# Slurm 26.05 reads the per cent signs of --output twice where the node opens the file: so the worker does it.
-case $role:$HPCML_RUN_DIR in worker:*%*) [ -z "$SLURM_JOB_ID" ] || exec >>"$HPCML_RUN_DIR/logs/worker-$node.log" 2>&1 ;; esac
+node=${HPCML_NODE:-local}
 trap : HUP INT TERM USR1 USR2   # the role answers signals; this shell only has to outlive it
 exits=$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT/exit
 file=$exits/$role@$node

@@ -159,7 +159,7 @@ def test_what_decides_neither_acts_nor_reads_a_clock(name: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["--help"], ["submit", "--help"], ["--version"], ["ls"], ["site", "ls"], ["--complete", "status", ""]],
+    [["--help"], ["submit", "--help"], ["--version"], ["ls"], ["status"], ["site", "ls"], ["--complete", "status", ""]],
 )
 def test_what_is_asked_for_often_imports_little(command: list[str], tmp_path: Path) -> None:
     code = ("import sys, json; from hpcml.cli.main import main; main(json.loads(sys.argv[1])); "
@@ -168,16 +168,6 @@ def test_what_is_asked_for_often_imports_little(command: list[str], tmp_path: Pa
                           capture_output=True, text=True, check=True, cwd=tmp_path)  # fmt: skip
     loaded = {module.partition(".")[0] for module in json.loads(done.stderr.splitlines()[-1])}
     assert not loaded & {"dask", "distributed", "rich", "jinja2", "numpy", "cryptography", "tornado"}
-
-
-def test_a_submission_by_hpcmls_own_template_does_without_jinja2(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text("print('hello')\n")
-    code = (
-        "import sys; from hpcml.cli.main import main; main(['submit', '--dry-run', 'job.py']); "
-        "sys.exit('jinja2' in sys.modules)"
-    )
-    environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True, cwd=tmp_path)
 
 
 def test_every_value_in_a_template_passes_a_filter() -> None:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from distributed import Adaptive, Scheduler, Status
 from distributed.deploy.cluster import Cluster
 
-from hpcml import assets, files, subprocesses, units
+from hpcml import assets, files, schedulers, subprocesses, units
 from hpcml.errors import ALLOCATION_LOST, HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
 from hpcml.forms import Form
 from hpcml.kinds.dask.node import connection_limits, temporary_directory, tls
@@ -35,8 +35,6 @@ from hpcml.repairs import file_names
 from hpcml.request.record import Code, RunRequest
 from hpcml.runs import directories, job_request
 from hpcml.runs.submit import Prepared, check_image
-from hpcml.schedulers import slurm
-from hpcml.schedulers.slurm_options import filename_pattern
 from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Site
@@ -57,8 +55,6 @@ _LIFETIME = 30 * 86400.0  # seconds for which the keys are valid: who uses a clu
 _INTERVAL = 1.0  # seconds between two thoughts about how many workers are wanted
 _LOOK = 10.0  # seconds between two questions to Slurm, while a job has no worker
 _MOST_FAILURES = 3  # jobs one after another that ended before a worker came
-# hpcml's own part in a run's job. A job that Slurm takes away is not put back into the queue: the cluster asks again.
-_OF_A_RUN = ("--signal", "--requeue", "--no-requeue", "--comment", "--output", "--error", "--open-mode")
 _T = TypeVar("_T")
 
 
@@ -95,9 +91,8 @@ class ElasticJob(SLURMJob):  # type: ignore[misc]
         self.problem: HpcmlError | None = None
         self.came = False
         self.key = ""  # names the job to Slurm: its number, and the comment that it carries
-        directives = [option for option in made.directives if option[0] not in _OF_A_RUN]
-        directives += [("--comment", f"hpcml:{name}"), ("--output", f"{filename_pattern(folder.logs)}/job-%j.log")]
-        self.job_header = "\n".join(f"#SBATCH {directive(option)}" for option in (*directives, ("--no-requeue", "")))
+        directives = schedulers.other_jobs(site.scheduler).cluster_options(made.directives, str(name), folder.logs)
+        self.job_header = "\n".join(f"{made.directive_word} {directive(option)}" for option in directives)
         python = join((*((*made.entry, made.inside.job.image) if made.entry else ()), made.steps[-1].command[0]))
         module = f"{python} -P -m hpcml.kinds.dask.node.elastic_worker"
         self._command_template = f"{module} {quote(scheduler)} {quote(name)}"
@@ -114,14 +109,14 @@ class ElasticJob(SLURMJob):  # type: ignore[misc]
         self.run.directory.parent.mkdir(mode=0o700, exist_ok=True)
         self.run.directory.mkdir(mode=0o700)
         files.write(self.run.script, self.job_script())
-        self.job_id = slurm.submit(self.site, self.run).job
+        self.job_id = schedulers.get(self.site.scheduler).submit(self.site, self.run).job
         self.key, self.log = f"{self.job_id} {self.name}", self.log.with_name(f"job-{self.job_id}.log")
 
     async def close(self) -> None:
         """Cancel the job; where that fails, the cluster's guard goes on trying."""
         if self.key and self.status != Status.closed:
             try:
-                await _in_thread(slurm.cancel, self.key)
+                await _in_thread(schedulers.get(self.site.scheduler).cancel, self.key)
             except HpcmlError as error:
                 note(f"job {self.job_id} could not be cancelled: {error.message}")
         self.status = Status.closed
@@ -212,12 +207,13 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         code = Code(Path("elastic"), cwd=layers.here(), form=Form.ELASTIC)
         loaded, spec = job_request.parse(_NAME, "elastic", code, options)
         loaded, spec = _without_ucx(loaded), spec.changed(nodes=1)
-        if loaded.site.scheduler != "slurm":
+        if schedulers.find_other_jobs(loaded.site.scheduler) is None:
             hint = "Use dask.distributed.LocalCluster() here, or name a site with Slurm."
             raise SiteError(f"{_NAME} asks Slurm for its workers, and site {loaded.site.name} has none", hint=hint)
         if loaded.site.gpu.mode == "polars":
             hint = "Add set={'gpu.mode': 'dask'}, or submit a script: hpcml.submit()."
             raise SiteError(f"{_NAME} has no workers for GPU mode polars", place="gpu.mode", hint=hint)
+        self._scheduler_name = loaded.site.scheduler
         self.directory = job_request.place(loaded, _FOLDER, spec.name)
         made = job_request.plan_at(loaded, spec, self.directory)
         check_image(Prepared(loaded, spec, made, ""))
@@ -249,7 +245,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
             }
             trial = self.directory / "trial.sh"
             files.write(trial, ElasticJob(f"tls://{address}:0", "trial", **about).job_script())
-            slurm.check(trial)
+            schedulers.get(self._scheduler_name).check(trial)
             if loaded.site.repairs:
                 file_names.keep()
             place, self._remove_scratch = _scratch_for(self)
@@ -272,7 +268,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
     def _start_guard(self) -> None:
         """Start the process that cancels what is left when this one has ended in whatever way."""
         reading, self._lifeline = os.pipe()
-        command = [sys.executable, "-P", "-m", "hpcml.runs.job_guard", str(self.directory)]
+        command = [sys.executable, "-P", "-m", "hpcml.runs.job_guard", str(self.directory), self._scheduler_name]
         log = RunPaths(self.directory).logs / "guard.log"
         try:
             guard = subprocesses.start_in_background(command, log, stdin=reading)
@@ -361,7 +357,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         if not set(keys.values()) - self.observed:
             return ended
         try:
-            states = await _in_thread(slurm.states, list(keys))
+            states = await _in_thread(schedulers.get(self._scheduler_name).states, list(keys))
         except SlurmUnreachableError:
             return ended  # nothing is known of the others, and so nothing has ended
         except (HpcmlError, OSError) as error:

@@ -18,7 +18,7 @@ from submitit.core.utils import DelayedSubmission
 from submitit.local.local import LocalExecutor, LocalJob
 from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 
-from hpcml import files
+from hpcml import files, schedulers
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageError
 from hpcml.forms import Form
 from hpcml.paths import RunPaths
@@ -27,14 +27,14 @@ from hpcml.plan.plan import Plan
 from hpcml.repairs import file_names
 from hpcml.request.record import Code
 from hpcml.runs import job_request
-from hpcml.schedulers import ENDED, slurm, slurm_arrays, slurm_options
+from hpcml.schedulers import ENDED
 from hpcml.sites import layers
 from hpcml.sites.schema import Site
 from hpcml.terminal import note
 
 _FOLDER = ".maps"  # below the folder of runs
 _SUBMITIT = ("-u", "-m", "submitit.core._submit")
-_NOT_OF_A_POINT = ("--signal", "--requeue", "--no-requeue")  # nobody there waits for the signal; a point runs once
+_SCHEDULER = "slurm"  # the only one whose arrays submitit's jobs are
 _GONE = "GONE"  # the state of a job that Slurm no longer knows
 _OVER = ENDED - {"UNKNOWN"} | {_GONE}  # submitit's UNKNOWN is a job that Slurm was not asked about
 _ASK = 30  # seconds between questions to Slurm, at most
@@ -96,7 +96,7 @@ def map(  # noqa: A001 - as every library calls it
     job_request.make(top, loaded)
     lead = enter(made, job_request.program_folder(), spec.environment)
     with layers.narrowed_umask():
-        if loaded.site.scheduler == "local":
+        if schedulers.get(loaded.site.scheduler).ONE_MACHINE:
             cpus = max(1, spec.size.cpus_per_node)
             return start_here(made, lead, function, given, at_once=at_once or 0, cpus=cpus)
 
@@ -132,7 +132,9 @@ class _Watcher(SlurmInfoWatcher):  # type: ignore[misc]
         self._last_status_check = time.time()
         waiting = {job: tuple(job.split("_")) for job in self._registered - self._finished}
         try:
-            states = slurm_arrays.states(sorted({f"{array} {self.runs[array]}" for array, _ in waiting.values()}))
+            states = schedulers.other_jobs(_SCHEDULER).task_states(
+                sorted({f"{array} {self.runs[array]}" for array, _ in waiting.values()})
+            )
         except SlurmUnreachableError:
             return  # nothing is known, and so nothing has ended
         for job, (array, index) in waiting.items():
@@ -156,7 +158,7 @@ class SlurmPoint(SlurmJob):  # type: ignore[misc]
 
     def cancel(self, check: bool = True) -> None:  # noqa: ARG002 - submitit's signature
         """Cancel the task; an HpcmlError if Slurm does not do it."""
-        slurm.cancel(f"{self.job_id} {self.paths.folder.name}")
+        schedulers.get(_SCHEDULER).cancel(f"{self.job_id} {self.paths.folder.name}")
 
 
 def enter(made: Plan, folder: str, variables: Sequence[tuple[str, str]]) -> str:
@@ -185,7 +187,7 @@ def submit(
     HpcmlError
         If Slurm refuses one; those before it are cancelled.
     """
-    largest = slurm_arrays.most_tasks()
+    largest = schedulers.other_jobs(site.scheduler).most_tasks()
     if largest < 1:
         hint = "Submit each with hpcml.submit()."
         raise SiteError("This Slurm has no job arrays", place="MaxArraySize", hint=hint)
@@ -196,7 +198,7 @@ def submit(
             arrays.append(_submit_array(site, plan_of(len(arrays)), lead, function, part, at_once))
     except HpcmlError:
         for jobs in arrays:
-            slurm.cancel(f"{jobs[0].job_id.partition('_')[0]} {jobs[0].paths.folder.name}")
+            schedulers.get(_SCHEDULER).cancel(f"{jobs[0].job_id.partition('_')[0]} {jobs[0].paths.folder.name}")
         raise
     return [job for jobs in arrays for job in jobs]
 
@@ -212,7 +214,7 @@ def _submit_array(
         DelayedSubmission(function, point).dump(path)
     files.write(run.directory / "enter.sh", lead)
     files.write(run.script, _script(made, run, len(points), at_once))
-    array, nodes = slurm.submit(site, run).job, range(made.inside.job.nodes)
+    array, nodes = schedulers.get(_SCHEDULER).submit(site, run).job, range(made.inside.job.nodes)
     jobs = [SlurmPoint(run.directory, f"{array}_{index}", nodes) for index in range(len(points))]
     for job, path in zip(jobs, pickles, strict=True):
         job.paths.move_temporary_file(path, "submitted_pickle")  # submitit waits for it on the node
@@ -221,16 +223,17 @@ def _submit_array(
 
 def _script(made: Plan, run: RunPaths, count: int, at_once: int) -> str:
     """Return the batch script of an array."""
-    options = [option for option in made.directives if option[0] not in _NOT_OF_A_POINT]
-    options += [("--no-requeue", ""), ("--array", f"0-{count - 1}" + (f"%{at_once}" if at_once else ""))]
-    launcher = next(step.launcher for step in made.steps if step.role == "worker")
-    assert launcher is not None
-    own = ("--output", "--job-name", "--kill-on-bad-exit")
-    words = [word for word in launcher.options if not word.startswith(own)]
-    folder = slurm_options.filename_pattern(run.directory)
-    words += [f"--output={folder}/%A_%a_%t_log.out", "--kill-on-bad-exit=1"]
-    words += ["/bin/bash", str(run.directory / "enter.sh"), *_SUBMITIT, str(run.directory)]
-    lines = ["#!/bin/bash", *(f"#SBATCH {directive(option)}" for option in options), "umask 077", *made.prologue]
+    options = schedulers.other_jobs(_SCHEDULER).array_options(made.directives, count, at_once)
+    on_every_node = next(step.launcher for step in made.steps if step.role == "worker")
+    assert on_every_node is not None
+    launcher = schedulers.other_jobs(_SCHEDULER).array_launcher(on_every_node, run.directory)
+    words = [*launcher.options, "/bin/bash", str(run.directory / "enter.sh"), *_SUBMITIT, str(run.directory)]
+    lines = [
+        "#!/bin/bash",
+        *(f"{made.directive_word} {directive(option)}" for option in options),
+        "umask 077",
+        *made.prologue,
+    ]
     lines += ["export SUBMITIT_EXECUTOR=slurm", f"exec {launcher.program} {launcher.shell} {join(words)}", ""]
     return "\n".join(lines)
 

@@ -72,7 +72,7 @@ def examine(exam: Examination, checks: Sequence[Check] = CHECKS) -> list[Finding
 
 
 def _made(check: Check, exam: Examination) -> Finding:
-    if check.of_slurm and schedulers.get(exam.site.scheduler).ONE_MACHINE:
+    if check.of_slurm and schedulers.find_machine(exam.site.scheduler) is None:
         return not_applicable(f"site {exam.site.name} has no Slurm")
     try:
         return check.look(exam)

@@ -27,7 +27,7 @@ from hpcml.plan.container import image_of
 from hpcml.request.record import NOT_SAID, RunRequest
 from hpcml.runs import directories, handle, removal, why
 from hpcml.runs import submit as submission
-from hpcml.schedulers import node_parts, slurm_options
+from hpcml.schedulers import node_parts
 from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Partition
 from hpcml.units import Memory, TimeLimit
@@ -50,7 +50,7 @@ def request(loaded: LoadedSite, spec: RunRequest) -> tuple[LoadedSite, RunReques
     partition = site.partitions.get(name, Partition())
     there = node_parts.gpus_of_node(site, name, spec.changed(gpus_per_node=0, qos=spec.place.qos or site.defaults.qos))
     gpus = min(1, there) if spec.size.gpus_per_node == NOT_SAID else spec.size.gpus_per_node
-    pairs = () if site.scheduler == "local" else tuple(slurm_options.gpu_directives(site, gpus, spec.size.gpu_type))
+    pairs = tuple(schedulers.get(site.scheduler).gpu_directives(site, gpus, spec.size.gpu_type))
     plain = {name: one._replace(needs_gpus=False, gpus_per_node=0) for name, one in site.partitions.items()}
     site = site._replace(
         partitions=plain,
@@ -61,7 +61,7 @@ def request(loaded: LoadedSite, spec: RunRequest) -> tuple[LoadedSite, RunReques
     )
     nodes = spec.size.nodes
     if nodes == NOT_SAID:
-        nodes = 1 if site.scheduler == "local" else min(2, partition.max_nodes or 2)
+        nodes = 1 if schedulers.get(site.scheduler).ONE_MACHINE else min(2, partition.max_nodes or 2)
     spec = spec.changed(
         nodes=nodes,
         gpus_per_node=0,

@@ -9,7 +9,7 @@ from hpcml import schedulers, units
 from hpcml.doctor.finding import Examination, Finding, clause, green, not_applicable, red, yellow
 from hpcml.errors import MEANING, HpcmlError, SlurmUnreachableError
 from hpcml.runs import outlook
-from hpcml.schedulers import slurm
+from hpcml.schedulers import machine
 from hpcml.sites.schema import Partition
 
 _NO_LIMIT = ("UNLIMITED", "INFINITE", "NONE", "")
@@ -58,7 +58,7 @@ def account(exam: Examination) -> Finding:
     """Whether the account may use the partition and the QoS that a run asks for."""
     chosen = exam.directives()
     name, partition, qos = (chosen.get(f"--{option}", "") for option in ("account", "partition", "qos"))
-    known = slurm.associations(exam.left())
+    known = schedulers.machine_of(exam.site.scheduler).associations(exam.left())
     if isinstance(known, str):
         return not_applicable(f"Slurm's accounting tells nothing of your accounts: {known}")
     names = sorted({one.account for one in known})
@@ -119,7 +119,7 @@ def default_qos(exam: Examination) -> Finding:
         return green(
             f"a run asks for QoS {asked}, and not for {', '.join(cpu_only)}, whose nodes have no GPUs", asked=asked
         )
-    known = slurm.associations(exam.left())
+    known = schedulers.machine_of(exam.site.scheduler).associations(exam.left())
     if isinstance(known, str):
         return yellow(f"a run names no QoS, and Slurm does not tell which it then gets: {known}", hint)
     defaults = sorted({one.default_qos for one in known if one.account == name or not name} - {""})
@@ -130,7 +130,7 @@ def default_qos(exam: Examination) -> Finding:
 
 def submit_limit(exam: Examination) -> Finding:
     """How many more jobs of this user Slurm takes."""
-    room = slurm.room([*exam.directives().items()], exam.left())
+    room = schedulers.machine_of(exam.site.scheduler).room([*exam.directives().items()], exam.left())
     if room is None:
         return not_applicable("Slurm sets or tells no limit of submitted jobs")
     if room == 0:
@@ -143,13 +143,11 @@ def partition(exam: Examination) -> Finding:
     name = exam.directives().get("--partition", "")
     if not name:
         return not_applicable("a run names no partition")
-    answer = slurm.ask(["scontrol", "--oneliner", "show", "partition", name], exam.left())
-    if answer.code != 0:
-        why = (answer.text.splitlines() or [f"scontrol did not answer within {exam.seconds:g} s"])[-1]
-        if "not found" in why:
-            return red(f"there is no partition {name}", "Give another --partition (sinfo -s lists them).")
-        return not_applicable(f"Slurm does not tell of partition {name}: {why}")
-    told = dict(word.partition("=")[::2] for word in answer.out.split())
+    told = schedulers.machine_of(exam.site.scheduler).partition(name, exam.left())
+    if isinstance(told, str):
+        return not_applicable(f"Slurm does not tell of partition {name}: {told}")
+    if not told:
+        return red(f"there is no partition {name}", "Give another --partition (sinfo -s lists them).")
     facts = {key: told.get(key, "") for key in ("State", "MaxTime", "MaxNodes")}
     if told.get("State", "UP") != "UP":
         hint = "Wait for the end of the maintenance, or give another --partition."
@@ -170,16 +168,15 @@ def partition(exam: Examination) -> Finding:
 
 def configuration(exam: Examination) -> Finding:
     """Whether Slurm is configured as the profile and hpcml believe."""
-    answer = slurm.ask(["scontrol", "show", "config"], exam.left())
-    if answer.code != 0:
-        why = (answer.text.splitlines() or [f"scontrol did not answer within {exam.seconds:g} s"])[-1]
-        return not_applicable(f"Slurm does not tell its configuration: {why}")
-    return judge_configuration(dict(re.findall(r"(?m)^(\w+)\s*=\s*(.*?)\s*$", answer.out)), exam)
+    told = schedulers.machine_of(exam.site.scheduler).configuration(exam.left())
+    if isinstance(told, str):
+        return not_applicable(f"Slurm does not tell its configuration: {told}")
+    return judge_configuration(told, exam)
 
 
 def judge_configuration(told: dict[str, str], exam: Examination) -> Finding:
     """Return what of Slurm's configuration is not what the profile and hpcml believe, the worst first."""
-    names = ("SLURM_VERSION", "MaxArraySize", "MaxJobCount", "JobRequeue", "KillWait", "MaxBatchRequeue", "RequeueExit")
+    names = (machine.VERSION, "MaxArraySize", "MaxJobCount", "JobRequeue", "KillWait", "MaxBatchRequeue", "RequeueExit")
     facts = {key: told[key] for key in (*names, "RequeueExitHold", "PriorityFlags", "EnforcePartLimits") if key in told}
 
     def number(key: str) -> int | None:
@@ -204,18 +201,19 @@ def judge_configuration(told: dict[str, str], exam: Examination) -> Finding:
         counts = "the largest resource" if theirs else "the sum of all resources"
         hint = f"Set cost.largest = {str(theirs).lower()} in the profile."
         return yellow(f"Slurm charges {counts}, and the profile says otherwise: costs are told wrong", hint, **facts)
-    version = told.get("SLURM_VERSION", "of an unknown version")
+    version = told.get(machine.VERSION, "of an unknown version")
     return green(f"Slurm {version} is configured as hpcml and the profile believe", **facts)
 
 
 def variables(exam: Examination) -> Finding:
     """Which variables change what Slurm's commands do for this user."""
-    names = [name for name in slurm.foreign_variables() if exam.environment.get(name)]
+    outside = schedulers.get(exam.site.scheduler)
+    names = [name for name in outside.foreign_variables() if exam.environment.get(name)]
     if not names:
         return green("no variable changes what Slurm's commands do or print")
     shown = ", ".join(names[:6]) + ("…" if len(names) > 6 else "")
     hint = f"unset {' '.join(names[:6])}"
-    if job := exam.environment.get("SLURM_JOB_ID"):
+    if job := outside.outer_job():
         hint = "Submit from a login node's own shell."
         return yellow(f"this shell is inside job {job}, whose variables count for what you type", hint, names=names)
     return yellow(f"{shown} count for sbatch, srun and squeue that you type, and not for hpcml", hint, names=names)

@@ -10,6 +10,7 @@ from pathlib import Path
 from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.node import files, storage
+from hpcml.node.job import job_id
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 
@@ -58,7 +59,7 @@ def reached(context: Context) -> str:
 
 def waits_anew(context: Context) -> str:
     """Return that the next attempt will be this very job, because no other was taken; empty if it is another."""
-    job, waiting = os.environ.get("SLURM_JOB_ID", ""), context.run.next_job
+    job, waiting = job_id(), context.run.next_job
     if not (context.settings.attempts.until_done and job and waiting.is_symlink() and str(waiting.readlink()) == job):
         return ""
     return "Slurm takes no second job: at its end this one is put back into the queue, where it begins to wait anew."

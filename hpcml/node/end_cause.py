@@ -11,6 +11,7 @@ from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.failures.rules import BY_NAME
 from hpcml.node import files, storage
+from hpcml.node.job import end_time, job_id
 from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.processes import Process
 from hpcml.node.script_process import answer
@@ -59,7 +60,7 @@ class EndRequests:
         self.requested_at = self.listed_at = 0.0
         self.names: set[str] = set()
         self.longest_save = 0.0
-        self.ends = float(os.environ.get("SLURM_JOB_END_TIME") or "inf")  # newer Slurms say it
+        self.ends = end_time()
         self.batch = Process.named(int(os.environ.get("HPCML_BATCH", "0")))
 
     def check(self, phase: str) -> None:
@@ -180,7 +181,7 @@ def _by_cause(outcome: End, cause: str | None) -> End:
 
 def _cause(context: Context, since: int) -> str | None:
     """Return why Slurm ended the job, empty for a plain cancellation; None if it has not said so."""
-    job = re.escape(os.environ.get("SLURM_JOB_ID", ""))
+    job = re.escape(job_id())
     try:
         with context.run.job_log.open("rb") as file:
             file.seek(max(since, os.fstat(file.fileno()).st_size - (1 << 20)))
@@ -201,7 +202,7 @@ def _put_back(job: str) -> bool:
     """
     if not re.search(r"\bRequeue=1\b", job):
         return False
-    command = ["sh", "-c", 'scontrol requeue "$SLURM_JOB_ID" && echo taken']
+    command = ["sh", "-c", 'scontrol requeue "$1" && echo taken', "sh", job_id()]
     return answer(command, ASK).endswith("taken\n")
 
 
@@ -212,7 +213,7 @@ def _told_by_signal(outcome: End) -> End:
     """
     if outcome.exit_status != errors.CANCELLED:
         return outcome
-    job = answer(["scontrol", "--oneliner", "show", "job", os.environ.get("SLURM_JOB_ID", "")], ASK)
+    job = answer(["scontrol", "--oneliner", "show", "job", job_id()], ASK)
     if re.search(r"\bPreemptTime=\d", job):
         # A job in which a user's script starts the run is that script's to end.
         return outcome._replace(**(_PUT_BACK if not _in_allocation() and _put_back(job) else _PREEMPTED))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml.forms import Form
+from hpcml.node.job import node_name, node_names
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.units import expand_hosts
 
@@ -194,7 +195,7 @@ class Context(NamedTuple):
 
         ``longest`` is for unix sockets, whose path may have 108 bytes in all: a longer folder gives way to /tmp.
         """
-        import tempfile  # here, as socket below: a submission imports this module too, and needs neither
+        import tempfile  # here: a submission imports this module too, and does not need it
 
         folder = os.path.realpath(os.path.expandvars(self.settings.job.scratch) or tempfile.gettempdir())
         return folder if len(folder.encode()) <= longest else "/tmp"
@@ -232,11 +233,8 @@ def load() -> Context:
     OSError
         If plan.json cannot be read on this node.
     """
-    import socket
-
     run = RunPaths(Path(os.environ["HPCML_RUN_DIR"]))
     number = int(os.environ.get("HPCML_ATTEMPT", "0"))
     settings = Settings.from_json(json.loads(run.plan.read_text())["inside"])
-    node = os.environ.get("HPCML_NODE") or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
-    names = os.environ.get("HPCML_NODE_NAMES") or os.environ.get("SLURM_JOB_NODELIST") or node
-    return Context(run, run.attempt(number), number, settings, node, expand_hosts(names))
+    node = node_name()
+    return Context(run, run.attempt(number), number, settings, node, expand_hosts(node_names() or node))

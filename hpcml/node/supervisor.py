@@ -16,6 +16,7 @@ from hpcml.files import size_of, tail, write
 from hpcml.kind import Kind, Processes, RunningScript
 from hpcml.node import attempts, code_copy, end_cause, error_hints, files, report, scratch, storage
 from hpcml.node.frozen import WAITED, Frozen
+from hpcml.node.job import job_id
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
 from hpcml.node.processes import Process
 from hpcml.node.run_state import RunState
@@ -55,7 +56,7 @@ def _wake_batch_script(context: Context, status: int) -> None:
 def _supervise(context: Context, kind: Kind) -> int:
     began = size_of(context.run.job_log)
     events = EventLog(context.run.events, context.number)
-    job, batch = os.environ.get("SLURM_JOB_ID", ""), int(os.environ.get("HPCML_BEGAN") or 0)
+    job, batch = job_id(), int(os.environ.get("HPCML_BEGAN") or 0)
     size = size_of(context.run.driver_log)
     events.write("allocated", nodes=list(context.node_names), job=job, node=context.node, began=batch, log=size)
     try:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 import re
 import shlex
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcml import assets, files
 from hpcml.errors import ConfigError, HpcmlError, UsageError
-from hpcml.plan import compiled_template
 from hpcml.plan.plan import Plan
 
-if TYPE_CHECKING:  # Jinja2 is for templates of the user's own: its import would be half of a submission
+if TYPE_CHECKING:  # Jinja2 is imported when a script is rendered: help, ls and status do without
     import jinja2
 
 TEMPLATE = "batch.sh.j2"
@@ -40,17 +38,6 @@ def render(plan: Plan, folders: Sequence[Path] = ()) -> str:
     UsageError
         If a value cannot stand in a batch script.
     """
-    try:
-        own = any(_own(folder / TEMPLATE) for folder in folders)
-        shipped = files.read(assets.folder("templates") / TEMPLATE, ours=False, follow=True)
-    except (OSError, UnicodeDecodeError) as error:
-        raise _template_error(error, None) from error
-    if own or zlib.crc32(shipped) != compiled_template.TEMPLATE_CRC:
-        return _render_by_jinja(plan, folders)
-    return "".join(compiled_template.lay_out(plan, quote, join, directive, comment))
-
-
-def _render_by_jinja(plan: Plan, folders: Sequence[Path]) -> str:
     import jinja2
 
     environment = _environment(folders)

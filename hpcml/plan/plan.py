@@ -71,45 +71,36 @@ class Step(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A run as it will be submitted.
-
-    ``entry`` are the words that lead into an image, before it and a role's interpreter, none without one; ``stage`` is
-    how the image is copied to the nodes before. ``variables`` are the names of the user's own; their values are in a
-    file of the run's directory alone. ``prologue`` are the scheduler's own lines before the steps, ``job_word`` is the
-    job's id as bash reads it; ``follow_up`` submits this batch script for when that job has ended and prints the new
-    job's id, ``forget`` (before an id) cancels a job, ``may_put_back`` and ``put_back`` have this very job start again:
-    empty where attempts are one process. ``scripts`` are the shell that the run needs beside the batch script.
-    ``reasons`` say why it came out so, ``notices`` what the user should know. ``after`` are the runs that it waits for,
-    as ``ID:ok``.
-    """
+    """A run as it will be submitted."""
 
     run_id: str
     name: str
     site: str
-    version: str
+    version: str  # of hpcml
     directory: str
     scheduler: str
-    directives: tuple[tuple[str, str], ...]
+    directives: tuple[tuple[str, str], ...]  # this one and others below are the scheduler's: see JobLayout
     directive_word: str
     may_start_again: bool
     modules: tuple[str, ...]
-    setup: tuple[str, ...]
+    setup: tuple[str, ...]  # lines of bash
     environment: tuple[tuple[str, str], ...]
-    variables: tuple[str, ...]
+    variables: tuple[str, ...]  # names of the user's own, whose values are in the run's directory alone
     prologue: tuple[str, ...]
+    starts_word: str
     job_word: str
-    follow_up: str
+    follow_up: str  # this one and the next three are empty where attempts are one process
     forget: str
     may_put_back: str
     put_back: str
-    entry: tuple[str, ...]
-    stage: Stage | None
+    entry: tuple[str, ...]  # the words into an image, before it and a role's interpreter; none without one
+    stage: Stage | None  # how the image is copied to the nodes before
     steps: tuple[Step, ...]
-    scripts: tuple[str, ...]
+    scripts: tuple[str, ...]  # the shell that the run needs beside the batch script
     inside: Settings
-    reasons: tuple[str, ...]
-    notices: tuple[str, ...]
-    after: tuple[str, ...] = ()
+    reasons: tuple[str, ...]  # why it came out so
+    notices: tuple[str, ...]  # what the user should know
+    after: tuple[str, ...] = ()  # the runs that it waits for, as ``ID:ok``
 
 
 def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
@@ -172,6 +163,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         environment=_environment(site, spec),
         variables=tuple(name for name, _ in spec.environment),
         prologue=layout.prologue,
+        starts_word=layout.starts_word,
         job_word=layout.job_word,
         follow_up=layout.follow_up,
         forget=layout.forget,

@@ -1,7 +1,7 @@
 """Cancel a cluster's jobs when the program that asked for them has ended in whatever way, by SIGKILL too.
 
-``python -m hpcml.runs.job_guard FOLDER`` has the end of a pipe as its input. When the pipe ends, or its parent is gone,
-it removes the cluster's keys, without which no worker starts, and cancels what is left of its jobs.
+``python -m hpcml.runs.job_guard FOLDER SCHEDULER`` has the end of a pipe as its input. When the pipe ends, or its
+parent is gone, it removes the cluster's keys, without which no worker starts, and cancels what is left of its jobs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from hpcml import schedulers
 from hpcml.errors import HpcmlError
-from hpcml.schedulers import slurm
 from hpcml.terminal import say_message
 
 LOOK = 5.0  # seconds between looks at the parent: another child of its may hold the pipe open
@@ -27,10 +27,10 @@ def main() -> int:
     while os.getppid() == parent:
         if select.select([0], [], [], LOOK)[0]:
             break
-    return clean(folder)
+    return clean(folder, sys.argv[2])
 
 
-def clean(folder: Path) -> int:
+def clean(folder: Path, scheduler: str) -> int:
     """Remove a cluster's keys, and cancel its jobs until two looks find none; return 0 then."""
     for key in folder.glob("secret/*"):
         key.unlink(missing_ok=True)
@@ -38,9 +38,9 @@ def clean(folder: Path) -> int:
     looks = 0
     while time.monotonic() < deadline:
         try:
-            left = slurm.jobs_of_clusters().get(folder.name, [])
+            left = schedulers.other_jobs(scheduler).jobs_of_clusters().get(folder.name, [])
             for job in left:
-                slurm.cancel(job)
+                schedulers.get(scheduler).cancel(job)
                 print(f"job {job} is cancelled", flush=True)  # noqa: T201 - into the cluster's logs
         except HpcmlError as error:
             say_message(f"hpcml: {error}")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hpcml import files
+from hpcml import files, schedulers
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.failures.evidence import table
 from hpcml.report.ending import Ending
@@ -14,7 +14,6 @@ from hpcml.report.figures import memory_in_plan
 from hpcml.runs import directories, why
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
-from hpcml.schedulers import slurm
 
 
 def make(run: directories.Run) -> Path:
@@ -52,7 +51,7 @@ def _memory(run: directories.Run) -> float:
     asked = memory_in_plan(table(run.paths.plan))
     if asked or not run.submission or not run.job:
         return 0.0
-    return slurm.requested_memory(f"{run.job} {run.submission.run}".rstrip())
+    return schedulers.get(run.submission.scheduler).requested_memory(run.submission.key)
 
 
 def facts(page: Path) -> Any:

@@ -33,7 +33,7 @@ from hpcml.schedulers import JobState, Submission
 
 _REPLACED = "not there, or not yours: "  # how the batch script begins to say that the run's folder is another now
 
-_SLURM_ENDS = {  # the exit status and the sentence of an end that the run itself could not write, and the run's state
+_JOB_ENDS = {  # the exit status and the sentence of an end that the run itself could not write, and the run's state
     "TIMEOUT": (TIME_LIMIT, "the time limit was reached", "TIMEOUT"),
     "DEADLINE": (TIME_LIMIT, "the job's deadline was reached", "TIMEOUT"),
     "CANCELLED": (CANCELLED, "the job was cancelled", "CANCELLED"),
@@ -475,8 +475,8 @@ def _ended_without_word(own: Status, run: directories.Run, record: RunRecord, jo
     """
     if own.exit_status is not None:
         return own._replace(phase="ended")  # the end was written, the teardown was cut short
-    if job.state in _SLURM_ENDS:
-        return _lost(own, run, *_SLURM_ENDS[job.state])
+    if job.state in _JOB_ENDS:
+        return _lost(own, run, *_JOB_ENDS[job.state])
     if driver := records.driver_exit(run.paths):
         return _step_ended(own, run, record, *driver)
     if not own.times and (log := files.tail(run.paths.job_log)) and log[-1].startswith("hpcml: "):

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from hpcml.errors import SlurmUnreachableError, StorageError
+from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, StorageError
 from hpcml.kind import Role
 from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest
+from hpcml.schedulers.machine import Machine
 from hpcml.sites.schema import Site
 
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
@@ -43,35 +44,27 @@ class Launcher(NamedTuple):
 
 
 class JobLayout(NamedTuple):
-    """What a scheduler puts into the batch script, and what it leaves to hpcml.
+    """What a scheduler puts into the batch script, and what it leaves to hpcml. A *word* is text that bash reads."""
 
-    ``directive_word`` begins each directive's line. ``prologue`` are lines of bash before the steps. ``launchers`` are
-    by role, with ``stage`` for the copy of an image; a role without one is started as a process of the batch script.
-    ``nodes_word`` is the number of nodes as bash reads it, and ``job_word`` the id of the run's own job, empty without
-    one; ``follow_up`` is the bash that submits the batch script again for when that job has ended and prints an id,
-    ``forget`` the words before an id that cancel a job. ``may_put_back`` has the job itself allowed back into the queue
-    where no other is taken, and ``put_back`` puts it there. ``memory`` is what the job asks for of a node,
-    in bytes, 0 if not known; ``node_gpus`` are a node's GPUs where it asks for some of them and their share, else 0.
-    ``may_start_again``: the scheduler may put the job back into its queue. ``one_machine``: all nodes of the run are
-    this machine, and hpcml itself keeps the time limit and removes what a run leaves behind.
-    """
-
-    directives: tuple[tuple[str, str], ...] = ()
-    directive_word: str = ""
-    may_start_again: bool = False
-    prologue: tuple[str, ...] = ()
-    launchers: Mapping[str, Launcher] = {}
-    nodes_word: str = "1"
-    job_word: str = ""
-    follow_up: str = ""
-    forget: str = ""
-    may_put_back: str = ""
-    put_back: str = ""
-    memory: int = 0
-    node_gpus: int = 0
-    one_machine: bool = False
-    reasons: tuple[str, ...] = ()
-    notices: tuple[str, ...] = ()
+    directives: tuple[tuple[str, str], ...] = ()  # options and values, empty for a flag
+    directive_word: str = ""  # begins the line of each directive
+    may_start_again: bool = False  # the scheduler may put the job back into its queue
+    prologue: tuple[str, ...] = ()  # lines of bash before the steps
+    launchers: Mapping[
+        str, Launcher
+    ] = {}  # by role, and ``stage``; without one a role is a process of the batch script
+    nodes_word: str = "1"  # the number of nodes
+    starts_word: str = "0"  # how many times the job has started before
+    job_word: str = ""  # the id of the run's own job, empty without one
+    follow_up: str = ""  # submits the batch script again for when the job has ended, and prints the new job's id
+    forget: str = ""  # cancels the job whose id follows
+    may_put_back: str = ""  # has the job itself allowed back into the queue, where no other is taken
+    put_back: str = ""  # puts the job back into the queue
+    memory: int = 0  # bytes that the job asks for of a node, 0 if not known
+    node_gpus: int = 0  # GPUs of a node of which the job asks for some and their share, else 0
+    one_machine: bool = False  # all nodes are this machine: hpcml keeps the time limit, and removes what a run leaves
+    reasons: tuple[str, ...] = ()  # why it came out so
+    notices: tuple[str, ...] = ()  # what the user should know
 
 
 class JobState(NamedTuple):
@@ -113,6 +106,10 @@ class JobEnd(NamedTuple):
     signal: int = 0
     failed_nodes: str = ""
     exit_status: int = 0
+
+
+class AnswerLostError(HpcmlError):
+    """It is not known whether the scheduler has accepted a job."""
 
 
 UNKNOWN = JobState("UNKNOWN")
@@ -233,11 +230,92 @@ class Scheduler(Protocol):
     def clean_environment(self) -> dict[str, str]:
         """Return the environment without what an outer job, or the user's shell, set for the scheduler's commands."""
 
+    def foreign_variables(self) -> list[str]:
+        """Return the user's variables that change what the scheduler's own commands do or print."""
+
+    def outer_job(self) -> str:
+        """Return the id of the job that this process is in, empty outside one."""
+
+    def requested_memory(self, job: str) -> float:
+        """Return the bytes that a job asked for on each node, 0 if the scheduler does not tell."""
+
+    def gpu_directives(self, site: Site, gpus: int, asked_type: str) -> list[tuple[str, str]]:
+        """Return the directives that ask for GPUs on each node."""
+
     def step_on(self, job: str, node: str, name: str) -> list[str]:
         """Return the words that run a command on a node of a job, with its input and output, for `hpcml tunnel`."""
 
     def shell_on(self, job: str, node: str) -> list[str]:
         """Return the words that run a program on a node of a job and on this terminal, for `hpcml shell`."""
+
+
+class OtherJobs(Protocol):
+    """Jobs that are no runs: a map's arrays, an elastic cluster's workers, and a survey's look at a node.
+
+    A scheduler may do without; a module with these functions has them.
+    """
+
+    def most_tasks(self) -> int:
+        """Return how many tasks an array may have whose first index is 0; 0 without arrays."""
+
+    def array_options(
+        self, directives: Sequence[tuple[str, str]], count: int, at_once: int
+    ) -> tuple[tuple[str, str], ...]:
+        """Return a job's directives as those of an array of ``count`` tasks; 0 at once are all."""
+
+    def array_launcher(self, launcher: Launcher, folder: Path) -> Launcher:
+        """Return the launcher of a task's processes, whose logs are in a folder."""
+
+    def task_states(self, jobs: Sequence[str]) -> dict[tuple[str, int], str]:
+        """Return the states of arrays' tasks by number and index; ``jobs`` are the keys of the arrays."""
+
+    def cluster_options(
+        self, directives: Sequence[tuple[str, str]], job: str, logs: Path
+    ) -> tuple[tuple[str, str], ...]:
+        """Return a run's directives as those of a cluster's job; ``jobs_of_clusters`` finds it."""
+
+    def jobs_of_clusters(self) -> dict[str, list[str]]:
+        """Return the ids of this user's jobs in the queue, by the elastic cluster that they are of."""
+
+    def log_pattern(self, path: Path) -> str:
+        """Return a path as the scheduler's option for a log takes it."""
+
+    def submit_script(self, script: Path) -> Submission:
+        """Submit a script; AnswerLostError if it is not known whether the job exists."""
+
+    def cancel_named(self, name: str) -> None:
+        """Cancel this user's jobs of a name."""
+
+
+def find_other_jobs(name: str) -> OtherJobs | None:
+    """Return what a scheduler offers for jobs that are no runs, by the scheduler's name; None without it."""
+    from hpcml.schedulers import slurm
+
+    modules: dict[str, OtherJobs] = {"slurm": slurm}
+    return modules.get(name)
+
+
+def other_jobs(name: str) -> OtherJobs:
+    """Return what a scheduler offers for jobs that are no runs, by the scheduler's name; SiteError without it."""
+    if jobs := find_other_jobs(name):
+        return jobs
+    raise SiteError(f"With the scheduler {name} only runs are submitted", place="scheduler", hint="Use hpcml submit.")
+
+
+def find_machine(name: str) -> Machine | None:
+    """Return the machine of a scheduler by the scheduler's name; None if it says nothing of one."""
+    from hpcml.schedulers import slurm_machine
+
+    modules: dict[str, Machine] = {"slurm": slurm_machine}
+    return modules.get(name)
+
+
+def machine_of(name: str) -> Machine:
+    """Return the machine of a scheduler by the scheduler's name; SiteError if it says nothing of one."""
+    if machine := find_machine(name):
+        return machine
+    hint = "Name another site with --site (hpcml site ls)."
+    raise SiteError(f"The scheduler {name} says nothing of its machine", place="scheduler", hint=hint)
 
 
 def get(name: str) -> Scheduler:

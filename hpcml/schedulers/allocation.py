@@ -23,6 +23,7 @@ from hpcml.units import expand_hosts
 
 ONE_MACHINE = False
 clean_environment = slurm.clean_environment  # without what the allocation, or a step of it, set for Slurm's commands
+foreign_variables, outer_job, gpu_directives = slurm.foreign_variables, slurm.outer_job, slurm.gpu_directives
 # Nothing is submitted and no default counts; the run's own files say how it ended.
 find, end, prospect = local.find, local.end, local.prospect
 with_variables, ignored_defaults = local.with_variables, local.ignored_defaults
@@ -157,9 +158,11 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         prologue=(
             f'for name in "${{!SLURM_@}}"; do case $name in {kept}) ;; *) unset "$name" ;; esac; done',
             f"export HPCML_ALLOCATION=1; cpus={spec.size.cpus_per_node}",
+            slurm_options.NAMES,
         ),
         launchers={role.name: _launcher(site, request, role) for role in roles},
         nodes_word=str(spec.size.nodes),
+        starts_word=slurm_options.STARTS,
         memory=int(spec.size.memory_per_node),
         reasons=("the nodes, their CPUs, memory and GPUs are those of the allocation",),
     )
@@ -259,6 +262,11 @@ def note(run: RunPaths, name: str) -> bool:
     if numbers:
         files.write(run.attempt(max(numbers)).directory / name, "")
     return bool(numbers)
+
+
+def requested_memory(job: str) -> float:
+    """Return the bytes that the allocation's job asked for on each node."""
+    return slurm.requested_memory(job.partition(" ")[0])
 
 
 def check(script: Path) -> str:  # noqa: ARG001

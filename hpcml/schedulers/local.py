@@ -16,6 +16,7 @@ from hpcml.sites.schema import Site
 
 ONE_MACHINE = True
 clean_environment = slurm.clean_environment  # a run from within a job is no part of that job
+foreign_variables, outer_job = slurm.foreign_variables, slurm.outer_job
 
 # What waits for other runs; hpcml need not be installed in this Python.
 _WAIT = """
@@ -112,6 +113,16 @@ def with_variables(spec: RunRequest, overridden: Callable[[str], bool]) -> RunRe
 
 def ignored_defaults() -> list[str]:
     """Return nothing: no command of a scheduler's is called."""
+    return []
+
+
+def requested_memory(job: str) -> float:
+    """Return nothing: no job asked for memory."""
+    return 0.0
+
+
+def gpu_directives(site: Site, gpus: int, asked_type: str) -> list[tuple[str, str]]:
+    """Return no directives: the GPUs are this machine's."""
     return []
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import calendar
-import getpass
 import os
 import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcml import units
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, SlurmUnreachableError
@@ -25,6 +24,7 @@ from hpcml.schedulers import (
     PENDING,
     UNKNOWN,
     UNREADABLE,
+    AnswerLostError,
     JobEnd,
     JobState,
     Prospect,
@@ -40,6 +40,9 @@ ONE_MACHINE = False
 lay_out = slurm_options.lay_out
 step_on = slurm_options.step_on
 shell_on = slurm_options.shell_on
+gpu_directives = slurm_options.gpu_directives
+array_options, array_launcher = slurm_options.array_options, slurm_options.array_launcher
+cluster_options, log_pattern = slurm_options.cluster_options, slurm_options.filename_pattern
 TIMEOUT = 60.0  # seconds for one question; slurmctld's own MessageTimeout is 10 to 100
 _LOOK_AGAIN = 20.0  # seconds for which a job whose submission was not answered is looked for
 
@@ -110,6 +113,7 @@ _ASKED_ALONE = 16  # jobs that are asked for again, each alone, where the answer
 _QUEUED = "--format=%i|%T|%r|%S|%N|%j|%k"
 _HEADER = "JOBID|STATE|"  # squeue's first line: with it, a job that is not listed is not known
 _SKEW = 3600.0  # seconds that the controller's clock may be behind this machine's
+_USUAL_ARRAY = 1000  # tasks, where Slurm does not tell: its default MaxArraySize is 1001, the largest index + 1
 _MOST_SAID = 6  # lines of what sbatch says beside the job's number
 
 
@@ -134,10 +138,15 @@ def foreign_variables() -> list[str]:
     return sorted(name for name in process_environment() if name.startswith(slurms) and name not in KEPT)
 
 
+def outer_job() -> str:
+    """Return the id of the job that this process is in, empty outside one."""
+    return process_environment().get("SLURM_JOB_ID", "")
+
+
 def with_variables(spec: RunRequest, overridden: Callable[[str], bool]) -> RunRequest:
     """Return the request with the defaults that the user's shell gives sbatch; within a job they are the job's own."""
     environment = process_environment()
-    if "SLURM_JOB_ID" in environment:
+    if outer_job():
         return spec
     for variable, name in _INPUT_VARIABLES.items():
         text = environment.get(variable, "").strip()
@@ -156,7 +165,7 @@ def ignored_defaults() -> list[str]:
     Inside a job they are the job's own and no wish of the user's.
     """
     environment = process_environment()
-    if "SLURM_JOB_ID" in environment:
+    if outer_job():
         return []
     return sorted(
         name
@@ -172,10 +181,6 @@ def ask(command: list[str], timeout: float = TIMEOUT) -> Answer:
     except CommandMissingError as error:
         hint = "Load the site's Slurm module, go to a login node, or use --site local."
         raise SlurmUnreachableError(f"Slurm's command cannot be started: {error}", place="PATH", hint=hint) from error
-
-
-class AnswerLostError(HpcmlError):
-    """Whether the job was accepted is not known."""
 
 
 def submit(site: Site, run: RunPaths) -> Submission:
@@ -569,6 +574,16 @@ def _job_end(exit_code: str, failed_nodes: str = "") -> JobEnd:
     return JobEnd(signal, failed_nodes, status)
 
 
+def submit_script(script: Path) -> Submission:
+    """Submit a script that is no run's; AnswerLostError if it is not known whether the job exists."""
+    return sbatch(str(script))
+
+
+def cancel_named(name: str) -> None:
+    """Cancel this user's jobs of a name, whose number may not be known."""
+    ask(["scancel", "--quiet", f"--user={os.getuid()}", f"--name={name}"], 20.0)
+
+
 def cancel(job: str) -> str:
     """Cancel a job; one that has ended already is no error, and another job of a run's number is left alone."""
     number, run = _parts(job)
@@ -583,6 +598,44 @@ def cancel(job: str) -> str:
     if answer.code == 0 or "Invalid job id" in answer.text or "already completing or completed" in answer.text:
         return f"job {number}"
     raise refusal(answer, "scancel")
+
+
+def most_tasks() -> int:
+    """Return how many tasks an array may have whose first index is 0; 0 if this Slurm has no arrays."""
+    try:
+        config = ask(["scontrol", "show", "config"]).out
+    except SlurmUnreachableError:
+        return _USUAL_ARRAY  # scontrol is not there
+    size = re.search(r"(?m)^MaxArraySize\s*=\s*(\d+)", config)
+    tasks = re.search(r"(?m)^SchedulerParameters\s*=.*\bmax_array_tasks=(\d+)", config)
+    return min([int(found[1]) for found in (size, tasks) if found], default=_USUAL_ARRAY)
+
+
+def task_states(jobs: Sequence[str]) -> dict[tuple[str, int], str]:
+    """Return the states of arrays' tasks by number and index; what the controller has forgotten is left out.
+
+    An array is named by its number and the id of the run whose comment it carries, as in :func:`states`.
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If it does not answer.
+    """
+    numbers = {number: run for number, _, run in (job.partition(" ") for job in jobs)}
+    command = ["squeue", "--all", "--array", "--noheader", "--states=all", f"--jobs={','.join(numbers)}"]
+    answer = ask([*command, "--format=%F|%K|%T|%k"])
+    if answer.code != 0:
+        if "Invalid job id" not in answer.text:
+            raise silent(answer)
+        # of several jobs one that is forgotten hides the others
+        return {key: state for job in jobs for key, state in task_states([job]).items()} if len(jobs) > 1 else {}
+    rows = rows_of(answer)
+    own = [row for row in rows if len(row) > 2 and row[1].isdecimal() and row[0] in numbers]
+    return {
+        (row[0], int(row[1])): row[2]
+        for row in own
+        if not numbers[row[0]] or f"hpcml:{numbers[row[0]]}" in "|".join(row[3:]).split()
+    }
 
 
 def memory_per_node(requested: str, nodes: int, cpus: int) -> float:
@@ -604,66 +657,3 @@ def requested_memory(job: str) -> float:
         if fields[1].isdecimal() and fields[2].isdecimal():
             return memory_per_node(fields[0], int(fields[1]), int(fields[2]))
     return 0.0
-
-
-def room(directives: Sequence[tuple[str, str]], timeout: float = TIMEOUT) -> int | None:
-    """Return how many more jobs with these directives may be submitted; None where Slurm sets or tells no limit.
-
-    The limits of the QoS and of the association (MaxSubmitJobs) count; jobs that wait or run are taken from them.
-    """
-    chosen = dict(directives)
-    user = getpass.getuser()
-    try:
-        limits = _submit_limits(user, chosen.get("--account", ""), chosen.get("--qos", ""), timeout)
-        if not limits:
-            return None
-        queue = ask(["squeue", "--noheader", "--array", f"--user={user}", "--format=%i"], timeout)
-    except SlurmUnreachableError:
-        return None
-    if queue.code:
-        return None
-    return max(0, min(limits) - len(queue.out.split()))
-
-
-def _submit_limits(user: str, account: str, qos: str, timeout: float) -> list[int]:
-    """Return the limits of the account's associations and of the QoS; without one, of the user's default one."""
-    found = []
-    if not account:
-        account = next((row[1] for row in _sacctmgr(["user", "where", f"user={user}"], timeout) if len(row) > 1), "")
-    where = ["where", f"user={user}", *([f"account={account}"] if account else [])]
-    rows = _sacctmgr(["assoc", *where, "format=MaxSubmitJobs,DefaultQOS"], timeout)
-    for limit, default in rows:
-        found.append(limit)
-        qos = qos or default
-    if qos:
-        rows = _sacctmgr(["qos", "where", f"name={qos}", "format=MaxSubmitJobsPerUser,Name"], timeout)
-        found += [limit for limit, *_ in rows]
-    return [int(limit) for limit in found if limit.isdecimal()]
-
-
-def _sacctmgr(words: Sequence[str], timeout: float) -> list[list[str]]:
-    answer = ask(["sacctmgr", "--noheader", "--parsable2", "show", *words], timeout)
-    return rows_of(answer) if answer.code == 0 else []
-
-
-class Association(NamedTuple):
-    """What a user may charge: an account, on one partition or on all (empty), and with which QoS."""
-
-    account: str
-    partition: str
-    qos: tuple[str, ...]
-    default_qos: str
-
-
-def associations(timeout: float) -> list[Association] | str:
-    """Return this user's associations, or why Slurm does not tell them, in some words."""
-    fields = "format=Account,Partition,QOS,DefaultQOS"
-    command = ["sacctmgr", "--noheader", "--parsable2", "show", "assoc", "where", f"user={getpass.getuser()}", fields]
-    try:
-        answer = ask(command, timeout)
-    except SlurmUnreachableError as error:
-        return error.message
-    if answer.code != 0:
-        return (answer.text.splitlines() or [f"sacctmgr did not answer within {timeout:.1f} s"])[-1]
-    rows = [row for row in rows_of(answer) if len(row) == 4]
-    return [Association(row[0], row[1], tuple(filter(None, row[2].split(","))), row[3]) for row in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +20,22 @@ from hpcml.sites.schema import Partition, Qos, Site
 # The cluster of another controller would have to be named in every question.
 _RESERVED = ("--comment", "--array", "--clusters", "--cluster")
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
+Directive = tuple[str, str]  # an option of sbatch and its value, empty for a flag
 SUPERVISOR = Role(SCRIPT, "", every_node=False, title="the supervisor")
 STAGE = Role("stage", "", every_node=True, title="the copy of the image")
 _AFTER = {"ok": "afterok", "any": "afterany", "fail": "afternotok"}
+
+# The job in hpcml's names: of the batch script's own node for itself alone, since a launcher says it on each node.
+_NODE = 'HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"'
+NAMES = f'{_NODE}; export HPCML_JOB="$SLURM_JOB_ID" HPCML_NODE_NAMES="$SLURM_JOB_NODELIST"'
+STARTS = '"${SLURM_RESTART_COUNT:-0}"'
+
+# A task of an array waits for no signal and runs once; its processes are no role.
+_NOT_OF_AN_ARRAY = ("--signal", "--requeue", "--no-requeue")
+_OF_A_ROLE = ("--output", "--job-name", "--kill-on-bad-exit")
+
+# A job of an elastic cluster that Slurm takes away is not put back into the queue: the cluster asks again.
+_NOT_OF_A_CLUSTER = ("--signal", "--requeue", "--no-requeue", "--comment", "--output", "--error", "--open-mode")
 
 # What the job has for its own steps is not meant for another job.
 _FOLLOW_UP = (
@@ -59,9 +73,11 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
             'cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"',
             # sbatch that is typed in a job passes that job's on, and srun takes no two of them
             f'if [ -n "${{SLURM_MEM_PER_{own}-}}" ]; then unset {others}; fi',
+            NAMES,
         ),
         launchers={role.name: launcher(site, request, role) for role in (*request.roles, SUPERVISOR, STAGE)},
         nodes_word='"$SLURM_JOB_NUM_NODES"',
+        starts_word=STARTS,
         job_word='"$SLURM_JOB_ID"',
         follow_up=_FOLLOW_UP,
         forget="scancel",
@@ -285,6 +301,28 @@ def filename_pattern(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
+def array_options(directives: Sequence[Directive], count: int, at_once: int) -> tuple[Directive, ...]:
+    """Return a job's directives as those of an array with so many tasks, of which ``at_once`` run at once (0: all)."""
+    kept = [option for option in directives if option[0] not in _NOT_OF_AN_ARRAY]
+    limit = f"%{at_once}" if at_once else ""
+    return (*kept, ("--no-requeue", ""), ("--array", f"0-{count - 1}{limit}"))
+
+
+def cluster_options(directives: Sequence[Directive], job: str, logs: Path) -> tuple[Directive, ...]:
+    """Return a run's directives as those of a job of an elastic cluster: it has a name of its own, and runs once."""
+    kept = [option for option in directives if option[0] not in _NOT_OF_A_CLUSTER]
+    own = (("--comment", f"hpcml:{job}"), ("--output", f"{filename_pattern(logs)}/job-%j.log"), ("--no-requeue", ""))
+    return (*kept, *own)
+
+
+def array_launcher(launcher: Launcher, folder: Path) -> Launcher:
+    """Return the launcher of a task's processes, whose logs are in a folder, named as submitit expects them."""
+    kept = (word for word in launcher.options if not word.startswith(_OF_A_ROLE))
+    return launcher._replace(
+        options=(f"--output={filename_pattern(folder)}/%A_%a_%t_log.out", "--kill-on-bad-exit=1", *kept)
+    )
+
+
 def launcher(site: Site, request: JobRequest, role: Role) -> Launcher:
     """Return srun and its options for a role; how many CPUs a task has is known in the allocation.
 
@@ -298,13 +336,16 @@ def launcher(site: Site, request: JobRequest, role: Role) -> Launcher:
         (f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1") if everywhere else ("--nodes=1", "--ntasks=1")
     )
     # the node of the batch script by its name: Slurm 24.11 takes --relative=0 for any node
-    here = "" if everywhere else ' --nodelist="${SLURMD_NODENAME:-$(uname -n)}"'
+    here = "" if everywhere else ' --nodelist="$HPCML_NODE"'
     fixed = ("--overlap", f"--kill-on-bad-exit={0 if everywhere else 1}", "--wait=0", "--cpu-bind=none", "--export=ALL")
     bind = ("--gpu-bind=none",) if request.spec.size.gpus_per_node else ()  # a hidden GPU has no cuda_ipc
-    # the first speaks to the script; the second opens its log itself (step.sh): Slurm 26.05 reads %% twice beside %N
-    unsaid = role == STAGE or (everywhere and "%" in str(request.paths.logs))
+    # Slurm 26.05 reads %% twice beside %N, so the task opens such a log itself
+    by_task = role != STAGE and everywhere and "%" in str(request.paths.logs)
+    opened = f' >>"$HPCML_RUN_DIR/logs/{role.name}-$HPCML_NODE.log" 2>&1' if by_task else ""
+    unsaid = role == STAGE or by_task  # the copy of the image speaks to the batch script
     output = () if unsaid else (f"--output={pattern}", "--open-mode=append")
-    options = (*fixed, *bind, *where, f"--job-name={role.name}", *output, *site.slurm.srun_extra)
+    begin = ("/bin/sh", "-c", f'export {_NODE}; exec "$@"{opened}', "sh")
+    options = (*fixed, *bind, *where, f"--job-name={role.name}", *output, *site.slurm.srun_extra, *begin)
     return Launcher("srun", f'--cpus-per-task="$cpus"{here}', options)
 
 

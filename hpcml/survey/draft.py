@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from hpcml.terminal import shown
 
+SCHEDULER = "slurm"  # of whose machines profiles are written
 SLURM, NODE, LOGIN = "Slurm's own answer", "a job on a node", "the login node"
 _MARK = ", read by hpcml site init"
 _BARE = re.compile(r"[A-Za-z0-9_-]+")

@@ -15,16 +15,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcml import files, subprocesses
+from hpcml import files, schedulers, subprocesses
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
 from hpcml.plan import plan
 from hpcml.request.record import RunRequest
-from hpcml.schedulers import slurm, slurm_tables
 from hpcml.sites.layers import Layers, build, process_environment, read_toml
 from hpcml.sites.lookup import load_profile
 from hpcml.sites.schema import Fact
 from hpcml.survey import node_job, profile, renewal
-from hpcml.survey.draft import SLURM, Draft, How
+from hpcml.survey.draft import SCHEDULER, SLURM, Draft, How
 from hpcml.units import TimeLimit
 
 _MODULES_SECONDS = 20.0  # for `module avail`, which reads a tree of files
@@ -36,7 +35,7 @@ class Survey:
     """A machine asked on its login node; ``draft`` is its profile as far as it is known."""
 
     def __init__(self) -> None:
-        self.tables = slurm_tables.read(getpass.getuser())
+        self.tables = schedulers.machine_of(SCHEDULER).read(getpass.getuser())
         self.login = _login()
         self.date = datetime.datetime.now(tz=datetime.UTC).astimezone().date().isoformat()
         self.node: Mapping[str, Any] = {}
@@ -134,7 +133,7 @@ def _refused(directives: Mapping[str, str], folder: Path) -> str:
     script = folder / "check.sh"
     files.write(script, "\n".join(["#!/bin/sh", *lines, "true", ""]))
     try:
-        slurm.check(script)
+        schedulers.get(SCHEDULER).check(script)
     except SiteError as error:
         return (error.quote or (error.message,))[0].removeprefix("sbatch: error: ").removeprefix("allocation failure: ")
     return ""

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import assets, files
+from hpcml import assets, files, schedulers
 from hpcml.errors import SiteError, SlurmUnreachableError, StorageError
 from hpcml.paths import LIBRARY
-from hpcml.schedulers import UNREADABLE, slurm, slurm_options
+from hpcml.schedulers import UNREADABLE, AnswerLostError
 from hpcml.sites.layers import process_environment
+from hpcml.survey.draft import SCHEDULER
 from hpcml.survey.profile import QUICK
 
 MINUTES = 2  # that the job may take; it needs some seconds, and a shared file system that is cold a minute
@@ -82,9 +83,9 @@ def run(wanted: Wanted, seconds: float) -> dict[str, Any]:
         hint = "The job's files lie there: make room, or let yourself write."
         raise StorageError(f"A file cannot be written: {error.strerror}", place=str(folder), hint=hint) from error
     try:
-        job = slurm.sbatch(str(folder / "job.sh")).job
+        job = schedulers.other_jobs(SCHEDULER).submit_script(folder / "job.sh").job
         return _answer(folder, job, seconds)
-    except slurm.AnswerLostError as error:
+    except AnswerLostError as error:
         message, hint = (
             "It is not known whether Slurm took the job",
             "It is cancelled by its name. Try again in some minutes.",
@@ -92,14 +93,15 @@ def run(wanted: Wanted, seconds: float) -> dict[str, Any]:
         raise SiteError(message, place="sbatch", hint=hint, quote=error.quote) from error
     finally:  # also after Ctrl-C, and where the job's number is not known
         with contextlib.suppress(SlurmUnreachableError):  # its time limit ends it then
-            slurm.ask(["scancel", "--quiet", f"--user={os.getuid()}", f"--name={name}"], 20.0)
+            schedulers.other_jobs(SCHEDULER).cancel_named(name)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _script(wanted: Wanted, name: str, folder: Path, seconds: float) -> str:
     """Return the job's script. Slurm itself takes it from the queue when nobody waits any more, if we were killed."""
     last = f"--deadline=now+{round(seconds) + 60 * (MINUTES + 1)}seconds"
-    options = (f"--job-name={name}", f"--output={slurm_options.filename_pattern(folder / 'job.log')}", last)
+    log = schedulers.other_jobs(SCHEDULER).log_pattern(folder / "job.log")
+    options = (f"--job-name={name}", f"--output={log}", last)
     lines = [f"#SBATCH {shlex.quote(option)}" for option in (*options, *wanted.directives())]
     library, answer = shlex.quote(str(folder / LIBRARY)), shlex.quote(str(folder / _ANSWER))
     command = f"PYTHONPATH={library} exec {shlex.quote(sys.executable)} -P -m hpcml.node.hardware.survey {answer}"
@@ -121,7 +123,7 @@ def _answer(folder: Path, job: str, seconds: float) -> dict[str, Any]:
             raise _no_answer(folder, job, state)
         if not over and time.monotonic() >= asked:
             with contextlib.suppress(SlurmUnreachableError):  # the deadline decides
-                known = slurm.states([job])[job]
+                known = schedulers.get(SCHEDULER).states([job])[job]
                 state = f"{known.state}{': ' if known.reason else ''}{known.reason}"
                 if not (known.pending or known.active or known.state == UNREADABLE):
                     over = time.monotonic() + _LATE

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hpcml import units
-from hpcml.schedulers.slurm_tables import Fields, Kind, Tables, kinds_of_nodes, tres
-from hpcml.survey.draft import LOGIN, NODE, SLURM, Draft, How
+from hpcml import schedulers, units
+from hpcml.schedulers import machine
+from hpcml.schedulers.machine import Fields, Kind, Tables, amounts
+from hpcml.survey.draft import LOGIN, NODE, SCHEDULER, SLURM, Draft, How
 
 QUICK = re.compile(r"debug|dbg|devel|test|express|short|interactive", re.IGNORECASE)
 _NAMES_A_MACHINE = ("SYSTEMNAME", "NERSC_HOST", "BSC_MACHINE", "LMOD_SYSTEM_NAME", "CLUSTER_NAME", "CLUSTER")
@@ -88,7 +89,8 @@ class _Writer:
     def __init__(self, tables: Tables, login: Login, node: Mapping[str, Any], date: str) -> None:
         self.tables, self.login, self.node = tables, login, node
         self.draft = Draft(date)
-        self.of_node = {kind.partition: kind for kind in kinds_of_nodes(str(node.get("shown", "")))}
+        seen = schedulers.machine_of(SCHEDULER).kinds_of_nodes(str(node.get("shown", "")))
+        self.of_node = {kind.partition: kind for kind in seen}
         self.accounts = tuple(dict.fromkeys(row["Account"] for row in tables.associations if row.get("Account")))
         listed = dict.fromkeys(name for row in tables.associations for name in _names(row.get("QOS", "")))
         self.qos = {name: tables.qos.get(name, {}) for name in listed or tables.qos}
@@ -192,7 +194,7 @@ class _Writer:
         asked = How(SLURM, "scontrol show config")
         enforced = "associations" in config.get("AccountingStorageEnforce", "").lower() or bool(self.accounts)
         draft.set(table, "account_required", enforced, asked)
-        draft.tell("slurm.version", config.get("SLURM_VERSION", ""), asked)
+        draft.tell("slurm.version", config.get(machine.VERSION, ""), asked)
         for name in _SAID:
             value = config.get(name, "")
             draft.tell(f"slurm.said.{name}", "" if value in _NO_LIMIT else value, asked)
@@ -204,7 +206,7 @@ class _Writer:
             draft.remark(("partitions",), f"Left out: {', '.join(self.left_out)}.")
 
     def _gpus_by_tres(self) -> bool:
-        return any("gres/gpu" in tres(one.get("TRES", "")) for one in self.partitions.values())
+        return any("gres/gpu" in amounts(one.get("TRES", "")) for one in self.partitions.values())
 
     def _shape(self, name: str) -> tuple[Kind, How]:
         """Return what a job may ask for on every node of a partition, and how that is known; 0 is not known."""
@@ -224,7 +226,7 @@ class _Writer:
         if name in self.of_node:
             nodes = _count(fields.get("TotalNodes", "")) or 1
             return self.of_node[name]._replace(nodes=nodes), How(NODE, f"scontrol show node {self.node['node']}")
-        nodes, all_of_it = _count(fields.get("TotalNodes", "")), tres(fields.get("TRES", ""))
+        nodes, all_of_it = _count(fields.get("TotalNodes", "")), amounts(fields.get("TRES", ""))
         cpus, gpus = (_count(all_of_it.get(one, "")) or 0 for one in ("cpu", "gres/gpu"))
         cpus = cpus or _count(fields.get("TotalCPUs", ""))
         memory = 0
@@ -267,7 +269,7 @@ class _Writer:
     @staticmethod
     def _nodes(text: str, shape: Kind, *, up: bool) -> tuple[int, bool]:
         """Return a limit in nodes, and whether it was counted from GPUs or CPUs."""
-        found = tres(text)
+        found = amounts(text)
         if nodes := _count(found.get("node", "")):
             return nodes, False
         for name, each in (("gres/gpu", shape.gpus), ("cpu", shape.cpus)):
@@ -442,7 +444,7 @@ class _Writer:
             return
         asked = How(SLURM, "TRESBillingWeights in scontrol show partition")
         if len(weights) == 1:
-            known = {name.lower(): weight for name, weight in tres(weights.pop()).items()}
+            known = {name.lower(): weight for name, weight in amounts(weights.pop()).items()}
             draft.set(("cost",), "weights", known, asked)
             largest = "MAX_TRES" in self.tables.config.get("PriorityFlags", "").split(",")
             draft.set(("cost",), "largest", largest, How(SLURM, "PriorityFlags in scontrol show config"))

@@ -53,7 +53,9 @@ def measure(python: Path, rounds: int, place: Path | None) -> dict[str, list[Too
     with tempfile.TemporaryDirectory(prefix="hpcml-startup-", dir=place) as name:
         folder = Path(name).absolute()
         (folder / "job.py").write_text("print('hello')\n")
-        (folder / "bare.sh").write_text("#!/bin/sh\n#SBATCH --nodes=2\n#SBATCH --comment=bare\ntrue\n")
+        (folder / "bare.sh").write_text(
+            "#!/bin/sh\n#SBATCH --nodes=2\n#SBATCH --comment=bare\n#SBATCH --job-name=bare\ntrue\n"
+        )
         (folder / "python3").symlink_to(python)  # of the fakes
         (folder / "sbatch").write_text(f'#!/bin/sh\nexec python3 "{ROOT}/tests/cli/fake_slurm.py" sbatch "$@"\n')
         (folder / "sbatch").chmod(0o755)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.lab
 PROGRAM = """
 import json, os, socket, subprocess, sys, time
 import hpcml
-from hpcml.schedulers import slurm_arrays
+from hpcml.schedulers import slurm
 
 def where(x):
     time.sleep(2)
@@ -27,8 +27,8 @@ def waits(x):
 def memory(x): return len([bytearray(10**7) for _ in range(10**4)])
 
 share = {"cpus_per_node": 2, "memory_per_node": "900M"}
-facts = {"most": slurm_arrays.most_tasks()}
-slurm_arrays.most_tasks = lambda: 3
+facts = {"most": slurm.most_tasks()}
+slurm.most_tasks = lambda: 3
 points = hpcml.map(where, range(7), time="5m", at_once=4, exclusive=True)
 facts["errors"] = [str(one.exception()) for one in points if one.exception()]
 values = [one.result() for one in points if not one.exception()]

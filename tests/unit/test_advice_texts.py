@@ -29,7 +29,6 @@ NOT_SAID = {
     "report/page.py",
     "report/page_text.py",
     "api/elastic.py",
-    "plan/compiled_template.py",
 }
 
 

@@ -23,8 +23,8 @@ from hpcml.forms import Form
 from hpcml.remote import answers
 from hpcml.request.record import RunRequest
 from hpcml.runs import bad_nodes
-from hpcml.schedulers import Prospect, slurm
-from hpcml.schedulers.slurm import Association
+from hpcml.schedulers import Prospect, slurm, slurm_machine
+from hpcml.schedulers.machine import Association
 from hpcml.sites import lookup
 from hpcml.sites.schema import Login
 from hpcml.subprocesses import Answer
@@ -246,7 +246,7 @@ def test_the_image_on_nodes(tmp_path: Path) -> None:
 
 def test_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(known: list[Association] | str, **options: Any) -> tuple[str, str]:
-        monkeypatch.setattr(slurm, "associations", lambda _: known)
+        monkeypatch.setattr(slurm_machine, "associations", lambda _: known)
         return told(scheduler.account(examination(tmp_path, **options)))
 
     assert asked(KNOWN, account="astro")[0] == "green"
@@ -259,14 +259,14 @@ def test_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_default_qos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MareNostrum's default QoS is of CPU nodes; its profile names another."""
-    monkeypatch.setattr(slurm, "associations", lambda _: [Association("bsc", "", (), "gp_ehpc")])
+    monkeypatch.setattr(slurm_machine, "associations", lambda _: [Association("bsc", "", (), "gp_ehpc")])
     own: dict[str, Any] = {"site": "marenostrum5", "account": "bsc"}
     assert scheduler.default_qos(examination(tmp_path, **own)).state == "green"
     unsaid = scheduler.default_qos(examination(tmp_path, "defaults.qos=", **own))
     assert told(unsaid) == ("red", "a run names no QoS and gets gp_ehpc, whose nodes have no GPUs")
     assert "--qos acc_ehpc" in unsaid.remedy
     assert scheduler.default_qos(examination(tmp_path, **own, qos="gp_ehpc")).state == "red"
-    monkeypatch.setattr(slurm, "associations", lambda _: "denied")
+    monkeypatch.setattr(slurm_machine, "associations", lambda _: "denied")
     assert scheduler.default_qos(examination(tmp_path, "defaults.qos=", **own)).state == "yellow"
     assert scheduler.default_qos(examination(tmp_path)).state == "n/a"
 
@@ -517,7 +517,7 @@ def test_the_grant_and_the_limit_of_jobs(tmp_path: Path, monkeypatch: pytest.Mon
     assert [left(used) for used in (100, 960, 1000)] == ["green", "yellow", "red"]
     assert scheduler.budget(examination(tmp_path, "cost.budget=[]", account="astro")).state == "n/a"
     for room, state in ((None, "n/a"), (0, "red"), (3, "green")):
-        monkeypatch.setattr(slurm, "room", lambda *_, answer=room: answer)
+        monkeypatch.setattr(slurm_machine, "room", lambda *_, answer=room: answer)
         assert scheduler.submit_limit(examination(tmp_path, account="astro")).state == state
 
 

@@ -204,6 +204,6 @@ def test_a_slurm_that_does_not_answer_ends_no_job(
 
     monkeypatch.setattr(slurm, "states", refuse)
     jobs = {"w": SimpleNamespace(problem=None, key="1 w"), "x": SimpleNamespace(problem=error, key="")}
-    here: Any = SimpleNamespace(workers=jobs, observed=set(), name="c")
+    here: Any = SimpleNamespace(workers=jobs, observed=set(), name="c", _scheduler_name="slurm")
     assert asyncio.run(cluster.ElasticCluster._ended(here)) == {"x": ""}
     assert said in capsys.readouterr().err

@@ -16,7 +16,7 @@ from hpcml.forms import Form
 from hpcml.plan import plan
 from hpcml.request import record as request
 from hpcml.runs import job_request
-from hpcml.schedulers import Submission, slurm, slurm_arrays
+from hpcml.schedulers import Submission, slurm
 from hpcml.sites import schema
 from hpcml.subprocesses import Answer
 from matrix import site_of
@@ -57,7 +57,7 @@ def test_an_array_is_as_large_as_slurm_says(
     monkeypatch: pytest.MonkeyPatch, size: str, parameters: str, most: int
 ) -> None:
     monkeypatch.setattr(slurm, "ask", lambda _: answer(CONFIG.format(size=size, parameters=parameters)))
-    assert slurm_arrays.most_tasks() == most
+    assert slurm.most_tasks() == most
 
 
 def test_without_scontrol_an_array_is_as_large_as_slurm_s_default_allows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_without_scontrol_an_array_is_as_large_as_slurm_s_default_allows(monkeyp
 
     for ask in (missing, lambda _: answer("", 1, "scontrol: error")):
         monkeypatch.setattr(slurm, "ask", ask)
-        assert slurm_arrays.most_tasks() == 1000
+        assert slurm.most_tasks() == 1000
 
 
 def test_tasks_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_tasks_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         return answer(f"{rows}13|1|RUNNING|(null)\n14|N/A|RUNNING\nnoise\n")
 
     monkeypatch.setattr(slurm, "ask", ask)
-    assert slurm_arrays.states([f"12 {ID}.0", f"13 {ID}.1"]) == {
+    assert slurm.task_states([f"12 {ID}.0", f"13 {ID}.1"]) == {
         ("12", 0): "RUNNING",
         ("12", 1): "PENDING",
         ("13", 0): "TIMEOUT",
@@ -91,10 +91,10 @@ def test_a_job_that_slurm_forgot_hides_no_other(monkeypatch: pytest.MonkeyPatch)
         return answer("13|4|RUNNING\n") if "--jobs=13" in command else answer("", 1, "Invalid job id specified")
 
     monkeypatch.setattr(slurm, "ask", ask)
-    assert slurm_arrays.states(["12", "13"]) == {("13", 4): "RUNNING"}
+    assert slurm.task_states(["12", "13"]) == {("13", 4): "RUNNING"}
     monkeypatch.setattr(slurm, "ask", lambda _: answer("", 1, "Unable to contact slurm controller"))
     with pytest.raises(SlurmUnreachableError):
-        slurm_arrays.states(["12"])
+        slurm.task_states(["12"])
 
 
 class Submitted:
@@ -115,7 +115,7 @@ class Submitted:
         self.taken = taken
         monkeypatch.setattr(slurm, "submit", self.submit)
         monkeypatch.setattr(slurm, "cancel", self.cancelled.append)
-        monkeypatch.setattr(slurm_arrays, "most_tasks", lambda: most)
+        monkeypatch.setattr(slurm, "most_tasks", lambda: most)
         spec = request.RunRequest.of(Path("f"), (), Path("/"), name="f", form=Form.MAP, **{"nodes": 1, **asked})
 
         def plan_of(number: int) -> plan.Plan:
@@ -185,7 +185,7 @@ def test_a_point_has_ended_when_slurm_says_so_or_forgot_it(
             raise SlurmUnreachableError("silent")
         return answers
 
-    monkeypatch.setattr(slurm_arrays, "states", states)
+    monkeypatch.setattr(slurm, "task_states", states)
     for state in ("silent", "PENDING", "RUNNING", "REQUEUED", "TIMEOUT", "OUT_OF_MEMORY", "CANCELLED", "PREEMPTED", ""):
         with subtests.test(state=state):
             job.watcher.clear()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from hpcml.errors import SlurmUnreachableError
-from hpcml.schedulers import slurm, slurm_tables
-from hpcml.schedulers.slurm_tables import Tables
+from hpcml.schedulers import slurm, slurm_machine
+from hpcml.schedulers.machine import Tables
 from hpcml.sites import lookup
 from hpcml.subprocesses import Answer
 from hpcml.survey import machine, node_job, profile
@@ -47,7 +47,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, folder: str, **changed: str) -> Tabl
         return Answer(1, "", "error: Access/permission denied\n") if text == "-" else Answer(0, text, "")
 
     monkeypatch.setattr(slurm, "ask", ask)
-    return slurm_tables.read("alice")
+    return slurm_machine.read("alice")
 
 
 def profile_of(tables: Tables, node: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def test_what_is_denied_is_taken_from_elsewhere(monkeypatch: pytest.MonkeyPatch,
             slurm, "ask", lambda *_: Answer(1, "", "Unable to contact slurm controller (connect failure)")
         )
         with pytest.raises(SlurmUnreachableError):
-            slurm_tables.read("alice")
+            slurm_machine.read("alice")
 
 
 @pytest.mark.parametrize("noise", ["", "\n\n", "PartitionName=\nNodeName=", "\x1b[31m|||||||\x00=\n", "Name|\nx|y|z\n", "a|b|c|d|e|f|g|h\n" * 3, "x" * 5000])  # fmt: skip

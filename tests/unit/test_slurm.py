@@ -120,7 +120,7 @@ def test_accounting_that_lags_behind_is_not_believed(answers: Path) -> None:
 @pytest.mark.parametrize("said", ["", "7\n8\n", "Submitted\n", "12 13\n", "  4711\nSubmitted batch job 7\n"])
 def test_sbatch_s_answer_is_one_job_id_or_lost(answers: Path, said: str) -> None:
     say(answers, "sbatch", said)
-    with pytest.raises(slurm.AnswerLostError):
+    with pytest.raises(schedulers.AnswerLostError):
         slurm.sbatch("job.sh")
 
 

@@ -14,7 +14,7 @@ from hpcml import schedulers
 from hpcml.errors import SlurmUnreachableError
 from hpcml.failures.rules import RULES
 from hpcml.node import end_cause
-from hpcml.schedulers import allocation, slurm, slurm_arrays, slurm_tables
+from hpcml.schedulers import allocation, slurm, slurm_machine
 from hpcml.subprocesses import Answer
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures/slurm"
@@ -126,7 +126,7 @@ def test_jobs_in_the_queue(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) 
         "depends": "waiting for the jobs it depends on",
         "too many": "more nodes than the QoS allows: it will never start",
     }
-    assert slurm_arrays.states([jobs["array"]]) == {
+    assert slurm.task_states([jobs["array"]]) == {
         (jobs["array"], index): "RUNNING" if index < 2 else "PENDING" for index in range(6)
     }
     assert slurm.find(["held"])["held"].job == jobs["held"]
@@ -149,7 +149,7 @@ def test_jobs_in_the_queue(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) 
 def test_what_else_is_asked(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     saying(monkeypatch, recorded, "config", "partition", "test only", "sacct: memory", "sacct: end",
            "sacctmgr: assoc", "sacctmgr: qos")  # fmt: skip
-    assert slurm_arrays.most_tasks() == 1001
+    assert slurm.most_tasks() == 1001
     jobs: Any = recorded["ended jobs"]
     assert slurm.requested_memory(jobs["completed"]) == 500 * 1024**2
     monkeypatch.setattr(slurm, "_test_only", lambda *_: answer(recorded, "test only"))
@@ -177,14 +177,14 @@ def test_the_tables_of_a_profile(recorded: Recorded, monkeypatch: pytest.MonkeyP
         return answer(recorded, known[tuple(command)])
 
     monkeypatch.setattr(slurm, "ask", ask)
-    found = slurm_tables.read("hpcml-alice")
+    found = slurm_machine.read("hpcml-alice")
     assert not found.refused
     assert found.partitions["debug"]["MaxNodes"] == "2"
     kind = found.kinds[0]
     assert (kind.partition, kind.nodes, kind.cpus, kind.memory, kind.gpus) == ("boost", 4, 8, 4000, 4)
     assert set(found.qos) == {"normal", "boost_qos_dbg", "one_job"}
     assert {row["Account"] for row in found.associations} == {"lab_account"}
-    assert slurm._submit_limits("hpcml-alice", "lab_account", "one_job", 60.0) == [1]
+    assert slurm_machine._submit_limits("hpcml-alice", "lab_account", "one_job", 60.0) == [1]
 
 
 def test_without_an_account_the_limits_are_those_of_the_default_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +194,9 @@ def test_without_an_account_the_limits_are_those_of_the_default_one(monkeypatch:
         return Answer(0, next((rows[word] for word in reversed(command) if word in rows), "5|short\n20|long\n"), "")
 
     monkeypatch.setattr(slurm, "ask", ask)
-    assert slurm._submit_limits("alice", "", "", 60.0) == [20]
+    assert slurm_machine._submit_limits("alice", "", "", 60.0) == [20]
     rows |= {"user": "", "name=short": ""}  # as of a Slurm that does not tell
-    assert slurm._submit_limits("alice", "", "", 60.0) == [5, 20]
+    assert slurm_machine._submit_limits("alice", "", "", 60.0) == [5, 20]
 
 
 def test_an_allocation(recorded: Recorded) -> None:

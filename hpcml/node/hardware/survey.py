@@ -22,6 +22,7 @@ from typing import Any
 from hpcml.node import files
 from hpcml.node.hardware import sysfs
 from hpcml.node.hardware.probe import probe
+from hpcml.node.job import node_name, placement
 from hpcml.units import expand_hosts
 
 _SECONDS = 15.0  # for one command
@@ -33,8 +34,8 @@ PROGRAMS = ("apptainer", "singularity", "podman-hpc", "shifter", "enroot")
 def survey() -> dict[str, Any]:
     """Return what this node has, as a table for JSON."""
     facts = probe()
-    slurm = {name: os.environ.get(f"SLURM_{name}", "") for name in ("JOB_PARTITION", "JOB_QOS", "JOB_NODELIST")}
-    node = os.environ.get("SLURMD_NODENAME", "")
+    slurm = placement()
+    node = node_name()
     return {
         "probe": facts,
         "slurm": slurm,

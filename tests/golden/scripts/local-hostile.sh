@@ -6,9 +6,9 @@ set -u
 umask 077
 unset "${!HPCML_@}"   # those of another run, or of the shell from which a person submits
 export HPCML_RUN_DIR='/scratch/a b/it'"'"'s "x" $HOME `id` #1 50%j/é/hostile-20261121-074500-1a2b'
-export HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}" HPCML_RESTARTS=3 HPCML_NODES=2 HPCML_GPUS=0
+export HPCML_ATTEMPT=0 HPCML_RESTARTS=3 HPCML_NODES=2 HPCML_GPUS=0
 HPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before
-# This script is Slurm's own copy: what else is run comes from that folder, which may have been replaced meanwhile.
+# This script is the scheduler's own copy: what else is run comes from that folder, which may have been replaced meanwhile.
 if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
 # write_end EXIT_STATUS PHASE MESSAGE HINT: the run's end where no supervisor can write it, into a file that is there already: the
@@ -44,7 +44,7 @@ set +m   # or `wait` would return when the job is suspended
 trap ': >"$attempt/time-limit"' USR1
 trap ': >"$attempt/terminate"' TERM INT HUP
 trap : CONT   # the supervisor's last act, after its status
-own="$attempt/exit/driver@${HPCML_NODE:-${SLURMD_NODENAME:-local}}"
+own="$attempt/exit/driver@${HPCML_NODE:-local}"
 status=127
 while wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; kill -0 "$driver" 2>/dev/null && [ ! -s "$own" ]; do :; done
 # A step whose supervisor has ended may be stopped (SIGSTOP): it has half a minute.

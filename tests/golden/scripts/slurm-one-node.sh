@@ -18,7 +18,7 @@ unset "${!HPCML_@}"   # those of another run, or of the shell from which a perso
 export HPCML_RUN_DIR=/scratch/alice/runs/one-node-20261121-074500-1a2b
 export HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}" HPCML_RESTARTS=3 HPCML_NODES=1 HPCML_GPUS=0
 HPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before
-# This script is Slurm's own copy: what else is run comes from that folder, which may have been replaced meanwhile.
+# This script is the scheduler's own copy: what else is run comes from that folder, which may have been replaced meanwhile.
 if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi
 # A run is one job: the first that leaves its id here, and the same one when it starts again. A link has its text at once.
 this_job="$SLURM_JOB_ID"; ln -sn "$this_job" "$HPCML_RUN_DIR/job" 2>/dev/null; job=$(readlink "$HPCML_RUN_DIR/job")
@@ -49,13 +49,14 @@ export PYTHONPATH="$HPCML_RUN_DIR/lib.zip${PYTHONPATH:+:$PYTHONPATH}"
 
 cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"
 if [ -n "${SLURM_MEM_PER_CPU-}" ]; then unset SLURM_MEM_PER_NODE; fi
+HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"; export HPCML_JOB="$SLURM_JOB_ID" HPCML_NODE_NAMES="$SLURM_JOB_NODELIST"
 set -m   # each step is a process group of its own, and can be ended whole
-srun --cpus-per-task="$cpus" --nodelist="${SLURMD_NODENAME:-$(uname -n)}" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --job-name=scheduler --output=/scratch/alice/runs/one-node-20261121-074500-1a2b/logs/scheduler.log --open-mode=append \
+srun --cpus-per-task="$cpus" --nodelist="$HPCML_NODE" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --job-name=scheduler --output=/scratch/alice/runs/one-node-20261121-074500-1a2b/logs/scheduler.log --open-mode=append /bin/sh -c 'export HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"; exec "$@"' sh \
   /bin/sh /scratch/alice/runs/one-node-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.node scheduler </dev/null & scheduler=$!
-srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --job-name=worker --output=/scratch/alice/runs/one-node-20261121-074500-1a2b/logs/worker-%N.log --open-mode=append \
+srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --job-name=worker --output=/scratch/alice/runs/one-node-20261121-074500-1a2b/logs/worker-%N.log --open-mode=append /bin/sh -c 'export HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"; exec "$@"' sh \
   /bin/sh /scratch/alice/runs/one-node-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -P -m hpcml.node worker </dev/null & worker=$!
 export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps' end
-srun --cpus-per-task="$cpus" --nodelist="${SLURMD_NODENAME:-$(uname -n)}" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --job-name=driver --output=/scratch/alice/runs/one-node-20261121-074500-1a2b/logs/driver.log --open-mode=append \
+srun --cpus-per-task="$cpus" --nodelist="$HPCML_NODE" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --job-name=driver --output=/scratch/alice/runs/one-node-20261121-074500-1a2b/logs/driver.log --open-mode=append /bin/sh -c 'export HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"; exec "$@"' sh \
   /bin/sh /scratch/alice/runs/one-node-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -P -m hpcml.node driver </dev/null & driver=$!
 set +m   # or `wait` would return when the job is suspended
 
@@ -64,7 +65,7 @@ set +m   # or `wait` would return when the job is suspended
 trap ': >"$attempt/time-limit"' USR1
 trap ': >"$attempt/terminate"' TERM INT HUP
 trap : CONT   # the supervisor's last act, after its status
-own="$attempt/exit/driver@${HPCML_NODE:-${SLURMD_NODENAME:-local}}"
+own="$attempt/exit/driver@${HPCML_NODE:-local}"
 status=127
 while wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; kill -0 "$driver" 2>/dev/null && [ ! -s "$own" ]; do :; done
 # A step whose supervisor has ended may be stopped (SIGSTOP): it has half a minute.

@@ -24,7 +24,7 @@ from hpcml import repairs
 from hpcml.kinds.dask.node import clock_offset, dask_state, gpus, interconnect, task_output, tls, ucx_auth
 from hpcml.kinds.dask.node.connection_limits import Guarded
 from hpcml.kinds.dask.node.control_socket import TOPIC
-from hpcml.node import files, processes, profilers, script_environment
+from hpcml.node import files, job, processes, profilers, script_environment
 from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.node.settings import Context, Settings
 from hpcml.repairs import dead_worker_memory, file_names
@@ -48,7 +48,7 @@ class Share:
     @classmethod
     def of_node(cls, context: Context, workers: int) -> Share:
         """Divide what this task may use of the node (its CPU set, its memory limit) among its workers."""
-        cpus = int(os.environ.get("SLURM_CPUS_PER_TASK") or _usable_cpus())
+        cpus = job.cpus()
         threads = context.settings.workers.threads or max(1, cpus // workers)
         return cls(threads, context.settings.workers.memory_limit or _usable_memory(context.settings, cpus) // workers)
 
@@ -68,21 +68,15 @@ def too_little_memory(context: Context, share: Share, workers: int, resident: in
     return f"{whose} {in_mib(share.memory_limit)}, and a worker needs {in_mib(need)} to start{remedy}"
 
 
-def _usable_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _usable_memory(settings: Settings, cpus: int) -> int:
-    """Return the bytes that this task may use: what Slurm was asked for, and never more than the node or cgroup has.
+    """Return the bytes that this task may use: what the job asked for, and never more than the node or cgroup has.
 
-    Where Slurm says nothing, a job that asked for some of a node's GPUs has their share of its memory.
+    Where the scheduler says nothing, a job that asked for some of a node's GPUs has their share of its memory.
     """
-    per_node, per_cpu = (os.environ.get(f"SLURM_MEM_PER_{unit}", "") for unit in ("NODE", "CPU"))
-    asked = int(per_node) if per_node.isdigit() else int(per_cpu) * cpus if per_cpu.isdigit() else 0
     unsaid = int(MEMORY_LIMIT)
     if settings.job.node_gpus:
         unsaid = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * settings.gpus // settings.job.node_gpus
-    return min(asked * 1024**2 or unsaid, int(MEMORY_LIMIT))
+    return min(job.requested_memory(cpus) or unsaid, int(MEMORY_LIMIT))
 
 
 class PrivateWorker(Guarded, Worker):  # type: ignore[misc]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from hpcml import repairs
 from hpcml.node.hardware import nvml
+from hpcml.node.job import cpus
 from hpcml.node.settings import Context, Gpu
 
 GIB = 1024**3
@@ -192,8 +193,7 @@ def pinned_memory(gpu: Gpu, memory_limit: int) -> int:
 
 def pinning_threads(gpu: Gpu) -> int:
     """Return how many threads of a worker pin host memory: of its share of the processors, no more than are of use."""
-    cpus = int(os.environ.get("SLURM_CPUS_PER_TASK") or len(os.sched_getaffinity(0)))
-    return max(1, min(PINNING_THREADS, cpus // gpu.count))
+    return max(1, min(PINNING_THREADS, cpus() // gpu.count))
 
 
 def _bytes(amount: float | None, total: int) -> int | None:

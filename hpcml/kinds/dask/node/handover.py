@@ -12,7 +12,6 @@ import contextvars
 import importlib.util
 import os
 import resource
-import socket
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ from distributed.core import clean_exception
 from distributed.protocol.pickle import dumps
 
 from hpcml.node import script_module
+from hpcml.node.job import node_name
 from hpcml.node.script import start_state
 
 NAME = "hpcml-handover"
@@ -325,8 +325,7 @@ def _of_memory(settings: Mapping[str, Any], undo: contextlib.ExitStack, worker: 
 def problems(dask_worker: Any) -> list[tuple[str, str]]:
     """On a worker: return what of the last handover went wrong, with the node's name."""
     plugin = dask_worker.plugins.get(NAME)
-    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
-    return [(problem, node) for problem in plugin.problems] if plugin else []
+    return [(problem, node_name()) for problem in plugin.problems] if plugin else []
 
 
 async def give(scheduler: Any, handover: Handover, *, shared: bool = False) -> list[str]:

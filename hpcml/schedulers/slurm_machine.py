@@ -5,13 +5,15 @@ Fields are found by their names, not by their places, so that those which a vers
 
 from __future__ import annotations
 
+import getpass
 import re
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from hpcml.errors import SlurmUnreachableError
 from hpcml.schedulers import slurm
+from hpcml.schedulers.machine import Association, Fields, Kind, Tables
+from hpcml.subprocesses import Answer
 from hpcml.units import expand_hosts
 
 _SECONDS = 30.0  # for one question; a login node that is busy answers late
@@ -20,40 +22,6 @@ _MOST_KINDS = 12  # kinds of nodes of which one node is asked for more than sinf
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z]\w*)=(\S*)")
 _GPU = re.compile(r"(?:^|,)gpu(?::([A-Za-z][\w.+-]*))?(?::(\d+))?(?=[,(]|$)")
 _SINFO = ("%P", "%D", "%c", "%Z", "%m", "%l", "%N", "%G")
-
-Fields = dict[str, str]
-
-
-class Kind(NamedTuple):
-    """Nodes of one kind in a partition; ``memory`` is in MiB and what jobs may have, ``threads`` are those of a core.
-
-    ``gpu_types`` are as a request names them. ``one`` is one of the nodes.
-    """
-
-    partition: str
-    nodes: int
-    cpus: int
-    threads: int
-    memory: int
-    gpus: int
-    gpu_types: tuple[str, ...]
-    one: str = ""
-
-
-class Tables(NamedTuple):
-    """Slurm's own answers; each is empty where it was not given, and then ``refused`` has its command and the reason.
-
-    ``partitions`` and ``qos`` are by name. ``associations`` and ``account`` (the default one) are the user's.
-    """
-
-    config: Fields = {}
-    partitions: dict[str, Fields] = {}
-    kinds: tuple[Kind, ...] = ()
-    kinds_by: str = ""
-    qos: dict[str, Fields] = {}
-    associations: tuple[Fields, ...] = ()
-    account: str = ""
-    refused: Fields = {}
 
 
 class _Questions:
@@ -158,12 +126,6 @@ def gpus_of(gres: str) -> tuple[int, tuple[str, ...]]:
     return sum(int(count or 1) for _, count in found), tuple(dict.fromkeys(name for name, _ in found if name))
 
 
-def tres(text: str) -> dict[str, str]:
-    """Return ``cpu=32,mem=512G,gres/gpu=4`` as a table."""
-    pairs = (part.partition("=") for part in text.split(","))
-    return {name: value for name, _, value in pairs if value}
-
-
 def _sinfo_rows(text: str) -> Iterator[Fields]:
     for line in text.splitlines():
         cells = line.strip().split("|", len(_SINFO) - 1)
@@ -224,3 +186,77 @@ def _first(nodes: str) -> str:
         return next(iter(expand_hosts(nodes)), "")
     except ValueError:
         return ""
+
+
+def configuration(timeout: float) -> Fields | str:
+    """Return Slurm's configuration, or the reason why it is not told."""
+    answer = slurm.ask(["scontrol", "show", "config"], timeout)
+    return config_of(answer.out) if answer.code == 0 else _reason(answer, timeout)
+
+
+def partition(name: str, timeout: float) -> Fields | str:
+    """Return a partition's fields, none if there is no such partition, or the reason why they are not told."""
+    answer = slurm.ask(["scontrol", "--oneliner", "show", "partition", name], timeout)
+    if answer.code == 0:
+        return dict(word.partition("=")[::2] for word in answer.out.split())
+    reason = _reason(answer, timeout)
+    return {} if "not found" in reason else reason
+
+
+def _reason(answer: Answer, timeout: float) -> str:
+    """Return the last line of what a command that failed says."""
+    return (answer.text.splitlines() or [f"scontrol did not answer within {timeout:.1f} s"])[-1]
+
+
+def room(directives: Sequence[tuple[str, str]], timeout: float) -> int | None:
+    """Return how many more jobs with these directives may be submitted; None where Slurm sets or tells no limit.
+
+    The limits of the QoS and of the association (MaxSubmitJobs) count; jobs that wait or run are taken from them.
+    """
+    chosen = dict(directives)
+    user = getpass.getuser()
+    try:
+        limits = _submit_limits(user, chosen.get("--account", ""), chosen.get("--qos", ""), timeout)
+        if not limits:
+            return None
+        queue = slurm.ask(["squeue", "--noheader", "--array", f"--user={user}", "--format=%i"], timeout)
+    except SlurmUnreachableError:
+        return None
+    if queue.code:
+        return None
+    return max(0, min(limits) - len(queue.out.split()))
+
+
+def _submit_limits(user: str, account: str, qos: str, timeout: float) -> list[int]:
+    """Return the limits of the account's associations and of the QoS; without one, of the user's default one."""
+    found = []
+    if not account:
+        account = next((row[1] for row in _sacctmgr(["user", "where", f"user={user}"], timeout) if len(row) > 1), "")
+    where = ["where", f"user={user}", *([f"account={account}"] if account else [])]
+    rows = _sacctmgr(["assoc", *where, "format=MaxSubmitJobs,DefaultQOS"], timeout)
+    for limit, default in rows:
+        found.append(limit)
+        qos = qos or default
+    if qos:
+        rows = _sacctmgr(["qos", "where", f"name={qos}", "format=MaxSubmitJobsPerUser,Name"], timeout)
+        found += [limit for limit, *_ in rows]
+    return [int(limit) for limit in found if limit.isdecimal()]
+
+
+def _sacctmgr(words: Sequence[str], timeout: float) -> list[list[str]]:
+    answer = slurm.ask(["sacctmgr", "--noheader", "--parsable2", "show", *words], timeout)
+    return slurm.rows_of(answer) if answer.code == 0 else []
+
+
+def associations(timeout: float) -> list[Association] | str:
+    """Return this user's associations, or why Slurm does not tell them, in some words."""
+    fields = "format=Account,Partition,QOS,DefaultQOS"
+    command = ["sacctmgr", "--noheader", "--parsable2", "show", "assoc", "where", f"user={getpass.getuser()}", fields]
+    try:
+        answer = slurm.ask(command, timeout)
+    except SlurmUnreachableError as error:
+        return error.message
+    if answer.code != 0:
+        return (answer.text.splitlines() or [f"sacctmgr did not answer within {timeout:.1f} s"])[-1]
+    rows = [row for row in slurm.rows_of(answer) if len(row) == 4]
+    return [Association(row[0], row[1], tuple(filter(None, row[2].split(","))), row[3]) for row in rows]

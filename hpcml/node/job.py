@@ -1,0 +1,49 @@
+"""The scheduler's job as this process sees it: the only reader of the scheduler's variables on the nodes.
+
+The batch script gives hpcml's own names, which each scheduler's lines set (docs/schedulers.md). Slurm's names count
+where they are missing: in an elastic cluster's job, in the survey's, and for what Slurm alone says.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def job_id() -> str:
+    """Return the id of the run's job, empty without one."""
+    return os.environ.get("HPCML_JOB") or os.environ.get("SLURM_JOB_ID", "")
+
+
+def node_name() -> str:
+    """Return the name of this node, as the scheduler knows it."""
+    own = os.environ.get("HPCML_NODE") or os.environ.get("SLURMD_NODENAME")
+    return own or os.uname().nodename.partition(".")[0]
+
+
+def node_names() -> str:
+    """Return the names of all nodes as the scheduler writes them (``n[1-4]``), empty if it does not say."""
+    return os.environ.get("HPCML_NODE_NAMES") or os.environ.get("SLURM_JOB_NODELIST", "")
+
+
+def cpus() -> int:
+    """Return how many CPUs this process may use."""
+    if asked := os.environ.get("SLURM_CPUS_PER_TASK"):
+        return int(asked)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def requested_memory(cpus: int) -> int:
+    """Return the bytes that the job asked for on this node, where it has so many CPUs; 0 if the scheduler is silent."""
+    per_node, per_cpu = (os.environ.get(f"SLURM_MEM_PER_{unit}", "") for unit in ("NODE", "CPU"))
+    mebibytes = int(per_node) if per_node.isdigit() else int(per_cpu) * cpus if per_cpu.isdigit() else 0
+    return mebibytes * 1024**2
+
+
+def end_time() -> float:
+    """Return when the job reaches its time limit, in seconds since 1970; infinite if the scheduler is silent."""
+    return float(os.environ.get("SLURM_JOB_END_TIME") or "inf")  # Slurm 22.05 does not set it
+
+
+def placement() -> dict[str, str]:
+    """Return the partition, the QoS and the nodes that Slurm gave to the job, by the ends of its variables' names."""
+    return {name: os.environ.get(f"SLURM_{name}", "") for name in ("JOB_PARTITION", "JOB_QOS", "JOB_NODELIST")}

@@ -1,0 +1,75 @@
+"""What a scheduler says of its machine, for ``hpcml doctor`` and ``hpcml site init``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+Fields = dict[str, str]  # what a scheduler says of one thing, by the names that it gives
+VERSION = "SLURM_VERSION"  # the field of the configuration that has the scheduler's version
+
+
+class Kind(NamedTuple):
+    """Nodes of one kind in a partition."""
+
+    partition: str
+    nodes: int
+    cpus: int
+    threads: int  # of a core
+    memory: int  # MiB that jobs may have
+    gpus: int
+    gpu_types: tuple[str, ...]  # as a request names them
+    one: str = ""  # the name of one of the nodes
+
+
+class Tables(NamedTuple):
+    """The answers of a scheduler; each is empty where it gave none."""
+
+    config: Fields = {}
+    partitions: dict[str, Fields] = {}  # by name
+    kinds: tuple[Kind, ...] = ()
+    kinds_by: str = ""  # the command that answered with the kinds
+    qos: dict[str, Fields] = {}  # by name
+    associations: tuple[Fields, ...] = ()  # the user's
+    account: str = ""  # the user's default one
+    refused: Fields = {}  # the reason by the command that gave no answer
+
+
+class Association(NamedTuple):
+    """A right of the user's to charge an account."""
+
+    account: str
+    partition: str  # empty for all
+    qos: tuple[str, ...]
+    default_qos: str
+
+
+class Machine(Protocol):
+    """What is asked of a scheduler about its machine; a module with these functions is one. Timeouts are in seconds.
+
+    An answer is a sentence instead of a table where the scheduler gives a reason for none.
+    """
+
+    def read(self, user: str) -> Tables:
+        """Return all that a user on a login node is told; SlurmUnreachableError if nothing answers."""
+
+    def kinds_of_nodes(self, text: str) -> tuple[Kind, ...]:
+        """Return the kinds of nodes by what a node itself was told of them."""
+
+    def configuration(self, timeout: float) -> Fields | str:
+        """Return the scheduler's configuration."""
+
+    def partition(self, name: str, timeout: float) -> Fields | str:
+        """Return the limits and the state of a partition; an empty table if there is no such partition."""
+
+    def associations(self, timeout: float) -> list[Association] | str:
+        """Return the user's associations."""
+
+    def room(self, directives: Sequence[tuple[str, str]], timeout: float) -> int | None:
+        """Return how many more jobs with these directives may be submitted; None without a limit."""
+
+
+def amounts(text: str) -> Fields:
+    """Return ``cpu=32,mem=512G,gres/gpu=4`` as a table."""
+    pairs = (part.partition("=") for part in text.split(","))
+    return {name: value for name, _, value in pairs if value}
