@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcml import schedulers, units
 from hpcml.doctor import ports
 from hpcml.doctor.finding import (
     ByNode,
     Examination,
-    Facts,
     Finding,
     clause,
     green,
@@ -23,6 +22,8 @@ from hpcml.doctor.finding import (
 )
 from hpcml.errors import HpcmlError
 from hpcml.images import facts as images
+from hpcml.node.hardware import record
+from hpcml.node.hardware.record import NEEDS, Disk, Disks, Node, Slot
 from hpcml.plan.container import image_of
 from hpcml.request.record import NOT_SAID, RunRequest
 from hpcml.runs import directories, handle, removal, why
@@ -118,17 +119,16 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
         hint = answer.next_step or status.hint or f"hpcml why {run.id} says more."
         return [red(sentence, hint, run=run.id)._replace(check="job"), *_nothing(names[1:])]
     table = directories.read_json(run.paths.out / "doctor.json")
-    told = table.facts if table else {}
-    by_node: ByNode = {node: facts for node, facts in told.items() if isinstance(facts, dict)}
+    answers = {name: node for name, node in (table.facts if table else {}).items() if isinstance(node, dict)}
     clocks = {**dict.fromkeys(status.nodes[:1], (0.0, 0.0)), **status.clocks}  # the others' are against the first's
     removal.remove_folder(run.paths.directory)
     took = units.format_seconds(status.seconds() or 0)
-    job = judge_answers(by_node, status.nodes, took)
-    job = job._replace(check="job", facts={"nodes": sorted(by_node), "job": run.job})
-    return [job, *(judge(exam, by_node, clocks) if by_node else _nothing(names[1:]))]
+    job = judge_answers(answers, status.nodes, took)
+    job = job._replace(check="job", facts={"nodes": sorted(answers), "job": run.job})
+    return [job, *(judge(exam, answers, clocks) if answers else _nothing(names[1:]))]
 
 
-def judge_answers(by_node: ByNode, nodes: Sequence[str], took: str) -> Finding:
+def judge_answers(by_node: Mapping[str, object], nodes: Sequence[str], took: str) -> Finding:
     """Return whether each of the job's nodes told of itself; ``took``: how long the run lasted."""
     if not by_node:
         return red("the run ended well, and no node told anything of itself", "Try again: hpcml doctor --node.")
@@ -142,27 +142,35 @@ def _nothing(names: Sequence[str]) -> list[Finding]:
     return [not_applicable("the job told nothing of nodes: see job")._replace(check=name) for name in names]
 
 
-def judge(exam: Examination, by_node: ByNode, clocks: Mapping[str, tuple[float, float]]) -> list[Finding]:
-    """Return what the facts of nodes mean, check by check."""
-    found = []
-    for name, check in JUDGES.items():
-        try:
-            finding = check(exam, by_node) if name != "clocks" else _clocks(clocks, by_node)
-        except HpcmlError as error:
-            finding = not_applicable(f"it cannot be judged: {error.message}")
-        except (KeyError, TypeError, AttributeError) as error:  # another hpcml's, or cut short
-            finding = not_applicable(f"what the nodes told is not complete ({type(error).__name__}: {error})")
-        found.append(finding._replace(check=name))
-    return found
+def judge(exam: Examination, answers: Mapping[str, object], clocks: Mapping[str, tuple[float, float]]) -> list[Finding]:
+    """Return what the answers of nodes mean, check by check; ``answers`` are probes as JSON, by node."""
+    try:
+        by_node = {name: record.from_json(answer) for name, answer in answers.items()}
+    except ValueError as error:  # another hpcml's, or cut short
+        incomplete = not_applicable(f"the answers of the nodes are not complete ({error})")
+        return [incomplete._replace(check=name) for name in JUDGES]
+    return [_judged(name, exam, by_node, clocks)._replace(check=name) for name in JUDGES]
 
 
-def _by_value(by_node: ByNode, value: Callable[[Facts], Any]) -> dict[str, Any]:
-    return {node: value(facts) for node, facts in by_node.items()}
+def _judged(name: str, exam: Examination, by_node: ByNode, clocks: Mapping[str, tuple[float, float]]) -> Finding:
+    judging = JUDGES[name]
+    for node, one in by_node.items():
+        for part in judging.parts:
+            if reason := one.probing.errors.get(part):
+                return not_applicable(f"the probe of {node} could not read its {part} ({reason})")
+    try:
+        return judging.check(exam, by_node) if name != "clocks" else _clocks(clocks, by_node)
+    except HpcmlError as error:
+        return not_applicable(f"it cannot be judged: {error.message}")
+
+
+def _by_value(by_node: ByNode, value: Callable[[Node], Any]) -> dict[str, Any]:
+    return {name: value(node) for name, node in by_node.items()}
 
 
 def _interface(exam: Examination, by_node: ByNode) -> Finding:
     wanted = exam.site.network.interface
-    there = _by_value(by_node, lambda facts: {name: ips for name, ips in facts["interfaces"].items() if ips})
+    there = _by_value(by_node, lambda node: {one.name: one.ipv4 for one in node.network.interfaces if one.ipv4})
     if not wanted:
         return green("the profile names no interface: each node chooses by its own rule", interfaces=there)
     without = [node for node, names in there.items() if wanted not in names]
@@ -178,7 +186,7 @@ def _interface(exam: Examination, by_node: ByNode) -> Finding:
 
 def _distance(exam: Examination, by_node: ByNode) -> Finding:
     del exam
-    gpus = _by_value(by_node, lambda facts: facts["gpus"])
+    gpus = _by_value(by_node, lambda node: [_slot_row(slot) for slot in node.gpu.slots])
     if not any(gpus.values()):
         return not_applicable("the nodes have no GPU of NVIDIA's")
     pairs = [(node, gpu["bus_id"], gpu["nearest"]) for node, own in gpus.items() for gpu in own]
@@ -198,11 +206,16 @@ def _distance(exam: Examination, by_node: ByNode) -> Finding:
     return green("each GPU shares a PCIe switch with an RDMA port", gpus=gpus)
 
 
+def _slot_row(slot: Slot) -> dict[str, Any]:
+    near = {"port": slot.nearest, "distance": slot.distances[slot.nearest]} if slot.nearest else {}
+    return {"bus_id": slot.bus_id, "nearest": near}
+
+
 def _locked_memory(exam: Examination, by_node: ByNode) -> Finding:
     del exam
-    limits = _by_value(by_node, lambda facts: facts["locked_memory"])
-    low = {node: limit for node, limit in limits.items() if limit is not None and by_node[node]["ports"]}
-    if not any(facts["ports"] for facts in by_node.values()):
+    limits = _by_value(by_node, lambda node: node.process.limits["locked_memory"].soft)
+    low = {name: limit for name, limit in limits.items() if limit is not None and by_node[name].network.infiniband}
+    if not any(node.network.infiniband for node in by_node.values()):
         return not_applicable("without RDMA no memory is locked", limits=limits)
     if not low:
         return green("locked memory is unlimited in jobs", limits=limits)
@@ -214,9 +227,9 @@ def _locked_memory(exam: Examination, by_node: ByNode) -> Finding:
 
 def _shared_memory(exam: Examination, by_node: ByNode) -> Finding:
     del exam
-    shm = _by_value(by_node, lambda facts: facts["shm"])
+    shm = _by_value(by_node, lambda node: _shm_row(node.memory))
     for node, one in shm.items():
-        if one["size"] < min(_SHM_LEAST, by_node[node]["memory"]["total"] // 8):
+        if one["size"] < min(_SHM_LEAST, by_node[node].memory.total // 8):
             sentence = f"/dev/shm of {node} holds {units.format_bytes(one['size'])}: NCCL and UCX may not start with it"
             return red(sentence, "Ask the site for a larger /dev/shm, or bind another folder there.", shm=shm)
     for node, one in shm.items():
@@ -229,9 +242,14 @@ def _shared_memory(exam: Examination, by_node: ByNode) -> Finding:
     return green(f"/dev/shm holds {size} and nothing old of yours", shm=shm)
 
 
+def _shm_row(memory: record.Memory) -> dict[str, Any]:
+    used = {"size": memory.shm, "used": memory.shm_used}
+    return {**used, "left": list(memory.shm_left), "left_bytes": memory.shm_left_bytes}
+
+
 def _scratch(exam: Examination, by_node: ByNode) -> Finding:
     del exam
-    scratch = _by_value(by_node, lambda facts: facts["scratch"])
+    scratch = _by_value(by_node, lambda node: _scratch_row(node.disks))
     for node, one in scratch.items():
         if one["type"] in ("tmpfs", "ramfs"):
             size = f" ({units.format_bytes(one['size'])})" if one["size"] else ""
@@ -241,6 +259,11 @@ def _scratch(exam: Examination, by_node: ByNode) -> Finding:
             return yellow(sentence, "Set paths.scratch to a disk of the node, if it has one.", scratch=scratch)
     folders = ", ".join(sorted({f"{one['folder']} ({one['type']})" for one in scratch.values()}))
     return green(f"node-local files go to {folders}", scratch=scratch)
+
+
+def _scratch_row(disks: Disks) -> dict[str, Any]:
+    disk = disks.folders.get(disks.scratch, Disk())
+    return {"folder": disks.scratch, "type": disk.kind, "size": disk.bytes}
 
 
 def _clocks(clocks: Mapping[str, tuple[float, float]], by_node: ByNode) -> Finding:
@@ -260,42 +283,42 @@ def _clocks(clocks: Mapping[str, tuple[float, float]], by_node: ByNode) -> Findi
 
 def _shared_gpus(exam: Examination, by_node: ByNode) -> Finding:
     del exam
-    rows = _by_value(by_node, lambda facts: facts["smi"])
-    facts = {"nvidia_smi": rows, "mps": _by_value(by_node, lambda told: told["mps"])}
-    each = [(node, row) for node, own in rows.items() for row in own]
-    if closed := [(node, row) for node, row in each if row[3] == "Prohibited"]:
-        node, row = closed[0]
-        return red(f"GPU {row[0]} of {node} takes no program (compute mode)", "Tell the site.", **facts)
-    if busy := [node for node, runs in facts["mps"].items() if runs]:
+    rows = _by_value(by_node, lambda node: [list(row) for row in node.gpu.smi])
+    facts = {"nvidia_smi": rows, "mps": _by_value(by_node, lambda node: node.gpu.mps)}
+    each = [(name, row) for name, node in by_node.items() for row in node.gpu.smi]
+    if closed := [(name, row) for name, row in each if row.compute_mode == "Prohibited"]:
+        name, row = closed[0]
+        return red(f"GPU {row.bus_id} of {name} takes no program (compute mode)", "Tell the site.", **facts)
+    if busy := [name for name, node in by_node.items() if node.gpu.mps]:
         sentence = f"NVIDIA's MPS runs on {', '.join(busy)}: your workers would share GPUs with others"
         hint = "Ask for whole GPUs, or end the server if it is yours (echo quit | nvidia-cuda-mps-control)."
         return yellow(sentence, hint, **facts)
-    if parts := [(node, row) for node, row in each if row[2] == "Enabled"]:
-        node, row = parts[0]
-        sentence = f"MIG divides GPU {row[0]} of {node}: parts have neither NVLink nor CUDA IPC"
+    if parts := [(name, row) for name, row in each if row.mig == "Enabled"]:
+        name, row = parts[0]
+        sentence = f"MIG divides GPU {row.bus_id} of {name}: parts have neither NVLink nor CUDA IPC"
         return yellow(sentence, "Ask for whole GPUs.", **facts)
     if not each:
-        why_not = "nvidia-smi does not answer there" if any(one["gpus"] for one in by_node.values()) else "no GPU"
+        why_not = "nvidia-smi does not answer there" if any(node.gpu.slots for node in by_node.values()) else "no GPU"
         return not_applicable(f"whether GPUs are divided is not known: {why_not}")
-    if silent := [node for node, own in rows.items() if not own and by_node[node]["gpus"]]:
+    if silent := [name for name, node in by_node.items() if node.gpu.slots and not node.gpu.smi]:
         sentence = f"nvidia-smi does not answer on {', '.join(silent)}, and it does on other nodes"
         return yellow(sentence, leave_out(silent), **facts)
     return green("the GPUs are whole, and no MPS runs", **facts)
 
 
 def _driver(exam: Examination, by_node: ByNode) -> Finding:
-    drivers = _by_value(by_node, lambda facts: facts["smi"][0][1] if facts["smi"] else facts["driver"])
+    drivers = _by_value(by_node, lambda node: node.driver)
     if not any(drivers.values()):
         return not_applicable("the nodes show no NVIDIA driver")
     path = image_of(exam.site, exam.spec)
     cuda = images.inspect(Path(path)).cuda if path else exam.site.gpu.cuda
-    need = images.pins().get(f"driver-cuda{cuda}", "")
+    need = str(NEEDS[int(cuda)].driver) if cuda in map(str, NEEDS) else ""
     whose = f"the image's CUDA {cuda}" if path else f"CUDA {cuda} of the profile"
     facts: dict[str, Any] = {"drivers": drivers, "cuda": cuda, "needs": need}
     if not need:
         return not_applicable("which CUDA runs use is not said (gpu.cuda, --image)", **facts)
     for node, driver in drivers.items():
-        if int(driver.partition(".")[0] or 0) < int(need):
+        if record.major(driver) < int(need):
             sentence = f"the driver of {node} is {driver or 'not there'}, and {whose} needs {need} or newer"
             return red(sentence, "Use an image for an older CUDA, or ask the site for a newer driver.", **facts)
     return green(f"the driver, {' or '.join(sorted({*drivers.values()}))}, runs {whose}", **facts)
@@ -304,11 +327,12 @@ def _driver(exam: Examination, by_node: ByNode) -> Finding:
 def _container(exam: Examination, by_node: ByNode) -> Finding:
     program, site = exam.site.runtime.container, exam.site
     path = image_of(site, exam.spec)
-    if all(facts["in_image"] for facts in by_node.values()):
+    if all(node.system.in_image for node in by_node.values()):
         return green(f"{program} started the image on each node")
-    without = [node for node, facts in by_node.items() if not facts["program"] and not facts["in_image"]]
+    paths = _by_value(by_node, lambda node: node.system.programs.get(program, ""))
+    without = [name for name, node in by_node.items() if not paths[name] and not node.system.in_image]
     if not without:
-        return green(f"{program} is on each node", programs=_by_value(by_node, lambda facts: facts["program"]))
+        return green(f"{program} is on each node", programs=paths)
     if not path:
         return not_applicable(f"runs use no image, and {program} is not on {', '.join(without)}")
     hint = "Load its module (runtime.modules), or name another program (runtime.container)."
@@ -316,7 +340,7 @@ def _container(exam: Examination, by_node: ByNode) -> Finding:
 
 
 def _architecture(exam: Examination, by_node: ByNode) -> Finding:
-    machines = _by_value(by_node, lambda facts: str(facts["machine"]))
+    machines = _by_value(by_node, lambda node: node.system.machine)
     words = ", ".join(sorted({*machines.values()}))
     each = "; ".join(f"{node}: {machine}" for node, machine in machines.items())
     path = image_of(exam.site, exam.spec)
@@ -338,16 +362,23 @@ def _architecture(exam: Examination, by_node: ByNode) -> Finding:
     return green(f"the nodes are {words}{', as the image' if built else ''}", machines=machines)
 
 
-JUDGES: dict[str, Callable[[Examination, ByNode], Finding]] = {
-    "interface": _interface,
-    "ports": ports.judge,
-    "gpu-distance": _distance,
-    "locked-memory": _locked_memory,
-    "shared-memory": _shared_memory,
-    "scratch": _scratch,
-    "clocks": lambda _, by_node: _clocks({}, by_node),
-    "shared-gpus": _shared_gpus,
-    "driver": _driver,
-    "container": _container,
-    "architecture": _architecture,
+class _Judging(NamedTuple):
+    """A check of nodes, and the parts of the probe that it needs."""
+
+    check: Callable[[Examination, ByNode], Finding]
+    parts: tuple[str, ...] = ()
+
+
+JUDGES: dict[str, _Judging] = {
+    "interface": _Judging(_interface, ("interfaces",)),
+    "ports": _Judging(ports.judge, ("infiniband",)),
+    "gpu-distance": _Judging(_distance, ("slots",)),
+    "locked-memory": _Judging(_locked_memory, ("limits", "infiniband")),
+    "shared-memory": _Judging(_shared_memory, ("memory",)),
+    "scratch": _Judging(_scratch, ("disks",)),
+    "clocks": _Judging(lambda _, by_node: _clocks({}, by_node)),
+    "shared-gpus": _Judging(_shared_gpus, ("slots",)),
+    "driver": _Judging(_driver, ("modules",)),
+    "container": _Judging(_container, ("system",)),
+    "architecture": _Judging(_architecture, ("system",)),
 }

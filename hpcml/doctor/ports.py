@@ -8,15 +8,16 @@ from typing import Any
 
 from hpcml.doctor.finding import RED, ByNode, Examination, Finding, green, leave_out, not_applicable, red, yellow
 from hpcml.doctor.surroundings import judge_adapters
+from hpcml.node.hardware.record import Port
+from hpcml.plan.plan import ADAPTERS
 
-Port = Mapping[str, Any]
 Ports = Mapping[str, Sequence[Port]]  # by node
 _INFINIBAND = "InfiniBand"
 
 
 def judge(exam: Examination, by_node: ByNode) -> Finding:
     """Return whether each node has the ports that runs use, active and of one link type."""
-    ports: Ports = {node: facts["ports"] for node, facts in by_node.items()}
+    ports: Ports = {name: node.network.infiniband for name, node in by_node.items()}
     named = exam.site.network.adapters
     found = list(_faults(ports, named))
     if not any(ports.values()) and not named:
@@ -24,7 +25,14 @@ def judge(exam: Examination, by_node: ByNode) -> Finding:
     if all(ports.values()):
         found += _wrong_variables(ports, named, by_node)
     worst = next((one for one in found if one.state == RED), found[0] if found else _well(ports, named))
-    return worst._replace(facts={"ports": ports, **worst.facts})
+    rows = {name: [_row(port) for port in several] for name, several in ports.items()}
+    return worst._replace(facts={"ports": rows, **worst.facts})
+
+
+def _row(port: Port) -> dict[str, Any]:
+    link = port.link
+    row = {"name": port.name, "device": port.device, "state": link.state, "physical_state": link.physical_state}
+    return {**row, "link_layer": link.link_layer, "rate": link.rate}
 
 
 def _faults(ports: Ports, named: Sequence[str]) -> Iterator[Finding]:
@@ -47,7 +55,7 @@ def _of_named(ports: Ports, named: Sequence[str]) -> Iterator[Finding]:
     if here:
         node, names = next(iter(here.items()))
         yield red(f"{node} has no adapter {', '.join(names)}, and other nodes do", leave_out([*here]))
-    down = [(node, port) for node, own in ports.items() for port in _down(own) if port["device"] in named]
+    down = [(node, port) for node, own in ports.items() for port in _down(own) if port.device in named]
     yield from _told_down(down)
     layers = {
         (node, name): layer for node, own in ports.items() for name, layer in _active(own).items() if name in named
@@ -92,7 +100,7 @@ def _of_all(ports: Ports) -> Iterator[Finding]:
     if dark := [node for node in ports if not active[node]]:
         first = ports[dark[0]][0]
         sentence = f"{_state(dark[0], first)}, and the node has no active one"
-        expected = any(active.values()) or any(port["link_layer"] == _INFINIBAND for port in ports[dark[0]])
+        expected = any(active.values()) or any(port.link.link_layer == _INFINIBAND for port in ports[dark[0]])
         yield red(sentence, leave_out(dark)) if expected else yellow(sentence, "Tell the site if it should be active.")
         return
     kinds = {node: _kind(own) for node, own in active.items()}
@@ -101,10 +109,8 @@ def _of_all(ports: Ports) -> Iterator[Finding]:
         yield red(f"nodes have ports of different link types ({words})", "Ask for nodes of one kind.")
         return
     kind = next(iter(kinds.values()))
-    down = [(node, port) for node, own in ports.items() for port in _down(own) if port["link_layer"] == kind]
-    yield from _told_down(
-        [(node, port) for node, port in down if any(port["device"] in own for own in active.values())]
-    )
+    down = [(node, port) for node, own in ports.items() for port in _down(own) if port.link.link_layer == kind]
+    yield from _told_down([(node, port) for node, port in down if any(port.device in own for own in active.values())])
     counts = {node: sum(layer == kind for layer in own.values()) for node, own in active.items()}
     if fewer := [node for node, count in counts.items() if count < max(counts.values())]:
         most = max(counts, key=lambda node: counts[node])
@@ -127,33 +133,35 @@ def _wrong_variables(ports: Ports, named: Sequence[str], by_node: ByNode) -> Ite
     for node, own in ports.items():
         active = _active(own)
         used = [name for name in named if name in active] or [name for name in active if active[name] == _kind(active)]
-        found = judge_adapters(by_node[node]["variables"], tuple(active), used, f"the active adapters of {node} are")
-        if by_node[node]["variables"] and found.state != "green":
+        environment = by_node[node].process.environment
+        values = {name: environment[name] for name in ADAPTERS if environment.get(name)}
+        found = judge_adapters(values, tuple(active), used, f"the active adapters of {node} are")
+        if values and found.state != "green":
             yield found
 
 
 def _well(ports: Ports, named: Sequence[str]) -> Finding:
-    spare = sorted({port["device"] for own in ports.values() for port in _down(own)} - {*named})
+    spare = sorted({port.device for own in ports.values() for port in _down(own)} - {*named})
     also = f"; {', '.join(spare)}, not used, {'are' if len(spare) > 1 else 'is'} down" if spare else ""
     whose = f"the ports of {', '.join(names)}" if (names := named or _on_each(ports)) else "the nodes' ports"
     return green(f"{whose} are active and of one link type on each node{also}")
 
 
 def _devices(own: Sequence[Port]) -> list[str]:
-    return sorted({str(port["device"]) for port in own})
+    return sorted({port.device for port in own})
 
 
 def _active(own: Sequence[Port]) -> dict[str, str]:
     """Return the link type of each adapter of a node that has an active port: InfiniBand, if one of its ports is."""
-    there = sorted((port for port in own if port["state"] == "ACTIVE"), key=lambda port: str(port["device"]))
-    infiniband = {port["device"] for port in there if port["link_layer"] == _INFINIBAND}
-    return {port["device"]: _INFINIBAND if port["device"] in infiniband else port["link_layer"] for port in there}
+    ports = sorted((port for port in own if port.link.state == "ACTIVE"), key=lambda port: port.device)
+    infiniband = {port.device for port in ports if port.link.link_layer == _INFINIBAND}
+    return {port.device: _INFINIBAND if port.device in infiniband else port.link.link_layer for port in ports}
 
 
 def _down(own: Sequence[Port]) -> list[Port]:
     """Return a port of each adapter of a node that has none that is active."""
     active = _active(own)
-    first = {port["device"]: port for port in reversed(own)}
+    first = {port.device: port for port in reversed(own)}
     return [first[name] for name in _devices(own) if name not in active]
 
 
@@ -170,5 +178,5 @@ def _on_each(ports: Ports) -> list[str]:
 
 
 def _state(node: str, port: Port) -> str:
-    state = f"{port['state'] or 'in no known state'} ({port['physical_state'] or 'no physical state'})"
-    return f"{port['link_layer'] or 'RDMA'} port {port['name']} of {node} is {state}"
+    state = f"{port.link.state or 'in no known state'} ({port.link.physical_state or 'no physical state'})"
+    return f"{port.link.link_layer or 'RDMA'} port {port.name} of {node} is {state}"

@@ -13,10 +13,10 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from hpcml import files, subprocesses
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
+from hpcml.node.hardware.record import Node
 from hpcml.plan import plan
 from hpcml.request.record import RunRequest
 from hpcml.schedulers import slurm, slurm_tables
@@ -39,7 +39,7 @@ class Survey:
         self.tables = slurm_tables.read(getpass.getuser())
         self.login = _login()
         self.date = datetime.datetime.now(tz=datetime.UTC).astimezone().date().isoformat()
-        self.node: Mapping[str, Any] = {}
+        self.node: Node | None = None
         self.draft = self._write()
 
     def _write(self) -> Draft:
@@ -70,7 +70,7 @@ class Survey:
         nested = layers.nested().get("facts", {})
         tables = {name: table for name, table in nested.items() if isinstance(table, dict)} if nested else {}
         known = {name: build(Fact, _only(table, str(path))) for name, table in tables.items()}
-        return renewal.keep(self.draft, layers, known, probed=bool(self.node))
+        return renewal.keep(self.draft, layers, known, probed=self.node is not None)
 
     def check(self) -> None:
         """Ask Slurm, which starts nothing, whether it would take a node of each partition as the profile has it."""

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from hpcml import assets, files
 from hpcml.errors import SiteError, SlurmUnreachableError, StorageError
+from hpcml.node.hardware import record
+from hpcml.node.hardware.record import Node
 from hpcml.paths import LIBRARY
 from hpcml.schedulers import UNREADABLE, slurm, slurm_options
 from hpcml.sites.layers import process_environment
@@ -62,8 +64,8 @@ def choose(table: Mapping[str, Any], account: str, partition: str, qos: str) -> 
     return Wanted(paying, name, chosen, max(least, 2 if two else 1), gpu)
 
 
-def run(wanted: Wanted, seconds: float) -> dict[str, Any]:
-    """Run the job, and return what its first node found.
+def run(wanted: Wanted, seconds: float) -> Node:
+    """Run the job, and return the probe of its first node.
 
     Raises
     ------
@@ -101,22 +103,21 @@ def _script(wanted: Wanted, name: str, folder: Path, seconds: float) -> str:
     last = f"--deadline=now+{round(seconds) + 60 * (MINUTES + 1)}seconds"
     options = (f"--job-name={name}", f"--output={slurm_options.filename_pattern(folder / 'job.log')}", last)
     lines = [f"#SBATCH {shlex.quote(option)}" for option in (*options, *wanted.directives())]
-    library, answer = shlex.quote(str(folder / LIBRARY)), shlex.quote(str(folder / _ANSWER))
-    command = f"PYTHONPATH={library} exec {shlex.quote(sys.executable)} -P -m hpcml.node.hardware.survey {answer}"
+    words = (sys.executable, "-P", "-m", "hpcml.node.hardware.probe", "--thorough", "--job", str(folder / _ANSWER))
+    command = f"PYTHONPATH={shlex.quote(str(folder / LIBRARY))} exec {shlex.join(words)}"
     return "\n".join(["#!/bin/bash", *lines, command, ""])
 
 
-def _answer(folder: Path, job: str, seconds: float) -> dict[str, Any]:
+def _answer(folder: Path, job: str, seconds: float) -> Node:
     ends = time.monotonic() + seconds
     asked, over, state = 0.0, 0.0, ""
     while time.monotonic() < ends:
         if _ANSWER in os.listdir(folder):  # listing is what makes a network file system look again
             try:
-                found: dict[str, Any] = files.read_json(folder / _ANSWER)
+                return record.from_json(files.read_json(folder / _ANSWER))
             except (OSError, ValueError) as error:
                 hint = "Report it with hpcml --version."
                 raise SiteError(f"The job's answer cannot be read: {error}", place=f"job {job}", hint=hint) from error
-            return found
         if over and time.monotonic() > over:
             raise _no_answer(folder, job, state)
         if not over and time.monotonic() >= asked:

@@ -19,6 +19,7 @@ from hpcml.doctor import access, checks, finding, nodes, scheduler, surroundings
 from hpcml.doctor import ports as doctor_ports
 from hpcml.doctor.finding import Examination, Finding
 from hpcml.errors import SlurmUnreachableError
+from hpcml.node.hardware import record
 from hpcml.remote import answers
 from hpcml.request.record import RunRequest
 from hpcml.runs import bad_nodes
@@ -29,6 +30,7 @@ from hpcml.sites.schema import Login
 from hpcml.subprocesses import Answer
 from tests.fixtures.images import sif_file
 
+PCI: dict[str, Any] = {"bus_id": "", "path": [], "numa": -1}
 NOW = time.mktime((2026, 11, 23, 8, 0, 0, 0, 0, -1))
 KNOWN = [Association("astro", "", ("normal", "dbg"), "normal"), Association("bio", "cpu", (), "")]
 
@@ -47,49 +49,73 @@ def told(one: Finding) -> tuple[str, str]:
     return one.state, one.sentence
 
 
-def node(name: str = "n1", **facts: Any) -> dict[str, Any]:
-    port = {
-        "name": "mlx5_0:1", "device": "mlx5_0", "state": "ACTIVE", "physical_state": "LinkUp", "rate": "", "link_layer": "InfiniBand",
-    }  # fmt: skip
-    healthy = {
-        "node": name,
-        "machine": "x86_64",
-        "interfaces": {"lo": ["127.0.0.1"], "ib0": ["10.0.0.1"], "eth0": []},
-        "ports": [{**port, "name": f"mlx5_{n}:1", "device": f"mlx5_{n}"} for n in range(4)],
-        "gpus": [{"bus_id": "0000:1d:00.0", "nearest": {"port": "mlx5_0:1", "distance": "PXB"}}],
-        "locked_memory": None,
-        "memory": {"total": 512 << 30, "shm": 256 << 30},
-        "shm": {"size": 256 << 30, "used": 0, "left": [], "left_bytes": 0},
-        "scratch": {"folder": "/scratch", "type": "ext4", "size": 1 << 40},
+def node(**facts: Any) -> dict[str, Any]:
+    """Return the JSON of a healthy node's probe, with some of its keys changed."""
+    system = record.System(machine="x86_64", programs={"singularity": "/usr/bin/singularity"})
+    healthy = record.to_json(record.Node(record.Probing(record.SCHEMA), system)) | {
+        "interfaces": interfaces(lo=["127.0.0.1"], ib0=["10.0.0.1"], eth0=[]),
+        "infiniband": [port(number) for number in range(4)],
+        "slots": [slot("0000:1d:00.0", "mlx5_0:1", "PXB")],
+        "limits": locked(None),
+        "memory": shm(256 << 30),
+        "disks": disks("/scratch", "ext4", 1 << 40),
         "driver": "535.274.02",
-        "smi": [["0000:1d:00.0", "535.274.02", "Disabled", "Default"]],
-        "mps": False,
-        "program": "/usr/bin/singularity",
-        "in_image": False,
-        "variables": {},
-    }  # fmt: skip
+        "smi": [smi("0000:1d:00.0", "535.274.02")],
+    }
     return healthy | facts
 
 
+def port(device: int, state: str = "ACTIVE", layer: str = "InfiniBand", number: int = 1) -> dict[str, Any]:
+    word = "LinkUp" if state == "ACTIVE" else "Disabled"
+    facts = {"name": f"mlx5_{device}:{number}", "device": f"mlx5_{device}", "rate": "", "link_layer": layer}
+    rest = {"port": number, "gigabits": 0.0, "subnet": "", "firmware": "", "board": "", "netdevs": [], "pci": PCI}
+    return {**facts, "state": state, "physical_state": word, **rest}
+
+
+def interfaces(**addresses: list[str]) -> list[dict[str, Any]]:
+    traits = {"kind": "", "address": "", "megabits": 0, "mtu": 0, "up": True, "state": "", "pci": PCI}
+    return [{**traits, "name": name, "ipv4": several} for name, several in addresses.items()]
+
+
+def slot(bus_id: str, nearest: str, distance: str) -> dict[str, Any]:
+    return {"bus_id": bus_id, "nearest": nearest, "distances": {nearest: distance}}
+
+
+def locked(limit: int | None) -> dict[str, Any]:
+    return {"locked_memory": {"soft": limit, "hard": None}}
+
+
+def shm(size: int, *left: str, taken: int = 0) -> dict[str, Any]:
+    return {"total": 512 << 30, "shm": size, "shm_used": 0, "shm_left": [*left], "shm_left_bytes": taken}
+
+
+def disks(folder: str, kind: str, size: int) -> dict[str, Any]:
+    return {"scratch": folder, "folders": {folder: {"kind": kind, "bytes": size, "free": size, "error": ""}}}
+
+
+def smi(bus_id: str, driver: str = "535.1", mig: str = "Disabled", mode: str = "Default") -> dict[str, str]:
+    return {"bus_id": bus_id, "driver": driver, "mig": mig, "compute_mode": mode}
+
+
 def ports(**changes: str) -> list[dict[str, Any]]:
-    return [{**port, **changes} for port in node()["ports"]]
+    return [{**one, **changes} for one in node()["infiniband"]]
 
 
 NODE_FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
-    ("interface", {"interfaces": {"lo": ["127.0.0.1"], "hsn0": ["10.0.0.1"]}}, "red", "interface ib0 has no IPv4 address on n1"),
-    ("ports", {"ports": ports(state="DOWN", physical_state="Polling")}, "red", "mlx5_0:1 of n1 is DOWN (Polling)"),
-    ("ports", {"ports": ports(link_layer="Ethernet")}, "red", "adapter mlx5_0 of n1 is Ethernet, and mlx5_0 of n2 is InfiniBand"),
-    ("ports", {"ports": []}, "red", "n1 has no RDMA port, and other nodes do"),
-    ("ports", {"variables": {"NCCL_IB_HCA": "mlx5_4"}}, "red", "NCCL_IB_HCA names mlx5_4"),
-    ("ports", {"variables": {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}}, "yellow", "leaves mlx5_2, mlx5_3 unused"),
-    ("gpu-distance", {"gpus": [{"bus_id": "g", "nearest": {"port": "mlx5_3:1", "distance": "SYS"}}]}, "yellow", "g of n1 is SYS away from mlx5_3:1"),
-    ("gpu-distance", {"gpus": []}, "yellow", "n1 has no GPU of NVIDIA's, and other nodes do"),
-    ("locked-memory", {"locked_memory": 8 << 20}, "red", "limited to 8.0 MiB on n1"),
-    ("shared-memory", {"shm": {"size": 64 << 20, "used": 0, "left": [], "left_bytes": 0}}, "red", "/dev/shm of n1 holds 64 MiB"),
-    ("shared-memory", {"shm": {"size": 1 << 38, "used": 0, "left": ["a"], "left_bytes": 4 << 30}}, "yellow", "1 old files of yours"),
-    ("scratch", {"scratch": {"folder": "/tmp", "type": "tmpfs", "size": 10 << 30}}, "yellow", "/tmp of n1 is a tmpfs (10 GiB)"),
-    ("shared-gpus", {"smi": [["g", "535.1", "Enabled", "Default"]]}, "yellow", "MIG divides GPU g of n1"),
-    ("shared-gpus", {"smi": [["g", "535.1", "[N/A]", "Prohibited"]]}, "red", "GPU g of n1 takes no program"),
+    ("interface", {"interfaces": interfaces(lo=["127.0.0.1"], hsn0=["10.0.0.1"])}, "red", "interface ib0 has no IPv4 address on n1"),
+    ("ports", {"infiniband": ports(state="DOWN", physical_state="Polling")}, "red", "mlx5_0:1 of n1 is DOWN (Polling)"),
+    ("ports", {"infiniband": ports(link_layer="Ethernet")}, "red", "adapter mlx5_0 of n1 is Ethernet, and mlx5_0 of n2 is InfiniBand"),
+    ("ports", {"infiniband": []}, "red", "n1 has no RDMA port, and other nodes do"),
+    ("ports", {"environment": {"NCCL_IB_HCA": "mlx5_4"}}, "red", "NCCL_IB_HCA names mlx5_4"),
+    ("ports", {"environment": {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}}, "yellow", "leaves mlx5_2, mlx5_3 unused"),
+    ("gpu-distance", {"slots": [slot("g", "mlx5_3:1", "SYS")]}, "yellow", "g of n1 is SYS away from mlx5_3:1"),
+    ("gpu-distance", {"slots": []}, "yellow", "n1 has no GPU of NVIDIA's, and other nodes do"),
+    ("locked-memory", {"limits": locked(8 << 20)}, "red", "limited to 8.0 MiB on n1"),
+    ("shared-memory", {"memory": shm(64 << 20)}, "red", "/dev/shm of n1 holds 64 MiB"),
+    ("shared-memory", {"memory": shm(1 << 38, "a", taken=4 << 30)}, "yellow", "1 old files of yours"),
+    ("scratch", {"disks": disks("/tmp", "tmpfs", 10 << 30)}, "yellow", "/tmp of n1 is a tmpfs (10 GiB)"),
+    ("shared-gpus", {"smi": [smi("g", mig="Enabled")]}, "yellow", "MIG divides GPU g of n1"),
+    ("shared-gpus", {"smi": [smi("g", mig="[N/A]", mode="Prohibited")]}, "red", "GPU g of n1 takes no program"),
     ("shared-gpus", {"smi": []}, "yellow", "nvidia-smi does not answer on n1, and it does on other nodes"),
     ("shared-gpus", {"mps": True}, "yellow", "MPS runs on n1"),
     ("driver", {"smi": [], "driver": "470.82.01"}, "red", "the driver of n1 is 470.82.01, and CUDA 12 of the profile needs 535"),
@@ -100,33 +126,35 @@ NODE_FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
 def test_what_the_facts_of_nodes_mean(tmp_path: Path, subtests: pytest.Subtests) -> None:
     exam = examination(tmp_path)
     clocks = {"n1": (0.0, 0.001), "n2": (0.01, 0.001)}
-    healthy = nodes.judge(exam, {"n1": node(), "n2": node("n2")}, clocks)
+    healthy = nodes.judge(exam, {"n1": node(), "n2": node()}, clocks)
     assert {one.check: told(one) for one in healthy if one.state != "green"} == {}
     for check, facts, state, words in NODE_FAULTS:
         with subtests.test(check=check, words=words):
-            found = {one.check: one for one in nodes.judge(exam, {"n1": node(**facts), "n2": node("n2")}, clocks)}
+            found = {one.check: one for one in nodes.judge(exam, {"n1": node(**facts), "n2": node()}, clocks)}
             assert found[check].state == state, found[check]
             assert words in found[check].sentence
             assert found[check].remedy
     for ahead, state in ((5.0, "yellow"), (-300.0, "red")):
-        found = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": node("n2")}, {"n2": (ahead, 0.1)})}
+        found = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": node()}, {"n2": (ahead, 0.1)})}
         assert found["clocks"].state == state
         assert f"the clock of n2 is {abs(ahead):.0f} s" in found["clocks"].sentence
-    unmeasured = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": node("n2")}, {"n1": (0.0, 0.0)})}
+    unmeasured = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": node()}, {"n1": (0.0, 0.0)})}
     assert told(unmeasured["clocks"]) == ("n/a", "the run did not measure the clock of n2")
     exam = examination(tmp_path, "network.adapters=[]")
-    alone = {one.check: one for one in nodes.judge(exam, {"n1": node(ports=[], gpus=[], smi=[], driver="")}, {})}
+    alone = {one.check: one for one in nodes.judge(exam, {"n1": node(infiniband=[], slots=[], smi=[], driver="")}, {})}
     assert {name for name, one in alone.items() if one.state == "n/a"} == {
         "ports", "gpu-distance", "locked-memory", "clocks", "shared-gpus", "driver"
     }  # fmt: skip
-    damaged = {one.check: one.state for one in nodes.judge(exam, {"n1": {}}, clocks)}
-    assert set(damaged.values()) == {"n/a"}
+    for damaged in ({}, node(limits=7), node(infiniband=[{"name": "mlx5_0:1"}]), {**node(), "smi": "x"}):
+        assert {one.state for one in nodes.judge(exam, {"n1": damaged}, clocks)} == {"n/a"}
+    for part, checks_of_it in (("memory", ["shared-memory"]), ("limits", ["locked-memory"])):
+        unread = nodes.judge(exam, {"n1": node(**{f"{part}_error": "OSError: x"}), "n2": node()}, clocks)
+        named = [one.check for one in unread if "could not read" in one.sentence]
+        assert named == checks_of_it
 
 
-def port(device: int, state: str = "ACTIVE", layer: str = "InfiniBand", number: int = 1) -> dict[str, Any]:
-    word = "LinkUp" if state == "ACTIVE" else "Disabled"
-    facts = {"name": f"mlx5_{device}:{number}", "device": f"mlx5_{device}", "rate": "", "link_layer": layer}
-    return {**facts, "state": state, "physical_state": word}
+def read(by_node: dict[str, dict[str, Any]]) -> finding.ByNode:
+    return {name: record.from_json(table) for name, table in by_node.items()}
 
 
 Table = list[tuple[str, dict[str, list[dict[str, Any]]], str, str, str]]
@@ -178,12 +206,14 @@ def test_ports_are_judged_node_by_node(tmp_path: Path, subtests: pytest.Subtests
         exam = examination(tmp_path, f"network.adapters={names}")
         for case, by_node, state, words, remedy in table:
             with subtests.test(case=case, adapters=names):
-                found = doctor_ports.judge(exam, {name: node(name, ports=own) for name, own in by_node.items()})
+                found = doctor_ports.judge(exam, read({name: node(infiniband=own) for name, own in by_node.items()}))
                 assert found.state == state, found
                 assert words in found.sentence
                 assert remedy in found.remedy
                 assert bool(found.remedy) is (state in ("red", "yellow"))
-                assert state == "n/a" or found.facts["ports"] == by_node
+                shown = ("name", "device", "state", "physical_state", "link_layer", "rate")
+                rows = {name: [{key: one[key] for key in shown} for one in own] for name, own in by_node.items()}
+                assert state == "n/a" or found.facts["ports"] == rows
 
 
 def test_variables_against_the_ports_of_each_node(tmp_path: Path, subtests: pytest.Subtests) -> None:
@@ -197,8 +227,8 @@ def test_variables_against_the_ports_of_each_node(tmp_path: Path, subtests: pyte
     exam = examination(tmp_path, 'network.adapters=["mlx5_0","mlx5_1"]')
     for value, state, words, remedy in cases:
         with subtests.test(value=value):
-            told_by = {name: node(name, ports=own, variables={"NCCL_IB_HCA": value}) for name, own in spare.items()}
-            found = doctor_ports.judge(exam, told_by)
+            told_by = {name: node(infiniband=own, environment={"NCCL_IB_HCA": value}) for name, own in spare.items()}
+            found = doctor_ports.judge(exam, read(told_by))
             assert found.state == state, found
             assert words in found.sentence
             assert remedy in found.remedy
@@ -214,10 +244,10 @@ def test_a_node_that_tells_nothing_is_not_green() -> None:
 
 def test_the_worst_of_the_gpus_is_told(tmp_path: Path) -> None:
     exam = examination(tmp_path)
-    closed = node(smi=[["g", "535.1", "Disabled", "Prohibited"]])
+    closed = node(smi=[smi("g", mode="Prohibited")])
     found = {one.check: one for one in nodes.judge(exam, {"n1": node(mps=True), "n2": closed}, {})}
     assert told(found["shared-gpus"]) == ("red", "GPU g of n2 takes no program (compute mode)")
-    cut = node(ports=[], locked_memory=8 << 20)
+    cut = node(infiniband=[], limits=locked(8 << 20))
     found = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": cut}, {})}
     assert found["locked-memory"].state == "green", "n2 has no RDMA, for which memory is locked"
 
@@ -225,14 +255,14 @@ def test_the_worst_of_the_gpus_is_told(tmp_path: Path) -> None:
 def test_the_image_on_nodes(tmp_path: Path) -> None:
     image = str(sif_file.make(tmp_path / "a.sif", {"org.hpcml.kind": "rapids", "org.hpcml.cuda": "13"}, arch="04"))
     exam = examination(tmp_path, image=image, account="astro")
-    found = {one.check: one for one in nodes.judge(exam, {"n1": node(program="")}, {})}
+    found = {one.check: one for one in nodes.judge(exam, {"n1": node(programs={})}, {})}
     assert told(found["driver"]) == (
         "red",
         "the driver of n1 is 535.274.02, and the image's CUDA 13 needs 580 or newer",
     )
     assert told(found["architecture"]) == ("red", "the image is built for aarch64, and the nodes are x86_64")
     assert told(found["container"]) == ("red", "singularity is not on n1")
-    two = {"n1": node(in_image=True, machine="aarch64"), "n2": node("n2", program="")}
+    two = {"n1": node(in_image=True, machine="aarch64"), "n2": node(programs={})}
     found = {one.check: one for one in nodes.judge(exam, two, {})}
     assert told(found["architecture"]) == ("red", "the image is built for aarch64, and n2 is not")
     assert "--exclude n2" in found["architecture"].remedy

@@ -266,11 +266,11 @@ def test_the_ucx_that_python_uses_is_the_one_that_is_looked_at(tmp_path: Path) -
     own, other = Path(wheel.__file__).parent / "lib", tmp_path / "lib"
     shutil.copytree(own, other, ignore=shutil.ignore_patterns("*.a", "cmake"))
     (other / "ucx/libuct_ib.so.0").touch()
-    probe = "from hpcml.node.hardware import image_contents; import json; print(json.dumps(image_contents.ucx()))"
+    probe = "from hpcml.node.hardware import software; import json; print(json.dumps(software.ucx()))"
     for switch, folder, has in (("false", own, False), ("true", other, True)):
         system = {"RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY": switch, "LD_LIBRARY_PATH": str(other)}
         done = subprocess.run([sys.executable, "-c", probe], env=os.environ | system, capture_output=True, text=True,
                               check=True, timeout=120)  # fmt: skip
-        name, modules = json.loads(done.stdout)
-        assert name == f"{importlib.metadata.version('libucx-cu13')} in {folder}"
-        assert ("cuda" in modules, "ib" in modules) == (True, has)
+        ucx = json.loads(done.stdout)
+        assert (ucx["version"], Path(ucx["library"]).parent) == (importlib.metadata.version("libucx-cu13"), folder)
+        assert ("cuda" in ucx["modules"], "ib" in ucx["modules"]) == (True, has)

@@ -13,7 +13,7 @@ import pytest
 from hpcml import units
 from hpcml.images import definition as definitions
 from hpcml.images import facts
-from hpcml.node.hardware import preflight
+from hpcml.node.hardware.record import NEEDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = tomllib.loads((ROOT / "containers/versions.toml").read_text())
@@ -116,8 +116,10 @@ def test_the_two_rapids_differ_in_cuda_only(suffix: str) -> None:
     assert twelve == thirteen
 
 
-def test_the_drivers_are_those_that_the_nodes_are_asked_for() -> None:
-    assert {f"driver-cuda{cuda}": str(needs.driver) for cuda, needs in preflight._NEEDS.items()}.items() <= PINS.items()
+@pytest.mark.parametrize("definition", [one for one in DEFINITIONS if one.label("cuda")], ids=lambda one: one.name)
+def test_the_drivers_are_those_that_the_nodes_are_asked_for(definition: definitions.Definition) -> None:
+    stated = re.findall(r"\bdriver (\d+)", definition.text)
+    assert {int(number) for number in stated} == {NEEDS[int(definition.label("cuda"))].driver}
 
 
 # Indexes and mirrors: each machine's own configuration names its own.

@@ -13,7 +13,7 @@ from distributed import Scheduler
 from hpcml.node import files
 from hpcml.node.fabric import counters, report
 from hpcml.node.fabric.measurement import Measurement, NodeFacts, Pair, WorkerFacts
-from hpcml.node.hardware import preflight
+from hpcml.node.hardware import preflight, record
 from hpcml.node.settings import Context, load
 
 BUDGET = 1.0  # seconds for the transfers of one round; the request of a slow one may take a little longer
@@ -39,7 +39,7 @@ async def check(scheduler: Scheduler, context: Context, protocol: str) -> dict[s
     verdict = report.decide(measurement)
     if context.settings.for_polars:
         verdict = replace(verdict, line=f"{verdict.line}; {OWN_CONNECTIONS}")
-    probes = {node: facts.probe for node, facts in measurement.nodes.items() if facts.probe}
+    probes = {node: record.from_json(facts.probe) for node, facts in measurement.nodes.items() if facts.probe}
     facts = {"differences": preflight.differences(probes), "seconds": round(time.monotonic() - began, 3)}
     table = {"verdict": verdict.to_json(), "measurement": asdict(measurement), **facts}
     files.write_json(context.attempt.fabric, table)
