@@ -19,7 +19,7 @@ from hpcml.node.settings import Context
 _SERVICES = {  # -P: not with the user's folder as modules
     "jupyter": ("-P", "-m", "hpcml.node.jupyter.server"),
     "fabric": ("-P", "-m", "hpcml.node.fabric"),
-    "doctor": ("-P", "-m", "hpcml.node.hardware.probe", "--each-node", "--program"),
+    "doctor": ("-P", "-m", "hpcml.kinds.dask.node.checkup"),
 }
 
 # The working directory is no place for hpcml itself. No -P: processes that the script starts would inherit it.

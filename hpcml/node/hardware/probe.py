@@ -8,7 +8,6 @@ that hangs or crashes. No CUDA context is made. It needs no package but Python's
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import platform
@@ -43,7 +42,6 @@ from hpcml.node.hardware.record import (
     Ucx,
 )
 from hpcml.node.processes import Question
-from hpcml.node.settings import load
 from hpcml.units import expand_hosts
 
 DEADLINE = 12.0  # seconds for NVML and for UCX, at the same time; on a healthy node both need less than two
@@ -56,7 +54,6 @@ _PROGRAMS = ("apptainer", "singularity", "podman-hpc", "shifter", "enroot")
 _NVIDIA, _DISPLAY = "0x10de", "0x03"  # PCI's vendor, and the class of GPUs
 _SECONDS = 15.0  # for one command
 _ASK = 10.0  # seconds for nvidia-smi: a driver that hangs must not keep the run
-_PATIENCE = 120.0  # seconds for a whole probe
 _OLD = 3600.0  # seconds for which a file in /dev/shm may be another program's of now
 _SMI = "pci.bus_id,driver_version,mig.mode.current,compute_mode"
 _MOST = 5000  # processes and files that are looked at
@@ -309,44 +306,16 @@ def _output(command: Sequence[str], seconds: float = _SECONDS) -> str:
 # -- the program ----------------------------------------------------------------------------------------------------
 
 
-def look(program: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the thorough probe of the node whose worker calls it.
-
-    A process of its own makes the probe: a worker has threads, and may not fork.
-    """
-    context = load()
-    words = [sys.executable, "-P", "-m", __name__, "--thorough", "--program", program, "--scratch", context.scratch()]
-    done = subprocess.run(words, stdout=subprocess.PIPE, timeout=_PATIENCE, check=True, stdin=subprocess.DEVNULL)
-    return context.node, json.loads(done.stdout)
-
-
-def _write_each(program: str) -> None:
-    """Have the worker of each node probe it, and write their answers into the run's out/: ``hpcml doctor --node``."""
-    import dask.config
-    from distributed import Client
-
-    from hpcml.node.security import preload  # noqa: F401 - as in hpcml.node.fabric
-
-    module = importlib.import_module("hpcml.node.hardware.probe")  # of __main__ the code would be sent, not the name
-    with dask.config.set({"distributed.client.preload": []}), Client() as client:
-        answers = client.run(module.look, program)
-    (load().run.out / "doctor.json").write_text(json.dumps(dict(answers.values()), indent=1) + "\n")
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Print the probe of this node as JSON, or write it to a file, whole or not at all."""
     parser = argparse.ArgumentParser(prog="python -m hpcml.node.hardware.probe", description=__doc__.splitlines()[0])
     parser.add_argument("--raw", action="store_true", help="print the unprocessed answers of NVML and UCX, for tests")
     parser.add_argument("--thorough", action="store_true", help="with disks, the PCI tree, nvidia-smi and MPS")
     parser.add_argument("--job", action="store_true", help="with the Slurm job, and ssh to its other node")
-    parser.add_argument("--each-node", action="store_true", help="of each node of the run that this is the script of")
     parser.add_argument("--program", default="", help="the program for images")
     parser.add_argument("--scratch", default="", help="the folder for node-local files")
     parser.add_argument("file", nargs="?", help="where to write it (default: print it)")
     options = parser.parse_args(words)
-    if options.each_node:
-        _write_each(options.program)
-        return 0
     if options.raw:
         ends = time.monotonic() + DEADLINE
         questions = {"nvml": Question("NVML", ask_nvml), "ucx": Question("UCX", software.ask_ucx)}
