@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.doctor import access, checks, finding, nodes, scheduler, surroundings
-from hpcml.doctor import ports as doctor_ports
+from hpcml.doctor import checks, finding, nodes, scheduler
 from hpcml.doctor.finding import Examination, Finding
 from hpcml.errors import SlurmUnreachableError
 from hpcml.node.hardware import record
@@ -206,7 +205,7 @@ def test_ports_are_judged_node_by_node(tmp_path: Path, subtests: pytest.Subtests
         exam = examination(tmp_path, f"network.adapters={names}")
         for case, by_node, state, words, remedy in table:
             with subtests.test(case=case, adapters=names):
-                found = doctor_ports.judge(exam, read({name: node(infiniband=own) for name, own in by_node.items()}))
+                found = nodes.judge_ports(exam, read({name: node(infiniband=own) for name, own in by_node.items()}))
                 assert found.state == state, found
                 assert words in found.sentence
                 assert remedy in found.remedy
@@ -228,7 +227,7 @@ def test_variables_against_the_ports_of_each_node(tmp_path: Path, subtests: pyte
     for value, state, words, remedy in cases:
         with subtests.test(value=value):
             told_by = {name: node(infiniband=own, environment={"NCCL_IB_HCA": value}) for name, own in spare.items()}
-            found = doctor_ports.judge(exam, read(told_by))
+            found = nodes.judge_ports(exam, read(told_by))
             assert found.state == state, found
             assert words in found.sentence
             assert remedy in found.remedy
@@ -267,10 +266,10 @@ def test_the_image_on_nodes(tmp_path: Path) -> None:
     assert told(found["architecture"]) == ("red", "the image is built for aarch64, and n2 is not")
     assert "--exclude n2" in found["architecture"].remedy
     assert told(found["container"]) == ("red", "singularity is not on n2")
-    assert surroundings.image(exam).state == "red"
-    missing = surroundings.image(examination(tmp_path, image="/nowhere/a.sif", account="astro"))
+    assert checks.image(exam).state == "red"
+    missing = checks.image(examination(tmp_path, image="/nowhere/a.sif", account="astro"))
     assert missing.state == "red"
-    assert surroundings.image(examination(tmp_path)).state == "n/a"
+    assert checks.image(examination(tmp_path)).state == "n/a"
 
 
 def test_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +343,7 @@ def test_the_start_and_the_certificate(tmp_path: Path, monkeypatch: pytest.Monke
         ([NOW - 60], at(1), "red"), ([float("inf"), NOW - 60], at(1), "green"), ([], at(1), "n/a"),
     ]  # fmt: skip
     for ends, start, state in cases:
-        found = access.judge_certificate(ends, start, NOW, "step ssh login")
+        found = checks.judge_certificate(ends, start, NOW, "step ssh login")
         assert found.state == state, found
         assert (found.remedy == "Get a new one: step ssh login.") == (state in ("yellow", "red"))
     exam = examination(tmp_path, account="astro")
@@ -361,29 +360,29 @@ def test_the_start_and_the_certificate(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_login_node_that_answers() -> None:
     leonardo = Login(host="login.x.it", hosts=("login01-ext.x.it", "login05-ext.x.it"))
-    assert access.judge_login_node(leonardo, "login05.x.local").state == "green"
-    strange = access.judge_login_node(leonardo, "login09.x.local")
+    assert checks.judge_login_node(leonardo, "login05.x.local").state == "green"
+    strange = checks.judge_login_node(leonardo, "login09.x.local")
     assert strange.state == "yellow"
     assert "--host login01-ext.x.it" in strange.remedy
-    many = access.judge_login_node(Login(host="login.y.de"), "y1")
+    many = checks.judge_login_node(Login(host="login.y.de"), "y1")
     assert many.state == "yellow"
     assert many.sentence.startswith("login.y.de answers (it is y1): it may lead to another login node")
     assert "login.hosts" in many.remedy
     alone = [("y1.y.de", "y1.y.local"), ("me@y1.y.de", "y1"), ("y1-ext.y.de", "y1"), ("login.y.de", "")]
-    assert {access.judge_login_node(Login(host=host), name).state for host, name in alone} == {"green"}
-    assert access.judge_login_node(Login(host="y"), "y1", of_profile=False).state == "green", "an alias of the user's"
+    assert {checks.judge_login_node(Login(host=host), name).state for host, name in alone} == {"green"}
+    assert checks.judge_login_node(Login(host="y"), "y1", of_profile=False).state == "green", "an alias of the user's"
 
 
 def test_quotas_in_bytes_and_files() -> None:
     """`lfs quota -q` and `quota -w -p` have the same columns."""
     lustre = "/leonardo 900000 0 1000000 - 4000000* 4000000 4000000 6d\n"
-    assert [one.state for one in surroundings.judge_quota(lustre)] == ["green", "red"]
+    assert [one.state for one in checks.judge_quota(lustre)] == ["green", "red"]
     nfs = "Disk quotas for user alice (uid 1000):\n Filesystem blocks quota limit grace files quota limit grace\n"
     nfs += "server:/home 980000 1000000 1100000 0 10 0 0 0\n"
-    assert [told(one) for one in surroundings.judge_quota(nfs)] == [
+    assert [told(one) for one in checks.judge_quota(nfs)] == [
         ("yellow", "980000 of 1000000 KiB of your quota on server:/home are used")
     ]
-    assert list(surroundings.judge_quota("no quota here\n")) == []
+    assert list(checks.judge_quota("no quota here\n")) == []
 
 
 def test_adapters_and_libraries(tmp_path: Path) -> None:
@@ -392,20 +391,20 @@ def test_adapters_and_libraries(tmp_path: Path) -> None:
         exam.environment = {**exam.environment, **variables}
         return look(exam)
 
-    assert with_(surroundings.adapters).state == "green"
-    everywhere = with_(surroundings.adapters, NCCL_IB_HCA="mlx5_0,mlx5_1,mlx5_4,mlx5_5")
+    assert with_(checks.adapters).state == "green"
+    everywhere = with_(checks.adapters, NCCL_IB_HCA="mlx5_0,mlx5_1,mlx5_4,mlx5_5")
     assert told(everywhere)[0] == "red"
     assert "names mlx5_4, mlx5_5" in everywhere.sentence
-    assert with_(surroundings.adapters, NCCL_IB_HCA="^mlx5_2").state == "green"
-    assert with_(surroundings.adapters, UCX_NET_DEVICES="eth0").state == "green"
+    assert with_(checks.adapters, NCCL_IB_HCA="^mlx5_2").state == "green"
+    assert with_(checks.adapters, UCX_NET_DEVICES="eth0").state == "green"
     home = tmp_path / "cuda"
     (home / "lib64/stubs").mkdir(parents=True)
     path = {"CUDA_HOME": str(home), "LD_LIBRARY_PATH": f"/usr/lib:{home}/lib64"}
-    assert with_(surroundings.library_path, **path).state == "yellow"
+    assert with_(checks.library_path, **path).state == "yellow"
     (home / "lib64/stubs/libnvidia-ml.so.1").touch()
     path["LD_LIBRARY_PATH"] = f"{home}/lib64/stubs:/usr/lib"
-    assert with_(surroundings.library_path, **path).state == "red"
-    assert with_(surroundings.library_path, LD_LIBRARY_PATH="/usr/lib").state == "green"
+    assert with_(checks.library_path, **path).state == "red"
+    assert with_(checks.library_path, LD_LIBRARY_PATH="/usr/lib").state == "green"
 
 
 def test_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,20 +412,20 @@ def test_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     left = tmp_path / ".hpcml-doctor-left"
     left.mkdir()
     os.utime(left, (1, 1))
-    assert surroundings.file_system(exam).state == "green"
+    assert checks.file_system(exam).state == "green"
     assert list(tmp_path.iterdir()) == []
     with monkeypatch.context() as changed:
         changed.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
-        assert "cannot be locked" in surroundings.file_system(exam).sentence
+        assert "cannot be locked" in checks.file_system(exam).sentence
         changed.setattr(fcntl, "flock", lambda *_: None)
-        assert surroundings.file_system(exam).state == "yellow", "a lock that keeps nobody away is none"
+        assert checks.file_system(exam).state == "yellow", "a lock that keeps nobody away is none"
     now = time.time()
     with monkeypatch.context() as changed:
         changed.setattr(time, "time", lambda: now - 100)
-        assert surroundings.file_system(exam).sentence.endswith("100 s ahead of this machine's clock")
+        assert checks.file_system(exam).sentence.endswith("100 s ahead of this machine's clock")
     with monkeypatch.context() as changed:
         changed.setattr(os, "rename", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EXDEV, "Invalid link")))
-        assert told(surroundings.file_system(exam)) == (
+        assert told(checks.file_system(exam)) == (
             "red",
             f"files cannot replace each other in {tmp_path}: Invalid link",
         )
@@ -454,7 +453,7 @@ def test_the_trial_of_the_file_system_writes_nowhere_else(tmp_path: Path, monkey
     while swaps:
         with monkeypatch.context() as changed:
             changed.setattr(Path, "mkdir", mkdir)
-            assert surroundings.file_system(exam).state == "red"
+            assert checks.file_system(exam).state == "red"
         left = next(path for path in runs.glob("*") if (path / "old").exists())
         assert {path.name: path.read_text() for path in left.iterdir()} == {"old": "precious", "newer": "precious"}
         shutil.rmtree(runs / "aside")
@@ -462,7 +461,7 @@ def test_the_trial_of_the_file_system_writes_nowhere_else(tmp_path: Path, monkey
             if link.is_symlink():
                 link.unlink()
     os.utime(left, (1, 1))
-    assert surroundings.file_system(exam).state == "green"
+    assert checks.file_system(exam).state == "green"
     assert left.exists(), "a folder of the user's with the name of a trial's was swept"
 
 
@@ -471,7 +470,7 @@ def test_room_for_bytes_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def with_(blocks: int, inodes: int) -> tuple[str, str]:
         monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 1 << 30, blocks, blocks, 1 << 20, inodes, inodes, 0, 255)))  # fmt: skip
-        return told(surroundings.quota(exam))
+        return told(checks.quota(exam))
 
     assert with_(1 << 28, 1 << 19)[0] == "green"
     assert with_(1 << 28, 500) == ("yellow", f"only 500 files more fit into {tmp_path}")
@@ -508,23 +507,23 @@ def test_the_memory_of_a_login_session(
             for name, text in made.items():
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(f"{text}\n")
-            assert surroundings.session_memory(root) == ((limit, place) if limit else None)
-            monkeypatch.setattr(surroundings, "_ROOT", root)
-            found = surroundings.limits(exam)
+            assert checks.session_memory(root) == ((limit, place) if limit else None)
+            monkeypatch.setattr(checks, "_ROOT", root)
+            found = checks.limits(exam)
             assert found.state == ("yellow" if limit and limit < 1 << 30 else "green")
             assert place in found.sentence or found.state == "green"
             assert found.facts.get("session_memory") == limit
-    assert surroundings.session_memory(tmp_path / "nowhere") is None
+    assert checks.session_memory(tmp_path / "nowhere") is None
 
 
 def test_what_the_shell_and_the_machine_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exam = examination(tmp_path)
-    monkeypatch.setattr(surroundings, "_ROOT", tmp_path)
-    assert surroundings.limits(exam).state == "green"
+    monkeypatch.setattr(checks, "_ROOT", tmp_path)
+    assert checks.limits(exam).state == "green"
     for kind, words in ((resource.RLIMIT_CPU, "after 600 s"), (resource.RLIMIT_NPROC, "you may have 20 processes")):
         value = 600 if kind == resource.RLIMIT_CPU else 20
         monkeypatch.setattr(resource, "getrlimit", lambda asked, k=kind, v=value: (v if asked == k else -1, -1))
-        found = surroundings.limits(exam)
+        found = checks.limits(exam)
         assert found.state == "yellow"
         assert words in found.sentence
     for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "SQUEUE_"))]:
@@ -552,9 +551,9 @@ def test_the_grant_and_the_limit_of_jobs(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_profile_the_request_and_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert surroundings.profile(examination(tmp_path)).state == "green"
+    assert checks.profile(examination(tmp_path)).state == "green"
     lumi = examination(tmp_path, site="lumi")
-    assert surroundings.profile(lumi).state == "red"
+    assert checks.profile(lumi).state == "red"
     once = [scheduler.request(lumi), scheduler.start(lumi), *nodes.look(lumi, 1.0, print)]
     assert {one.state for one in once} == {"n/a"}, "one cause is told once"
     by_name = {check.name: check for check in checks.CHECKS}
@@ -563,10 +562,10 @@ def test_the_profile_the_request_and_the_nodes(tmp_path: Path, monkeypatch: pyte
     (refused,) = checks.examine(examination(tmp_path), [by_name["request"]])
     assert refused.state == "red"
     assert "--account" in refused.remedy
-    assert surroundings.failed_nodes(examination(tmp_path)).state == "green"
+    assert checks.failed_nodes(examination(tmp_path)).state == "green"
     bad = bad_nodes.BadNode("lrdn0042", "an Xid error", "a-20261123-080000-1a2b", time.time())
     bad_nodes.Memory("leonardo").add([bad.run], [bad], time.time())
-    found = surroundings.failed_nodes(examination(tmp_path))
+    found = checks.failed_nodes(examination(tmp_path))
     assert found.state == "yellow"
     assert "--exclude lrdn0042" in found.remedy
 
