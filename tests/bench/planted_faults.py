@@ -447,7 +447,7 @@ FAULTS = (
     F("hpcml/subprocesses.py", 'return "" if fields[0] in "ZX" else fields[19]', "return fields[19]", "a dead process that nobody collected counts as alive"),
     F("hpcml/survey/draft.py", "if value or value is False:", "if value:", "a new profile leaves out each no of Slurm's"),
     F("hpcml/survey/machine.py", "nodes = max(1, partition.min_nodes)", "nodes = 1", "a new profile says that large partitions refuse all jobs"),
-    F("hpcml/survey/node_job.py", 'slurm.ask(["scancel", "--quiet", f"--user={os.getuid()}", f"--name={name}"], 20.0)', "pass", "the survey's job stays queued after Ctrl-C", True),
+    F("hpcml/survey/machine.py", 'slurm.ask(["scancel", "--quiet", f"--user={os.getuid()}", f"--name={name}"], 20.0)', "pass", "the survey's job stays queued after Ctrl-C", True),
     F("hpcml/survey/profile.py", "-(-limit // each) if up else", "limit // each if up else", "the smallest job of a QoS has a node too few"),
     F("hpcml/survey/profile.py", 'fields.get("State", "UP") != "UP"', "False", "a partition that is down is proposed"),
     F("hpcml/survey/profile.py", "elif groups and not {*groups} & {*self.login.groups}:", "elif False:", "a partition of another group is proposed"),

@@ -18,7 +18,7 @@ from hpcml.schedulers import slurm, slurm_tables
 from hpcml.schedulers.slurm_tables import Tables
 from hpcml.sites import lookup
 from hpcml.subprocesses import Answer
-from hpcml.survey import machine, node_job, profile
+from hpcml.survey import machine, profile
 from hpcml.survey.draft import SLURM, Draft, How, read_by
 
 ANSWERS = Path(__file__).resolve().parents[1] / "fixtures/sites"
@@ -205,14 +205,14 @@ def test_a_node_is_looked_at_without_any_package(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(("folder", "words", "expected"), [
-    ("leonardo", ("", "", ""), node_job.Wanted("my_account", "boost_usr_prod", "boost_qos_dbg", 2, "gpu:1")),
-    ("leonardo", ("other", "dcgp_usr_prod", "normal"), node_job.Wanted("other", "dcgp_usr_prod", "normal", 2, "")),
-    ("marenostrum5", ("", "acc", "acc_interactive"), node_job.Wanted("ehpc1", "acc", "acc_interactive", 1, "gpu:1")),
-    ("lab", ("", "", ""), node_job.Wanted("", "debug", "", 2, "gpu:1")),
+    ("leonardo", ("", "", ""), machine.JobRequest("my_account", "boost_usr_prod", "boost_qos_dbg", 2, "gpu:1")),
+    ("leonardo", ("other", "dcgp_usr_prod", "normal"), machine.JobRequest("other", "dcgp_usr_prod", "normal", 2, "")),
+    ("marenostrum5", ("", "acc", "acc_interactive"), machine.JobRequest("ehpc1", "acc", "acc_interactive", 1, "gpu:1")),
+    ("lab", ("", "", ""), machine.JobRequest("", "debug", "", 2, "gpu:1")),
 ])  # fmt: skip
-def test_the_job_asks_for_what_starts_soon(folder: str, words: tuple[str, str, str], expected: node_job.Wanted,
+def test_the_job_asks_for_what_starts_soon(folder: str, words: tuple[str, str, str], expected: machine.JobRequest,
                                            monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    assert node_job.choose(profile_of(answer(monkeypatch, folder)), *words) == expected
+    assert machine.choose_job(profile_of(answer(monkeypatch, folder)), *words) == expected
 
 
 def test_reading_again_keeps_what_the_user_and_a_node_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
