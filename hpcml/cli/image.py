@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from hpcml import terminal, units
 from hpcml.cli import common
 from hpcml.errors import IMAGE, ConfigError, HpcmlError, ImageError, NotFoundError, StorageError
-from hpcml.images import build, check, definition, program
-from hpcml.images import facts as images
+from hpcml.images import build, check, sif
 from hpcml.runs import directories
 from hpcml.sites import layers
 from hpcml.terminal import say, shown
@@ -35,7 +34,7 @@ def add_options(parser: ArgumentParser) -> None:
         "ls": "[OPTIONS] [FOLDER…]",
     }
     parser.usage = "\n".join(f"hpcml image {what} {words}" for what, words in usage.items())
-    parser.epilog = f"DEFINITION is a .def file or one that ships with hpcml: {', '.join(definition.shipped())}."
+    parser.epilog = f"DEFINITION is a .def file or one that ships with hpcml: {', '.join(sif.shipped_definitions())}."
     verbs = parser.add_subparsers(prog="hpcml image", dest="what", metavar="build|show|check|ls", required=True)
 
     def add(what: str, text: str, action: Callable[[Namespace, Site], int]) -> ArgumentParser:
@@ -100,9 +99,9 @@ def run(options: Namespace) -> int:
 
 
 def _build(options: Namespace, site: Site) -> int:
-    source = definition.find(options.definition, common.here())
+    source = sif.find_definition(options.definition, common.here())
     out = layers.user_path(options.out or f"{source.name}.sif").absolute()
-    tool = program.find(options.program, site.runtime.container)
+    tool = build.find_program(options.program, site.runtime.container)
     given = build.parse_arguments(options.build_arg or ())
     order = build.prepare(source, out, tool, fakeroot=options.fakeroot, given=given, force=options.force)
     for note in order.notes:
@@ -121,7 +120,7 @@ def _build(options: Namespace, site: Site) -> int:
 
 
 def _show(options: Namespace, _: Site) -> int:
-    facts = images.inspect(layers.user_path(options.image).absolute())
+    facts = sif.inspect(layers.user_path(options.image).absolute())
     try:
         digest = build.digest(facts.path)
     except OSError as error:
@@ -145,7 +144,7 @@ def _show(options: Namespace, _: Site) -> int:
         *(
             ("label", f"{name} {facts.labels[name]}")
             for name in sorted(facts.labels)
-            if not name.startswith(images.PREFIX)
+            if not name.startswith(sif.PREFIX)
         ),
     ]
     for key, value in rows:
@@ -174,7 +173,7 @@ def _own_folder(setting: str) -> Path:
 def _ls(options: Namespace, site: Site) -> int:
     own = [] if options.folders else [_own_folder(site.runtime.image)]
     folders = [layers.user_path(name) for name in options.folders] or own
-    listed: list[images.ImageFacts | HpcmlError] = []
+    listed: list[sif.Image | HpcmlError] = []
     for folder in folders:
         if own and not folder.exists():  # nobody said that the folder of the profile's image is there
             continue
@@ -186,7 +185,7 @@ def _ls(options: Namespace, site: Site) -> int:
             raise NotFoundError(message, place=str(folder), hint=hint) from error
         for path in paths:
             try:
-                listed.append(images.inspect(path))
+                listed.append(sif.inspect(path))
             except (ImageError, NotFoundError) as error:
                 listed.append(error)
     if options.json:
@@ -207,7 +206,7 @@ def _ls(options: Namespace, site: Site) -> int:
     return 0
 
 
-def _row(one: images.ImageFacts | HpcmlError) -> dict[str, object]:
+def _row(one: sif.Image | HpcmlError) -> dict[str, object]:
     if isinstance(one, HpcmlError):
         return {"image": one.place, "error": one.message}
     facts = {key: getattr(one, key) for key in ("kind", "cuda", "size", "versions")}
@@ -215,11 +214,11 @@ def _row(one: images.ImageFacts | HpcmlError) -> dict[str, object]:
 
 
 def _check(options: Namespace, site: Site) -> int:
-    facts = images.inspect(layers.user_path(options.image).absolute())
+    facts = sif.inspect(layers.user_path(options.image).absolute())
     findings = list(check.of_the_file(facts, cuda=site.gpu.cuda, gpus=int(options.gpu)))
     findings += check.of_the_definition(facts)
     try:
-        tool = program.find(options.program, site.runtime.container)
+        tool = build.find_program(options.program, site.runtime.container)
         findings += check.at_work(facts, tool, gpu=options.gpu)
     except ImageError as error:
         words = error.message[:1].lower() + error.message[1:]

@@ -19,7 +19,7 @@ from hpcml import files, schedulers, subprocesses, units
 from hpcml.doctor import scheduler
 from hpcml.doctor.finding import Examination, Finding, clause, green, not_applicable, red, yellow
 from hpcml.errors import HpcmlError
-from hpcml.images import facts as images
+from hpcml.images import sif
 from hpcml.plan.container import image_of
 from hpcml.plan.plan import ADAPTERS, named_adapters
 from hpcml.remote.ssh import config
@@ -339,11 +339,11 @@ def image(exam: Examination) -> Finding:
     if not path:
         return not_applicable("runs use no image (--image, runtime.image)")
     try:
-        found = images.inspect(Path(path))
+        found = sif.inspect(Path(path))
     except HpcmlError as error:
         return red(f"{clause(error.message)} ({path})", error.hint, image=path)
     facts = {"image": path, "architecture": found.architecture, "cuda": found.cuda, "kind": found.kind}
-    problems = images.problems(found, cuda=exam.site.gpu.cuda, gpus=int(bool(found.cuda)), machine=images.machine())
+    problems = sif.problems(found, cuda=exam.site.gpu.cuda, gpus=int(bool(found.cuda)), machine=sif.machine())
     if not problems:
         return green(f"{path} is built for {found.architecture or 'an unknown machine'}", **facts)
     first = problems[0]

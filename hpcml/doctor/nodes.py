@@ -23,7 +23,7 @@ from hpcml.doctor.finding import (
     yellow,
 )
 from hpcml.errors import HpcmlError
-from hpcml.images import facts as images
+from hpcml.images import sif
 from hpcml.node.hardware import record
 from hpcml.node.hardware.record import NEEDS, Disk, Disks, Node, Port, Slot
 from hpcml.plan.container import image_of
@@ -314,7 +314,7 @@ def _driver(exam: Examination, by_node: ByNode) -> Finding:
     if not any(drivers.values()):
         return not_applicable("the nodes show no NVIDIA driver")
     path = image_of(exam.site, exam.spec)
-    cuda = images.inspect(Path(path)).cuda if path else exam.site.gpu.cuda
+    cuda = sif.inspect(Path(path)).cuda if path else exam.site.gpu.cuda
     need = str(NEEDS[int(cuda)].driver) if cuda in map(str, NEEDS) else ""
     whose = f"the image's CUDA {cuda}" if path else f"CUDA {cuda} of the profile"
     facts: dict[str, Any] = {"drivers": drivers, "cuda": cuda, "needs": need}
@@ -347,7 +347,7 @@ def _architecture(exam: Examination, by_node: ByNode) -> Finding:
     words = ", ".join(sorted({*machines.values()}))
     each = "; ".join(f"{node}: {machine}" for node, machine in machines.items())
     path = image_of(exam.site, exam.spec)
-    built = images.inspect(Path(path)).architecture if path else ""
+    built = sif.inspect(Path(path)).architecture if path else ""
     others = [node for node, machine in machines.items() if built and machine != built]
     if others:
         hint = f"Build it on a machine that is {machines[others[0]]}."

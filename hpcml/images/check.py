@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from hpcml import assets, files, subprocesses, units
 from hpcml.failures.rules import Where, meaning
-from hpcml.images.facts import PREFIX, ImageFacts, machine, problems
-from hpcml.images.program import Program, ask, last_lines
+from hpcml.images.build import Program, ask, last_lines
+from hpcml.images.sif import PREFIX, Image, machine, problems
 from hpcml.node.hardware import record
 from hpcml.node.hardware.record import NEEDS, Contents
 from hpcml.sites.layers import process_environment
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
     hint: str = ""
 
 
-def of_the_file(facts: ImageFacts, *, cuda: str, gpus: int) -> Iterator[Finding]:
+def of_the_file(facts: Image, *, cuda: str, gpus: int) -> Iterator[Finding]:
     """Yield what the file and its labels show."""
     yield Finding("file", GOOD, f"a SIF of {units.format_bytes(facts.size)} for {facts.architecture or 'any machine'}")
     against = problems(facts, cuda=cuda, gpus=gpus, machine=machine())
@@ -45,7 +45,7 @@ def of_the_file(facts: ImageFacts, *, cuda: str, gpus: int) -> Iterator[Finding]
 # -- the definition -------------------------------------------------------------------------------------------------
 
 
-def of_the_definition(facts: ImageFacts) -> Iterator[Finding]:
+def of_the_definition(facts: Image) -> Iterator[Finding]:
     """Yield what the definition shows that the image was built from: its stages, commands and labels by spython.
 
     The bases are read from the headers: spython searches every line for ``from:``, those of %post and comments too.
@@ -78,7 +78,7 @@ def of_the_definition(facts: ImageFacts) -> Iterator[Finding]:
         yield Finding("definition", NOTE, "spython finds nothing that it starts from", "Write From: IMAGE:VERSION.")
 
 
-def _of_the_last_stage(stage: Any, bases: list[str], facts: ImageFacts) -> Iterator[Finding]:
+def _of_the_last_stage(stage: Any, bases: list[str], facts: Image) -> Iterator[Finding]:
     pairs = (line.split(None, 1) for line in stage.labels if isinstance(line, str))
     stated = {pair[0]: pair[1].strip().strip('"') for pair in pairs if len(pair) == 2 and "{{" not in pair[1]}
     own = ((name, value) for name, value in stated.items() if name.startswith(PREFIX))
@@ -118,7 +118,7 @@ def _bases(text: str) -> list[str]:
 # -- the image at work ----------------------------------------------------------------------------------------------
 
 
-def at_work(facts: ImageFacts, program: Program, *, gpu: bool) -> Iterator[Finding]:
+def at_work(facts: Image, program: Program, *, gpu: bool) -> Iterator[Finding]:
     """Yield what the image shows when it is started on this machine; raise ImageError if the program cannot be."""
     gpu = gpu and bool(facts.cuda or not facts.kind)  # an image without GPU parts was found out by its labels
     probe = (assets.package_root() / "hpcml/node/hardware/software.py").read_text()
@@ -159,7 +159,7 @@ def _no_start(answer: subprocesses.Answer, program: Program) -> Finding:
     return Finding("starts", BAD, f"{program} cannot run Python in it: {why}", "Try it: apptainer exec IMAGE python3.")
 
 
-def _of_the_packages(contents: Contents, facts: ImageFacts, *, gpu: bool) -> Iterator[Finding]:
+def _of_the_packages(contents: Contents, facts: Image, *, gpu: bool) -> Iterator[Finding]:
     failed = contents.failed
     absent = [name for name, why in failed.items() if why == f"ModuleNotFoundError: No module named '{name}'"]
     if absent:
@@ -217,7 +217,7 @@ def _of_the_transports(contents: Contents, devices: subprocesses.Answer) -> Iter
         yield Finding("rdma-core", GOOD, "libibverbs is there")
 
 
-def _of_the_gpu(contents: Contents, facts: ImageFacts) -> Finding:
+def _of_the_gpu(contents: Contents, facts: Image) -> Finding:
     driver = contents.driver
     need = NEEDS[int(facts.cuda)].driver if facts.cuda in map(str, NEEDS) else 0
     if not driver:
