@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli import common, site_init
 from hpcml.errors import ConfigError, UsageError
-from hpcml.sites import facts, layers, lookup
+from hpcml.sites import layers, lookup
 from hpcml.terminal import json_text, note, say, say_fitted, say_message
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _site_show(options: Namespace) -> int:
         origins = {key.replace("\0", "."): value.origin for key, value in loaded.layers.values.items()}
         common.print_json({"site": table, "chosen_because": loaded.chosen_because, "origins": origins})
         return 0
-    doubts = facts.doubts(loaded.site)
+    doubts = loaded.site.doubts()
     also = f"; {doubts} values are only reported or guessed (--facts)" if doubts else ""
     say(f"# {loaded.site.name}: {loaded.chosen_because}{also}")
     for key, value in _flat(table):

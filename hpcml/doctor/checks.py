@@ -49,8 +49,6 @@ def profile(exam: Examination) -> Finding:
     """Which profile counts here, and whether hpcml can work with it."""
     import socket
 
-    from hpcml.sites import facts
-
     site = exam.site
     told: dict[str, object] = {
         "site": site.name,
@@ -61,7 +59,7 @@ def profile(exam: Examination) -> Finding:
     if site.unsupported:
         hint = "Use another machine; for CPU jobs the generic profile may do: --site slurm."
         return red(f"hpcml does not work on {site.name}: {site.unsupported}", hint, **told)
-    doubts = facts.doubts(site)
+    doubts = site.doubts()
     also = f"; {doubts} of its values are only reported or guessed" if doubts else ""
     if site.name == "slurm":
         also += "; hpcml site init NAME --probe writes a profile of this machine"
