@@ -46,7 +46,7 @@ FAULTS = (
     F("hpcml/request/script_lines.py", '"env": f"--env {key}"', '"env": f"--env {text}"', "a plan shows the secret of a script's --env line"),
     F("hpcml/cli/shell.py", "owner.clean_environment() | script_api.client_variables(*scheduler)", "dict(owner.clean_environment())", "Client() in hpcml shell misses the run's cluster", True),
     F("hpcml/cli/site.py", 'tells = (key in first and key in second) or any(known != "default" for _, known in sides)', "tells = key in first and key in second", "a refreshed profile misses a new partition"),
-    F("hpcml/cli/site_init.py", "machine.put(path, text, old=True)", "machine.put(path, text)", "site init --refresh keeps no copy of the old profile"),
+    F("hpcml/cli/site.py", "machine.put(path, text, old=True)", "machine.put(path, text)", "site init --refresh keeps no copy of the old profile"),
     F("hpcml/cli/status.py", 'code = UNREACHABLE if status.silent and status.phase == "unknown" else 0', "code = 0", "hpcml status ends with 0 while Slurm is silent"),
     F("hpcml/runs/submit.py", "[*sites_own, *(one.node for one in bad)]", "[one.node for one in bad]", "excluding failed nodes drops the site's own exclusions"),
     F("hpcml/cli/submit.py", "with options.caller.handing_over(prepared.plan.run_id) if options.caller else contextlib.nullcontext():", "with contextlib.nullcontext():", "a laptop whose link breaks says that nothing was submitted", True),
