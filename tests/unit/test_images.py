@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
 import os
@@ -15,6 +16,8 @@ import pytest
 
 from hpcml.errors import ImageError, NotFoundError
 from hpcml.images import build, check, sif
+from hpcml.node.hardware import record, software
+from hpcml.subprocesses import Answer
 from tests.fixtures.images import sif_file
 
 GPU = {
@@ -256,6 +259,17 @@ def test_the_shipped_definitions_that_spython_can_read() -> None:
 # -- the image at work ----------------------------------------------------------------------------------------------
 
 
+def test_the_program_inside_an_image_needs_no_hpcml_and_no_new_python() -> None:
+    tree = ast.parse(Path(software.__file__).read_text(), feature_version=(3, 9))
+    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in modules} <= sys.stdlib_module_names
+    printed = subprocess.run(
+        [sys.executable, "-I", software.__file__], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert record.read(record.Contents, json.loads(printed.stdout.splitlines()[-1])).python.startswith("3.")
+
+
 def test_the_ucx_that_python_uses_is_the_one_that_is_looked_at(tmp_path: Path) -> None:
     """Of the wheels' own and another, by the wheels' switch: only the other has a module for InfiniBand here."""
     wheel = pytest.importorskip("libucx")
@@ -270,3 +284,15 @@ def test_the_ucx_that_python_uses_is_the_one_that_is_looked_at(tmp_path: Path) -
         ucx = json.loads(done.stdout)
         assert (ucx["version"], Path(ucx["library"]).parent) == (importlib.metadata.version("libucx-cu13"), folder)
         assert ("cuda" in ucx["modules"], "ib" in ucx["modules"]) == (True, has)
+
+
+@pytest.mark.parametrize("changed", [{"failed": []}, {"driver": "x"}, {"driver": 5}, {"ucx": "1.21"}, {"outside": [7]}, {"packages": {"dask": {}}}])  # fmt: skip
+def test_what_an_image_prints_is_checked(changed: dict[str, object]) -> None:
+    ucx: dict[str, object] = {"version": "", "library": "", "modules": [], "components": [], "transports": {}}
+    texts = dict.fromkeys(("python", "verbs", "driver", "compute"), "")
+    lists: dict[str, object] = {"absent": [], "outside": [], "library_path": []}
+    contents = {**texts, **lists, "failed": {}, "packages": {}, "ucx": ucx}
+    assert check._contents(Answer(0, f"noise\n{json.dumps(contents)}\n", "")) is not None
+    for text in (json.dumps(contents | changed), "[" * 100_000, "7", ""):
+        assert check._contents(Answer(0, text, "")) is None
+    assert check._contents(Answer(1, json.dumps(contents), "")) is None
