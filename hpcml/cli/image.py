@@ -120,39 +120,39 @@ def _build(options: Namespace, site: Site) -> int:
 
 
 def _show(options: Namespace, _: Site) -> int:
-    facts = sif.inspect(layers.user_path(options.image).absolute())
+    image = sif.inspect(layers.user_path(options.image).absolute())
     try:
-        digest = build.digest(facts.path)
+        digest = build.digest(image.path)
     except OSError as error:
         hint = "Does its file system answer?"
-        raise NotFoundError(f"The image cannot be read: {error.strerror}", place=str(facts.path), hint=hint) from error
+        raise NotFoundError(f"The image cannot be read: {error.strerror}", place=str(image.path), hint=hint) from error
     if options.json:
-        table = {"image": facts.path, "digest": digest, "kind": facts.kind, "cuda": facts.cuda}
-        table |= {"versions": facts.versions, **facts._asdict()}
+        table = {"image": image.path, "digest": digest, "kind": image.kind, "cuda": image.cuda}
+        table |= {"versions": image.versions, **image._asdict()}
         common.print_json(table)
         return 0
     rows = [
-        ("image", str(facts.path)),
-        ("size", units.format_bytes(facts.size)),
-        ("built", _date(facts.created or facts.modified)),
-        ("machine", facts.architecture or "not said"),
-        ("kind", facts.kind or "not one of hpcml's"),
-        ("cuda", facts.cuda),
-        ("versions", ", ".join(f"{name} {value}" for name, value in facts.versions.items())),
+        ("image", str(image.path)),
+        ("size", units.format_bytes(image.size)),
+        ("built", _date(image.created or image.modified)),
+        ("machine", image.architecture or "not said"),
+        ("kind", image.kind or "not one of hpcml's"),
+        ("cuda", image.cuda),
+        ("versions", ", ".join(f"{name} {value}" for name, value in image.versions.items())),
         ("digest", digest),
-        ("help", " ".join(facts.help.split())),
+        ("help", " ".join(image.help.split())),
         *(
-            ("label", f"{name} {facts.labels[name]}")
-            for name in sorted(facts.labels)
+            ("label", f"{name} {image.labels[name]}")
+            for name in sorted(image.labels)
             if not name.startswith(sif.PREFIX)
         ),
     ]
     for key, value in rows:
         if value:
             say(f"{key:<10} {value}")
-    if facts.definition:
+    if image.definition:
         say("definition")
-        for line in facts.definition.splitlines():
+        for line in image.definition.splitlines():
             say(f"  | {line}")
     return 0
 
@@ -171,11 +171,11 @@ def _own_folder(setting: str) -> Path:
 
 
 def _ls(options: Namespace, site: Site) -> int:
-    own = [] if options.folders else [_own_folder(site.runtime.image)]
-    folders = [layers.user_path(name) for name in options.folders] or own
+    defaults = [] if options.folders else [_own_folder(site.runtime.image)]
+    folders = [layers.user_path(name) for name in options.folders] or defaults
     listed: list[sif.Image | HpcmlError] = []
     for folder in folders:
-        if own and not folder.exists():  # nobody said that the folder of the profile's image is there
+        if defaults and not folder.exists():  # nobody said that the folder of the profile's image is there
             continue
         try:
             paths = sorted(path for path in folder.iterdir() if path.suffix == ".sif" and not path.name.startswith("."))
@@ -209,23 +209,23 @@ def _ls(options: Namespace, site: Site) -> int:
 def _row(one: sif.Image | HpcmlError) -> dict[str, object]:
     if isinstance(one, HpcmlError):
         return {"image": one.place, "error": one.message}
-    facts = {key: getattr(one, key) for key in ("kind", "cuda", "size", "versions")}
-    return {"image": str(one.path), **facts, "modified": _date(one.modified)}
+    values = {key: getattr(one, key) for key in ("kind", "cuda", "size", "versions")}
+    return {"image": str(one.path), **values, "modified": _date(one.modified)}
 
 
 def _check(options: Namespace, site: Site) -> int:
-    facts = sif.inspect(layers.user_path(options.image).absolute())
-    findings = list(check.of_the_file(facts, cuda=site.gpu.cuda, gpus=int(options.gpu)))
-    findings += check.of_the_definition(facts)
+    image = sif.inspect(layers.user_path(options.image).absolute())
+    findings = list(check.of_the_file(image, cuda=site.gpu.cuda, gpus=int(options.gpu)))
+    findings += check.of_the_definition(image)
     try:
         tool = build.find_program(options.program, site.runtime.container)
-        findings += check.at_work(facts, tool, gpu=options.gpu)
+        findings += check.at_work(image, tool, gpu=options.gpu)
     except ImageError as error:
-        words = error.message[:1].lower() + error.message[1:]
-        findings.append(check.Finding("starts", check.BAD, words, error.hint))
+        reason = error.message[:1].lower() + error.message[1:]
+        findings.append(check.Finding("starts", check.BAD, reason, error.hint))
     bad = [finding for finding in findings if finding.state == check.BAD]
     if options.json:
-        table = {"image": str(facts.path), "good": not bad, "findings": [row._asdict() for row in findings]}
+        table = {"image": str(image.path), "good": not bad, "findings": [row._asdict() for row in findings]}
         common.print_json(table)
     else:
         columns = max(60, shutil.get_terminal_size((120, 24)).columns)

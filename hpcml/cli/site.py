@@ -34,8 +34,8 @@ def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     common.add_set(parser)
     common.add_json(parser)
-    what = "list the profiles, show one in force, compare two, or write one from what this machine says"
-    parser.add_argument("what", metavar="ls|show|diff|init", choices=tuple(_MOST), help=what)
+    text = "list the profiles, show one in force, compare two, or write one from what this machine says"
+    parser.add_argument("what", metavar="ls|show|diff|init", choices=tuple(_MOST), help=text)
     text = (
         "show: a profile (default: the site found here); diff: two profiles, by name or file; init: the new one's name"
     )
@@ -245,10 +245,10 @@ def _add_options_of_init(parser: ArgumentParser) -> None:
 def _given(options: Namespace) -> str:
     """Return the first option that only ``init`` takes and that is given, as it is written; nothing if none is."""
     names = (*_FLAGS, "account", "partition", "qos")
-    found = next(
+    option = next(
         (name for name in names if getattr(options, name)), "deadline" if options.deadline != _DEADLINE else ""
     )
-    return f"--{found}" if found else ""
+    return f"--{option}" if option else ""
 
 
 def _site_init(options: Namespace) -> int:
@@ -286,11 +286,11 @@ def _site_init(options: Namespace) -> int:
 
 
 def _check_place(path: Path, options: Namespace) -> None:
-    there = path.exists() or path.is_symlink()
-    if options.refresh and not there:
+    is_present = path.exists() or path.is_symlink()
+    if options.refresh and not is_present:
         hint = f"Write it first: hpcml site init {path.stem}."
         raise ConfigError("There is no profile to read again", place=str(path), hint=hint)
-    if there and not (options.force or options.refresh or options.print):
+    if is_present and not (options.force or options.refresh or options.print):
         hint = "Give --refresh to see what differs, --force to replace it, or another name."
         raise UsageError("There is a profile of that name", place=str(path), hint=hint)
 

@@ -50,20 +50,20 @@ def profile(exam: Examination) -> Finding:
     import socket
 
     site = exam.site
-    told: dict[str, object] = {
+    data: dict[str, object] = {
         "site": site.name,
         "chosen_because": exam.wanted.chosen_because,
         "host": socket.gethostname(),
     }
-    told |= {"login_host": site.login.host, "login_hosts": list(site.login.hosts)}
+    data |= {"login_host": site.login.host, "login_hosts": list(site.login.hosts)}
     if site.unsupported:
         hint = "Use another machine; for CPU jobs the generic profile may do: --site slurm."
-        return red(f"hpcml does not work on {site.name}: {site.unsupported}", hint, **told)
+        return red(f"hpcml does not work on {site.name}: {site.unsupported}", hint, **data)
     doubts = site.doubts()
     also = f"; {doubts} of its values are only reported or guessed" if doubts else ""
     if site.name == "slurm":
         also += "; hpcml site init NAME --probe writes a profile of this machine"
-    return green(f"site {site.name}: {exam.wanted.chosen_because}{also}", **told, doubts=doubts)
+    return green(f"site {site.name}: {exam.wanted.chosen_because}{also}", **data, doubts=doubts)
 
 
 def library_path(exam: Examination) -> Finding:
@@ -75,10 +75,12 @@ def library_path(exam: Examination) -> Finding:
     of_cuda = [one for one in entries if any(home and one.startswith(f"{home}/") for home in homes)]
     for entry in entries:
         with contextlib.suppress(OSError):  # a folder that is not there
-            found = sorted(name for name in os.listdir(entry) if _DRIVER.fullmatch(name))
-            if found and (entry in of_cuda or "stubs" in entry or "compat" in entry):
-                sentence = f"LD_LIBRARY_PATH puts {entry} before the driver, and {found[0]} there is not the driver's"
-                return red(sentence, f"Take {entry} out of LD_LIBRARY_PATH.", entry=entry, files=found)
+            libraries = sorted(name for name in os.listdir(entry) if _DRIVER.fullmatch(name))
+            if libraries and (entry in of_cuda or "stubs" in entry or "compat" in entry):
+                sentence = (
+                    f"LD_LIBRARY_PATH puts {entry} before the driver, and {libraries[0]} there is not the driver's"
+                )
+                return red(sentence, f"Take {entry} out of LD_LIBRARY_PATH.", entry=entry, files=libraries)
     if of_cuda:
         sentence = f"LD_LIBRARY_PATH puts {of_cuda[0]} before the libraries of your environment and of the driver"
         hint = f"Take {of_cuda[0]} out of LD_LIBRARY_PATH (Driver/library version mismatch)."
@@ -89,8 +91,8 @@ def library_path(exam: Examination) -> Finding:
 def adapters(exam: Examination) -> Finding:
     """Whether the RDMA adapters that variables name are those of the nodes."""
     has = exam.site.network.adapters
-    there = {**exam.environment, **exam.site.environment}
-    values = {name: there[name] for name in ADAPTERS if there.get(name)}
+    variables = {**exam.environment, **exam.site.environment}
+    values = {name: variables[name] for name in ADAPTERS if variables.get(name)}
     if not values:
         return green("no variable chooses RDMA adapters")
     if not has:
@@ -136,26 +138,26 @@ def quota(exam: Examination) -> Finding:
     home = exam.environment.get("HOME", "")
     folders = dict.fromkeys(_existing(place) for place in (exam.runs, *([Path(home)] if home else [])))
     hint = "Remove old runs (hpcml rm --older-than 30d), or keep runs elsewhere (--set paths.runs=…)."
-    facts: dict[str, object] = {}
+    data: dict[str, object] = {}
     low = ""
     for folder in folders:
         room = os.statvfs(folder)
         free = room.f_bavail * room.f_frsize
-        facts[str(folder)] = {"bytes": free, "inodes": room.f_favail if room.f_files else None}
+        data[str(folder)] = {"bytes": free, "inodes": room.f_favail if room.f_files else None}
         if full := directories.full(folder):
-            return red(full, hint, **facts)
+            return red(full, hint, **data)
         few = room.f_files and room.f_favail < _FEW_INODES
         if few or (room.f_blocks and free < _FEW_BYTES):
             left = f"{room.f_favail} files" if few else units.format_bytes(free)
             low = low or f"only {left} more fit into {folder}"
-    for found in _quotas(exam, list(folders)):
-        if found.state == "red":
-            return found
-        low = low or (found.sentence if found.state == "yellow" else "")
-        facts |= found.facts
+    for finding in _quotas(exam, list(folders)):
+        if finding.state == "red":
+            return finding
+        low = low or (finding.sentence if finding.state == "yellow" else "")
+        data |= finding.facts
     if low:
-        return yellow(low, hint, **facts)
-    return green("there is room for files and bytes in the folder for runs and in your home", **facts)
+        return yellow(low, hint, **data)
+    return green("there is room for files and bytes in the folder for runs and in your home", **data)
 
 
 def _quotas(exam: Examination, folders: list[Path]) -> Iterator[Finding]:
@@ -173,19 +175,19 @@ def judge_quota(text: str) -> Iterator[Finding]:
     """Yield what the answer of ``lfs quota -q`` or ``quota -w -p`` says of each file system, in KiB and files."""
     for row in _QUOTA.findall(text):
         place = row[0]
-        for what, (used, star, soft, hard) in (("KiB", row[1:5]), ("files", row[6:10])):
+        for unit, (used, star, soft, hard) in (("KiB", row[1:5]), ("files", row[6:10])):
             limit = int(soft) or int(hard)
-            facts = {f"{place}: {what}": {"used": int(used), "limit": limit}}
+            data = {f"{place}: {unit}": {"used": int(used), "limit": limit}}
             if not limit:
                 continue
-            words = f"{used} of {limit} {what} of your quota on {place} are used"
+            sentence = f"{used} of {limit} {unit} of your quota on {place} are used"
             hint = "Remove what you no longer need (hpcml rm --older-than 30d removes old runs)."
             if star or int(used) >= limit:
-                yield red(words, hint, **facts)
+                yield red(sentence, hint, **data)
             elif int(used) > 0.95 * limit:
-                yield yellow(words, hint, **facts)
+                yield yellow(sentence, hint, **data)
             else:
-                yield green(words, **facts)
+                yield green(sentence, **data)
 
 
 def file_system(exam: Examination) -> Finding:
@@ -211,14 +213,14 @@ def file_system(exam: Examination) -> Finding:
         return red(f"files cannot {doing} in {folder}: {full or error.strerror}", hint, folder=str(folder))
     if not replaced:
         return red(f"a file that was renamed in {folder} is not there by its new name", hint, folder=str(folder))
-    facts = {"folder": str(folder), "ahead": round(ahead, 3), "locks": locks}
+    data = {"folder": str(folder), "ahead": round(ahead, 3), "locks": locks}
     if not locks:
-        return yellow(f"files cannot be locked in {folder}: the points of a sweep share nothing safely", hint, **facts)
+        return yellow(f"files cannot be locked in {folder}: the points of a sweep share nothing safely", hint, **data)
     if abs(ahead) > _SKEW:
         way = "ahead of" if ahead > 0 else "behind"
         sentence = f"the file system of {folder} is {abs(ahead):.0f} s {way} this machine's clock"
-        return yellow(sentence, "Tell the site: times of files are wrong.", **facts)
-    return green(f"files in {folder} can be renamed and locked, and their times are right", **facts)
+        return yellow(sentence, "Tell the site: times of files are wrong.", **data)
+    return green(f"files in {folder} can be renamed and locked, and their times are right", **data)
 
 
 @contextlib.contextmanager
@@ -283,22 +285,22 @@ def limits(exam: Examination) -> Finding:
         "open_files": (resource.RLIMIT_NOFILE, _FILES),
     }
     soft = {name: resource.getrlimit(kind)[0] for name, (kind, _) in kinds.items()}
-    facts = {name: None if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
+    data = {name: None if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
     low = [name for name, (_, least) in kinds.items() if soft[name] != resource.RLIM_INFINITY and soft[name] < least]
-    words = {
+    sentences = {
         "cpu_seconds": f"a process here is ended after {soft['cpu_seconds']} s of processor time (ulimit -t)",
         "memory": f"a process here may take {units.format_bytes(max(0, soft['memory']))} of memory (ulimit -v)",
         "processes": f"you may have {soft['processes']} processes here (ulimit -u)",
         "open_files": f"a process may open {soft['open_files']} files here (ulimit -n)",
     }
     if session := session_memory(_ROOT):
-        facts["session_memory"], file = session
-        words["session_memory"] = f"your session here may take {units.format_bytes(session[0])} of memory ({file})"
+        data["session_memory"], file = session
+        sentences["session_memory"] = f"your session here may take {units.format_bytes(session[0])} of memory ({file})"
         low += ["session_memory"] if session[0] < _MEMORY else []
     if low:
         hint = "Submit with --detach, and look with hpcml status; long work belongs into jobs."
-        return yellow(words[low[0]], hint, **facts)
-    return green("the limits of processes here are wide enough to wait for runs", **facts)
+        return yellow(sentences[low[0]], hint, **data)
+    return green("the limits of processes here are wide enough to wait for runs", **data)
 
 
 def session_memory(root: Path) -> tuple[int, str] | None:
@@ -307,21 +309,21 @@ def session_memory(root: Path) -> tuple[int, str] | None:
     Its own group and all above it count, of version 1 and 2: a login session's limit is mostly on the user's slice.
     ``root`` is the folder below which /proc and /sys are read.
     """
-    found = []
+    limits = []
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         folder, name = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
         if controllers and "memory" not in controllers.split(","):
             continue
-        own = PurePosixPath(group.strip("/"))
+        innermost = PurePosixPath(group.strip("/"))
         for one in (
-            (PurePosixPath(),) if ".." in own.parts else (own, *own.parents)
+            (PurePosixPath(),) if ".." in innermost.parts else (innermost, *innermost.parents)
         ):  # "..": not seen from this container
             file = Path("sys/fs/cgroup", folder, one, name)
             text = _text(root / file)
             if text.isdecimal() and int(text) < _NO_LIMIT:
-                found.append((int(text), f"/{file}"))
-    return min(found, default=None)
+                limits.append((int(text), f"/{file}"))
+    return min(limits, default=None)
 
 
 def _text(file: Path) -> str:
@@ -337,15 +339,15 @@ def image(exam: Examination) -> Finding:
     if not path:
         return not_applicable("runs use no image (--image, runtime.image)")
     try:
-        found = sif.inspect(Path(path))
+        described = sif.inspect(Path(path))
     except HpcmlError as error:
         return red(f"{clause(error.message)} ({path})", error.hint, image=path)
-    facts = {"image": path, "architecture": found.architecture, "cuda": found.cuda, "kind": found.kind}
-    problems = sif.problems(found, cuda=exam.site.gpu.cuda, gpus=int(bool(found.cuda)), machine=sif.machine())
+    data = {"image": path, "architecture": described.architecture, "cuda": described.cuda, "kind": described.kind}
+    problems = sif.problems(described, cuda=exam.site.gpu.cuda, gpus=int(bool(described.cuda)), machine=sif.machine())
     if not problems:
-        return green(f"{path} is built for {found.architecture or 'an unknown machine'}", **facts)
+        return green(f"{path} is built for {described.architecture or 'an unknown machine'}", **data)
     first = problems[0]
-    return (red if first.fatal else yellow)(f"the image: {first.what}", first.hint, **facts)
+    return (red if first.fatal else yellow)(f"the image: {first.what}", first.hint, **data)
 
 
 def failed_nodes(exam: Examination) -> Finding:
@@ -355,10 +357,10 @@ def failed_nodes(exam: Examination) -> Finding:
     bad = bad_nodes.Memory(exam.site.name).nodes(now)
     if not bad:
         return green("no node failed a run of yours within a day")
-    words, _, option = bad_nodes.sentence(bad).partition(": leave ")
+    failures, _, option = bad_nodes.sentence(bad).partition(": leave ")
     left_out = " (the profile leaves them out)" if exam.site.slurm.exclude_failed else ""
-    facts = {"nodes": [one._asdict() for one in bad]}
-    return yellow(words + left_out, f"Leave {option}.", **facts)
+    data = {"nodes": [one._asdict() for one in bad]}
+    return yellow(failures + left_out, f"Leave {option}.", **data)
 
 
 # -- the way to the cluster: the user's certificate, and which login node is meant ------------------------------------
@@ -389,16 +391,16 @@ def judge_certificate(ends: Sequence[float], start: str, now: float, renew: str)
     hint = f"Get a new one: {renew or 'see the documentation of your site'}."
     if last == float("inf"):
         return green("your ssh certificate does not end")
-    facts = {"ends": round(last), "left": round(last - now), "start": start}
+    data = {"ends": round(last), "left": round(last - now), "start": start}
     if last <= now:
-        return red(f"your ssh certificate ended {ssh_login.clock(last, now)}", hint, **facts)
+        return red(f"your ssh certificate ended {ssh_login.clock(last, now)}", hint, **data)
     begins = datetime.datetime.fromisoformat(start).timestamp() if start else now
-    words = f"your ssh certificate ends {ssh_login.clock(last, now)}, in {units.format_seconds(last - now)}"
+    sentence = f"your ssh certificate ends {ssh_login.clock(last, now)}, in {units.format_seconds(last - now)}"
     if begins > last:
-        return yellow(f"{words}, and a job would start {ssh_login.clock(begins, now)}", hint, **facts)
+        return yellow(f"{sentence}, and a job would start {ssh_login.clock(begins, now)}", hint, **data)
     if last - now < _SOON:
-        return yellow(words, hint, **facts)
-    return green(words, **facts)
+        return yellow(sentence, hint, **data)
+    return green(sentence, **data)
 
 
 def login_node(exam: Examination) -> Finding:
@@ -419,22 +421,22 @@ def judge_login_node(login: Login, answered: str, *, of_profile: bool = True) ->
     of_profile
         Whether a profile names ``login.host``; a name of the user's own ssh configuration is no machine's.
     """
-    facts = {"host": login.host, "answered": answered, "hosts": list(login.hosts)}
+    data = {"host": login.host, "answered": answered, "hosts": list(login.hosts)}
     short = answered.partition(".")[0]
-    own = (short, f"{short}-ext")
+    names = (short, f"{short}-ext")
     answers = f"{login.host} answers (it is {answered or 'not named'})"
-    if not login.hosts and of_profile and answered and login.host.rpartition("@")[2].partition(".")[0] not in own:
+    if not login.hosts and of_profile and answered and login.host.rpartition("@")[2].partition(".")[0] not in names:
         hint = "Write the login nodes' names into login.hosts of the profile: a tunnel must name one host."
         return yellow(
-            f"{answers}: it may lead to another login node each time, and login.hosts names none", hint, **facts
+            f"{answers}: it may lead to another login node each time, and login.hosts names none", hint, **data
         )
     if login.host in login.hosts or not login.hosts:
-        return green(answers, **facts)
-    if one := next((name for name in login.hosts if name.partition(".")[0] in own), ""):
-        return green(f"{login.host} answers as {one}; what you type by hand names that one", **facts)
+        return green(answers, **data)
+    if one := next((name for name in login.hosts if name.partition(".")[0] in names), ""):
+        return green(f"{login.host} answers as {one}; what you type by hand names that one", **data)
     hint = f"Name one: hpcml --host {login.hosts[0]}."
-    there = answered or "the machine that answered"
-    return yellow(f"{login.host} stands for several login nodes, and {there} is none of login.hosts", hint, **facts)
+    machine = answered or "the machine that answered"
+    return yellow(f"{login.host} stands for several login nodes, and {machine} is none of login.hosts", hint, **data)
 
 
 def no_way(error: HpcmlError) -> Finding:
@@ -490,18 +492,18 @@ def examine(exam: Examination, checks: Sequence[Check] = CHECKS) -> list[Finding
 
     One that is late is left behind; the commands that it started have the same deadline.
     """
-    found: dict[str, Finding] = {}
+    findings: dict[str, Finding] = {}
 
     def make(check: Check) -> None:
         began = time.monotonic()
-        found[check.name] = _made(check, exam)._replace(check=check.name, seconds=time.monotonic() - began)
+        findings[check.name] = _made(check, exam)._replace(check=check.name, seconds=time.monotonic() - began)
 
     threads = [threading.Thread(target=make, args=(check,), daemon=True) for check in checks]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, exam.end + _LAST - time.monotonic()))
-    made = dict(found)
+    made = dict(findings)
     return [made.get(check.name) or _late(check, exam.seconds)._replace(check=check.name) for check in checks]
 
 
@@ -511,10 +513,10 @@ def _made(check: Check, exam: Examination) -> Finding:
     try:
         return check.look(exam)
     except HpcmlError as error:
-        words = clause(error.message)
+        reason = clause(error.message)
         if check.name == "request":
-            return red(f"a run would be refused: {words}", error.hint, place=error.place)
-        return not_applicable(f"it cannot be looked at: {words}", error.hint)
+            return red(f"a run would be refused: {reason}", error.hint, place=error.place)
+        return not_applicable(f"it cannot be looked at: {reason}", error.hint)
     except (OSError, ValueError, subprocesses.CommandMissingError) as error:
         return not_applicable(f"it cannot be looked at: {error}")
 

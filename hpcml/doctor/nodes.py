@@ -173,18 +173,18 @@ def _by_value(by_node: ByNode, value: Callable[[Node], Any]) -> dict[str, Any]:
 
 def _interface(exam: Examination, by_node: ByNode) -> Finding:
     wanted = exam.site.network.interface
-    there = _by_value(by_node, lambda node: {one.name: one.ipv4 for one in node.network.interfaces if one.ipv4})
+    addresses = _by_value(by_node, lambda node: {one.name: one.ipv4 for one in node.network.interfaces if one.ipv4})
     if not wanted:
-        return green("the profile names no interface: each node chooses by its own rule", interfaces=there)
-    without = [node for node, names in there.items() if wanted not in names]
+        return green("the profile names no interface: each node chooses by its own rule", interfaces=addresses)
+    without = [node for node, names in addresses.items() if wanted not in names]
     if not without:
-        return green(f"interface {wanted} has an IPv4 address on each node", interfaces=there)
-    others = sorted(set.intersection(*(set(names) for names in there.values())) - {"lo"})
+        return green(f"interface {wanted} has an IPv4 address on each node", interfaces=addresses)
+    others = sorted(set.intersection(*(set(names) for names in addresses.values())) - {"lo"})
     sentence = (
         f"interface {wanted} has no IPv4 address on {', '.join(without)} (with one: {', '.join(others) or 'none'})"
     )
     hint = f"Set network.interface = '{others[0]}', or leave it empty." if others else "Leave network.interface empty."
-    return red(sentence, hint, interfaces=there)
+    return red(sentence, hint, interfaces=addresses)
 
 
 def _distance(exam: Examination, by_node: ByNode) -> Finding:
@@ -192,8 +192,8 @@ def _distance(exam: Examination, by_node: ByNode) -> Finding:
     gpus = _by_value(by_node, lambda node: [_slot_row(slot) for slot in node.gpu.slots])
     if not any(gpus.values()):
         return not_applicable("the nodes have no GPU of NVIDIA's")
-    pairs = [(node, gpu["bus_id"], gpu["nearest"]) for node, own in gpus.items() for gpu in own]
-    if without := [node for node, own in gpus.items() if not own]:
+    pairs = [(node, gpu["bus_id"], gpu["nearest"]) for node, rows in gpus.items() for gpu in rows]
+    if without := [node for node, rows in gpus.items() if not rows]:
         sentence = (
             f"{', '.join(without)} {'have' if len(without) > 1 else 'has'} no GPU of NVIDIA's, and other nodes do"
         )
@@ -237,8 +237,8 @@ def _shared_memory(exam: Examination, by_node: ByNode) -> Finding:
             return red(sentence, "Ask the site for a larger /dev/shm, or bind another folder there.", shm=shm)
     for node, one in shm.items():
         if one["left_bytes"] >= _LEFT_LEAST:
-            words = f"{len(one['left'])} old files of yours in /dev/shm of {node}"
-            sentence = f"{words} take {units.format_bytes(one['left_bytes'])} of the memory of your jobs there"
+            files_left = f"{len(one['left'])} old files of yours in /dev/shm of {node}"
+            sentence = f"{files_left} take {units.format_bytes(one['left_bytes'])} of the memory of your jobs there"
             hint = f"Remove those that no job of yours uses: rm /dev/shm/{one['left'][0]} …, in a job on {node}."
             return yellow(sentence, hint, shm=shm)
     size = units.format_bytes(min(one["size"] for one in shm.values())) if shm else "0 B"
@@ -277,8 +277,8 @@ def _clocks(clocks: Mapping[str, tuple[float, float]], by_node: ByNode) -> Findi
     node = max(surely, key=lambda one: surely[one], default="")
     if node and surely[node] > _SKEW:
         way = "ahead of" if clocks[node][0] > 0 else "behind"
-        words = f"the clock of {node} is {abs(clocks[node][0]):.0f} s {way} the first node's"
-        return (red if surely[node] > _SKEW_BAD else yellow)(words, leave_out([node]), ahead=measured)
+        sentence = f"the clock of {node} is {abs(clocks[node][0]):.0f} s {way} the first node's"
+        return (red if surely[node] > _SKEW_BAD else yellow)(sentence, leave_out([node]), ahead=measured)
     if unknown := [node for node in by_node if node not in measured]:
         return not_applicable(f"the run did not measure the clock of {', '.join(unknown)}", ahead=measured)
     return green("the nodes' clocks agree", ahead=measured)
@@ -287,26 +287,26 @@ def _clocks(clocks: Mapping[str, tuple[float, float]], by_node: ByNode) -> Findi
 def _shared_gpus(exam: Examination, by_node: ByNode) -> Finding:
     del exam
     rows = _by_value(by_node, lambda node: [list(row) for row in node.gpu.smi])
-    facts = {"nvidia_smi": rows, "mps": _by_value(by_node, lambda node: node.gpu.mps)}
+    data = {"nvidia_smi": rows, "mps": _by_value(by_node, lambda node: node.gpu.mps)}
     each = [(name, row) for name, node in by_node.items() for row in node.gpu.smi]
     if closed := [(name, row) for name, row in each if row.compute_mode == "Prohibited"]:
         name, row = closed[0]
-        return red(f"GPU {row.bus_id} of {name} takes no program (compute mode)", "Tell the site.", **facts)
+        return red(f"GPU {row.bus_id} of {name} takes no program (compute mode)", "Tell the site.", **data)
     if busy := [name for name, node in by_node.items() if node.gpu.mps]:
         sentence = f"NVIDIA's MPS runs on {', '.join(busy)}: your workers would share GPUs with others"
         hint = "Ask for whole GPUs, or end the server if it is yours (echo quit | nvidia-cuda-mps-control)."
-        return yellow(sentence, hint, **facts)
+        return yellow(sentence, hint, **data)
     if parts := [(name, row) for name, row in each if row.mig == "Enabled"]:
         name, row = parts[0]
         sentence = f"MIG divides GPU {row.bus_id} of {name}: parts have neither NVLink nor CUDA IPC"
-        return yellow(sentence, "Ask for whole GPUs.", **facts)
+        return yellow(sentence, "Ask for whole GPUs.", **data)
     if not each:
         why_not = "nvidia-smi does not answer there" if any(node.gpu.slots for node in by_node.values()) else "no GPU"
         return not_applicable(f"whether GPUs are divided is not known: {why_not}")
     if silent := [name for name, node in by_node.items() if node.gpu.slots and not node.gpu.smi]:
         sentence = f"nvidia-smi does not answer on {', '.join(silent)}, and it does on other nodes"
-        return yellow(sentence, leave_out(silent), **facts)
-    return green("the GPUs are whole, and no MPS runs", **facts)
+        return yellow(sentence, leave_out(silent), **data)
+    return green("the GPUs are whole, and no MPS runs", **data)
 
 
 def _driver(exam: Examination, by_node: ByNode) -> Finding:
@@ -317,14 +317,14 @@ def _driver(exam: Examination, by_node: ByNode) -> Finding:
     cuda = sif.inspect(Path(path)).cuda if path else exam.site.gpu.cuda
     need = str(NEEDS[int(cuda)].driver) if cuda in map(str, NEEDS) else ""
     whose = f"the image's CUDA {cuda}" if path else f"CUDA {cuda} of the profile"
-    facts: dict[str, Any] = {"drivers": drivers, "cuda": cuda, "needs": need}
+    data: dict[str, Any] = {"drivers": drivers, "cuda": cuda, "needs": need}
     if not need:
-        return not_applicable("which CUDA runs use is not said (gpu.cuda, --image)", **facts)
+        return not_applicable("which CUDA runs use is not said (gpu.cuda, --image)", **data)
     for node, driver in drivers.items():
         if record.major(driver) < int(need):
             sentence = f"the driver of {node} is {driver or 'not there'}, and {whose} needs {need} or newer"
-            return red(sentence, "Use an image for an older CUDA, or ask the site for a newer driver.", **facts)
-    return green(f"the driver, {' or '.join(sorted({*drivers.values()}))}, runs {whose}", **facts)
+            return red(sentence, "Use an image for an older CUDA, or ask the site for a newer driver.", **data)
+    return green(f"the driver, {' or '.join(sorted({*drivers.values()}))}, runs {whose}", **data)
 
 
 def _container(exam: Examination, by_node: ByNode) -> Finding:
@@ -344,14 +344,14 @@ def _container(exam: Examination, by_node: ByNode) -> Finding:
 
 def _architecture(exam: Examination, by_node: ByNode) -> Finding:
     machines = _by_value(by_node, lambda node: node.system.machine)
-    words = ", ".join(sorted({*machines.values()}))
+    names = ", ".join(sorted({*machines.values()}))
     each = "; ".join(f"{node}: {machine}" for node, machine in machines.items())
     path = image_of(exam.site, exam.spec)
     built = sif.inspect(Path(path)).architecture if path else ""
     others = [node for node, machine in machines.items() if built and machine != built]
     if others:
         hint = f"Build it on a machine that is {machines[others[0]]}."
-        sentence = f"the image is built for {built}, and the nodes are {words}"
+        sentence = f"the image is built for {built}, and the nodes are {names}"
         if len(others) < len(machines):
             hint = f"Leave out those that are not: --exclude {','.join(others)}."
             sentence = (
@@ -362,7 +362,7 @@ def _architecture(exam: Examination, by_node: ByNode) -> Finding:
         return yellow(
             f"the nodes are of different architectures ({each})", "Ask for nodes of one kind.", machines=machines
         )
-    return green(f"the nodes are {words}{', as the image' if built else ''}", machines=machines)
+    return green(f"the nodes are {names}{', as the image' if built else ''}", machines=machines)
 
 
 # -- RDMA ports: those of the adapters that the profile names, or all that carry data ---------------------------------
@@ -376,12 +376,12 @@ def judge_ports(exam: Examination, by_node: ByNode) -> Finding:
     """Return whether each node has the ports that runs use, active and of one link type."""
     ports: Ports = {name: node.network.infiniband for name, node in by_node.items()}
     named = exam.site.network.adapters
-    found = list(_faults(ports, named))
+    faults = list(_faults(ports, named))
     if not any(ports.values()) and not named:
         return not_applicable("the nodes have no InfiniBand or RoCE port")
     if all(ports.values()):
-        found += _wrong_variables(ports, named, by_node)
-    worst = next((one for one in found if one.state == RED), found[0] if found else _ports_well(ports, named))
+        faults += _wrong_variables(ports, named, by_node)
+    worst = next((one for one in faults if one.state == RED), faults[0] if faults else _ports_well(ports, named))
     rows = {name: [_port_row(port) for port in several] for name, several in ports.items()}
     return worst._replace(facts={"ports": rows, **worst.facts})
 
@@ -393,7 +393,7 @@ def _port_row(port: Port) -> dict[str, Any]:
 
 
 def _faults(ports: Ports, named: Sequence[str]) -> Iterator[Finding]:
-    without = [node for node, own in ports.items() if not own]
+    without = [node for node, several in ports.items() if not several]
     if without and len(without) < len(ports):
         sentence = f"{', '.join(without)} {'have' if len(without) > 1 else 'has'} no RDMA port, and other nodes do"
         yield red(sentence, leave_out(without))
@@ -406,16 +406,21 @@ def _faults(ports: Ports, named: Sequence[str]) -> Iterator[Finding]:
 
 def _of_named(ports: Ports, named: Sequence[str]) -> Iterator[Finding]:
     """Yield what is wrong with the adapters that the profile names; all others are spare."""
-    lacking = {node: [name for name in named if name not in _devices(own)] for node, own in ports.items()}
+    lacking = {node: [name for name in named if name not in _devices(several)] for node, several in ports.items()}
     nowhere = [name for name in named if all(name in lacks for lacks in lacking.values())]
-    here = {node: own for node, lacks in lacking.items() if (own := [name for name in lacks if name not in nowhere])}
+    here = {
+        node: several for node, lacks in lacking.items() if (several := [name for name in lacks if name not in nowhere])
+    }
     if here:
         node, names = next(iter(here.items()))
         yield red(f"{node} has no adapter {', '.join(names)}, and other nodes do", leave_out([*here]))
-    down = [(node, port) for node, own in ports.items() for port in _down(own) if port.device in named]
+    down = [(node, port) for node, several in ports.items() for port in _down(several) if port.device in named]
     yield from _told_down(down)
     layers = {
-        (node, name): layer for node, own in ports.items() for name, layer in _active(own).items() if name in named
+        (node, name): layer
+        for node, several in ports.items()
+        for name, layer in _active(several).items()
+        if name in named
     }
     yield from _mixed(layers, named, len(ports))
     if nowhere:
@@ -423,9 +428,9 @@ def _of_named(ports: Ports, named: Sequence[str]) -> Iterator[Finding]:
         sentence = (
             f"the profile names {', '.join(nowhere)}, and {nodes} {'have' if len(ports) > 1 else 'has'} no such adapter"
         )
-        there = [name for name in named if name not in nowhere] or _on_each(ports)
+        adapters = [name for name in named if name not in nowhere] or _on_each(ports)
         yield yellow(
-            sentence, f"Set network.adapters = {there} in the profile, or tell the site that they are missing."
+            sentence, f"Set network.adapters = {adapters} in the profile, or tell the site that they are missing."
         )
 
 
@@ -453,22 +458,24 @@ def _of_all(ports: Ports) -> Iterator[Finding]:
 
     Data goes over InfiniBand where a node has it, else over Ethernet; what is beside it is for files or management.
     """
-    active = {node: _active(own) for node, own in ports.items()}
+    active = {node: _active(several) for node, several in ports.items()}
     if dark := [node for node in ports if not active[node]]:
         first = ports[dark[0]][0]
         sentence = f"{_port_state(dark[0], first)}, and the node has no active one"
         expected = any(active.values()) or any(port.link.link_layer == _INFINIBAND for port in ports[dark[0]])
         yield red(sentence, leave_out(dark)) if expected else yellow(sentence, "Tell the site if it should be active.")
         return
-    kinds = {node: _kind(own) for node, own in active.items()}
+    kinds = {node: _kind(several) for node, several in active.items()}
     if len({*kinds.values()}) > 1:
-        words = "; ".join(f"{node}: {kind}" for node, kind in kinds.items())
-        yield red(f"nodes have ports of different link types ({words})", "Ask for nodes of one kind.")
+        each = "; ".join(f"{node}: {kind}" for node, kind in kinds.items())
+        yield red(f"nodes have ports of different link types ({each})", "Ask for nodes of one kind.")
         return
     kind = next(iter(kinds.values()))
-    down = [(node, port) for node, own in ports.items() for port in _down(own) if port.link.link_layer == kind]
-    yield from _told_down([(node, port) for node, port in down if any(port.device in own for own in active.values())])
-    counts = {node: sum(layer == kind for layer in own.values()) for node, own in active.items()}
+    down = [(node, port) for node, several in ports.items() for port in _down(several) if port.link.link_layer == kind]
+    yield from _told_down(
+        [(node, port) for node, port in down if any(port.device in several for several in active.values())]
+    )
+    counts = {node: sum(layer == kind for layer in several.values()) for node, several in active.items()}
     if fewer := [node for node, count in counts.items() if count < max(counts.values())]:
         most = max(counts, key=lambda node: counts[node])
         sentence = f"{fewer[0]} has {counts[fewer[0]]} active adapters of {kind}, and {most} has {counts[most]}"
@@ -487,39 +494,39 @@ def _told_down(down: Sequence[tuple[str, Port]]) -> Iterator[Finding]:
 
 def _wrong_variables(ports: Ports, named: Sequence[str], by_node: ByNode) -> Iterator[Finding]:
     """Yield what variables of the jobs choose that a node does not have, or leave unused."""
-    for node, own in ports.items():
-        active = _active(own)
+    for node, several in ports.items():
+        active = _active(several)
         used = [name for name in named if name in active] or [name for name in active if active[name] == _kind(active)]
         environment = by_node[node].process.environment
         values = {name: environment[name] for name in ADAPTERS if environment.get(name)}
-        found = judge_adapters(values, tuple(active), used, f"the active adapters of {node} are")
-        if values and found.state != "green":
-            yield found
+        finding = judge_adapters(values, tuple(active), used, f"the active adapters of {node} are")
+        if values and finding.state != "green":
+            yield finding
 
 
 def _ports_well(ports: Ports, named: Sequence[str]) -> Finding:
-    spare = sorted({port.device for own in ports.values() for port in _down(own)} - {*named})
+    spare = sorted({port.device for several in ports.values() for port in _down(several)} - {*named})
     also = f"; {', '.join(spare)}, not used, {'are' if len(spare) > 1 else 'is'} down" if spare else ""
     whose = f"the ports of {', '.join(names)}" if (names := named or _on_each(ports)) else "the nodes' ports"
     return green(f"{whose} are active and of one link type on each node{also}")
 
 
-def _devices(own: Sequence[Port]) -> list[str]:
-    return sorted({port.device for port in own})
+def _devices(ports: Sequence[Port]) -> list[str]:
+    return sorted({port.device for port in ports})
 
 
-def _active(own: Sequence[Port]) -> dict[str, str]:
+def _active(ports: Sequence[Port]) -> dict[str, str]:
     """Return the link type of each adapter of a node that has an active port: InfiniBand, if one of its ports is."""
-    ports = sorted((port for port in own if port.link.state == "ACTIVE"), key=lambda port: port.device)
-    infiniband = {port.device for port in ports if port.link.link_layer == _INFINIBAND}
-    return {port.device: _INFINIBAND if port.device in infiniband else port.link.link_layer for port in ports}
+    active = sorted((port for port in ports if port.link.state == "ACTIVE"), key=lambda port: port.device)
+    infiniband = {port.device for port in active if port.link.link_layer == _INFINIBAND}
+    return {port.device: _INFINIBAND if port.device in infiniband else port.link.link_layer for port in active}
 
 
-def _down(own: Sequence[Port]) -> list[Port]:
+def _down(ports: Sequence[Port]) -> list[Port]:
     """Return a port of each adapter of a node that has none that is active."""
-    active = _active(own)
-    first = {port.device: port for port in reversed(own)}
-    return [first[name] for name in _devices(own) if name not in active]
+    active = _active(ports)
+    first = {port.device: port for port in reversed(ports)}
+    return [first[name] for name in _devices(ports) if name not in active]
 
 
 def _kind(active: Mapping[str, str]) -> str:
@@ -529,9 +536,9 @@ def _kind(active: Mapping[str, str]) -> str:
 
 def _on_each(ports: Ports) -> list[str]:
     """Return the adapters that are active on each node and of the kind that carries data there."""
-    active = [_active(own) for own in ports.values()]
-    own = [{name for name, layer in one.items() if layer == _kind(one)} for one in active]
-    return sorted(set.intersection(*own)) if own else []
+    active = [_active(several) for several in ports.values()]
+    names = [{name for name, layer in one.items() if layer == _kind(one)} for one in active]
+    return sorted(set.intersection(*names)) if names else []
 
 
 def _port_state(node: str, port: Port) -> str:

@@ -135,10 +135,10 @@ class Order(NamedTuple):
 
     def command(self, target: Path) -> list[str]:
         """Return the words of the command that builds into ``target``."""
-        words = [self.program.path, "build", *(["--fakeroot"] if self.fakeroot else [])]
-        words += ["--bind", f"{self.certificates}:{_BUNDLE}"] if self.certificates else []
-        words += [word for item in sorted(self.arguments.items()) for word in ("--build-arg", "=".join(item))]
-        return [*words, str(target), str(self.definition.path)]
+        argv = [self.program.path, "build", *(["--fakeroot"] if self.fakeroot else [])]
+        argv += ["--bind", f"{self.certificates}:{_BUNDLE}"] if self.certificates else []
+        argv += [word for item in sorted(self.arguments.items()) for word in ("--build-arg", "=".join(item))]
+        return [*argv, str(target), str(self.definition.path)]
 
 
 def prepare(
@@ -201,14 +201,14 @@ def check_space(definition: Definition, out: Path, program: Program) -> None:
     """
     need = units.parse_memory(definition.label("space") or SPACE)
     setting, (temporary, variable) = f"{program.prefixes[0]}_TMPDIR", _temporary(program)
-    for folder, what in ((temporary, variable or "the temporary folder"), (out.parent, "the image")):
+    for folder, purpose in ((temporary, variable or "the temporary folder"), (out.parent, "the image")):
         try:
             free = shutil.disk_usage(folder).free
         except OSError as error:
-            message, hint = f"The folder for {what} cannot be used", f"Set {setting} to a folder that is there."
+            message, hint = f"The folder for {purpose} cannot be used", f"Set {setting} to a folder that is there."
             raise StorageError(f"{message}: {error.strerror}", place=str(folder), hint=hint) from error
         if free < need:
-            message = f"Too little space for {what}: {units.format_bytes(free)} are free, and the build takes about"
+            message = f"Too little space for {purpose}: {units.format_bytes(free)} are free, and the build takes about"
             hint = f"Set {setting} to a folder with more space."
             hint = "Write the image to another folder." if folder == out.parent else hint
             raise StorageError(f"{message} {units.format_bytes(need)}", place=str(folder), hint=hint)
@@ -225,8 +225,8 @@ def _temporary(program: Program) -> tuple[Path, str]:
 def _arguments(definition: Definition, given: Mapping[str, str]) -> tuple[dict[str, str], str, list[str]]:
     """Return build arguments, pip's file of certificates and notes: the user's, and what only this machine knows."""
     if unknown := [name for name in given if name not in definition.used]:
-        there = sorted(definition.used)
-        hint = did_you_mean(nearest(unknown[0], there), f"It has: {', '.join(there) or 'none'}.")
+        names = sorted(definition.used)
+        hint = did_you_mean(nearest(unknown[0], names), f"It has: {', '.join(names) or 'none'}.")
         raise UsageError(f"The definition has no build argument {unknown[0]}", place=str(definition.path), hint=hint)
     arguments, certificates, notes = dict(given), "", []
     if "PIP_INDEX" in definition.used:
@@ -273,9 +273,9 @@ def pip_settings() -> dict[str, str]:
 
 def apt_mirror() -> str:
     """Return the Debian mirror that this machine's apt uses, empty if there is none."""
-    words = ["apt-get", "indextargets", "--format", "$(CREATED_BY)|$(LABEL)|$(REPO_URI)"]
+    argv = ["apt-get", "indextargets", "--format", "$(CREATED_BY)|$(LABEL)|$(REPO_URI)"]
     try:
-        answer = subprocesses.run(words, TIMEOUT)
+        answer = subprocesses.run(argv, TIMEOUT)
     except subprocesses.CommandMissingError:
         return ""  # no Debian
     mirrors = [line.removeprefix("Packages|Debian|") for line in answer.out.splitlines()]
@@ -325,9 +325,9 @@ def _folder(parent: Path, prefix: str, message: str, hint: str) -> Iterator[Path
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if folder.exists():
-            words = ["unshare", "--user", "--map-root-user", "--map-auto", "rm", "-rf", "--", str(folder)]
+            argv = ["unshare", "--user", "--map-root-user", "--map-auto", "rm", "-rf", "--", str(folder)]
             with contextlib.suppress(subprocesses.CommandMissingError):  # the folder stays, for tmp's own cleaner
-                subprocesses.run(words, TIMEOUT)
+                subprocesses.run(argv, TIMEOUT)
 
 
 def digest(path: Path) -> str:
@@ -336,13 +336,13 @@ def digest(path: Path) -> str:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _record(order: Order, facts: Image, seconds: float) -> dict[str, object]:
+def _record(order: Order, image: Image, seconds: float) -> dict[str, object]:
     text = hashlib.sha256(order.definition.text.encode()).hexdigest()
     return {
         "digest": "",
-        "size": facts.size,
-        "architecture": facts.architecture,
-        "labels": facts.labels,
+        "size": image.size,
+        "architecture": image.architecture,
+        "labels": image.labels,
         "definition": {"name": order.definition.path.name, "digest": f"sha256:{text}"},
         # without passwords
         "arguments": {name: re.sub(r"//[^/@\s]+@", "//…@", value) for name, value in order.arguments.items()},
@@ -396,10 +396,10 @@ def failure(answer: subprocesses.Answer, order: Order) -> HpcmlError:
         hint = "Is the network, or the disk, very slow? Its last lines are above."
     elif full := re.search(_FULL, text):
         why = "your quota is used up" if "quota" in full[2].lower() else "the disk is full"
-        what, place, hint = _full(full[1] or "", order)
-        return StorageError(f"The build ran out of space{what}: {why}", place=place, hint=hint, quote=quote)
-    elif known := meaning(text, Where.BUILD):
-        message, hint = known.sentence, known.remedy
+        where, place, hint = _full(full[1] or "", order)
+        return StorageError(f"The build ran out of space{where}: {why}", place=place, hint=hint, quote=quote)
+    elif rule := meaning(text, Where.BUILD):
+        message, hint = rule.sentence, rule.remedy
     else:
         message, hint = (
             f"{order.program} did not build the image (its exit status was {answer.code})",

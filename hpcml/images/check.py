@@ -31,68 +31,68 @@ class Finding(NamedTuple):
     hint: str = ""
 
 
-def of_the_file(facts: Image, *, cuda: str, gpus: int) -> Iterator[Finding]:
+def of_the_file(image: Image, *, cuda: str, gpus: int) -> Iterator[Finding]:
     """Yield what the file and its labels show."""
-    yield Finding("file", GOOD, f"a SIF of {units.format_bytes(facts.size)} for {facts.architecture or 'any machine'}")
-    against = problems(facts, cuda=cuda, gpus=gpus, machine=machine())
+    yield Finding("file", GOOD, f"a SIF of {units.format_bytes(image.size)} for {image.architecture or 'any machine'}")
+    against = problems(image, cuda=cuda, gpus=gpus, machine=machine())
     for problem in against:
         yield Finding("labels", BAD if problem.fatal else NOTE, problem.what, problem.hint)
     if not against:
-        versions = ", ".join(f"{name} {value}" for name, value in facts.versions.items())
-        yield Finding("labels", GOOD, f"kind {facts.kind}: {versions or 'no versions'}")
+        versions = ", ".join(f"{name} {value}" for name, value in image.versions.items())
+        yield Finding("labels", GOOD, f"kind {image.kind}: {versions or 'no versions'}")
 
 
 # -- the definition -------------------------------------------------------------------------------------------------
 
 
-def of_the_definition(facts: Image) -> Iterator[Finding]:
+def of_the_definition(image: Image) -> Iterator[Finding]:
     """Yield what the definition shows that the image was built from: its stages, commands and labels by spython.
 
     The bases are read from the headers: spython searches every line for ``from:``, those of %post and comments too.
     """
-    text = facts.definition
+    text = image.definition
     begin = re.search(r"^[ \t]*bootstrap[ \t]*:[ \t]*(\S+)", text, re.IGNORECASE | re.MULTILINE)
-    words = hint = ""
+    sentence = hint = ""
     if not text:
-        words = "the image holds no definition: how it was made is not known"
+        sentence = "the image holds no definition: how it was made is not known"
     elif begin and begin[1].lower() != "docker":
-        words = f"spython reads none that begin with {begin[1]}: not looked at"
+        sentence = f"spython reads none that begin with {begin[1]}: not looked at"
     else:
         try:
             stages, warnings = _by_spython(text, dockerfile=begin is None)
         except ModuleNotFoundError:
-            words, hint = "spython is not installed: not looked at", "pip install 'hpcml[image]'"
+            sentence, hint = "spython is not installed: not looked at", "pip install 'hpcml[image]'"
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it raises whatever its code stumbles over
             # Apptainer built from it all the same: this is spython's trouble and no reason against the image.
-            words = f"spython cannot read the definition: {str(error) or type(error).__name__}"
+            sentence = f"spython cannot read the definition: {str(error) or type(error).__name__}"
             hint = "Compare it with a definition that ships with hpcml (hpcml image --help names them)."
-    if words:
-        yield Finding("definition", NOTE, words, hint)
+    if sentence:
+        yield Finding("definition", NOTE, sentence, hint)
         return
     for warning in warnings:
         yield Finding("definition", NOTE, f"spython warns: {warning}")
     bases = _bases(text) if begin else [str(stage.fromHeader) for stage in stages if stage.fromHeader]
     if bases:
-        yield from _of_the_last_stage(stages[-1], bases, facts)
+        yield from _of_the_last_stage(stages[-1], bases, image)
     else:
         yield Finding("definition", NOTE, "spython finds nothing that it starts from", "Write From: IMAGE:VERSION.")
 
 
-def _of_the_last_stage(stage: Any, bases: list[str], facts: Image) -> Iterator[Finding]:
+def _of_the_last_stage(stage: Any, bases: list[str], image: Image) -> Iterator[Finding]:
     pairs = (line.split(None, 1) for line in stage.labels if isinstance(line, str))
     stated = {pair[0]: pair[1].strip().strip('"') for pair in pairs if len(pair) == 2 and "{{" not in pair[1]}
-    own = ((name, value) for name, value in stated.items() if name.startswith(PREFIX))
-    different = min((name for name, value in own if facts.labels.get(name, value) != value), default="")
+    labels = ((name, value) for name, value in stated.items() if name.startswith(PREFIX))
+    different = min((name for name, value in labels if image.labels.get(name, value) != value), default="")
     moving = [base for base in bases if not re.search(r"[:@][^/]+$", base) or base.endswith(":latest")]
     if different:
-        words = f"it says {different} {stated[different]}, the image's label is {facts.labels[different]}"
-        yield Finding("definition", BAD, words, "The image was changed after it was built: build it anew.")
+        sentence = f"it says {different} {stated[different]}, the image's label is {image.labels[different]}"
+        yield Finding("definition", BAD, sentence, "The image was changed after it was built: build it anew.")
     if moving:
-        words = f"it starts from {moving[0]}, which is another image every month"
-        yield Finding("definition", NOTE, words, "Name a version: the same build gives the same image then.")
+        sentence = f"it starts from {moving[0]}, which is another image every month"
+        yield Finding("definition", NOTE, sentence, "Name a version: the same build gives the same image then.")
     if not different and not moving:
-        words = f"starts from {', '.join(bases)}, {len(stage.install)} commands, labels as stated"
-        yield Finding("definition", GOOD, words)
+        sentence = f"starts from {', '.join(bases)}, {len(stage.install)} commands, labels as stated"
+        yield Finding("definition", GOOD, sentence)
 
 
 def _by_spython(text: str, *, dockerfile: bool) -> tuple[list[Any], list[str]]:
@@ -118,24 +118,24 @@ def _bases(text: str) -> list[str]:
 # -- the image at work ----------------------------------------------------------------------------------------------
 
 
-def at_work(facts: Image, program: Program, *, gpu: bool) -> Iterator[Finding]:
+def at_work(image: Image, program: Program, *, gpu: bool) -> Iterator[Finding]:
     """Yield what the image shows when it is started on this machine; raise ImageError if the program cannot be."""
-    gpu = gpu and bool(facts.cuda or not facts.kind)  # an image without GPU parts was found out by its labels
+    gpu = gpu and bool(image.cuda or not image.kind)  # an image without GPU parts was found out by its labels
     probe = (assets.package_root() / "hpcml/node/hardware/software.py").read_text()
-    start = [program.path, "exec", "--cleanenv", *(["--nv"] if gpu else []), str(facts.path)]
+    start = [program.path, "exec", "--cleanenv", *(["--nv"] if gpu else []), str(image.path)]
     answer = ask([*start, "python3", "-c", _ALONE, probe, *(["gpu"] if gpu else [])], _TIMEOUT)
     contents = _contents(answer)
     if contents is None:
         yield _no_start(answer, program)
         return
     yield Finding("starts", GOOD, f"with {program}, Python {contents.python}")
-    yield from _of_the_packages(contents, facts, gpu=gpu)
+    yield from _of_the_packages(contents, image, gpu=gpu)
     yield from _of_the_hosts(contents, program)
-    if gpu or facts.kind == "rapids":
+    if gpu or image.kind == "rapids":
         devices = ask([*start, "ucx_info", "-d"], _TIMEOUT)
         yield from _of_the_transports(contents, devices)
     if gpu:
-        yield _of_the_gpu(contents, facts)
+        yield _of_the_gpu(contents, image)
 
 
 def _contents(answer: subprocesses.Answer) -> Contents | None:
@@ -153,26 +153,26 @@ def _contents(answer: subprocesses.Answer) -> Contents | None:
 def _no_start(answer: subprocesses.Answer, program: Program) -> Finding:
     if answer.code is None:
         return Finding("starts", BAD, f"it did not answer within {units.format_seconds(_TIMEOUT)}", "Is the disk slow?")
-    if known := meaning(answer.text, Where.IMAGE):
-        return Finding("starts", BAD, known.cause, known.remedy)
+    if rule := meaning(answer.text, Where.IMAGE):
+        return Finding("starts", BAD, rule.cause, rule.remedy)
     why = " / ".join(last_lines(answer.err or answer.out, 2)) or f"exit status {answer.code}"
     return Finding("starts", BAD, f"{program} cannot run Python in it: {why}", "Try it: apptainer exec IMAGE python3.")
 
 
-def _of_the_packages(contents: Contents, facts: Image, *, gpu: bool) -> Iterator[Finding]:
+def _of_the_packages(contents: Contents, image: Image, *, gpu: bool) -> Iterator[Finding]:
     failed = contents.failed
     absent = [name for name, why in failed.items() if why == f"ModuleNotFoundError: No module named '{name}'"]
     if absent:
         yield Finding("imports", BAD, f"not there: {', '.join(absent)}", _ANEW)
     for name in (name for name in failed if name not in absent):
         yield Finding("imports", BAD, f"{name} cannot be imported: {failed[name]}", _ANEW)
-    if facts.kind == "rapids" and contents.absent and not gpu:
+    if image.kind == "rapids" and contents.absent and not gpu:
         yield Finding("imports", BAD, f"not there: {', '.join(contents.absent)}", _ANEW)
     elif not failed:
         yield Finding("imports", GOOD, "Dask, cryptography" + (" and RAPIDS" if gpu else ""))
     versions = {name: contents.packages[name] for name in _PACKAGES if name in contents.packages}
     has = {**versions, "python": contents.python}
-    stated = {name: value for name, value in facts.versions.items() if name in has}
+    stated = {name: value for name, value in image.versions.items() if name in has}
     wrong = [name for name, value in stated.items() if has[name] != value]
     for name in wrong:
         yield Finding("versions", BAD, f"its label says {name} {stated[name]}, it holds {has[name]}", _ANEW)
@@ -189,11 +189,11 @@ def _of_the_hosts(contents: Contents, program: Program) -> Iterator[Finding]:
     for name in set_here:
         yield Finding("host", NOTE, f"{name} puts libraries of this machine before the image's", f"unset {name}")
     if contents.outside:
-        words = f"it uses files of this machine: {', '.join(contents.outside[:3])}"
-        yield Finding("host", BAD, words, "Set PYTHONNOUSERSITE=1 in %environment, or do not bind that folder.")
+        sentence = f"it uses files of this machine: {', '.join(contents.outside[:3])}"
+        yield Finding("host", BAD, sentence, "Set PYTHONNOUSERSITE=1 in %environment, or do not bind that folder.")
     elif contents.library_path and not set_here:
-        words = f"LD_LIBRARY_PATH names this machine's folders: {', '.join(contents.library_path)}"
-        yield Finding("host", NOTE, words, "Take them out of %environment.")
+        sentence = f"LD_LIBRARY_PATH names this machine's folders: {', '.join(contents.library_path)}"
+        yield Finding("host", NOTE, sentence, "Take them out of %environment.")
     elif not set_here:
         yield Finding("host", GOOD, "no library or module of this machine is in use")
 
@@ -208,23 +208,23 @@ def _of_the_transports(contents: Contents, devices: subprocesses.Answer) -> Iter
     elif "ib" in ucx.modules:
         yield Finding("ucx", GOOD, f"{name} has InfiniBand; {here}")
     else:
-        words = f"it has no InfiniBand: {name} would use TCP between nodes, without a message; {here}"
+        sentence = f"it has no InfiniBand: {name} would use TCP between nodes, without a message; {here}"
         hint = "Build rapids-cu12 or rapids-cu13 (conda-forge's ucx), or of -wheels with --build-arg UCX_SOURCE=FILE."
-        yield Finding("ucx", BAD, words, hint)
+        yield Finding("ucx", BAD, sentence, hint)
     if contents.verbs:
         yield Finding("rdma-core", BAD, f"libibverbs cannot be loaded: {contents.verbs}", "Install rdma-core in it.")
     else:
         yield Finding("rdma-core", GOOD, "libibverbs is there")
 
 
-def _of_the_gpu(contents: Contents, facts: Image) -> Finding:
+def _of_the_gpu(contents: Contents, image: Image) -> Finding:
     driver = contents.driver
-    need = NEEDS[int(facts.cuda)].driver if facts.cuda in map(str, NEEDS) else 0
+    need = NEEDS[int(image.cuda)].driver if image.cuda in map(str, NEEDS) else 0
     if not driver:
         return Finding("gpu", BAD, "NVIDIA's driver cannot be asked", "Check it on a node with GPUs, with srun.")
     if record.major(driver) < need:
-        hint = "Use an image of rapids-cu12." if facts.cuda == "13" else "Ask the site for a newer driver."
-        return Finding("gpu", BAD, f"the driver is {driver}, and CUDA {facts.cuda} needs {need} or newer", hint)
+        hint = "Use an image of rapids-cu12." if image.cuda == "13" else "Ask the site for a newer driver."
+        return Finding("gpu", BAD, f"the driver is {driver}, and CUDA {image.cuda} needs {need} or newer", hint)
     if contents.compute:
         return Finding("gpu", BAD, f"cuDF cannot add three numbers: {contents.compute}", "See imports above.")
     return Finding("gpu", GOOD, f"cuDF works on one GPU, driver {driver}")

@@ -153,50 +153,50 @@ def _parsed(metadata: bytes) -> tuple[dict[str, str], str, str]:
     return {key: str(value) for key, value in labels.items()}, definition, text
 
 
-def known_digest(facts: Image) -> str:
+def known_digest(image: Image) -> str:
     """Return the digest that ``hpcml image build`` has written beside an image, empty if there is none of this file.
 
     Reading many gigabytes for it at every submission would cost more than it says. A record that is neither yours nor
     of the image's owner says nothing of it.
     """
-    path = facts.path.with_name(f"{facts.path.name}.json")
+    path = image.path.with_name(f"{image.path.name}.json")
     try:
         record = files.read_json(path, files.SETTINGS, ours=False)
         about = path.lstat()
-        owners = (os.geteuid(), 0, facts.path.stat().st_uid)
+        owners = (os.geteuid(), 0, image.path.stat().st_uid)
     except (OSError, ValueError):
         return ""
-    right = isinstance(record, dict) and record.get("size") == facts.size and about.st_uid in owners
-    return str(record.get("digest", "")) if right and about.st_mtime >= facts.modified - 1 else ""
+    right = isinstance(record, dict) and record.get("size") == image.size and about.st_uid in owners
+    return str(record.get("digest", "")) if right and about.st_mtime >= image.modified - 1 else ""
 
 
-def problems(facts: Image, *, cuda: str, gpus: int, machine: str) -> list[Problem]:
+def problems(image: Image, *, cuda: str, gpus: int, machine: str) -> list[Problem]:
     """Return the problems of running in an image, the fatal first.
 
     ``cuda`` is what the site's driver can run (``12``, ``13``, or ``any``), ``gpus`` how many on each node the run asks
     for, and ``machine`` the architecture of the nodes, as the kernel names it.
     """
-    found = [*_problems(facts, cuda, gpus, machine), *_version_problems(facts.versions, pins())]
-    return sorted(found, key=lambda problem: not problem.fatal)
+    every = [*_problems(image, cuda, gpus, machine), *_version_problems(image.versions, pins())]
+    return sorted(every, key=lambda problem: not problem.fatal)
 
 
-def _problems(facts: Image, cuda: str, gpus: int, machine: str) -> Iterator[Problem]:
-    if facts.architecture and facts.architecture != machine:
+def _problems(image: Image, cuda: str, gpus: int, machine: str) -> Iterator[Problem]:
+    if image.architecture and image.architecture != machine:
         yield Problem(
-            f"it is built for {facts.architecture}, and this machine is {machine}",
+            f"it is built for {image.architecture}, and this machine is {machine}",
             f"Build it on a machine that is {machine}.",
         )
-    if facts.encrypted:
+    if image.encrypted:
         yield Problem("it is encrypted, and a batch job has no key for it", "Build it without --encrypt.")
-    if not facts.kind:
-        what = "it has no labels of hpcml, so what it holds is not known before it runs"
-        yield Problem(what, "hpcml image check looks inside; hpcml image build makes one with labels.", fatal=False)
-    if gpus and facts.kind and not facts.cuda:
-        what = f"it holds nothing for GPUs (its kind is {facts.kind})"
-        yield Problem(what, "Use an image of rapids-cu12 or rapids-cu13, or ask for no GPUs.")
-    elif facts.cuda and cuda in ("12", "13") and facts.cuda != cuda:
-        what = f"it is built for CUDA {facts.cuda}, and gpu.cuda of the site is {cuda}"
-        yield Problem(what, f"Use an image of rapids-cu{cuda}, or correct gpu.cuda.", fatal=bool(gpus))
+    if not image.kind:
+        clause = "it has no labels of hpcml, so what it holds is not known before it runs"
+        yield Problem(clause, "hpcml image check looks inside; hpcml image build makes one with labels.", fatal=False)
+    if gpus and image.kind and not image.cuda:
+        clause = f"it holds nothing for GPUs (its kind is {image.kind})"
+        yield Problem(clause, "Use an image of rapids-cu12 or rapids-cu13, or ask for no GPUs.")
+    elif image.cuda and cuda in ("12", "13") and image.cuda != cuda:
+        clause = f"it is built for CUDA {image.cuda}, and gpu.cuda of the site is {cuda}"
+        yield Problem(clause, f"Use an image of rapids-cu{cuda}, or correct gpu.cuda.", fatal=bool(gpus))
 
 
 def _version_problems(versions: Mapping[str, str], pinned: Mapping[str, str]) -> Iterator[Problem]:

@@ -233,10 +233,10 @@ class _Profiles:
 
     def below(self, parent: str, named_by: str, below: tuple[str, ...] = ()) -> Layers:
         """Return what a profile inherits from the one that it extends."""
-        layers, own = Layers(), ("identify", "description", "extends", "name")
+        layers, not_inherited = Layers(), ("identify", "description", "extends", "name")
         inherited = self.layers(parent, named_by, below).values
         for key, value in inherited.items():  # nor is a fact of what is not inherited
-            if key.replace("\0", ".").removeprefix("facts.").partition(".")[0] not in own:
+            if key.replace("\0", ".").removeprefix("facts.").partition(".")[0] not in not_inherited:
                 layers.values[key] = value
         return layers
 
@@ -270,10 +270,10 @@ def _recognise(profiles: _Profiles, environment: Mapping[str, str]) -> tuple[str
     host = socket.gethostname()
     candidates = []
     for name in profiles.files:
-        own = Layers()  # what a profile extends says nothing about how this one is recognised
+        layers = Layers()  # what a profile extends says nothing about how this one is recognised
         for table, origin in profiles.rules(name):
-            own.add({"identify": table.get("identify", {})}, origin)
-        rule = build(Site, own).identify
+            layers.add({"identify": table.get("identify", {})}, origin)
+        rule = build(Site, layers).identify
         if why := _matches(rule, host, environment):
             candidates.append((rule.order, name, why))
     if not candidates:
@@ -356,7 +356,7 @@ def facts_in_force(written: Mapping[str, Fact], layers: Layers) -> dict[str, Fac
     ConfigError
         If a fact lacks something, or is of nothing.
     """
-    found: dict[str, Fact] = {}
+    in_force: dict[str, Fact] = {}
     covered: set[str] = set()
     for escaped, value in layers.values.items():
         if escaped.startswith("facts."):
@@ -366,7 +366,7 @@ def facts_in_force(written: Mapping[str, Fact], layers: Layers) -> dict[str, Fac
             if above in written:
                 covered.add(above)
                 if _fact_origin(layers, above) == value.origin:
-                    found[key] = written[above]
+                    in_force[key] = written[above]
                 break
     for key, fact in written.items():
         _check_fact(fact, _fact_place(layers, key), is_setting=key in covered)
@@ -374,8 +374,8 @@ def facts_in_force(written: Mapping[str, Fact], layers: Layers) -> dict[str, Fac
             hint = "Correct the key, or write the value into the fact: value = '…'."
             raise ConfigError("The fact is of no value that is set", place=_fact_place(layers, key), hint=hint)
         if fact.value:
-            found[key] = fact
-    return found
+            in_force[key] = fact
+    return in_force
 
 
 def _and_above(key: str) -> Iterator[str]:

@@ -76,8 +76,8 @@ class Survey:
         layers.add(read_toml(path, obeyed=True), str(path))
         nested = layers.nested().get("facts", {})
         tables = {name: table for name, table in nested.items() if isinstance(table, dict)} if nested else {}
-        known = {name: build(Fact, _only(table, str(path))) for name, table in tables.items()}
-        return keep_older(self.draft, layers, known, probed=self.node is not None)
+        facts_by_key = {name: build(Fact, _only(table, str(path))) for name, table in tables.items()}
+        return keep_older(self.draft, layers, facts_by_key, probed=self.node is not None)
 
     def check(self) -> None:
         """Ask Slurm, which starts nothing, whether it would take a node of each partition as the profile has it."""
@@ -271,8 +271,8 @@ def _script(wanted: JobRequest, name: str, folder: Path, seconds: float) -> str:
     last = f"--deadline=now+{round(seconds) + 60 * (MINUTES + 1)}seconds"
     options = (f"--job-name={name}", f"--output={slurm_options.filename_pattern(folder / 'job.log')}", last)
     lines = [f"#SBATCH {shlex.quote(option)}" for option in (*options, *wanted.directives())]
-    words = (sys.executable, "-P", "-m", "hpcml.node.hardware.probe", "--thorough", "--job", str(folder / _ANSWER))
-    command = f"PYTHONPATH={shlex.quote(str(folder / LIBRARY))} exec {shlex.join(words)}"
+    argv = (sys.executable, "-P", "-m", "hpcml.node.hardware.probe", "--thorough", "--job", str(folder / _ANSWER))
+    command = f"PYTHONPATH={shlex.quote(str(folder / LIBRARY))} exec {shlex.join(argv)}"
     return "\n".join(["#!/bin/bash", *lines, command, ""])
 
 
@@ -290,15 +290,15 @@ def _answer(folder: Path, job: str, seconds: float) -> Node:
             raise _no_answer(folder, job, state)
         if not over and time.monotonic() >= asked:
             with contextlib.suppress(SlurmUnreachableError):  # the deadline decides
-                known = slurm.states([job])[job]
-                state = f"{known.state}{': ' if known.reason else ''}{known.reason}"
-                if not (known.pending or known.active or known.state == UNREADABLE):
+                job_state = slurm.states([job])[job]
+                state = f"{job_state.state}{': ' if job_state.reason else ''}{job_state.reason}"
+                if not (job_state.pending or job_state.active or job_state.state == UNREADABLE):
                     over = time.monotonic() + _LATE
             asked = time.monotonic() + _ASK
         time.sleep(_LOOK)
     hint = "It is cancelled. Give --deadline more time, or another --partition or --qos."
     raise SiteError(
-        f"The job on a node had not ended in time, it was {state or 'not known'}", place=f"job {job}", hint=hint
+        f"The job on a node had not ended in time, it was {state or 'not job_state'}", place=f"job {job}", hint=hint
     )
 
 

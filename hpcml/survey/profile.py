@@ -123,7 +123,7 @@ class _Writer:
 
     def _usable(self) -> dict[str, Fields]:
         """Return the partitions that this user may use: Slurm's default first, then the largest."""
-        found = {}
+        usable = {}
         for name, fields in self.tables.partitions.items():
             accounts, groups = _names(fields.get("AllowAccounts", "")), _names(fields.get("AllowGroups", ""))
             denied = _names(fields.get("DenyAccounts", ""))
@@ -136,12 +136,12 @@ class _Writer:
             elif groups and not {*groups} & {*self.login.groups}:
                 self.left_out.append(f"{name} (for other groups)")
             elif not (fields.get("Hidden") == "YES" or fields.get("RootOnly") == "YES"):
-                found[name] = fields
-        if not found and self.node and self.node.job.partition:
-            found[self.node.job.partition] = {}
+                usable[name] = fields
+        if not usable and self.node and self.node.job.partition:
+            usable[self.node.job.partition] = {}
         return dict(
             sorted(
-                found.items(), key=lambda one: (one[1].get("Default") != "YES", -_count(one[1].get("TotalNodes", "")))
+                usable.items(), key=lambda one: (one[1].get("Default") != "YES", -_count(one[1].get("TotalNodes", "")))
             )
         )
 
@@ -185,8 +185,8 @@ class _Writer:
     def _requests(self) -> None:
         """Set how this Slurm wants to be asked, and tell what of its configuration matters to a job."""
         draft, table, config = self.draft, ("slurm",), self.tables.config
-        known = any(self.kinds.values()) or any("TotalCPUs" in one for one in self.partitions.values())
-        draft.choose(("resources",), "exclusive", not (known or self.node))  # else a part of a node can be asked for
+        sized = any(self.kinds.values()) or any("TotalCPUs" in one for one in self.partitions.values())
+        draft.choose(("resources",), "exclusive", not (sized or self.node))  # else a part of a node can be asked for
         kinds = self.tables.kinds
         gpus = any(kind.gpus for kind in kinds) or bool(self.node and self.node.gpu.names) or self._gpus_by_tres()
         if gpus or kinds:
@@ -247,10 +247,10 @@ class _Writer:
     def _raw(self, name: str, *, own_qos: bool = True) -> _Limits:
         """Return the limits of a partition itself and of the QoS that it has of its own."""
         fields = self.partitions[name]
-        own = _Limits(
+        limits = _Limits(
             _count(fields.get("MaxNodes", "")), _seconds(fields.get("MaxTime", "")), _count(fields.get("MinNodes", ""))
         )
-        return own.within(self._limits(fields.get("QoS", ""), name)) if own_qos else own
+        return limits.within(self._limits(fields.get("QoS", ""), name)) if own_qos else limits
 
     def _limits(self, qos: str, partition: str) -> _Limits:
         """Return the limits of a QoS; those in CPUs or GPUs are counted as nodes of a partition."""
@@ -265,11 +265,11 @@ class _Writer:
     @staticmethod
     def _nodes(text: str, shape: Kind, *, up: bool) -> tuple[int, bool]:
         """Return a limit in nodes, and whether it was counted from GPUs or CPUs."""
-        found = tres(text)
-        if nodes := _count(found.get("node", "")):
+        amounts = tres(text)
+        if nodes := _count(amounts.get("node", "")):
             return nodes, False
         for name, each in (("gres/gpu", shape.gpus), ("cpu", shape.cpus)):
-            if each and (limit := _count(found.get(name, ""))):
+            if each and (limit := _count(amounts.get(name, ""))):
                 return max(1, -(-limit // each) if up else limit // each), True
         return 0, False
 
@@ -442,8 +442,8 @@ class _Writer:
             return
         asked = How(SLURM, "TRESBillingWeights in scontrol show partition")
         if len(weights) == 1:
-            known = {name.lower(): weight for name, weight in tres(weights.pop()).items()}
-            draft.set(("cost",), "weights", known, asked)
+            weight_by_resource = {name.lower(): weight for name, weight in tres(weights.pop()).items()}
+            draft.set(("cost",), "weights", weight_by_resource, asked)
             largest = "MAX_TRES" in self.tables.config.get("PriorityFlags", "").split(",")
             draft.set(("cost",), "largest", largest, How(SLURM, "PriorityFlags in scontrol show config"))
         else:

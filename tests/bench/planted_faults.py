@@ -107,7 +107,7 @@ FAULTS = (
     F("hpcml/images/build.py", 're.sub(r"//[^/@\\s]+@", "//…@", value)', "value", "an image's record holds the index's password"),
     F("hpcml/images/check.py", 'if record.major(driver) < need:', 'if record.major(driver) <= need:', "an image check refuses the oldest driver that suffices"),
     F("hpcml/images/sif.py", ' if not line.lstrip().startswith("#"))', ")", "an argument in a comment makes a build refuse"),
-    F("hpcml/images/sif.py", 'if right and about.st_mtime >= facts.modified - 1 else ""', 'if right else ""', "a run's record names an older image's digest"),
+    F("hpcml/images/sif.py", 'if right and about.st_mtime >= image.modified - 1 else ""', 'if right else ""', "a run's record names an older image's digest"),
     F("hpcml/images/build.py", "names = (wanted,) if wanted else tuple(dict.fromkeys(name for name in (first, *_PROGRAMS) if name))", "names = tuple(dict.fromkeys(name for name in (wanted, first, *_PROGRAMS) if name))", "a misspelt --program starts another program"),
     F("hpcml/images/sif.py", "if offset < 0 or size < 0 or offset + size > about.st_size:", "if offset < 0 or size < 0:", "hpcml takes a half-copied image for whole"),
     F("hpcml/installation/one_file.py", '".md", ".py", ".sh", ', '".md", ".py", ', "hpcml as one file cannot submit", True),

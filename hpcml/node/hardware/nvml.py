@@ -113,11 +113,11 @@ _GPU_QUESTIONS: tuple[tuple[str, str, tuple[Any, ...], Callable[[Any], Any]], ..
 
 def _ask_gpu(nvml: Any, index: int, handles: Mapping[int, Any]) -> dict[str, Any]:
     handle, ask, quietly = handles[index], Asker(nvml), Asker(nvml)
-    facts: dict[str, Any] = {"index": index}
+    table: dict[str, Any] = {"index": index}
     for fact, function, arguments, convert in _GPU_QUESTIONS:
         answer = ask(fact, function, handle, *arguments)
-        facts[fact] = ("" if convert is text else None) if answer is None else convert(answer)
-    facts["bus_id"] = facts.pop("pci") or ""
+        table[fact] = ("" if convert is text else None) if answer is None else convert(answer)
+    table["bus_id"] = table.pop("pci") or ""
     links = []  # link, active, version, kind of peer, the peer's PCI address
     for link, active in quietly.links(handle).items():
         version, kind, peer = (quietly("", function, handle, link) if active else None for function in _LINK_QUESTIONS)
@@ -128,8 +128,8 @@ def _ask_gpu(nvml: Any, index: int, handles: Mapping[int, Any]) -> dict[str, Any
         if other != index
     }
     return {
-        **facts,
-        "mig_devices": mig_devices(nvml, handle) if facts["mig"] and facts["mig"][0] else [],
+        **table,
+        "mig_devices": mig_devices(nvml, handle) if table["mig"] and table["mig"][0] else [],
         "nvlinks": links,
         "p2p": p2p,
         "errors": ask.errors,
@@ -176,9 +176,9 @@ def memory_of(device: str, pid: int) -> tuple[int, int] | None:
     amounts = None if handle is None else ask("memory", "nvmlDeviceGetMemoryInfo", handle)
     if amounts is None:
         return None
-    found = ask("processes", "nvmlDeviceGetComputeRunningProcesses", handle) or []
-    own = next((one.usedGpuMemory for one in found if one.pid == pid), None)  # None too where it may not be told
-    return int(amounts.used if own is None else own), int(amounts.free)
+    processes = ask("processes", "nvmlDeviceGetComputeRunningProcesses", handle) or []
+    taken = next((one.usedGpuMemory for one in processes if one.pid == pid), None)  # None too where it may not be told
+    return int(amounts.used if taken is None else taken), int(amounts.free)
 
 
 def nvlink_counters() -> tuple[dict[str, Any] | None, str]:

@@ -306,7 +306,7 @@ def _output(command: Sequence[str], seconds: float = _SECONDS) -> str:
 # -- the program ----------------------------------------------------------------------------------------------------
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Print the probe of this node as JSON, or write it to a file, whole or not at all."""
     parser = argparse.ArgumentParser(prog="python -m hpcml.node.hardware.probe", description=__doc__.splitlines()[0])
     parser.add_argument("--raw", action="store_true", help="print the unprocessed answers of NVML and UCX, for tests")
@@ -315,7 +315,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--program", default="", help="the program for images")
     parser.add_argument("--scratch", default="", help="the folder for node-local files")
     parser.add_argument("file", nargs="?", help="where to write it (default: print it)")
-    options = parser.parse_args(words)
+    options = parser.parse_args(argv)
     if options.raw:
         ends = time.monotonic() + DEADLINE
         questions = {"nvml": Question("NVML", ask_nvml), "ucx": Question("UCX", software.ask_ucx)}

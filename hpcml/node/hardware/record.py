@@ -322,14 +322,14 @@ def to_json(node: Node) -> dict[str, Any]:
     """Return a node as a table for JSON; the reason of a part that could not be read is under ``PART_error``."""
     table: dict[str, Any] = _plain(node)
     errors = table.pop("errors")
-    return table | {f"{part}_error": words for part, words in errors.items()}
+    return table | {f"{part}_error": reason for part, reason in errors.items()}
 
 
 def from_json(table: object) -> Node:
     """Return the node that a table of JSON describes; raise ValueError if something is missing or of another type."""
     if not isinstance(table, dict):
         raise ValueError("the answer is not a table")  # noqa: TRY004 - as of JSON that is none
-    errors = {key.removesuffix("_error"): words for key, words in table.items() if key.endswith("_error")}
+    errors = {key.removesuffix("_error"): reason for key, reason in table.items() if key.endswith("_error")}
     return read(Node, table | {"errors": errors})
 
 

@@ -129,8 +129,8 @@ def port_bytes(root: Path, port: Port) -> dict[str, int | None]:
     for way, words, octets in (("tx", "port_xmit_data", "tx_bytes"), ("rx", "port_rcv_data", "rx_bytes")):
         value = _number(folder / "counters" / words)
         # Amazon's EFA has no port counters, but bytes among its own (Linux, drivers/infiniband/hw/efa/efa_verbs.c).
-        own = _number(folder / "hw_counters" / octets) if value is None else None
-        moved[way] = own if value is None else None if value == _STUCK else value * _WORD
+        of_efa = _number(folder / "hw_counters" / octets) if value is None else None
+        moved[way] = of_efa if value is None else None if value == _STUCK else value * _WORD
     return moved
 
 
@@ -238,9 +238,9 @@ def control_groups(root: Path, controller: str, above: str = "") -> Iterator[tup
         if above:
             place = next((place for place, part in enumerate(parts) if part.startswith(above)), 0)
             parts = parts[:place] if place > 1 and ".." not in parts else ()
-        own = PurePosixPath(*parts)
-        if parts and own.is_relative_to(inner):
-            yield version, root / mounted.lstrip("/") / own.relative_to(inner)
+        place_of_group = PurePosixPath(*parts)
+        if parts and place_of_group.is_relative_to(inner):
+            yield version, root / mounted.lstrip("/") / place_of_group.relative_to(inner)
 
 
 def file_system(root: Path, folder: str) -> str:
@@ -267,12 +267,12 @@ def modules(root: Path) -> Modules:
     version = read(root / "proc/driver/nvidia/version")
     opened = "Open Kernel Module" in version if version else None
     release = [int(number) for number in re.findall(r"[0-9]+", read(root / "proc/sys/kernel/osrelease"))[:2]]
-    there = [name for name in ("nvidia_peermem", "nv_peer_mem") if (folder / name).is_dir()]
+    peer_modules = [name for name in ("nvidia_peermem", "nv_peer_mem") if (folder / name).is_dir()]
     return Modules(
         nvidia=read(folder / "nvidia/version") if (folder / "nvidia").is_dir() else None,
         open_driver=opened,
         gdrcopy=(folder / "gdrdrv").is_dir(),
-        gpudirect=(*there, *(["dmabuf"] if opened and release >= [5, 12] else [])),
+        gpudirect=(*peer_modules, *(["dmabuf"] if opened and release >= [5, 12] else [])),
         verbs=tuple(path.name for path in _listed(root / "dev/infiniband") if path.name.startswith("uverbs")),
         rdma_cm=(root / "dev/infiniband/rdma_cm").exists(),
     )
