@@ -288,9 +288,9 @@ def _examples(_: Line, __: str) -> Iterator[Candidate]:
 
 
 def _definitions(_: Line, __: str) -> Iterator[Candidate]:
-    from hpcml.images import definition
+    from hpcml.images import sif
 
-    for name in definition.shipped():
+    for name in sif.shipped_definitions():
         yield name, "ships with hpcml"
     yield FILES
 

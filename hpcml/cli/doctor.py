@@ -107,14 +107,14 @@ def from_laptop(
 
     ``typed`` is the host as the user named it.
     """
-    from hpcml.doctor import access
+    from hpcml.doctor import checks
     from hpcml.doctor.finding import Finding
     from hpcml.remote import answers
 
     try:
         connection = connect()
     except HpcmlError as error:
-        return show([access.no_way(error)._replace(check="login-node")], as_json=as_json)
+        return show([checks.no_way(error)._replace(check="login-node")], as_json=as_json)
     status, said = _asked(connection, own)
     if status not in (0, UNFIT):  # it has said why
         if as_json:
@@ -152,22 +152,22 @@ def _asked(connection: Connection, own: Sequence[str]) -> tuple[int, bytes]:
 
 def _with_this_end(connection: Connection, login: Login, typed: str, found: Sequence[Finding]) -> list[Finding]:
     """Return the findings of the login node with those of this laptop in their places."""
-    from hpcml.doctor import access
+    from hpcml.doctor import checks
     from hpcml.remote import ssh
 
     facts = {one.check: one.facts for one in found if isinstance(one.facts, dict)}  # another host's may be text
     ends = ssh.certificates(connection.settings)
     start = str(facts.get("start", {}).get("start", ""))
     try:
-        certificate = access.judge_certificate(ends, start, time.time(), login.renew)
+        certificate = checks.judge_certificate(ends, start, time.time(), login.renew)
     except ValueError:  # what it said is no time
-        certificate = access.judge_certificate(ends, "", time.time(), login.renew)
+        certificate = checks.judge_certificate(ends, "", time.time(), login.renew)
     there = facts.get("profile", {})
     of_profile = login.host != typed
     if not of_profile and connection.settings.get("hostname") == [there.get("login_host")]:  # as the profile there says
         listed = there.get("login_hosts")
         hosts = tuple(map(str, listed)) if isinstance(listed, list) else ()
         login, of_profile = login._replace(hosts=login.hosts or hosts), True
-    node = access.judge_login_node(login, str(there.get("host", "")), of_profile=of_profile)
+    node = checks.judge_login_node(login, str(there.get("host", "")), of_profile=of_profile)
     own = {"certificate": certificate, "login-node": node}
     return [own[one.check]._replace(check=one.check) if one.check in own else one for one in found]

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from hpcml import terminal, units
 from hpcml.cli import common
 from hpcml.errors import IMAGE, ConfigError, HpcmlError, ImageError, NotFoundError, StorageError
-from hpcml.images import build, check, definition, program
-from hpcml.images import facts as images
+from hpcml.images import build, check, sif
 from hpcml.runs import directories
 from hpcml.sites import layers
 from hpcml.terminal import say, shown
@@ -35,7 +34,7 @@ def add_options(parser: ArgumentParser) -> None:
         "ls": "[OPTIONS] [FOLDER…]",
     }
     parser.usage = "\n".join(f"hpcml image {what} {words}" for what, words in usage.items())
-    parser.epilog = f"DEFINITION is a .def file or one that ships with hpcml: {', '.join(definition.shipped())}."
+    parser.epilog = f"DEFINITION is a .def file or one that ships with hpcml: {', '.join(sif.shipped_definitions())}."
     verbs = parser.add_subparsers(prog="hpcml image", dest="what", metavar="build|show|check|ls", required=True)
 
     def add(what: str, text: str, action: Callable[[Namespace, Site], int]) -> ArgumentParser:
@@ -100,9 +99,9 @@ def run(options: Namespace) -> int:
 
 
 def _build(options: Namespace, site: Site) -> int:
-    source = definition.find(options.definition, common.here())
+    source = sif.find_definition(options.definition, common.here())
     out = layers.user_path(options.out or f"{source.name}.sif").absolute()
-    tool = program.find(options.program, site.runtime.container)
+    tool = build.find_program(options.program, site.runtime.container)
     given = build.parse_arguments(options.build_arg or ())
     order = build.prepare(source, out, tool, fakeroot=options.fakeroot, given=given, force=options.force)
     for note in order.notes:
@@ -121,39 +120,39 @@ def _build(options: Namespace, site: Site) -> int:
 
 
 def _show(options: Namespace, _: Site) -> int:
-    facts = images.inspect(layers.user_path(options.image).absolute())
+    image = sif.inspect(layers.user_path(options.image).absolute())
     try:
-        digest = build.digest(facts.path)
+        digest = build.digest(image.path)
     except OSError as error:
         hint = "Does its file system answer?"
-        raise NotFoundError(f"The image cannot be read: {error.strerror}", place=str(facts.path), hint=hint) from error
+        raise NotFoundError(f"The image cannot be read: {error.strerror}", place=str(image.path), hint=hint) from error
     if options.json:
-        table = {"image": facts.path, "digest": digest, "kind": facts.kind, "cuda": facts.cuda}
-        table |= {"versions": facts.versions, **facts._asdict()}
+        table = {"image": image.path, "digest": digest, "kind": image.kind, "cuda": image.cuda}
+        table |= {"versions": image.versions, **image._asdict()}
         common.print_json(table)
         return 0
     rows = [
-        ("image", str(facts.path)),
-        ("size", units.format_bytes(facts.size)),
-        ("built", _date(facts.created or facts.modified)),
-        ("machine", facts.architecture or "not said"),
-        ("kind", facts.kind or "not one of hpcml's"),
-        ("cuda", facts.cuda),
-        ("versions", ", ".join(f"{name} {value}" for name, value in facts.versions.items())),
+        ("image", str(image.path)),
+        ("size", units.format_bytes(image.size)),
+        ("built", _date(image.created or image.modified)),
+        ("machine", image.architecture or "not said"),
+        ("kind", image.kind or "not one of hpcml's"),
+        ("cuda", image.cuda),
+        ("versions", ", ".join(f"{name} {value}" for name, value in image.versions.items())),
         ("digest", digest),
-        ("help", " ".join(facts.help.split())),
+        ("help", " ".join(image.help.split())),
         *(
-            ("label", f"{name} {facts.labels[name]}")
-            for name in sorted(facts.labels)
-            if not name.startswith(images.PREFIX)
+            ("label", f"{name} {image.labels[name]}")
+            for name in sorted(image.labels)
+            if not name.startswith(sif.PREFIX)
         ),
     ]
     for key, value in rows:
         if value:
             say(f"{key:<10} {value}")
-    if facts.definition:
+    if image.definition:
         say("definition")
-        for line in facts.definition.splitlines():
+        for line in image.definition.splitlines():
             say(f"  | {line}")
     return 0
 
@@ -172,11 +171,11 @@ def _own_folder(setting: str) -> Path:
 
 
 def _ls(options: Namespace, site: Site) -> int:
-    own = [] if options.folders else [_own_folder(site.runtime.image)]
-    folders = [layers.user_path(name) for name in options.folders] or own
-    listed: list[images.ImageFacts | HpcmlError] = []
+    defaults = [] if options.folders else [_own_folder(site.runtime.image)]
+    folders = [layers.user_path(name) for name in options.folders] or defaults
+    listed: list[sif.Image | HpcmlError] = []
     for folder in folders:
-        if own and not folder.exists():  # nobody said that the folder of the profile's image is there
+        if defaults and not folder.exists():  # nobody said that the folder of the profile's image is there
             continue
         try:
             paths = sorted(path for path in folder.iterdir() if path.suffix == ".sif" and not path.name.startswith("."))
@@ -186,7 +185,7 @@ def _ls(options: Namespace, site: Site) -> int:
             raise NotFoundError(message, place=str(folder), hint=hint) from error
         for path in paths:
             try:
-                listed.append(images.inspect(path))
+                listed.append(sif.inspect(path))
             except (ImageError, NotFoundError) as error:
                 listed.append(error)
     if options.json:
@@ -207,26 +206,26 @@ def _ls(options: Namespace, site: Site) -> int:
     return 0
 
 
-def _row(one: images.ImageFacts | HpcmlError) -> dict[str, object]:
+def _row(one: sif.Image | HpcmlError) -> dict[str, object]:
     if isinstance(one, HpcmlError):
         return {"image": one.place, "error": one.message}
-    facts = {key: getattr(one, key) for key in ("kind", "cuda", "size", "versions")}
-    return {"image": str(one.path), **facts, "modified": _date(one.modified)}
+    values = {key: getattr(one, key) for key in ("kind", "cuda", "size", "versions")}
+    return {"image": str(one.path), **values, "modified": _date(one.modified)}
 
 
 def _check(options: Namespace, site: Site) -> int:
-    facts = images.inspect(layers.user_path(options.image).absolute())
-    findings = list(check.of_the_file(facts, cuda=site.gpu.cuda, gpus=int(options.gpu)))
-    findings += check.of_the_definition(facts)
+    image = sif.inspect(layers.user_path(options.image).absolute())
+    findings = list(check.of_the_file(image, cuda=site.gpu.cuda, gpus=int(options.gpu)))
+    findings += check.of_the_definition(image)
     try:
-        tool = program.find(options.program, site.runtime.container)
-        findings += check.at_work(facts, tool, gpu=options.gpu)
+        tool = build.find_program(options.program, site.runtime.container)
+        findings += check.at_work(image, tool, gpu=options.gpu)
     except ImageError as error:
-        words = error.message[:1].lower() + error.message[1:]
-        findings.append(check.Finding("starts", check.BAD, words, error.hint))
+        reason = error.message[:1].lower() + error.message[1:]
+        findings.append(check.Finding("starts", check.BAD, reason, error.hint))
     bad = [finding for finding in findings if finding.state == check.BAD]
     if options.json:
-        table = {"image": str(facts.path), "good": not bad, "findings": [row._asdict() for row in findings]}
+        table = {"image": str(image.path), "good": not bad, "findings": [row._asdict() for row in findings]}
         common.print_json(table)
     else:
         columns = max(60, shutil.get_terminal_size((120, 24)).columns)

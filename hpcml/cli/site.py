@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING
 
-from hpcml.cli import common, site_init
+from hpcml.cli import common
 from hpcml.errors import ConfigError, UsageError
-from hpcml.sites import facts, layers, lookup
-from hpcml.terminal import json_text, note, say, say_fitted, say_message
+from hpcml.sites import layers, lookup
+from hpcml.terminal import json_text, note, say, say_fitted, say_lines, say_message
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from hpcml.sites.schema import Fact
+    from hpcml.survey.draft import Draft
 
 # A key of a table that the other profile has not, as a partition's: that it has a default there tells nothing.
 _NOT_THERE = (None, "default")
@@ -31,20 +34,20 @@ def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     common.add_set(parser)
     common.add_json(parser)
-    what = "list the profiles, show one in force, compare two, or write one from what this machine says"
-    parser.add_argument("what", metavar="ls|show|diff|init", choices=tuple(_MOST), help=what)
+    text = "list the profiles, show one in force, compare two, or write one from what this machine says"
+    parser.add_argument("what", metavar="ls|show|diff|init", choices=tuple(_MOST), help=text)
     text = (
         "show: a profile (default: the site found here); diff: two profiles, by name or file; init: the new one's name"
     )
     parser.add_argument("names", nargs="*", metavar="SITE", help=text)
     parser.add_argument("--origin", action="store_true", help="say where each value comes from")
     parser.add_argument("--facts", action="store_true", help="say of each value who says so, when, and how surely")
-    site_init.add_options(parser)
+    _add_options_of_init(parser)
 
 
 def run(options: Namespace) -> int:
     """List the profiles, show the one in force, or compare two."""
-    if options.what != "init" and (given := site_init.given(options)):
+    if options.what != "init" and (given := _given(options)):
         raise UsageError(f"{given} is for hpcml site init", place=given, hint="Leave it out.")
     most = _MOST[options.what]
     if len(options.names) > most or (options.what in ("diff", "init") and len(options.names) < most):
@@ -55,7 +58,7 @@ def run(options: Namespace) -> int:
     if options.what == "ls":
         return _site_ls(options)
     if options.what == "init":
-        return site_init.run(options, show_difference)
+        return _site_init(options)
     return _site_diff(options) if options.what == "diff" else _site_show(options)
 
 
@@ -68,7 +71,7 @@ def _site_show(options: Namespace) -> int:
         origins = {key.replace("\0", "."): value.origin for key, value in loaded.layers.values.items()}
         common.print_json({"site": table, "chosen_because": loaded.chosen_because, "origins": origins})
         return 0
-    doubts = facts.doubts(loaded.site)
+    doubts = loaded.site.doubts()
     also = f"; {doubts} values are only reported or guessed (--facts)" if doubts else ""
     say(f"# {loaded.site.name}: {loaded.chosen_because}{also}")
     for key, value in _flat(table):
@@ -193,3 +196,138 @@ def _site_ls(options: Namespace) -> int:
         mark = "*" if row["here"] else " "
         say_fitted(str(row["description"]), sys.stdout, first=f"{mark} {row['site']:<12} ", rest=" " * 15)
     return 0
+
+
+# -- hpcml site init: write a profile of this machine from its own answers --------------------------------------------
+
+
+_FLAGS = ("probe", "print", "force", "refresh", "yes")
+_DEADLINE = "10m"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def _add_options_of_init(parser: ArgumentParser) -> None:
+    """Add what only ``init`` takes."""
+    parser.add_argument(
+        "--probe",
+        action="store_true",
+        help="init: look at a node too, by a job of two minutes at most on one or two nodes",
+    )
+    parser.add_argument("--print", action="store_true", help="init: print the profile, and write nothing")
+    parser.add_argument("--force", action="store_true", help="init: replace a profile that is there")
+    parser.add_argument(
+        "--refresh",
+        action="store_true",
+        help="init: read again, show the difference, and write if you agree; your own values stay",
+    )
+    parser.add_argument("--yes", action="store_true", help="init --refresh: agree beforehand")
+    parser.add_argument(
+        "--account", "-A", metavar="ACCOUNT", default="", help="init --probe: who pays for the job (Slurm's default)"
+    )
+    parser.add_argument(
+        "--partition",
+        "-p",
+        metavar="PARTITION",
+        default="",
+        help="init --probe: where it runs (the first that has GPUs)",
+    )
+    parser.add_argument(
+        "--qos", "-q", metavar="QOS", default="", help="init --probe: its QoS (one whose name speaks of debugging)"
+    )
+    parser.add_argument(
+        "--deadline",
+        metavar="TIME",
+        default=_DEADLINE,
+        help="init --probe: how long it may wait and run before it is cancelled (10m)",
+    )
+
+
+def _given(options: Namespace) -> str:
+    """Return the first option that only ``init`` takes and that is given, as it is written; nothing if none is."""
+    names = (*_FLAGS, "account", "partition", "qos")
+    option = next(
+        (name for name in names if getattr(options, name)), "deadline" if options.deadline != _DEADLINE else ""
+    )
+    return f"--{option}" if option else ""
+
+
+def _site_init(options: Namespace) -> int:
+    """Write the profile of this machine, or show how it differs from the one that is there."""
+    from hpcml.survey import machine
+    from hpcml.units import parse_seconds
+
+    (name,) = options.names
+    if not _NAME.fullmatch(name) or name.endswith(".toml"):
+        hint = "Write hpcml site init mycluster; its file is mycluster.toml."
+        raise UsageError(f"'{name}' cannot be a profile's name", place="SITE", hint=hint)
+    environment = layers.process_environment()
+    path = lookup.config_folders(environment)[-1] / "profiles" / f"{name}.toml"
+    _check_place(path, options)
+    seconds = max(1.0, common.parsed(parse_seconds, options.deadline, "--deadline", "10m"))
+    survey = machine.Survey()
+    if options.probe:
+        common.end_by_signals()  # as by Ctrl-C the job is cancelled
+        say_message("hpcml: looking at a node by a job of two minutes at most; Ctrl-C cancels it.")
+        survey.probe(options.account, options.partition, options.qos, seconds)
+    kept = survey.keep_of(path) if options.refresh else []
+    survey.check()
+    heading = _heading(name, survey.date)
+    text = survey.draft.text(heading)
+    if options.print:
+        say_lines(text.rstrip("\n"))
+    elif options.refresh:
+        with survey.on_disk(heading) as new:
+            differs = show_difference([str(path), str(new)], ["there", "now"])
+        _refresh(options, path, text, kept, differs=differs)
+    else:
+        machine.put(path, text)
+        _say_written(options, path, survey.draft)
+    return 0
+
+
+def _check_place(path: Path, options: Namespace) -> None:
+    is_present = path.exists() or path.is_symlink()
+    if options.refresh and not is_present:
+        hint = f"Write it first: hpcml site init {path.stem}."
+        raise ConfigError("There is no profile to read again", place=str(path), hint=hint)
+    if is_present and not (options.force or options.refresh or options.print):
+        hint = "Give --refresh to see what differs, --force to replace it, or another name."
+        raise UsageError("There is a profile of that name", place=str(path), hint=hint)
+
+
+def _heading(name: str, date: str) -> tuple[str, ...]:
+    return (
+        f"{name}: what this machine said of itself on {date}, written by hpcml site init.",
+        "Change what is wrong, and take the value's fact out or write your own: --refresh then leaves it as it is.",
+        "QUESTION marks what no command tells. Answer it with a value, and take the line out.",
+    )
+
+
+def _refresh(options: Namespace, path: Path, text: str, kept: list[str], *, differs: bool) -> None:
+    from hpcml.survey import machine
+
+    if kept:
+        say_fitted(f"Left as they are: {', '.join(kept)}.", sys.stdout, rest="  ")
+    if not differs:
+        return
+    if not common.confirmed(f"Write it to {path}?", options.yes):
+        say_fitted("Nothing is written.", sys.stdout)
+        return
+    machine.put(path, text, old=True)
+    say_fitted(f"{path} is written; the one before is beside it as {path.name}.old.", sys.stdout)
+
+
+def _say_written(options: Namespace, path: Path, draft: Draft) -> None:
+    names = {
+        one: [table[1] for table in draft.values if len(table) == 2 and table[0] == one]
+        for one in ("partitions", "qos")
+    }
+    if options.json:
+        common.print_json({"path": str(path), **names, "questions": draft.questions})
+        return
+    counts = f"{len(names['partitions'])} partitions, {len(names['qos'])} QoS"
+    say_fitted(f"{common.typed(path, sys.stdout)} is written: {counts}.", sys.stdout)
+    say_fitted(f"{len(draft.questions)} questions in it are for you; they begin with QUESTION.", sys.stdout)
+    say_fitted(f"  hpcml site show {path.stem} --facts", sys.stdout)
+    say_fitted(f"  hpcml doctor --site {path.stem}", sys.stdout)
+    say_fitted(f"  hpcml submit --site {path.stem} --nodes 2 --check first.py", sys.stdout)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcml.node.hardware.record import Node
 from hpcml.request.record import RunRequest
 from hpcml.runs import directories, outlook
 from hpcml.runs import submit as submission
@@ -15,8 +16,7 @@ from hpcml.schedulers import Prospect
 from hpcml.sites.lookup import LoadedSite
 
 GREEN, YELLOW, RED, NOT_APPLICABLE = STATES = ("green", "yellow", "red", "n/a")
-Facts = Mapping[str, Any]  # what a node of the doctor's job told of itself
-ByNode = Mapping[str, Facts]
+ByNode = Mapping[str, Node]  # the probes of the job's nodes, by name
 _LEAST = 0.1  # seconds that a question has though the deadline has passed
 
 

@@ -1,18 +1,19 @@
-"""Look at nodes: one short job, submitted as any run, and what its facts of each node mean."""
+"""Look at nodes: one short job, submitted as any run, and what the probes of its nodes mean."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcml import schedulers, units
-from hpcml.doctor import ports
+from hpcml.doctor.checks import judge_adapters
 from hpcml.doctor.finding import (
+    RED,
     ByNode,
     Examination,
-    Facts,
     Finding,
     clause,
     green,
@@ -22,8 +23,11 @@ from hpcml.doctor.finding import (
     yellow,
 )
 from hpcml.errors import HpcmlError
-from hpcml.images import facts as images
+from hpcml.images import sif
+from hpcml.node.hardware import record
+from hpcml.node.hardware.record import NEEDS, Disk, Disks, Node, Port, Slot
 from hpcml.plan.container import image_of
+from hpcml.plan.plan import ADAPTERS
 from hpcml.request.record import NOT_SAID, RunRequest
 from hpcml.runs import directories, handle, removal, why
 from hpcml.runs import submit as submission
@@ -118,17 +122,16 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
         hint = answer.next_step or status.hint or f"hpcml why {run.id} says more."
         return [red(sentence, hint, run=run.id)._replace(check="job"), *_nothing(names[1:])]
     table = directories.read_json(run.paths.out / "doctor.json")
-    told = table.facts if table else {}
-    by_node: ByNode = {node: facts for node, facts in told.items() if isinstance(facts, dict)}
+    answers = {name: node for name, node in (table.facts if table else {}).items() if isinstance(node, dict)}
     clocks = {**dict.fromkeys(status.nodes[:1], (0.0, 0.0)), **status.clocks}  # the others' are against the first's
     removal.remove_folder(run.paths.directory)
     took = units.format_seconds(status.seconds() or 0)
-    job = judge_answers(by_node, status.nodes, took)
-    job = job._replace(check="job", facts={"nodes": sorted(by_node), "job": run.job})
-    return [job, *(judge(exam, by_node, clocks) if by_node else _nothing(names[1:]))]
+    job = judge_answers(answers, status.nodes, took)
+    job = job._replace(check="job", facts={"nodes": sorted(answers), "job": run.job})
+    return [job, *(judge(exam, answers, clocks) if answers else _nothing(names[1:]))]
 
 
-def judge_answers(by_node: ByNode, nodes: Sequence[str], took: str) -> Finding:
+def judge_answers(by_node: Mapping[str, object], nodes: Sequence[str], took: str) -> Finding:
     """Return whether each of the job's nodes told of itself; ``took``: how long the run lasted."""
     if not by_node:
         return red("the run ended well, and no node told anything of itself", "Try again: hpcml doctor --node.")
@@ -142,47 +145,55 @@ def _nothing(names: Sequence[str]) -> list[Finding]:
     return [not_applicable("the job told nothing of nodes: see job")._replace(check=name) for name in names]
 
 
-def judge(exam: Examination, by_node: ByNode, clocks: Mapping[str, tuple[float, float]]) -> list[Finding]:
-    """Return what the facts of nodes mean, check by check."""
-    found = []
-    for name, check in JUDGES.items():
-        try:
-            finding = check(exam, by_node) if name != "clocks" else _clocks(clocks, by_node)
-        except HpcmlError as error:
-            finding = not_applicable(f"it cannot be judged: {error.message}")
-        except (KeyError, TypeError, AttributeError) as error:  # another hpcml's, or cut short
-            finding = not_applicable(f"what the nodes told is not complete ({type(error).__name__}: {error})")
-        found.append(finding._replace(check=name))
-    return found
+def judge(exam: Examination, answers: Mapping[str, object], clocks: Mapping[str, tuple[float, float]]) -> list[Finding]:
+    """Return what the answers of nodes mean, check by check; ``answers`` are probes as JSON, by node."""
+    try:
+        by_node = {name: record.from_json(answer) for name, answer in answers.items()}
+    except ValueError as error:  # another hpcml's, or cut short
+        incomplete = not_applicable(f"the answers of the nodes are not complete ({error})")
+        return [incomplete._replace(check=name) for name in JUDGES]
+    return [_judged(name, exam, by_node, clocks)._replace(check=name) for name in JUDGES]
 
 
-def _by_value(by_node: ByNode, value: Callable[[Facts], Any]) -> dict[str, Any]:
-    return {node: value(facts) for node, facts in by_node.items()}
+def _judged(name: str, exam: Examination, by_node: ByNode, clocks: Mapping[str, tuple[float, float]]) -> Finding:
+    judging = JUDGES[name]
+    for node, one in by_node.items():
+        for part in judging.parts:
+            if reason := one.probing.errors.get(part):
+                return not_applicable(f"the probe of {node} could not read its {part} ({reason})")
+    try:
+        return judging.check(exam, by_node) if name != "clocks" else _clocks(clocks, by_node)
+    except HpcmlError as error:
+        return not_applicable(f"it cannot be judged: {error.message}")
+
+
+def _by_value(by_node: ByNode, value: Callable[[Node], Any]) -> dict[str, Any]:
+    return {name: value(node) for name, node in by_node.items()}
 
 
 def _interface(exam: Examination, by_node: ByNode) -> Finding:
     wanted = exam.site.network.interface
-    there = _by_value(by_node, lambda facts: {name: ips for name, ips in facts["interfaces"].items() if ips})
+    addresses = _by_value(by_node, lambda node: {one.name: one.ipv4 for one in node.network.interfaces if one.ipv4})
     if not wanted:
-        return green("the profile names no interface: each node chooses by its own rule", interfaces=there)
-    without = [node for node, names in there.items() if wanted not in names]
+        return green("the profile names no interface: each node chooses by its own rule", interfaces=addresses)
+    without = [node for node, names in addresses.items() if wanted not in names]
     if not without:
-        return green(f"interface {wanted} has an IPv4 address on each node", interfaces=there)
-    others = sorted(set.intersection(*(set(names) for names in there.values())) - {"lo"})
+        return green(f"interface {wanted} has an IPv4 address on each node", interfaces=addresses)
+    others = sorted(set.intersection(*(set(names) for names in addresses.values())) - {"lo"})
     sentence = (
         f"interface {wanted} has no IPv4 address on {', '.join(without)} (with one: {', '.join(others) or 'none'})"
     )
     hint = f"Set network.interface = '{others[0]}', or leave it empty." if others else "Leave network.interface empty."
-    return red(sentence, hint, interfaces=there)
+    return red(sentence, hint, interfaces=addresses)
 
 
 def _distance(exam: Examination, by_node: ByNode) -> Finding:
     del exam
-    gpus = _by_value(by_node, lambda facts: facts["gpus"])
+    gpus = _by_value(by_node, lambda node: [_slot_row(slot) for slot in node.gpu.slots])
     if not any(gpus.values()):
         return not_applicable("the nodes have no GPU of NVIDIA's")
-    pairs = [(node, gpu["bus_id"], gpu["nearest"]) for node, own in gpus.items() for gpu in own]
-    if without := [node for node, own in gpus.items() if not own]:
+    pairs = [(node, gpu["bus_id"], gpu["nearest"]) for node, rows in gpus.items() for gpu in rows]
+    if without := [node for node, rows in gpus.items() if not rows]:
         sentence = (
             f"{', '.join(without)} {'have' if len(without) > 1 else 'has'} no GPU of NVIDIA's, and other nodes do"
         )
@@ -198,11 +209,16 @@ def _distance(exam: Examination, by_node: ByNode) -> Finding:
     return green("each GPU shares a PCIe switch with an RDMA port", gpus=gpus)
 
 
+def _slot_row(slot: Slot) -> dict[str, Any]:
+    near = {"port": slot.nearest, "distance": slot.distances[slot.nearest]} if slot.nearest else {}
+    return {"bus_id": slot.bus_id, "nearest": near}
+
+
 def _locked_memory(exam: Examination, by_node: ByNode) -> Finding:
     del exam
-    limits = _by_value(by_node, lambda facts: facts["locked_memory"])
-    low = {node: limit for node, limit in limits.items() if limit is not None and by_node[node]["ports"]}
-    if not any(facts["ports"] for facts in by_node.values()):
+    limits = _by_value(by_node, lambda node: node.process.limits["locked_memory"].soft)
+    low = {name: limit for name, limit in limits.items() if limit is not None and by_node[name].network.infiniband}
+    if not any(node.network.infiniband for node in by_node.values()):
         return not_applicable("without RDMA no memory is locked", limits=limits)
     if not low:
         return green("locked memory is unlimited in jobs", limits=limits)
@@ -214,24 +230,29 @@ def _locked_memory(exam: Examination, by_node: ByNode) -> Finding:
 
 def _shared_memory(exam: Examination, by_node: ByNode) -> Finding:
     del exam
-    shm = _by_value(by_node, lambda facts: facts["shm"])
+    shm = _by_value(by_node, lambda node: _shm_row(node.memory))
     for node, one in shm.items():
-        if one["size"] < min(_SHM_LEAST, by_node[node]["memory"]["total"] // 8):
+        if one["size"] < min(_SHM_LEAST, by_node[node].memory.total // 8):
             sentence = f"/dev/shm of {node} holds {units.format_bytes(one['size'])}: NCCL and UCX may not start with it"
             return red(sentence, "Ask the site for a larger /dev/shm, or bind another folder there.", shm=shm)
     for node, one in shm.items():
         if one["left_bytes"] >= _LEFT_LEAST:
-            words = f"{len(one['left'])} old files of yours in /dev/shm of {node}"
-            sentence = f"{words} take {units.format_bytes(one['left_bytes'])} of the memory of your jobs there"
+            files_left = f"{len(one['left'])} old files of yours in /dev/shm of {node}"
+            sentence = f"{files_left} take {units.format_bytes(one['left_bytes'])} of the memory of your jobs there"
             hint = f"Remove those that no job of yours uses: rm /dev/shm/{one['left'][0]} …, in a job on {node}."
             return yellow(sentence, hint, shm=shm)
     size = units.format_bytes(min(one["size"] for one in shm.values())) if shm else "0 B"
     return green(f"/dev/shm holds {size} and nothing old of yours", shm=shm)
 
 
+def _shm_row(memory: record.Memory) -> dict[str, Any]:
+    used = {"size": memory.shm, "used": memory.shm_used}
+    return {**used, "left": list(memory.shm_left), "left_bytes": memory.shm_left_bytes}
+
+
 def _scratch(exam: Examination, by_node: ByNode) -> Finding:
     del exam
-    scratch = _by_value(by_node, lambda facts: facts["scratch"])
+    scratch = _by_value(by_node, lambda node: _scratch_row(node.disks))
     for node, one in scratch.items():
         if one["type"] in ("tmpfs", "ramfs"):
             size = f" ({units.format_bytes(one['size'])})" if one["size"] else ""
@@ -243,6 +264,11 @@ def _scratch(exam: Examination, by_node: ByNode) -> Finding:
     return green(f"node-local files go to {folders}", scratch=scratch)
 
 
+def _scratch_row(disks: Disks) -> dict[str, Any]:
+    disk = disks.folders.get(disks.scratch, Disk())
+    return {"folder": disks.scratch, "type": disk.kind, "size": disk.bytes}
+
+
 def _clocks(clocks: Mapping[str, tuple[float, float]], by_node: ByNode) -> Finding:
     measured = {node: round(ahead, 3) for node, (ahead, within) in clocks.items() if math.isfinite(within)}
     if len(by_node) < 2:
@@ -251,8 +277,8 @@ def _clocks(clocks: Mapping[str, tuple[float, float]], by_node: ByNode) -> Findi
     node = max(surely, key=lambda one: surely[one], default="")
     if node and surely[node] > _SKEW:
         way = "ahead of" if clocks[node][0] > 0 else "behind"
-        words = f"the clock of {node} is {abs(clocks[node][0]):.0f} s {way} the first node's"
-        return (red if surely[node] > _SKEW_BAD else yellow)(words, leave_out([node]), ahead=measured)
+        sentence = f"the clock of {node} is {abs(clocks[node][0]):.0f} s {way} the first node's"
+        return (red if surely[node] > _SKEW_BAD else yellow)(sentence, leave_out([node]), ahead=measured)
     if unknown := [node for node in by_node if node not in measured]:
         return not_applicable(f"the run did not measure the clock of {', '.join(unknown)}", ahead=measured)
     return green("the nodes' clocks agree", ahead=measured)
@@ -260,55 +286,56 @@ def _clocks(clocks: Mapping[str, tuple[float, float]], by_node: ByNode) -> Findi
 
 def _shared_gpus(exam: Examination, by_node: ByNode) -> Finding:
     del exam
-    rows = _by_value(by_node, lambda facts: facts["smi"])
-    facts = {"nvidia_smi": rows, "mps": _by_value(by_node, lambda told: told["mps"])}
-    each = [(node, row) for node, own in rows.items() for row in own]
-    if closed := [(node, row) for node, row in each if row[3] == "Prohibited"]:
-        node, row = closed[0]
-        return red(f"GPU {row[0]} of {node} takes no program (compute mode)", "Tell the site.", **facts)
-    if busy := [node for node, runs in facts["mps"].items() if runs]:
+    rows = _by_value(by_node, lambda node: [list(row) for row in node.gpu.smi])
+    data = {"nvidia_smi": rows, "mps": _by_value(by_node, lambda node: node.gpu.mps)}
+    each = [(name, row) for name, node in by_node.items() for row in node.gpu.smi]
+    if closed := [(name, row) for name, row in each if row.compute_mode == "Prohibited"]:
+        name, row = closed[0]
+        return red(f"GPU {row.bus_id} of {name} takes no program (compute mode)", "Tell the site.", **data)
+    if busy := [name for name, node in by_node.items() if node.gpu.mps]:
         sentence = f"NVIDIA's MPS runs on {', '.join(busy)}: your workers would share GPUs with others"
         hint = "Ask for whole GPUs, or end the server if it is yours (echo quit | nvidia-cuda-mps-control)."
-        return yellow(sentence, hint, **facts)
-    if parts := [(node, row) for node, row in each if row[2] == "Enabled"]:
-        node, row = parts[0]
-        sentence = f"MIG divides GPU {row[0]} of {node}: parts have neither NVLink nor CUDA IPC"
-        return yellow(sentence, "Ask for whole GPUs.", **facts)
+        return yellow(sentence, hint, **data)
+    if parts := [(name, row) for name, row in each if row.mig == "Enabled"]:
+        name, row = parts[0]
+        sentence = f"MIG divides GPU {row.bus_id} of {name}: parts have neither NVLink nor CUDA IPC"
+        return yellow(sentence, "Ask for whole GPUs.", **data)
     if not each:
-        why_not = "nvidia-smi does not answer there" if any(one["gpus"] for one in by_node.values()) else "no GPU"
+        why_not = "nvidia-smi does not answer there" if any(node.gpu.slots for node in by_node.values()) else "no GPU"
         return not_applicable(f"whether GPUs are divided is not known: {why_not}")
-    if silent := [node for node, own in rows.items() if not own and by_node[node]["gpus"]]:
+    if silent := [name for name, node in by_node.items() if node.gpu.slots and not node.gpu.smi]:
         sentence = f"nvidia-smi does not answer on {', '.join(silent)}, and it does on other nodes"
-        return yellow(sentence, leave_out(silent), **facts)
-    return green("the GPUs are whole, and no MPS runs", **facts)
+        return yellow(sentence, leave_out(silent), **data)
+    return green("the GPUs are whole, and no MPS runs", **data)
 
 
 def _driver(exam: Examination, by_node: ByNode) -> Finding:
-    drivers = _by_value(by_node, lambda facts: facts["smi"][0][1] if facts["smi"] else facts["driver"])
+    drivers = _by_value(by_node, lambda node: node.driver)
     if not any(drivers.values()):
         return not_applicable("the nodes show no NVIDIA driver")
     path = image_of(exam.site, exam.spec)
-    cuda = images.inspect(Path(path)).cuda if path else exam.site.gpu.cuda
-    need = images.pins().get(f"driver-cuda{cuda}", "")
+    cuda = sif.inspect(Path(path)).cuda if path else exam.site.gpu.cuda
+    need = str(NEEDS[int(cuda)].driver) if cuda in map(str, NEEDS) else ""
     whose = f"the image's CUDA {cuda}" if path else f"CUDA {cuda} of the profile"
-    facts: dict[str, Any] = {"drivers": drivers, "cuda": cuda, "needs": need}
+    data: dict[str, Any] = {"drivers": drivers, "cuda": cuda, "needs": need}
     if not need:
-        return not_applicable("which CUDA runs use is not said (gpu.cuda, --image)", **facts)
+        return not_applicable("which CUDA runs use is not said (gpu.cuda, --image)", **data)
     for node, driver in drivers.items():
-        if int(driver.partition(".")[0] or 0) < int(need):
+        if record.major(driver) < int(need):
             sentence = f"the driver of {node} is {driver or 'not there'}, and {whose} needs {need} or newer"
-            return red(sentence, "Use an image for an older CUDA, or ask the site for a newer driver.", **facts)
-    return green(f"the driver, {' or '.join(sorted({*drivers.values()}))}, runs {whose}", **facts)
+            return red(sentence, "Use an image for an older CUDA, or ask the site for a newer driver.", **data)
+    return green(f"the driver, {' or '.join(sorted({*drivers.values()}))}, runs {whose}", **data)
 
 
 def _container(exam: Examination, by_node: ByNode) -> Finding:
     program, site = exam.site.runtime.container, exam.site
     path = image_of(site, exam.spec)
-    if all(facts["in_image"] for facts in by_node.values()):
+    if all(node.system.in_image for node in by_node.values()):
         return green(f"{program} started the image on each node")
-    without = [node for node, facts in by_node.items() if not facts["program"] and not facts["in_image"]]
+    paths = _by_value(by_node, lambda node: node.system.programs.get(program, ""))
+    without = [name for name, node in by_node.items() if not paths[name] and not node.system.in_image]
     if not without:
-        return green(f"{program} is on each node", programs=_by_value(by_node, lambda facts: facts["program"]))
+        return green(f"{program} is on each node", programs=paths)
     if not path:
         return not_applicable(f"runs use no image, and {program} is not on {', '.join(without)}")
     hint = "Load its module (runtime.modules), or name another program (runtime.container)."
@@ -316,15 +343,15 @@ def _container(exam: Examination, by_node: ByNode) -> Finding:
 
 
 def _architecture(exam: Examination, by_node: ByNode) -> Finding:
-    machines = _by_value(by_node, lambda facts: str(facts["machine"]))
-    words = ", ".join(sorted({*machines.values()}))
+    machines = _by_value(by_node, lambda node: node.system.machine)
+    names = ", ".join(sorted({*machines.values()}))
     each = "; ".join(f"{node}: {machine}" for node, machine in machines.items())
     path = image_of(exam.site, exam.spec)
-    built = images.inspect(Path(path)).architecture if path else ""
+    built = sif.inspect(Path(path)).architecture if path else ""
     others = [node for node, machine in machines.items() if built and machine != built]
     if others:
         hint = f"Build it on a machine that is {machines[others[0]]}."
-        sentence = f"the image is built for {built}, and the nodes are {words}"
+        sentence = f"the image is built for {built}, and the nodes are {names}"
         if len(others) < len(machines):
             hint = f"Leave out those that are not: --exclude {','.join(others)}."
             sentence = (
@@ -335,19 +362,210 @@ def _architecture(exam: Examination, by_node: ByNode) -> Finding:
         return yellow(
             f"the nodes are of different architectures ({each})", "Ask for nodes of one kind.", machines=machines
         )
-    return green(f"the nodes are {words}{', as the image' if built else ''}", machines=machines)
+    return green(f"the nodes are {names}{', as the image' if built else ''}", machines=machines)
 
 
-JUDGES: dict[str, Callable[[Examination, ByNode], Finding]] = {
-    "interface": _interface,
-    "ports": ports.judge,
-    "gpu-distance": _distance,
-    "locked-memory": _locked_memory,
-    "shared-memory": _shared_memory,
-    "scratch": _scratch,
-    "clocks": lambda _, by_node: _clocks({}, by_node),
-    "shared-gpus": _shared_gpus,
-    "driver": _driver,
-    "container": _container,
-    "architecture": _architecture,
+# -- RDMA ports: those of the adapters that the profile names, or all that carry data ---------------------------------
+
+
+Ports = Mapping[str, Sequence[Port]]  # by node
+_INFINIBAND = "InfiniBand"
+
+
+def judge_ports(exam: Examination, by_node: ByNode) -> Finding:
+    """Return whether each node has the ports that runs use, active and of one link type."""
+    ports: Ports = {name: node.network.infiniband for name, node in by_node.items()}
+    named = exam.site.network.adapters
+    faults = list(_faults(ports, named))
+    if not any(ports.values()) and not named:
+        return not_applicable("the nodes have no InfiniBand or RoCE port")
+    if all(ports.values()):
+        faults += _wrong_variables(ports, named, by_node)
+    worst = next((one for one in faults if one.state == RED), faults[0] if faults else _ports_well(ports, named))
+    rows = {name: [_port_row(port) for port in several] for name, several in ports.items()}
+    return worst._replace(facts={"ports": rows, **worst.facts})
+
+
+def _port_row(port: Port) -> dict[str, Any]:
+    link = port.link
+    row = {"name": port.name, "device": port.device, "state": link.state, "physical_state": link.physical_state}
+    return {**row, "link_layer": link.link_layer, "rate": link.rate}
+
+
+def _faults(ports: Ports, named: Sequence[str]) -> Iterator[Finding]:
+    without = [node for node, several in ports.items() if not several]
+    if without and len(without) < len(ports):
+        sentence = f"{', '.join(without)} {'have' if len(without) > 1 else 'has'} no RDMA port, and other nodes do"
+        yield red(sentence, leave_out(without))
+    elif without and named:
+        sentence = f"the profile names {', '.join(named)}, and the nodes have no RDMA port"
+        yield yellow(sentence, "Set network.adapters = [] in the profile, or ask for nodes that have them.")
+    elif not without:
+        yield from _of_named(ports, named) if named else _of_all(ports)
+
+
+def _of_named(ports: Ports, named: Sequence[str]) -> Iterator[Finding]:
+    """Yield what is wrong with the adapters that the profile names; all others are spare."""
+    lacking = {node: [name for name in named if name not in _devices(several)] for node, several in ports.items()}
+    nowhere = [name for name in named if all(name in lacks for lacks in lacking.values())]
+    here = {
+        node: several for node, lacks in lacking.items() if (several := [name for name in lacks if name not in nowhere])
+    }
+    if here:
+        node, names = next(iter(here.items()))
+        yield red(f"{node} has no adapter {', '.join(names)}, and other nodes do", leave_out([*here]))
+    down = [(node, port) for node, several in ports.items() for port in _down(several) if port.device in named]
+    yield from _told_down(down)
+    layers = {
+        (node, name): layer
+        for node, several in ports.items()
+        for name, layer in _active(several).items()
+        if name in named
+    }
+    yield from _mixed(layers, named, len(ports))
+    if nowhere:
+        nodes = ", ".join(ports)
+        sentence = (
+            f"the profile names {', '.join(nowhere)}, and {nodes} {'have' if len(ports) > 1 else 'has'} no such adapter"
+        )
+        adapters = [name for name in named if name not in nowhere] or _on_each(ports)
+        yield yellow(
+            sentence, f"Set network.adapters = {adapters} in the profile, or tell the site that they are missing."
+        )
+
+
+def _mixed(layers: Mapping[tuple[str, str], str], named: Sequence[str], nodes: int) -> Iterator[Finding]:
+    """Yield which named adapters are not of the link type that most are of; ``layers`` is by node and adapter."""
+    counts = Counter(layers.values())
+    usual = max(counts, key=lambda layer: (counts[layer], layer == _INFINIBAND), default="")
+    odd = [pair for pair, layer in layers.items() if layer != usual]
+    if not odd:
+        return
+    node, name = odd[0]
+    others = [pair for pair, layer in layers.items() if layer == usual]
+    at, other = min(others, key=lambda pair: (pair[1] != name, pair[0] != node))
+    sentence = f"adapter {name} of {node} is {layers[node, name]}, and {other} of {at} is {usual}"
+    names = {one for _, one in odd}
+    if len(odd) == nodes * len(names):  # the same on each node: so they are meant
+        hint = f"Name adapters of one link type: network.adapters = {[one for one in named if one not in names]}."
+        yield red(sentence, hint)
+    else:
+        yield red(sentence, leave_out(dict.fromkeys(one for one, _ in odd)))
+
+
+def _of_all(ports: Ports) -> Iterator[Finding]:
+    """Yield what is wrong with the ports where the profile names no adapters.
+
+    Data goes over InfiniBand where a node has it, else over Ethernet; what is beside it is for files or management.
+    """
+    active = {node: _active(several) for node, several in ports.items()}
+    if dark := [node for node in ports if not active[node]]:
+        first = ports[dark[0]][0]
+        sentence = f"{_port_state(dark[0], first)}, and the node has no active one"
+        expected = any(active.values()) or any(port.link.link_layer == _INFINIBAND for port in ports[dark[0]])
+        yield red(sentence, leave_out(dark)) if expected else yellow(sentence, "Tell the site if it should be active.")
+        return
+    kinds = {node: _kind(several) for node, several in active.items()}
+    if len({*kinds.values()}) > 1:
+        each = "; ".join(f"{node}: {kind}" for node, kind in kinds.items())
+        yield red(f"nodes have ports of different link types ({each})", "Ask for nodes of one kind.")
+        return
+    kind = next(iter(kinds.values()))
+    down = [(node, port) for node, several in ports.items() for port in _down(several) if port.link.link_layer == kind]
+    yield from _told_down(
+        [(node, port) for node, port in down if any(port.device in several for several in active.values())]
+    )
+    counts = {node: sum(layer == kind for layer in several.values()) for node, several in active.items()}
+    if fewer := [node for node, count in counts.items() if count < max(counts.values())]:
+        most = max(counts, key=lambda node: counts[node])
+        sentence = f"{fewer[0]} has {counts[fewer[0]]} active adapters of {kind}, and {most} has {counts[most]}"
+        yield yellow(sentence, leave_out(fewer))
+    if down:
+        node, port = down[0]
+        sentence = f"{_port_state(node, port)}, and the profile does not say whether runs use it"
+        yield yellow(sentence, f"Set network.adapters = {_on_each(ports)} in the profile, or tell the site.")
+
+
+def _told_down(down: Sequence[tuple[str, Port]]) -> Iterator[Finding]:
+    if down:
+        node, port = down[0]
+        yield red(_port_state(node, port), leave_out(dict.fromkeys(node for node, _ in down)))
+
+
+def _wrong_variables(ports: Ports, named: Sequence[str], by_node: ByNode) -> Iterator[Finding]:
+    """Yield what variables of the jobs choose that a node does not have, or leave unused."""
+    for node, several in ports.items():
+        active = _active(several)
+        used = [name for name in named if name in active] or [name for name in active if active[name] == _kind(active)]
+        environment = by_node[node].process.environment
+        values = {name: environment[name] for name in ADAPTERS if environment.get(name)}
+        finding = judge_adapters(values, tuple(active), used, f"the active adapters of {node} are")
+        if values and finding.state != "green":
+            yield finding
+
+
+def _ports_well(ports: Ports, named: Sequence[str]) -> Finding:
+    spare = sorted({port.device for several in ports.values() for port in _down(several)} - {*named})
+    also = f"; {', '.join(spare)}, not used, {'are' if len(spare) > 1 else 'is'} down" if spare else ""
+    whose = f"the ports of {', '.join(names)}" if (names := named or _on_each(ports)) else "the nodes' ports"
+    return green(f"{whose} are active and of one link type on each node{also}")
+
+
+def _devices(ports: Sequence[Port]) -> list[str]:
+    return sorted({port.device for port in ports})
+
+
+def _active(ports: Sequence[Port]) -> dict[str, str]:
+    """Return the link type of each adapter of a node that has an active port: InfiniBand, if one of its ports is."""
+    active = sorted((port for port in ports if port.link.state == "ACTIVE"), key=lambda port: port.device)
+    infiniband = {port.device for port in active if port.link.link_layer == _INFINIBAND}
+    return {port.device: _INFINIBAND if port.device in infiniband else port.link.link_layer for port in active}
+
+
+def _down(ports: Sequence[Port]) -> list[Port]:
+    """Return a port of each adapter of a node that has none that is active."""
+    active = _active(ports)
+    first = {port.device: port for port in reversed(ports)}
+    return [first[name] for name in _devices(ports) if name not in active]
+
+
+def _kind(active: Mapping[str, str]) -> str:
+    """Return the link type over which a node's data goes."""
+    return _INFINIBAND if _INFINIBAND in active.values() else next(iter(active.values()), "")
+
+
+def _on_each(ports: Ports) -> list[str]:
+    """Return the adapters that are active on each node and of the kind that carries data there."""
+    active = [_active(several) for several in ports.values()]
+    names = [{name for name, layer in one.items() if layer == _kind(one)} for one in active]
+    return sorted(set.intersection(*names)) if names else []
+
+
+def _port_state(node: str, port: Port) -> str:
+    state = f"{port.link.state or 'in no known state'} ({port.link.physical_state or 'no physical state'})"
+    return f"{port.link.link_layer or 'RDMA'} port {port.name} of {node} is {state}"
+
+
+# -- all checks of nodes, by name --------------------------------------------------------------------------------------
+
+
+class _Judging(NamedTuple):
+    """A check of nodes, and the parts of the probe that it needs."""
+
+    check: Callable[[Examination, ByNode], Finding]
+    parts: tuple[str, ...] = ()
+
+
+JUDGES: dict[str, _Judging] = {
+    "interface": _Judging(_interface, ("interfaces",)),
+    "ports": _Judging(judge_ports, ("infiniband",)),
+    "gpu-distance": _Judging(_distance, ("slots",)),
+    "locked-memory": _Judging(_locked_memory, ("limits", "infiniband")),
+    "shared-memory": _Judging(_shared_memory, ("memory",)),
+    "scratch": _Judging(_scratch, ("disks",)),
+    "clocks": _Judging(lambda _, by_node: _clocks({}, by_node)),
+    "shared-gpus": _Judging(_shared_gpus, ("slots",)),
+    "driver": _Judging(_driver, ("modules",)),
+    "container": _Judging(_container, ("system",)),
+    "architecture": _Judging(_architecture, ("system",)),
 }

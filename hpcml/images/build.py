@@ -21,10 +21,96 @@ from typing import NamedTuple
 from hpcml import __version__, files, subprocesses, units
 from hpcml.errors import HpcmlError, ImageError, NotFoundError, StorageError, UsageError, did_you_mean, nearest
 from hpcml.failures.rules import Where, meaning
-from hpcml.images.definition import Definition
-from hpcml.images.facts import ImageFacts, inspect
-from hpcml.images.program import TIMEOUT, Program, last_lines, not_started
+from hpcml.images.sif import Definition, Image, inspect
 from hpcml.sites import layers
+
+# -- the program that builds and runs images: Apptainer, SingularityCE or Singularity ---------------------------------
+
+
+TIMEOUT = 60.0  # seconds for one question to the program; its start from a shared file system may take some
+_PROGRAMS = ("apptainer", "singularity")
+_VERSION = re.compile(r"(?:(apptainer|singularity-ce|singularity) version )?v?(\d+)\.(\d+)(?:\.(\d+))?")
+_NAMES = {"apptainer": "Apptainer", "singularity-ce": "SingularityCE", "singularity": "Singularity"}
+# The first version of each that knows the section %arguments and the option --build-arg.
+_ARGUMENTS_SINCE = {"apptainer": (1, 2), "singularity-ce": (4, 0)}
+
+
+class Program(NamedTuple):
+    """The program that builds and runs images; ``kind`` is apptainer, singularity-ce or singularity."""
+
+    path: str
+    kind: str
+    version: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{_NAMES[self.kind]} {'.'.join(map(str, self.version))}"
+
+    @property
+    def takes_arguments(self) -> bool:
+        """Whether it knows ``%arguments`` and ``--build-arg``."""
+        return self.kind in _ARGUMENTS_SINCE and self.version >= _ARGUMENTS_SINCE[self.kind]
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """What the names of its variables begin with, its own first: Apptainer knows Singularity's too."""
+        return ("APPTAINER", "SINGULARITY") if self.kind == "apptainer" else ("SINGULARITY",)
+
+
+def identify(path: str, answer: str) -> Program:
+    """Return which program gives this answer to ``--version``; raise ImageError if none does that knows SIF images."""
+    hint = "Install Apptainer 1.2 or newer, load the site's module, or name another with --program."
+    match = next((match for line in answer.splitlines() if (match := _VERSION.match(line.strip()))), None)
+    if match is None:
+        quote = last_lines(answer, 3)
+        raise ImageError("This program is neither Apptainer nor Singularity", place=path, hint=hint, quote=quote)
+    program = Program(path, match[1] or "singularity", tuple(int(number) for number in match.groups()[1:] if number))
+    if program.kind != "apptainer" and program.version < (3,):
+        raise ImageError(f"{program} is too old: it knows no SIF images", place=path, hint=hint)
+    return program
+
+
+def find_program(wanted: str, first: str = "") -> Program:
+    """Return the program for images; raise ImageError if there is none, or it cannot be started.
+
+    ``wanted`` is its name or path if the user gave one, and no other is taken then; ``first`` is looked for before
+    ``apptainer`` and ``singularity``: the profile's ``runtime.container``.
+    """
+    names = (wanted,) if wanted else tuple(dict.fromkeys(name for name in (first, *_PROGRAMS) if name))
+    paths = (shutil.which(name) for name in names)
+    path = next(filter(None, paths), None)
+    if path is None:
+        hint = "Load the site's module or install Apptainer 1.2 or newer; images can be built on another machine."
+        raise ImageError(f"There is no {' and no '.join(names)} here", place="PATH", hint=hint)
+    answer = ask([path, "--version"], TIMEOUT)
+    if answer.code != 0:
+        message = f"It {'does not answer' if answer.code is None else 'fails'} when asked for its version"
+        hint = "Try it yourself: is its module loaded, and its file system there?"
+        raise ImageError(message, place=path, hint=hint, quote=last_lines(answer.text))
+    return identify(path, answer.text)
+
+
+def ask(command: Sequence[str], timeout: float) -> subprocesses.Answer:
+    """Run the program; raise ImageError if it cannot be started."""
+    try:
+        return subprocesses.run(command, timeout)
+    except subprocesses.CommandMissingError as error:
+        raise not_started(command[0], error) from error
+
+
+def not_started(path: str, error: Exception) -> ImageError:
+    """Return that the program cannot be started, as an error."""
+    hint = "Try it yourself, or name another with --program."
+    return ImageError(f"The program for images cannot be started: {error}", place=path, hint=hint)
+
+
+def last_lines(text: str, count: int = 8) -> tuple[str, ...]:
+    """Return the last lines of a program's output, without empty ones and colours."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r", "\n")
+    return tuple(line.rstrip()[:300] for line in plain.splitlines() if line.strip())[-count:]
+
+
+# -- the build --------------------------------------------------------------------------------------------------------
+
 
 DEADLINE = 6 * 3600.0  # seconds for a whole build: RAPIDS is downloaded and unpacked
 SPACE = "2G"  # what a build takes, where the definition's label org.hpcml.space does not say
@@ -49,10 +135,10 @@ class Order(NamedTuple):
 
     def command(self, target: Path) -> list[str]:
         """Return the words of the command that builds into ``target``."""
-        words = [self.program.path, "build", *(["--fakeroot"] if self.fakeroot else [])]
-        words += ["--bind", f"{self.certificates}:{_BUNDLE}"] if self.certificates else []
-        words += [word for item in sorted(self.arguments.items()) for word in ("--build-arg", "=".join(item))]
-        return [*words, str(target), str(self.definition.path)]
+        argv = [self.program.path, "build", *(["--fakeroot"] if self.fakeroot else [])]
+        argv += ["--bind", f"{self.certificates}:{_BUNDLE}"] if self.certificates else []
+        argv += [word for item in sorted(self.arguments.items()) for word in ("--build-arg", "=".join(item))]
+        return [*argv, str(target), str(self.definition.path)]
 
 
 def prepare(
@@ -115,14 +201,14 @@ def check_space(definition: Definition, out: Path, program: Program) -> None:
     """
     need = units.parse_memory(definition.label("space") or SPACE)
     setting, (temporary, variable) = f"{program.prefixes[0]}_TMPDIR", _temporary(program)
-    for folder, what in ((temporary, variable or "the temporary folder"), (out.parent, "the image")):
+    for folder, purpose in ((temporary, variable or "the temporary folder"), (out.parent, "the image")):
         try:
             free = shutil.disk_usage(folder).free
         except OSError as error:
-            message, hint = f"The folder for {what} cannot be used", f"Set {setting} to a folder that is there."
+            message, hint = f"The folder for {purpose} cannot be used", f"Set {setting} to a folder that is there."
             raise StorageError(f"{message}: {error.strerror}", place=str(folder), hint=hint) from error
         if free < need:
-            message = f"Too little space for {what}: {units.format_bytes(free)} are free, and the build takes about"
+            message = f"Too little space for {purpose}: {units.format_bytes(free)} are free, and the build takes about"
             hint = f"Set {setting} to a folder with more space."
             hint = "Write the image to another folder." if folder == out.parent else hint
             raise StorageError(f"{message} {units.format_bytes(need)}", place=str(folder), hint=hint)
@@ -139,8 +225,8 @@ def _temporary(program: Program) -> tuple[Path, str]:
 def _arguments(definition: Definition, given: Mapping[str, str]) -> tuple[dict[str, str], str, list[str]]:
     """Return build arguments, pip's file of certificates and notes: the user's, and what only this machine knows."""
     if unknown := [name for name in given if name not in definition.used]:
-        there = sorted(definition.used)
-        hint = did_you_mean(nearest(unknown[0], there), f"It has: {', '.join(there) or 'none'}.")
+        names = sorted(definition.used)
+        hint = did_you_mean(nearest(unknown[0], names), f"It has: {', '.join(names) or 'none'}.")
         raise UsageError(f"The definition has no build argument {unknown[0]}", place=str(definition.path), hint=hint)
     arguments, certificates, notes = dict(given), "", []
     if "PIP_INDEX" in definition.used:
@@ -187,9 +273,9 @@ def pip_settings() -> dict[str, str]:
 
 def apt_mirror() -> str:
     """Return the Debian mirror that this machine's apt uses, empty if there is none."""
-    words = ["apt-get", "indextargets", "--format", "$(CREATED_BY)|$(LABEL)|$(REPO_URI)"]
+    argv = ["apt-get", "indextargets", "--format", "$(CREATED_BY)|$(LABEL)|$(REPO_URI)"]
     try:
-        answer = subprocesses.run(words, TIMEOUT)
+        answer = subprocesses.run(argv, TIMEOUT)
     except subprocesses.CommandMissingError:
         return ""  # no Debian
     mirrors = [line.removeprefix("Packages|Debian|") for line in answer.out.splitlines()]
@@ -239,9 +325,9 @@ def _folder(parent: Path, prefix: str, message: str, hint: str) -> Iterator[Path
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if folder.exists():
-            words = ["unshare", "--user", "--map-root-user", "--map-auto", "rm", "-rf", "--", str(folder)]
+            argv = ["unshare", "--user", "--map-root-user", "--map-auto", "rm", "-rf", "--", str(folder)]
             with contextlib.suppress(subprocesses.CommandMissingError):  # the folder stays, for tmp's own cleaner
-                subprocesses.run(words, TIMEOUT)
+                subprocesses.run(argv, TIMEOUT)
 
 
 def digest(path: Path) -> str:
@@ -250,13 +336,13 @@ def digest(path: Path) -> str:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _record(order: Order, facts: ImageFacts, seconds: float) -> dict[str, object]:
+def _record(order: Order, image: Image, seconds: float) -> dict[str, object]:
     text = hashlib.sha256(order.definition.text.encode()).hexdigest()
     return {
         "digest": "",
-        "size": facts.size,
-        "architecture": facts.architecture,
-        "labels": facts.labels,
+        "size": image.size,
+        "architecture": image.architecture,
+        "labels": image.labels,
         "definition": {"name": order.definition.path.name, "digest": f"sha256:{text}"},
         # without passwords
         "arguments": {name: re.sub(r"//[^/@\s]+@", "//…@", value) for name, value in order.arguments.items()},
@@ -310,10 +396,10 @@ def failure(answer: subprocesses.Answer, order: Order) -> HpcmlError:
         hint = "Is the network, or the disk, very slow? Its last lines are above."
     elif full := re.search(_FULL, text):
         why = "your quota is used up" if "quota" in full[2].lower() else "the disk is full"
-        what, place, hint = _full(full[1] or "", order)
-        return StorageError(f"The build ran out of space{what}: {why}", place=place, hint=hint, quote=quote)
-    elif known := meaning(text, Where.BUILD):
-        message, hint = known.sentence, known.remedy
+        where, place, hint = _full(full[1] or "", order)
+        return StorageError(f"The build ran out of space{where}: {why}", place=place, hint=hint, quote=quote)
+    elif rule := meaning(text, Where.BUILD):
+        message, hint = rule.sentence, rule.remedy
     else:
         message, hint = (
             f"{order.program} did not build the image (its exit status was {answer.code})",

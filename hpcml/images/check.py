@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from hpcml import assets, files, subprocesses, units
 from hpcml.failures.rules import Where, meaning
-from hpcml.images.facts import PREFIX, ImageFacts, machine, pins, problems
-from hpcml.images.program import Program, ask, last_lines
+from hpcml.images.build import Program, ask, last_lines
+from hpcml.images.sif import PREFIX, Image, machine, problems
+from hpcml.node.hardware import record
+from hpcml.node.hardware.record import NEEDS, Contents
 from hpcml.sites.layers import process_environment
 
 GOOD, NOTE, BAD = "good", "note", "bad"
 _ANEW = "Build it anew from hpcml's definition."
-_PROBE = "import sys; sys.path[:] = filter(None, sys.path); exec(sys.argv.pop(1))"  # no module of the working folder
+_PACKAGES = ("dask", "distributed", "dask-ml", "dask-cuda", "ucxx", "cudf")  # whose versions are shown
+_ALONE = "import sys; sys.path[:] = filter(None, sys.path); exec(sys.argv.pop(1))"  # no module of the working folder
 _TIMEOUT = 300.0  # seconds: a first start from a shared file system reads gigabytes, and cuDF is imported
 
 
@@ -28,68 +31,68 @@ class Finding(NamedTuple):
     hint: str = ""
 
 
-def of_the_file(facts: ImageFacts, *, cuda: str, gpus: int) -> Iterator[Finding]:
+def of_the_file(image: Image, *, cuda: str, gpus: int) -> Iterator[Finding]:
     """Yield what the file and its labels show."""
-    yield Finding("file", GOOD, f"a SIF of {units.format_bytes(facts.size)} for {facts.architecture or 'any machine'}")
-    against = problems(facts, cuda=cuda, gpus=gpus, machine=machine())
+    yield Finding("file", GOOD, f"a SIF of {units.format_bytes(image.size)} for {image.architecture or 'any machine'}")
+    against = problems(image, cuda=cuda, gpus=gpus, machine=machine())
     for problem in against:
         yield Finding("labels", BAD if problem.fatal else NOTE, problem.what, problem.hint)
     if not against:
-        versions = ", ".join(f"{name} {value}" for name, value in facts.versions.items())
-        yield Finding("labels", GOOD, f"kind {facts.kind}: {versions or 'no versions'}")
+        versions = ", ".join(f"{name} {value}" for name, value in image.versions.items())
+        yield Finding("labels", GOOD, f"kind {image.kind}: {versions or 'no versions'}")
 
 
 # -- the definition -------------------------------------------------------------------------------------------------
 
 
-def of_the_definition(facts: ImageFacts) -> Iterator[Finding]:
+def of_the_definition(image: Image) -> Iterator[Finding]:
     """Yield what the definition shows that the image was built from: its stages, commands and labels by spython.
 
     The bases are read from the headers: spython searches every line for ``from:``, those of %post and comments too.
     """
-    text = facts.definition
+    text = image.definition
     begin = re.search(r"^[ \t]*bootstrap[ \t]*:[ \t]*(\S+)", text, re.IGNORECASE | re.MULTILINE)
-    words = hint = ""
+    sentence = hint = ""
     if not text:
-        words = "the image holds no definition: how it was made is not known"
+        sentence = "the image holds no definition: how it was made is not known"
     elif begin and begin[1].lower() != "docker":
-        words = f"spython reads none that begin with {begin[1]}: not looked at"
+        sentence = f"spython reads none that begin with {begin[1]}: not looked at"
     else:
         try:
             stages, warnings = _by_spython(text, dockerfile=begin is None)
         except ModuleNotFoundError:
-            words, hint = "spython is not installed: not looked at", "pip install 'hpcml[image]'"
+            sentence, hint = "spython is not installed: not looked at", "pip install 'hpcml[image]'"
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it raises whatever its code stumbles over
             # Apptainer built from it all the same: this is spython's trouble and no reason against the image.
-            words = f"spython cannot read the definition: {str(error) or type(error).__name__}"
+            sentence = f"spython cannot read the definition: {str(error) or type(error).__name__}"
             hint = "Compare it with a definition that ships with hpcml (hpcml image --help names them)."
-    if words:
-        yield Finding("definition", NOTE, words, hint)
+    if sentence:
+        yield Finding("definition", NOTE, sentence, hint)
         return
     for warning in warnings:
         yield Finding("definition", NOTE, f"spython warns: {warning}")
     bases = _bases(text) if begin else [str(stage.fromHeader) for stage in stages if stage.fromHeader]
     if bases:
-        yield from _of_the_last_stage(stages[-1], bases, facts)
+        yield from _of_the_last_stage(stages[-1], bases, image)
     else:
         yield Finding("definition", NOTE, "spython finds nothing that it starts from", "Write From: IMAGE:VERSION.")
 
 
-def _of_the_last_stage(stage: Any, bases: list[str], facts: ImageFacts) -> Iterator[Finding]:
+def _of_the_last_stage(stage: Any, bases: list[str], image: Image) -> Iterator[Finding]:
     pairs = (line.split(None, 1) for line in stage.labels if isinstance(line, str))
     stated = {pair[0]: pair[1].strip().strip('"') for pair in pairs if len(pair) == 2 and "{{" not in pair[1]}
-    own = ((name, value) for name, value in stated.items() if name.startswith(PREFIX))
-    different = min((name for name, value in own if facts.labels.get(name, value) != value), default="")
+    labels = ((name, value) for name, value in stated.items() if name.startswith(PREFIX))
+    different = min((name for name, value in labels if image.labels.get(name, value) != value), default="")
     moving = [base for base in bases if not re.search(r"[:@][^/]+$", base) or base.endswith(":latest")]
     if different:
-        words = f"it says {different} {stated[different]}, the image's label is {facts.labels[different]}"
-        yield Finding("definition", BAD, words, "The image was changed after it was built: build it anew.")
+        sentence = f"it says {different} {stated[different]}, the image's label is {image.labels[different]}"
+        yield Finding("definition", BAD, sentence, "The image was changed after it was built: build it anew.")
     if moving:
-        words = f"it starts from {moving[0]}, which is another image every month"
-        yield Finding("definition", NOTE, words, "Name a version: the same build gives the same image then.")
+        sentence = f"it starts from {moving[0]}, which is another image every month"
+        yield Finding("definition", NOTE, sentence, "Name a version: the same build gives the same image then.")
     if not different and not moving:
-        words = f"starts from {', '.join(bases)}, {len(stage.install)} commands, labels as stated"
-        yield Finding("definition", GOOD, words)
+        sentence = f"starts from {', '.join(bases)}, {len(stage.install)} commands, labels as stated"
+        yield Finding("definition", GOOD, sentence)
 
 
 def _by_spython(text: str, *, dockerfile: bool) -> tuple[list[Any], list[str]]:
@@ -115,118 +118,113 @@ def _bases(text: str) -> list[str]:
 # -- the image at work ----------------------------------------------------------------------------------------------
 
 
-def at_work(facts: ImageFacts, program: Program, *, gpu: bool) -> Iterator[Finding]:
+def at_work(image: Image, program: Program, *, gpu: bool) -> Iterator[Finding]:
     """Yield what the image shows when it is started on this machine; raise ImageError if the program cannot be."""
-    gpu = gpu and bool(facts.cuda or not facts.kind)  # an image without GPU parts was found out by its labels
-    probe = (assets.package_root() / "hpcml/node/hardware/image_contents.py").read_text()
-    start = [program.path, "exec", "--cleanenv", *(["--nv"] if gpu else []), str(facts.path)]
-    answer = ask([*start, "python3", "-c", _PROBE, probe, *(["gpu"] if gpu else [])], _TIMEOUT)
-    probed = _probed(answer)
-    if probed is None:
+    gpu = gpu and bool(image.cuda or not image.kind)  # an image without GPU parts was found out by its labels
+    probe = (assets.package_root() / "hpcml/node/hardware/software.py").read_text()
+    start = [program.path, "exec", "--cleanenv", *(["--nv"] if gpu else []), str(image.path)]
+    answer = ask([*start, "python3", "-c", _ALONE, probe, *(["gpu"] if gpu else [])], _TIMEOUT)
+    contents = _contents(answer)
+    if contents is None:
         yield _no_start(answer, program)
         return
-    yield Finding("starts", GOOD, f"with {program}, Python {probed['python']}")
-    yield from _of_the_packages(probed, facts, gpu=gpu)
-    yield from _of_the_hosts(probed, program)
-    if gpu or facts.kind == "rapids":
+    yield Finding("starts", GOOD, f"with {program}, Python {contents.python}")
+    yield from _of_the_packages(contents, image, gpu=gpu)
+    yield from _of_the_hosts(contents, program)
+    if gpu or image.kind == "rapids":
         devices = ask([*start, "ucx_info", "-d"], _TIMEOUT)
-        yield from _of_the_transports(probed, devices)
+        yield from _of_the_transports(contents, devices)
     if gpu:
-        yield _of_the_gpu(probed, facts)
+        yield _of_the_gpu(contents, image)
 
 
-def _probed(answer: subprocesses.Answer) -> dict[str, Any] | None:
-    """Return what the probe printed last; None if that is none: the image may have a Python of its own."""
+def _contents(answer: subprocesses.Answer) -> Contents | None:
+    """Return what the program in the image printed last; None if that is something else, as of a Python of its own."""
     lines = answer.out.strip().splitlines()
+    if answer.code != 0 or not lines:
+        return None
     try:
-        facts = files.parsed(json.loads, lines[-1]) if answer.code == 0 and lines else None
+        contents = record.read(Contents, files.parsed(json.loads, lines[-1]))
     except ValueError:
         return None  # told by the caller, with the output that came instead
-    types = {
-        **dict.fromkeys(("python", "driver", "compute", "verbs", "ucx"), str),
-        **dict.fromkeys(("failed", "versions"), dict),
-        **dict.fromkeys(("absent", "outside", "library_path", "ucx_modules"), list),
-    }
-    if not isinstance(facts, dict) or any(not isinstance(facts.get(name), kind) for name, kind in types.items()):
-        return None
-    tables = (facts[name].values() if kind is dict else facts[name] for name, kind in types.items())
-    right = all(isinstance(item, str) for items in tables for item in items)
-    return facts if right and re.fullmatch(r"(\d{1,6}(\.\d+)*)?", facts["driver"]) else None
+    return contents if re.fullmatch(r"(\d{1,6}(\.\d+)*)?", contents.driver) else None
 
 
 def _no_start(answer: subprocesses.Answer, program: Program) -> Finding:
     if answer.code is None:
         return Finding("starts", BAD, f"it did not answer within {units.format_seconds(_TIMEOUT)}", "Is the disk slow?")
-    if known := meaning(answer.text, Where.IMAGE):
-        return Finding("starts", BAD, known.cause, known.remedy)
+    if rule := meaning(answer.text, Where.IMAGE):
+        return Finding("starts", BAD, rule.cause, rule.remedy)
     why = " / ".join(last_lines(answer.err or answer.out, 2)) or f"exit status {answer.code}"
     return Finding("starts", BAD, f"{program} cannot run Python in it: {why}", "Try it: apptainer exec IMAGE python3.")
 
 
-def _of_the_packages(probed: Mapping[str, Any], facts: ImageFacts, *, gpu: bool) -> Iterator[Finding]:
-    failed: dict[str, str] = probed["failed"]
+def _of_the_packages(contents: Contents, image: Image, *, gpu: bool) -> Iterator[Finding]:
+    failed = contents.failed
     absent = [name for name, why in failed.items() if why == f"ModuleNotFoundError: No module named '{name}'"]
     if absent:
         yield Finding("imports", BAD, f"not there: {', '.join(absent)}", _ANEW)
     for name in (name for name in failed if name not in absent):
         yield Finding("imports", BAD, f"{name} cannot be imported: {failed[name]}", _ANEW)
-    if facts.kind == "rapids" and probed["absent"] and not gpu:
-        yield Finding("imports", BAD, f"not there: {', '.join(probed['absent'])}", _ANEW)
+    if image.kind == "rapids" and contents.absent and not gpu:
+        yield Finding("imports", BAD, f"not there: {', '.join(contents.absent)}", _ANEW)
     elif not failed:
         yield Finding("imports", GOOD, "Dask, cryptography" + (" and RAPIDS" if gpu else ""))
-    has = {**probed["versions"], "python": probed["python"]}
-    stated = {name: value for name, value in facts.versions.items() if name in has}
+    versions = {name: contents.packages[name] for name in _PACKAGES if name in contents.packages}
+    has = {**versions, "python": contents.python}
+    stated = {name: value for name, value in image.versions.items() if name in has}
     wrong = [name for name, value in stated.items() if has[name] != value]
     for name in wrong:
         yield Finding("versions", BAD, f"its label says {name} {stated[name]}, it holds {has[name]}", _ANEW)
     if not wrong:
-        versions = ", ".join(f"{name} {value}" for name, value in probed["versions"].items())
-        as_labelled = ", as labelled" if stated.keys() & probed["versions"].keys() else ""
-        yield Finding("versions", GOOD, f"{versions}{as_labelled}")
+        listed = ", ".join(f"{name} {value}" for name, value in versions.items())
+        as_labelled = ", as labelled" if stated.keys() & versions.keys() else ""
+        yield Finding("versions", GOOD, f"{listed}{as_labelled}")
 
 
-def _of_the_hosts(probed: Mapping[str, Any], program: Program) -> Iterator[Finding]:
+def _of_the_hosts(contents: Contents, program: Program) -> Iterator[Finding]:
     """Yield what of the host got into the image's processes."""
     names = (f"{prefix}ENV_LD_LIBRARY_PATH" for prefix in program.prefixes)
     set_here = [name for name in names if process_environment().get(name)]
     for name in set_here:
         yield Finding("host", NOTE, f"{name} puts libraries of this machine before the image's", f"unset {name}")
-    if probed["outside"]:
-        words = f"it uses files of this machine: {', '.join(probed['outside'][:3])}"
-        yield Finding("host", BAD, words, "Set PYTHONNOUSERSITE=1 in %environment, or do not bind that folder.")
-    elif probed["library_path"] and not set_here:
-        words = f"LD_LIBRARY_PATH names this machine's folders: {', '.join(probed['library_path'])}"
-        yield Finding("host", NOTE, words, "Take them out of %environment.")
+    if contents.outside:
+        sentence = f"it uses files of this machine: {', '.join(contents.outside[:3])}"
+        yield Finding("host", BAD, sentence, "Set PYTHONNOUSERSITE=1 in %environment, or do not bind that folder.")
+    elif contents.library_path and not set_here:
+        sentence = f"LD_LIBRARY_PATH names this machine's folders: {', '.join(contents.library_path)}"
+        yield Finding("host", NOTE, sentence, "Take them out of %environment.")
     elif not set_here:
         yield Finding("host", GOOD, "no library or module of this machine is in use")
 
 
-def _of_the_transports(probed: Mapping[str, Any], devices: subprocesses.Answer) -> Iterator[Finding]:
+def _of_the_transports(contents: Contents, devices: subprocesses.Answer) -> Iterator[Finding]:
     transports = sorted(set(re.findall(r"Transport: (\S+)", devices.out)))
-    name = f"UCX {probed['ucx']}" if probed["ucx"] else "UCX"
+    ucx = contents.ucx
+    name = f"UCX {ucx.version} in {ucx.library.rpartition('/')[0]}" if ucx.library else "UCX"
     here = f"on this machine it can use {', '.join(transports) or 'nothing'}"
     if fast := [name for name in transports if units.RDMA.fullmatch(name)]:
         yield Finding("ucx", GOOD, f"{name} uses InfiniBand here: {', '.join(fast)}")
-    elif "ib" in probed["ucx_modules"]:
+    elif "ib" in ucx.modules:
         yield Finding("ucx", GOOD, f"{name} has InfiniBand; {here}")
     else:
-        words = f"it has no InfiniBand: {name} would use TCP between nodes, without a message; {here}"
+        sentence = f"it has no InfiniBand: {name} would use TCP between nodes, without a message; {here}"
         hint = "Build rapids-cu12 or rapids-cu13 (conda-forge's ucx), or of -wheels with --build-arg UCX_SOURCE=FILE."
-        yield Finding("ucx", BAD, words, hint)
-    if probed["verbs"]:
-        yield Finding("rdma-core", BAD, f"libibverbs cannot be loaded: {probed['verbs']}", "Install rdma-core in it.")
+        yield Finding("ucx", BAD, sentence, hint)
+    if contents.verbs:
+        yield Finding("rdma-core", BAD, f"libibverbs cannot be loaded: {contents.verbs}", "Install rdma-core in it.")
     else:
         yield Finding("rdma-core", GOOD, "libibverbs is there")
 
 
-def _of_the_gpu(probed: Mapping[str, Any], facts: ImageFacts) -> Finding:
-    driver = str(probed["driver"])
-    need = pins().get(f"driver-cuda{facts.cuda}", "")
+def _of_the_gpu(contents: Contents, image: Image) -> Finding:
+    driver = contents.driver
+    need = NEEDS[int(image.cuda)].driver if image.cuda in map(str, NEEDS) else 0
     if not driver:
         return Finding("gpu", BAD, "NVIDIA's driver cannot be asked", "Check it on a node with GPUs, with srun.")
-    if need and int(driver.partition(".")[0]) < int(need):
-        hint = "Use an image of rapids-cu12." if facts.cuda == "13" else "Ask the site for a newer driver."
-        return Finding("gpu", BAD, f"the driver is {driver}, and CUDA {facts.cuda} needs {need} or newer", hint)
-    if probed["compute"]:
-        return Finding("gpu", BAD, f"cuDF cannot add three numbers: {probed['compute']}", "See imports above.")
+    if record.major(driver) < need:
+        hint = "Use an image of rapids-cu12." if image.cuda == "13" else "Ask the site for a newer driver."
+        return Finding("gpu", BAD, f"the driver is {driver}, and CUDA {image.cuda} needs {need} or newer", hint)
+    if contents.compute:
+        return Finding("gpu", BAD, f"cuDF cannot add three numbers: {contents.compute}", "See imports above.")
     return Finding("gpu", GOOD, f"cuDF works on one GPU, driver {driver}")

@@ -34,7 +34,6 @@ from hpcml.paths import SCRIPT, RunPaths
 from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, stage
 from hpcml.request.record import NOT_SAID, RunRequest, job_name
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
-from hpcml.sites import facts
 from hpcml.sites.schema import Site
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -297,7 +296,7 @@ def _notices(site: Site, spec: RunRequest) -> tuple[str, ...]:
         found.append(
             f"{spec.size.nodes} nodes import Python at once: on a shared file system an image is one file (--image)"
         )
-    if count := facts.doubts(site):
+    if count := site.doubts():
         found.append(f"profile {site.name} has {count} values that are only reported or guessed ({_FACTS} {site.name})")
     return tuple(found)
 

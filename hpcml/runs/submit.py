@@ -303,7 +303,7 @@ def check_image(prepared: Prepared) -> dict[str, object]:
     settings = prepared.plan.inside
     if not settings.job.image:
         return {}
-    from hpcml.images import facts as images  # some milliseconds that only runs inside images need
+    from hpcml.images import sif as images  # some milliseconds that only runs inside images need
 
     facts = images.inspect(Path(settings.job.image))
     gpus, cuda = settings.workers.gpu.count if settings.workers.gpu else 0, prepared.loaded.site.gpu.cuda

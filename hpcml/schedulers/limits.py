@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from hpcml import units
 from hpcml.request.record import RunRequest
-from hpcml.sites import facts
 from hpcml.sites.schema import Partition, Qos, Site
 
 
@@ -20,7 +19,7 @@ class _Misfit(NamedTuple):
 
 def misfit(site: Site, name: str, spec: RunRequest) -> str:
     """Return why a request cannot have a partition; nothing if it can, as far as the profile surely knows."""
-    return next((one.text for one in _misfits(site, name, spec) if not facts.doubtful(site, one.key)), "")
+    return next((one.text for one in _misfits(site, name, spec) if not site.doubtful(one.key)), "")
 
 
 def doubtful_misfits(site: Site, name: str, spec: RunRequest) -> list[str]:
@@ -28,7 +27,7 @@ def doubtful_misfits(site: Site, name: str, spec: RunRequest) -> list[str]:
     return [
         f"{one.text}; that limit is only {how}, so Slurm decides"
         for one in _misfits(site, name, spec)
-        if (how := facts.doubtful(site, one.key))
+        if (how := site.doubtful(one.key))
     ]
 
 

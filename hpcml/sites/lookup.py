@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
 import fnmatch
 import functools
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import assets, files
 from hpcml.errors import ConfigError, did_you_mean, nearest
-from hpcml.sites import facts
 from hpcml.sites.layers import Layers, Value, build, from_assignments, from_environment, process_environment, read_toml
-from hpcml.sites.schema import CHOICES, Identify, Site
+from hpcml.sites.schema import CHOICES, CONFIDENCE, Fact, Identify, Site
 from hpcml.terminal import note
 
 _IDENTIFY = re.compile(r"^\[identify\]\n(?:(?!\[).*\n)*", re.MULTILINE)
@@ -186,7 +186,7 @@ def recorded(settings: Mapping[str, Mapping[str, object]]) -> Site:
 def _built(layers: Layers) -> Site:
     site = build(Site, layers)
     _check_choices(layers)
-    return site._replace(facts=facts.in_force(site.facts, layers)) if site.facts else site
+    return site._replace(facts=facts_in_force(site.facts, layers)) if site.facts else site
 
 
 class _Profiles:
@@ -233,10 +233,10 @@ class _Profiles:
 
     def below(self, parent: str, named_by: str, below: tuple[str, ...] = ()) -> Layers:
         """Return what a profile inherits from the one that it extends."""
-        layers, own = Layers(), ("identify", "description", "extends", "name")
+        layers, not_inherited = Layers(), ("identify", "description", "extends", "name")
         inherited = self.layers(parent, named_by, below).values
         for key, value in inherited.items():  # nor is a fact of what is not inherited
-            if key.replace("\0", ".").removeprefix("facts.").partition(".")[0] not in own:
+            if key.replace("\0", ".").removeprefix("facts.").partition(".")[0] not in not_inherited:
                 layers.values[key] = value
         return layers
 
@@ -270,10 +270,10 @@ def _recognise(profiles: _Profiles, environment: Mapping[str, str]) -> tuple[str
     host = socket.gethostname()
     candidates = []
     for name in profiles.files:
-        own = Layers()  # what a profile extends says nothing about how this one is recognised
+        layers = Layers()  # what a profile extends says nothing about how this one is recognised
         for table, origin in profiles.rules(name):
-            own.add({"identify": table.get("identify", {})}, origin)
-        rule = build(Site, own).identify
+            layers.add({"identify": table.get("identify", {})}, origin)
+        rule = build(Site, layers).identify
         if why := _matches(rule, host, environment):
             candidates.append((rule.order, name, why))
     if not candidates:
@@ -340,3 +340,71 @@ def _check_choices(layers: Layers) -> None:
         if value is not None and value.value not in allowed:
             hint = did_you_mean(nearest(str(value.value), allowed), f"Allowed: {', '.join(allowed)}.")
             raise ConfigError(f"The value {value.value!r} is not allowed", place=f"{value.origin}: {key}", hint=hint)
+
+
+# -- how each value is known -------------------------------------------------------------------------------------------
+
+
+def facts_in_force(written: Mapping[str, Fact], layers: Layers) -> dict[str, Fact]:
+    """Return the fact of each value that has one, and the facts with a value of their own.
+
+    A fact is of the value that its key names, or of all below the table that it names. It holds for those that were
+    set where the fact was: who sets another value answers for it.
+
+    Raises
+    ------
+    ConfigError
+        If a fact lacks something, or is of nothing.
+    """
+    in_force: dict[str, Fact] = {}
+    covered: set[str] = set()
+    for escaped, value in layers.values.items():
+        if escaped.startswith("facts."):
+            continue
+        key = escaped.replace("\0", ".")
+        for above in _and_above(key):
+            if above in written:
+                covered.add(above)
+                if _fact_origin(layers, above) == value.origin:
+                    in_force[key] = written[above]
+                break
+    for key, fact in written.items():
+        _check_fact(fact, _fact_place(layers, key), is_setting=key in covered)
+        if not (fact.value or key in covered or any(above in layers.values for above in _and_above(key))):
+            hint = "Correct the key, or write the value into the fact: value = '…'."
+            raise ConfigError("The fact is of no value that is set", place=_fact_place(layers, key), hint=hint)
+        if fact.value:
+            in_force[key] = fact
+    return in_force
+
+
+def _and_above(key: str) -> Iterator[str]:
+    while key:
+        yield key
+        key = key.rpartition(".")[0]
+
+
+def _fact_origin(layers: Layers, key: str) -> str:
+    escaped = key.replace(".", "\0")
+    return layers.origin(f"facts.{escaped}")
+
+
+def _fact_place(layers: Layers, key: str) -> str:
+    return f"{_fact_origin(layers, key)}: facts.{key}"
+
+
+def _check_fact(fact: Fact, place: str, *, is_setting: bool) -> None:
+    if fact.confidence not in CONFIDENCE:
+        hint = did_you_mean(
+            nearest(fact.confidence, CONFIDENCE), f"Write confidence as one of: {', '.join(CONFIDENCE)}."
+        )
+        raise ConfigError(f"The confidence '{fact.confidence}' is not known", place=place, hint=hint)
+    if not fact.source:
+        raise ConfigError("The fact has no source", place=place, hint="Write source = 'who says so, and where'.")
+    try:
+        datetime.date.fromisoformat(fact.date)
+    except ValueError as error:
+        raise ConfigError(f"'{fact.date}' is not a date", place=place, hint="Write date = 2026-11-22.") from error
+    if fact.value and is_setting:
+        hint = "Leave 'value' out: it stands where the setting is."
+        raise ConfigError("The fact has a value of its own, and is of a setting", place=place, hint=hint)

@@ -462,10 +462,20 @@ class Site(NamedTuple):
     """Variables that are set in the job, for all roles and the script."""
     facts: dict[str, Fact] = {}
 
+    def doubtful(self, key: str) -> str:
+        """Return how a doubtful value is known (``reported``), nothing if it is certain or the user's own."""
+        fact = self.facts.get(key)
+        return fact.confidence if fact and fact.confidence in DOUBTFUL else ""
+
+    def doubts(self) -> int:
+        """Return how many values are only reported or guessed."""
+        return sum(fact.confidence in DOUBTFUL for fact in self.facts.values())
+
 
 # How a fact is known, best first: seen on the machine (its own answer or log), said by the site's pages, said by users
 # (job scripts, notes), concluded from something else.
 CONFIDENCE = ("confirmed", "documented", "reported", "guessed")
+DOUBTFUL = CONFIDENCE[2:]
 CHOICES = {
     "scheduler": ("slurm", "local"),
     "slurm.gpu_request": ("gres", "gpus-per-node", "none"),

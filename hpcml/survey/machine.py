@@ -1,4 +1,4 @@
-"""Ask this machine, its Slurm, and a node by a job; and put its profile in place."""
+"""Ask this machine, its Slurm, and a node by a short job; and put its profile in place."""
 
 from __future__ import annotations
 
@@ -7,23 +7,31 @@ import datetime
 import getpass
 import os
 import re
+import shlex
 import shutil
 import socket
+import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from hpcml import files, schedulers, subprocesses
+from hpcml import assets, files, schedulers, subprocesses
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
+from hpcml.node.hardware import record
+from hpcml.node.hardware.record import Node
+from hpcml.paths import LIBRARY
 from hpcml.plan import plan
 from hpcml.request.record import RunRequest
+from hpcml.schedulers import UNREADABLE, AnswerLostError
 from hpcml.sites.layers import Layers, build, process_environment, read_toml
 from hpcml.sites.lookup import load_profile
 from hpcml.sites.schema import Fact
-from hpcml.survey import node_job, profile, renewal
-from hpcml.survey.draft import SCHEDULER, SLURM, Draft, How
+from hpcml.survey import profile
+from hpcml.survey.draft import SCHEDULER, SLURM, Draft, How, keep_older
+from hpcml.survey.profile import QUICK
 from hpcml.units import TimeLimit
 
 _MODULES_SECONDS = 20.0  # for `module avail`, which reads a tree of files
@@ -38,7 +46,7 @@ class Survey:
         self.tables = schedulers.machine_of(SCHEDULER).read(getpass.getuser())
         self.login = _login()
         self.date = datetime.datetime.now(tz=datetime.UTC).astimezone().date().isoformat()
-        self.node: Mapping[str, Any] = {}
+        self.node: Node | None = None
         self.draft = self._write()
 
     def _write(self) -> Draft:
@@ -53,13 +61,13 @@ class Survey:
             If the job is refused, does not end in time, or gives no answer.
         """
         table = tomllib.loads(self.draft.text(()))
-        wanted = node_job.choose(table, account, partition, qos)
+        wanted = choose_job(table, account, partition, qos)
         try:
-            self.node = node_job.run(wanted, seconds)
+            self.node = run_job(wanted, seconds)
         except SiteError as error:
             if error.place != "sbatch" or wanted.gpu or wanted.partition in table.get("partitions", {}):
                 raise
-            self.node = node_job.run(wanted._replace(gpu="gpu:1"), seconds)  # a partition may take no job without
+            self.node = run_job(wanted._replace(gpu="gpu:1"), seconds)  # a partition may take no job without
         self.draft = self._write()
 
     def keep_of(self, path: Path) -> list[str]:
@@ -68,8 +76,8 @@ class Survey:
         layers.add(read_toml(path, obeyed=True), str(path))
         nested = layers.nested().get("facts", {})
         tables = {name: table for name, table in nested.items() if isinstance(table, dict)} if nested else {}
-        known = {name: build(Fact, _only(table, str(path))) for name, table in tables.items()}
-        return renewal.keep(self.draft, layers, known, probed=bool(self.node))
+        facts_by_key = {name: build(Fact, _only(table, str(path))) for name, table in tables.items()}
+        return keep_older(self.draft, layers, facts_by_key, probed=self.node is not None)
 
     def check(self) -> None:
         """Ask Slurm, which starts nothing, whether it would take a node of each partition as the profile has it."""
@@ -176,3 +184,132 @@ def put(path: Path, text: str, *, old: bool = False) -> None:
     except OSError as error:
         hint = "Let yourself write there, or take --print and put it elsewhere."
         raise StorageError(f"The profile cannot be written: {error.strerror}", place=str(path), hint=hint) from error
+
+
+# -- the short job that looks at a node: waited for by a deadline, and gone whatever happens --------------------------
+
+
+MINUTES = 2  # that the job may take; it needs some seconds, and a shared file system that is cold a minute
+_LOOK = 2.0  # seconds between two looks for the answer
+_ASK = 10.0  # seconds between two questions to Slurm
+_LATE = 30.0  # seconds that a network file system may take to show what the job has written
+_ANSWER = "answer.json"
+
+
+class JobRequest(NamedTuple):
+    """Where the job is to run; ``gpu`` is one GPU's request, empty where none is asked for."""
+
+    account: str = ""
+    partition: str = ""
+    qos: str = ""
+    nodes: int = 1
+    gpu: str = ""
+
+    def directives(self) -> Iterator[str]:
+        """Yield sbatch's options for it."""
+        for name in ("account", "partition", "qos", "nodes"):
+            if value := getattr(self, name):
+                yield f"--{name}={value}"
+        if self.gpu:
+            yield f"--gres={self.gpu}"
+        yield from (f"--time={MINUTES}", "--ntasks-per-node=1", "--no-requeue")
+
+
+def choose_job(table: Mapping[str, Any], account: str, partition: str, qos: str) -> JobRequest:
+    """Return where the job starts soonest: a partition with GPUs, if there is one, and a QoS for debugging."""
+    partitions: Mapping[str, Any] = table.get("partitions", {})
+    every: Mapping[str, Any] = table.get("qos", {})
+    by_use = sorted(partitions, key=lambda name: (not partitions[name].get("gpus_per_node"), not QUICK.search(name)))
+    name = partition or next(iter(by_use), "")
+    quick = [one for one, limits in every.items() if QUICK.search(one) and name in limits.get("partitions", [name])]
+    chosen = qos or ("" if partition and QUICK.search(partition) else next(iter(quick), ""))
+    chosen = chosen or partitions.get(name, {}).get("qos", "")
+    limits = (partitions.get(name, {}), every.get(chosen, {}))
+    least = max([1, *(one.get("min_nodes", 1) for one in limits)])
+    two = name in partitions and all(one.get("max_nodes", 2) > 1 for one in limits)  # ssh is tried between two
+    gpu = "gpu:1" if partitions.get(name, {}).get("gpus_per_node") else ""
+    paying = account or table.get("defaults", {}).get("account", "")
+    return JobRequest(paying, name, chosen, max(least, 2 if two else 1), gpu)
+
+
+def run_job(wanted: JobRequest, seconds: float) -> Node:
+    """Run the job, and return the probe of its first node.
+
+    Raises
+    ------
+    SiteError
+        If Slurm refuses the job, it does not end in time, or it ends without an answer.
+    """
+    top = Path(process_environment().get("HOME", "")) / ".hpcml"
+    name = f"site-init-{os.getpid()}-{os.urandom(4).hex()}"
+    folder = top / name
+    try:
+        top.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700)
+        files.write(folder / LIBRARY, assets.node_archive())
+        files.write(folder / "job.sh", _script(wanted, name, folder, seconds))
+    except OSError as error:
+        hint = "The job's files lie there: make room, or let yourself write."
+        raise StorageError(f"A file cannot be written: {error.strerror}", place=str(folder), hint=hint) from error
+    try:
+        job = schedulers.other_jobs(SCHEDULER).submit_script(folder / "job.sh").job
+        return _answer(folder, job, seconds)
+    except AnswerLostError as error:
+        message, hint = (
+            "It is not known whether Slurm took the job",
+            "It is cancelled by its name. Try again in some minutes.",
+        )
+        raise SiteError(message, place="sbatch", hint=hint, quote=error.quote) from error
+    finally:  # also after Ctrl-C, and where the job's number is not known
+        with contextlib.suppress(SlurmUnreachableError):  # its time limit ends it then
+            schedulers.other_jobs(SCHEDULER).cancel_named(name)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _script(wanted: JobRequest, name: str, folder: Path, seconds: float) -> str:
+    """Return the job's script. Slurm itself takes it from the queue when nobody waits any more, if we were killed."""
+    last = f"--deadline=now+{round(seconds) + 60 * (MINUTES + 1)}seconds"
+    log = schedulers.other_jobs(SCHEDULER).log_pattern(folder / "job.log")
+    options = (f"--job-name={name}", f"--output={log}", last)
+    lines = [f"#SBATCH {shlex.quote(option)}" for option in (*options, *wanted.directives())]
+    argv = (sys.executable, "-P", "-m", "hpcml.node.hardware.probe", "--thorough", "--job", str(folder / _ANSWER))
+    command = f"PYTHONPATH={shlex.quote(str(folder / LIBRARY))} exec {shlex.join(argv)}"
+    return "\n".join(["#!/bin/bash", *lines, command, ""])
+
+
+def _answer(folder: Path, job: str, seconds: float) -> Node:
+    ends = time.monotonic() + seconds
+    asked, over, state = 0.0, 0.0, ""
+    while time.monotonic() < ends:
+        if _ANSWER in os.listdir(folder):  # listing is what makes a network file system look again
+            try:
+                return record.from_json(files.read_json(folder / _ANSWER))
+            except (OSError, ValueError) as error:
+                hint = "Report it with hpcml --version."
+                raise SiteError(f"The job's answer cannot be read: {error}", place=f"job {job}", hint=hint) from error
+        if over and time.monotonic() > over:
+            raise _no_answer(folder, job, state)
+        if not over and time.monotonic() >= asked:
+            with contextlib.suppress(SlurmUnreachableError):  # the deadline decides
+                job_state = schedulers.get(SCHEDULER).states([job])[job]
+                state = f"{job_state.state}{': ' if job_state.reason else ''}{job_state.reason}"
+                if not (job_state.pending or job_state.active or job_state.state == UNREADABLE):
+                    over = time.monotonic() + _LATE
+            asked = time.monotonic() + _ASK
+        time.sleep(_LOOK)
+    hint = "It is cancelled. Give --deadline more time, or another --partition or --qos."
+    raise SiteError(
+        f"The job on a node had not ended in time, it was {state or 'not job_state'}", place=f"job {job}", hint=hint
+    )
+
+
+def _no_answer(folder: Path, job: str, state: str) -> SiteError:
+    hint = (
+        f"It ran {sys.executable}, which the nodes must have too; without --probe the profile is written nevertheless."
+    )
+    return SiteError(
+        f"The job on a node ended without an answer ({state})",
+        place=f"job {job}",
+        hint=hint,
+        quote=files.tail(folder / "job.log", 6),
+    )

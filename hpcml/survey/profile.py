@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hpcml import schedulers, units
+from hpcml.node.hardware import record
+from hpcml.node.hardware.record import NEEDS, Node
 from hpcml.schedulers import machine
 from hpcml.schedulers.machine import Fields, Kind, Tables, amounts
 from hpcml.survey.draft import LOGIN, NODE, SCHEDULER, SLURM, Draft, How
@@ -52,13 +55,13 @@ class _Limits(NamedTuple):
         return _Limits(nodes, time, max(self.least, other.least), concluded)
 
 
-def write(tables: Tables, login: Login, node: Mapping[str, Any], date: str) -> Draft:
+def write(tables: Tables, login: Login, node: Node | None, date: str) -> Draft:
     """Return the profile of a machine.
 
     Parameters
     ----------
     node
-        What a job on a node found (hpcml.node.hardware.survey); empty without one.
+        The probe that a job on a node made; None without one.
     """
     return _Writer(tables, login, node, date).draft
 
@@ -86,11 +89,13 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 class _Writer:
-    def __init__(self, tables: Tables, login: Login, node: Mapping[str, Any], date: str) -> None:
+    def __init__(self, tables: Tables, login: Login, node: Node | None, date: str) -> None:
         self.tables, self.login, self.node = tables, login, node
         self.draft = Draft(date)
-        seen = schedulers.machine_of(SCHEDULER).kinds_of_nodes(str(node.get("shown", "")))
-        self.of_node = {kind.partition: kind for kind in seen}
+        self.of_node = {
+            kind.partition: kind
+            for kind in schedulers.machine_of(SCHEDULER).kinds_of_nodes(node.job.shown if node else "")
+        }
         self.accounts = tuple(dict.fromkeys(row["Account"] for row in tables.associations if row.get("Account")))
         listed = dict.fromkeys(name for row in tables.associations for name in _names(row.get("QOS", "")))
         self.qos = {name: tables.qos.get(name, {}) for name in listed or tables.qos}
@@ -122,7 +127,7 @@ class _Writer:
 
     def _usable(self) -> dict[str, Fields]:
         """Return the partitions that this user may use: Slurm's default first, then the largest."""
-        found = {}
+        usable = {}
         for name, fields in self.tables.partitions.items():
             accounts, groups = _names(fields.get("AllowAccounts", "")), _names(fields.get("AllowGroups", ""))
             denied = _names(fields.get("DenyAccounts", ""))
@@ -135,12 +140,12 @@ class _Writer:
             elif groups and not {*groups} & {*self.login.groups}:
                 self.left_out.append(f"{name} (for other groups)")
             elif not (fields.get("Hidden") == "YES" or fields.get("RootOnly") == "YES"):
-                found[name] = fields
-        if not found and (name := str(self.node.get("slurm", {}).get("JOB_PARTITION", ""))):
-            found[name] = {}
+                usable[name] = fields
+        if not usable and self.node and self.node.job.partition:
+            usable[self.node.job.partition] = {}
         return dict(
             sorted(
-                found.items(), key=lambda one: (one[1].get("Default") != "YES", -_count(one[1].get("TotalNodes", "")))
+                usable.items(), key=lambda one: (one[1].get("Default") != "YES", -_count(one[1].get("TotalNodes", "")))
             )
         )
 
@@ -184,10 +189,10 @@ class _Writer:
     def _requests(self) -> None:
         """Set how this Slurm wants to be asked, and tell what of its configuration matters to a job."""
         draft, table, config = self.draft, ("slurm",), self.tables.config
-        known = any(self.kinds.values()) or any("TotalCPUs" in one for one in self.partitions.values())
-        draft.choose(("resources",), "exclusive", not (known or self.node))  # else a part of a node can be asked for
+        sized = any(self.kinds.values()) or any("TotalCPUs" in one for one in self.partitions.values())
+        draft.choose(("resources",), "exclusive", not (sized or self.node))  # else a part of a node can be asked for
         kinds = self.tables.kinds
-        gpus = any(kind.gpus for kind in kinds) or bool(self.node.get("gpus")) or self._gpus_by_tres()
+        gpus = any(kind.gpus for kind in kinds) or bool(self.node and self.node.gpu.names) or self._gpus_by_amounts()
         if gpus or kinds:
             source = "Gres of the nodes" if kinds else "TRES of the partitions"
             draft.set(table, "gpu_request", "gres" if gpus else "none", How(SLURM, source, concluded=not kinds))
@@ -205,7 +210,7 @@ class _Writer:
         if self.left_out:
             draft.remark(("partitions",), f"Left out: {', '.join(self.left_out)}.")
 
-    def _gpus_by_tres(self) -> bool:
+    def _gpus_by_amounts(self) -> bool:
         return any("gres/gpu" in amounts(one.get("TRES", "")) for one in self.partitions.values())
 
     def _shape(self, name: str) -> tuple[Kind, How]:
@@ -223,9 +228,9 @@ class _Writer:
                 gpu_types=types,
             )
             return smallest, How(SLURM, self.tables.kinds_by)
-        if name in self.of_node:
+        if self.node and name in self.of_node:
             nodes = _count(fields.get("TotalNodes", "")) or 1
-            return self.of_node[name]._replace(nodes=nodes), How(NODE, f"scontrol show node {self.node['node']}")
+            return self.of_node[name]._replace(nodes=nodes), How(NODE, f"scontrol show node {self.node.job.node}")
         nodes, all_of_it = _count(fields.get("TotalNodes", "")), amounts(fields.get("TRES", ""))
         cpus, gpus = (_count(all_of_it.get(one, "")) or 0 for one in ("cpu", "gres/gpu"))
         cpus = cpus or _count(fields.get("TotalCPUs", ""))
@@ -238,23 +243,18 @@ class _Writer:
         if nodes:
             how = How(SLURM, "scontrol show partition, all of it divided by the nodes", concluded=True)
             return Kind(name, nodes, cpus // nodes, 0, memory // nodes, gpus // nodes, ()), how
-        if self._was_seen(name):
-            online = int(self.node["probe"]["cpus"].get("online", 0))
-            how = How(NODE, f"what {self.node['node']} has", concluded=True)
-            return Kind(name, 0, online, 0, 0, len(self.node["gpus"]), ()), how
+        if self.node and self.node.job.partition == name:
+            how = How(NODE, f"what {self.node.job.node} has", concluded=True)
+            return Kind(name, 0, self.node.process.cpus.online, 0, 0, len(self.node.gpu.names), ()), how
         return Kind(name, 0, 0, 0, 0, 0, ()), How(SLURM, "no node was seen", concluded=True)
-
-    def _was_seen(self, name: str) -> bool:
-        """Whether the node that was looked at is one of a partition."""
-        return bool(self.node) and self.node["slurm"].get("JOB_PARTITION") == name
 
     def _raw(self, name: str, *, own_qos: bool = True) -> _Limits:
         """Return the limits of a partition itself and of the QoS that it has of its own."""
         fields = self.partitions[name]
-        own = _Limits(
+        limits = _Limits(
             _count(fields.get("MaxNodes", "")), _seconds(fields.get("MaxTime", "")), _count(fields.get("MinNodes", ""))
         )
-        return own.within(self._limits(fields.get("QoS", ""), name)) if own_qos else own
+        return limits.within(self._limits(fields.get("QoS", ""), name)) if own_qos else limits
 
     def _limits(self, qos: str, partition: str) -> _Limits:
         """Return the limits of a QoS; those in CPUs or GPUs are counted as nodes of a partition."""
@@ -269,11 +269,11 @@ class _Writer:
     @staticmethod
     def _nodes(text: str, shape: Kind, *, up: bool) -> tuple[int, bool]:
         """Return a limit in nodes, and whether it was counted from GPUs or CPUs."""
-        found = amounts(text)
-        if nodes := _count(found.get("node", "")):
+        limits = amounts(text)
+        if nodes := _count(limits.get("node", "")):
             return nodes, False
         for name, each in (("gres/gpu", shape.gpus), ("cpu", shape.cpus)):
-            if each and (limit := _count(found.get(name, ""))):
+            if each and (limit := _count(limits.get(name, ""))):
                 return max(1, -(-limit // each) if up else limit // each), True
         return 0, False
 
@@ -313,7 +313,8 @@ class _Writer:
             draft.ask(table, f"{name} has nodes of several kinds; the smallest counts. Is --constraint needed?")
         if len(shape.gpu_types) > 1:
             draft.ask(table, f"which GPUs are meant, {' or '.join(shape.gpu_types)} (slurm.gpu_type)?")
-        threads = shape.threads or (int(self.node["threads"]) if self._was_seen(name) else 0)
+        seen = self.node if self.node and self.node.job.partition == name else None
+        threads = shape.threads or (seen.process.cpus.threads if seen else 0)
         if threads > 1:
             cores = shape.cpus // threads
             draft.ask(table, f"{key}.cpus_per_node counts {threads} threads of each core: {cores} if cores are meant?")
@@ -366,12 +367,13 @@ class _Writer:
         draft.set(table, "max_jobs", _count(fields.get("MaxSubmitPU", "")), asked)
 
     def _runtime(self) -> None:
-        draft = self.draft
-        on_node = [name for name in _CONTAINERS if name in self.node.get("programs", {})]
+        draft, node = self.draft, self.node
+        programs = node.system.programs if node else {}
+        on_node = [name for name in _CONTAINERS if name in programs]
         here = [name for name in _CONTAINERS if name in self.login.programs]
-        if on_node:
-            draft.set(("runtime",), "container", on_node[0], How(NODE, f"on PATH of {self.node['node']}"))
-        elif here and not self.node:
+        if node and on_node:
+            draft.set(("runtime",), "container", on_node[0], How(NODE, f"on PATH of {node.job.node}"))
+        elif here and not node:
             draft.set(("runtime",), "container", here[0], How(LOGIN, "on PATH", concluded=True))
         elif self.login.modules:
             name = "singularity" if "singularity" in self.login.modules[0] else "apptainer"
@@ -380,30 +382,30 @@ class _Writer:
                 ("runtime",),
                 f"is it one of these modules: {', '.join(self.login.modules)}? Then runtime.modules loads it",
             )
-        elif others := sorted(self.node.get("programs", {})):
-            draft.ask(("runtime",), f"images: the nodes have {', '.join(others)}, which hpcml does not know")
+        elif programs:
+            draft.ask(("runtime",), f"images: the nodes have {', '.join(sorted(programs))}, which hpcml does not know")
 
     def _gpus(self) -> None:
         draft, node = self.draft, self.node
-        if not node or not node["gpus"]:
+        if not node or not node.gpu.names:
             return
-        seen = How(NODE, f"the driver of {node['node']}")
-        major = _count(str(node["driver"]).partition(".")[0])
-        cuda = str(node["probe"].get("cuda_driver", "")).partition(".")[0]
-        if cuda in ("12", "13"):
+        seen = How(NODE, f"the driver of {node.job.node}")
+        major = record.major(node.driver)
+        cuda = node.gpu.cuda_driver.partition(".")[0]
+        able = [number for number, needs in NEEDS.items() if major >= needs.first_driver]
+        if cuda in map(str, NEEDS):
             draft.set(("gpu",), "cuda", cuda, seen)
-        elif major >= 525:  # NVIDIA, CUDA Compatibility: 525 is the first for CUDA 12, 580 for CUDA 13
-            draft.set(("gpu",), "cuda", "13" if major >= 580 else "12", seen._replace(concluded=True))
-        draft.tell("gpu.driver", str(node["driver"]), seen)
-        draft.tell(
-            "gpu.names", ", ".join(f"{node['gpus'].count(name)} × {name}" for name in dict.fromkeys(node["gpus"])), seen
-        )
+        elif able:
+            draft.set(("gpu",), "cuda", str(max(able)), seen._replace(concluded=True))
+        draft.tell("gpu.driver", node.driver, seen)
+        counts = Counter(node.gpu.names)
+        draft.tell("gpu.names", ", ".join(f"{count} × {name}" for name, count in counts.items()), seen)
         near = [
-            f"{gpu}: {', '.join(f'{nic} {far}' for nic, far in nics.items())}"
-            for gpu, nics in node["nearest"].items()
-            if nics
+            f"{slot.bus_id}: {', '.join(f'{port} {far}' for port, far in slot.distances.items())}"
+            for slot in node.gpu.slots
+            if slot.distances
         ]
-        draft.tell("gpu.adapters", "; ".join(near), How(NODE, f"the PCI tree of {node['node']}"))
+        draft.tell("gpu.adapters", "; ".join(near), How(NODE, f"the PCI tree of {node.job.node}"))
 
     def _network(self) -> None:
         draft, node = self.draft, self.node
@@ -413,23 +415,23 @@ class _Writer:
                 "which interface and adapters have the nodes? hpcml site init --probe asks one by a job of a minute",
             )
             return
-        ports = node["probe"]["infiniband"]
-        seen = How(NODE, f"the kernel of {node['node']}")
-        every: Mapping[str, Mapping[str, str]] = node["interfaces"]
-        fast = [name for name, one in every.items() if one["kind"] == "infiniband"]
+        ports = node.network.infiniband
+        seen = How(NODE, f"the kernel of {node.job.node}")
+        every = [one for one in node.network.interfaces if one.ipv4]
+        fast = [one.name for one in every if one.kind == "infiniband"]
         draft.set(("network",), "interface", fast[0] if fast else "", seen)
-        adapters = list(dict.fromkeys(port["device"] for port in ports if port["state"] == "ACTIVE"))
+        adapters = list(dict.fromkeys(port.device for port in ports if port.link.state == "ACTIVE"))
         draft.set(("network",), "adapters", adapters, seen)
-        links = [f"{port['name']} {port['state']} {port['link_layer']} {port['rate']}" for port in ports]
+        links = [f"{port.name} {port.link.state} {port.link.link_layer} {port.link.rate}" for port in ports]
         draft.tell("network.ports", "; ".join(links), seen)
-        addresses = [f"{name} {one['ipv4']}" for name, one in every.items() if name != "lo"]
+        addresses = [f"{one.name} {one.ipv4[0]}" for one in every if one.name != "lo"]
         draft.tell("network.interfaces_seen", "; ".join(addresses), seen)
         if len(fast) > 1:
             draft.ask(("network",), f"{', '.join(fast)} have addresses: do all nodes reach each other over {fast[0]}?")
-        locked = node["probe"].get("limits", {}).get("locked_memory", {}).get("soft", 0)
-        told = "unlimited" if locked is None else units.format_bytes(locked)
-        draft.tell("network.locked_memory", told, How(NODE, f"memlock of the job on {node['node']}"))
-        draft.tell("login.nodes", str(node["ssh"]), How(NODE, f"ssh between two nodes, from {node['node']}"))
+        if locked := node.process.limits.get("locked_memory"):
+            size = "unlimited" if locked.soft is None else units.format_bytes(locked.soft)
+            draft.tell("network.locked_memory", size, How(NODE, f"memlock of the job on {node.job.node}"))
+        draft.tell("login.nodes", node.job.ssh, How(NODE, f"ssh between two nodes, from {node.job.node}"))
 
     def _deadlines(self) -> None:
         wait = re.match(r"\d{1,6}", self.tables.config.get("KillWait", ""))
@@ -444,8 +446,8 @@ class _Writer:
             return
         asked = How(SLURM, "TRESBillingWeights in scontrol show partition")
         if len(weights) == 1:
-            known = {name.lower(): weight for name, weight in amounts(weights.pop()).items()}
-            draft.set(("cost",), "weights", known, asked)
+            weight_by_resource = {name.lower(): weight for name, weight in amounts(weights.pop()).items()}
+            draft.set(("cost",), "weights", weight_by_resource, asked)
             largest = "MAX_TRES" in self.tables.config.get("PriorityFlags", "").split(",")
             draft.set(("cost",), "largest", largest, How(SLURM, "PriorityFlags in scontrol show config"))
         else:
@@ -460,14 +462,14 @@ class _Writer:
             if path := self.login.environment.get(name, ""):
                 kind = next((f", {self.login.mounts[at]}" for at in _above(path) if at in self.login.mounts), "")
                 draft.tell(f"paths.said.{name}", f"{path}{kind}", How(LOGIN, f"${name}"))
-        for place, facts in self.node.get("disks", {}).items():
-            if "bytes" in facts:
-                size, free = (units.format_bytes(facts[name]) for name in ("bytes", "free"))
-                told = f"{place}: {facts['kind']} of {size}, {free} free"
-                key = re.sub(r"\W+", "_", place).strip("_")
-                draft.tell(f"paths.node.{key}", told, How(NODE, f"what is mounted on {self.node['node']}"))
-        tmp = self.node.get("disks", {}).get("/tmp", {})
-        if tmp.get("kind") == "tmpfs":
+        disks = self.node.disks.folders if self.node else {}
+        for folder, disk in disks.items():
+            if self.node and not disk.error:
+                size, free = units.format_bytes(disk.bytes), units.format_bytes(disk.free)
+                key = re.sub(r"\W+", "_", folder).strip("_")
+                how = How(NODE, f"what is mounted on {self.node.job.node}")
+                draft.tell(f"paths.node.{key}", f"{folder}: {disk.kind} of {size}, {free} free", how)
+        if "/tmp" in disks and disks["/tmp"].kind == "tmpfs":
             draft.ask(
                 ("paths",),
                 "/tmp is in the nodes' memory, where Dask would spill: have they a disk of their own (paths.scratch)?",

@@ -8,9 +8,10 @@ import subprocess
 from tests.fixtures.images import sif_file
 from world import World
 
+NO_UCX: dict[str, object] = {"version": "", "library": "", "modules": [], "components": [], "transports": {}}
 PROBED = {
-    "python": "3.12", "failed": {}, "absent": [], "verbs": "", "ucx": "", "ucx_modules": [], "compute": "", "driver": "",
-    "versions": {"dask": "2026.7.1", "distributed": "2026.7.1"}, "library_path": [], "outside": [],
+    "python": "3.12", "failed": {}, "absent": [], "verbs": "", "ucx": NO_UCX, "compute": "", "driver": "",
+    "packages": {"dask": "2026.7.1", "distributed": "2026.7.1"}, "library_path": [], "outside": [],
 }  # fmt: skip
 GPU_LABELS = {
     "org.hpcml.kind": "rapids",

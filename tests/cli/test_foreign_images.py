@@ -11,7 +11,7 @@ import pytest
 
 import planted
 from hpcml import errors
-from hpcml.images import facts
+from hpcml.images import sif
 from tests.fixtures.images import sif_file
 from world import World
 
@@ -66,7 +66,7 @@ def test_hostile_images_are_listed_and_named(world: World) -> None:
 def test_a_hostile_record_beside_an_image(world: World, make: object) -> None:
     path = sif_file.make(world.project / "a.sif")
     planted.put(world.project / "a.sif.json", make)
-    assert facts.known_digest(facts.inspect(path)) == ""
+    assert sif.known_digest(sif.inspect(path)) == ""
     done = world.run("submit", "--site", "slurm", "--dry-run", "--image", str(path), "job.py")
     assert done.returncode == 0, done.stderr
     assert world.run("image", "show", str(path)).returncode == 0
@@ -77,13 +77,13 @@ def test_a_digest_is_said_by_the_image_s_owner_or_nobody(tmp_path: Path) -> None
     path = sif_file.make(tmp_path / "a.sif")
     record = tmp_path / "a.sif.json"
     record.write_text(json.dumps({"size": path.stat().st_size, "digest": "sha256:x"}))
-    assert facts.known_digest(facts.inspect(path)) == "sha256:x"
+    assert sif.known_digest(sif.inspect(path)) == "sha256:x"
     planted.give(record)
-    assert facts.known_digest(facts.inspect(path)) == "", "a stranger's word"
+    assert sif.known_digest(sif.inspect(path)) == "", "a stranger's word"
     planted.give(path)
-    assert facts.known_digest(facts.inspect(path)) == "sha256:x", "the image's owner's"
+    assert sif.known_digest(sif.inspect(path)) == "sha256:x", "the image's owner's"
     os.utime(record, (time.time() - 999,) * 2)
-    assert facts.known_digest(facts.inspect(path)) == "", "older than the image"
+    assert sif.known_digest(sif.inspect(path)) == "", "older than the image"
 
 
 @pytest.mark.parametrize("make", [planted.pipe, planted.endless, planted.hole, planted.folder, planted.ring])

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from hpcml import errors
-from image_program import GPU_LABELS, PROBED, Program, image
+from image_program import GPU_LABELS, NO_UCX, PROBED, Program, image
 from tests.fixtures.images import sif_file
 from world import World
 
@@ -42,7 +42,7 @@ def test_a_good_image(world: World, program: Program) -> None:
 @pytest.mark.parametrize(
     ("changed", "subject", "says"),
     [({"failed": {"distributed": "ModuleNotFoundError: x"}}, "imports", "distributed cannot be imported: ModuleNotFoundError"),
-     ({"versions": {"dask": "2026.9.0", "distributed": "2026.7.1"}}, "versions", "its label says dask 2026.7.1, it holds 2026.9.0"),
+     ({"packages": {"dask": "2026.9.0", "distributed": "2026.7.1"}}, "versions", "its label says dask 2026.7.1, it holds 2026.9.0"),
      ({"python": "3.11"}, "versions", "its label says python 3.12, it holds 3.11"),
      ({"outside": ["/home/ada/.local/lib/python3.12/site-packages/dask/__init__.py"]}, "host", "files of this machine: /home/ada")],
 )  # fmt: skip
@@ -95,9 +95,8 @@ def test_the_probe_runs_and_says_what_is_missing(world: World, program: Program)
 def test_a_gpu_image(world: World, program: Program) -> None:
     fine = {
         "driver": "535.274.02",
-        "ucx": "1.21.0 in /opt/ucx/lib",
-        "ucx_modules": ["cuda", "ib"],
-        "versions": {"dask": "2026.7.1"},
+        "ucx": NO_UCX | {"version": "1.21.0", "library": "/opt/ucx/lib/libucp.so.0", "modules": ["cuda", "ib"]},
+        "packages": {"dask": "2026.7.1"},
     }
     probed(world, program, GPU_LABELS, **fine)
     done = image(world, "check", "--gpu", "--json", "a.sif", status=0)
@@ -108,7 +107,7 @@ def test_a_gpu_image(world: World, program: Program) -> None:
         ({"driver": "470.1"}, "gpu", "needs 535 or newer"),
         ({"driver": ""}, "gpu", "driver cannot be asked"),
         ({"compute": "MemoryError: x"}, "gpu", "cannot add three numbers"),
-        ({"ucx_modules": ["cuda"]}, "ucx", "it has no InfiniBand"),
+        ({"ucx": NO_UCX | {"modules": ["cuda"]}}, "ucx", "it has no InfiniBand"),
         ({"verbs": "libibverbs.so.1: cannot open"}, "rdma-core", "libibverbs cannot be loaded"),
         ({"failed": {"cuml": "ImportError: x"}}, "imports", "cuml cannot be imported"),
     ):

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from hpcml.doctor import access, checks, finding, nodes, scheduler, surroundings
-from hpcml.doctor import ports as doctor_ports
+from hpcml.doctor import checks, finding, nodes, scheduler
 from hpcml.doctor.finding import Examination, Finding
 from hpcml.errors import SlurmUnreachableError
 from hpcml.forms import Form
+from hpcml.node.hardware import record
 from hpcml.remote import answers
 from hpcml.request.record import RunRequest
 from hpcml.runs import bad_nodes
@@ -30,6 +30,7 @@ from hpcml.sites.schema import Login
 from hpcml.subprocesses import Answer
 from tests.fixtures.images import sif_file
 
+PCI: dict[str, Any] = {"bus_id": "", "path": [], "numa": -1}
 NOW = time.mktime((2026, 11, 23, 8, 0, 0, 0, 0, -1))
 KNOWN = [Association("astro", "", ("normal", "dbg"), "normal"), Association("bio", "cpu", (), "")]
 
@@ -48,49 +49,73 @@ def told(one: Finding) -> tuple[str, str]:
     return one.state, one.sentence
 
 
-def node(name: str = "n1", **facts: Any) -> dict[str, Any]:
-    port = {
-        "name": "mlx5_0:1", "device": "mlx5_0", "state": "ACTIVE", "physical_state": "LinkUp", "rate": "", "link_layer": "InfiniBand",
-    }  # fmt: skip
-    healthy = {
-        "node": name,
-        "machine": "x86_64",
-        "interfaces": {"lo": ["127.0.0.1"], "ib0": ["10.0.0.1"], "eth0": []},
-        "ports": [{**port, "name": f"mlx5_{n}:1", "device": f"mlx5_{n}"} for n in range(4)],
-        "gpus": [{"bus_id": "0000:1d:00.0", "nearest": {"port": "mlx5_0:1", "distance": "PXB"}}],
-        "locked_memory": None,
-        "memory": {"total": 512 << 30, "shm": 256 << 30},
-        "shm": {"size": 256 << 30, "used": 0, "left": [], "left_bytes": 0},
-        "scratch": {"folder": "/scratch", "type": "ext4", "size": 1 << 40},
+def node(**facts: Any) -> dict[str, Any]:
+    """Return the JSON of a healthy node's probe, with some of its keys changed."""
+    system = record.System(machine="x86_64", programs={"singularity": "/usr/bin/singularity"})
+    healthy = record.to_json(record.Node(record.Probing(record.SCHEMA), system)) | {
+        "interfaces": interfaces(lo=["127.0.0.1"], ib0=["10.0.0.1"], eth0=[]),
+        "infiniband": [port(number) for number in range(4)],
+        "slots": [slot("0000:1d:00.0", "mlx5_0:1", "PXB")],
+        "limits": locked(None),
+        "memory": shm(256 << 30),
+        "disks": disks("/scratch", "ext4", 1 << 40),
         "driver": "535.274.02",
-        "smi": [["0000:1d:00.0", "535.274.02", "Disabled", "Default"]],
-        "mps": False,
-        "program": "/usr/bin/singularity",
-        "in_image": False,
-        "variables": {},
-    }  # fmt: skip
+        "smi": [smi("0000:1d:00.0", "535.274.02")],
+    }
     return healthy | facts
 
 
+def port(device: int, state: str = "ACTIVE", layer: str = "InfiniBand", number: int = 1) -> dict[str, Any]:
+    word = "LinkUp" if state == "ACTIVE" else "Disabled"
+    facts = {"name": f"mlx5_{device}:{number}", "device": f"mlx5_{device}", "rate": "", "link_layer": layer}
+    rest = {"port": number, "gigabits": 0.0, "subnet": "", "firmware": "", "board": "", "netdevs": [], "pci": PCI}
+    return {**facts, "state": state, "physical_state": word, **rest}
+
+
+def interfaces(**addresses: list[str]) -> list[dict[str, Any]]:
+    traits = {"kind": "", "address": "", "megabits": 0, "mtu": 0, "up": True, "state": "", "pci": PCI}
+    return [{**traits, "name": name, "ipv4": several} for name, several in addresses.items()]
+
+
+def slot(bus_id: str, nearest: str, distance: str) -> dict[str, Any]:
+    return {"bus_id": bus_id, "nearest": nearest, "distances": {nearest: distance}}
+
+
+def locked(limit: int | None) -> dict[str, Any]:
+    return {"locked_memory": {"soft": limit, "hard": None}}
+
+
+def shm(size: int, *left: str, taken: int = 0) -> dict[str, Any]:
+    return {"total": 512 << 30, "shm": size, "shm_used": 0, "shm_left": [*left], "shm_left_bytes": taken}
+
+
+def disks(folder: str, kind: str, size: int) -> dict[str, Any]:
+    return {"scratch": folder, "folders": {folder: {"kind": kind, "bytes": size, "free": size, "error": ""}}}
+
+
+def smi(bus_id: str, driver: str = "535.1", mig: str = "Disabled", mode: str = "Default") -> dict[str, str]:
+    return {"bus_id": bus_id, "driver": driver, "mig": mig, "compute_mode": mode}
+
+
 def ports(**changes: str) -> list[dict[str, Any]]:
-    return [{**port, **changes} for port in node()["ports"]]
+    return [{**one, **changes} for one in node()["infiniband"]]
 
 
 NODE_FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
-    ("interface", {"interfaces": {"lo": ["127.0.0.1"], "hsn0": ["10.0.0.1"]}}, "red", "interface ib0 has no IPv4 address on n1"),
-    ("ports", {"ports": ports(state="DOWN", physical_state="Polling")}, "red", "mlx5_0:1 of n1 is DOWN (Polling)"),
-    ("ports", {"ports": ports(link_layer="Ethernet")}, "red", "adapter mlx5_0 of n1 is Ethernet, and mlx5_0 of n2 is InfiniBand"),
-    ("ports", {"ports": []}, "red", "n1 has no RDMA port, and other nodes do"),
-    ("ports", {"variables": {"NCCL_IB_HCA": "mlx5_4"}}, "red", "NCCL_IB_HCA names mlx5_4"),
-    ("ports", {"variables": {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}}, "yellow", "leaves mlx5_2, mlx5_3 unused"),
-    ("gpu-distance", {"gpus": [{"bus_id": "g", "nearest": {"port": "mlx5_3:1", "distance": "SYS"}}]}, "yellow", "g of n1 is SYS away from mlx5_3:1"),
-    ("gpu-distance", {"gpus": []}, "yellow", "n1 has no GPU of NVIDIA's, and other nodes do"),
-    ("locked-memory", {"locked_memory": 8 << 20}, "red", "limited to 8.0 MiB on n1"),
-    ("shared-memory", {"shm": {"size": 64 << 20, "used": 0, "left": [], "left_bytes": 0}}, "red", "/dev/shm of n1 holds 64 MiB"),
-    ("shared-memory", {"shm": {"size": 1 << 38, "used": 0, "left": ["a"], "left_bytes": 4 << 30}}, "yellow", "1 old files of yours"),
-    ("scratch", {"scratch": {"folder": "/tmp", "type": "tmpfs", "size": 10 << 30}}, "yellow", "/tmp of n1 is a tmpfs (10 GiB)"),
-    ("shared-gpus", {"smi": [["g", "535.1", "Enabled", "Default"]]}, "yellow", "MIG divides GPU g of n1"),
-    ("shared-gpus", {"smi": [["g", "535.1", "[N/A]", "Prohibited"]]}, "red", "GPU g of n1 takes no program"),
+    ("interface", {"interfaces": interfaces(lo=["127.0.0.1"], hsn0=["10.0.0.1"])}, "red", "interface ib0 has no IPv4 address on n1"),
+    ("ports", {"infiniband": ports(state="DOWN", physical_state="Polling")}, "red", "mlx5_0:1 of n1 is DOWN (Polling)"),
+    ("ports", {"infiniband": ports(link_layer="Ethernet")}, "red", "adapter mlx5_0 of n1 is Ethernet, and mlx5_0 of n2 is InfiniBand"),
+    ("ports", {"infiniband": []}, "red", "n1 has no RDMA port, and other nodes do"),
+    ("ports", {"environment": {"NCCL_IB_HCA": "mlx5_4"}}, "red", "NCCL_IB_HCA names mlx5_4"),
+    ("ports", {"environment": {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}}, "yellow", "leaves mlx5_2, mlx5_3 unused"),
+    ("gpu-distance", {"slots": [slot("g", "mlx5_3:1", "SYS")]}, "yellow", "g of n1 is SYS away from mlx5_3:1"),
+    ("gpu-distance", {"slots": []}, "yellow", "n1 has no GPU of NVIDIA's, and other nodes do"),
+    ("locked-memory", {"limits": locked(8 << 20)}, "red", "limited to 8.0 MiB on n1"),
+    ("shared-memory", {"memory": shm(64 << 20)}, "red", "/dev/shm of n1 holds 64 MiB"),
+    ("shared-memory", {"memory": shm(1 << 38, "a", taken=4 << 30)}, "yellow", "1 old files of yours"),
+    ("scratch", {"disks": disks("/tmp", "tmpfs", 10 << 30)}, "yellow", "/tmp of n1 is a tmpfs (10 GiB)"),
+    ("shared-gpus", {"smi": [smi("g", mig="Enabled")]}, "yellow", "MIG divides GPU g of n1"),
+    ("shared-gpus", {"smi": [smi("g", mig="[N/A]", mode="Prohibited")]}, "red", "GPU g of n1 takes no program"),
     ("shared-gpus", {"smi": []}, "yellow", "nvidia-smi does not answer on n1, and it does on other nodes"),
     ("shared-gpus", {"mps": True}, "yellow", "MPS runs on n1"),
     ("driver", {"smi": [], "driver": "470.82.01"}, "red", "the driver of n1 is 470.82.01, and CUDA 12 of the profile needs 535"),
@@ -101,33 +126,35 @@ NODE_FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
 def test_what_the_facts_of_nodes_mean(tmp_path: Path, subtests: pytest.Subtests) -> None:
     exam = examination(tmp_path)
     clocks = {"n1": (0.0, 0.001), "n2": (0.01, 0.001)}
-    healthy = nodes.judge(exam, {"n1": node(), "n2": node("n2")}, clocks)
+    healthy = nodes.judge(exam, {"n1": node(), "n2": node()}, clocks)
     assert {one.check: told(one) for one in healthy if one.state != "green"} == {}
     for check, facts, state, words in NODE_FAULTS:
         with subtests.test(check=check, words=words):
-            found = {one.check: one for one in nodes.judge(exam, {"n1": node(**facts), "n2": node("n2")}, clocks)}
+            found = {one.check: one for one in nodes.judge(exam, {"n1": node(**facts), "n2": node()}, clocks)}
             assert found[check].state == state, found[check]
             assert words in found[check].sentence
             assert found[check].remedy
     for ahead, state in ((5.0, "yellow"), (-300.0, "red")):
-        found = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": node("n2")}, {"n2": (ahead, 0.1)})}
+        found = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": node()}, {"n2": (ahead, 0.1)})}
         assert found["clocks"].state == state
         assert f"the clock of n2 is {abs(ahead):.0f} s" in found["clocks"].sentence
-    unmeasured = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": node("n2")}, {"n1": (0.0, 0.0)})}
+    unmeasured = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": node()}, {"n1": (0.0, 0.0)})}
     assert told(unmeasured["clocks"]) == ("n/a", "the run did not measure the clock of n2")
     exam = examination(tmp_path, "network.adapters=[]")
-    alone = {one.check: one for one in nodes.judge(exam, {"n1": node(ports=[], gpus=[], smi=[], driver="")}, {})}
+    alone = {one.check: one for one in nodes.judge(exam, {"n1": node(infiniband=[], slots=[], smi=[], driver="")}, {})}
     assert {name for name, one in alone.items() if one.state == "n/a"} == {
         "ports", "gpu-distance", "locked-memory", "clocks", "shared-gpus", "driver"
     }  # fmt: skip
-    damaged = {one.check: one.state for one in nodes.judge(exam, {"n1": {}}, clocks)}
-    assert set(damaged.values()) == {"n/a"}
+    for damaged in ({}, node(limits=7), node(infiniband=[{"name": "mlx5_0:1"}]), {**node(), "smi": "x"}):
+        assert {one.state for one in nodes.judge(exam, {"n1": damaged}, clocks)} == {"n/a"}
+    for part, checks_of_it in (("memory", ["shared-memory"]), ("limits", ["locked-memory"])):
+        unread = nodes.judge(exam, {"n1": node(**{f"{part}_error": "OSError: x"}), "n2": node()}, clocks)
+        named = [one.check for one in unread if "could not read" in one.sentence]
+        assert named == checks_of_it
 
 
-def port(device: int, state: str = "ACTIVE", layer: str = "InfiniBand", number: int = 1) -> dict[str, Any]:
-    word = "LinkUp" if state == "ACTIVE" else "Disabled"
-    facts = {"name": f"mlx5_{device}:{number}", "device": f"mlx5_{device}", "rate": "", "link_layer": layer}
-    return {**facts, "state": state, "physical_state": word}
+def read(by_node: dict[str, dict[str, Any]]) -> finding.ByNode:
+    return {name: record.from_json(table) for name, table in by_node.items()}
 
 
 Table = list[tuple[str, dict[str, list[dict[str, Any]]], str, str, str]]
@@ -179,12 +206,14 @@ def test_ports_are_judged_node_by_node(tmp_path: Path, subtests: pytest.Subtests
         exam = examination(tmp_path, f"network.adapters={names}")
         for case, by_node, state, words, remedy in table:
             with subtests.test(case=case, adapters=names):
-                found = doctor_ports.judge(exam, {name: node(name, ports=own) for name, own in by_node.items()})
+                found = nodes.judge_ports(exam, read({name: node(infiniband=own) for name, own in by_node.items()}))
                 assert found.state == state, found
                 assert words in found.sentence
                 assert remedy in found.remedy
                 assert bool(found.remedy) is (state in ("red", "yellow"))
-                assert state == "n/a" or found.facts["ports"] == by_node
+                shown = ("name", "device", "state", "physical_state", "link_layer", "rate")
+                rows = {name: [{key: one[key] for key in shown} for one in own] for name, own in by_node.items()}
+                assert state == "n/a" or found.facts["ports"] == rows
 
 
 def test_variables_against_the_ports_of_each_node(tmp_path: Path, subtests: pytest.Subtests) -> None:
@@ -198,8 +227,8 @@ def test_variables_against_the_ports_of_each_node(tmp_path: Path, subtests: pyte
     exam = examination(tmp_path, 'network.adapters=["mlx5_0","mlx5_1"]')
     for value, state, words, remedy in cases:
         with subtests.test(value=value):
-            told_by = {name: node(name, ports=own, variables={"NCCL_IB_HCA": value}) for name, own in spare.items()}
-            found = doctor_ports.judge(exam, told_by)
+            told_by = {name: node(infiniband=own, environment={"NCCL_IB_HCA": value}) for name, own in spare.items()}
+            found = nodes.judge_ports(exam, read(told_by))
             assert found.state == state, found
             assert words in found.sentence
             assert remedy in found.remedy
@@ -215,10 +244,10 @@ def test_a_node_that_tells_nothing_is_not_green() -> None:
 
 def test_the_worst_of_the_gpus_is_told(tmp_path: Path) -> None:
     exam = examination(tmp_path)
-    closed = node(smi=[["g", "535.1", "Disabled", "Prohibited"]])
+    closed = node(smi=[smi("g", mode="Prohibited")])
     found = {one.check: one for one in nodes.judge(exam, {"n1": node(mps=True), "n2": closed}, {})}
     assert told(found["shared-gpus"]) == ("red", "GPU g of n2 takes no program (compute mode)")
-    cut = node(ports=[], locked_memory=8 << 20)
+    cut = node(infiniband=[], limits=locked(8 << 20))
     found = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": cut}, {})}
     assert found["locked-memory"].state == "green", "n2 has no RDMA, for which memory is locked"
 
@@ -226,22 +255,22 @@ def test_the_worst_of_the_gpus_is_told(tmp_path: Path) -> None:
 def test_the_image_on_nodes(tmp_path: Path) -> None:
     image = str(sif_file.make(tmp_path / "a.sif", {"org.hpcml.kind": "rapids", "org.hpcml.cuda": "13"}, arch="04"))
     exam = examination(tmp_path, image=image, account="astro")
-    found = {one.check: one for one in nodes.judge(exam, {"n1": node(program="")}, {})}
+    found = {one.check: one for one in nodes.judge(exam, {"n1": node(programs={})}, {})}
     assert told(found["driver"]) == (
         "red",
         "the driver of n1 is 535.274.02, and the image's CUDA 13 needs 580 or newer",
     )
     assert told(found["architecture"]) == ("red", "the image is built for aarch64, and the nodes are x86_64")
     assert told(found["container"]) == ("red", "singularity is not on n1")
-    two = {"n1": node(in_image=True, machine="aarch64"), "n2": node("n2", program="")}
+    two = {"n1": node(in_image=True, machine="aarch64"), "n2": node(programs={})}
     found = {one.check: one for one in nodes.judge(exam, two, {})}
     assert told(found["architecture"]) == ("red", "the image is built for aarch64, and n2 is not")
     assert "--exclude n2" in found["architecture"].remedy
     assert told(found["container"]) == ("red", "singularity is not on n2")
-    assert surroundings.image(exam).state == "red"
-    missing = surroundings.image(examination(tmp_path, image="/nowhere/a.sif", account="astro"))
+    assert checks.image(exam).state == "red"
+    missing = checks.image(examination(tmp_path, image="/nowhere/a.sif", account="astro"))
     assert missing.state == "red"
-    assert surroundings.image(examination(tmp_path)).state == "n/a"
+    assert checks.image(examination(tmp_path)).state == "n/a"
 
 
 def test_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +344,7 @@ def test_the_start_and_the_certificate(tmp_path: Path, monkeypatch: pytest.Monke
         ([NOW - 60], at(1), "red"), ([float("inf"), NOW - 60], at(1), "green"), ([], at(1), "n/a"),
     ]  # fmt: skip
     for ends, start, state in cases:
-        found = access.judge_certificate(ends, start, NOW, "step ssh login")
+        found = checks.judge_certificate(ends, start, NOW, "step ssh login")
         assert found.state == state, found
         assert (found.remedy == "Get a new one: step ssh login.") == (state in ("yellow", "red"))
     exam = examination(tmp_path, account="astro")
@@ -332,29 +361,29 @@ def test_the_start_and_the_certificate(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_login_node_that_answers() -> None:
     leonardo = Login(host="login.x.it", hosts=("login01-ext.x.it", "login05-ext.x.it"))
-    assert access.judge_login_node(leonardo, "login05.x.local").state == "green"
-    strange = access.judge_login_node(leonardo, "login09.x.local")
+    assert checks.judge_login_node(leonardo, "login05.x.local").state == "green"
+    strange = checks.judge_login_node(leonardo, "login09.x.local")
     assert strange.state == "yellow"
     assert "--host login01-ext.x.it" in strange.remedy
-    many = access.judge_login_node(Login(host="login.y.de"), "y1")
+    many = checks.judge_login_node(Login(host="login.y.de"), "y1")
     assert many.state == "yellow"
     assert many.sentence.startswith("login.y.de answers (it is y1): it may lead to another login node")
     assert "login.hosts" in many.remedy
     alone = [("y1.y.de", "y1.y.local"), ("me@y1.y.de", "y1"), ("y1-ext.y.de", "y1"), ("login.y.de", "")]
-    assert {access.judge_login_node(Login(host=host), name).state for host, name in alone} == {"green"}
-    assert access.judge_login_node(Login(host="y"), "y1", of_profile=False).state == "green", "an alias of the user's"
+    assert {checks.judge_login_node(Login(host=host), name).state for host, name in alone} == {"green"}
+    assert checks.judge_login_node(Login(host="y"), "y1", of_profile=False).state == "green", "an alias of the user's"
 
 
 def test_quotas_in_bytes_and_files() -> None:
     """`lfs quota -q` and `quota -w -p` have the same columns."""
     lustre = "/leonardo 900000 0 1000000 - 4000000* 4000000 4000000 6d\n"
-    assert [one.state for one in surroundings.judge_quota(lustre)] == ["green", "red"]
+    assert [one.state for one in checks.judge_quota(lustre)] == ["green", "red"]
     nfs = "Disk quotas for user alice (uid 1000):\n Filesystem blocks quota limit grace files quota limit grace\n"
     nfs += "server:/home 980000 1000000 1100000 0 10 0 0 0\n"
-    assert [told(one) for one in surroundings.judge_quota(nfs)] == [
+    assert [told(one) for one in checks.judge_quota(nfs)] == [
         ("yellow", "980000 of 1000000 KiB of your quota on server:/home are used")
     ]
-    assert list(surroundings.judge_quota("no quota here\n")) == []
+    assert list(checks.judge_quota("no quota here\n")) == []
 
 
 def test_adapters_and_libraries(tmp_path: Path) -> None:
@@ -363,20 +392,20 @@ def test_adapters_and_libraries(tmp_path: Path) -> None:
         exam.environment = {**exam.environment, **variables}
         return look(exam)
 
-    assert with_(surroundings.adapters).state == "green"
-    everywhere = with_(surroundings.adapters, NCCL_IB_HCA="mlx5_0,mlx5_1,mlx5_4,mlx5_5")
+    assert with_(checks.adapters).state == "green"
+    everywhere = with_(checks.adapters, NCCL_IB_HCA="mlx5_0,mlx5_1,mlx5_4,mlx5_5")
     assert told(everywhere)[0] == "red"
     assert "names mlx5_4, mlx5_5" in everywhere.sentence
-    assert with_(surroundings.adapters, NCCL_IB_HCA="^mlx5_2").state == "green"
-    assert with_(surroundings.adapters, UCX_NET_DEVICES="eth0").state == "green"
+    assert with_(checks.adapters, NCCL_IB_HCA="^mlx5_2").state == "green"
+    assert with_(checks.adapters, UCX_NET_DEVICES="eth0").state == "green"
     home = tmp_path / "cuda"
     (home / "lib64/stubs").mkdir(parents=True)
     path = {"CUDA_HOME": str(home), "LD_LIBRARY_PATH": f"/usr/lib:{home}/lib64"}
-    assert with_(surroundings.library_path, **path).state == "yellow"
+    assert with_(checks.library_path, **path).state == "yellow"
     (home / "lib64/stubs/libnvidia-ml.so.1").touch()
     path["LD_LIBRARY_PATH"] = f"{home}/lib64/stubs:/usr/lib"
-    assert with_(surroundings.library_path, **path).state == "red"
-    assert with_(surroundings.library_path, LD_LIBRARY_PATH="/usr/lib").state == "green"
+    assert with_(checks.library_path, **path).state == "red"
+    assert with_(checks.library_path, LD_LIBRARY_PATH="/usr/lib").state == "green"
 
 
 def test_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,20 +413,20 @@ def test_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     left = tmp_path / ".hpcml-doctor-left"
     left.mkdir()
     os.utime(left, (1, 1))
-    assert surroundings.file_system(exam).state == "green"
+    assert checks.file_system(exam).state == "green"
     assert list(tmp_path.iterdir()) == []
     with monkeypatch.context() as changed:
         changed.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
-        assert "cannot be locked" in surroundings.file_system(exam).sentence
+        assert "cannot be locked" in checks.file_system(exam).sentence
         changed.setattr(fcntl, "flock", lambda *_: None)
-        assert surroundings.file_system(exam).state == "yellow", "a lock that keeps nobody away is none"
+        assert checks.file_system(exam).state == "yellow", "a lock that keeps nobody away is none"
     now = time.time()
     with monkeypatch.context() as changed:
         changed.setattr(time, "time", lambda: now - 100)
-        assert surroundings.file_system(exam).sentence.endswith("100 s ahead of this machine's clock")
+        assert checks.file_system(exam).sentence.endswith("100 s ahead of this machine's clock")
     with monkeypatch.context() as changed:
         changed.setattr(os, "rename", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EXDEV, "Invalid link")))
-        assert told(surroundings.file_system(exam)) == (
+        assert told(checks.file_system(exam)) == (
             "red",
             f"files cannot replace each other in {tmp_path}: Invalid link",
         )
@@ -425,7 +454,7 @@ def test_the_trial_of_the_file_system_writes_nowhere_else(tmp_path: Path, monkey
     while swaps:
         with monkeypatch.context() as changed:
             changed.setattr(Path, "mkdir", mkdir)
-            assert surroundings.file_system(exam).state == "red"
+            assert checks.file_system(exam).state == "red"
         left = next(path for path in runs.glob("*") if (path / "old").exists())
         assert {path.name: path.read_text() for path in left.iterdir()} == {"old": "precious", "newer": "precious"}
         shutil.rmtree(runs / "aside")
@@ -433,7 +462,7 @@ def test_the_trial_of_the_file_system_writes_nowhere_else(tmp_path: Path, monkey
             if link.is_symlink():
                 link.unlink()
     os.utime(left, (1, 1))
-    assert surroundings.file_system(exam).state == "green"
+    assert checks.file_system(exam).state == "green"
     assert left.exists(), "a folder of the user's with the name of a trial's was swept"
 
 
@@ -442,7 +471,7 @@ def test_room_for_bytes_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def with_(blocks: int, inodes: int) -> tuple[str, str]:
         monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 1 << 30, blocks, blocks, 1 << 20, inodes, inodes, 0, 255)))  # fmt: skip
-        return told(surroundings.quota(exam))
+        return told(checks.quota(exam))
 
     assert with_(1 << 28, 1 << 19)[0] == "green"
     assert with_(1 << 28, 500) == ("yellow", f"only 500 files more fit into {tmp_path}")
@@ -479,23 +508,23 @@ def test_the_memory_of_a_login_session(
             for name, text in made.items():
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(f"{text}\n")
-            assert surroundings.session_memory(root) == ((limit, place) if limit else None)
-            monkeypatch.setattr(surroundings, "_ROOT", root)
-            found = surroundings.limits(exam)
+            assert checks.session_memory(root) == ((limit, place) if limit else None)
+            monkeypatch.setattr(checks, "_ROOT", root)
+            found = checks.limits(exam)
             assert found.state == ("yellow" if limit and limit < 1 << 30 else "green")
             assert place in found.sentence or found.state == "green"
             assert found.facts.get("session_memory") == limit
-    assert surroundings.session_memory(tmp_path / "nowhere") is None
+    assert checks.session_memory(tmp_path / "nowhere") is None
 
 
 def test_what_the_shell_and_the_machine_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exam = examination(tmp_path)
-    monkeypatch.setattr(surroundings, "_ROOT", tmp_path)
-    assert surroundings.limits(exam).state == "green"
+    monkeypatch.setattr(checks, "_ROOT", tmp_path)
+    assert checks.limits(exam).state == "green"
     for kind, words in ((resource.RLIMIT_CPU, "after 600 s"), (resource.RLIMIT_NPROC, "you may have 20 processes")):
         value = 600 if kind == resource.RLIMIT_CPU else 20
         monkeypatch.setattr(resource, "getrlimit", lambda asked, k=kind, v=value: (v if asked == k else -1, -1))
-        found = surroundings.limits(exam)
+        found = checks.limits(exam)
         assert found.state == "yellow"
         assert words in found.sentence
     for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "SQUEUE_"))]:
@@ -523,9 +552,9 @@ def test_the_grant_and_the_limit_of_jobs(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_profile_the_request_and_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert surroundings.profile(examination(tmp_path)).state == "green"
+    assert checks.profile(examination(tmp_path)).state == "green"
     lumi = examination(tmp_path, site="lumi")
-    assert surroundings.profile(lumi).state == "red"
+    assert checks.profile(lumi).state == "red"
     once = [scheduler.request(lumi), scheduler.start(lumi), *nodes.look(lumi, 1.0, print)]
     assert {one.state for one in once} == {"n/a"}, "one cause is told once"
     by_name = {check.name: check for check in checks.CHECKS}
@@ -534,10 +563,10 @@ def test_the_profile_the_request_and_the_nodes(tmp_path: Path, monkeypatch: pyte
     (refused,) = checks.examine(examination(tmp_path), [by_name["request"]])
     assert refused.state == "red"
     assert "--account" in refused.remedy
-    assert surroundings.failed_nodes(examination(tmp_path)).state == "green"
+    assert checks.failed_nodes(examination(tmp_path)).state == "green"
     bad = bad_nodes.BadNode("lrdn0042", "an Xid error", "a-20261123-080000-1a2b", time.time())
     bad_nodes.Memory("leonardo").add([bad.run], [bad], time.time())
-    found = surroundings.failed_nodes(examination(tmp_path))
+    found = checks.failed_nodes(examination(tmp_path))
     assert found.state == "yellow"
     assert "--exclude lrdn0042" in found.remedy
 

@@ -21,13 +21,13 @@ import pytest
 
 from hpcml import subprocesses
 from hpcml.errors import ImageError, NotFoundError, StorageError, UsageError
-from hpcml.images import build, definition, program
+from hpcml.images import build, sif
 
-APPTAINER = program.Program("/opt/bin/apptainer", "apptainer", (1, 4, 5))
+APPTAINER = build.Program("/opt/bin/apptainer", "apptainer", (1, 4, 5))
 
 
 def order(tmp_path: Path, name: str = "cpu") -> build.Order:
-    return build.Order(definition.find(name, Path()), tmp_path / "a.sif", APPTAINER, fakeroot=True, arguments={"B": "2", "A": "1 x"},
+    return build.Order(sif.find_definition(name, Path()), tmp_path / "a.sif", APPTAINER, fakeroot=True, arguments={"B": "2", "A": "1 x"},
                              certificates="/a")  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def test_ids_for_a_namespace(tmp_path: Path) -> None:
 
 def test_too_little_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "Bootstrap: docker\nFrom: a:1\n%labels\n    org.hpcml.space 900000T\n"
-    own = definition.Definition("a", tmp_path / "a.def", text)
+    own = sif.Definition("a", tmp_path / "a.def", text)
     monkeypatch.setenv("APPTAINER_TMPDIR", str(tmp_path))
     with pytest.raises(StorageError, match="the build takes about") as caught:
         build.check_space(own, tmp_path / "a.sif", APPTAINER)
@@ -138,7 +138,7 @@ def test_pip_s_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_password_in_pip_s_index_stays_out_of_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = definition.find("cpu", tmp_path)
+    cpu = sif.find_definition("cpu", tmp_path)
 
     def prepared(index: str) -> build.Order:
         monkeypatch.setattr(build, "pip_settings", lambda: {"index-url": index})
@@ -166,7 +166,7 @@ def test_debian_comes_from_the_mirror_of_this_machine_s_apt(
     apt.chmod(0o755)
     monkeypatch.setenv("PATH", f"{apt.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(build, "pip_settings", dict)
-    wheels, given = definition.find("cpu-wheels", tmp_path), {"PIP_INDEX": ""}
+    wheels, given = sif.find_definition("cpu-wheels", tmp_path), {"PIP_INDEX": ""}
     if mirror:
         assert build._arguments(wheels, given)[0]["MIRROR"] == mirror
     else:
@@ -184,7 +184,7 @@ def test_the_source_of_ucx_is_looked_for_before_the_build(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
 
     def prepared(**given: str) -> build.Order:
-        wheels = definition.find("rapids-cu12-wheels", tmp_path)
+        wheels = sif.find_definition("rapids-cu12-wheels", tmp_path)
         return build.prepare(wheels, tmp_path / "a.sif", APPTAINER, fakeroot=False, given=given, force=False)
 
     assert any("UCX_SOURCE" in note and "no InfiniBand" in note for note in prepared().notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
 import os
@@ -14,9 +15,9 @@ from typing import Any
 import pytest
 
 from hpcml.errors import ImageError, NotFoundError
-from hpcml.images import check, definition
-from hpcml.images import facts as images
-from hpcml.images import program as programs
+from hpcml.images import build, check, sif
+from hpcml.node.hardware import record, software
+from hpcml.subprocesses import Answer
 from tests.fixtures.images import sif_file
 
 GPU = {
@@ -29,7 +30,7 @@ GPU = {
 
 
 def test_what_an_image_says_of_itself(tmp_path: Path) -> None:
-    facts = images.inspect(sif_file.make(tmp_path / "a.sif", GPU))
+    facts = sif.inspect(sif_file.make(tmp_path / "a.sif", GPU))
     assert (facts.kind, facts.cuda, facts.architecture, facts.help) == ("rapids", "12", "x86_64", "For tests.")
     assert facts.versions["ucxx"] == "0.52.0"
     assert facts.definition.startswith("Bootstrap: docker\nFrom: python:3.12-slim")
@@ -39,11 +40,11 @@ def test_what_an_image_says_of_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("code", "name"), [("02", "x86_64"), ("04", "aarch64"), ("06", "ppc64le"), ("00", "")])
 def test_the_architecture_is_the_kernel_s_name_of_it(tmp_path: Path, code: str, name: str) -> None:
-    assert images.inspect(sif_file.make(tmp_path / "a.sif", arch=code)).architecture == name
+    assert sif.inspect(sif_file.make(tmp_path / "a.sif", arch=code)).architecture == name
 
 
 def test_an_image_without_metadata_has_no_labels(tmp_path: Path) -> None:
-    facts = images.inspect(sif_file.make(tmp_path / "a.sif", None))
+    facts = sif.inspect(sif_file.make(tmp_path / "a.sif", None))
     assert (facts.labels, facts.definition, facts.architecture) == ({}, "", "x86_64")
 
 
@@ -52,12 +53,12 @@ def test_parts_that_were_deleted_do_not_count(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4096 + sif_file.DESCRIPTOR + 4] = 0  # the flag "used" of the second part, the metadata
     path.write_bytes(bytes(data))
-    assert images.inspect(path).labels == {}
+    assert sif.inspect(path).labels == {}
 
 
 def test_encryption_is_seen(tmp_path: Path) -> None:
-    facts = images.inspect(sif_file.make(tmp_path / "a.sif", file_system=5))
-    assert [problem.what for problem in images.problems(facts, cuda="any", gpus=0, machine="x86_64")] == [
+    facts = sif.inspect(sif_file.make(tmp_path / "a.sif", file_system=5))
+    assert [problem.what for problem in sif.problems(facts, cuda="any", gpus=0, machine="x86_64")] == [
         "it is encrypted, and a batch job has no key for it"
     ]
 
@@ -89,7 +90,7 @@ def test_what_is_no_image_or_a_damaged_one(tmp_path: Path, how: str, says: str) 
     path = sif_file.make(tmp_path / "a.sif")
     damaged(path, how)
     with pytest.raises(ImageError) as caught:
-        images.inspect(path)
+        sif.inspect(path)
     assert says in caught.value.message
     assert caught.value.place == str(path)
     assert caught.value.hint
@@ -101,17 +102,17 @@ def test_every_cut_is_noticed(tmp_path: Path) -> None:
     for length in (*range(0, 200, 7), 4096, 20000, 32768, 33000, len(whole) - 1):
         path.write_bytes(whole[:length])
         with pytest.raises(ImageError):
-            images.inspect(path)
+            sif.inspect(path)
 
 
 def test_a_folder_and_a_missing_file_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="folder"):
-        images.inspect(tmp_path)
+        sif.inspect(tmp_path)
     with pytest.raises(NotFoundError, match="No such file"):
-        images.inspect(tmp_path / "nope.sif")
+        sif.inspect(tmp_path / "nope.sif")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ImageError, match="regular"):
-        images.inspect(tmp_path / "pipe")
+        sif.inspect(tmp_path / "pipe")
 
 
 # -- the program ----------------------------------------------------------------------------------------------------
@@ -128,31 +129,31 @@ def test_a_folder_and_a_missing_file_are_told_apart(tmp_path: Path) -> None:
      ("INFO:    a site's wrapper says hello\napptainer version 1.4.0", "Apptainer 1.4.0", True)],
 )  # fmt: skip
 def test_programs_are_told_apart(said: str, shown: str, arguments: bool) -> None:
-    program = programs.identify("/bin/x", said)
+    program = build.identify("/bin/x", said)
     assert (str(program), program.takes_arguments) == (shown, arguments)
 
 
 @pytest.mark.parametrize("said", ["2.6.1-dist", "GNU bash, version 5.2.15(1)-release", "", "usage: singularity [--color]"])  # fmt: skip
 def test_other_programs_are_refused(said: str) -> None:
     with pytest.raises(ImageError, match=r"neither|too old"):
-        programs.identify("/bin/x", said)
+        build.identify("/bin/x", said)
 
 
 # -- what speaks against an image -----------------------------------------------------------------------------------
 
 
-def facts(**labels: str) -> images.ImageFacts:
+def facts(**labels: str) -> sif.Image:
     own = {f"org.hpcml.{name.replace('_', '-')}": value for name, value in labels.items()}
-    return images.ImageFacts(Path("a.sif"), 1, 0.0, "x86_64", own)
+    return sif.Image(Path("a.sif"), 1, 0.0, "x86_64", own)
 
 
-def words(of: images.ImageFacts, cuda: str = "any", gpus: int = 0, machine: str = "x86_64") -> list[tuple[str, bool]]:
-    found = images.problems(of, cuda=cuda, gpus=gpus, machine=machine)
+def words(of: sif.Image, cuda: str = "any", gpus: int = 0, machine: str = "x86_64") -> list[tuple[str, bool]]:
+    found = sif.problems(of, cuda=cuda, gpus=gpus, machine=machine)
     assert all(problem.hint for problem in found)
     return [(problem.what, problem.fatal) for problem in found]
 
 
-def rapids(**other: str) -> images.ImageFacts:
+def rapids(**other: str) -> sif.Image:
     return facts(**{name.removeprefix("org.hpcml.").replace("-", "_"): value for name, value in GPU.items()} | other)
 
 
@@ -180,9 +181,7 @@ CUDA = "it is built for CUDA 12, and gpu.cuda of the site is 13"
     (rapids(**OLDER), {"cuda": "12", "gpus": 1}, [(f"its versions are not those of this hpcml: {OTHERS}ucxx 0.51.0 (here 0.52.0)", False)]),
     (facts(), {"machine": "aarch64"}, [ARCHITECTURE, UNKNOWN]),  # the fatal come first
 ])  # fmt: skip
-def test_what_speaks_against_an_image(
-    of: images.ImageFacts, asked: dict[str, Any], found: list[tuple[str, bool]]
-) -> None:
+def test_what_speaks_against_an_image(of: sif.Image, asked: dict[str, Any], found: list[tuple[str, bool]]) -> None:
     assert words(of, **asked) == found
 
 
@@ -250,8 +249,8 @@ def test_spythons_warnings_are_told_and_not_printed(capfd: pytest.CaptureFixture
 
 def test_the_shipped_definitions_that_spython_can_read() -> None:
     for name in ("cpu", "rapids-cu12", "rapids-cu13"):
-        text = definition.find(name, Path()).text
-        for argument, value in definition.find(name, Path()).defaults.items():
+        text = sif.find_definition(name, Path()).text
+        for argument, value in sif.find_definition(name, Path()).defaults.items():
             text = text.replace(f"{{{{ {argument} }}}}", value)
         ((state, said),) = looked_at(text, kind=name.partition("-")[0])
         assert state == "good", said
@@ -260,17 +259,40 @@ def test_the_shipped_definitions_that_spython_can_read() -> None:
 # -- the image at work ----------------------------------------------------------------------------------------------
 
 
+def test_the_program_inside_an_image_needs_no_hpcml_and_no_new_python() -> None:
+    tree = ast.parse(Path(software.__file__).read_text(), feature_version=(3, 9))
+    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in modules} <= sys.stdlib_module_names
+    printed = subprocess.run(
+        [sys.executable, "-I", software.__file__], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert record.read(record.Contents, json.loads(printed.stdout.splitlines()[-1])).python.startswith("3.")
+
+
 def test_the_ucx_that_python_uses_is_the_one_that_is_looked_at(tmp_path: Path) -> None:
     """Of the wheels' own and another, by the wheels' switch: only the other has a module for InfiniBand here."""
     wheel = pytest.importorskip("libucx")
     own, other = Path(wheel.__file__).parent / "lib", tmp_path / "lib"
     shutil.copytree(own, other, ignore=shutil.ignore_patterns("*.a", "cmake"))
     (other / "ucx/libuct_ib.so.0").touch()
-    probe = "from hpcml.node.hardware import image_contents; import json; print(json.dumps(image_contents.ucx()))"
+    probe = "from hpcml.node.hardware import software; import json; print(json.dumps(software.ucx()))"
     for switch, folder, has in (("false", own, False), ("true", other, True)):
         system = {"RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY": switch, "LD_LIBRARY_PATH": str(other)}
         done = subprocess.run([sys.executable, "-c", probe], env=os.environ | system, capture_output=True, text=True,
                               check=True, timeout=120)  # fmt: skip
-        name, modules = json.loads(done.stdout)
-        assert name == f"{importlib.metadata.version('libucx-cu13')} in {folder}"
-        assert ("cuda" in modules, "ib" in modules) == (True, has)
+        ucx = json.loads(done.stdout)
+        assert (ucx["version"], Path(ucx["library"]).parent) == (importlib.metadata.version("libucx-cu13"), folder)
+        assert ("cuda" in ucx["modules"], "ib" in ucx["modules"]) == (True, has)
+
+
+@pytest.mark.parametrize("changed", [{"failed": []}, {"driver": "x"}, {"driver": 5}, {"ucx": "1.21"}, {"outside": [7]}, {"packages": {"dask": {}}}])  # fmt: skip
+def test_what_an_image_prints_is_checked(changed: dict[str, object]) -> None:
+    ucx: dict[str, object] = {"version": "", "library": "", "modules": [], "components": [], "transports": {}}
+    texts = dict.fromkeys(("python", "verbs", "driver", "compute"), "")
+    lists: dict[str, object] = {"absent": [], "outside": [], "library_path": []}
+    contents = {**texts, **lists, "failed": {}, "packages": {}, "ucx": ucx}
+    assert check._contents(Answer(0, f"noise\n{json.dumps(contents)}\n", "")) is not None
+    for text in (json.dumps(contents | changed), "[" * 100_000, "7", ""):
+        assert check._contents(Answer(0, text, "")) is None
+    assert check._contents(Answer(1, json.dumps(contents), "")) is None

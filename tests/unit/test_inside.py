@@ -150,7 +150,7 @@ def test_the_connections_of_cudf_polars_are_named_as_open() -> None:
 def test_protocols(wanted: str, gpus: int, nodes: int, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
     assert network.choose_protocol(wanted, gpus=gpus, nodes=nodes)[0] == protocol
-    monkeypatch.setattr(sysfs, "rdma_ports", lambda _: [{"device": "mlx5_0"}])
+    monkeypatch.setattr(sysfs, "rdma_ports", lambda _: [SimpleNamespace(device="mlx5_0")])
     assert network.choose_protocol("auto", gpus=1, nodes=2) == ("ucx", "InfiniBand on mlx5_0")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert network.choose_protocol("auto", gpus=4, nodes=2)[0] == "tls"

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpcml.node.hardware import probe, sysfs
+from hpcml.node.hardware.record import Place
 from tests.fixtures.nodes import tree
 
-Pci = dict[str, Any]
+
+def pci(path: tuple[str, ...], numa: int) -> Place:
+    return Place(path[-1], path, numa)
 
 
-def pci(path: tuple[str, ...], numa: int) -> Pci:
-    return {"bus_id": path[-1], "path": list(path), "numa": numa}
-
-
-def place(root: Path, bus_id: str) -> Pci:
+def place(root: Path, bus_id: str) -> Place:
     return sysfs.pci_of(root / "sys/bus/pci/devices" / sysfs.sysfs_bus_id(bus_id))
 
 
@@ -41,9 +39,9 @@ def test_the_way_to_a_device(tmp_path: Path) -> None:
     tree.build("leonardo", tmp_path)
     position = place(tmp_path, "00000000:8A:00.0")
     assert position == pci(("pci0000:89", "0000:89:02.0", "0000:8a:00.0"), 1)
-    assert place(tmp_path, "0000:99:00.0") == {}
+    assert place(tmp_path, "0000:99:00.0") == Place()
     (tmp_path / "sys/bus/pci/devices/0000:99:00.0").symlink_to("/usr")
-    assert place(tmp_path, "0000:99:00.0") == {}
+    assert place(tmp_path, "0000:99:00.0") == Place()
 
 
 def test_a_device_below_a_pci_device_is_where_that_one_is(tmp_path: Path) -> None:
@@ -80,7 +78,7 @@ def test_one_switch_more_on_one_side_is_several() -> None:
 def test_host_bridges_without_numa_nodes_count_as_of_one() -> None:
     one, other = pci(("pci0000:00", "0000:00:01.0"), -1), pci(("pci0000:40", "0000:40:01.0"), -1)
     assert sysfs.distance(one, other) == "NODE"
-    assert sysfs.distance(one, {**other, "numa": 0}) == "SYS"
+    assert sysfs.distance(one, other._replace(numa=0)) == "SYS"
 
 
 def test_only_ports_that_carry_data_count(tmp_path: Path) -> None:
@@ -88,9 +86,9 @@ def test_only_ports_that_carry_data_count(tmp_path: Path) -> None:
     roce = ("net=eno1 kind=1 speed=1000", 'net=eno1 kind=1 ib=mlx5_9 link=Ethernet rate="100 Gb/sec (4X EDR)"')
     down = ("ib=mlx5_2 net=ib2", 'ib=mlx5_2 net=ib2 state="1: DOWN" phys="3: Disabled"')
     tree.build("leonardo", tmp_path, slower, roce, down)
-    ports = probe.probe(tmp_path, nvml=tree.raw("leonardo.nvml"), ucx=tree.raw("conda.ucx"))["infiniband"]
+    ports = probe.probe(tmp_path, nvml=tree.raw("leonardo.nvml"), ucx=tree.raw("conda.ucx")).network.infiniband
     assert len(ports) == 5
-    assert [port["name"] for port in sysfs.usable_ports(ports)] == ["mlx5_0:1", "mlx5_3:1"]
-    without_infiniband = [port for port in ports if port["link_layer"] == "Ethernet"]
-    assert [port["name"] for port in sysfs.usable_ports(without_infiniband)] == ["mlx5_9:1"]
+    assert [port.name for port in sysfs.usable_ports(ports)] == ["mlx5_0:1", "mlx5_3:1"]
+    without_infiniband = [port for port in ports if port.link.link_layer == "Ethernet"]
+    assert [port.name for port in sysfs.usable_ports(without_infiniband)] == ["mlx5_9:1"]
     assert sysfs.usable_ports([]) == []

@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from hpcml import units
-from hpcml.images import definition as definitions
-from hpcml.images import facts
-from hpcml.node.hardware import preflight
+from hpcml.images import sif
+from hpcml.node.hardware.record import NEEDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = tomllib.loads((ROOT / "containers/versions.toml").read_text())
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-DEFINITIONS = [definitions.find(name, ROOT) for name in definitions.shipped()]
+DEFINITIONS = [sif.find_definition(name, ROOT) for name in sif.shipped_definitions()]
 MACHINE_S_OWN = {"MIRROR", "PIP_INDEX", "UCX_SOURCE"}
 RAPIDS = ("cudf", "dask-cudf", "cuml", "raft-dask", "rmm")
 
@@ -41,7 +40,7 @@ def divided(words: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
-def test_defaults_of_a_definition_are_the_pins(definition: definitions.Definition) -> None:
+def test_defaults_of_a_definition_are_the_pins(definition: sif.Definition) -> None:
     defaults = {key: value for key, value in definition.defaults.items() if key not in MACHINE_S_OWN}
     assert len(defaults) >= 3
     assert defaults == {key: PINS[key.lower().replace("_", "-")] for key in defaults}
@@ -49,7 +48,7 @@ def test_defaults_of_a_definition_are_the_pins(definition: definitions.Definitio
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
-def test_labels_say_what_is_installed(definition: definitions.Definition) -> None:
+def test_labels_say_what_is_installed(definition: sif.Definition) -> None:
     installed = packages(definition.text)
     labels = dict(re.findall(r"^    org\.hpcml\.(\S+) (.+)$", definition.text, re.MULTILINE))
     pinned = {name: rule.lstrip("=") for name, rule in installed.items() if "{{" in rule}
@@ -59,13 +58,13 @@ def test_labels_say_what_is_installed(definition: definitions.Definition) -> Non
         assert labels[label].replace(" ", "") == rule.removesuffix(".*"), name
     for name in ("dask", "distributed", "dask-ml"):
         assert name in pinned
-    assert set(labels) <= {"kind", "cuda", "space", *facts.VERSIONED}
+    assert set(labels) <= {"kind", "cuda", "space", *sif.VERSIONED}
     assert units.parse_memory(definition.label("space")) >= 2 * 1024**3
 
 
 @pytest.mark.parametrize("name", ["cpu", "cpu-wheels"])
 def test_cpu_images_hold_the_extras_local_and_jupyter(name: str) -> None:
-    installed = packages(definitions.find(name, ROOT).text)
+    installed = packages(sif.find_definition(name, ROOT).text)
     wanted = divided(EXTRAS["node"]) | divided(EXTRAS["local"]) | divided(EXTRAS["jupyter"])
     wanted.pop("hpcml")
     assert installed.keys() == wanted.keys()
@@ -79,7 +78,7 @@ def test_cpu_images_hold_the_extras_local_and_jupyter(name: str) -> None:
 @pytest.mark.parametrize("cuda", ["12", "13"])
 @pytest.mark.parametrize("suffix", ["", "-wheels"])
 def test_gpu_images_hold_the_extra_of_their_cuda(cuda: str, suffix: str) -> None:
-    definition = definitions.find(f"rapids-cu{cuda}{suffix}", ROOT)
+    definition = sif.find_definition(f"rapids-cu{cuda}{suffix}", ROOT)
     assert definition.label("cuda") == cuda
     installed = {key.removesuffix(f"-cu{cuda}"): rule for key, rule in packages(definition.text).items()}
     if suffix:
@@ -101,7 +100,7 @@ def test_gpu_images_hold_the_extra_of_their_cuda(cuda: str, suffix: str) -> None
 
 @pytest.mark.parametrize("suffix", ["", "-wheels"])
 def test_the_two_rapids_differ_in_cuda_only(suffix: str) -> None:
-    twelve, thirteen = (definitions.find(f"rapids-cu{cuda}{suffix}", ROOT).text for cuda in ("12", "13"))
+    twelve, thirteen = (sif.find_definition(f"rapids-cu{cuda}{suffix}", ROOT).text for cuda in ("12", "13"))
     swaps = [("CUDA 12", "CUDA 13"), ("driver 535", "driver 580"), ("cuda 12", "cuda 13")]
     if not suffix:
         swaps += [("=12.2", "=13.0"), ("cuda-version=12", "cuda-version=13")]
@@ -116,8 +115,10 @@ def test_the_two_rapids_differ_in_cuda_only(suffix: str) -> None:
     assert twelve == thirteen
 
 
-def test_the_drivers_are_those_that_the_nodes_are_asked_for() -> None:
-    assert {f"driver-cuda{cuda}": str(needs.driver) for cuda, needs in preflight._NEEDS.items()}.items() <= PINS.items()
+@pytest.mark.parametrize("definition", [one for one in DEFINITIONS if one.label("cuda")], ids=lambda one: one.name)
+def test_the_drivers_are_those_that_the_nodes_are_asked_for(definition: sif.Definition) -> None:
+    stated = re.findall(r"\bdriver (\d+)", definition.text)
+    assert {int(number) for number in stated} == {NEEDS[int(definition.label("cuda"))].driver}
 
 
 # Indexes and mirrors: each machine's own configuration names its own.
@@ -144,7 +145,7 @@ def test_no_definition_names_a_mirror() -> None:
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 @pytest.mark.parametrize("section", ["setup", "post"])
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
-def test_the_shell_of_a_definition_is_sound(definition: definitions.Definition, section: str) -> None:
+def test_the_shell_of_a_definition_is_sound(definition: sif.Definition, section: str) -> None:
     found = re.search(rf"^%{section}\n(.*?)(?=^%|\Z)", definition.text, re.MULTILINE | re.DOTALL)
     if found is None:
         assert section == "setup"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpcml.node.hardware import probe
-from hpcml.node.hardware.preflight import Trouble, differences, troubles
+from hpcml.node.hardware import preflight, probe, record, software
+from hpcml.node.hardware.preflight import Trouble, find_troubles
 from tests.fixtures.nodes import tree
 
 Facts = dict[str, Any]
@@ -28,10 +28,14 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Facts:
     tree.build("leonardo", tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        facts = probe.probe(tmp_path, nvml=tree.raw("leonardo.nvml"), ucx=tree.raw("conda.ucx"))
-    facts |= {**probe.packages(CUDA12, {}), "importable": ["dask_cuda", "distributed_ucxx"]}
+        facts = record.to_json(probe.probe(tmp_path, nvml=tree.raw("leonardo.nvml"), ucx=tree.raw("conda.ucx")))
+    facts |= {**software.packages(CUDA12, {}), "importable": ["dask_cuda", "distributed_ucxx"]}
     facts |= {"limits": {"locked_memory": UNLIMITED, "open_files": {"soft": 65536, "hard": 65536}}}
-    return {**facts, "cpus": {"count": 32, "list": "0-31", "online": 32}}
+    return {**facts, "cpus": cpus(32, "0-31")}
+
+
+def cpus(count: int = 0, numbers: str = "") -> Facts:
+    return {"count": count, "list": numbers, "online": 32, "threads": 1}
 
 
 def changed(facts: Facts, change: Change) -> Facts:
@@ -50,7 +54,7 @@ def set_in(*path: str | int, to: object) -> Change:
 
 
 def environment(*wheels: str) -> Change:
-    return lambda facts: facts.update(probe.packages(dict.fromkeys(wheels, "26.10.0"), {}))
+    return lambda facts: facts.update(software.packages(dict.fromkeys(wheels, "26.10.0"), {}))
 
 
 def both(*changes: Change) -> Change:
@@ -58,12 +62,22 @@ def both(*changes: Change) -> Change:
 
 
 def found(facts: Facts, *, gpus: int = 4, cuda: str = "12", protocol: str = "ucx") -> list[Trouble]:
-    return troubles(facts, gpus_expected=gpus, cuda=cuda, protocol=protocol)
+    return find_troubles(record.from_json(facts), gpus_expected=gpus, cuda=cuda, protocol=protocol)
 
 
 def test_nothing_is_wrong(node: Facts) -> None:
     for cuda, protocol, gpus in itertools.product(("", "12"), ("auto", "tls", "ucx"), (0, 1, 4)):
         assert found(node, gpus=gpus, cuda=cuda, protocol=protocol) == [], (cuda, protocol, gpus)
+
+
+def differences(probes: dict[str, Facts]) -> list[str]:
+    return preflight.differences({name: record.from_json(facts) for name, facts in probes.items()})
+
+
+def with_ucx(raw: Facts) -> Change:
+    ucx, fault = probe.described_ucx(raw)
+    node = record.to_json(record.Node(record.Probing(1, errors={"ucx": fault}), ucx=ucx))
+    return lambda facts: facts.update(ucx=node["ucx"], ucx_error=fault)
 
 
 def newer(driver: str, cuda: str, *wheels: str) -> Change:
@@ -103,7 +117,7 @@ CASES: list[tuple[str, Change, str, str, bool]] = [
     ("UCX fails", both(set_in("ucx_error", to="too old"), set_in("ucx", "transports", to={})), "UCX does not work here (too old)", "UCX_*", True),
     ("UCX is slow", both(set_in("ucx_error", to="no answer"), set_in("ucx", "transports", to={}), set_in("late", to=["ucx"])),
      "UCX does not work here (no answer)", "UCX", False),
-    ("pip's UCX", lambda facts: facts.update(probe.ucx_facts(tree.raw("pip.ucx"))),
+    ("pip's UCX", with_ucx(tree.raw("pip.ucx")),
      "would use TCP between nodes, not this node's RDMA network: it was built without InfiniBand", "pip's UCX has no InfiniBand", False),
     ("UCX kept to TCP", set_in("ucx", "transports", to={"tcp": ["ib0"]}),
      "UCX 1.19.0 (/opt/conda/lib/libucp.so.0.0.0) would use TCP between nodes, not this node's RDMA network: it found no device",
@@ -121,7 +135,7 @@ CASES: list[tuple[str, Change, str, str, bool]] = [
      "GPU 1 (NVIDIA A100-SXM-64GB) has compute capability 6.0, and RAPIDS for CUDA 12 needs 7.0", "newer GPUs", True),
     ("Volta and CUDA 13", both(newer("580.95.05", "13.0", "rmm-cu13"), set_in("gpus", 0, "capability", to=[7, 0])),
      "compute capability 7.0, and RAPIDS for CUDA 13 needs 7.5", "newer GPUs", True),
-    ("CPUs of the other half", set_in("cpus", to={"count": 16, "list": "0-15", "online": 32}),
+    ("CPUs of the other half", set_in("cpus", to=cpus(16, "0-15")),
      "this task may use the CPUs 0-15, none of those next to GPUs 2 and 3 (16-31)", "all CPUs", False),
 ]  # fmt: skip
 
@@ -143,8 +157,8 @@ def test_what_is_wrong(node: Facts, change: Change, sentence: str, hint: str, fa
 @pytest.mark.parametrize("change", [
     environment("rmm-cu12", "nvidia-nccl-cu13"),  # either NCCL serves both
     newer("580.95.05", "13.0", "rmm-cu12"),  # a newer driver runs older CUDA
-    set_in("cpus", to={"count": 18, "list": "0-8,16-24", "online": 32}),  # some cores of every GPU
-    set_in("cpus", to={}),
+    set_in("cpus", to=cpus(18, "0-8,16-24")),  # some cores of every GPU
+    set_in("cpus", to=cpus()),
     set_in("limits", to={}),
     set_in("importable_error", to="OSError: stale file handle"),
     both(set_in("gpus", 3, "capability", to=[3, 5]), set_in("gpus", 3, "visible", to=False)),

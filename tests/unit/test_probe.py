@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcml.node.hardware import nvml, probe, sysfs
+from hpcml.node.hardware import nvml, probe, record, software, sysfs
+from hpcml.node.hardware.record import Ucx
 from hpcml.node.sampling import gpus
 from tests.fixtures.nodes import tree
 
@@ -37,7 +38,13 @@ PARTS = (
 
 def facts_of(name: str, root: Path, *edits: tuple[str, str]) -> dict[str, Any]:
     tree.build(name, root, *edits)
-    return probe.probe(root, nvml=tree.raw(f"{name}.nvml"), ucx=tree.raw("conda.ucx"))
+    return record.to_json(probe.probe(root, nvml=tree.raw(f"{name}.nvml"), ucx=tree.raw("conda.ucx")))
+
+
+def described(raw: dict[str, Any], root: Path, visible: str | None) -> dict[str, Any]:
+    """Return NVML's answers as they are in the JSON."""
+    gpu, fault = nvml.described(raw, root, visible)
+    return record.to_json(record.Node(record.Probing(1, errors={"gpu": fault}), gpu=gpu))
 
 
 def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -49,7 +56,7 @@ def test_a_whole_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     facts = json.loads(json.dumps(facts_of("leonardo", tmp_path)))
     assert {part: facts[f"{part}_error"] for part in PARTS} == dict.fromkeys(PARTS, "")
-    assert facts["schema"] == probe.SCHEMA
+    assert facts["schema"] == record.SCHEMA
     assert facts["seconds"] > 0
     assert facts["late"] == []
     assert (facts["driver"], facts["cuda_driver"], facts["visible_count"]) == ("535.274.02", "12.2", 4)
@@ -113,9 +120,9 @@ def test_a_card_whose_two_ports_share_a_pci_function(tmp_path: Path) -> None:
     other = device.resolve().parents[1] / "net/ib9"
     other.mkdir()
     (other / "dev_port").write_text("1\n")
-    ports = {port["name"]: port["netdevs"] for port in sysfs.rdma_ports(tmp_path)}
-    assert ports["mlx5_0:1"] == ["ib0"]
-    assert ports["mlx5_0:2"] == ["ib9"]
+    ports = {port.name: port.adapter.netdevs for port in sysfs.rdma_ports(tmp_path)}
+    assert ports["mlx5_0:1"] == ("ib0",)
+    assert ports["mlx5_0:2"] == ("ib9",)
 
 
 def test_what_is_in_the_folder_of_interfaces_besides_them(tmp_path: Path) -> None:
@@ -124,9 +131,9 @@ def test_what_is_in_the_folder_of_interfaces_besides_them(tmp_path: Path) -> Non
     (net / "bonding_masters").write_text("\n")
     (net / "dummy0").mkdir()  # virtual: no device, and its files answer errors
     (net / "dummy0/speed").mkdir()
-    found = {entry["name"]: entry for entry in sysfs.interfaces(tmp_path)}
+    found = {entry.name: entry for entry in sysfs.interfaces(tmp_path)}
     assert found.keys() == {"eth0", "dummy0"}
-    assert (found["dummy0"]["pci"], found["dummy0"]["megabits"], found["dummy0"]["up"]) == ({}, 0, False)
+    assert (found["dummy0"].pci, found["dummy0"].megabits, found["dummy0"].up) == (record.Place(), 0, False)
 
 
 def test_ways_to_gpu_memory(tmp_path: Path) -> None:
@@ -144,15 +151,54 @@ def test_ways_to_gpu_memory(tmp_path: Path) -> None:
     assert older["gpudirect"] == []
 
 
+def test_the_record_comes_back_from_its_json(tmp_path: Path) -> None:
+    table = json.loads(json.dumps(facts_of("leonardo", tmp_path)))
+    assert record.to_json(record.from_json(table)) == table
+    wrong: list[object] = [7, {}, {**table, "late": "nvml"}, {**table, "gpus": [{}]}, {**table, "visible_count": True}]
+    wrong += [{**table, "packages": {"rmm": None}}, {key: table[key] for key in table if key != "ucx"}]
+    for one in wrong:
+        with pytest.raises(ValueError, match=r"is missing|is not "):
+            record.from_json(one)
+
+
+def test_old_files_in_shared_memory_are_this_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tree.build("leonardo", tmp_path)
+    shared = root / "dev/shm"
+    shared.mkdir(parents=True, exist_ok=True)
+    for name in ("old", "new"):
+        (shared / name).write_bytes(bytes(8192))
+    (shared / "folder").mkdir()
+    for name in ("old", "folder"):
+        os.utime(shared / name, (1, 1))
+    assert probe._memory(root, thorough=True).shm_left == ("old",)
+    assert probe._memory(root, thorough=True).shm_left_bytes >= 8192
+    assert probe._memory(root, thorough=False).shm_left == ()
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    assert probe._memory(root, thorough=True).shm_left == ()
+
+
+def test_gpus_in_the_pci_tree_and_their_nearest_port(tmp_path: Path) -> None:
+    tree.build("leonardo", tmp_path, ("ib=mlx5_0 net=ib0", 'ib=mlx5_0 net=ib0 state="1: DOWN"'))
+    assert probe._slots(tmp_path, sysfs.rdma_ports(tmp_path)) == []  # the tree names no vendors
+    for bus in ("0000:10:00.0", "0000:8a:00.0"):
+        for name, text in (("vendor", "0x10de"), ("class", "0x030200")):
+            (tmp_path / "sys/bus/pci/devices" / bus / name).write_text(text)
+    first, second = probe._slots(tmp_path, sysfs.rdma_ports(tmp_path))
+    assert (first.bus_id, first.nearest, first.distances["mlx5_0:1"]) == ("0000:10:00.0", "mlx5_1:1", "NODE")
+    assert (second.bus_id, second.nearest) == ("0000:8a:00.0", "mlx5_2:1")
+    assert [slot.nearest for slot in probe._slots(tmp_path, [])] == ["", ""]
+
+
 def test_what_fails_says_so_beside_what_works(tmp_path: Path) -> None:
     tree.build("dgx", tmp_path)  # it describes no /proc
     (tmp_path / "sys/class/infiniband/mlx5_3/ports/odd").mkdir()
-    facts = probe.probe(tmp_path, nvml={"gpus": [{}], "driver": "1"}, ucx={"info": 7})
+    facts = record.to_json(probe.probe(tmp_path, nvml={"gpus": [{}], "driver": "1"}, ucx={"info": 7}))
     assert "meminfo" in facts["memory_error"]
     assert facts["infiniband_error"].startswith("ValueError")
     assert facts["gpu_error"].startswith("KeyError")
     assert facts["ucx_error"].startswith("TypeError")
-    assert (facts["memory"], facts["infiniband"], facts["gpus"], facts["ucx"]["transports"]) == ({}, [], [], {})
+    assert facts["memory"]["total"] == 0
+    assert (facts["infiniband"], facts["gpus"], facts["ucx"]["transports"]) == ([], [], {})
     assert len(facts["interfaces"]) == 10
 
 
@@ -164,10 +210,10 @@ def test_a_gpu_that_answers_in_part(tmp_path: Path) -> None:
         "gpus": [{**LEONARDO["gpus"][0], **nothing}, LEONARDO["gpus"][1]],
         "errors": {"gpu2": "GPU is lost"},
     }
-    facts = nvml.described(raw, tree.build("leonardo", tmp_path), None)
+    facts = described(raw, tree.build("leonardo", tmp_path), None)
     assert facts["gpu_error"] == "gpu2: GPU is lost"
     first = facts["gpus"][0]
-    assert (first["memory"], first["pci"], first["cpus"], first["mig"]) == (None, {}, "", None)
+    assert (first["memory"], first["pci"]["path"], first["cpus"], first["mig"]) == (None, [], "", None)
     assert first["errors"] == {"memory": "GPU is lost"}
     assert first["p2p"] == {"0000:52:00.0": "no answer"}
     assert facts["gpus"][1]["p2p"]["gpu2"] == "ok"  # one that is lost has no address
@@ -177,13 +223,13 @@ def test_a_gpu_that_answers_in_part(tmp_path: Path) -> None:
 def test_links_to_a_switch_and_links_that_are_down() -> None:
     links: list[list[Any]] = [[0, 1, 6, 2, ""], [1, 1, 6, 2, ""], [2, 0, None, None, ""], [3, 1, 99, 255, ""]]
     found = nvml._nvlink(links)
-    assert (found["links"], found["active"], found["peers"]) == (4, 3, {"nvswitch": 2, "unknown": 1})
-    assert found["version"] == "4.0, enumeration 99"
+    assert (found.links, found.active, found.peers) == (4, 3, {"nvswitch": 2, "unknown": 1})
+    assert found.version == "4.0, enumeration 99"
 
 
 def test_a_gpu_whose_place_the_kernel_hides(tmp_path: Path) -> None:
-    facts = nvml.described(LEONARDO, tmp_path, None)
-    assert facts["gpus"][0]["pci"] == {}
+    facts = described(LEONARDO, tmp_path, None)
+    assert facts["gpus"][0]["pci"] == {"bus_id": "", "path": [], "numa": -1}
     assert "0000:10:00.0" in facts["gpus"][0]["errors"]["pci"]
 
 
@@ -206,7 +252,7 @@ def test_which_gpus_are_visible(visible: str | None, shown: set[int], count: int
     gpus = [dict(gpu) for gpu in LEONARDO["gpus"]]
     gpus[1] = {**gpus[1], "mig": [1, 1], "mig_devices": ["MIG-a", "MIG-b"]}
     assert nvml.visible_gpus(visible, gpus) == (shown, count)
-    marked = nvml.described({**LEONARDO, "gpus": gpus}, Path("/nowhere"), visible)
+    marked = described({**LEONARDO, "gpus": gpus}, Path("/nowhere"), visible)
     assert {gpu["index"] for gpu in marked["gpus"] if gpu["visible"]} == shown
     assert marked["visible_devices"] == visible
 
@@ -223,10 +269,10 @@ def test_ranges_are_written_as_the_kernel_does() -> None:
 
 def test_packages_and_the_cuda_that_they_are_built_for() -> None:
     wheels = {"rmm-cu13": "26.10.0", "cupy-cuda12x": "14.2.0", "nvidia-nccl-cu12": "2.32.3", "dask-cuda": "26.10.0"}
-    facts = probe.packages(wheels, {})
+    facts = software.packages(wheels, {})
     assert facts["packages"] == {"rmm": "26.10.0", "cupy": "14.2.0", "nccl": "2.32.3", "dask-cuda": "26.10.0"}
     assert facts["built_for"] == {"13": ["rmm-cu13"], "12": ["cupy-cuda12x", "nvidia-nccl-cu12"]}
-    both = probe.packages({"cudf-cu12": "26.8.0", "cudf-cu13": "26.10.0"}, {})
+    both = software.packages({"cudf-cu12": "26.8.0", "cudf-cu13": "26.10.0"}, {})
     assert both["built_for"] == {"12": ["cudf-cu12"], "13": ["cudf-cu13"]}
     assert both["distributions"] == {"cudf-cu12": "26.8.0", "cudf-cu13": "26.10.0"}
 
@@ -241,20 +287,20 @@ def test_a_conda_environment(tmp_path: Path) -> None:
     ):
         (tmp_path / "conda-meta").mkdir(exist_ok=True)
         (tmp_path / "conda-meta" / f"{name}.json").write_text("{}")
-    conda = probe.conda_packages(tmp_path)
+    conda = software.conda_packages(tmp_path)
     assert conda == {"ucx": "1.19.0", "cuda-version": "12.9", "rdma-core": "58.0"}
-    facts = probe.packages({"rmm": "26.10.0"}, conda)  # a conda package's name does not say for which CUDA
+    facts = software.packages({"rmm": "26.10.0"}, conda)  # a conda package's name does not say for which CUDA
     assert facts["built_for"] == {"12": ["cuda-version"]}
     assert facts["packages"] == {"rmm": "26.10.0", "libucx": "1.19.0", "cuda-version": "12.9", "rdma-core": "58.0"}
-    assert probe.conda_packages(tmp_path / "none") == {}
+    assert software.conda_packages(tmp_path / "none") == {}
 
 
 def test_the_ucx_of_pip_has_no_infiniband() -> None:
-    facts = probe.ucx_facts(tree.raw("pip.ucx"))
-    assert facts["ucx"]["version"] == "1.21.0"
-    assert facts["ucx"]["transports"].keys() == {"self", "tcp", "sysv", "posix", "cma"}
-    assert facts["ucx"]["modules"] == ["cma", "cuda"]
-    assert probe.ucx_facts({"error": "why"}) == {"ucx": {**probe.ucx_facts({})["ucx"]}, "ucx_error": "why"}
+    ucx, fault = probe.described_ucx(tree.raw("pip.ucx"))
+    assert (ucx.version, fault) == ("1.21.0", "")
+    assert ucx.transports.keys() == {"self", "tcp", "sysv", "posix", "cma"}
+    assert ucx.modules == ("cma", "cuda")
+    assert probe.described_ucx({"error": "why"}) == (Ucx(), "why")
 
 
 def test_the_environment_tells_settings_but_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,8 +355,7 @@ def test_the_raw_answers_can_be_recorded() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("ucxx") is None, reason="ucxx is not installed (extra 'ucx')")
 def test_a_ucx_that_may_use_nothing_says_so() -> None:
-    code = "import json; from hpcml.node.hardware import probe; print(json.dumps(probe.probe()))"
-    facts = json.loads(python(code, UCX_TLS="rc_mlx5_none").stdout)
+    facts = json.loads(python("", "-m", "hpcml.node.hardware.probe", UCX_TLS="rc_mlx5_none").stdout)
     assert "no transport" in facts["ucx_error"]
     assert facts["ucx"]["version"]
 
@@ -339,8 +384,8 @@ import json, os, signal, time
 from hpcml.node.hardware import probe
 for ask in (lambda: time.sleep(600), lambda: os.kill(os.getpid(), signal.SIGSEGV), lambda: os._exit(3), lambda: 1 / 0):
     probe.ask_nvml = ask
-    facts = probe.probe(ucx={}, deadline=1.0)
-    print(json.dumps([facts["gpu_error"], facts["late"], facts["gpus"]]))
+    node = probe.probe(ucx={}, deadline=1.0)
+    print(json.dumps([node.probing.errors["gpu"], node.probing.late, node.gpu.gpus]))
 """
 
 
@@ -358,8 +403,11 @@ def test_no_process_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError("Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", refuse)
-    facts = probe.probe(tree.build("leonardo", tmp_path), ucx={})
-    assert facts["gpu_error"] == "NVML was not asked, no process could be started: Resource temporarily unavailable"
+    node = probe.probe(tree.build("leonardo", tmp_path), ucx={})
+    assert (
+        node.probing.errors["gpu"]
+        == "NVML was not asked, no process could be started: Resource temporarily unavailable"
+    )
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pynvml") is None, reason="nvidia-ml-py is not installed")

@@ -13,7 +13,7 @@ from hpcml.cli import tunnel
 from hpcml.errors import ConfigError, SiteError
 from hpcml.plan import plan
 from hpcml.request.record import RunRequest, measure
-from hpcml.sites import facts, lookup
+from hpcml.sites import lookup
 from hpcml.sites.schema import CONFIDENCE, Site
 
 MACHINES = sorted({path.stem for path in assets.folder("profiles").glob("*.toml")} - {"local", "slurm"})
@@ -60,13 +60,11 @@ def test_who_sets_another_value_answers_for_it(tmp_path: Path) -> None:
                 tmp_path, "leonardo")  # fmt: skip
     memory = "partitions.boost_usr_prod.memory_per_node"
     shipped = lookup.load_profile("leonardo", {"HPCML_SYSTEM_CONFIG": "/nowhere"}).site
-    assert (facts.doubtful(shipped, memory), facts.doubtful(site, memory)) == ("reported", "")
-    assert facts.doubtful(site, "partitions.dcgp_usr_prod.memory_per_node") == "reported", (
-        "of the others nothing changes"
-    )
-    assert (site.facts["network.interface"].source, facts.doubtful(site, "network.interface")) == ("me", "guessed")
-    assert facts.doubts(site) == facts.doubts(shipped), "one less, one more"
-    assert f"has {facts.doubts(site)} values that are only reported" in " ".join(planned(site).notices)
+    assert (shipped.doubtful(memory), site.doubtful(memory)) == ("reported", "")
+    assert site.doubtful("partitions.dcgp_usr_prod.memory_per_node") == "reported", "of the others nothing changes"
+    assert (site.facts["network.interface"].source, site.doubtful("network.interface")) == ("me", "guessed")
+    assert site.doubts() == shipped.doubts(), "one less, one more"
+    assert f"has {site.doubts()} values that are only reported" in " ".join(planned(site).notices)
 
 
 @pytest.mark.parametrize(("fact", "words"), [

@@ -13,27 +13,39 @@ from typing import Any
 import pytest
 
 from hpcml.errors import SlurmUnreachableError
+from hpcml.node.hardware import record
 from hpcml.schedulers import slurm, slurm_machine
 from hpcml.schedulers.machine import Tables
 from hpcml.sites import lookup
 from hpcml.subprocesses import Answer
-from hpcml.survey import machine, node_job, profile
+from hpcml.survey import machine, profile
 from hpcml.survey.draft import SLURM, Draft, How, read_by
 
 ANSWERS = Path(__file__).resolve().parents[1] / "fixtures/sites"
 FILES = {"sinfo": "sinfo", "config": "config", "partition": "partition", "node": "node", "qos": "qos", "assoc": "assoc", "user": "user"}  # fmt: skip
 LOGIN = profile.Login("login01.example.org", ("users",), {"SCRATCH": "/scratch/me"}, mounts={"/scratch": "lustre"})
-NODE: dict[str, Any] = {
-    "probe": {
-        "infiniband": [{"name": f"mlx5_{n}:1", "device": f"mlx5_{n}", "state": state, "link_layer": "InfiniBand", "rate": "100 Gb/sec"}
+NO_PLACE = {"bus_id": "", "path": [], "numa": -1}
+
+
+def probed() -> dict[str, Any]:
+    """Return the JSON of a probe that a job made."""
+    link = {"link_layer": "InfiniBand", "rate": "100 Gb/sec", "physical_state": "", "gigabits": 100.0, "subnet": ""}
+    rest = {**link, "port": 1, "firmware": "", "board": "", "netdevs": [], "pci": NO_PLACE}
+    traits = {"address": "", "megabits": 0, "mtu": 0, "up": True, "state": "", "pci": NO_PLACE}
+    return record.to_json(record.Node(record.Probing(record.SCHEMA))) | {
+        "infiniband": [{**rest, "name": f"mlx5_{n}:1", "device": f"mlx5_{n}", "state": state}
                        for n, state in enumerate(("ACTIVE", "DOWN"))],
-        "cpus": {"online": 160}, "limits": {"locked_memory": {"soft": None}}, "cuda_driver": "",
-    },
-    "slurm": {"JOB_PARTITION": "acc", "JOB_QOS": "acc_debug"}, "node": "as01", "shown": "", "threads": 2,
-    "gpus": ["NVIDIA H100"] * 4, "driver": "535.274.02", "interfaces": {"eno1": {"kind": "", "ipv4": "10.0.0.1"}, "ib0": {"kind": "infiniband", "ipv4": "10.1.0.1"}},
-    "nearest": {"0000:1d:00.0": {"mlx5_0:1": "PXB"}}, "disks": {"/tmp": {"kind": "tmpfs", "bytes": 2**33, "free": 2**32}},
-    "programs": {"singularity": "/usr/bin/singularity"}, "ssh": "a node lets you in while you hold it",
-}  # fmt: skip
+        "cpus": {"count": 160, "list": "", "online": 160, "threads": 2}, "limits": {"locked_memory": {"soft": None, "hard": None}},
+        "job": {"partition": "acc", "qos": "acc_debug", "node": "as01", "nodes": "as[01-02]", "shown": "", "ssh": "a node lets you in while you hold it"},
+        "names": ["NVIDIA H100"] * 4, "driver": "535.274.02",
+        "interfaces": [{**traits, "name": "eno1", "kind": "ethernet", "ipv4": ["10.0.0.1"]}, {**traits, "name": "ib0", "kind": "infiniband", "ipv4": ["10.1.0.1"]}],
+        "slots": [{"bus_id": "0000:1d:00.0", "nearest": "mlx5_0:1", "distances": {"mlx5_0:1": "PXB"}}],
+        "disks": {"scratch": "", "folders": {"/tmp": {"kind": "tmpfs", "bytes": 2**33, "free": 2**32, "error": ""}}},
+        "programs": {"singularity": "/usr/bin/singularity"},
+    }  # fmt: skip
+
+
+NODE = record.from_json(probed())
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, folder: str, **changed: str) -> Tables:
@@ -50,8 +62,8 @@ def answer(monkeypatch: pytest.MonkeyPatch, folder: str, **changed: str) -> Tabl
     return slurm_machine.read("alice")
 
 
-def profile_of(tables: Tables, node: dict[str, Any] | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = tomllib.loads(profile.write(tables, LOGIN, node or {}, "2026-11-23").text(("a profile",)))
+def profile_of(tables: Tables, node: record.Node | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads(profile.write(tables, LOGIN, node, "2026-11-23").text(("a profile",)))
     return found
 
 
@@ -81,7 +93,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
 def test_partitions_and_qos_of_four_versions(folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """22.05 (recorded), 23.11, 24.11 and 25.11 (written from the documentation)."""
     expected = dict(EXPECTED[folder])
-    text = profile.write(answer(monkeypatch, folder), LOGIN, {}, "2026-11-23").text(())
+    text = profile.write(answer(monkeypatch, folder), LOGIN, None, "2026-11-23").text(())
     found = tomllib.loads(text)
     assert list(found["partitions"]) == expected.pop("partitions")
     assert list(found.get("qos", [])) == (expected.pop("qos") or [])
@@ -142,7 +154,7 @@ def test_what_is_denied_is_taken_from_elsewhere(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize("noise", ["", "\n\n", "PartitionName=\nNodeName=", "\x1b[31m|||||||\x00=\n", "Name|\nx|y|z\n", "a|b|c|d|e|f|g|h\n" * 3, "x" * 5000])  # fmt: skip
 def test_odd_answers_end_in_a_profile_nevertheless(noise: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in FILES:
-        text = profile.write(answer(monkeypatch, "example", **{name: noise}), LOGIN, {}, "2026-11-23").text(())
+        text = profile.write(answer(monkeypatch, "example", **{name: noise}), LOGIN, None, "2026-11-23").text(())
         assert loaded(text, tmp_path).site.extends == "slurm"
         assert "\x1b" not in text
 
@@ -153,6 +165,8 @@ def test_a_node_adds_what_only_it_knows(monkeypatch: pytest.MonkeyPatch) -> None
     assert (found["gpu"], found["runtime"]) == ({"cuda": "12"}, {"container": "singularity"})
     facts = {key: fact.get("value") for key, fact in found["facts"].items()}
     assert facts["gpu.names"] == "4 × NVIDIA H100"
+    assert facts["login.nodes"] == "a node lets you in while you hold it"
+    assert facts["network.interfaces_seen"] == "eno1 10.0.0.1; ib0 10.1.0.1"
     assert facts["gpu.adapters"] == "0000:1d:00.0: mlx5_0:1 PXB"
     assert facts["network.locked_memory"] == "unlimited"
     assert facts["paths.node.tmp"] == "/tmp: tmpfs of 8.0 GiB, 4.0 GiB free"
@@ -170,26 +184,35 @@ def test_a_node_is_looked_at_without_any_package(tmp_path: Path, monkeypatch: py
         "SLURM_JOB_PARTITION": "acc",
         "SLURMD_NODENAME": "n1",
     }
-    words = [sys.executable, "-S", "-P", "-m", "hpcml.node.hardware.survey", str(tmp_path / "seen.json")]
+    words = [
+        sys.executable,
+        "-S",
+        "-P",
+        "-m",
+        "hpcml.node.hardware.probe",
+        "--thorough",
+        "--job",
+        str(tmp_path / "seen.json"),
+    ]
     done = subprocess.run(words, env=environment, check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     seen = json.loads((tmp_path / "seen.json").read_text())
-    assert seen["interfaces"]["lo"]["ipv4"] == "127.0.0.1"
-    assert seen["disks"]["/dev/shm"]["bytes"] > 0
-    found = profile_of(answer(monkeypatch, "marenostrum5"), seen)
+    assert {one["name"]: one["ipv4"] for one in seen["interfaces"]}["lo"] == ["127.0.0.1"]
+    assert seen["disks"]["folders"]["/dev/shm"]["bytes"] > 0
+    found = profile_of(answer(monkeypatch, "marenostrum5"), record.from_json(seen))
     assert found["facts"]["network.locked_memory"]["value"]
     assert found["facts"]["paths.node.dev_shm"]["value"].startswith("/dev/shm: ")
 
 
 @pytest.mark.parametrize(("folder", "words", "expected"), [
-    ("leonardo", ("", "", ""), node_job.Wanted("my_account", "boost_usr_prod", "boost_qos_dbg", 2, "gpu:1")),
-    ("leonardo", ("other", "dcgp_usr_prod", "normal"), node_job.Wanted("other", "dcgp_usr_prod", "normal", 2, "")),
-    ("marenostrum5", ("", "acc", "acc_interactive"), node_job.Wanted("ehpc1", "acc", "acc_interactive", 1, "gpu:1")),
-    ("lab", ("", "", ""), node_job.Wanted("", "debug", "", 2, "gpu:1")),
+    ("leonardo", ("", "", ""), machine.JobRequest("my_account", "boost_usr_prod", "boost_qos_dbg", 2, "gpu:1")),
+    ("leonardo", ("other", "dcgp_usr_prod", "normal"), machine.JobRequest("other", "dcgp_usr_prod", "normal", 2, "")),
+    ("marenostrum5", ("", "acc", "acc_interactive"), machine.JobRequest("ehpc1", "acc", "acc_interactive", 1, "gpu:1")),
+    ("lab", ("", "", ""), machine.JobRequest("", "debug", "", 2, "gpu:1")),
 ])  # fmt: skip
-def test_the_job_asks_for_what_starts_soon(folder: str, words: tuple[str, str, str], expected: node_job.Wanted,
+def test_the_job_asks_for_what_starts_soon(folder: str, words: tuple[str, str, str], expected: machine.JobRequest,
                                            monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    assert node_job.choose(profile_of(answer(monkeypatch, folder)), *words) == expected
+    assert machine.choose_job(profile_of(answer(monkeypatch, folder)), *words) == expected
 
 
 def test_reading_again_keeps_what_the_user_and_a_node_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -200,9 +223,9 @@ def test_reading_again_keeps_what_the_user_and_a_node_said(monkeypatch: pytest.M
     path.write_text(mine.replace('time = "30"', 'time = "45"'))
 
     def again(*, probed: bool) -> tuple[dict[str, Any], list[str]]:
-        draft = profile.write(tables, LOGIN, NODE if probed else {}, "2026-11-23")
+        draft = profile.write(tables, LOGIN, NODE if probed else None, "2026-11-23")
         survey = machine.Survey.__new__(machine.Survey)
-        survey.draft, survey.node = draft, NODE if probed else {}
+        survey.draft, survey.node = draft, NODE if probed else None
         kept = survey.keep_of(path)
         return tomllib.loads(draft.text(())), kept
 
@@ -233,7 +256,7 @@ def test_a_partition_that_forbids_memory_is_asked_without(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(slurm, "ask", ask)
     survey = machine.Survey.__new__(machine.Survey)
-    survey.draft = profile.write(tables, LOGIN, {}, "2026-11-23")
+    survey.draft = profile.write(tables, LOGIN, None, "2026-11-23")
     survey.check()
     assert survey.draft.values["slurm",]["remove"] == ["--mem"]
     assert "memory is not yours to set" in survey.draft.facts["slurm.remove"].source

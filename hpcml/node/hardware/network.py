@@ -39,7 +39,7 @@ def choose_protocol(wanted: str, *, gpus: int, nodes: int) -> tuple[str, str]:
         return "tls", "distributed-ucxx is not installed"
     if gpus > 1:
         return "ucx", f"{gpus} GPUs on a node"
-    if adapters := sorted({port["device"] for port in sysfs.rdma_ports(Path("/"))}):
+    if adapters := sorted({port.device for port in sysfs.rdma_ports(Path("/"))}):
         return "ucx", f"InfiniBand on {', '.join(adapters)}"
     return "tls", "one GPU on each node and no InfiniBand"
 
@@ -82,9 +82,9 @@ def choose_address(interface: str, *, single_node: bool) -> tuple[str, str]:
             others = ", ".join(names)
             raise NoAddressError(f"interface {interface} has no IPv4 address on this node (there are: {others})")
         return addresses[interface], f"interface {interface} of the profile"
-    for facts in sysfs.interfaces(Path("/")):
-        if facts["kind"] == "infiniband" and facts["ipv4"]:
-            return facts["ipv4"][0], f"InfiniBand interface {facts['name']}"
+    for one in sysfs.interfaces(Path("/")):
+        if one.kind == "infiniband" and one.ipv4:
+            return one.ipv4[0], f"InfiniBand interface {one.name}"
     host = socket.gethostname()
     with suppress(socket.gaierror):
         for *_, address in socket.getaddrinfo(host, None, socket.AF_INET):

@@ -1,7 +1,7 @@
 """What NVML says of this node's GPUs: the asking, and what is made of the answers.
 
 `ask_nvml` talks to the driver and returns its raw answers, which can be recorded as JSON; `described` turns such
-answers into facts and needs no GPU. NVML neither makes a CUDA context nor takes GPU memory.
+answers into a record and needs no GPU. NVML neither makes a CUDA context nor takes GPU memory.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcml.node.hardware.record import Gpu, GpuLinks, Gpus, GpuShape, NvLinks, Place
 from hpcml.node.hardware.sysfs import pci_of, sysfs_bus_id, to_ranges
 
 # nvml.h. The version of a link is an enumeration, not a number (an A100 answers 5 for NVLink 3.1).
@@ -112,11 +113,11 @@ _GPU_QUESTIONS: tuple[tuple[str, str, tuple[Any, ...], Callable[[Any], Any]], ..
 
 def _ask_gpu(nvml: Any, index: int, handles: Mapping[int, Any]) -> dict[str, Any]:
     handle, ask, quietly = handles[index], Asker(nvml), Asker(nvml)
-    facts: dict[str, Any] = {"index": index}
+    table: dict[str, Any] = {"index": index}
     for fact, function, arguments, convert in _GPU_QUESTIONS:
         answer = ask(fact, function, handle, *arguments)
-        facts[fact] = ("" if convert is text else None) if answer is None else convert(answer)
-    facts["bus_id"] = facts.pop("pci") or ""
+        table[fact] = ("" if convert is text else None) if answer is None else convert(answer)
+    table["bus_id"] = table.pop("pci") or ""
     links = []  # link, active, version, kind of peer, the peer's PCI address
     for link, active in quietly.links(handle).items():
         version, kind, peer = (quietly("", function, handle, link) if active else None for function in _LINK_QUESTIONS)
@@ -127,8 +128,8 @@ def _ask_gpu(nvml: Any, index: int, handles: Mapping[int, Any]) -> dict[str, Any
         if other != index
     }
     return {
-        **facts,
-        "mig_devices": mig_devices(nvml, handle) if facts["mig"] and facts["mig"][0] else [],
+        **table,
+        "mig_devices": mig_devices(nvml, handle) if table["mig"] and table["mig"][0] else [],
         "nvlinks": links,
         "p2p": p2p,
         "errors": ask.errors,
@@ -175,9 +176,9 @@ def memory_of(device: str, pid: int) -> tuple[int, int] | None:
     amounts = None if handle is None else ask("memory", "nvmlDeviceGetMemoryInfo", handle)
     if amounts is None:
         return None
-    found = ask("processes", "nvmlDeviceGetComputeRunningProcesses", handle) or []
-    own = next((one.usedGpuMemory for one in found if one.pid == pid), None)  # None too where it may not be told
-    return int(amounts.used if own is None else own), int(amounts.free)
+    processes = ask("processes", "nvmlDeviceGetComputeRunningProcesses", handle) or []
+    taken = next((one.usedGpuMemory for one in processes if one.pid == pid), None)  # None too where it may not be told
+    return int(amounts.used if taken is None else taken), int(amounts.free)
 
 
 def nvlink_counters() -> tuple[dict[str, Any] | None, str]:
@@ -277,54 +278,45 @@ def _old_counters(nvml: Any, handle: Any, links: list[int]) -> tuple[int, int]:
     raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
 
 
-def described(raw: Mapping[str, Any], root: Path, visible: str | None) -> dict[str, Any]:
-    """Return the facts in NVML's raw answers (`ask_nvml`), with the PCI tree below ``root``.
+def described(raw: Mapping[str, Any], root: Path, visible: str | None) -> tuple[Gpus, str]:
+    """Return the GPUs in NVML's raw answers (`ask_nvml`), with the PCI tree below ``root``, and what went wrong.
 
-    ``gpus``, ``gpu_error``, ``driver`` (535.274.02), ``cuda_driver`` (12.2), ``visible_devices`` as given
-    (``CUDA_VISIBLE_DEVICES``, None if it is not set) and ``visible_count``, the devices that a CUDA program sees.
+    ``visible`` is CUDA_VISIBLE_DEVICES, None if it is not set.
     """
     answers = list(raw.get("gpus", []))
     shown, count = visible_gpus(visible, answers)
     buses = {str(gpu["index"]): _bus(gpu["bus_id"]) for gpu in answers}
     faults = "; ".join(f"{name}: {text}" for name, text in raw.get("errors", {}).items())
     cuda = raw.get("cuda") or 0
-    return {
-        "gpus": [_gpu(gpu, root, buses, visible=gpu["index"] in shown) for gpu in answers],
-        "gpu_error": raw.get("error") or faults,
-        "driver": raw.get("driver", ""),
-        "cuda_driver": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",  # 12020 is 12.2
-        "visible_devices": visible,
-        "visible_count": count,
-    }
+    speaks = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""  # 12020 is 12.2
+    gpus = tuple(_gpu(gpu, root, buses, visible=gpu["index"] in shown) for gpu in answers)
+    return Gpus(gpus, raw.get("driver", ""), speaks, visible, count), raw.get("error") or faults
 
 
 def _bus(text: str) -> str:
     return sysfs_bus_id(text) if text.count(":") == 2 else ""
 
 
-def _gpu(gpu: Mapping[str, Any], root: Path, buses: Mapping[str, str], *, visible: bool) -> dict[str, Any]:
+def _gpu(gpu: Mapping[str, Any], root: Path, buses: Mapping[str, str], *, visible: bool) -> Gpu:
     bus, errors = _bus(gpu["bus_id"]), dict(gpu["errors"])
-    pci = pci_of(root / "sys/bus/pci/devices" / bus) if bus else {}
-    if bus and not pci:
+    pci = pci_of(root / "sys/bus/pci/devices" / bus) if bus else Place()
+    if bus and not pci.bus_id:
         errors["pci"] = f"the kernel shows no PCI device {bus} here"
     masks = enumerate(gpu["affinity"] or [])
-    kept = ("index", "uuid", "name", "memory", "bar1", "capability", "mig_devices")
-    return {
-        **{fact: gpu[fact] for fact in kept},
-        "bus_id": bus,
-        "pci": pci,
-        "mig": bool(gpu["mig"][0]) if gpu["mig"] else None,
-        "cpus": to_ranges(64 * word + bit for word, mask in masks for bit in range(64) if mask >> bit & 1),
-        "nvlink": _nvlink(gpu["nvlinks"]),
-        "p2p": {
-            buses.get(other) or f"gpu{other}": _P2P.get(status, "no answer") for other, status in gpu["p2p"].items()
-        },
-        "visible": visible,
-        "errors": errors,
-    }
+    shape = GpuShape(
+        memory=gpu["memory"],
+        bar1=gpu["bar1"],
+        capability=tuple(gpu["capability"]) if gpu["capability"] else None,
+        mig=bool(gpu["mig"][0]) if gpu["mig"] else None,
+        mig_devices=tuple(gpu["mig_devices"]),
+        cpus=to_ranges(64 * word + bit for word, mask in masks for bit in range(64) if mask >> bit & 1),
+    )
+    p2p = {buses.get(other) or f"gpu{other}": _P2P.get(status, "no answer") for other, status in gpu["p2p"].items()}
+    links = GpuLinks(_nvlink(gpu["nvlinks"]), p2p)
+    return Gpu(gpu["index"], gpu["uuid"], gpu["name"], bus, pci, visible, shape, links, errors)
 
 
-def _nvlink(links: Sequence[Sequence[Any]]) -> dict[str, Any]:
+def _nvlink(links: Sequence[Sequence[Any]]) -> NvLinks:
     """Return the number of links, those that are active, their version, and how many lead to which peer."""
     peers: Counter[str] = Counter()
     versions = set()
@@ -332,8 +324,7 @@ def _nvlink(links: Sequence[Sequence[Any]]) -> dict[str, Any]:
         if active:
             peers["nvswitch" if kind == _PEER_IS_SWITCH else _bus(bus) or "unknown"] += 1
             versions.add(_NVLINK_VERSIONS.get(version, f"enumeration {version}"))
-    version = ", ".join(sorted(versions))
-    return {"links": len(links), "active": peers.total(), "version": version, "peers": dict(peers)}
+    return NvLinks(len(links), peers.total(), ", ".join(sorted(versions)), dict(peers))
 
 
 def visible_gpus(visible: str | None, gpus: Sequence[Mapping[str, Any]]) -> tuple[set[int], int]:

@@ -1,46 +1,80 @@
-"""What this node has: GPUs, network ports, UCX, packages and limits, as one table that goes into a JSON file.
+"""The probe of a node: GPUs, network ports, UCX, packages, limits and disks, as one record that goes into a JSON file.
 
 ``python -m hpcml.node.hardware.probe`` prints it. The drivers (NVML) and UCX are asked in child processes with a
 deadline, so that the calling process stays clean, can fork workers afterwards, and is not stopped by a GPU or a library
-that hangs or crashes. No CUDA context is made. What cannot be found out is said in words in its own field.
+that hangs or crashes. No CUDA context is made. It needs no package but Python's own, and changes nothing on the node.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
 import re
+import shutil
+import stat
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from importlib import metadata
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from hpcml.node.hardware import sysfs
+from hpcml.node import files
+from hpcml.node.hardware import record, software, sysfs
 from hpcml.node.hardware.nvml import ask_nvml, described
+from hpcml.node.hardware.record import (
+    Disk,
+    Disks,
+    Gpus,
+    Job,
+    Memory,
+    Modules,
+    Network,
+    Node,
+    Packages,
+    Probing,
+    Process,
+    Slot,
+    Smi,
+    System,
+    Ucx,
+)
+from hpcml.node.job import node_name, placement
 from hpcml.node.processes import Question
+from hpcml.units import expand_hosts
 
 DEADLINE = 12.0  # seconds for NVML and for UCX, at the same time; on a healthy node both need less than two
-SCHEMA = 1  # of the table; a change that readers must know of raises it
 
 # Variables that change what is found here or how it is used; never one that may hold a secret.
 _ENVIRONMENT = re.compile(r"(UCX|UCXPY|UCXX|NCCL|CUDA|RAPIDS)_(?!.*(KEY|TOKEN|SECRET|PASS))[A-Z0-9_]+")
-_DUAL = ("rmm", "cudf", "cuml", "raft-dask", "dask-cudf", "ucxx", "distributed-ucxx", "libucx")  # one wheel per CUDA
-_DISTRIBUTIONS = {
-    **{name: (name, f"{name}-cu12", f"{name}-cu13") for name in _DUAL},
-    "cupy": ("cupy", "cupy-cuda12x", "cupy-cuda13x"),
-    "nccl": ("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
-    **{name: (name,) for name in ("dask-cuda", "dask", "distributed", "nvidia-ml-py")},
-}
-_MODULES = ("rmm", "cudf", "dask_cudf", "cuml", "raft_dask", "cupy", "ucxx", "distributed_ucxx", "dask_cuda", "pynvml")
-_CONDA = {"ucx": "libucx", "nccl": "nccl", "cupy": "cupy", "cuda-version": "cuda-version", "rdma-core": "rdma-core"}
-_CUDA_MAJOR = re.compile(r"-(?:cu|cuda)(1[0-9])x?$")
 _RESOURCE = re.compile(r"^#\s+resource .* flags .*?(\w+)/(\S+)\s*$", re.MULTILINE)  # "… flags -- rc_mlx5/mlx5_0:1"
 _COMPONENT = re.compile(r"^#\s+component\s+\d+\s+:\s+(\S+)", re.MULTILINE)
+_PROGRAMS = ("apptainer", "singularity", "podman-hpc", "shifter", "enroot")
+_NVIDIA, _DISPLAY = "0x10de", "0x03"  # PCI's vendor, and the class of GPUs
+_SECONDS = 15.0  # for one command
+_ASK = 10.0  # seconds for nvidia-smi: a driver that hangs must not keep the run
+_OLD = 3600.0  # seconds for which a file in /dev/shm may be another program's of now
+_SMI = "pci.bus_id,driver_version,mig.mode.current,compute_mode"
+_MOST = 5000  # processes and files that are looked at
+T = TypeVar("T")
+
+
+class _Parts:
+    """The parts of a record, each read by itself; ``errors`` has why one could not be, by its name."""
+
+    def __init__(self) -> None:
+        self.errors: dict[str, str] = {}
+
+    def read(self, name: str, look: Callable[[], T], instead: T) -> T:
+        """Return a part, or something instead of it."""
+        self.errors[name] = ""
+        try:
+            return look()
+        except Exception as error:  # noqa: BLE001 - whatever a node's files hold, the run must get the other parts
+            self.errors[name] = f"{type(error).__name__}: {error}"
+            return instead
 
 
 def probe(
@@ -49,158 +83,249 @@ def probe(
     nvml: Mapping[str, Any] | None = None,
     ucx: Mapping[str, Any] | None = None,
     deadline: float = DEADLINE,
-) -> dict[str, Any]:
-    """Return what this node has, as a table for JSON. It does not raise: what fails says so in its own field.
+    thorough: bool = False,
+    program: str = "",
+    scratch: str = "",
+) -> Node:
+    """Return what this node has. It does not raise: what fails has its reason in ``probing.errors``.
 
     Parameters
     ----------
     root
         ``/``, or the top of a recorded tree of /sys and /proc.
     nvml, ucx
-        Recorded answers of `ask_nvml` and `ask_ucx`, instead of asking this node.
+        Recorded answers of `ask_nvml` and `software.ask_ucx`, instead of asking this node.
     deadline
         Seconds for NVML and UCX to answer.
+    thorough
+        Read disks, old files in /dev/shm, the PCI tree of all GPUs, nvidia-smi and MPS too, for which a run that starts
+        has no time.
+    program, scratch
+        The program for images, and the folder for node-local files.
     """
-    began = time.monotonic()
+    began, parts = time.monotonic(), _Parts()
     environment = {name: value for name, value in sorted(os.environ.items()) if _ENVIRONMENT.fullmatch(name)}
     nvml_question = Question("NVML", ask_nvml) if nvml is None else None
-    ucx_question = Question("UCX", ask_ucx) if ucx is None else None
-    facts: dict[str, Any] = {"schema": SCHEMA, "environment": environment}
-    facts |= _said("system", system, {"hostname": ""})
-    facts |= _said("packages", lambda: packages(installed(), conda_packages(Path(sys.prefix))), packages({}, {}))
-    facts |= _said("importable", lambda: {"importable": importable()}, {"importable": []})
-    facts |= _said("infiniband", lambda: {"infiniband": sysfs.rdma_ports(root)}, {"infiniband": []})
-    facts |= _said("interfaces", lambda: {"interfaces": sysfs.interfaces(root)}, {"interfaces": []})
-    facts |= _said("limits", lambda: {"limits": sysfs.limits()}, {"limits": {}})
-    facts |= _said("cpus", lambda: {"cpus": sysfs.cpus()}, {"cpus": {}})
-    facts |= _said("memory", lambda: {"memory": sysfs.memory(root)}, {"memory": {}})
-    facts |= _said("modules", lambda: {"modules": sysfs.modules(root)}, {"modules": {}})
+    ucx_question = Question("UCX", software.ask_ucx) if ucx is None else None
+    system = parts.read("system", lambda: _system(program), System())
+    packages = parts.read("packages", _packages, Packages())
+    packages = packages._replace(importable=parts.read("importable", lambda: tuple(software.importable()), ()))
+    network, process = Network(), Process(environment=environment)
+    network = network._replace(infiniband=parts.read("infiniband", lambda: sysfs.rdma_ports(root), network.infiniband))
+    network = network._replace(interfaces=parts.read("interfaces", lambda: sysfs.interfaces(root), network.interfaces))
+    process = process._replace(limits=parts.read("limits", sysfs.limits, process.limits))
+    process = process._replace(cpus=parts.read("cpus", lambda: sysfs.cpus(root), process.cpus))
+    memory = parts.read("memory", lambda: _memory(root, thorough=thorough), Memory())
+    modules = parts.read("modules", lambda: sysfs.modules(root), Modules())
+    disks = Disks(scratch)
+    if thorough:
+        disks = parts.read("disks", lambda: _disks(root, scratch), disks)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     drivers = nvml_question.answer(began + deadline) if nvml_question else nvml or {}
-    facts |= _said("gpu", lambda: described(drivers, root, visible), described({}, root, visible))
+    gpu, fault = parts.read("gpu", lambda: described(drivers, root, visible), described({}, root, visible))
+    parts.errors["gpu"] = parts.errors["gpu"] or fault
+    gpu = parts.read("slots", lambda: _more_of(gpu, root, network.infiniband, thorough=thorough), gpu)
     library = ucx_question.answer(began + deadline) if ucx_question else ucx or {}
-    facts |= _said("ucx", lambda: ucx_facts(library), ucx_facts({}))
-    facts["late"] = [name for name, raw in (("nvml", drivers), ("ucx", library)) if raw.get("late")]
-    return {**facts, "seconds": round(time.monotonic() - began, 3)}
+    used, fault = parts.read("ucx", lambda: described_ucx(library), described_ucx({}))
+    parts.errors["ucx"] = parts.errors["ucx"] or fault
+    late = tuple(name for name, raw in (("nvml", drivers), ("ucx", library)) if raw.get("late"))
+    seconds = round(time.monotonic() - began, 3)
+    return Node(
+        probing=Probing(record.SCHEMA, seconds, late, parts.errors),
+        system=system._replace(modules=modules),
+        process=process,
+        memory=memory,
+        disks=disks,
+        network=network,
+        packages=packages,
+        gpu=gpu,
+        ucx=used,
+    )
 
 
-def _said(name: str, look: Callable[[], Mapping[str, Any]], instead: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part of the facts, and why it could not be found out under ``NAME_error``."""
-    try:
-        return {f"{name}_error": "", **look()}
-    except Exception as error:  # noqa: BLE001 - whatever a node's files hold, the run must get the rest of the facts
-        return {**instead, f"{name}_error": f"{type(error).__name__}: {error}"}
-
-
-def system() -> dict[str, str]:
-    """Return the names and versions of host, kernel, C library and Python."""
+def _system(program: str) -> System:
+    """Return the names and versions of host, kernel, C library and Python, and the programs for images."""
     kernel, (library, version) = os.uname(), platform.libc_ver()
-    return {
-        "hostname": kernel.nodename,
-        "kernel": kernel.release,
-        "machine": kernel.machine,
-        "glibc": version if library == "glibc" else "not glibc",
-        "python": platform.python_version(),
-    }
+    names = dict.fromkeys((*_PROGRAMS, *([program] if program else [])))
+    return System(
+        hostname=kernel.nodename,
+        kernel=kernel.release,
+        machine=kernel.machine,
+        glibc=version if library == "glibc" else "not glibc",
+        python=platform.python_version(),
+        in_image=bool(os.environ.get("APPTAINER_CONTAINER") or os.environ.get("SINGULARITY_CONTAINER")),
+        programs={name: path for name in names if (path := shutil.which(name))},
+    )
 
 
-def installed() -> dict[str, str]:
-    """Return the versions of the Python distributions that matter, found without importing them."""
-    versions = {}
-    for name in (name for names in _DISTRIBUTIONS.values() for name in names):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+def _packages() -> Packages:
+    table = software.packages(software.installed(), software.conda_packages(Path(sys.prefix)))
+    return record.read(Packages, {**table, "importable": []})
 
 
-def importable() -> list[str]:
-    """Return the modules of those packages that Python would find; a bare folder on PYTHONPATH has no distribution."""
-    return [name for name in _MODULES if importlib.util.find_spec(name) is not None]
+def described_ucx(raw: Mapping[str, Any]) -> tuple[Ucx, str]:
+    """Return the UCX in its raw answers (`software.ask_ucx`), and what went wrong.
 
-
-def conda_packages(prefix: Path) -> dict[str, str]:
-    """Return the versions of the conda packages that matter, by the names of the files in ``conda-meta``."""
-    names = (path.stem.rsplit("-", 2) for path in sorted((prefix / "conda-meta").glob("*.json")))
-    return {parts[0]: parts[1] for parts in names if len(parts) == 3 and parts[0] in _CONDA}
-
-
-def packages(distributions: Mapping[str, str], conda: Mapping[str, str]) -> dict[str, Any]:
-    """Return ``packages`` (version by common name), ``distributions`` and ``built_for``: CUDA's major to names.
-
-    A wheel's name says what CUDA it is built for (``rmm-cu13``, ``cupy-cuda12x``); in a conda environment that is the
-    package ``cuda-version``.
-    """
-    versions = {_CONDA[name]: version for name, version in conda.items()}
-    built_for: dict[str, list[str]] = {}
-    for name, choices in _DISTRIBUTIONS.items():
-        for choice in choices:
-            if choice in distributions:
-                versions[name] = distributions[choice]
-                if match := _CUDA_MAJOR.search(choice):
-                    built_for.setdefault(match[1], []).append(choice)
-    if "cuda-version" in conda:
-        built_for.setdefault(conda["cuda-version"].partition(".")[0], []).append("cuda-version")
-    return {"packages": versions, "distributions": dict(distributions), "built_for": built_for}
-
-
-def ask_ucx() -> dict[str, Any]:
-    """Return UCX's raw answers: version, library, modules beside it, and what it lists of this node.
-
-    UCX reads the variables ``UCX_*`` as a worker would. Call it in a process that ends soon: UCX stays in it.
-    """
-    try:
-        import ucxx
-    except ModuleNotFoundError as error:
-        return {"error": "ucxx is not installed" if error.name == "ucxx" else f"ucxx cannot be imported: {error}"}
-    except (ImportError, OSError) as error:  # a UCX that is too old, or a library that is not there
-        return {"error": f"ucxx cannot be imported: {error}"}
-    mapped = re.search(r"/\S*/libucp\.so[.0-9]*$", Path("/proc/self/maps").read_text(), re.MULTILINE)
-    library = mapped[0] if mapped else ""
-    files = (Path(library).parent / "ucx").glob("libuct_*.so*") if library else ()
-    modules = sorted({path.name.partition(".so")[0].removeprefix("libuct_") for path in files})
-    answers = {"version": list(ucxx.get_ucx_version()), "library": library, "modules": modules}
-    feature = ucxx.libucxx.Feature
-    wanted = (feature.TAG, feature.WAKEUP, feature.STREAM, feature.AM, feature.RMA)  # as ucxx.init() asks
-    try:
-        # A context lists the devices; ucxx.get_active_transports() would also open all of them for a worker.
-        return {**answers, "info": ucxx.libucxx.UCXContext({}, wanted).info, "error": ""}
-    except ucxx.exceptions.UCXError as error:
-        return {**answers, "info": "", "error": f"UCX finds no transport that it may use here: {error}"}
-
-
-def ucx_facts(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``ucx_error`` and ``ucx``, the facts in UCX's raw answers.
-
-    ``version`` (1.21.0), ``library`` that was loaded, ``modules`` that lie beside it (``ib`` and ``rdmacm`` are missing
-    from pip's build), ``components`` that it opened, and ``transports`` with their devices (``{"rc_mlx5":
-    ["mlx5_0:1"]}``: may be used, which is not yet "are used").
+    A transport with its devices (``{"rc_mlx5": ["mlx5_0:1"]}``) may be used, which is not yet "is used".
     """
     transports: dict[str, list[str]] = {}
     for transport, device in _RESOURCE.findall(raw.get("info", "")):
         transports.setdefault(transport, []).append(device)
-    facts = {
-        "version": ".".join(str(part) for part in raw.get("version", ())),
-        "library": raw.get("library", ""),
-        "modules": list(raw.get("modules", ())),
-        "components": _COMPONENT.findall(raw.get("info", "")),
-        "transports": transports,
-    }
-    return {"ucx": facts, "ucx_error": raw.get("error", "")}
+    used = Ucx(
+        version=".".join(str(part) for part in raw.get("version", ())),
+        library=raw.get("library", ""),
+        modules=tuple(raw.get("modules", ())),
+        components=tuple(_COMPONENT.findall(raw.get("info", ""))),
+        transports={name: tuple(devices) for name, devices in transports.items()},
+    )
+    return used, raw.get("error", "")
 
 
-def main() -> int:
-    """Print the probe of this node as JSON."""
+# -- memory and disks -----------------------------------------------------------------------------------------------
+
+
+def _memory(root: Path, *, thorough: bool) -> Memory:
+    """Return the node's memory; ``thorough``: with the old files of this user's in /dev/shm."""
+    total, folder = sysfs.memory(root), root / "dev/shm"
+    room = os.statvfs(folder)
+    size = room.f_blocks * room.f_frsize
+    memory = Memory(total, size, size - room.f_bfree * room.f_frsize)
+    left: list[str] = []
+    taken = 0
+    for name in sorted(os.listdir(folder))[:_MOST] if thorough else ():
+        try:
+            about = (folder / name).lstat()
+        except OSError:
+            continue  # gone by now
+        if about.st_uid == os.getuid() and stat.S_ISREG(about.st_mode) and time.time() - about.st_mtime > _OLD:
+            left.append(name)
+            taken += about.st_blocks * 512
+    return memory._replace(shm_left=tuple(left[:20]), shm_left_bytes=taken)
+
+
+def _disks(root: Path, scratch: str) -> Disks:
+    folders = ("/tmp", "/dev/shm", os.environ.get("TMPDIR", "/tmp"), *([scratch] if scratch else []))
+    return Disks(scratch, {folder: _disk(root, folder) for folder in folders})
+
+
+def _disk(root: Path, folder: str) -> Disk:
+    kind = sysfs.file_system(root, folder)
+    try:
+        room = os.statvfs(folder)
+    except OSError as error:
+        return Disk(kind, error=str(error.strerror))
+    return Disk(kind, room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize)
+
+
+# -- GPUs -----------------------------------------------------------------------------------------------------------
+
+
+def _more_of(gpu: Gpus, root: Path, ports: Sequence[record.Port], *, thorough: bool) -> Gpus:
+    """Return GPUs with what is known without NVML, also of those that the job may not use."""
+    texts = [sysfs.read(path) for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))]
+    names = tuple(match[1].strip() for text in texts if (match := re.search(r"(?m)^Model:(.*)$", text)))
+    gpu = gpu._replace(names=names or tuple(one.name for one in gpu.gpus))
+    if not thorough:
+        return gpu
+    return gpu._replace(slots=tuple(_slots(root, ports)), smi=_nvidia_smi(), mps=_mps(root))
+
+
+def _slots(root: Path, ports: Sequence[record.Port]) -> list[Slot]:
+    """Return the places of NVIDIA's GPUs in the PCI tree."""
+    slots = []
+    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
+        is_gpu = sysfs.read(device / "vendor") == _NVIDIA and sysfs.read(device / "class").startswith(_DISPLAY)
+        if is_gpu and (place := sysfs.pci_of(device)).bus_id:
+            distances = {port.name: sysfs.distance(place, port.pci) for port in ports if port.pci.bus_id}
+            usable = [port.name for port in sysfs.usable_ports(ports)]
+            usable.sort(key=lambda name, far=distances: (sysfs.DISTANCES.index(far[name]), name))  # type: ignore[misc]
+            slots.append(Slot(place.bus_id, next(iter(usable), ""), distances))
+    return slots
+
+
+def _nvidia_smi() -> tuple[Smi, ...]:
+    """Return a row for each GPU; none where nvidia-smi does not answer."""
+    printed = _output(["nvidia-smi", f"--query-gpu={_SMI}", "--format=csv,noheader"], _ASK)
+    rows = [[word.strip() for word in line.split(",")] for line in printed.splitlines()]
+    return tuple(Smi(*row) for row in rows if len(row) == len(Smi._fields))
+
+
+def _mps(root: Path) -> bool:
+    """Whether a server of NVIDIA's MPS runs on the node."""
+    names = (sysfs.read(path) for path in list((root / "proc").glob("[0-9]*/comm"))[:_MOST])
+    return any(name.startswith("nvidia-cuda-mps") for name in names)
+
+
+# -- the job that the probe runs in ---------------------------------------------------------------------------------
+
+
+def ask_job() -> Job:
+    """Return the Slurm job that this process belongs to, with what Slurm and the job's other node answer."""
+    partition, qos, nodes = placement().values()
+    node = node_name()
+    shown = _output(["scontrol", "--oneliner", "show", "node", node]) if node else ""
+    return Job(node, partition, qos, nodes, shown, _ssh(node, nodes))
+
+
+def _ssh(node: str, nodes: str) -> str:
+    """Return whether the job's other node lets its user in, as a sentence; nothing if there is no other."""
+    try:
+        other = next((name for name in expand_hosts(nodes) if name != node), "")
+    except ValueError:
+        return ""
+    if not other:
+        return ""
+    options = (
+        "BatchMode=yes",
+        "ConnectTimeout=5",
+        "StrictHostKeyChecking=no",
+        "UserKnownHostsFile=/dev/null",
+        "LogLevel=ERROR",
+        "ForwardAgent=no",  # whose key is not known gets nothing of the user's, whatever their own settings say
+        "ForwardX11=no",
+        "GSSAPIDelegateCredentials=no",
+    )
+    command = ["ssh", *(word for option in options for word in ("-o", option)), other, "echo", "in"]
+    return (
+        "a node lets you in while you hold it"
+        if _output(command) == "in"
+        else "a node does not let you in without a password"
+    )
+
+
+def _output(command: Sequence[str], seconds: float = _SECONDS) -> str:
+    """Return what a command prints, nothing if it fails, is missing, or does not end in time."""
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else ""
+
+
+# -- the program ----------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the probe of this node as JSON, or write it to a file, whole or not at all."""
     parser = argparse.ArgumentParser(prog="python -m hpcml.node.hardware.probe", description=__doc__.splitlines()[0])
     parser.add_argument("--raw", action="store_true", help="print the unprocessed answers of NVML and UCX, for tests")
-    if parser.parse_args().raw:
+    parser.add_argument("--thorough", action="store_true", help="with disks, the PCI tree, nvidia-smi and MPS")
+    parser.add_argument("--job", action="store_true", help="with the Slurm job, and ssh to its other node")
+    parser.add_argument("--program", default="", help="the program for images")
+    parser.add_argument("--scratch", default="", help="the folder for node-local files")
+    parser.add_argument("file", nargs="?", help="where to write it (default: print it)")
+    options = parser.parse_args(argv)
+    if options.raw:
         ends = time.monotonic() + DEADLINE
-        questions = {"nvml": Question("NVML", ask_nvml), "ucx": Question("UCX", ask_ucx)}
-        facts = {name: question.answer(ends) for name, question in questions.items()}
+        questions = {"nvml": Question("NVML", ask_nvml), "ucx": Question("UCX", software.ask_ucx)}
+        table: dict[str, Any] = {name: question.answer(ends) for name, question in questions.items()}
     else:
-        facts = probe()
-    print(json.dumps(facts, indent=2))
+        node = probe(thorough=options.thorough, program=options.program, scratch=options.scratch)
+        table = record.to_json(node._replace(job=ask_job()) if options.job else node)
+    if options.file:
+        files.write_json(Path(options.file), table)
+    else:
+        print(json.dumps(table, indent=2))
     return 0
 
 

@@ -6,19 +6,26 @@ process that calls them.
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
 import re
 import resource
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import socket
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from hpcml.node.hardware.record import Adapter, Cpus, Interface, Limit, Link, Modules, Place, Port
 
 # <net/if_arp.h>: what /sys/class/net/*/type holds.
 _KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # domain:bus:device.function
 _WORD = 4  # bytes: port_xmit_data counts words of 4 octets (Linux, Documentation/ABI/stable/sysfs-class-infiniband)
 _STUCK = 2**32 - 1  # adapters without 64-bit counters stop here instead of starting again (same document)
+_GET_ADDRESSES, _ENTRY = 0x8912, 40  # SIOCGIFCONF and the bytes of an entry of its answer, netdevice(7)
 DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")  # from near to far; the names are those of `nvidia-smi topo -m`
 
 
@@ -59,23 +66,19 @@ def sysfs_bus_id(bus_id: str) -> str:
     return f"{int(domain, 16):04x}:{bus.lower()}:{device.lower()}"
 
 
-def pci_of(device: Path) -> dict[str, Any]:
-    """Return where a device sits, from its folder in sysfs or a link to it; empty if it is no PCI device, or not seen.
-
-    ``path`` is the PCI tree from the host bridge down to the device, ``bus_id`` the device, ``numa`` its NUMA node (-1:
-    not known).
-    """
+def pci_of(device: Path) -> Place:
+    """Return where a device is, from its folder in sysfs or a link to it; empty if it is no PCI device, or hidden."""
     try:
         parts = Path(os.path.realpath(device, strict=True)).parts
         last = max((index for index, part in enumerate(parts) if _ADDRESS.fullmatch(part)), default=0)
         start = next((index for index, part in enumerate(parts) if part.startswith("pci")), last)
         numa = read(Path(*parts[: last + 1], "numa_node"))  # a virtio device sits below its PCI device
     except OSError:
-        return {}
+        return Place()
     if not last:
-        return {}
-    path = list(parts[start : last + 1])
-    return {"bus_id": path[-1], "path": path, "numa": int(numa or -1)}  # -1 is what the kernel itself writes
+        return Place()
+    path = parts[start : last + 1]
+    return Place(path[-1], path, int(numa or -1))  # -1 is what the kernel itself writes
 
 
 def _number(path: Path) -> int | None:
@@ -83,56 +86,51 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def rdma_ports(root: Path) -> list[dict[str, Any]]:
-    """Return the InfiniBand and RoCE ports (``/sys/class/infiniband``), one table a port, by name."""
-    return [
+def rdma_ports(root: Path) -> tuple[Port, ...]:
+    """Return the InfiniBand and RoCE ports (``/sys/class/infiniband``), by name."""
+    return tuple(
         _port(device, port)
         for device in _listed(root / "sys/class/infiniband")
         for port in sorted(_listed(device / "ports"), key=lambda path: int(path.name))
-    ]
+    )
 
 
-def _port(device: Path, port: Path) -> dict[str, Any]:
+def _port(device: Path, port: Path) -> Port:
     rate = read(port / "rate")  # "100 Gb/sec (2X HDR)"
     amount = re.match(r"[0-9.]+", rate)
     netdevs = {read(path) for path in _listed(port / "gid_attrs/ndevs")} - {""}
     for netdev in _listed(device / "device/net"):  # both ports of a card that has one PCI function share this folder
         if read(netdev / "dev_port") in ("", str(int(port.name) - 1)):
             netdevs.add(netdev.name)
-    return {
-        "name": f"{device.name}:{port.name}",
-        "device": device.name,
-        "port": int(port.name),
-        "state": read(port / "state").partition(": ")[2],  # "4: ACTIVE"
-        "physical_state": read(port / "phys_state").partition(": ")[2],
-        "rate": rate,
-        "gigabits": float(amount[0]) if amount else 0.0,
-        "link_layer": read(port / "link_layer"),
-        "subnet": ":".join(read(port / "gids/0").split(":")[:4]),  # the upper half of a GID is the subnet's prefix
-        "netdevs": sorted(netdevs),
-        "firmware": read(device / "fw_ver"),
-        "board": read(device / "board_id"),
-        "pci": pci_of(device / "device"),
-    }
+    link = Link(
+        state=read(port / "state").partition(": ")[2],  # "4: ACTIVE"
+        physical_state=read(port / "phys_state").partition(": ")[2],
+        rate=rate,
+        gigabits=float(amount[0]) if amount else 0.0,
+        link_layer=read(port / "link_layer"),
+        subnet=":".join(read(port / "gids/0").split(":")[:4]),  # the upper half of a GID is the subnet's prefix
+    )
+    adapter = Adapter(read(device / "fw_ver"), read(device / "board_id"), tuple(sorted(netdevs)))
+    return Port(f"{device.name}:{port.name}", device.name, int(port.name), link, adapter, pci_of(device / "device"))
 
 
 def port_counters(root: Path) -> dict[str, dict[str, Any]]:
     """Return by port (``mlx5_0:1``) the bytes ``tx`` and ``rx`` (None: not known), state, layer and rate (bytes/s)."""
     counted = {}
     for port in rdma_ports(root):
-        facts = {"state": port["state"], "layer": port["link_layer"], "rate": int(port["gigabits"] * 1e9 / 8)}
-        counted[port["name"]] = facts | port_bytes(root, port)
+        link = {"state": port.link.state, "layer": port.link.link_layer, "rate": int(port.link.gigabits * 1e9 / 8)}
+        counted[port.name] = link | port_bytes(root, port)
     return counted
 
 
-def port_bytes(root: Path, port: Mapping[str, Any]) -> dict[str, int | None]:
+def port_bytes(root: Path, port: Port) -> dict[str, int | None]:
     """Return the bytes ``tx`` and ``rx`` of one of :func:`rdma_ports` (None: not known)."""
-    folder, moved = root / "sys/class/infiniband" / port["device"] / "ports" / str(port["port"]), {}
+    folder, moved = root / "sys/class/infiniband" / port.device / "ports" / str(port.port), {}
     for way, words, octets in (("tx", "port_xmit_data", "tx_bytes"), ("rx", "port_rcv_data", "rx_bytes")):
         value = _number(folder / "counters" / words)
         # Amazon's EFA has no port counters, but bytes among its own (Linux, drivers/infiniband/hw/efa/efa_verbs.c).
-        own = _number(folder / "hw_counters" / octets) if value is None else None
-        moved[way] = own if value is None else None if value == _STUCK else value * _WORD
+        of_efa = _number(folder / "hw_counters" / octets) if value is None else None
+        moved[way] = of_efa if value is None else None if value == _STUCK else value * _WORD
     return moved
 
 
@@ -149,38 +147,44 @@ def interface_counters(root: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def interfaces(root: Path) -> list[dict[str, Any]]:
+def interfaces(root: Path) -> tuple[Interface, ...]:
     """Return the network interfaces (``/sys/class/net``); IPv4 addresses only of this node's own ``/``."""
-    own = addresses() if root == Path("/") else {}
-    tables = []
-    for path in filter(Path.is_dir, _listed(root / "sys/class/net")):  # bonding_masters is a file
-        kind, flags, speed = (read(path / name) for name in ("type", "flags", "speed"))
-        tables.append(
-            {
-                "name": path.name,
-                "kind": _KINDS.get(int(kind or 0), f"type {kind or 0}"),
-                "address": read(path / "address"),
-                "megabits": int(speed) if re.fullmatch("[0-9]+", speed) else 0,  # -1 or an error: not known
-                "mtu": int(read(path / "mtu") or 0),
-                "up": bool(int(flags or "0", 16) & 1),  # IFF_UP
-                "state": read(path / "operstate"),
-                "ipv4": own.get(path.name, []),
-                "pci": pci_of(path / "device"),
-            }
-        )
-    return tables
+    ipv4 = addresses() if root == Path("/") else {}
+    return tuple(
+        _interface(path, tuple(ipv4.get(path.name, ())))
+        for path in filter(Path.is_dir, _listed(root / "sys/class/net"))  # bonding_masters is a file
+    )
+
+
+def _interface(path: Path, ipv4: tuple[str, ...]) -> Interface:
+    kind, flags, speed = (read(path / name) for name in ("type", "flags", "speed"))
+    return Interface(
+        name=path.name,
+        kind=_KINDS.get(int(kind or 0), f"type {kind or 0}"),
+        address=read(path / "address"),
+        megabits=int(speed) if re.fullmatch("[0-9]+", speed) else 0,  # -1 or an error: not known
+        mtu=int(read(path / "mtu") or 0),
+        up=bool(int(flags or "0", 16) & 1),  # IFF_UP
+        state=read(path / "operstate"),
+        ipv4=ipv4,
+        pci=pci_of(path / "device"),
+    )
 
 
 def addresses() -> dict[str, list[str]]:
-    """Return the IPv4 addresses of this node by interface."""
-    import socket
-
-    import psutil
-
-    return {
-        name: [entry.address for entry in entries if entry.family == socket.AF_INET]
-        for name, entries in psutil.net_if_addrs().items()
-    }
+    """Return the IPv4 addresses of this node by interface; the kernel is asked, since psutil may not be installed."""
+    size = length = 64 * _ENTRY
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        while length + _ENTRY > size:  # the kernel leaves out what does not fit
+            size *= 2
+            room = array.array("B", bytes(size))
+            request = struct.pack("iP", size, room.buffer_info()[0])
+            length = struct.unpack("iP", fcntl.ioctl(asking, _GET_ADDRESSES, request))[0]
+    by_name: dict[str, list[str]] = {}
+    for start in range(0, length, _ENTRY):
+        entry = room[start : start + _ENTRY].tobytes()
+        by_name.setdefault(os.fsdecode(entry[:16].partition(b"\0")[0]), []).append(socket.inet_ntoa(entry[20:24]))
+    return by_name
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -190,32 +194,28 @@ def _listed(folder: Path) -> list[Path]:
         return []
 
 
-def limits() -> dict[str, Any]:
-    """Return this process's limits: locked memory in bytes and open files; None means unlimited."""
+def limits() -> dict[str, Limit]:
+    """Return this process's limits: locked memory in bytes and open files."""
     names = {"locked_memory": resource.RLIMIT_MEMLOCK, "open_files": resource.RLIMIT_NOFILE}
     return {
-        name: {
-            side: None if value == resource.RLIM_INFINITY else value
-            for side, value in zip(("soft", "hard"), resource.getrlimit(which), strict=True)
-        }
+        name: Limit(*(None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(which)))
         for name, which in names.items()
     }
 
 
-def cpus() -> dict[str, Any]:
-    """Return the CPUs that this process may use (its CPU set) and how many the node has online."""
+def cpus(root: Path) -> Cpus:
+    """Return the CPUs that this process may use (its CPU set), and those of the node."""
     allowed = os.sched_getaffinity(0)
-    return {"count": len(allowed), "list": to_ranges(allowed), "online": os.cpu_count() or 0}
+    siblings = from_ranges(read(root / "sys/devices/system/cpu/cpu0/topology/thread_siblings_list"))
+    return Cpus(len(allowed), to_ranges(allowed), os.cpu_count() or 0, len(siblings))
 
 
-def memory(root: Path) -> dict[str, Any]:
-    """Return bytes: the node's memory and /dev/shm."""
+def memory(root: Path) -> int:
+    """Return the node's memory in bytes."""
     match = re.search(r"^MemTotal:\s*([0-9]+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
     if match is None:
         raise ValueError("/proc/meminfo has no MemTotal")
-    shared = os.statvfs(root / "dev/shm")
-    size = shared.f_blocks * shared.f_frsize
-    return {"total": int(match[1]) * 1024, "shm": size}
+    return int(match[1]) * 1024
 
 
 def control_groups(root: Path, controller: str, above: str = "") -> Iterator[tuple[int, Path]]:
@@ -238,9 +238,9 @@ def control_groups(root: Path, controller: str, above: str = "") -> Iterator[tup
         if above:
             place = next((place for place, part in enumerate(parts) if part.startswith(above)), 0)
             parts = parts[:place] if place > 1 and ".." not in parts else ()
-        own = PurePosixPath(*parts)
-        if parts and own.is_relative_to(inner):
-            yield version, root / mounted.lstrip("/") / own.relative_to(inner)
+        place_of_group = PurePosixPath(*parts)
+        if parts and place_of_group.is_relative_to(inner):
+            yield version, root / mounted.lstrip("/") / place_of_group.relative_to(inner)
 
 
 def file_system(root: Path, folder: str) -> str:
@@ -255,7 +255,7 @@ def file_system(root: Path, folder: str) -> str:
     return kind
 
 
-def modules(root: Path) -> dict[str, Any]:
+def modules(root: Path) -> Modules:
     """Return what the kernel has for GPU memory over the network, and the device files that this process can see.
 
     ``gpudirect`` names the ways in which a network card can reach GPU memory: the modules ``nvidia_peermem`` or
@@ -267,41 +267,40 @@ def modules(root: Path) -> dict[str, Any]:
     version = read(root / "proc/driver/nvidia/version")
     opened = "Open Kernel Module" in version if version else None
     release = [int(number) for number in re.findall(r"[0-9]+", read(root / "proc/sys/kernel/osrelease"))[:2]]
-    there = [name for name in ("nvidia_peermem", "nv_peer_mem") if (folder / name).is_dir()]
-    return {
-        "nvidia": read(folder / "nvidia/version") if (folder / "nvidia").is_dir() else None,
-        "open_driver": opened,
-        "gdrcopy": (folder / "gdrdrv").is_dir(),
-        "gpudirect": [*there, *(["dmabuf"] if opened and release >= [5, 12] else [])],
-        "verbs": [path.name for path in _listed(root / "dev/infiniband") if path.name.startswith("uverbs")],
-        "rdma_cm": (root / "dev/infiniband/rdma_cm").exists(),
-    }
+    peer_modules = [name for name in ("nvidia_peermem", "nv_peer_mem") if (folder / name).is_dir()]
+    return Modules(
+        nvidia=read(folder / "nvidia/version") if (folder / "nvidia").is_dir() else None,
+        open_driver=opened,
+        gdrcopy=(folder / "gdrdrv").is_dir(),
+        gpudirect=(*peer_modules, *(["dmabuf"] if opened and release >= [5, 12] else [])),
+        verbs=tuple(path.name for path in _listed(root / "dev/infiniband") if path.name.startswith("uverbs")),
+        rdma_cm=(root / "dev/infiniband/rdma_cm").exists(),
+    )
 
 
-def distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+def distance(a: Place, b: Place) -> str:
     """Return how far two devices (:func:`pci_of`) are from each other, in the words of ``nvidia-smi topo -m``.
 
     ``PIX``: at most one PCIe switch between them; ``PXB``: several, but not the host bridge; ``PHB``: the host bridge;
     ``NODE``: host bridges of one NUMA node; ``SYS``: NUMA nodes. Two devices without a known NUMA node count as of one.
     """
-    common = len([*takewhile(lambda ends: ends[0] == ends[1], zip(a["path"], b["path"], strict=False))])
+    common = len([*takewhile(lambda ends: ends[0] == ends[1], zip(a.path, b.path, strict=False))])
     if common == 0:
-        return "NODE" if a["numa"] == b["numa"] else "SYS"
+        return "NODE" if a.numa == b.numa else "SYS"
     if common == 1:
         return "PHB"
     # Below the last common bridge at most the switch's own downstream port and the device.
-    return "PIX" if max(len(a["path"]), len(b["path"])) - common <= 2 else "PXB"
+    return "PIX" if max(len(a.path), len(b.path)) - common <= 2 else "PXB"
 
 
-def usable_ports(ports: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the ports that data between nodes should use, of those that a probe found.
+def usable_ports(ports: Sequence[Port]) -> list[Port]:
+    """Return the ports that data between nodes should use.
 
     They are active and of the fastest rate; InfiniBand where there is any (an Ethernet port beside it is for storage or
     management), else RoCE.
     """
-    active = [port for port in ports if port["state"] == "ACTIVE" and port["pci"]]
-    fabric = [port for port in active if port["link_layer"] == "InfiniBand"] or active
-    fastest = max((port["gigabits"] for port in fabric), default=0)
-    return sorted(
-        (port for port in fabric if port["gigabits"] == fastest), key=lambda port: (port["pci"]["bus_id"], port["port"])
-    )
+    active = [port for port in ports if port.link.state == "ACTIVE" and port.pci.bus_id]
+    carrying = [port for port in active if port.link.link_layer == "InfiniBand"] or active
+    fastest = max((port.link.gigabits for port in carrying), default=0)
+    fast = (port for port in carrying if port.link.gigabits == fastest)
+    return sorted(fast, key=lambda port: (port.pci.bus_id, port.port))

@@ -31,7 +31,7 @@ class Host:
         self.root = root
         self.group = job_group(root)
         self.interfaces = _interfaces(root)
-        self.ports = [port for port in sysfs.rdma_ports(root) if port["state"] in ("ACTIVE", "")]
+        self.ports = [port for port in sysfs.rdma_ports(root) if port.link.state in ("ACTIVE", "")]
         self.before: tuple[float, float] | None = None
         self.kills = self._oom_kills()
 
@@ -47,7 +47,7 @@ class Host:
             "memory_of": "cgroup" if "memory" in self.group.folders else "host",
             "disk_of": "cgroup" if "disk" in self.group.folders else "host",
             "interfaces": self.interfaces,
-            "infiniband": [f"{port['device']}/{port['port']}" for port in self.ports],
+            "infiniband": [f"{port.device}/{port.port}" for port in self.ports],
         }
 
     def sample(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from distributed import Scheduler, Worker
 from distributed.protocol import to_serialize
 
 from hpcml.node import files
-from hpcml.node.hardware import preflight
+from hpcml.node.hardware import preflight, record
 from hpcml.node.interconnect.measurement import (
     Measurement,
     NodeFacts,
@@ -56,7 +56,7 @@ async def check(scheduler: Scheduler, context: Context, protocol: str) -> dict[s
     result = decide(measurement)
     if context.settings.for_polars:
         result = replace(result, line=f"{result.line}; {OWN_CONNECTIONS}")
-    probes = {node: facts.probe for node, facts in measurement.nodes.items() if facts.probe}
+    probes = {node: record.from_json(facts.probe) for node, facts in measurement.nodes.items() if facts.probe}
     facts = {"differences": preflight.differences(probes), "seconds": round(time.monotonic() - began, 3)}
     table = {"verdict": result.to_json(), "measurement": asdict(measurement), **facts}
     files.write_json(context.attempt.fabric, table)

@@ -13,7 +13,7 @@ from hpcml.files import tail, write
 from hpcml.kinds.dask import WORKER
 from hpcml.kinds.dask.node import temporary_directory
 from hpcml.node import agent, files, profilers, scratch
-from hpcml.node.hardware.node_check import Inspection, UnfitError
+from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.processes import long_import
 from hpcml.node.settings import Context, load
 

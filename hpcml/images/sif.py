@@ -1,17 +1,18 @@
-"""What a SIF image says of itself, read from its file without any program, and the problems of running in it."""
+"""An image as its file describes it, read without any program; what can keep a run from using it; and definitions."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from hpcml import assets, files
-from hpcml.errors import ImageError, NotFoundError
+from hpcml.errors import ImageError, NotFoundError, did_you_mean, nearest
 from hpcml.sites import layers
 
 PREFIX = "org.hpcml."  # of the labels
@@ -31,7 +32,7 @@ _MOST_DESCRIPTORS = 4096
 _LARGEST_TEXT = 16 * 1024**2  # bytes; metadata is kilobytes
 
 
-class ImageFacts(NamedTuple):
+class Image(NamedTuple):
     """An image as its file describes it.
 
     ``size`` is in bytes, ``modified`` and ``created`` in seconds since 1970. ``architecture`` is the kernel's name of
@@ -87,7 +88,7 @@ def pins() -> dict[str, str]:
     return {key: str(value) for key, value in layers.read_toml(assets.folder("containers") / "versions.toml").items()}
 
 
-def inspect(image: Path) -> ImageFacts:
+def inspect(image: Path) -> Image:
     """Return what an image says of itself; NotFoundError if it cannot be read, ImageError if it is none or damaged."""
     try:
         if image.is_dir():
@@ -105,7 +106,7 @@ def inspect(image: Path) -> ImageFacts:
         raise ImageError(f"The file is {error}", place=str(image), hint=hint) from error
 
 
-def _read(file: BinaryIO, path: Path) -> ImageFacts:
+def _read(file: BinaryIO, path: Path) -> Image:
     about, metadata, encrypted = os.fstat(file.fileno()), b"", False
     head = file.read(_HEADER.size)
     if head[32:42] != _MAGIC:
@@ -132,7 +133,7 @@ def _read(file: BinaryIO, path: Path) -> ImageFacts:
         encrypted = encrypted or (kind == _PARTITION and file_system == _ENCRYPTED)
     labels, definition, text = _parsed(metadata or b"{}")
     built_for = _ARCHITECTURES.get(architecture, "")
-    return ImageFacts(path, about.st_size, about.st_mtime, built_for, labels, definition, text, encrypted, created)
+    return Image(path, about.st_size, about.st_mtime, built_for, labels, definition, text, encrypted, created)
 
 
 def _parsed(metadata: bytes) -> tuple[dict[str, str], str, str]:
@@ -152,50 +153,50 @@ def _parsed(metadata: bytes) -> tuple[dict[str, str], str, str]:
     return {key: str(value) for key, value in labels.items()}, definition, text
 
 
-def known_digest(facts: ImageFacts) -> str:
+def known_digest(image: Image) -> str:
     """Return the digest that ``hpcml image build`` has written beside an image, empty if there is none of this file.
 
     Reading many gigabytes for it at every submission would cost more than it says. A record that is neither yours nor
     of the image's owner says nothing of it.
     """
-    path = facts.path.with_name(f"{facts.path.name}.json")
+    path = image.path.with_name(f"{image.path.name}.json")
     try:
         record = files.read_json(path, files.SETTINGS, ours=False)
         about = path.lstat()
-        owners = (os.geteuid(), 0, facts.path.stat().st_uid)
+        owners = (os.geteuid(), 0, image.path.stat().st_uid)
     except (OSError, ValueError):
         return ""
-    right = isinstance(record, dict) and record.get("size") == facts.size and about.st_uid in owners
-    return str(record.get("digest", "")) if right and about.st_mtime >= facts.modified - 1 else ""
+    right = isinstance(record, dict) and record.get("size") == image.size and about.st_uid in owners
+    return str(record.get("digest", "")) if right and about.st_mtime >= image.modified - 1 else ""
 
 
-def problems(facts: ImageFacts, *, cuda: str, gpus: int, machine: str) -> list[Problem]:
+def problems(image: Image, *, cuda: str, gpus: int, machine: str) -> list[Problem]:
     """Return the problems of running in an image, the fatal first.
 
     ``cuda`` is what the site's driver can run (``12``, ``13``, or ``any``), ``gpus`` how many on each node the run asks
     for, and ``machine`` the architecture of the nodes, as the kernel names it.
     """
-    found = [*_problems(facts, cuda, gpus, machine), *_version_problems(facts.versions, pins())]
-    return sorted(found, key=lambda problem: not problem.fatal)
+    every = [*_problems(image, cuda, gpus, machine), *_version_problems(image.versions, pins())]
+    return sorted(every, key=lambda problem: not problem.fatal)
 
 
-def _problems(facts: ImageFacts, cuda: str, gpus: int, machine: str) -> Iterator[Problem]:
-    if facts.architecture and facts.architecture != machine:
+def _problems(image: Image, cuda: str, gpus: int, machine: str) -> Iterator[Problem]:
+    if image.architecture and image.architecture != machine:
         yield Problem(
-            f"it is built for {facts.architecture}, and this machine is {machine}",
+            f"it is built for {image.architecture}, and this machine is {machine}",
             f"Build it on a machine that is {machine}.",
         )
-    if facts.encrypted:
+    if image.encrypted:
         yield Problem("it is encrypted, and a batch job has no key for it", "Build it without --encrypt.")
-    if not facts.kind:
-        what = "it has no labels of hpcml, so what it holds is not known before it runs"
-        yield Problem(what, "hpcml image check looks inside; hpcml image build makes one with labels.", fatal=False)
-    if gpus and facts.kind and not facts.cuda:
-        what = f"it holds nothing for GPUs (its kind is {facts.kind})"
-        yield Problem(what, "Use an image of rapids-cu12 or rapids-cu13, or ask for no GPUs.")
-    elif facts.cuda and cuda in ("12", "13") and facts.cuda != cuda:
-        what = f"it is built for CUDA {facts.cuda}, and gpu.cuda of the site is {cuda}"
-        yield Problem(what, f"Use an image of rapids-cu{cuda}, or correct gpu.cuda.", fatal=bool(gpus))
+    if not image.kind:
+        clause = "it has no labels of hpcml, so what it holds is not known before it runs"
+        yield Problem(clause, "hpcml image check looks inside; hpcml image build makes one with labels.", fatal=False)
+    if gpus and image.kind and not image.cuda:
+        clause = f"it holds nothing for GPUs (its kind is {image.kind})"
+        yield Problem(clause, "Use an image of rapids-cu12 or rapids-cu13, or ask for no GPUs.")
+    elif image.cuda and cuda in ("12", "13") and image.cuda != cuda:
+        clause = f"it is built for CUDA {image.cuda}, and gpu.cuda of the site is {cuda}"
+        yield Problem(clause, f"Use an image of rapids-cu{cuda}, or correct gpu.cuda.", fatal=bool(gpus))
 
 
 def _version_problems(versions: Mapping[str, str], pinned: Mapping[str, str]) -> Iterator[Problem]:
@@ -214,3 +215,60 @@ def _version_problems(versions: Mapping[str, str], pinned: Mapping[str, str]) ->
         named = ", ".join(f"{name} {value} (here {pinned[name]})" for name, value in other.items())
         hint = "It may serve well; hpcml image build makes one of this version."
         yield Problem(f"its versions are not those of this hpcml: {named}", hint, fatal=False)
+
+
+# -- definitions: those that ship with hpcml and the user's own -------------------------------------------------------
+
+
+_USED = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+
+
+class Definition(NamedTuple):
+    """A definition file; ``name`` is what an image of it is called when the user does not say."""
+
+    name: str
+    path: Path
+    text: str
+
+    @property
+    def used(self) -> set[str]:
+        """The build arguments that stand in it (a comment's are not replaced)."""
+        lines = (line for line in self.text.splitlines() if not line.lstrip().startswith("#"))
+        return {name for line in lines for name in _USED.findall(line)}
+
+    @property
+    def defaults(self) -> dict[str, str]:
+        """The build arguments that it gives a value itself, in ``%arguments``."""
+        section = re.search(r"^%arguments\b[^\n]*\n(.*?)(?=^%|\Z)", self.text, re.MULTILINE | re.DOTALL)
+        lines = [line.strip() for line in (section[1] if section else "").splitlines()]
+        pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
+        return {key.strip(): value.strip() for key, _, value in pairs}
+
+    def header(self, key: str) -> str:
+        """Return a line of its head, as ``Bootstrap`` or ``OSVersion``; nothing if there is none."""
+        line = re.search(rf"^{key}[ \t]*:[ \t]*(.*?)[ \t]*$", self.text, re.MULTILINE | re.IGNORECASE)
+        return line[1] if line else ""
+
+    def label(self, key: str) -> str:
+        """Return the value of one of hpcml's labels, as it stands there; nothing if there is none."""
+        line = re.search(rf"^[ \t]*{re.escape(PREFIX + key)}[ \t]+(\S+)", self.text, re.MULTILINE)
+        return line[1] if line else ""
+
+
+def shipped_definitions() -> dict[str, Path]:
+    """Return the definitions that ship with hpcml, by name."""
+    paths = assets.folder("containers").glob("*.def")
+    return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
+
+
+def find_definition(word: str, folder: Path) -> Definition:
+    """Return the definition that the user means: a file, or the name of one that ships with hpcml."""
+    names = shipped_definitions()
+    path = names[word] if word in names else folder / layers.user_path(word)
+    try:
+        return Definition(path.stem, path, files.read(path, files.SETTINGS, ours=False, follow=True).decode())
+    except OSError as error:
+        hint = did_you_mean(nearest(word, names), f"Name a .def file, or one of: {', '.join(names)}.")
+        raise NotFoundError(f"The definition cannot be read: {error.strerror}", place=str(path), hint=hint) from error
+    except UnicodeDecodeError as error:
+        raise NotFoundError("The definition is not a text", place=str(path), hint="Name a .def file.") from error
