@@ -161,10 +161,12 @@ def _follow(
 
 def _source(run: directories.Run) -> Callable[[run_status.Status], View]:
     """Return what makes views of a run from how it stands."""
+    from hpcml import kinds
     from hpcml.cli.why import cause_of
     from hpcml.runs import record, view
 
-    planned, reader = record.planned(run), view.Reader()
+    planned = record.planned(run)
+    reader = view.Reader(kinds.get(planned.kind))
     return lambda status: view.view(
         status, planned, reader.look(run, status.attempt), time.time(), cause_of(run, status)
     )

@@ -37,4 +37,6 @@ KIND = Kind(
         ),
     ),
     ready="workers-ready",
+    samples=f"{__name__}.samples",
+    accounting=f"{__name__}.accounting",
 )
