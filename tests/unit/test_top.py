@@ -13,8 +13,8 @@ import pytest
 
 from hpcml import kinds, samples
 from hpcml.cli.top import frame
-from hpcml.cli.top.lines import Lines
-from hpcml.cli.top.table import Piece
+from hpcml.cli.top.frame import Piece
+from hpcml.cli.top.live import Lines
 from hpcml.errors import ConfigError
 from hpcml.remote import answers
 from hpcml.runs import view as views
