@@ -31,7 +31,6 @@ _MOST_NODES = 20_000
 _SUFFIX = ".jsonl"
 
 Number = int | float
-Pair = tuple[Number | None, Number | None]
 S = TypeVar("S", bound=NamedTuple)
 
 

@@ -109,12 +109,12 @@ def changed(rules: Iterable[Rule], changes: Mapping[str, Mapping[str, object]]) 
 
     A change has ``figure``, ``above``, ``below`` and ``sentence`` as they are to be; ``off`` takes the rule away.
     """
-    found = {rule.name: rule for rule in rules}
+    by_name = {rule.name: rule for rule in rules}
     for name, change in changes.items():
         if change.get("off"):
-            found.pop(name, None)
+            by_name.pop(name, None)
             continue
-        rule = found.get(name) or Rule(name, "", "")
+        rule = by_name.get(name) or Rule(name, "", "")
         rule = rule._replace(
             figure=str(change.get("figure") or rule.figure), sentence=str(change.get("sentence") or rule.sentence)
         )
@@ -122,8 +122,8 @@ def changed(rules: Iterable[Rule], changes: Mapping[str, Mapping[str, object]]) 
             rule = rule._replace(above=float(str(above)))
         if below := change.get("below"):
             rule = rule._replace(below=float(str(below)))
-        found[name] = rule
-    return tuple(found.values())
+        by_name[name] = rule
+    return tuple(by_name.values())
 
 
 def advise(rules: Iterable[Rule], figures: Mapping[str, float]) -> tuple[Advice, ...]:

@@ -85,7 +85,7 @@ class ShareFigure(NamedTuple):
 class Accounting(NamedTuple):
     """What a kind adds to the time accounting; the defaults are those of a kind that says nothing."""
 
-    parts: Mapping[str, Part]  # in the page's order; ``script`` is among them
+    parts: Mapping[str, Part]  # in the page's order: ``script``, its own, and those of all kinds in its own words
     startup: str = "starting"  # the part for the time until the kind's processes are ready
     before_script: str = "Starting"  # title of the phase between that moment and the script's first line
     activity: Callable[[Series[Any]], Activity | None] | None = None  # None: the kind's processes explain nothing
@@ -101,7 +101,7 @@ PLAIN = Accounting(
 _FIRST = {
     "starting": Part(
         "Starting",
-        "From the allocation's start until hpcml ran on the first node, and the check of the interconnect.",
+        "From the allocation's start until hpcml ran on the first node.",
         "#8c959f",
         "#6e7681",
     )
@@ -110,7 +110,7 @@ _LAST = {
     "useful": Part("Useful", "The {unit} was in use, while the script ran.", "#2da44e", "#238636"),
     "tail": Part(
         "Idle tail",
-        "The {unit} was idle after the last task of the run, and until the nodes were given back.",
+        "The {unit} was idle after the run's last work, and until the nodes were given back.",
         "#b0b7bf",
         "#484f58",
     ),
@@ -120,7 +120,8 @@ _LAST = {
 
 def parts_of(accounting: Accounting) -> dict[str, Part]:
     """Return all parts of the hours of a kind's runs, in the page's order."""
-    return {**_FIRST, **accounting.parts, **_LAST}
+    names = dict.fromkeys((*_FIRST, *(name for name in accounting.parts if name not in _LAST), *_LAST))
+    return {name: accounting.parts.get(name) or {**_FIRST, **_LAST}[name] for name in names}
 
 
 # -- the arithmetic --------------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ def _nobody_knows(_: float) -> None:
 
 def moments(phases: Phases, accounting: Accounting) -> list[tuple[str, float, float]]:
     """Return the phases of a run: a part's name (``script`` for all of the script) with begin and end, in order."""
-    found: list[tuple[str, float, float]] = []
+    named: list[tuple[str, float, float]] = []
     at = phases.began
     given_up = phases.end if phases.script_end is None else phases.script_end
     ends = (
@@ -206,11 +207,11 @@ def moments(phases: Phases, accounting: Accounting) -> list[tuple[str, float, fl
     for name, end in ends:
         until = min(phases.end, max(at, given_up if end is None else end))
         if until > at:
-            found.append((name, at, until))
+            named.append((name, at, until))
         at = until
         if end is None:  # it came no further
             break
-    return [*found, ("tail", at, phases.end)] if at < phases.end else found
+    return [*named, ("tail", at, phases.end)] if at < phases.end else named
 
 
 def _in_the_script(

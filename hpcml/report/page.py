@@ -277,33 +277,33 @@ def thin(points: Points, bins: int = BINS) -> Points:
     if len(points) <= 2 * bins:
         return points
     begin, width = points[0][0], (points[-1][0] - points[0][0]) / bins or 1.0
-    found: Points = []
+    kept: Points = []
     piece: Points = []
     number = 0
     for point in [*points, (math.inf, 0.0)]:
         at = bins if point[0] == math.inf else min(bins - 1, int((point[0] - begin) / width))
         if at != number and piece:
             low, high = min(piece, key=lambda one: one[1]), max(piece, key=lambda one: one[1])
-            found += [low] if low == high else sorted((low, high))
+            kept += [low] if low == high else sorted((low, high))
             piece = []
         number = at
         piece.append(point)
-    return found
+    return kept
 
 
-def pieces(line: Curve, gap: float) -> list[Points]:
-    """Return the points of a line, divided where nothing is known for longer than ``gap`` seconds."""
-    found: list[Points] = []
+def pieces(curve: Curve, gap: float) -> list[Points]:
+    """Return the points of a curve, divided where nothing is known for longer than ``gap`` seconds."""
+    parts: list[Points] = []
     last = -math.inf
-    for at, value in zip(line.t, line.values, strict=False):
+    for at, value in zip(curve.t, curve.values, strict=False):
         if value is None:
             continue
         if at - last > gap:
-            found.append([])
-        found[-1].append((at, value))
+            parts.append([])
+        parts[-1].append((at, value))
         last = at
-    whole = sum(map(len, found))
-    return [thin(piece, max(1, round(BINS * len(piece) / whole))) for piece in found]
+    whole = sum(map(len, parts))
+    return [thin(piece, max(1, round(BINS * len(piece) / whole))) for piece in parts]
 
 
 def nice(highest: float) -> float:
@@ -343,7 +343,7 @@ def _axis(seconds: float, height: float) -> Iterable[str]:
         yield f'<text x="{x}" y="{height + 15}" text-anchor="{anchor}">{clock(at)}</text>'
 
 
-def lines(found: Sequence[Curve], seconds: float, *, name: str, unit: str, top: float = 0.0, scale: float = 1.0,
+def lines(curves: Sequence[Curve], seconds: float, *, name: str, unit: str, top: float = 0.0, scale: float = 1.0,
           gap: float = 20.0) -> Markup:  # fmt: skip
     """Return a picture of lines over the run's time; empty if nothing is known of any.
 
@@ -354,25 +354,25 @@ def lines(found: Sequence[Curve], seconds: float, *, name: str, unit: str, top: 
     scale
         What a value is divided by to be in ``unit``.
     gap
-        Seconds without a value after which a line is interrupted.
+        Seconds without a value after which a curve is interrupted.
     """
-    drawn = [(line, pieces(line, gap)) for line in found]
-    drawn = [(line, parts) for line, parts in drawn if parts]
+    drawn = [(curve, pieces(curve, gap)) for curve in curves]
+    drawn = [(curve, parts) for curve, parts in drawn if parts]
     if not drawn or seconds <= 0:
         return Markup()
     highest = max(value for _, parts in drawn for part in parts for _, value in part) / scale
     top = top or nice(highest)
     steps = [0.0, top / 2, top]
     size = f'viewBox="0 0 {WIDTH:g} {HEIGHT + 22:g}" data-top="{top:g}" data-height="{HEIGHT:g}"'
-    told = f'data-seconds="{seconds:.2f}" data-unit="{escape(unit)}" aria-label="{escape(name)}"'
-    out = [f'<svg class="lines" role="img" {size} {told}>']
+    labels = f'data-seconds="{seconds:.2f}" data-unit="{escape(unit)}" aria-label="{escape(name)}"'
+    out = [f'<svg class="lines" role="img" {size} {labels}>']
     out += _axis(seconds, HEIGHT)
     for step in steps:
         y = round(HEIGHT - (HEIGHT - 8) * step / top, 1)
         out.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
         out.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{step:g}</text>')
-    for place, (line, parts) in enumerate(drawn):
-        out.append(f'<g class="c{place % COLOURS}" data-title="{escape(line.title)}">')
+    for place, (curve, parts) in enumerate(drawn):
+        out.append(f'<g class="c{place % COLOURS}" data-title="{escape(curve.title)}">')
         for part in parts:
             points = " ".join(
                 f"{_x(at, seconds):g},{HEIGHT - (HEIGHT - 8) * min(1.0, max(0.0, value / scale / top)):.1f}"
@@ -388,16 +388,16 @@ def lines(found: Sequence[Curve], seconds: float, *, name: str, unit: str, top: 
     return Markup("".join(map(str, out)))  # noqa: S704 - every text in it was escaped above
 
 
-def spread(found: Sequence[Curve]) -> list[Curve]:
+def spread(curves: Sequence[Curve]) -> list[Curve]:
     """Return three lines in the place of many: the highest, the mean and the lowest at each time of the first."""
-    known = [line for line in found if any(value is not None for value in line.values)]
-    if len(known) <= COLOURS:
-        return known
-    apart = max((line.t[-1] - line.t[0]) / max(1, len(line.t) - 1) for line in known)  # a value of each in each bin
-    width = max(max(line.t[-1] for line in known) / (2 * BINS), apart) or 1.0
+    drawn = [curve for curve in curves if any(value is not None for value in curve.values)]
+    if len(drawn) <= COLOURS:
+        return drawn
+    apart = max((curve.t[-1] - curve.t[0]) / max(1, len(curve.t) - 1) for curve in drawn)  # a value of each in each bin
+    width = max(max(curve.t[-1] for curve in drawn) / (2 * BINS), apart) or 1.0
     columns: dict[int, list[float]] = {}
-    for line in known:
-        for at, value in zip(line.t, line.values, strict=False):
+    for curve in drawn:
+        for at, value in zip(curve.t, curve.values, strict=False):
             if value is not None:
                 columns.setdefault(int(at / width), []).append(value)
     t = [(place + 0.5) * width for place in sorted(columns)]
@@ -409,16 +409,16 @@ def spread(found: Sequence[Curve]) -> list[Curve]:
     ]
 
 
-def heat(found: Sequence[Curve], seconds: float, *, name: str, gap: float = 20.0) -> Markup:
+def heat(curves: Sequence[Curve], seconds: float, *, name: str, gap: float = 20.0) -> Markup:
     """Return a map of time and device of values in percent, the mean of each field; empty if there is nothing.
 
     More than ROWS devices share rows, whose names are those of the first and the last.
     """
-    known = [line for line in found if any(value is not None for value in line.values)]
-    if len(known) < 2 or seconds <= 0:
+    drawn = [curve for curve in curves if any(value is not None for value in curve.values)]
+    if len(drawn) < 2 or seconds <= 0:
         return Markup()
-    share = math.ceil(len(known) / ROWS)
-    rows = [known[at : at + share] for at in range(0, len(known), share)]
+    share = math.ceil(len(drawn) / ROWS)
+    rows = [drawn[at : at + share] for at in range(0, len(drawn), share)]
     high = max(6.0, min(18.0, 360.0 / len(rows)))
     height = high * len(rows)
     width = (WIDTH - LEFT - RIGHT) / COLUMNS
@@ -443,9 +443,9 @@ def heat(found: Sequence[Curve], seconds: float, *, name: str, gap: float = 20.0
 def _levels(row: Sequence[Curve], seconds: float, gap: float) -> list[int | None]:
     """Return the level of each column of a row, None where nothing is known; a value holds since the one before it."""
     sums, counts = [0.0] * COLUMNS, [0] * COLUMNS
-    for line in row:
+    for curve in row:
         before = 0.0
-        for at, value in zip(line.t, line.values, strict=False):
+        for at, value in zip(curve.t, curve.values, strict=False):
             if value is not None and 0 <= at <= seconds * 1.001:
                 begin = before if 0 < at - before <= gap else at
                 first, last = (min(COLUMNS - 1, int(COLUMNS * moment / seconds)) for moment in (max(0.0, begin), at))

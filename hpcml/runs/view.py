@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from hpcml.paths import AttemptPaths
 from hpcml.runs import directories
 from hpcml.runs.record import Planned
 from hpcml.runs.status import Status
-from hpcml.samples import NodeSeries, Number, Pair, Series, total
+from hpcml.samples import DiskTraffic, NodeSeries, Number, Series, Traffic, total
 
 LINES = 12  # of the script's output
 MOST_WARNINGS = 50
@@ -206,7 +206,7 @@ def view(status: Status, planned: Planned, look: Look, now: float, cause: str = 
         Why it failed, in one line.
     """
     elapsed, left = _times(status, planned, now)
-    dask = look.dask.samples if look.dask else ()
+    dask = [one for one in look.dask.samples if isinstance(one, DaskSample)] if look.dask else []  # of this kind alone
     shows_nodes = status.phase in ("starting", "running", "ending", "ended")
     return View(
         run=status.run,
@@ -267,7 +267,7 @@ def _rate(before: Number | None, after: Number | None, seconds: float) -> float 
     return (after - before) / seconds
 
 
-def _both_ways(before: Pair, after: Pair, seconds: float) -> float | None:
+def _both_ways(before: Traffic | DiskTraffic, after: Traffic | DiskTraffic, seconds: float) -> float | None:
     return total(_rate(old, new, seconds) for old, new in zip(before, after, strict=True))
 
 
@@ -326,7 +326,7 @@ def _node(name: str, series: NodeSeries | None, newest: float) -> Node:
     )
 
 
-def _work(series: tuple[DaskSample, ...]) -> Work:
+def _work(series: Sequence[DaskSample]) -> Work:
     """Return what is made of the scheduler's samples, oldest first."""
     last = series[-1]
     window = [sample for sample in series if last.t - sample.t <= _WINDOW]

@@ -110,23 +110,23 @@ def _state(view: View) -> str:
 
 
 def _facts(view: View) -> list[tuple[str, str]]:
-    facts = []
+    rows = []
     if view.over and view.exit_status is not None and f"exit status {view.exit_status}" not in view.message:
-        facts.append(("exit", str(view.exit_status)))
+        rows.append(("exit", str(view.exit_status)))
     if view.cause:
-        facts.append(("cause", view.cause))
+        rows.append(("cause", view.cause))
     if view.estimate and view.phase == "queued":
-        facts.append(("estimate", f"Slurm expects a start at {view.estimate}"))
+        rows.append(("estimate", f"Slurm expects a start at {view.estimate}"))
     if view.silent:
-        facts.append(("slurm", f"{view.silent} (all this is from the run's own files)"))
+        rows.append(("slurm", f"{view.silent} (all this is from the run's own files)"))
     if view.hint and view.phase != "queued":
-        facts.append(("next" if view.over else "note", view.hint))
+        rows.append(("next" if view.over else "note", view.hint))
     if view.phase in ("starting", "running", "ending"):
         nodes = f" on {counted(view.node_count, 'node')}" if view.node_count else ""
-        facts.append(("workers", f"{view.workers} of {view.expected}{nodes}"))
+        rows.append(("workers", f"{view.workers} of {view.expected}{nodes}"))
     elif view.phase == "queued" and view.node_count:
-        facts.append(("nodes", str(view.node_count)))
-    return facts
+        rows.append(("nodes", str(view.node_count)))
+    return rows
 
 
 def _warnings(view: View, width: int, most: int) -> list[Line]:
@@ -143,12 +143,12 @@ def _work(view: View, width: int) -> list[Line]:
     lines: list[Line] = []
     if (work := view.work) is not None:
         lines += _tasks(work, width, over=view.over)
-        facts = []
+        amounts = []
         if work.spilled is not None:
-            facts.append(f"spilled {format_bytes(work.spilled)}{per_second(work.spill, ' ({})')}")
+            amounts.append(f"spilled {format_bytes(work.spilled)}{per_second(work.spill, ' ({})')}")
         if work.transfer is not None and not view.over:
-            facts.append(f"transfers {per_second(work.transfer)}")
-        lines += labelled("data", [", ".join(facts)]) if facts else []
+            amounts.append(f"transfers {per_second(work.transfer)}")
+        lines += labelled("data", [", ".join(amounts)]) if amounts else []
     wire = []
     for word, values in (
         ("net", [node.net for node in view.nodes]),

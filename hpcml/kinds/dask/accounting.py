@@ -132,6 +132,12 @@ def _activity(series: Series[DaskSample]) -> Activity | None:
 
 ACCOUNTING = Accounting(
     parts={
+        "starting": Part(
+            "Starting",
+            "From the allocation's start until hpcml ran on the first node, and the check of the interconnect.",
+            "#8c959f",
+            "#6e7681",
+        ),
         "importing": Part(
             "Importing",
             "Scheduler and workers import their libraries and register, until all were there (or the run gave up "
@@ -162,6 +168,12 @@ ACCOUNTING = Accounting(
             "The {unit} was idle, by the share of the tasks' time in which data moved to or from disk or host memory.",
             "#c2255c",
             "#bf4b8a",
+        ),
+        "tail": Part(
+            "Idle tail",
+            "The {unit} was idle after the last task of the run, and until the nodes were given back.",
+            "#b0b7bf",
+            "#484f58",
         ),
     },
     startup="importing",

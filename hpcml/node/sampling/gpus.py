@@ -39,7 +39,7 @@ class Gpus:
         self.header = tuple(gpu for gpu, _ in self.gpus)
         self.links = [nvml.active_links(pynvml, handle) for _, handle in self.gpus]
         self.events = [self._events(handle) for _, handle in self.gpus]
-        self.told = [0] * len(self.gpus)
+        self.xids = [0] * len(self.gpus)
 
     def _gpus(self, visible: str | None) -> list[tuple[Gpu, Any]]:
         handles = {}
@@ -130,11 +130,11 @@ class Gpus:
     def _xids(self, place: int) -> list[int]:
         """Return a GPU's errors since the last look; NVML is not waited for."""
         xids: list[int] = []
-        while self.events[place] is not None and self.told[place] < _MOST_XIDS:
+        while self.events[place] is not None and self.xids[place] < _MOST_XIDS:
             event = self.ask("", "nvmlEventSetWait_v2", self.events[place], 0)
             if event is None:  # none yet: NVML says so by an error, "timeout"
                 break
-            self.told[place] += 1
+            self.xids[place] += 1
             xids.append(int(event.eventData))
         return xids
 

@@ -104,9 +104,9 @@ class Host:
     def _processor_seconds(self) -> float | None:
         folder = self.group.folders.get("cpu")
         if folder is None:
-            words = read(self.root / "proc/stat").partition("\n")[0].split()[1:9]
+            times = read(self.root / "proc/stat").partition("\n")[0].split()[1:9]
             # user nice system idle iowait irq softirq steal; guests are in user and nice
-            return (sum(map(int, words)) - int(words[3]) - int(words[4])) / _TICKS if len(words) == 8 else None
+            return (sum(map(int, times)) - int(times[3]) - int(times[4])) / _TICKS if len(times) == 8 else None
         if self.group.versions["cpu"] == 1:
             nanoseconds = _whole(read(folder / "cpuacct.usage"))
             return None if nanoseconds is None else nanoseconds / 1e9
@@ -126,17 +126,17 @@ class Host:
         """Return the bytes that cannot be given back at once (no page cache, but /dev/shm), and those in swap."""
         folder = self.group.folders.get("memory")
         if folder is None:
-            facts = _kibibytes(read(self.root / "proc/meminfo"))
-            if "MemTotal" not in facts or "MemAvailable" not in facts:
+            sizes = _kibibytes(read(self.root / "proc/meminfo"))
+            if "MemTotal" not in sizes or "MemAvailable" not in sizes:
                 return None, None
-            return facts["MemTotal"] - facts["MemAvailable"], facts.get("SwapTotal", 0) - facts.get("SwapFree", 0)
-        facts = _words(read(folder / "memory.stat"))
+            return sizes["MemTotal"] - sizes["MemAvailable"], sizes.get("SwapTotal", 0) - sizes.get("SwapFree", 0)
+        sizes = _words(read(folder / "memory.stat"))
         if self.group.versions["memory"] == 1:
-            used, swap = _whole(read(folder / "memory.usage_in_bytes")), facts.get("total_swap", 0)
-            cache = facts.get("total_cache", 0) - facts.get("total_shmem", 0)
+            used, swap = _whole(read(folder / "memory.usage_in_bytes")), sizes.get("total_swap", 0)
+            cache = sizes.get("total_cache", 0) - sizes.get("total_shmem", 0)
         else:
             used, swap = _whole(read(folder / "memory.current")), _whole(read(folder / "memory.swap.current")) or 0
-            cache = facts.get("file", 0) - facts.get("shmem", 0)
+            cache = sizes.get("file", 0) - sizes.get("shmem", 0)
         return None if used is None else max(0, used - max(0, cache)), swap
 
     def _oom_kills(self) -> int:
@@ -162,10 +162,10 @@ class Host:
         sent: list[int | None] = []
         for row in read(self.root / "proc/net/dev").splitlines():
             name, _, counters = row.partition(":")
-            words = counters.split()
-            if name.strip() in self.interfaces and len(words) >= 9:
-                received.append(_whole(words[0]))
-                sent.append(_whole(words[8]))
+            numbers = counters.split()
+            if name.strip() in self.interfaces and len(numbers) >= 9:
+                received.append(_whole(numbers[0]))
+                sent.append(_whole(numbers[8]))
         return Traffic(_sum(received), _sum(sent))
 
     def _infiniband(self) -> Traffic:

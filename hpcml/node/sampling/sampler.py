@@ -62,20 +62,20 @@ class Sampler:
         self.host = Host(root)
         self.gpus = gpus.beside(gpu_count, every * PROCESSOR) if gpu_count else None
         self.reading = self.gpus.read(_NVML_START) if self.gpus else gpus.Reading()
-        self.told = 0
-        self.known = self.gpus.header if self.gpus else ()
+        self.oom_events = 0
+        self.known_gpus = self.gpus.header if self.gpus else ()
         self.file = SampleFile(path, self._header().as_json())
 
     def _header(self) -> NodeHeader:
-        return self.host.header(self.node, round(time.time(), 2), self.every, self.known)
+        return self.host.header(self.node, round(time.time(), 2), self.every, self.known_gpus)
 
     def sample(self) -> int:
         """Write one sample, and what has happened since the one before; return its bytes."""
         reading, self.reading = self.reading, gpus.Reading()
         if self.gpus and not reading.samples:
             reading = self.gpus.read(_NVML_ANSWER)
-            if self.gpus.header != self.known:  # NVML was late
-                self.known = self.gpus.header
+            if self.gpus.header != self.known_gpus:  # NVML was late
+                self.known_gpus = self.gpus.header
                 self.file.begin(self._header().as_json())
             if self.gpus.problem:
                 print(f"hpcml: no GPU of {self.node} is sampled: {self.gpus.problem}.", file=sys.stderr, flush=True)
@@ -84,8 +84,8 @@ class Sampler:
         text = line(self.host.sample(now)._replace(gpus=reading.samples))
         self.file.append(text)
         events = [Event(now, "xid", gpu=number, xid=xid) for number, xid in reading.xids]
-        if (kills := self.host.new_oom_kills()) and self.told < _MOST_OOM:
-            self.told += 1
+        if (kills := self.host.new_oom_kills()) and self.oom_events < _MOST_OOM:
+            self.oom_events += 1
             events.append(Event(now, "oom", kills=kills))
         for event in events:
             self.file.append(line(event.as_json()))
@@ -133,10 +133,10 @@ class SampleFile:
 
     def _append(self, text: bytes) -> None:
         if self.descriptor >= 0:
-            facts = os.fstat(self.descriptor)
-            if not facts.st_nlink:  # somebody removed it
+            state = os.fstat(self.descriptor)
+            if not state.st_nlink:  # somebody removed it
                 self._close()
-            elif facts.st_size + len(text) > self.largest:
+            elif state.st_size + len(text) > self.largest:
                 self._thin()
         if self.descriptor < 0:
             self._open()
