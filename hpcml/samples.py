@@ -193,11 +193,10 @@ def total(values: Iterable[Number | None]) -> float | None:
 def header(schema: Schema[Any], **others: Any) -> dict[str, Any]:
     """Return the first line of a file, with what else it says."""
     columns: dict[str, Sequence[str]] = {}
-    rest: list[type] = [schema.sample, *schema.many.values()]
-    while rest:
-        record: Any = rest.pop()
+    records: list[Any] = [schema.sample, *schema.many.values()]
+    for record in records:  # those within come behind it
         columns[record.__name__] = record._fields
-        rest += [type(value) for value in record._field_defaults.values() if hasattr(value, "_fields")]
+        records += [type(value) for value in record._field_defaults.values() if hasattr(value, "_fields")]
     return {"kind": schema.name, "version": VERSION, "columns": columns, **others}
 
 
