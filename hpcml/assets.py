@@ -51,6 +51,8 @@ def node_side() -> list[str]:
         "units.py",
         "kinds/__init__.py",
         "kinds/dask/__init__.py",
+        "kinds/dask/accounting.py",
+        "kinds/dask/samples.py",
     )
     root = len(f"{_PACKAGE}/")
     folders = ("node", "kinds/dask/node", "failures", "repairs", "report")

@@ -108,6 +108,8 @@ class Kind(NamedTuple):
     startup: tuple[Stage, ...]  # in their order
     ready: str  # the event after which the script can begin
     options: str  # the login node's module with the options that only this kind has: OPTIONS, a KindOptions
+    samples: str = ""  # the module with SCHEMA: what its own processes measure (hpcml.samples), empty without one
+    accounting: str = ""  # the module with ACCOUNTING: its part of the report (hpcml.report.ledger), empty without one
 
     def role(self, name: str) -> Role | None:
         """Return a role by its name, None if this kind has no such role."""

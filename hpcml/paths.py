@@ -114,7 +114,6 @@ class AttemptPaths(Folder):
     points_end = Below("points-end.json")
     fabric = Below("fabric.json")
     samples = Below("samples")
-    dask_samples = Below("samples", "dask.jsonl")
 
     def exit_of(self, role: str, node: str) -> Path:
         """Return where a role's exit status on a node is written."""
@@ -131,6 +130,10 @@ class AttemptPaths(Folder):
     def samples_of(self, node: str) -> Path:
         """Return where a node's samples are: use of its processors, memory, GPUs and network, while the run lasts."""
         return self.samples / "nodes" / f"{node}.jsonl"
+
+    def samples_of_kind(self, kind: str) -> Path:
+        """Return where the samples of a kind's own processes are, by the kind's name."""
+        return self.samples / f"{kind}.jsonl"
 
     def service_of(self, name: str) -> Path:
         """Return where a web service of the run (``dashboard``, ``jupyter``) says on which node and socket it is."""

@@ -1,21 +1,29 @@
-"""The samples of a run: what its nodes and its scheduler wrote of themselves while it ran, read back.
+"""The samples of a run: what its nodes and its own processes measured of themselves while it ran, written and read.
 
-A file has one JSON table a line: a header first, then samples and events. Counters are cumulative since before the
-run: who wants an amount makes differences, and takes a fall for a counter that began anew. What is not known is None.
+A file has a line for each sample, a JSON list. Its header, a JSON table, names the columns of that list, so that a
+column more or less changes nothing for who reads the others. Events are tables too. Amounts that are called cumulative
+began before the run: who wants an amount makes differences, and takes a fall for a new beginning. None is not known.
+
+What a node measures is declared here, what the processes of a kind of run measure in a module of the kind
+(``Kind.samples``).
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from hpcml import files
 from hpcml.paths import AttemptPaths
 
-VERSION = 1
+if TYPE_CHECKING:
+    from hpcml.kind import Kind
+
+VERSION = 2
 LARGEST = 16 << 20  # bytes of a file that are read; one that is written stays below half of it
 _HEAD, _TAIL = 64 << 10, 512 << 10  # bytes at the begin and at the end of a file that hold a header and some samples
 _MOST_NUMBER = 1e20  # more than any 64-bit counter
@@ -23,90 +31,116 @@ _MOST_NODES = 20_000
 _SUFFIX = ".jsonl"
 
 Number = int | float
-Pair = tuple[Number | None, Number | None]
+S = TypeVar("S", bound=NamedTuple)
 
 
-class Gpu(NamedTuple):
-    """A GPU of the job: NVML's index, bytes of memory, the power limit in watts."""
+# -- what a node measures --------------------------------------------------------------------------------------------
 
-    index: int  # type: ignore[assignment] # a tuple's method of that name is not needed
-    uuid: str
-    name: str
-    memory: Number | None
-    power_limit: Number | None
+
+class Traffic(NamedTuple):
+    """Bytes in both directions."""
+
+    received: Number | None = None
+    sent: Number | None = None
+
+
+class DiskTraffic(NamedTuple):
+    """Cumulative bytes."""
+
+    read: Number | None = None
+    written: Number | None = None
+
+
+class Pressure(NamedTuple):
+    """Percent of the last 10 s in which something waited."""
+
+    cpu: Number | None = None
+    memory: Number | None = None
+    io: Number | None = None
 
 
 class GpuSample(NamedTuple):
-    """What NVML said of a GPU.
+    """What NVML measured of a GPU."""
 
-    ``use`` in per cent, ``memory`` in use in bytes, ``power`` in W, ``temperature`` in °C, ``clock`` of the SMs in MHz,
-    ``throttle`` NVML's bits of why clocks are lower. Cumulative: ``nvlink_rx`` and ``nvlink_tx`` in KiB over all links,
-    ``energy`` in mJ. ``pcie_rx`` and ``pcie_tx`` are rates in KiB/s over NVML's last 20 ms.
-    """
-
-    use: Number | None = None
-    memory: Number | None = None
-    power: Number | None = None
-    temperature: Number | None = None
-    clock: Number | None = None
-    throttle: Number | None = None
-    nvlink_rx: Number | None = None
-    nvlink_tx: Number | None = None
-    pcie_rx: Number | None = None
-    pcie_tx: Number | None = None
-    energy: Number | None = None
-
-
-class NodeHeader(NamedTuple):
-    """What does not change on a node: ``cores`` that the job may use, bytes of ``memory`` and whose they are.
-
-    ``memory_of`` is ``cgroup`` (the job's) or ``host``: so are the samples' CPU and memory. ``every`` is the seconds
-    between samples after the first minute. ``interfaces`` and ``infiniband`` are the ports whose bytes are summed.
-    """
-
-    node: str
-    t: float
-    every: float
-    cores: Number | None
-    memory: Number | None
-    memory_of: str
-    gpus: tuple[Gpu, ...]
-    interfaces: tuple[str, ...]
-    infiniband: tuple[str, ...]
+    use: Number | None = None  # percent of the time in which some kernel ran
+    memory: Number | None = None  # bytes in use
+    power: Number | None = None  # W
+    temperature: Number | None = None  # °C
+    clock: Number | None = None  # MHz of the SMs
+    throttle: Number | None = None  # NVML's bits of why clocks are lower
+    nvlink: Traffic = Traffic()  # cumulative bytes over all links
+    pcie: Traffic = Traffic()  # bytes per second, over NVML's last 20 ms
+    energy: Number | None = None  # J, cumulative
 
 
 class NodeSample(NamedTuple):
-    """A node at one time, in seconds since 1970 by its own clock.
+    """A node at one time."""
 
-    ``cpu`` is cores in use since the sample before, ``memory`` and ``swap`` bytes in use, ``pressure`` the per cent of
-    the last 10 s in which something waited for CPU, memory and I/O. Cumulative bytes: ``net`` and ``ib`` received and
-    sent, ``disk`` read and written. ``gpus`` are in the header's order.
-    """
+    t: float  # seconds since 1970 by the node's clock
+    cpu: Number | None = None  # cores in use since the sample before
+    memory: Number | None = None  # bytes in use, without page cache
+    swap: Number | None = None  # bytes in use
+    pressure: Pressure = Pressure()
+    net: Traffic = Traffic()  # cumulative bytes of the interfaces
+    ib: Traffic = Traffic()  # cumulative bytes of the InfiniBand ports
+    disk: DiskTraffic = DiskTraffic()
+    gpus: tuple[GpuSample, ...] = ()  # in the header's order
 
-    t: float
-    cpu: Number | None
-    memory: Number | None
-    swap: Number | None
-    pressure: tuple[Number | None, Number | None, Number | None]
-    net: Pair
-    ib: Pair
-    disk: Pair
-    gpus: tuple[GpuSample, ...]
+
+class Gpu(NamedTuple):
+    """A GPU of the job, which does not change."""
+
+    number: int  # NVML's index
+    uuid: str
+    name: str
+    memory: Number | None  # bytes
+    power_limit: Number | None  # W
+
+
+class Scope(NamedTuple):
+    """Whose use is counted: ``cgroup`` is the job's, ``host`` that of all programs on the node."""
+
+    cpu: str = ""
+    memory: str = ""
+    disk: str = ""
+
+
+class NodeHeader(NamedTuple):
+    """What does not change on a node."""
+
+    node: str
+    t: float  # seconds since 1970 by the node's clock
+    every: float  # seconds between samples after the first minute
+    cores: Number | None  # that the job may use
+    memory: Number | None  # bytes that the job may use
+    scope: Scope
+    gpus: tuple[Gpu, ...]
+    interfaces: tuple[str, ...]  # whose bytes are summed
+    infiniband: tuple[str, ...]  # ports whose bytes are summed
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the first line of a node's file."""
+        gpus = [gpu._asdict() for gpu in self.gpus]
+        return {**header(NODE), **self._asdict(), "scope": self.scope._asdict(), "gpus": gpus}
 
 
 class Event(NamedTuple):
     """What happened on a node: ``xid`` (an error of a GPU, its number) or ``oom`` (the kernel's kills since before)."""
 
-    t: float
+    t: float  # seconds since 1970 by the node's clock
     event: str
-    gpu: int | None = None
+    gpu: int | None = None  # NVML's index
     xid: int | None = None
     kills: int | None = None
 
-    def sentence(self, node: str, *, of_host: bool) -> str:
-        """Return what happened in words, without a full stop; empty if it is an event that is not known here.
+    def as_json(self) -> dict[str, Any]:
+        """Return its line in a node's file."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
-        ``of_host``: what the kernel counts there is of all that runs on the node, not of the job alone.
+    def sentence(self, node: str, *, of_host: bool) -> str:
+        """Return the event in words, without a full stop; empty for an unknown event.
+
+        ``of_host``: the kernel's count there is of all programs on the node, not of the job alone.
         """
         if self.event == "xid":
             return f"{node}: GPU {self.gpu} reported Xid {self.xid}"
@@ -125,50 +159,90 @@ class NodeSeries(NamedTuple):
     events: tuple[Event, ...]
 
 
-class Tasks(NamedTuple):
-    """Dask's tasks: ``known``, ``done`` and ``erred`` since the begin of the run, the others now."""
+class Series(NamedTuple, Generic[S]):
+    """The samples of a kind's own processes, oldest first."""
 
-    known: Number | None = None
-    done: Number | None = None
-    processing: Number | None = None
-    waiting: Number | None = None
-    queued: Number | None = None
-    erred: Number | None = None
+    every: float  # seconds between them after the first minute
+    samples: tuple[S, ...]
 
 
-class WorkerSample(NamedTuple):
-    """A worker: tasks that it has been given, bytes of its process's memory, bytes on disk, per cent of a CPU."""
+class Schema(NamedTuple, Generic[S]):
+    """The columns of a file.
 
-    processing: Number | None = None
-    memory: Number | None = None
-    spilled: Number | None = None
-    cpu: Number | None = None
-
-
-class DaskSample(NamedTuple):
-    """The run as its scheduler sees it.
-
-    ``metrics`` are cumulative over all workers, thread seconds by kind of activity (``execute``, ``transfer``,
-    ``spill``, ``serialize``, ``other``) and ``transfer_bytes`` and ``spill_bytes``.
+    A sample's fields are numbers or records of numbers: one, a tuple of them, or a mapping from names to them, which
+    its default shows. The first field is ``t``, the time in seconds since 1970.
     """
 
-    t: float
-    tasks: Tasks
-    workers: Mapping[str, WorkerSample]
-    metrics: Mapping[str, Number]
+    name: str  # in the header; of the kind whose samples they are
+    sample: type[S]
+    many: Mapping[str, type]  # by field, the record that a tuple or a mapping is of
 
 
-class DaskSeries(NamedTuple):
-    """The scheduler's samples, oldest first; ``every`` is the seconds between them after the first minute."""
-
-    every: float
-    samples: tuple[DaskSample, ...]
+NODE = Schema("node", NodeSample, {"gpus": GpuSample})
 
 
 def total(values: Iterable[Number | None]) -> float | None:
     """Return the sum of what is known, None if nothing is."""
     known = [value for value in values if value is not None]
     return float(sum(known)) if known else None
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def header(schema: Schema[Any], **others: Any) -> dict[str, Any]:
+    """Return the first line of a file, with what else it says."""
+    columns: dict[str, Sequence[str]] = {}
+    records: list[Any] = [schema.sample, *schema.many.values()]
+    for record in records:  # those within come behind it
+        columns[record.__name__] = record._fields
+        records += [type(value) for value in record._field_defaults.values() if hasattr(value, "_fields")]
+    return {"kind": schema.name, "version": VERSION, "columns": columns, **others}
+
+
+def line(value: Sequence[Any] | Mapping[str, Any]) -> bytes:
+    """Return a sample, or the table of a header or an event, as a line of a file."""
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def thinned(lines: Sequence[bytes]) -> list[bytes]:
+    """Return the lines with every second sample of the older half left out; headers and events stay.
+
+    Counters lose nothing by that. The cores in use are those since the sample before, so what a sample that is left
+    out says of them goes into the next.
+    """
+    rows = [(text, value) for text in lines if (value := _value(text)) is not None]
+    older = sum(isinstance(value, list) for _, value in rows) // 2
+    kept: list[bytes] = []
+    cpu: int | None = None  # the column of a node's cores in use
+    before: list[Any] = []
+    left_out: list[Any] = []
+    for text, value in rows:
+        if isinstance(value, dict):
+            kept.append(text)
+            if "kind" in value:
+                columns = value.get("columns", {}).get(NodeSample.__name__, ())
+                cpu = columns.index("cpu") if "cpu" in columns else None
+            continue
+        older -= 1
+        if older >= 0 and before and not left_out:
+            left_out = value
+            continue
+        if left_out and cpu is not None and (mean := _mean(before, left_out, value, cpu)) is not None:
+            value[cpu] = mean
+            text = line(value)  # noqa: PLW2901 - the line that is kept
+        kept.append(text)
+        before, left_out = value, []
+    return kept
+
+
+def _mean(before: list[Any], left_out: list[Any], row: list[Any], column: int) -> float | None:
+    """Return a column's mean over two samples, weighted by their times; None if one of them lacks it."""
+    first, second = _number(left_out[column]), _number(row[column])
+    spans: tuple[float, float] = left_out[0] - before[0], row[0] - left_out[0]
+    if first is None or second is None or min(spans) < 0 or not any(spans):
+        return None
+    return round((first * spans[0] + second * spans[1]) / sum(spans), 3)
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -180,12 +254,12 @@ def nodes(attempt: AttemptPaths, most: int = 0) -> dict[str, NodeSeries]:
     ``most`` is as in :func:`step`; ``every`` of the headers is that much longer.
     """
     each = step(attempt, most)
-    found = {path.name.removesuffix(_SUFFIX): node(path, each) for path in files_of_nodes(attempt)}
-    return {name: series for name, series in found.items() if series is not None}
+    by_name = {path.name.removesuffix(_SUFFIX): node(path, each) for path in files_of_nodes(attempt)}
+    return {name: series for name, series in by_name.items() if series is not None}
 
 
 def step(attempt: AttemptPaths, most: int = 0) -> int:
-    """Return 2 for each second sample of a node, and so on, so that ``most`` bytes in all are understood (0: any)."""
+    """Return 2 for each second sample of a node, and so on, so that ``most`` bytes in all are read (0: any)."""
     return max(1, -(-sum(map(_size, files_of_nodes(attempt))) // most)) if most else 1
 
 
@@ -200,29 +274,29 @@ def files_of_nodes(attempt: AttemptPaths) -> list[Path]:
 
 
 def node(path: Path, step: int = 1) -> NodeSeries | None:
-    """Return each so-manieth sample of one node, the last among them; None without a file or without a header."""
-    content = _content(path)
-    series = _node(_tables(_each(content, step) if step > 1 else content))
+    """Return every ``step``-th sample of one node, the last among them; None without a file or without a header."""
+    lines = _content(path).split(b"\n")[:-1]
+    series = _node(_every(lines, step) if step > 1 else lines)
     return series and series._replace(header=series.header._replace(every=series.header.every * step))
-
-
-def dask(attempt: AttemptPaths) -> DaskSeries | None:
-    """Return the scheduler's samples, None without a file that can be read or without a header."""
-    return _dask(_tables(_content(attempt.dask_samples)))
 
 
 def last_of_node(path: Path, most: int = _TAIL) -> NodeSeries | None:
     """Return the last two samples of one node, which give a rate, read from the last ``most`` bytes of its file.
 
-    Events are those beside.
+    Events are those of these bytes.
     """
     series = _node(_ends(path, most))
     return series and series._replace(samples=series.samples[-2:])
 
 
-def last_of_dask(path: Path, count: int) -> DaskSeries | None:
-    """Return the scheduler's last samples, read from the end of its file."""
-    series = _dask(_ends(path, _TAIL))
+def of_kind(attempt: AttemptPaths, kind: Kind) -> Series[Any] | None:
+    """Return the samples of a kind's own processes, None without a file that can be read or without a header."""
+    return _of_kind(kind, _content(attempt.samples_of_kind(kind.name)).split(b"\n")[:-1])
+
+
+def last_of_kind(attempt: AttemptPaths, kind: Kind, count: int) -> Series[Any] | None:
+    """Return the last samples of a kind's own processes, read from the end of their file."""
+    series = _of_kind(kind, _ends(attempt.samples_of_kind(kind.name), _TAIL))
     return series and series._replace(samples=series.samples[-count:])
 
 
@@ -233,12 +307,11 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _each(content: bytes, step: int) -> bytes:
-    """Return the lines without all but each so-manieth sample, counted from the last; headers and events stay."""
-    lines = content.split(b"\n")[:-1]
-    places = [place for place, line in enumerate(lines) if b'"kind"' not in line and b'"event"' not in line]
+def _every(lines: Sequence[bytes], step: int) -> list[bytes]:
+    """Return the lines with every ``step``-th sample, counted from the last; headers and events stay."""
+    places = [place for place, line in enumerate(lines) if line.startswith(b"[")]
     left_out = set(places) - set(places[::-1][::step])
-    return b"".join(line + b"\n" for place, line in enumerate(lines) if place not in left_out)
+    return [line for place, line in enumerate(lines) if place not in left_out]
 
 
 def _content(path: Path) -> bytes:
@@ -248,8 +321,8 @@ def _content(path: Path) -> bytes:
         return b""
 
 
-def _ends(path: Path, most: int) -> Iterator[dict[str, Any]]:
-    """Yield the tables at the begin of a file, for its header, and at its end."""
+def _ends(path: Path, most: int) -> list[bytes]:
+    """Return the whole lines at the begin of a file, for its header, and at its end."""
     try:
         with open(files.open_regular(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -259,52 +332,66 @@ def _ends(path: Path, most: int) -> Iterator[dict[str, Any]]:
                 file.seek(max(len(head), size - most))
                 tail = file.read(most)
     except OSError:
-        return
+        return []
     if size <= len(head) + len(tail):
-        yield from _tables(head + tail)
-    else:
-        yield from _tables(head.partition(b"\n")[0] + b"\n")
-        yield from _tables(tail.partition(b"\n")[2])
+        return (head + tail).split(b"\n")[:-1]
+    return [head.partition(b"\n")[0], *tail.split(b"\n")[1:-1]]
 
 
-def _tables(content: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the JSON tables of the whole lines; a line that is none is damaged, and left out."""
-    for line in content.split(b"\n")[:-1]:
-        try:
-            table = files.parsed(json.loads, line.decode())
-        except ValueError:
-            continue
-        if isinstance(table, dict) and _number(table.get("t")) is not None:
-            yield table
+def _value(line: bytes) -> list[Any] | dict[str, Any] | None:
+    """Return a sample, or the table of a header or an event; None for a damaged line."""
+    try:
+        value = files.parsed(json.loads, line.decode())
+    except ValueError:
+        return None
+    if isinstance(value, list):
+        return value if value and _number(value[0]) is not None else None
+    return value if isinstance(value, dict) and _number(value.get("t")) is not None else None
 
 
-def _node(tables: Iterator[dict[str, Any]]) -> NodeSeries | None:
-    header: NodeHeader | None = None
-    samples: list[NodeSample] = []
+def _read(lines: Iterable[bytes], schema: Schema[S]) -> tuple[dict[str, Any] | None, list[S], list[Event]]:
+    """Return the last header of a file, its samples and its events; a damaged line is left out."""
+    table: dict[str, Any] | None = None
+    read: Callable[[object], S | None] | None = None
+    samples: list[S] = []
     events: list[Event] = []
-    for table in tables:
-        if table.get("kind") == "node":
-            header = _header(table)
-        elif "event" in table:
-            whole = [_whole(table.get(name)) for name in ("gpu", "xid", "kills")]
-            events.append(Event(float(table["t"]), _text(table["event"]), *whole))
-        elif "kind" not in table:
-            samples.append(_sample(table))
-    return header and NodeSeries(header, tuple(samples), tuple(events))
+    for value in map(_value, lines):
+        if isinstance(value, list):
+            if read and (sample := read(value)) is not None:
+                samples.append(sample)
+        elif value and value.get("kind") == schema.name:
+            table, read = value, _whole_row(schema, _table(value.get("columns")))
+        elif value and "event" in value:
+            numbers = [_whole(value.get(name)) for name in ("gpu", "xid", "kills")]
+            events.append(Event(float(value["t"]), _text(value["event"]), *numbers))
+    return table, samples, events
 
 
-def _header(table: Mapping[str, Any]) -> NodeHeader:
+def _node(lines: Iterable[bytes]) -> NodeSeries | None:
+    table, samples, events = _read(lines, NODE)
+    return None if table is None else NodeSeries(_node_header(table), tuple(samples), tuple(events))
+
+
+def _of_kind(kind: Kind, lines: Iterable[bytes]) -> Series[Any] | None:
+    if not kind.samples:
+        return None
+    table, samples, _ = _read(lines, importlib.import_module(kind.samples).SCHEMA)
+    return None if table is None else Series(float(_number(table.get("every")) or 0.0), tuple(samples))
+
+
+def _node_header(table: Mapping[str, Any]) -> NodeHeader:
     gpus = [gpu for gpu in _list(table.get("gpus")) if isinstance(gpu, dict)]
+    scope = _table(table.get("scope"))
     return NodeHeader(
         node=_text(table.get("node")),
         t=float(table["t"]),
         every=float(_number(table.get("every")) or 0.0),
         cores=_number(table.get("cores")),
         memory=_number(table.get("memory")),
-        memory_of=_text(table.get("memory_of")),
+        scope=Scope(*[_text(scope.get(name)) for name in Scope._fields]),
         gpus=tuple(
             Gpu(
-                number if (number := _whole(gpu.get("index"))) is not None else place,
+                number if (number := _whole(gpu.get("number"))) is not None else place,
                 _text(gpu.get("uuid")),
                 _text(gpu.get("name")),
                 _number(gpu.get("memory")),
@@ -317,44 +404,41 @@ def _header(table: Mapping[str, Any]) -> NodeHeader:
     )
 
 
-def _sample(table: Mapping[str, Any]) -> NodeSample:
-    processor, memory, disk = _numbers(table.get("pressure"), 3)
-    return NodeSample(
-        t=float(table["t"]),
-        cpu=_number(table.get("cpu")),
-        memory=_number(table.get("memory")),
-        swap=_number(table.get("swap")),
-        pressure=(processor, memory, disk),
-        net=_pair(table.get("net")),
-        ib=_pair(table.get("ib")),
-        disk=_pair(table.get("disk")),
-        gpus=tuple(GpuSample(*_numbers(gpu, len(GpuSample._fields))) for gpu in _list(table.get("gpus"))),
-    )
+# -- the values of a file --------------------------------------------------------------------------------------------
 
 
-def _dask(tables: Iterator[dict[str, Any]]) -> DaskSeries | None:
-    every: float | None = None
-    samples: list[DaskSample] = []
-    for table in tables:
-        if table.get("kind") == "dask":
-            every = float(_number(table.get("every")) or 0.0)
-        elif "kind" not in table:
-            tasks, workers, metrics = (_table(table.get(name)) for name in ("tasks", "workers", "metrics"))
-            samples.append(
-                DaskSample(
-                    t=float(table["t"]),
-                    tasks=Tasks(*[_number(tasks.get(name)) for name in Tasks._fields]),
-                    workers={
-                        name: WorkerSample(*_numbers(facts, len(WorkerSample._fields)))
-                        for name, facts in workers.items()
-                    },
-                    metrics={name: number for name, value in metrics.items() if (number := _number(value)) is not None},
-                )
-            )
-    return None if every is None else DaskSeries(every, tuple(samples))
+def _whole_row(schema: Schema[S], columns: Mapping[str, Any]) -> Callable[[object], S | None]:
+    """Return the function that reads a row; it returns None for one that lacks columns or has more."""
+    read = _row(schema.sample, columns, schema.many)
+    count = len(_list(columns.get(schema.sample.__name__)))
+    return lambda values: read(values) if isinstance(values, list) and len(values) == count else None
 
 
-# -- what may stand in a file ----------------------------------------------------------------------------------------
+def _row(record: Any, columns: Mapping[str, Any], many: Mapping[str, type]) -> Callable[[object], Any]:
+    """Return the function that reads a list of values, in the order of a file's columns, as a record."""
+    written = _list(columns.get(record.__name__))
+    readers: list[tuple[int, Callable[[object], Any], Any]] = []
+    for name in record._fields:
+        default = record._field_defaults.get(name)
+        place = written.index(name) if name in written else -1
+        readers.append((place, _field(default, columns, many.get(name)), default))
+
+    def read(value: object) -> Any:
+        values = value if isinstance(value, list) else []
+        count = len(values)
+        return record._make([one(values[at]) if 0 <= at < count else default for at, one, default in readers])
+
+    return read
+
+
+def _field(default: Any, columns: Mapping[str, Any], record: type | None) -> Callable[[object], Any]:
+    """Return the function that reads a field: a number, a record, or many of them."""
+    if record is None:
+        return _row(type(default), columns, {}) if hasattr(default, "_fields") else _number
+    one = _row(record, columns, {})
+    if isinstance(default, tuple):
+        return lambda value: tuple(one(part) for part in _list(value))
+    return lambda value: {name: one(part) for name, part in _table(value).items()}
 
 
 def _number(value: object) -> Number | None:
@@ -378,13 +462,3 @@ def _list(value: object) -> list[Any]:
 
 def _table(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _numbers(value: object, count: int) -> list[Number | None]:
-    numbers = [_number(one) for one in _list(value)[:count]]
-    return numbers + [None] * (count - len(numbers))
-
-
-def _pair(value: object) -> Pair:
-    first, second = _numbers(value, 2)
-    return first, second

@@ -38,7 +38,7 @@ def run(options: Namespace) -> int:
 
 def _tell(run: directories.Run, *, as_json: bool) -> int:
     from hpcml.cli.why import cause_of
-    from hpcml.report import attempts, profiles
+    from hpcml.report import attempts
     from hpcml.runs import report
     from hpcml.runs import status as run_status
 
@@ -52,7 +52,7 @@ def _tell(run: directories.Run, *, as_json: bool) -> int:
         say_fitted(value, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
     if status.over and (page := report.page_of(run)):
         say(f"{'report':<10} {common.typed(page, sys.stdout)}")
-    for command in profiles.commands(run.paths) if status.over else ():
+    for command in attempts.profile_commands(run.paths) if status.over else ():
         say(f"{'profile':<10} {command}")  # whole: it is to be copied
     for line in status.quote:
         say(f"  | {line}")

@@ -230,14 +230,14 @@ def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
 
 def _tell_files(run: directories.Run, last: run_status.Status) -> None:
     """Say where a run's report, the output of its tasks and its profiles are."""
-    from hpcml.report import profiles
+    from hpcml.report import attempts
     from hpcml.runs import report
 
     if page := report.page_of(run):
         say_fitted(common.typed(page, sys.stderr), sys.stderr, first="  report     ", rest=" " * 13)
     if "task-output" in last.times:
         say(f"  tasks      printed lines: hpcml logs {run.id} worker", sys.stderr)
-    for command in profiles.commands(run.paths):
+    for command in attempts.profile_commands(run.paths):
         say(f"  profile    {command}", sys.stderr)  # whole: it is to be copied
 
 

@@ -1,4 +1,7 @@
-"""What is worth saying of a run: rules as data over its figures, at most three sentences, the worst first."""
+"""Advice on a run: rules as data over its figures, at most three sentences, the worst first.
+
+The rules and figures here are of every kind of run; a kind has more (:class:`hpcml.report.ledger.Accounting`).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,9 @@ from typing import NamedTuple
 
 SHORTEST = 300.0  # seconds of the script under which nothing is said: samples of less show little
 MOST = 3
-# What rules may speak of: shares in percent of the hours paid, and others (docs/report.md).
-FIGURES = (
-    "seconds", "paid_hours", "useful", "bring_up", "idle_tail", "not_known", "without_tasks", "transfers", "spilling",
-    "tasks_without_gpu", "gpus", "gpus_unused", "gpu_use", "cpu_use", "imbalance", "throttled", "energy_kwh",
-    "memory_peak", "memory_asked", "memory_used", "time_used",
+FIGURES = (  # of every kind of run, which rules may speak of: docs/report.md
+    "seconds", "paid_hours", "useful", "bring_up", "idle_tail", "not_known", "gpus", "gpus_unused", "gpu_use",
+    "cpu_use", "imbalance", "throttled", "energy_kwh", "memory_peak", "memory_asked", "memory_used", "time_used",
 )  # fmt: skip
 
 
@@ -71,65 +72,11 @@ RULES = (
         below=25,
     ),
     Rule(
-        "cpu-low",
-        "cpu_use",
-        "While the script ran {cpu_use} % of the cores were in use: fewer cores, or more threads "
-        "(workers.per_node, workers.threads), would cost less.",
-        below=65,
-        weight=0.8,
-    ),
-    Rule(
-        "spilling",
-        "spilling",
-        "{spilling} % of the time paid went into spilling: use smaller partitions, more nodes or GPUs, or keep less in "
-        "memory (persist, large intermediates).",
-        above=10,
-        weight=2.0,
-    ),
-    Rule(
-        "transfers",
-        "transfers",
-        "{transfers} % of the time paid went into waiting for data from other workers: use fewer and larger "
-        "partitions, or fewer shuffles, and see whether the interconnect was used (hpcml fabric).",
-        above=20,
-        weight=1.5,
-    ),
-    Rule(
-        "no-tasks",
-        "without_tasks",
-        "{without_tasks} % of the time paid the script ran without a task for the workers: do that part with Dask "
-        "too, or before the nodes are paid for.",
-        above=30,
-        weight=1.2,
-    ),
-    Rule(
-        "tasks-without-gpu",
-        "tasks_without_gpu",
-        "{tasks_without_gpu} % of the time paid tasks ran that did not use their GPU: reading files or work on the "
-        "CPU; keep data on the GPU (cudf, cupy), or let more threads read (workers.threads).",
-        above=40,
-    ),
-    Rule(
         "slow-start",
         "bring_up",
         "{bring_up} % of the time paid passed before the script started: an image on the nodes' own disks "
         "(runtime.stage) and a Python environment with fewer small files start faster.",
         above=20,
-    ),
-    Rule(
-        "idle-tail",
-        "idle_tail",
-        "{idle_tail} % of the time paid was after the last task: let the script end then, and write results from the "
-        "workers.",
-        above=15,
-        weight=1.1,
-    ),
-    Rule(
-        "imbalance",
-        "imbalance",
-        "The GPU least in use had {imbalance} % less than the median GPU: even out the partitions.",
-        above=30,
-        weight=0.6,
     ),
     Rule(
         "throttled",
@@ -162,12 +109,12 @@ def changed(rules: Iterable[Rule], changes: Mapping[str, Mapping[str, object]]) 
 
     A change has ``figure``, ``above``, ``below`` and ``sentence`` as they are to be; ``off`` takes the rule away.
     """
-    found = {rule.name: rule for rule in rules}
+    by_name = {rule.name: rule for rule in rules}
     for name, change in changes.items():
         if change.get("off"):
-            found.pop(name, None)
+            by_name.pop(name, None)
             continue
-        rule = found.get(name) or Rule(name, "", "")
+        rule = by_name.get(name) or Rule(name, "", "")
         rule = rule._replace(
             figure=str(change.get("figure") or rule.figure), sentence=str(change.get("sentence") or rule.sentence)
         )
@@ -175,8 +122,8 @@ def changed(rules: Iterable[Rule], changes: Mapping[str, Mapping[str, object]]) 
             rule = rule._replace(above=float(str(above)))
         if below := change.get("below"):
             rule = rule._replace(below=float(str(below)))
-        found[name] = rule
-    return tuple(found.values())
+        by_name[name] = rule
+    return tuple(by_name.values())
 
 
 def advise(rules: Iterable[Rule], figures: Mapping[str, float]) -> tuple[Advice, ...]:

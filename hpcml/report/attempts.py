@@ -1,39 +1,128 @@
-"""The attempts of a run: when each had its nodes, how it ended, and how many hours of GPUs or cores it took."""
+"""The attempts of a run by its own files: what happened, how each ended and why, what it took, and what it left."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcml import files
-from hpcml.failures.evidence import table
-from hpcml.paths import RunPaths
-from hpcml.report.ending import events, number
+from hpcml.failures import judgement
+from hpcml.failures.end import End, parse
+from hpcml.failures.evidence import Line, table
+from hpcml.forms import Form
+from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.report.ledger import Ledger
-from hpcml.units import format_seconds
+from hpcml.units import format_seconds, parse_memory
 
 NO_WORD = "it left no word of its end"
+_OPENS = (  # the beginning of a profile's name, and the command that opens one
+    ("dask.html", "python -m webbrowser"),
+    ("memray-script", "memray flamegraph"),
+    ("memray-worker", "memray flamegraph"),
+    ("nsys-", "nsys-ui"),
+    ("rmm_log_", "less"),
+)
+_UNFINISHED = ".tmp"  # what memray leaves of a process that was killed while it compressed its file
+
+
+class Ending(NamedTuple):
+    """How a run ended, and why, as its report shows it."""
+
+    end: End = End(ended_as="RUNNING", over=False, message="the run has not written that it ended")
+    cause: str = ""  # a sentence, empty where it did not fail
+    evidence: tuple[Line, ...] = ()  # lines that show the cause
+    followed: tuple[Line, ...] = ()  # lines of what followed from it
+    next_step: str = ""
+    again: str = ""  # the command that tries it again
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as a JSON-ready table."""
+        lines = {name: [line._asdict() for line in getattr(self, name)] for name in ("evidence", "followed")}
+        status = self.end.exit_status if self.end.over else None
+        others = {name: value for name, value in self._asdict().items() if name != "end"}
+        return {**self.end.as_json(), "exit_status": status, **others, **lines}
+
+
+def cause_sentence(cause: str, *, known: bool, occurrences: int = 0, nodes: Sequence[str] = ()) -> str:
+    """Return a cause in one line."""
+    text = cause[:1].upper() + cause[1:] if known else f"Not known: {cause}"
+    named = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more nodes" if len(nodes) > 4 else "")
+    if occurrences > 1:
+        text += f" ({occurrences} times{f' on {named}' if named else ''})"
+    elif named:
+        text += f" (on {named})"
+    return f"{text.rstrip('.')}."
+
+
+def number(value: object) -> float | None:
+    """Return a finite number of a file, None for anything else."""
+    whole = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e20
+    return float(value) if whole and isinstance(value, (int, float)) else None
+
+
+def events(paths: RunPaths, attempt: int) -> list[dict[str, Any]]:
+    """Return the events of an attempt in order; lines that are none are passed over."""
+    try:
+        lines = files.read(paths.events).split(b"\n")[:-1]
+    except OSError:
+        return []
+    happened = []
+    for line in lines:
+        try:
+            event = files.parsed(json.loads, line.decode())
+        except ValueError:
+            continue
+        if (
+            isinstance(event, dict)
+            and isinstance(event.get("event"), str)
+            and _is_time(event.get("time"))
+            and event.get("attempt", 0) == attempt
+        ):
+            happened.append(event)
+    return happened
+
+
+def _is_time(value: object) -> bool:
+    return 0 < (number(value) or 0) < 1e11
+
+
+def _code(paths: RunPaths) -> dict[str, object]:
+    """Return what was started, as plan.json says."""
+    inside = table(paths.plan).get("inside")
+    code = inside.get("code") if isinstance(inside, dict) else None
+    return code if isinstance(code, dict) else {}
+
+
+def ending_of(paths: RunPaths, attempt: AttemptPaths, times: Mapping[str, float]) -> Ending:
+    """Return how the run ended by its own status.json, and why, by its logs."""
+    try:
+        end = parse(table(paths.status))._replace(over=True)  # the report is made while the roles are torn down
+    except (KeyError, TypeError):
+        return Ending()
+    form = Form.read(str(_code(paths).get("form", "")))
+    judged = judgement.of_run(paths, attempt, judgement.Case(end, times, form=form))
+    if judged is None:
+        return Ending(end, next_step=end.hint)
+    cause = cause_sentence(judged.what, known=judged.known, occurrences=judged.occurrences, nodes=judged.nodes)
+    return Ending(end, cause, judged.evidence, judged.followed, judged.remedy or end.hint)
 
 
 class Attempt(NamedTuple):
-    """One attempt; times in seconds since 1970, ``end`` the last that was heard of it.
+    """One attempt: when it had its nodes, how it ended, and what it took."""
 
-    ``exit_status`` is None where nothing was written of its end. ``hours`` are those paid, of the ledger's unit, and
-    ``useful`` is their useful share in percent; None where the samples have not been added up.
-    """
-
-    number: int
+    number: int  # from 0
     job: str
     nodes: tuple[str, ...]
-    begin: float
-    end: float
+    begin: float  # seconds since 1970
+    end: float  # seconds since 1970, the last sign of it
     state: str
-    exit_status: int | None
+    exit_status: int | None  # None where nothing was written of its end
     message: str
-    hours: float | None = None
-    useful: float | None = None
+    hours: float | None = None  # paid, of the ledger's unit; None where the samples have not been added up
+    useful: float | None = None  # percent of the hours
 
     @property
     def seconds(self) -> float:
@@ -106,3 +195,33 @@ def sentence(attempt: Attempt) -> str:
     where = f"on {','.join(attempt.nodes)}, " if 0 < len(attempt.nodes) <= 4 else ""
     ended = f"{attempt.state or 'UNKNOWN'}: {attempt.message}"
     return f"attempt {attempt.number + 1}: {job}{where}{format_seconds(attempt.seconds)}, {ended}"
+
+
+def memory_in_plan(plan: Mapping[str, Any]) -> float:
+    """Return the bytes that the batch script asks for on each node, 0 if it leaves them to Slurm."""
+    directives = plan.get("directives")
+    for option in directives if isinstance(directives, list) else ():
+        text = " ".join(map(str, option)) if isinstance(option, list) else str(option)
+        name, _, value = text.replace("=", " ").partition(" ")
+        if name == "--mem":
+            try:
+                return float(parse_memory(value.strip()))
+            except ValueError:
+                return 0.0
+    return 0.0
+
+
+def profile_commands(paths: RunPaths) -> list[str]:
+    """Return the command that opens each kind of profile that a run has; of several files the first."""
+    try:
+        with os.scandir(paths.profiles) as entries:
+            whole = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+        names = sorted(entry.name for entry in whole if not entry.name.endswith(_UNFINISHED))
+    except OSError:
+        return []
+    commands = []
+    for start, command in _OPENS:
+        if profiles := [name for name in names if name.startswith(start)]:
+            others = f"  # and {len(profiles) - 1} more" if profiles[1:] else ""
+            commands.append(f"{command} {shlex.quote(str(paths.profiles / profiles[0]))}{others}")
+    return commands

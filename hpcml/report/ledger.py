@@ -1,238 +1,265 @@
-"""Where the hours of a run's GPUs or cores went: each second of each of them belongs to parts that add up to it."""
+"""The time accounting of a run: each second of each GPU or core that was paid for belongs to parts that add up to it.
+
+What is here holds for every kind of run: the allocation's start, the script, use, the idle end, and the arithmetic. How
+a kind's processes explain an idle device, the kind says by an :class:`Accounting` (``Kind.accounting``).
+"""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from hpcml.report.advice import Rule
+from hpcml.samples import Series
 
 NOT_SAMPLED = 3.0  # times the distance of samples: a longer gap is not known
 LEAST_GAP = 15.0  # seconds
+EVERY = 5.0  # seconds between samples where a file does not say
 
-PARTS = {
-    "starting": (
+Column = list[float | None]
+Shares = Mapping[str, float]  # of an idle moment by parts of the kind; they add up to 1
+
+
+# -- what a kind says ------------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """A part of the hours; ``{unit}`` in its texts is GPU, core or node."""
+
+    title: str
+    text: str
+    light: str  # its colour on a light page and on paper
+    dark: str  # its colour on a dark page
+
+
+class Device(NamedTuple):
+    """What hours are counted of: a GPU, the cores of a node, or a node."""
+
+    node: str
+    place: int | None = None  # of the GPU among those of its node; None for the cores
+    gpus: int = 0  # of the node
+
+    @property
+    def label(self) -> str:
+        """Its name in the report."""
+        return self.node if self.place is None else f"{self.node}:{self.place}"
+
+
+class Activity(Protocol):
+    """What a kind's processes did in the course of a run, by their own samples."""
+
+    @property
+    def t(self) -> Sequence[float]:
+        """The times of the columns, in seconds since 1970."""
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """What the kind's plots show, by name."""
+
+    def last(self) -> float | None:
+        """Return when there was work last, in seconds since 1970; None if there was none, or it is not known."""
+
+    def shares(self, device: Device) -> Callable[[float], Shares | None]:
+        """Return the function that explains why a device is idle at a time; its answer is None where nobody knows."""
+
+
+class Plot(NamedTuple):
+    """A plot over time of one column of a kind's :class:`Activity`."""
+
+    title: str
+    column: str
+    label: str  # of its line
+    unit: str = ""
+    always: bool = False  # drawn also where all values are zero
+
+
+class ShareFigure(NamedTuple):
+    """A figure for advice: a part's share of the hours paid, in percent."""
+
+    name: str
+    part: str
+    unit: str = ""  # of the runs that have it; empty for all
+
+
+class Accounting(NamedTuple):
+    """What a kind adds to the time accounting; the defaults are those of a kind that says nothing."""
+
+    parts: Mapping[str, Part]  # in the page's order: ``script``, its own, and those of all kinds in its own words
+    startup: str = "starting"  # the part for the time until the kind's processes are ready
+    before_script: str = "Starting"  # title of the phase between that moment and the script's first line
+    activity: Callable[[Series[Any]], Activity | None] | None = None  # None: the kind's processes explain nothing
+    missing: str = ""  # the sentence for a run without samples of the kind's processes
+    figures: tuple[ShareFigure, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    plots: tuple[Plot, ...] = ()
+
+
+PLAIN = Accounting(
+    {"script": Part("Script, {unit} idle", "The script ran, and the {unit} was idle.", "#d29922", "#bb8009")}
+)
+_FIRST = {
+    "starting": Part(
         "Starting",
-        "From the allocation's start until hpcml ran on the first node, and the check of the interconnect.",
+        "From the allocation's start until hpcml ran on the first node.",
+        "#8c959f",
+        "#6e7681",
+    )
+}
+_LAST = {
+    "useful": Part("Useful", "The {unit} was in use, while the script ran.", "#2da44e", "#238636"),
+    "tail": Part(
+        "Idle tail",
+        "The {unit} was idle after the run's last work, and until the nodes were given back.",
+        "#b0b7bf",
+        "#484f58",
     ),
-    "importing": (
-        "Importing",
-        "Scheduler and workers import their libraries and register, until all were there (or the run gave up waiting).",
-    ),
-    "script": ("Script without tasks", "The script ran, the {unit} was idle, and its worker had no task."),
-    "tasks": ("Tasks, {unit} idle", "The worker had a task, and the {unit} was idle for none of the reasons below."),
-    "transfers": (
-        "Transfers",
-        "The {unit} was idle, by the share of the tasks' time in which they waited for data from other workers.",
-    ),
-    "spilling": (
-        "Spilling",
-        "The {unit} was idle, by the share of the tasks' time in which data moved to or from disk or host memory.",
-    ),
-    "useful": ("Useful", "The {unit} was in use, while the script ran."),
-    "tail": ("Idle tail", "The {unit} was idle after the last task of the run, and until the nodes were given back."),
-    "unknown": ("Not known", "The script ran, and there are no samples of that time."),
+    "unknown": Part("Not known", "The script ran, and there are no samples of that time.", "#dfe3e8", "#2b3138"),
 }
 
 
+def parts_of(accounting: Accounting) -> dict[str, Part]:
+    """Return all parts of the hours of a kind's runs, in the page's order."""
+    names = dict.fromkeys((*_FIRST, *(name for name in accounting.parts if name not in _LAST), *_LAST))
+    return {name: accounting.parts.get(name) or {**_FIRST, **_LAST}[name] for name in names}
+
+
+# -- the arithmetic --------------------------------------------------------------------------------------------------
+
+
 class Phases(NamedTuple):
-    """Moments of an attempt in seconds since 1970; None where it did not come that far.
+    """Moments of an attempt in seconds since 1970; None where it did not come that far."""
 
-    The allocation began; the first role ran; all workers were there; the script began; the script ended, or the run
-    gave up; the end.
-    """
-
-    began: float
-    allocated: float | None
-    ready: float | None
-    script: float | None
-    script_end: float | None
+    began: float  # of the allocation
+    allocated: float | None  # the first role ran
+    ready: float | None  # the kind's processes were ready
+    script: float | None  # the script began
+    script_end: float | None  # the script ended, or the run gave up
     end: float
 
 
 class Usage(NamedTuple):
-    """A GPU, or the cores of a node: ``weight`` is how many count, ``use`` (0 to 1) is that since the sample before.
+    """How a device was used."""
 
-    ``workers`` are the names of the Dask workers that compute on it.
-    """
-
-    label: str
-    weight: float
-    workers: tuple[str, ...]
-    t: Sequence[float]
-    use: Sequence[float | None]
-    every: float = 5.0
-
-
-class Tasks(NamedTuple):
-    """What Dask did: ``busy`` are the tasks on each worker at ``t``; ``done`` counts tasks, the rest thread seconds."""
-
-    t: Sequence[float]
-    busy: Mapping[str, Sequence[float | None]]
-    done: Sequence[float | None]
-    work: Sequence[float | None]
-    transfer: Sequence[float | None]
-    spill: Sequence[float | None]
-    every: float = 5.0
+    device: Device
+    weight: float  # how many units it counts for
+    t: Sequence[float]  # times of the samples, in seconds since 1970
+    use: Sequence[float | None]  # percent since the sample before
+    every: float = EVERY  # seconds between samples
 
 
 class Ledger(NamedTuple):
-    """``parts`` are hours by the names of PARTS, of all and ``of_each``; they add up to ``paid``, of so many units."""
+    """The hours of a run; those of the parts add up to those paid."""
 
-    unit: str
-    number: float
-    paid: float
-    parts: dict[str, float]
-    of_each: dict[str, dict[str, float]]
+    unit: str  # GPU, core or node
+    number: float  # of units
+    paid: float  # hours
+    parts: dict[str, float]  # hours by part
+    of_each: dict[str, dict[str, float]]  # hours by the device's label and by part
 
     def share(self, *names: str) -> float:
         """Return what parts have of the hours paid, in percent."""
         return 100 * sum(self.parts[name] for name in names) / self.paid if self.paid else 0.0
 
 
-class _Slice(NamedTuple):
-    """How Dask spent a moment: shares of its tasks' time, None if that is not known."""
-
-    transfer: float
-    spill: float
-    place: int  # of the sample before it
-
-
-def divide(unit: str, phases: Phases, devices: Sequence[Usage], tasks: Tasks | None) -> Ledger:
-    """Return the ledger of a run."""
-    last_task = _last_task(tasks)
-    of_each, total = {}, dict.fromkeys(PARTS, 0.0)
-    if tasks:  # once, and not for each slice of their time
-        known = tasks.busy
-        devices = [one._replace(workers=tuple(name for name in one.workers if name in known)) for one in devices]
-    for device in devices:
-        own = dict.fromkeys(PARTS, 0.0)
-        for name, begin, end in moments(phases):
+def divide(
+    unit: str, phases: Phases, usages: Sequence[Usage], accounting: Accounting, activity: Activity | None
+) -> Ledger:
+    """Return the hours of a run by parts."""
+    parts = parts_of(accounting)
+    last_work = activity.last() if activity else None
+    unexplained = _script_alone if accounting.activity is None else _nobody_knows
+    of_each, total = {}, dict.fromkeys(parts, 0.0)
+    for usage in usages:
+        seconds = dict.fromkeys(parts, 0.0)
+        for name, begin, end in moments(phases, accounting):
             if name == "script":
-                _in_the_script(own, begin, end, device, tasks, last_task)
+                explain = activity.shares(usage.device) if activity else unexplained
+                _in_the_script(seconds, begin, end, usage, explain, last_work)
             else:
-                own[name] += end - begin
-        hours = {name: seconds * device.weight / 3600 for name, seconds in own.items()}
-        of_each[device.label] = hours
-        total = {name: total[name] + hours[name] for name in PARTS}
-    number = sum(device.weight for device in devices)
+                seconds[name] += end - begin
+        hours = {name: one * usage.weight / 3600 for name, one in seconds.items()}
+        of_each[usage.device.label] = hours
+        total = {name: total[name] + hours[name] for name in parts}
+    number = sum(usage.weight for usage in usages)
     return Ledger(unit, number, number * (phases.end - phases.began) / 3600, total, of_each)
 
 
-def moments(phases: Phases) -> list[tuple[str, float, float]]:
+def _script_alone(_: float) -> Shares:
+    return {"script": 1.0}
+
+
+def _nobody_knows(_: float) -> None:
+    return None
+
+
+def moments(phases: Phases, accounting: Accounting) -> list[tuple[str, float, float]]:
     """Return the phases of a run: a part's name (``script`` for all of the script) with begin and end, in order."""
-    found: list[tuple[str, float, float]] = []
+    named: list[tuple[str, float, float]] = []
     at = phases.began
     given_up = phases.end if phases.script_end is None else phases.script_end
     ends = (
         ("starting", phases.allocated),
-        ("importing", phases.ready),
+        (accounting.startup, phases.ready),
         ("starting", phases.script),
         ("script", phases.script_end),
     )
     for name, end in ends:
         until = min(phases.end, max(at, given_up if end is None else end))
         if until > at:
-            found.append((name, at, until))
+            named.append((name, at, until))
         at = until
         if end is None:  # it came no further
             break
-    return [*found, ("tail", at, phases.end)] if at < phases.end else found
-
-
-def _last_task(tasks: Tasks | None) -> float | None:
-    """Return when tasks were last known to be there; None if there were none, or it is not known."""
-    if tasks is None:
-        return None
-    for place in range(len(tasks.t) - 1, -1, -1):
-        before = tasks.done[place - 1] if place else 0.0
-        now = tasks.done[place]
-        if any(column[place] for column in tasks.busy.values()) or (now is not None and now > (before or 0.0)):
-            return tasks.t[place]
-    return None
+    return [*named, ("tail", at, phases.end)] if at < phases.end else named
 
 
 def _in_the_script(
-    own: dict[str, float], begin: float, end: float, device: Usage, tasks: Tasks | None, last_task: float | None
+    seconds: dict[str, float],
+    begin: float,
+    end: float,
+    usage: Usage,
+    explain: Callable[[float], Shares | None],
+    last_work: float | None,
 ) -> None:
     """Add the seconds of the script's time to a device's parts."""
     at = begin
-    longest = max(LEAST_GAP, NOT_SAMPLED * device.every)
-    for place in range(bisect.bisect_right(device.t, begin), len(device.t)):
-        until = min(end, device.t[place])
-        before = device.t[place - 1] if place else begin
-        use = device.use[place] if device.t[place] - max(before, begin) <= longest else None
-        _slice(own, device, (at, until), use, tasks, last_task)
+    longest = max(LEAST_GAP, NOT_SAMPLED * usage.every)
+    for place in range(bisect.bisect_right(usage.t, begin), len(usage.t)):
+        until = min(end, usage.t[place])
+        before = usage.t[place - 1] if place else begin
+        use = usage.use[place] if usage.t[place] - max(before, begin) <= longest else None
+        _slice(seconds, (at, until), use, explain, last_work)
         at = until
         if at >= end:
             break
-    own["unknown"] += max(0.0, end - at)
+    seconds["unknown"] += max(0.0, end - at)
 
 
 def _slice(
-    own: dict[str, float],
-    device: Usage,
+    seconds: dict[str, float],
     when: tuple[float, float],
     use: float | None,
-    tasks: Tasks | None,
-    last_task: float | None,
+    explain: Callable[[float], Shares | None],
+    last_work: float | None,
 ) -> None:
     """Divide one slice of one device's time."""
     begin, end = when
-    seconds = end - begin
-    if seconds <= 0:
+    length = end - begin
+    if length <= 0:
         return
     if use is None:
-        own["unknown"] += seconds
+        seconds["unknown"] += length
         return
-    own["useful"] += use * seconds
-    idle = (1 - use) * seconds
+    useful = use / 100 * length
+    idle = length - useful
+    seconds["useful"] += useful
     middle = (begin + end) / 2
-    found = _spent(tasks, middle) if tasks else None
-    if tasks is None or found is None:
-        own["unknown"] += idle
-    elif last_task is not None and middle > last_task:
-        own["tail"] += idle
+    shares = explain(middle)
+    if shares is None:
+        seconds["unknown"] += idle
+    elif last_work is not None and middle > last_work:
+        seconds["tail"] += idle
     else:
-        busy = _busy(tasks, found.place, device.workers)
-        waiting = min(1.0, found.transfer + found.spill)
-        scale = busy * idle * waiting / ((found.transfer + found.spill) or 1.0)
-        own["script"] += (1 - busy) * idle
-        own["transfers"] += scale * found.transfer
-        own["spilling"] += scale * found.spill
-        own["tasks"] += busy * idle * (1 - waiting)
-
-
-def _spent(tasks: Tasks, when: float) -> _Slice | None:
-    """Return how Dask's threads spent the time around a moment; None if no sample is near."""
-    near = max(LEAST_GAP, NOT_SAMPLED * tasks.every)
-    after = bisect.bisect_left(tasks.t, when)
-    if after == len(tasks.t):
-        return _Slice(0.0, 0.0, after - 1) if when - tasks.t[-1] <= near else None
-    if after == 0:
-        return _Slice(0.0, 0.0, 0) if tasks.t[0] - when <= near else None
-    if tasks.t[after] - tasks.t[after - 1] > near:
-        return None
-    work = _rise(tasks.work, after)
-    if not work:
-        return _Slice(0.0, 0.0, after - 1)
-    return _Slice(_rise(tasks.transfer, after) / work, _rise(tasks.spill, after) / work, after - 1)
-
-
-def _rise(counter: Sequence[float | None], after: int) -> float:
-    before, now = counter[after - 1], counter[after]
-    return max(0.0, now - before) if before is not None and now is not None else 0.0
-
-
-def _busy(tasks: Tasks, place: int, workers: Sequence[str]) -> float:
-    """Return the share of the time between two samples in which a device's workers had tasks, as far as they show it.
-
-    All workers stand for a device that has none. Tasks may be shorter than the distance of samples: where none was seen
-    and tasks were worked on, they had some.
-    """
-    ends = [place, place + 1] if place + 1 < len(tasks.t) else [place]
-    names = workers or list(tasks.busy)
-    seen = sum(any(tasks.busy[name][end] for name in names) for end in ends) / len(ends)
-    if seen or len(ends) < 2:
-        return seen
-    seconds = tasks.t[ends[1]] - tasks.t[place]
-    return min(1.0, _rise(tasks.work, ends[1]) / (seconds * max(1, len(tasks.busy))))
+        for name, share in shares.items():
+            seconds[name] += share * idle

@@ -1,40 +1,67 @@
-"""The report of a run as one page: no request to any network, all texts escaped, readable without its script."""
+"""The report of a run as one page: no request to any network, all texts escaped, readable without its script.
+
+Its pictures are SVG, coloured by the page: curves over time, a map of time and device, and bars.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import json
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from hpcml.report import ledger, page_text, picture
-from hpcml.report.facts import Facts
-from hpcml.report.picture import Line
+from hpcml import files
+from hpcml.kind import Kind
+from hpcml.paths import RunPaths
+from hpcml.report import attempts, contents, page_text
+from hpcml.report.attempts import Ending
+from hpcml.report.contents import Report
 from hpcml.units import counted, format_bytes, format_seconds
 
 GIB = 1024**3
 _NONE = "–"
-# What the page's parts are coloured by; a style attribute would need 'unsafe-inline'.
-_CLASSES = "".join(
-    [f".p-{name} {{ fill: var(--{name}); }} .k-{name} {{ background: var(--{name}); }}\n" for name in ledger.PARTS]
-    + [
-        f".c{place} polyline {{ stroke: var(--c{place}); }} .c{place} circle {{ fill: var(--c{place}); }} "
-        f".k{place} {{ background: var(--c{place}); }}\n"
-        for place in range(picture.COLOURS)
-    ]
-    + [".h0 { fill: var(--none); }\n"]
-    + [
-        f".h{level} {{ fill: rgb(var(--heat) / {round(100 * level / picture.LEVELS)}%); }}\n"
-        for level in range(1, picture.LEVELS + 1)
-    ]
-)
-_STYLE = page_text.STYLE + _CLASSES
+WIDTH, LEFT, RIGHT = 1000.0, 62.0, 8.0  # units of the drawing; the page scales it
+BINS = 500  # of a line: two points each
+COLUMNS = 400  # of a map
+ROWS = 64
+MOST_TICKS = 8
+HEIGHT = 130.0  # of a picture of lines
+LEVELS = 10
+COLOURS = 8  # lines of one picture that have a colour of their own
+
+Points = list[tuple[float, float]]
 
 
-def html(facts: Facts) -> str:
+def make(
+    paths: RunPaths, attempt: int, kind: Kind, ending: Ending | None = None, memory: float = 0.0, most: int = 0
+) -> Path:
+    """Write report.json and report.html of an attempt, and return the page's path; :func:`contents.load` has the rest.
+
+    Raises
+    ------
+    OSError
+        If they cannot be written.
+    """
+    for before in attempts.numbers(paths):
+        if before < attempt and not paths.attempt(before).ledger.exists():  # it was killed, or its report was late
+            attempts.keep_ledger(paths, before, contents.ledger_of(paths, before, kind, most))
+    report = contents.load(paths, attempt, kind, ending, memory, most)
+    over = report.course.ending.end.over
+    if over and (attempt or paths.attempt(attempt).goes_on.exists()):  # another report will count it
+        attempts.keep_ledger(paths, attempt, report.hours.ledger)
+    files.write(paths.report_facts, json.dumps(report.as_json(), indent=1) + "\n")
+    files.write(paths.report, html(report))
+    return paths.report
+
+
+def html(report: Report) -> str:
     """Return the page."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters |= {
@@ -45,137 +72,419 @@ def html(facts: Facts) -> str:
         "percent": lambda share: _NONE if share is None else f"{share:.0f} %",
         "size": lambda size: _NONE if size is None else format_bytes(size),
     }
-    end = facts.ending.end
+    end, ledger = report.course.ending.end, report.hours.ledger
     good = end.over and not end.exit_status
-    shares = facts.ledger.parts
-    unit, whole = facts.ledger.unit, sum(facts.total.values())
+    unit, whole = ledger.unit, sum(report.hours.total.values())
+    titles = {name: part.title.format(unit=unit) for name, part in report.drawing.parts.items()}
     parts = [
-        (kind, title.format(unit=unit), shares[kind], facts.ledger.share(kind), text.format(unit=unit))
-        for kind, (title, text) in ledger.PARTS.items()
-        if shares[kind] > 0
+        (name, titles[name], ledger.parts[name], ledger.share(name), part.text.format(unit=unit))
+        for name, part in report.drawing.parts.items()
+        if ledger.parts[name] > 0
     ]
+    style = _style(report)
     return environment.from_string(page_text.PAGE).render(
-        facts=facts,
+        report=report,
         good=good,
         told_status=end.over and not end.message.endswith(f"exit status {end.exit_status}"),
         unit=unit,
-        nodes=counted(len(facts.nodes), "node"),
-        cards=_cards(facts),
+        nodes=counted(len(report.machines.nodes), "node"),
+        cards=_cards(report),
         parts=parts,
         total=whole,
         totals=[
-            (kind, title.format(unit=unit), facts.total[kind], 100 * facts.total[kind] / whole)
-            for kind, (title, _) in ledger.PARTS.items()
-            if facts.total[kind] > 0
+            (name, title, hours, 100 * hours / whole)
+            for name, title in titles.items()
+            if (hours := report.hours.total[name]) > 0
         ],
-        phases=_phases(facts),
-        ledger=picture.bar(
-            [(kind, f"{title}: {share:.1f} %", hours) for kind, title, hours, share, _ in parts],
+        phases=_phases(report),
+        ledger=bar(
+            [(name, f"{title}: {share:.1f} %", hours) for name, title, hours, share, _ in parts],
             name=f"Where the {unit}-hours went",
         ),
-        pictures=_pictures(facts),
-        style=Markup(_STYLE),  # noqa: S704 - this package's own
+        pictures=_pictures(report),
+        style=Markup(style),  # noqa: S704 - this package's own
         script=Markup(page_text.SCRIPT),  # noqa: S704 - this package's own
-        policy=_policy(),
+        policy=_policy(style),
     )
 
 
-def _policy() -> str:
+def _style(report: Report) -> str:
+    """Return the page's style, with the colours of the parts; a style attribute would need 'unsafe-inline'."""
+    parts = report.drawing.parts
+    rules = [
+        *(f".p-{name} {{ fill: var(--{name}); }} .k-{name} {{ background: var(--{name}); }}\n" for name in parts),
+        *(
+            f".c{place} polyline {{ stroke: var(--c{place}); }} .c{place} circle {{ fill: var(--c{place}); }} "
+            f".k{place} {{ background: var(--c{place}); }}\n"
+            for place in range(COLOURS)
+        ),
+        ".h0 { fill: var(--none); }\n",
+        *(f".h{one} {{ fill: rgb(var(--heat) / {round(100 * one / LEVELS)}%); }}\n" for one in range(1, LEVELS + 1)),
+    ]
+    light = " ".join(f"--{name}: {part.light};" for name, part in parts.items())
+    dark = " ".join(f"--{name}: {part.dark};" for name, part in parts.items())
+    return page_text.STYLE.replace("LIGHT_PARTS", light).replace("DARK_PARTS", dark) + "".join(rules)
+
+
+def _policy(page_style: str) -> str:
     """Return what the page may do: its own style and script by their sums, and nothing from anywhere."""
     style, script = (
-        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (_STYLE, page_text.SCRIPT)
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (page_style, page_text.SCRIPT)
     )
-    own = f"style-src 'sha256-{style}'; script-src 'sha256-{script}'"
-    return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
+    allowed = f"style-src 'sha256-{style}'; script-src 'sha256-{script}'"
+    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 
 
-def _phases(facts: Facts) -> Markup:
-    sizes = [(one.kind, one.title, one.end - one.begin) for one in facts.phases]
+def _phases(report: Report) -> Markup:
+    sizes = [(one.kind, one.title, one.end - one.begin) for one in report.course.phases]
     named = [(kind, f"{title}: {format_seconds(size)}", size) for kind, title, size in sizes]
-    return picture.bar(named, name="Phases of the run", height=22)
+    return bar(named, name="Phases of the run", height=22)
 
 
 def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "nothing ran"
 
 
-def _cards(facts: Facts) -> list[tuple[str, str]]:
+def _cards(report: Report) -> list[tuple[str, str]]:
     """Return the figures at the top, each with its title; what is not known has none."""
-    figures, unit = facts.figures, facts.ledger.unit
-    found = [("elapsed", format_seconds(facts.end - facts.began))] if facts.began else []
-    if facts.ledger.paid:
-        found.append((f"{unit}-hours paid", f"{facts.ledger.paid:.3g}"))
-    if facts.ledger.parts["unknown"] < facts.ledger.paid / 2:
-        found.append(("of them useful", f"{figures.get('useful', 0):.0f} %"))
+    figures, ledger, course = report.findings.figures, report.hours.ledger, report.course
+    cards = [("elapsed", format_seconds(course.end - course.began))] if course.began else []
+    if ledger.paid:
+        cards.append((f"{ledger.unit}-hours paid", f"{ledger.paid:.3g}"))
+    if ledger.parts["unknown"] < ledger.paid / 2:
+        cards.append(("of them useful", f"{figures.get('useful', 0):.0f} %"))
     if "gpu_use" in figures:
-        found.append(("mean GPU use", f"{figures['gpu_use']:.0f} %"))
+        cards.append(("mean GPU use", f"{figures['gpu_use']:.0f} %"))
     if "cpu_use" in figures:
-        found.append(("mean use of the cores", f"{figures['cpu_use']:.0f} %"))
+        cards.append(("mean use of the cores", f"{figures['cpu_use']:.0f} %"))
     if "memory_peak" in figures:
-        found.append(("highest memory of a node", format_bytes(figures["memory_peak"])))
+        cards.append(("highest memory of a node", format_bytes(figures["memory_peak"])))
     if "energy_kwh" in figures:
         energy = figures["energy_kwh"]
-        found.append(("energy of the GPUs", f"{energy:.3g} kWh" if energy >= 0.1 else f"{1000 * energy:.3g} Wh"))
+        cards.append(("energy of the GPUs", f"{energy:.3g} kWh" if energy >= 0.1 else f"{1000 * energy:.3g} Wh"))
     if "imbalance" in figures:
-        found.append(("imbalance of the GPUs", f"{figures['imbalance']:.0f} %"))
-    return found
+        cards.append(("imbalance of the GPUs", f"{figures['imbalance']:.0f} %"))
+    return cards
 
 
-def _pictures(facts: Facts) -> list[tuple[str, str, Markup, list[str]]]:
-    """Return the pictures over time: title, note, picture and the names of its lines; none that would be empty."""
-    seconds = facts.end - facts.began
-    gap = max([20.0, *(4 * node.every for node in facts.series.values())])
+# -- pictures --------------------------------------------------------------------------------------------------------
 
-    def of_gpus(column: str) -> list[Line]:
-        return [
-            Line(f"{name}:{gpu.number}", [at - facts.began for at in node.t], gpu.columns[column])
-            for name, node in facts.series.items()
-            for gpu in node.gpus
-        ]
 
-    def of_nodes(column: str, *, share: bool = False) -> list[Line]:
-        return [
-            Line(
-                name,
-                [at - facts.began for at in node.t],
-                [None if value is None else value / node.cores if share else value for value in node.columns[column]],
+class Curve(NamedTuple):
+    """A curve of a picture."""
+
+    title: str
+    t: Sequence[float]  # seconds since the run's start
+    values: Sequence[float | None]  # None where nothing is known
+
+
+class _Picture(NamedTuple):
+    """What a picture of curves shows."""
+
+    title: str
+    curves: list[Curve]
+    unit: str
+    note: str = ""
+    top: float = 0.0  # of the axis; 0: as the curves need it
+    always: bool = False  # drawn also where all values are zero
+
+
+_Drawn = tuple[str, str, Markup, list[str]]  # title, note, picture, names of its curves
+
+
+def _pictures(report: Report) -> list[_Drawn]:
+    """Return the pictures over time; none that would be empty."""
+    seconds = report.course.end - report.course.began
+    gap = max([20.0, *(4 * node.every for node in report.drawing.series.values())])
+    both_ways = "Sent and received, of each"
+    of_gpus = (
+        _Picture("GPU use", _of_gpus(report, "use"), "%", top=100, always=True),
+        _Picture("GPU memory", _of_gpus(report, "memory"), "GiB"),
+        _Picture("GPU power", _of_gpus(report, "power"), "W"),
+        _Picture("NVLink", _of_gpus(report, "nvlink"), "GiB/s", f"{both_ways} GPU."),
+        _Picture("PCIe", _of_gpus(report, "pcie"), "GiB/s", f"{both_ways} GPU."),
+    )
+    of_nodes = (
+        _Picture("Cores in use", _of_nodes(report, "cpu"), "", always=True),
+        _Picture("Memory of the nodes", _of_nodes(report, "memory"), "GiB"),
+        _Picture("InfiniBand", _of_nodes(report, "ib"), "GiB/s", f"{both_ways} node."),
+        _Picture("Network", _of_nodes(report, "net"), "GiB/s", "Sent and received by the nodes' interfaces."),
+        _Picture("Disk", _of_nodes(report, "disk"), "GiB/s", "Read and written."),
+    )
+    drawn = [
+        _map("Use of each GPU", _of_gpus(report, "use"), "GPU", seconds, gap),
+        *(_plot(picture, seconds, gap) for picture in of_gpus),
+        _map("Use of each node's cores", _shares_of_cores(report), "node", seconds, gap),
+        *(_plot(picture, seconds, gap) for picture in (*of_nodes, *_of_kind(report))),
+    ]
+    return [one for one in drawn if one[2]]
+
+
+def _of_gpus(report: Report, column: str) -> list[Curve]:
+    return [
+        Curve(f"{name}:{gpu.number}", [at - report.course.began for at in node.t], getattr(gpu.columns, column))
+        for name, node in report.drawing.series.items()
+        for gpu in node.gpus
+    ]
+
+
+def _of_nodes(report: Report, column: str) -> list[Curve]:
+    return [
+        Curve(name, [at - report.course.began for at in node.t], getattr(node.columns, column))
+        for name, node in report.drawing.series.items()
+    ]
+
+
+def _shares_of_cores(report: Report) -> list[Curve]:
+    """Return the use of each node's cores in percent."""
+    return [
+        curve._replace(values=[None if value is None else 100 * value / node.cores for value in curve.values])
+        for curve, node in zip(_of_nodes(report, "cpu"), report.drawing.series.values(), strict=True)
+    ]
+
+
+def _of_kind(report: Report) -> list[_Picture]:
+    """Return the pictures of what the kind's own processes did."""
+    activity = report.drawing.activity
+    if activity is None:
+        return []
+    t = [at - report.course.began for at in activity.t]
+    return [
+        _Picture(plot.title, [Curve(plot.label, t, activity.columns[plot.column])], plot.unit, always=plot.always)
+        for plot in report.drawing.plots
+    ]
+
+
+def _map(title: str, curves: Sequence[Curve], row: str, seconds: float, gap: float) -> _Drawn:
+    note = f"Darker is more: a row is a {row}, from 0 to 100 %."
+    return title, note, heat(curves, seconds, name=f"{title} over time", gap=gap), []
+
+
+def _plot(picture: _Picture, seconds: float, gap: float) -> _Drawn:
+    title, unit, scale = picture.title, picture.unit, 1
+    shown = [curve for curve in spread(picture.curves) if any(value is not None for value in curve.values)]
+    highest = max((value for curve in shown for value in curve.values if value is not None), default=0.0)
+    if not highest and not picture.always:
+        return title, "", Markup(), []  # nothing but zero
+    if unit.startswith("GiB"):
+        unit, scale = (unit, GIB) if highest >= GIB / 8 else (unit.replace("GiB", "MiB"), 1 << 20)
+    drawn = lines(shown, seconds, name=title, unit=unit, top=picture.top, scale=scale, gap=gap)
+    return f"{title}, {unit}" if unit else title, picture.note, drawn, [curve.title for curve in shown]
+
+
+def thin(points: Points, bins: int = BINS) -> Points:
+    """Return at most two points for each of so many equal pieces of time: the lowest and the highest, in order."""
+    if len(points) <= 2 * bins:
+        return points
+    begin, width = points[0][0], (points[-1][0] - points[0][0]) / bins or 1.0
+    kept: Points = []
+    piece: Points = []
+    number = 0
+    for point in [*points, (math.inf, 0.0)]:
+        at = bins if point[0] == math.inf else min(bins - 1, int((point[0] - begin) / width))
+        if at != number and piece:
+            low, high = min(piece, key=lambda one: one[1]), max(piece, key=lambda one: one[1])
+            kept += [low] if low == high else sorted((low, high))
+            piece = []
+        number = at
+        piece.append(point)
+    return kept
+
+
+def pieces(curve: Curve, gap: float) -> list[Points]:
+    """Return the points of a curve, divided where nothing is known for longer than ``gap`` seconds."""
+    parts: list[Points] = []
+    last = -math.inf
+    for at, value in zip(curve.t, curve.values, strict=False):
+        if value is None:
+            continue
+        if at - last > gap:
+            parts.append([])
+        parts[-1].append((at, value))
+        last = at
+    whole = sum(map(len, parts))
+    return [thin(piece, max(1, round(BINS * len(piece) / whole))) for piece in parts]
+
+
+def nice(highest: float) -> float:
+    """Return the round number at or above a value: 1, 2, 2.5 or 5 times a power of ten."""
+    if highest <= 0 or not math.isfinite(highest):
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(highest))
+    return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= highest * (1 - 1e-9))
+
+
+def clock(seconds: float) -> str:
+    """Return a time since the run's start: 45 s, 12:30 (minutes), 2:05:00 (hours)."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def ticks(seconds: float) -> list[float]:
+    """Return round times from 0 to the run's end."""
+    steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
+    step = next((one for one in steps if seconds / one <= MOST_TICKS), math.ceil(seconds / MOST_TICKS / 86400) * 86400)
+    return [at * step for at in range(int(seconds / step) + 1)]
+
+
+def _x(at: float, seconds: float) -> float:
+    return round(LEFT + (WIDTH - LEFT - RIGHT) * min(1.0, max(0.0, at / seconds)), 1)
+
+
+def _axis(seconds: float, height: float) -> Iterable[str]:
+    places = ticks(seconds)
+    for at in places:
+        x = _x(at, seconds)
+        anchor = "middle" if x < WIDTH - 40 else "end"
+        yield f'<line class="grid" x1="{x}" x2="{x}" y1="4" y2="{height}"/>'
+        yield f'<text x="{x}" y="{height + 15}" text-anchor="{anchor}">{clock(at)}</text>'
+
+
+def lines(curves: Sequence[Curve], seconds: float, *, name: str, unit: str, top: float = 0.0, scale: float = 1.0,
+          gap: float = 20.0) -> Markup:  # fmt: skip
+    """Return a picture of lines over the run's time; empty if nothing is known of any.
+
+    Parameters
+    ----------
+    top
+        The highest value of the axis; 0: as the lines need it.
+    scale
+        What a value is divided by to be in ``unit``.
+    gap
+        Seconds without a value after which a curve is interrupted.
+    """
+    drawn = [(curve, pieces(curve, gap)) for curve in curves]
+    drawn = [(curve, parts) for curve, parts in drawn if parts]
+    if not drawn or seconds <= 0:
+        return Markup()
+    highest = max(value for _, parts in drawn for part in parts for _, value in part) / scale
+    top = top or nice(highest)
+    steps = [0.0, top / 2, top]
+    size = f'viewBox="0 0 {WIDTH:g} {HEIGHT + 22:g}" data-top="{top:g}" data-height="{HEIGHT:g}"'
+    labels = f'data-seconds="{seconds:.2f}" data-unit="{escape(unit)}" aria-label="{escape(name)}"'
+    out = [f'<svg class="lines" role="img" {size} {labels}>']
+    out += _axis(seconds, HEIGHT)
+    for step in steps:
+        y = round(HEIGHT - (HEIGHT - 8) * step / top, 1)
+        out.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
+        out.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{step:g}</text>')
+    for place, (curve, parts) in enumerate(drawn):
+        out.append(f'<g class="c{place % COLOURS}" data-title="{escape(curve.title)}">')
+        for part in parts:
+            points = " ".join(
+                f"{_x(at, seconds):g},{HEIGHT - (HEIGHT - 8) * min(1.0, max(0.0, value / scale / top)):.1f}"
+                for at, value in part
             )
-            for name, node in facts.series.items()
-        ]
-
-    found: list[tuple[str, str, Markup, list[str]]] = []
-
-    def draw(
-        title: str, lines: Sequence[Line], unit: str, *, top: float = 0.0, scale: float = 1.0, note: str = ""
-    ) -> None:
-        shown = [line for line in picture.spread(lines) if any(value is not None for value in line.values)]
-        highest = max((value for line in shown for value in line.values if value is not None), default=0.0)
-        if title not in _ALWAYS and not highest:
-            return  # nothing but zero
-        if scale == GIB and highest < GIB / 8:
-            unit, scale = unit.replace("GiB", "MiB"), 1 << 20
-        if drawn := picture.lines(shown, seconds, name=title, unit=unit, top=top, scale=scale, gap=gap):
-            found.append((f"{title}, {unit}" if unit else title, note, drawn, [line.title for line in shown]))
-
-    if drawn := picture.heat(of_gpus("use"), seconds, name="Use of each GPU over time", gap=gap):
-        found.append(("Use of each GPU", "Darker is more: a row is a GPU, from 0 to 100 %.", drawn, []))
-    draw("GPU use", of_gpus("use"), "%", top=100, scale=0.01)
-    draw("GPU memory", of_gpus("memory"), "GiB", scale=GIB)
-    draw("GPU power", of_gpus("power"), "W")
-    draw("NVLink", of_gpus("nvlink"), "GiB/s", scale=GIB, note="Sent and received, of each GPU.")
-    draw("PCIe", of_gpus("pcie"), "GiB/s", scale=GIB, note="Sent and received, of each GPU.")
-    if drawn := picture.heat(of_nodes("cpu", share=True), seconds, name="Use of each node's cores over time", gap=gap):
-        found.append(("Use of each node's cores", "Darker is more: a row is a node, from 0 to 100 %.", drawn, []))
-    draw("Cores in use", of_nodes("cpu"), "")
-    draw("Memory of the nodes", of_nodes("memory"), "GiB", scale=GIB)
-    draw("InfiniBand", of_nodes("ib"), "GiB/s", scale=GIB, note="Sent and received, of each node.")
-    draw("Network", of_nodes("net"), "GiB/s", scale=GIB, note="Sent and received by the nodes' interfaces.")
-    draw("Disk", of_nodes("disk"), "GiB/s", scale=GIB, note="Read and written.")
-    if facts.dask:
-        t = [at - facts.began for at in facts.dask.t]
-        draw("Tasks being worked on", [Line("tasks", t, facts.dask.columns["processing"])], "")
-        draw("Spilled by Dask", [Line("spilled", t, facts.dask.columns["spilled"])], "GiB", scale=GIB)
-    return found
+            if len(part) == 1:
+                across, _, down = points.partition(",")
+                out.append(f'<circle cx="{across}" cy="{down}" r="2"/>')
+            else:
+                out.append(f'<polyline points="{points}"/>')
+        out.append("</g>")
+    out.append("</svg>")
+    return Markup("".join(map(str, out)))  # noqa: S704 - every text in it was escaped above
 
 
-_ALWAYS = ("GPU use", "Cores in use", "Tasks being worked on")
+def spread(curves: Sequence[Curve]) -> list[Curve]:
+    """Return three lines in the place of many: the highest, the mean and the lowest at each time of the first."""
+    drawn = [curve for curve in curves if any(value is not None for value in curve.values)]
+    if len(drawn) <= COLOURS:
+        return drawn
+    apart = max((curve.t[-1] - curve.t[0]) / max(1, len(curve.t) - 1) for curve in drawn)  # a value of each in each bin
+    width = max(max(curve.t[-1] for curve in drawn) / (2 * BINS), apart) or 1.0
+    columns: dict[int, list[float]] = {}
+    for curve in drawn:
+        for at, value in zip(curve.t, curve.values, strict=False):
+            if value is not None:
+                columns.setdefault(int(at / width), []).append(value)
+    t = [(place + 0.5) * width for place in sorted(columns)]
+    rows = [columns[place] for place in sorted(columns)]
+    return [
+        Curve("highest", t, [max(row) for row in rows]),
+        Curve("mean", t, [sum(row) / len(row) for row in rows]),
+        Curve("lowest", t, [min(row) for row in rows]),
+    ]
+
+
+def heat(curves: Sequence[Curve], seconds: float, *, name: str, gap: float = 20.0) -> Markup:
+    """Return a map of time and device of values in percent, the mean of each field; empty if there is nothing.
+
+    More than ROWS devices share rows, whose names are those of the first and the last.
+    """
+    drawn = [curve for curve in curves if any(value is not None for value in curve.values)]
+    if len(drawn) < 2 or seconds <= 0:
+        return Markup()
+    share = math.ceil(len(drawn) / ROWS)
+    rows = [drawn[at : at + share] for at in range(0, len(drawn), share)]
+    high = max(6.0, min(18.0, 360.0 / len(rows)))
+    height = high * len(rows)
+    width = (WIDTH - LEFT - RIGHT) / COLUMNS
+    out = [f'<svg viewBox="0 0 {WIDTH:g} {height + 26:g}" class="heat" role="img" aria-label="{escape(name)}">']
+    paths: dict[int, list[str]] = {}
+    every = max(1, math.ceil(11 / high))
+    for place, row in enumerate(rows):
+        y = 4 + place * high
+        for level, begin, end in _runs(_levels(row, seconds, gap)):
+            wide = (end - begin) * width
+            field = f"M{LEFT + begin * width:.1f} {y:.1f}h{wide:.1f}v{high - 1:.1f}h-{wide:.1f}z"
+            paths.setdefault(level, []).append(field)
+        label = row[0].title if len(row) == 1 else f"{row[0].title} …"
+        if place % every == 0:
+            out.append(f'<text x="{LEFT - 6}" y="{y + high / 2 + 3:.1f}" text-anchor="end">{escape(label[:9])}</text>')
+    out += [f'<path class="h{level}" d="{"".join(fields)}"/>' for level, fields in sorted(paths.items())]
+    out += [part for part in _axis(seconds, height + 4) if part.startswith("<text")]
+    out.append("</svg>")
+    return Markup("".join(map(str, out)))  # noqa: S704 - every text in it was escaped above
+
+
+def _levels(row: Sequence[Curve], seconds: float, gap: float) -> list[int | None]:
+    """Return the level of each column of a row, None where nothing is known; a value holds since the one before it."""
+    sums, counts = [0.0] * COLUMNS, [0] * COLUMNS
+    for curve in row:
+        before = 0.0
+        for at, value in zip(curve.t, curve.values, strict=False):
+            if value is not None and 0 <= at <= seconds * 1.001:
+                begin = before if 0 < at - before <= gap else at
+                first, last = (min(COLUMNS - 1, int(COLUMNS * moment / seconds)) for moment in (max(0.0, begin), at))
+                for column in range(min(first + 1, last), last + 1):
+                    sums[column] += value
+                    counts[column] += 1
+            before = at
+    means = [total / count if count else None for total, count in zip(sums, counts, strict=True)]
+    return [None if mean is None else min(LEVELS, math.ceil(mean * LEVELS / 100)) for mean in means]
+
+
+def _runs(levels: Sequence[int | None]) -> Iterable[tuple[int, int, int]]:
+    """Yield each level with the first column that has it, and the first that has not."""
+    begin = 0
+    for place in range(1, len(levels) + 1):
+        if place == len(levels) or levels[place] != levels[begin]:
+            level = levels[begin]
+            if level is not None:
+                yield level, begin, place
+            begin = place
+
+
+def bar(parts: Sequence[tuple[str, str, float]], *, name: str, height: float = 26.0) -> Markup:
+    """Return a bar of parts, each a class, a title and its size; those of nothing are left out."""
+    whole = sum(size for _, _, size in parts)
+    if whole <= 0:
+        return Markup()
+    x = 0.0
+    out = [f'<svg viewBox="0 0 {WIDTH:g} {height:g}" class="bar" role="img" aria-label="{escape(name)}">']
+    for kind, title, size in parts:
+        wide = WIDTH * size / whole
+        if wide > 0:
+            out.append(
+                f'<rect class="p-{escape(kind)}" x="{x:.1f}" y="0" width="{max(wide, 1):.1f}" height="{height:g}">'
+                f"<title>{escape(title)}</title></rect>"
+            )
+            if wide > 60:
+                place = f'x="{x + wide / 2:.1f}" y="{height / 2 + 4:.1f}" text-anchor="middle"'
+                out.append(f'<text class="on" {place}>{100 * size / whole:.0f} %</text>')
+        x += wide
+    out.append("</svg>")
+    return Markup("".join(map(str, out)))  # noqa: S704 - every text in it was escaped above

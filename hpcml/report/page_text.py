@@ -1,16 +1,17 @@
-"""The report's page as a Jinja2 template, with its style and the script that shows values under the pointer."""
+"""The report's page as a Jinja2 template, with its style and the script that shows values under the pointer.
+
+In the style ``LIGHT_PARTS`` and ``DARK_PARTS`` are the places of the colours of the parts of the hours.
+"""
 
 STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1b1f24; --soft: #59636e; --rule: #d8dee4; --panel: #f6f8fa;
   --good: #1a7f37; --bad: #b42318; --none: #e6e9ed;
   --c0: #1f6feb; --c1: #d1570b; --c2: #1a7f37; --c3: #a333c8; --c4: #b58900; --c5: #c2255c; --c6: #0c8599; --c7: #6b7280;
-  --starting: #8c959f; --importing: #6b8fb5; --script: #d29922; --tasks: #e08a3c; --transfers: #8250df; --spilling: #c2255c;
-  --useful: #2da44e; --tail: #b0b7bf; --unknown: #dfe3e8; --heat: 31 111 235; }
+  LIGHT_PARTS --heat: 31 111 235; }
 @media (prefers-color-scheme: dark) { :root { --back: #0d1117; --text: #e6edf3; --soft: #9198a1; --rule: #30363d;
   --panel: #161b22; --good: #3fb950; --bad: #ff7b72; --none: #21262d;
   --c0: #58a6ff; --c1: #f0883e; --c2: #3fb950; --c3: #d2a8ff; --c4: #e3b341; --c5: #ff7eb6; --c6: #39c5cf; --c7: #9198a1;
-  --starting: #6e7681; --importing: #527aa3; --script: #bb8009; --tasks: #c0702b; --transfers: #8957e5; --spilling: #bf4b8a;
-  --useful: #238636; --tail: #484f58; --unknown: #2b3138; --heat: 88 166 255; } }
+  DARK_PARTS --heat: 88 166 255; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1180px; padding: 20px 24px 48px; background: var(--back); color: var(--text);
   font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
@@ -42,8 +43,7 @@ polyline { fill: none; stroke-width: 1.4; vector-effect: non-scaling-stroke; str
   svg text { font-size: 18px; } .heat text { font-size: 14px; } }
 @media print { :root { --back: #fff; --text: #000; --soft: #444; --rule: #bbb; --panel: #fff; --good: #1a7f37; --bad: #b42318;
   --none: #e6e9ed; --c0: #1f6feb; --c1: #d1570b; --c2: #1a7f37; --c3: #a333c8; --c4: #b58900; --c5: #c2255c; --c6: #0c8599;
-  --c7: #6b7280; --heat: 31 111 235; --starting: #8c959f; --importing: #6b8fb5; --script: #d29922; --tasks: #e08a3c;
-  --transfers: #8250df; --spilling: #c2255c; --useful: #2da44e; --tail: #b0b7bf; --unknown: #dfe3e8; }
+  --c7: #6b7280; --heat: 31 111 235; LIGHT_PARTS }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } body { max-width: none; padding: 0; font-size: 12px; }
   figure, tr, .advice, .card { break-inside: avoid; } h2, h3 { break-after: avoid; } .wide { overflow: visible; } }
 """
@@ -93,59 +93,59 @@ PAGE = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="{{ policy }}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
-<title>{{ facts.run }}: {{ facts.ending.end.state }}</title>
+<title>{{ report.run.run }}: {{ report.course.ending.end.state }}</title>
 <style>{{ style }}</style>
 </head>
 <body>
 <header>
-<h1>{{ facts.run }}</h1>
-<p class="soft">{{ facts.script }}{% if facts.job %} · job {{ facts.job }}{% endif %} · site {{ facts.site }} ·
-{{ facts.began | moment }} · {{ nodes }}</p>
-<p class="lead"><b class="{{ 'good' if good else 'bad' if facts.ending.end.over else '' }}">{{ facts.ending.end.state }}</b>:
-{{ facts.ending.end.message }}{% if told_status %} (exit status {{ facts.ending.end.exit_status }}){% endif %}</p>
+<h1>{{ report.run.run }}</h1>
+<p class="soft">{{ report.run.script }}{% if report.run.job %} · job {{ report.run.job }}{% endif %} · site {{ report.run.site }} ·
+{{ report.course.began | moment }} · {{ nodes }}</p>
+<p class="lead"><b class="{{ 'good' if good else 'bad' if report.course.ending.end.over else '' }}">{{ report.course.ending.end.state }}</b>:
+{{ report.course.ending.end.message }}{% if told_status %} (exit status {{ report.course.ending.end.exit_status }}){% endif %}</p>
 </header>
-{% if facts.ending.cause %}
+{% if report.course.ending.cause %}
 <section><h2>Why</h2>
-<p class="lead">{{ facts.ending.cause }}</p>
-{% for line in facts.ending.evidence %}
+<p class="lead">{{ report.course.ending.cause }}</p>
+{% for line in report.course.ending.evidence %}
 <p class="soft">{{ line.file }}{% if line.number %}, line {{ line.number }}{% endif %}{% if line.time %}, {{ line.time | moment }}{% endif %}
 {%- if line.node %}, on {{ line.node }}{% endif %}</p>
 <pre>{{ line.text }}</pre>
 {% endfor %}
-{% if facts.ending.followed %}<p class="soft">What followed:</p>
-{% for line in facts.ending.followed %}<pre>{{ line.text }}</pre>{% endfor %}{% endif %}
-{% if facts.ending.next_step %}<p>Next: {{ facts.ending.next_step }}</p>{% endif %}
-{% if facts.ending.again %}<pre>{{ facts.ending.again }}</pre>{% endif %}
+{% if report.course.ending.followed %}<p class="soft">What followed:</p>
+{% for line in report.course.ending.followed %}<pre>{{ line.text }}</pre>{% endfor %}{% endif %}
+{% if report.course.ending.next_step %}<p>Next: {{ report.course.ending.next_step }}</p>{% endif %}
+{% if report.course.ending.again %}<pre>{{ report.course.ending.again }}</pre>{% endif %}
 </section>
 {% endif %}
 <div class="cards">
 {% for title, value in cards %}<div class="card"><b>{{ value }}</b><span>{{ title }}</span></div>
 {% endfor %}</div>
-{% for one in facts.advice %}
+{% for one in report.findings.advice %}
 <p class="advice">{{ one.sentence }} <span class="soft">(rule {{ one.rule }}: {{ one.figure }} = {{ "%.3g" | format(one.value) }})</span></p>
 {% endfor %}
 {% if phases %}
 <section><h2>Phases</h2><figure>{{ phases }}
-<div class="legend">{% for phase in facts.phases %}<span><i class="key k-{{ phase.kind }}"></i>{{ phase.title }}
+<div class="legend">{% for phase in report.course.phases %}<span><i class="key k-{{ phase.kind }}"></i>{{ phase.title }}
 {{ (phase.end - phase.begin) | duration }}</span>{% endfor %}</div></figure></section>
 {% endif %}
 {% if ledger %}
 <section><h2>Where the {{ unit }}-hours went</h2>
-<p>{{ facts.ledger.number | count }} {{ unit }}{{ "s" if facts.ledger.number != 1 }} for {{ (facts.end - facts.began) | duration }}:
-{{ facts.ledger.paid | hours }} {{ unit }}-hours.</p>
+<p>{{ report.hours.ledger.number | count }} {{ unit }}{{ "s" if report.hours.ledger.number != 1 }} for {{ (report.course.end - report.course.began) | duration }}:
+{{ report.hours.ledger.paid | hours }} {{ unit }}-hours.</p>
 <figure>{{ ledger }}</figure>
 <table><tr><th>Part</th><th class="n">{{ unit }}-hours</th><th class="n">share</th><th>What it is</th></tr>
 {% for kind, title, hours, share, text in parts %}<tr><td><i class="key k-{{ kind }}"></i>{{ title }}</td>
 <td class="n">{{ hours | hours }}</td><td class="n">{{ "%.1f" | format(share) }} %</td><td class="soft">{{ text }}</td></tr>
-{% endfor %}<tr><td><b>Sum</b></td><td class="n"><b>{{ facts.ledger.parts.values() | sum | hours }}</b></td><td class="n">100 %</td><td></td></tr>
+{% endfor %}<tr><td><b>Sum</b></td><td class="n"><b>{{ report.hours.ledger.parts.values() | sum | hours }}</b></td><td class="n">100 %</td><td></td></tr>
 </table></section>
 {% endif %}
-{% if facts.attempts | length > 1 %}
+{% if report.hours.attempts | length > 1 %}
 <section><h2>All attempts</h2>
-<p>{{ facts.attempts | length }} attempts had their nodes for {{ facts.attempts | sum(attribute="seconds") | duration }}: {{ total | hours }} {{ unit }}-hours,
-of them {{ facts.total.useful | hours }} useful. All else on this page is of the last one.</p>
+<p>{{ report.hours.attempts | length }} attempts had their nodes for {{ report.hours.attempts | sum(attribute="seconds") | duration }}: {{ total | hours }} {{ unit }}-hours,
+of them {{ report.hours.total.useful | hours }} useful. All else on this page is of the last one.</p>
 <div class="wide"><table><tr><th>Attempt</th><th>job</th><th>began</th><th class="n">lasted</th><th class="n">{{ unit }}-hours</th><th class="n">useful</th><th>ended</th></tr>
-{% for one in facts.attempts %}<tr><td>{{ one.number + 1 }}</td><td>{{ one.job }}</td><td>{{ one.begin | moment }}</td>
+{% for one in report.hours.attempts %}<tr><td>{{ one.number + 1 }}</td><td>{{ one.job }}</td><td>{{ one.begin | moment }}</td>
 <td class="n">{{ one.seconds | duration }}</td><td class="n">{% if one.hours is none %}–{% else %}{{ one.hours | hours }}{% endif %}</td>
 <td class="n">{{ one.useful | percent }}</td><td><b>{{ one.state }}</b> {{ one.message }}</td></tr>
 {% endfor %}</table></div>
@@ -163,10 +163,10 @@ of them {{ facts.total.useful | hours }} useful. All else on this page is of the
 </figure>
 {% endfor %}</section>
 {% endif %}
-{% if facts.devices %}
+{% if report.machines.devices %}
 <section><h2>GPUs</h2><div class="wide"><table><tr><th>GPU</th><th>model</th><th class="n">mean use</th><th class="n">highest memory</th>
 <th class="n">mean power</th><th class="n">energy</th></tr>
-{% for one in facts.devices[:256] %}<tr><td>{{ one.label }}</td><td>{{ one.name }}</td><td class="n">{{ one.use | percent }}</td>
+{% for one in report.machines.devices[:256] %}<tr><td>{{ one.label }}</td><td>{{ one.name }}</td><td class="n">{{ one.use | percent }}</td>
 <td class="n">{{ one.memory | size }}{% if one.memory_size %} of {{ one.memory_size | size }}{% endif %}</td>
 <td class="n">{% if one.power is none %}–{% else %}{{ "%.0f" | format(one.power) }} W{% endif %}</td>
 <td class="n">{% if one.energy is none %}–{% else %}{{ "%.3f" | format(one.energy) }} kWh{% endif %}</td></tr>
@@ -174,31 +174,31 @@ of them {{ facts.total.useful | hours }} useful. All else on this page is of the
 <p class="soft">Use is NVML's: the share of time in which some kernel ran, however small.</p></section>
 {% endif %}
 <section><h2>Asked for and used</h2><table><tr><th></th><th>asked for</th><th>used</th></tr>
-{% for what, asked, used in facts.asked %}<tr><td>{{ what }}</td><td>{{ asked }}</td><td>{{ used }}</td></tr>{% endfor %}</table></section>
-{% if facts.fabric %}
-<section><h2>Interconnect</h2><p><b class="{{ 'good' if facts.fabric_ok else 'bad' }}">{{ "✓" if facts.fabric_ok else "✗" }}</b> {{ facts.fabric }}</p>
-{% if facts.fabric_remedy and not facts.fabric_ok %}<p>Remedy: {{ facts.fabric_remedy }}</p>{% endif %}</section>
+{% for what, asked, used in report.findings.asked %}<tr><td>{{ what }}</td><td>{{ asked }}</td><td>{{ used }}</td></tr>{% endfor %}</table></section>
+{% if report.interconnect.fabric %}
+<section><h2>Interconnect</h2><p><b class="{{ 'good' if report.interconnect.fabric_ok else 'bad' }}">{{ "✓" if report.interconnect.fabric_ok else "✗" }}</b> {{ report.interconnect.fabric }}</p>
+{% if report.interconnect.fabric_remedy and not report.interconnect.fabric_ok %}<p>Remedy: {{ report.interconnect.fabric_remedy }}</p>{% endif %}</section>
 {% endif %}
-{% if facts.topology %}
-<section><h2>Nodes</h2><table>{% for name, text in facts.topology[:256] %}<tr><td>{{ name }}</td><td>{{ text }}</td></tr>{% endfor %}</table></section>
+{% if report.machines.topology %}
+<section><h2>Nodes</h2><table>{% for name, text in report.machines.topology[:256] %}<tr><td>{{ name }}</td><td>{{ text }}</td></tr>{% endfor %}</table></section>
 {% endif %}
-{% if facts.profiles %}
+{% if report.findings.profiles %}
 <section><h2>Profiles</h2><p class="soft">What opens each, where the run's directory is:</p>
-{% for line in facts.profiles %}<pre>{{ line }}</pre>{% endfor %}</section>
+{% for line in report.findings.profiles %}<pre>{{ line }}</pre>{% endfor %}</section>
 {% endif %}
-{% if facts.happened %}
-<section><h2>On the nodes</h2>{% for text in facts.happened %}<p>{{ text }}</p>{% endfor %}</section>
+{% if report.findings.happened %}
+<section><h2>On the nodes</h2>{% for text in report.findings.happened %}<p>{{ text }}</p>{% endfor %}</section>
 {% endif %}
-{% if facts.ending.end.warnings %}
-<section><h2>Warnings</h2>{% for text in facts.ending.end.warnings %}<p>{{ text }}</p>{% endfor %}</section>
+{% if report.course.ending.end.warnings %}
+<section><h2>Warnings</h2>{% for text in report.course.ending.end.warnings %}<p>{{ text }}</p>{% endfor %}</section>
 {% endif %}
-{% if facts.versions %}
-<section><h2>Versions</h2><p class="soft">{% for name, version in facts.versions %}{{ name }} {{ version }}{{ ", " if not loop.last }}{% endfor %}</p></section>
+{% if report.machines.versions %}
+<section><h2>Versions</h2><p class="soft">{% for name, version in report.machines.versions %}{{ name }} {{ version }}{{ ", " if not loop.last }}{% endfor %}</p></section>
 {% endif %}
-{% if facts.unknown %}
-<section><h2>Not known</h2>{% for text in facts.unknown %}<p>{{ text }}</p>{% endfor %}</section>
+{% if report.findings.unknown %}
+<section><h2>Not known</h2>{% for text in report.findings.unknown %}<p>{{ text }}</p>{% endfor %}</section>
 {% endif %}
-<p class="soft">hpcml {{ facts.version }}, made {{ facts.made | moment }}, of attempt {{ facts.attempt }}. Times are since the allocation's start.</p>
+<p class="soft">hpcml {{ report.run.version }}, made {{ report.made | moment }}, of attempt {{ report.run.attempt }}. Times are since the allocation's start.</p>
 <div id="tip" role="status"></div>
 <script>{{ script }}</script>
 </body>

@@ -1,61 +1,72 @@
-"""The samples of a run as columns over time: of each node, of each GPU, and of Dask."""
+"""The samples of a run's nodes as columns over time, and the run's figures, which advice speaks of."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from hpcml import samples
 from hpcml.paths import AttemptPaths
-from hpcml.samples import DaskSample, Event, GpuSample, NodeSample, NodeSeries, Number, total
+from hpcml.report.attempts import number
+from hpcml.report.ledger import EVERY, Accounting, Column, Ledger, Phases
+from hpcml.samples import Event, GpuSample, NodeSample, NodeSeries, total
 
-KIB = 1024
-Column = list[float | None]
-T = TypeVar("T", NodeSample, DaskSample)
+HOT = 0x8 | 0x20 | 0x40 | 0x80  # NVML: slowed down by hardware, by heat (software, hardware), by the power brake
+
+
+class _Timed(Protocol):
+    @property
+    def t(self) -> float: ...
+
+
+T = TypeVar("T", bound=_Timed)
+
+
+class GpuColumns(NamedTuple):
+    """What a GPU did at the times of its node's samples."""
+
+    use: Column  # percent, since the sample before
+    memory: Column  # bytes
+    power: Column  # W
+    throttle: Column  # NVML's bits
+    nvlink: Column  # bytes per second, both ways
+    pcie: Column  # bytes per second, both ways
+    energy: Column  # J, a counter
 
 
 class Gpu(NamedTuple):
-    """A GPU: NVML's ``number``, ``memory`` in bytes (0: not known), and its columns.
+    """A GPU and its samples."""
 
-    They are ``use`` (0 to 1, since the last sample), ``memory`` (bytes), ``power`` (W), ``throttle`` (NVML's bits),
-    ``nvlink`` and ``pcie`` (bytes per second, both ways), ``energy`` (J, a counter).
-    """
-
-    number: int
+    number: int  # NVML's index
     name: str
-    memory: float
-    columns: dict[str, Column]
+    memory: float  # bytes, 0 if not known
+    columns: GpuColumns
+
+
+class NodeColumns(NamedTuple):
+    """What a node did at the times of its samples."""
+
+    cpu: Column  # cores in use
+    memory: Column  # bytes
+    net: Column  # bytes per second, both ways
+    ib: Column  # bytes per second, both ways
+    disk: Column  # bytes per second, both ways
 
 
 class Node(NamedTuple):
-    """A node: ``t`` are the samples' times, ``memory`` is bytes, ``cores`` those that the run may use.
-
-    The columns are ``cpu`` (cores in use), ``memory`` (bytes), ``net``, ``ib``, ``disk`` (bytes per second, both ways).
-    """
+    """A node and its samples."""
 
     name: str
-    every: float
-    cores: float
-    memory: float
-    t: list[float]
-    columns: dict[str, Column]
+    every: float  # seconds between samples
+    cores: float  # that the run may use
+    memory: float  # bytes that the run may use, 0 if not known
+    of_host: bool  # cores and memory are those of all programs on the machine, not of the job alone
+    t: list[float]  # times of the samples, in seconds since 1970
+    columns: NodeColumns
     gpus: tuple[Gpu, ...]
-    events: tuple[Event, ...] = ()
-    of_host: bool = False  # cores and memory are those of all that runs on the machine, not of the job alone
-
-
-class Dask(NamedTuple):
-    """What the scheduler knew: ``workers`` are the tasks of each at the times ``t``, ``columns`` are by name.
-
-    ``processing`` (tasks) and ``spilled`` (bytes) are of the moment; ``done`` (tasks), ``execute``, ``transfer``,
-    ``spill``, ``serialize`` and ``other`` (thread seconds) count from the start.
-    """
-
-    every: float
-    t: list[float]
-    columns: dict[str, Column]
-    workers: dict[str, Column]
+    events: tuple[Event, ...]
 
 
 def nodes(attempt: AttemptPaths, most: int = 0) -> dict[str, Node]:
@@ -66,25 +77,6 @@ def nodes(attempt: AttemptPaths, most: int = 0) -> dict[str, Node]:
     return {name: _node(name, series) for name, series in samples.nodes(attempt, most).items() if series.samples}
 
 
-def dask(attempt: AttemptPaths) -> Dask | None:
-    """Return what the scheduler's sampler wrote; None if there is nothing."""
-    series = samples.dask(attempt)
-    if series is None or not (rows := _in_order(series.samples)):
-        return None
-    columns: dict[str, Column] = {
-        "processing": [row.tasks.processing for row in rows],
-        "done": [row.tasks.done for row in rows],
-        "spilled": [total(worker.spilled for worker in row.workers.values()) for row in rows],
-    }
-    for name in ("execute", "transfer", "spill", "serialize", "other"):
-        columns[name] = [row.metrics.get(name) for row in rows]
-    names = dict.fromkeys(name for row in rows for name in row.workers)
-    workers: dict[str, Column] = {
-        name: [row.workers[name].processing if name in row.workers else None for row in rows] for name in names
-    }
-    return Dask(series.every or 5.0, [row.t for row in rows], columns, workers)
-
-
 def increase(counters: Column) -> float | None:
     """Return what a counter went up by in all, over its resets; None if nothing is known."""
     known = [value for value in counters if value is not None]
@@ -93,13 +85,13 @@ def increase(counters: Column) -> float | None:
     return sum(max(0.0, now - before) for before, now in itertools.pairwise(known))
 
 
-def _in_order(rows: Iterable[T]) -> list[T]:
+def in_order(rows: Iterable[T]) -> list[T]:
     """Return samples whose times go forward; a clock that was set back is waited for."""
-    found: list[T] = []
+    ordered: list[T] = []
     for row in rows:
-        if row.t > (found[-1].t if found else 0.0):
-            found.append(row)
-    return found
+        if row.t > (ordered[-1].t if ordered else 0.0):
+            ordered.append(row)
+    return ordered
 
 
 def _rates(t: Sequence[float], counters: Column) -> Column:
@@ -113,38 +105,121 @@ def _rates(t: Sequence[float], counters: Column) -> Column:
 
 
 def _node(name: str, series: NodeSeries) -> Node:
-    rows, head = _in_order(series.samples), series.header
+    rows, header = in_order(series.samples), series.header
     t = [row.t for row in rows]
-    columns: dict[str, Column] = {
-        "cpu": [row.cpu for row in rows],
-        "memory": [row.memory for row in rows],
-        "net": _rates(t, [total(row.net) for row in rows]),
-        "ib": _rates(t, [total(row.ib) for row in rows]),
-        "disk": _rates(t, [total(row.disk) for row in rows]),
-    }
-    gpus = tuple(
-        Gpu(gpu.index, gpu.name, float(gpu.memory or 0), _of_gpu(t, [_at(row, place) for row in rows]))
-        for place, gpu in enumerate(head.gpus)
+    columns = NodeColumns(
+        cpu=[row.cpu for row in rows],
+        memory=[row.memory for row in rows],
+        net=_rates(t, [total(row.net) for row in rows]),
+        ib=_rates(t, [total(row.ib) for row in rows]),
+        disk=_rates(t, [total(row.disk) for row in rows]),
     )
-    cores = head.cores if head.cores and head.cores > 0 else 1
-    size, of_host = float(head.memory or 0), head.memory_of == "host"
-    return Node(name, head.every or 5.0, float(cores), size, t, columns, gpus, series.events, of_host)
+    gpus = tuple(
+        Gpu(gpu.number, gpu.name, float(gpu.memory or 0), _gpu_columns(t, [_at(row, place) for row in rows]))
+        for place, gpu in enumerate(header.gpus)
+    )
+    cores = float(header.cores) if header.cores and header.cores > 0 else 1.0
+    of_host = header.scope.memory == "host"
+    return Node(name, header.every or EVERY, cores, float(header.memory or 0), of_host, t, columns, gpus, series.events)
 
 
 def _at(row: NodeSample, place: int) -> GpuSample:
     return row.gpus[place] if place < len(row.gpus) else GpuSample()
 
 
-def _of_gpu(t: Sequence[float], rows: Sequence[GpuSample]) -> dict[str, Column]:
-    def scaled(read: Callable[[GpuSample], Number | None], factor: float) -> Column:
-        return [None if (value := read(row)) is None else value * factor for row in rows]
+def _gpu_columns(t: Sequence[float], rows: Sequence[GpuSample]) -> GpuColumns:
+    return GpuColumns(
+        use=[None if row.use is None else min(100.0, max(0.0, row.use)) for row in rows],
+        memory=[row.memory for row in rows],
+        power=[row.power for row in rows],
+        throttle=[row.throttle for row in rows],
+        nvlink=_rates(t, [total(row.nvlink) for row in rows]),
+        pcie=[total(row.pcie) for row in rows],
+        energy=[row.energy for row in rows],
+    )
 
+
+# -- figures ---------------------------------------------------------------------------------------------------------
+
+
+def figures_of(
+    ledger: Ledger,
+    accounting: Accounting,
+    phases: Phases,
+    by_node: Mapping[str, Node],
+    job: Mapping[str, Any],
+    memory: float,
+) -> dict[str, float]:
+    """Return the figures of a run that are known; shares are in percent.
+
+    ``job`` is what was planned of it, ``memory`` the bytes that were asked for on each node, 0 if that is not known.
+    """
+    figures = {"seconds": phases.end - phases.began, "paid_hours": ledger.paid}
+    if limit := number(job.get("time_limit")):
+        figures["time_used"] = min(100.0, 100 * figures["seconds"] / limit)
+    figures |= _shares(ledger, accounting) if ledger.paid else {}
+    if phases.script is not None:
+        figures |= _of_the_script(ledger.unit, by_node, phases.script, phases.script_end or phases.end)
+    gpus = [gpu.columns for node in by_node.values() for gpu in node.gpus]
+    hot = [share for columns in gpus if (share := hot_share(columns)) is not None]
+    if hot:
+        figures["throttled"] = max(hot)
+    energy = [one for columns in gpus if (one := increase(columns.energy)) is not None]
+    if energy:
+        figures["energy_kwh"] = sum(energy) / 3.6e6
+    return figures | _memory(by_node, memory)
+
+
+def hot_share(columns: GpuColumns) -> float | None:
+    """Return in which percent of the samples a GPU was slowed down by heat or its power supply."""
+    hot = [bool(int(bits) & HOT) for bits in columns.throttle if bits is not None]
+    return 100 * sum(hot) / len(hot) if hot else None
+
+
+def _shares(ledger: Ledger, accounting: Accounting) -> dict[str, float]:
+    figures = {
+        "useful": ledger.share("useful"),
+        "bring_up": ledger.share(*dict.fromkeys(("starting", accounting.startup))),
+        "idle_tail": ledger.share("tail"),
+        "not_known": ledger.share("unknown"),
+    }
+    if ledger.parts["unknown"] > ledger.paid / 2:
+        return figures
+    of_kind = [one for one in accounting.figures if one.unit in ("", ledger.unit)]
+    return figures | {one.name: ledger.share(one.part) for one in of_kind}
+
+
+def _of_the_script(unit: str, by_node: Mapping[str, Node], begin: float, end: float) -> dict[str, float]:
+    """Return what GPUs or cores did while the script ran."""
+    gpus = [_between(node.t, gpu.columns.use, begin, end) for node in by_node.values() for gpu in node.gpus]
+    if known := [use for use in gpus if use]:
+        means = [statistics.fmean(use) for use in known]
+        middle = statistics.median(means)
+        figures = {
+            "gpus": float(len(known)),
+            "gpus_unused": float(sum(not any(use) for use in known)),
+            "gpu_use": statistics.fmean(means),
+        }
+        return figures | ({"imbalance": 100 * (middle - min(means)) / middle} if middle > 0 and len(means) > 1 else {})
+    nodes = [(node.cores, _between(node.t, node.columns.cpu, begin, end)) for node in by_node.values()]
+    cores = sum(cores for cores, use in nodes if use)
+    if unit != "core" or not cores:
+        return {}
+    return {"cpu_use": min(100.0, 100 * sum(statistics.fmean(use) for _, use in nodes if use) / cores)}
+
+
+def _between(t: Sequence[float], column: Column, begin: float, end: float) -> list[float]:
+    return [value for at, value in zip(t, column, strict=False) if value is not None and begin <= at <= end]
+
+
+def _memory(by_node: Mapping[str, Node], asked: float) -> dict[str, float]:
+    """Return the highest memory of a node in bytes, what was asked for, and how much of it that is."""
+    peak = max((size for node in by_node.values() for size in node.columns.memory if size is not None), default=None)
+    if peak is None:
+        return {}
+    gpus = any(node.gpus for node in by_node.values())  # their jobs take memory as the GPUs are
     return {
-        "use": [None if row.use is None else min(1.0, max(0.0, row.use / 100)) for row in rows],
-        "memory": [row.memory for row in rows],
-        "power": [row.power for row in rows],
-        "throttle": [row.throttle for row in rows],
-        "nvlink": _rates(t, scaled(lambda row: total((row.nvlink_rx, row.nvlink_tx)), KIB)),
-        "pcie": scaled(lambda row: total((row.pcie_rx, row.pcie_tx)), KIB),
-        "energy": scaled(lambda row: row.energy, 0.001),
+        "memory_peak": peak,
+        **({"memory_asked": asked} if asked else {}),
+        **({"memory_used": 100 * peak / asked} if asked and not gpus else {}),
     }

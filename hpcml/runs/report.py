@@ -6,11 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hpcml import files, schedulers
+from hpcml import files, kinds, schedulers
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.failures.evidence import table
-from hpcml.report.ending import Ending
-from hpcml.report.figures import memory_in_plan
+from hpcml.report.attempts import Ending, memory_in_plan
 from hpcml.runs import directories, why
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
@@ -26,7 +25,7 @@ def make(run: directories.Run) -> Path:
     StorageError
         If its files cannot be read, or the report cannot be written.
     """
-    from hpcml.report.make import make as write
+    from hpcml.report.page import make as write
 
     status = run_status.status(run)
     attempt = records.newest_attempt(run.paths)
@@ -38,7 +37,8 @@ def make(run: directories.Run) -> Path:
     if answer.failed:
         ending = Ending(status.end, answer.sentence, answer.evidence, answer.followed, answer.next_step, answer.again)
     try:
-        return write(run.paths, attempt, ending, _memory(run))
+        kind = kinds.get(records.planned(run).kind)
+        return write(run.paths, attempt, kind, ending, _memory(run))
     except OSError as error:
         hint = "Is there room (quota), and may you write there?"
         raise StorageError(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import files, samples
+from hpcml.kind import Kind
+from hpcml.kinds.dask.samples import DaskSample
+from hpcml.paths import AttemptPaths
 from hpcml.runs import directories
 from hpcml.runs.record import Planned
 from hpcml.runs.status import Status
-from hpcml.samples import DaskSample, DaskSeries, NodeSeries, Number, Pair, total
+from hpcml.samples import DiskTraffic, NodeSeries, Number, Series, Traffic, total
 
 LINES = 12  # of the script's output
 MOST_WARNINGS = 50
@@ -117,16 +120,17 @@ class Look(NamedTuple):
     """What one look at a run's files found, before anything is made of it."""
 
     nodes: Mapping[str, NodeSeries]
-    dask: DaskSeries | None
+    dask: Series[DaskSample] | None
     output: tuple[str, ...]
 
 
 class Reader:
     """Reads the ends of a run's files; a file that has not changed since the last look is not read again."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
         self._nodes: dict[Path, tuple[_Stamp, NodeSeries | None]] = {}
-        self._dask: tuple[_Stamp | None, DaskSeries | None] = None, None
+        self._dask: tuple[_Stamp | None, Series[DaskSample] | None] = None, None
 
     def look(self, run: directories.Run, attempt: int) -> Look:
         """Read the newest samples and the last lines of the script's output; what cannot be read is not there."""
@@ -134,13 +138,13 @@ class Reader:
         found = {path.name.removesuffix(".jsonl"): self._node(path) for path in samples.files_of_nodes(paths)}
         return Look(
             {name: series for name, series in found.items() if series is not None},
-            self._tasks(paths.dask_samples),
+            self._tasks(paths),
             last_lines(run.paths.driver_log),
         )
 
-    def _tasks(self, path: Path) -> DaskSeries | None:
-        if (stamp := _stamp(path)) != self._dask[0]:
-            self._dask = stamp, samples.last_of_dask(path, count=64)
+    def _tasks(self, attempt: AttemptPaths) -> Series[DaskSample] | None:
+        if (stamp := _stamp(attempt.samples_of_kind(self.kind.name))) != self._dask[0]:
+            self._dask = stamp, samples.last_of_kind(attempt, self.kind, count=64)
         return self._dask[1]
 
     def _node(self, path: Path) -> NodeSeries | None:
@@ -202,7 +206,7 @@ def view(status: Status, planned: Planned, look: Look, now: float, cause: str = 
         Why it failed, in one line.
     """
     elapsed, left = _times(status, planned, now)
-    dask = look.dask.samples if look.dask else ()
+    dask = [one for one in look.dask.samples if isinstance(one, DaskSample)] if look.dask else []  # of this kind alone
     shows_nodes = status.phase in ("starting", "running", "ending", "ended")
     return View(
         run=status.run,
@@ -251,7 +255,7 @@ def _events(nodes: Mapping[str, NodeSeries]) -> list[str]:
     """Return the samples' own events as warnings, the oldest first."""
     found = []
     for name, series in nodes.items():
-        of_host = series.header.memory_of == "host"
+        of_host = series.header.scope.memory == "host"
         found += [(event.t, text) for event in series.events if (text := event.sentence(name, of_host=of_host))]
     return list(dict.fromkeys(text for _, text in sorted(found)))[-20:]
 
@@ -263,7 +267,7 @@ def _rate(before: Number | None, after: Number | None, seconds: float) -> float 
     return (after - before) / seconds
 
 
-def _both_ways(before: Pair, after: Pair, seconds: float) -> float | None:
+def _both_ways(before: Traffic | DiskTraffic, after: Traffic | DiskTraffic, seconds: float) -> float | None:
     return total(_rate(old, new, seconds) for old, new in zip(before, after, strict=True))
 
 
@@ -295,16 +299,15 @@ def _node(name: str, series: NodeSeries | None, newest: float) -> Node:
     for place, facts in enumerate(last.gpus):
         known = header.gpus[place] if place < len(header.gpus) else None
         old = before.gpus[place] if place < len(before.gpus) else facts
-        link = _both_ways((old.nvlink_rx, old.nvlink_tx), (facts.nvlink_rx, facts.nvlink_tx), passed)
         gpus.append(
             Gpu(
-                number=known.index if known else place,
+                number=known.number if known else place,
                 use=facts.use,
                 memory=facts.memory,
                 memory_size=known.memory if known else None,
                 power=facts.power,
                 temperature=facts.temperature,
-                nvlink=None if link is None else link * 1024,
+                nvlink=_both_ways(old.nvlink, facts.nvlink, passed),
             )
         )
     late = newest - last.t
@@ -323,7 +326,7 @@ def _node(name: str, series: NodeSeries | None, newest: float) -> Node:
     )
 
 
-def _work(series: tuple[DaskSample, ...]) -> Work:
+def _work(series: Sequence[DaskSample]) -> Work:
     """Return what is made of the scheduler's samples, oldest first."""
     last = series[-1]
     window = [sample for sample in series if last.t - sample.t <= _WINDOW]
@@ -337,9 +340,6 @@ def _work(series: tuple[DaskSample, ...]) -> Work:
         left = max(0.0, known - done) / rate
     passed = last.t - before.t
 
-    def moved(name: str) -> float | None:
-        return _rate(before.metrics.get(name), last.metrics.get(name), passed)
-
     return Work(
         known=_count(known),
         done=_count(done),
@@ -348,8 +348,8 @@ def _work(series: tuple[DaskSample, ...]) -> Work:
         rate=rate,
         left=left,
         spilled=total(worker.spilled for worker in last.workers.values()),
-        transfer=moved("transfer_bytes"),
-        spill=moved("spill_bytes"),
+        transfer=_rate(before.moved.transfer, last.moved.transfer, passed),
+        spill=_rate(before.moved.spill, last.moved.spill, passed),
     )
 
 

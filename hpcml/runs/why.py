@@ -16,7 +16,7 @@ from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rules import Retry, Role, Where, meaning
 from hpcml.forms import Form
 from hpcml.paths import SCRIPT
-from hpcml.report import attempts, ending
+from hpcml.report import attempts
 from hpcml.request.record import RunRequest
 from hpcml.runs import directories, handle, script_checks
 from hpcml.runs import status as run_status
@@ -66,7 +66,7 @@ class Answer(NamedTuple):
     @property
     def sentence(self) -> str:
         """The cause in one line."""
-        return ending.sentence(self.cause, known=self.known, occurrences=self.occurrences, nodes=self.nodes)
+        return attempts.cause_sentence(self.cause, known=self.known, occurrences=self.occurrences, nodes=self.nodes)
 
     def as_json(self) -> dict[str, object]:
         """Return the answer as a JSON-ready mapping."""
@@ -206,8 +206,6 @@ def _case(run: directories.Run, status: Status) -> Case:
 
 def options(run: directories.Run, cause: Cause) -> tuple[str, ...]:
     """Return the options that a cause makes worth a try, whatever the site allows; none if the request is unknown."""
-    from hpcml.report.figures import memory_in_plan
-
     planned = directories.read_json(run.paths.plan) or Table({})
     with complete(run.paths.directory):
         inside = Table(planned.get("inside", dict, {}))
@@ -219,7 +217,7 @@ def options(run: directories.Run, cause: Cause) -> tuple[str, ...]:
                 return ("--time", _longer(limit))
             case Retry.MEMORY if cause.rule == "worker-memory" and (share := workers.get("memory_limit", int, 0)):
                 return ("--set", f"workers.memory_limit={_larger(share)}")
-            case Retry.MEMORY if size := memory_in_plan(planned.facts):
+            case Retry.MEMORY if size := attempts.memory_in_plan(planned.facts):
                 return ("--memory-per-node", _larger(size))
     return ()
 

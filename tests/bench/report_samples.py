@@ -9,7 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcml import samples
+from hpcml.kinds.dask.samples import SCHEMA, DaskSample, Moved, Tasks, ThreadSeconds, WorkerSample
 from hpcml.paths import RunPaths
+from hpcml.samples import DiskTraffic, Gpu, GpuSample, NodeHeader, NodeSample, Pressure, Scope, Traffic
 
 BEGAN = 1_790_000_000.0
 GIB = 1024**3
@@ -53,6 +56,7 @@ def write(directory: Path, shape: Shape = Shape(), **status: Any) -> RunPaths:  
     script, end = BEGAN + shape.bring_up, BEGAN + shape.seconds
     gpu = {"count": shape.gpus} if shape.gpus else None
     inside = {
+        "kind": "dask",
         "job": {"nodes": shape.nodes, "time_limit": int(1.4 * shape.seconds), "one_machine": False},
         "code": {"script": "/home/me/train.py", "arguments": ["--epochs", "10"], "form": "script"},
         "workers": {"gpu": gpu},
@@ -85,10 +89,10 @@ def write(directory: Path, shape: Shape = Shape(), **status: Any) -> RunPaths:  
     if shape.samples:
         times = sample_times(BEGAN + 7, end, shape.every)
         for number, name in enumerate(nodes):
-            attempt_file = attempt.directory / f"samples/nodes/{name}.jsonl"
-            attempt_file.write_text("\n".join(map(json.dumps, _node(shape, name, number, times, script, end))) + "\n")
+            rows = _node(shape, name, number, times, script, end)
+            attempt.samples_of(name).write_bytes(b"".join(map(samples.line, rows)))
         rows = _dask(shape, nodes, [at for at in times if script - 4 <= at], script, end)
-        (attempt.directory / "samples/dask.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+        attempt.samples_of_kind("dask").write_bytes(b"".join(map(samples.line, rows)))
     return paths
 
 
@@ -102,68 +106,68 @@ def sample_times(begin: float, end: float, every: float) -> list[float]:
     return found
 
 
-def _node(
-    shape: Shape, name: str, number: int, times: Sequence[float], script: float, end: float
-) -> list[dict[str, Any]]:
+def _node(shape: Shape, name: str, number: int, times: Sequence[float], script: float, end: float) -> list[Any]:
     chance = random.Random(number)
-    gpus = [
-        {"index": place, "uuid": f"GPU-{place}", "name": "NVIDIA H200", "memory": 141 * GIB, "power_limit": 700}
-        for place in range(shape.gpus)
-    ]
-    rows: list[dict[str, Any]] = [{"kind": "node", "version": 1, "node": name, "t": times[0], "every": shape.every, "cores": shape.cores,
-             "memory": 480 * GIB, "memory_of": "cgroup", "gpus": gpus, "interfaces": ["eth0"], "infiniband": ["mlx5_0/1"]}]  # fmt: skip
+    gpus = tuple(Gpu(place, f"GPU-{place}", "NVIDIA H200", 141 * GIB, 700) for place in range(shape.gpus))
+    header = NodeHeader(name, times[0], shape.every, shape.cores, 480 * GIB, Scope("cgroup", "cgroup", "cgroup"), gpus,
+                        ("eth0",), ("mlx5_0/1",))  # fmt: skip
+    rows: list[Any] = [header.as_json()]
     energy, wire = [0.0] * shape.gpus, 0.0
     before = times[0]
     for at in times:
         running = script <= at <= end - 1.5
         wire += (at - before) * 2e9 * running * shape.transfer
-        row: list[list[float]] = []
+        row = []
         for place in range(shape.gpus):
             use = max(0.0, min(100.0, shape.use(number * shape.gpus + place, at - script))) if running else 0.0
             power = 90 + 5.2 * use + chance.random() * 10
-            energy[place] += power * (at - before) * 1000
+            energy[place] += power * (at - before)
             memory = int(60 * GIB + 20 * GIB * math.sin(at / 300)) if running else GIB
+            nvlink, pcie = Traffic(int(wire), int(wire)), Traffic(2000 << 10, 1000 << 10)
             row.append(
-                [
-                    round(use),
-                    memory,
-                    round(power, 1),
-                    40 + use // 5,
-                    1980,
-                    0,
-                    int(wire / 1024),
-                    int(wire / 1024),
-                    2000,
-                    1000,
-                    int(energy[place]),
-                ]
+                GpuSample(
+                    round(use), memory, round(power, 1), 40 + use // 5, 1980, 0, nvlink, pcie, round(energy[place], 1)
+                )
             )
         cpu = (
             shape.cores * max(0.0, min(100.0, shape.use(number, at - script))) / 100
             if running and not shape.gpus
             else shape.cores * 0.1 * running
         )
-        rows.append({"t": at, "cpu": round(cpu, 2), "memory": int((20 + 60 * running) * GIB), "swap": 0, "pressure": [0, 0, 0],
-                     "net": [int(wire / 50), int(wire / 50)], "ib": [int(wire), int(wire)], "disk": [int(wire / 9), 0], "gpus": row})  # fmt: skip
+        rows.append(
+            NodeSample(
+                at,
+                round(cpu, 2),
+                int((20 + 60 * running) * GIB),
+                0,
+                Pressure(0, 0, 0),
+                net=Traffic(int(wire / 50), int(wire / 50)),
+                ib=Traffic(int(wire), int(wire)),
+                disk=DiskTraffic(int(wire / 9), 0),
+                gpus=tuple(row),
+            )
+        )
         before = at
     return rows
 
 
-def _dask(
-    shape: Shape, nodes: Sequence[str], times: Sequence[float], script: float, end: float
-) -> list[dict[str, Any]]:
+def _dask(shape: Shape, nodes: Sequence[str], times: Sequence[float], script: float, end: float) -> list[Any]:
     names = [f"{node}-{place}" for node in nodes for place in range(shape.gpus)] if shape.gpus > 1 else list(nodes)
-    rows: list[dict[str, Any]] = [{"kind": "dask", "version": 1, "t": times[0], "every": shape.every}]
+    rows: list[Any] = [samples.header(SCHEMA, t=times[0], every=shape.every)]
     work, before, done = 0.0, times[0], 0
     for at in times:
         tasks = shape.busy(at - script) if script <= at <= end - 1.5 - shape.tail else 0
         work += (at - before) * len(names) * bool(tasks)
         done += tasks
         spilled = int(shape.spill * work * 1e7)
-        metrics = {"execute": work * (1 - shape.transfer - shape.spill), "transfer": work * shape.transfer, "spill": work * shape.spill,
-                   "serialize": 0.0, "other": 0.0, "transfer_bytes": work * 1e8, "spill_bytes": spilled}  # fmt: skip
-        workers = {name: [tasks // len(names) + bool(tasks), 40 * GIB, spilled, 100] for name in names}
-        rows.append({"t": at, "tasks": {"known": done, "done": done, "processing": tasks, "waiting": 0, "queued": 0, "erred": 0},
-                     "workers": workers, "metrics": metrics})  # fmt: skip
+        seconds = ThreadSeconds(
+            work * (1 - shape.transfer - shape.spill), work * shape.transfer, work * shape.spill, 0.0, 0.0
+        )
+        worker = WorkerSample(tasks // len(names) + bool(tasks), 40 * GIB, spilled, 100)
+        rows.append(
+            DaskSample(
+                at, Tasks(done, done, tasks, 0, 0, 0), seconds, Moved(work * 1e8, spilled), dict.fromkeys(names, worker)
+            )
+        )
         before = at
     return rows

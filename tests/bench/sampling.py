@@ -34,8 +34,8 @@ WORKLOADS = ROOT / "tests/bench/workloads"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/lab")]
 
 from hpcml.node.sampling import sampler  # noqa: E402
-from hpcml.node.sampling.sample_file import line  # noqa: E402
 from hpcml.paths import RunPaths  # noqa: E402
+from hpcml.samples import line  # noqa: E402
 
 USER, HERE = "alice", "one machine"
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -173,7 +173,7 @@ def bytes_per_hour(directory: Path) -> dict[str, int]:
     folder = RunPaths(directory).attempt(0).samples
     found = {}
     for path in sorted(folder.rglob("*.jsonl")):
-        lines = [text for text in path.read_text().splitlines() if '"kind"' not in text]
+        lines = [text for text in path.read_text().splitlines() if text.startswith("[")]
         size = statistics.mean(len(text) + 1 for text in lines)
         found[path.stem] = round(size * (60 + (3600 - 60) / 5))
     return found
@@ -181,7 +181,7 @@ def bytes_per_hour(directory: Path) -> dict[str, int]:
 
 def of_a_scheduler(workers: int = 128, kinds: int = 200, turns: int = 200) -> dict[str, float]:
     """Return what one sample costs a scheduler: milliseconds of a core, bytes, and the share with one each 5 s."""
-    from hpcml.kinds.dask.node.dask_state import SENT, DaskState  # it needs Dask, which the table does not
+    from hpcml.kinds.dask.samples import SENT, Measurement
 
     metrics = {"memory": 1 << 34, "cpu": 99.5, "spilled_bytes": {"memory": 0, "disk": 1 << 30}, SENT: 1 << 40}
     activities = ("thread-cpu", "thread-noncpu", "disk-read", "deserialize", "executor", "other")
@@ -195,7 +195,7 @@ def of_a_scheduler(workers: int = 128, kinds: int = 200, turns: int = 200) -> di
         cumulative_worker_metrics=dict.fromkeys(names, 1234.5),
         tasks=range(1_000_000),
     )  # fmt: skip
-    state = DaskState(scheduler)
+    state = Measurement(scheduler)
     began = time.thread_time()
     for _ in range(turns):
         text = line(state.sample())

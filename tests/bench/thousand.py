@@ -353,17 +353,18 @@ def opened(work: Any) -> int:
 def watch(count: int, label: str) -> Facts:
     """Return what it costs to look at a run of so many nodes of four GPUs, an hour old, and to make its report."""
     import report
-    from hpcml.node.sampling.sample_file import LARGEST
+    from hpcml import kinds
+    from hpcml.node.sampling.sampler import LARGEST
     from hpcml.runs.view import Reader
     from report_samples import Shape, write
 
     with tempfile.TemporaryDirectory(prefix="hpcml-watch-", dir="/var/tmp") as name:
         paths = write(Path(name) / "run", Shape(nodes=count, gpus=4))
-        dask = paths.attempt(0).dask_samples
+        dask = paths.attempt(0).samples_of_kind("dask")
         head, *rows = dask.read_bytes().splitlines(keepends=True)
         dask.write_bytes(b"".join([head, *rows[:: -(-dask.stat().st_size // LARGEST)]]))  # as the scheduler thins it
         run: Any = SimpleNamespace(paths=paths)
-        reader, times = Reader(), []
+        reader, times = Reader(kinds.get("dask")), []
         for _ in range(3):
             for path in (paths.attempt(0).directory / "samples/nodes").iterdir():  # each has a new sample at each look
                 last = path.read_bytes().splitlines(keepends=True)[-1]

@@ -49,7 +49,7 @@ class Job:
         attempt = self.paths.attempt(0)
         for name in nodes:
             lines(attempt.samples_of(name), node_tables(name, gpus))
-        lines(attempt.dask_samples, dask_tables([f"{name}-0" for name in nodes]))
+        lines(attempt.samples_of_kind("dask"), dask_tables([f"{name}-0" for name in nodes]))
         self.say("\x1b[2Jstep 1\n")
 
     def say(self, text: str) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from hpcml import kinds, samples
+from hpcml.kinds.dask.samples import SCHEMA, DaskSample, Moved, Tasks, ThreadSeconds, WorkerSample
 from hpcml.paths import RunPaths
 from hpcml.runs import directories, view
 from hpcml.runs.record import Planned
 from hpcml.runs.status import Status
+from hpcml.samples import DiskTraffic, Gpu, GpuSample, NodeHeader, NodeSample, Pressure, Scope, Traffic
 from hpcml.schedulers import Submission
 
 NOW = 1_790_000_000.0
@@ -22,35 +26,54 @@ def lines(path: Path, tables: Sequence[object], end: str = "\n") -> None:
     path.write_text("".join(json.dumps(table) + end for table in tables))
 
 
-def node_tables(name: str, gpus: int = 0, use: float = 50.0, count: int = 3, late: float = 0.0) -> list[object]:
+def node_tables(name: str, gpus: int = 0, use: float = 50.0, count: int = 3, late: float = 0.0) -> list[Any]:
     """Return a node's file: a header and samples of every 5 s, the last ``late`` seconds before now."""
-    header = {
-        "kind": "node", "version": 1, "node": name, "t": NOW - 900, "every": 5.0, "cores": 48, "memory": 512 * GIB, "memory_of": "cgroup",
-        "gpus": [{"index": number, "uuid": f"GPU-{number}", "name": "NVIDIA H200", "memory": 141 * GIB, "power_limit": 700} for number in range(gpus)],
-        "interfaces": ["eth0"], "infiniband": ["mlx5_0/1"]}  # fmt: skip
-    tables: list[object] = [header]
+    header = NodeHeader(
+        name,
+        NOW - 900,
+        5.0,
+        48,
+        512 * GIB,
+        Scope("cgroup", "cgroup", "cgroup"),
+        tuple(Gpu(number, f"GPU-{number}", "NVIDIA H200", 141 * GIB, 700) for number in range(gpus)),
+        ("eth0",),
+        ("mlx5_0/1",),
+    )
+    tables: list[Any] = [header.as_json()]
     for number in range(count):
         passed = 5.0 * number
-        gpu = [
-            [use, 71 * GIB, 540, 61, 1980, 0, 1e6 + passed * 2**20, 1e6 + passed * 2**20, 10, 10, 5e6]
-            for _ in range(gpus)
-        ]
-        tables.append({
-            "t": NOW - late - 5.0 * (count - 1 - number), "cpu": 48 * use / 100, "memory": 100 * GIB, "swap": 0, "pressure": [0, 0, 0],
-            "net": [1e9 + passed * 2**20, 2e9], "ib": [passed * 3 * 2**30, 0], "disk": [0, passed * 2**20], "gpus": gpu})  # fmt: skip
+        nvlink = Traffic(1e9 + passed * 2**30, 1e9 + passed * 2**30)
+        gpu = GpuSample(use, 71 * GIB, 540, 61, 1980, 0, nvlink, Traffic(10240, 10240), 5e3)
+        tables.append(
+            NodeSample(
+                NOW - late - 5.0 * (count - 1 - number),
+                48 * use / 100,
+                100 * GIB,
+                0,
+                Pressure(0, 0, 0),
+                net=Traffic(1e9 + passed * 2**20, 2e9),
+                ib=Traffic(passed * 3 * 2**30, 0),
+                disk=DiskTraffic(0, passed * 2**20),
+                gpus=(gpu,) * gpus,
+            )
+        )
     return tables
 
 
-def dask_tables(workers: Sequence[str], known: Sequence[int] = (2000,) * 8) -> list[object]:
+def dask_tables(workers: Sequence[str], known: Sequence[int] = (2000,) * 8) -> list[Any]:
     """Return the scheduler's file: 40 tasks are done a second."""
-    tables: list[object] = [{"kind": "dask", "version": 1, "t": NOW - 900, "every": 5.0}]
+    tables: list[Any] = [samples.header(SCHEMA, t=NOW - 900, every=5.0)]
     for number, all_of_them in enumerate(known):
         passed = 5 * number
-        tables.append({
-            "t": NOW - 5.0 * (len(known) - 1 - number),
-            "tasks": {"known": all_of_them, "done": 200 + 40 * passed, "processing": 16, "waiting": 9, "queued": 0, "erred": 3},
-            "workers": {name: [4, 8 * GIB, GIB, 97.5] for name in workers},
-            "metrics": {"execute": 9.5, "transfer": 1.0, "transfer_bytes": passed * 2**30, "spill_bytes": passed * 2**20}})  # fmt: skip
+        tables.append(
+            DaskSample(
+                NOW - 5.0 * (len(known) - 1 - number),
+                Tasks(all_of_them, 200 + 40 * passed, 16, 9, 0, 3),
+                ThreadSeconds(9.5, 1.0),
+                Moved(passed * 2**30, passed * 2**20),
+                dict.fromkeys(workers, WorkerSample(4, 8 * GIB, GIB, 97.5)),
+            )
+        )
     return tables
 
 
@@ -70,7 +93,9 @@ class Written:
 
     def view(self, status: Status, limit: int = 3600, cause: str = "") -> view.View:
         """Return what is shown, read from the files."""
-        return view.view(status, Planned(time_limit=limit), view.Reader().look(self.run, 0), NOW, cause)
+        return view.view(
+            status, Planned(time_limit=limit), view.Reader(kinds.get("dask")).look(self.run, 0), NOW, cause
+        )
 
 
 def status(nodes: Sequence[str], phase: str = "running", workers: int = 0, **facts: object) -> Status:
@@ -87,7 +112,7 @@ def cpu_run(folder: Path) -> view.View:
     for name, use in (("lrdn0001", 93.0), ("lrdn0002", 41.0)):
         run.node(name, node_tables(name, use=use))
     names = [f"lrdn000{node}-{worker}" for node in (1, 2) for worker in range(4)]
-    lines(run.attempt.dask_samples, dask_tables(names))
+    lines(run.attempt.samples_of_kind("dask"), dask_tables(names))
     run.paths.driver_log.write_text("".join(f"step {step}, loss {1 / step:.4f}\n" for step in range(1, 40)))
     return run.view(status(("lrdn0001", "lrdn0002"), workers=8))
 
@@ -99,6 +124,8 @@ def gpu_run(folder: Path, nodes: int = 2, late: str = "") -> view.View:
     for number, name in enumerate(names):
         late_by = 600.0 if name == late else 0.0
         run.node(name, node_tables(name, 4, use=97.0 - 90.0 * number / max(1, nodes - 1), late=late_by))
-    lines(run.attempt.dask_samples, dask_tables([f"{name}-{worker}" for name in names for worker in range(4)]))
+    lines(
+        run.attempt.samples_of_kind("dask"), dask_tables([f"{name}-{worker}" for name in names for worker in range(4)])
+    )
     run.paths.driver_log.write_text("".join(f"step {step}\n" for step in range(1, 40)))
     return run.view(status(names, workers=4 * nodes, warnings=("a worker on n001 was lost and started again",)))

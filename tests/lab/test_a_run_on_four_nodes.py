@@ -12,7 +12,8 @@ import pytest
 
 import lab_cgroups
 from conftest import ALL_NODES, Cluster, Ended
-from hpcml import files, samples
+from hpcml import files, kinds, samples
+from hpcml.kinds.dask.samples import DaskSample
 from hpcml.paths import RunPaths
 from lab_state import PATIENCE, wait_for
 
@@ -48,7 +49,7 @@ class Whole(NamedTuple):
     found: dict[str, Any]
     views: list[dict[str, Any]]
     nodes: dict[str, samples.NodeSeries]
-    dask: samples.DaskSeries
+    dask: samples.Series[DaskSample]
     status: str
     left: set[tuple[str, str]]
 
@@ -66,9 +67,9 @@ def is_whole(view: dict[str, Any]) -> bool:
 def is_sampled(directory: Path) -> bool:
     """Whether each node has some samples, and the scheduler's have the bytes that went from worker to worker."""
     attempt = RunPaths(directory).attempt(0)
-    nodes, dask = samples.nodes(attempt), samples.dask(attempt)
+    nodes, dask = samples.nodes(attempt), samples.of_kind(attempt, kinds.get("dask"))
     enough = sorted(nodes) == sorted(ALL_NODES) and all(len(series.samples) >= 3 for series in nodes.values())
-    return bool(enough and dask and dask.samples and (dask.samples[-1].metrics["transfer_bytes"] or 0) >= 300 * MIB)
+    return bool(enough and dask and dask.samples and (dask.samples[-1].moved.transfer or 0) >= 300 * MIB)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -100,7 +101,7 @@ def whole(cluster: Cluster) -> Whole:
     assert (process.returncode, submit.returncode) == (0, 0), (err, views)
     cluster.wait_gone(directory)
     attempt = RunPaths(directory).attempt(0)
-    dask = samples.dask(attempt)
+    dask = samples.of_kind(attempt, kinds.get("dask"))
     assert dask is not None
     status = cluster.run("hpcml", "status", directory.name, env=runs).stdout
     found = json.loads((directory / "out/facts.json").read_text())
@@ -146,7 +147,7 @@ def test_samples_are_each_node_s_own(whole: Whole) -> None:
         assert all(begin - 5 < sample.t < end + 5 for sample in series.samples)
         assert series.events == ()
         if lab_cgroups.available():  # version 1 with memory alone: a job's processors are counted with the node's
-            assert series.header.memory_of == "cgroup"
+            assert series.header.scope.memory == "cgroup"
     if lab_cgroups.available():
         most = {name: max(sample.memory or 0 for sample in series.samples) for name, series in whole.nodes.items()}
         assert sum(used > 350 * MIB for used in most.values()) in (1, 2, 3)  # those that hold or got the bytes

@@ -73,7 +73,7 @@ def test_samples_are_the_node_s(inside: Ended, monkeypatch: pytest.MonkeyPatch) 
     nodes = samples.nodes(RunPaths(inside.directory).attempt(0))
     assert sorted(nodes) == ["n1", "n2"]
     for series in nodes.values():
-        assert series.header.memory_of == ("cgroup" if lab_cgroups.available() else "host")
+        assert series.header.scope.memory == ("cgroup" if lab_cgroups.available() else "host")
         assert series.header.interfaces
         assert all(sample.memory and sample.net[0] is not None for sample in series.samples)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from homes import CONNECT, HPCML, Here, home, report
-from hpcml import samples
+from hpcml import kinds, samples
 from hpcml.paths import RunPaths
 
 pytestmark = pytest.mark.local
@@ -181,7 +181,7 @@ def test_output_passes_byte_for_byte(well: Well) -> None:
 def test_samples_of_processors_memory_tasks_and_bytes_add_up(well: Well) -> None:
     attempt = RunPaths(well.directory).attempt(0)
     (node,) = samples.nodes(attempt).values()
-    dask = samples.dask(attempt)
+    dask = samples.of_kind(attempt, kinds.get("dask"))
     assert dask is not None
     assert node.header.every == 1.0
     times = [sample.t for sample in node.samples]
@@ -195,13 +195,13 @@ def test_samples_of_processors_memory_tasks_and_bytes_add_up(well: Well) -> None
     done = max(dask.samples, key=lambda sample: sample.tasks.done or 0)
     assert (done.tasks.known, done.tasks.done, done.tasks.erred) == (TASKS, TASKS, 0)
     assert max(sample.tasks.processing or 0 for sample in dask.samples) > 0
-    assert 2.2 < done.metrics["execute"] <= 4 * (times[-1] - times[0] + 2 * node.header.every)  # of four workers
+    assert 2.2 < done.seconds.execute <= 4 * (times[-1] - times[0] + 2 * node.header.every)  # of four workers
     assert max(worker.memory or 0 for sample in dask.samples for worker in sample.workers.values()) > 200 * MIB
-    assert 30 * MIB <= done.metrics["transfer_bytes"] < 35 * MIB
+    assert 30 * MIB <= done.moved.transfer < 35 * MIB
     assert well.facts["moved"] == 30 * MIB
-    assert done.metrics["transfer"] > 0
+    assert done.seconds.transfer > 0
     assert max(worker.spilled or 0 for sample in dask.samples for worker in sample.workers.values()) > 100 * MIB
-    assert done.metrics["spill_bytes"] > 100 * MIB
+    assert done.moved.spill > 100 * MIB
 
 
 def test_the_report_of_a_run_that_ended_well(well: Well) -> None:

@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pictures"))
 import browser
 
 import report_samples
-from hpcml.report.make import make
+from hpcml import kinds
+from hpcml.report.page import make
 
 pytestmark = pytest.mark.local
 
@@ -25,7 +26,7 @@ BROWSER = pytest.mark.skipif(not shutil.which("chromium") or importlib.util.find
 @BROWSER
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     """It asks for nothing, complains of nothing, fits narrow and wide windows, shows values, and prints."""
-    page = make(report_samples.write(tmp_path / "run", report_samples.EXAMPLE), 0)
+    page = make(report_samples.write(tmp_path / "run", report_samples.EXAMPLE), 0, kinds.get("dask"))
     with browser.page(1400, 900) as shown:
         said: list[str] = []
         shown.on("console", lambda message: said.append(message.text))

@@ -24,7 +24,8 @@ import browser
 import svg
 
 import report_samples
-from hpcml.report.make import make
+from hpcml import kinds
+from hpcml.report.page import make
 from screen import Cell, Line, Result, run
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs/pictures"
@@ -271,7 +272,7 @@ def _fabric(desk: Desk) -> None:
 def _report(desk: Desk) -> None:
     """Photograph the report of a run on eight GPUs, whose samples are made up."""
     paths = report_samples.write(desk.home / "train-20261121-074500-1a2b", report_samples.EXAMPLE)
-    browser.top_of(make(paths, 0), PICTURES / "report.png")
+    browser.top_of(make(paths, 0, kinds.get("dask")), PICTURES / "report.png")
 
 
 DOCUMENTED: dict[str, Callable[[Desk], None]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections import defaultdict
@@ -14,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from hpcml import samples
+from hpcml import kinds, samples
 from hpcml.kinds.dask.node import dask_state
-from hpcml.kinds.dask.node.dask_state import DaskState, Writer, kind_of
-from hpcml.node.sampling.sample_file import SampleFile
+from hpcml.kinds.dask.node.dask_state import Writer
+from hpcml.kinds.dask.samples import SENT, Measurement, Moved, Tasks, ThreadSeconds, WorkerSample, activity_of
+from hpcml.node.sampling.sampler import SampleFile
 from hpcml.paths import AttemptPaths
 from node_settings import settings as settings_of
 
@@ -40,24 +40,24 @@ def test_tasks_that_are_gone_are_counted() -> None:
         "a": prefix({"processing": 2, "memory": 1, "forgotten": 3}, {"memory": 4, "forgotten": 3, "processing": 9, "released": 9}),
         "b": prefix({"waiting": 1, "queued": 1, "erred": 0}, {"erred": 1}),
     })  # fmt: skip
-    state = DaskState(dask)
-    assert state.sample()["tasks"] == {"known": 8, "done": 4, "processing": 2, "waiting": 1, "queued": 1, "erred": 1}
+    state = Measurement(dask)
+    assert state.sample().tasks == Tasks(known=8, done=4, processing=2, waiting=1, queued=1, erred=1)
     dask.tasks, dask.task_prefixes = range(1), {"a": prefix({"memory": 1}, {"memory": 1})}  # client.restart()
-    assert state.sample()["tasks"] == {"known": 9, "done": 5, "processing": 0, "waiting": 0, "queued": 0, "erred": 1}
+    assert state.sample().tasks == Tasks(known=9, done=5, processing=0, waiting=0, queued=0, erred=1)
     dask.task_prefixes = {"a": prefix({"memory": 1}, {"memory": 90})}  # lost and computed again and again
-    assert state.sample()["tasks"]["done"] == 9
+    assert state.sample().tasks.done == 9
 
 
 def test_workers_also_those_that_have_said_nothing_yet() -> None:
-    known = worker("n1-0", 3, memory=100, spilled_bytes={"memory": 9, "disk": 7}, cpu=99.96, **{dask_state.SENT: 50})
+    known = worker("n1-0", 3, memory=100, spilled_bytes={"memory": 9, "disk": 7}, cpu=99.96, **{SENT: 50})
     dask = scheduler(0, workers={"tls://1": known, "tls://2": worker("n2")})
-    state = DaskState(dask)
+    state = Measurement(dask)
     sample = state.sample()
-    assert sample["workers"] == {"n1-0": [3, 100, 7, 100.0], "n2": [0, 0, 0, 0.0]}
-    assert sample["metrics"]["transfer_bytes"] == 50
+    assert sample.workers == {"n1-0": WorkerSample(3, 100, 7, 100.0), "n2": WorkerSample(0, 0, 0, 0.0)}
+    assert sample.moved.transfer == 50
     del dask.workers["tls://1"]
-    dask.workers["tls://3"] = worker("n1-0", **{dask_state.SENT: 5})
-    assert state.sample()["metrics"]["transfer_bytes"] == 55  # a worker that has gone has sent what it has sent
+    dask.workers["tls://3"] = worker("n1-0", **{SENT: 5})
+    assert state.sample().moved.transfer == 55  # a worker that has gone has sent what it has sent
 
 
 def test_fine_metrics_by_kind(subtests: pytest.Subtests) -> None:
@@ -68,7 +68,7 @@ def test_fine_metrics_by_kind(subtests: pytest.Subtests) -> None:
         ("execute", "inc", "executor", "seconds"): "other",
         ("execute", "inc", "other", "seconds"): "other",
         ("execute", "inc", "disk-read", "seconds"): "spill",
-        ("execute", "inc", "disk-read", "bytes"): "spill_bytes",
+        ("execute", "inc", "disk-read", "bytes"): "spill",
         ("execute", "inc", "disk-read", "count"): "",
         ("execute", "inc", "memory-read", "bytes"): "",
         ("execute", "inc", "deserialize", "seconds"): "serialize",
@@ -79,22 +79,21 @@ def test_fine_metrics_by_kind(subtests: pytest.Subtests) -> None:
         ("get-data", "serialize", "seconds"): "serialize",
         ("get-data", "disk-read", "seconds"): "spill",
         ("memory-monitor", "disk-write", "seconds"): "spill",
-        ("memory-monitor", "disk-write", "bytes"): "spill_bytes",
+        ("memory-monitor", "disk-write", "bytes"): "spill",
         ("memory-monitor", "serialize", "seconds"): "spill",
-        ("p2p", "background-comms", "process", "bytes"): "transfer_bytes",
-        ("p2p", "background-disk", "disk-write", "bytes"): "spill_bytes",
+        ("p2p", "background-comms", "process", "bytes"): "transfer",
+        ("p2p", "background-disk", "disk-write", "bytes"): "spill",
         ("p2p", "background-comms", "send", "seconds"): "",
         ("p2p", "foreground", "thread-cpu", "seconds"): "",
         ("odd",): "",
     }
-    for name, kind in names.items():
+    for name, activity in names.items():
         with subtests.test(str(name)):
-            assert kind_of(name) == kind
+            assert activity_of(name) == activity
     values: dict[object, int] = {**dict.fromkeys(names, 2), "latency": 7}
-    metrics = DaskState(scheduler(0, cumulative_worker_metrics=values)).sample()["metrics"]
-    assert metrics["execute"] == 4.0
-    assert metrics["spill_bytes"] == 6
-    assert set(metrics) == {"execute", "transfer", "spill", "serialize", "other", "transfer_bytes", "spill_bytes"}
+    sample = Measurement(scheduler(0, cumulative_worker_metrics=values)).sample()
+    assert sample.seconds == ThreadSeconds(execute=4.0, transfer=4.0, spill=8.0, serialize=6.0, other=4.0)
+    assert sample.moved == Moved(transfer=2, spill=6)
 
 
 def test_a_sample_s_cost_does_not_grow_with_the_tasks() -> None:
@@ -108,9 +107,9 @@ def test_a_sample_s_cost_does_not_grow_with_the_tasks() -> None:
     prefixes = {str(number): prefix({"processing": 1}, {"memory": 7800}) for number in range(128)}
     dask = scheduler(0, workers=workers, task_prefixes=prefixes)
     dask.tasks = Many()
-    sample = DaskState(dask).sample()
-    assert sample["tasks"]["known"] == 10**6
-    assert len(json.dumps(sample)) < 8000
+    sample = Measurement(dask).sample()
+    assert sample.tasks.known == 10**6
+    assert len(samples.line(sample)) < 8000
 
 
 def test_a_file_system_that_stands_still_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +161,7 @@ def test_the_last_sample_is_written_at_the_end(tmp_path: Path) -> None:
     asyncio.run(main())
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        series = samples.dask(context.attempt)
+        series = samples.of_kind(context.attempt, kinds.get("dask"))
         if series and series.samples and series.samples[-1].tasks.known == 9:
             break
         time.sleep(0.01)

@@ -17,7 +17,7 @@ from hpcml.kinds.dask.options import asked
 from hpcml.node import profilers
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import RunLocation, plan
-from hpcml.report import profiles
+from hpcml.report import attempts
 from hpcml.request.record import RunRequest
 from hpcml.runs import script_checks
 from hpcml.sites import schema
@@ -100,13 +100,13 @@ def test_a_place_that_cannot_be_written_ends_nothing(tmp_path: Path, capsys: pyt
 
 def test_the_commands(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "a b")
-    assert profiles.commands(run) == []
+    assert attempts.profile_commands(run) == []
     run.profiles.mkdir(parents=True)
     for name in ("dask.html", "memray-script.0.bin", "memray-worker-n1.7.bin", "memray-worker-n2.8.bin", "other"):
         (run.profiles / name).write_text("")
     (run.profiles / "rmm_log_x.txt").symlink_to("/etc/passwd")
     folder = run.profiles
-    assert profiles.commands(run) == [
+    assert attempts.profile_commands(run) == [
         f"python -m webbrowser '{folder}/dask.html'",
         f"memray flamegraph '{folder}/memray-script.0.bin'",
         f"memray flamegraph '{folder}/memray-worker-n1.7.bin'  # and 1 more",

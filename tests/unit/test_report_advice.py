@@ -7,19 +7,23 @@ from pathlib import Path
 import pytest
 
 import report_samples
+from hpcml import kinds
 from hpcml.errors import ConfigError
 from hpcml.kinds.dask import plan as workers
-from hpcml.report import advice, facts
-from hpcml.report.advice import FIGURES, RULES
+from hpcml.kinds.dask.accounting import ACCOUNTING
+from hpcml.report import advice, contents
 from hpcml.sites import schema
 from report_samples import Shape
+
+RULES = (*advice.RULES, *ACCOUNTING.rules)
+FIGURES = (*advice.FIGURES, *(figure.name for figure in ACCOUNTING.figures))
 
 
 def said(folder: Path, shape: Shape) -> list[str]:
     """Return the rules that are said of a made-up run."""
-    found = facts.load(report_samples.write(folder, shape._replace(every=20)), 0)
-    assert set(found.figures) <= set(FIGURES)
-    return [one.rule for one in found.advice]
+    found = contents.load(report_samples.write(folder, shape._replace(every=20)), 0, kinds.get("dask"))
+    assert set(found.findings.figures) <= set(FIGURES)
+    return [one.rule for one in found.findings.advice]
 
 
 def test_planted_runs(tmp_path: Path, subtests: pytest.Subtests) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import report_samples
+from hpcml import kinds
 from hpcml.report import attempts
-from hpcml.report.make import make
+from hpcml.report.page import make
 from report_samples import Shape
 
 
@@ -35,7 +36,7 @@ def test_all_attempts_are_told_and_added_up(tmp_path: Path) -> None:
     paths.attempt(0).end.write_text(json.dumps({**end, "exit_status": 92, "state": "TIMEOUT", "message": "it stopped"}))
     paths.status.write_text(json.dumps({**end, "attempt": 2, "time": report_samples.BEGAN + 21_000}))
 
-    page = make(paths, 2)
+    page = make(paths, 2, kinds.get("dask"))
     found = json.loads(paths.report_facts.read_text())
     told = [(one["job"], round(one["end"] - one["begin"]), one["state"], one["message"]) for one in found["attempts"]]
     assert told == [
@@ -56,7 +57,7 @@ def test_all_attempts_are_told_and_added_up(tmp_path: Path) -> None:
     )
 
     kept_before = paths.attempt(0).ledger.stat().st_mtime_ns
-    make(paths, 2)
+    make(paths, 2, kinds.get("dask"))
     assert paths.attempt(0).ledger.stat().st_mtime_ns == kept_before  # what has been added up is not read again
     assert json.loads(paths.report_facts.read_text())["total"] == found["total"]
 

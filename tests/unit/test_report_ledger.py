@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcml import kinds, samples
+from hpcml.kinds.dask.accounting import ACCOUNTING, Activity
 from hpcml.report import ledger
-from hpcml.report.ledger import PARTS, Phases, Tasks, Usage
+from hpcml.report.contents import accounting_of
+from hpcml.report.ledger import PLAIN, Device, Phases, Usage, parts_of
 
 PHASES = Phases(
     0, 10, 30, 40, 140, 150
@@ -17,20 +22,22 @@ TIMES = [float(at) for at in range(0, 151, 5)]
 
 def usage(use: float | None, *, until: float = 150) -> Usage:
     t = [at for at in TIMES if at <= until]
-    return Usage("n1:0", 1.0, ("n1-0",), t, [use] * len(t))
+    return Usage(Device("n1", 0, 2), 1.0, t, [use] * len(t))
 
 
-def tasks(busy: int, *, until: float = 150, transfer: float = 0.0, spill: float = 0.0) -> Tasks:
+def tasks(busy: int, *, until: float = 150, transfer: float = 0.0, spill: float = 0.0) -> Activity:
     """Return what Dask did from the script's start until a time: tasks, and shares of their time."""
     counts = [busy if 40 <= at <= until else 0 for at in TIMES]
     work = [float(min(max(0.0, at - 40), until - 40) * bool(busy)) for at in TIMES]
     done = [float(sum(counts[: place + 1])) for place in range(len(TIMES))]
-    return Tasks(TIMES, {"n1-0": counts}, done, work, [transfer * one for one in work], [spill * one for one in work])
+    return Activity(
+        TIMES, {"n1-0": counts}, done, work, [transfer * one for one in work], [spill * one for one in work]
+    )
 
 
-def seconds(device: Usage, dask: Tasks | None, phases: Phases = PHASES) -> dict[str, float]:
+def seconds(device: Usage, dask: Activity | None, phases: Phases = PHASES) -> dict[str, float]:
     """Return the parts that are not empty, in seconds."""
-    counted = ledger.divide("GPU", phases, [device], dask)
+    counted = ledger.divide("GPU", phases, [device], ACCOUNTING, dask)
     assert sum(counted.parts.values()) == pytest.approx(counted.paid)
     return {name: round(3600 * hours, 3) for name, hours in counted.parts.items() if hours > 1e-9}
 
@@ -40,18 +47,18 @@ BRING_UP = {"starting": 20, "importing": 20, "tail": 10}
 
 def test_each_part(subtests: pytest.Subtests) -> None:
     cases = {
-        "useful": (usage(1.0), tasks(3), {"useful": 100}),
-        "tasks": (usage(0.0), tasks(3), {"tasks": 100}),
-        "transfers": (usage(0.0), tasks(3, transfer=1.0), {"transfers": 100}),
-        "spilling": (usage(0.0), tasks(3, spill=1.0), {"spilling": 100}),
-        "script": (usage(0.0), tasks(0), {"script": 100}),
-        "shares": (usage(0.4), tasks(3, transfer=0.25, spill=0.5), {"useful": 40, "transfers": 15, "spilling": 30, "tasks": 15}),
-        "tail": (usage(0.0), tasks(3, until=90), {"tasks": 50, "tail": 60}),
-        "used after the last task": (usage(0.5), tasks(3, until=90), {"useful": 50, "tasks": 25, "tail": 35}),
-        "no samples at all": (Usage("n1:0", 1.0, (), [], []), tasks(3), {"unknown": 100}),
-        "samples that stop": (usage(1.0, until=90), tasks(3), {"useful": 50, "unknown": 50}),
+        "useful": (usage(100), tasks(3), {"useful": 100}),
+        "tasks": (usage(0), tasks(3), {"tasks": 100}),
+        "transfers": (usage(0), tasks(3, transfer=1.0), {"transfers": 100}),
+        "spilling": (usage(0), tasks(3, spill=1.0), {"spilling": 100}),
+        "script": (usage(0), tasks(0), {"script": 100}),
+        "shares": (usage(40), tasks(3, transfer=0.25, spill=0.5), {"useful": 40, "transfers": 15, "spilling": 30, "tasks": 15}),
+        "tail": (usage(0), tasks(3, until=90), {"tasks": 50, "tail": 60}),
+        "used after the last task": (usage(50), tasks(3, until=90), {"useful": 50, "tasks": 25, "tail": 35}),
+        "no samples at all": (Usage(Device("n1", 0, 2), 1.0, [], []), tasks(3), {"unknown": 100}),
+        "samples that stop": (usage(100, until=90), tasks(3), {"useful": 50, "unknown": 50}),
         "NVML did not answer": (usage(None), tasks(3), {"unknown": 100}),
-        "no samples of Dask": (usage(0.25), None, {"useful": 25, "unknown": 75}),
+        "no samples of Dask": (usage(25), None, {"useful": 25, "unknown": 75}),
     }  # fmt: skip
     for name, (device, dask, expected) in cases.items():
         with subtests.test(name):
@@ -69,13 +76,13 @@ def test_phases_that_a_run_did_not_reach(subtests: pytest.Subtests) -> None:
     }
     for name, (phases, expected) in cases.items():
         with subtests.test(name):
-            assert seconds(usage(1.0), tasks(3), phases) == pytest.approx(expected)
+            assert seconds(usage(100), tasks(3), phases) == pytest.approx(expected)
 
 
 def test_a_worker_without_tasks_beside_one_that_has_some() -> None:
     dask = tasks(3)._replace(busy={"n1-0": [3] * len(TIMES), "n1-1": [0] * len(TIMES)}, work=[None] * len(TIMES))
-    idle = usage(0.0)._replace(label="n1:1", workers=("n1-1",))
-    counted = ledger.divide("GPU", PHASES, [usage(1.0), idle], dask)
+    idle = usage(0)._replace(device=Device("n1", 1, 2))
+    counted = ledger.divide("GPU", PHASES, [usage(100), idle], ACCOUNTING, dask)
     assert counted.of_each["n1:1"]["script"] * 3600 == pytest.approx(100)
     assert counted.of_each["n1:0"]["useful"] * 3600 == pytest.approx(100)
 
@@ -84,18 +91,50 @@ def test_tasks_shorter_than_the_distance_of_samples() -> None:
     """None was seen at a sample, and Dask's seconds say that they were worked on half of the time."""
     work = [max(0.0, at - 40) / 2 for at in TIMES]
     zero = [0.0] * len(TIMES)
-    dask = Tasks(TIMES, {"n1-0": [0] * len(TIMES)}, [float(at) for at in TIMES], work, zero, zero)
-    found = seconds(usage(0.0), dask)
+    dask = Activity(TIMES, {"n1-0": [0] * len(TIMES)}, [float(at) for at in TIMES], work, zero, zero)
+    found = seconds(usage(0), dask)
     assert found["tasks"] == pytest.approx(50)
     assert found["script"] == pytest.approx(50)
 
 
-number = st.one_of(st.none(), st.floats(0, 1))
+def test_what_kinds_declare_fits_together(subtests: pytest.Subtests) -> None:
+    """Each part, figure and plot of a kind's accounting is there, and its samples have columns of their own."""
+    for kind in kinds.KINDS.values():
+        with subtests.test(kind.name):
+            accounting = accounting_of(kind)
+            parts = parts_of(accounting)
+            assert next(iter(parts)) == "starting"
+            assert list(parts)[-3:] == ["useful", "tail", "unknown"]
+            assert {"script", accounting.startup} <= set(parts)
+            assert {figure.part for figure in accounting.figures} <= set(parts)
+            if accounting.activity is None:
+                continue
+            schema = importlib.import_module(kind.samples).SCHEMA
+            assert schema.name == kind.name
+            assert schema.sample._fields[0] == "t"
+            activity = accounting.activity(samples.Series(5.0, (schema.sample(1.0),)))
+            assert activity
+            assert {plot.column for plot in accounting.plots} <= set(activity.columns)
+            shares = activity.shares(Device("n1"))(1.0)
+            assert shares
+            assert set(shares) <= set(parts)
+            assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_a_kind_that_explains_nothing() -> None:
+    """Idle time of the script is the script's, and the startup is no part of its own."""
+    counted = ledger.divide("GPU", PHASES, [usage(25)], PLAIN, None)
+    assert {name: 3600 * hours for name, hours in counted.parts.items()} == pytest.approx(
+        {"starting": 40, "script": 75, "useful": 25, "tail": 10, "unknown": 0}
+    )
+
+
+number = st.one_of(st.none(), st.floats(0, 100))
 counter = st.one_of(st.none(), st.floats(0, 1e6))
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> tuple[Phases, list[Usage], Tasks | None]:
+def runs(draw: st.DrawFn) -> tuple[Phases, list[Usage], Activity | None]:
     marks = sorted(draw(st.lists(st.floats(0, 1000), min_size=6, max_size=6)))
     reached = draw(st.integers(0, 4))
     inner = [mark if place < reached else None for place, mark in enumerate(marks[1:5])]
@@ -106,21 +145,21 @@ def runs(draw: st.DrawFn) -> tuple[Phases, list[Usage], Tasks | None]:
     for place in range(draw(st.integers(1, 3))):
         t = sorted(draw(st.lists(st.floats(0, 1000), max_size=30, unique=True)))
         use = draw(st.lists(number, min_size=len(t), max_size=len(t)))
-        devices.append(Usage(f"n{place}", draw(st.sampled_from([1.0, 48.0])), (f"n{place}",), t, use))
+        devices.append(Usage(Device(f"n{place}"), draw(st.sampled_from([1.0, 48.0])), t, use))
     t = sorted(draw(st.lists(st.floats(0, 1000), min_size=1, max_size=30, unique=True)))
     columns = [draw(st.lists(counter, min_size=len(t), max_size=len(t))) for _ in range(5)]
     return (
         phases,
         devices,
-        draw(st.sampled_from([None, Tasks(t, {"n0": columns[0]}, columns[1], columns[2], columns[3], columns[4])])),
+        draw(st.sampled_from([None, Activity(t, {"n0": columns[0]}, columns[1], columns[2], columns[3], columns[4])])),
     )
 
 
 @given(runs())
-def test_the_parts_add_up_to_what_was_paid(run: tuple[Phases, list[Usage], Tasks | None]) -> None:
-    counted = ledger.divide("GPU", *run)
-    assert set(counted.parts) == set(PARTS)
+def test_the_parts_add_up_to_what_was_paid(run: tuple[Phases, list[Usage], Activity | None]) -> None:
+    counted = ledger.divide("GPU", run[0], run[1], ACCOUNTING, run[2])
+    assert set(counted.parts) == set(parts_of(ACCOUNTING))
     assert sum(counted.parts.values()) == pytest.approx(counted.paid, rel=0.01, abs=1e-9)
     assert all(hours >= 0 for each in counted.of_each.values() for hours in each.values())
-    for name in PARTS:
+    for name in counted.parts:
         assert counted.parts[name] == pytest.approx(sum(each[name] for each in counted.of_each.values()))

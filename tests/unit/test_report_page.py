@@ -12,14 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import report_samples
+from hpcml import kinds
 from hpcml.failures.end import End
 from hpcml.failures.evidence import Line as Evidence
-from hpcml.report import facts, page, picture, series
-from hpcml.report.ending import Ending
-from hpcml.report.make import make
-from hpcml.report.picture import Line
+from hpcml.report import contents, page, series
+from hpcml.report.attempts import Ending
+from hpcml.report.contents import Interconnect, Machines
+from hpcml.report.page import Curve, make
 from report_samples import Shape
 
+DASK = kinds.get("dask")
 HOSTILE = (
     "</style></script></title><script>alert(1)</script><img src=http://x.example/a onerror=alert(2)>\"'{{ 7 * 7 }}&"
 )
@@ -38,7 +40,7 @@ class Reader(HTMLParser):
 
 
 def test_a_page_asks_nothing_of_a_network(tmp_path: Path) -> None:
-    text = make(report_samples.write(tmp_path / "run"), 0).read_text()
+    text = make(report_samples.write(tmp_path / "run"), 0, DASK).read_text()
     elements = Reader(text).elements
     policy = next(attributes["content"] for _, attributes in elements if attributes.get("http-equiv"))
     assert policy
@@ -68,18 +70,21 @@ def test_a_page_asks_nothing_of_a_network(tmp_path: Path) -> None:
 
 def test_texts_of_others_stay_texts(tmp_path: Path) -> None:
     paths = report_samples.write(tmp_path / "run", Shape(seconds=60))
-    plain = [tag for tag, _ in Reader(make(paths, 0).read_text()).elements]
+    plain = [tag for tag, _ in Reader(make(paths, 0, DASK).read_text()).elements]
     line = Evidence(HOSTILE, "driver", HOSTILE, 1, 1.0, HOSTILE)
     how = End(1, message=HOSTILE, ended_as=HOSTILE, warnings=(HOSTILE,))
     end = Ending(how, HOSTILE, (line,), (line,), HOSTILE, HOSTILE)
-    found = facts.load(paths, 0, end)
-    node = found.series["n1"]
+    found = contents.load(paths, 0, DASK, end)
+    node = found.drawing.series["n1"]
     hostile_node = node._replace(gpus=tuple(gpu._replace(name=HOSTILE) for gpu in node.gpus))
+    devices = tuple(device._replace(label=HOSTILE, name=HOSTILE) for device in found.machines.devices)
     hostile = found._replace(
-        run=HOSTILE, site=HOSTILE, job=HOSTILE, script=HOSTILE, nodes=(HOSTILE,), fabric=HOSTILE, fabric_remedy=HOSTILE, fabric_ok=False,
-        versions=((HOSTILE, HOSTILE),), topology=((HOSTILE, HOSTILE),), unknown=(HOSTILE,), series={HOSTILE: hostile_node},
-        devices=tuple(device._replace(label=HOSTILE, name=HOSTILE) for device in found.devices),
-    )  # fmt: skip
+        run=found.run._replace(run=HOSTILE, site=HOSTILE, job=HOSTILE, script=HOSTILE),
+        findings=found.findings._replace(unknown=(HOSTILE,)),
+        machines=Machines((HOSTILE,), devices, topology=((HOSTILE, HOSTILE),), versions=((HOSTILE, HOSTILE),)),
+        interconnect=Interconnect(HOSTILE, fabric_ok=False, fabric_remedy=HOSTILE),
+        drawing=found.drawing._replace(series={HOSTILE: hostile_node}),
+    )
     text = page.html(hostile)
     tags = [tag for tag, _ in Reader(text).elements]
     assert tags.count("script") == plain.count("script") == 1
@@ -90,23 +95,23 @@ def test_texts_of_others_stay_texts(tmp_path: Path) -> None:
 
 def test_the_facts_are_those_of_the_page(tmp_path: Path) -> None:
     paths = report_samples.write(tmp_path / "run")
-    text = make(paths, 0).read_text()
+    text = make(paths, 0, DASK).read_text()
     told = json.loads(paths.report_facts.read_text())
     assert sum(told["ledger"]["parts"].values()) == pytest.approx(told["ledger"]["paid"], rel=0.01)
     assert told["ledger"]["paid"] == pytest.approx(8.0)
     assert f"{told['figures']['energy_kwh']:.3g} kWh" in text
-    energy = sum(series.increase(gpu.columns["energy"]) or 0 for gpu in series.nodes(paths.attempt(0))["n1"].gpus)
+    energy = sum(series.increase(gpu.columns.energy) or 0 for gpu in series.nodes(paths.attempt(0))["n1"].gpus)
     assert told["figures"]["energy_kwh"] == pytest.approx(energy / 3.6e6)
     assert len(text) < 2 << 20
 
 
 def test_profiles_are_named_with_what_opens_them(tmp_path: Path) -> None:
     paths = report_samples.write(tmp_path / "run", Shape(seconds=60))
-    assert "Profiles" not in make(paths, 0).read_text()
+    assert "Profiles" not in make(paths, 0, DASK).read_text()
     paths.profiles.mkdir()
     for name in ("dask.html", "memray-script.0.bin", "memray-worker-n1.7.bin.lz4.tmp"):
         (paths.profiles / name).touch()
-    told = json.loads(make(paths, 0).with_suffix(".json").read_text())["profiles"]
+    told = json.loads(make(paths, 0, DASK).with_suffix(".json").read_text())["profiles"]
     assert told == [
         f"python -m webbrowser {paths.profiles}/dask.html",
         f"memray flamegraph {paths.profiles}/memray-script.0.bin",
@@ -117,12 +122,14 @@ def test_profiles_are_named_with_what_opens_them(tmp_path: Path) -> None:
 def test_memory_that_slurm_gave(tmp_path: Path) -> None:
     paths = report_samples.write(tmp_path / "run", Shape(gpus=0, seconds=600))
     plan = json.loads(paths.plan.read_text())
-    assert "memory_used" in facts.load(paths, 0, memory=1.0).figures
-    assert facts.load(paths, 0, memory=1.0).figures["memory_asked"] == 480000 * 2**20  # the plan's own
+    assert "memory_used" in contents.load(paths, 0, DASK, memory=1.0).findings.figures
+    assert (
+        contents.load(paths, 0, DASK, memory=1.0).findings.figures["memory_asked"] == 480000 * 2**20
+    )  # the plan's own
     paths.plan.write_text(json.dumps(plan | {"directives": []}))
-    assert "memory_asked" not in facts.load(paths, 0).figures
-    found = facts.load(paths, 0, memory=report_samples.GIB * 480.0)
-    assert ("Memory of a node", "480 GiB") in [row[:2] for row in found.asked]
+    assert "memory_asked" not in contents.load(paths, 0, DASK).findings.figures
+    found = contents.load(paths, 0, DASK, memory=report_samples.GIB * 480.0)
+    assert ("Memory of a node", "480 GiB") in [row[:2] for row in found.findings.asked]
 
 
 def test_events_of_the_nodes_are_told(tmp_path: Path) -> None:
@@ -131,31 +138,34 @@ def test_events_of_the_nodes_are_told(tmp_path: Path) -> None:
     events = [{"t": began + 30, "event": "xid", "gpu": 3, "xid": 79}, {"t": began + 31, "event": "oom", "kills": 2}]
     with paths.attempt(0).samples_of("n1").open("a") as file:
         file.writelines(f"{json.dumps(event)}\n" for event in [*events, {"t": began, "event": "<b>"}])
-    found = facts.load(paths, 0)
-    assert [text.partition(", after ")[0] for text in found.happened] == [
+    found = contents.load(paths, 0, DASK)
+    assert [text.partition(", after ")[0] for text in found.findings.happened] == [
         "n1: GPU 3 reported Xid 79",
         "n1: the kernel killed 2 processes for want of memory",
     ]
-    assert found.happened[0] in page.html(found)
+    assert found.findings.happened[0] in page.html(found)
 
 
 def test_the_report_of_a_large_run_takes_some_samples(tmp_path: Path) -> None:
     """The nodes wait for it; what it says is nearly the same, and it tells."""
     paths = report_samples.write(tmp_path / "run", Shape(nodes=6, gpus=2, seconds=1800))
-    whole, some = facts.load(paths, 0), facts.load(paths, 0, most=200_000)
-    assert not any("samples was taken" in sentence for sentence in whole.unknown)
-    (told,) = (sentence for sentence in some.unknown if "samples was taken" in sentence)
+    whole, some = contents.load(paths, 0, DASK), contents.load(paths, 0, DASK, most=200_000)
+    assert not any("samples was taken" in sentence for sentence in whole.findings.unknown)
+    (told,) = (sentence for sentence in some.findings.unknown if "samples was taken" in sentence)
     step = int(told.removeprefix("One in ").partition(" ")[0])
     assert step > 3
     assert "hpcml report run takes all" in told
-    assert sum(len(node.t) for node in some.series.values()) < sum(len(node.t) for node in whole.series.values()) / 3
-    for part, hours in whole.ledger.parts.items():
-        assert some.ledger.parts[part] == pytest.approx(hours, abs=0.03 * whole.ledger.paid), part
+    assert (
+        sum(len(node.t) for node in some.drawing.series.values())
+        < sum(len(node.t) for node in whole.drawing.series.values()) / 3
+    )
+    for part, hours in whole.hours.ledger.parts.items():
+        assert some.hours.ledger.parts[part] == pytest.approx(hours, abs=0.03 * whole.hours.ledger.paid), part
 
 
 def test_nodes_stand_in_the_allocation_s_order(tmp_path: Path) -> None:
-    found = facts.load(report_samples.write(tmp_path / "run", Shape(nodes=11, gpus=0, seconds=60)), 0)
-    assert list(found.series) == list(found.nodes) == [f"n{number}" for number in range(1, 12)]
+    found = contents.load(report_samples.write(tmp_path / "run", Shape(nodes=11, gpus=0, seconds=60)), 0, DASK)
+    assert list(found.drawing.series) == list(found.machines.nodes) == [f"n{number}" for number in range(1, 12)]
 
 
 def test_no_empty_plot(tmp_path: Path, subtests: pytest.Subtests) -> None:
@@ -167,7 +177,7 @@ def test_no_empty_plot(tmp_path: Path, subtests: pytest.Subtests) -> None:
     }
     for name, (shape, least) in shapes.items():
         with subtests.test(name):
-            text = make(report_samples.write(tmp_path / name, shape), 0).read_text()
+            text = make(report_samples.write(tmp_path / name, shape), 0, DASK).read_text()
             plots = re.findall(r'<svg class="lines".*?</svg>', text)
             assert len(plots) >= least
             assert all("polyline" in plot or "circle" in plot for plot in plots)
@@ -176,18 +186,18 @@ def test_no_empty_plot(tmp_path: Path, subtests: pytest.Subtests) -> None:
 
 def test_a_report_of_damaged_files(tmp_path: Path) -> None:
     paths = report_samples.write(tmp_path / "run", Shape(seconds=120))
-    whole = facts.load(paths, 0).ledger
+    whole = contents.load(paths, 0, DASK).hours.ledger
     node = paths.attempt(0).samples_of("n1")
-    bad = ["{", "[]", '{"t": NaN}', '{"t": "x", "cpu": 1}', '{"t": -5, "cpu": 1}', "[" * 3000, '{"t": 5, "gpus": [3]}']
-    for path, last in ((node, '{"t": 9e9, "cpu": 3'), (paths.events, "")):
+    bad = ["{", "[]", '{"t": NaN}', '["x", 1]', "[-5, 1]", "[" * 3000, "[5, 3]"]
+    for path, last in ((node, "[9e9, 3"), (paths.events, "")):
         lines = path.read_text().splitlines()
         mixed = [line for number, one in enumerate(lines) for line in (one, bad[number % len(bad)])]
         path.write_text("\n".join([*mixed, last]))
-    assert facts.load(paths, 0).ledger == whole
+    assert contents.load(paths, 0, DASK).hours.ledger == whole
     for text in ("", "[]", "{", '{"inside": 3, "directives": 5, "name": []}'):
-        for path in (paths.plan, paths.status, paths.events, node, paths.attempt(0).dask_samples):
+        for path in (paths.plan, paths.status, paths.events, node, paths.attempt(0).samples_of_kind("dask")):
             path.write_text(text)
-        assert "</html>" in make(paths, 0).read_text()
+        assert "</html>" in make(paths, 0, DASK).read_text()
 
 
 def test_a_counter_that_falls_is_a_reset() -> None:
@@ -202,7 +212,7 @@ points = st.lists(st.tuples(st.floats(0, 1e5), st.floats(-1e9, 1e9)), min_size=1
 
 @given(points, st.integers(1, 500))
 def test_thinning_keeps_the_highest_and_the_lowest(found: list[tuple[float, float]], bins: int) -> None:
-    thinned = picture.thin(found, bins)
+    thinned = page.thin(found, bins)
     assert len(thinned) <= max(2 * bins, 2)
     assert set(thinned) <= set(found)
     assert thinned == sorted(thinned)
@@ -214,12 +224,12 @@ def test_a_spike_stays_in_the_picture() -> None:
     t = [float(at) for at in range(86400)]
     values = [1.0] * len(t)
     values[43210] = 99.0
-    drawn = picture.lines([Line("x", t, values)], 86400, name="x", unit="W")
+    drawn = page.lines([Curve("x", t, values)], 86400, name="x", unit="W")
     points = re.findall(r"([\d.]+),([\d.]+)", drawn)
     assert len(points) <= 1000
     assert min(float(y) for _, y in points) < 10
 
 
 def test_a_line_is_interrupted_where_nothing_is_known() -> None:
-    line = Line("x", [0, 5, 10, 300, 305, 310], [1, 2, None, 3, 4, 5])
-    assert [len(part) for part in picture.pieces(line, 20)] == [2, 3]
+    line = Curve("x", [0, 5, 10, 300, 305, 310], [1, 2, None, 3, 4, 5])
+    assert [len(part) for part in page.pieces(line, 20)] == [2, 3]

@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 
 from hpcml import samples
-from hpcml.node.sampling import gpus, sample_file, sampler
+from hpcml.node.sampling import gpus, sampler
 from hpcml.node.sampling.host import Host
-from hpcml.node.sampling.sample_file import SampleFile, interval, line, thinned
+from hpcml.node.sampling.sampler import SampleFile, interval
 from hpcml.paths import AttemptPaths
+from hpcml.samples import Gpu, GpuSample, NodeHeader, NodeSample, Traffic, line, thinned
 
 MEMINFO = "MemTotal:       1000 kB\nMemAvailable:    400 kB\nSwapTotal:  100 kB\nSwapFree:   90 kB\n"
 BASE = {
@@ -72,6 +73,13 @@ VERSION1 = {
 }  # fmt: skip
 
 
+HEADER = {**samples.header(samples.NODE), "t": 0.0, "node": "n1"}
+
+
+def header_of(host: Host) -> NodeHeader:
+    return host.header("n1", 0.0, 5.0)
+
+
 def tree(root: Path, *parts: Mapping[str, str]) -> Path:
     for part in parts:
         for name, text in part.items():
@@ -85,15 +93,16 @@ def tree(root: Path, *parts: Mapping[str, str]) -> Path:
 
 def test_a_node_without_a_group_of_the_job(tmp_path: Path) -> None:
     host = Host(tree(tmp_path, BASE))
-    header, sample = host.header(), host.sample()
-    assert (header["cores"], header["memory"], header["memory_of"]) == (2, 1000 * 1024, "host")
-    assert (sample["memory"], sample["swap"], sample["pressure"]) == (600 * 1024, 10 * 1024, [1.5, None, None])
-    assert sample["disk"] == [10 * 512, 20 * 512]
-    assert sample["cpu"] is None
+    header, sample = header_of(host), host.sample()
+    assert (header.cores, header.memory, header.scope.memory) == (2, 1000 * 1024, "host")
+    assert (sample.memory, sample.swap, sample.pressure) == (600 * 1024, 10 * 1024, (1.5, None, None))
+    assert sample.disk == (10 * 512, 20 * 512)
+    assert sample.cpu is None
     time.sleep(0.02)
     tree(tmp_path, {"proc/stat": BASE["proc/stat"].replace("cpu  100 0 50", "cpu  400 0 150")})
     sample = host.sample()
-    assert sample["cpu"] > 0
+    assert sample.cpu
+    assert sample.cpu > 0
     tree(tmp_path, {"proc/vmstat": "oom_kill 5\n"})
     assert (host.new_oom_kills(), host.new_oom_kills()) == (2, 0)
 
@@ -102,19 +111,20 @@ def test_a_node_without_a_group_of_the_job(tmp_path: Path) -> None:
 def test_a_job_s_own_group(tmp_path: Path, group: Mapping[str, str]) -> None:
     """Page cache is given back at once, /dev/shm is not."""
     host = Host(tree(tmp_path, BASE, group))
-    header, sample = host.header(), host.sample()
-    assert (header["cpu_of"], header["memory_of"], header["disk_of"], header["memory"]) == (
+    header, sample = header_of(host), host.sample()
+    assert (header.scope.cpu, header.scope.memory, header.scope.disk, header.memory) == (
         "cgroup",
         "cgroup",
         "cgroup",
         2000,
     )
-    assert header["cores"] == len(os.sched_getaffinity(0))
-    assert (sample["memory"], sample["swap"], sample["disk"]) == (400, 7, [12, 14])
-    assert sample["pressure"][:2] == [1.5, 2.25 if group is VERSION2 else None]
+    assert header.cores == len(os.sched_getaffinity(0))
+    assert (sample.memory, sample.swap, sample.disk) == (400, 7, (12, 14))
+    assert sample.pressure[:2] == (1.5, 2.25 if group is VERSION2 else None)
     time.sleep(0.02)
     tree(tmp_path, {name: text.replace("5000000", "5100000") for name, text in group.items() if "cpu" in name})
-    used = host.sample()["cpu"]
+    used = host.sample().cpu
+    assert used
     assert 0 < used <= 5
     assert host.new_oom_kills() == 0
     tree(tmp_path, {name: text.replace("oom_kill 1", "oom_kill 4") for name, text in group.items() if "oom" in text})
@@ -127,41 +137,42 @@ def test_groups_that_are_no_job_s(tmp_path: Path, subtests: pytest.Subtests) -> 
     ):
         with subtests.test(group):
             root = tree(tmp_path / str(number), BASE, VERSION2, {"proc/self/cgroup": f"0::{group}\n"})
-            assert Host(root).header()["memory_of"] == "host"
+            assert header_of(Host(root)).scope.memory == "host"
 
 
 def test_a_mount_that_shows_a_part_of_the_hierarchy(tmp_path: Path) -> None:
     mount = "30 23 0:26 /system.slice /sys/fs/cgroup/system.slice rw - cgroup2 cgroup2 rw\n"
-    assert Host(tree(tmp_path / "a", BASE, VERSION2, {"proc/self/mountinfo": mount})).header()["memory_of"] == "cgroup"
+    assert (
+        header_of(Host(tree(tmp_path / "a", BASE, VERSION2, {"proc/self/mountinfo": mount}))).scope.memory == "cgroup"
+    )
     deep = {"proc/self/mountinfo": "30 23 0:26 /deep/node /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
             "proc/self/cgroup": VERSION2["proc/self/cgroup"].replace("::/", "::/deep/node/")}  # fmt: skip
-    header = Host(tree(tmp_path / "c", BASE, VERSION2, deep)).header()
-    assert (header["memory_of"], header["memory"]) == ("cgroup", 2000)
+    header = header_of(Host(tree(tmp_path / "c", BASE, VERSION2, deep)))
+    assert (header.scope.memory, header.memory) == ("cgroup", 2000)
     other = mount.replace("/system.slice /", "/user.slice /")
-    assert Host(tree(tmp_path / "b", BASE, VERSION2, {"proc/self/mountinfo": other})).header()["memory_of"] == "host"
+    assert header_of(Host(tree(tmp_path / "b", BASE, VERSION2, {"proc/self/mountinfo": other}))).scope.memory == "host"
 
 
 def test_no_byte_of_the_network_is_counted_twice(tmp_path: Path) -> None:
     """A bond is made of adapters; IP over InfiniBand goes through a port that counts it."""
     host = Host(tree(tmp_path / "ib", BASE, INFINIBAND))
-    assert host.header()["interfaces"] == ["eth0", "eth1"]
-    assert host.header()["infiniband"] == ["mlx5_0/1"]
+    assert header_of(host).interfaces == ("eth0", "eth1")
+    assert header_of(host).infiniband == ("mlx5_0/1",)
     sample = host.sample()
-    assert (sample["net"], sample["ib"]) == ([11, 22], [400, 800])  # InfiniBand counts words of 4 bytes
+    assert (sample.net, sample.ib) == ((11, 22), (400, 800))  # InfiniBand counts words of 4 bytes
     without = Host(tree(tmp_path / "ip", BASE))
-    assert without.header()["interfaces"] == ["eth0", "eth1", "ib0"]
-    assert without.sample()["ib"] == [None, None]
+    assert header_of(without).interfaces == ("eth0", "eth1", "ib0")
+    assert without.sample().ib == (None, None)
     stuck = {f"{PORT}/counters/port_rcv_data": str(2**32 - 1)}
-    assert Host(tree(tmp_path / "ib", stuck)).sample()["ib"] == [None, 800]
+    assert Host(tree(tmp_path / "ib", stuck)).sample().ib == (None, 800)
     virtual = {name: text for name, text in BASE.items() if "/device/" not in name}
-    assert Host(tree(tmp_path / "veth", virtual)).header()["interfaces"] == ["eth0", "eth1", "ib0"]
+    assert header_of(Host(tree(tmp_path / "veth", virtual))).interfaces == ("eth0", "eth1", "ib0")
 
 
 def test_a_kernel_that_says_nothing(tmp_path: Path) -> None:
     host = Host(tmp_path)
-    assert host.header()["memory"] is None
-    assert host.sample() == {"cpu": None, "memory": None, "swap": None, "pressure": [None] * 3, "net": [None] * 2,
-                             "ib": [None] * 2, "disk": [None] * 2}  # fmt: skip
+    assert header_of(host).memory is None
+    assert host.sample(1.0) == NodeSample(1.0)
 
 
 # -- GPUs ------------------------------------------------------------------------------------------------------------
@@ -221,23 +232,23 @@ class FakeNvml:
 def test_the_job_s_gpus_alone_with_all_their_values() -> None:
     nvml = FakeNvml(4)
     found = gpus.Gpus(nvml, "3,1", 2, affordable=1.0)
-    assert [gpu["index"] for gpu in found.header] == [1, 3]
-    assert found.header[0] == {"index": 1, "uuid": "GPU-1", "name": "H200", "memory": 1000, "power_limit": 700.0}
+    assert [gpu.number for gpu in found.header] == [1, 3]
+    assert found.header[0] == Gpu(1, "GPU-1", "H200", memory=1000, power_limit=700.0)
     reading = found.read()
-    values = samples.GpuSample(*reading.values[0])
-    assert values == samples.GpuSample(90, 10, 512.3, 60, 1980, 4, 5, 6, 31, 30, 12345)
-    assert reading.xids == []
+    nvlink, pcie = Traffic(received=5 << 10, sent=6 << 10), Traffic(received=31 << 10, sent=30 << 10)
+    assert reading.samples[0] == GpuSample(90, 10, 512.3, 60, 1980, 4, nvlink, pcie, energy=12.3)
+    assert reading.xids == ()
     nvml.xids[3] = [79, 31]
-    assert found.read().xids == [(3, 79), (3, 31)]
+    assert found.read().xids == ((3, 79), (3, 31))
     nvml.lost = {3}
-    assert found.read().values[1] == [None] * 11
-    assert found.read().values[0][0] == 90
+    assert found.read().samples[1] == GpuSample()
+    assert found.read().samples[0].use == 90
 
 
 def test_a_driver_that_takes_long_for_pcie_is_asked_no_more() -> None:
     found = gpus.Gpus(FakeNvml(1), None, 1, affordable=-1.0)
-    assert found.read().values[0][8:10] == [31, 30]
-    assert found.read().values[0][8:10] == [None, None]
+    assert found.read().samples[0].pcie == (31 << 10, 30 << 10)
+    assert found.read().samples[0].pcie == (None, None)
 
 
 def test_a_hung_nvml_keeps_the_gpus_values_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,13 +310,13 @@ def test_nvml_that_is_late_or_not_there(
 def test_a_file_that_grows_too_large_is_thinned(tmp_path: Path) -> None:
     paths = AttemptPaths(tmp_path)
     path = paths.samples_of("n1")
-    file = SampleFile(path, {"kind": "node", "t": 0.0, "node": "n1"}, largest=20_000)
+    file = SampleFile(path, HEADER, largest=20_000)
     total = 0.0
     for number in range(1, 2001):
         total += number % 7
-        file.append(line({"t": float(number), "cpu": number % 7, "net": [number, 2 * number]}))
+        file.append(line(NodeSample(float(number), number % 7, net=Traffic(number, 2 * number))))
         if number == 3:
-            file.append(line({"t": 3.0, "event": "oom", "kills": 1}))
+            file.append(line(samples.Event(3.0, "oom", kills=1).as_json()))
         assert path.stat().st_size <= 20_000
     series = samples.nodes(paths)["n1"]
     assert series.header.node == "n1"
@@ -319,17 +330,16 @@ def test_a_file_that_grows_too_large_is_thinned(tmp_path: Path) -> None:
 
 
 def test_thinning_leaves_damaged_lines_out(tmp_path: Path) -> None:
-    kept = thinned(
-        [line({"kind": "node", "t": 0}), b'{"t": 1, "cp\n', b"[]\n", *(line({"t": n, "cpu": None}) for n in range(8))]
-    )
-    assert [json.loads(text).get("t") for text in kept] == [0, 0, 2, 4, 5, 6, 7]
+    kept = thinned([line(HEADER), b"[1, 0.\n", b"[]\n", *(line(NodeSample(number)) for number in range(8))])
+    assert kept[0] == line(HEADER)
+    assert [json.loads(text)[0] for text in kept[1:]] == [0, 2, 4, 5, 6, 7]
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """What was written in part is closed by a line break; it is said once; it is tried again after a while."""
     paths = AttemptPaths(tmp_path)
-    file = SampleFile(paths.samples_of("n1"), {"kind": "node", "t": 0.0, "node": "n1"})
-    file.append(line({"t": 1.0}))
+    file = SampleFile(paths.samples_of("n1"), HEADER)
+    file.append(line(NodeSample(1.0)))
     real, room = os.write, [4]
 
     def write(descriptor: int, text: bytes) -> int:
@@ -341,14 +351,14 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
         return taken
 
     monkeypatch.setattr(os, "write", write)
-    file.append(line({"t": 2.0}))
-    file.append(line({"t": 3.0}))
+    file.append(line(NodeSample(2.0)))
+    file.append(line(NodeSample(3.0)))
     assert samples.nodes(paths)["n1"].samples[-1].t == 1.0
     monkeypatch.setattr(os, "write", real)
-    file.append(line({"t": 4.0}))  # not yet
+    file.append(line(NodeSample(4.0)))  # not yet
     assert samples.nodes(paths)["n1"].samples[-1].t == 1.0
     file.again = 1.0
-    file.append(line({"t": 5.0}))
+    file.append(line(NodeSample(5.0)))
     assert [sample.t for sample in samples.nodes(paths)["n1"].samples] == [1.0, 5.0]
     said = capfd.readouterr().err
     assert said.count("\n") == 1
@@ -365,23 +375,23 @@ def test_what_stands_in_the_way_is_left_alone(tmp_path: Path, subtests: pytest.S
             path = paths.samples_of("n1")
             path.parent.mkdir(parents=True)
             make(path)
-            SampleFile(path, {"kind": "node", "t": 0.0}).append(line({"t": 1.0}))
+            SampleFile(path, {"kind": "node", "t": 0.0}).append(line(NodeSample(1.0)))
             assert not target.exists()
             assert not path.is_file()
     with subtests.test("a folder of samples that was removed is made again, unless something stands in its place"):
         paths = AttemptPaths(tmp_path / "lost")
         paths.directory.mkdir()
-        file = SampleFile(paths.samples_of("n1"), {"kind": "node", "t": 0.0, "node": "n1"})
+        file = SampleFile(paths.samples_of("n1"), HEADER)
         for loss in ("", "removed", "a file"):
             if loss:
                 shutil.rmtree(paths.samples)
             if loss == "a file":
                 paths.samples.write_text("in the way")
-            file.append(line({"t": 1.0}))
+            file.append(line(NodeSample(1.0)))
             assert bool(samples.nodes(paths)) == (loss != "a file")
         assert paths.samples.read_text() == "in the way"
     with subtests.test("a run's directory that was removed is not made again"):
-        SampleFile(AttemptPaths(tmp_path / "gone" / "0").samples_of("n1"), {"t": 0.0}).append(line({"t": 1.0}))
+        SampleFile(AttemptPaths(tmp_path / "gone" / "0").samples_of("n1"), {"t": 0.0}).append(line(NodeSample(1.0)))
         assert not (tmp_path / "gone").exists()
 
 
@@ -392,9 +402,9 @@ def test_how_often() -> None:
     assert interval(60.0, 0.0, cost=0.001, size=900) == 1.0
     assert interval(5.0, 0.0, cost=0.2, size=900) == pytest.approx(20.0)  # at most 1 % of a core
     seconds = interval(5.0, 61.0, cost=0.001, size=10_000)
-    assert 3600 / seconds * 10_000 <= sample_file.PER_HOUR * 1.001
-    assert sample_file.PER_HOUR + 60 * 5_000 <= 1 << 20  # and the first minute
-    assert samples.LARGEST >= 2 * sample_file.LARGEST
+    assert 3600 / seconds * 10_000 <= sampler.PER_HOUR * 1.001
+    assert sampler.PER_HOUR + 60 * 5_000 <= 1 << 20  # and the first minute
+    assert samples.LARGEST >= 2 * sampler.LARGEST
 
 
 # -- the process -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from distributed.metrics import context_meter
 from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 from distributed.protocol.serialize import dask_serialize
 
-from hpcml.kinds.dask.node.dask_state import kind_of
+from hpcml.kinds.dask.samples import activity_of
 from hpcml.repairs.spilling import AHEAD, BACK, BLOCK, OUT, PATIENCE, Cyclic, Mover, PinnedPool, Timed
 
 
@@ -69,8 +69,8 @@ def test_seconds_and_bytes_are_counted_as_spilling() -> None:
         data["a"], data["b"] = b"x" * 1000, b"y" * 1000
         assert data["a"] == b"x" * 1000
     assert {(OUT, "seconds"), (OUT, "bytes"), (BACK, "seconds"), (BACK, "bytes")} == set(told)
-    assert {kind_of(("execute", "sum", label, "seconds")) for label in (OUT, BACK)} == {"spill"}
-    assert {kind_of(("execute", "sum", label, "bytes")) for label in (OUT, BACK)} == {"spill_bytes"}
+    assert {activity_of(("execute", "sum", label, "seconds")) for label in (OUT, BACK)} == {"spill"}
+    assert {activity_of(("execute", "sum", label, "bytes")) for label in (OUT, BACK)} == {"spill"}
     assert (host.moved[OUT][0], host.moved[BACK][0]) == (2000, 1000)
 
 

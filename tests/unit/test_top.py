@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from hpcml import samples
+from hpcml import kinds, samples
 from hpcml.cli.top import frame
-from hpcml.cli.top.lines import Lines
-from hpcml.cli.top.table import Piece
+from hpcml.cli.top.frame import Piece
+from hpcml.cli.top.live import Lines
 from hpcml.errors import ConfigError
 from hpcml.remote import answers
 from hpcml.runs import view as views
 from hpcml.runs.view import View
+from hpcml.samples import NodeSample, Traffic
 from planted import ESCAPES, HOSTILE, put
 from top_runs import GIB, NOW, Written, cpu_run, dask_tables, gpu_run, lines, node_tables, status
 
@@ -70,13 +71,13 @@ def damaged(folder: Path) -> View:
     run = Written(folder)
     run.node("n1", node_tables("n1", 1))
     bad = run.node("n2", node_tables("n2", 1))
-    numbers = {"t": NOW, "cpu": "many", "memory": None, "net": [None, "x"], "gpus": [[None] * 11, ["a"], "b", 7]}
+    numbers = NodeSample(NOW, "many", None, net=[None, "x"], gpus=[[None] * 9, ["a"], "b", 7])  # type: ignore[arg-type]
     bad.write_text(
         bad.read_text() + json.dumps(numbers) + '\n{"t": 1e999}\nno JSON\n{"t":' + "[" * 90_000 + '\n{"t": 17'
     )
     lines(
-        run.attempt.dask_samples,
-        [*dask_tables(["n1-0", "", "-", "n9-0"]), {"t": NOW, "tasks": [], "workers": 5, "metrics": {"spill": "x"}}],
+        run.attempt.samples_of_kind("dask"),
+        [*dask_tables(["n1-0", "", "-", "n9-0"]), [NOW, [], {}, {"spill": "x"}, 5]],
     )
     return run.view(status(("n1", "n2"), workers=2, expected=2))
 
@@ -143,7 +144,7 @@ def test_the_time_left_is_told_only_where_the_end_is_known(tmp_path: Path) -> No
     """A script that goes on submitting has no end that could be told; nor has one that has just begun."""
     run = Written(tmp_path)
     for known, left in (((2000,) * 8, 10.0), ((1800,) * 7 + (2000,), None), ((2000,) * 3, None)):
-        lines(run.attempt.dask_samples, dask_tables(["n1-0"], known))
+        lines(run.attempt.samples_of_kind("dask"), dask_tables(["n1-0"], known))
         work = run.view(status(("n1",))).work
         assert work is not None
         assert (work.left, work.rate) == (left, 40.0), known
@@ -151,9 +152,7 @@ def test_the_time_left_is_told_only_where_the_end_is_known(tmp_path: Path) -> No
 
 def test_a_counter_that_began_anew_has_no_rate(tmp_path: Path) -> None:
     run, tables = Written(tmp_path), node_tables("n1", 1)
-    last = tables[-1]
-    assert isinstance(last, dict)
-    last |= {"net": [5, 5], "ib": None}
+    tables[-1] = tables[-1]._replace(net=Traffic(5, 5), ib=None)
     run.node("n1", tables)
     (node,) = run.view(status(("n1",))).nodes
     assert (node.net, node.ib, node.gpus[0].nvlink) == (None, None, 2.0 * GIB)
@@ -163,7 +162,7 @@ def test_a_node_s_only_worker_has_its_name(tmp_path: Path) -> None:
     run = Written(tmp_path)
     for name in ("n1", "n1-2"):
         run.node(name, node_tables(name))
-    lines(run.attempt.dask_samples, dask_tables(["n1", "n1-2"]))
+    lines(run.attempt.samples_of_kind("dask"), dask_tables(["n1", "n1-2"]))
     assert [node.workers for node in run.view(status(("n1", "n1-2"))).nodes] == [1, 1]
 
 
@@ -171,7 +170,7 @@ def test_a_node_that_lacks_workers_says_so(tmp_path: Path) -> None:
     run = Written(tmp_path)
     for name in ("n1", "n2"):
         run.node(name, node_tables(name))
-    lines(run.attempt.dask_samples, dask_tables(["n1-0", "n1-1", "n2-1"]))
+    lines(run.attempt.samples_of_kind("dask"), dask_tables(["n1-0", "n1-1", "n2-1"]))
     shown = drawn(run.view(status(("n1", "n2"), workers=3, expected=4)), 80, 24)
     assert "workers   3 of 4 on 2 nodes" in shown
     assert [line.split("  ")[0] for line in shown if line.startswith("n")] == ["node", "n1", "n2 1/2"]
@@ -216,7 +215,7 @@ def test_a_damaged_file_keeps_the_others_shown(tmp_path: Path, subtests: pytest.
         with subtests.test(kind=make.__name__):
             run = Written(tmp_path / make.__name__)
             run.node("n1", node_tables("n1", 1))
-            for path in (run.node("n2", node_tables("n2")), run.attempt.dask_samples, run.paths.driver_log):
+            for path in (run.node("n2", node_tables("n2")), run.attempt.samples_of_kind("dask"), run.paths.driver_log):
                 put(path, make)
             shown = drawn(run.view(status(("n1", "n2"))), 80, 24)
             assert any(line.startswith("n1 ") and "71/141 GiB" in line for line in shown)
@@ -244,7 +243,7 @@ def test_the_last_lines_are_those_that_stand_there(tmp_path: Path) -> None:
 
 
 def test_a_file_that_has_not_changed_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, reads, reader = Written(tmp_path), [], views.Reader()
+    run, reads, reader = Written(tmp_path), [], views.Reader(kinds.get("dask"))
     event = {"t": NOW - 900, "event": "xid", "gpu": 0, "xid": 79}
     header, *rest = node_tables("n1", count=200)
     run.node("n1", [header, event, *rest])

@@ -1,17 +1,40 @@
-"""What ``hpcml top`` draws: a run at one moment as lines that fit a terminal, a pure function."""
+"""What ``hpcml top`` draws: a run at one moment as lines that fit a terminal, with its nodes as a table; pure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
 from hpcml.cli.ls import cut_name
-from hpcml.cli.top.table import LABEL, SHORT_BAR, Line, Piece, bar, duration, labelled, per_second, table
-from hpcml.runs.view import View, Work
+from hpcml.runs.view import Gpu, Node, View, Work
+from hpcml.samples import total
 from hpcml.terminal import cells, fit, folded, shown
-from hpcml.units import counted, format_bytes
+from hpcml.units import counted, format_bytes, format_seconds
 
 UNLIMITED = 60  # lines where no terminal says how many there are
 FOOTER = "q ends this view, not the run"
 _LEAST_WITH_FOOTER = 14  # lines
 _LEAST_OUTPUT, _MOST_WARNINGS = 3, 3  # lines
+LABEL = 10  # columns of what stands before a line
+SHORT_BAR, _LONG_BAR = 6, 24  # columns
+_LONGEST_NAME = 18  # columns of a node's name
+_FULL = 0.95  # of a memory
+_FULL_BAR, _EMPTY_BAR = "━", "─"
+
+
+class Piece(NamedTuple):
+    """A text and how it is drawn: ``bold``, ``dim``, ``red``, ``green`` or as all else."""
+
+    text: str
+    style: str = ""
+
+
+Line = tuple[Piece, ...]
+
+
+def labelled(label: str, texts: Sequence[str], style: str = "") -> list[Line]:
+    """Return texts as lines, the first behind a label."""
+    return [(Piece(f"{label if not number else '':<{LABEL}}", style), Piece(text)) for number, text in enumerate(texts)]
 
 
 def frame(view: View, width: int, height: int = 0, *, live: bool = False) -> list[Line]:
@@ -87,23 +110,23 @@ def _state(view: View) -> str:
 
 
 def _facts(view: View) -> list[tuple[str, str]]:
-    facts = []
+    rows = []
     if view.over and view.exit_status is not None and f"exit status {view.exit_status}" not in view.message:
-        facts.append(("exit", str(view.exit_status)))
+        rows.append(("exit", str(view.exit_status)))
     if view.cause:
-        facts.append(("cause", view.cause))
+        rows.append(("cause", view.cause))
     if view.estimate and view.phase == "queued":
-        facts.append(("estimate", f"Slurm expects a start at {view.estimate}"))
+        rows.append(("estimate", f"Slurm expects a start at {view.estimate}"))
     if view.silent:
-        facts.append(("slurm", f"{view.silent} (all this is from the run's own files)"))
+        rows.append(("slurm", f"{view.silent} (all this is from the run's own files)"))
     if view.hint and view.phase != "queued":
-        facts.append(("next" if view.over else "note", view.hint))
+        rows.append(("next" if view.over else "note", view.hint))
     if view.phase in ("starting", "running", "ending"):
         nodes = f" on {counted(view.node_count, 'node')}" if view.node_count else ""
-        facts.append(("workers", f"{view.workers} of {view.expected}{nodes}"))
+        rows.append(("workers", f"{view.workers} of {view.expected}{nodes}"))
     elif view.phase == "queued" and view.node_count:
-        facts.append(("nodes", str(view.node_count)))
-    return facts
+        rows.append(("nodes", str(view.node_count)))
+    return rows
 
 
 def _warnings(view: View, width: int, most: int) -> list[Line]:
@@ -120,12 +143,12 @@ def _work(view: View, width: int) -> list[Line]:
     lines: list[Line] = []
     if (work := view.work) is not None:
         lines += _tasks(work, width, over=view.over)
-        facts = []
+        amounts = []
         if work.spilled is not None:
-            facts.append(f"spilled {format_bytes(work.spilled)}{per_second(work.spill, ' ({})')}")
+            amounts.append(f"spilled {format_bytes(work.spilled)}{per_second(work.spill, ' ({})')}")
         if work.transfer is not None and not view.over:
-            facts.append(f"transfers {per_second(work.transfer)}")
-        lines += labelled("data", [", ".join(facts)]) if facts else []
+            amounts.append(f"transfers {per_second(work.transfer)}")
+        lines += labelled("data", [", ".join(amounts)]) if amounts else []
     wire = []
     for word, values in (
         ("net", [node.net for node in view.nodes]),
@@ -155,3 +178,253 @@ def _tasks(work: Work, width: int, *, over: bool) -> list[Line]:
     size = min(20, width - LABEL - len(text) - 2)
     shape = bar(work.done / work.known if work.known else None, size) if size >= SHORT_BAR else ()
     return [(Piece(f"{'tasks':<{LABEL}}"), *shape, Piece(f"{'  ' if shape else ''}{text}"))]
+
+
+# -- the nodes ------------------------------------------------------------------------------------------------------
+
+
+class _Row(NamedTuple):
+    """A node, one of its GPUs, or all nodes; ``text`` stands in the place of the cells. Bars are fractions."""
+
+    name: str
+    sub: str = ""
+    use: float | None = None
+    use_text: str = ""
+    memory: float | None = None
+    memory_text: str = ""
+    extra: tuple[str, ...] = ()
+    text: str = ""
+
+
+def table(view: View, width: int, room: int) -> list[Line]:
+    """Return the nodes in at most ``room`` lines: each GPU, else each node, else the worst and the best of them."""
+    sampled = [node for node in view.nodes if node.sampled]
+    if not sampled:
+        waits = view.nodes and view.phase in ("starting", "running") and room >= 1
+        return labelled("nodes", ["no samples yet"]) if waits else []
+    if room < 2:
+        return []
+    with_gpus = any(node.gpus for node in sampled)
+    count = sum(max(1, len(node.gpus)) for node in view.nodes)
+    if with_gpus and count < room:
+        return _laid_out(_gpu_rows(view), _Titles("gpu", "use", ("power", "temp", "NVLink")), width)
+    row: Callable[[Node], _Row] = _gpus_row if with_gpus else _cpu_row
+    titles = _Titles("gpus", "use", ("least", "power")) if with_gpus else _Titles("", "cpu", ("spilled", "network"))
+    if len(view.nodes) < room:
+        rows = [_of_node(view, node, row) for node in view.nodes]
+        if 1 < len(rows) < room - 1:
+            rows.append(_all_row(sampled, with_gpus))
+        return _laid_out(rows, titles, width)
+    ranked = sorted(view.nodes, key=_rank)
+    kept = room - 3  # beside the titles, the line between and all of them
+    worst, best = ranked[: (kept + 1) // 2] if kept > 0 else [], ranked[len(ranked) - kept // 2 :] if kept > 1 else []
+    more = len(ranked) - len(worst) - len(best)
+    rows = [_of_node(view, node, row) for node in worst]
+    if kept > 0:
+        rows.append(_Row("", text=f"…and {more} more"))
+    rows += [_of_node(view, node, row) for node in best]
+    return _laid_out([*rows, _all_row(sampled, with_gpus)], titles, width)
+
+
+def _rank(node: Node) -> tuple[bool, float, float, str]:
+    """Return what orders nodes, the worst first: silent ones, then by how little is used."""
+    return node.sampled and not node.silent, -node.silent, _use(node) or 0.0, node.name
+
+
+def _use(node: Node) -> float | None:
+    """Return the fraction of a node that is in use: of its GPUs, else of its cores."""
+    if node.gpus:
+        return _mean([gpu.use for gpu in node.gpus], 100.0)
+    return _fraction(node.cpu, node.cores)
+
+
+def _of_node(view: View, node: Node, row: Callable[[Node], _Row]) -> _Row:
+    return row(node)._replace(name=_name(view, node), text=_trouble(view, node))
+
+
+def _trouble(view: View, node: Node) -> str:
+    """Return why there is nothing to show of a node, or what is wrong with it."""
+    if not node.sampled:
+        return "no sample" if view.over else "no sample yet"
+    return f"no sample for {duration(node.silent)}" if node.silent and not view.over else ""
+
+
+def _name(view: View, node: Node) -> str:
+    each = view.expected // view.node_count if view.node_count else 0
+    lacks = node.workers is not None and node.workers < each and view.phase == "running"
+    return f"{node.name} {node.workers}/{each}" if lacks else node.name
+
+
+def _gpu_rows(view: View) -> list[_Row]:
+    rows = []
+    for node in view.nodes:
+        name, trouble = _name(view, node), _trouble(view, node)
+        if trouble or not node.gpus:
+            rows.append(_Row(name, text=trouble or "no GPU"))
+            continue
+        for place, gpu in enumerate(node.gpus):
+            rows.append(
+                _Row(
+                    "" if place else name,
+                    str(gpu.number),
+                    _fraction(gpu.use, 100.0),
+                    _percent(gpu.use),
+                    _fraction(gpu.memory, gpu.memory_size),
+                    _sizes(gpu.memory, gpu.memory_size),
+                    (_watts(gpu), _celsius(gpu), per_second(gpu.nvlink)),
+                )
+            )
+    return rows
+
+
+def _gpus_row(node: Node) -> _Row:
+    use = _mean([gpu.use for gpu in node.gpus], 1.0)
+    least = min([gpu.use for gpu in node.gpus if gpu.use is not None], default=None)
+    memory, size = total([gpu.memory for gpu in node.gpus]), total([gpu.memory_size for gpu in node.gpus])
+    power = total([gpu.power for gpu in node.gpus])
+    return _Row(
+        node.name,
+        str(len(node.gpus)),
+        _fraction(use, 100.0),
+        _percent(use),
+        _fraction(memory, size),
+        _sizes(memory, size),
+        (_percent(least), "" if power is None else f"{power:,.0f} W"),
+    )
+
+
+def _cpu_row(node: Node) -> _Row:
+    cores = "" if node.cores is None else f"/{node.cores:g}"
+    return _Row(
+        node.name,
+        "",
+        _fraction(node.cpu, node.cores),
+        "" if node.cpu is None else f"{node.cpu:.1f}{cores}",
+        _fraction(node.memory, node.memory_size),
+        _sizes(node.memory, node.memory_size),
+        ("" if node.spilled is None else format_bytes(node.spilled), per_second(node.net)),
+    )
+
+
+def _all_row(nodes: Sequence[Node], with_gpus: bool) -> _Row:
+    """Return all nodes as one: what they use in all, their GPUs on average."""
+    one = Node(
+        f"all {len(nodes)}",
+        cpu=total([node.cpu for node in nodes]),
+        cores=total([node.cores for node in nodes]),
+        memory=total([node.memory for node in nodes]),
+        memory_size=total([node.memory_size for node in nodes]),
+        spilled=total([node.spilled for node in nodes]),
+        net=total([node.net for node in nodes]),
+        gpus=tuple(gpu for node in nodes for gpu in node.gpus),
+    )
+    return _gpus_row(one) if with_gpus else _cpu_row(one)
+
+
+class _Titles(NamedTuple):
+    """What stands over the columns."""
+
+    sub: str
+    use: str
+    extra: tuple[str, ...]
+
+
+def _laid_out(rows: Sequence[_Row], titles: _Titles, width: int) -> list[Line]:
+    """Return rows in columns; what there is no room for goes first at the right end, then the bars become shorter."""
+    names = min(_LONGEST_NAME, max(len("node"), *(cells(shown(row.name)) for row in rows)))
+    subs = max(len(titles.sub), *(len(row.sub) for row in rows)) if titles.sub else 0
+    uses = max(4, *(len(row.use_text) for row in rows))
+    memories = max(len(row.memory_text) for row in rows)
+    extras = []
+    for place, title in enumerate(titles.extra):
+        longest = max(len(row.extra[place]) if row.extra else 0 for row in rows)
+        extras.append(max(len(title), longest) if longest else 0)
+    fixed = names + (subs + 2 if subs else 0) + 2 + 1 + uses + 2 + 1 + memories
+    kept = len(extras)
+    while kept and fixed + sum(size + 2 for size in extras[:kept] if size) + 2 * SHORT_BAR > width:
+        kept -= 1
+    extras = extras[:kept]
+    size = max(1, min(_LONG_BAR, (width - fixed - sum(one + 2 for one in extras if one)) // 2))
+    header = f"{'node':<{names}}" + (f"  {titles.sub:>{subs}}" if subs else "")
+    header += f"  {titles.use:<{size + 1 + uses}}  {'memory':<{size + 1 + memories}}"
+    header += "".join(f"  {title:>{one}}" for title, one in zip(titles.extra, extras, strict=False) if one)
+    lines: list[Line] = [(Piece(header.rstrip(), "dim"),)]
+    for row in rows:
+        name = _end(shown(row.name), names)
+        first = Piece(name + " " * (names - cells(name)) + (f"  {row.sub:>{subs}}" if subs else "") + "  ")
+        if row.text:
+            style = "dim" if not row.name or "yet" in row.text else "red"
+            lines.append((first, Piece(row.text, style)))
+            continue
+        rest = "".join(f"  {row.extra[place] if row.extra else '':>{one}}" for place, one in enumerate(extras) if one)
+        full = row.memory is not None and row.memory >= _FULL
+        lines.append(
+            (
+                first,
+                *bar(row.use, size),
+                Piece(f" {row.use_text:>{uses}}  "),
+                *bar(row.memory, size, "red" if full else ""),
+                Piece(f" {row.memory_text:>{memories}}", "red" if full else ""),
+                Piece(rest.rstrip()),
+            )
+        )
+    return lines
+
+
+def _end(text: str, width: int) -> str:
+    """Return a node's name, or the end of it, in which the names of nodes differ."""
+    while cells(text) > width:
+        text = "…" + text.removeprefix("…")[1:]
+    return text
+
+
+def bar(fraction: float | None, size: int, style: str = "") -> Line:
+    """Return a bar of so many columns, spaces where nothing is known."""
+    if fraction is None:
+        return (Piece(" " * size),)
+    full = round(min(1.0, max(0.0, fraction)) * size)
+    return Piece(_FULL_BAR * full, style), Piece(_EMPTY_BAR * (size - full), "dim")
+
+
+# -- numbers as words ------------------------------------------------------------------------------------------------
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in whole seconds: ``7 s``, ``3:05``, ``1:02:05``."""
+    whole = int(seconds)
+    return f"{whole} s" if whole < 60 else format_seconds(whole)
+
+
+def per_second(value: float | None, form: str = "{}") -> str:
+    """Return bytes per second in words, empty where they are not known."""
+    return "" if value is None else form.format(f"{format_bytes(value)}/s")
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}%"
+
+
+def _watts(gpu: Gpu) -> str:
+    return "" if gpu.power is None else f"{gpu.power:.0f} W"
+
+
+def _celsius(gpu: Gpu) -> str:
+    return "" if gpu.temperature is None else f"{gpu.temperature:.0f} °C"
+
+
+def _sizes(used: float | None, size: float | None) -> str:
+    """Return a part and the whole in the whole's unit: ``71/141 GiB``."""
+    if used is None or not size:
+        return "" if used is None else format_bytes(used)
+    whole, _, unit = format_bytes(size).partition(" ")
+    part = used / size * float(whole)
+    return f"{part:.1f}/{whole} {unit}" if float(whole) < 10 else f"{part:.0f}/{whole} {unit}"
+
+
+def _fraction(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole
+
+
+def _mean(values: Sequence[float | None], whole: float) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) / whole if known else None

@@ -34,11 +34,11 @@ def draws_here(command: str, options: Namespace) -> bool:
 
 def watch(connection: Connection, options: Namespace) -> int:
     """Show a run of another machine until it has ended or the user leaves; return the exit status."""
-    words = ["top", "--json", *(["--once"] if options.once else ["--interval", f"{live.interval(options):g}s"])]
-    words += ["--site", options.site] if options.site else []
-    words += [word for assignment in options.set or () for word in ("--set", assignment)]
+    argv = ["top", "--json", *(["--once"] if options.once else ["--interval", f"{live.interval(options):g}s"])]
+    argv += ["--site", options.site] if options.site else []
+    argv += [word for assignment in options.set or () for word in ("--set", assignment)]
     said: list[bytes] = []  # shown when the terminal is its user's again
-    call = channel.Call(connection, [*words, "--", options.run], said.append, out=PIPE)
+    call = channel.Call(connection, [*argv, "--", options.run], said.append, out=PIPE)
     assert call.child.out is not None
     reader = _Reader(call.child.out, connection.host)
     status: list[int] = []

@@ -46,4 +46,6 @@ KIND = Kind(
     ),
     ready="workers-ready",
     options=f"{__name__}.options",
+    samples=f"{__name__}.samples",
+    accounting=f"{__name__}.accounting",
 )

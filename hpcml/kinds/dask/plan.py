@@ -93,7 +93,11 @@ def advice(site: Site) -> dict[str, dict[str, str]]:
     found = {name: {"off": "true"} for name in _RULES_OF_TASKS} if site.gpu.mode == "polars" else {}
     if not site.report.advice:
         return found
-    from hpcml.report import advice as rules
+    from hpcml.kinds.dask.accounting import ACCOUNTING
+    from hpcml.report import advice as of_all_kinds
+
+    rules = [rule.name for rule in (*of_all_kinds.RULES, *ACCOUNTING.rules)]
+    figures = [*of_all_kinds.FIGURES, *(figure.name for figure in ACCOUNTING.figures)]
 
     for name, rule in site.report.advice.items():
         place = f"report.advice.{name}"
@@ -107,15 +111,11 @@ def advice(site: Site) -> dict[str, dict[str, str]]:
             except ValueError as error:
                 hint = f"Write {key} = 20."
                 raise ConfigError(f"'{own[key]}' is not a number", place=f"{place}.{key}", hint=hint) from error
-        if name not in {one.name for one in rules.RULES} and not (
-            rule.figure and rule.sentence and (rule.above or rule.below)
-        ):
-            hint = (
-                f"It needs figure, sentence, and above or below; hpcml has: {', '.join(r.name for r in rules.RULES)}."
-            )
+        if name not in rules and not (rule.figure and rule.sentence and (rule.above or rule.below)):
+            hint = f"It needs figure, sentence, and above or below; hpcml has: {', '.join(rules)}."
             raise ConfigError(f"There is no rule '{name}' to change, and this is no whole one", place=place, hint=hint)
-        if rule.figure and rule.figure not in rules.FIGURES:
-            hint = f"One of: {', '.join(rules.FIGURES)}."
+        if rule.figure and rule.figure not in figures:
+            hint = f"One of: {', '.join(figures)}."
             raise ConfigError(f"There is no figure '{rule.figure}'", place=f"{place}.figure", hint=hint)
         found[name] = own
     return found

@@ -13,16 +13,18 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hpcml.node.hardware import nvml
+from hpcml.samples import Gpu, GpuSample, Traffic
 
 _PCIE_SHARE = 0.5  # of the processor time that sampling may take; a driver that takes more for PCIe is asked no more
 _MOST_XIDS = 200  # of one GPU
+_MEMORY = "nvmlDeviceGetMemoryInfo"
 
 
 class Reading(NamedTuple):
-    """The values of all GPUs in the order of :class:`hpcml.samples.GpuSample`, and new errors (index, Xid)."""
+    """All GPUs at one time."""
 
-    values: list[list[int | float | None]]
-    xids: list[tuple[int, int]]
+    samples: tuple[GpuSample, ...] = ()
+    xids: tuple[tuple[int, int], ...] = ()  # new errors: NVML's index, Xid
 
 
 class Gpus:
@@ -34,30 +36,36 @@ class Gpus:
         self.affordable = affordable * _PCIE_SHARE  # processor seconds a sample for all PCIe rates
         self.pcie = True
         self.gpus = self._gpus(visible)[:count]
-        self.header = [facts for facts, _ in self.gpus]
+        self.header = tuple(gpu for gpu, _ in self.gpus)
         self.links = [nvml.active_links(pynvml, handle) for _, handle in self.gpus]
         self.events = [self._events(handle) for _, handle in self.gpus]
-        self.told = [0] * len(self.gpus)
+        self.xids = [0] * len(self.gpus)
 
-    def _gpus(self, visible: str | None) -> list[tuple[dict[str, Any], Any]]:
-        found = []
-        for index in range(self.ask("count", "nvmlDeviceGetCount") or 0):
-            handle = self.ask("handle", "nvmlDeviceGetHandleByIndex", index)
+    def _gpus(self, visible: str | None) -> list[tuple[Gpu, Any]]:
+        handles = {}
+        gpus = []
+        for number in range(self.ask("count", "nvmlDeviceGetCount") or 0):
+            handle = self.ask("handle", "nvmlDeviceGetHandleByIndex", number)
             if handle is None:
                 continue  # Slurm gave it to another job
-            memory = self.ask("", "nvmlDeviceGetMemoryInfo", handle)
+            handles[number] = handle
+            memory = self.ask("", _MEMORY, handle)
             limit = self.ask("", "nvmlDeviceGetEnforcedPowerLimit", handle)
-            facts = {
-                "index": index,
-                "uuid": nvml.text(self.ask("", "nvmlDeviceGetUUID", handle)),
-                "name": nvml.text(self.ask("", "nvmlDeviceGetName", handle)),
-                "memory": None if memory is None else int(memory.total),
-                "power_limit": None if limit is None else limit / 1000,
-            }
-            found.append((facts, handle))
-        kept = [{**facts, "mig_devices": nvml.mig_devices(self.nvml, handle)} for facts, handle in found]
-        shown, _ = nvml.visible_gpus(visible, kept)
-        return [(facts, handle) for facts, handle in found if facts["index"] in shown]
+            gpus.append(
+                Gpu(
+                    number,
+                    nvml.text(self.ask("", "nvmlDeviceGetUUID", handle)),
+                    nvml.text(self.ask("", "nvmlDeviceGetName", handle)),
+                    None if memory is None else int(memory.total),
+                    None if limit is None else limit / 1000,
+                )
+            )
+        with_mig = [
+            {"index": gpu.number, "uuid": gpu.uuid, "mig_devices": nvml.mig_devices(self.nvml, handles[gpu.number])}
+            for gpu in gpus
+        ]
+        shown, _ = nvml.visible_gpus(visible, with_mig)
+        return [(gpu, handles[gpu.number]) for gpu in gpus if gpu.number in shown]
 
     def _events(self, handle: Any) -> Any:
         """Return a set of NVML's events that holds the GPU's Xid errors, None where they cannot be had."""
@@ -69,72 +77,73 @@ class Gpus:
 
     def read(self) -> Reading:
         """Ask for everything once."""
-        rates = self._pcie_rates()
-        values = [
-            [*self._values(handle), *self._links_moved(place), *rates[place], self.ask("", _ENERGY, handle)]
-            for place, (_, handle) in enumerate(self.gpus)
+        pcie = self._pcie()
+        samples = [
+            self._sample(handle, self._nvlink(place), pcie[place]) for place, (_, handle) in enumerate(self.gpus)
         ]
-        return Reading(values, [(facts["index"], xid) for place, (facts, _) in enumerate(self.gpus)
-                                for xid in self._xids(place)])  # fmt: skip
+        xids = [(gpu.number, xid) for place, (gpu, _) in enumerate(self.gpus) for xid in self._xids(place)]
+        return Reading(tuple(samples), tuple(xids))
 
-    def _values(self, handle: Any) -> list[int | float | None]:
+    def _sample(self, handle: Any, nvlink: Traffic, pcie: Traffic) -> GpuSample:
         use, memory = (self.ask("", name, handle) for name in ("nvmlDeviceGetUtilizationRates", _MEMORY))
-        power = self.ask("", "nvmlDeviceGetPowerUsage", handle)
+        power = self.ask("", "nvmlDeviceGetPowerUsage", handle)  # mW
         reasons = self.ask("", "nvmlDeviceGetCurrentClocksEventReasons", handle)
         if reasons is None:  # an older driver or nvidia-ml-py
             reasons = self.ask("", "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-        return [
-            None if use is None else int(use.gpu),
-            None if memory is None else int(memory.used),
-            None if power is None else round(power / 1000, 1),
-            self.ask("", "nvmlDeviceGetTemperature", handle, 0),  # NVML_TEMPERATURE_GPU
-            self.ask("", "nvmlDeviceGetClockInfo", handle, 1),  # NVML_CLOCK_SM
-            reasons,
-        ]
+        energy = self.ask("", "nvmlDeviceGetTotalEnergyConsumption", handle)  # mJ
+        return GpuSample(
+            use=None if use is None else int(use.gpu),
+            memory=None if memory is None else int(memory.used),
+            power=None if power is None else round(power / 1000, 1),
+            temperature=self.ask("", "nvmlDeviceGetTemperature", handle, 0),  # NVML_TEMPERATURE_GPU
+            clock=self.ask("", "nvmlDeviceGetClockInfo", handle, 1),  # NVML_CLOCK_SM
+            throttle=reasons,
+            nvlink=nvlink,
+            pcie=pcie,
+            energy=None if energy is None else round(energy / 1000, 1),
+        )
 
-    def _links_moved(self, place: int) -> tuple[int | None, int | None]:
-        """Return the KiB that a GPU has received and sent over all its links."""
+    def _nvlink(self, place: int) -> Traffic:
+        """Return what a GPU has received and sent over all its links."""
         if not self.links[place]:
-            return None, None
+            return Traffic()
         sent, received, _ = nvml.link_bytes(self.nvml, self.gpus[place][1], self.links[place])
         if sent is None or received is None:
             self.links[place] = []  # no way of asking is known; they are many
-            return None, None
-        return received // 1024, sent // 1024
+            return Traffic()
+        return Traffic(received, sent)
 
-    def _pcie_rates(self) -> list[tuple[int | None, int | None]]:
-        """Return the KiB/s received and sent; the driver measures for 20 ms and more each time."""
+    def _pcie(self) -> list[Traffic]:
+        """Return the rates of each GPU; the driver measures for 20 ms and more each time."""
         if not self.pcie:
-            return [(None, None)] * len(self.gpus)
+            return [Traffic()] * len(self.gpus)
         began = time.thread_time()
-        rates = [
-            (self.ask("", _PCIE, handle, 1), self.ask("", _PCIE, handle, 0)) for _, handle in self.gpus
-        ]  # NVML_PCIE_UTIL_RX_BYTES, NVML_PCIE_UTIL_TX_BYTES
+        rates = [Traffic(self._pcie_rate(handle, 1), self._pcie_rate(handle, 0)) for _, handle in self.gpus]
         self.pcie = time.thread_time() - began <= self.affordable
         return rates
 
+    def _pcie_rate(self, handle: Any, counter: int) -> int | None:
+        """Return bytes per second; ``counter`` is NVML_PCIE_UTIL_TX_BYTES (0) or NVML_PCIE_UTIL_RX_BYTES (1)."""
+        rate = self.ask("", "nvmlDeviceGetPcieThroughput", handle, counter)  # KiB/s
+        return None if rate is None else rate * 1024
+
     def _xids(self, place: int) -> list[int]:
         """Return a GPU's errors since the last look; NVML is not waited for."""
-        found: list[int] = []
-        while self.events[place] is not None and self.told[place] < _MOST_XIDS:
+        xids: list[int] = []
+        while self.events[place] is not None and self.xids[place] < _MOST_XIDS:
             event = self.ask("", "nvmlEventSetWait_v2", self.events[place], 0)
             if event is None:  # none yet: NVML says so by an error, "timeout"
                 break
-            self.told[place] += 1
-            found.append(int(event.eventData))
-        return found
-
-
-_ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
-_MEMORY = "nvmlDeviceGetMemoryInfo"
-_PCIE = "nvmlDeviceGetPcieThroughput"
+            self.xids[place] += 1
+            xids.append(int(event.eventData))
+        return xids
 
 
 class Beside:
     """GPUs asked in a thread: NVML may wait for ever for one that has fallen off the bus, and the rest goes on."""
 
     def __init__(self, make: Callable[[], Gpus]) -> None:
-        self.header: list[dict[str, Any]] = []
+        self.header: tuple[Gpu, ...] = ()
         self.problem = ""
         self._make = make
         self._orders: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -151,19 +160,19 @@ class Beside:
                 self._orders.get()
         except Exception as error:  # noqa: BLE001 - no pynvml, no driver, or another one: a node without its GPUs
             self.problem = f"{type(error).__name__}: {error}"
-            self._answers.put(Reading([], []))
+            self._answers.put(Reading())
 
     def read(self, seconds: float) -> Reading:
         """Return what NVML says within some seconds, else nothing; a late answer is returned next time."""
         if self.problem:
-            return Reading([], [])
+            return Reading()
         if not self._waiting:
             self._waiting = True
             self._orders.put(None)
         try:
             reading = self._answers.get(timeout=seconds)
         except queue.Empty:
-            return Reading([], [])
+            return Reading()
         self._waiting = False
         return reading
 

@@ -1,6 +1,8 @@
 """What a node uses of its processors, memory, disks and network: from the job's control group, else from /proc.
 
-``root`` is the folder that /proc and /sys are read below, so that a recorded tree can stand for a node.
+Slurm names the group by the job's number, or by its SLUID (26.05), so it is the one above this process's step. Version
+1 and 2 are read, each controller where it is mounted. ``root`` is the folder that /proc and /sys are read below, so
+that a recorded tree can stand for a node.
 """
 
 from __future__ import annotations
@@ -10,18 +12,38 @@ import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from hpcml.node.hardware import sysfs
-from hpcml.node.hardware.sysfs import read
-from hpcml.node.sampling.job_group import job_group
+from hpcml.node.hardware.sysfs import control_groups, read
+from hpcml.samples import DiskTraffic, Gpu, NodeHeader, NodeSample, Pressure, Scope, Traffic
 
 _IP_OVER_INFINIBAND = "32"  # <net/if_arp.h>
 _SECTOR = 512  # bytes that /proc/diskstats counts by
 _TICKS = os.sysconf("SC_CLK_TCK")
 _VIRTUAL_DISK = re.compile(r"(loop|ram|zram|dm-|md|sr|fd)\d")  # not disks, or made of disks that are counted
+_CONTROLLERS = {"cpu": "cpuacct", "memory": "memory", "disk": "blkio"}  # by what is counted, of version 1
+_KNOWN_BY = {  # the file without which a group counts nothing of the kind, by version
+    1: {"cpu": "cpuacct.usage", "memory": "memory.usage_in_bytes", "disk": "blkio.throttle.io_service_bytes_recursive"},
+    2: {"cpu": "cpu.stat", "memory": "memory.current", "disk": "io.stat"},
+}
 
-Pair = list[int | None]
+
+class JobGroup(NamedTuple):
+    """The job's control group by what it counts: ``cpu``, ``memory``, ``disk``."""
+
+    folders: dict[str, Path]
+    versions: dict[str, int]
+
+
+def job_group(root: Path) -> JobGroup:
+    """Return the job's group, without folders where this process is in no step of a job."""
+    group = JobGroup({}, {})
+    for counted, controller in _CONTROLLERS.items():
+        for version, folder in control_groups(root, controller, above="step_"):
+            if read(folder / _KNOWN_BY[version][counted]):
+                group.folders[counted], group.versions[counted] = folder, version
+    return group
 
 
 class Host:
@@ -35,33 +57,37 @@ class Host:
         self.before: tuple[float, float] | None = None
         self.kills = self._oom_kills()
 
-    def header(self) -> dict[str, Any]:
-        """Return what does not change: see :class:`hpcml.samples.NodeHeader`."""
+    def header(self, node: str, t: float, every: float, gpus: tuple[Gpu, ...] = ()) -> NodeHeader:
+        """Return what does not change."""
         total = _kibibytes(read(self.root / "proc/meminfo")).get("MemTotal", 0)
         allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         all_cores = len(re.findall(r"^cpu[0-9]+ ", read(self.root / "proc/stat"), re.MULTILINE))
-        return {
-            "cores": allowed if allowed and "cpu" in self.group.folders else all_cores or None,
-            "cpu_of": "cgroup" if "cpu" in self.group.folders else "host",
-            "memory": min(filter(None, (*self._memory_limits(), total)), default=None),
-            "memory_of": "cgroup" if "memory" in self.group.folders else "host",
-            "disk_of": "cgroup" if "disk" in self.group.folders else "host",
-            "interfaces": self.interfaces,
-            "infiniband": [f"{port.device}/{port.port}" for port in self.ports],
-        }
+        scope = Scope(*["cgroup" if counted in self.group.folders else "host" for counted in Scope._fields])
+        return NodeHeader(
+            node,
+            t,
+            every,
+            cores=allowed if allowed and scope.cpu == "cgroup" else all_cores or None,
+            memory=min(filter(None, (*self._memory_limits(), total)), default=None),
+            scope=scope,
+            gpus=gpus,
+            interfaces=tuple(self.interfaces),
+            infiniband=tuple(f"{port.device}/{port.port}" for port in self.ports),
+        )
 
-    def sample(self) -> dict[str, Any]:
-        """Return what is used now: see :class:`hpcml.samples.NodeSample`."""
+    def sample(self, t: float = 0.0) -> NodeSample:
+        """Return what is used now, without the GPUs."""
         used, swap = self._memory()
-        return {
-            "cpu": self._cores_in_use(),
-            "memory": used,
-            "swap": swap,
-            "pressure": [self._pressure(what) for what in ("cpu", "memory", "io")],
-            "net": self._network(),
-            "ib": self._infiniband(),
-            "disk": self._disk(),
-        }
+        return NodeSample(
+            t,
+            cpu=self._cores_in_use(),
+            memory=used,
+            swap=swap,
+            pressure=Pressure(*[self._pressure(resource) for resource in Pressure._fields]),
+            net=self._network(),
+            ib=self._infiniband(),
+            disk=self._disk(),
+        )
 
     def new_oom_kills(self) -> int:
         """Return how many processes the kernel has killed for want of memory since the last call."""
@@ -78,9 +104,9 @@ class Host:
     def _processor_seconds(self) -> float | None:
         folder = self.group.folders.get("cpu")
         if folder is None:
-            words = read(self.root / "proc/stat").partition("\n")[0].split()[1:9]
+            times = read(self.root / "proc/stat").partition("\n")[0].split()[1:9]
             # user nice system idle iowait irq softirq steal; guests are in user and nice
-            return (sum(map(int, words)) - int(words[3]) - int(words[4])) / _TICKS if len(words) == 8 else None
+            return (sum(map(int, times)) - int(times[3]) - int(times[4])) / _TICKS if len(times) == 8 else None
         if self.group.versions["cpu"] == 1:
             nanoseconds = _whole(read(folder / "cpuacct.usage"))
             return None if nanoseconds is None else nanoseconds / 1e9
@@ -100,17 +126,17 @@ class Host:
         """Return the bytes that cannot be given back at once (no page cache, but /dev/shm), and those in swap."""
         folder = self.group.folders.get("memory")
         if folder is None:
-            facts = _kibibytes(read(self.root / "proc/meminfo"))
-            if "MemTotal" not in facts or "MemAvailable" not in facts:
+            sizes = _kibibytes(read(self.root / "proc/meminfo"))
+            if "MemTotal" not in sizes or "MemAvailable" not in sizes:
                 return None, None
-            return facts["MemTotal"] - facts["MemAvailable"], facts.get("SwapTotal", 0) - facts.get("SwapFree", 0)
-        facts = _words(read(folder / "memory.stat"))
+            return sizes["MemTotal"] - sizes["MemAvailable"], sizes.get("SwapTotal", 0) - sizes.get("SwapFree", 0)
+        sizes = _words(read(folder / "memory.stat"))
         if self.group.versions["memory"] == 1:
-            used, swap = _whole(read(folder / "memory.usage_in_bytes")), facts.get("total_swap", 0)
-            cache = facts.get("total_cache", 0) - facts.get("total_shmem", 0)
+            used, swap = _whole(read(folder / "memory.usage_in_bytes")), sizes.get("total_swap", 0)
+            cache = sizes.get("total_cache", 0) - sizes.get("total_shmem", 0)
         else:
             used, swap = _whole(read(folder / "memory.current")), _whole(read(folder / "memory.swap.current")) or 0
-            cache = facts.get("file", 0) - facts.get("shmem", 0)
+            cache = sizes.get("file", 0) - sizes.get("shmem", 0)
         return None if used is None else max(0, used - max(0, cache)), swap
 
     def _oom_kills(self) -> int:
@@ -123,42 +149,42 @@ class Host:
         places = [folder, *folder.glob("step_*"), *folder.glob("step_*/task_*")]
         return sum(_words(read(place / "memory.oom_control")).get("oom_kill", 0) for place in places)
 
-    def _pressure(self, what: str) -> float | None:
+    def _pressure(self, resource: str) -> float | None:
         """Return the per cent of the last 10 s in which something waited; None where the kernel does not count it."""
-        kind = {"io": "disk"}.get(what, what)
-        folder = self.group.folders.get(kind)
-        text = read(folder / f"{what}.pressure") if folder and self.group.versions[kind] == 2 else ""
-        match = re.search(r"^some avg10=([0-9.]+)", text or read(self.root / "proc/pressure" / what))
+        counted = {"io": "disk"}.get(resource, resource)
+        folder = self.group.folders.get(counted)
+        text = read(folder / f"{resource}.pressure") if folder and self.group.versions[counted] == 2 else ""
+        match = re.search(r"^some avg10=([0-9.]+)", text or read(self.root / "proc/pressure" / resource))
         return float(match[1]) if match else None
 
-    def _network(self) -> Pair:
+    def _network(self) -> Traffic:
         received: list[int | None] = []
         sent: list[int | None] = []
         for row in read(self.root / "proc/net/dev").splitlines():
             name, _, counters = row.partition(":")
-            words = counters.split()
-            if name.strip() in self.interfaces and len(words) >= 9:
-                received.append(_whole(words[0]))
-                sent.append(_whole(words[8]))
-        return [_sum(received), _sum(sent)]
+            numbers = counters.split()
+            if name.strip() in self.interfaces and len(numbers) >= 9:
+                received.append(_whole(numbers[0]))
+                sent.append(_whole(numbers[8]))
+        return Traffic(_sum(received), _sum(sent))
 
-    def _infiniband(self) -> Pair:
+    def _infiniband(self) -> Traffic:
         moved = [sysfs.port_bytes(self.root, port) for port in self.ports]
-        return [_sum(port["rx"] for port in moved), _sum(port["tx"] for port in moved)]
+        return Traffic(_sum(port["rx"] for port in moved), _sum(port["tx"] for port in moved))
 
-    def _disk(self) -> Pair:
+    def _disk(self) -> DiskTraffic:
         folder = self.group.folders.get("disk")
         if folder is None:
             rows = [row.split() for row in read(self.root / "proc/diskstats").splitlines()]
             disks = [row for row in rows if len(row) >= 10 and self._is_disk(row[2])]
-            return [_sum(int(row[place]) * _SECTOR for row in disks) for place in (5, 9)]
+            return DiskTraffic(*[_sum(int(row[place]) * _SECTOR for row in disks) for place in (5, 9)])
         if self.group.versions["disk"] == 2:
             text = read(folder / "io.stat")
             patterns = (r"rbytes=(\d+)", r"wbytes=(\d+)")
         else:
             text = read(folder / "blkio.throttle.io_service_bytes_recursive")
             patterns = (r"\d+:\d+ Read (\d+)", r"\d+:\d+ Write (\d+)")
-        return [_sum(int(value) for value in re.findall(pattern, text)) for pattern in patterns]
+        return DiskTraffic(*[_sum(int(value) for value in re.findall(pattern, text)) for pattern in patterns])
 
     def _is_disk(self, name: str) -> bool:
         return not _VIRTUAL_DISK.match(name) and (self.root / "sys/block" / name).exists()

@@ -23,6 +23,7 @@ from results import Result, result, skipped
 sys.path.append(str(ROOT))
 
 from hpcml import samples
+from hpcml.kinds.dask.accounting import ACCOUNTING
 from hpcml.paths import RunPaths
 from hpcml.report import advice
 from hpcml.samples import GpuSample, NodeSeries
@@ -176,7 +177,7 @@ def energy_ratio(series: NodeSeries) -> float | None:
         for (then, before), (now, after) in itertools.pairwise(known):
             if None in (before.energy, after.energy, before.power, after.power):
                 continue
-            counted += ((after.energy or 0) - (before.energy or 0)) / 1000
+            counted += (after.energy or 0) - (before.energy or 0)
             drawn += (now - then) * ((before.power or 0) + (after.power or 0)) / 2
     return round(counted / drawn, 4) if counted and drawn else None
 
@@ -206,12 +207,12 @@ def received(series: NodeSeries, began: float) -> float | None:
     """Return the bytes that all GPUs received over NVLink since then, None where a counter does not tell."""
     total = 0.0
     for place in range(len(series.header.gpus)):
-        known = [(one.t, one.gpus[place].nvlink_rx) for one in series.samples if one.gpus]
+        known = [(one.t, one.gpus[place].nvlink.received) for one in series.samples if one.gpus]
         before = [value for at, value in known if at <= began and value is not None]
         after = [value for at, value in known if at > began and value is not None]
         if not before or not after:
             return None
-        total += (after[-1] - before[-1]) * 1024
+        total += after[-1] - before[-1]
     return total
 
 
@@ -239,7 +240,9 @@ def _advised(name: str, run: Run, rule: str) -> Result:
     told = [one["rule"] for one in report.get("advice", ())]
     known = report.get("figures", {})
     if known.get("seconds", PLANTED) < advice.SHORTEST:
-        told = [one.rule for one in advice.advise(advice.RULES, {**known, "seconds": advice.SHORTEST})]
+        told = [
+            one.rule for one in advice.advise((*advice.RULES, *ACCOUNTING.rules), {**known, "seconds": advice.SHORTEST})
+        ]
     figures = {"advice": ", ".join(told), **{key: known.get(key) for key in ("gpus_unused", "spilling")}}
     error = "" if rule in told else f"the report does not name {rule}: {', '.join(told) or 'it advises nothing'}"
     return result(name, ok=not error, figures=figures, error=error)
