@@ -149,16 +149,18 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
     ``WHAT`` is empty where a script has ended by itself: its state and exit status tell all.
     """
     submitted, seconds = directories.submitted_at(row.run), row.seconds(now)
-    told = row.by == "script" and row.message.endswith(f" exit status {row.exit_status}")  # by STATE and EXIT
+    told = row.ending.by == "script" and row.message.endswith(
+        f" exit status {row.ending.exit_status}"
+    )  # by STATE and EXIT
     facts = (
         row.run,
         row.state,
-        row.exit_status,
-        len(row.nodes) or row.node_count or None,
+        row.ending.exit_status,
+        len(row.allocation.nodes) or row.planned.node_count or None,
         None if submitted is None else format_age(now - submitted),
         None if seconds is None else _duration(seconds),
-        row.job,
-        row.site,
+        row.allocation.job,
+        row.planned.site,
     )
     what = shown(_cause(row)) or ("" if told else shown(row.message))
     return (*("-" if fact in (None, "") else shown(fact) for fact in facts), what)
@@ -167,7 +169,7 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
 def _cause(row: run_status.Status) -> str:
     """Return why a run failed in some words, empty where its record has none."""
     if row.phase != "refused":
-        return row.cause
+        return row.ending.cause
     from hpcml.runs import why
 
     answer = why.refused(row)
@@ -269,7 +271,7 @@ def _read(paths: list[Path], said: set[str]) -> list[tuple[run_status.Status, di
         except StorageError as error:
             row = run_status.unreadable(run.paths.directory, error)
         if silent and (run.id in open_runs or row.phase == "prepared"):  # what its own files tell is still true
-            row = row._replace(silent=silent, message=row.message or silent)
+            row = row.changed(silent=silent, message=row.message or silent)
         rows.append((row, run))
     return rows
 

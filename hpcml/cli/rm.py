@@ -128,7 +128,9 @@ def _taken(ended: Sequence[Path], least: int, missing: float | None) -> dict[Pat
 def _failed(one: handle.Standing) -> bool:
     """Return whether a run failed or was refused; a cancelled one did what its user wanted."""
     status = one.status
-    return status is not None and status.failed and status.state != "CANCELLED" and status.exit_status != CANCELLED
+    return (
+        status is not None and status.failed and status.state != "CANCELLED" and status.ending.exit_status != CANCELLED
+    )
 
 
 def _why_alive(one: handle.Standing) -> str:

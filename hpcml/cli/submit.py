@@ -229,7 +229,7 @@ def _tell_files(run: directories.Run, last: run_status.Status) -> None:
 
     if page := report.page_of(run):
         say_fitted(common.typed(page, sys.stderr), sys.stderr, first="  report     ", rest=" " * 13)
-    if "task-output" in last.times:
+    if "task-output" in last.progress.times:
         say(f"  tasks      printed lines: hpcml logs {run.id} worker", sys.stderr)
     for command in profiles.commands(run.paths):
         say(f"  profile    {command}", sys.stderr)  # whole: it is to be copied
@@ -240,9 +240,9 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
 
     That is so where it is a sentence of hpcml's own, or where the script chose its number.
     """
-    if last.by != "script":
+    if last.ending.by != "script":
         explain(last)
-    if not last.exit_status or as_json:
+    if not last.ending.exit_status or as_json:
         return
     from hpcml.runs import bad_nodes, why
 
@@ -250,20 +250,20 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
     bad_nodes.remember(last, answer)
     if answer.failed and answer.rule not in ("", "exit") and answer.cause != last.message:
         say_message(f"hpcml: cause: {answer.sentence} More: hpcml why {run.id}.")
-    if last.by == "script" and last.hint:
+    if last.ending.by == "script" and last.hint:
         say_message(f"hpcml: {last.hint}")
 
 
 def explain(last: run_status.Status) -> None:
     """Say why hpcml or Slurm ended a run; the script's own end speaks for itself."""
-    status = last.exit_status or 0
+    status = last.ending.exit_status or 0
     meaning = MEANING.get(status, "")
-    if last.message == meaning and not last.hint and not last.quote:
+    if last.message == meaning and not last.hint and not last.ending.quote:
         return  # the last line said it all: the run was cancelled
     error = HpcmlError(
         last.message[:1].upper() + last.message[1:],
         place=f"status {status}: {meaning}" if meaning else "",
         hint=last.hint,
-        quote=last.quote,
+        quote=last.ending.quote,
     )
     say_message(f"hpcml: {error}")

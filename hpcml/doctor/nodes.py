@@ -106,13 +106,13 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
         handle.cancel(run)
         if not isinstance(error, TimeoutError):
             raise
-        waited = one.status()
+        waited = one.now()
         why_not = f": {waited.message}" if waited.message else ""
         sentence = (
             f"the job for the nodes did not end within {units.format_seconds(patience)}{why_not}; it is cancelled"
         )
         return [not_applicable(sentence, "--patience 1h waits longer.")._replace(check="job"), *_nothing(names[1:])]
-    if status.exit_status:
+    if status.ending.exit_status:
         answer = why.of_status(run, status)
         sentence = f"the job for the nodes failed: {answer.cause or status.message}"
         hint = answer.next_step or status.hint or f"hpcml why {run.id} says more."
@@ -120,10 +120,13 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
     table = directories.read_json(run.paths.out / "doctor.json")
     told = table.facts if table else {}
     by_node: ByNode = {node: facts for node, facts in told.items() if isinstance(facts, dict)}
-    clocks = {**dict.fromkeys(status.nodes[:1], (0.0, 0.0)), **status.clocks}  # the others' are against the first's
+    clocks = {
+        **dict.fromkeys(status.allocation.nodes[:1], (0.0, 0.0)),
+        **status.progress.clocks,
+    }  # the others' are against the first's
     removal.remove_folder(run.paths.directory)
     took = units.format_seconds(status.seconds() or 0)
-    job = judge_answers(by_node, status.nodes, took)
+    job = judge_answers(by_node, status.allocation.nodes, took)
     job = job._replace(check="job", facts={"nodes": sorted(by_node), "job": run.job})
     return [job, *(judge(exam, by_node, clocks) if by_node else _nothing(names[1:]))]
 

@@ -117,7 +117,7 @@ def _with_job(run: directories.Run, answer: Submission) -> directories.Run:
         new = run.submission._replace(job=answer.job)
     else:
         planned = record.planned(run)
-        old = run.submission or Submission(planned.site, 0.0, planned.scheduler, planned.may_start_again)
+        old = run.submission or Submission(planned.site, 0.0, planned.scheduler, bool(planned.restart))
         new = answer._replace(
             scheduler=old.scheduler, site=old.site, time=old.time, notes=old.notes, requeue=old.requeue
         )

@@ -41,21 +41,25 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
         if known.phase == "refused":
             raise SiteError("The run to wait for never ran: it was refused", place=run.id, hint=_again(run))
         if known.over:
-            if not found.met_by(known.exit_status):
+            if not found.met_by(known.ending.exit_status):
                 what = f"The run is not to start: it waits for {found.words()}, and {run_status.ended(known)}"
                 raise SiteError(what, place=f"--after {one.run}:{one.when}", hint=_again(run))
             notes.append(f"{run.id} has ended as --after asks: it is not waited for")
             continue
         if not (run.submission and run.submission.key):
             raise NotFoundError("The run to wait for has no job", place=run.id, hint=known.hint or _again(run))
-        if known.silent:
-            raise SlurmUnreachableError(known.silent, transient=True, place=run.id, hint="Try again in some minutes.")
-        if run.submission.scheduler != site.scheduler or (site.scheduler == "slurm" and known.site != site.name):
-            where = "in an allocation" if run.submission.scheduler == "allocation" else f"on site {known.site}"
+        if known.allocation.silent:
+            raise SlurmUnreachableError(
+                known.allocation.silent, transient=True, place=run.id, hint="Try again in some minutes."
+            )
+        if run.submission.scheduler != site.scheduler or (
+            site.scheduler == "slurm" and known.planned.site != site.name
+        ):
+            where = "in an allocation" if run.submission.scheduler == "allocation" else f"on site {known.planned.site}"
             what = f"A run on site {site.name} cannot wait for {run.id}, which is {where}"
             hint = f"Wait first: hpcml wait {run.id} && hpcml submit …"
             raise SiteError(what, place="--after", hint=hint)
-        if site.scheduler == "slurm" and records.planned(run).until_done:
+        if site.scheduler == "slurm" and records.planned(run).restart == "several":
             what = f"{run.id} goes on in several jobs (--until-done), and Slurm waits for one"
             hint = f"Wait first: hpcml wait {run.id} && hpcml submit …"
             raise SiteError(what, place="--after", hint=hint)
@@ -79,7 +83,7 @@ def main(directory: Path) -> None:
     for one in records.planned(run).after:
         while not (known := _look(directory.with_name(one.run))).over:
             time.sleep(_LOOK)
-        if not one.met_by(known.exit_status):
+        if not one.met_by(known.ending.exit_status):
             message, hint = run_status.never_started(one, known)
             _end(run, "hpcml", message, hint)
     subprocesses.become(["bash", str(run.paths.script)], process_environment())
@@ -90,7 +94,7 @@ def _look(directory: Path) -> run_status.Status:
     try:
         return run_status.status(directories.load(directory))
     except HpcmlError as error:
-        return run_status.Status(directory.name, "", phase="ended", message=error.message)
+        return run_status.Status(directory.name, phase="ended", message=error.message)
 
 
 def _end(run: directories.Run, by: str, message: str, hint: str = "") -> None:

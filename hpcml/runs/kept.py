@@ -6,18 +6,25 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import hpcml
 from hpcml import files
+from hpcml.request.record import Awaited
 from hpcml.runs import directories
 from hpcml.runs.status import Status
 
 WORTH = 100  # runs that must be new for the file to be written again
 _SETTLED = 60.0  # seconds since a run's folder was changed: what ends a run writes several files
-_FORM = " ".join(("hpcml", hpcml.__version__, *Status._fields))  # another version reads all runs again
-_TUPLES = [name for name, default in Status._field_defaults.items() if isinstance(default, tuple)]
+_DEFAULTS = Status("").fields()
+_FORM = " ".join(("hpcml", hpcml.__version__, *_DEFAULTS))  # another version reads all runs again
+_FROM_JSON: dict[str, Callable[[Any], object]] = {
+    **{name: tuple for name, default in _DEFAULTS.items() if isinstance(default, tuple)},
+    "after": lambda value: tuple(Awaited(*one) for one in value),
+    "clocks": lambda value: {node: tuple(clock) for node, clock in value.items()},
+}
 
 
 class Kept(NamedTuple):
@@ -56,24 +63,24 @@ class Ends:
     def status(self, run: str, kept: Kept) -> Status | None:
         """Return a run's status as it was kept, None if that is damaged."""
         try:
-            facts = json.loads(kept.text)
-            facts |= {name: tuple(facts[name]) for name in _TUPLES if name in facts}
-            if "clocks" in facts:
-                facts["clocks"] = {node: (ahead, within) for node, (ahead, within) in facts["clocks"].items()}
-            return Status(run, directory=f"{self.folder}/{run}", **facts)
+            values = json.loads(kept.text)
+            values |= {name: of(values[name]) for name, of in _FROM_JSON.items() if name in values}
+            return Status.of(run, directory=f"{self.folder}/{run}", **values)
         except (AttributeError, TypeError, ValueError):
             return None
 
     def keep(self, status: Status, run: directories.Run, changed: int) -> None:
         """Keep the status of a run if nothing of it can change any more: its own files tell that it is over."""
-        final = status.over and not status.job_state and not status.silent and not run.may_start_again
+        final = (
+            status.over and not status.allocation.job_state and not status.allocation.silent and not run.may_start_again
+        )
         if final and time.time() - changed / 1e9 > _SETTLED:
-            facts = {
+            values = {
                 name: value
-                for name, value in status._asdict().items()
-                if name not in ("run", "directory") and value != Status._field_defaults.get(name)
+                for name, value in status.fields().items()
+                if name not in ("run", "directory") and value != _DEFAULTS[name]
             }
-            self.new[status.run] = Kept(changed, status.failed, json.dumps(facts))
+            self.new[status.run] = Kept(changed, status.failed, json.dumps(values))
 
     def write(self, there: set[str]) -> None:
         """Write down what is new, if it is much; ``there`` are the runs that the folder has."""

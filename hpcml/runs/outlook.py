@@ -172,7 +172,7 @@ def shorter(prepared: Prepared) -> str:
     try:
         for run in _runs_like(prepared):
             known = status(run, ask=False)
-            if known.phase == "ended" and known.exit_status == 0 and (seconds := known.seconds()) is not None:
+            if known.phase == "ended" and known.ending.exit_status == 0 and (seconds := known.seconds()) is not None:
                 taken.append(seconds)
             if len(taken) == _PAST:
                 break
@@ -194,7 +194,7 @@ def _runs_like(prepared: Prepared) -> Iterator[directories.Run]:
         run = directories.load(folder / run_id)
         asked = directories.read_json(run.paths.request)
         same = asked is not None and asked.get("spec", dict, {}).get("script") == script
-        if same and records.planned(run).nodes == made.inside.nodes:
+        if same and records.planned(run).node_count == made.inside.nodes:
             yield run
 
 

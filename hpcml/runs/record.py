@@ -18,23 +18,23 @@ from hpcml.runs.tables import Table, complete
 
 
 class Planned(NamedTuple):
-    """What a run was to be; ``nodes`` and ``workers`` in all, ``time_limit`` in seconds, 0 without one.
+    """What a run was to be, by plan.json."""
 
-    ``after`` are the runs that it waits for. ``until_done``: it goes on in attempts. ``may_start_again``: its
-    scheduler may put its job back into the queue, or another job follows. ``kind`` is one of hpcml.kinds.
-    """
+    site: str = ""  # the name of the machine's profile
+    scheduler: str = "local"  # a name in hpcml.schedulers
+    kind: str = "dask"  # a name in hpcml.kinds
+    image: str = ""  # path of the Apptainer image that the roles run in, empty without one
+    service: str = ""  # a program of hpcml's in the place of a script, as "jupyter"
+    node_count: int = 0  # nodes that it asked for
+    expected: int = 0  # workers on all nodes together
+    time_limit: int = 0  # seconds of one attempt, 0 without a limit
+    after: tuple[Awaited, ...] = ()  # the runs that it waits for
+    restart: str = ""  # how another attempt may follow: in the same "job", in "several" jobs, or not (empty)
 
-    scheduler: str = "local"
-    site: str = ""
-    image: str = ""
-    service: str = ""
-    nodes: int = 0
-    workers: int = 0
-    time_limit: int = 0
-    after: tuple[Awaited, ...] = ()
-    until_done: bool = False
-    may_start_again: bool = False
-    kind: str = "dask"
+    @property
+    def in_image(self) -> bool:
+        """Whether the roles run in an image."""
+        return bool(self.image)
 
 
 class Event(NamedTuple):
@@ -68,18 +68,18 @@ def planned(run: directories.Run) -> Planned:
     with complete(run.paths.directory):
         plan = directories.read_json(run.paths.plan) or Table({})
         inside = Table(plan.get("inside", dict, {}))
+        again = "job" if plan.get("may_start_again", bool, False) else ""
         return Planned(
-            plan.get("scheduler", str, "local"),
-            plan.get("site", str, ""),
-            inside.get("image", str, ""),
-            inside.get("service", str, ""),
-            inside.get("nodes", int, 0),
-            inside.get("nodes", int, 0) * inside.get("workers_per_node", int, 0),
-            inside.get("time_limit", int, 0),
-            tuple(map(_awaited, plan.texts("after"))),
-            inside.get("until_done", bool, False),
-            plan.get("may_start_again", bool, False),
-            _kind(inside.get("kind", str, "dask")),
+            site=plan.get("site", str, ""),
+            scheduler=plan.get("scheduler", str, "local"),
+            kind=_kind(inside.get("kind", str, "dask")),
+            image=inside.get("image", str, ""),
+            service=inside.get("service", str, ""),
+            node_count=inside.get("nodes", int, 0),
+            expected=inside.get("nodes", int, 0) * inside.get("workers_per_node", int, 0),
+            time_limit=inside.get("time_limit", int, 0),
+            after=tuple(map(_awaited, plan.texts("after"))),
+            restart="several" if inside.get("until_done", bool, False) else again,
         )
 
 

@@ -84,7 +84,7 @@ def look(run: directories.Run) -> tuple[Status, Answer]:
         If the run's record cannot be read.
     """
     run, known = run_status.now(run)
-    before = tuple(map(attempts.sentence, attempts.earlier(run.paths, known.attempt)))
+    before = tuple(map(attempts.sentence, attempts.earlier(run.paths, known.progress.attempt)))
     return known, of_status(run, known)._replace(attempts=before)
 
 
@@ -92,7 +92,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     """Return why a run failed that stands so."""
     if status.phase == "refused":
         return refused(status)
-    sentences = (*status.warnings[-_WARNINGS:], *status.silences())
+    sentences = (*status.progress.warnings[-_WARNINGS:], *status.silences())
     told = tuple(Line(sentence, "record", "events.jsonl") for sentence in sentences)
     if not status.over:
         never = "never start" in status.message
@@ -129,7 +129,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
 
 def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
     """Return the cause with what the scheduler says of the job's end, which is asked where nothing else tells it."""
-    if not run.submission or not run.submission.key or status.by not in ("scheduler", "hpcml"):
+    if not run.submission or not run.submission.key or status.ending.by not in ("scheduler", "hpcml"):
         return cause
     ended = schedulers.end(run.submission)
     if status.state == "NODE_FAIL":
@@ -137,7 +137,7 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
             cause._replace(nodes=hosts(ended.failed_nodes)) if ended.failed_nodes else _first_node(run, status, cause)
         )
     named = ended.signal in {known.value for known in signal.Signals}  # Slurm may tell it late
-    if status.exit_status != ALLOCATION_LOST or not (named or status.by == "hpcml"):
+    if status.ending.exit_status != ALLOCATION_LOST or not (named or status.ending.by == "hpcml"):
         return cause
     remedy = "It ran on the first node: a person, the site or the kernel ended it. Submit it again."
     what = "the batch script was killed" + (f" by {signal.Signals(ended.signal).name}" if named else "")
@@ -172,16 +172,16 @@ def hosts(listed: str) -> tuple[str, ...]:
 
 def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
     """Return the first node as the one that failed if the supervisor, which runs there, left no word of the end."""
-    if run.paths.status.exists() or not status.nodes or not status.times:
+    if run.paths.status.exists() or not status.allocation.nodes or not status.progress.times:
         return cause
     what = "a node failed, or lost its network: the first one, whose supervisor left no word of the end"
-    return cause._replace(what=what, nodes=status.nodes[:1])
+    return cause._replace(what=what, nodes=status.allocation.nodes[:1])
 
 
 def refused(status: Status) -> Answer:
     """Return why Slurm or hpcml did not take a run."""
-    known = meaning("\n".join((status.message, *status.quote)), Where.SUBMISSION)
-    lines = tuple(Line(text, "record", "submission.json") for text in status.quote[-3:])
+    known = meaning("\n".join((status.message, *status.ending.quote)), Where.SUBMISSION)
+    lines = tuple(Line(text, "record", "submission.json") for text in status.ending.quote[-3:])
     return Answer(
         status.run,
         status.state,
@@ -199,8 +199,8 @@ def _case(run: directories.Run, status: Status) -> Case:
     if request := directories.read_json(run.paths.request):
         with complete(run.paths.directory):
             form = Table(request.get("spec", dict, {})).get("form", str, "")
-    case = Case(status.end, status.times, form=form, clocks=status.clocks)
-    return judgement.with_files(run.paths, run.paths.attempt(status.attempt), case)
+    case = Case(status.end, status.progress.times, form=form, clocks=status.progress.clocks)
+    return judgement.with_files(run.paths, run.paths.attempt(status.progress.attempt), case)
 
 
 def options(run: directories.Run, cause: Cause) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Ru
     assert "· fabric     the interconnect between the workers is checked" in shown(status)
     diary(run, "fabric-checked")
     status = run_status.status(run, ask=False)
-    assert (status.message, status.fabric) == ("the script starts", "TCP on eth0")
+    assert (status.message, status.cluster.fabric) == ("the script starts", "TCP on eth0")
     assert "is checked" not in shown(status)
 
 
@@ -93,7 +93,7 @@ def test_a_silent_worker_is_told_with_its_seconds(run: directories.Run, monkeypa
 def test_the_batch_script_s_own_end_is_told_with_its_status(run: directories.Run, word: str, status: int) -> None:
     run.paths.job_log.write_text(f"hpcml: {word}\n")
     found = run_status.status(run, JobState("FAILED"))
-    assert (found.state, found.exit_status, found.message) == ("FAILED", status, word)
+    assert (found.state, found.ending.exit_status, found.message) == ("FAILED", status, word)
 
 
 @pytest.mark.parametrize(("facts", "state"), [
@@ -102,7 +102,7 @@ def test_the_batch_script_s_own_end_is_told_with_its_status(run: directories.Run
     ({"exit_status": 0, "ended_as": "COMPLETED", "job_state": "OUT_OF_MEMORY"}, "COMPLETED"),
 ])  # fmt: skip
 def test_the_state_is_slurm_s_word(facts: dict[str, Any], state: str) -> None:
-    assert run_status.Status("r", "lab", **{"phase": "ended", **facts}).state == state
+    assert run_status.Status.of("r", "lab", **{"phase": "ended", **facts}).state == state
 
 
 @pytest.mark.parametrize(("exit_status", "by", "ended_as", "state"), [
@@ -127,7 +127,7 @@ def test_what_the_nodes_write_is_slurm_s_word(
 ])  # fmt: skip
 def test_an_end_that_slurm_alone_tells(run: directories.Run, word: str, exit_status: int, state: str) -> None:
     found = run_status.status(run, JobState(word))
-    assert (found.state, found.exit_status) == (state, exit_status)
+    assert (found.state, found.ending.exit_status) == (state, exit_status)
 
 
 def test_the_next_job_took_the_place_of_the_one_that_was_asked_for(
@@ -160,9 +160,9 @@ def test_a_warning_is_said_once_and_kept(tmp_path: Path) -> None:
     write_status(End(0, "driver", "script", "the script ended"), context, state.warnings)  # type: ignore[arg-type]
     assert json.loads(paths.status.read_text())["warnings"] == ["n2 works with less memory"]
     found = run_status.status(directories.Run("a", paths, None), ask=False)
-    assert found.warnings == ("n2 works with less memory",)
+    assert found.progress.warnings == ("n2 works with less memory",)
     events.write("allocated", nodes=["n1"], job="7", node="n1")  # Slurm has started the job again
-    assert run_status.status(directories.Run("a", paths, None), ask=False).warnings == ()
+    assert run_status.status(directories.Run("a", paths, None), ask=False).progress.warnings == ()
 
 
 def test_a_line_that_does_not_fit_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip

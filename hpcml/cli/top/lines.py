@@ -26,7 +26,7 @@ class Lines:
     def of(self, view: View) -> list[str]:
         """Return the lines of a view."""
         lines = []
-        told = f"state {view.state} {view.message}{f'; {view.cause}' if view.cause else ''}"
+        told = f"state {view.status.state} {view.status.message}{f'; {view.cause}' if view.cause else ''}"
         if told != self._state:
             self._state = told
             lines.append(told)
@@ -40,11 +40,11 @@ class Lines:
 
 def _of_run(view: View) -> dict[str, str]:
     facts = {
-        "state": view.state,
-        "phase": view.phase,
+        "state": view.status.state,
+        "phase": view.status.phase,
         "for": "" if view.elapsed is None else duration(view.elapsed),
         "left": "" if view.left is None else duration(view.left),
-        "workers": f"{view.workers}/{view.expected}",
+        "workers": f"{view.status.cluster.workers}/{view.status.planned.expected}",
     }
     if (work := view.work) is not None:
         facts |= {

@@ -75,9 +75,7 @@ def print_frame(view: View, height: int = UNLIMITED) -> None:
 
 
 def _print_json(view: View) -> None:
-    from hpcml.runs.view import as_table
-
-    say(json_text(as_table(view)))
+    say(json_text(view.as_json()))
 
 
 def watch(run: directories.Run, options: Namespace, every: float) -> int:
@@ -162,11 +160,11 @@ def _follow(
 def _source(run: directories.Run) -> Callable[[run_status.Status], View]:
     """Return what makes views of a run from how it stands."""
     from hpcml.cli.why import cause_of
-    from hpcml.runs import record, view
+    from hpcml.runs import view
 
-    planned, reader = record.planned(run), view.Reader()
+    reader = view.Reader()
     return lambda status: view.view(
-        status, planned, reader.look(run, status.attempt), time.time(), cause_of(run, status)
+        status, reader.look(run, status.progress.attempt), time.time(), cause_of(run, status)
     )
 
 

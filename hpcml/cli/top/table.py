@@ -49,7 +49,7 @@ def table(view: View, width: int, room: int) -> list[Line]:
     """Return the nodes in at most ``room`` lines: each GPU, else each node, else the worst and the best of them."""
     sampled = [node for node in view.nodes if node.sampled]
     if not sampled:
-        waits = view.nodes and view.phase in ("starting", "running") and room >= 1
+        waits = view.nodes and view.status.phase in ("starting", "running") and room >= 1
         return labelled("nodes", ["no samples yet"]) if waits else []
     if room < 2:
         return []
@@ -94,13 +94,13 @@ def _of_node(view: View, node: Node, row: Callable[[Node], _Row]) -> _Row:
 def _trouble(view: View, node: Node) -> str:
     """Return why there is nothing to show of a node, or what is wrong with it."""
     if not node.sampled:
-        return "no sample" if view.over else "no sample yet"
-    return f"no sample for {duration(node.silent)}" if node.silent and not view.over else ""
+        return "no sample" if view.status.over else "no sample yet"
+    return f"no sample for {duration(node.silent)}" if node.silent and not view.status.over else ""
 
 
 def _name(view: View, node: Node) -> str:
-    each = view.expected // view.node_count if view.node_count else 0
-    lacks = node.workers is not None and node.workers < each and view.phase == "running"
+    each = view.status.planned.expected // view.node_count if view.node_count else 0
+    lacks = node.workers is not None and node.workers < each and view.status.phase == "running"
     return f"{node.name} {node.workers}/{each}" if lacks else node.name
 
 
