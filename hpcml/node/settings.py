@@ -108,6 +108,11 @@ class Settings(NamedTuple):
     kind: str = "dask"
 
     @property
+    def several_jobs(self) -> bool:
+        """Whether attempts after the first have jobs of their own."""
+        return self.until_done
+
+    @property
     def for_polars(self) -> bool:
         """Whether the workers are cuDF-Polars', which has its own memory and its own connections between them."""
         return self.gpu is not None and self.gpu.mode == "polars"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hpcml.plan.plan import Plan
 
-TEMPLATE_CRC = 4004404144  # of the template that this was made from
+TEMPLATE_CRC = 4029513869  # of the template that this was made from
 
 
 def lay_out(
@@ -21,16 +21,16 @@ def lay_out(
     for option in plan.directives:
         yield from (comment(plan.directive_word), ' ', directive(option), '\n',)
     yield from ('# hpcml ', comment(plan.version), ': run ', comment(plan.run_id), ' on site ', comment(plan.site), '.\n# Scheduler and driver share the first node with its workers; a worker task runs on every node. Phases, deadlines and\n# teardown are in `python -m hpcml.node`; this script\'s exit status is the driver\'s.\nset -u\numask 077\nunset "${!HPCML_@}"   # those of another run, or of the shell from which a person submits\nexport HPCML_RUN_DIR=', sh(plan.directory), '\nexport HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}" HPCML_RESTARTS=', sh(plan.inside.restarts), ' HPCML_NODES=', sh(plan.inside.nodes), ' HPCML_GPUS=', sh(plan.inside.gpus), '\nHPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before\n# This script is Slurm\'s own copy: what else is run comes from that folder, which may have been replaced meanwhile.\nif [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi\n',)
-    if plan.inside.until_done:
+    if plan.inside.several_jobs:
         yield from ('# Attempts follow one another: on Slurm each is a job, and the next one waits in the queue while this one runs.\nHPCML_ATTEMPT=0; while [ -e "$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT" ]; do HPCML_ATTEMPT=$((HPCML_ATTEMPT + 1)); done\n',)
         if plan.job_word:
             yield from ('[ "$(readlink "$HPCML_RUN_DIR/next-job")" != ', comment(plan.job_word), ' ] || mv -T "$HPCML_RUN_DIR/next-job" "$HPCML_RUN_DIR/job"\n',)
     if plan.job_word:
         yield from ('# A run is one job: the first that leaves its id here, and the same one when it starts again. A link has its text at once.\nthis_job=', comment(plan.job_word), '; ln -sn "$this_job" "$HPCML_RUN_DIR/job" 2>/dev/null; job=$(readlink "$HPCML_RUN_DIR/job")\nif [ -n "$job" ] && [ "$job" != "$this_job" ]; then\n  echo "This run is job $job, so job $this_job changes nothing in it; to run it again: hpcml rerun" ', sh(plan.run_id), ' >&2\n  exit 64\nfi\n',)
-        if plan.inside.until_done:
+        if plan.inside.several_jobs:
             yield from ('if [ "$HPCML_ATTEMPT" -gt ', sh(plan.inside.most_restarts), ' ]; then echo "hpcml: no other attempt begins: --max-restarts" ', sh(plan.inside.most_restarts), ' >&2; exit 64; fi\n',)
     yield from ('attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"\n# write_end EXIT_STATUS PHASE MESSAGE HINT: the run\'s end where no supervisor can write it, into a file that is there already: the\n# disk may be full.\njson_text() { printf %s "$1" | tr \'\\n\\t\' \'  \' | tr -d \'[:cntrl:]\' | sed \'s/[\\\\"]/\\\\&/g\'; }\nwrite_end() {\n  mkdir -p "$HPCML_RUN_DIR/reserve" 2>/dev/null\n  printf \'{"over": true, "state": "FAILED", "time": %s, "attempt": %s, "exit_status": %s, "phase": "%s", "by": "hpcml", "message": "%s", "hint": "%s", "quote": []}\' \\\n    "$(date +%s.%3N)" "$HPCML_ATTEMPT" "$1" "$2" "$(json_text "$3")" "$(json_text "$4")" \\\n    1<>"$HPCML_RUN_DIR/reserve/0" && mv "$HPCML_RUN_DIR/reserve/0" "$HPCML_RUN_DIR/status.json"\n}\nsaid=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" 2>&1) || {\n  echo "$said" >&2\n  write_end 74 allocated "the run\'s directory cannot be written: $(printf %s "$said" | tail -n 1)" \\\n    "Is the disk full, or the quota used up? Free some space, or keep runs elsewhere (--set paths.runs=…); then submit again."\n  exit 74\n}\n\n',)
-    if plan.inside.until_done:
+    if plan.inside.several_jobs:
         yield from ('echo ',)
         if plan.job_word:
             yield from ('"$this_job" ',)
@@ -81,7 +81,7 @@ def lay_out(
     yield from ('kill -KILL -- "-$scheduler" "-$worker" 2>/dev/null\n',)
     if plan.stage:
         yield from ('unstage\n',)
-    if plan.inside.until_done:
+    if plan.inside.several_jobs:
         if not plan.follow_up:
             yield from ('if [ -e "$attempt/continue" ]; then   # the next attempt takes this process\'s place\n  next="$HPCML_RUN_DIR/job.sh"\n  if [ -n "$HPCML_PYTHONPATH" ]; then export PYTHONPATH="$HPCML_PYTHONPATH"; else unset PYTHONPATH; fi\n  unset "${!HPCML_@}"\n  exec bash "$next"\nfi\n',)
     yield from ('exit "$status"\n',)

@@ -155,7 +155,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         scheduler=site.scheduler,
         directives=layout.directives,
         directive_word=layout.directive_word,
-        may_start_again=layout.may_start_again or spec.attempts.until_done,
+        may_start_again=layout.may_start_again or spec.attempts.several_jobs,
         modules=site.runtime.modules,
         setup=site.runtime.setup,
         environment=_environment(site, spec),
@@ -228,7 +228,7 @@ def _check_workers(site: Site, gpus: int, memory: int) -> None:
 
 def _check_attempts(site: Site, spec: RunRequest) -> None:
     """Refuse limits for attempts that no attempt could keep, or that mean nothing."""
-    if not spec.attempts.until_done:
+    if not spec.attempts.several_jobs:
         if spec.attempts.max_restarts != NOT_SAID or spec.attempts.max_node_hours:
             option = "--max-node-hours" if spec.attempts.max_node_hours else "--max-restarts"
             raise UsageError(f"{option} is for runs that go on", place=option, hint="Give --until-done too.")

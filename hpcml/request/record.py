@@ -100,6 +100,11 @@ class Attempts(NamedTuple):
     max_restarts: int = NOT_SAID  # attempts after the first
     max_node_hours: float = 0.0  # node-hours of all attempts together; 0: no limit
 
+    @property
+    def several_jobs(self) -> bool:
+        """Whether attempts after the first have jobs of their own."""
+        return self.until_done
+
 
 class Dask(NamedTuple):
     """What only Dask's roles are asked for."""

@@ -59,7 +59,7 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
             what = f"A run on site {site.name} cannot wait for {run.id}, which is {where}"
             hint = f"Wait first: hpcml wait {run.id} && hpcml submit …"
             raise SiteError(what, place="--after", hint=hint)
-        if site.scheduler == "slurm" and records.planned(run).restart == "several":
+        if site.scheduler == "slurm" and records.planned(run).several_jobs:
             what = f"{run.id} goes on in several jobs (--until-done), and Slurm waits for one"
             hint = f"Wait first: hpcml wait {run.id} && hpcml submit …"
             raise SiteError(what, place="--after", hint=hint)

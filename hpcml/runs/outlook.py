@@ -95,7 +95,7 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
 def _most(prepared: Prepared, one: float) -> tuple[float | None, str]:
     """Return the most node-hours that all attempts of a run may take together, and which option says so."""
     inside = prepared.plan.inside
-    if not inside.until_done:
+    if not inside.several_jobs:
         return None, ""
     hours, limit = one * (1 + inside.most_restarts), f"--max-restarts {inside.most_restarts}"
     if inside.most_node_hours and not 0 < hours <= inside.most_node_hours:

@@ -32,6 +32,11 @@ class Planned(NamedTuple):
     restart: str = ""  # how another attempt may follow: in the same "job", in "several" jobs, or not (empty)
 
     @property
+    def several_jobs(self) -> bool:
+        """Whether attempts after the first have jobs of their own."""
+        return self.restart == "several"
+
+    @property
     def in_image(self) -> bool:
         """Whether the roles run in an image."""
         return bool(self.image)

@@ -31,7 +31,7 @@ def context(folder: Path, number: int = 0, **changes: object) -> Any:
         os.utime(run.attempt(one).begun, (1000 + 100 * one, 1000 + 100 * one))
     run.events.touch()
     defaults = {
-        "until_done": True, "most_restarts": 20, "most_node_hours": 0.0, "nodes": 2, "time_limit": 3600, "one_machine": True,
+        "several_jobs": True, "most_restarts": 20, "most_node_hours": 0.0, "nodes": 2, "time_limit": 3600, "one_machine": True,
     }  # fmt: skip
     settings = SimpleNamespace(**{**defaults, **changes})
     return SimpleNamespace(run=run, attempt=run.attempt(number), number=number, settings=settings)
@@ -67,7 +67,7 @@ def test_which_ends_are_followed_by_another_attempt(tmp_path: Path, subtests: py
             found = attempts.decided(here, outcome)
             assert here.attempt.goes_on.exists() == follows
             assert found.exit_status == outcome.exit_status
-    alone = context(tmp_path / "alone", until_done=False)
+    alone = context(tmp_path / "alone", several_jobs=False)
     assert attempts.decided(alone, STOPPED) == STOPPED
     assert not alone.attempt.goes_on.exists()
 
