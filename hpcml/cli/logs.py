@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import files
+from hpcml import files, kinds
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.paths import SCRIPT
@@ -27,7 +27,8 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser, argparse.SUPPRESS)
-    parser.add_argument("role", metavar="ROLE", nargs="?", help="driver (default), scheduler, worker or job")
+    roles = ", ".join([f"{SCRIPT} (default)", *kinds.roles()])
+    parser.add_argument("role", metavar="ROLE", nargs="?", help=f"{roles} or job")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     parser.add_argument("-n", "--lines", metavar="N", help="begin with the last N lines of each log")
     parser.add_argument("--attempt", metavar="N", help="what the script printed in attempt N alone, from 1")

@@ -85,7 +85,7 @@ def _lines(status: run_status.Status, cause: str = "", before: Sequence[Attempt]
     if allocation.nodes:
         lines.append(("nodes", ", ".join(allocation.nodes)))
     if status.phase in ("starting", "running"):
-        lines.append(("workers", f"{status.cluster.workers}/{status.planned.expected}"))
+        lines.append((f"{status.noun}s", f"{status.cluster.workers}/{status.planned.expected}"))
     values = status.fields()
     lines += [(key, values[key]) for key in ("jupyter", "versions", "protocol", "security", "fabric") if values[key]]
     lines += [("differ", difference) for difference in progress.differences]

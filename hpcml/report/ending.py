@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hpcml import files
+from hpcml import files, kinds
 from hpcml.failures import judgement
 from hpcml.failures.end import End, parse
 from hpcml.failures.evidence import Line, table
@@ -81,8 +81,11 @@ def of_files(paths: RunPaths, attempt: AttemptPaths, times: Mapping[str, float])
         end = parse(table(paths.status))._replace(over=True)  # the report is made while the roles are torn down
     except (KeyError, TypeError):
         return Ending()
-    form = str(table(paths.plan).get("inside", {}).get("form", ""))
-    found = judgement.of_run(paths, attempt, judgement.Case(end, times, form=form))
+    inside = table(paths.plan).get("inside", {})
+    case = judgement.Case(
+        end, kinds.KINDS.get(str(inside.get("kind", "dask"))), times, form=str(inside.get("form", ""))
+    )
+    found = judgement.of_run(paths, attempt, case)
     if found is None:
         return Ending(end, next_step=end.hint)
     cause = sentence(found.what, known=found.known, occurrences=found.occurrences, nodes=found.nodes)

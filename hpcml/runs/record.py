@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hpcml import files, kinds
 from hpcml.errors import CANCELLED
 from hpcml.failures.end import End, parse
-from hpcml.paths import RunPaths
+from hpcml.paths import SCRIPT, RunPaths
 from hpcml.request.record import ENDS, Awaited
 from hpcml.runs import directories
 from hpcml.runs.tables import Table, complete
@@ -157,7 +157,7 @@ def driver_record(paths: RunPaths) -> Path | None:
     if number is None:
         return None
     with directories.storage(paths.directory):
-        records = sorted(paths.attempt(number).exits.glob("driver@*"))
+        records = sorted(paths.attempt(number).exits.glob(f"{SCRIPT}@*"))
     return next((path for path in records if not path.name.endswith(".new")), None)
 
 

@@ -22,13 +22,14 @@ from hpcml.errors import (
     StorageError,
 )
 from hpcml.failures import exit_causes
-from hpcml.failures.end import End
+from hpcml.failures.end import SLURM, End
 from hpcml.kind import Stage
+from hpcml.paths import SCRIPT
 from hpcml.request.record import Awaited
 from hpcml.runs import adoption, directories
 from hpcml.runs import record as records
 from hpcml.runs.record import Event, Planned
-from hpcml.runs.tables import Table, complete
+from hpcml.runs.tables import complete
 from hpcml.schedulers import JobState, Submission
 
 _REPLACED = "not there, or not yours: "  # how the batch script begins to say that the run's folder is another now
@@ -165,6 +166,11 @@ class Status(NamedTuple):
         )
 
     @property
+    def noun(self) -> str:
+        """The kind's word for one of its processes."""
+        return kinds.get(self.planned.kind).noun
+
+    @property
     def over(self) -> bool:
         """Whether nothing of the run can come any more."""
         return self.phase in ("ended", "refused")
@@ -178,10 +184,10 @@ class Status(NamedTuple):
         """Return for how many seconds workers are silent, a sentence for each node, in whole ``step``."""
         if self.phase != "running":
             return ()
-        seconds = {
-            node: max(0, int(time.time() - since)) // step * step for node, since in self.cluster.silent_workers.items()
-        }
-        return tuple(f"{node}: silent for {count} s (no heartbeat of a worker)" for node, count in seconds.items())
+        return tuple(
+            f"{node}: silent for {max(0, int(time.time() - since)) // step * step} s (no heartbeat of a {self.noun})"
+            for node, since in self.cluster.silent_workers.items()
+        )
 
     def seconds(self, now: float | None = None) -> int | None:
         """Return how long it has had its nodes, in seconds until its end or until now; None if that is not known."""
@@ -297,25 +303,23 @@ def _with_end(current: Status, end: End) -> Status:
 
 def _after(current: Status, event: Event) -> Status:
     """Return a status after one more event."""
-    facts = event.facts
+    facts, reported = event.facts, current.progress
+    changes = kinds.get(current.planned.kind).seen(event.name, facts)
+    changes["differences"] = reported.differences + changes.get("differences", ())
     security = facts.get("security", str, current.cluster.security)
-    current = _of_nodes(current, event)
-    current = current.changed(times={**current.progress.times, event.name: event.time}, security=security)
+    current = current.changed(times={**reported.times, event.name: event.time}, security=security, **changes)
     match event.name:
         case "allocated":
             return current.changed(phase="starting", nodes=facts.texts("nodes"), workers=0, warnings=())
-        case "worker-added" | "worker-removed":
-            return current.changed(workers=facts.get("count", int))
-        case "scheduler-up":
-            return current.changed(protocol=f"{facts.get('protocol', str)} ({facts.get('because', str)})")
         case "image-staging":
             return current.changed(phase="starting", staging=facts.get("mode", str))
         case "environment-ready":
             return current.changed(versions=facts.get("words", str), differences=facts.texts("differences"))
-        case "fabric-checked":
-            return _after_the_check(current, facts)
+        case "clock":
+            clock = {facts.get("node", str): (facts.number("ahead"), facts.number("within"))}
+            return current.changed(clocks={**reported.clocks, **clock})
         case "warning":
-            return current.changed(warnings=(*current.progress.warnings, facts.get("sentence", str)))
+            return current.changed(warnings=(*reported.warnings, facts.get("sentence", str)))
         case "driver-started":
             return current.changed(phase="running")
         case "time-limit-near":
@@ -325,47 +329,22 @@ def _after(current: Status, event: Event) -> Status:
     return current
 
 
-def _of_nodes(current: Status, event: Event) -> Status:
-    """Return a status after an event that tells of clocks or heartbeats."""
-    facts = event.facts
-    if event.name == "clock":
-        clock = {facts.get("node", str): (facts.number("ahead"), facts.number("within"))}
-        return current.changed(clocks={**current.progress.clocks, **clock})
-    if event.name == "workers-silent":
-        since = Table(facts.get("since", dict))
-        return current.changed(silent_workers={node: since.number(node) for node in since.facts})
-    return current
-
-
-def _after_the_check(current: Status, facts: Table) -> Status:
-    line, problem = facts.get("line", str), facts.get("problem", str)
-    return current.changed(
-        fabric=line if line and problem in line else "; ".join(text for text in (line, problem) if text),
-        fabric_ok=facts.get("ok", bool) and not problem,
-        differences=current.progress.differences + facts.texts("differences"),
-    )
-
-
 def _message(current: Status) -> str:
     """Return what a run waits for before its script starts, and that this runs."""
-    driver = "JupyterLab" if current.planned.service == "jupyter" else "the script"
+    script = "JupyterLab" if current.planned.service == "jupyter" else "the script"
+    kind, times = kinds.get(current.planned.kind), current.progress.times
     if current.phase == "running":
-        missing = (
-            f", with {current.cluster.workers} of {current.planned.expected} workers"
-            if current.cluster.workers < current.planned.expected
-            else ""
-        )
-        return f"{driver} runs{missing}"
+        count, expected = current.cluster.workers, current.planned.expected
+        return f"{script} runs" + (f", with {count} of {expected} {kind.noun}s" if count < expected else "")
     if current.phase != "starting":
         return ""
-    kind, times = kinds.get(current.planned.kind), current.progress.times
     if kind.ready in times:
-        return next((stage.waiting for stage in optional_stages(current)), f"{driver} starts")
+        return next((stage.waiting for stage in optional_stages(current)), f"{script} starts")
     if stage := later_stage(current):
         return stage.waiting.format_map(current.fields())
-    if "image-staging" in current.progress.times and "image-staged" not in current.progress.times:
+    if "image-staging" in times and "image-staged" not in times:
         return f"the image is copied to the nodes ({current.progress.staging})"
-    if current.progress.staging and "allocated" not in current.progress.times:
+    if current.progress.staging and "allocated" not in times:
         return "the roles enter the image"
     return kind.startup[0].waiting
 
@@ -460,7 +439,7 @@ def _not_continued(own: Status, run: directories.Run, job: JobState) -> Status:
         return own
     message = f"the run was cancelled while its next attempt waited; before: {own.message}"
     hint = "What it saved is in checkpoints/ of its run directory."
-    return _with_end(own, records.cancelled("scheduler", message, hint))
+    return _with_end(own, records.cancelled(SLURM, message, hint))
 
 
 def _waits_here(run: directories.Run, job: JobState) -> bool:
@@ -493,7 +472,7 @@ def _never_started(own: Status, run: directories.Run) -> Status | None:
             continue  # removed: nobody knows how it ended
         if other.over and not one.met_by(other.ending.exit_status):
             message, hint = never_started(one, other)
-            return _with_end(own, records.cancelled("scheduler", message, hint))
+            return _with_end(own, records.cancelled(SLURM, message, hint))
     return None
 
 
@@ -506,7 +485,7 @@ def _cancelled_before_start(own: Status, run: directories.Run, job: JobState) ->
     cancelled = job.state == "CANCELLED" or (when and job.state == schedulers.UNKNOWN.state)
     if not cancelled or own.progress.times or records.newest_attempt(run.paths) is not None:
         return None
-    message, by = "the job was cancelled (scancel) before it started", "scheduler"
+    message, by = "the job was cancelled (scancel) before it started", SLURM
     if when:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
         message, by = f"you cancelled it with hpcml cancel at {at}, before it started", "user"
@@ -545,7 +524,7 @@ def _ended_without_word(own: Status, run: directories.Run, job: JobState) -> Sta
 def _step_ended(own: Status, run: directories.Run, node: str, exit_status: int) -> Status:
     """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
     if "allocated" in own.progress.times:  # what its log says is the script's
-        message = f"the driver's step {exit_causes.of_role(exit_status, ()).what} and left no word"
+        message = f"the {SCRIPT}'s step {exit_causes.of_role(exit_status, ()).what} and left no word"
         return _lost(own, run, exit_status, message)
     log = files.tail(run.paths.driver_log)
     if image := own.planned.image:
@@ -555,7 +534,7 @@ def _step_ended(own: Status, run: directories.Run, node: str, exit_status: int) 
         hint = why.hint.replace("IMAGE", image)
     else:
         ended = exit_causes.of_role(exit_status, log)
-        current = _lost(own, run, START_FAILED, f"the driver's step could not start: it {ended.what}")
+        current = _lost(own, run, START_FAILED, f"the {SCRIPT}'s step could not start: it {ended.what}")
         hint = ended.hint or current.hint
     return current.changed(hint=hint, quote=log or current.ending.quote)
 
@@ -575,4 +554,4 @@ def _lost(own: Status, run: directories.Run, exit_status: int, message: str, sta
                 f"BASH_ENV was set: bash reads {bash_env} before the batch script. Does it call exit, or fail? "
                 f"Otherwise: {hint[0].lower()}{hint[1:]}"
             )
-    return _with_end(own, End(exit_status, "", "scheduler", message, hint, quote, state))
+    return _with_end(own, End(exit_status, "", SLURM, message, hint, quote, state))

@@ -40,6 +40,11 @@ class Table:
             raise TypeError(f"{key} is of another kind")
         return tuple(values)
 
+    def numbers(self, key: str) -> dict[str, float]:
+        """Return a table of numbers; KeyError or TypeError if it is missing or damaged."""
+        table = Table(self.facts[key])
+        return {name: table.number(name) for name in table.facts}
+
     def number(self, key: str) -> float:
         """Return a number; KeyError or TypeError if it is none."""
         value = self.facts[key]

@@ -8,9 +8,10 @@ import signal
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import schedulers
+from hpcml import kinds, schedulers
 from hpcml.errors import ALLOCATION_LOST, ConfigError
 from hpcml.failures import evidence, judgement
+from hpcml.failures.end import SLURM
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rules import Retry, Role, Where, meaning
@@ -31,10 +32,6 @@ _MORE = 1.5  # times what was asked for is worth a try
 _NO_MORE_TIME = (
     "The site allows no longer time limit: let the script save checkpoints and submit it with --until-done, "
     "or use more nodes."
-)
-_NO_MORE_MEMORY = (
-    "The nodes have no more memory: use smaller chunks, more nodes (--nodes) or fewer threads for each worker "
-    "(--set workers.threads=…)."
 )
 _WARNINGS = 3
 _OF_THE_CAUSE = ("short", "known", "rule", "occurrences", "nodes", "evidence", "followed")
@@ -129,7 +126,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
 
 def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
     """Return the cause with what the scheduler says of the job's end, which is asked where nothing else tells it."""
-    if not run.submission or not run.submission.key or status.ending.by not in ("scheduler", "hpcml"):
+    if not run.submission or not run.submission.key or status.ending.by not in (SLURM, "hpcml"):
         return cause
     ended = schedulers.end(run.submission)
     if status.state == "NODE_FAIL":
@@ -199,7 +196,8 @@ def _case(run: directories.Run, status: Status) -> Case:
     if request := directories.read_json(run.paths.request):
         with complete(run.paths.directory):
             form = Table(request.get("spec", dict, {})).get("form", str, "")
-    case = Case(status.end, status.progress.times, form=form, clocks=status.progress.clocks)
+    kind = kinds.get(status.planned.kind)
+    case = Case(status.end, kind, status.progress.times, form=form, clocks=status.progress.clocks)
     return judgement.with_files(run.paths, run.paths.attempt(status.progress.attempt), case)
 
 
@@ -243,11 +241,15 @@ def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -
             return wanted, remedy
         if option == "--time":
             return (), _NO_MORE_TIME
+        kind = kinds.get(inside.get("kind", str, "dask"))
+        fewer = [f"fewer threads for each {kind.noun} (--set {kind.threads}=…)"] if kind.threads else []
+        *ways, last = "smaller chunks", "more nodes (--nodes)", *fewer
+        remedy = f"The nodes have no more memory: use {', '.join(ways)} or {last}."
         threads = inside.get("threads", int, 0) or _cpus_in_plan(planned) // max(workers, 1)
-        if threads > 1:
-            return ("--set", f"workers.threads={threads // 2}"), _NO_MORE_MEMORY
+        if kind.threads and threads > 1:
+            return ("--set", f"{kind.threads}={threads // 2}"), remedy
         twice = asked.changed(nodes=2 * asked.size.nodes)
-        return (("--nodes", str(twice.size.nodes)) if _takes(site, twice) else ()), _NO_MORE_MEMORY
+        return (("--nodes", str(twice.size.nodes)) if _takes(site, twice) else ()), remedy
 
 
 def _request(spec: dict[str, Any], nodes: int, site: Site) -> RunRequest:

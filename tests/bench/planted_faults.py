@@ -164,7 +164,7 @@ FAULTS = (
     F("hpcml/node/jupyter/server.py", "return TERMINATED if session.signalled else 0", "return 0", "a cancelled Jupyter session ends as if its user closed it", True),
     F("hpcml/node/jupyter/session.py", 'return bool(counts.get("processing"))', "return False", "a session ends as idle while its workers compute", True),
     F("hpcml/failures/end.py", 'return "FAILED" if self.by == "script" else', "return", "a script's own status 85 or so is told as Slurm's end"),
-    F("hpcml/failures/end.py", 'self.by == "scheduler" and self.exit_status == errors.ALLOCATION_LOST', "False", "a lost node is FAILED"),
+    F("hpcml/failures/end.py", 'self.by == SLURM and self.exit_status == errors.ALLOCATION_LOST', "False", "a lost node is FAILED"),
     F("hpcml/node/outcome.py", "os.ftruncate(self.descriptor, before)", "pass", "half a line of an event spoils the next"),
     F("hpcml/node/outcome.py", 'if end.by == "script":', "if False:", "a full disk replaces a failed script's own exit status"),
     F("hpcml/node/processes.py", "self.seconds += min(now - self.last, MOST)", "self.seconds += now - self.last", "a suspended job's deadlines run out while it sleeps"),

@@ -12,9 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from hpcml import errors, schedulers
+from hpcml import errors, kinds, schedulers
 from hpcml.cli.progress import Progress
-from hpcml.failures.end import End
+from hpcml.failures import judgement
+from hpcml.failures.end import SLURM, End
+from hpcml.failures.judgement import Case
+from hpcml.kind import EndOfKind, Stage
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.heartbeat import Activity
 from hpcml.node.outcome import EventLog, write_status
@@ -85,6 +88,43 @@ def test_a_silent_worker_is_told_with_its_seconds(run: directories.Run, monkeypa
     with run.paths.events.open("a") as file:
         file.write('{"event": "workers-silent", "time": 166, "attempt": 0, "since": {}}\n')
     assert run_status.status(run, ask=False).silences() == ()
+
+
+def test_another_kind_of_run_is_told_in_its_own_words(run: directories.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the status nor the judgement of an end knows a kind."""
+    stage = Stage(
+        "ranks", "allocated", "ranks-up", "{workers} of {expected} ranks are up", "", "", "before all ranks were up"
+    )
+    ends = (EndOfKind(errors.ROLE_LOST, "ranks lost", followed=True),)
+    ranks = KIND._replace(
+        name="ranks", startup=(stage, stage._replace(begin="rank-up")), ready="ranks-up", noun="rank", ends=ends
+    )
+    monkeypatch.setitem(
+        kinds.KINDS, "ranks", ranks._replace(seen=lambda event, _: {"workers": 3} if event == "rank-up" else {})
+    )
+    inside = {"nodes": 2, "workers_per_node": 4, "kind": "ranks"}
+    directories.write_json(run.paths.plan, {"site": "lab", "inside": inside})
+    diary(run, "allocated", "rank-up")
+    assert run_status.status(run, ask=False).message == "3 of 8 ranks are up"
+    times = {"allocated": 1.0, "rank-up": 2.0}
+    late = judgement.judge(Case(End(errors.TIME_LIMIT, "", SLURM, "too late", ended_as="TIMEOUT"), ranks, times), ())
+    assert late is not None
+    assert late.what == "the time limit was reached before all ranks were up"
+    lost = judgement.judge(Case(End(errors.ROLE_LOST, "", "hpcml", "rank 3 was lost"), ranks, times), ())
+    assert lost is not None
+    assert lost.short == "ranks lost"
+    diary(run, "ranks-up", "driver-started")
+    status = run_status.status(run, ask=False)
+    assert status.message == "the script runs, with 3 of 8 ranks"
+    assert status.changed(silent_workers={"n1": time.time() - 9}).silences()[0].endswith("(no heartbeat of a rank)")
+
+
+def test_the_keys_of_a_status_for_programs() -> None:
+    assert " ".join(sorted(run_status.Status("r").as_json())) == (
+        "attempt by cause clocks differences directory estimate exit_status expected fabric fabric_ok hint in_image job job_state "
+        "jupyter kind message node_count nodes phase protocol quote run seconds security service silent silent_workers site staging "
+        "state times versions warnings workers"
+    )
 
 
 @pytest.mark.parametrize(("word", "status"), [

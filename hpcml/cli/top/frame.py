@@ -104,7 +104,7 @@ def _facts(view: View) -> list[tuple[str, str]]:
         facts.append(("next" if status.over else "note", status.hint))
     if status.phase in ("starting", "running", "ending"):
         nodes = f" on {counted(view.node_count, 'node')}" if view.node_count else ""
-        facts.append(("workers", f"{status.cluster.workers} of {status.planned.expected}{nodes}"))
+        facts.append((f"{status.noun}s", f"{status.cluster.workers} of {status.planned.expected}{nodes}"))
     elif status.phase == "queued" and view.node_count:
         facts.append(("nodes", str(view.node_count)))
     return facts
