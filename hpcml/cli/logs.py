@@ -37,7 +37,7 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Print a role's log, and what comes to it."""
     from hpcml.cli.progress import Tail
-    from hpcml.runs import adoption, following, handle
+    from hpcml.runs import handle, waiting
     from hpcml.runs import record as records
     from hpcml.runs import status as run_status
 
@@ -58,14 +58,14 @@ def run(options: Namespace) -> int:
                 pass
 
     if options.follow:
-        for _ in following.follow(run, copy):
+        for _ in waiting.follow(run, copy):
             pass
     else:
         copy()
     if role == SCRIPT and (end := records.end_of(run)) and end.by != "script":
         say(f"hpcml: {end.message}.", sys.stderr)  # the log itself is the script's alone
     if not tails and not options.follow:
-        state = run_status.status(adoption.adopt(run) if adoption.is_prepared(run) else run)
+        state = run_status.status(records.adopt(run) if records.is_prepared(run) else run)
         hint = f"It is {state.state}: {state.message}."
         raise NotFoundError(f"The run has no {role} log yet", place=run.id, hint=hint)
     return 0
@@ -84,7 +84,7 @@ def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:
     """Print what the script wrote in one attempt; NotFoundError if the run has had no such attempt."""
     from hpcml.cli.progress import Tail
     from hpcml.runs import record as records
-    from hpcml.runs.tables import complete
+    from hpcml.runs.directories import complete
 
     number = common.whole(options.attempt, "--attempt")
     if role != SCRIPT or options.follow or options.lines is not None:

@@ -278,9 +278,9 @@ def _read(paths: list[Path], said: set[str]) -> list[tuple[run_status.Status, di
 
 def _with_jobs(runs: list[directories.Run | run_status.Status]) -> list[directories.Run | run_status.Status]:
     """Return the runs with the jobs of those that were prepared, or whose submission was not answered."""
-    from hpcml.runs import adoption
+    from hpcml.runs import record
 
-    jobs = adoption.of_open(run for run in runs if isinstance(run, directories.Run))
+    jobs = record.of_open(run for run in runs if isinstance(run, directories.Run))
     return [jobs.get(run.id, run) if isinstance(run, directories.Run) else run for run in runs]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpcml.errors import UsageError
 from hpcml.request.options import TAKES_VALUE
-from hpcml.runs import script_checks, script_content
+from hpcml.runs import script_checks
 
 
 def check(words: Sequence[str], here: Path, prog: str) -> None:
@@ -38,7 +38,7 @@ def check(words: Sequence[str], here: Path, prog: str) -> None:
     if not asked or file is None or not file.is_file():
         return  # a module of the environment may take any option
     folder = here if is_module else file.resolve().parent
-    misplaced = asked - script_content.options_taken(file, folder, asked)
+    misplaced = asked - script_checks.options_taken(file, folder, asked)
     if not misplaced:
         return
     moved: list[str] = []

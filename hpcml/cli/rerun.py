@@ -14,7 +14,7 @@ from hpcml.request.options import OPTIONS
 from hpcml.request.reading import request_of
 from hpcml.runs import directories, programs
 from hpcml.runs import submit as submission
-from hpcml.runs.tables import Table, complete
+from hpcml.runs.directories import Table, complete
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

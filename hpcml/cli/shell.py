@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hpcml import files, schedulers
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
-from hpcml.runs.tables import Table
+from hpcml.runs.directories import Table
 from hpcml.terminal import say_fitted
 
 if TYPE_CHECKING:

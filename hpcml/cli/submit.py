@@ -187,7 +187,7 @@ def _announce_line(run: directories.Run, *, as_json: bool) -> None:
 def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
     """Show the run until it ends, pass on its output, and return its exit status; Ctrl-C detaches."""
     from hpcml.cli.progress import Progress, Tail
-    from hpcml.runs import following, handle
+    from hpcml.runs import handle, waiting
 
     output = Tail(run.paths.driver_log, sys.stdout, own=True)
     progress = Progress(sys.stderr, layers.process_environment(), output)
@@ -200,7 +200,7 @@ def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
 
     try:
         last = None
-        for last in following.follow(run, pass_on, before=before):
+        for last in waiting.follow(run, pass_on, before=before):
             if last.phase == "ended" and not as_json:  # all that the script wrote stands before its end
                 progress.show_past(last)
                 while output.copy():

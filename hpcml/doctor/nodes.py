@@ -25,7 +25,7 @@ from hpcml.errors import HpcmlError
 from hpcml.images import facts as images
 from hpcml.plan.container import image_of
 from hpcml.request.record import NOT_SAID, RunRequest
-from hpcml.runs import directories, handle, removal, why
+from hpcml.runs import directories, handle, why
 from hpcml.runs import submit as submission
 from hpcml.schedulers import node_parts, slurm_options
 from hpcml.sites.lookup import LoadedSite
@@ -124,7 +124,7 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
         **dict.fromkeys(status.allocation.nodes[:1], (0.0, 0.0)),
         **status.progress.clocks,
     }  # the others' are against the first's
-    removal.remove_folder(run.paths.directory)
+    directories.remove_folder(run.paths.directory)
     took = units.format_seconds(status.seconds() or 0)
     job = judge_answers(by_node, status.allocation.nodes, took)
     job = job._replace(check="job", facts={"nodes": sorted(by_node), "job": run.job})

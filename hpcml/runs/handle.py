@@ -21,11 +21,11 @@ from hpcml.errors import (
     nearest,
 )
 from hpcml.paths import SCRIPT, AttemptPaths
-from hpcml.runs import adoption, directories, following
+from hpcml.runs import directories, waiting
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
+from hpcml.runs.directories import complete
 from hpcml.runs.status import Status
-from hpcml.runs.tables import complete
 from hpcml.terminal import shown
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class RunHandle:
 
     def now(self) -> Status:
         """Return the run's status as hpcml itself uses it."""
-        self.run = adoption.adopt(self.run)
+        self.run = records.adopt(self.run)
         return run_status.status(self.run)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -139,7 +139,7 @@ class RunHandle:
             if end is not None and time.monotonic() >= end and not (last and last.over):
                 raise TimeoutError(f"the run {self.id} has not ended within {timeout:g} s; it goes on")
 
-        for last in following.follow(self.run, look):  # noqa: B007 - `look` reads it
+        for last in waiting.follow(self.run, look):  # noqa: B007 - `look` reads it
             pass
         assert last is not None
         return last
@@ -250,7 +250,7 @@ def cancel(run: directories.Run) -> Cancelled:
     SiteError, SlurmUnreachableError
         As Slurm answers.
     """
-    run = adoption.adopt(run)
+    run = records.adopt(run)
     before = run_status.status(run)
     if before.over:
         return Cancelled(False, f"{run.id} has ended already: {before.message}.")
@@ -299,7 +299,7 @@ def standings(runs: Sequence[directories.Run]) -> list[Standing]:
     silent = ""
     states: dict[str, schedulers.JobState] = {}
     try:
-        jobs = adoption.of_open(runs)
+        jobs = records.of_open(runs)
         runs = [jobs.get(run.id, run) for run in runs]
         states = schedulers.states({run.id: run.submission for run in runs if run.submission and run.submission.key})
         ended = [run for run in runs if run.may_start_again and (known := states.get(run.id)) and known.ended]

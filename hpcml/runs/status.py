@@ -21,15 +21,15 @@ from hpcml.errors import (
     SlurmUnreachableError,
     StorageError,
 )
-from hpcml.failures import exit_causes
+from hpcml.failures import rules
 from hpcml.failures.end import SLURM, End
 from hpcml.kind import Stage
 from hpcml.paths import SCRIPT
 from hpcml.request.record import Awaited
-from hpcml.runs import adoption, directories
+from hpcml.runs import directories
 from hpcml.runs import record as records
+from hpcml.runs.directories import complete
 from hpcml.runs.record import Event, Planned
-from hpcml.runs.tables import complete
 from hpcml.schedulers import JobState, Submission
 
 _REPLACED = "not there, or not yours: "  # how the batch script begins to say that the run's folder is another now
@@ -225,7 +225,7 @@ def status(run: directories.Run, known: JobState | None = None, *, ask: bool = T
     """
     with complete(run.paths.directory):
         own = _from_files(run)
-    if adoption.is_prepared(run) and not run.job and own.phase == "unknown":
+    if records.is_prepared(run) and not run.job and own.phase == "unknown":
         hint = f"It waits for this line: {run.submission.line if run.submission else ''}"
         return own.changed(phase="prepared", message="not submitted yet", hint=hint)
     if (
@@ -244,7 +244,7 @@ def now(run: directories.Run) -> tuple[directories.Run, Status]:
     """Return a run with its job, and how it stands; that Slurm does not answer is told in the status."""
     silent = ""
     try:
-        run = adoption.adopt(run)
+        run = records.adopt(run)
     except SlurmUnreachableError as error:
         silent = error.message
     known = status(run)
@@ -262,7 +262,7 @@ def _from_files(run: directories.Run) -> Status:
     new = Status(run.id, str(run.paths.directory), planned=record.planned, allocation=Allocation(run.job))
     if (refusal := run.submission) and refusal.error:
         return new.changed(
-            phase="unknown" if refusal.exit_status == ANSWER_LOST and not adoption.was_given_up(run) else "refused",
+            phase="unknown" if refusal.exit_status == ANSWER_LOST and not records.was_given_up(run) else "refused",
             message=refusal.error,
             exit_status=refusal.exit_status,
             hint=refusal.hint,
@@ -368,7 +368,7 @@ def _ask_owner(own: Status, run: directories.Run, known: JobState | None) -> Sta
     if not run.submission:
         hint = (
             f"If it was accepted, its comment is hpcml:{run.id} (squeue --me -o '%i %k'). "
-            f"Without such a job it is not submitted after {adoption.LOST_AFTER / 60:g} minutes."
+            f"Without such a job it is not submitted after {records.LOST_AFTER / 60:g} minutes."
         )
         return own.changed(phase="unknown", message="the submission's answer was not recorded", hint=hint)
     try:
@@ -524,16 +524,16 @@ def _ended_without_word(own: Status, run: directories.Run, job: JobState) -> Sta
 def _step_ended(own: Status, run: directories.Run, node: str, exit_status: int) -> Status:
     """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
     if "allocated" in own.progress.times:  # what its log says is the script's
-        message = f"the {SCRIPT}'s step {exit_causes.of_role(exit_status, ()).what} and left no word"
+        message = f"the {SCRIPT}'s step {rules.of_role(exit_status, ()).what} and left no word"
         return _lost(own, run, exit_status, message)
     log = files.tail(run.paths.driver_log)
     if image := own.planned.image:
         full_log = files.tail(run.paths.driver_log, 200) or files.tail(run.paths.job_log, 200)
-        why = exit_causes.not_entered("\n".join(full_log), str(exit_status))
+        why = rules.not_entered("\n".join(full_log), str(exit_status))
         current = _lost(own, run, IMAGE, f"{node}: {why.what}")
         hint = why.hint.replace("IMAGE", image)
     else:
-        ended = exit_causes.of_role(exit_status, log)
+        ended = rules.of_role(exit_status, log)
         current = _lost(own, run, START_FAILED, f"the {SCRIPT}'s step could not start: it {ended.what}")
         hint = ended.hint or current.hint
     return current.changed(hint=hint, quote=log or current.ending.quote)

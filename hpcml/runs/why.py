@@ -20,8 +20,8 @@ from hpcml.report import attempts, ending
 from hpcml.request.record import RunRequest
 from hpcml.runs import directories, handle, script_checks
 from hpcml.runs import status as run_status
+from hpcml.runs.directories import Table, complete
 from hpcml.runs.status import Status
-from hpcml.runs.tables import Table, complete
 from hpcml.schedulers import limits
 from hpcml.sites import lookup
 from hpcml.sites.schema import Site

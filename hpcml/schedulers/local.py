@@ -21,8 +21,8 @@ clean_environment = slurm.clean_environment  # a run from within a job is no par
 _WAIT = """
 import pathlib, sys
 sys.path.append(sys.argv[1])
-from hpcml.runs import after
-after.main(pathlib.Path(sys.argv[2]))
+from hpcml.runs import waiting
+waiting.main(pathlib.Path(sys.argv[2]))
 """
 _GONE = JobState("UNKNOWN", "the run's processes are gone and left no word (killed, or the machine went down)")
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from hpcml import files
 from hpcml.errors import StorageError, UsageError
 from hpcml.runs import directories
-from hpcml.runs.tables import complete
+from hpcml.runs.directories import complete
 from hpcml.sweeps import store
 
 _PATIENCE = 10.0  # seconds for another command to remove what is left of one that is gone

@@ -13,7 +13,7 @@ from hpcml.errors import NotFoundError, StorageError
 from hpcml.paths import sweep_folder
 from hpcml.request.record import LONGEST_NAME
 from hpcml.runs import directories, handle
-from hpcml.runs.tables import Table, complete
+from hpcml.runs.directories import Table, complete
 from hpcml.sweeps.points import Point, Typed, Value
 
 _LARGEST = 1 << 20  # bytes of a point's record

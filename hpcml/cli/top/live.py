@@ -138,7 +138,7 @@ def _follow(
     eager: bool = False,
 ) -> None:
     """Show a run at each interval until it has ended, at once where its phase changes, ``eager`` at each change."""
-    from hpcml.runs import following
+    from hpcml.runs import waiting
 
     view_of = _source(run)
     known: list[run_status.Status] = []
@@ -151,7 +151,7 @@ def _follow(
             due = time.monotonic() + every
             show(view_of(known[0]))
 
-    for status in following.follow(run, each):
+    for status in waiting.follow(run, each):
         if eager or not known or known[0].phase != status.phase:
             due = 0.0
         known[:] = [status]

@@ -19,7 +19,7 @@ from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelEr
 from hpcml.remote.answers import MalformedError, Relay, RunFacts, Service, service_of
 from hpcml.remote.ssh.config import options
 from hpcml.remote.tunnel import service_port
-from hpcml.runs import directories, following
+from hpcml.runs import directories, waiting
 from hpcml.runs import record as run_record
 from hpcml.runs import status as run_status
 
@@ -126,7 +126,7 @@ def feed(run: directories.Run, say: Callable[[RunFacts], None]) -> None:
             say(current)
 
     while True:
-        for current in following.follow(run, look, patience=float("inf")):
+        for current in waiting.follow(run, look, patience=float("inf")):
             status, looked = current, -BEAT
             look()
         if status is None or not _starts_again(run, status, say):
