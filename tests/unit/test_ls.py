@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.cli import ls
-from hpcml.runs import directories, kept
+from hpcml.runs import directories, listing
 from hpcml.runs.status import Status
 
 ID = "kmeans-20261122-223919-4499"
@@ -126,7 +126,7 @@ def settle(run: Path) -> None:
 
 
 def test_ends_are_kept_for_long_listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [planted(tmp_path, number, exit_status=int(number % 10 == 0)) for number in range(kept.WORTH)]
+    runs = [planted(tmp_path, number, exit_status=int(number % 10 == 0)) for number in range(listing.WORTH)]
     read: list[str] = []
     load = directories.load
 
@@ -138,10 +138,10 @@ def test_ends_are_kept_for_long_listings(tmp_path: Path, monkeypatch: pytest.Mon
 
     def listed(*, failed: bool = False) -> list[Status]:
         read.clear()
-        return ls._newest(tmp_path, directories.ids(tmp_path), None, failed=failed)[0]
+        return listing.newest(tmp_path, directories.ids(tmp_path), None, failed=failed)[0]
 
     first = listed()
-    assert (len(first), len(read)) == (kept.WORTH, kept.WORTH)
+    assert (len(first), len(read)) == (listing.WORTH, listing.WORTH)
     assert first[0].progress.clocks == {"n2": (0.5, 0.25)}
     assert (listed(), read) == (first, [])  # every value, of the same kind
     assert (listed(failed=True), read) == (first[::10], [])
@@ -153,16 +153,16 @@ def test_ends_are_kept_for_long_listings(tmp_path: Path, monkeypatch: pytest.Mon
     settle(runs[1])
     shutil.rmtree(runs[2])
     assert [row.run for row in listed() if not row.over] == [runs[1].name]
-    assert (len(listed()), read) == (kept.WORTH - 1, [runs[1].name])
+    assert (len(listed()), read) == (listing.WORTH - 1, [runs[1].name])
     lines = file.read_text().splitlines()
     for damaged in ("", "hpcml 0 other", f"{lines[0]}\nno line\n", f"{lines[0]}\n{runs[3].name} x 0 {{}}\n", "\udcff"):
         file.write_bytes(damaged.encode(errors="surrogateescape"))
-        assert (len(listed()), len(read)) == (kept.WORTH - 1, kept.WORTH - 1)
+        assert (len(listed()), len(read)) == (listing.WORTH - 1, listing.WORTH - 1)
 
 
 def test_an_end_that_may_change_is_not_kept(tmp_path: Path) -> None:
     run = directories.load(planted(tmp_path, 1, 0))
-    ends = kept.Ends(tmp_path)
+    ends = listing.Ends(tmp_path)
     over = Status.of(run.id, "lab", "ended")
     now = time.time_ns()
     again = run._replace(submission=run.submission and run.submission._replace(requeue=True))
