@@ -288,6 +288,27 @@ def test_a_view_that_is_none_is_refused(tmp_path: Path, subtests: pytest.Subtest
             answers.of_view(text, "lab")
 
 
+def test_every_value_of_a_view_is_checked(tmp_path: Path) -> None:
+    """None is passed on as it came: at each place a table that nobody asked for is refused, and so is a missing value."""
+    good = gpu_run(tmp_path).as_json()
+    node = good["nodes"][0]
+    places: list[tuple[str, Callable[[dict[str, Any]], object]]] = [(name, lambda view: view) for name in good]
+    places += [(name, lambda view: view["work"]) for name in good["work"]]
+    places += [(name, lambda view: view["nodes"][0]) for name in node]
+    places += [(name, lambda view: view["nodes"][0]["gpus"][0]) for name in node["gpus"][0]]
+    assert len(places) > 45
+    for name, table_of in places:
+        for change in ({name: {"a": 1}}, None):
+            view: dict[str, Any] = json.loads(json.dumps(good))
+            table: Any = table_of(view)
+            if change:
+                table |= change
+            else:
+                del table[name]
+            with pytest.raises(ConfigError, match=f"{name}.* is malformed"):
+                answers.of_view(json.dumps(view), "lab")
+
+
 def test_what_a_hostile_host_says_is_not_obeyed(tmp_path: Path) -> None:
     table = gpu_run(tmp_path).as_json()
     texts = dict.fromkeys(("run", "site", "job", "state", "phase", "message", "estimate", "silent", "cause", "hint"), ESCAPES)  # fmt: skip
