@@ -7,10 +7,12 @@ the two sides meet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from hpcml.forms import Form
+
+T = TypeVar("T")
 
 
 class Role(NamedTuple):
@@ -34,6 +36,7 @@ class Stage(NamedTuple):
     waiting: str  # what status says meanwhile
     short: str  # what follows ``name`` meanwhile
     done: str  # what follows ``name`` once it has ended
+    during: str  # when the run ended, if it did in this stage: a clause
     asked: str = ""  # the event that begins a stage which a run may do without; empty for all others
     good: str = ""  # the field that is false where the stage ended badly; empty without one
 
@@ -62,6 +65,27 @@ class RunningScript(Protocol):
 
     def describe_end(self, status: int) -> str:
         """Return how the script ended, as a clause."""
+
+
+class EndOfKind(NamedTuple):
+    """A reason of hpcml to end a run that only this kind has."""
+
+    status: int  # the exit status, one of hpcml.errors
+    short: str  # the cause in at most six words
+    followed: bool  # it followed from something that the logs may show; else it is the cause itself
+
+
+class Facts(Protocol):
+    """An event of events.jsonl, which may be damaged: a value is of the kind asked for, or KeyError or TypeError."""
+
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """Return a value; without a default it has to be there."""
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a list of texts, empty if there is none."""
+
+    def numbers(self, key: str) -> dict[str, float]:
+        """Return a table of numbers."""
 
 
 class Processes(Protocol):
@@ -108,6 +132,10 @@ class Kind(NamedTuple):
     startup: tuple[Stage, ...]  # in their order
     ready: str  # the event after which the script can begin
     options: str  # the login node's module with the options that only this kind has: OPTIONS, a KindOptions
+    noun: str  # one of its processes, of which a run has ``expected``
+    threads: str  # the setting for the threads of one process, empty without one
+    ends: tuple[EndOfKind, ...]
+    seen: Callable[[str, Facts], dict[str, Any]]  # by an event: new values of fields of Status; differences add up
     samples: str = ""  # the module with SCHEMA: what its own processes measure (hpcml.samples), empty without one
     accounting: str = ""  # the module with ACCOUNTING: its part of the report (hpcml.report.ledger), empty without one
 

@@ -168,8 +168,6 @@ def add_rm_options(parser: ArgumentParser) -> None:
 
 def run_rm(options: Namespace) -> int:
     """Show what would be removed, how old and how large it is, ask, and remove it."""
-    from hpcml.runs import removal
-
     if bool(options.run) == (options.failed or any(getattr(options, name) is not None for name in _LIMITS)):
         hint = (
             "Name runs, or give --older-than 30d, --larger-than 2G, --failed, --keep 20, --until-free 500G or several."
@@ -178,8 +176,8 @@ def run_rm(options: Namespace) -> int:
     least, wanted = _size(options.larger_than, "--larger-than"), _size(options.until_free, "--until-free")
     folder = common.runs_folder(options)
     ended, staying = _named(folder, options.run) if options.run else _matching(folder, options)
-    rests = [] if options.run else removal.leftovers(folder)
-    left = {path: removal.size(path) for _, path in rests}
+    rests = [] if options.run else directories.leftovers(folder)
+    left = {path: directories.size(path) for _, path in rests}
     missing = None if options.until_free is None else wanted - _free(folder) - sum(left.values())
     sizes = _taken(ended, least, missing)
     total = sum(sizes.values()) + sum(left.values())
@@ -195,9 +193,9 @@ def run_rm(options: Namespace) -> int:
         say("Nothing was removed.", sys.stderr)
         return 1
     for path in sizes:
-        removal.remove_folder(path)
+        directories.remove_folder(path)
     for path in left:
-        removal.remove_leftover(path)
+        directories.remove_leftover(path)
     if options.json:
         facts = {"removed": [path.name for path in sizes], "staying": list(staying)}
         common.print_json({**facts, "leftovers": len(rests), "bytes": total})
@@ -233,13 +231,11 @@ def _matching(folder: Path, options: Namespace) -> tuple[list[Path], dict[str, s
 
 def _taken(ended: Sequence[Path], least: int, missing: float | None) -> dict[Path, int]:
     """Return what is to be removed of what has ended, with its bytes: all, or the oldest that have what is missing."""
-    from hpcml.runs import removal
-
     sizes: dict[Path, int] = {}
     for path in ended:
         if missing is not None and sum(sizes.values()) >= missing:
             break
-        if (size := removal.size(path)) >= least:
+        if (size := directories.size(path)) >= least:
             sizes[path] = size
     return sizes
 
@@ -247,7 +243,9 @@ def _taken(ended: Sequence[Path], least: int, missing: float | None) -> dict[Pat
 def _failed(one: handle.Standing) -> bool:
     """Return whether a run failed or was refused; a cancelled one did what its user wanted."""
     status = one.status
-    return status is not None and status.failed and status.state != "CANCELLED" and status.exit_status != CANCELLED
+    return (
+        status is not None and status.failed and status.state != "CANCELLED" and status.ending.exit_status != CANCELLED
+    )
 
 
 def _why_alive(one: handle.Standing) -> str:

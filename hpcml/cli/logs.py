@@ -27,9 +27,8 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser, argparse.SUPPRESS)
-    parser.add_argument(
-        "role", metavar="ROLE", nargs="?", help=f"{SCRIPT} (default), {', '.join(kinds.roles())} or job"
-    )
+    roles = ", ".join([f"{SCRIPT} (default)", *kinds.roles()])
+    parser.add_argument("role", metavar="ROLE", nargs="?", help=f"{roles} or job")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     parser.add_argument("-n", "--lines", metavar="N", help="begin with the last N lines of each log")
     parser.add_argument("--attempt", metavar="N", help="what the script printed in attempt N alone, from 1")
@@ -38,7 +37,7 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Print a role's log, and what comes to it."""
     from hpcml.cli.progress import Tail
-    from hpcml.runs import adoption, following, handle
+    from hpcml.runs import handle, waiting
     from hpcml.runs import record as records
     from hpcml.runs import status as run_status
 
@@ -59,14 +58,14 @@ def run(options: Namespace) -> int:
                 pass
 
     if options.follow:
-        for _ in following.follow(run, copy):
+        for _ in waiting.follow(run, copy):
             pass
     else:
         copy()
     if role == SCRIPT and (end := records.end_of(run)) and end.by != "script":
         say(f"hpcml: {end.message}.", sys.stderr)  # the log itself is the script's alone
     if not tails and not options.follow:
-        state = run_status.status(adoption.adopt(run) if adoption.is_prepared(run) else run)
+        state = run_status.status(records.adopt(run) if records.is_prepared(run) else run)
         hint = f"It is {state.state}: {state.message}."
         raise NotFoundError(f"The run has no {role} log yet", place=run.id, hint=hint)
     return 0
@@ -85,7 +84,7 @@ def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:
     """Print what the script wrote in one attempt; NotFoundError if the run has had no such attempt."""
     from hpcml.cli.progress import Tail
     from hpcml.runs import record as records
-    from hpcml.runs.tables import complete
+    from hpcml.runs.directories import complete
 
     number = common.whole(options.attempt, "--attempt")
     if role != SCRIPT or options.follow or options.lines is not None:

@@ -6,29 +6,25 @@ import datetime
 import fnmatch
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcml.cli import common
-from hpcml.errors import SlurmUnreachableError, StorageError, UsageError
+from hpcml.errors import UsageError
 from hpcml.runs import directories
-from hpcml.terminal import columns, say, say_message, shown
+from hpcml.terminal import columns, say, shown
 from hpcml.units import format_age, format_time_limit, parse_seconds
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from hpcml.runs import kept
     from hpcml.runs import status as run_status
-    from hpcml.schedulers import Submission
 
 HEADER = ("RUN", "STATE", "EXIT", "NODES", "AGE", "TIME", "JOB", "SITE", "WHAT")
 _NUMBERS = {HEADER.index(title) for title in ("EXIT", "NODES", "AGE", "TIME", "JOB")}  # aligned to the right
 _LEAST_WANTED = [HEADER.index(title) for title in ("SITE", "JOB", "AGE", "EXIT", "TIME", "NODES")]
 _WHAT = HEADER.index("WHAT")
 _SHORTEST_WHAT = 12  # characters; less tells nothing
-_BLOCK = 200  # runs that are read at a time, at first, while those that failed are looked for
 _DATE = len("-20260131-235959-ffff")  # the end of an id
 _USUAL_RUN = 32  # characters; a longer id stands on a line of its own where the terminal is narrow
 
@@ -49,7 +45,12 @@ def run(options: Namespace) -> int:
     folder = common.runs_folder(options)
     most = None if options.all else common.whole(options.last, "--last")
     run_ids = _chosen(options, directories.ids(folder))
-    rows, rest = _newest(folder, run_ids, most, failed=options.failed)
+    rows: list[run_status.Status] = []
+    rest: list[str] = []
+    if run_ids:
+        from hpcml.runs import listing
+
+        rows, rest = listing.newest(folder, run_ids, most, failed=options.failed)
     if options.json:
         common.print_json([row.as_json() for row in rows])
         return 0
@@ -91,74 +92,24 @@ def _moment(text: str | None) -> float:
             raise UsageError(f"'{text}' is neither an age nor a date", place="--since", hint=hint) from None
 
 
-def _newest(
-    folder: Path, run_ids: list[str], most: int | None, *, failed: bool
-) -> tuple[list[run_status.Status], list[str]]:
-    """Return the newest runs, oldest first, all or so many, and the ids of those that were not looked at."""
-    rows: list[run_status.Status] = []
-    said: set[str] = set()
-    there, ends = run_ids, _ends(folder, long=failed or most is None or most > _BLOCK)
-    block = _BLOCK if failed else most
-    while run_ids and (most is None or len(rows) < most):
-        found = directories.changed(folder, run_ids, None if most is None else block)
-        run_ids = run_ids[: run_ids.index(next(iter(found)))] if found else []
-        rows = _rows(folder, found, said, ends, failed=failed) + rows
-        block = block and 2 * block  # few questions to Slurm, however far back a failure is
-    if ends:
-        ends.write(set(there))
-    if most is not None and len(rows) > most:
-        run_ids = [*run_ids, *(row.run for row in rows[: len(rows) - most])]
-        rows = rows[len(rows) - most :]
-    return rows, run_ids
-
-
-def _ends(folder: Path, *, long: bool) -> kept.Ends | None:
-    """Return the ends that are kept for listings of many runs; a short one reads its runs sooner."""
-    if not long:
-        return None
-    from hpcml.runs import kept
-
-    return kept.Ends(folder)
-
-
-def _rows(
-    folder: Path, changed: Mapping[str, int], said: set[str], ends: kept.Ends | None, *, failed: bool
-) -> list[run_status.Status]:
-    """Return the state of runs, or of those that failed, in order; what has ended and is known is not read again."""
-    rows: dict[str, run_status.Status] = {}
-    unknown = []
-    for run_id, when in changed.items():
-        end = ends.find(run_id, when) if ends else None
-        if ends and end and failed and not end.failed:
-            continue
-        if ends and end and (row := ends.status(run_id, end)):
-            rows[run_id] = row
-        else:
-            unknown.append(run_id)
-    for row, run in _read([folder / run_id for run_id in unknown], said):
-        if ends and run:
-            ends.keep(row, run, changed[row.run])
-        if row.failed or not failed:
-            rows[row.run] = row
-    return [rows[run_id] for run_id in changed if run_id in rows]
-
-
 def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
     """Return a run's cells under ``HEADER``; what is not known is ``-``.
 
     ``WHAT`` is empty where a script has ended by itself: its state and exit status tell all.
     """
     submitted, seconds = directories.submitted_at(row.run), row.seconds(now)
-    told = row.by == "script" and row.message.endswith(f" exit status {row.exit_status}")  # by STATE and EXIT
+    told = row.ending.by == "script" and row.message.endswith(
+        f" exit status {row.ending.exit_status}"
+    )  # by STATE and EXIT
     facts = (
         row.run,
         row.state,
-        row.exit_status,
-        len(row.nodes) or row.node_count or None,
+        row.ending.exit_status,
+        len(row.allocation.nodes) or row.planned.node_count or None,
         None if submitted is None else format_age(now - submitted),
         None if seconds is None else _duration(seconds),
-        row.job,
-        row.site,
+        row.allocation.job,
+        row.planned.site,
     )
     what = shown(_cause(row)) or ("" if told else shown(row.message))
     return (*("-" if fact in (None, "") else shown(fact) for fact in facts), what)
@@ -167,7 +118,7 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
 def _cause(row: run_status.Status) -> str:
     """Return why a run failed in some words, empty where its record has none."""
     if row.phase != "refused":
-        return row.cause
+        return row.ending.cause
     from hpcml.runs import why
 
     answer = why.refused(row)
@@ -232,63 +183,3 @@ def _duration(seconds: int) -> str:
     """Return a duration as squeue writes it: ``0:12``, ``1:02:05``, ``2-01:00:00``."""
     text = format_time_limit(seconds).removeprefix("00:")
     return text.removeprefix("0")
-
-
-def _read(paths: list[Path], said: set[str]) -> list[tuple[run_status.Status, directories.Run | None]]:
-    """Return the state of many runs; what cannot be read or asked is unknown and keeps no other from being shown.
-
-    ``said`` are the errors that were shown already. A run that cannot be read is None.
-    """
-    from hpcml import schedulers
-    from hpcml.runs import status as run_status
-
-    runs: list[directories.Run | run_status.Status] = []
-    for directory in paths:
-        try:
-            runs.append(directories.load(directory))
-        except StorageError as error:
-            runs.append(run_status.unreadable(directory, error))
-    silent = ""
-    states: dict[str, schedulers.JobState] = {}
-    try:
-        runs = _with_jobs(runs)
-        states = schedulers.states(_open_runs(runs))
-    except SlurmUnreachableError as error:
-        if error.message not in said:
-            say_message(f"hpcml: {error}")
-        said.add(silent := error.message)
-    open_runs = _open_runs(runs)
-    rows: list[tuple[run_status.Status, directories.Run | None]] = []
-    for run in runs:
-        if isinstance(run, run_status.Status):
-            rows.append((run, None))
-            continue
-        written = schedulers.UNKNOWN if run.job and run.id not in open_runs else None  # such an end needs no question
-        try:
-            row = run_status.status(run, states.get(run.id, written), ask=not run.job)
-        except StorageError as error:
-            row = run_status.unreadable(run.paths.directory, error)
-        if silent and (run.id in open_runs or row.phase == "prepared"):  # what its own files tell is still true
-            row = row._replace(silent=silent, message=row.message or silent)
-        rows.append((row, run))
-    return rows
-
-
-def _with_jobs(runs: list[directories.Run | run_status.Status]) -> list[directories.Run | run_status.Status]:
-    """Return the runs with the jobs of those that were prepared, or whose submission was not answered."""
-    from hpcml.runs import adoption
-
-    jobs = adoption.of_open(run for run in runs if isinstance(run, directories.Run))
-    return [jobs.get(run.id, run) if isinstance(run, directories.Run) else run for run in runs]
-
-
-def _open_runs(runs: list[directories.Run | run_status.Status]) -> dict[str, Submission]:
-    """Return those of which Slurm has to be asked."""
-    return {
-        run.id: run.submission
-        for run in runs
-        if isinstance(run, directories.Run)
-        and run.submission
-        and run.job
-        and (run.may_start_again or not run.paths.status.exists())
-    }

@@ -88,29 +88,31 @@ class _Line(NamedTuple):
 
 def _past(status: Status) -> list[_Line]:
     """Return what is over or noted of a run, but for its own end."""
-    nodes = status.nodes if len(status.nodes) <= 8 else (*status.nodes[:4], f"… {len(status.nodes)} in all")
-    script = "JupyterLab starts" if status.service == "jupyter" else "the script runs"
-    first, *others = kinds.get(status.kind).startup
-    is_open = "open to whoever reaches it" in status.security
+    nodes, reported, cluster = status.allocation.nodes, status.progress, status.cluster
+    nodes = nodes if len(nodes) <= 8 else (*nodes[:4], f"… {len(nodes)} in all")
+    script = "JupyterLab starts" if status.planned.service == "jupyter" else "the script runs"
+    first, *others = kinds.get(status.planned.kind).startup
+    runtime = "image" if status.planned.in_image else "python"
+    is_open = "open to whoever reaches it" in cluster.security
     lines = [
-        _Line("ok", "image", f"copied to the nodes by {status.staging}", "image-staged", "image-staging"),
+        _Line("ok", "image", f"copied to the nodes by {reported.staging}", "image-staged", "image-staging"),
         _Line("ok", "nodes", ", ".join(nodes), "allocated", "seen"),
         _stage_line(status, first),
-        *([_Line("wait", "security", status.security, first.end)] if is_open else []),
-        _Line("ok", "image" if status.in_image else "python", status.versions, "environment-ready", "allocated"),
+        *([_Line("wait", "security", cluster.security, first.end)] if is_open else []),
+        _Line("ok", runtime, reported.versions, "environment-ready", "allocated"),
         *(_stage_line(status, stage) for stage in others),
-        *(_Line("bad", "differ", difference) for difference in status.differences),
-        *(_Line("bad", "warning", warning) for warning in status.warnings),
+        *(_Line("bad", "differ", difference) for difference in reported.differences),
+        *(_Line("bad", "warning", warning) for warning in reported.warnings),
         _Line("ok", SCRIPT, script, "driver-started"),
-        *([_Line("ok", "jupyter", status.jupyter)] if status.jupyter else []),
+        *([_Line("ok", "jupyter", reported.jupyter)] if reported.jupyter else []),
     ]
-    over = status.times if first.end in status.times else status.times.keys() - {"environment-ready"}
+    over = reported.times if first.end in reported.times else reported.times.keys() - {"environment-ready"}
     return [line for line in lines if not line.event or line.event in over]
 
 
 def _stage_line(status: Status, stage: Stage) -> _Line:
     """Return the line of a stage of the startup that has ended; all but the optional ones are timed from the start."""
-    facts = status._asdict()
+    facts = status.fields()
     mark = "bad" if stage.good and not facts[stage.good] else "ok"
     return _Line(mark, stage.name, stage.done.format_map(facts), stage.end, stage.begin if stage.asked else "allocated")
 
@@ -118,18 +120,18 @@ def _stage_line(status: Status, stage: Stage) -> _Line:
 def _present(status: Status) -> tuple[str, str] | None:
     """Return the role and the text of the phase that is going on, if there is something to say."""
     if status.phase == "queued":
-        estimate = f", expected at {status.estimate}" if status.estimate else ""
-        job = f"job {status.job}: " if status.job else ""
+        estimate = f", expected at {status.allocation.estimate}" if status.allocation.estimate else ""
+        job = f"job {status.allocation.job}: " if status.allocation.job else ""
         return "queued", f"{job}{status.message}{estimate}"
-    kind = kinds.get(status.kind)
-    if status.phase == "starting" and kind.ready in status.times:
+    kind = kinds.get(status.planned.kind)
+    if status.phase == "starting" and kind.ready in status.progress.times:
         return next(((stage.name, status.message) for stage in optional_stages(status)), None)
     if status.phase == "starting" and (stage := later_stage(status)):
-        return stage.name, stage.short.format_map(status._asdict())
+        return stage.name, stage.short.format_map(status.fields())
     if status.phase == "starting":
-        in_stage = "allocated" in status.times or not status.staging
+        in_stage = "allocated" in status.progress.times or not status.progress.staging
         return kind.startup[0].name if in_stage else "image", status.message
-    if status.phase == "running" and status.workers < status.expected:
+    if status.phase == "running" and status.cluster.workers < status.planned.expected:
         return SCRIPT, status.message
     return None
 
@@ -160,10 +162,10 @@ class Progress:
         self.show_past(status)
         present = _present(status)
         if status.phase == "ended":
-            mark, text = "ok" if status.exit_status == 0 else "bad", status.message
-            if not text.endswith(f" exit status {status.exit_status}"):
-                text += f" (status {status.exit_status})"
-            self._once("end", _Line(mark, "ended", text, "driver-ended", "driver-started"), status.times)
+            mark, text = "ok" if status.ending.exit_status == 0 else "bad", status.message
+            if not text.endswith(f" exit status {status.ending.exit_status}"):
+                text += f" (status {status.ending.exit_status})"
+            self._once("end", _Line(mark, "ended", text, "driver-ended", "driver-started"), status.progress.times)
         elif present and status.phase == "running":  # the script writes now: no line may stay open beside its own
             self._once(f"now {present}", _Line("wait", *present))
         elif present:
@@ -173,12 +175,12 @@ class Progress:
 
     def show_past(self, status: Status) -> None:
         """Show the phases that are over; a run's own end is not among them."""
-        if status.attempt != self.attempt:  # Slurm has started the job again: its phases come anew
-            self.attempt, self.since = status.attempt, time.time()
+        if status.progress.attempt != self.attempt:  # Slurm has started the job again: its phases come anew
+            self.attempt, self.since = status.progress.attempt, time.time()
             self.shown.clear()
-            self._once("attempt", _Line("wait", "attempt", f"{status.attempt + 1} of this run"))
+            self._once("attempt", _Line("wait", "attempt", f"{status.progress.attempt + 1} of this run"))
         for line in _past(status):
-            self._once(f"{line.role} {line.event or line.text}", line, {"seen": self.since, **status.times})
+            self._once(f"{line.role} {line.event or line.text}", line, {"seen": self.since, **status.progress.times})
 
     def _once(self, key: str, line: _Line, times: Mapping[str, float] | None = None) -> None:
         if key in self.shown:
@@ -253,12 +255,12 @@ def phases(status: Status) -> list[tuple[str, str]]:
     """Return how long each phase took, from its events."""
     names = (
         ("staging", "image-staging", "image-staged"),
-        ("image" if status.in_image else "versions", "allocated", "environment-ready"),
-        *((stage.name, stage.begin, stage.end) for stage in kinds.get(status.kind).startup),
+        ("image" if status.planned.in_image else "versions", "allocated", "environment-ready"),
+        *((stage.name, stage.begin, stage.end) for stage in kinds.get(status.planned.kind).startup),
         (SCRIPT, "driver-started", "driver-ended"),
         ("teardown", "driver-ended", "torn-down"),
     )
-    times = status.times
+    times = status.progress.times
     return [
         ("phase", f"{name:<10} {format_seconds(times[end] - times[begin])}")
         for name, begin, end in names

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hpcml import files, schedulers
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
-from hpcml.runs.tables import Table
+from hpcml.runs.directories import Table
 from hpcml.terminal import say_fitted
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ def run(options: Namespace) -> int:
         hint = "Log in with a terminal (ssh -t HOST), and call it there."
         raise UsageError("A shell needs a terminal", place="hpcml shell", hint=hint)
     one = handle.RunHandle(common.find_run(options))
-    status = one.status()
+    status = one.now()
     scheduler = handle.scheduler_of(one.run, status)
-    node = options.node or (status.nodes[0] if status.nodes else "")
-    if node not in status.nodes:
-        hint = f"One of: {', '.join(status.nodes)}."
+    node = options.node or (status.allocation.nodes[0] if status.allocation.nodes else "")
+    if node not in status.allocation.nodes:
+        hint = f"One of: {', '.join(status.allocation.nodes)}."
         raise NotFoundError(f"The run has no node '{node}'", place=one.id, hint=hint)
     assert one.run.submission is not None
     owner = schedulers.get(one.run.submission.scheduler)
@@ -47,7 +47,7 @@ def run(options: Namespace) -> int:
     environment |= {
         "HPCML_RUN_DIR": str(one.directory),
         "HPCML_ATTEMPT": scheduler.attempt.directory.name,
-        "HPCML_NODES": str(len(status.nodes)),
+        "HPCML_NODES": str(len(status.allocation.nodes)),
         "HPCML_GPUS": str(_gpus(one.run.paths.plan)),
     }
     say_fitted(f"A shell on {node} in the run {one.id}; exit ends it, not the run.", sys.stderr)

@@ -43,8 +43,8 @@ def _tell(run: directories.Run, *, as_json: bool) -> int:
     from hpcml.runs import status as run_status
 
     run, status = run_status.now(run)
-    code = UNREACHABLE if status.silent and status.phase == "unknown" else 0
-    before = attempts.earlier(run.paths, status.attempt)
+    code = UNREACHABLE if status.allocation.silent and status.phase == "unknown" else 0
+    before = attempts.earlier(run.paths, status.progress.attempt)
     if as_json:
         common.print_json({**status.as_json(), "attempts": [one._asdict() for one in before]})
         return code
@@ -54,7 +54,7 @@ def _tell(run: directories.Run, *, as_json: bool) -> int:
         say(f"{'report':<10} {common.typed(page, sys.stdout)}")
     for command in attempts.profile_commands(run.paths) if status.over else ():
         say(f"{'profile':<10} {command}")  # whole: it is to be copied
-    for line in status.quote:
+    for line in status.ending.quote:
         say(f"  | {line}")
     if status.phase == "prepared" and run.submission:
         say("It waits for this line:")
@@ -69,32 +69,30 @@ def _lines(status: run_status.Status, cause: str = "", before: Sequence[Attempt]
     from hpcml.cli.progress import phases
     from hpcml.report.attempts import sentence
 
-    lines = [("run", status.run), ("site", status.site), ("state", f"{status.state}: {status.message}")]
+    allocation, progress, end = status.allocation, status.progress, status.ending
+    lines = [("run", status.run), ("site", status.planned.site), ("state", f"{status.state}: {status.message}")]
     if cause:
         lines.append(("cause", cause))
-    if status.attempt:
-        lines.append(("attempt", f"{status.attempt + 1} of this run"))
+    if progress.attempt:
+        lines.append(("attempt", f"{progress.attempt + 1} of this run"))
     lines += [("before", sentence(one)) for one in before]
-    if status.job:
-        lines.append(("job", f"{status.job} {status.job_state}".strip()))
-    if status.silent:
-        lines.append(("slurm", f"{status.silent} (all this is from the run's own files)"))
-    if status.estimate:
-        lines.append(("estimate", f"Slurm expects a start at {status.estimate}"))
-    if status.nodes:
-        lines.append(("nodes", ", ".join(status.nodes)))
+    if allocation.job:
+        lines.append(("job", f"{allocation.job} {allocation.job_state}".strip()))
+    if allocation.silent:
+        lines.append(("slurm", f"{allocation.silent} (all this is from the run's own files)"))
+    if allocation.estimate:
+        lines.append(("estimate", f"Slurm expects a start at {allocation.estimate}"))
+    if allocation.nodes:
+        lines.append(("nodes", ", ".join(allocation.nodes)))
     if status.phase in ("starting", "running"):
-        lines.append(("workers", f"{status.workers}/{status.expected}"))
-    lines += [
-        (key, value)
-        for key in ("jupyter", "versions", "protocol", "security", "fabric")
-        if (value := getattr(status, key))
-    ]
-    lines += [("differ", difference) for difference in status.differences]
-    lines += [("warning", warning) for warning in (*status.warnings, *status.silences())]
+        lines.append((f"{status.noun}s", f"{status.cluster.workers}/{status.planned.expected}"))
+    values = status.fields()
+    lines += [(key, values[key]) for key in ("jupyter", "versions", "protocol", "security", "fabric") if values[key]]
+    lines += [("differ", difference) for difference in progress.differences]
+    lines += [("warning", warning) for warning in (*progress.warnings, *status.silences())]
     lines += phases(status)
-    if status.exit_status is not None:
-        own = status.by == "script" and status.exit_status != STOPPED
-        meaning = "the script's own" if own else MEANING.get(status.exit_status, "")
-        lines.append(("exit", f"{status.exit_status} ({meaning})" if meaning else str(status.exit_status)))
+    if end.exit_status is not None:
+        own = end.by == "script" and end.exit_status != STOPPED
+        meaning = "the script's own" if own else MEANING.get(end.exit_status, "")
+        lines.append(("exit", f"{end.exit_status} ({meaning})" if meaning else str(end.exit_status)))
     return [*lines, ("directory", common.typed(status.directory, sys.stdout))]

@@ -17,8 +17,8 @@ from hpcml.forms import Form
 from hpcml.request.options import OPTIONS, TAKES_VALUE
 from hpcml.request.parser import add_to
 from hpcml.request.reading import request_of
-from hpcml.runs import directories, programs, script_checks, script_content
-from hpcml.runs.tables import Table, complete
+from hpcml.runs import directories, programs, script_checks
+from hpcml.runs.directories import Table, complete
 from hpcml.sites import layers
 from hpcml.terminal import Raw, note, say, say_fitted, say_lines, say_message
 
@@ -193,7 +193,7 @@ def _announce_line(run: directories.Run, *, as_json: bool) -> None:
 def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
     """Show the run until it ends, pass on its output, and return its exit status; Ctrl-C detaches."""
     from hpcml.cli.progress import Progress, Tail
-    from hpcml.runs import following, handle
+    from hpcml.runs import handle, waiting
 
     output = Tail(run.paths.driver_log, sys.stdout, own=True)
     progress = Progress(sys.stderr, layers.process_environment(), output)
@@ -206,7 +206,7 @@ def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
 
     try:
         last = None
-        for last in following.follow(run, pass_on, before=before):
+        for last in waiting.follow(run, pass_on, before=before):
             if last.phase == "ended" and not as_json:  # all that the script wrote stands before its end
                 progress.show_past(last)
                 while output.copy():
@@ -235,7 +235,7 @@ def _tell_files(run: directories.Run, last: run_status.Status) -> None:
 
     if page := report.page_of(run):
         say_fitted(common.typed(page, sys.stderr), sys.stderr, first="  report     ", rest=" " * 13)
-    if "task-output" in last.times:
+    if "task-output" in last.progress.times:
         say(f"  tasks      printed lines: hpcml logs {run.id} worker", sys.stderr)
     for command in attempts.profile_commands(run.paths):
         say(f"  profile    {command}", sys.stderr)  # whole: it is to be copied
@@ -246,9 +246,9 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
 
     That is so where it is a sentence of hpcml's own, or where the script chose its number.
     """
-    if last.by != "script":
+    if last.ending.by != "script":
         explain(last)
-    if not last.exit_status or as_json:
+    if not last.ending.exit_status or as_json:
         return
     from hpcml.runs import bad_nodes, why
 
@@ -256,21 +256,21 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
     bad_nodes.remember(last, answer)
     if answer.failed and answer.rule not in ("", "exit") and answer.cause != last.message:
         say_message(f"hpcml: cause: {answer.sentence} More: hpcml why {run.id}.")
-    if last.by == "script" and last.hint:
+    if last.ending.by == "script" and last.hint:
         say_message(f"hpcml: {last.hint}")
 
 
 def explain(last: run_status.Status) -> None:
     """Say why hpcml or Slurm ended a run; the script's own end speaks for itself."""
-    status = last.exit_status or 0
+    status = last.ending.exit_status or 0
     meaning = MEANING.get(status, "")
-    if last.message == meaning and not last.hint and not last.quote:
+    if last.message == meaning and not last.hint and not last.ending.quote:
         return  # the last line said it all: the run was cancelled
     error = HpcmlError(
         last.message[:1].upper() + last.message[1:],
         place=f"status {status}: {meaning}" if meaning else "",
         hint=last.hint,
-        quote=last.quote,
+        quote=last.ending.quote,
     )
     say_message(f"hpcml: {error}")
 
@@ -305,7 +305,7 @@ def check_misplaced(words: Sequence[str], here: Path, prog: str) -> None:
     if not asked or file is None or not file.is_file():
         return  # a module of the environment may take any option
     folder = here if is_module else file.resolve().parent
-    misplaced = asked - script_content.options_taken(file, folder, asked)
+    misplaced = asked - script_checks.options_taken(file, folder, asked)
     if not misplaced:
         return
     moved: list[str] = []

@@ -245,9 +245,9 @@ class _Shown:
 
 
 def _run_of(options: Namespace) -> directories.Run:
-    from hpcml.runs import adoption
+    from hpcml.runs import record
 
-    return adoption.adopt(common.find_run(options))
+    return record.adopt(common.find_run(options))
 
 
 def _print_commands(options: Namespace) -> int:

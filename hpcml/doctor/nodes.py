@@ -29,7 +29,7 @@ from hpcml.node.hardware.record import NEEDS, Disk, Disks, Node, Port, Slot
 from hpcml.plan.container import image_of
 from hpcml.plan.plan import ADAPTERS
 from hpcml.request.record import NOT_SAID, RunRequest
-from hpcml.runs import directories, handle, removal, why
+from hpcml.runs import directories, handle, why
 from hpcml.runs import submit as submission
 from hpcml.schedulers import node_parts
 from hpcml.sites.lookup import LoadedSite
@@ -110,23 +110,24 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
         handle.cancel(run)
         if not isinstance(error, TimeoutError):
             raise
-        waited = one.status()
+        waited = one.now()
         why_not = f": {waited.message}" if waited.message else ""
         sentence = (
             f"the job for the nodes did not end within {units.format_seconds(patience)}{why_not}; it is cancelled"
         )
         return [not_applicable(sentence, "--patience 1h waits longer.")._replace(check="job"), *_nothing(names[1:])]
-    if status.exit_status:
+    if status.ending.exit_status:
         answer = why.of_status(run, status)
         sentence = f"the job for the nodes failed: {answer.cause or status.message}"
         hint = answer.next_step or status.hint or f"hpcml why {run.id} says more."
         return [red(sentence, hint, run=run.id)._replace(check="job"), *_nothing(names[1:])]
     table = directories.read_json(run.paths.out / "doctor.json")
     answers = {name: node for name, node in (table.facts if table else {}).items() if isinstance(node, dict)}
-    clocks = {**dict.fromkeys(status.nodes[:1], (0.0, 0.0)), **status.clocks}  # the others' are against the first's
-    removal.remove_folder(run.paths.directory)
+    nodes = status.allocation.nodes
+    clocks = {**dict.fromkeys(nodes[:1], (0.0, 0.0)), **status.progress.clocks}  # the others' are against the first's
+    directories.remove_folder(run.paths.directory)
     took = units.format_seconds(status.seconds() or 0)
-    job = judge_answers(answers, status.nodes, took)
+    job = judge_answers(answers, nodes, took)
     job = job._replace(check="job", facts={"nodes": sorted(answers), "job": run.job})
     return [job, *(judge(exam, answers, clocks) if answers else _nothing(names[1:]))]
 

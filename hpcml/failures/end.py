@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from hpcml import errors
 
 _STATES = {errors.TIME_LIMIT: "TIMEOUT", errors.CANCELLED: "CANCELLED", errors.PREEMPTED: "PREEMPTED"}
+SLURM = "scheduler"  # in ``by``: the batch scheduler, which may be hpcml itself on this machine
 _NEEDED = ("over", "state", "exit_status", "by", "message", "hint")
 
 
@@ -15,8 +16,8 @@ class End(NamedTuple):
     """How an attempt of a run ended."""
 
     exit_status: int = 0
-    phase: str = ""  # in which it ended: queued, allocated, image, scheduler, workers, …, driver
-    by: str = ""  # who decided it: script, hpcml, scheduler (Slurm), user
+    phase: str = ""  # in which it ended: queued, allocated, image, a stage of the kind's startup, driver
+    by: str = ""  # who decided it: script, hpcml, SLURM, user
     message: str = ""  # a clause
     hint: str = ""  # the next step
     quote: tuple[str, ...] = ()  # lines that show it
@@ -32,7 +33,7 @@ class End(NamedTuple):
         """The run's state in Slurm's words."""
         if self.ended_as or not self.exit_status:
             return self.ended_as or "COMPLETED"
-        if self.by == "scheduler" and self.exit_status == errors.ALLOCATION_LOST:
+        if self.by == SLURM and self.exit_status == errors.ALLOCATION_LOST:
             return "NODE_FAIL"
         return "FAILED" if self.by == "script" else _STATES.get(self.exit_status, "FAILED")
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import files
-from hpcml.failures.exit_causes import ERROR
-from hpcml.failures.rules import COLOURS, RULES, Rule, Where
+from hpcml.failures.rules import COLOURS, ERROR, RULES, Rule, Where
 from hpcml.paths import SCRIPT, RunPaths
 
 HEAD, TAIL = 32 << 10, 160 << 10  # bytes of a log that are read: its begin and its end

@@ -19,6 +19,7 @@ from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, When
 from hpcml.failures.rules import BY_NAME, Retry, Role, Rule, filled
 from hpcml.forms import Form
+from hpcml.kind import Kind
 from hpcml.paths import SCRIPT, AttemptPaths, RunPaths
 
 MOST_LOGS = 16  # workers' logs that are read where a run ends
@@ -34,7 +35,6 @@ _FINAL = {
     errors.CANCELLED: "cancelled",
     errors.NO_PROGRESS: "no newer checkpoint",
     errors.IMAGE: "image cannot be used",
-    errors.FABRIC: "not the transport asked for",
     errors.VERSIONS: "versions differ",
     errors.PREEMPTED: "preempted",
     errors.IDLE: "idle too long",
@@ -42,8 +42,6 @@ _FINAL = {
 }
 _OPEN = {  # what hpcml ended a run for, which began elsewhere
     errors.START_FAILED: "could not start",
-    errors.WORKERS_NEVER_CAME: "workers did not come",
-    errors.ROLE_LOST: "workers or scheduler lost",
     errors.ALLOCATION_LOST: "ended without a word",
 }
 _SIGNALS = {
@@ -52,13 +50,6 @@ _SIGNALS = {
     signal.SIGABRT: "abort",
     signal.SIGILL: "illegal",
 }
-_PHASES = (  # the newest event, and when the time limit then came
-    ("driver-started", "while the script ran"),
-    ("workers-ready", "while the interconnect was checked"),
-    ("scheduler-up", "before all workers were there"),
-    ("allocated", "before the scheduler was up"),
-    ("image-staging", "while the image was copied"),
-)
 _OF_ANOTHER_NODE = {"node-failure", "credential"}  # their lines are in the logs of the nodes that were well
 _SPEAK_FOR_OTHERS = {"nccl-system"}  # their own log tells what was behind them
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -83,12 +74,19 @@ class Case(NamedTuple):
     """A run that has ended, and what its files show beside the logs."""
 
     end: End
+    kind: Kind | None = None  # of the run; None where its ends and its startup do not count, as of a sweep's point
     times: Mapping[str, float] = {}  # of its events, in seconds since 1970
     error: Mapping[str, Any] = {}  # the error that the script did not catch (script-error.json)
     last_error: Line | None = None  # the last line of the script's output where it ends a traceback
     form: Form = Form.SCRIPT  # what was started
     clocks: Clocks = {}
     points: Mapping[str, Any] = {}  # how a sweep's points ended (points-end.json)
+
+    def short_by_status(self, *, followed: bool) -> dict[int, str]:
+        """Return by exit status why hpcml ends a run, ``followed``: for something that began elsewhere."""
+        of_kind = self.kind.ends if self.kind else ()
+        general = _OPEN if followed else _FINAL
+        return {**general, **{one.status: one.short for one in of_kind if one.followed == followed}}
 
 
 class Cause(NamedTuple):
@@ -142,14 +140,15 @@ def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:
         return _time_limit(case, hits)
     if not by_script and status == errors.CANCELLED and (hit := _known(end.message, Line(end.message, "record"))):
         return Cause(end.message, hit.rule.short, True, hit.rule.name, end.hint)
-    if not by_script and status in _FINAL:
-        return Cause(end.message, _FINAL[status], remedy=end.hint, evidence=_quoted(end))
+    final = case.short_by_status(followed=False)
+    if not by_script and status in final:
+        return Cause(end.message, final[status], remedy=end.hint, evidence=_quoted(end))
     if end.state == "CANCELLED":
         return Cause(end.message, "cancelled", remedy=end.hint)
-    if _starved(end, hits):
+    if _starved(case, hits):
         return _out_of_memory(end, hits)
     if not by_script:
-        return _lost(end, hits)
+        return _lost(case, hits)
     return _raised(case, hits) if case.error.get("chain") else _ended(case, hits)
 
 
@@ -213,16 +212,24 @@ def _time_limit(case: Case, hits: Sequence[Hit]) -> Cause:
         cause = _of(waits[0], waits)
         what = f"{cause.what}, until the time limit was reached"
         return cause._replace(what=what, nodes=(waits[0].groups[0],), followed=shown)
-    phase = next((words for event, words in _PHASES if event in case.times), "before the run began")
+    startup = reversed(case.kind.startup if case.kind else ())
+    phases = {
+        f"{SCRIPT}-started": "while the script ran",
+        **{stage.begin: stage.during for stage in startup},
+        "image-staging": "while the image was copied",
+    }
+    phase = next((clause for event, clause in phases.items() if event in case.times), "before the run began")
     rule = BY_NAME["time-limit"]
     return _by_rule(rule, f"{rule.cause} {phase}", evidence=shown)._replace(remedy=case.end.hint or rule.remedy)
 
 
-def _starved(end: End, hits: Sequence[Hit]) -> bool:
+def _starved(case: Case, hits: Sequence[Hit]) -> bool:
     """Whether the script or the job was killed out of memory: only a kill that is confirmed counts."""
+    end = case.end
     if end.state == "OUT_OF_MEMORY" or "memory limit was reached (out of memory)" in end.message:
         return True
-    killed = end.exit_status == 128 + signal.SIGKILL or (end.by != "script" and end.exit_status in _OPEN)
+    is_open = end.exit_status in case.short_by_status(followed=True)
+    killed = end.exit_status == 128 + signal.SIGKILL or (end.by != "script" and is_open)
     return killed and any(hit.rule.role is Role.CONFIRMATION for hit in hits)
 
 
@@ -242,8 +249,9 @@ def _out_of_memory(end: End, hits: Sequence[Hit]) -> Cause:
     return found._replace(what=what, rule=rule.name, evidence=lines, followed=(), short=rule.short)
 
 
-def _lost(end: End, hits: Sequence[Hit]) -> Cause:
+def _lost(case: Case, hits: Sequence[Hit]) -> Cause:
     """Slurm or hpcml ended the run for something that began elsewhere; its own sentence is the least there is."""
+    end = case.end
     if end.state == "NODE_FAIL":
         named = [hit for hit in hits if hit.rule.name == "node-failure"]
         nodes = tuple(dict.fromkeys(filter(None, _named_nodes(named))))
@@ -259,12 +267,13 @@ def _lost(end: End, hits: Sequence[Hit]) -> Cause:
     if told := [hit._replace(line=hit.line._replace(node=node)) for hit in told]:
         return _of(told[0], told)._replace(followed=(record,))
     known = status not in (errors.ALLOCATION_LOST, 128 + signal.SIGKILL)
-    return Cause(end.message, _OPEN.get(status, "ended"), known, "", end.hint, evidence=_quoted(end))
+    short = case.short_by_status(followed=True).get(status, "ended")
+    return Cause(end.message, short, known, "", end.hint, evidence=_quoted(end))
 
 
 def _node_in(message: str) -> str:
     """Return the node that a sentence of hpcml begins with or names as the first."""
-    heads = (part.partition(": ")[0] for part in message.removeprefix("workers were lost: ").split("; "))
+    heads = (part.partition(": ")[0] for part in message.rpartition("s were lost: ")[2].split("; "))
     return next((head for head in heads if head and " " not in head), "")
 
 

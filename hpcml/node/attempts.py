@@ -24,7 +24,7 @@ def decided(context: Context, outcome: End) -> End:
     """Return how the attempt ended, and leave the note by which the batch script begins the next one."""
     stopped = outcome.by == "script" and outcome.exit_status == errors.STOPPED
     ended_by_others = outcome.by != "script" and (outcome.exit_status in _ENDS or outcome.state == "REQUEUED")
-    if not context.settings.attempts.until_done or not (stopped or ended_by_others):
+    if not context.settings.attempts.several_jobs or not (stopped or ended_by_others):
         return outcome
     if no_progress(context, outcome):
         reason = f"{errors.MEANING[errors.NO_PROGRESS]}; of the last one: {outcome.message}"
@@ -60,7 +60,7 @@ def reached(context: Context) -> str:
 def waits_anew(context: Context) -> str:
     """Return that the next attempt will be this very job, because no other was taken; empty if it is another."""
     job, waiting = job_id(), context.run.next_job
-    if not (context.settings.attempts.until_done and job and waiting.is_symlink() and str(waiting.readlink()) == job):
+    if not (context.settings.attempts.several_jobs and job and waiting.is_symlink() and str(waiting.readlink()) == job):
         return ""
     return "Slurm takes no second job: at its end this one is put back into the queue, where it begins to wait anew."
 

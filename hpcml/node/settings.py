@@ -67,7 +67,7 @@ class Code(NamedTuple):
 
 
 class Workers(NamedTuple):
-    """The Dask workers."""
+    """The processes of the kind on the nodes: of a Dask cluster its workers."""
 
     per_node: int  # workers on each node
     threads: int  # threads of each; 0: decided on the node
@@ -105,7 +105,7 @@ class Deadlines(NamedTuple):
 class Attempts(NamedTuple):
     """Whether another job continues the run."""
 
-    until_done: bool  # it does, after a time limit, a preemption or a node's failure
+    several_jobs: bool  # it does, after a time limit, a preemption or a node's failure
     max_restarts: int  # attempts after the first
     max_node_hours: float  # node-hours of all attempts together; 0: no limit
 

@@ -265,7 +265,9 @@ def _cause(state: RunState, outcome: End) -> str:
     try:
         from hpcml.failures import judgement
 
-        case = judgement.Case(outcome, state.events.times, form=context.settings.code.form, clocks=state.clocks)
+        case = judgement.Case(
+            outcome, state.kind, state.events.times, form=context.settings.code.form, clocks=state.clocks
+        )
         found = judgement.of_run(context.run, context.attempt, case)
     except Exception as error:  # noqa: BLE001 - the run's end must be written whatever happens
         say(context, f"why the run failed could not be looked at: {error!r}")

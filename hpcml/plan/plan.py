@@ -156,7 +156,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         scheduler=site.scheduler,
         directives=layout.directives,
         directive_word=layout.directive_word,
-        may_start_again=layout.may_start_again or spec.attempts.until_done,
+        may_start_again=layout.may_start_again or spec.attempts.several_jobs,
         modules=site.runtime.modules,
         setup=site.runtime.setup,
         environment=_environment(site, spec),
@@ -230,7 +230,7 @@ def _check_workers(site: Site, gpus: int, memory: int) -> None:
 
 def _check_attempts(site: Site, spec: RunRequest) -> None:
     """Refuse limits for attempts that no attempt could keep, or that mean nothing."""
-    if not spec.attempts.until_done:
+    if not spec.attempts.several_jobs:
         if spec.attempts.max_restarts != NOT_SAID or spec.attempts.max_node_hours:
             option = "--max-node-hours" if spec.attempts.max_node_hours else "--max-restarts"
             raise UsageError(f"{option} is for runs that go on", place=option, hint="Give --until-done too.")
@@ -395,7 +395,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
             idle_end=float(site.deadlines.idle),
         ),
         attempts=Attempts(
-            until_done=spec.attempts.until_done,
+            several_jobs=spec.attempts.several_jobs,
             max_restarts=_MOST_RESTARTS if spec.attempts.max_restarts == NOT_SAID else spec.attempts.max_restarts,
             max_node_hours=spec.attempts.max_node_hours,
         ),

@@ -10,15 +10,18 @@ commands, paths and addresses here, so each fact has a form, and what has not is
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypedDict, cast
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, TypedDict, Union, cast, get_args, get_origin, get_type_hints
 
 from hpcml import files
 from hpcml.errors import ConfigError
-from hpcml.runs.view import Gpu, Node, View, Work
+from hpcml.runs import status as run_status
+from hpcml.runs import view as views
 
 PROTOCOL = 2
 SERVE = "--serve-laptop"  # what the login node's hpcml is called with
@@ -27,71 +30,13 @@ LONGEST = 1 << 20  # bytes of one fact
 LONGEST_LINE = 32 << 20  # bytes of a line of words or of a listing
 LONGEST_VIEW = 16 << 20  # bytes of a view of a run, which has all its nodes
 _TEXT = 16384  # characters of a text
+_MOST_RECORDS = 20_000  # of a list, as nodes of a run
 
 Check = Callable[[Any], Any]  # returns a value of the right form, raises MalformedError for another
 
 
 class MalformedError(Exception):
     """A fact has not its form; the message is its name."""
-
-
-class Service(NamedTuple):
-    """A web service of a run: its node, the unix socket there, the page to open and who answers on the page ``probe``.
-
-    ``token_file`` is the path of its token on the cluster; both of the last may be empty.
-    """
-
-    node: str
-    socket: str
-    path: str
-    identity: str
-    probe: str = ""
-    token_file: str = ""
-
-
-class RunFacts(NamedTuple):
-    """How a run stands (``state`` in Slurm's words) and where its services are, as far as a tunnel has to know."""
-
-    run: str
-    job: str
-    state: str
-    message: str
-    estimate: str
-    services: Mapping[str, Service]
-    ends: float | None
-    exit_status: int | None
-    hint: str
-    quote: tuple[str, ...]
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing of the run can come any more."""
-        return self.state not in ("PENDING", "RUNNING", "UNKNOWN")
-
-    def as_table(self) -> dict[str, Any]:
-        """Return the facts as they travel; :func:`of_call` reads them."""
-        services = {name: service._asdict() for name, service in self.services.items()}
-        return {**self._asdict(), "services": services, "quote": list(self.quote)}
-
-
-class Relay(NamedTuple):
-    """An sshd that the login node prepared for this laptop: the folder of its files there, and its host key."""
-
-    folder: str
-    host_key: str
-
-
-class CallFacts(TypedDict, total=False):
-    """What the login node says of a command that it runs for a laptop, one or some facts at a time."""
-
-    hello: int
-    version: str
-    run: str
-    submitted: str
-    exit_status: int
-    standing: RunFacts
-    socket: str
-    relay: Relay
 
 
 def _text(value: Any) -> str:
@@ -160,23 +105,21 @@ _node = _form(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})")
 _path = _form(r"/[^\x00-\x1f\x7f:]{0,4095}")  # a colon would divide the parts of a forward
 _page = _form(r"/[A-Za-z0-9._~/%?&=+,;!$*()@:-]{0,2000}")
 _SECRETS = r"/[^\x00-\x1f\x7f]*/attempts/\d{1,9}/secret/"
+_token_file = _form(_SECRETS + "[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_relay_folder = _form(_SECRETS + "relay-[A-Za-z0-9_]{1,64}")
+_host_key = _form(r"[a-z0-9@.-]{4,64} [A-Za-z0-9+/]{16,8192}={0,3}( [^\x00-\x1f\x7f]{0,200})?")
 _run = _form(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}-\d{8}-\d{6}-[0-9a-f]{4}")
+_job = _form(r"(\d{1,20}([_+.]\d{1,10})?)?")
+_state = _form("[A-Z_]{1,30}")
+_version = _form(r"[A-Za-z0-9.+!-]{1,64}")
 _token = _form(r"[A-Za-z0-9_.~-]{8,512}")
-
-_SERVICE: dict[str, Check] = {
-    "node": _node,
-    "socket": _path,
-    "path": _page,
-    "identity": _some_text,
-    "probe": _or_empty(_page),
-    "token_file": _or_empty(_form(_SECRETS + "[A-Za-z0-9][A-Za-z0-9._-]{0,99}")),
-}
+_exit_status = _number(-255, 255)
 
 
 def service_of(facts: Any) -> Service:
     """Return the record of a service; MalformedError names the part of it that has not its form."""
     missing = {"probe": "", "token_file": ""}
-    return Service(**_table({**missing, **facts} if isinstance(facts, dict) else facts, _SERVICE))
+    return Service(**_table({**missing, **facts} if isinstance(facts, dict) else facts, _forms(Service)))
 
 
 def _services(value: Any) -> dict[str, Service]:
@@ -185,65 +128,98 @@ def _services(value: Any) -> dict[str, Service]:
     return {_node(name): service_of(facts) for name, facts in value.items()}
 
 
-_RUN_FACTS: dict[str, Check] = {
-    "run": _run,
-    "job": _form(r"(\d{1,20}([_+.]\d{1,10})?)?"),
-    "state": _form("[A-Z_]{1,30}"),
-    "message": _text,
-    "estimate": _text,
-    "services": _services,
-    "ends": _or_none(_moment),
-    "exit_status": _or_none(_number(-255, 255)),
-    "hint": _text,
-    "quote": _texts,
-}
-_RELAY: dict[str, Check] = {
-    "folder": _form(_SECRETS + "relay-[A-Za-z0-9_]{1,64}"),
-    "host_key": _form(r"[a-z0-9@.-]{4,64} [A-Za-z0-9+/]{16,8192}={0,3}( [^\x00-\x1f\x7f]{0,200})?"),
-}
-_CALL_FACTS: dict[str, Check] = {
-    "hello": _number(0, 10**6),
-    "version": _form(r"[A-Za-z0-9.+!-]{1,64}"),
-    "run": _run,
-    "submitted": _run,
-    "exit_status": _number(0, 255),
-    "standing": lambda value: RunFacts(**_table(value, _RUN_FACTS)),
-    "socket": _path,
-    "relay": lambda value: Relay(**_table(value, _RELAY)),
-}
-
-
 def _amount(value: Any) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1e21:
         raise MalformedError
     return value
 
 
-_maybe = _or_none(_amount)
-_count = _number(0, 10**15)
-_GPU: dict[str, Check] = {**dict.fromkeys(Gpu._fields, _maybe), "number": _count}
-_NODE: dict[str, Check] = {
-    **dict.fromkeys(Node._fields, _maybe),
-    "name": _text,
-    "workers": _or_none(_count),
-    "sampled": _flag,
-    "silent": _amount,
-    "gpus": _list(lambda value: Gpu(**_table(value, _GPU)), 256),
-}
-_WORK: dict[str, Check] = {
-    **dict.fromkeys(Work._fields, _maybe),
-    **dict.fromkeys(("known", "done", "processing", "erred"), _or_none(_count)),
-}
-_VIEW: dict[str, Check] = {
-    **dict.fromkeys(View._fields, _text),
-    **dict.fromkeys(("elapsed", "left"), _maybe),
-    **dict.fromkeys(("limit", "node_count", "workers", "expected"), _count),
-    "exit_status": _or_none(_number(-255, 255)),
-    **dict.fromkeys(("warnings", "output"), _texts),
-    "work": _or_none(lambda value: Work(**_table(value, _WORK))),
-    "nodes": _list(lambda value: Node(**_table(value, _NODE)), 20_000),
-    "over": _flag,
-}
+class Service(NamedTuple):
+    """A web service of a run."""
+
+    node: Annotated[str, _node]  # that it is on
+    socket: Annotated[str, _path]  # of unix, there
+    path: Annotated[str, _page]  # the page to open
+    identity: Annotated[str, _some_text]  # what answers on the page ``probe``
+    probe: Annotated[str, _or_empty(_page)] = ""  # may be empty
+    token_file: Annotated[str, _or_empty(_token_file)] = ""  # path of its token on the cluster, may be empty
+
+
+class RunFacts(NamedTuple):
+    """A run's state and its services, as far as a tunnel has to know."""
+
+    run: Annotated[str, _run]  # its id
+    job: Annotated[str, _job]  # Slurm's id, empty without one
+    state: Annotated[str, _state]  # Slurm's word
+    message: str  # a clause
+    estimate: str  # Slurm's, of its start
+    services: Annotated[Mapping[str, Service], _services]  # by name
+    ends: Annotated[float | None, _or_none(_moment)]  # when its time limit ends it, in seconds since 1970
+    exit_status: Annotated[int | None, _or_none(_exit_status)]
+    hint: str  # the next step
+    quote: tuple[str, ...]  # lines that show why it ended
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of the run can come any more."""
+        return self.state not in ("PENDING", "RUNNING", "UNKNOWN")
+
+    def as_table(self) -> dict[str, Any]:
+        """Return the facts as they travel; :func:`of_call` reads them."""
+        services = {name: service._asdict() for name, service in self.services.items()}
+        return {**self._asdict(), "services": services, "quote": list(self.quote)}
+
+
+class Relay(NamedTuple):
+    """An sshd that the login node prepared for this laptop."""
+
+    folder: Annotated[str, _relay_folder]  # of its files there
+    host_key: Annotated[str, _host_key]  # as in known_hosts
+
+
+class CallFacts(TypedDict, total=False):
+    """What the login node says of a command that it runs for a laptop, one or some facts at a time."""
+
+    hello: Annotated[int, _number(0, 10**6)]  # its PROTOCOL
+    version: Annotated[str, _version]  # of its hpcml
+    run: Annotated[str, _run]  # the id that the run will have
+    submitted: Annotated[str, _run]  # the id of a run that Slurm has taken
+    exit_status: Annotated[int, _number(0, 255)]  # of the command
+    standing: RunFacts
+    socket: Annotated[str, _path]  # of a tunnel's second hop
+    relay: Relay
+
+
+_OF_TYPE: dict[Any, Check] = {str: _text, int: _number(0, 10**15), float: _amount, bool: _flag}
+
+
+def _check_of(annotation: Any) -> Check:
+    """Return the check of a field: the one in its annotation, else that of its type. Numbers are 0 or more."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return cast("Check", arguments[1])
+    if origin in (Union, UnionType):
+        return _or_none(_check_of(arguments[0]))
+    if origin is tuple:
+        return _texts if arguments[0] is str else _list(_check_of(arguments[0]), _MOST_RECORDS)
+    if hasattr(annotation, "_fields"):
+        return lambda value: annotation(**_table(value, _forms(annotation)))
+    return _OF_TYPE[annotation]
+
+
+@functools.cache
+def _forms(record: Any) -> dict[str, Check]:
+    """Return the check of each field of a record."""
+    return {name: _check_of(kind) for name, kind in get_type_hints(record, include_extras=True).items()}
+
+
+@functools.cache
+def _forms_of_view() -> dict[str, Check]:
+    """Return the check of each value that a view prints."""
+    records = [run_status.Status, *map(type, run_status.Status._field_defaults.values()), views.View]
+    kinds = {name: kind for record in records for name, kind in get_type_hints(record).items()}
+    kinds |= {"state": str, "over": bool, "limit": int, "exit_status": Annotated[int, _or_none(_exit_status)]}
+    return {name: _check_of(kinds[name]) for name in views.PRINTED}
 
 
 def _table(facts: Any, forms: Mapping[str, Check], *, part: bool = False) -> dict[str, Any]:
@@ -290,7 +266,7 @@ def _checked(facts: dict[str, Any], host: str, forms: Mapping[str, Check], *, pa
 
 def of_call(line: str | bytes, host: str) -> CallFacts:
     """Return what the login node says of a command that it runs for a laptop; its greeting comes with a version."""
-    facts = _checked(_parsed(line, host), host, _CALL_FACTS, part=True)
+    facts = _checked(_parsed(line, host), host, _forms(CallFacts), part=True)
     if "hello" in facts and "version" not in facts:
         raise wrong(host, "a greeting without a version")
     return cast("CallFacts", facts)
@@ -336,9 +312,9 @@ class StreamDemux:
         return plain + data, facts
 
 
-def of_view(line: str | bytes, host: str) -> View:
+def of_view(line: str | bytes, host: str) -> views.View:
     """Return a view of a run, for :command:`hpcml top`."""
-    return View(**_checked(_parsed(line, host, LONGEST_VIEW), host, _VIEW))
+    return views.View.of(_checked(_parsed(line, host, LONGEST_VIEW), host, _forms_of_view()))
 
 
 _FINDING: dict[str, Check] = {

@@ -16,7 +16,7 @@ from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelEr
 from hpcml.remote import routes
 from hpcml.remote.answers import MalformedError, Relay, RunFacts, Service, service_of
 from hpcml.remote.ssh import options
-from hpcml.runs import directories, following
+from hpcml.runs import directories, waiting
 from hpcml.runs import record as run_record
 from hpcml.runs import status as run_status
 
@@ -84,21 +84,21 @@ def service(run: directories.Run, name: str) -> Service:
 
 def facts(run: directories.Run, status: run_status.Status) -> RunFacts:
     """Return all that the other end of a tunnel has to know of a run."""
-    limit, began = run_record.planned(run).time_limit, status.times.get("allocated")
+    limit, began = run_record.planned(run).time_limit, status.progress.times.get("allocated")
     state, message, now = status.state, status.message, services(run)
-    if status.job_state in schedulers.PENDING and state in ("RUNNING", "UNKNOWN"):
+    if status.allocation.job_state in schedulers.PENDING and state in ("RUNNING", "UNKNOWN"):
         state, message, now = "PENDING", "put back into the queue: it will start again", {}
     return RunFacts(
         run=run.id,
-        job=status.job or run.job,
+        job=status.allocation.job or run.job,
         state=state,
         message=message,
-        estimate=status.estimate,
+        estimate=status.allocation.estimate,
         services=now,
         ends=began + limit if limit and began else None,
-        exit_status=status.exit_status,
+        exit_status=status.ending.exit_status,
         hint=status.hint,
-        quote=status.quote,
+        quote=status.ending.quote,
     )
 
 
@@ -123,7 +123,7 @@ def feed(run: directories.Run, say: Callable[[RunFacts], None]) -> None:
             say(current)
 
     while True:
-        for current in following.follow(run, look, patience=float("inf")):
+        for current in waiting.follow(run, look, patience=float("inf")):
             status, looked = current, -BEAT
             look()
         if status is None or not _starts_again(run, status, say):

@@ -13,6 +13,7 @@ from hpcml.failures import judgement
 from hpcml.failures.end import End, parse
 from hpcml.failures.evidence import Line, table
 from hpcml.forms import Form
+from hpcml.kind import Kind
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.report.ledger import Ledger
 from hpcml.units import format_seconds, parse_memory
@@ -96,14 +97,14 @@ def _code(paths: RunPaths) -> dict[str, object]:
     return code if isinstance(code, dict) else {}
 
 
-def ending_of(paths: RunPaths, attempt: AttemptPaths, times: Mapping[str, float]) -> Ending:
+def ending_of(paths: RunPaths, attempt: AttemptPaths, kind: Kind, times: Mapping[str, float]) -> Ending:
     """Return how the run ended by its own status.json, and why, by its logs."""
     try:
         end = parse(table(paths.status))._replace(over=True)  # the report is made while the roles are torn down
     except (KeyError, TypeError):
         return Ending()
     form = Form.read(str(_code(paths).get("form", "")))
-    judged = judgement.of_run(paths, attempt, judgement.Case(end, times, form=form))
+    judged = judgement.of_run(paths, attempt, judgement.Case(end, kind, times, form=form))
     if judged is None:
         return Ending(end, next_step=end.hint)
     cause = cause_sentence(judged.what, known=judged.known, occurrences=judged.occurrences, nodes=judged.nodes)

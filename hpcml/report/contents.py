@@ -191,7 +191,7 @@ def load(
     job, code = _table(inside.get("job")), _table(inside.get("code"))
     measured = _measure(paths, attempt, kind, status, inside, most)
     phases, by_node = measured.phases, measured.by_node
-    ending = attempts.ending_of(paths, paths.attempt(attempt), measured.times) if ending is None else ending
+    ending = attempts.ending_of(paths, paths.attempt(attempt), kind, measured.times) if ending is None else ending
     hours, uncounted = _hours(paths, attempt, ending.end, measured)
     machines = _machines(measured)
     memory = attempts.memory_in_plan(plan) or memory

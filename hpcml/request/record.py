@@ -102,6 +102,11 @@ class Attempts(NamedTuple):
     max_restarts: int = NOT_SAID  # attempts after the first
     max_node_hours: float = 0.0  # node-hours of all attempts together; 0: no limit
 
+    @property
+    def several_jobs(self) -> bool:
+        """Whether attempts after the first have jobs of their own."""
+        return self.until_done
+
 
 class Points(NamedTuple):
     """The sweep whose points the script is started for."""

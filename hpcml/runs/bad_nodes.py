@@ -127,19 +127,23 @@ def at_fault(known: Status, rule: str, nodes: Sequence[str]) -> tuple[str, ...]:
     """
     retry = BY_NAME[rule].retry if rule in BY_NAME else Retry.NONE
     if retry is Retry.EXCLUDE:
-        found = tuple(node for node in nodes if node in known.nodes)
+        found = tuple(node for node in nodes if node in known.allocation.nodes)
     elif (
-        known.by == "hpcml"
+        known.ending.by == "hpcml"
         and retry is not Retry.MEMORY
-        and known.exit_status in (errors.WORKERS_NEVER_CAME, errors.IMAGE)
+        and known.ending.exit_status in (errors.WORKERS_NEVER_CAME, errors.IMAGE)
     ):
-        named = [node for node in known.nodes if re.search(rf"(?:^|[:;] ){re.escape(node)}: ", known.message)]
-        first = known.exit_status == errors.IMAGE and named == list(known.nodes[:1])  # it is the first that tries
+        named = [
+            node for node in known.allocation.nodes if re.search(rf"(?:^|[:;] ){re.escape(node)}: ", known.message)
+        ]
+        first = known.ending.exit_status == errors.IMAGE and named == list(
+            known.allocation.nodes[:1]
+        )  # it is the first that tries
         found = tuple(named) if len(named) == 1 and not first else ()
     else:
         return ()
-    alone = len(known.nodes) == 1 and retry is Retry.EXCLUDE
-    return found if alone or set(found) < set(known.nodes) else ()
+    alone = len(known.allocation.nodes) == 1 and retry is Retry.EXCLUDE
+    return found if alone or set(found) < set(known.allocation.nodes) else ()
 
 
 def learn(folder: Path, site: str, now: float) -> None:
@@ -157,10 +161,10 @@ def learn(folder: Path, site: str, now: float) -> None:
         with contextlib.suppress(HpcmlError):  # one that cannot be read tells nothing; ls names it
             run = directories.load(folder / run_id)
             known = status(run, ask=False)
-            if known.phase != "ended" or known.site != site or run.may_start_again:
+            if known.phase != "ended" or known.planned.site != site or run.may_start_again:
                 continue
             ended.append(run_id)
-            if known.job and known.exit_status:
+            if known.allocation.job and known.ending.exit_status:
                 from hpcml.runs import why
 
                 found += _shown_by(known, why.of_status(run, known))
@@ -169,15 +173,15 @@ def learn(folder: Path, site: str, now: float) -> None:
 
 def remember(known: Status, answer: Answer) -> None:
     """Remember the nodes that a run has shown, of which the cause has just been looked for."""
-    if known.phase != "ended" or not (known.job and answer.failed):
+    if known.phase != "ended" or not (known.allocation.job and answer.failed):
         return
-    memory, now = Memory(known.site), time.time()
+    memory, now = Memory(known.planned.site), time.time()
     if known.run not in memory.judged(now):
         memory.add([known.run], _shown_by(known, answer), now)
 
 
 def _shown_by(known: Status, answer: Answer) -> list[BadNode]:
-    when = max(known.times.values(), default=directories.submitted_at(known.run) or 0.0)
+    when = max(known.progress.times.values(), default=directories.submitted_at(known.run) or 0.0)
     return [BadNode(node, answer.short, known.run, when) for node in at_fault(known, answer.rule, answer.nodes)]
 
 

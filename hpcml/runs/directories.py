@@ -1,4 +1,4 @@
-"""Run records: make a run's directory whole or not at all, list the runs, find one by what the user calls it."""
+"""Runs as directories: make one whole or not at all, list and find them, read their files, and remove them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from hpcml import assets, files
 from hpcml.errors import NotFoundError, StorageError, did_you_mean, nearest
 from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
-from hpcml.runs.tables import Table, complete
 from hpcml.schedulers import Submission
 from hpcml.sites import layers, lookup
 
@@ -374,3 +374,150 @@ def _with_job(folder: Path, run_ids: list[str], job: str) -> Run | None:
             if job == run.job or (run.may_start_again and job in _jobs(run.paths)):
                 return run
     return None
+
+
+# -- tables of a run's files -------------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+
+class Table:
+    """A table of a file that may have been changed: a value is of the kind asked for, or the file is damaged."""
+
+    def __init__(self, facts: object) -> None:
+        if not isinstance(facts, dict):
+            raise TypeError("not a table")
+        self.facts: dict[str, object] = facts
+
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """Return a value; without a default it has to be there.
+
+        Raises
+        ------
+        KeyError, TypeError
+            If it is missing or of another kind.
+        """
+        value = self.facts[key] if default is None else self.facts.get(key, default)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise TypeError(f"{key} is of another kind")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a list of texts, empty if there is none; TypeError if it is of another kind."""
+        values = self.get(key, list, [])
+        if not all(isinstance(value, str) for value in values):
+            raise TypeError(f"{key} is of another kind")
+        return tuple(values)
+
+    def numbers(self, key: str) -> dict[str, float]:
+        """Return a table of numbers; KeyError or TypeError if it is missing or damaged."""
+        table = Table(self.facts[key])
+        return {name: table.number(name) for name in table.facts}
+
+    def number(self, key: str) -> float:
+        """Return a number; KeyError or TypeError if it is none."""
+        value = self.facts[key]
+        return float(value) if isinstance(value, float) else self.get(key, int)
+
+    def record(self, schema: type[T], required: Sequence[str] = ()) -> T:
+        """Return a record whose fields' kinds are those of their defaults; ``required`` are keys that must be there."""
+        values: dict[str, object] = {}
+        for name, default in getattr(schema, "_field_defaults", {}).items():
+            if name not in self.facts and name not in required:
+                continue
+            if isinstance(default, tuple):
+                values[name] = self.texts(name)
+            else:
+                values[name] = self.number(name) if isinstance(default, float) else self.get(name, type(default))
+        return schema(**values)
+
+
+@contextlib.contextmanager
+def complete(directory: Path) -> Iterator[None]:
+    """Turn what a damaged file of a run lacks, or has of another kind, into a StorageError that names the run."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        hint = "It was changed or cut short; the logs of the run may tell more."
+        message = f"The run's record is not complete ({type(error).__name__}: {error})"
+        raise StorageError(message, place=str(directory), hint=hint) from error
+
+
+# -- removal -----------------------------------------------------------------------------------------------------------
+
+
+_LEFT = re.compile(r"\.(?P<run>.+)\.[0-9a-f]{16}\.(?P<end>removed|new)")
+_NEW_FOR = 86400  # seconds for which a directory that was not finished may be a submission's that goes on
+_OTHERS = 1000  # times that another command may be the first to remove something
+
+
+def size(directory: Path) -> int:
+    """Return the bytes that a run's directory takes; links are not followed, and what cannot be read is left out."""
+    total = 0
+    for _, _, names, folder in os.fwalk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # another command removes it
+                total += os.stat(name, dir_fd=folder, follow_symlinks=False).st_blocks * 512
+    return total
+
+
+def leftovers(folder: Path) -> list[tuple[str, Path]]:
+    """Return what is left of runs of this user's, by their ids: a removal or a submission was killed half-way."""
+    with storage(folder):
+        try:
+            names = sorted(os.listdir(folder))
+        except FileNotFoundError:
+            return []
+    found = []
+    for name in names:
+        match, path = _LEFT.fullmatch(name), folder / name
+        if not match or submitted_at(match["run"]) is None or not files.is_own_folder(path):
+            continue
+        with contextlib.suppress(FileNotFoundError):  # it is gone by now
+            if match["end"] == "removed" or path.stat().st_ctime < time.time() - _NEW_FOR:
+                found.append((match["run"], path))
+    return found
+
+
+def remove_folder(directory: Path) -> None:
+    """Remove the directory of a run, and all that is in it; what links in it lead to stays.
+
+    It is renamed first, so that no other command sees half of a run.
+
+    Raises
+    ------
+    StorageError
+        If it is not this user's folder, or something in it cannot be removed.
+    """
+    going = directory.with_name(f".{directory.name}.{os.urandom(8).hex()}.removed")
+    with storage(directory):
+        if not files.is_own_folder(directory):
+            hint = "Look at it, and remove it yourself."
+            raise StorageError("The run's folder is not yours, or is a link", place=str(directory), hint=hint)
+        directory.rename(going)
+    remove_leftover(going)
+
+
+def remove_leftover(directory: Path) -> None:
+    """Remove what is left of a run; StorageError if something in it cannot be removed."""
+    for _ in range(_OTHERS):
+        try:
+            _open_to_us(directory)
+            shutil.rmtree(directory)
+        except FileNotFoundError:  # another command removes it too
+            pass
+        except OSError as error:
+            hint = f"Remove the rest yourself: {directory}."
+            message = f"Not all of the run could be removed: {error.strerror}"
+            raise StorageError(message, place=str(error.filename), hint=hint) from error
+        if not os.path.lexists(directory):
+            return
+
+
+def _open_to_us(directory: os.PathLike[str]) -> None:
+    """Let this user write to the folders below one, as a script may have forbidden."""
+    for _, _, _, folder in os.fwalk(directory):
+        facts = os.fstat(folder)
+        if facts.st_uid == os.geteuid() and stat.S_IMODE(facts.st_mode) & stat.S_IRWXU != stat.S_IRWXU:
+            os.fchmod(folder, stat.S_IMODE(facts.st_mode) | stat.S_IRWXU)

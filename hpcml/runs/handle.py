@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcml import files, kinds, schedulers
@@ -20,11 +21,11 @@ from hpcml.errors import (
     nearest,
 )
 from hpcml.paths import SCRIPT, AttemptPaths
-from hpcml.runs import adoption, directories, following
+from hpcml.runs import directories, waiting
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
+from hpcml.runs.directories import complete
 from hpcml.runs.status import Status
-from hpcml.runs.tables import complete
 from hpcml.terminal import shown
 
 if TYPE_CHECKING:
@@ -95,17 +96,21 @@ class RunHandle:
     @property
     def state(self) -> str:
         """Slurm's word for how the run stands (PENDING, RUNNING, …); REFUSED, PREPARED or UNKNOWN without a job."""
-        return self.status().state
+        return self.now().state
 
     @property
     def exit_status(self) -> int | None:
         """The run's exit status (docs/exit-status.md), None until it has ended."""
-        status = self.status()
-        return status.exit_status if status.over else None
+        status = self.now()
+        return status.ending.exit_status if status.over else None
 
-    def status(self) -> Status:
-        """Return all that is known of the run now, as ``hpcml status`` does."""
-        self.run = adoption.adopt(self.run)
+    def status(self) -> SimpleNamespace:
+        """Return all that is known of the run now: what ``hpcml status --json`` prints, as attributes."""
+        return SimpleNamespace(**self.now().as_json())
+
+    def now(self) -> Status:
+        """Return the run's status as hpcml itself uses it."""
+        self.run = records.adopt(self.run)
         return run_status.status(self.run)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -134,7 +139,7 @@ class RunHandle:
             if end is not None and time.monotonic() >= end and not (last and last.over):
                 raise TimeoutError(f"the run {self.id} has not ended within {timeout:g} s; it goes on")
 
-        for last in following.follow(self.run, look):  # noqa: B007 - `look` reads it
+        for last in waiting.follow(self.run, look):  # noqa: B007 - `look` reads it
             pass
         assert last is not None
         return last
@@ -186,10 +191,14 @@ class RunHandle:
 
         from hpcml import script_api
 
-        status = self.status()
+        status = self.now()
         scheduler = scheduler_of(self.run, status)
         host, _, port = scheduler.address.rpartition("://")[2].rpartition(":")
-        if host == LOOPBACK and self.job and (node := status.nodes[0]) != socket.gethostname().partition(".")[0]:
+        if (
+            host == LOOPBACK
+            and self.job
+            and (node := status.allocation.nodes[0]) != socket.gethostname().partition(".")[0]
+        ):
             # whoever listens at that port here is another
             message = f"The Dask scheduler of this run listens on the loopback address of {node} alone, as its one node"
             hint = f"Use two nodes or more, or Python in a shell there: hpcml shell {self.id}."
@@ -209,7 +218,7 @@ class RunHandle:
 
 def exit_status_of(last: Status) -> int:
     """Return the exit status that a command or a wait for a run ends with."""
-    return INTERNAL if last.exit_status is None else last.exit_status
+    return INTERNAL if last.ending.exit_status is None else last.ending.exit_status
 
 
 def role_of(word: str) -> str:
@@ -241,7 +250,7 @@ def cancel(run: directories.Run) -> Cancelled:
     SiteError, SlurmUnreachableError
         As Slurm answers.
     """
-    run = adoption.adopt(run)
+    run = records.adopt(run)
     before = run_status.status(run)
     if before.over:
         return Cancelled(False, f"{run.id} has ended already: {before.message}.")
@@ -251,7 +260,7 @@ def cancel(run: directories.Run) -> Cancelled:
     if (after := directories.follow_up(run)) and after.submission:  # first: it begins when this one ends
         waiting = schedulers.get(after.submission.scheduler).cancel(after.submission.key)
     what = schedulers.get(run.submission.scheduler).cancel(run.submission.key)
-    if after and before.job == after.job:
+    if after and before.allocation.job == after.job:
         what = waiting
     if what and not run.submission.line:  # of a prepared run another job may be submitted
         _note_cancel(run)
@@ -290,7 +299,7 @@ def standings(runs: Sequence[directories.Run]) -> list[Standing]:
     silent = ""
     states: dict[str, schedulers.JobState] = {}
     try:
-        jobs = adoption.of_open(runs)
+        jobs = records.of_open(runs)
         runs = [jobs.get(run.id, run) for run in runs]
         states = schedulers.states({run.id: run.submission for run in runs if run.submission and run.submission.key})
         ended = [run for run in runs if run.may_start_again and (known := states.get(run.id)) and known.ended]

@@ -95,7 +95,7 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
 def _most(prepared: Prepared, one: float) -> tuple[float | None, str]:
     """Return the most node-hours that all attempts of a run may take together, and which option says so."""
     inside = prepared.plan.inside
-    if not inside.attempts.until_done:
+    if not inside.attempts.several_jobs:
         return None, ""
     hours, limit = one * (1 + inside.attempts.max_restarts), f"--max-restarts {inside.attempts.max_restarts}"
     if inside.attempts.max_node_hours and not 0 < hours <= inside.attempts.max_node_hours:
@@ -172,7 +172,7 @@ def shorter(prepared: Prepared) -> str:
     try:
         for run in _runs_like(prepared):
             known = status(run, ask=False)
-            if known.phase == "ended" and known.exit_status == 0 and (seconds := known.seconds()) is not None:
+            if known.phase == "ended" and known.ending.exit_status == 0 and (seconds := known.seconds()) is not None:
                 taken.append(seconds)
             if len(taken) == _PAST:
                 break
@@ -194,7 +194,7 @@ def _runs_like(prepared: Prepared) -> Iterator[directories.Run]:
         run = directories.load(folder / run_id)
         asked = directories.read_json(run.paths.request)
         same = asked is not None and asked.get("spec", dict, {}).get("script") == script
-        if same and records.planned(run).nodes == made.inside.job.nodes:
+        if same and records.planned(run).node_count == made.inside.job.nodes:
             yield run
 
 

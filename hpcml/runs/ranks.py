@@ -15,7 +15,7 @@ from hpcml.errors import ScriptError, UsageError
 from hpcml.forms import Form
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
-from hpcml.runs import script_checks, script_content
+from hpcml.runs import script_checks
 
 PAGE = "docs/porting.md#mpi-torchrun-ddp"
 _LAUNCHER = re.compile(
@@ -162,11 +162,11 @@ def expected(script: Path, folder: Path, variables: Collection[str] = ()) -> Exp
         quick = _MENTIONED.search(script.read_bytes())
     except OSError:  # told where the script is checked
         quick = None
-    trees = list(script_content.trees(script, folder)) if quick else []
+    trees = list(script_checks.trees(script, folder)) if quick else []
     if not trees:
         return None
-    uses_dask = any(_DASK.fullmatch(name) for tree in trees for name in script_content.imported(tree))
-    uses_dask = uses_dask or any("dask" in text for tree in trees for text in script_content.texts(tree))
+    uses_dask = any(_DASK.fullmatch(name) for tree in trees for name in script_checks.imported(tree))
+    uses_dask = uses_dask or any("dask" in text for tree in trees for text in script_checks.texts(tree))
     main = _Script(trees[0])
     certain = next((one for one in (*main.mpi(), *main.torch(), *main.environment(set(variables)))), None)
     if certain and not uses_dask:

@@ -1,41 +1,48 @@
-"""What a run's own files tell, read once: its plan, its submission's answer, its events and how it ended."""
+"""A run's own files, read once: its plan, events and end, and the job that a lost answer or a typed line gave it."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files, kinds
-from hpcml.errors import CANCELLED
+from hpcml import files, kinds, schedulers
+from hpcml.errors import ANSWER_LOST, CANCELLED, StorageError
 from hpcml.failures.end import End, parse
 from hpcml.forms import Form
-from hpcml.paths import RunPaths
+from hpcml.paths import SCRIPT, RunPaths
 from hpcml.request.record import ENDS, Awaited
 from hpcml.runs import directories
-from hpcml.runs.tables import Table, complete
+from hpcml.runs.directories import Table, complete
+from hpcml.schedulers import Submission
 
 
 class Planned(NamedTuple):
-    """What a run was to be; ``nodes`` and ``workers`` in all, ``time_limit`` in seconds, 0 without one.
+    """What a run was to be, by plan.json."""
 
-    ``after`` are the runs that it waits for. ``until_done``: it goes on in attempts. ``may_start_again``: its
-    scheduler may put its job back into the queue, or another job follows. ``kind`` is one of hpcml.kinds.
-    """
+    site: str = ""  # the name of the machine's profile
+    scheduler: str = "local"  # a name in hpcml.schedulers
+    kind: str = "dask"  # a name in hpcml.kinds
+    image: str = ""  # path of the Apptainer image that the roles run in, empty without one
+    service: str = ""  # a program of hpcml's in the place of a script, as "jupyter"
+    node_count: int = 0  # nodes that it asked for
+    expected: int = 0  # workers on all nodes together
+    time_limit: int = 0  # seconds of one attempt, 0 without a limit
+    after: tuple[Awaited, ...] = ()  # the runs that it waits for
+    restart: str = ""  # how another attempt may follow: in the same "job", in "several" jobs, or not (empty)
 
-    scheduler: str = "local"
-    site: str = ""
-    image: str = ""
-    service: str = ""
-    nodes: int = 0
-    workers: int = 0
-    time_limit: int = 0
-    after: tuple[Awaited, ...] = ()
-    until_done: bool = False
-    may_start_again: bool = False
-    kind: str = "dask"
+    @property
+    def several_jobs(self) -> bool:
+        """Whether attempts after the first have jobs of their own."""
+        return self.restart == "several"
+
+    @property
+    def in_image(self) -> bool:
+        """Whether the roles run in an image."""
+        return bool(self.image)
 
 
 class Event(NamedTuple):
@@ -69,27 +76,20 @@ def planned(run: directories.Run) -> Planned:
     with complete(run.paths.directory):
         plan = directories.read_json(run.paths.plan) or Table({})
         inside = Table(plan.get("inside", dict, {}))
-        job, code, workers, more = (
-            Table(inside.get(name, dict, {})) for name in ("job", "code", "workers", "attempts")
-        )
-        job, code, workers, more = (
-            Table(inside.get(name, dict, {})) for name in ("job", "code", "workers", "attempts")
-        )
-        job, code, workers, more = (
-            Table(inside.get(name, dict, {})) for name in ("job", "code", "workers", "attempts")
-        )
+        groups = ("job", "code", "workers", "attempts")
+        job, code, workers, more = (Table(inside.get(name, dict, {})) for name in groups)
+        again = "job" if plan.get("may_start_again", bool, False) else ""
         return Planned(
-            plan.get("scheduler", str, "local"),
-            plan.get("site", str, ""),
-            job.get("image", str, ""),
-            Form.read(code.get("form", str, "")).service,
-            job.get("nodes", int, 0),
-            job.get("nodes", int, 0) * workers.get("per_node", int, 0),
-            job.get("time_limit", int, 0),
-            tuple(map(_awaited, plan.texts("after"))),
-            more.get("until_done", bool, False),
-            plan.get("may_start_again", bool, False),
-            _kind(inside.get("kind", str, "dask")),
+            site=plan.get("site", str, ""),
+            scheduler=plan.get("scheduler", str, "local"),
+            kind=_kind(inside.get("kind", str, "dask")),
+            image=job.get("image", str, ""),
+            service=Form.read(code.get("form", str, "")).service,
+            node_count=job.get("nodes", int, 0),
+            expected=job.get("nodes", int, 0) * workers.get("per_node", int, 0),
+            time_limit=job.get("time_limit", int, 0),
+            after=tuple(map(_awaited, plan.texts("after"))),
+            restart="several" if more.get("several_jobs", bool, False) else again,
         )
 
 
@@ -162,7 +162,7 @@ def driver_record(paths: RunPaths) -> Path | None:
     if number is None:
         return None
     with directories.storage(paths.directory):
-        records = sorted(paths.attempt(number).exits.glob("driver@*"))
+        records = sorted(paths.attempt(number).exits.glob(f"{SCRIPT}@*"))
     return next((path for path in records if not path.name.endswith(".new")), None)
 
 
@@ -179,3 +179,122 @@ def jupyter_node(paths: RunPaths) -> str:
     facts = directories.read_json(paths.attempt(newest_attempt(paths) or 0).service_of("jupyter"))
     with complete(paths.directory):
         return facts.get("node", str) if facts else ""
+
+
+# -- jobs that no submission names -------------------------------------------------------------------------------------
+
+
+_NO_JOB = "not-submitted"  # where a run has no job, in the place of its number
+LOST_AFTER = 300.0  # seconds; an sbatch whose hpcml was killed may ask a busy controller again for nearly as long
+
+
+def adopt(run: directories.Run) -> directories.Run:
+    """Return the run with its job, if there is one that its record does not name; see :func:`adopt_all`."""
+    return adopt_all([run])[0]
+
+
+def adopt_all(runs: Sequence[directories.Run]) -> list[directories.Run]:
+    """Return runs with the jobs that Slurm knows of those whose answer was lost, or that were only prepared.
+
+    What is found is recorded; of a prepared run it counts until a job of it has begun. A run that is older than
+    ``LOST_AFTER`` and has no job was not submitted: this is recorded too. A job of it that begins later ends at once.
+
+    Raises
+    ------
+    SlurmUnreachableError
+        If Slurm does not answer, so that nothing new is known.
+    """
+    known = [(is_prepared(run) and _read_again(run)) or run for run in runs]
+    open_runs = {run.id: _scheduler(run) for run in known if is_open(run)}
+    found: dict[str, Submission] = {}
+    for name in set(open_runs.values()):
+        found |= schedulers.get(name).find([run_id for run_id, one in open_runs.items() if one == name])
+    known = [_with_job(run, found[run.id]) if run.id in found else run for run in known]
+    return [_given_up(run) if run.id in open_runs and _is_lost(run) else run for run in known]
+
+
+def is_open(run: directories.Run) -> bool:
+    """Whether the run's submission does not name its job."""
+    return is_prepared(run) or _is_lost(run)
+
+
+def of_open(runs: Iterable[directories.Run]) -> dict[str, directories.Run]:
+    """Return the runs whose submission does not name their job by id, with their jobs; see :func:`adopt_all`."""
+    return {run.id: run for run in adopt_all([run for run in runs if is_open(run)])}
+
+
+def is_prepared(run: directories.Run) -> bool:
+    """Whether a person submits the run, and no job of it has begun yet."""
+    return bool(run.submission and run.submission.line)
+
+
+def _is_lost(run: directories.Run) -> bool:
+    answered = run.submission and run.submission.exit_status != ANSWER_LOST
+    return not answered and not was_given_up(run)
+
+
+def was_given_up(run: directories.Run) -> bool:
+    """Whether it is recorded that the run was never submitted."""
+    return run.paths.job.is_symlink() and str(run.paths.job.readlink()) == _NO_JOB
+
+
+def _given_up(run: directories.Run) -> directories.Run:
+    """Record that a run without a job was not submitted, once it is old enough; return the run as it is then."""
+    with directories.storage(run.paths.directory):
+        try:
+            if _age(run) < LOST_AFTER or run.paths.attempt(0).directory.exists():
+                return run
+            run.paths.job.symlink_to(_NO_JOB)  # the batch script ends where another job is named
+        except FileExistsError:
+            job = directories.begun_job(run.paths)  # it has begun, and Slurm has forgotten it since
+            return _with_job(run, Submission(job=job, found_again=True)) if job else run
+        except FileNotFoundError:
+            return run  # it was removed meanwhile
+    plan = planned(run)
+    old = run.submission or Submission(plan.site, 0.0, plan.scheduler)
+    message = "The run was not submitted: there is no job of it"
+    hint = f"Submit it again: hpcml rerun {run.id}."
+    new = old._replace(error=message, hint=hint, exit_status=ANSWER_LOST)
+    directories.write_json(run.paths.submission, new.as_json())
+    return run._replace(submission=new)
+
+
+def _age(run: directories.Run) -> float:
+    """Return the seconds since the run's folder was written, by the clock of its file system."""
+    probe = files.beside(run.paths.plan)
+    os.close(files.create(probe))
+    now = probe.stat().st_mtime
+    probe.unlink()
+    return now - run.paths.plan.stat().st_mtime
+
+
+def _read_again(run: directories.Run) -> directories.Run | None:
+    """Return the run as its record is by now, None if it was removed meanwhile."""
+    try:
+        return directories.load(run.paths.directory)
+    except StorageError:
+        if run.paths.directory.exists():
+            raise
+        return None
+
+
+def _scheduler(run: directories.Run) -> str:
+    return run.submission.scheduler if run.submission else planned(run).scheduler
+
+
+def _with_job(run: directories.Run, answer: Submission) -> directories.Run:
+    now = _read_again(run)  # who submits it may have written the answer meanwhile
+    if now is None or not (is_prepared(now) or _is_lost(now)):
+        return now or run
+    run = now
+    if run.submission and run.submission.line:
+        new = run.submission._replace(job=answer.job)
+    else:
+        plan = planned(run)
+        old = run.submission or Submission(plan.site, 0.0, plan.scheduler, bool(plan.restart))
+        new = answer._replace(
+            scheduler=old.scheduler, site=old.site, time=old.time, notes=old.notes, requeue=old.requeue
+        )
+    if new != run.submission:
+        directories.write_json(run.paths.submission, new.as_json())
+    return run._replace(submission=new)

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hpcml import files, kinds, schedulers
 from hpcml.errors import (
@@ -21,14 +21,15 @@ from hpcml.errors import (
     SlurmUnreachableError,
     StorageError,
 )
-from hpcml.failures import exit_causes
-from hpcml.failures.end import End
+from hpcml.failures import rules
+from hpcml.failures.end import SLURM, End
 from hpcml.kind import Stage
+from hpcml.paths import SCRIPT
 from hpcml.request.record import Awaited
-from hpcml.runs import adoption, directories
+from hpcml.runs import directories
 from hpcml.runs import record as records
-from hpcml.runs.record import Event, RunRecord
-from hpcml.runs.tables import Table, complete
+from hpcml.runs.directories import complete
+from hpcml.runs.record import Event, Planned
 from hpcml.schedulers import JobState, Submission
 
 _REPLACED = "not there, or not yours: "  # how the batch script begins to say that the run's folder is another now
@@ -59,66 +60,115 @@ _STATES = {
 }
 
 
+class Allocation(NamedTuple):
+    """The job of a run, and its nodes."""
+
+    job: str = ""  # Slurm's id of the newest attempt's job, empty without one
+    job_state: str = ""  # Slurm's word for it, empty where Slurm was not asked
+    estimate: str = ""  # Slurm's estimate of its start, in ISO 8601, empty if it has none
+    silent: str = ""  # why Slurm could not be asked; all else is then from the run's own files
+    nodes: tuple[str, ...] = ()  # names, from the first on; empty before the start
+
+
+class Progress(NamedTuple):
+    """What the newest attempt has reported."""
+
+    attempt: int = 0  # its number, from 0
+    times: Mapping[str, float] = {}  # by event, in seconds since 1970
+    clocks: Mapping[str, tuple[float, float]] = {}  # by node: seconds ahead of the first node's, and their error
+    staging: str = ""  # how the image is copied to the nodes, empty if it is not
+    versions: str = ""  # of Python and the packages, in a sentence
+    differences: tuple[str, ...] = ()  # between nodes, a sentence each
+    jupyter: str = ""  # where JupyterLab answers, in a sentence, empty while it does not
+    warnings: tuple[str, ...] = ()  # sentences
+
+
+class Cluster(NamedTuple):
+    """The Dask cluster of the newest attempt."""
+
+    workers: int = 0  # that are registered
+    silent_workers: Mapping[str, float] = {}  # by node with a worker without heartbeats: since when, s since 1970
+    protocol: str = ""  # how workers exchange data, and why so
+    security: str = ""  # who may connect, in a sentence
+    fabric: str = ""  # the result of the interconnect's check, in a sentence, empty without one
+    fabric_ok: bool = True  # False if the interconnect is not as it was asked for
+
+
+class Ending(NamedTuple):
+    """How a run ended, or why it was refused."""
+
+    exit_status: int | None = None  # None until it has one
+    ended_as: str = ""  # Slurm's word for the end
+    by: str = ""  # who decided it: script, hpcml, scheduler (Slurm), user
+    cause: str = ""  # why it failed in some words, as the run itself has written it
+    quote: tuple[str, ...] = ()  # lines that show it
+
+
 class Status(NamedTuple):
-    """A run at one moment.
+    """A run at one moment; a field of a group has a name that no other group has."""
 
-    ``phase`` is refused, unknown, prepared, queued, starting, running, ending or ended. ``node_count`` is how
-    many nodes it asked for; ``workers`` are there of ``expected``.
-    ``times`` are its events' in seconds since 1970, ``clocks`` by how many seconds a node's clock is ahead of the first
-    node's, and by how many that may be wrong. ``silent_workers`` are the nodes with a worker that sends no heartbeats,
-    and since when. ``ended_as`` is Slurm's word for its end, ``cause`` why
-    it failed in some words, as the run itself has written it. ``silent`` is why Slurm
-    could not be asked; all else is then from the run's own files.
-    """
+    run: str  # its id
+    directory: str = ""  # its path
+    phase: str = "unknown"  # or refused, prepared, queued, starting, running, ending, ended
+    message: str = ""  # a clause: what it waits for, does, or ended with
+    hint: str = ""  # what to do or to note, in sentences
+    planned: Planned = Planned()
+    allocation: Allocation = Allocation()
+    progress: Progress = Progress()
+    cluster: Cluster = Cluster()
+    ending: Ending = Ending()
 
-    run: str
-    site: str
-    phase: str = "unknown"
-    message: str = ""
-    job: str = ""
-    attempt: int = 0
-    job_state: str = ""
-    estimate: str = ""
-    nodes: tuple[str, ...] = ()
-    node_count: int = 0
-    workers: int = 0
-    expected: int = 0
-    protocol: str = ""
-    security: str = ""
-    versions: str = ""
-    in_image: bool = False
-    staging: str = ""
-    fabric: str = ""
-    fabric_ok: bool = True
-    differences: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    silent_workers: Mapping[str, float] = {}
-    service: str = ""
-    jupyter: str = ""
-    times: Mapping[str, float] = {}
-    clocks: Mapping[str, tuple[float, float]] = {}
-    exit_status: int | None = None
-    ended_as: str = ""
-    by: str = ""
-    hint: str = ""
-    cause: str = ""
-    quote: tuple[str, ...] = ()
-    directory: str = ""
-    silent: str = ""
-    kind: str = "dask"
+    @classmethod
+    def of(cls, run: str, site: str = "", phase: str = "unknown", message: str = "", **values: Any) -> Status:
+        """Return the status of a run; ``values`` as for :meth:`changed`."""
+        return cls(run, phase=phase, message=message).changed(site=site, **values)
+
+    def changed(self, **values: Any) -> Status:
+        """Return a copy with these values; a field of a group goes by its own name."""
+        by_group: dict[str, dict[str, Any]] = {}
+        top: dict[str, Any] = {}
+        for name, value in values.items():
+            if group := GROUP_BY_FIELD.get(name):
+                by_group.setdefault(group, {})[name] = value
+            else:
+                top[name] = value
+        return self._replace(
+            **top, **{group: getattr(self, group)._replace(**part) for group, part in by_group.items()}
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """Return all fields by name, those of groups too."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in self._fields if name not in GROUPS}
+        for group in GROUPS:
+            values |= getattr(self, group)._asdict()
+        return values
 
     @property
     def state(self) -> str:
         """The run's state in Slurm's words; REFUSED, PREPARED and UNKNOWN where there is no job that has one."""
-        if self.phase != "ended":
+        if self.phase in _STATES:
             return _STATES[self.phase]
-        return "OUT_OF_MEMORY" if self.exit_status and self.job_state == "OUT_OF_MEMORY" else self.ended_as
+        failed, job_state = self.ending.exit_status, self.allocation.job_state
+        return "OUT_OF_MEMORY" if failed and job_state == "OUT_OF_MEMORY" else self.ending.ended_as
 
     @property
     def end(self) -> End:
         """How it ended, or is now."""
-        words = (self.by, self.message, self.hint, self.quote, self.state)
-        return End(self.exit_status or 0, "", *words, self.over, self.attempt, self.cause, self.warnings)
+        words = (self.ending.by, self.message, self.hint, self.ending.quote, self.state)
+        return End(
+            self.ending.exit_status or 0,
+            "",
+            *words,
+            self.over,
+            self.progress.attempt,
+            self.ending.cause,
+            self.progress.warnings,
+        )
+
+    @property
+    def noun(self) -> str:
+        """The kind's word for one of its processes."""
+        return kinds.get(self.planned.kind).noun
 
     @property
     def over(self) -> bool:
@@ -128,25 +178,34 @@ class Status(NamedTuple):
     @property
     def failed(self) -> bool:
         """Whether it ended otherwise than by a script's success: refused, cancelled, lost, or with another status."""
-        return self.over and (self.phase == "refused" or bool(self.exit_status))
+        return self.over and (self.phase == "refused" or bool(self.ending.exit_status))
 
     def silences(self, step: int = 1) -> tuple[str, ...]:
         """Return for how many seconds workers are silent, a sentence for each node, in whole ``step``."""
         if self.phase != "running":
             return ()
-        seconds = {node: max(0, int(time.time() - since)) // step * step for node, since in self.silent_workers.items()}
-        return tuple(f"{node}: silent for {count} s (no heartbeat of a worker)" for node, count in seconds.items())
+        return tuple(
+            f"{node}: silent for {max(0, int(time.time() - since)) // step * step} s (no heartbeat of a {self.noun})"
+            for node, since in self.cluster.silent_workers.items()
+        )
 
     def seconds(self, now: float | None = None) -> int | None:
         """Return how long it has had its nodes, in seconds until its end or until now; None if that is not known."""
-        begin = self.times.get("allocated")
-        end = self.times.get("torn-down", self.times.get("driver-ended")) if self.over else now or time.time()
+        times = self.progress.times
+        begin = times.get("allocated")
+        end = times.get("torn-down", times.get("driver-ended")) if self.over else now or time.time()
         return None if begin is None or end is None else max(0, round(end - begin))
 
     def as_json(self) -> dict[str, object]:
-        """Return the status as a JSON-ready mapping."""
-        facts = {"run": self.run, "state": self.state, "seconds": self.seconds(), **self._asdict()}
-        return {name: value for name, value in facts.items() if name != "ended_as"}
+        """Return the status as a JSON-ready mapping, without the groups."""
+        values = {"run": self.run, "state": self.state, "seconds": self.seconds(), **self.fields()}
+        values["in_image"] = self.planned.in_image
+        return {name: value for name, value in values.items() if name not in _NOT_PRINTED}
+
+
+GROUPS = tuple(name for name, default in Status._field_defaults.items() if hasattr(default, "_fields"))
+GROUP_BY_FIELD = {field: group for group in GROUPS for field in Status._field_defaults[group]._fields}
+_NOT_PRINTED = ("ended_as", "scheduler", "image", "time_limit", "after", "restart")
 
 
 def status(run: directories.Run, known: JobState | None = None, *, ask: bool = True) -> Status:
@@ -165,20 +224,19 @@ def status(run: directories.Run, known: JobState | None = None, *, ask: bool = T
         If the run's record lacks something, or cannot be read.
     """
     with complete(run.paths.directory):
-        record = records.load(run)
-        own = _from_files(run, record)
-    if adoption.is_prepared(run) and not run.job and own.phase == "unknown":
+        own = _from_files(run)
+    if records.is_prepared(run) and not run.job and own.phase == "unknown":
         hint = f"It waits for this line: {run.submission.line if run.submission else ''}"
-        return own._replace(phase="prepared", message="not submitted yet", hint=hint)
+        return own.changed(phase="prepared", message="not submitted yet", hint=hint)
     if (
         not (run.submission and run.submission.error)
         and (own.phase != "ended" or run.may_start_again)
         and (ask or known is not None)
     ):
-        own = _ask_owner(own, run, record, known)
+        own = _ask_owner(own, run, known)
     if own.phase in ("starting", "running", "ending") and (room := directories.full(run.paths.directory)):
         hint = f"{room[0].upper()}{room[1:]}: what the script and the logs write now is lost."
-        return own._replace(hint=hint)
+        return own.changed(hint=hint)
     return own
 
 
@@ -186,35 +244,25 @@ def now(run: directories.Run) -> tuple[directories.Run, Status]:
     """Return a run with its job, and how it stands; that Slurm does not answer is told in the status."""
     silent = ""
     try:
-        run = adoption.adopt(run)
+        run = records.adopt(run)
     except SlurmUnreachableError as error:
         silent = error.message
     known = status(run)
-    return run, known._replace(silent=known.silent or silent)
+    return run, known.changed(silent=known.allocation.silent or silent)
 
 
 def unreadable(directory: Path, error: StorageError) -> Status:
     """Return the status of a run whose files cannot be read."""
-    return Status(directory.name, "", message=error.message, directory=str(directory))
+    return Status(directory.name, str(directory), message=error.message)
 
 
-def _from_files(run: directories.Run, record: RunRecord) -> Status:
-    """Return how a run stands by its own files alone."""
-    planned = record.planned
-    new = Status(
-        run.id,
-        planned.site,
-        job=run.job,
-        in_image=bool(planned.image),
-        service=planned.service,
-        node_count=planned.nodes,
-        expected=planned.workers,
-        directory=str(run.paths.directory),
-        kind=planned.kind,
-    )
+def _from_files(run: directories.Run) -> Status:
+    """Return how a run is by its own files alone."""
+    record = records.load(run)
+    new = Status(run.id, str(run.paths.directory), planned=record.planned, allocation=Allocation(run.job))
     if (refusal := run.submission) and refusal.error:
-        return new._replace(
-            phase="unknown" if refusal.exit_status == ANSWER_LOST and not adoption.was_given_up(run) else "refused",
+        return new.changed(
+            phase="unknown" if refusal.exit_status == ANSWER_LOST and not records.was_given_up(run) else "refused",
             message=refusal.error,
             exit_status=refusal.exit_status,
             hint=refusal.hint,
@@ -222,22 +270,26 @@ def _from_files(run: directories.Run, record: RunRecord) -> Status:
         )
     current = new
     for event in record.events:
-        if event.attempt != current.attempt:  # Slurm has started the job again
-            current = current._replace(attempt=event.attempt, phase="starting", times={}, clocks={}, silent_workers={})
-            current = current._replace(versions="", fabric="", fabric_ok=True, differences=())
+        if event.attempt != current.progress.attempt:  # Slurm has started the job again
+            current = current.changed(attempt=event.attempt, phase="starting", times={}, clocks={}, silent_workers={})
+            current = current.changed(versions="", fabric="", fabric_ok=True, differences=())
         current = _after(current, event)
-    current = current._replace(message=_message(current))
+    current = current.changed(message=_message(current))
     if end := record.end:
         current = _with_end(current, end)
-    if current.service == "jupyter" and current.phase == "running" and (node := records.jupyter_node(run.paths)):
+    if (
+        current.planned.service == "jupyter"
+        and current.phase == "running"
+        and (node := records.jupyter_node(run.paths))
+    ):
         way = f"up on {node}; the way there: hpcml tunnel --service jupyter {run.id}"
-        return current._replace(jupyter=way)
+        return current.changed(jupyter=way)
     return current
 
 
 def _with_end(current: Status, end: End) -> Status:
     """Return a status with how the run ended, or is ending while its roles are torn down."""
-    return current._replace(
+    return current.changed(
         phase="ended" if end.over else "ending",
         message=end.message,
         exit_status=end.exit_status,
@@ -251,110 +303,87 @@ def _with_end(current: Status, end: End) -> Status:
 
 def _after(current: Status, event: Event) -> Status:
     """Return a status after one more event."""
-    facts = event.facts
-    security = facts.get("security", str, current.security)
-    current = _of_nodes(current, event)
-    current = current._replace(times={**current.times, event.name: event.time}, security=security)
+    facts, reported = event.facts, current.progress
+    changes = kinds.get(current.planned.kind).seen(event.name, facts)
+    changes["differences"] = reported.differences + changes.get("differences", ())
+    security = facts.get("security", str, current.cluster.security)
+    current = current.changed(times={**reported.times, event.name: event.time}, security=security, **changes)
     match event.name:
         case "allocated":
-            return current._replace(phase="starting", nodes=facts.texts("nodes"), workers=0, warnings=())
-        case "worker-added" | "worker-removed":
-            return current._replace(workers=facts.get("count", int))
-        case "scheduler-up":
-            return current._replace(protocol=f"{facts.get('protocol', str)} ({facts.get('because', str)})")
+            return current.changed(phase="starting", nodes=facts.texts("nodes"), workers=0, warnings=())
         case "image-staging":
-            return current._replace(phase="starting", staging=facts.get("mode", str))
+            return current.changed(phase="starting", staging=facts.get("mode", str))
         case "environment-ready":
-            return current._replace(versions=facts.get("words", str), differences=facts.texts("differences"))
-        case "fabric-checked":
-            return _after_the_check(current, facts)
+            return current.changed(versions=facts.get("words", str), differences=facts.texts("differences"))
+        case "clock":
+            clock = {facts.get("node", str): (facts.number("ahead"), facts.number("within"))}
+            return current.changed(clocks={**reported.clocks, **clock})
         case "warning":
-            return current._replace(warnings=(*current.warnings, facts.get("sentence", str)))
+            return current.changed(warnings=(*reported.warnings, facts.get("sentence", str)))
         case "driver-started":
-            return current._replace(phase="running")
+            return current.changed(phase="running")
         case "time-limit-near":
-            pages = current.service == "jupyter"
+            pages = current.planned.service == "jupyter"
             effect = "open pages are told to save" if pages else "hpcml.run.should_stop() is true now"
-            return current._replace(hint=f"The time limit is near: {effect}.")
+            return current.changed(hint=f"The time limit is near: {effect}.")
     return current
-
-
-def _of_nodes(current: Status, event: Event) -> Status:
-    """Return a status after an event that tells of clocks or heartbeats."""
-    facts = event.facts
-    if event.name == "clock":
-        clock = {facts.get("node", str): (facts.number("ahead"), facts.number("within"))}
-        return current._replace(clocks={**current.clocks, **clock})
-    if event.name == "workers-silent":
-        since = Table(facts.get("since", dict))
-        return current._replace(silent_workers={node: since.number(node) for node in since.facts})
-    return current
-
-
-def _after_the_check(current: Status, facts: Table) -> Status:
-    line, problem = facts.get("line", str), facts.get("problem", str)
-    return current._replace(
-        fabric=line if line and problem in line else "; ".join(text for text in (line, problem) if text),
-        fabric_ok=facts.get("ok", bool) and not problem,
-        differences=current.differences + facts.texts("differences"),
-    )
 
 
 def _message(current: Status) -> str:
     """Return what a run waits for before its script starts, and that this runs."""
-    driver = "JupyterLab" if current.service == "jupyter" else "the script"
+    script = "JupyterLab" if current.planned.service == "jupyter" else "the script"
+    kind, times = kinds.get(current.planned.kind), current.progress.times
     if current.phase == "running":
-        missing = (
-            f", with {current.workers} of {current.expected} workers" if current.workers < current.expected else ""
-        )
-        return f"{driver} runs{missing}"
+        count, expected = current.cluster.workers, current.planned.expected
+        return f"{script} runs" + (f", with {count} of {expected} {kind.noun}s" if count < expected else "")
     if current.phase != "starting":
         return ""
-    kind, times = kinds.get(current.kind), current.times
     if kind.ready in times:
-        return next((stage.waiting for stage in optional_stages(current)), f"{driver} starts")
+        return next((stage.waiting for stage in optional_stages(current)), f"{script} starts")
     if stage := later_stage(current):
-        return stage.waiting.format_map(current._asdict())
-    if "image-staging" in current.times and "image-staged" not in current.times:
-        return f"the image is copied to the nodes ({current.staging})"
-    if current.staging and "allocated" not in current.times:
+        return stage.waiting.format_map(current.fields())
+    if "image-staging" in times and "image-staged" not in times:
+        return f"the image is copied to the nodes ({current.progress.staging})"
+    if current.progress.staging and "allocated" not in times:
         return "the roles enter the image"
     return kind.startup[0].waiting
 
 
 def later_stage(current: Status) -> Stage | None:
     """Return the stage of the startup that a run is in, None before the second."""
-    stages = reversed(kinds.get(current.kind).startup[1:])
-    return next((stage for stage in stages if stage.begin in current.times), None)
+    stages = reversed(kinds.get(current.planned.kind).startup[1:])
+    return next((stage for stage in stages if stage.begin in current.progress.times), None)
 
 
 def optional_stages(current: Status) -> list[Stage]:
     """Return the stages of the startup that a run may do without, and that it is in now."""
-    times = current.times
-    return [stage for stage in kinds.get(current.kind).startup if stage.asked in times and stage.end not in times]
+    times = current.progress.times
+    return [
+        stage for stage in kinds.get(current.planned.kind).startup if stage.asked in times and stage.end not in times
+    ]
 
 
-def _ask_owner(own: Status, run: directories.Run, record: RunRecord, known: JobState | None) -> Status:
+def _ask_owner(own: Status, run: directories.Run, known: JobState | None) -> Status:
     """Ask the scheduler about a run that has not written its end."""
     if not run.submission:
         hint = (
             f"If it was accepted, its comment is hpcml:{run.id} (squeue --me -o '%i %k'). "
-            f"Without such a job it is not submitted after {adoption.LOST_AFTER / 60:g} minutes."
+            f"Without such a job it is not submitted after {records.LOST_AFTER / 60:g} minutes."
         )
-        return own._replace(phase="unknown", message="the submission's answer was not recorded", hint=hint)
+        return own.changed(phase="unknown", message="the submission's answer was not recorded", hint=hint)
     try:
         with complete(run.paths.directory):
             run, job = present_job(run, known)
-            own = own._replace(job=run.job)
+            own = own.changed(job=run.job)
     except SlurmUnreachableError as error:
-        own = own._replace(silent=error.message)
+        own = own.changed(silent=error.message)
         if error.message == schedulers.NOT_ASKED:  # it may have ended since its own files were written
-            return own._replace(phase="unknown", message=error.message)
+            return own.changed(phase="unknown", message=error.message)
         if own.phase == "unknown":
             message = "the run has written nothing yet, and Slurm cannot be asked"
-            return own._replace(message=message, hint=error.hint)
+            return own.changed(message=message, hint=error.hint)
         return own
-    return _with_answer(own, run, record, job)
+    return _with_answer(own, run, job)
 
 
 def present_job(run: directories.Run, known: JobState | None = None) -> tuple[directories.Run, JobState]:
@@ -372,29 +401,29 @@ def present_job(run: directories.Run, known: JobState | None = None) -> tuple[di
     return run, job
 
 
-def _with_answer(own: Status, run: directories.Run, record: RunRecord, job: JobState) -> Status:
+def _with_answer(own: Status, run: directories.Run, job: JobState) -> Status:
     """Take in what the scheduler says of the job; the run's own events are newer than Slurm's word."""
-    own = own._replace(job_state=job.state, estimate=job.start if job.pending else "")
+    own = own.changed(job_state=job.state, estimate=job.start if job.pending else "")
     if own.phase == "ended":
         if job.ended:
             return _not_continued(own, run, job)
         # An attempt of a job that may be put back into the queue has ended: the run has not, the job is there still.
-        again = own._replace(phase="ending", exit_status=None, by="", hint="", cause="", quote=())
-        return again._replace(phase="queued", message=_waits_again(run, job)) if job.pending else again
+        again = own.changed(phase="ending", exit_status=None, by="", hint="", cause="", quote=())
+        return again.changed(phase="queued", message=_waits_again(run, job)) if job.pending else again
     if job.ended:
-        before = _never_started(own, run, record) or _cancelled_before_start(own, run, job)
-        return before or _ended_without_word(own, run, record, job)
+        before = _never_started(own, run) or _cancelled_before_start(own, run, job)
+        return before or _ended_without_word(own, run, job)
     if job.pending and own.phase != "unknown" and run.may_start_again:  # it was killed, and left no word
-        return own._replace(phase="queued", message=_waits_again(run, job))
+        return own.changed(phase="queued", message=_waits_again(run, job))
     if own.phase != "unknown":
         return own
-    if record.planned.after and (job.reason == schedulers.FOR_JOBS or _waits_here(run, job)):
-        words = " and for ".join(one.words() for one in record.planned.after)
-        return own._replace(phase="queued", message=f"waiting for {words}", job_state="PENDING")
+    if own.planned.after and (job.reason == schedulers.FOR_JOBS or _waits_here(run, job)):
+        words = " and for ".join(one.words() for one in own.planned.after)
+        return own.changed(phase="queued", message=f"waiting for {words}", job_state="PENDING")
     if job.pending:
-        return own._replace(phase="queued", message=job.reason)
+        return own.changed(phase="queued", message=job.reason)
     message = "the batch script starts" if job.active else f"Slurm says {job.state}"
-    return own._replace(phase="starting", message=message)
+    return own.changed(phase="starting", message=message)
 
 
 def _waits_again(run: directories.Run, job: JobState) -> str:
@@ -406,11 +435,11 @@ def _waits_again(run: directories.Run, job: JobState) -> str:
 def _not_continued(own: Status, run: directories.Run, job: JobState) -> Status:
     """Return the end of a run of whose last attempt it is written; its next one may have ended before it began."""
     by_hpcml = job.state == schedulers.UNKNOWN.state and run.submission and run.submission.cancelled
-    if not (job.state == "CANCELLED" or by_hpcml) or not run.paths.attempt(own.attempt).goes_on.exists():
+    if not (job.state == "CANCELLED" or by_hpcml) or not run.paths.attempt(own.progress.attempt).goes_on.exists():
         return own
     message = f"the run was cancelled while its next attempt waited; before: {own.message}"
     hint = "What it saved is in checkpoints/ of its run directory."
-    return _with_end(own, records.cancelled("scheduler", message, hint))
+    return _with_end(own, records.cancelled(SLURM, message, hint))
 
 
 def _waits_here(run: directories.Run, job: JobState) -> bool:
@@ -421,9 +450,9 @@ def _waits_here(run: directories.Run, job: JobState) -> bool:
 
 def ended(status: Status) -> str:
     """Return in a clause how a run ended."""
-    if status.exit_status is None:
+    if status.ending.exit_status is None:
         return f"nobody knows how it ended ({status.message})"
-    return "it ended well" if status.exit_status == 0 else f"it ended with status {status.exit_status}"
+    return "it ended well" if status.ending.exit_status == 0 else f"it ended with status {status.ending.exit_status}"
 
 
 def never_started(awaited: Awaited, status: Status) -> tuple[str, str]:
@@ -432,18 +461,18 @@ def never_started(awaited: Awaited, status: Status) -> tuple[str, str]:
     return message, f"See hpcml why {awaited.run}; then run both again, this one with --after."
 
 
-def _never_started(own: Status, run: directories.Run, record: RunRecord) -> Status | None:
+def _never_started(own: Status, run: directories.Run) -> Status | None:
     """Return the end of a run that Slurm dropped because one that it waited for ended otherwise; None of any other."""
-    if own.times or records.newest_attempt(run.paths) is not None:
+    if own.progress.times or records.newest_attempt(run.paths) is not None:
         return None
-    for one in record.planned.after:
+    for one in own.planned.after:
         try:
             other = status(directories.load(run.paths.directory.with_name(one.run)))
         except StorageError:
             continue  # removed: nobody knows how it ended
-        if other.over and not one.met_by(other.exit_status):
+        if other.over and not one.met_by(other.ending.exit_status):
             message, hint = never_started(one, other)
-            return _with_end(own, records.cancelled("scheduler", message, hint))
+            return _with_end(own, records.cancelled(SLURM, message, hint))
     return None
 
 
@@ -454,9 +483,9 @@ def _cancelled_before_start(own: Status, run: directories.Run, job: JobState) ->
     """
     when = run.submission.cancelled if run.submission else 0.0
     cancelled = job.state == "CANCELLED" or (when and job.state == schedulers.UNKNOWN.state)
-    if not cancelled or own.times or records.newest_attempt(run.paths) is not None:
+    if not cancelled or own.progress.times or records.newest_attempt(run.paths) is not None:
         return None
-    message, by = "the job was cancelled (scancel) before it started", "scheduler"
+    message, by = "the job was cancelled (scancel) before it started", SLURM
     if when:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
         message, by = f"you cancelled it with hpcml cancel at {at}, before it started", "user"
@@ -468,18 +497,18 @@ def _cancelled_before_start(own: Status, run: directories.Run, job: JobState) ->
     return _with_end(own, end)
 
 
-def _ended_without_word(own: Status, run: directories.Run, record: RunRecord, job: JobState) -> Status:
+def _ended_without_word(own: Status, run: directories.Run, job: JobState) -> Status:
     """The run is over but did not write that it ended: its first node died, or it never got to the supervisor.
 
     What Slurm says is the cause, if it says one; without it step.sh's record counts, and then the job's log.
     """
-    if own.exit_status is not None:
-        return own._replace(phase="ended")  # the end was written, the teardown was cut short
+    if own.ending.exit_status is not None:
+        return own.changed(phase="ended")  # the end was written, the teardown was cut short
     if job.state in _JOB_ENDS:
         return _lost(own, run, *_JOB_ENDS[job.state])
     if driver := records.driver_exit(run.paths):
-        return _step_ended(own, run, record, *driver)
-    if not own.times and (log := files.tail(run.paths.job_log)) and log[-1].startswith("hpcml: "):
+        return _step_ended(own, run, *driver)
+    if not own.progress.times and (log := files.tail(run.paths.job_log)) and log[-1].startswith("hpcml: "):
         message = log[-1].removeprefix("hpcml: ").rstrip(".")  # the batch script's own word
         return _lost(own, run, STORAGE if message.startswith(_REPLACED) else START_FAILED, message)
     if job.state == "FAILED" and run.submission and schedulers.end(run.submission).exit_status == STORAGE:
@@ -488,26 +517,26 @@ def _ended_without_word(own: Status, run: directories.Run, record: RunRecord, jo
     forgotten = "Slurm knows no such job any more" if job == schedulers.UNKNOWN else f"Slurm: {job.state}"
     message = job.reason or f"the job ended without a word ({forgotten})"
     end = _lost(own, run, ALLOCATION_LOST, message)
-    is_another = job.state == schedulers.UNKNOWN.state and own.job and job.reason
-    return end._replace(hint=f"Run it again: hpcml rerun {run.id}.") if is_another else end
+    is_another = job.state == schedulers.UNKNOWN.state and own.allocation.job and job.reason
+    return end.changed(hint=f"Run it again: hpcml rerun {run.id}.") if is_another else end
 
 
-def _step_ended(own: Status, run: directories.Run, record: RunRecord, node: str, exit_status: int) -> Status:
+def _step_ended(own: Status, run: directories.Run, node: str, exit_status: int) -> Status:
     """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
-    if "allocated" in own.times:  # what its log says is the script's
-        message = f"the driver's step {exit_causes.of_role(exit_status, ()).what} and left no word"
+    if "allocated" in own.progress.times:  # what its log says is the script's
+        message = f"the {SCRIPT}'s step {rules.of_role(exit_status, ()).what} and left no word"
         return _lost(own, run, exit_status, message)
     log = files.tail(run.paths.driver_log)
-    if image := record.planned.image:
+    if image := own.planned.image:
         full_log = files.tail(run.paths.driver_log, 200) or files.tail(run.paths.job_log, 200)
-        why = exit_causes.not_entered("\n".join(full_log), str(exit_status))
+        why = rules.not_entered("\n".join(full_log), str(exit_status))
         current = _lost(own, run, IMAGE, f"{node}: {why.what}")
         hint = why.hint.replace("IMAGE", image)
     else:
-        ended = exit_causes.of_role(exit_status, log)
-        current = _lost(own, run, START_FAILED, f"the driver's step could not start: it {ended.what}")
+        ended = rules.of_role(exit_status, log)
+        current = _lost(own, run, START_FAILED, f"the {SCRIPT}'s step could not start: it {ended.what}")
         hint = ended.hint or current.hint
-    return current._replace(hint=hint, quote=log or current.quote)
+    return current.changed(hint=hint, quote=log or current.ending.quote)
 
 
 def _lost(own: Status, run: directories.Run, exit_status: int, message: str, state: str = "FAILED") -> Status:
@@ -518,11 +547,11 @@ def _lost(own: Status, run: directories.Run, exit_status: int, message: str, sta
         hint = "Free some space, or keep runs elsewhere (--set paths.runs=…); then submit again."
     elif state == "CANCELLED":
         hint = f"Run it again: hpcml rerun {run.id}."
-    elif not own.times and not quote:
+    elif not own.progress.times and not quote:
         hint = "Is paths.runs on a file system that all nodes share? The job left nothing there."
         if bash_env := run.submission.bash_env if run.submission else "":
             hint = (
                 f"BASH_ENV was set: bash reads {bash_env} before the batch script. Does it call exit, or fail? "
                 f"Otherwise: {hint[0].lower()}{hint[1:]}"
             )
-    return _with_end(own, End(exit_status, "", "scheduler", message, hint, quote, state))
+    return _with_end(own, End(exit_status, "", SLURM, message, hint, quote, state))

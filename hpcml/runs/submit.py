@@ -128,9 +128,9 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "") -> Prepared:
     spec = schedulers.get(loaded.site.scheduler).with_variables(spec, loaded.is_from_this_call)
     own_templates, notes = template_folders(spec.code.cwd)
     if spec.place.after:
-        from hpcml.runs import after  # what only few submissions need
+        from hpcml.runs import waiting  # what only few submissions need
 
-        open_runs, ended = after.resolve(folder, loaded.site, spec.place.after)
+        open_runs, ended = waiting.resolve(folder, loaded.site, spec.place.after)
         spec, notes = spec.changed(after=open_runs), notes + ended
     notes += directories.check_folder(folder, loaded.site.paths.trust)
     template = next((str(path) for folder in own_templates if (path := folder / batch_script.TEMPLATE).is_file()), "")

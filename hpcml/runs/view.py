@@ -1,4 +1,4 @@
-"""What ``hpcml top`` shows of a run at one moment: how it stands, and the newest samples of its nodes and tasks."""
+"""What ``hpcml top`` shows of a run at one moment: its status, and the newest samples of its nodes and tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hpcml.kind import Kind
 from hpcml.kinds.dask.samples import DaskSample
 from hpcml.paths import AttemptPaths
 from hpcml.runs import directories
-from hpcml.runs.record import Planned
 from hpcml.runs.status import Status
 from hpcml.samples import DiskTraffic, NodeSeries, Number, Series, Traffic, total
 
@@ -35,85 +34,98 @@ _Stamp = tuple[int, int, int]
 
 
 class Gpu(NamedTuple):
-    """A GPU at one moment: use in per cent, bytes in use and in all, W, °C, NVLink in bytes per second."""
+    """A GPU at one moment; None is not known."""
 
-    number: int = 0
-    use: float | None = None
-    memory: float | None = None
-    memory_size: float | None = None
-    power: float | None = None
-    temperature: float | None = None
-    nvlink: float | None = None
+    number: int = 0  # its index on the node
+    use: float | None = None  # per cent of the time
+    memory: float | None = None  # bytes in use
+    memory_size: float | None = None  # bytes in all
+    power: float | None = None  # W
+    temperature: float | None = None  # °C
+    nvlink: float | None = None  # bytes per second, both directions together
 
 
 class Node(NamedTuple):
-    """A node at one moment.
-
-    ``workers`` are on it, None if the scheduler has not said. ``cpu`` is cores in use of ``cores``, memory in bytes;
-    ``net``, ``ib`` and ``disk`` bytes per second in both directions; ``silent`` seconds without a sample.
-    """
+    """A node at one moment; None is not known."""
 
     name: str = ""
-    workers: int | None = None
-    sampled: bool = False
-    silent: float = 0.0
-    cpu: float | None = None
-    cores: float | None = None
-    memory: float | None = None
-    memory_size: float | None = None
-    spilled: float | None = None
-    net: float | None = None
-    ib: float | None = None
-    disk: float | None = None
+    workers: int | None = None  # on it
+    sampled: bool = False  # whether it has written a sample
+    silent: float = 0.0  # seconds without a sample, 0 if they are few
+    cpu: float | None = None  # cores in use
+    cores: float | None = None  # in all
+    memory: float | None = None  # bytes in use
+    memory_size: float | None = None  # bytes in all
+    spilled: float | None = None  # bytes that its workers have on disk
+    net: float | None = None  # bytes per second of its network, both directions together
+    ib: float | None = None  # bytes per second of InfiniBand, both directions together
+    disk: float | None = None  # bytes per second, read and written
     gpus: tuple[Gpu, ...] = ()
 
 
 class Work(NamedTuple):
-    """Dask's tasks; ``rate`` is tasks per second, ``left`` seconds where that can be told.
+    """Dask's tasks and their data; None is not known."""
 
-    ``spilled`` is bytes on disk, ``transfer`` and ``spill`` are bytes per second.
-    """
-
-    known: int | None = None
-    done: int | None = None
-    processing: int | None = None
-    erred: int | None = None
-    rate: float | None = None
-    left: float | None = None
-    spilled: float | None = None
-    transfer: float | None = None
-    spill: float | None = None
+    known: int | None = None  # tasks
+    done: int | None = None  # tasks
+    processing: int | None = None  # tasks that workers have been given
+    erred: int | None = None  # tasks
+    rate: float | None = None  # tasks per second
+    left: float | None = None  # seconds, None where tasks are still added
+    spilled: float | None = None  # bytes on disk
+    transfer: float | None = None  # bytes per second between workers
+    spill: float | None = None  # bytes per second to and from disk
 
 
 class View(NamedTuple):
-    """A run at one moment; durations are in seconds, so that no other machine's clock counts.
+    """A run at one moment; durations are in seconds, so that no other machine's clock counts."""
 
-    ``elapsed`` is how long the phase lasts, of an ended run how long it took, ``left`` what is left of ``limit``.
-    ``expected`` workers are planned, ``silent`` is why Slurm could not be asked, ``output`` the script's last lines.
-    """
-
-    run: str = ""
-    site: str = ""
-    job: str = ""
-    state: str = ""
-    phase: str = ""
-    message: str = ""
-    estimate: str = ""
-    silent: str = ""
-    elapsed: float | None = None
-    left: float | None = None
-    limit: int = 0
-    node_count: int = 0
-    workers: int = 0
-    expected: int = 0
-    exit_status: int | None = None
-    cause: str = ""
-    hint: str = ""
-    warnings: tuple[str, ...] = ()
-    output: tuple[str, ...] = ()
+    status: Status
+    elapsed: float | None = None  # seconds that the phase lasts; of an ended run how long it took
+    left: float | None = None  # seconds that are left of the time limit
+    cause: str = ""  # why it failed, in one line
+    warnings: tuple[str, ...] = ()  # of the run, of its samples and of silent workers
+    output: tuple[str, ...] = ()  # the last lines of the script
     work: Work | None = None
     nodes: tuple[Node, ...] = ()
-    over: bool = False
+
+    @property
+    def node_count(self) -> int:
+        """How many nodes it has, or has asked for."""
+        return len(self.status.allocation.nodes) or self.status.planned.node_count
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> View:
+        """Return the view that :meth:`as_json` tells, once each value is of its kind."""
+        of_status = {name: value for name, value in values.items() if name in _FIELDS_OF_STATUS}
+        status = Status.of(**of_status, ended_as=values["state"], time_limit=values["limit"])
+        return cls(status, **{name: values[name] for name in cls._fields[1:]})
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the view as it is printed for programs and sent to a laptop."""
+        status = self.status
+        values = {**status.fields(), **self._asdict(), "state": status.state, "over": status.over}
+        values |= {"limit": status.planned.time_limit, "node_count": self.node_count}
+        return {name: _plain_values(values[name]) for name in PRINTED}
+
+
+PRINTED = (
+    *("run", "site", "job", "state", "phase", "message", "estimate", "silent", "elapsed", "left", "limit"),
+    *(
+        "node_count",
+        "workers",
+        "expected",
+        "exit_status",
+        "cause",
+        "hint",
+        "warnings",
+        "output",
+        "work",
+        "nodes",
+        "over",
+    ),
+)
+_FIELDS_OF_STATUS = {*PRINTED} & {*Status("").fields()} - {*View._fields}
 
 
 class Look(NamedTuple):
@@ -193,7 +205,7 @@ def plain(line: str) -> str:
 # -- what is made of it ----------------------------------------------------------------------------------------------
 
 
-def view(status: Status, planned: Planned, look: Look, now: float, cause: str = "") -> View:
+def view(status: Status, look: Look, now: float, cause: str = "") -> View:
     """Return what is shown of a run.
 
     Parameters
@@ -205,38 +217,24 @@ def view(status: Status, planned: Planned, look: Look, now: float, cause: str = 
     cause
         Why it failed, in one line.
     """
-    elapsed, left = _times(status, planned, now)
+    elapsed, left = _times(status, now)
     dask = [one for one in look.dask.samples if isinstance(one, DaskSample)] if look.dask else []  # of this kind alone
     shows_nodes = status.phase in ("starting", "running", "ending", "ended")
     return View(
-        run=status.run,
-        site=status.site,
-        job=status.job,
-        state=status.state,
-        phase=status.phase,
-        message=status.message,
-        estimate=status.estimate,
-        silent=status.silent,
+        status,
         elapsed=elapsed,
         left=left,
-        limit=planned.time_limit,
-        node_count=len(status.nodes) or status.node_count,
-        workers=status.workers,
-        expected=status.expected,
-        exit_status=status.exit_status,
         cause=cause,
-        hint=status.hint,
-        warnings=(*status.warnings, *_events(look.nodes), *status.silences(_SILENCE))[-MOST_WARNINGS:],
+        warnings=(*status.progress.warnings, *_events(look.nodes), *status.silences(_SILENCE))[-MOST_WARNINGS:],
         output=look.output,
         work=_work(dask) if dask and shows_nodes else None,
         nodes=_nodes(status, look, dask[-1] if dask else None) if shows_nodes else (),
-        over=status.over,
     )
 
 
-def _times(status: Status, planned: Planned, now: float) -> tuple[float | None, float | None]:
+def _times(status: Status, now: float) -> tuple[float | None, float | None]:
     """Return how long the phase lasts, or the run took, and what is left of its time limit."""
-    times = status.times
+    times = status.progress.times
     began = times.get("allocated", min(times.values(), default=None))
     if status.over:
         end = times.get("torn-down", times.get("driver-ended", times.get("ending")))
@@ -246,7 +244,7 @@ def _times(status: Status, planned: Planned, now: float) -> tuple[float | None, 
         "starting": began,
         "ending": times.get("ending", times.get("driver-ended")),
     }.get(status.phase, directories.submitted_at(status.run))
-    limit = planned.time_limit
+    limit = status.planned.time_limit
     left = max(0.0, began + limit - now) if limit and began is not None else None
     return (None if since is None else max(0.0, now - since)), left
 
@@ -273,7 +271,7 @@ def _both_ways(before: Traffic | DiskTraffic, after: Traffic | DiskTraffic, seco
 
 def _nodes(status: Status, look: Look, dask: DaskSample | None) -> tuple[Node, ...]:
     """Return the run's nodes in their order, then others that wrote samples."""
-    names = dict.fromkeys([*status.nodes, *look.nodes])
+    names = dict.fromkeys([*status.allocation.nodes, *look.nodes])
     newest = max([series.samples[-1].t for series in look.nodes.values() if series.samples], default=0.0)
     workers, spilled = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
     for name, facts in dask.workers.items() if dask else ():
@@ -357,10 +355,9 @@ def _count(number: Number | None) -> int | None:
     return None if number is None else int(number)
 
 
-def as_table(value: object) -> Any:
-    """Return a view, or what is in it, as it is printed for programs."""
+def _plain_values(value: object) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: as_table(part) for name, part in value._asdict().items()}
+        return {name: _plain_values(part) for name, part in value._asdict().items()}
     if isinstance(value, tuple):
-        return [as_table(part) for part in value]
+        return [_plain_values(part) for part in value]
     return round(value, 3) if isinstance(value, float) else value

@@ -8,9 +8,10 @@ import signal
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import schedulers
+from hpcml import kinds, schedulers
 from hpcml.errors import ALLOCATION_LOST, ConfigError
 from hpcml.failures import evidence, judgement
+from hpcml.failures.end import SLURM
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rules import Retry, Role, Where, meaning
@@ -20,8 +21,8 @@ from hpcml.report import attempts
 from hpcml.request.record import RunRequest
 from hpcml.runs import directories, handle, script_checks
 from hpcml.runs import status as run_status
+from hpcml.runs.directories import Table, complete
 from hpcml.runs.status import Status
-from hpcml.runs.tables import Table, complete
 from hpcml.schedulers import limits
 from hpcml.sites import lookup
 from hpcml.sites.schema import Site
@@ -32,10 +33,6 @@ _MORE = 1.5  # times what was asked for is worth a try
 _NO_MORE_TIME = (
     "The site allows no longer time limit: let the script save checkpoints and submit it with --until-done, "
     "or use more nodes."
-)
-_NO_MORE_MEMORY = (
-    "The nodes have no more memory: use smaller chunks, more nodes (--nodes) or fewer threads for each worker "
-    "(--set workers.threads=…)."
 )
 _WARNINGS = 3
 _OF_THE_CAUSE = ("short", "known", "rule", "occurrences", "nodes", "evidence", "followed")
@@ -85,7 +82,7 @@ def look(run: directories.Run) -> tuple[Status, Answer]:
         If the run's record cannot be read.
     """
     run, known = run_status.now(run)
-    before = tuple(map(attempts.sentence, attempts.earlier(run.paths, known.attempt)))
+    before = tuple(map(attempts.sentence, attempts.earlier(run.paths, known.progress.attempt)))
     return known, of_status(run, known)._replace(attempts=before)
 
 
@@ -93,7 +90,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     """Return why a run failed that stands so."""
     if status.phase == "refused":
         return refused(status)
-    sentences = (*status.warnings[-_WARNINGS:], *status.silences())
+    sentences = (*status.progress.warnings[-_WARNINGS:], *status.silences())
     told = tuple(Line(sentence, "record", "events.jsonl") for sentence in sentences)
     if not status.over:
         never = "never start" in status.message
@@ -130,7 +127,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
 
 def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
     """Return the cause with what the scheduler says of the job's end, which is asked where nothing else tells it."""
-    if not run.submission or not run.submission.key or status.by not in ("scheduler", "hpcml"):
+    if not run.submission or not run.submission.key or status.ending.by not in (SLURM, "hpcml"):
         return cause
     ended = schedulers.end(run.submission)
     if status.state == "NODE_FAIL":
@@ -138,7 +135,7 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
             cause._replace(nodes=hosts(ended.failed_nodes)) if ended.failed_nodes else _first_node(run, status, cause)
         )
     named = ended.signal in {known.value for known in signal.Signals}  # Slurm may tell it late
-    if status.exit_status != ALLOCATION_LOST or not (named or status.by == "hpcml"):
+    if status.ending.exit_status != ALLOCATION_LOST or not (named or status.ending.by == "hpcml"):
         return cause
     remedy = "It ran on the first node: a person, the site or the kernel ended it. Submit it again."
     what = "the batch script was killed" + (f" by {signal.Signals(ended.signal).name}" if named else "")
@@ -173,16 +170,16 @@ def hosts(listed: str) -> tuple[str, ...]:
 
 def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
     """Return the first node as the one that failed if the supervisor, which runs there, left no word of the end."""
-    if run.paths.status.exists() or not status.nodes or not status.times:
+    if run.paths.status.exists() or not status.allocation.nodes or not status.progress.times:
         return cause
     what = "a node failed, or lost its network: the first one, whose supervisor left no word of the end"
-    return cause._replace(what=what, nodes=status.nodes[:1])
+    return cause._replace(what=what, nodes=status.allocation.nodes[:1])
 
 
 def refused(status: Status) -> Answer:
     """Return why Slurm or hpcml did not take a run."""
-    known = meaning("\n".join((status.message, *status.quote)), Where.SUBMISSION)
-    lines = tuple(Line(text, "record", "submission.json") for text in status.quote[-3:])
+    known = meaning("\n".join((status.message, *status.ending.quote)), Where.SUBMISSION)
+    lines = tuple(Line(text, "record", "submission.json") for text in status.ending.quote[-3:])
     return Answer(
         status.run,
         status.state,
@@ -200,8 +197,9 @@ def _case(run: directories.Run, status: Status) -> Case:
     if request := directories.read_json(run.paths.request):
         with complete(run.paths.directory):
             form = Form.read(Table(request.get("spec", dict, {})).get("form", str, ""))
-    case = Case(status.end, status.times, form=form, clocks=status.clocks)
-    return judgement.with_files(run.paths, run.paths.attempt(status.attempt), case)
+    kind = kinds.get(status.planned.kind)
+    case = Case(status.end, kind, status.progress.times, form=form, clocks=status.progress.clocks)
+    return judgement.with_files(run.paths, run.paths.attempt(status.progress.attempt), case)
 
 
 def options(run: directories.Run, cause: Cause) -> tuple[str, ...]:
@@ -245,11 +243,15 @@ def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -
             return wanted, remedy
         if option == "--time":
             return (), _NO_MORE_TIME
+        kind = kinds.get(inside.get("kind", str, "dask"))
+        fewer = [f"fewer threads for each {kind.noun} (--set {kind.threads}=…)"] if kind.threads else []
+        *ways, last = "smaller chunks", "more nodes (--nodes)", *fewer
+        remedy = f"The nodes have no more memory: use {', '.join(ways)} or {last}."
         threads = of_workers.get("threads", int, 0) or _cpus_in_plan(planned) // max(workers, 1)
-        if threads > 1:
-            return ("--set", f"workers.threads={threads // 2}"), _NO_MORE_MEMORY
+        if kind.threads and threads > 1:
+            return ("--set", f"{kind.threads}={threads // 2}"), remedy
         twice = asked.changed(nodes=2 * asked.size.nodes)
-        return (("--nodes", str(twice.size.nodes)) if _takes(site, twice) else ()), _NO_MORE_MEMORY
+        return (("--nodes", str(twice.size.nodes)) if _takes(site, twice) else ()), remedy
 
 
 def _request(spec: dict[str, Any], nodes: int, site: Site) -> RunRequest:

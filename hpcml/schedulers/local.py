@@ -22,8 +22,8 @@ foreign_variables, outer_job = slurm.foreign_variables, slurm.outer_job
 _WAIT = """
 import pathlib, sys
 sys.path.append(sys.argv[1])
-from hpcml.runs import after
-after.main(pathlib.Path(sys.argv[2]))
+from hpcml.runs import waiting
+waiting.main(pathlib.Path(sys.argv[2]))
 """
 _GONE = JobState("UNKNOWN", "the run's processes are gone and left no word (killed, or the machine went down)")
 

@@ -59,7 +59,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     if qos and qos not in known_qos and (near := nearest(qos, known_qos)):
         notices.append(f"QoS {qos} is not in the profile: did you mean {near}?")
     qos = limits.qos_of(site, name, request.spec)
-    if request.spec.attempts.until_done and site.qos.get(qos, Qos()).max_jobs == 1:
+    if request.spec.attempts.several_jobs and site.qos.get(qos, Qos()).max_jobs == 1:
         anew = "after each attempt its job goes back into the queue, where it begins to wait anew"
         notices.append(f"QoS {qos} takes one job of yours: {anew}")
     own, others = "NODE", "SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU"

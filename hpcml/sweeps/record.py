@@ -19,7 +19,7 @@ from hpcml.leases import Holder
 from hpcml.paths import sweep_folder
 from hpcml.request.record import LONGEST_NAME
 from hpcml.runs import directories, handle
-from hpcml.runs.tables import Table, complete
+from hpcml.runs.directories import Table, complete
 from hpcml.sweeps.points import Point, Typed, Value
 
 _LARGEST = 1 << 20  # bytes of a point's record
@@ -184,7 +184,7 @@ def standing(runs: Path, sweep: Sweep) -> Standing:
         if one.alive and not written:  # Slurm may take some seconds more for a job whose driver has ended
             alive.append((one.run.id, what))
             started.update(_names(one.run, ".log"))
-        elif one.status and one.status.exit_status:
+        elif one.status and one.status.ending.exit_status:
             begun |= {key: one.run.id for key in _names(one.run, ".log") if key not in own}
     for run_id, what in alive:
         done = of_group[what.claims or run_id]

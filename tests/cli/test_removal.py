@@ -13,7 +13,7 @@ import pytest
 
 from hpcml import errors
 from hpcml.cli import cancel_rm
-from hpcml.runs import removal
+from hpcml.runs import directories
 from planted import give, need_another_account
 from test_verbs import end
 from world import World
@@ -186,7 +186,7 @@ def test_rm_until_so_much_is_free(world: World, subtests: pytest.Subtests) -> No
     for folder in folders:
         folder.mkdir()
         (folder / "file").write_bytes(b"x" * 100_000)
-    size = removal.size(folders[0])
+    size = directories.size(folders[0])
     for missing, count in ((0, 0), (1, 1), (size, 1), (size + 1, 2), (9 * size, 3), (None, 3)):
         with subtests.test(missing=missing):
             assert list(cancel_rm._taken(folders, 0, missing)) == folders[:count]

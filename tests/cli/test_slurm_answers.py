@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from hpcml import errors
-from hpcml.runs import adoption, directories, following
+from hpcml.runs import directories, waiting
+from hpcml.runs import record as records
 from world import World
 
 # What sbatch 22.05 said on the lab of tests/lab, with and without accounting.
@@ -214,7 +215,7 @@ def test_a_run_without_a_job_was_not_submitted_after_some_minutes(world: World, 
     unknown = state("status", name)[0], state("ls")[0]
     assert unknown == ("UNKNOWN", "UNKNOWN"), "a job may come still"
     assert world.run("rm", "--yes", name).returncode == 1
-    past = time.time() - adoption.LOST_AFTER - 60
+    past = time.time() - records.LOST_AFTER - 60
     os.utime(directory / "plan.json", (past, past))
     world.answer("squeue", err="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", code=1)
     assert state("ls")[0] == "UNKNOWN", "only an answer of Slurm's shows it"
@@ -242,7 +243,7 @@ def test_a_run_whose_job_is_forgotten_was_submitted(world: World, monkeypatch: p
     os.utime(directory / "plan.json", (0, 0))
     for name, value in world.environment.items():
         monkeypatch.setenv(name, value)
-    assert adoption.adopt(directories.load(directory)).job == "101"
+    assert records.adopt(directories.load(directory)).job == "101"
 
 
 def test_a_run_whose_answer_is_being_written_keeps_all_of_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,11 +255,11 @@ def test_a_run_whose_answer_is_being_written_keeps_all_of_it(world: World, monke
     for name, value in world.environment.items():
         monkeypatch.setenv(name, value)
     (directory / "submission.json").write_text(record)
-    found = adoption.adopt(early)
+    found = records.adopt(early)
     assert (found.job, found.may_start_again) == ("101", True)
     assert (directory / "submission.json").read_text() == record
     (directory / "submission.json").unlink()
-    again = adoption.adopt(early)
+    again = records.adopt(early)
     assert (again.job, again.may_start_again) == ("101", True)
     assert json.loads((directory / "submission.json").read_text())["site"] == json.loads(record)["site"]
 
@@ -273,7 +274,7 @@ def test_a_run_that_is_removed_while_its_job_is_looked_for(world: World, monkeyp
     for name, value in world.environment.items():
         monkeypatch.setenv(name, value)
     shutil.rmtree(directory)
-    assert adoption.adopt_all([prepared, lost]) == [prepared, lost]
+    assert records.adopt_all([prepared, lost]) == [prepared, lost]
     assert not directory.exists()
 
 
@@ -342,10 +343,10 @@ def test_slurm_is_asked_at_once_when_the_driver_s_step_is_over_without_a_word(
     for name, value in world.environment.items():
         monkeypatch.setenv(name, value)
     slept: list[float] = []
-    monkeypatch.setattr(following, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
-    assert [status.over for status in following.follow(directories.load(directory), lambda: None)][-1]
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
+    assert [status.over for status in waiting.follow(directories.load(directory), lambda: None)][-1]
     assert len(world.calls("squeue")) == 2
-    assert sum(slept) < following.FIRST_ASK_AFTER_START
+    assert sum(slept) < waiting.FIRST_ASK_AFTER_START
 
 
 def test_a_run_that_has_begun_is_not_told_to_wait_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,8 +368,8 @@ def test_a_run_that_has_begun_is_not_told_to_wait_again(world: World, monkeypatc
                    "quote": [], "attempt": 0}  # fmt: skip
             (directory / "status.json").write_text(json.dumps(end))
 
-    monkeypatch.setattr(following, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=sleep))
-    phases = [status.phase for status in following.follow(directories.load(directory), lambda: None)]
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=sleep))
+    phases = [status.phase for status in waiting.follow(directories.load(directory), lambda: None)]
     assert list(dict.fromkeys(phases)) == ["queued", "starting", "running", "ended"]
     assert phases == sorted(phases, key=["queued", "starting", "running", "ended"].index)
 

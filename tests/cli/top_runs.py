@@ -11,7 +11,6 @@ from hpcml import kinds, samples
 from hpcml.kinds.dask.samples import SCHEMA, DaskSample, Moved, Tasks, ThreadSeconds, WorkerSample
 from hpcml.paths import RunPaths
 from hpcml.runs import directories, view
-from hpcml.runs.record import Planned
 from hpcml.runs.status import Status
 from hpcml.samples import DiskTraffic, Gpu, GpuSample, NodeHeader, NodeSample, Pressure, Scope, Traffic
 from hpcml.schedulers import Submission
@@ -93,17 +92,15 @@ class Written:
 
     def view(self, status: Status, limit: int = 3600, cause: str = "") -> view.View:
         """Return what is shown, read from the files."""
-        return view.view(
-            status, Planned(time_limit=limit), view.Reader(kinds.get("dask")).look(self.run, 0), NOW, cause
-        )
+        return view.view(status.changed(time_limit=limit), view.Reader(kinds.get("dask")).look(self.run, 0), NOW, cause)
 
 
 def status(nodes: Sequence[str], phase: str = "running", workers: int = 0, **facts: object) -> Status:
     times = {"allocated": NOW - 735, "scheduler-up": NOW - 730, "workers-ready": NOW - 728, "driver-started": NOW - 725}
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "phase": phase, "message": "the script runs", "job": "1234567", "nodes": tuple(nodes), "node_count": len(nodes),
         "workers": workers, "expected": workers, "times": {} if phase == "queued" else times} | facts  # fmt: skip
-    return Status(ID, "leonardo", **values)  # type: ignore[arg-type] # the names are the caller's
+    return Status.of(ID, "leonardo", **values)
 
 
 def cpu_run(folder: Path) -> view.View:

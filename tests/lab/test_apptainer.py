@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Cluster
-from hpcml.failures.exit_causes import CONTAINER_FAILED
-from hpcml.failures.rules import Where, meaning
+from hpcml.failures.rules import CONTAINER_FAILED, Where, meaning
 from lab_apptainer import FUSE
 
 pytestmark = pytest.mark.lab

@@ -108,7 +108,9 @@ def test_it_is_full_when_the_script_does_not_mind(here: Here, small: Callable[[s
     script, filled = int(back.read_text()), directory / "out/fill-0"
     os.truncate(filled, filled.stat().st_size - (40 << 10))  # room for an event, and still too little to count as any
     os.kill(script, signal.SIGSTOP)
-    here.until(lambda: any("The script is stopped" in warning for warning in status().warnings))  # seen with the disk
+    here.until(
+        lambda: any("The script is stopped" in warning for warning in status().progress.warnings)
+    )  # seen with the disk
     os.kill(script, signal.SIGCONT)
     seen.touch()
     here.until(lambda: status().phase == "ended", 60)

@@ -32,7 +32,7 @@ def context(folder: Path, number: int = 0, **changes: object) -> Any:
         run.attempt(one).begun.touch()
         os.utime(run.attempt(one).begun, (1000 + 100 * one, 1000 + 100 * one))
     run.events.touch()
-    settings = settings_of(**{"attempts__until_done": True, **changes})
+    settings = settings_of(**{"attempts__several_jobs": True, **changes})
     return SimpleNamespace(run=run, attempt=run.attempt(number), number=number, settings=settings)
 
 
@@ -66,7 +66,7 @@ def test_which_ends_are_followed_by_another_attempt(tmp_path: Path, subtests: py
             found = attempts.decided(here, outcome)
             assert here.attempt.goes_on.exists() == follows
             assert found.exit_status == outcome.exit_status
-    alone = context(tmp_path / "alone", attempts__until_done=False)
+    alone = context(tmp_path / "alone", attempts__several_jobs=False)
     assert attempts.decided(alone, STOPPED) == STOPPED
     assert not alone.attempt.goes_on.exists()
 

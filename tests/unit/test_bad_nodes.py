@@ -18,7 +18,7 @@ FOUR = ("n1", "n2", "n3", "n4")
 
 
 def failed(exit_status: int, message: str = "", by: str = "hpcml", nodes: tuple[str, ...] = FOUR) -> Status:
-    return Status("a-20261123-000000-0000", "lab", "ended", message, exit_status=exit_status, by=by, nodes=nodes)
+    return Status.of("a-20261123-000000-0000", "lab", "ended", message, exit_status=exit_status, by=by, nodes=nodes)
 
 
 def test_whose_fault_it_is(subtests: pytest.Subtests) -> None:

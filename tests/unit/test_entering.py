@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from failure_texts import TEXTS
-from hpcml.failures import exit_causes
+from hpcml.failures import rules
 from hpcml.failures.rules import Where, meaning
 
 
@@ -19,7 +19,7 @@ def test_the_program_s_words_are_found_among_others() -> None:
 def test_words_that_are_not_known_are_quoted() -> None:
     said = "WARNING: nothing\n\x1b[31mFATAL:  \x1b[0m the moon is full.\nsrun: error: n1: task 0\n"
     assert meaning(said, Where.IMAGE) is None
-    found = exit_causes.not_entered(said, "255")
+    found = rules.not_entered(said, "255")
     assert found.what == "the image could not be entered: the moon is full"
     assert "hpcml image check" in found.hint
-    assert exit_causes.not_entered("", "88").what == "the image could not be entered: exit status 88"
+    assert rules.not_entered("", "88").what == "the image could not be entered: exit status 88"

@@ -22,6 +22,7 @@ from hpcml.failures.evidence import Hit, Line, Piece
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rules import BY_NAME, COLOURS, RULES, Role, Where, meaning
 from hpcml.forms import Form
+from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import clock_offset, workers
 from hpcml.node import frozen
 from hpcml.paths import RunPaths
@@ -31,7 +32,7 @@ KILLED_WORKER = {"type": "KilledWorker", "message": "Attempted to run task 'f' o
 
 def ended(status: int, by: str, state: str, message: str, *, quote: tuple[str, ...] = (), **shown: Any) -> Case:
     """Return a run that has ended so; ``shown`` is what its files show."""
-    return Case(End(status, "driver", by, message, quote=quote, ended_as=state), **shown)
+    return Case(End(status, "driver", by, message, quote=quote, ended_as=state), KIND, **shown)
 
 
 CASCADE = ended(1, "script", "FAILED", "the script ended with exit status 1", error={"chain": [KILLED_WORKER]})

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from hpcml.failures import exit_causes
+from hpcml.failures import rules
 
 TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>')
 
@@ -30,7 +30,7 @@ TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <m
     ],
 )  # fmt: skip
 def test_the_log_s_own_cause_is_told(status: int, last: str, how: str, hint: str) -> None:
-    found = exit_causes.of_role(status, (*TRACEBACK, last))
+    found = rules.of_role(status, (*TRACEBACK, last))
     assert how in found.what
     assert hint in found.hint
     assert bool(hint) == bool(found.hint)
@@ -43,10 +43,10 @@ def test_a_program_for_another_processor_is_named(tmp_path: Path, order: Literal
         b"\x7fELF\x02" + (b"\x01" if order == "little" else b"\x02") + bytes(12) + kind.to_bytes(2, order)
     )
     log = (f"/run/step.sh: line 27: {program}: cannot execute binary file: Exec format error", "hpcml: n1 is x86_64")
-    found = exit_causes.of_role(126, log)
+    found = rules.of_role(126, log)
     name = {("little", 183): "aarch64", ("big", 21): "ppc64", ("little", 21): "ppc64le"}[order, kind]
     assert found.what.endswith(f"its interpreter {program} is for {name}, n1 is x86_64")
 
 
 def test_without_a_log_only_the_status_is_told() -> None:
-    assert exit_causes.of_role(1, ()) == exit_causes.Cause("ended with exit status 1")
+    assert rules.of_role(1, ()) == rules.Explanation("ended with exit status 1")

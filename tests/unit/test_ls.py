@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.cli import ls
-from hpcml.runs import directories, kept
+from hpcml.runs import directories, listing
 from hpcml.runs.status import Status
 
 ID = "kmeans-20261122-223919-4499"
@@ -19,11 +19,11 @@ LONG = "a-name-that-is-as-long-as-a-name-of-a-run-can-be-in-practice-20261122-22
 NOW = 1795387159.0 + 65  # 65 s after ID
 TIMES = {"allocated": NOW - 60, "driver-ended": NOW - 3, "torn-down": NOW - 2}
 ROWS = [
-    Status(ID, "leonardo", "ended", "the script ended with exit status 0", job="12345678", nodes=("a", "b"), times=TIMES,
+    Status.of(ID, "leonardo", "ended", "the script ended with exit status 0", job="12345678", nodes=("a", "b"), times=TIMES,
            exit_status=0, ended_as="OUT_OF_MEMORY"),
-    Status("b-20261120-000000-0000", "leonardo", "queued", "waiting for free nodes", job="12345679", node_count=128),
-    Status("c-20261122-223959-0000", "local", "running", "the script runs", nodes=("n1",), times={"allocated": NOW - 7}),
-    Status("d-20261122-223959-0000", "lab", "ended", "a node of the allocation failed", job="7", exit_status=87,
+    Status.of("b-20261120-000000-0000", "leonardo", "queued", "waiting for free nodes", job="12345679", node_count=128),
+    Status.of("c-20261122-223959-0000", "local", "running", "the script runs", nodes=("n1",), times={"allocated": NOW - 7}),
+    Status.of("d-20261122-223959-0000", "lab", "ended", "a node of the allocation failed", job="7", exit_status=87,
            ended_as="NODE_FAIL", times={"allocated": NOW - 9}),
 ]  # fmt: skip
 
@@ -60,7 +60,7 @@ def test_a_terminal_s_width(width: int, titles: str) -> None:
 def test_a_cause_is_told_at_every_width(width: int, below: bool) -> None:
     """In its column, or on a line below its row where that column finds no room."""
     cause = "Dask worker killed, memory was full"
-    row = ROWS[3]._replace(cause=cause)
+    row = ROWS[3].changed(cause=cause)
     cells = ls.cells(row, NOW)
     table = ls.table([ls.cells(ROWS[0], NOW), cells, ls.cells(ROWS[1], NOW)], width, ["", cells[-1], ""])
     assert [line for line in table if cause in line] == [table[3] if below else table[2]]
@@ -70,13 +70,13 @@ def test_a_cause_is_told_at_every_width(width: int, below: bool) -> None:
 
 def test_which_runs_failed() -> None:
     assert [row.failed for row in ROWS] == [False, False, False, True]
-    assert Status(ID, "", "refused", exit_status=72).failed
-    assert not Status(ID, "", "unknown", exit_status=75).failed
+    assert Status.of(ID, "", "refused", exit_status=72).failed
+    assert not Status.of(ID, "", "unknown", exit_status=75).failed
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_a_long_id_has_a_line_of_its_own(width: int) -> None:
-    table = lines(width, ROWS[0]._replace(run=LONG))
+    table = lines(width, ROWS[0].changed(run=LONG))
     assert max(map(len, table)) <= width
     run, cells = table[-2:]
     assert run.endswith("-20261122-223920-77aa")
@@ -86,7 +86,7 @@ def test_a_long_id_has_a_line_of_its_own(width: int) -> None:
 
 
 def test_long_ids_alone() -> None:
-    head, run, cells = ls.table([ls.cells(ROWS[0]._replace(run=LONG[-50:]), NOW)], 60)
+    head, run, cells = ls.table([ls.cells(ROWS[0].changed(run=LONG[-50:]), NOW)], 60)
     assert run == LONG[-50:]
     assert cells.index("OUT_OF_MEMORY") == head.index("STATE")
 
@@ -101,7 +101,7 @@ def test_when_a_run_was_submitted() -> None:
     (0, "0s", "0:00"), (59, "59s", "0:59"), (3600, "1h", "1:00:00"), (36000, "10h", "10:00:00"), (176400, "2d", "2-01:00:00"),
 ])  # fmt: skip
 def test_ages_and_durations(seconds: int, age: str, duration: str) -> None:
-    row = Status(ID, "", "running", times={"allocated": NOW - 65})
+    row = Status.of(ID, "", "running", times={"allocated": NOW - 65})
     cells = ls.cells(row, NOW - 65 + seconds)
     assert (cells[4], cells[5]) == (age, duration)
 
@@ -128,7 +128,7 @@ def settle(run: Path) -> None:
 
 
 def test_ends_are_kept_for_long_listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [planted(tmp_path, number, exit_status=int(number % 10 == 0)) for number in range(kept.WORTH)]
+    runs = [planted(tmp_path, number, exit_status=int(number % 10 == 0)) for number in range(listing.WORTH)]
     read: list[str] = []
     load = directories.load
 
@@ -140,11 +140,11 @@ def test_ends_are_kept_for_long_listings(tmp_path: Path, monkeypatch: pytest.Mon
 
     def listed(*, failed: bool = False) -> list[Status]:
         read.clear()
-        return ls._newest(tmp_path, directories.ids(tmp_path), None, failed=failed)[0]
+        return listing.newest(tmp_path, directories.ids(tmp_path), None, failed=failed)[0]
 
     first = listed()
-    assert (len(first), len(read)) == (kept.WORTH, kept.WORTH)
-    assert first[0].clocks == {"n2": (0.5, 0.25)}
+    assert (len(first), len(read)) == (listing.WORTH, listing.WORTH)
+    assert first[0].progress.clocks == {"n2": (0.5, 0.25)}
     assert (listed(), read) == (first, [])  # every value, of the same kind
     assert (listed(failed=True), read) == (first[::10], [])
 
@@ -155,23 +155,23 @@ def test_ends_are_kept_for_long_listings(tmp_path: Path, monkeypatch: pytest.Mon
     settle(runs[1])
     shutil.rmtree(runs[2])
     assert [row.run for row in listed() if not row.over] == [runs[1].name]
-    assert (len(listed()), read) == (kept.WORTH - 1, [runs[1].name])
+    assert (len(listed()), read) == (listing.WORTH - 1, [runs[1].name])
     lines = file.read_text().splitlines()
     for damaged in ("", "hpcml 0 other", f"{lines[0]}\nno line\n", f"{lines[0]}\n{runs[3].name} x 0 {{}}\n", "\udcff"):
         file.write_bytes(damaged.encode(errors="surrogateescape"))
-        assert (len(listed()), len(read)) == (kept.WORTH - 1, kept.WORTH - 1)
+        assert (len(listed()), len(read)) == (listing.WORTH - 1, listing.WORTH - 1)
 
 
 def test_an_end_that_may_change_is_not_kept(tmp_path: Path) -> None:
     run = directories.load(planted(tmp_path, 1, 0))
-    ends = kept.Ends(tmp_path)
-    over = Status(run.id, "lab", "ended")
+    ends = listing.Ends(tmp_path)
+    over = Status.of(run.id, "lab", "ended")
     now = time.time_ns()
     again = run._replace(submission=run.submission and run.submission._replace(requeue=True))
     ends.keep(over, run, now)  # its files may still be written
     ends.keep(over, again, 1)
     ends.keep(over._replace(phase="ending"), run, 1)
-    ends.keep(over._replace(job_state="FAILED"), run, 1)  # Slurm's word
+    ends.keep(over.changed(job_state="FAILED"), run, 1)  # Slurm's word
     assert not ends.new
     ends.keep(over, run, 1)
     assert list(ends.new) == [run.id]

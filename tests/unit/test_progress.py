@@ -71,7 +71,7 @@ def on_a_terminal(columns: int, act: Callable[[TextIO], None]) -> list[str]:
 
 
 def say(status: Status, **facts: object) -> Status:
-    return status._replace(**facts)  # type: ignore[arg-type]
+    return status.changed(**facts)
 
 
 @pytest.mark.parametrize("columns", [60, 80])
@@ -79,8 +79,10 @@ def test_a_long_wait_stays_one_line(columns: int, tmp_path: Path) -> None:
     def act(stream: TextIO) -> None:
         progress = Progress(stream, {"TERM": "xterm"}, Tail(tmp_path / "log", stream))
         for number in range(5):
-            progress.show(Status("r", "lab", "queued", f"{number}: {QUEUED}", job="12"))
-        progress.show(Status("r", "lab", "starting", "the scheduler starts", nodes=("n1",), times={"allocated": 1.0}))
+            progress.show(Status.of("r", "lab", "queued", f"{number}: {QUEUED}", job="12"))
+        progress.show(
+            Status.of("r", "lab", "starting", "the scheduler starts", nodes=("n1",), times={"allocated": 1.0})
+        )
 
     shown = on_a_terminal(columns, act)
     assert [line.partition("  ")[0] for line in shown if line] == ["✓ nodes", "· scheduler"]
@@ -94,7 +96,7 @@ def test_a_terminal_that_changes_its_width(xterm: bool, tmp_path: Path) -> None:
     def act(stream: TextIO) -> None:
         environment = {"TERM": "xterm", **({"XTERM_VERSION": "XTerm(379)"} if xterm else {})}
         progress = Progress(stream, environment, Tail(tmp_path / "log", stream))
-        progress.show(Status("r", "lab", "queued", QUEUED, job="12"))
+        progress.show(Status.of("r", "lab", "queued", QUEUED, job="12"))
         progress.stream = Noting(stream, written)  # type: ignore[assignment]
         progress.fit()  # the same width: nothing is written
         for columns in (40, 200):
@@ -138,7 +140,7 @@ def test_what_a_terminal_obeys(environment: dict[str, str], colour: bool, change
         assert (progress.colour, progress.live) == (colour, changes)
         written: list[str] = []
         progress.stream = Noting(stream, written)  # type: ignore[assignment]
-        progress.show(Status("r", "lab", "ended", "the run was cancelled", exit_status=86))
+        progress.show(Status.of("r", "lab", "ended", "the run was cancelled", exit_status=86))
         assert "".join(written).startswith("\x1b[31m✗\x1b[0m" if colour else "✗ ")
 
     on_a_terminal(80, act)
@@ -151,7 +153,7 @@ def test_what_a_terminal_obeys(environment: dict[str, str], colour: bool, change
 ])  # fmt: skip
 def test_an_exit_status_is_said_once(message: str, line: str) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    Progress(out, {"TERM": "xterm"}).show(Status("r", "lab", "ended", message, exit_status=3))
+    Progress(out, {"TERM": "xterm"}).show(Status.of("r", "lab", "ended", message, exit_status=3))
     assert isinstance(out.buffer, io.BytesIO)
     assert out.buffer.getvalue().decode() == f"✗ ended      {line}\n"
 
@@ -166,7 +168,7 @@ def test_the_script_s_lines_are_its_own(output: str, columns: int, tmp_path: Pat
     def act(stream: TextIO) -> None:
         tail = Tail(log, stream)
         progress = Progress(stream, {"TERM": "xterm"}, tail)
-        status = Status("r", "lab", "starting", nodes=("n1", "n2"), times=dict(STARTED), workers=1, expected=2)
+        status = Status.of("r", "lab", "starting", nodes=("n1", "n2"), times=dict(STARTED), workers=1, expected=2)
         progress.show(status)
         times = {**STARTED, "workers-ready": 3.0, "fabric-checked": 3.0, "driver-started": 4.0}
         progress.show(status := say(status, phase="running", workers=2, times=times))
@@ -221,7 +223,7 @@ def test_a_line_is_ended_only_where_both_go_to_one_place(apart: bool, tmp_path: 
         tail = Tail(tmp_path / "log", out)
         progress = Progress(err, {}, tail)
         tail.copy()
-        progress.show(Status("r", "lab", "ended", "the script ended", exit_status=0))
+        progress.show(Status.of("r", "lab", "ended", "the script ended", exit_status=0))
     shown = "no line break" if apart else "no line break\n✓ ended      the script ended (status 0)\n"
     assert (tmp_path / "out").read_text() == shown
 
@@ -245,9 +247,9 @@ def test_a_log_that_is_no_file_of_ours_is_an_error_of_storage(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("last", "more"), [
-    (Status("r", "lab", "ended", "the run was cancelled", exit_status=86), False),
-    (Status("r", "lab", "ended", "the run was cancelled", exit_status=86, hint="Look there."), True),
-    (Status("r", "lab", "ended", "n2 has no worker", exit_status=81), True),
+    (Status.of("r", "lab", "ended", "the run was cancelled", exit_status=86), False),
+    (Status.of("r", "lab", "ended", "the run was cancelled", exit_status=86, hint="Look there."), True),
+    (Status.of("r", "lab", "ended", "n2 has no worker", exit_status=81), True),
 ])  # fmt: skip
 def test_an_end_is_explained_where_there_is_more_to_say(
     last: Status, more: bool, capsys: pytest.CaptureFixture[str]
@@ -259,7 +261,7 @@ def test_an_end_is_explained_where_there_is_more_to_say(
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_a_long_line_goes_on_below_its_text(columns: int) -> None:
     reason = "3 roles, python 3.11.2, dask 2026.7.1, ucx 1.21.0, pandas 3.0.1, cudf 26.10.00"
-    status = Status("r", "lab", "starting", versions=reason, times={"allocated": 1.0, "environment-ready": 2.0,
+    status = Status.of("r", "lab", "starting", versions=reason, times={"allocated": 1.0, "environment-ready": 2.0,
                     "scheduler-up": 2.0})  # fmt: skip
 
     shown = on_a_terminal(columns, lambda stream: Progress(stream, {"TERM": "xterm"}).show_past(status))
@@ -278,7 +280,7 @@ def test_no_line_of_a_phase_is_broken_by_the_terminal(columns: int, tmp_path: Pa
 
     def act(stream: TextIO) -> None:
         progress = Progress(stream, {"TERM": "xterm"}, Tail(tmp_path / "log", stream))
-        progress.show_past(Status("r", "lab", "starting", "", nodes=("n1",), **facts))  # type: ignore[arg-type]
+        progress.show_past(Status.of("r", "lab", "starting", "", nodes=("n1",), **facts))
 
     shown = on_a_terminal(columns, act)
     first = next(number for number, line in enumerate(shown) if "python" in line)

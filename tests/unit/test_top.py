@@ -106,8 +106,8 @@ def test_a_frame_fits(name: str, tmp_path: Path, subtests: pytest.Subtests) -> N
                 assert len(shown) <= height
                 assert max(map(columns_of, shown)) <= width
                 assert all(line.isprintable() for line in shown)
-                assert view.run[:20] in shown[0]
-                assert shown[1].startswith(view.state)
+                assert view.status.run[:20] in shown[0]
+                assert shown[1].startswith(view.status.state)
 
 
 def test_each_gpu_has_its_bars(tmp_path: Path) -> None:
@@ -270,12 +270,12 @@ def test_a_file_that_has_not_changed_is_read_once(tmp_path: Path, monkeypatch: p
 def test_a_view_travels(name: str, tmp_path: Path) -> None:
     """What the laptop draws is what the login node would."""
     view = RUNS[name](tmp_path)
-    again = answers.of_view(json.dumps(views.as_table(view)), "lab")
+    again = answers.of_view(json.dumps(view.as_json()), "lab")
     assert drawn(again, 80, 24) == drawn(view, 80, 24)
 
 
 def test_a_view_that_is_none_is_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    good = views.as_table(gpu_run(tmp_path))
+    good = gpu_run(tmp_path).as_json()
     wrong: dict[str, object] = {
         "run": 5, "nodes": [1], "work": {"done": -1}, "elapsed": "long", "over": 1, "output": ["x"] * 101, "workers": None,
         "exit_status": 1e9, "warnings": "x"}  # fmt: skip
@@ -287,8 +287,29 @@ def test_a_view_that_is_none_is_refused(tmp_path: Path, subtests: pytest.Subtest
             answers.of_view(text, "lab")
 
 
+def test_every_value_of_a_view_is_checked(tmp_path: Path) -> None:
+    """None is passed on as it came: at each place a table that nobody asked for is refused, and so is a missing value."""
+    good = gpu_run(tmp_path).as_json()
+    node = good["nodes"][0]
+    places: list[tuple[str, Callable[[dict[str, Any]], object]]] = [(name, lambda view: view) for name in good]
+    places += [(name, lambda view: view["work"]) for name in good["work"]]
+    places += [(name, lambda view: view["nodes"][0]) for name in node]
+    places += [(name, lambda view: view["nodes"][0]["gpus"][0]) for name in node["gpus"][0]]
+    assert len(places) > 45
+    for name, table_of in places:
+        for change in ({name: {"a": 1}}, None):
+            view: dict[str, Any] = json.loads(json.dumps(good))
+            table: Any = table_of(view)
+            if change:
+                table |= change
+            else:
+                del table[name]
+            with pytest.raises(ConfigError, match=f"{name}.* is malformed"):
+                answers.of_view(json.dumps(view), "lab")
+
+
 def test_what_a_hostile_host_says_is_not_obeyed(tmp_path: Path) -> None:
-    table = views.as_table(gpu_run(tmp_path))
+    table = gpu_run(tmp_path).as_json()
     texts = dict.fromkeys(("run", "site", "job", "state", "phase", "message", "estimate", "silent", "cause", "hint"), ESCAPES)  # fmt: skip
     table |= texts | {"warnings": [ESCAPES] * 3, "output": [ESCAPES] * 9}
     table["nodes"] = [node | {"name": ESCAPES} for node in table["nodes"]]

@@ -12,9 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from hpcml import errors, schedulers
+from hpcml import errors, kinds, schedulers
 from hpcml.cli.progress import Progress
-from hpcml.failures.end import End
+from hpcml.failures import judgement
+from hpcml.failures.end import SLURM, End
+from hpcml.failures.judgement import Case
+from hpcml.kind import EndOfKind, Stage
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.heartbeat import Activity
 from hpcml.node.outcome import EventLog, write_status
@@ -73,7 +76,7 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Ru
     assert "· fabric     the interconnect between the workers is checked" in shown(status)
     diary(run, "fabric-checked")
     status = run_status.status(run, ask=False)
-    assert (status.message, status.fabric) == ("the script starts", "TCP on eth0")
+    assert (status.message, status.cluster.fabric) == ("the script starts", "TCP on eth0")
     assert "is checked" not in shown(status)
 
 
@@ -89,13 +92,50 @@ def test_a_silent_worker_is_told_with_its_seconds(run: directories.Run, monkeypa
     assert run_status.status(run, ask=False).silences() == ()
 
 
+def test_another_kind_of_run_is_told_in_its_own_words(run: directories.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the status nor the judgement of an end knows a kind."""
+    stage = Stage(
+        "ranks", "allocated", "ranks-up", "{workers} of {expected} ranks are up", "", "", "before all ranks were up"
+    )
+    ends = (EndOfKind(errors.ROLE_LOST, "ranks lost", followed=True),)
+    ranks = KIND._replace(
+        name="ranks", startup=(stage, stage._replace(begin="rank-up")), ready="ranks-up", noun="rank", ends=ends
+    )
+    monkeypatch.setitem(
+        kinds.KINDS, "ranks", ranks._replace(seen=lambda event, _: {"workers": 3} if event == "rank-up" else {})
+    )
+    inside = {"job": {"nodes": 2}, "workers": {"per_node": 4}, "kind": "ranks"}
+    directories.write_json(run.paths.plan, {"site": "lab", "inside": inside})
+    diary(run, "allocated", "rank-up")
+    assert run_status.status(run, ask=False).message == "3 of 8 ranks are up"
+    times = {"allocated": 1.0, "rank-up": 2.0}
+    late = judgement.judge(Case(End(errors.TIME_LIMIT, "", SLURM, "too late", ended_as="TIMEOUT"), ranks, times), ())
+    assert late is not None
+    assert late.what == "the time limit was reached before all ranks were up"
+    lost = judgement.judge(Case(End(errors.ROLE_LOST, "", "hpcml", "rank 3 was lost"), ranks, times), ())
+    assert lost is not None
+    assert lost.short == "ranks lost"
+    diary(run, "ranks-up", "driver-started")
+    status = run_status.status(run, ask=False)
+    assert status.message == "the script runs, with 3 of 8 ranks"
+    assert status.changed(silent_workers={"n1": time.time() - 9}).silences()[0].endswith("(no heartbeat of a rank)")
+
+
+def test_the_keys_of_a_status_for_programs() -> None:
+    assert " ".join(sorted(run_status.Status("r").as_json())) == (
+        "attempt by cause clocks differences directory estimate exit_status expected fabric fabric_ok hint in_image job job_state "
+        "jupyter kind message node_count nodes phase protocol quote run seconds security service silent silent_workers site staging "
+        "state times versions warnings workers"
+    )
+
+
 @pytest.mark.parametrize(("word", "status"), [
     ("not there, or not yours: /work/me/runs/a", errors.STORAGE), ("cannot be loaded: module cuda", errors.START_FAILED),
 ])  # fmt: skip
 def test_the_batch_script_s_own_end_is_told_with_its_status(run: directories.Run, word: str, status: int) -> None:
     run.paths.job_log.write_text(f"hpcml: {word}\n")
     found = run_status.status(run, JobState("FAILED"))
-    assert (found.state, found.exit_status, found.message) == ("FAILED", status, word)
+    assert (found.state, found.ending.exit_status, found.message) == ("FAILED", status, word)
 
 
 @pytest.mark.parametrize(("facts", "state"), [
@@ -104,7 +144,7 @@ def test_the_batch_script_s_own_end_is_told_with_its_status(run: directories.Run
     ({"exit_status": 0, "ended_as": "COMPLETED", "job_state": "OUT_OF_MEMORY"}, "COMPLETED"),
 ])  # fmt: skip
 def test_the_state_is_slurm_s_word(facts: dict[str, Any], state: str) -> None:
-    assert run_status.Status("r", "lab", **{"phase": "ended", **facts}).state == state
+    assert run_status.Status.of("r", "lab", **{"phase": "ended", **facts}).state == state
 
 
 @pytest.mark.parametrize(("exit_status", "by", "ended_as", "state"), [
@@ -129,7 +169,7 @@ def test_what_the_nodes_write_is_slurm_s_word(
 ])  # fmt: skip
 def test_an_end_that_slurm_alone_tells(run: directories.Run, word: str, exit_status: int, state: str) -> None:
     found = run_status.status(run, JobState(word))
-    assert (found.state, found.exit_status) == (state, exit_status)
+    assert (found.state, found.ending.exit_status) == (state, exit_status)
 
 
 def test_the_next_job_took_the_place_of_the_one_that_was_asked_for(
@@ -162,9 +202,9 @@ def test_a_warning_is_said_once_and_kept(tmp_path: Path) -> None:
     write_status(End(0, "driver", "script", "the script ended"), context, state.warnings)  # type: ignore[arg-type]
     assert json.loads(paths.status.read_text())["warnings"] == ["n2 works with less memory"]
     found = run_status.status(directories.Run("a", paths, None), ask=False)
-    assert found.warnings == ("n2 works with less memory",)
+    assert found.progress.warnings == ("n2 works with less memory",)
     events.write("allocated", nodes=["n1"], job="7", node="n1")  # Slurm has started the job again
-    assert run_status.status(directories.Run("a", paths, None), ask=False).warnings == ()
+    assert run_status.status(directories.Run("a", paths, None), ask=False).progress.warnings == ()
 
 
 def test_a_line_that_does_not_fit_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip

@@ -82,14 +82,16 @@ def _cut(line: Line, width: int) -> Line:
 
 
 def _head(view: View, width: int) -> list[Line]:
-    where = ", ".join(text for text in (view.site, f"job {view.job}" if view.job else "") if text)
-    name = cut_name(shown(view.run), max(24, width - cells(shown(where)) - 2))
+    status = view.status
+    job = status.allocation.job
+    where = ", ".join(text for text in (status.planned.site, f"job {job}" if job else "") if text)
+    name = cut_name(shown(status.run), max(24, width - cells(shown(where)) - 2))
     gap = width - cells(name) - cells(shown(where))
     lines: list[Line] = [(Piece(name, "bold"), *([Piece(" " * gap + where)] if gap >= 2 and where else []))]
-    failed = view.over and view.exit_status != 0
-    style = "red" if failed else "green" if view.phase in ("running", "ended") else "bold"
-    state, *rest = folded(shown(_state(view)), width, first=f"{view.state:<{LABEL - 1}} ", rest=" " * LABEL)
-    lines.append((Piece(state[: len(view.state)], style), Piece(state[len(view.state) :])))
+    failed = status.over and status.ending.exit_status != 0
+    style = "red" if failed else "green" if status.phase in ("running", "ended") else "bold"
+    state, *rest = folded(shown(_state(view)), width, first=f"{status.state:<{LABEL - 1}} ", rest=" " * LABEL)
+    lines.append((Piece(state[: len(status.state)], style), Piece(state[len(status.state) :])))
     lines += [(Piece(line),) for line in rest[:3]]
     for label, text in _facts(view):
         first, *rest = folded(shown(text), width, first=f"{label:<{LABEL}}", rest=" " * LABEL)
@@ -99,32 +101,34 @@ def _head(view: View, width: int) -> list[Line]:
 
 def _state(view: View) -> str:
     """Return the phase in words, how long it lasts and what is left of the limit."""
+    status = view.status
     lasts = "" if view.elapsed is None else duration(view.elapsed)
-    limit = f"; {duration(view.left)} of {duration(view.limit)} left" if view.left is not None else ""
-    if view.phase == "queued":
-        return f"waiting{f' for {lasts}' if lasts else ''}: {view.message}"
-    if view.over:
-        return f"{view.message}{f', after {lasts}' if lasts else ''}"
-    message = f": {view.message}" if view.message and view.phase != "running" else ""
-    return f"{view.phase}{f' for {lasts}' if lasts else ''}{limit}{message}"
+    limit = f"; {duration(view.left)} of {duration(status.planned.time_limit)} left" if view.left is not None else ""
+    if status.phase == "queued":
+        return f"waiting{f' for {lasts}' if lasts else ''}: {status.message}"
+    if status.over:
+        return f"{status.message}{f', after {lasts}' if lasts else ''}"
+    message = f": {status.message}" if status.message and status.phase != "running" else ""
+    return f"{status.phase}{f' for {lasts}' if lasts else ''}{limit}{message}"
 
 
 def _facts(view: View) -> list[tuple[str, str]]:
+    status, exit_status = view.status, view.status.ending.exit_status
     rows = []
-    if view.over and view.exit_status is not None and f"exit status {view.exit_status}" not in view.message:
-        rows.append(("exit", str(view.exit_status)))
+    if status.over and exit_status is not None and f"exit status {exit_status}" not in status.message:
+        rows.append(("exit", str(exit_status)))
     if view.cause:
         rows.append(("cause", view.cause))
-    if view.estimate and view.phase == "queued":
-        rows.append(("estimate", f"Slurm expects a start at {view.estimate}"))
-    if view.silent:
-        rows.append(("slurm", f"{view.silent} (all this is from the run's own files)"))
-    if view.hint and view.phase != "queued":
-        rows.append(("next" if view.over else "note", view.hint))
-    if view.phase in ("starting", "running", "ending"):
+    if status.allocation.estimate and status.phase == "queued":
+        rows.append(("estimate", f"Slurm expects a start at {status.allocation.estimate}"))
+    if status.allocation.silent:
+        rows.append(("slurm", f"{status.allocation.silent} (all this is from the run's own files)"))
+    if status.hint and status.phase != "queued":
+        rows.append(("next" if status.over else "note", status.hint))
+    if status.phase in ("starting", "running", "ending"):
         nodes = f" on {counted(view.node_count, 'node')}" if view.node_count else ""
-        rows.append(("workers", f"{view.workers} of {view.expected}{nodes}"))
-    elif view.phase == "queued" and view.node_count:
+        rows.append((f"{status.noun}s", f"{status.cluster.workers} of {status.planned.expected}{nodes}"))
+    elif status.phase == "queued" and view.node_count:
         rows.append(("nodes", str(view.node_count)))
     return rows
 
@@ -142,11 +146,11 @@ def _work(view: View, width: int) -> list[Line]:
     """Return tasks, data and wire, each a line where something is known of it."""
     lines: list[Line] = []
     if (work := view.work) is not None:
-        lines += _tasks(work, width, over=view.over)
+        lines += _tasks(work, width, over=view.status.over)
         amounts = []
         if work.spilled is not None:
             amounts.append(f"spilled {format_bytes(work.spilled)}{per_second(work.spill, ' ({})')}")
-        if work.transfer is not None and not view.over:
+        if work.transfer is not None and not view.status.over:
             amounts.append(f"transfers {per_second(work.transfer)}")
         lines += labelled("data", [", ".join(amounts)]) if amounts else []
     wire = []
@@ -157,7 +161,7 @@ def _work(view: View, width: int) -> list[Line]:
     ):
         if known := [value for value in values if value is not None]:
             wire.append(f"{word} {per_second(sum(known))}")
-    return [*lines, *labelled("wire", [", ".join(wire)])] if wire and not view.over else lines
+    return [*lines, *labelled("wire", [", ".join(wire)])] if wire and not view.status.over else lines
 
 
 def _tasks(work: Work, width: int, *, over: bool) -> list[Line]:
@@ -200,7 +204,7 @@ def table(view: View, width: int, room: int) -> list[Line]:
     """Return the nodes in at most ``room`` lines: each GPU, else each node, else the worst and the best of them."""
     sampled = [node for node in view.nodes if node.sampled]
     if not sampled:
-        waits = view.nodes and view.phase in ("starting", "running") and room >= 1
+        waits = view.nodes and view.status.phase in ("starting", "running") and room >= 1
         return labelled("nodes", ["no samples yet"]) if waits else []
     if room < 2:
         return []
@@ -245,13 +249,13 @@ def _of_node(view: View, node: Node, row: Callable[[Node], _Row]) -> _Row:
 def _trouble(view: View, node: Node) -> str:
     """Return why there is nothing to show of a node, or what is wrong with it."""
     if not node.sampled:
-        return "no sample" if view.over else "no sample yet"
-    return f"no sample for {duration(node.silent)}" if node.silent and not view.over else ""
+        return "no sample" if view.status.over else "no sample yet"
+    return f"no sample for {duration(node.silent)}" if node.silent and not view.status.over else ""
 
 
 def _name(view: View, node: Node) -> str:
-    each = view.expected // view.node_count if view.node_count else 0
-    lacks = node.workers is not None and node.workers < each and view.phase == "running"
+    each = view.status.planned.expected // view.node_count if view.node_count else 0
+    lacks = node.workers is not None and node.workers < each and view.status.phase == "running"
     return f"{node.name} {node.workers}/{each}" if lacks else node.name
 
 

@@ -87,9 +87,7 @@ def print_frame(view: View, height: int = UNLIMITED) -> None:
 
 
 def _print_json(view: View) -> None:
-    from hpcml.runs.view import as_table
-
-    say(json_text(as_table(view)))
+    say(json_text(view.as_json()))
 
 
 def watch(run: directories.Run, options: Namespace, every: float) -> int:
@@ -148,7 +146,7 @@ def _follow(
     eager: bool = False,
 ) -> None:
     """Show a run at each interval until it has ended, at once where its phase changes, ``eager`` at each change."""
-    from hpcml.runs import following
+    from hpcml.runs import waiting
 
     view_of = _source(run)
     known: list[run_status.Status] = []
@@ -161,7 +159,7 @@ def _follow(
             due = time.monotonic() + every
             show(view_of(known[0]))
 
-    for status in following.follow(run, each):
+    for status in waiting.follow(run, each):
         if eager or not known or known[0].phase != status.phase:
             due = 0.0
         known[:] = [status]
@@ -173,10 +171,9 @@ def _source(run: directories.Run) -> Callable[[run_status.Status], View]:
     from hpcml.cli.why import cause_of
     from hpcml.runs import record, view
 
-    planned = record.planned(run)
-    reader = view.Reader(kinds.get(planned.kind))
+    reader = view.Reader(kinds.get(record.planned(run).kind))
     return lambda status: view.view(
-        status, planned, reader.look(run, status.attempt), time.time(), cause_of(run, status)
+        status, reader.look(run, status.progress.attempt), time.time(), cause_of(run, status)
     )
 
 
@@ -207,7 +204,7 @@ class Lines:
     def of(self, view: View) -> list[str]:
         """Return the lines of a view."""
         lines = []
-        state = f"state {view.state} {view.message}{f'; {view.cause}' if view.cause else ''}"
+        state = f"state {view.status.state} {view.status.message}{f'; {view.cause}' if view.cause else ''}"
         if state != self._state:
             self._state = state
             lines.append(state)
@@ -221,11 +218,11 @@ class Lines:
 
 def _of_run(view: View) -> dict[str, str]:
     values = {
-        "state": view.state,
-        "phase": view.phase,
+        "state": view.status.state,
+        "phase": view.status.phase,
         "for": "" if view.elapsed is None else duration(view.elapsed),
         "left": "" if view.left is None else duration(view.left),
-        "workers": f"{view.workers}/{view.expected}",
+        "workers": f"{view.status.cluster.workers}/{view.status.planned.expected}",
     }
     if (work := view.work) is not None:
         values |= {

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from hpcml import errors
 from hpcml.forms import Form
-from hpcml.kind import Kind, Role, Stage
+from hpcml.kind import EndOfKind, Facts, Kind, Role, Stage
 
 _NODE = f"{__name__}.node"
 SCHEDULER = Role("scheduler", f"{_NODE}.scheduler", every_node=False, title="the scheduler")
 WORKER = Role("worker", f"{_NODE}.workers", every_node=True, title="the workers")
+
+
+def _seen(event: str, facts: Facts) -> dict[str, Any]:
+    """Return the new values of a status's fields after an event of the cluster."""
+    match event:
+        case "worker-added" | "worker-removed":
+            return {"workers": facts.get("count", int)}
+        case "workers-silent":
+            return {"silent_workers": facts.numbers("since")}
+        case "scheduler-up":
+            return {"protocol": f"{facts.get('protocol', str)} ({facts.get('because', str)})"}
+        case "fabric-checked":
+            line, problem = facts.get("line", str), facts.get("problem", str)
+            text = line if line and problem in line else "; ".join(part for part in (line, problem) if part)
+            is_good = facts.get("ok", bool) and not problem
+            return {"fabric": text, "fabric_ok": is_good, "differences": facts.texts("differences")}
+    return {}
+
 
 KIND = Kind(
     name="dask",
@@ -23,23 +44,31 @@ KIND = Kind(
     },
     startup=(
         Stage(
-            "scheduler", "allocated", "scheduler-up", "the scheduler starts", "the scheduler starts", "up, {protocol}"
+            "scheduler",
+            begin="allocated",
+            end="scheduler-up",
+            waiting="the scheduler starts",
+            short="the scheduler starts",
+            done="up, {protocol}",
+            during="before the scheduler was up",
         ),
         Stage(
             "workers",
-            "scheduler-up",
-            "workers-ready",
-            "{workers} of {expected} workers are there",
-            "{workers}/{expected}",
-            "{expected}/{expected}",
+            begin="scheduler-up",
+            end="workers-ready",
+            waiting="{workers} of {expected} workers are there",
+            short="{workers}/{expected}",
+            done="{expected}/{expected}",
+            during="before all workers were there",
         ),
         Stage(
             "fabric",
-            "workers-ready",
-            "fabric-checked",
-            "the interconnect between the workers is checked",
-            "the interconnect between the workers is checked",
-            "{fabric}",
+            begin="workers-ready",
+            end="fabric-checked",
+            waiting="the interconnect between the workers is checked",
+            short="the interconnect between the workers is checked",
+            done="{fabric}",
+            during="while the interconnect was checked",
             asked="fabric-checking",
             good="fabric_ok",
         ),
@@ -48,4 +77,12 @@ KIND = Kind(
     options=f"{__name__}.options",
     samples=f"{__name__}.samples",
     accounting=f"{__name__}.accounting",
+    noun="worker",
+    threads="workers.threads",
+    ends=(
+        EndOfKind(errors.WORKERS_NEVER_CAME, "workers did not come", followed=True),
+        EndOfKind(errors.ROLE_LOST, "workers or scheduler lost", followed=True),
+        EndOfKind(errors.FABRIC, "not the transport asked for", followed=False),
+    ),
+    seen=_seen,
 )

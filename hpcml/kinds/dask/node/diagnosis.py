@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcml import errors
-from hpcml.failures import exit_causes
+from hpcml.failures import rules
 from hpcml.failures.end import End
 from hpcml.files import tail
 from hpcml.kinds.dask import SCHEDULER, WORKER
@@ -18,7 +18,7 @@ _WHOLE = (200, 4096)  # lines and characters of each: Apptainer's hold paths, an
 _QUOTE = (12, 300)
 _NAMED = 4  # nodes that a sentence names
 _STEP_GONE = "the step of the worker tasks is gone (was its srun killed?)"
-_NOT_ENTERED = (str(errors.IMAGE), str(exit_causes.CONTAINER_FAILED))  # image.sh's own, and Apptainer's
+_NOT_ENTERED = (str(errors.IMAGE), str(rules.CONTAINER_FAILED))  # image.sh's own, and Apptainer's
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,9 @@ def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -
     if ended:
         status = context.attempt.exit_of(WORKER.name, node).read_text().strip()
         if not_entered(context, status):
-            cause = exit_causes.not_entered("\n".join(worker_log(context, node, _WHOLE)), status)
+            cause = rules.not_entered("\n".join(worker_log(context, node, _WHOLE)), status)
             return cause.what, True, cause.hint
-        cause = exit_causes.of_role(int(status), worker_log(context, node))
+        cause = rules.of_role(int(status), worker_log(context, node))
         return f"the worker task {cause.what}", status != "0", ""  # 0: its workers were retired
     if not mark:
         return "the worker task did not start", False, ""
@@ -125,9 +125,9 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
     name = f"the Dask scheduler on {context.node}"
     if status := _scheduler_status(context):
         if not_entered(context, status):
-            cause = exit_causes.not_entered("\n".join(scheduler_log(context, _WHOLE)), status)
+            cause = rules.not_entered("\n".join(scheduler_log(context, _WHOLE)), status)
             return End(errors.IMAGE, "image", "hpcml", f"{context.node}: {cause.what}", cause.hint, quote)
-        ended = exit_causes.of_role(int(status), quote)
+        ended = rules.of_role(int(status), quote)
         reason, hint = f"{name} {ended.what}", ended.hint or hint
         if status == str(errors.START_FAILED) and quote and quote[-1].startswith("hpcml: "):
             reason = f"{context.node}: {quote[-1].removeprefix('hpcml: ').rstrip('.')}"
@@ -145,7 +145,7 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
 def scheduler_end(context: Context) -> str:
     """Return how the scheduler's role ended, to stand behind a sentence; nothing while its step has not recorded it."""
     status = _scheduler_status(context)
-    return f": it {exit_causes.of_role(int(status), scheduler_log(context)).what}" if status else ""
+    return f": it {rules.of_role(int(status), scheduler_log(context)).what}" if status else ""
 
 
 def of_the_workers(

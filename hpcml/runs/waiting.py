@@ -1,0 +1,204 @@
+"""Wait for a run's end, and for the runs that another one is to start after (``--after``)."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from hpcml import schedulers, subprocesses
+from hpcml.errors import CANCELLED, HpcmlError, NotFoundError, SiteError, SlurmUnreachableError
+from hpcml.request.record import Awaited
+from hpcml.runs import directories
+from hpcml.runs import record as records
+from hpcml.runs import status as run_status
+from hpcml.runs.status import Status
+from hpcml.schedulers import JobState
+from hpcml.sites.layers import process_environment
+from hpcml.sites.schema import Site
+
+LOOK = 0.15  # seconds between looks at a run's files
+FIRST_ASK_AFTER_START = 7.0  # seconds that a run's own events are trusted at first, before Slurm is asked again
+
+
+def follow(
+    run: directories.Run,
+    each: Callable[[], None],
+    patience: float = 300.0,
+    before: Callable[[], None] = lambda: None,
+) -> Iterator[Status]:
+    """Yield the run's status whenever it has changed, until it has ended.
+
+    Its own files are looked at often, Slurm seldom: after 1 s at first, then at growing distances up to 15 s while it
+    waits; from 7 s up to 30 s while it runs. When the driver's step has ended and the run's files do not say how, Slurm
+    is asked at once and then as at first: the job is about to end. Of a prepared run the job is looked for each time,
+    until one has begun.
+
+    Parameters
+    ----------
+    each
+        Called at every look, after its status if that is new (to pass on the script's output).
+    patience
+        How long Slurm may be silent, in seconds, before the error is passed on.
+    before
+        Called at every look before the run's files are read: what the script wrote until then is not older than what
+        the status tells.
+
+    Raises
+    ------
+    NotFoundError
+        If it is a prepared run that nobody has submitted.
+    """
+    ask_at, distance, look_at = 0.0, 1.0, 0.0
+    state: JobState | None = None
+    heard = time.monotonic()
+    last: Status | None = None
+    seen: object = None
+    over: Path | None = None
+    told: object = None  # what the run's files were when Slurm last answered
+    while True:
+        now = time.monotonic()
+        began = run.paths.events.exists() and over is None
+        if began and run.job and distance < FIRST_ASK_AFTER_START:  # its own events tell now
+            distance = FIRST_ASK_AFTER_START
+            ask_at = now + distance
+        if (run.job or records.is_open(run)) and now >= ask_at:
+            stamps = [_stamp(run.paths.events), _stamp(run.paths.status)]
+            try:
+                run, state = _present_job(run)
+                heard, told = now, stamps
+            except SlurmUnreachableError:
+                if now - heard > patience:
+                    raise
+            distance = min(distance * 1.5, 30.0 if began else 15.0)
+            ask_at = time.monotonic() + distance
+            look_at = 0.0
+        before()
+        files = [_stamp(run.paths.events), _stamp(run.paths.status)]
+        if files != seen or now >= look_at:  # reading the record is what costs; looking whether it changed does not
+            seen, look_at = files, now + 1.0
+            fresh = state is not None and told == files
+            # That the job waits is old where the run's files have changed since: it has begun.
+            known = None if state and state.pending and not fresh else state
+            current = run_status.status(run, known, ask=not run.job)
+            # Files alone cannot say that no attempt follows, nor an answer from before the attempt's end.
+            asked = fresh or not (run.job and run.may_start_again)
+            over_now = current.over
+            ask_at = min(ask_at, now + 1.0) if over_now and not asked else ask_at
+            if current != last and (asked or not over_now):
+                yield current
+                last = current
+            if over_now and asked:
+                each()
+                return
+            if run.job and (record := records.driver_record(run.paths)) != over:
+                over, distance, ask_at = record, 1.0, 0.0
+        each()
+        time.sleep(LOOK)
+
+
+def _present_job(run: directories.Run) -> tuple[directories.Run, JobState | None]:
+    """Return a run with its job now and that job's state; NotFoundError if it is prepared and has none."""
+    run = records.adopt(directories.load(run.paths.directory) if run.may_start_again else run)
+    if records.is_prepared(run) and not run.job:
+        hint = f"Type its line first: {run.submission.line if run.submission else ''}"
+        raise NotFoundError("The run is prepared, and nobody has submitted it", place=run.id, hint=hint)
+    return run_status.present_job(run) if run.job else (run, None)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        current = path.stat()
+    except OSError:
+        return 0, 0
+    return current.st_mtime_ns, current.st_size
+
+
+# -- runs that wait for others: --after --------------------------------------------------------------------------------
+
+
+_LOOK_AT_OTHERS = 1.0  # seconds between looks at a run that is waited for
+
+
+def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[Awaited, ...], list[str]]:
+    """Return the runs that are still to be waited for, with their ids and jobs, and notes of those that have ended.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such run, or nobody has submitted it.
+    SiteError
+        If it ended otherwise than asked, or is none that the site's scheduler can wait for.
+    SlurmUnreachableError
+        If it is not known how it stands.
+    """
+    here = schedulers.get(site.scheduler).ONE_MACHINE
+    open_runs: dict[Awaited, None] = {}
+    notes = []
+    for one in asked:
+        run = records.adopt(directories.find(folder, one.run))
+        known = run_status.status(run)
+        found = one._replace(run=run.id, job=run.job)
+        if known.phase == "refused":
+            raise SiteError("The run to wait for never ran: it was refused", place=run.id, hint=_again(run))
+        if known.over:
+            if not found.met_by(known.ending.exit_status):
+                what = f"The run is not to start: it waits for {found.words()}, and {run_status.ended(known)}"
+                raise SiteError(what, place=f"--after {one.run}:{one.when}", hint=_again(run))
+            notes.append(f"{run.id} has ended as --after asks: it is not waited for")
+            continue
+        if not (run.submission and run.submission.key):
+            raise NotFoundError("The run to wait for has no job", place=run.id, hint=known.hint or _again(run))
+        if known.allocation.silent:
+            raise SlurmUnreachableError(
+                known.allocation.silent, transient=True, place=run.id, hint="Try again in some minutes."
+            )
+        if run.submission.scheduler != site.scheduler or (not here and known.planned.site != site.name):
+            where = "in an allocation" if run.submission.scheduler == "allocation" else f"on site {known.planned.site}"
+            what = f"A run on site {site.name} cannot wait for {run.id}, which is {where}"
+            hint = f"Wait first: hpcml wait {run.id} && hpcml submit …"
+            raise SiteError(what, place="--after", hint=hint)
+        if not here and records.planned(run).several_jobs:
+            what = f"{run.id} goes on in several jobs (--until-done), and Slurm waits for one"
+            hint = f"Wait first: hpcml wait {run.id} && hpcml submit …"
+            raise SiteError(what, place="--after", hint=hint)
+        open_runs[found] = None
+    return tuple(open_runs), notes
+
+
+def _again(run: directories.Run) -> str:
+    return f"See hpcml why {run.id}; hpcml rerun {run.id} runs it again."
+
+
+def main(directory: Path) -> None:
+    """Wait until a run on this machine may start, and become its batch script; else write that it never started."""
+    run = directories.load(directory)
+
+    def cancelled(*_: object) -> None:
+        _end(run, "user", "the run was cancelled before it started")
+
+    signal.signal(signal.SIGTERM, cancelled)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    for one in records.planned(run).after:
+        while not (known := _look(directory.with_name(one.run))).over:
+            time.sleep(_LOOK_AT_OTHERS)
+        if not one.met_by(known.ending.exit_status):
+            message, hint = run_status.never_started(one, known)
+            _end(run, "hpcml", message, hint)
+    subprocesses.become(["bash", str(run.paths.script)], process_environment())
+
+
+def _look(directory: Path) -> run_status.Status:
+    """Return how a run stands; one whose record is gone or cannot be read has ended in a way that nobody knows."""
+    try:
+        return run_status.status(directories.load(directory))
+    except HpcmlError as error:
+        return run_status.Status(directory.name, phase="ended", message=error.message)
+
+
+def _end(run: directories.Run, by: str, message: str, hint: str = "") -> None:
+    """Write that a run ended before it started, and end."""
+    directories.write_json(run.paths.status, records.cancelled(by, message, hint).as_json())
+    sys.exit(CANCELLED)
