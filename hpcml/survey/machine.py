@@ -290,15 +290,15 @@ def _answer(folder: Path, job: str, seconds: float) -> Node:
             raise _no_answer(folder, job, state)
         if not over and time.monotonic() >= asked:
             with contextlib.suppress(SlurmUnreachableError):  # the deadline decides
-                known = slurm.states([job])[job]
-                state = f"{known.state}{': ' if known.reason else ''}{known.reason}"
-                if not (known.pending or known.active or known.state == UNREADABLE):
+                job_state = slurm.states([job])[job]
+                state = f"{job_state.state}{': ' if job_state.reason else ''}{job_state.reason}"
+                if not (job_state.pending or job_state.active or job_state.state == UNREADABLE):
                     over = time.monotonic() + _LATE
             asked = time.monotonic() + _ASK
         time.sleep(_LOOK)
     hint = "It is cancelled. Give --deadline more time, or another --partition or --qos."
     raise SiteError(
-        f"The job on a node had not ended in time, it was {state or 'not known'}", place=f"job {job}", hint=hint
+        f"The job on a node had not ended in time, it was {state or 'not job_state'}", place=f"job {job}", hint=hint
     )
 
 

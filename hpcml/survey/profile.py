@@ -265,11 +265,11 @@ class _Writer:
     @staticmethod
     def _nodes(text: str, shape: Kind, *, up: bool) -> tuple[int, bool]:
         """Return a limit in nodes, and whether it was counted from GPUs or CPUs."""
-        found = tres(text)
-        if nodes := _count(found.get("node", "")):
+        amounts = tres(text)
+        if nodes := _count(amounts.get("node", "")):
             return nodes, False
         for name, each in (("gres/gpu", shape.gpus), ("cpu", shape.cpus)):
-            if each and (limit := _count(found.get(name, ""))):
+            if each and (limit := _count(amounts.get(name, ""))):
                 return max(1, -(-limit // each) if up else limit // each), True
         return 0, False
 
@@ -442,8 +442,8 @@ class _Writer:
             return
         asked = How(SLURM, "TRESBillingWeights in scontrol show partition")
         if len(weights) == 1:
-            known = {name.lower(): weight for name, weight in tres(weights.pop()).items()}
-            draft.set(("cost",), "weights", known, asked)
+            weight_by_resource = {name.lower(): weight for name, weight in tres(weights.pop()).items()}
+            draft.set(("cost",), "weights", weight_by_resource, asked)
             largest = "MAX_TRES" in self.tables.config.get("PriorityFlags", "").split(",")
             draft.set(("cost",), "largest", largest, How(SLURM, "PriorityFlags in scontrol show config"))
         else:
