@@ -166,6 +166,8 @@ def _judged(name: str, exam: Examination, by_node: ByNode, clocks: Mapping[str, 
         return judging.check(exam, by_node) if name != "clocks" else _clocks(clocks, by_node)
     except HpcmlError as error:
         return not_applicable(f"it cannot be judged: {error.message}")
+    except KeyError as error:  # a record may lack what its tables should name
+        return not_applicable(f"the answers of the nodes are not complete ({error})")
 
 
 def _by_value(by_node: ByNode, value: Callable[[Node], Any]) -> dict[str, Any]:

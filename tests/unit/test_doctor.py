@@ -147,6 +147,9 @@ def test_what_the_facts_of_nodes_mean(tmp_path: Path, subtests: pytest.Subtests)
     }  # fmt: skip
     for damaged in ({}, node(limits=7), node(infiniband=[{"name": "mlx5_0:1"}]), {**node(), "smi": "x"}):
         assert {one.state for one in nodes.judge(exam, {"n1": damaged}, clocks)} == {"n/a"}
+    lacking = node(limits={}, slots=[{**slot("g", "x", "PXB"), "distances": {}}])
+    states = {one.check: one.state for one in nodes.judge(exam, {"n1": lacking}, clocks)}
+    assert (states["locked-memory"], states["gpu-distance"]) == ("n/a", "n/a")
     for part, checks_of_it in (("memory", ["shared-memory"]), ("limits", ["locked-memory"])):
         unread = nodes.judge(exam, {"n1": node(**{f"{part}_error": "OSError: x"}), "n2": node()}, clocks)
         named = [one.check for one in unread if "could not read" in one.sentence]

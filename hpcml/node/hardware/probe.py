@@ -232,14 +232,14 @@ def _more_of(gpu: Gpus, root: Path, ports: Sequence[record.Port], *, thorough: b
 
 def _slots(root: Path, ports: Sequence[record.Port]) -> list[Slot]:
     """Return the places of NVIDIA's GPUs in the PCI tree."""
-    slots = []
+    usable, slots = [port.name for port in sysfs.usable_ports(ports)], []
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         is_gpu = sysfs.read(device / "vendor") == _NVIDIA and sysfs.read(device / "class").startswith(_DISPLAY)
         if is_gpu and (place := sysfs.pci_of(device)).bus_id:
             distances = {port.name: sysfs.distance(place, port.pci) for port in ports if port.pci.bus_id}
-            usable = [port.name for port in sysfs.usable_ports(ports)]
-            usable.sort(key=lambda name, far=distances: (sysfs.DISTANCES.index(far[name]), name))  # type: ignore[misc]
-            slots.append(Slot(place.bus_id, next(iter(usable), ""), distances))
+            reach = {name: sysfs.DISTANCES.index(distances[name]) for name in usable}
+            nearest = min(reach, key=reach.__getitem__, default="")
+            slots.append(Slot(place.bus_id, nearest, distances))
     return slots
 
 
