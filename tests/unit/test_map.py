@@ -10,11 +10,11 @@ import pytest
 
 import hpcml
 from hpcml import errors
+from hpcml.api import job_request
 from hpcml.api import map as map_api
 from hpcml.errors import SiteError, SlurmUnreachableError
 from hpcml.plan import plan
 from hpcml.request import record as request
-from hpcml.runs import job_request
 from hpcml.schedulers import Submission, slurm, slurm_arrays
 from hpcml.sites import schema
 from hpcml.subprocesses import Answer

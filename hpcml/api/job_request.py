@@ -9,6 +9,7 @@ from typing import Any
 
 from hpcml import __version__, schedulers
 from hpcml.errors import UsageError
+from hpcml.plan.batch_script import quote
 from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.request.options import of
 from hpcml.request.reading import from_keywords
@@ -67,6 +68,16 @@ def make(folder: Path, loaded: LoadedSite) -> None:
 def plan_at(loaded: LoadedSite, spec: RunRequest, directory: Path) -> Plan:
     """Return the plan of one job whose files are in a folder."""
     return plan(loaded.site, spec, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
+
+
+def environment(made: Plan, *variables: tuple[str, str]) -> list[str]:
+    """Return the shell lines of a job's environment: the site's setup, its modules, its variables and some more."""
+    modules = [f"module load {quote(module)} || exit 80" for module in made.modules]
+    return [
+        *made.setup,
+        *modules,
+        *(f"export {name}={quote(value)}" for name, value in (*made.environment, *variables)),
+    ]
 
 
 def program_folder() -> str:
