@@ -12,7 +12,7 @@ from hpcml.errors import UsageError
 from hpcml.plan.batch_script import quote
 from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.request.options import of
-from hpcml.request.reading import from_keywords
+from hpcml.request.reading import given_by_keywords, request_of
 from hpcml.request.record import Code, RunRequest, job_name
 from hpcml.runs import directories
 from hpcml.sites import layers
@@ -37,7 +37,7 @@ def parse(caller: str, taker: str, code: Code, options: Mapping[str, Any]) -> tu
     """
     if host := layers.process_environment().get("HPCML_HOST", ""):
         raise UsageError(f"{caller} submits on this machine, and HPCML_HOST names another", place=host)
-    spec = from_keywords(options, of(taker), caller, code)
+    spec = request_of(given_by_keywords(options, of(taker), caller), code)
     loaded = load_here(spec.place.site, spec.code.cwd, spec.place.settings)
     spec = schedulers.get(loaded.site.scheduler).with_variables(spec, loaded.is_from_this_call)
     return loaded, spec.changed(name=job_name(spec))
