@@ -68,12 +68,12 @@ class Kind(NamedTuple):
     """A kind of run."""
 
     name: str
+    options: str  # the login node's module with the options that only this kind has: OPTIONS, a KindOptions
     roles: tuple[Role, ...]  # in the order in which the batch script starts them, before the supervisor
     processes: str  # the module on the nodes that has the class Processes(state, folders)
     in_script: str  # the module whose install() changes the script's interpreter, empty without one
     startup: tuple[Stage, ...]  # in their order
     ready: str  # the event after which the script can begin
-    options: str  # the login node's module with the options that only this kind has: OPTIONS, a KindOptions
 
     def role(self, name: str) -> Role | None:
         """Return a role by its name, None if this kind has no such role."""

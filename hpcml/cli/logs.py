@@ -27,9 +27,8 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser, argparse.SUPPRESS)
-    parser.add_argument(
-        "role", metavar="ROLE", nargs="?", help=f"{SCRIPT} (default), {', '.join(kinds.roles())} or job"
-    )
+    roles = ", ".join([f"{SCRIPT} (default)", *kinds.roles()])
+    parser.add_argument("role", metavar="ROLE", nargs="?", help=f"{roles} or job")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     parser.add_argument("-n", "--lines", metavar="N", help="begin with the last N lines of each log")
     parser.add_argument("--attempt", metavar="N", help="what the script printed in attempt N alone, from 1")

@@ -10,6 +10,7 @@ WORKER = Role("worker", f"{_NODE}.workers", every_node=True, title="the workers"
 
 KIND = Kind(
     name="dask",
+    options=f"{__name__}.options",
     roles=(SCHEDULER, WORKER),
     processes=f"{_NODE}.cluster",
     in_script=f"{_NODE}.replacements",
@@ -37,5 +38,4 @@ KIND = Kind(
         ),
     ),
     ready="workers-ready",
-    options=f"{__name__}.options",
 )
