@@ -124,6 +124,7 @@ class Kind(NamedTuple):
     """A kind of run."""
 
     name: str
+    options: str  # the login node's module with the options that only this kind has: OPTIONS, a KindOptions
     roles: tuple[Role, ...]  # in the order in which the batch script starts them, before the supervisor
     processes: str  # the module on the nodes that has the class Processes(state, folders)
     reset: str  # the module that resets the processes between two points of a sweep (hpcml.node.sweep.forks.Resets)
@@ -131,7 +132,6 @@ class Kind(NamedTuple):
     programs: Mapping[Form, str]  # the module that runs a form for which hpcml has a program of its own
     startup: tuple[Stage, ...]  # in their order
     ready: str  # the event after which the script can begin
-    options: str  # the login node's module with the options that only this kind has: OPTIONS, a KindOptions
     noun: str  # one of its processes, of which a run has ``expected``
     threads: str  # the setting for the threads of one process, empty without one
     ends: tuple[EndOfKind, ...]

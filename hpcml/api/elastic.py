@@ -22,6 +22,7 @@ from distributed import Adaptive, Scheduler, Status
 from distributed.deploy.cluster import Cluster
 
 from hpcml import assets, files, schedulers, subprocesses, units
+from hpcml.api import job_request
 from hpcml.errors import ALLOCATION_LOST, HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
 from hpcml.forms import Form
 from hpcml.kinds.dask.node import connection_limits, temporary_directory, tls
@@ -33,7 +34,7 @@ from hpcml.plan.batch_script import directive, join, quote
 from hpcml.plan.plan import Plan
 from hpcml.repairs import file_names
 from hpcml.request.record import Code, RunRequest
-from hpcml.runs import directories, job_request
+from hpcml.runs import directories
 from hpcml.runs.submit import Prepared, check_image
 from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite
@@ -460,9 +461,7 @@ def _prologue(made: Plan) -> list[str]:
         'if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then',
         '  echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74',
         "fi",
-        *made.setup,
-        *(f"module load {quote(module)} || exit 80" for module in made.modules),
-        *(f"export {name}={quote(value)}" for name, value in made.environment),
+        *job_request.environment(made),
         '. "$HPCML_RUN_DIR/environment.sh"',
         *made.prologue,
         f'export PYTHONPATH={quote(library)}:{quote(job_request.program_folder())}"${{PYTHONPATH:+:$PYTHONPATH}}"',

@@ -19,6 +19,7 @@ from submitit.local.local import LocalExecutor, LocalJob
 from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 
 from hpcml import files, schedulers
+from hpcml.api import job_request
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageError
 from hpcml.forms import Form
 from hpcml.paths import RunPaths
@@ -26,7 +27,6 @@ from hpcml.plan.batch_script import directive, join, quote
 from hpcml.plan.plan import Plan
 from hpcml.repairs import file_names
 from hpcml.request.record import Code
-from hpcml.runs import job_request
 from hpcml.schedulers import ENDED
 from hpcml.sites import layers
 from hpcml.sites.schema import Site
@@ -164,9 +164,7 @@ class SlurmPoint(SlurmJob):  # type: ignore[misc]
 def enter(made: Plan, folder: str, variables: Sequence[tuple[str, str]]) -> str:
     """Return the shell that leads a process into the environment of the site's runs, and starts Python there."""
     lines = ["#!/bin/bash", f'[ "$PYTHONSAFEPATH" != {layers.SAFE_PATH} ] || unset PYTHONSAFEPATH']
-    lines += [f"umask {made.inside.code.umask:03o}", *made.setup]
-    lines += [f"module load {quote(module)} || exit 80" for module in made.modules]
-    lines += [f"export {name}={quote(value)}" for name, value in (*made.environment, *variables)]
+    lines += [f"umask {made.inside.code.umask:03o}", *job_request.environment(made, *variables)]
     lines += [f'export PYTHONPATH={quote(folder)}"${{PYTHONPATH:+:$PYTHONPATH}}"']
     lines += [f'exec {quote(made.steps[-1].command[0])} -P "$@"', ""]  # -P: no module of the working folder
     return "\n".join(lines)

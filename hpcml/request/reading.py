@@ -51,6 +51,13 @@ def _is_given(given: Mapping[str, Any], name: str) -> bool:
 def given_by_keywords(keywords: Mapping[str, Any], allowed: Collection[str], caller: str) -> dict[str, Any]:
     """Return keywords of Python as :func:`request_of` takes them.
 
+    Parameters
+    ----------
+    allowed
+        Names of options: ``options.of("map")``.
+    caller
+        What the user called, for errors.
+
     Raises
     ------
     UsageError
@@ -79,19 +86,6 @@ def given_by_keywords(keywords: Mapping[str, Any], allowed: Collection[str], cal
         else:
             given[name] = as_text(value)
     return given
-
-
-def from_keywords(keywords: Mapping[str, Any], allowed: Collection[str], caller: str, code: Code) -> RunRequest:
-    """Return the request that keywords of Python make; HpcmlError if one is not allowed or cannot be read.
-
-    Parameters
-    ----------
-    allowed
-        Names of options: ``options.of("map")``.
-    caller
-        What the user called, for errors.
-    """
-    return request_of(given_by_keywords(keywords, allowed, caller), code)
 
 
 def as_texts(value: object) -> list[str]:

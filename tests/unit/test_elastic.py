@@ -20,12 +20,12 @@ from distributed.deploy.spec import SpecCluster
 
 import hpcml
 from hpcml.api import elastic as cluster
+from hpcml.api import job_request
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.forms import Form
 from hpcml.kinds.dask.node import elastic_worker
 from hpcml.node.settings import load
 from hpcml.request.record import Code
-from hpcml.runs import job_request
 from hpcml.runs.submit import prepare
 from hpcml.schedulers import slurm
 

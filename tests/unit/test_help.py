@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import re
@@ -28,6 +29,14 @@ def test_of_a_command(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
             check(commands.build_parser(command).format_help(), wide, width)
             assert wide.startswith(f"usage: hpcml {command}")
             assert wide.rstrip().endswith(commands.COMMANDS[command].examples[-1])
+
+
+@pytest.mark.parametrize("verb", commands.COMMANDS)
+def test_each_command_has_what_runs_it(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = commands.module_of(verb)
+    name = f"run_{verb}" if module.__name__ != f"hpcml.cli.{verb}" else "run"
+    monkeypatch.setattr(module, name, lambda _: 7)
+    assert commands.run(verb, argparse.Namespace()) == 7
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

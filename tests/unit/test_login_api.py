@@ -73,7 +73,7 @@ def test_the_request_of_keywords() -> None:
         "env": {"A": "x"},
         "max_restarts": 0,
     }
-    spec = reading.from_keywords(keywords, options.of("python"), "hpcml.submit()", code)
+    spec = reading.request_of(reading.given_by_keywords(keywords, options.of("python"), "hpcml.submit()"), code)
     assert (spec.size.nodes, spec.size.gpu_type, spec.size.gpus_per_node, spec.attempts.max_restarts) == (
         4,
         "a100",

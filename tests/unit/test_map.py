@@ -10,12 +10,12 @@ import pytest
 
 import hpcml
 from hpcml import errors
+from hpcml.api import job_request
 from hpcml.api import map as map_api
 from hpcml.errors import SiteError, SlurmUnreachableError
 from hpcml.forms import Form
 from hpcml.plan import plan
 from hpcml.request import record as request
-from hpcml.runs import job_request
 from hpcml.schedulers import Submission, slurm
 from hpcml.sites import schema
 from hpcml.subprocesses import Answer

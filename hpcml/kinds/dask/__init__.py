@@ -32,6 +32,7 @@ def _seen(event: str, facts: Facts) -> dict[str, Any]:
 
 KIND = Kind(
     name="dask",
+    options=f"{__name__}.options",
     roles=(SCHEDULER, WORKER),
     processes=f"{_NODE}.cluster",
     reset=f"{_NODE}.reset",
@@ -74,7 +75,6 @@ KIND = Kind(
         ),
     ),
     ready="workers-ready",
-    options=f"{__name__}.options",
     samples=f"{__name__}.samples",
     accounting=f"{__name__}.accounting",
     noun="worker",

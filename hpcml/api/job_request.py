@@ -9,9 +9,10 @@ from typing import Any
 
 from hpcml import __version__, schedulers
 from hpcml.errors import UsageError
+from hpcml.plan.batch_script import quote
 from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.request.options import of
-from hpcml.request.reading import from_keywords
+from hpcml.request.reading import given_by_keywords, request_of
 from hpcml.request.record import Code, RunRequest, job_name
 from hpcml.runs import directories
 from hpcml.sites import layers
@@ -36,7 +37,7 @@ def parse(caller: str, taker: str, code: Code, options: Mapping[str, Any]) -> tu
     """
     if host := layers.process_environment().get("HPCML_HOST", ""):
         raise UsageError(f"{caller} submits on this machine, and HPCML_HOST names another", place=host)
-    spec = from_keywords(options, of(taker), caller, code)
+    spec = request_of(given_by_keywords(options, of(taker), caller), code)
     loaded = load_here(spec.place.site, spec.code.cwd, spec.place.settings)
     spec = schedulers.get(loaded.site.scheduler).with_variables(spec, loaded.is_from_this_call)
     return loaded, spec.changed(name=job_name(spec))
@@ -67,6 +68,16 @@ def make(folder: Path, loaded: LoadedSite) -> None:
 def plan_at(loaded: LoadedSite, spec: RunRequest, directory: Path) -> Plan:
     """Return the plan of one job whose files are in a folder."""
     return plan(loaded.site, spec, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
+
+
+def environment(made: Plan, *variables: tuple[str, str]) -> list[str]:
+    """Return the shell lines of a job's environment: the site's setup, its modules, its variables and some more."""
+    modules = [f"module load {quote(module)} || exit 80" for module in made.modules]
+    return [
+        *made.setup,
+        *modules,
+        *(f"export {name}={quote(value)}" for name, value in (*made.environment, *variables)),
+    ]
 
 
 def program_folder() -> str:
