@@ -22,7 +22,7 @@ from hpcml.failures.evidence import Hit, Line, Piece
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rules import BY_NAME, COLOURS, RULES, Role, Where, meaning
 from hpcml.kinds.dask.node import clock_offset, workers
-from hpcml.node import frozen
+from hpcml.node import script_process
 from hpcml.paths import RunPaths
 
 KILLED_WORKER = {"type": "KilledWorker", "message": "Attempted to run task 'f' on 4 different workers, but all died"}
@@ -466,8 +466,8 @@ def process(tmp_path: Path) -> Process:
 
 
 def test_one_long_wait_for_a_file_system_is_seen(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frozen, "_READS", {"0"})
-    look = frozen.Frozen(1)
+    monkeypatch.setattr(script_process, "_READS", {"0"})
+    look = script_process.FileSystemHang(1)
     look.place = process.folder
     assert [look.look(now) for now in (0, 10, 19)] == ["", "", ""]
     assert look.look(21) == "/data/a.npy, request_wait_answer"
@@ -478,6 +478,6 @@ def test_one_long_wait_for_a_file_system_is_seen(process: Process, monkeypatch: 
 
 
 def test_a_process_that_has_gone_waits_for_nothing(tmp_path: Path) -> None:
-    look = frozen.Frozen(1)
+    look = script_process.FileSystemHang(1)
     look.place = tmp_path / "gone"
     assert [look.look(now) for now in (0, 60)] == ["", ""]

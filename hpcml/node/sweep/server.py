@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from hpcml import errors
 from hpcml.node import files, processes
-from hpcml.node.script import hook
+from hpcml.node.script import interpreter
 from hpcml.node.script_process import oom_kills
 from hpcml.node.settings import Context, load
 from hpcml.node.sweep import records
@@ -39,7 +39,7 @@ _FIRST = 3  # failed points whose causes are told
 def serve() -> NoReturn:
     """Run the points, and exit."""
     context = load()
-    hook.install()  # before what it replaces is imported
+    interpreter.install_kind()  # before what it replaces is imported
     with processes.long_import():
         import distributed  # noqa: F401 - for the points
 

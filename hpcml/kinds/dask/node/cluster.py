@@ -19,9 +19,8 @@ from hpcml.kinds.dask.node.losses import Losses
 from hpcml.node import files, scratch
 from hpcml.node.hardware.network import ucx_environment
 from hpcml.node.outcome import RunEndedError, say
-from hpcml.node.run_state import TICK, RunState
+from hpcml.node.run_state import LAST_WORDS, TICK, RunState
 from hpcml.node.script_process import Script
-from hpcml.node.steps import LAST_WORDS
 from hpcml.node.versions import Comparison
 
 ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves, a quarter if they never were all up

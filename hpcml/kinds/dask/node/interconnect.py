@@ -40,6 +40,13 @@ NCCL_SHARE = 0.5  # of the deadline: a communicator that does not come together 
 Named = tuple[str, str]  # a worker's name and its address
 Workers = dict[str, list[Named]]  # by node, in the order of the names
 Round = list[tuple[Named, Named]]  # (target, source)
+MIB = 1024**2
+FIRST = 32 * MIB  # bytes of the transfer that tells how large the timed ones shall be
+LARGEST = 512 * MIB
+AIMED = 0.02  # seconds that one timed transfer should last: long against the request, short against the run
+REPEATS = 4
+NCCL_BYTES = 256 * MIB
+NCCL_REPEATS = 5
 
 
 async def check(scheduler: Scheduler, context: Context, protocol: str) -> dict[str, Any]:
@@ -231,15 +238,6 @@ async def _slowest(
             return {"error": f"{name}: {answer['error']}", **log}
     slowest = max(results, key=lambda answer: float(answer[key]))
     return {**slowest, **log, "right": all(one.get("right") for one in results)}
-
-
-MIB = 1024**2
-FIRST = 32 * MIB  # bytes of the transfer that tells how large the timed ones shall be
-LARGEST = 512 * MIB
-AIMED = 0.02  # seconds that one timed transfer should last: long against the request, short against the run
-REPEATS = 4
-NCCL_BYTES = 256 * MIB
-NCCL_REPEATS = 5
 
 
 class Transfers:
