@@ -21,7 +21,7 @@ from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, Piece
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rules import BY_NAME, COLOURS, RULES, Role, Where, meaning
-from hpcml.kinds.dask.node import clock_offset, workers
+from hpcml.kinds.dask.node import messages, workers
 from hpcml.node import script_process
 from hpcml.paths import RunPaths
 
@@ -424,7 +424,7 @@ def test_the_shortest_exchange_tells_another_clock(monkeypatch: pytest.MonkeyPat
         now += there + back
         return now - back
 
-    ahead, within = asyncio.run(clock_offset.measure(ask))
+    ahead, within = asyncio.run(messages.measure_clock(ask))
     assert ahead == pytest.approx(89.9, abs=1e-3)
     assert within == pytest.approx(0.2, abs=1e-3)
 

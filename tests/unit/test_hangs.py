@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpcml import errors
-from hpcml.kinds.dask.node.hangs import Hangs
+from hpcml.kinds.dask.node.cluster import Hangs
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.processes import OwnTime
 

@@ -16,7 +16,7 @@ from hpcml import errors, schedulers
 from hpcml.cli.progress import Progress
 from hpcml.failures.end import End
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node.heartbeat import Activity
+from hpcml.kinds.dask.node.activity import Activity
 from hpcml.node.outcome import EventLog, write_status
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context

@@ -16,7 +16,7 @@ KIND = Kind(
     programs={
         "jupyter": f"{_NODE}.jupyter.server",
         "notebook": f"{_NODE}.jupyter.execute",
-        "fabric": f"{_NODE}.interconnect_program",
+        "fabric": f"{_NODE}.interconnect",
         "doctor": f"{_NODE}.checkup",
     },
     startup=(
