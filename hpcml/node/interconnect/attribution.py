@@ -1,8 +1,11 @@
-"""UCX's lanes and the counters' movement weighed against each other, node by node.
+"""Which transport carried the bytes, node by node; and if that is not the fast one, the first cause that explains it.
 
 A lane that UCX has wired *may* carry data. It is believed if its own counter moved by the bytes that were sent and the
 IP interfaces did not; where such a counter cannot be read, if the counters of all other lanes stood still. In
 doubt the answer is no. The InfiniBand side is untested on hardware.
+
+Causes are tried in the order of cause and effect: what was set, what the nodes have, what the library can, what the
+process may.
 """
 
 from __future__ import annotations

@@ -186,7 +186,11 @@ def peer_of(connection: socket.socket) -> int:
 
 
 class TaskEnds(SchedulerPlugin):  # type: ignore[misc]
-    """Counts them for one scheduler; of the errors it keeps the first."""
+    """Counts the tasks of one scheduler that failed or were given up before they were done; it keeps the first error.
+
+    A script that ends with 0 may have waited for none of them: Dask keeps an error for who asks for the result, and
+    drops what nobody wants any more.
+    """
 
     name = "hpcml-task-ends"
 

@@ -145,7 +145,10 @@ def _within(name: str, package: str) -> bool:
 
 
 def import_early(modules: Sequence[str]) -> None:
-    """Import modules; the log says how long it took.
+    """Import modules once for all workers of the node, before they are forked; the log says how long it took.
+
+    Each worker imports a collection's library at its first task. With eight workers on two cores, one import for all
+    almost halves the processor time of a data frame's first result.
 
     What is not installed, or cannot be imported, is left to the graph that needs it: that error reaches the script. Its
     words are not said here, where the cause of another error is looked for.
