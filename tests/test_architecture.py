@@ -14,6 +14,8 @@ import jinja2.nodes
 import pytest
 
 from hpcml import assets
+from hpcml.kind import Kind
+from hpcml.kinds import KINDS
 from hpcml.plan import batch_script
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,6 +103,14 @@ def test_what_travels_with_a_run_is_all_that_the_nodes_side_imports() -> None:
             places = {"/".join(parts[:end]) for end in range(2, len(parts) + 1)}
             files = {f"{place}.py" for place in places} | {f"{place}/__init__.py" for place in places}
             assert parts[0] != "hpcml" or files & travels, (path, name)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_the_modules_that_a_kind_names_travel_with_its_runs(kind: Kind) -> None:
+    travels = set(assets.node_side())
+    modules = [kind.processes, kind.in_script, *kind.programs.values(), *(role.module for role in kind.roles)]
+    for name in filter(None, modules):
+        assert f"{name.replace('.', '/')}.py" in travels, name
 
 
 @pytest.mark.parametrize(

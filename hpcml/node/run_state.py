@@ -1,21 +1,32 @@
-"""The run as its supervisor sees it, whatever its kind: its phase, its events, its warnings and its clocks."""
+"""The run as its supervisor sees it, whatever its kind: phase, events, warnings, clocks, and the steps beside it."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import time
 from pathlib import Path
 
 from hpcml.failures.end import End
+from hpcml.files import size_of
 from hpcml.kind import Kind
 from hpcml.node.end_cause import EndRequests
 from hpcml.node.outcome import EventLog, RunEndedError, say
-from hpcml.node.processes import OwnTime
+from hpcml.node.processes import OwnTime, Process
 from hpcml.node.settings import Context
-from hpcml.node.steps import Steps
+from hpcml.units import expand_hosts
 
 TICK = 0.05  # seconds between looks at this node's processes
 SLOW_TICK = 0.5  # seconds between looks at files that other nodes write
 LOOK_EACH = 0.005  # seconds more for each node: a look reads a file of every node
+LAST_WORDS = 1.0  # seconds from a step's end until what its tasks wrote last is there
+_MOST_LOG = 1 << 20  # bytes of the job's log that are read at a time
+_LONGEST_LINE = 200
+# A task that ends by itself has written its exit status: srun says of it that it exited.
+_TASK_KILLED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: (?!Exited with )")
+_NOT_LAUNCHED = re.compile(r"srun: error: Task launch for StepId=\S+ failed on node (\S+): ")
+_ABORTED = re.compile(r"srun: (?:error: Application launch failed|Job step aborted)")  # it kills all tasks itself now
 
 
 class RunState:
@@ -63,3 +74,53 @@ class RunState:
             return False
         self.looked = time.monotonic()
         return True
+
+
+class Steps:
+    """The steps of the kind's roles as processes of the batch script: ``srun``, or ``step.sh`` without Slurm.
+
+    A step that is gone takes its role with it: nothing would start it again. So does a task of it that srun reports as
+    killed, or as not launched, in the job's log: step.sh outlives its role otherwise.
+    """
+
+    def __init__(self, kind: Kind, clock: OwnTime, job_log: Path) -> None:
+        self.job_log, self.read = job_log, size_of(job_log)
+        self.tasks: dict[str, str] = {}
+        self.aborted = False
+        words = os.environ.get("HPCML_STEPS", "").split()
+        self.processes = {role.name: Process.named(int(pid)) for role, pid in zip(kind.roles, words, strict=False)}
+        self.agent = kind.agent.name
+        self.clock = clock
+        self.ended: dict[str, float] = {}
+
+    def gone(self, role: str) -> bool:
+        """Whether a role's step has ended, long enough ago that its tasks' last words have arrived."""
+        process = self.processes.get(role)
+        if process is None or process.alive:
+            return False
+        return self.clock.seconds - self.ended.setdefault(role, self.clock.seconds) > LAST_WORDS
+
+    def lost_tasks(self) -> dict[str, str]:
+        """Return srun's reports, in this attempt, of tasks that were killed or not launched: a clause for each node."""
+        if size_of(self.job_log) > self.read:
+            with self.job_log.open("rb") as log:
+                log.seek(self.read)
+                text = log.read(_MOST_LOG)
+            text = text[: text.rfind(b"\n") + 1]
+            self.read += len(text)
+            for line in text.decode(errors="replace").splitlines():
+                self._note(line)
+        return self.tasks
+
+    def _note(self, line: str) -> None:
+        """Take note of a line of the job's log; what is killed after srun has given the step up is no cause."""
+        self.aborted = self.aborted or bool(_ABORTED.match(line))
+        for pattern, what in ((_TASK_KILLED, "was killed"), (_NOT_LAUNCHED, "could not be launched")):
+            if (match := pattern.match(line)) and not self.aborted:
+                with contextlib.suppress(ValueError):  # no list of nodes: another program's line
+                    clause = f"the {self.agent} task {what} ({line[:_LONGEST_LINE]})"
+                    self.tasks |= dict.fromkeys(expand_hosts(match[1]), clause)
+
+    def alive(self) -> list[int]:
+        """Return the pids of the steps that have not ended."""
+        return [process.pid for process in self.processes.values() if process.alive]

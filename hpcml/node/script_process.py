@@ -1,15 +1,17 @@
-"""The user's script, or JupyterLab, as a child process: signalled once, its end told in words."""
+"""The user's script, or JupyterLab, as a child process: its start and end, what it waits for, and what it wrote."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from hpcml.errors import MEANING, START_FAILED, STOPPED
 from hpcml.forms import Form
@@ -30,6 +32,18 @@ START_MODULE = (
 _START_POINTS = "import sys; sys.path[:] = filter(None, sys.path); from hpcml.node.sweep.server import serve; serve()"
 
 _SUPERVISOR = ("HPCML_BATCH", "HPCML_STEPS")  # what the batch script tells the supervisor alone
+HUNG_AFTER = 20.0  # seconds of one wait after which it is said
+_MOST_THREADS = 64
+# Functions of Linux in which a process waits for a file system's server: FUSE, NFS, Lustre, GPFS, CephFS, BeeGFS, 9p.
+_WAITS = re.compile(
+    r"request_wait_answer|fuse_\w+|rpc_wait_bit_killable|nfs\w*_wait\w*|ptlrpc_\w*wait\w*|cl_\w*wait\w*|ll_\w+|"
+    r"cxiWait\w*|ceph_\w*wait\w*|beegfs\w*|p9_client_rpc|folio_wait_bit\w*|wait_on_page_bit\w*|io_schedule"
+)
+# The numbers of the calls whose first argument is a file: read, write, pread and pwrite.
+_READS = {"0", "1", "17", "18"} if os.uname().machine == "x86_64" else set()
+_HINT_RULES = ("gpu-arrays", "no-keyboard")  # whose errors are the script's own, on this node
+_MOST_ENTRIES = 10_000  # entries that are looked at
+_NAMED_FILES = 3
 
 
 class Script:
@@ -170,3 +184,120 @@ def _oom_files() -> tuple[Path, ...]:
     """Return the files that may tell it."""
     names = {1: "memory.oom_control", 2: "memory.events"}
     return tuple(folder / names[version] for version, folder in sorted(sysfs.control_groups(Path("/"), "memory")))
+
+
+class FileSystemHang:
+    """How long a process has waited for a file system, as :meth:`look` finds it at each call."""
+
+    def __init__(self, pid: int) -> None:
+        self.place = Path(f"/proc/{pid}")
+        self.since: dict[str, tuple[float, str]] = {}
+
+    def look(self, now: float) -> str:
+        """Return what the process has waited for, empty if it has not, or not long; ``now`` is in seconds."""
+        waiting = {}
+        for thread in self._threads():
+            function = _kernel_text(thread / "wchan")
+            if _WAITS.fullmatch(function):
+                woken = _kernel_text(thread / "status").rpartition("\nvoluntary_ctxt_switches:")[
+                    2
+                ]  # counts of two kinds
+                began, before = self.since.get(thread.name, (now, woken))
+                waiting[thread.name] = (began if before == woken else now, woken)
+        self.since = waiting
+        longest = min(waiting, key=lambda name: waiting[name][0], default="")
+        if not longest or now - waiting[longest][0] < HUNG_AFTER:
+            return ""
+        thread = self.place / "task" / longest
+        return f"{self._file(thread)}{_kernel_text(thread / 'wchan')}"
+
+    def _threads(self) -> list[Path]:
+        try:
+            return [self.place / "task" / name for name in os.listdir(self.place / "task")[:_MOST_THREADS]]
+        except OSError:
+            return []  # it has ended
+
+    def _file(self, thread: Path) -> str:
+        """Return the file that a thread reads or writes, with a comma; empty where the kernel does not tell it."""
+        call = _kernel_text(thread / "syscall").split()
+        if len(call) < 2 or call[0] not in _READS:
+            return ""
+        try:
+            path = (self.place / "fd" / str(int(call[1], 16))).readlink()
+        except (OSError, ValueError):
+            return ""
+        return f"{str(path)[:300]}, "
+
+
+def _kernel_text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""  # it has ended, or the kernel does not tell
+
+
+def next_step(context: Context) -> str:
+    """Return the next step after the error that the script's process has written down, empty if none is known."""
+    try:
+        error = files.read_json(context.attempt.script_error)
+    except (OSError, ValueError) as problem:
+        return f"What ended the script cannot be read: {problem}."
+    for one in (error or {}).get("chain", ()):
+        if hint := _hint(one, context.settings.job.image):
+            return hint
+    sweep = context.settings.points.sweep
+    return f"The sweep's points, and why some failed: hpcml sweep status {sweep}." if sweep else ""
+
+
+def _hint(error: dict[str, Any], image: str) -> str:
+    if hiding := error.get("hides"):
+        return f"{hiding} hides another module of this name, which the script or a library needs: rename it."
+    if error["type"] == "ModuleNotFoundError" and error["name"] and "." not in error["name"]:
+        return _add_to_path(error["name"], error["has"]) if error.get("has") else _add_module(error["name"], image)
+    from hpcml.failures.rules import BY_NAME
+
+    rules, text = map(BY_NAME.__getitem__, _HINT_RULES), f"{error['type']}: {error['message']}"
+    return next((rule.remedy for rule in rules if re.search(rule.pattern, text)), "")
+
+
+def _add_to_path(name: str, file: str) -> str:
+    """Say how workers find a module that the script has found."""
+    return (
+        f"The script has the module '{name}' ({file}), and the workers' path has not: add its folder to PYTHONPATH "
+        "before you submit, or to sys.path before the script opens its cluster."
+    )
+
+
+def _add_module(name: str, image: str) -> str:
+    """Say where a module is missing and how it gets there; its package may have another name."""
+    if image:
+        return f"The image {image} has no module '{name}': build one that has it (hpcml image build --help)."
+    if name in sys.stdlib_module_names:
+        return f"{sys.executable} was built without Python's own module '{name}': set runtime.python to another."
+    add = f"{sys.executable} -m pip install {name}"
+    return f"{sys.executable}, which ran the script, has no module '{name}': {add}; or set runtime.python to another."
+
+
+def written_into_copy(copy: Path, since: int) -> str:
+    """Return a sentence about files of the copy that are newer than ``since`` (st_mtime_ns), empty if there is none."""
+    written = sorted(_newer(copy, since))
+    if not written:
+        return ""
+    shown = ", ".join(name if name.isprintable() else ascii(name) for name in written[:_NAMED_FILES])
+    more = f" and {len(written) - _NAMED_FILES} more" if len(written) > _NAMED_FILES else ""
+    words = "The script has written into the run's copy of its folder, not beside the original:"
+    return f"{words} {shown}{more} (in {copy}). The current folder and hpcml.run.out are no copies."
+
+
+def _newer(copy: Path, since: int) -> Iterator[str]:
+    waiting, looked_at = [str(copy)], 0
+    while waiting:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as found:  # what is being removed, or closed
+            for entry in found:
+                looked_at += 1
+                if looked_at > _MOST_ENTRIES:
+                    return
+                if entry.is_dir(follow_symlinks=False):
+                    waiting += [entry.path] if entry.name != "__pycache__" else []
+                elif entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime_ns > since:
+                    yield os.path.relpath(entry.path, copy)

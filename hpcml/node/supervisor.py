@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -14,19 +15,21 @@ from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.files import size_of, tail, write
 from hpcml.kind import Kind, Processes, RunningScript
-from hpcml.node import attempts, code_copy, end_cause, error_hints, files, report, scratch, storage
-from hpcml.node.frozen import WAITED, Frozen
+from hpcml.node import attempts, end_cause, files, scratch, script_process, storage
 from hpcml.node.job import job_id
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
 from hpcml.node.processes import Process
 from hpcml.node.run_state import RunState
-from hpcml.node.script import hook
+from hpcml.node.script import interpreter
+from hpcml.node.script_process import HUNG_AFTER, FileSystemHang
 from hpcml.node.settings import Context, load
 from hpcml.paths import SCRIPT
 
 ROOM_TICK = 5.0  # seconds between questions to the run's file system whether it is full
 NO_FOLDER = "The folder that the run was submitted from must exist on the compute nodes."
 _PLACE = "Set paths.scratch in the profile, or TMPDIR, to a folder of your own, or to a sticky one of root's."
+REPORT_LONGEST = 3.0  # seconds that the nodes wait for it
+REPORT_KILLED = 1.0  # seconds until it has gone when it was killed
 
 
 def main(kind: Kind) -> int:
@@ -116,9 +119,9 @@ def _run(state: RunState, processes: Processes) -> End:
 def run_script(state: RunState, processes: Processes, environment: dict[str, str]) -> End:
     """Run the script to its end and return how it ended."""
     state.phase, state.script_began = SCRIPT, True
-    environment = environment | {hook.VARIABLE: state.kind.in_script}
+    environment = environment | {interpreter.IN_SCRIPT: state.kind.in_script}
     if state.context.settings.points.sweep:
-        environment |= {hook.RESETS: state.kind.reset}
+        environment |= {interpreter.RESETS: state.kind.reset}
     try:
         script = processes.run_script(environment)
     except OSError as error:
@@ -137,7 +140,7 @@ def run_script(state: RunState, processes: Processes, environment: dict[str, str
     if (
         settings.code.copy_of
         and settings.code.form.traits.is_script
-        and (written := code_copy.note(state.context.run.code, began))
+        and (written := script_process.written_into_copy(state.context.run.code, began))
     ):
         state.warn(written)
     return outcome
@@ -146,14 +149,14 @@ def run_script(state: RunState, processes: Processes, environment: dict[str, str
 def _follow(state: RunState, processes: Processes, script: RunningScript) -> End:
     must_end: End | None = None
     kill_at, room_looked = float("inf"), 0.0
-    frozen, slow = Frozen(script.pid), ""
+    hang, slow = FileSystemHang(script.pid), ""
     while (status := script.poll()) is None:
         processes.step()
         if state.clock.seconds - room_looked >= ROOM_TICK:
             room_looked = state.clock.seconds
             if full := storage.scarce(state.context.run.directory):  # the script may not need it, or room be made
                 state.warn(f"{full}: what the script and the logs write from now on is lost.")
-            _look_for_frozen(state, frozen, told_to_end=bool(must_end or state.end_requests.signalled))
+            _look_for_hang(state, hang, told_to_end=bool(must_end or state.end_requests.signalled))
             if Process.named(script.pid).state == "T":
                 pid = f"kill -CONT {script.pid} on {state.context.node}"
                 state.warn(f"The script is stopped (SIGSTOP). Continue it ({pid}), or cancel the run.")
@@ -192,18 +195,20 @@ def _end_of(state: RunState, script: RunningScript, status: int, must_end: End |
     quote = () if status in (0, errors.STOPPED) else tail(state.context.run.driver_log, width=300)
     settings = state.context.settings
     by = "hpcml" if settings.code.form in state.kind.programs and status == errors.START_FAILED else "script"
-    hint = error_hints.next_step(state.context) if status else ""
+    hint = script_process.next_step(state.context) if status else ""
     return End(status, SCRIPT, by, script.describe_end(status), hint, quote, ended_as)
 
 
-def _look_for_frozen(state: RunState, frozen: Frozen, *, told_to_end: bool) -> None:
+def _look_for_hang(state: RunState, hang: FileSystemHang, *, told_to_end: bool) -> None:
     """Say when the script waits for a file system, and when it continues; the wait of one that dies just ends."""
     if told_to_end:
         return
     node = state.context.node
-    if waits := frozen.look(state.clock.seconds):
+    if waits := hang.look(state.clock.seconds):
         state.frozen = True
-        state.warn(f"{node}: the script has waited for a file system that does not answer for {WAITED:g} s ({waits}).")
+        state.warn(
+            f"{node}: the script has waited for a file system that does not answer for {HUNG_AFTER:g} s ({waits})."
+        )
     elif state.frozen:
         state.frozen = False
         state.warn(f"{node}: the file system answers again; the script goes on.")
@@ -230,7 +235,7 @@ def tear_down(state: RunState, processes: Processes, outcome: End) -> bool:
     write_status(outcome, context, state.warnings, over=False)
     if outcome.exit_status:
         state.tell_clocks()
-    page = report.Report(context)
+    page = ReportProcess(context)
     _wait(state, processes, start + processes.close())
     left = state.steps.alive()
     for pid in left:  # srun kills its tasks when told to end; elsewhere a step is a process group
@@ -281,3 +286,49 @@ def _wait(state: RunState, processes: Processes, deadline: float) -> None:
         processes.step()
     if not processes.silent:
         processes.step()  # its last messages
+
+
+class ReportProcess:
+    """The process: it imports what it needs while the roles are told to close, and makes the report when they have.
+
+    Nothing of it can fail the run: what goes wrong is said in the job's log, with how to make the report later.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.process: subprocess.Popen[bytes] | None = None
+        words = [sys.executable, "-P", "-m", "hpcml.report", str(context.run.directory), str(context.number)]
+        pipe = subprocess.PIPE
+        try:
+            self.process = subprocess.Popen(words, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, cwd="/")
+        except OSError as error:
+            self._missed(str(error))
+
+    def begin(self) -> None:
+        """Let the process begin: all that the roles write is there."""
+        if self.process and self.process.stdin:
+            with contextlib.suppress(BrokenPipeError):  # it has failed, which its end tells
+                self.process.stdin.write(b"go\n")
+                self.process.stdin.flush()
+
+    def end(self) -> None:
+        """Wait for the report, not longer than its deadline."""
+        if not self.process:
+            return
+        try:
+            _, words = self.process.communicate(timeout=REPORT_LONGEST)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the file system holds it; nobody waits for it
+                self.process.communicate(timeout=REPORT_KILLED)
+            self._missed(f"it was not ready in {REPORT_LONGEST:g} s")
+            return
+        if self.process.returncode:
+            last = words.decode(errors="replace").strip().rpartition("\n")[2]
+            self._missed(last or f"exit status {self.process.returncode}")
+
+    def _missed(self, why: str) -> None:
+        say(
+            self.context,
+            f"the report was not made ({why}); make it later: hpcml report {self.context.run.directory.name}",
+        )

@@ -305,7 +305,7 @@ def on_lab(arguments: argparse.Namespace, *, traced: bool) -> list[Facts]:
 
 def look(count: int, each: int, label: str) -> Facts:
     """Return what one look at so many nodes costs a supervisor: while none of their workers is there, and when all are."""
-    from hpcml.kinds.dask.node import diagnosis
+    from hpcml.kinds.dask.node import losses
     from hpcml.node import files
     from hpcml.node.settings import Context
     from hpcml.paths import RunPaths
@@ -325,10 +325,10 @@ def look(count: int, each: int, label: str) -> Facts:
         present = {worker for node in names for worker in context.worker_names(node)}
         figures = {}
         for way, there in (("waiting", set()), ("all there", present)):
-            calls = opened(lambda there=there: diagnosis.missing_nodes(context, there))
+            calls = opened(lambda there=there: losses.missing_nodes(context, there))
             used = time.process_time()
             for _ in range(5):
-                diagnosis.missing_nodes(context, there)
+                losses.missing_nodes(context, there)
             figures[way] = {"calls": calls, "milliseconds": round((time.process_time() - used) * 200, 2)}
     return {"nodes": count, "each": each, "label": label, **figures}
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from hpcml.forms import Form
-from hpcml.kinds.dask.node import early_imports
+from hpcml.kinds.dask.node import workers
 from node_settings import settings as settings_of
 
 
 def wanted(folder: Path, text: str | bytes, *, form: Form = Form.SCRIPT) -> list[str]:
     script = folder / "script.py"
     script.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return early_imports.wanted(settings_of(code__script=str(script), code__form=form))
+    return workers.early_imports(settings_of(code__script=str(script), code__form=form))
 
 
 @pytest.mark.parametrize(("text", "found"), [
@@ -29,7 +29,7 @@ def wanted(folder: Path, text: str | bytes, *, form: Form = Form.SCRIPT) -> list
     ("text = 'import dask.dataframe'  # import dask.array", []),
     ("import dask.dataframe\nfrom", []),
     (b"\xff\xfe\x00import", []),
-    ("import dask.dataframe\n" + "#" * early_imports.LARGEST, []),
+    ("import dask.dataframe\n" + "#" * workers.LARGEST_SCRIPT, []),
 ])  # fmt: skip
 def test_a_script_s_own_words_count(tmp_path: Path, text: str | bytes, found: list[str]) -> None:
     assert wanted(tmp_path, text) == found
@@ -38,7 +38,7 @@ def test_a_script_s_own_words_count(tmp_path: Path, text: str | bytes, found: li
 def test_what_is_no_python_file_is_not_looked_at(tmp_path: Path) -> None:
     text = "import dask.dataframe"
     assert wanted(tmp_path, text, form=Form.NOTEBOOK) == wanted(tmp_path, text, form=Form.JUPYTER) == []
-    assert early_imports.wanted(settings_of(code__script=str(tmp_path / "none.py"))) == []
+    assert workers.early_imports(settings_of(code__script=str(tmp_path / "none.py"))) == []
 
 
 def test_what_cannot_be_imported_is_left_to_the_graph_that_needs_it(
@@ -47,7 +47,7 @@ def test_what_cannot_be_imported_is_left_to_the_graph_that_needs_it(
     (tmp_path / "imported_early_a.py").write_text("")
     (tmp_path / "imported_early_b.py").write_text("raise RuntimeError('no GPU')")
     monkeypatch.syspath_prepend(tmp_path)
-    early_imports.import_now(["imported_early_b", "imported_early_a"])
+    workers.import_early(["imported_early_b", "imported_early_a"])
     told = capsys.readouterr()
     assert told.out.startswith(
         "hpcml: imported_early_b was not imported early (RuntimeError).\nhpcml: imported early in "

@@ -23,8 +23,8 @@ from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rules import BY_NAME, COLOURS, RULES, Role, Where, meaning
 from hpcml.forms import Form
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node import clock_offset, workers
-from hpcml.node import frozen
+from hpcml.kinds.dask.node import messages, workers
+from hpcml.node import script_process
 from hpcml.paths import RunPaths
 
 KILLED_WORKER = {"type": "KilledWorker", "message": "Attempted to run task 'f' on 4 different workers, but all died"}
@@ -426,7 +426,7 @@ def test_the_shortest_exchange_tells_another_clock(monkeypatch: pytest.MonkeyPat
         now += there + back
         return now - back
 
-    ahead, within = asyncio.run(clock_offset.measure(ask))
+    ahead, within = asyncio.run(messages.measure_clock(ask))
     assert ahead == pytest.approx(89.9, abs=1e-3)
     assert within == pytest.approx(0.2, abs=1e-3)
 
@@ -468,8 +468,8 @@ def process(tmp_path: Path) -> Process:
 
 
 def test_one_long_wait_for_a_file_system_is_seen(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frozen, "_READS", {"0"})
-    look = frozen.Frozen(1)
+    monkeypatch.setattr(script_process, "_READS", {"0"})
+    look = script_process.FileSystemHang(1)
     look.place = process.folder
     assert [look.look(now) for now in (0, 10, 19)] == ["", "", ""]
     assert look.look(21) == "/data/a.npy, request_wait_answer"
@@ -480,6 +480,6 @@ def test_one_long_wait_for_a_file_system_is_seen(process: Process, monkeypatch: 
 
 
 def test_a_process_that_has_gone_waits_for_nothing(tmp_path: Path) -> None:
-    look = frozen.Frozen(1)
+    look = script_process.FileSystemHang(1)
     look.place = tmp_path / "gone"
     assert [look.look(now) for now in (0, 60)] == ["", ""]

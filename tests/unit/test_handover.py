@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.kinds.dask.node import handover, job_script
+from hpcml.kinds.dask.node import handover, opening
 from hpcml.node import script_module
 
 HOME = {"HOME": "/home/a", "OLD": "1", "PATH": "/bin"}
@@ -25,7 +25,7 @@ HOME = {"HOME": "/home/a", "OLD": "1", "PATH": "/bin"}
      {"PATH": "/x:/bin", "LIB": "/home/a/lib", "LIB2": "/home/a/lib/2"}),
 ])  # fmt: skip
 def test_exports_of_a_job_script(lines: list[str], expected: dict[str, str]) -> None:
-    assert job_script.exports(lines, HOME) == (expected, [])
+    assert opening.exports(lines, HOME) == (expected, [])
 
 
 @pytest.mark.parametrize("line", [
@@ -33,7 +33,7 @@ def test_exports_of_a_job_script(lines: list[str], expected: dict[str, str]) -> 
     "export A=${B:-1}", "export A='$HOME'", "ulimit -c 0", "unset A", "export A=~/x", "export A='", "conda activate x",
 ])  # fmt: skip
 def test_lines_that_need_a_shell_are_named(line: str) -> None:
-    variables, lacking = job_script.exports([line, "export B=1"], HOME)
+    variables, lacking = opening.exports([line, "export B=1"], HOME)
     assert variables == {"B": "1"}
     assert [words.partition(" (set runtime")[0] for words in lacking] == [line]
 
@@ -44,7 +44,7 @@ def test_lines_that_need_a_shell_are_named(line: str) -> None:
 ])  # fmt: skip
 def test_gpus_of_a_job_script_are_named_in_a_run_of_cpus(directives: list[str], *, gpus: bool, named: bool) -> None:
     options = {"job_extra_directives": directives}
-    assert bool(job_script.asked(options, "slurm", {}, gpus=gpus)[1]) is named
+    assert bool(opening.of_job_script(options, "slurm", {}, gpus=gpus)[1]) is named
 
 
 DEFINITIONS = ["import os", "X = 3", "X: int = 3", "A, B = 1, 2", "P = namedtuple('P', 'x')", "f = lambda: g()",

@@ -9,7 +9,7 @@ import pytest
 
 from hpcml import errors
 from hpcml.forms import Form
-from hpcml.kinds.dask.node.hangs import Hangs
+from hpcml.kinds.dask.node.cluster import Hangs
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.processes import OwnTime
 from node_settings import settings as settings_of

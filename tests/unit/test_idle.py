@@ -17,7 +17,7 @@ import pytest
 from distributed import Status
 
 from hpcml import errors
-from hpcml.kinds.dask.node.heartbeat import POLLS, Activity
+from hpcml.kinds.dask.node.activity import POLLS, Activity
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
 

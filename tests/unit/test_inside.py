@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpcml.files import tail, write
-from hpcml.kinds.dask.node import dask_worker, diagnosis, gpus, tls
+from hpcml.kinds.dask.node import dask_worker, gpus, losses, tls
 from hpcml.node import files
 from hpcml.node import settings as node_settings
 from hpcml.node.hardware import network, sysfs
@@ -46,31 +46,31 @@ def test_the_plans_settings_arrive_on_the_node(context: node_settings.Context) -
 
 
 def test_who_is_missing(context: node_settings.Context) -> None:
-    assert diagnosis.missing_nodes(context, {"n1", "n2"}) == []
+    assert losses.missing_nodes(context, {"n1", "n2"}) == []
     context.run.log("worker", "n2").write_text("it imports\n")
-    silent = diagnosis.missing_nodes(context, {"n1"})
+    silent = losses.missing_nodes(context, {"n1"})
     assert [(missing.node, missing.final, missing.quote) for missing in silent] == [
         ("n2", False, ())
     ]  # no log is read yet
-    late = diagnosis.of_the_workers(context, {"n1"}, 120.0)
+    late = losses.of_the_workers(context, {"n1"}, 120.0)
     assert late
     assert late.quote == ("it imports",)
     write(context.attempt.exit_of("worker", "n2"), "127\n")
     context.run.log("worker", "n2").write_text("sh: python: not found\n")
-    (ended,) = diagnosis.missing_nodes(context, {"n1"})
+    (ended,) = losses.missing_nodes(context, {"n1"})
     assert ended.final
     assert "127" in ended.sentence()
     assert ended.quote == ("sh: python: not found",)
-    (unheard,) = diagnosis.missing_nodes(context, {"n1", "n2"})  # the scheduler may not know yet of the task's end
+    (unheard,) = losses.missing_nodes(context, {"n1", "n2"})  # the scheduler may not know yet of the task's end
     assert unheard.workers == ("n2",)
 
 
 def test_of_many_lost_nodes_four_are_named() -> None:
-    many = [diagnosis.Missing(f"n{number}", (f"n{number}",), "it is gone", True, ()) for number in range(250)]
-    assert diagnosis.sentences(many) == (
+    many = [losses.Missing(f"n{number}", (f"n{number}",), "it is gone", True, ()) for number in range(250)]
+    assert losses.sentences(many) == (
         "n0: it is gone; n1: it is gone; n2: it is gone; n3: it is gone; and 246 more nodes"
     )
-    assert diagnosis.sentences(many[:1]) == "n0: it is gone"
+    assert losses.sentences(many[:1]) == "n0: it is gone"
 
 
 def test_many_look_as_often_as_few_together() -> None:

@@ -17,8 +17,8 @@ from hpcml.kinds.dask.node.losses import Losses
 from hpcml.node import files, processes
 from hpcml.node.outcome import EventLog
 from hpcml.node.processes import MOST, OwnTime
+from hpcml.node.run_state import LAST_WORDS, Steps
 from hpcml.node.settings import Context
-from hpcml.node.steps import LAST_WORDS, Steps
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import report_samples
-from hpcml.node import report
+from hpcml.node import supervisor
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from report_samples import Shape
@@ -23,7 +23,7 @@ def context(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Context:
 
 def test_it_is_made_when_it_is_told_to_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = report_samples.write(tmp_path / "run", Shape(seconds=60))
-    made = report.Report(context(paths, monkeypatch))
+    made = supervisor.ReportProcess(context(paths, monkeypatch))
     assert not paths.report.exists()
     made.begin()
     made.end()
@@ -41,7 +41,7 @@ def test_what_goes_wrong_is_said_in_the_job_s_log(
         paths.report.mkdir()
 
     def late(_: RunPaths) -> None:
-        monkeypatch.setattr(report, "LONGEST", 0.0)
+        monkeypatch.setattr(supervisor, "REPORT_LONGEST", 0.0)
 
     def no_interpreter(_: RunPaths) -> None:
         monkeypatch.setattr(sys, "executable", "/nowhere/python")
@@ -50,7 +50,7 @@ def test_what_goes_wrong_is_said_in_the_job_s_log(
         with subtests.test(cause.__name__):
             paths = report_samples.write(tmp_path / cause.__name__, Shape(seconds=60))
             cause(paths)
-            made = report.Report(context(paths, monkeypatch))
+            made = supervisor.ReportProcess(context(paths, monkeypatch))
             made.begin()
             made.end()
             log = paths.job_log.read_text()

@@ -21,9 +21,8 @@ from hpcml.kinds.dask.node.cluster import Processes
 from hpcml.node import script_process as scripts
 from hpcml.node import supervisor
 from hpcml.node.outcome import EventLog, RunEndedError
-from hpcml.node.run_state import RunState
+from hpcml.node.run_state import RunState, Steps
 from hpcml.node.settings import Context
-from hpcml.node.steps import Steps
 from hpcml.node.supervisor import run_script, tear_down
 from hpcml.paths import RunPaths
 from hpcml.plan import plan
@@ -120,7 +119,7 @@ def test_a_script_that_dies_of_its_time_limit_has_waited_for_the_file_system(
             cluster.state.end_requests.signalled = by_slurm
             return next(self.looks, "")
 
-    monkeypatch.setattr(supervisor, "Frozen", Hung)
+    monkeypatch.setattr(supervisor, "FileSystemHang", Hung)
     monkeypatch.setattr(supervisor, "ROOM_TICK", 0.0)
     if by_slurm:
         monkeypatch.setattr(supervisor, "_must_end", lambda *_: None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from distributed import Client, LocalCluster, Variable, fire_and_forget, wait
 
-from hpcml.kinds.dask.node import task_ends
+from hpcml.kinds.dask.node import activity
 
 END = threading.Event()  # workers are threads of this process
 UNDONE = "not done when the script ended or dropped the future: nothing waited for the result."
@@ -63,7 +63,7 @@ def test_the_scheduler_counts_what_nobody_waited_for(name: str, tmp_path: Path) 
     END.clear()
     with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
         scheduler = cluster.scheduler
-        scheduler.add_plugin(task_ends.TaskEnds())
+        scheduler.add_plugin(activity.TaskEnds())
         with Client(cluster) as client:
             kept = does(client, tmp_path)
             client.run_on_scheduler(lambda: None)  # what was sent before has arrived
@@ -80,7 +80,7 @@ def test_the_scheduler_counts_what_nobody_waited_for(name: str, tmp_path: Path) 
 
 
 def test_an_error_is_one_line_of_what_can_be_printed() -> None:
-    ends = task_ends.TaskEnds()
+    ends = activity.TaskEnds()
     trace = '  File "/a b/job.py", line 3, in f\n    raise\n  File "/home/me/.local/lib/python3/site-packages/x.py", line 9\n'
     text = "Bad\n\x1b[31m" + "x" * 500
     ends.transition("one", "processing", "erred", cause="one", exception_text=text, traceback_text=trace)
@@ -90,4 +90,4 @@ def test_an_error_is_one_line_of_what_can_be_printed() -> None:
 
 
 async def _sentences(scheduler: object) -> list[str]:
-    return task_ends.sentences(scheduler)
+    return activity.task_remarks(scheduler)

@@ -19,7 +19,7 @@ from hpcml.failures.end import SLURM, End
 from hpcml.failures.judgement import Case
 from hpcml.kind import EndOfKind, Stage
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node.heartbeat import Activity
+from hpcml.kinds.dask.node.activity import Activity
 from hpcml.node.outcome import EventLog, write_status
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.errors import WORKERS_NEVER_CAME
-from hpcml.kinds.dask.node import diagnosis
+from hpcml.kinds.dask.node import losses
 from hpcml.node import agent
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
@@ -41,7 +41,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> agent.Node:
 def die(node: agent.Node, code: int = -signal.SIGKILL) -> str:
     """Let the node's worker end so, and return what is then said of the node."""
     agent._judge(node, node.slots[0], code)
-    (missing,) = diagnosis.missing_nodes(node.context, set())
+    (missing,) = losses.missing_nodes(node.context, set())
     return missing.why
 
 

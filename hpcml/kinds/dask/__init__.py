@@ -40,7 +40,7 @@ KIND = Kind(
     programs={
         Form.JUPYTER: f"{_NODE}.jupyter.server",
         Form.NOTEBOOK: f"{_NODE}.jupyter.execute",
-        Form.FABRIC: f"{_NODE}.interconnect_program",
+        Form.FABRIC: f"{_NODE}.interconnect",
         Form.DOCTOR: f"{_NODE}.checkup",
     },
     startup=(

@@ -1,1 +1,1 @@
-"""Which transport carries the data, measured and proven."""
+"""The interconnect of a run: what was measured of it, which transport carried the data, and the result."""

@@ -1,8 +1,11 @@
-"""UCX's lanes and the counters' movement weighed against each other, node by node.
+"""Which transport carried the bytes, node by node; and if that is not the fast one, the first cause that explains it.
 
 A lane that UCX has wired *may* carry data. It is believed if its own counter moved by the bytes that were sent and the
 IP interfaces did not; where such a counter cannot be read, if the counters of all other lanes stood still. In
 doubt the answer is no. The InfiniBand side is untested on hardware.
+
+Causes are tried in the order of cause and effect: what was set, what the nodes have, what the library can, what the
+process may.
 """
 
 from __future__ import annotations
@@ -24,6 +27,24 @@ _INTERNAL = {"self", "cuda_copy", "gdr_copy"}  # lanes that carry nothing from o
 _SHARED_MEMORY = {"posix", "sysv", "cma", "xpmem", "knem"}
 _UNREADABLE = "NVLink's counters cannot be read"
 WORDS = {"within": "within nodes", "across": "across nodes"}
+_PortsOf = Mapping[str, Mapping[str, Any] | None]  # by node, its InfiniBand ports by name; None: not known
+_ASKS_RDMA = re.compile(r"(all|ib|rc|dc|ud|gga|srd)(_\w+)?")  # what UCX_TLS must name for one of them
+_ASKS_IPC = {"all", "cuda", "cuda_ipc"}
+_LOW_MEMLOCK = 512 * 1024**2  # bytes; below it UCX 1.13 switched RDMA off (openucx/ucx pull request 8085)
+_NO_GPU_POOL = re.compile(r"managed|async", re.IGNORECASE)
+PIP_REMEDY = (
+    "use an image with conda-forge's ucx and rdma-core, or give it a UCX 1.19 to 1.21 that was built with verbs and set"
+    " RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"
+)
+GPUDIRECT = (
+    "see that the adapters reach the GPUs' memory: the module nvidia_peermem, or Linux 5.12 and NVIDIA's open kernel"
+    " modules"
+)
+_UNSET = "take UCX_TLS out of the environment that submits, and of the profile's"
+_UNLIMIT = (
+    "let slurmd start jobs without this limit (LimitMEMLOCK=infinity in its unit, and"
+    " PropagateResourceLimitsExcept=MEMLOCK in slurm.conf); the site's administrators can"
+)
 
 
 class Flow(NamedTuple):
@@ -311,27 +332,6 @@ def short(devices: Iterable[str]) -> str:
 def _natural(name: str) -> tuple[str, int]:
     match = re.fullmatch(r"(.*?)([0-9]+)", name)
     return (match[1], int(match[2])) if match else (name, -1)
-
-
-_PortsOf = Mapping[str, Mapping[str, Any] | None]  # by node, its InfiniBand ports by name; None: not known
-_ASKS_RDMA = re.compile(r"(all|ib|rc|dc|ud|gga|srd)(_\w+)?")  # what UCX_TLS must name for one of them
-_ASKS_IPC = {"all", "cuda", "cuda_ipc"}
-_LOW_MEMLOCK = 512 * 1024**2  # bytes; below it UCX 1.13 switched RDMA off (openucx/ucx pull request 8085)
-_NO_GPU_POOL = re.compile(r"managed|async", re.IGNORECASE)
-
-PIP_REMEDY = (
-    "use an image with conda-forge's ucx and rdma-core, or give it a UCX 1.19 to 1.21 that was built with verbs and set"
-    " RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"
-)
-GPUDIRECT = (
-    "see that the adapters reach the GPUs' memory: the module nvidia_peermem, or Linux 5.12 and NVIDIA's open kernel"
-    " modules"
-)
-_UNSET = "take UCX_TLS out of the environment that submits, and of the profile's"
-_UNLIMIT = (
-    "let slurmd start jobs without this limit (LimitMEMLOCK=infinity in its unit, and"
-    " PropagateResourceLimitsExcept=MEMLOCK in slurm.conf); the site's administrators can"
-)
 
 
 class Cause(NamedTuple):

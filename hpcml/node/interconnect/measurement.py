@@ -1,4 +1,9 @@
-"""What the transfers before the script gave: pairs and times, and what workers and nodes can tell."""
+"""What was measured of the interconnect: transfers and their times, byte counters, and the logs of UCX and NCCL.
+
+Counters of NVLink, InfiniBand and IP are read before and after the transfers and subtracted. If UCX reported a
+transport and its counter did not change, it has carried nothing. Reading takes some milliseconds and makes no CUDA
+context. The InfiniBand side is tested against trees and logs in the kernel's and the libraries' formats alone.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,27 @@ from hpcml.node.hardware import nvml, sysfs
 
 GIB = 1024**3
 SLOW = 0.5  # of the others' bandwidth
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY")
+_UCX_LINE = re.compile(r"UCX\s+(?P<level>INFO|WARN|ERROR|DIAG|FATAL)\s+(?P<text>.*\S)")
+_UCX_VERSION = re.compile(r"Version (?P<version>\S+) \(loaded from (?P<library>[^)]*)\)")
+# Not the titles of UCX_PROTO_INFO's tables, which put a bar behind "cfg#3".
+_UCX_LANES = re.compile(r"\b(?P<scope>self|intra-node|inter-node) cfg#\d+\s+(?P<lanes>(?:\w+\([^()]*\)\s*)+)$")
+_UCX_OPERATION = re.compile(r"(\w+)\(([^()]*)\)")
+_UCX_ABSENT = re.compile(
+    r"transports? (?P<asked>'.*') (?:is|are) not available, please use one or more of: (?P<there>.*)"
+)
+_UCX_SETTING = re.compile(r"\b(UCX_\w+)=(\S*)")
+_SCOPES = {"self": "self", "intra-node": "intra", "inter-node": "inter"}
+_KEEPALIVE = "ka"  # the lane that asks now and then whether the peer lives; it carries no data
+_NCCL_VERSION = re.compile(r"NCCL version (\d[\w.]*)")
+_NCCL_NET = re.compile(r"(?:Using network|Assigned NET plugin) (?P<net>[\w.-]+)")
+_NCCL_USING = re.compile(r"NET/(?P<net>\w+) : Using (?P<devices>\[\d+\].*)")
+_NCCL_DEVICE = re.compile(r"\[\d+\]\s*(?P<name>[^\s:]+)(?::(?P<port>\d+)(?=/))?")
+_NCCL_VIA = re.compile(r"Channel \d+(?:/\d+)? : \S+ -> \S+ (?:\[(?P<way>send|receive)\] )?via (?P<via>.*\S)")
+_NCCL_CHANNELS = re.compile(r"(\d+) coll channels(?:, \d+ collnet channels)?, (\d+) nvls channels")
+_NCCL_SETTING = re.compile(r"(NCCL_\w+) set by environment to (\S*?)\.?\s*$", re.MULTILINE)
+_NCCL_WARNING = re.compile(r"NCCL WARN (.*\S)")
+_NCCL_NVLS = re.compile(r"NVLS multicast support is (not )?available")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,31 +127,6 @@ def slow(pairs: Sequence[Pair]) -> list[Pair]:
         speeds = best.values() if scope == "across" else [pair.bandwidth for pair in timed]
         slow_pairs += [pair for pair in timed if pair.bandwidth < SLOW * median(speeds)]
     return slow_pairs
-
-
-_VARIABLES = ("CUDA_VISIBLE_DEVICES", "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY")
-
-_UCX_LINE = re.compile(r"UCX\s+(?P<level>INFO|WARN|ERROR|DIAG|FATAL)\s+(?P<text>.*\S)")
-_UCX_VERSION = re.compile(r"Version (?P<version>\S+) \(loaded from (?P<library>[^)]*)\)")
-# Not the titles of UCX_PROTO_INFO's tables, which put a bar behind "cfg#3".
-_UCX_LANES = re.compile(r"\b(?P<scope>self|intra-node|inter-node) cfg#\d+\s+(?P<lanes>(?:\w+\([^()]*\)\s*)+)$")
-_UCX_OPERATION = re.compile(r"(\w+)\(([^()]*)\)")
-_UCX_ABSENT = re.compile(
-    r"transports? (?P<asked>'.*') (?:is|are) not available, please use one or more of: (?P<there>.*)"
-)
-_UCX_SETTING = re.compile(r"\b(UCX_\w+)=(\S*)")
-_SCOPES = {"self": "self", "intra-node": "intra", "inter-node": "inter"}
-_KEEPALIVE = "ka"  # the lane that asks now and then whether the peer lives; it carries no data
-
-_NCCL_VERSION = re.compile(r"NCCL version (\d[\w.]*)")
-_NCCL_NET = re.compile(r"(?:Using network|Assigned NET plugin) (?P<net>[\w.-]+)")
-_NCCL_USING = re.compile(r"NET/(?P<net>\w+) : Using (?P<devices>\[\d+\].*)")
-_NCCL_DEVICE = re.compile(r"\[\d+\]\s*(?P<name>[^\s:]+)(?::(?P<port>\d+)(?=/))?")
-_NCCL_VIA = re.compile(r"Channel \d+(?:/\d+)? : \S+ -> \S+ (?:\[(?P<way>send|receive)\] )?via (?P<via>.*\S)")
-_NCCL_CHANNELS = re.compile(r"(\d+) coll channels(?:, \d+ collnet channels)?, (\d+) nvls channels")
-_NCCL_SETTING = re.compile(r"(NCCL_\w+) set by environment to (\S*?)\.?\s*$", re.MULTILINE)
-_NCCL_WARNING = re.compile(r"NCCL WARN (.*\S)")
-_NCCL_NVLS = re.compile(r"NVLS multicast support is (not )?available")
 
 
 def read_counters(root: Path = Path("/")) -> dict[str, Any]:

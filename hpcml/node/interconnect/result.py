@@ -1,4 +1,4 @@
-"""Which transport carried the bytes, in one line for people and as a table for programs, and whether that will do."""
+"""The result of a check of the interconnect: one line for people, a table for programs, and whether it is enough."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The user's script as a process: how it is started, and what the ways to open a Dask cluster mean in it."""
+"""The interpreter of the user's script: how it begins, what hpcml changes in it, and its checkpoints."""

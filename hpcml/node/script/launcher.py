@@ -66,7 +66,7 @@ def note_errors_in(path: str) -> None:
 def main() -> None:
     """Become the script that the command line names: ``__main__``, ``sys.argv`` and ``sys.path`` are the script's."""
     global _FOLDER  # noqa: PLW0603 - a process has one script
-    from hpcml.node.script import hook, start_state
+    from hpcml.node.script import interpreter
     from hpcml.repairs import finder
 
     finder.install()
@@ -87,7 +87,7 @@ def main() -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "hpcml"]:
             del sys.modules[name]
     else:
-        hook.install()
+        interpreter.install_kind()
     if not os.environ.get("PYTHONSAFEPATH"):
         _FOLDER = folder
         sys.path.insert(0, folder)
@@ -103,7 +103,7 @@ def main() -> None:
     builtins = namespace["__builtins__"]
     namespace.clear()
     namespace.update(facts, __name__="__main__", __builtins__=builtins, __doc__=None, __annotations__={})
-    start_state.take()
+    interpreter.take()
     try:
         with recording:
             exec(code, namespace)  # noqa: S102 - it is what was submitted

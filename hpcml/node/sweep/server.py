@@ -21,7 +21,7 @@ from typing import Any, NoReturn, cast
 
 from hpcml import errors, leases
 from hpcml.node import files, processes
-from hpcml.node.script import hook
+from hpcml.node.script import interpreter
 from hpcml.node.script_process import oom_kills
 from hpcml.node.settings import Context, load
 from hpcml.node.sweep import records
@@ -38,9 +38,9 @@ _FIRST = 3  # failed points whose causes are told
 def serve() -> NoReturn:
     """Run the points, and exit."""
     context = load()
-    hook.install()  # before what it replaces is imported
+    interpreter.install_kind()  # before what it replaces is imported
     with processes.long_import():
-        kind = cast("Resets", importlib.import_module(os.environ.pop(hook.RESETS)))
+        kind = cast("Resets", importlib.import_module(os.environ.pop(interpreter.RESETS)))
         kind.preload()
         from hpcml.node.script import launcher  # noqa: F401 - for the points
 

@@ -11,23 +11,26 @@ from typing import Any
 
 from hpcml import errors
 from hpcml.failures.end import End
+from hpcml.forms import Form
 from hpcml.kinds.dask import SCHEDULER, WORKER
-from hpcml.kinds.dask.node import diagnosis, gpus, temporary_directory, tls
-from hpcml.kinds.dask.node.control_socket import Channel
-from hpcml.kinds.dask.node.hangs import Hangs
+from hpcml.kinds.dask.node import gpus, losses, temporary_directory, tls
 from hpcml.kinds.dask.node.losses import Losses
+from hpcml.kinds.dask.node.messages import Channel, warn_after
 from hpcml.node import files, scratch
 from hpcml.node.hardware.network import ucx_environment
 from hpcml.node.outcome import RunEndedError, say
-from hpcml.node.run_state import TICK, RunState
+from hpcml.node.processes import OwnTime
+from hpcml.node.run_state import LAST_WORDS, TICK, RunState
 from hpcml.node.script_process import Script
-from hpcml.node.steps import LAST_WORDS
+from hpcml.node.settings import Context
 from hpcml.node.versions import Comparison
 
 ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves, a quarter if they never were all up
 ORDERLY_EACH = 0.003  # seconds more for each worker: one scheduler tells them all
 PROFILING = 0.8  # of the teardown's deadline, that they have to close where profiles are to be finished
 CERTIFICATE_WITHOUT_LIMIT = 8 * 86400.0  # seconds; a job without a time limit of its own
+WAITED = 10.0  # seconds of asking for workers after which it is said
+STUCK = 30.0  # seconds without any activity after which tasks that no worker may run are said
 
 
 class Processes:
@@ -126,11 +129,11 @@ class Processes:
         if closed and not self.closed_at:
             self.closed_at = time.monotonic()
         silent = closed and time.monotonic() - self.closed_at > LAST_WORDS
-        return diagnosis.of_the_scheduler(self.context, silent, late, step_gone=step_gone)
+        return losses.of_the_scheduler(self.context, silent, late, step_gone=step_gone)
 
     def _workers_missing(self, late: float, step_gone: bool) -> End | None:
         lost = self.state.steps.lost_tasks()
-        return diagnosis.of_the_workers(self.context, self.present, late, step_gone=step_gone, lost=lost)
+        return losses.of_the_workers(self.context, self.present, late, step_gone=step_gone, lost=lost)
 
     def _fabric_missing(self, late: float, _: bool) -> End | None:
         if late:
@@ -253,8 +256,8 @@ class Processes:
     def _check_scheduler(self) -> None:
         """End the run if the scheduler is gone, and the script did not close it."""
         if self.channel.closed and not self.released:
-            reason = f"the Dask scheduler on {self.context.node} was lost{diagnosis.scheduler_end(self.context)}"
-            raise self.state.end(errors.ROLE_LOST, reason, quote=diagnosis.scheduler_log(self.context))
+            reason = f"the Dask scheduler on {self.context.node} was lost{losses.scheduler_end(self.context)}"
+            raise self.state.end(errors.ROLE_LOST, reason, quote=losses.scheduler_log(self.context))
 
     def _check_workers(self) -> None:
         """End the run if no worker is left that could come back, or if the policy says so."""
@@ -268,7 +271,7 @@ class Processes:
         absent = sum(len(node.workers) for node in missing)
         self.hangs.look(absent, final=len(final) == len(missing))
         if final and (self.context.settings.workers.on_loss == "fail" or none_left):
-            reason = f"workers were lost: {diagnosis.sentences(final)}"
+            reason = f"workers were lost: {losses.sentences(final)}"
             raise self.state.end(errors.ROLE_LOST, reason, quote=final[0].quote)
 
     # -- its end --------------------------------------------------------------------------------------------------
@@ -299,3 +302,84 @@ class Processes:
     def remarks(self) -> list[str]:
         """Return what the scheduler knows of tasks that the script did not wait for."""
         return [] if not self.settings.code.form.traits.is_script or self.settings.points.sweep else self.of_tasks
+
+
+class Hangs:
+    """What the scheduler tells of its use, and what follows from it.
+
+    All durations are of time in which the supervisor itself, or the scheduler, ran: a suspended job does not hang.
+    """
+
+    def __init__(self, context: Context, clock: OwnTime, warn: Callable[[str], None]) -> None:
+        self.context, self.clock, self.warn = context, clock, warn
+        self.use: Mapping[str, Any] = {}  # of the cluster, as the scheduler tells it every second
+        self.heard = self.began = clock.seconds
+
+    def begin(self) -> None:
+        """The script starts now."""
+        self.heard = self.began = self.clock.seconds
+
+    def take(self, use: Mapping[str, Any]) -> None:
+        """Take in what the scheduler tells every second."""
+        self.use, self.heard = use, self.clock.seconds
+
+    def look(self, missing: int, *, final: bool) -> None:
+        """Say what is noticed, and end the run (RunEndedError) where a deadline has passed.
+
+        ``missing`` workers are not there; ``final``: none of them can come back.
+        """
+        self._look_at_scheduler()
+        if self.context.settings.code.form is Form.JUPYTER or not self.use:
+            return  # a service ends for idleness by itself
+        ran = self.heard - self.began  # a scheduler that is held up has not reported what happened since
+        idle = min(float(self.use["idle"]), ran)
+        self._look_at_use(ran, idle)
+        if (stuck := self.use["stuck"]) and idle > STUCK and not missing:
+            count = f"{stuck} tasks wait" if stuck > 1 else "A task waits"
+            self.warn(f"{count} for a worker with resources, or of a name, that no worker has (resources=, workers=).")
+        if not missing or final:
+            self._look_at_waiting(float(self.use["waited"]), missing)
+
+    def _look_at_scheduler(self) -> None:
+        silent, deadline = self.clock.seconds - self.heard, self.context.settings.deadlines.answer
+        sentence = f"the Dask scheduler on {self.context.node} has not answered for"
+        if silent > deadline:
+            reason = f"{sentence} {deadline:g} s"
+            hint = "Was it stopped, or is it busy with a very large graph? deadlines.answer gives it longer."
+            raise _ended(errors.ROLE_LOST, reason, hint)
+        if silent > warn_after(deadline):
+            self.warn(f"{sentence} {warn_after(deadline):g} s; the run ends if it does not within {deadline:g} s.")
+
+    def _look_at_use(self, ran: float, idle: float) -> None:
+        settings = self.context.settings
+        held = f"{settings.job.nodes} nodes are held" if settings.job.nodes > 1 else "its node is held"
+        if not self.use["connected"] and ran > settings.deadlines.connect_notice > 0:
+            self.warn(
+                f"The script has run for {settings.deadlines.connect_notice:g} s without connecting to its cluster. "
+                "Client() and hpcml.connect() find it; in processes that the script starts, Client(scheduler_file=…), "
+                "another address and LocalCluster() do not. A script that needs no cluster goes on."
+            )
+        if idle > settings.deadlines.idle_notice > 0:
+            self.warn(f"Nothing has used the cluster for {_duration(settings.deadlines.idle_notice)}, and {held}.")
+        if idle > settings.deadlines.idle_end > 0:
+            reason = f"nothing used the cluster for {_duration(settings.deadlines.idle_end)}"
+            hint = "deadlines.idle ends such a run; 0s lets it go on."
+            raise _ended(errors.IDLE, reason, hint)
+
+    def _look_at_waiting(self, waited: float, missing: int) -> None:
+        if waited <= WAITED:
+            return
+        total, deadline = self.context.settings.worker_count, self.context.settings.deadlines.workers
+        sentence = f"the script waits for more workers than the {total - missing} that the run has (wait_for_workers)"
+        self.warn(f"{sentence}; the run ends if it still does after {deadline:g} s.")
+        if waited > deadline:
+            hint = "Wait for fewer, or ask for more: --nodes, or workers.per_node."
+            raise _ended(errors.WORKERS_NEVER_CAME, sentence, hint)
+
+
+def _ended(status: int, reason: str, hint: str) -> RunEndedError:
+    return RunEndedError(End(status, "driver", "hpcml", reason, hint))
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:g} s"

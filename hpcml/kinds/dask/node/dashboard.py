@@ -1,7 +1,7 @@
-"""Dask's dashboard on the scheduler's unix socket, for localhost alone; its pages are loaded at the first look.
+"""Dask's dashboard on the scheduler's unix socket, for localhost alone, and Dask's report of a whole run.
 
-Bokeh and the pages take about a second to import. A run that nobody looks at does not pay for them, nor does any
-bring-up.
+The dashboard's pages are loaded at the first look: Bokeh and the pages take about a second to import. A run that nobody
+looks at does not pay for them, nor does any startup.
 """
 
 from __future__ import annotations

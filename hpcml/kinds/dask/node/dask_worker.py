@@ -21,9 +21,9 @@ from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
 from hpcml import repairs
-from hpcml.kinds.dask.node import clock_offset, dask_state, gpus, interconnect, task_output, tls, ucx_auth
+from hpcml.kinds.dask.node import dask_state, gpus, interconnect, tls, ucx_auth
 from hpcml.kinds.dask.node.connection_limits import Guarded
-from hpcml.kinds.dask.node.control_socket import TOPIC
+from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, TASK_OUTPUT, TOPIC, measure_clock, watch_output
 from hpcml.node import files, job, processes, profilers, script_environment
 from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.node.settings import Context, Settings
@@ -224,7 +224,7 @@ async def _serve(
         facts = {"event": "gpu-memory", "worker": worker.name, "pool": pool.size, "wanted": pool.wanted}
         marked = holder.mark(pool=pool.wanted > 0) if holder else {}
         worker.log_event(TOPIC, facts | marked | {"address": worker.address})
-    task_output.watch(lambda: worker.loop.add_callback(worker.log_event, TOPIC, {"event": task_output.EVENT}))
+    watch_output(lambda: worker.loop.add_callback(worker.log_event, TOPIC, {"event": TASK_OUTPUT}))
     beside = [asyncio.create_task(_keep_parent_going(worker, context.node))]
     if context.node != context.node_names[0] and worker.name == context.worker_names(context.node)[0]:
         beside.append(asyncio.create_task(_tell_clock(worker, context.node)))
@@ -237,7 +237,7 @@ async def _serve(
 async def _tell_clock(worker: Worker, node: str) -> None:
     """Tell the supervisor how far this node's clock is from that of its own node."""
     with contextlib.suppress(OSError):  # the scheduler has gone: the run ends
-        ahead, within = await clock_offset.measure(getattr(worker.scheduler, clock_offset.QUESTION))
+        ahead, within = await measure_clock(getattr(worker.scheduler, CLOCK_QUESTION))
         worker.log_event(TOPIC, {"event": "clock", "node": node, "ahead": round(ahead, 4), "within": round(within, 4)})
 
 

@@ -26,7 +26,7 @@ from distributed.protocol.pickle import dumps
 
 from hpcml.node import script_module
 from hpcml.node.job import node_name
-from hpcml.node.script import start_state
+from hpcml.node.script import interpreter
 
 NAME = "hpcml-handover"
 _RUNS_OWN = ("HPCML_", "DASK_", "SLURM", "SRUN_", "PMI", "JPY_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
@@ -90,10 +90,10 @@ def collect(environment: Mapping[str, str], argv: Sequence[str], *, gpus: bool) 
     gpus
         Whether the run has GPU workers, which have read more variables.
     """
-    before = start_state.BEFORE
+    before = interpreter.BEFORE
     if not before:
         return Handover(environment=dict(environment)), []
-    now = start_state.current()
+    now = interpreter.current()
     changed = {**_of_nanny(), **_changed(before["environment"], now["environment"]), **environment}
     given = {name: value for name, value in changed.items() if not name.startswith(_RUNS_OWN)}
     settings, refused = _settings(before["environment"], changed)
@@ -135,7 +135,7 @@ def _limits(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple
 def _of_nanny() -> dict[str, str | None]:
     """Return the variables for workers that the script has put into Dask's own settings for them."""
     usual: dict[str, Any] = {}
-    dask.config.refresh(usual, defaults=dask.config.defaults, env=start_state.BEFORE["environment"])
+    dask.config.refresh(usual, defaults=dask.config.defaults, env=interpreter.BEFORE["environment"])
     found: dict[str, str | None] = {}
     for key in ("distributed.nanny.pre-spawn-environ", "distributed.nanny.environ"):
         now, before = dask.config.get(key, {}), dask.config.get(key, {}, config=usual)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib
+import json
 import os
 import struct
 import sys
@@ -14,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from distributed import Scheduler, Worker
+from distributed import Client, Scheduler, Worker
 from distributed.protocol import to_serialize
 
 from hpcml.node import files
@@ -32,6 +34,7 @@ from hpcml.node.interconnect.measurement import (
 )
 from hpcml.node.interconnect.result import check_policy, decide
 from hpcml.node.settings import Context, load
+from hpcml.terminal import say, say_lines
 
 BUDGET = 1.0  # seconds for the transfers of one round; the request of a slow one may take a little longer
 OWN_CONNECTIONS = "cuDF-Polars' own connections were not measured"
@@ -40,6 +43,13 @@ NCCL_SHARE = 0.5  # of the deadline: a communicator that does not come together 
 Named = tuple[str, str]  # a worker's name and its address
 Workers = dict[str, list[Named]]  # by node, in the order of the names
 Round = list[tuple[Named, Named]]  # (target, source)
+MIB = 1024**2
+FIRST = 32 * MIB  # bytes of the transfer that tells how large the timed ones shall be
+LARGEST = 512 * MIB
+AIMED = 0.02  # seconds that one timed transfer should last: long against the request, short against the run
+REPEATS = 4
+NCCL_BYTES = 256 * MIB
+NCCL_REPEATS = 5
 
 
 async def check(scheduler: Scheduler, context: Context, protocol: str) -> dict[str, Any]:
@@ -233,15 +243,6 @@ async def _slowest(
     return {**slowest, **log, "right": all(one.get("right") for one in results)}
 
 
-MIB = 1024**2
-FIRST = 32 * MIB  # bytes of the transfer that tells how large the timed ones shall be
-LARGEST = 512 * MIB
-AIMED = 0.02  # seconds that one timed transfer should last: long against the request, short against the run
-REPEATS = 4
-NCCL_BYTES = 256 * MIB
-NCCL_REPEATS = 5
-
-
 class Transfers:
     """The handlers that a worker adds to Dask's for the check; they use Dask's own comms, as the workload will.
 
@@ -419,3 +420,49 @@ def log_environment(folder: Path) -> dict[str, str]:
     nccl = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(folder / "nccl-%p.log")}
     chosen = os.environ.keys()
     return {**({} if ucx.keys() & chosen else ucx), **({} if nccl.keys() & chosen else nccl)}
+
+
+def main() -> int:
+    """Measure between all workers of a run for ``hpcml fabric``; write a table and a picture; return the exit status.
+
+    Every worker fetches from its like on every other node, all nodes at once, in N-1 rounds for N nodes; and from its
+    neighbour within the node. fabric.json (all figures and evidence) and fabric.svg are written into the run's out/.
+    The status is 0 if all was measured, 1 if a pair of workers could not talk, 2 outside a run.
+    """
+    if "HPCML_RUN_DIR" not in os.environ:
+        say("fabric: this measures the nodes of a run. Start it by: hpcml fabric --nodes 2", sys.stderr)
+        return 2
+    import dask.config
+
+    from hpcml.kinds.dask.node import ucx_preload  # noqa: F401 - authenticates UCX here, where the run has a key for it
+    from hpcml.node.interconnect import picture
+
+    own = importlib.import_module("hpcml.kinds.dask.node.interconnect")  # __main__ would be sent as code, not as a name
+    with dask.config.set({"distributed.client.preload": []}), Client() as client:
+        measurement: Measurement = client.run_on_scheduler(own.measure_all)
+    result = decide(measurement)
+    out = load().run.out
+    facts = {"verdict": result.to_json(), "measurement": asdict(measurement)}
+    (out / "fabric.json").write_text(json.dumps(facts, indent=1) + "\n")
+    nodes = {name: worker.node for name, worker in measurement.workers.items()}
+    if not measurement.pairs:
+        say(f"{result.line}: this run has one worker.")
+        say("To measure two nodes: hpcml fabric --nodes 2.")
+        return 0
+    say_lines(picture.matrix_text(measurement.pairs, nodes))
+    say()
+    say(result.line)
+    for sentence in filter(None, (*result.problems, result.remedy)):
+        say(f"  {sentence}")
+    say()
+    try:
+        (out / "fabric.svg").write_text(picture.matrix_svg(measurement.pairs, result.line, nodes))
+    except ImportError as error:
+        say(f"No picture: matplotlib cannot be imported here ({error}).")
+    else:
+        say(f"The picture: {out / 'fabric.svg'}")
+    return 1 if any(pair.error for pair in measurement.pairs) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

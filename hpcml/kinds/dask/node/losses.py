@@ -1,18 +1,187 @@
-"""What the run loses while its script runs: worker tasks that were killed, workers that come no more; told once."""
+"""Which workers are missing, or the scheduler: since when, why, and what their logs say."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from hpcml.kinds.dask.node import diagnosis
-from hpcml.kinds.dask.node.diagnosis import Missing
+from hpcml import errors
+from hpcml.failures import rules
+from hpcml.failures.end import End
+from hpcml.files import tail
+from hpcml.kinds.dask import SCHEDULER, WORKER
 from hpcml.node import files
 from hpcml.node.outcome import EventLog
 from hpcml.node.processes import OwnTime
 from hpcml.node.settings import Context
 
+_WHOLE = (200, 4096)  # lines and characters of each: Apptainer's hold paths, and all its options behind a wrong one
+_QUOTE = (12, 300)
+_NAMED = 4  # nodes that a sentence names
+_STEP_GONE = "the step of the worker tasks is gone (was its srun killed?)"
+_NOT_ENTERED = (str(errors.IMAGE), str(rules.CONTAINER_FAILED))  # image.sh's own, and Apptainer's
 AGAIN = 3.0  # seconds in which the workers of a node tell of one and the same stop of their task
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A node whose workers are not all there.
+
+    ``final`` means that waiting longer would not help, and ``quote`` is its log's end only then: logs of nodes that may
+    still come are not read at each look. ``remedy`` is what to do where an image was not entered; ``memory`` is which
+    of its workers was ended for want of memory, empty if none was.
+    """
+
+    node: str
+    workers: tuple[str, ...]
+    why: str
+    final: bool
+    quote: tuple[str, ...]
+    remedy: str = ""
+    memory: str = ""
+
+    def sentence(self) -> str:
+        """Return the node and the reason in one clause."""
+        return f"{self.node}: {self.why}"
+
+
+def root_of(error: BaseException) -> str:
+    """Return the error behind an error in one line; Dask says of every trouble that it "failed to start"."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"
+
+
+def missing_nodes(
+    context: Context, present: set[str], *, step_gone: bool = False, lost: Mapping[str, str] = {}
+) -> list[Missing]:
+    """Return the nodes that lack workers, with what is known of each from its files.
+
+    ``present`` are the names of the workers that are there; with ``step_gone`` none of the others can come back, nor
+    those of the nodes whose task srun has ``lost``, by its words.
+    """
+    exits = files.listed(context.attempt.exits)
+    marks = files.listed(context.attempt.nodes)
+    missing = []
+    for node in context.node_names:
+        ended = f"{WORKER.name}@{node}" in exits  # and all its workers with it, though the scheduler may not know yet
+        absent = tuple(name for name in context.worker_names(node) if ended or name not in present)
+        mark = (absent and f"{node}.json" in marks and files.read_json(context.attempt.mark_of(node))) or {}
+        if absent := tuple(name for name in absent if name not in mark.get("retired", ())):
+            why, final, remedy = _reason(context, node, mark, ended=ended)
+            if node in lost and not ended:
+                why, final = lost[node], True
+            if step_gone and not final:
+                why, final = f"{_STEP_GONE} ({why})" if ended else _STEP_GONE, True
+            quote = worker_log(context, node) if final else ()
+            missing.append(Missing(node, absent, why, final, quote, remedy, mark.get("memory", "")))
+    return missing
+
+
+def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -> tuple[str, bool, str]:
+    if mark and mark["refused"]:
+        return str(mark["refused"]), True, ""
+    if mark and (failed := mark["failed"]):
+        return f"worker {failed[0]['name']} ended again and again ({failed[0]['why']})", True, ""
+    if ended:
+        status = context.attempt.exit_of(WORKER.name, node).read_text().strip()
+        if not_entered(context, status):
+            cause = rules.not_entered("\n".join(worker_log(context, node, _WHOLE)), status)
+            return cause.what, True, cause.hint
+        cause = rules.of_role(int(status), worker_log(context, node))
+        return f"the worker task {cause.what}", status != "0", ""  # 0: its workers were retired
+    if not mark:
+        return "the worker task did not start", False, ""
+    for name in mark["deaths"]:
+        return f"worker {name} has ended: {mark['last_ends'][name]}", False, ""
+    if mark["state"] == "starting":
+        return "the worker task started but is still importing Dask", False, ""
+    return "its workers were started but have not registered", False, ""
+
+
+def sentences(nodes: Sequence[Missing]) -> str:
+    """Return what is known of some nodes in one line: of the first four, and how many others there are."""
+    more = f"; and {len(nodes) - _NAMED} more nodes" if len(nodes) > _NAMED else ""
+    return "; ".join(node.sentence() for node in nodes[:_NAMED]) + more
+
+
+def not_entered(context: Context, status: str) -> bool:
+    """Whether an exit status says that a role could not enter the image."""
+    return bool(context.settings.job.image) and status in _NOT_ENTERED
+
+
+def _scheduler_status(context: Context) -> str:
+    """Return the exit status that the scheduler's step has recorded, empty while there is none."""
+    path = context.attempt.exit_of(SCHEDULER.name, context.node)
+    return path.read_text().strip() if path.name in files.listed(path.parent) else ""
+
+
+def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: bool = False) -> End | None:
+    """Return how the run ends for want of a scheduler, None if it may still come.
+
+    It cannot come any more if it was there and has ``closed``, or with ``step_gone``; ``late`` are the seconds that
+    have passed if its deadline has, else 0.
+    """
+    hint = f"The whole log: hpcml logs {context.run.directory.name} scheduler."
+    quote = scheduler_log(context)
+    name = f"the Dask scheduler on {context.node}"
+    if status := _scheduler_status(context):
+        if not_entered(context, status):
+            cause = rules.not_entered("\n".join(scheduler_log(context, _WHOLE)), status)
+            return End(errors.IMAGE, "image", "hpcml", f"{context.node}: {cause.what}", cause.hint, quote)
+        ended = rules.of_role(int(status), quote)
+        reason, hint = f"{name} {ended.what}", ended.hint or hint
+        if status == str(errors.START_FAILED) and quote and quote[-1].startswith("hpcml: "):
+            reason = f"{context.node}: {quote[-1].removeprefix('hpcml: ').rstrip('.')}"
+    elif closed:
+        reason = f"{name} ended at its start"
+    elif step_gone:
+        reason = f"the step of {name} is gone (was its srun killed?)"
+    elif late:
+        reason = f"{name} was not up within {late:g} s"
+    else:
+        return None
+    return End(errors.START_FAILED, SCHEDULER.name, "hpcml", reason, hint, quote)
+
+
+def scheduler_end(context: Context) -> str:
+    """Return how the scheduler's role ended, to stand behind a sentence; nothing while its step has not recorded it."""
+    status = _scheduler_status(context)
+    return f": it {rules.of_role(int(status), scheduler_log(context)).what}" if status else ""
+
+
+def of_the_workers(
+    context: Context, present: set[str], late: float, *, step_gone: bool = False, lost: Mapping[str, str] = {}
+) -> End | None:
+    """Return how the run ends for want of workers, None if they may still come; the rest as of the scheduler."""
+    nodes = missing_nodes(context, present, step_gone=step_gone, lost=lost)
+    final = [missing for missing in nodes if missing.final]
+    if not late and not final:
+        return None
+    outside = [missing for missing in final if missing.remedy]
+    named = outside or final or nodes
+    quote = (named[0].quote or worker_log(context, named[0].node)) if named else ()
+    if outside:
+        return End(errors.IMAGE, "image", "hpcml", sentences(named), outside[0].remedy, quote)
+    when = f" within {late:g} s" if late else ""
+    absent = sum(len(missing.workers) for missing in nodes)
+    reason = f"{absent} of {absent + len(present)} workers did not come{when}: {sentences(named)}"
+    hint = f"The whole log: hpcml logs {context.run.directory.name} worker."
+    return End(errors.WORKERS_NEVER_CAME, "workers", "hpcml", reason, hint, quote)
+
+
+def scheduler_log(context: Context, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
+    """Return the last lines of the scheduler's log, or of the job's if there are none."""
+    return tail(context.run.log(SCHEDULER.name), *most) or tail(context.run.job_log, *most)
+
+
+def worker_log(context: Context, node: str, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
+    """Return the last lines of a node's worker log, or of the job's log (srun's own words) if there are none."""
+    if lines := tail(context.run.log(WORKER.name, node), *most):
+        return lines
+    return tuple(line for line in tail(context.run.job_log, *most) if "srun" in line or node in line)
 
 
 class Losses:
@@ -28,13 +197,13 @@ class Losses:
 
     def look(self, present: set[str], *, step_gone: bool, lost: Mapping[str, str] = {}) -> list[Missing]:
         """Return the nodes that lack workers; one whose workers have been away too long will not get them back."""
-        missing = diagnosis.missing_nodes(self.context, present, step_gone=step_gone, lost=lost)
+        missing = missing_nodes(self.context, present, step_gone=step_gone, lost=lost)
         self.away = {node.node: self.away.get(node.node, self.clock.seconds) for node in missing}
         longest = self.context.settings.deadlines.workers
         for index, node in enumerate(missing):
             if not node.final and self.clock.seconds - self.away[node.node] > longest:
                 why = f"{node.why}, and its workers have been away for {longest:g} s"
-                quote = diagnosis.worker_log(self.context, node.node)
+                quote = worker_log(self.context, node.node)
                 missing[index] = dataclasses.replace(node, final=True, why=why, quote=quote)
         return missing
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from hpcml.node.script import start_state
+from hpcml.node.script import interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _ABSENT = ("dask_jobqueue", "dask_jobqueue.core", "dask_jobqueue.slurm", "dask_m
 
 def install() -> None:
     """Have the names replaced in what this process imports from now on; keep its state before the script."""
-    start_state.take()
+    interpreter.take()
     sys.meta_path.insert(0, _Watch())
     sys.meta_path.append(_Absent())
 
@@ -55,7 +55,7 @@ def install_in_child(path: list[str]) -> bool:
         del os.environ["DASK_SCHEDULER_ADDRESS"]  # Dask would connect to it
         return False
     install()
-    start_state.take_of_script(path, context.settings.code.cwd, context.settings.code.umask)
+    interpreter.take_of_script(path, context.settings.code.cwd, context.settings.code.umask)
     return True
 
 
@@ -95,9 +95,8 @@ def _replace(package: str) -> None:
         file_names.keep()
         return
     from hpcml.kinds.dask.node import run_cluster
-    from hpcml.node.script import original_names
 
-    original_names.install()
+    interpreter.name_originals()
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
     for name, kind in NAMES[package].items():
         originals = [vars(module)[name] for module in modules if name in vars(module)]

@@ -22,19 +22,16 @@ from tornado.netutil import bind_unix_socket
 
 from hpcml.errors import START_FAILED
 from hpcml.kinds.dask.node import (
-    clock_offset,
     connection_limits,
     dashboard,
     dask_state,
-    diagnosis,
     interconnect,
-    task_ends,
-    task_output,
+    losses,
     tls,
     ucx_auth,
 )
-from hpcml.kinds.dask.node.control_socket import TOPIC
-from hpcml.kinds.dask.node.heartbeat import Activity, peer_of
+from hpcml.kinds.dask.node.activity import Activity, TaskEnds, peer_of, task_remarks
+from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, TASK_OUTPUT, TOPIC, time_here
 from hpcml.node import files, scratch, script_environment
 from hpcml.node.hardware.network import (
     NoAddressError,
@@ -142,7 +139,7 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         event = msg.get("event") if topic == TOPIC and isinstance(msg, dict) else ""
         if event == "worker-task-stopped":
             self.send(event=event, node=str(msg.get("node", ""))[:200])
-        elif event == task_output.EVENT and not self.tasks_print:  # the first worker speaks for all
+        elif event == TASK_OUTPUT and not self.tasks_print:  # the first worker speaks for all
             self.tasks_print = True
             self.send(event=event)
         elif event == "clock":
@@ -204,7 +201,7 @@ async def _serve(context: Context) -> int:
             schedulers[share].add_plugin(Reporter(writer))
     except Exception as error:  # noqa: BLE001 - whatever Dask or UCX raised, its cause is the last word in the log
         traceback.print_exc()
-        print(f"hpcml: the scheduler could not start: {diagnosis.root_of(error)}", file=sys.stderr, flush=True)
+        print(f"hpcml: the scheduler could not start: {losses.root_of(error)}", file=sys.stderr, flush=True)
         return START_FAILED
     scheduler, reporter = schedulers[0], Reporter(writer)
     gpus, polars = settings.workers.gpu is not None, settings.for_polars
@@ -231,7 +228,7 @@ async def _serve(context: Context) -> int:
         await profile.write()
     for task in (orders, *beside):
         task.cancel()
-    reporter.send(of_tasks=task_ends.sentences(scheduler))
+    reporter.send(of_tasks=task_remarks(scheduler))
     if any(one.done() for one in ended):  # the script closed it itself (client.shutdown()): its right, and no loss
         reporter.send(event="scheduler-closed")
     await asyncio.gather(*(one.close(reason="the run has ended") for one in schedulers))
@@ -257,8 +254,8 @@ async def _start(context: Context, host: str, folder: Path, share: int, *, ucx: 
         security=tls.security(context.attempt),
     )
     await scheduler
-    scheduler.add_plugin(task_ends.TaskEnds())
-    scheduler.handlers[clock_offset.QUESTION] = clock_offset.answer
+    scheduler.add_plugin(TaskEnds())
+    scheduler.handlers[CLOCK_QUESTION] = time_here
     return scheduler
 
 
@@ -273,7 +270,7 @@ async def _open_ucx(context: Context, reporter: Reporter) -> None:
         ucx_auth.start_ucx()
     except Exception as error:  # noqa: BLE001 - whatever UCX raised, the first question to a worker will say it again
         traceback.print_exc()
-        reporter.send(event="ucx-failed", problem=diagnosis.root_of(error))
+        reporter.send(event="ucx-failed", problem=losses.root_of(error))
         return
     security = tls.explanation("ucx", ucx_auth.tcp_devices(), gpus=gpu, group_memory=ucx_auth.group_memory())
     reporter.send(event="ucx-up", security=security)

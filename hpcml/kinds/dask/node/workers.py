@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import re
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.files import tail, write
+from hpcml.forms import Form
 from hpcml.kinds.dask import WORKER
 from hpcml.kinds.dask.node import temporary_directory
 from hpcml.node import agent, files, profilers, scratch
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.processes import long_import
-from hpcml.node.settings import Context, load
+from hpcml.node.settings import Context, Settings, load
 
 _LIBRARY_LINES = 40  # lines of UCX's and NCCL's own logs that are kept of a node
 _TROUBLE = re.compile(r"NCCL WARN| UCX  (?:ERROR|FATAL) ")
+LARGEST_SCRIPT = 1 << 20  # bytes of a script that is looked at
+_ARRAY, _FRAME = "dask.array", "dask.dataframe"
+# The modules that a worker needs for what a script imports; none of them makes a CUDA context, which no fork survives.
+_NEEDS = {_ARRAY: (_ARRAY,), _FRAME: (_FRAME,), "dask_cudf": (_FRAME,), "dask_ml": (_ARRAY, _FRAME)}
 
 
 def main() -> int:
@@ -38,7 +46,7 @@ def main() -> int:
     with long_import():  # after the sign of life; before the fork, for all workers
         from distributed.versions import get_versions
 
-        from hpcml.kinds.dask.node import dask_worker, early_imports, gpus
+        from hpcml.kinds.dask.node import dask_worker, gpus
 
         get_versions()  # every worker tells the scheduler; Dask keeps the answer
         try:
@@ -59,7 +67,7 @@ def main() -> int:
     if too_little := dask_worker.too_little_memory(context, share, len(names), agent.resident(os.getpid())):
         return node.refuse(too_little)
     with long_import():
-        early_imports.import_now(early_imports.wanted(context.settings))
+        import_early(early_imports(context.settings))
     try:
         return agent.keep(
             node,
@@ -108,3 +116,52 @@ class Address:
             write(self.local, "".join(f"{address} {facts['protocol']}\n" for address in addresses))
             self.known = True
         return self.known or (self.context.attempt.ended.name not in there and time.monotonic() < self.deadline)
+
+
+def early_imports(settings: Settings) -> list[str]:
+    """Return the modules to import early: what the script's own text imports of Dask's collections, else nothing."""
+    if settings.code.form is not Form.SCRIPT:
+        return []
+    try:
+        source = Path(settings.code.script).read_bytes()
+        names = set(_imported(ast.parse(source))) if len(source) <= LARGEST_SCRIPT else set()
+    except (OSError, SyntaxError, ValueError):  # Python will say so when it runs the script
+        return []
+    return sorted(
+        {need for kind, needs in _NEEDS.items() if any(_within(name, kind) for name in names) for need in needs}
+    )
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def import_early(modules: Sequence[str]) -> None:
+    """Import modules once for all workers of the node, before they are forked; the log says how long it took.
+
+    Each worker imports a collection's library at its first task. With eight workers on two cores, one import for all
+    almost halves the processor time of a data frame's first result.
+
+    What is not installed, or cannot be imported, is left to the graph that needs it: that error reaches the script. Its
+    words are not said here, where the cause of another error is looked for.
+    """
+    began = time.perf_counter()
+    done = []
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - a library's import may raise anything
+            print(f"hpcml: {name} was not imported early ({type(error).__name__}).", flush=True)
+        else:
+            done.append(name)
+    if done:
+        print(f"hpcml: imported early in {time.perf_counter() - began:.1f} s: {', '.join(done)}", flush=True)

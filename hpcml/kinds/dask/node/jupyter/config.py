@@ -24,6 +24,56 @@ if TYPE_CHECKING:
 DASHBOARD = "dashboard"  # the path below which the run's dashboard is passed on: /dashboard/status
 _ALWAYS = ("jupyterlab", "jupyter_server_terminals", "jupyter_server_proxy", "dask_labextension")
 _LONGEST_SOCKET = 107  # bytes of a unix socket's path, unix(7)
+EXTENSION = "hpcml-session"
+# A module federation container by hand (jupyterlab, "prebuilt extensions"): no build, and nothing shared but the app.
+_PAGE_SCRIPT = """\
+(() => {
+  const plugin = {
+    id: 'hpcml-session:plugin',
+    description: 'Saves all documents before the run ends, and says that it ends.',
+    autoStart: true,
+    activate: app => {
+      const {wsUrl, token, appendToken} = app.serviceManager.serverSettings;
+      const url = new URL('hpcml/session', wsUrl);
+      if (appendToken && token) url.searchParams.set('token', token);
+      let line = null, told = '';
+      const say = (message, type, actions) =>
+        app.commands.execute('apputils:notify', {message, type, options: {autoClose: false, actions}});
+      app.commands.addCommand('hpcml-session:stay', {
+        label: 'Go on with this session', execute: () => line.send('stay')
+      });
+      const save = async () => {
+        if (app.commands.hasCommand('docmanager:save-all')) await app.commands.execute('docmanager:save-all');
+        const unsaved = [...app.shell.widgets('main')].filter(widget => widget.context?.model?.dirty);
+        await Promise.all(unsaved.map(widget => widget.context.save()));
+      };
+      const heed = async ({state, words}) => {
+        const stay = [{label: 'Go on', commandId: 'hpcml-session:stay', args: {}}];
+        if (words && words !== told) say(words, 'warning', state === 'idle' ? stay : []);
+        told = words;
+        if (state === 'running') return;
+        try {
+          await save();
+        } catch (error) {
+          say('Not all documents could be saved: ' + error, 'error', []);
+          return;
+        }
+        if (state === 'ending') line.send('saved');
+      };
+      const follow = () => {
+        line = new WebSocket(url);
+        line.onmessage = message => heed(JSON.parse(message.data));
+        line.onclose = () => setTimeout(follow, 5000);
+      };
+      app.restored.then(follow);
+    }
+  };
+  (window._JUPYTERLAB = window._JUPYTERLAB || {})['hpcml-session'] = {
+    init: () => {},
+    get: () => Promise.resolve(() => ({__esModule: true, default: plugin}))
+  };
+})();
+"""
 
 
 class UnsafeError(Exception):
@@ -177,58 +227,6 @@ def check_socket(socket: Path) -> None:
         facts = path.lstat()
         if facts.st_mode != mode or facts.st_uid != os.getuid():
             raise UnsafeError(f"{path} has mode {facts.st_mode:o} and belongs to user {facts.st_uid}")
-
-
-EXTENSION = "hpcml-session"
-# A module federation container by hand (jupyterlab, "prebuilt extensions"): no build, and nothing shared but the app.
-_PAGE_SCRIPT = """\
-(() => {
-  const plugin = {
-    id: 'hpcml-session:plugin',
-    description: 'Saves all documents before the run ends, and says that it ends.',
-    autoStart: true,
-    activate: app => {
-      const {wsUrl, token, appendToken} = app.serviceManager.serverSettings;
-      const url = new URL('hpcml/session', wsUrl);
-      if (appendToken && token) url.searchParams.set('token', token);
-      let line = null, told = '';
-      const say = (message, type, actions) =>
-        app.commands.execute('apputils:notify', {message, type, options: {autoClose: false, actions}});
-      app.commands.addCommand('hpcml-session:stay', {
-        label: 'Go on with this session', execute: () => line.send('stay')
-      });
-      const save = async () => {
-        if (app.commands.hasCommand('docmanager:save-all')) await app.commands.execute('docmanager:save-all');
-        const unsaved = [...app.shell.widgets('main')].filter(widget => widget.context?.model?.dirty);
-        await Promise.all(unsaved.map(widget => widget.context.save()));
-      };
-      const heed = async ({state, words}) => {
-        const stay = [{label: 'Go on', commandId: 'hpcml-session:stay', args: {}}];
-        if (words && words !== told) say(words, 'warning', state === 'idle' ? stay : []);
-        told = words;
-        if (state === 'running') return;
-        try {
-          await save();
-        } catch (error) {
-          say('Not all documents could be saved: ' + error, 'error', []);
-          return;
-        }
-        if (state === 'ending') line.send('saved');
-      };
-      const follow = () => {
-        line = new WebSocket(url);
-        line.onmessage = message => heed(JSON.parse(message.data));
-        line.onclose = () => setTimeout(follow, 5000);
-      };
-      app.restored.then(follow);
-    }
-  };
-  (window._JUPYTERLAB = window._JUPYTERLAB || {})['hpcml-session'] = {
-    init: () => {},
-    get: () => Promise.resolve(() => ({__esModule: true, default: plugin}))
-  };
-})();
-"""
 
 
 def write_extension(folder: Path) -> None:

@@ -16,7 +16,7 @@ import zmq
 from ipykernel import iostream, kernelapp
 from zmq.eventloop.zmqstream import ZMQStream
 
-from hpcml.node.script import hook
+from hpcml.node.script import interpreter
 
 _FOR_THE_SERVER = ("JUPYTER_NO_CONFIG", "JUPYTER_RUNTIME_DIR")
 
@@ -53,7 +53,7 @@ def main() -> None:
     sys.path.insert(
         0, os.environ.pop("HPCML_NOTEBOOK_FOLDER", "")
     )  # modules beside the notebook, which -P kept away while the kernel itself was imported
-    hook.install()  # what a cell opens as a cluster is the run's
+    interpreter.install_kind()  # what a cell opens as a cluster is the run's
     kernelapp.IOPubThread = PrivateIOPubThread
     umask = os.umask(0o077)  # for its sockets
     kernel = kernelapp.IPKernelApp.instance()

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 PATH = "hpcml/session"
 LOOK = 3.0  # seconds between looks at the run's files and at what the kernels do
 MOST_WARNING = 300.0  # seconds before an end for idleness at which pages are told, at most; a quarter of it at least
+TERMINATED = 128 + signal.SIGTERM
+ANSWER_WITHIN = 60.0  # seconds from the start until the server has to answer itself
+PROBE = "/api/status"  # what an authenticated GET is sent to; its `started` is the server's identity
 
 
 class Session:
@@ -228,11 +231,6 @@ def add_handlers(server: ServerApp, session: Session) -> None:
             session.use()
 
     app.settings["log_function"] = log_and_count
-
-
-TERMINATED = 128 + signal.SIGTERM
-ANSWER_WITHIN = 60.0  # seconds from the start until the server has to answer itself
-PROBE = "/api/status"  # what an authenticated GET is sent to; its `started` is the server's identity
 
 
 def main() -> int:

@@ -1,4 +1,7 @@
-"""The script's process before the script's first line: what workers and scheduler have too."""
+"""The interpreter of the user's script: its state before the first line, and what hpcml changes in it.
+
+This module imports nothing that a script could hide by a module of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+RESETS = "HPCML_RESETS"  # the module that resets the kind's processes between two points of a sweep
+IN_SCRIPT = "HPCML_IN_SCRIPT"  # the module of the run's kind whose install() changes the interpreter
 BEFORE: dict[str, Any] = {}  # empty in a process that the run did not start
 
 
@@ -63,3 +68,45 @@ def _lines(name: str, width: int) -> dict[str, str]:
             return {line[:width].strip(): line[width:].strip() for line in file}
     except OSError:
         return {}
+
+
+def install_kind() -> None:
+    """Have the run's kind change this process; processes that the script starts do not find the variable."""
+    if name := os.environ.pop(IN_SCRIPT, ""):
+        import importlib
+
+        importlib.import_module(name).install()
+
+
+def name_originals() -> None:
+    """Have warnings and tracebacks name the files that were submitted; what runs is the run's copy of them.
+
+    The lines that they show are still the copy's, as the original may have changed.
+    """
+    import traceback
+    import warnings
+
+    from hpcml.node.settings import load
+
+    context = load()
+    if not context.settings.code.copy_of:
+        return
+    copy, original = f"{context.run.code}/", f"{context.settings.code.copy_of}/"
+    _rename(getattr(traceback, "StackSummary", None), "format_frame_summary", f'  File "{copy}', f'  File "{original}')
+    _rename(warnings, "_formatwarnmsg_impl", copy, original)  # formatwarning, which is public, gets no source
+
+
+def _rename(owner: Any, name: str, copy: str, original: str) -> None:
+    """Have a function's text begin with the original's name; nothing where a module beside the script is the owner."""
+    function = getattr(owner, name, None)
+    if function is None or hasattr(function, "__wrapped__"):
+        return
+
+    import functools
+
+    @functools.wraps(function)
+    def renamed(*arguments: Any, **options: Any) -> Any:
+        text = function(*arguments, **options)
+        return original + text[len(copy) :] if isinstance(text, str) and text.startswith(copy) else text
+
+    setattr(owner, name, renamed)

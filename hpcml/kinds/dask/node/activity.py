@@ -1,25 +1,29 @@
-"""What the scheduler sees of its use, told to the supervisor every second; each is the other's sign of life."""
+"""What the scheduler sees of its use: told to the supervisor every second, and what became of the script's tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import struct
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from distributed import Scheduler, Status
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.protocol import pickle
 from distributed.scheduler import heartbeat_interval
 
 from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.files import write
-from hpcml.kinds.dask.node.control_socket import warn_after
+from hpcml.kinds.dask.node.messages import warn_after
 from hpcml.node.outcome import EventLog, report_end, say, write_status
 from hpcml.node.processes import OwnTime, Process
 from hpcml.node.settings import Context
@@ -29,6 +33,18 @@ BUSY = 25.0  # per cent of a CPU: a worker that uses more is at work, also witho
 LATE, LATE_AT_LEAST = 3, 3.0  # intervals between a worker's heartbeats, and seconds; Dask closes a dead one after 300 s
 SILENT, SILENT_IN_POLARS = 30.0, 300.0  # seconds without a heartbeat; a worker of Polars' has none during a query
 POLLS = 4  # questions a second for all workers that are a wait_for_workers(), which asks ten times
+_STOPPED = ("T", "t")
+_STATES = {
+    "T": " (it is stopped: SIGSTOP)",
+    "t": " (a debugger holds it)",
+    "D": " (state D: it waits for a file system, or is frozen)",
+    "": " (it cannot be seen from here)",
+}
+_BEFORE_THEY_RAN = frozenset(("waiting", "queued", "no-worker", "processing"))  # Dask's states
+_BY_THE_SCRIPT = ("client-releases-keys", "remove-client")  # its last future is gone, or its client; not Future.cancel
+_LONGEST_ERROR = 200  # characters of an error
+_LINE_OF_FILE = re.compile(r'File "([^"]+)", line ([0-9]+)')
+_LIBRARIES = (f"{sys.prefix}/", f"{sys.base_prefix}/", "<")
 
 
 class Activity:
@@ -160,15 +176,6 @@ class Activity:
             os.kill(pid, signal.SIGKILL)
 
 
-_STOPPED = ("T", "t")
-_STATES = {
-    "T": " (it is stopped: SIGSTOP)",
-    "t": " (a debugger holds it)",
-    "D": " (state D: it waits for a file system, or is frozen)",
-    "": " (it cannot be seen from here)",
-}
-
-
 def peer_of(connection: socket.socket) -> int:
     """Return the pid of the process at the other end of a unix socket, 0 if it cannot be seen from here (unix(7))."""
     if not hasattr(socket, "SO_PEERCRED"):
@@ -176,3 +183,59 @@ def peer_of(connection: socket.socket) -> int:
     size = struct.calcsize("3i")
     pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return int(pid)
+
+
+class TaskEnds(SchedulerPlugin):  # type: ignore[misc]
+    """Counts the tasks of one scheduler that failed or were given up before they were done; it keeps the first error.
+
+    A script that ends with 0 may have waited for none of them: Dask keeps an error for who asks for the result, and
+    drops what nobody wants any more.
+    """
+
+    name = "hpcml-task-ends"
+
+    def __init__(self) -> None:
+        self.failed = self.given_up = 0
+        self.first = ""
+
+    def transition(self, key: Any, start: str, finish: str, *_: Any, stimulus_id: str = "", **facts: Any) -> None:
+        """Dask's hook: a task has another state."""
+        if start not in _BEFORE_THEY_RAN:
+            return
+        if finish == "erred" and facts.get("cause") == key:  # what only waits for a failed task has no cause here
+            self.failed += 1
+            self.first = self.first or _described(**facts)
+        elif finish in {"released", "forgotten"} and stimulus_id.startswith(_BY_THE_SCRIPT):
+            self.given_up += 1
+
+
+def _described(
+    *, exception: Any = None, exception_text: str | None = None, traceback_text: str | None = None, **_: Any
+) -> str:
+    error = exception_text or ""
+    if not error and isinstance(exception, bytes):  # the scheduler's own: KilledWorker, NoWorkerError
+        made = pickle.loads(exception)
+        error = f"{type(made).__name__}: {made}"
+    places = _LINE_OF_FILE.findall(traceback_text or "")
+    own = [place for place in places if not place[0].startswith(_LIBRARIES) and "/site-packages/" not in place[0]]
+    line = "".join(one if one.isprintable() else "?" for one in " ".join(error.split()))
+    short = line if len(line) <= _LONGEST_ERROR else f"{line[:_LONGEST_ERROR]}…"
+    if not places:
+        return short
+    file, line_number = (own or places)[-1]
+    return f"{short} ({file.rpartition('/')[2]}:{line_number})"
+
+
+def task_remarks(scheduler: Scheduler) -> list[str]:
+    """Return what a user has to know of the tasks of a script that ended with 0."""
+    ends: TaskEnds | None = scheduler.plugins.get(TaskEnds.name)
+    said: list[str] = []
+    if ends is None:  # the script took it away
+        return said
+    if failed := ends.failed:
+        those = f"{failed:,} tasks failed, the first with" if failed > 1 else "a task failed with"
+        said.append(f"{those} {ends.first or 'an error'}, and the script ended with 0 all the same.")
+    if undone := ends.given_up + sum(task.state in _BEFORE_THEY_RAN for task in scheduler.tasks.values()):
+        those = f"{undone:,} tasks were" if undone > 1 else "a task was"
+        said.append(f"{those} not done when the script ended or dropped the future: nothing waited for the result.")
+    return said
