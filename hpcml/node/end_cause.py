@@ -69,8 +69,8 @@ class EndRequests:
         if now - self.listed_at > NOTES_TICK:
             self.listed_at, self.names = now, files.listed(attempt.directory)
             self._look_at_saves()
-            if self.batch.began and not self.batch.alive:
-                raise RunEndedError(End(errors.ALLOCATION_LOST, phase, "hpcml", "the batch script was killed"))
+        if self.batch.began and not self.batch.alive:  # looked at each time: Slurm ends the other steps right after it
+            raise RunEndedError(End(errors.ALLOCATION_LOST, phase, "hpcml", "the batch script was killed"))
         self._look_at_the_limit(left)
         if not (self.signalled or left < 0 or attempt.terminate.name in self.names):
             return
