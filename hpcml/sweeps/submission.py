@@ -233,6 +233,8 @@ def check_packages(prepared: Prepared, more: Sequence[str]) -> None:
         python = prepared.plan.steps[-1].command[0]
         script_checks.check_packages(("optuna",), python, "extra 'sweep'", sure=True)
         script_checks.check_packages(more, python, "--sampler", sure=True)
+    elif more:
+        note(f"--sampler needs the package {', '.join(more)} in the nodes' Python, which cannot be seen from here")
 
 
 def check_worker_groups(prepared: Prepared) -> None:
