@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.sweeps.points import typed
-from hpcml.sweeps.record import Standing, Sweep
+from hpcml.sweeps.record import Progress, Sweep
 from hpcml.terminal import shown
 
 STATES = ("ok", "pruned", "failed", "under way", "missing")
@@ -18,18 +18,18 @@ _WIDE = 50  # a parameter's axis is logarithmic if its largest value is so many 
 
 
 class Row(NamedTuple):
-    """A point as the table shows it; ``state`` is one of :data:`STATES`, ``kind`` that of a failure."""
+    """A point as the table shows it."""
 
     key: str
     values: dict[str, str]
-    state: str
+    state: str  # one of STATES
     metrics: dict[str, float | None]
-    seconds: float | None
+    seconds: float | None  # None for a point that has not ended
     cause: str
-    run: str
-    out: str
-    kind: str = ""
-    running: bool = False
+    run: str  # its id, empty without one
+    out: str  # the folder of its results, empty for a point that has not ended
+    kind: str = ""  # of a failure
+    running: bool = False  # it is under way, and has begun
 
     @property
     def point(self) -> str:
@@ -37,23 +37,20 @@ class Row(NamedTuple):
         return " ".join(f"{name}={text}" for name, text in self.values.items())
 
 
-def rows(sweep: Sweep, standing: Standing, runs: str, metric: str, *, maximize: bool) -> list[Row]:
+def rows(sweep: Sweep, progress: Progress, runs: str, metric: str, *, maximize: bool) -> list[Row]:
     """Return the rows: by the metric, then what has none, then what was pruned, failed, is under way and missing."""
     found = []
     for planned in sweep.points:
         values = {value.name: value.text for value in planned.point}
-        if one := standing.ended.get(planned.key):
-            state, out = (
-                "ok" if one.ok else "pruned" if one.pruned else "failed",
-                f"{runs}/{one.run}/out/{planned.key}",
-            )
+        if one := progress.ended.get(planned.key):
+            out = f"{runs}/{one.run}/out/{planned.key}"
             if "draw" in dict(one.values):  # of a search, which chose the values when the point began
                 values = {name: str(value) for name, value in one.values}
-            row = Row(planned.key, values, state, dict(one.metrics), one.seconds, one.cause, one.run, out, one.kind)
+            row = Row(planned.key, values, one.state, dict(one.metrics), one.seconds, one.cause, one.run, out, one.kind)
         else:
-            run = standing.under_way.get(planned.key, "")
+            run = progress.under_way.get(planned.key, "")
             row = Row(planned.key, values, "under way" if run else "missing", {}, None, "", run, "")
-            row = row._replace(running=planned.key in standing.running)
+            row = row._replace(running=planned.key in progress.running)
         found.append(row)
 
     def place(row: Row) -> tuple[int, bool, float]:
@@ -63,9 +60,9 @@ def rows(sweep: Sweep, standing: Standing, runs: str, metric: str, *, maximize: 
     return sorted(found, key=place)
 
 
-def metric_of(sweep: Sweep, standing: Standing) -> str:
+def metric_of(sweep: Sweep, progress: Progress) -> str:
     """Return the metric that sorts the table: the chosen one, else the first that a point has reported."""
-    reported = (name for one in standing.ended.values() for name in one.metrics)
+    reported = (name for one in progress.ended.values() for name in one.metrics)
     return sweep.metric or next(reported, "")
 
 

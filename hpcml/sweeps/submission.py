@@ -19,7 +19,7 @@ from hpcml.runs import submit as runs_submit
 from hpcml.sites.schema import Partition
 from hpcml.sweeps import points, record
 from hpcml.sweeps.points import Point, Value
-from hpcml.sweeps.record import Planned, Standing, Sweep
+from hpcml.sweeps.record import Planned, Progress, Sweep
 from hpcml.terminal import note
 from hpcml.units import Memory, TimeLimit
 
@@ -64,22 +64,22 @@ def asked(text: str) -> tuple[str, ...]:
 class Faults:
     """The failures of a sweep's points; each run, and each cause in it, is judged once and when it is asked for."""
 
-    def __init__(self, runs: Path, standing: Standing) -> None:
-        self.runs, self.standing = runs, standing
+    def __init__(self, runs: Path, progress: Progress) -> None:
+        self.runs, self.progress = runs, progress
         self._runs: dict[str, tuple[directories.Run, run_status.Status]] = {}
         self._ends: dict[str, Fault] = {}
         self._options: dict[tuple[str, str, tuple[str, ...]], tuple[str, ...]] = {}
 
     def of(self, key: str) -> Fault | None:
         """Return why a point failed; None if it did not, or is under way."""
-        if key in self.standing.under_way:
+        if key in self.progress.under_way:
             return None
-        if end := self.standing.ended.get(key):
+        if end := self.progress.ended.get(key):
             if not end.failed:
                 return None
             kind = end.kind or ("oom" if end.cause == "out of memory" else "error")
             return Fault(kind, self._help(end.run, end.rule, end.nodes))
-        if run_id := self.standing.interrupted.get(key):
+        if run_id := self.progress.interrupted.get(key):
             fault = self._ends.get(run_id) or self._end(run_id)
             return fault if fault.kind in _OF_A_RUN else None
         return None
@@ -119,16 +119,16 @@ class Faults:
         return self._options[run_id, rule, nodes]
 
 
-def _to_run(planned: Sequence[Planned], standing: Standing, faults: Faults, only: tuple[str, ...]) -> list[Planned]:
+def _to_run(planned: Sequence[Planned], progress: Progress, faults: Faults, only: tuple[str, ...]) -> list[Planned]:
     """Return the points to run: what no run has ended or goes on with, or only what failed by one of some kinds.
 
     What failed by the fault of a node that can be left out counts as not ended.
     """
 
     def wanted(one: Planned) -> bool:
-        if one.key in standing.under_way:
+        if one.key in progress.under_way:
             return False
-        if one.key not in standing.ended and not only:
+        if one.key not in progress.ended and not only:
             return True
         fault = faults.of(one.key)
         return fault is not None and (
@@ -269,7 +269,7 @@ class Choice(NamedTuple):
     chosen: list[Planned]
     stale: int  # as record.stale counts
     prepared: Prepared  # the run with what the causes of failures ask for
-    standing: Standing
+    progress: Progress
 
 
 def planned(prepared: Prepared, wanted: Sequence[Point], study: Search | None) -> tuple[list[Planned], str]:
@@ -292,19 +292,19 @@ def planned(prepared: Prepared, wanted: Sequence[Point], study: Search | None) -
 
 
 def choose(
-    prepared: Prepared, planned: Sequence[Planned], standing: Standing, only_failed: str
+    prepared: Prepared, planned: Sequence[Planned], progress: Progress, only_failed: str
 ) -> tuple[list[Planned], More]:
     """Return the points to run, and the run's request with what is asked for beyond the command line.
 
     ``only_failed`` is the option's text: run again what failed by one of its kinds, and nothing else.
     """
-    failed = any(end.failed for end in standing.ended.values())
-    if not (only_failed or failed or standing.interrupted):
-        busy = standing.ended.keys() | standing.under_way.keys()
+    failed = any(end.failed for end in progress.ended.values())
+    if not (only_failed or failed or progress.interrupted):
+        busy = progress.ended.keys() | progress.under_way.keys()
         return [one for one in planned if one.key not in busy], More(prepared.spec)
     only = asked(only_failed) if only_failed else ()
-    faults = Faults(Path(prepared.plan.directory).parent, standing)
-    chosen = _to_run(planned, standing, faults, only)
+    faults = Faults(Path(prepared.plan.directory).parent, progress)
+    chosen = _to_run(planned, progress, faults, only)
     of_points = [fault for one in chosen if (fault := faults.of(one.key))]
     inside, directives = prepared.plan.inside, dict(prepared.plan.directives)
     name = directives.get("--partition", "")
@@ -318,7 +318,7 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
     """Write the sweep's record and submit runs for the chosen points; at least one, or it is an error."""
     old, prepared = choice.before, choice.prepared
     runs = Path(prepared.plan.directory).parent
-    record.remove_claims(runs, old.name, choice.standing.claims)
+    record.remove_claims(runs, old.name, choice.progress.claims)
     jobs, claims = [prepared], ""
     if asked.jobs > 1:
         claims = str(record.new_claims(runs, old.name))
@@ -337,7 +337,7 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
     table: dict[str, object] = {
         "sweep": old.name,
         "max_fails": asked.max_fails,
-        "points": [_for_the_nodes(one, choice.standing) for one in choice.chosen],
+        "points": [_for_the_nodes(one, choice.progress) for one in choice.chosen],
     }
     if claims:
         table |= {"claims": claims, "runs": ids}
@@ -356,11 +356,11 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
     return started
 
 
-def _for_the_nodes(planned: Planned, standing: Standing) -> dict[str, object]:
+def _for_the_nodes(planned: Planned, progress: Progress) -> dict[str, object]:
     """Return a point as the first node of a run reads it; a search chooses its values there, unless it had some."""
     values = {value.name: value.typed for value in planned.point}
     table: dict[str, object] = {"key": planned.key, "shown": points.shown(planned.point)}
     if "draw" in values:
-        before = dict(standing.ended[planned.key].values) if planned.key in standing.ended else {}
+        before = dict(progress.ended[planned.key].values) if planned.key in progress.ended else {}
         return table | {"values": before, "texts": {}} | values
     return table | {"values": values, "texts": {value.name: value.text for value in planned.point}}

@@ -461,7 +461,7 @@ FAULTS = (
     F("hpcml/sweeps/search.py", "if not metric:", "if False:", "a search without a metric learns nothing"),
     F("hpcml/sweeps/points.py", 'random.Random(f"{seed}/{name}/{number}")', 'random.Random(f"{seed}/{number}")', "two parameters of a random sweep take equal draws"),
     F("hpcml/sweeps/submission.py", "return min(wanted, most) if most else wanted", "return wanted", "a retry asks for more memory than its partition has"),
-    F("hpcml/sweeps/submission.py", "        if one.key in standing.under_way:\n            return False\n", "", "a point that another run computes is submitted again"),
+    F("hpcml/sweeps/submission.py", "        if one.key in progress.under_way:\n            return False\n", "", "a point that another run computes is submitted again"),
     F("hpcml/sweeps/record.py", " and str(folder / entry) not in in_use:", ":", "a new submission removes the claims of runs that go on"),
     F("hpcml/sweeps/record.py", "and one.status.over and not one.run.may_start_again", "and one.status.over", "the points of a run that Slurm restarts are submitted twice"),
     F("hpcml/sweeps/results.py", "return STATES.index(row.state), value is None,", "return 0, value is None,", "a failed point with a good metric leads the table"),
