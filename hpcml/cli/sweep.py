@@ -104,24 +104,24 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Divide the words behind the verb into hpcml's own and the script with what follows ``--``."""
+    """Divide the words behind the verb into hpcml's options and the script with what follows ``--``."""
     end = words.index("--") if "--" in words else len(words)
-    own, arguments = list(words[:end]), list(words[end + 1 :])
+    options, arguments = list(words[:end]), list(words[end + 1 :])
     with_value = {word for word, takes in TAKES_VALUE.items() if takes} | set(_VALUES)
     position = 0
-    while position < len(own):
-        word = own[position]
+    while position < len(options):
+        word = options[position]
         if word in VERBS:
             return list(words), []
         if not word.startswith("-") or word == "-":
             rest = ["--", *arguments] if arguments else []
-            return [*own[:position], *own[position + 1 :]], [word, *rest]
+            return [*options[:position], *options[position + 1 :]], [word, *rest]
         position += 2 if word in with_value else 1
         if word in _LISTS:
             position += word != "--zip"
-            while position < len(own) and "=" in own[position] and not own[position].startswith("-"):
+            while position < len(options) and "=" in options[position] and not options[position].startswith("-"):
                 position += 1
-    return own, []
+    return options, []
 
 
 def run(options: Namespace) -> int:

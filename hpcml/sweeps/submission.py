@@ -32,33 +32,29 @@ _OF_A_RUN = ("oom", "timeout", "node")  # ends of a run that are also its points
 
 
 class Fault(NamedTuple):
-    """Why a point failed: the kind, and the options with which another try may help, as ``hpcml why`` names them.
-
-    ``interrupted``: the run ended while the point went on, which has no end of its own.
-    """
+    """Why a point failed."""
 
     kind: str
-    options: tuple[str, ...] = ()
-    interrupted: bool = False
+    options: tuple[str, ...] = ()  # with which another try may help, as `hpcml why` names them
 
 
 class More(NamedTuple):
-    """What is asked for beyond the command line: the request, settings as ``--set`` takes them, and that in words."""
+    """A request with what is asked for beyond the command line."""
 
     spec: RunRequest
-    settings: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()  # as --set takes them
+    words: tuple[str, ...] = ()  # what that is, in sentences
 
 
 def asked(text: str) -> tuple[str, ...]:
     """Return the kinds that ``--only-failed=KIND,…`` means; UsageError if one is none."""
     if text == ALL:
         return judgement.KINDS
-    found = tuple(word.strip() for word in text.split(","))
-    if wrong := [word for word in found if word not in judgement.KINDS]:
+    kinds = tuple(word.strip() for word in text.split(","))
+    if wrong := [word for word in kinds if word not in judgement.KINDS]:
         hint = f"There are {', '.join(judgement.KINDS)}; without a word it is all of them."
         raise UsageError(f"'{wrong[0]}' is no kind of failure", place="--only-failed", hint=hint)
-    return found
+    return kinds
 
 
 class Faults:
@@ -102,7 +98,7 @@ class Faults:
         options = why.options(run, Cause("", "", rule=answer.rule, retry=retry, nodes=answer.nodes))
         if "--exclude" in options and not bad_nodes.at_fault(status, answer.rule, answer.nodes):
             options = ()
-        self._ends[run_id] = Fault(kind, options, interrupted=True)
+        self._ends[run_id] = Fault(kind, options)
         return self._ends[run_id]
 
     def _help(self, run_id: str, rule: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
@@ -166,11 +162,11 @@ def more(
     if nodes and "--nodelist" in dict(spec.place.sbatch):
         words.append(f"the nodes {','.join(nodes)} are left in: --nodelist says which to take")
     elif nodes:
-        own = dict(spec.place.sbatch).get("--exclude", "")
-        known = why.hosts(own)
-        told = ",".join(filter(None, [own, *(node for node in nodes if node not in known)]))
+        excluded = dict(spec.place.sbatch).get("--exclude", "")
+        hosts = why.hosts(excluded)
+        text = ",".join(filter(None, [excluded, *(node for node in nodes if node not in hosts)]))
         rest = tuple(pair for pair in spec.place.sbatch if pair[0] != "--exclude")
-        spec = spec.changed(sbatch=(*rest, ("--exclude", told)))
+        spec = spec.changed(sbatch=(*rest, ("--exclude", text)))
         words.append(f"without {','.join(nodes)}, where points failed by the node's fault")
     if not asked_for:
         return More(spec, (), tuple(words))
@@ -205,14 +201,14 @@ def _capped(wanted: int, most: int) -> int:
     return min(wanted, most) if most else wanted
 
 
-def _raised(what: str, before: str, after: str) -> str:
-    return f"{what} is raised from {before} to {after}"
+def _raised(resource: str, before: str, after: str) -> str:
+    return f"{resource} is raised from {before} to {after}"
 
 
-def _not_raised(what: str, now: str, partition: str, *, full: bool) -> str:
+def _not_raised(resource: str, now: str, partition: str, *, full: bool) -> str:
     if full:
-        return f"{what} is not raised: {now} is all that partition {partition} gives"
-    return f"{what} is not raised: {now} is more than the points that failed had"
+        return f"{resource} is not raised: {now} is all that partition {partition} gives"
+    return f"{resource} is not raised: {now} is more than the points that failed had"
 
 
 # -- what is checked before a submission -------------------------------------------------------------------------------
@@ -277,10 +273,10 @@ def planned(prepared: Prepared, wanted: Sequence[Point], study: Search | None) -
     spec = prepared.spec
     with directories.storage(spec.code.script):
         code = points.code_digest(spec.code.script.resolve())
-    image_facts = runs_submit.check_image(prepared)
+    image_table = runs_submit.check_image(prepared)
     image = ""
-    if image_facts:
-        image = str(image_facts.get("digest") or [image_facts.get(name) for name in ("path", "size", "modified")])
+    if image_table:
+        image = str(image_table.get("digest") or [image_table.get(name) for name in ("path", "size", "modified")])
     same = (code, spec.code.arguments, image)
     if study is None:
         return [Planned(points.key_of(point, *same), point) for point in wanted], ""

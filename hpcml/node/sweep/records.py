@@ -64,7 +64,7 @@ def kept(context: Context, point: Point, end: End, pruned: int | None) -> Kept:
     ``pruned`` is the step at which it was told to stop, None if it was not.
     """
     error, reports = notes(context, point.key, "error"), notes(context, point.key, "reports")
-    told = _reports(reports)
+    reported = _reports(reports)
     why: dict[str, Any] = {"cause": ""}
     was_pruned = pruned is not None and end.status in (0, errors.PRUNED)
     if was_pruned:
@@ -73,15 +73,15 @@ def kept(context: Context, point: Point, end: End, pruned: int | None) -> Kept:
         why = _why(context, point.key, error, end)
     for path in (error, reports):
         path.unlink(missing_ok=True)
-    if told.pop("stopped", False) or (end.status and end.told_to_end):
+    if reported.pop("stopped", False) or (end.status and end.told_to_end):
         return Kept({}, stops=True)
     if end.status == errors.STOPPED:
         return Kept({})
     state = "pruned" if was_pruned else "failed" if end.status else "ok"
     values = point.values | ({} if point.draw is None else {"draw": point.draw})
-    facts = {"key": point.key, "values": values, "status": state}
+    table = {"key": point.key, "values": values, "status": state}
     ended = {"began": round(end.began, 3), "node": context.node}
-    return Kept({**facts, "exit_status": end.status, **why, "seconds": round(end.seconds, 3), **told, **ended})
+    return Kept({**table, "exit_status": end.status, **why, "seconds": round(end.seconds, 3), **reported, **ended})
 
 
 def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
@@ -91,11 +91,11 @@ def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
     log, out_of_memory = context.run.log_of(key), end.out_of_memory and end.status == 128 + signal.SIGKILL
     words = "out of memory" if out_of_memory else _cause(error, end.status)
     words = words or (tail(log, 1) or ("",))[0][:_LONGEST]
-    found = cause_of(context.run, log, files.read_json(error) or {}, end.status, end.began, out_of_memory=out_of_memory)
-    if found and found.known and any(line.source not in _OF_THE_POINT for line in found.evidence):
-        words = found.what[:_LONGEST]  # what the script raised only followed from it
-    rule, nodes = (found.rule, list(found.nodes)) if found else ("", [])
-    kind = judgement.kind_of(rule, known=found.known) if found else "unknown"
+    cause = cause_of(context.run, log, files.read_json(error) or {}, end.status, end.began, out_of_memory=out_of_memory)
+    if cause and cause.known and any(line.source not in _OF_THE_POINT for line in cause.evidence):
+        words = cause.what[:_LONGEST]  # what the script raised only followed from it
+    rule, nodes = (cause.rule, list(cause.nodes)) if cause else ("", [])
+    kind = judgement.kind_of(rule, known=cause.known) if cause else "unknown"
     if kind == "node" and not nodes and context.settings.nodes == 1:
         nodes = [context.node]  # the script's own error names none
     return {"cause": words, "kind": kind, "rule": rule, "nodes": nodes}
@@ -104,32 +104,32 @@ def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
 def _reports(path: Path) -> dict[str, Any]:
     """Return what a point reported: the last value of each metric, the last step, and how often it reported."""
     metrics: dict[str, float | None] = {}
-    found: dict[str, Any] = {"metrics": metrics, "reports": 0}
+    reported: dict[str, Any] = {"metrics": metrics, "reports": 0}
     try:
         with path.open() as file:
             lines = file.read(_MOST_REPORTS).splitlines()
     except FileNotFoundError:
-        return found
+        return reported
     for line in lines:
         try:
             table = json.loads(line)
         except ValueError:
             continue  # the point was ended in the middle of it
         if table.get("stopped"):
-            found["stopped"] = True
+            reported["stopped"] = True
             continue
         metrics.update(table["metrics"])
-        found["reports"] += 1
-        found |= {"step": table["step"]} if table["step"] is not None else {}
-    return found
+        reported["reports"] += 1
+        reported |= {"step": table["step"]} if table["step"] is not None else {}
+    return reported
 
 
 def _cause(note: Path, status: int) -> str:
     """Return why a point failed, in some words; empty if that is not known."""
-    facts = files.read_json(note)
-    if facts and facts["chain"]:
-        error = facts["chain"][0]
-        place = f" ({Path(facts['file']).name}:{facts['line']})" if facts.get("line") else ""
+    table = files.read_json(note)
+    if table and table["chain"]:
+        error = table["chain"][0]
+        place = f" ({Path(table['file']).name}:{table['line']})" if table.get("line") else ""
         message = re.sub(r"\s+", " ", f"{error['type']}: {error['message']}")
         return f"{message[:_LONGEST]}{place}"
     if status > 128 and status - 128 in signal.valid_signals():

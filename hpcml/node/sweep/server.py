@@ -34,7 +34,7 @@ from hpcml.terminal import say
 TICK = 0.5  # seconds between looks at what no signal tells
 TOLD = 10.0  # seconds in which a supervisor that ends the run says so
 _LONGEST_REPORT = 1 << 20  # bytes
-_FIRST = 3  # failed points whose causes are told
+_FIRST = 3  # failed points whose causes are in points-end.json
 
 
 def serve() -> NoReturn:
@@ -52,8 +52,8 @@ def serve() -> NoReturn:
     except ImportError as error:
         if error.name not in ("optuna", "cmaes"):
             raise
-        what = "a search and a pruner need" if error.name == "optuna" else "--sampler cmaes needs"
-        raise SystemExit(f"hpcml: The nodes' Python has no {error.name}, which {what}.") from None
+        user = "a search and a pruner need" if error.name == "optuna" else "--sampler cmaes needs"
+        raise SystemExit(f"hpcml: The nodes' Python has no {error.name}, which {user}.") from None
     sys.stdout.flush()
     raise SystemExit(sweep.exit_status)
 
@@ -152,10 +152,10 @@ class Sweep:
         """Leave out what earlier attempts of this run have ended."""
         folder = self.context.run.point_records
         folder.mkdir(mode=0o700, exist_ok=True)
-        there = files.listed(folder)
+        names = files.listed(folder)
         for point in self.plan.points:
             path = self.context.run.record_of(point.key)
-            if path.name not in there or not self._count(files.read_json(path) or {}):
+            if path.name not in names or not self._count(files.read_json(path) or {}):
                 self.waiting.append(point)
 
     def _join(self) -> None:
@@ -232,10 +232,10 @@ class Sweep:
     def _order(self, slot: Slot, point: Point) -> Order:
         """Return the arguments, variables and log that a fork is to have as a point."""
         run, key = self.context.run, point.key
-        facts = {"key": key, "values": point.values, "seed": int(key[:8], 16)}
-        facts |= {"workers": self.context.in_share(slot.number)} if len(self.slots) > 1 else {}
+        table = {"key": key, "values": point.values, "seed": int(key[:8], 16)}
+        table |= {"workers": self.context.in_share(slot.number)} if len(self.slots) > 1 else {}
         return Order(
-            environment={"HPCML_POINT": json.dumps(facts)},
+            environment={"HPCML_POINT": json.dumps(table)},
             argv=["-c", self.context.settings.script, *self.context.settings.arguments, *options_of(point.texts)],
             log=str(run.log_of(key)),
             error=str(records.notes(self.context, key, "error")),
@@ -401,8 +401,8 @@ class Sweep:
         self.exit_status = 1 if failed or left else 0
         if left and self.context.attempt.time_limit.exists():
             self.exit_status = errors.TIME_LIMIT
-        told = {"ended": words, "points": len(points), "failed": failed, "first": self.first_failures}
-        files.write_json(self.context.attempt.points_end, told)
+        table = {"ended": words, "points": len(points), "failed": failed, "first": self.first_failures}
+        files.write_json(self.context.attempt.points_end, table)
         say(f"sweep: {words}.")
 
 
