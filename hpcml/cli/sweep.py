@@ -82,7 +82,7 @@ def add_options(parser: ArgumentParser) -> None:
         "--at-once",
         metavar="N",
         default="1",
-        help="points beside each other in an allocation, each on a share of the workers (1)",
+        help="points beside each other in an allocation, each on a worker group of its own (1)",
     )
     text = "allocations that take points of the sweep, each point by one of them (1)"
     add("--jobs", metavar="J", default="1", help=text)
