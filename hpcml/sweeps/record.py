@@ -24,7 +24,7 @@ from hpcml.sweeps.points import Point, Typed, Value
 
 _LARGEST = 1 << 20  # bytes of a point's record
 _PATIENCE = 10.0  # seconds for another command to remove what is left of one that is gone
-_CLAIMS = "claims-"  # how the folders begin by which runs divide points
+_LEASES = "claims-"  # how the folders of leases begin by which runs divide points
 
 
 class Ended(NamedTuple):
@@ -70,7 +70,7 @@ class Progress(NamedTuple):
     under_way: dict[str, str]  # of a run that has not ended: its id
     problems: tuple[str, ...] = ()  # why the state of a run is unknown
     interrupted: Mapping[str, str] = {}  # begun when their run failed, and not ended since: that run's id
-    claims: frozenset[str] = frozenset()  # the folders by which runs that have not ended divide points
+    leases: frozenset[str] = frozenset()  # the folders of leases by which runs that have not ended divide points
     running: frozenset[str] = frozenset()  # those under way that have begun
 
 
@@ -168,7 +168,7 @@ def progress(runs: Path, sweep: Sweep) -> Progress:
             problems.append(f"{one.run.id}: {one.problem}")
         written = one.status is not None and one.status.over and not one.run.may_start_again
         submitted = given(one.run)
-        ended_in_group.setdefault(submitted.claims or one.run.id, set()).update(of_run)
+        ended_in_group.setdefault(submitted.folder or one.run.id, set()).update(of_run)
         if one.alive and not written:  # Slurm may take some seconds more for a job whose supervisor has ended
             alive.append((one.run.id, submitted))
             running.update(_names(one.run, ".log"))
@@ -176,18 +176,18 @@ def progress(runs: Path, sweep: Sweep) -> Progress:
             begun |= {key: one.run.id for key in _names(one.run, ".log") if key not in of_run}
     under_way: dict[str, str] = {}
     for run_id, submitted in alive:
-        done = ended_in_group[submitted.claims or run_id]
+        done = ended_in_group[submitted.folder or run_id]
         under_way |= {key: run_id for key in submitted.keys if key not in done}
     interrupted = {key: run for key, run in begun.items() if key not in ended and key not in under_way}
-    claims = frozenset(submitted.claims for _, submitted in alive if submitted.claims)
-    return Progress(ended, under_way, tuple(problems), interrupted, claims, frozenset(running & under_way.keys()))
+    folders = frozenset(submitted.folder for _, submitted in alive if submitted.folder)
+    return Progress(ended, under_way, tuple(problems), interrupted, folders, frozenset(running & under_way.keys()))
 
 
 class Given(NamedTuple):
     """The points that a run was submitted with."""
 
     keys: list[str]
-    claims: str  # the folder of the leases by which it divides them with other runs, empty without others
+    folder: str  # of the leases by which it divides them with other runs, empty without others
     runs: tuple[str, ...] = ()  # that divide them, this one among them
 
 
@@ -245,17 +245,17 @@ def _ended(run: directories.Run, path: Path) -> Ended:
         )
 
 
-def new_claims(runs: Path, name: str) -> Path:
+def new_leases(runs: Path, name: str) -> Path:
     """Return a folder, not made yet, by which the runs of one submission may divide their points."""
-    return path_of(runs, name).with_name(f"{_CLAIMS}{os.urandom(4).hex()}")
+    return path_of(runs, name).with_name(f"{_LEASES}{os.urandom(4).hex()}")
 
 
-def remove_claims(runs: Path, name: str, in_use: frozenset[str]) -> None:
+def remove_leases(runs: Path, name: str, in_use: frozenset[str]) -> None:
     """Remove such folders of runs that have ended; a run that begins nevertheless finds that it has no points."""
     folder = path_of(runs, name).parent
     with directories.storage(folder):
         for entry in os.listdir(folder):
-            if entry.startswith(_CLAIMS) and str(folder / entry) not in in_use:
+            if entry.startswith(_LEASES) and str(folder / entry) not in in_use:
                 shutil.rmtree(folder / entry)
 
 

@@ -314,12 +314,12 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
     """Write the sweep's record and submit runs for the chosen points; at least one, or it is an error."""
     old, prepared = choice.before, choice.prepared
     runs = Path(prepared.plan.directory).parent
-    record.remove_claims(runs, old.name, choice.progress.claims)
-    jobs, claims = [prepared], ""
+    record.remove_leases(runs, old.name, choice.progress.leases)
+    jobs, leases = [prepared], ""
     if asked.jobs > 1:
-        claims = str(record.new_claims(runs, old.name))
+        leases = str(record.new_leases(runs, old.name))
         with directories.storage(runs):
-            Path(claims).mkdir(mode=0o700)
+            Path(leases).mkdir(mode=0o700)
         others = min(asked.jobs, len(choice.chosen)) - 1
         jobs += [runs_submit.prepare(prepared.loaded, prepared.spec) for _ in range(others)]
     ids = [one.plan.run_id for one in jobs]
@@ -335,8 +335,8 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
         "max_fails": asked.max_fails,
         "points": [_for_the_nodes(one, choice.progress) for one in choice.chosen],
     }
-    if claims:
-        table |= {"claims": claims, "runs": ids}
+    if leases:
+        table |= {"claims": leases, "runs": ids}
     if asked.study:
         table["study"] = asked.study.for_the_nodes(runs, old.name, asked.key)
     text = json.dumps(table, indent=1) + "\n"
