@@ -57,9 +57,9 @@ def group(gid: int) -> str:
         return f"gid {gid}"
 
 
-def is_ours(facts: os.stat_result) -> bool:
+def is_ours(status: os.stat_result) -> bool:
     """Whether a file belongs to this user or to root."""
-    return facts.st_uid in (os.geteuid(), 0)
+    return status.st_uid in (os.geteuid(), 0)
 
 
 def overflow_user() -> int:
@@ -80,20 +80,20 @@ def unknown_users() -> set[int]:
     return {overflow_user()}
 
 
-def folder_is_ours(facts: os.stat_result) -> bool:
+def folder_is_ours(status: os.stat_result) -> bool:
     """Whether a folder on the way to a file belongs to this user, to root, or to one who may be root for all it shows.
 
     In a user namespace the users of the host look like one user: only the modes can be judged there.
     """
-    return is_ours(facts) or facts.st_uid in unknown_users()
+    return is_ours(status) or status.st_uid in unknown_users()
 
 
-def is_obeyed(facts: os.stat_result) -> bool:
+def is_obeyed(status: os.stat_result) -> bool:
     """Whether settings of this owner are obeyed: the user's, root's, and those of the account that installed hpcml.
 
     Who owns the code that runs here as the user decides what the user does anyway.
     """
-    return is_ours(facts) or facts.st_uid in {Path(__file__).stat().st_uid} - {overflow_user()}
+    return is_ours(status) or status.st_uid in {Path(__file__).stat().st_uid} - {overflow_user()}
 
 
 def _group_is_ours(gid: int) -> bool:
@@ -121,23 +121,23 @@ def _has_acl(place: Path | int) -> bool:
     return True
 
 
-def written_by_others(facts: os.stat_result, path: Path, descriptor: int | None = None) -> str:
+def written_by_others(status: os.stat_result, path: Path, descriptor: int | None = None) -> str:
     """Return who else may write to a file or folder: everybody, a group, others by an ACL, or nobody (empty).
 
-    ``descriptor`` is the open file that ``facts`` are of, where it is open; the path may lead to another by now.
+    ``descriptor`` is the open file that ``status`` is of, where it is open; the path may lead to another by now.
     """
-    if facts.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         return "everybody"
-    if not facts.st_mode & stat.S_IWGRP:
+    if not status.st_mode & stat.S_IWGRP:
         return ""
     if _has_acl(path if descriptor is None else descriptor):
         return f"others, by an ACL (getfacl {shlex.quote(str(path))}),"
-    return "" if _group_is_ours(facts.st_gid) else f"group {group(facts.st_gid)}"
+    return "" if _group_is_ours(status.st_gid) else f"group {group(status.st_gid)}"
 
 
-def _closing(facts: os.stat_result, path: Path) -> str:
+def _closing(status: os.stat_result, path: Path) -> str:
     """Return how one closes a file or folder of one's own to others; it ends what an ACL gives, too."""
-    return f"chmod go-w {shlex.quote(str(path))}" if facts.st_uid == os.geteuid() else ""
+    return f"chmod go-w {shlex.quote(str(path))}" if status.st_uid == os.geteuid() else ""
 
 
 def is_own_folder(path: str | Path) -> bool:
@@ -146,12 +146,12 @@ def is_own_folder(path: str | Path) -> bool:
 
 
 def own_folder(path: str | Path) -> os.stat_result | None:
-    """Return the facts of a folder of this user's (no link to one); None if it is none."""
+    """Return the status of a folder of this user's (no link to one), None if it is not one."""
     try:
-        facts = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return None
-    return facts if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() else None
+    return status if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() else None
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -184,13 +184,13 @@ def open_regular(path: Path, *, ours: bool = True, follow: bool = False, obeyed:
             raise ForeignError("it is no regular file", path) from error
         raise
     try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise ForeignError("it is a folder" if stat.S_ISDIR(facts.st_mode) else "it is no regular file", path)
-        if ours and not (is_obeyed(facts) if obeyed else is_ours(facts)):
-            raise ForeignError(f"it belongs to {account(facts.st_uid)}", path)
-        if obeyed and (who := written_by_others(facts, path, descriptor)):
-            raise ForeignError(f"{who} may write to it", path, _closing(facts, path))
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ForeignError("it is a folder" if stat.S_ISDIR(status.st_mode) else "it is no regular file", path)
+        if ours and not (is_obeyed(status) if obeyed else is_ours(status)):
+            raise ForeignError(f"it belongs to {account(status.st_uid)}", path)
+        if obeyed and (who := written_by_others(status, path, descriptor)):
+            raise ForeignError(f"{who} may write to it", path, _closing(status, path))
     except OSError:
         os.close(descriptor)
         raise
@@ -320,11 +320,11 @@ def leading_to(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
             continue
         step = here / part
         try:
-            facts = os.lstat(step)
+            status = os.lstat(step)
         except FileNotFoundError:
             return
-        yield step, facts
-        if not stat.S_ISLNK(facts.st_mode):
+        yield step, status
+        if not stat.S_ISLNK(status.st_mode):
             here = step
             continue
         links += 1
@@ -337,15 +337,12 @@ def leading_to(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 class Replaceable(NamedTuple):
-    """A folder on a path whose entries others may replace: who, and whether the site may have meant it so.
-
-    ``unknown``: its owner is one whom this machine cannot tell from others.
-    """
+    """A folder on a path whose entries others may replace."""
 
     path: Path
-    who: str
-    meant: bool
-    unknown: bool = False
+    who: str  # may do so
+    meant: bool  # the site may have meant it so
+    unknown: bool = False  # its owner is one whom this machine cannot tell from others
 
 
 def replaceable(path: Path, trusted: Collection[str] = ()) -> list[Replaceable]:
@@ -357,15 +354,15 @@ def replaceable(path: Path, trusted: Collection[str] = ()) -> list[Replaceable]:
 
     ``trusted`` are accounts, and groups as ``@NAME``, that may.
     """
-    found = []
-    for place, facts in leading_to(path):
-        if not folder_is_ours(facts) and (who := account(facts.st_uid)) not in trusted:
-            found.append(Replaceable(place, who, meant=False, unknown=facts.st_uid == overflow_user()))
-        elif not stat.S_ISDIR(facts.st_mode) or facts.st_mode & stat.S_ISVTX:
+    places = []
+    for place, status in leading_to(path):
+        if not folder_is_ours(status) and (who := account(status.st_uid)) not in trusted:
+            places.append(Replaceable(place, who, meant=False, unknown=status.st_uid == overflow_user()))
+        elif not stat.S_ISDIR(status.st_mode) or status.st_mode & stat.S_ISVTX:
             continue
-        elif (who := written_by_others(facts, place)) and f"@{who.removeprefix('group ')}" not in trusted:
-            found.append(Replaceable(place, who, meant=who != "everybody"))
-    return sorted(dict.fromkeys(found), key=lambda one: one.meant)
+        elif (who := written_by_others(status, place)) and f"@{who.removeprefix('group ')}" not in trusted:
+            places.append(Replaceable(place, who, meant=who != "everybody"))
+    return sorted(dict.fromkeys(places), key=lambda one: one.meant)
 
 
 _MACHINES = {3: "i386", 21: "ppc64", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}  # of ELF

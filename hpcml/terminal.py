@@ -118,11 +118,11 @@ def say_fitted(text: str, file: TextIO, *, first: str = "", rest: str = "") -> N
         say(line, file)
 
 
-def json_text(facts: object, indent: int | None = None) -> str:
-    """Return facts as JSON that :func:`say` leaves as it is: DEL is the one character that JSON does not escape."""
+def json_text(value: object, indent: int | None = None) -> str:
+    """Return a value as JSON that :func:`say` leaves as it is: DEL is the one character that JSON does not escape."""
     import json
 
-    return json.dumps(facts, indent=indent, default=str).replace("\x7f", "\\u007f")
+    return json.dumps(value, indent=indent, default=str).replace("\x7f", "\\u007f")
 
 
 def say_lines(text: str, file: TextIO | None = None) -> None:

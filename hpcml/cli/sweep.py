@@ -83,7 +83,7 @@ def add_options(parser: ArgumentParser) -> None:
         "--at-once",
         metavar="N",
         default="1",
-        help="points beside each other in an allocation, each on a share of the workers (1)",
+        help="points beside each other in an allocation, each on a worker group of its own (1)",
     )
     text = "allocations that take points of the sweep, each point by one of them (1)"
     add("--jobs", metavar="J", default="1", help=text)
@@ -105,24 +105,24 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Divide the words behind the verb into hpcml's own and the script with what follows ``--``."""
+    """Divide the words behind the verb into hpcml's options and the script with what follows ``--``."""
     end = words.index("--") if "--" in words else len(words)
-    own, arguments = list(words[:end]), list(words[end + 1 :])
+    options, arguments = list(words[:end]), list(words[end + 1 :])
     with_value = {word for word, takes in TAKES_VALUE.items() if takes} | set(_VALUES)
     position = 0
-    while position < len(own):
-        word = own[position]
+    while position < len(options):
+        word = options[position]
         if word in VERBS:
             return list(words), []
         if not word.startswith("-") or word == "-":
             rest = ["--", *arguments] if arguments else []
-            return [*own[:position], *own[position + 1 :]], [word, *rest]
+            return [*options[:position], *options[position + 1 :]], [word, *rest]
         position += 2 if word in with_value else 1
         if word in _LISTS:
             position += word != "--zip"
-            while position < len(own) and "=" in own[position] and not own[position].startswith("-"):
+            while position < len(options) and "=" in options[position] and not options[position].startswith("-"):
                 position += 1
-    return own, []
+    return options, []
 
 
 def run(options: Namespace) -> int:
@@ -205,17 +205,17 @@ def _look_again(
 
     name, runs = prepared.spec.points.sweep, Path(prepared.plan.directory).parent
     before = record.load(runs, name)
-    standing = record.standing(runs, before) if before else record.Standing({}, {})
-    chosen, more = submission.choose(prepared, planned, standing, options.only_failed)
+    progress = record.progress(runs, before) if before else record.Progress({}, {})
+    chosen, more = submission.choose(prepared, planned, progress, options.only_failed)
     if more.spec != prepared.spec or more.settings:
         loaded = common.load_site(options.site or "", more.spec.code.cwd, [*(options.set or ()), *more.settings])
         prepared = runs_submit.prepare(loaded, more.spec, run_id=prepared.plan.run_id)
     if say_it:
-        _tell(prepared, planned, chosen, standing, more.words, min(asked.jobs, len(chosen)))
+        _tell(prepared, planned, chosen, progress, more.words, min(asked.jobs, len(chosen)))
     if options.json and (options.dry_run or not chosen):
-        common.print_json({**_facts(name, planned, chosen, standing), "more": list(more.words)})
-    stale = record.stale(planned, standing)
-    return submission.Choice(before or record.Sweep(name), planned, chosen, stale, prepared, standing)
+        common.print_json({**_facts(name, planned, chosen, progress), "more": list(more.words)})
+    stale = record.stale(planned, progress)
+    return submission.Choice(before or record.Sweep(name), planned, chosen, stale, prepared, progress)
 
 
 def _jobs(options: Namespace) -> int:
@@ -297,7 +297,7 @@ def _tell(
     prepared: Prepared,
     planned: Sequence[record.Planned],
     chosen: Sequence[record.Planned],
-    standing: record.Standing,
+    progress: record.Progress,
     more: Sequence[str],
     jobs: int,
 ) -> None:
@@ -306,9 +306,9 @@ def _tell(
         _say("" if position else "points", points.shown(one.point))
     if len(chosen) > _FIRST:
         _say("", f"… and {len(chosen) - _FIRST} more")
-    ends = [standing.ended[one.key] for one in planned if one.key in standing.ended]
-    ok, failed, pruned = (sum(getattr(one, state) for one in ends) for state in ("ok", "failed", "pruned"))
-    busy = sum(one.key in standing.under_way for one in planned)
+    ends = [progress.ended[one.key] for one in planned if one.key in progress.ended]
+    ok, failed, pruned = (sum(one.state == state for one in ends) for state in ("ok", "failed", "pruned"))
+    busy = sum(one.key in progress.under_way for one in planned)
     words = [
         f"{ok} done" if ok else "",
         f"{pruned} pruned" if pruned else "",
@@ -343,16 +343,16 @@ def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int
 
 
 def _facts(
-    name: str, planned: Sequence[record.Planned], chosen: Sequence[record.Planned], standing: record.Standing
+    name: str, planned: Sequence[record.Planned], chosen: Sequence[record.Planned], progress: record.Progress
 ) -> dict[str, object]:
-    ended = [standing.ended[one.key] for one in planned if one.key in standing.ended]
+    ended = [progress.ended[one.key] for one in planned if one.key in progress.ended]
     return {
         "sweep": name,
         "points": len(planned),
-        "ok": sum(one.ok for one in ended),
-        "pruned": sum(one.pruned for one in ended),
+        "ok": sum(one.state == "ok" for one in ended),
+        "pruned": sum(one.state == "pruned" for one in ended),
         "failed": sum(one.failed for one in ended),
-        "under_way": sum(one.key in standing.under_way for one in planned),
+        "under_way": sum(one.key in progress.under_way for one in planned),
         "to_run": [{value.name: value.typed for value in one.point} for one in chosen],
     }
 
@@ -371,13 +371,13 @@ def _look(options: Namespace, verb: str, words: list[str]) -> int:
     found = [record.find(runs, name) for name in words] or [record.find(runs, name) for name in record.names(runs)]
     answers = []
     for sweep in found:
-        standing = record.standing(runs, sweep)
-        rows = _rows(options, runs, sweep, standing)
+        progress = record.progress(runs, sweep)
+        rows = _rows(options, runs, sweep, progress)
         answers.append({"sweep": sweep.name, **_counts(rows), "runs": list(sweep.runs)})
         if options.json:
             continue
         say_fitted(results.counts(rows), sys.stdout, first=f"{sweep.name}  ", rest="  ")
-        for text in standing.problems:
+        for text in progress.problems:
             say_fitted(text, sys.stdout, first="  ", rest="    ")
         if words:
             _tell_causes(rows)
@@ -397,7 +397,7 @@ def _cancel(options: Namespace, runs: Path, name: str) -> int:
 
     sweep = record.find(runs, name)
     answers, failed = cancel_rm.cancel_each(cancel_rm.going(runs, sweep.runs))
-    rows = _rows(options, runs, sweep, record.standing(runs, sweep))
+    rows = _rows(options, runs, sweep, record.progress(runs, sweep))
     if options.json:
         common.print_json({"sweep": name, **_counts(rows), "cancelled": answers})
         return failed
@@ -408,15 +408,15 @@ def _cancel(options: Namespace, runs: Path, name: str) -> int:
     return failed
 
 
-def _rows(options: Namespace, runs: Path, sweep: record.Sweep, standing: record.Standing) -> list[results.Row]:
-    metric = options.metric or results.metric_of(sweep, standing)
-    return results.rows(sweep, standing, str(runs), metric, maximize=options.maximize or sweep.maximize)
+def _rows(options: Namespace, runs: Path, sweep: record.Sweep, progress: record.Progress) -> list[results.Row]:
+    metric = options.metric or results.metric_of(sweep, progress)
+    return results.rows(sweep, progress, str(runs), metric, maximize=options.maximize or sweep.maximize)
 
 
 def _table(options: Namespace, runs: Path, name: str) -> int:
     sweep = record.find(runs, name)
-    standing = record.standing(runs, sweep)
-    rows = _rows(options, runs, sweep, standing)
+    progress = record.progress(runs, sweep)
+    rows = _rows(options, runs, sweep, progress)
     if options.json:
         common.print_json([row._asdict() for row in rows])
     elif options.csv == "-":
@@ -425,7 +425,7 @@ def _table(options: Namespace, runs: Path, name: str) -> int:
     elif options.csv:
         _write(_target(options, "--csv", options.csv), results.as_csv(rows))
     else:
-        metric = options.metric or results.metric_of(sweep, standing)
+        metric = options.metric or results.metric_of(sweep, progress)
         for line in _lines(rows, metric, columns(sys.stdout)):
             say(line)
         say_fitted(f"{results.counts(rows)}.", sys.stderr)
@@ -435,9 +435,9 @@ def _table(options: Namespace, runs: Path, name: str) -> int:
 def _plot(options: Namespace, runs: Path, name: str) -> int:
     """Draw the sweep into a file."""
     sweep = record.find(runs, name)
-    standing = record.standing(runs, sweep)
-    metric = options.metric or results.metric_of(sweep, standing)
-    rows = _rows(options, runs, sweep, standing)
+    progress = record.progress(runs, sweep)
+    metric = options.metric or results.metric_of(sweep, progress)
+    rows = _rows(options, runs, sweep, progress)
     printed, maximize = options.output == "-", options.maximize or sweep.maximize
     path = Path() if printed else _target(options, "--output", options.output or f"{name}.svg")
     if not printed and path.suffix not in _FORMS:

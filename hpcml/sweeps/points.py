@@ -33,26 +33,23 @@ Typed = int | float | bool | str
 
 
 class Value(NamedTuple):
-    """One value of a point: its name, the text that the script gets, and what ``hpcml.run.point`` has."""
+    """One value of a point."""
 
     name: str
-    text: str
-    typed: Typed
+    text: str  # that the script gets
+    typed: Typed  # that hpcml.run.point has
 
 
 Point = tuple[Value, ...]
 
 
 class Request(NamedTuple):
-    """What a command line says of the points, in words as they were typed.
+    """The words of a command line about the points, as they were typed."""
 
-    ``zips`` and ``randoms`` are lists of words, the first of ``randoms`` a number of draws; ``files`` are paths.
-    """
-
-    grids: Sequence[str] = ()
-    zips: Sequence[Sequence[str]] = ()
+    grids: Sequence[str] = ()  # NAME=VALUES
+    zips: Sequence[Sequence[str]] = ()  # of each option its NAME=VALUES
     files: Sequence[Path] = ()
-    randoms: Sequence[Sequence[str]] = ()
+    randoms: Sequence[Sequence[str]] = ()  # of each option a number of draws, then its NAME=DISTRIBUTION
     seed: int = 0
 
 
@@ -110,8 +107,8 @@ def _zip(words: Sequence[str]) -> list[Point]:
     axes = [_axis(word, "--zip") for word in words]
     lengths = {len(texts) for _, texts in axes}
     if len(lengths) > 1:
-        told = ", ".join(f"{name} has {len(texts)}" for name, texts in axes)
-        raise _wrong(f"The lists of --zip are not of one length: {told}", "--zip", "Give each name as many values.")
+        counts = ", ".join(f"{name} has {len(texts)}" for name, texts in axes)
+        raise _wrong(f"The lists of --zip are not of one length: {counts}", "--zip", "Give each name as many values.")
     _check_names([name for name, _ in axes], "--zip")
     rows = zip(*([Value(name, text, typed(text)) for text in texts] for name, texts in axes), strict=True)
     return list(rows)
@@ -184,7 +181,7 @@ def distributions(words: Sequence[str], option: str) -> tuple[int, dict[str, Dis
     if len(words) < 2 or not re.fullmatch("[0-9]{1,18}", words[0]) or not int(words[0]):
         raise _wrong(f"{option} has no number and distributions", option, hint)
     _check_count(int(words[0]))
-    found = []
+    parsed = []
     for word in words[1:]:
         name, _, text = word.partition("=")
         _check_names([name], option)
@@ -192,17 +189,17 @@ def distributions(words: Sequence[str], option: str) -> tuple[int, dict[str, Dis
         one = _distribution(match[1], next(csv.reader([match[2]]), [])) if match else None
         if one is None:
             raise _wrong(f"'{word}' is no distribution", option, hint)
-        found.append((name, one))
-    _check_names([name for name, _ in found], option)
-    return int(words[0]), dict(found)
+        parsed.append((name, one))
+    _check_names([name for name, _ in parsed], option)
+    return int(words[0]), dict(parsed)
 
 
 def _random(words: Sequence[str], seed: int) -> list[Point]:
     """Return the draws; a draw depends on seed, name and number alone, so that more draws begin with the same."""
-    count, found = distributions(words, "--random")
+    count, space = distributions(words, "--random")
     rows = []
     for number in range(count):
-        texts = [(name, one.draw(random.Random(f"{seed}/{name}/{number}"))) for name, one in found.items()]  # noqa: S311
+        texts = [(name, one.draw(random.Random(f"{seed}/{name}/{number}"))) for name, one in space.items()]  # noqa: S311
         rows.append(tuple(Value(name, text, typed(text)) for name, text in texts))
     return rows
 
@@ -332,8 +329,8 @@ def shown(point: Point) -> str:
 def key_of(point: Point, code: str, arguments: Sequence[str], image: str) -> str:
     """Return a point's key; the order of its names does not count."""
     values = sorted((value.name, value.text) for value in point)
-    facts = json.dumps([values, code, list(arguments), image])
-    return hashlib.sha256(facts.encode("utf-8", "surrogatepass")).hexdigest()[:_KEY_LENGTH]
+    text = json.dumps([values, code, list(arguments), image])
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_KEY_LENGTH]
 
 
 def code_digest(script: Path) -> str:
@@ -352,10 +349,10 @@ def code_digest(script: Path) -> str:
         source = path.read_bytes()
         name = path.relative_to(folder).as_posix()
         digest.update(f"{name} {len(source)}\n".encode("utf-8", "surrogatepass") + source)
-        for found in _beside(folder, source, path.relative_to(folder).parent.parts):
-            if found not in seen:
-                seen.add(found)
-                waiting.append(found)
+        for module in _beside(folder, source, path.relative_to(folder).parent.parts):
+            if module not in seen:
+                seen.add(module)
+                waiting.append(module)
     return digest.hexdigest()
 
 

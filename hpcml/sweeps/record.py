@@ -24,33 +24,26 @@ from hpcml.sweeps.points import Point, Typed, Value
 
 _LARGEST = 1 << 20  # bytes of a point's record
 _PATIENCE = 10.0  # seconds for another command to remove what is left of one that is gone
-_CLAIMS = "claims-"  # how the folders begin by which runs divide points
+_LEASES = "claims-"  # how the folders of leases begin by which runs divide points
 
 
 class Ended(NamedTuple):
-    """What a run wrote of a point that has ended; ``metrics`` are the last values, None for one that was no number.
+    """What a run wrote of a point that has ended."""
 
-    ``kind`` is of which kind its failure is, ``rule`` and ``nodes`` what shows that, empty where nothing does.
-    ``pruned``: the pruner has stopped it, which is no failure.
-    """
-
-    run: str
-    ok: bool
-    exit_status: int
-    cause: str
+    run: str  # its id
+    state: str  # ok, failed or pruned, which is no failure
     seconds: float
-    metrics: Mapping[str, float | None]
+    metrics: Mapping[str, float | None]  # the last values, None for one that was no number
     values: tuple[tuple[str, Typed], ...]
-    restarted: str = ""
-    kind: str = ""
-    rule: str = ""
-    nodes: tuple[str, ...] = ()
-    pruned: bool = False
+    cause: str  # of a failure, or the step at which it was pruned
+    kind: str = ""  # of a failure, empty where nothing shows it
+    rule: str = ""  # that shows the kind
+    nodes: tuple[str, ...] = ()  # that it is about
 
     @property
     def failed(self) -> bool:
         """Whether it ended by a failure."""
-        return not (self.ok or self.pruned)
+        return self.state == "failed"
 
 
 class Planned(NamedTuple):
@@ -61,28 +54,24 @@ class Planned(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """What is known of a sweep: its points in order, its runs from old to new, and the metric that sorts the table."""
+    """A sweep as its file has it."""
 
     name: str
-    points: tuple[Planned, ...] = ()
-    runs: tuple[str, ...] = ()
-    metric: str = ""
-    maximize: bool = False
+    points: tuple[Planned, ...] = ()  # in order
+    runs: tuple[str, ...] = ()  # by id, from old to new
+    metric: str = ""  # that sorts the table
+    maximize: bool = False  # the largest is the best
 
 
-class Standing(NamedTuple):
-    """How the points stand: ended ones by key, those of runs that go on with the run's id, and why a run is unknown.
-
-    ``interrupted`` are points that had begun when their run failed, and have not ended since, with that run's id.
-    ``claims`` are the folders by which runs that go on divide points. ``running`` are points under way that have begun.
-    """
+class Progress(NamedTuple):
+    """The points of a sweep by key, as its runs have written."""
 
     ended: dict[str, Ended]
-    under_way: dict[str, str]
-    problems: tuple[str, ...] = ()
-    interrupted: Mapping[str, str] = {}
-    claims: frozenset[str] = frozenset()
-    running: frozenset[str] = frozenset()
+    under_way: dict[str, str]  # of a run that has not ended: its id
+    problems: tuple[str, ...] = ()  # why the state of a run is unknown
+    interrupted: Mapping[str, str] = {}  # begun when their run failed, and not ended since: that run's id
+    leases: frozenset[str] = frozenset()  # the folders of leases by which runs that have not ended divide points
+    running: frozenset[str] = frozenset()  # those under way that have begun
 
 
 def path_of(runs: Path, name: str) -> Path:
@@ -120,10 +109,10 @@ def _planned(table: Table) -> Planned:
 
 def find(runs: Path, name: str) -> Sweep:
     """Return a sweep; NotFoundError if there is no such one."""
-    if found := load(runs, name):
-        return found
-    there = names(runs)
-    hint = f"There are: {', '.join(there[:8])}." if there else "Begin one: hpcml sweep SCRIPT --grid k=8,16."
+    if sweep := load(runs, name):
+        return sweep
+    others = names(runs)
+    hint = f"There are: {', '.join(others[:8])}." if others else "Begin one: hpcml sweep SCRIPT --grid k=8,16."
     raise NotFoundError(f"There is no sweep '{name}'", place=str(sweep_folder(runs, "")), hint=hint)
 
 
@@ -160,50 +149,46 @@ def make_folder(runs: Path, name: str) -> None:
                 raise StorageError("The folder is not yours, or is none", place=str(folder), hint="Remove it.")
 
 
-def standing(runs: Path, sweep: Sweep) -> Standing:
-    """Return how the points of a sweep stand, by what its runs have written; the newest run's word counts.
+def progress(runs: Path, sweep: Sweep) -> Progress:
+    """Return the states of a sweep's points, by what its runs have written; what the newest run wrote counts.
 
-    A run that goes on, or of which nobody knows whether it does, keeps the points that it has not ended.
+    A run that has not ended, or of which nobody knows whether it has, keeps the points that it has not ended.
     """
     ended: dict[str, Ended] = {}
     problems = []
-    found = [directories.load(runs / run_id) for run_id in sweep.runs if files.is_own_folder(runs / run_id)]
-    under_way: dict[str, str] = {}
     begun: dict[str, str] = {}
     alive: list[tuple[str, Given]] = []
-    started: set[str] = set()
-    of_group: dict[str, set[str]] = {}  # what has ended in runs that divide points
-    for one in handle.standings(found):
-        own = records(one.run)
-        ended |= own
+    running: set[str] = set()
+    ended_in_group: dict[str, set[str]] = {}  # by the folder of leases, or the run
+    existing = [directories.load(runs / run_id) for run_id in sweep.runs if files.is_own_folder(runs / run_id)]
+    for one in handle.standings(existing):
+        of_run = records(one.run)
+        ended |= of_run
         if one.problem:
             problems.append(f"{one.run.id}: {one.problem}")
         written = one.status is not None and one.status.over and not one.run.may_start_again
-        what = given(one.run)
-        of_group.setdefault(what.claims or one.run.id, set()).update(own)
-        if one.alive and not written:  # Slurm may take some seconds more for a job whose driver has ended
-            alive.append((one.run.id, what))
-            started.update(_names(one.run, ".log"))
+        submitted = given(one.run)
+        ended_in_group.setdefault(submitted.folder or one.run.id, set()).update(of_run)
+        if one.alive and not written:  # Slurm may take some seconds more for a job whose supervisor has ended
+            alive.append((one.run.id, submitted))
+            running.update(_names(one.run, ".log"))
         elif one.status and one.status.ending.exit_status:
-            begun |= {key: one.run.id for key in _names(one.run, ".log") if key not in own}
-    for run_id, what in alive:
-        done = of_group[what.claims or run_id]
-        under_way |= {key: run_id for key in what.keys if key not in done}
-    begun = {key: run for key, run in begun.items() if key not in ended and key not in under_way}
-    claims = frozenset(what.claims for _, what in alive if what.claims)
-    running = frozenset(key for key in started if key in under_way)
-    return Standing(ended, under_way, tuple(problems), begun, claims, running)
+            begun |= {key: one.run.id for key in _names(one.run, ".log") if key not in of_run}
+    under_way: dict[str, str] = {}
+    for run_id, submitted in alive:
+        done = ended_in_group[submitted.folder or run_id]
+        under_way |= {key: run_id for key in submitted.keys if key not in done}
+    interrupted = {key: run for key, run in begun.items() if key not in ended and key not in under_way}
+    folders = frozenset(submitted.folder for _, submitted in alive if submitted.folder)
+    return Progress(ended, under_way, tuple(problems), interrupted, folders, frozenset(running & under_way.keys()))
 
 
 class Given(NamedTuple):
-    """What a run was submitted with: the keys of its points, and the folder by which it divides them with others.
-
-    ``runs`` are those that divide them, itself among them.
-    """
+    """The points that a run was submitted with."""
 
     keys: list[str]
-    claims: str
-    runs: tuple[str, ...] = ()
+    folder: str  # of the leases by which it divides them with other runs, empty without others
+    runs: tuple[str, ...] = ()  # that divide them, this one among them
 
 
 def given(run: directories.Run) -> Given:
@@ -246,42 +231,40 @@ def _ended(run: directories.Run, path: Path) -> Ended:
             raise TypeError("a metric is of another kind")
         if not all(isinstance(value, int | float | bool | str) for value in values.values()):
             raise TypeError("a value is of another kind")
+        state = table.get("status", str)
         return Ended(
             run.id,
-            table.get("status", str) == "ok",
-            table.get("exit_status", int),
-            table.get("cause", str),
+            state if state in ("ok", "pruned") else "failed",
             table.number("seconds"),
             metrics,
             tuple(values.items()),
-            table.get("restarted", str, ""),
+            table.get("cause", str),
             table.get("kind", str, ""),
             table.get("rule", str, ""),
             table.texts("nodes"),
-            table.get("status", str) == "pruned",
         )
 
 
-def new_claims(runs: Path, name: str) -> Path:
+def new_leases(runs: Path, name: str) -> Path:
     """Return a folder, not made yet, by which the runs of one submission may divide their points."""
-    return path_of(runs, name).with_name(f"{_CLAIMS}{os.urandom(4).hex()}")
+    return path_of(runs, name).with_name(f"{_LEASES}{os.urandom(4).hex()}")
 
 
-def remove_claims(runs: Path, name: str, in_use: frozenset[str]) -> None:
+def remove_leases(runs: Path, name: str, in_use: frozenset[str]) -> None:
     """Remove such folders of runs that have ended; a run that begins nevertheless finds that it has no points."""
     folder = path_of(runs, name).parent
     with directories.storage(folder):
         for entry in os.listdir(folder):
-            if entry.startswith(_CLAIMS) and str(folder / entry) not in in_use:
+            if entry.startswith(_LEASES) and str(folder / entry) not in in_use:
                 shutil.rmtree(folder / entry)
 
 
-def stale(points: Sequence[Planned], before: Standing) -> int:
+def stale(points: Sequence[Planned], before: Progress) -> int:
     """Return how many points have ended with the same values and another script, arguments or image only."""
-    known = {frozenset(one.values) for one in before.ended.values()}
-    known |= {frozenset((name, value) for name, value in one if name == "draw") for one in known}  # of a search
+    ended = {frozenset(one.values) for one in before.ended.values()}
+    ended |= {frozenset((name, value) for name, value in one if name == "draw") for one in ended}  # of a search
     return sum(
-        one.key not in before.ended and frozenset((value.name, value.typed) for value in one.point) in known
+        one.key not in before.ended and frozenset((value.name, value.typed) for value in one.point) in ended
         for one in points
     )
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.sweeps.points import typed
-from hpcml.sweeps.record import Standing, Sweep
+from hpcml.sweeps.record import Progress, Sweep
 from hpcml.terminal import shown
 
 STATES = ("ok", "pruned", "failed", "under way", "missing")
@@ -18,18 +18,18 @@ _WIDE = 50  # a parameter's axis is logarithmic if its largest value is so many 
 
 
 class Row(NamedTuple):
-    """A point as the table shows it; ``state`` is one of :data:`STATES`, ``kind`` that of a failure."""
+    """A point as the table shows it."""
 
     key: str
     values: dict[str, str]
-    state: str
+    state: str  # one of STATES
     metrics: dict[str, float | None]
-    seconds: float | None
+    seconds: float | None  # None for a point that has not ended
     cause: str
-    run: str
-    out: str
-    kind: str = ""
-    running: bool = False
+    run: str  # its id, empty without one
+    out: str  # the folder of its results, empty for a point that has not ended
+    kind: str = ""  # of a failure
+    running: bool = False  # it is under way, and has begun
 
     @property
     def point(self) -> str:
@@ -37,35 +37,32 @@ class Row(NamedTuple):
         return " ".join(f"{name}={text}" for name, text in self.values.items())
 
 
-def rows(sweep: Sweep, standing: Standing, runs: str, metric: str, *, maximize: bool) -> list[Row]:
+def rows(sweep: Sweep, progress: Progress, runs: str, metric: str, *, maximize: bool) -> list[Row]:
     """Return the rows: by the metric, then what has none, then what was pruned, failed, is under way and missing."""
-    found = []
+    table = []
     for planned in sweep.points:
         values = {value.name: value.text for value in planned.point}
-        if one := standing.ended.get(planned.key):
-            state, out = (
-                "ok" if one.ok else "pruned" if one.pruned else "failed",
-                f"{runs}/{one.run}/out/{planned.key}",
-            )
+        if one := progress.ended.get(planned.key):
+            out = f"{runs}/{one.run}/out/{planned.key}"
             if "draw" in dict(one.values):  # of a search, which chose the values when the point began
                 values = {name: str(value) for name, value in one.values}
-            row = Row(planned.key, values, state, dict(one.metrics), one.seconds, one.cause, one.run, out, one.kind)
+            row = Row(planned.key, values, one.state, dict(one.metrics), one.seconds, one.cause, one.run, out, one.kind)
         else:
-            run = standing.under_way.get(planned.key, "")
+            run = progress.under_way.get(planned.key, "")
             row = Row(planned.key, values, "under way" if run else "missing", {}, None, "", run, "")
-            row = row._replace(running=planned.key in standing.running)
-        found.append(row)
+            row = row._replace(running=planned.key in progress.running)
+        table.append(row)
 
     def place(row: Row) -> tuple[int, bool, float]:
         value = row.metrics.get(metric)
         return STATES.index(row.state), value is None, 0.0 if value is None else -value if maximize else value
 
-    return sorted(found, key=place)
+    return sorted(table, key=place)
 
 
-def metric_of(sweep: Sweep, standing: Standing) -> str:
+def metric_of(sweep: Sweep, progress: Progress) -> str:
     """Return the metric that sorts the table: the chosen one, else the first that a point has reported."""
-    reported = (name for one in standing.ended.values() for name in one.metrics)
+    reported = (name for one in progress.ended.values() for name in one.metrics)
     return sweep.metric or next(reported, "")
 
 
@@ -118,11 +115,11 @@ def as_csv(table: Sequence[Row]) -> str:
 
 def causes(table: Sequence[Row]) -> list[tuple[str, str, int, str]]:
     """Return each cause of failed points, its kind, how many failed by it, and one of them; the most frequent first."""
-    found: dict[tuple[str, str], list[Row]] = {}
+    rows_by_cause: dict[tuple[str, str], list[Row]] = {}
     for row in table:
         if row.state == "failed":
-            found.setdefault((row.cause, row.kind), []).append(row)
-    rows = [(cause, kind, len(failed), failed[0].point) for (cause, kind), failed in found.items()]
+            rows_by_cause.setdefault((row.cause, row.kind), []).append(row)
+    rows = [(cause, kind, len(failed), failed[0].point) for (cause, kind), failed in rows_by_cause.items()]
     return sorted(rows, key=lambda one: -one[2])
 
 
@@ -141,11 +138,11 @@ def picture(name: str, rows: Sequence[Row], metric: str, *, maximize: bool, form
     """
     values = {row.key: value for row in rows if (value := row.metrics.get(metric)) is not None}
     if not values:
-        what = f"No point of the sweep has '{metric}'" if metric else "No point of the sweep has reported a metric"
-        raise UsageError(what, place=name, hint="hpcml sweep table shows what they have: choose with --metric.")
-    known = [row for row in rows if row.key in values]
-    names = [one for one in dict.fromkeys(name for row in known for name in row.values if name != "draw")
-             if len({row.values.get(one) for row in known}) > 1][:_MOST]  # fmt: skip
+        message = f"No point of the sweep has '{metric}'" if metric else "No point of the sweep has reported a metric"
+        raise UsageError(message, place=name, hint="hpcml sweep table shows what they have: choose with --metric.")
+    measured = [row for row in rows if row.key in values]
+    names = [one for one in dict.fromkeys(name for row in measured for name in row.values if name != "draw")
+             if len({row.values.get(one) for row in measured}) > 1][:_MOST]  # fmt: skip
     if not names:
         raise UsageError("All points of the sweep have the same values", place=name, hint="There is nothing to draw.")
     try:
@@ -155,21 +152,21 @@ def picture(name: str, rows: Sequence[Row], metric: str, *, maximize: bool, form
         hint = "Install it: pip install 'hpcml[sweep]'; or write the table: hpcml sweep table NAME --csv."
         raise NotFoundError("A picture needs matplotlib", place="hpcml sweep plot", hint=hint) from None
     best = (max if maximize else min)(
-        [row for row in known if row.state == "ok"] or known, key=lambda row: values[row.key]
+        [row for row in measured if row.state == "ok"] or measured, key=lambda row: values[row.key]
     )
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False}):
         figure = Figure(figsize=(3.2 * len(names), 3.2), layout="constrained")
         figure.suptitle(shown(f"{name}: {metric}, best {values[best.key]:.6g} at {best.point}"), fontsize="medium")
         panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
         for axes, one in zip(panels, names, strict=True):
-            there = [row for row in known if one in row.values]
-            found = [typed(row.values[one]) for row in there]
-            numbers = [value for value in found if isinstance(value, int | float) and not isinstance(value, bool)]
-            is_number = len(numbers) == len(found)
-            places = numbers if is_number else [shown(row.values[one]) for row in there]
-            faces = ["C0" if row.state == "ok" else "none" for row in there]  # hollow: pruned, or failed
-            edges = ["C3" if row is best else "C0" for row in there]
-            axes.scatter(places, [values[row.key] for row in there], c=faces, edgecolors=edges, linewidths=2)
+            having = [row for row in measured if one in row.values]
+            chosen = [typed(row.values[one]) for row in having]
+            numbers = [value for value in chosen if isinstance(value, int | float) and not isinstance(value, bool)]
+            is_number = len(numbers) == len(chosen)
+            places = numbers if is_number else [shown(row.values[one]) for row in having]
+            faces = ["C0" if row.state == "ok" else "none" for row in having]  # hollow: pruned, or failed
+            edges = ["C3" if row is best else "C0" for row in having]
+            axes.scatter(places, [values[row.key] for row in having], c=faces, edgecolors=edges, linewidths=2)
             if is_number and min(numbers) > 0 and max(numbers) >= _WIDE * min(numbers):
                 axes.set_xscale("log")
                 axes.xaxis.set_major_formatter("{x:g}")

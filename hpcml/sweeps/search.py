@@ -23,15 +23,15 @@ Tool = tuple[str, dict[str, Any]]  # a class of Optuna's, and its arguments
 
 
 class Search(NamedTuple):
-    """What Optuna does for a sweep: ``draws`` points of a space, or, with 0, it prunes the points that were given."""
+    """What Optuna does for a sweep."""
 
     metric: str
     maximize: bool
     seed: int
     pruner: Tool
     sampler: Tool = ("", {})
-    draws: int = 0
-    space: Mapping[str, Distribution] = {}
+    draws: int = 0  # points of the space; with 0 the points were given, and are pruned only
+    space: Mapping[str, Distribution] = {}  # by parameter
 
     @property
     def text(self) -> str:
@@ -50,9 +50,9 @@ class Search(NamedTuple):
     def for_the_nodes(self, runs: Path, sweep: str, key: str) -> dict[str, object]:
         """Return it as the first node reads it; the study's name ends in ``key``."""
         choices = {name: one.of for name, one in self.space.items() if one.kind == "choice"}
-        facts = self._asdict()
-        del facts["draws"]
-        return facts | {
+        table = self._asdict()
+        del table["draws"]
+        return table | {
             "journal": str(sweep_folder(runs, sweep) / "study.journal"),
             "name": f"{sweep}-{key}",
             "typed": {name: {text: points.typed(str(text)) for text in of} for name, of in choices.items()},

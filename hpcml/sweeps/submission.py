@@ -19,7 +19,7 @@ from hpcml.runs import submit as runs_submit
 from hpcml.sites.schema import Partition
 from hpcml.sweeps import points, record
 from hpcml.sweeps.points import Point, Value
-from hpcml.sweeps.record import Planned, Standing, Sweep
+from hpcml.sweeps.record import Planned, Progress, Sweep
 from hpcml.terminal import note
 from hpcml.units import Memory, TimeLimit
 
@@ -32,54 +32,50 @@ _OF_A_RUN = ("oom", "timeout", "node")  # ends of a run that are also its points
 
 
 class Fault(NamedTuple):
-    """Why a point failed: the kind, and the options with which another try may help, as ``hpcml why`` names them.
-
-    ``interrupted``: the run ended while the point went on, which has no end of its own.
-    """
+    """Why a point failed."""
 
     kind: str
-    options: tuple[str, ...] = ()
-    interrupted: bool = False
+    options: tuple[str, ...] = ()  # with which another try may help, as `hpcml why` names them
 
 
 class More(NamedTuple):
-    """What is asked for beyond the command line: the request, settings as ``--set`` takes them, and that in words."""
+    """A request with what is asked for beyond the command line."""
 
     spec: RunRequest
-    settings: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()  # as --set takes them
+    words: tuple[str, ...] = ()  # what that is, in sentences
 
 
 def asked(text: str) -> tuple[str, ...]:
     """Return the kinds that ``--only-failed=KIND,…`` means; UsageError if one is none."""
     if text == ALL:
         return judgement.KINDS
-    found = tuple(word.strip() for word in text.split(","))
-    if wrong := [word for word in found if word not in judgement.KINDS]:
+    kinds = tuple(word.strip() for word in text.split(","))
+    if wrong := [word for word in kinds if word not in judgement.KINDS]:
         hint = f"There are {', '.join(judgement.KINDS)}; without a word it is all of them."
         raise UsageError(f"'{wrong[0]}' is no kind of failure", place="--only-failed", hint=hint)
-    return found
+    return kinds
 
 
 class Faults:
     """The failures of a sweep's points; each run, and each cause in it, is judged once and when it is asked for."""
 
-    def __init__(self, runs: Path, standing: Standing) -> None:
-        self.runs, self.standing = runs, standing
+    def __init__(self, runs: Path, progress: Progress) -> None:
+        self.runs, self.progress = runs, progress
         self._runs: dict[str, tuple[directories.Run, run_status.Status]] = {}
         self._ends: dict[str, Fault] = {}
         self._options: dict[tuple[str, str, tuple[str, ...]], tuple[str, ...]] = {}
 
     def of(self, key: str) -> Fault | None:
         """Return why a point failed; None if it did not, or is under way."""
-        if key in self.standing.under_way:
+        if key in self.progress.under_way:
             return None
-        if end := self.standing.ended.get(key):
+        if end := self.progress.ended.get(key):
             if not end.failed:
                 return None
             kind = end.kind or ("oom" if end.cause == "out of memory" else "error")
             return Fault(kind, self._help(end.run, end.rule, end.nodes))
-        if run_id := self.standing.interrupted.get(key):
+        if run_id := self.progress.interrupted.get(key):
             fault = self._ends.get(run_id) or self._end(run_id)
             return fault if fault.kind in _OF_A_RUN else None
         return None
@@ -102,7 +98,7 @@ class Faults:
         options = why.options(run, Cause("", "", rule=answer.rule, retry=retry, nodes=answer.nodes))
         if "--exclude" in options and not bad_nodes.at_fault(status, answer.rule, answer.nodes):
             options = ()
-        self._ends[run_id] = Fault(kind, options, interrupted=True)
+        self._ends[run_id] = Fault(kind, options)
         return self._ends[run_id]
 
     def _help(self, run_id: str, rule: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
@@ -119,16 +115,16 @@ class Faults:
         return self._options[run_id, rule, nodes]
 
 
-def _to_run(planned: Sequence[Planned], standing: Standing, faults: Faults, only: tuple[str, ...]) -> list[Planned]:
+def _to_run(planned: Sequence[Planned], progress: Progress, faults: Faults, only: tuple[str, ...]) -> list[Planned]:
     """Return the points to run: what no run has ended or goes on with, or only what failed by one of some kinds.
 
     What failed by the fault of a node that can be left out counts as not ended.
     """
 
     def wanted(one: Planned) -> bool:
-        if one.key in standing.under_way:
+        if one.key in progress.under_way:
             return False
-        if one.key not in standing.ended and not only:
+        if one.key not in progress.ended and not only:
             return True
         fault = faults.of(one.key)
         return fault is not None and (
@@ -166,11 +162,11 @@ def more(
     if nodes and "--nodelist" in dict(spec.place.sbatch):
         words.append(f"the nodes {','.join(nodes)} are left in: --nodelist says which to take")
     elif nodes:
-        own = dict(spec.place.sbatch).get("--exclude", "")
-        known = why.hosts(own)
-        told = ",".join(filter(None, [own, *(node for node in nodes if node not in known)]))
+        excluded = dict(spec.place.sbatch).get("--exclude", "")
+        hosts = why.hosts(excluded)
+        text = ",".join(filter(None, [excluded, *(node for node in nodes if node not in hosts)]))
         rest = tuple(pair for pair in spec.place.sbatch if pair[0] != "--exclude")
-        spec = spec.changed(sbatch=(*rest, ("--exclude", told)))
+        spec = spec.changed(sbatch=(*rest, ("--exclude", text)))
         words.append(f"without {','.join(nodes)}, where points failed by the node's fault")
     if not asked_for:
         return More(spec, (), tuple(words))
@@ -205,14 +201,14 @@ def _capped(wanted: int, most: int) -> int:
     return min(wanted, most) if most else wanted
 
 
-def _raised(what: str, before: str, after: str) -> str:
-    return f"{what} is raised from {before} to {after}"
+def _raised(resource: str, before: str, after: str) -> str:
+    return f"{resource} is raised from {before} to {after}"
 
 
-def _not_raised(what: str, now: str, partition: str, *, full: bool) -> str:
+def _not_raised(resource: str, now: str, partition: str, *, full: bool) -> str:
     if full:
-        return f"{what} is not raised: {now} is all that partition {partition} gives"
-    return f"{what} is not raised: {now} is more than the points that failed had"
+        return f"{resource} is not raised: {now} is all that partition {partition} gives"
+    return f"{resource} is not raised: {now} is more than the points that failed had"
 
 
 # -- what is checked before a submission -------------------------------------------------------------------------------
@@ -233,6 +229,8 @@ def check_packages(prepared: Prepared, more: Sequence[str]) -> None:
         python = prepared.plan.steps[-1].command[0]
         script_checks.check_packages(("optuna",), python, "extra 'sweep'", sure=True)
         script_checks.check_packages(more, python, "--sampler", sure=True)
+    elif more:
+        note(f"--sampler needs the package {', '.join(more)} in the nodes' Python, which cannot be seen from here")
 
 
 def check_worker_groups(prepared: Prepared) -> None:
@@ -271,7 +269,7 @@ class Choice(NamedTuple):
     chosen: list[Planned]
     stale: int  # as record.stale counts
     prepared: Prepared  # the run with what the causes of failures ask for
-    standing: Standing
+    progress: Progress
 
 
 def planned(prepared: Prepared, wanted: Sequence[Point], study: Search | None) -> tuple[list[Planned], str]:
@@ -279,10 +277,10 @@ def planned(prepared: Prepared, wanted: Sequence[Point], study: Search | None) -
     spec = prepared.spec
     with directories.storage(spec.code.script):
         code = points.code_digest(spec.code.script.resolve())
-    image_facts = runs_submit.check_image(prepared)
+    image_table = runs_submit.check_image(prepared)
     image = ""
-    if image_facts:
-        image = str(image_facts.get("digest") or [image_facts.get(name) for name in ("path", "size", "modified")])
+    if image_table:
+        image = str(image_table.get("digest") or [image_table.get(name) for name in ("path", "size", "modified")])
     same = (code, spec.code.arguments, image)
     if study is None:
         return [Planned(points.key_of(point, *same), point) for point in wanted], ""
@@ -294,19 +292,19 @@ def planned(prepared: Prepared, wanted: Sequence[Point], study: Search | None) -
 
 
 def choose(
-    prepared: Prepared, planned: Sequence[Planned], standing: Standing, only_failed: str
+    prepared: Prepared, planned: Sequence[Planned], progress: Progress, only_failed: str
 ) -> tuple[list[Planned], More]:
     """Return the points to run, and the run's request with what is asked for beyond the command line.
 
     ``only_failed`` is the option's text: run again what failed by one of its kinds, and nothing else.
     """
-    failed = any(end.failed for end in standing.ended.values())
-    if not (only_failed or failed or standing.interrupted):
-        busy = standing.ended.keys() | standing.under_way.keys()
+    failed = any(end.failed for end in progress.ended.values())
+    if not (only_failed or failed or progress.interrupted):
+        busy = progress.ended.keys() | progress.under_way.keys()
         return [one for one in planned if one.key not in busy], More(prepared.spec)
     only = asked(only_failed) if only_failed else ()
-    faults = Faults(Path(prepared.plan.directory).parent, standing)
-    chosen = _to_run(planned, standing, faults, only)
+    faults = Faults(Path(prepared.plan.directory).parent, progress)
+    chosen = _to_run(planned, progress, faults, only)
     of_points = [fault for one in chosen if (fault := faults.of(one.key))]
     inside, directives = prepared.plan.inside, dict(prepared.plan.directives)
     name = directives.get("--partition", "")
@@ -320,12 +318,12 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
     """Write the sweep's record and submit runs for the chosen points; at least one, or it is an error."""
     old, prepared = choice.before, choice.prepared
     runs = Path(prepared.plan.directory).parent
-    record.remove_claims(runs, old.name, choice.standing.claims)
-    jobs, claims = [prepared], ""
+    record.remove_leases(runs, old.name, choice.progress.leases)
+    jobs, leases = [prepared], ""
     if asked.jobs > 1:
-        claims = str(record.new_claims(runs, old.name))
+        leases = str(record.new_leases(runs, old.name))
         with directories.storage(runs):
-            Path(claims).mkdir(mode=0o700)
+            Path(leases).mkdir(mode=0o700)
         others = min(asked.jobs, len(choice.chosen)) - 1
         jobs += [runs_submit.prepare(prepared.loaded, prepared.spec) for _ in range(others)]
     ids = [one.plan.run_id for one in jobs]
@@ -339,10 +337,10 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
     table: dict[str, object] = {
         "sweep": old.name,
         "max_fails": asked.max_fails,
-        "points": [_for_the_nodes(one, choice.standing) for one in choice.chosen],
+        "points": [_for_the_nodes(one, choice.progress) for one in choice.chosen],
     }
-    if claims:
-        table |= {"claims": claims, "runs": ids}
+    if leases:
+        table |= {"claims": leases, "runs": ids}
     if asked.study:
         table["study"] = asked.study.for_the_nodes(runs, old.name, asked.key)
     text = json.dumps(table, indent=1) + "\n"
@@ -358,11 +356,11 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
     return started
 
 
-def _for_the_nodes(planned: Planned, standing: Standing) -> dict[str, object]:
+def _for_the_nodes(planned: Planned, progress: Progress) -> dict[str, object]:
     """Return a point as the first node of a run reads it; a search chooses its values there, unless it had some."""
     values = {value.name: value.typed for value in planned.point}
     table: dict[str, object] = {"key": planned.key, "shown": points.shown(planned.point)}
     if "draw" in values:
-        before = dict(standing.ended[planned.key].values) if planned.key in standing.ended else {}
+        before = dict(progress.ended[planned.key].values) if planned.key in progress.ended else {}
         return table | {"values": before, "texts": {}} | values
     return table | {"values": values, "texts": {value.name: value.text for value in planned.point}}

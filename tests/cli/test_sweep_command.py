@@ -326,6 +326,10 @@ def test_without_optuna_nothing_is_submitted(world: World) -> None:
     search = ("--search", "5", "x=uniform(0,1)", "--metric", "loss", "--sampler", "cmaes")
     _, said = sweep(world, "job.py", *search, "--set", python, status=errors.REFUSED)
     assert "does not have the package cmaes (--sampler)" in said
+    _, said = sweep(world, "job.py", *search, "--set", python, "--set", "runtime.setup=['true']", "--dry-run")
+    assert "--sampler needs the package cmaes in the nodes' Python, which cannot be seen from here" in " ".join(
+        said.split()
+    )
     assert world.left() == []
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hpcml.node.sweep.forks import Fork
+from hpcml.node.sweep.records import Point
 from hpcml.node.sweep.server import Sweep
 
 # The first hook runs before the role's own: a signal comes between the fork and the moment at which the fork answers it.
@@ -47,7 +48,7 @@ def test_a_point_whose_forks_have_ended_has_ended() -> None:
         begun=set(), study=None, _order=lambda *_: {}, next_fork=first, _fork=lambda: second, told_to_end=False
     )
     slot: Any = SimpleNamespace()
-    Sweep._begin(sweep, slot, {"key": "k"})
+    Sweep._begin(sweep, slot, Point("k", "", {}, {}))
     assert os.waitpid(slot.pid, 0) == (second.pid, 0)
     assert first.reports.fileno() == -1, "it is closed"
     second.reports.close()

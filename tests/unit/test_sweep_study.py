@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from hpcml.node.sweep import records
+from hpcml.node.sweep.records import Point
 from hpcml.node.sweep.study import Settings, Study
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
@@ -23,8 +27,8 @@ def study(folder: Path, job: int = 0, *, space: Any = None, maximize: bool = Fal
     return Study(Settings(str(folder / "journal"), "s", "loss", maximize, sampler, pruner, space or {}, typed, 0), job)
 
 
-def point(key: str, **values: Any) -> dict[str, Any]:
-    return {"key": key, "values": values, "shown": "draw=0", "draw": 0}
+def point(key: str, **values: Any) -> Point:
+    return Point(key, "draw=0", values, {}, 0)
 
 
 def pruned_at(one: Study, key: str, values: list[float]) -> int:
@@ -43,24 +47,24 @@ def pruned_at(one: Study, key: str, values: list[float]) -> int:
 def test_values_are_drawn_and_no_two_jobs_draw_the_same(tmp_path: Path) -> None:
     first, second = study(tmp_path, 0, space=SPACE), study(tmp_path, 1, space=SPACE)
     points = [one.begin(point(f"{job}{number}")) for job, one in enumerate((first, second)) for number in range(3)]
-    assert len({one["texts"]["x"] for one in points}) == 6
+    assert len({one.texts["x"] for one in points}) == 6
     for one in points:
-        values = one["values"]
+        values = one.values
         assert 0 <= values["x"] <= 1
         assert 1e-4 <= values["r"] <= 1
         assert values["k"] in range(1, 10)
         assert values["c"] in (8, "b")
-        assert one["texts"] == {name: str(value) for name, value in values.items()}
-        assert one["shown"].startswith("draw=0 x=")
+        assert one.texts == {name: str(value) for name, value in values.items()}
+        assert one.shown.startswith("draw=0 x=")
     assert len(second.study.trials) == 6, "they share the study"
     assert type(first.study.sampler).__name__ == "TPESampler"
 
 
 def test_what_failed_is_tried_again_with_its_values(tmp_path: Path) -> None:
-    values = study(tmp_path, space=SPACE).begin(point("a"))["values"]
+    values = study(tmp_path, space=SPACE).begin(point("a")).values
     again = study(tmp_path, 1, space=SPACE)
-    assert again.begin(point("a", **values, draw=0))["values"] == values
-    assert again.begin(point("b"))["values"] != values
+    assert again.begin(point("a", **values, draw=0)).values == values
+    assert again.begin(point("b")).values != values
 
 
 def test_what_is_pruned(tmp_path: Path) -> None:
@@ -101,7 +105,7 @@ def test_only_what_ended_as_it_was_told_is_pruned(tmp_path: Path) -> None:
     context: Any = SimpleNamespace(run=run, attempt=run.attempt(0), node="n1", settings=settings_of(job__nodes=1))
     for status, pruned, state, cause in ((94, 3, "pruned", "pruned at step 3"), (0, 3, "pruned", "pruned at step 3"),
                                          (0, None, "ok", ""), (1, 3, "failed", "exit status 1"), (94, None, "failed", "exit status 94")):  # fmt: skip
-        ended = records.End(status, 0.0, 1.0, starved=False, told_to_end=False)
+        ended = records.End(status, 0.0, 1.0, out_of_memory=False, told_to_end=False)
         record, stops = records.kept(context, point("a", k=1), ended, pruned)
         assert (record["status"], record["cause"], stops) == (state, cause, False)
         assert record["values"] == {"k": 1, "draw": 0}
@@ -113,3 +117,11 @@ def test_a_point_begun_anew_leaves_no_open_trial(tmp_path: Path) -> None:
     later.begin(point("b", k=2))
     later.begin(point("a", k=1))
     assert [trial.state.name for trial in later.study.trials] == ["FAIL", "RUNNING", "RUNNING"]
+
+
+def test_a_sampler_says_at_once_which_package_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cmaes", None)
+    cmaes = Settings(str(tmp_path / "journal"), "s", "loss", False, ("CmaEsSampler", {}), NONE, SPACE, {}, 0)
+    with pytest.raises(ImportError) as raised:
+        Study(cmaes, 0)
+    assert raised.value.name == "cmaes"

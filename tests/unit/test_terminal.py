@@ -9,12 +9,14 @@ import os
 import pty
 import sys
 import unicodedata
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
 from hpcml import terminal
 from hpcml.errors import HpcmlError
+from hpcml.node.sweep.records import Point
 from hpcml.node.sweep.server import Sweep
 
 EVIL = (
@@ -41,12 +43,11 @@ def test_nothing_in_a_line_is_obeyed(subtests: pytest.Subtests, capsys: pytest.C
 
 def test_the_lines_of_a_sweep_obey_no_points_file(capsys: pytest.CaptureFixture[str]) -> None:
     """They pass byte for byte from the script's log to the terminal of who waits."""
-    counts = {"ok": 1, "failed": 0, "pruned": 0, "interrupted": 0}
-    sweep = SimpleNamespace(points=[1], first_failures=[], **counts)
+    sweep = SimpleNamespace(plan=SimpleNamespace(points=[1]), first_failures=[], ended=Counter(ok=1))
     for text in EVIL:
         for status in ("ok", "failed"):
             record = {"metrics": {f"loss{text}": 1.0}, "seconds": 1.0, "status": status, "cause": f"why{text}"}
-            Sweep._tell(sweep, {"shown": f"k={text}"}, record, f"because{text}")  # type: ignore[arg-type]
+            Sweep._tell(sweep, Point("k", f"k={text}", {}, {}), record, f"because{text}")  # type: ignore[arg-type]
             lines = capsys.readouterr().out.splitlines()
             assert len(lines) == 2, ascii(text)
             assert all(line.isprintable() for line in lines), ascii(text)

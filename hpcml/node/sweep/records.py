@@ -1,4 +1,4 @@
-"""What is kept of a point: how it ended, why it failed, and what it reported."""
+"""A point as it was submitted, and what is kept of it: how it ended, why it failed, and what it reported."""
 
 from __future__ import annotations
 
@@ -23,27 +23,34 @@ _MOST_REPORTS = 16 << 20  # bytes of what a point reported that are read
 _MOST_LOGS = 128  # of workers, that are read
 _OF_THE_POINT = (SCRIPT, "job", "record")  # sources of lines that the run's other processes have not written
 _SLACK = 1.0  # seconds by which the clocks of nodes may differ
-_STARVED = "the script was killed because the node's memory limit was reached (out of memory)"
+_OUT_OF_MEMORY = "the script was killed because the node's memory limit was reached (out of memory)"
+
+
+class Point(NamedTuple):
+    """A point as points.json has it."""
+
+    key: str
+    shown: str  # in a line of the run's log
+    values: dict[str, Any]  # for hpcml.run.point; of a search's point empty, or those with which it failed
+    texts: dict[str, str]  # the options of the script, by name
+    draw: int | None = None  # the number of a search's point
 
 
 class End(NamedTuple):
-    """How a point's process ended; ``began`` in seconds since 1970, ``starved`` as :func:`cause_of` has it."""
+    """How a point's process ended."""
 
-    status: int
-    began: float
+    status: int  # its exit status
+    began: float  # in seconds since 1970
     seconds: float
-    starved: bool
-    told_to_end: bool
+    out_of_memory: bool  # the kernel killed a process of this node meanwhile, because memory was used up
+    told_to_end: bool  # the run had been told to end
 
 
 class Kept(NamedTuple):
-    """What is written of a point, nothing of one that was interrupted, so that it is run again.
+    """What is kept of a point."""
 
-    ``stops``: it was interrupted because the run is to end.
-    """
-
-    record: dict[str, Any]
-    stops: bool = False
+    record: dict[str, Any]  # for its file; empty for a point that was interrupted, so that it is run again
+    stops: bool = False  # it was interrupted because the run is to end
 
 
 def notes(context: Context, key: str, kind: str) -> Path:
@@ -51,44 +58,44 @@ def notes(context: Context, key: str, kind: str) -> Path:
     return context.attempt.directory / f"point-{key}.{kind}"
 
 
-def kept(context: Context, point: dict[str, Any], end: End, pruned: int | None) -> Kept:
+def kept(context: Context, point: Point, end: End, pruned: int | None) -> Kept:
     """Return what is kept of a point that has ended, and remove what it wrote for that.
 
     ``pruned`` is the step at which it was told to stop, None if it was not.
     """
-    error, reports = notes(context, point["key"], "error"), notes(context, point["key"], "reports")
-    told = _reports(reports)
+    error, reports = notes(context, point.key, "error"), notes(context, point.key, "reports")
+    reported = _reports(reports)
     why: dict[str, Any] = {"cause": ""}
     was_pruned = pruned is not None and end.status in (0, errors.PRUNED)
     if was_pruned:
         why["cause"] = f"pruned at step {pruned}"
     elif end.status:
-        why = _why(context, point["key"], error, end)
+        why = _why(context, point.key, error, end)
     for path in (error, reports):
         path.unlink(missing_ok=True)
-    if told.pop("stopped", False) or (end.status and end.told_to_end):
+    if reported.pop("stopped", False) or (end.status and end.told_to_end):
         return Kept({}, stops=True)
     if end.status == errors.STOPPED:
         return Kept({})
     state = "pruned" if was_pruned else "failed" if end.status else "ok"
-    values = point["values"] | ({"draw": point["draw"]} if "draw" in point else {})
-    facts = {"key": point["key"], "values": values, "status": state}
+    values = point.values | ({} if point.draw is None else {"draw": point.draw})
+    table = {"key": point.key, "values": values, "status": state}
     ended = {"began": round(end.began, 3), "node": context.node}
-    return Kept({**facts, "exit_status": end.status, **why, "seconds": round(end.seconds, 3), **told, **ended})
+    return Kept({**table, "exit_status": end.status, **why, "seconds": round(end.seconds, 3), **reported, **ended})
 
 
 def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
     """Return why a point failed in some words, of which kind that is, and the rule and the nodes that show it."""
     from hpcml.failures import judgement
 
-    log, starved = context.run.log_of(key), end.starved and end.status == 128 + signal.SIGKILL
-    words = "out of memory" if starved else _cause(error, end.status)
+    log, out_of_memory = context.run.log_of(key), end.out_of_memory and end.status == 128 + signal.SIGKILL
+    words = "out of memory" if out_of_memory else _cause(error, end.status)
     words = words or (tail(log, 1) or ("",))[0][:_LONGEST]
-    found = cause_of(context.run, log, files.read_json(error) or {}, end.status, end.began, starved=starved)
-    if found and found.known and any(line.source not in _OF_THE_POINT for line in found.evidence):
-        words = found.what[:_LONGEST]  # what the script raised only followed from it
-    rule, nodes = (found.rule, list(found.nodes)) if found else ("", [])
-    kind = judgement.kind_of(rule, known=found.known) if found else "unknown"
+    cause = cause_of(context.run, log, files.read_json(error) or {}, end.status, end.began, out_of_memory=out_of_memory)
+    if cause and cause.known and any(line.source not in _OF_THE_POINT for line in cause.evidence):
+        words = cause.what[:_LONGEST]  # what the script raised only followed from it
+    rule, nodes = (cause.rule, list(cause.nodes)) if cause else ("", [])
+    kind = judgement.kind_of(rule, known=cause.known) if cause else "unknown"
     if kind == "node" and not nodes and context.settings.job.nodes == 1:
         nodes = [context.node]  # the script's own error names none
     return {"cause": words, "kind": kind, "rule": rule, "nodes": nodes}
@@ -97,32 +104,32 @@ def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
 def _reports(path: Path) -> dict[str, Any]:
     """Return what a point reported: the last value of each metric, the last step, and how often it reported."""
     metrics: dict[str, float | None] = {}
-    found: dict[str, Any] = {"metrics": metrics, "reports": 0}
+    reported: dict[str, Any] = {"metrics": metrics, "reports": 0}
     try:
         with path.open() as file:
             lines = file.read(_MOST_REPORTS).splitlines()
     except FileNotFoundError:
-        return found
+        return reported
     for line in lines:
         try:
             table = json.loads(line)
         except ValueError:
             continue  # the point was ended in the middle of it
         if table.get("stopped"):
-            found["stopped"] = True
+            reported["stopped"] = True
             continue
         metrics.update(table["metrics"])
-        found["reports"] += 1
-        found |= {"step": table["step"]} if table["step"] is not None else {}
-    return found
+        reported["reports"] += 1
+        reported |= {"step": table["step"]} if table["step"] is not None else {}
+    return reported
 
 
 def _cause(note: Path, status: int) -> str:
     """Return why a point failed, in some words; empty if that is not known."""
-    facts = files.read_json(note)
-    if facts and facts["chain"]:
-        error = facts["chain"][0]
-        place = f" ({Path(facts['file']).name}:{facts['line']})" if facts.get("line") else ""
+    table = files.read_json(note)
+    if table and table["chain"]:
+        error = table["chain"][0]
+        place = f" ({Path(table['file']).name}:{table['line']})" if table.get("line") else ""
         message = re.sub(r"\s+", " ", f"{error['type']}: {error['message']}")
         return f"{message[:_LONGEST]}{place}"
     if status > 128 and status - 128 in signal.valid_signals():
@@ -131,7 +138,7 @@ def _cause(note: Path, status: int) -> str:
 
 
 def cause_of(
-    run: RunPaths, log: Path, error: Mapping[str, Any], status: int, began: float, *, starved: bool
+    run: RunPaths, log: Path, error: Mapping[str, Any], status: int, began: float, *, out_of_memory: bool
 ) -> Cause | None:
     """Return why a point failed, by the rules of ``hpcml why``: its error, its log and what workers wrote meanwhile.
 
@@ -143,8 +150,8 @@ def cause_of(
         The error that it did not catch, as the launcher wrote it down; empty if there is none.
     began
         When it began, in seconds since 1970: what others wrote before is not about it.
-    starved
-        Whether the kernel killed a process of this node for want of memory meanwhile.
+    out_of_memory
+        Whether the kernel killed a process of this node meanwhile, because memory was used up.
     """
     from hpcml.failures import evidence, judgement
     from hpcml.failures.end import End as RunEnd
@@ -153,6 +160,6 @@ def cause_of(
     hits = [hit for hit in others if hit.line.time > began - _SLACK]
     name = f"{log.parent.name}/{log.name}"
     hits += [hit for piece in evidence.pieces(log) for hit in evidence.hits_in(piece, SCRIPT, name=name)]
-    message = _STARVED if starved else ""
+    message = _OUT_OF_MEMORY if out_of_memory else ""
     end = RunEnd(status, SCRIPT, "script", message, ended_as="FAILED")
     return judgement.judge(judgement.Case(end, error=error, last_error=evidence.last_error(log)), hits)

@@ -15,9 +15,10 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 from hpcml import errors, leases
 from hpcml.node import files, processes
@@ -26,13 +27,14 @@ from hpcml.node.script_process import oom_kills
 from hpcml.node.settings import Context, load
 from hpcml.node.sweep import records
 from hpcml.node.sweep.forks import Fork, Order, ResetError, Resets, Resetter
+from hpcml.node.sweep.records import Point
 from hpcml.node.sweep.study import Settings, Study
 from hpcml.terminal import say
 
 TICK = 0.5  # seconds between looks at what no signal tells
 TOLD = 10.0  # seconds in which a supervisor that ends the run says so
 _LONGEST_REPORT = 1 << 20  # bytes
-_FIRST = 3  # failed points whose causes are told
+_FIRST = 3  # failed points whose causes are in points-end.json
 
 
 def serve() -> NoReturn:
@@ -50,10 +52,27 @@ def serve() -> NoReturn:
     except ImportError as error:
         if error.name not in ("optuna", "cmaes"):
             raise
-        what = "a search and a pruner need" if error.name == "optuna" else "--sampler cmaes needs"
-        raise SystemExit(f"hpcml: The nodes' Python has no {error.name}, which {what}.") from None
+        user = "a search and a pruner need" if error.name == "optuna" else "--sampler cmaes needs"
+        raise SystemExit(f"hpcml: The nodes' Python has no {error.name}, which {user}.") from None
     sys.stdout.flush()
     raise SystemExit(sweep.exit_status)
+
+
+class Plan(NamedTuple):
+    """What the run was submitted with, as points.json has it."""
+
+    points: tuple[Point, ...]
+    max_fails: int | None  # begin no more points when more have failed
+    runs: tuple[str, ...]  # that divide the points, this one among them; empty without others
+    folder: str  # of the leases by which they do, empty without others
+    study: Settings | None  # of a search or a pruner
+
+
+def _plan(path: Path) -> Plan:
+    table = files.read_json(path) or {}
+    points = tuple(Point(**point) for point in table["points"])
+    study = Settings(**table["study"]) if table.get("study") else None
+    return Plan(points, table["max_fails"], tuple(table.get("runs", ())), table.get("claims", ""), study)
 
 
 class Slot:
@@ -61,7 +80,7 @@ class Slot:
 
     def __init__(self, number: int, address: str, resetter: Resetter) -> None:
         self.number, self.address, self.resetter = number, address, resetter
-        self.point: dict[str, Any] = {}
+        self.point: Point | None = None
         self.pid = self.kills = self.status = 0
         self.began = self.clock = self.seconds = 0.0
         self.resetting = False
@@ -75,31 +94,23 @@ class Slot:
 
 
 class Sweep:
-    """The points of this run; ``ok``, ``failed`` and ``pruned`` count those that have ended.
-
-    ``stopped`` says why no more begin.
-    """
+    """The points of this run."""
 
     def __init__(self, context: Context, kind: Resets) -> None:
-        self.context, self.settings, self.kind = context, context.settings, kind
-        plan = files.read_json(context.run.points) or {}
-        self.points: list[dict[str, Any]] = plan["points"]
-        self.max_fails: int | None = plan["max_fails"]
-        self.folder = plan.get("claims", "")  # of the leases by which several runs divide the points
-        self.study_settings: dict[str, Any] | None = plan.get("study")
+        self.context, self.kind = context, kind
+        self.plan = _plan(context.run.points)
         self.study: Study | None = None
-        self.runs: list[str] = plan.get("runs", [])
-        self.waiting: list[dict[str, Any]] = []
+        self.leases: leases.Leases | None = None
+        self.waiting: list[Point] = []
+        self.begun: set[str] = set()  # by key
         self.slots: list[Slot] = []
         self.next_fork: Fork | None = None
-        self.leases: leases.Leases | None = None
-        self.ok = self.failed = self.pruned = self.interrupted = 0
+        self.ended: Counter[str] = Counter()  # points by their state: ok, failed, pruned, interrupted
         self.first_failures: list[str] = []
-        self.begun: set[str] = set()
         self.out_of_points: float | None = None  # since when, by the clock of the leases
-        self.stopped = ""
-        self.exit_status = 0
+        self.stopped = ""  # why no more points begin
         self.told_to_end = False
+        self.exit_status = 0
 
     def run(self) -> None:
         """Run the points."""
@@ -141,27 +152,27 @@ class Sweep:
         """Leave out what earlier attempts of this run have ended."""
         folder = self.context.run.point_records
         folder.mkdir(mode=0o700, exist_ok=True)
-        there = files.listed(folder)
-        for point in self.points:
-            path = self.context.run.record_of(point["key"])
-            if path.name not in there or not self._count(files.read_json(path) or {}):
+        names = files.listed(folder)
+        for point in self.plan.points:
+            path = self.context.run.record_of(point.key)
+            if path.name not in names or not self._count(files.read_json(path) or {}):
                 self.waiting.append(point)
 
     def _join(self) -> None:
         """Take part in the sweep of several runs."""
-        if not self.folder:
+        if not self.plan.folder:
             return
         try:
             run = self.context.run.directory.name
-            self.leases = leases.Leases(Path(self.folder), run, self.runs, processes.OwnTime())
+            self.leases = leases.Leases(Path(self.plan.folder), run, self.plan.runs, processes.OwnTime())
         except FileNotFoundError:
-            self.waiting, self.points = [], []  # all have ended, and other runs have others
+            self.waiting, self.plan = [], self.plan._replace(points=())  # all have ended, and other runs have others
 
     def _open_study(self) -> None:
         """Open the study of a sweep that is searched or pruned."""
-        run = self.context.run.directory.name
-        if self.waiting and self.study_settings:
-            self.study = Study(Settings(**self.study_settings), self.runs.index(run) if run in self.runs else 0)
+        run, runs = self.context.run.directory.name, self.plan.runs
+        if self.waiting and self.plan.study:
+            self.study = Study(self.plan.study, runs.index(run) if run in runs else 0)
 
     def _goes_on(self) -> bool:
         """Whether points run, or more may begin."""
@@ -176,15 +187,15 @@ class Sweep:
         if self.out_of_points is None:
             self.out_of_points = self.leases.scan()
         silent = self.leases.silent(self.out_of_points)  # it may have died, and its points are to be run here
-        if self.leases.free(point["key"] for point in self._untried()):  # another run has given them back
+        if self.leases.free(point.key for point in self._untried()):  # another run has given them back
             self.waiting = self._untried()
         return silent or bool(self.waiting)
 
-    def _untried(self) -> list[dict[str, Any]]:
+    def _untried(self) -> list[Point]:
         """Return the points that this run has not begun: one that stopped to be continued is left to a later run."""
-        return [point for point in self.points if point["key"] not in self.begun]
+        return [point for point in self.plan.points if point.key not in self.begun]
 
-    def _next(self) -> dict[str, Any] | None:
+    def _next(self) -> Point | None:
         """Return a point to begin with; None if there is none, or none may begin."""
         while self.waiting:
             self._look()
@@ -192,16 +203,16 @@ class Sweep:
                 return None
             point = self.waiting.pop(0)
             try:
-                if not self.leases or self.leases.take(point["key"]):
+                if not self.leases or self.leases.take(point.key):
                     return point
             except leases.LostError:
                 self._lose()
                 return None
         return None
 
-    def _begin(self, slot: Slot, point: dict[str, Any]) -> None:
+    def _begin(self, slot: Slot, point: Point) -> None:
         """Begin a point."""
-        self.begun.add(point["key"])
+        self.begun.add(point.key)
         point = self.study.begin(point) if self.study else point
         order, fork = self._order(slot, point), self.next_fork or self._fork()
         self.next_fork = None
@@ -218,14 +229,19 @@ class Sweep:
     def _fork(self) -> Fork:
         return Fork(self.kind, [slot.resetter for slot in self.slots])
 
-    def _order(self, slot: Slot, point: dict[str, Any]) -> Order:
+    def _order(self, slot: Slot, point: Point) -> Order:
         """Return the arguments, variables and log that a fork is to have as a point."""
-        run, key = self.context.run, point["key"]
-        facts = {"key": key, "values": point["values"], "seed": int(key[:8], 16)}
-        facts |= {"workers": self.context.in_share(slot.number)} if len(self.slots) > 1 else {}
+        run, key = self.context.run, point.key
+        table = {"key": key, "values": point.values, "seed": int(key[:8], 16)}
+        table |= {"workers": self.context.in_share(slot.number)} if len(self.slots) > 1 else {}
         return Order(
-            environment={"HPCML_POINT": json.dumps(facts)},
-            argv=["-c", self.settings.code.script, *self.settings.code.arguments, *options_of(point["texts"])],
+            environment={"HPCML_POINT": json.dumps(table)},
+            argv=[
+                "-c",
+                self.context.settings.code.script,
+                *self.context.settings.code.arguments,
+                *options_of(point.texts),
+            ],
             log=str(run.log_of(key)),
             error=str(records.notes(self.context, key, "error")),
             group=slot.address,
@@ -267,7 +283,7 @@ class Sweep:
         text = slot.reports.recv(_LONGEST_REPORT)
         if text and slot.point:
             report = json.loads(text)
-            prunes = self.study.report(slot.point["key"], report["step"], report["metrics"])
+            prunes = self.study.report(slot.point.key, report["step"], report["metrics"])
             with contextlib.suppress(OSError):  # the point has ended
                 slot.reports.send(b"p" if prunes else b"c")
         else:
@@ -277,7 +293,7 @@ class Sweep:
         """End the points that others have by now; nothing is written of them."""
         self.stopped = "this run was silent for so long that others have its points"
         for slot in self.slots:
-            slot.point = {}
+            slot.point = None
             if slot.pid:
                 _signal(slot.pid, signal.SIGKILL)
 
@@ -300,12 +316,12 @@ class Sweep:
             restarted = slot.resetter.answer()
         except ResetError as error:
             self.stopped = self.stopped or str(error)
-        point, slot.point = slot.point, {}
+        point, slot.point = slot.point, None
         if not point:
             return
-        starved = oom_kills() > slot.kills
-        end = records.End(slot.status, slot.began, slot.seconds, starved, self.told_to_end)
-        pruned = self.study.pruned.get(point["key"]) if self.study else None
+        out_of_memory = oom_kills() > slot.kills
+        end = records.End(slot.status, slot.began, slot.seconds, out_of_memory, self.told_to_end)
+        pruned = self.study.pruned.get(point.key) if self.study else None
         record, stops = records.kept(self.context, point, end, pruned)
         if stops:
             self._look()
@@ -317,16 +333,16 @@ class Sweep:
             self._lose()
             return
         if self.study:
-            self.study.end(point["key"], record)
+            self.study.end(point.key, record)
         if record:
-            files.write_json(self.context.run.record_of(point["key"]), record | {"restarted": restarted})
+            files.write_json(self.context.run.record_of(point.key), record | {"restarted": restarted})
             self._count(record)
         else:
-            self.interrupted += 1
+            self.ended["interrupted"] += 1
         if self.leases and record:
-            self.leases.done(point["key"], failed=record["status"] == "failed")
+            self.leases.done(point.key, failed=record["status"] == "failed")
         elif self.leases:
-            self.leases.give_back(point["key"])
+            self.leases.give_back(point.key)
         self._tell(point, record, restarted)
 
     def _on_term(self, *_: object) -> None:
@@ -343,20 +359,19 @@ class Sweep:
             self.stopped = "the run was told to end"
         elif self.context.attempt.time_limit.exists():
             self.stopped = "the time limit is near"
-        elif self.max_fails is not None and self._failures() > self.max_fails:
-            self.stopped = f"more than {self.max_fails} failed (--max-fails)"
+        elif self.plan.max_fails is not None and self._failures() > self.plan.max_fails:
+            self.stopped = f"more than {self.plan.max_fails} failed (--max-fails)"
 
     def _failures(self) -> int:
-        return self.leases.failures() if self.leases else self.failed
+        return self.leases.failures() if self.leases else self.ended["failed"]
 
     def _count(self, record: dict[str, Any]) -> bool:
         """Count a point that has ended; False if it has not."""
-        state = record.get("status", "")
-        self.ok, self.failed = self.ok + (state == "ok"), self.failed + (state == "failed")
-        self.pruned += state == "pruned"
+        if record:
+            self.ended[record["status"]] += 1
         return bool(record)
 
-    def _tell(self, point: dict[str, Any], record: dict[str, Any], restarted: str) -> None:
+    def _tell(self, point: Point, record: dict[str, Any], restarted: str) -> None:
         """Print a line for a point: the run's log is the sweep's progress."""
         how = "interrupted"
         if record:
@@ -367,33 +382,32 @@ class Sweep:
             how = f"{record['seconds']:.1f} s {metrics}".rstrip()
             if record["status"] == "failed":
                 how = f"failed: {record['cause']}"
-                self.first_failures += [f"{point['shown']}: {record['cause']}"[:400]][
-                    : _FIRST - len(self.first_failures)
-                ]
+                self.first_failures += [f"{point.shown}: {record['cause']}"[:400]][: _FIRST - len(self.first_failures)]
             how += f"  {record['cause']}" if record["status"] == "pruned" else ""
-        number = self.ok + self.failed + self.pruned + self.interrupted
-        say(f"point {number} of {len(self.points)}  {point['shown']}  {how}")
+        number = self.ended.total()
+        say(f"point {number} of {len(self.plan.points)}  {point.shown}  {how}")
         if restarted:
             say(f"  the workers were restarted: {restarted}")
 
     def _end(self) -> None:
         """Print and write down how the sweep ended."""
-        done = self.ok + self.failed + self.pruned
-        left = len(self.leases.free(point["key"] for point in self.points)) if self.leases else len(self.points) - done
+        points, ok, failed, pruned = self.plan.points, *(self.ended[state] for state in ("ok", "failed", "pruned"))
+        done = ok + failed + pruned
+        left = len(self.leases.free(point.key for point in points)) if self.leases else len(points) - done
         deadline = time.monotonic() + TOLD
         while left and self.context.attempt.terminate.exists() and not self.told_to_end and time.monotonic() < deadline:
             time.sleep(0.02)  # the supervisor is about to end the run, as cancelled
-        words = f"{self.ok} of {len(self.points)} points are done"
-        words += f", {self.pruned} pruned" if self.pruned else ""
-        words += f", {self.failed} failed" if self.failed else ""
-        if self.leases and (others := len(self.points) - done - left):
+        words = f"{ok} of {len(points)} points are done"
+        words += f", {pruned} pruned" if pruned else ""
+        words += f", {failed} failed" if failed else ""
+        if self.leases and (others := len(points) - done - left):
             words += f", {others} are those of other runs"
         words += f", {left} are left: {self.stopped or 'they stopped to be continued'}" if left else ""
-        self.exit_status = 1 if self.failed or left else 0
+        self.exit_status = 1 if failed or left else 0
         if left and self.context.attempt.time_limit.exists():
             self.exit_status = errors.TIME_LIMIT
-        told = {"ended": words, "points": len(self.points), "failed": self.failed, "first": self.first_failures}
-        files.write_json(self.context.attempt.points_end, told)
+        table = {"ended": words, "points": len(points), "failed": failed, "first": self.first_failures}
+        files.write_json(self.context.attempt.points_end, table)
         say(f"sweep: {words}.")
 
 

@@ -7,36 +7,37 @@ whether to stop it. The process that starts the points does that for all of them
 
 from __future__ import annotations
 
+import importlib
 import math
 import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from hpcml.node.sweep.records import Point
 from hpcml.terminal import say
+
+Tool = tuple[str, dict[str, Any]]  # the name of a class of Optuna's, empty for none, and its arguments
 
 
 class Settings(NamedTuple):
-    """The study as it was submitted.
+    """The study as it was submitted."""
 
-    ``journal`` is its file, ``name`` its name in that file. ``sampler`` and ``pruner`` are the name of a class of
-    Optuna's and its arguments, with an empty name for none. ``space`` is, by parameter, a distribution's kind and its
-    bounds or choices; it is empty where the points were given and are only pruned. ``typed`` is, by parameter, the
-    value that a choice's text means.
-    """
-
-    journal: str
-    name: str
+    journal: str  # its file
+    name: str  # its name in that file
     metric: str
     maximize: bool
-    sampler: tuple[str, dict[str, Any]]
-    pruner: tuple[str, dict[str, Any]]
-    space: dict[str, tuple[str, list[Any]]]
-    typed: dict[str, dict[str, Any]]
+    sampler: Tool
+    pruner: Tool
+    space: dict[str, tuple[str, list[Any]]]  # by parameter a distribution's kind and its bounds or choices; else empty
+    typed: dict[str, dict[str, Any]]  # by parameter the value that a choice's text means
     seed: int
 
 
 class Study:
-    """Optuna's study, and this run's trials in it by the key of their point."""
+    """Optuna's study, and this run's trials in it by the key of their point.
+
+    It has no space where the points were given and are only pruned.
+    """
 
     def __init__(self, settings: Settings, job: int) -> None:
         """Open the study, or begin it; ``job`` is the position of this run among those that share it."""
@@ -54,6 +55,8 @@ class Study:
             load_if_exists=True,
         )
         sampler, options = settings.sampler
+        if sampler == "CmaEsSampler":
+            importlib.import_module("cmaes")  # Optuna itself asks for it with the first point
         if sampler:  # no two jobs, and no two commands, begin with the same random numbers
             seed = zlib.crc32(f"{settings.seed} {job} {len(self.study.trials)}".encode())
             self.study.sampler = getattr(optuna.samplers, sampler)(**{"seed": seed, **options})
@@ -62,13 +65,13 @@ class Study:
         self.reports: dict[str, int] = {}
         self.pruned: dict[str, int] = {}  # the step of the last report, by key
 
-    def begin(self, point: dict[str, Any]) -> dict[str, Any]:
+    def begin(self, point: Point) -> Point:
         """Begin a trial for a point, and return the point with its values."""
-        key = point["key"]
+        key = point.key
         for old in self.study.get_trials(deepcopy=False, states=(self.states.RUNNING,)):
             if old.user_attrs.get("point") == key:  # an earlier try, which a killed job left
                 self.study.tell(old.number, state=self.states.FAIL)
-        values = {name: value for name, value in point["values"].items() if name != "draw"}
+        values = {name: value for name, value in point.values.items() if name != "draw"}
         if self.space and values:  # it failed with them
             self.study.enqueue_trial({name: self._chosen(name, value) for name, value in values.items()})
         numbers = {name: value for name, value in values.items() if type(value) in (int, float)}
@@ -83,7 +86,7 @@ class Study:
         texts = {name: str(value) for name, value in trial.params.items()}
         shown = " ".join(f"{name}={text}" for name, text in texts.items())
         values = {name: self.settings.typed.get(name, {}).get(value, value) for name, value in trial.params.items()}
-        return point | {"values": values, "texts": texts, "shown": f"{point['shown']} {shown}"}
+        return point._replace(values=values, texts=texts, shown=f"{point.shown} {shown}")
 
     def _chosen(self, name: str, value: Any) -> Any:
         """Return what the study has for a value of a point: of a choice its text."""

@@ -83,9 +83,9 @@ def test_of_which_kind_a_point_s_failure_is(tmp_path: Path, subtests: pytest.Sub
         run.log("worker", "n2").write_text(worker + "\n")
         log.write_text(printed)
         with subtests.test(error=error, worker=worker, status=status):
-            found = records.cause_of(run, log, error, status, began, starved=False)
+            found = records.cause_of(run, log, error, status, began, out_of_memory=False)
             assert found
             assert judgement.kind_of(found.rule, known=found.known) == kind
-    starved = records.cause_of(run, log, {}, 137, began, starved=True)
-    assert starved
-    assert judgement.kind_of(starved.rule, known=starved.known) == "oom"
+    killed_for_memory = records.cause_of(run, log, {}, 137, began, out_of_memory=True)
+    assert killed_for_memory
+    assert judgement.kind_of(killed_for_memory.rule, known=killed_for_memory.known) == "oom"
