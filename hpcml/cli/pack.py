@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
+from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import __version__, files
-from hpcml.cli import common
+from hpcml import __version__, assets, files
+from hpcml.cli import common, pack_start
 from hpcml.errors import StorageError, UsageError
 from hpcml.terminal import say_fitted
 from hpcml.units import format_bytes
@@ -21,6 +25,11 @@ if TYPE_CHECKING:
     from hpcml.remote.ssh import Connection
 
 _MODE = 0o755
+NEEDED = ("jinja2", "markupsafe")  # all that hpcml's base install needs; nothing of it is compiled
+_ASSETS = ("templates", "containers", "jobs")
+_KINDS = frozenset((".def", ".j2", ".md", ".py", ".sh", ".toml", ".typed"))
+_LEFT_OUT = ("__pycache__", "_assets")  # the latter are found by assets.folder
+_SHEBANG = b"#!/usr/bin/env python3\n"
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -39,12 +48,10 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Write the file."""
-    from hpcml.installation import one_file
-
     path = Path(options.output)
     if (path.exists() or path.is_symlink()) and not options.force:
         raise UsageError(f"{path} is there already", place="hpcml pack", hint="Choose another name, or give --force.")
-    data = one_file.make()
+    data = make()
     try:
         files.write(path, data, _MODE)
     except OSError as error:
@@ -63,10 +70,9 @@ def run(options: Namespace) -> int:
 
 def send(connect: Callable[[], Connection], options: Namespace) -> int:
     """Put the file on the login node, which needs no hpcml for that."""
-    from hpcml.installation import one_file
     from hpcml.remote.channel import Delivery
 
-    data = one_file.make()
+    data = make()
     connection = connect()
     delivery = Delivery(connection, "hpcml pack", options.output, replace=options.force)
     with tempfile.TemporaryDirectory(prefix="hpcml-pack-") as folder, common.metered(len(data)) as sent:  # 0700
@@ -80,3 +86,58 @@ def send(connect: Callable[[], Connection], options: Namespace) -> int:
     say_fitted(f"{delivery.path} is on {connection.host}: {what}. There:", sys.stdout)
     say_fitted(f"  python3 {shlex.quote(delivery.path)} --help", sys.stdout)
     return 0
+
+
+# -- the file -------------------------------------------------------------------------------------------------------
+
+
+def make() -> bytes:
+    """Return the bytes of hpcml and of what it needs on a login node, as one file that Python 3.11 or newer runs."""
+    members = {f"lib/{name}": data for name, data in sorted(_members())}
+    digest = hashlib.sha256()
+    for name, data in members.items():
+        digest.update(b"%d %s %d\n" % (len(name), name.encode(), len(data)) + data)
+    first = Path(pack_start.__file__).read_text(encoding="utf-8").replace(pack_start.DIGEST, digest.hexdigest()[:16])
+    out = io.BytesIO()
+    out.write(_SHEBANG)
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in (("__main__.py", first.encode()), *members.items()):
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+    return out.getvalue()
+
+
+def _members() -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the bytes of each file of hpcml and of what it needs."""
+    yield from _files(assets.package_root() / "hpcml", "hpcml")
+    for kind in _ASSETS:
+        yield from _files(assets.folder(kind), f"hpcml/_assets/{kind}")
+    for name in NEEDED:
+        spec = util.find_spec(name)
+        assert spec is not None
+        assert spec.submodule_search_locations is not None
+        yield from _files(Path(next(iter(spec.submodule_search_locations))), name)
+    for name in ("hpcml", *NEEDED):
+        yield from _papers(name)
+
+
+def _files(folder: Path, name: str) -> Iterator[tuple[str, bytes]]:
+    for path in folder.rglob("*"):
+        inside = path.relative_to(folder)
+        left_out = any(part in _LEFT_OUT or part.startswith(".") for part in inside.parts)
+        if path.suffix in _KINDS and path.is_file() and not left_out:
+            yield f"{name}/{inside.as_posix()}", files.read(path, ours=False, follow=True)
+
+
+def _papers(name: str) -> Iterator[tuple[str, bytes]]:
+    """Yield what a package says of itself, and its licence, where it is installed as one; the record lists these."""
+    try:
+        listed = metadata.files(name) or ()
+    except metadata.PackageNotFoundError:
+        return
+    infos = [path for path in listed if path.parts[0].endswith(".dist-info")]
+    kept = [path for path in infos if path.name == "METADATA" or "licen" in path.as_posix().lower()]
+    for path in kept:
+        yield f"{path.as_posix()}", Path(str(path.locate())).read_bytes()
+    if kept:
+        record = "".join(sorted(f"{path.as_posix()},,\n" for path in kept))
+        yield f"{kept[0].parts[0]}/RECORD", record.encode()

@@ -147,6 +147,7 @@ class SshRoute:
         self.name, self.connection, self.service = name, connection, service
         self.child, self.control, self.folder = child, control, folder
         self.target = service.socket
+        self.log_begin = connection.log_size()  # what the connection said before is not this route's
         self.port = 0
         self.cleanup: list[str] = []  # a command that leaves nothing behind on the cluster
 
@@ -167,12 +168,12 @@ class SshRoute:
         if "closed" not in wrong:
             return TunnelError(wrong, place=self.name)
         if self.name == "twohop":
-            hop = host
-        else:
-            hop = node
-            if self._is_missing():
-                return ServiceGoneError(f"The socket is not on {node}", place=self.name)
-        return TunnelError(f"{hop} forbids forwarding, or the socket is gone ({wrong})", place=self.name)
+            if isinstance(self.child, Call) and self.child.child.wait(_CLOSING) is not None:  # the second hop ended
+                return TunnelError(_reason(self.child.errors) or wrong, place=self.name)
+            return TunnelError(f"{host} forbids forwarding, or the socket is gone ({wrong})", place=self.name)
+        if self._is_missing():
+            return ServiceGoneError(f"The socket is not on {node}", place=self.name)
+        return TunnelError(f"{node} forbids forwarding, or the socket is gone ({wrong})", place=self.name)
 
     def _is_missing(self) -> bool:
         """Whether the socket is surely not on the node, by a look through a route that gives a shell."""
@@ -372,7 +373,7 @@ def _prepared(connection: Connection, words: list[str]) -> Relay:
     if relay is None and not connection.alive():
         raise connection.gone(call.errors)
     if relay is None:
-        raise TunnelError(f"The login node prepared nothing: {_last(call.errors)}", place="srun")
+        raise TunnelError(f"The login node prepared nothing: {_reason(call.errors)}", place="srun")
     return relay
 
 
@@ -400,24 +401,39 @@ def _wait(route: SshRoute) -> SshRoute:
 
 
 def _fail(route: SshRoute) -> NoReturn:
-    """Raise what a route that did not open means."""
+    """Raise what a route that did not open means; the host that refused it is named."""
     route.child.stop()
-    complaint = route.child.errors
-    if not route.connection.alive():
-        raise route.connection.gone()
+    complaint, connection, node = route.child.errors, route.connection, route.service.node
+    if not connection.alive():
+        raise connection.gone()
     if "the socket is not on" in complaint.lower():
-        raise ServiceGoneError(_last(complaint).removeprefix("hpcml: "), place=route.name)
+        raise ServiceGoneError(_reason(complaint), place=route.name)
     if re.search("HOST IDENTIFICATION HAS CHANGED|REVOKED HOST KEY", complaint):
-        error = ssh.failure(complaint, "the node")
+        error = ssh.failure(complaint, node)
         assert isinstance(error, HostKeyError)
         raise error
-    if re.search(r"(?i)administratively prohibited|stdio forwarding|session open refused", complaint):
-        raise TunnelError(f"{route.connection.host} forbids forwarding: {_last(complaint)}", place=route.name)
-    raise TunnelError(_last(complaint) or "no answer in time", place=route.name)
+    if re.search(r"(?i)stdio forwarding", complaint) and route.name == "direct":
+        raise TunnelError(_not_through(connection, node, route.log_begin), place=route.name)
+    if re.search(r"(?i)session request failed", complaint):
+        raise TunnelError(f"{connection.host} allows no further session on this connection", place=route.name)
+    raise TunnelError(_reason(complaint) or "no answer in time", place=route.name)
 
 
-def _last(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+def _not_through(connection: Connection, node: str, begin: int) -> str:
+    """Return why the login node did not pass bytes on to a node; ssh tells it where the connection is kept alone."""
+    refusals = re.findall(r"open failed: (.+)", connection.log_text(begin))
+    if not refusals:
+        return f"{connection.host} forbids forwarding, or does not reach {node}"
+    if "administratively prohibited" in refusals[-1]:
+        return f"{connection.host} forbids forwarding: {refusals[-1]}"
+    return f"{connection.host} does not reach {node}: {refusals[-1]}"
+
+
+def _reason(complaint: str) -> str:
+    """Return what the hpcml there, or else ssh, gave as its reason: ssh says last that the connection is closed."""
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("hpcml: ") and not line.startswith("hpcml: note: ")]
+    return errors[0].removeprefix("hpcml: ") if errors else lines[-1] if lines else ""
 
 
 # -- on this machine -------------------------------------------------------------------------------------------------

@@ -504,6 +504,20 @@ class Connection:
         except OSError:
             return "", code
 
+    def log_size(self) -> int:
+        """Return how many bytes the connection has said."""
+        try:
+            return self.log.stat().st_size
+        except OSError:
+            return 0
+
+    def log_text(self, begin: int) -> str:
+        """Return the last KiB of what the connection has said after so many bytes; the user's own says nothing here."""
+        with contextlib.suppress(OSError), open(self.log, "rb") as file:
+            file.seek(max(begin, file.seek(0, os.SEEK_END) - 1024))
+            return file.read(1024).decode(errors="replace")
+        return ""
+
     # -- using -----------------------------------------------------------------------------------------------------
 
     def command(self, words: Sequence[str], control: Path | None = None) -> list[str]:

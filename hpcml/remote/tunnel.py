@@ -1,16 +1,20 @@
 """A tunnel: one service of a run on a port of this machine, from the first login until the run's end.
 
-It is in one of six states. What the cluster says of the run, the end of the link and the clock move it on:
+It is in one of six states; what the cluster says of the run, the end of the link and the clock lead to the next:
 
 .. code-block:: text
 
-    CONNECTING ──▶ WAITING ──service is there──▶ OPENING ──it answers──▶ OPEN
-                    ▲  ▲                          │  ▲                     │
-                    │  └──────service is gone─────┴──┼─────────────────────┤
-                    │                                └────route is lost────┤
-                    └──link is back── LOST ◀────────link is lost───────────┘    the run has ended: ENDED, from each
+    CONNECTING                   we are logged in                      WAITING
+    WAITING                      the run has the service               OPENING
+    OPENING                      it answers through a route            OPEN
+    OPEN                         the route ends, or the service moves  OPENING
+    OPENING, OPEN                the run has no such service any more  WAITING
+    WAITING, OPENING, OPEN       the link to the cluster is lost       LOST
+    LOST                         we are logged in again                WAITING
+    all but CONNECTING and LOST  the run has ended                     ENDED
 
-A state has a moment at which something is due in it, and a deadline after which it is given up as an error.
+A state has a moment at which something is due in it, and a deadline after which a failure in it ends the tunnel. A run
+of this machine begins in WAITING and has no link to lose.
 """
 
 from __future__ import annotations
@@ -74,11 +78,11 @@ class _Phase(NamedTuple):
 
 
 class TunnelRequest(NamedTuple):
-    """What is wanted."""
+    """What a tunnel is asked for."""
 
-    run: str
+    run: str  # its id, or another word that the cluster's hpcml takes for one
     service: str = "dashboard"
-    route: str = "auto"
+    route: str = "auto"  # auto: the first that works
     port: int = 0  # 0: the one that the run's service always has, or the next that is free
     retry_for: float = 600.0  # seconds that a lost cluster is tried again
 

@@ -183,10 +183,14 @@ def hop(target: Service, say: Callable[[str], None]) -> None:
             while not here.exists() and child.wait(0.02) is None and time.monotonic() < deadline:
                 pass
             if not here.exists():
-                why = _last_line(child, "no answer")
+                late = f"no answer within {HOP_DEADLINE:g} s"
+                why = _last_line(child, late) if child.code is not None else late
                 raise TunnelError(f"ssh from {host} to {target.node} is refused: {why}", place="two hops")
             try:
                 routes.get(str(here), target.probe or target.path)
+            except TimeoutError as error:
+                message = f"The service on {target.node} does not answer in time"
+                raise TunnelError(message, place="two hops") from error
             except (OSError, http.client.HTTPException) as error:
                 raise _silent([*quiet, "--", target.node], target) from error
             say(str(here))

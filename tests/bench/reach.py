@@ -47,7 +47,7 @@ def hit(number):
 PROBE_MODULE = "hpcml/node/_reach.py"
 # It does nothing in a process that has no module hpcml.node, as where a script's own module hides hpcml.
 HIT = "getattr(__import__('sys').modules.get('hpcml.node._reach'), 'hit', int)"
-ALONE = ("hpcml/remote/receiver.py", "hpcml/installation/start.py")  # they run where hpcml is not
+ALONE = ("hpcml/remote/receiver.py", "hpcml/cli/pack_start.py")  # they run where hpcml is not
 IMPORTED = "import"  # the statement runs when its module is imported: no probe tells more
 
 

@@ -237,6 +237,22 @@ def test_forwarding_forbidden_by_the_login_node_names_it(outside: Outside, dashb
     outside.close_connection()
 
 
+def test_a_node_without_sshd_is_not_the_login_node_s_refusal(outside: Outside, dashboard: tuple[str, Path]) -> None:
+    outside.forget()
+    lab, state, node = outside.lab, outside.lab.state(), outside.service(dashboard[1])["node"]
+    lab_ssh.stop_sshd(state, node)
+    try:
+        for route in ("direct", "twohop"):
+            tunnel = outside.tunnel(dashboard[0], "--route", route)
+            assert tunnel.ended() == errors.NO_ACCESS
+            assert "Connection refused" in tunnel.said
+            assert "forbids" not in tunnel.said
+            who = "lab does not reach" if route == "direct" else "ssh from login to"
+            assert f"{who} {node}" in tunnel.said
+    finally:
+        lab_ssh.start_sshd(lab.places, state, node)
+
+
 def test_a_stranger_s_server_is_never_shown_nor_told_the_token(outside: Outside, web: tuple[str, Path]) -> None:
     run, directory = web
     service = outside.service(directory, "web")

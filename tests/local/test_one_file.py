@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.installation import one_file
+from hpcml.cli import pack
 
 SCRIPT = "import hpcml\nprint(hpcml.connect().submit(sum, [1, 2]).result())\n"
 
 
 @pytest.mark.local
 def test_a_run_by_the_python_of_the_profile(tmp_path: Path) -> None:
-    (tmp_path / "hpcml.pyz").write_bytes(one_file.make())
+    (tmp_path / "hpcml.pyz").write_bytes(pack.make())
     (tmp_path / "three.py").write_text(SCRIPT)
     bare = [str(Path(sys.executable).resolve()), "-I", "-S", "hpcml.pyz"]
     environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "HPCML_SYSTEM_CONFIG": "/nowhere"}

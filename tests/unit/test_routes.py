@@ -8,11 +8,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from hpcml.errors import HostKeyError, ServiceGoneError, TunnelError
 from hpcml.remote import routes
 from hpcml.remote.answers import Service
+from hpcml.remote.channel import Call
+from hpcml.remote.ssh import Connection
 
 SERVICE = Service("n1", "/tmp/s", "/status", "Scheduler-1")
 
@@ -66,3 +70,65 @@ def test_folders_of_processes_that_are_gone_are_removed(tmp_path: Path) -> None:
     second = routes.process_folder(tmp_path, "session-")
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {mine.name, second.name, "session-new", "session-odd", "session-link", "other-gone"}
+
+
+def route(tmp_path: Path, name: str, *, said: str = "", logged: str = "", code: int | None = 255) -> routes.SshRoute:
+    """A route whose process has said something and ended, over a connection that has logged something meanwhile."""
+    connection = Connection.__new__(Connection)
+    connection.host, connection.log = "lab", tmp_path / "log"
+    connection.alive = lambda: True  # type: ignore[method-assign]
+    connection.log.write_text("channel 9: open failed: administratively prohibited: an hour ago\n")
+    call = Call.__new__(Call)
+    call.held, call._kept = b"", said
+    call.child = SimpleNamespace(code=code, wait=lambda _: code, stop=lambda: None)  # type: ignore[assignment]
+    made = routes.SshRoute(name, connection, SERVICE, call, tmp_path / "control")
+    with connection.log.open("a") as log:
+        log.write(logged)
+    return made
+
+
+STDIO = (
+    "Stdio forwarding request failed: Session open refused by peer\nkex_exchange_identification: Connection closed by remote host\n"
+    "Connection closed by UNKNOWN port 65535\n"
+)
+CLOSED = "kex_exchange_identification: Connection closed by remote host\nConnection closed by UNKNOWN port 65535\n"
+
+
+@pytest.mark.parametrize(("name", "said", "logged", "message"), [
+    ("direct", STDIO, "channel 2: open failed: administratively prohibited: open failed\n", "lab forbids forwarding: administratively prohibited: open failed"),
+    ("direct", STDIO, "channel 2: open failed: connect failed: Connection refused\n", "lab does not reach n1: connect failed: Connection refused"),
+    ("direct", STDIO, "channel 2: open failed: connect failed: Name or service not known\n", "lab does not reach n1: connect failed: Name or service not known"),
+    ("direct", STDIO, "", "lab forbids forwarding, or does not reach n1"),
+    ("direct", "me@n1: Permission denied (publickey).\n", "", "me@n1: Permission denied (publickey)."),
+    ("twohop", "hpcml: ssh from login to n1 is refused: Stdio forwarding request failed: Session open refused by peer (two hops)\n", "",
+     "ssh from login to n1 is refused: Stdio forwarding request failed: Session open refused by peer (two hops)"),
+    ("twohop", "hpcml: note: options may differ.\nhpcml: The run has no dashboard now (x)\n  It has: jupyter.\n", "", "The run has no dashboard now (x)"),
+    ("twohop", "mux_client_request_session: session request failed: Session open refused by peer\n", "", "lab allows no further session on this connection"),
+    ("srun", f"hpcml: there is no sshd on n1\n{CLOSED}", "", "there is no sshd on n1"),
+    ("srun", "", "", "no answer in time"),
+])  # fmt: skip
+def test_a_route_that_does_not_open_names_the_host_that_refused(
+    tmp_path: Path, name: str, said: str, logged: str, message: str
+) -> None:
+    with pytest.raises(TunnelError) as error:
+        routes._fail(route(tmp_path, name, said=said, logged=logged))
+    assert error.value.message == message
+
+
+def test_a_node_s_changed_key_and_a_missing_socket_have_their_own_errors(tmp_path: Path) -> None:
+    with pytest.raises(HostKeyError, match="key of n1"):
+        routes._fail(route(tmp_path, "direct", said="@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @"))
+    with pytest.raises(ServiceGoneError, match="the socket is not on n1"):
+        routes._fail(route(tmp_path, "srun", said=f"hpcml: the socket is not on n1\n{CLOSED}"))
+
+
+def test_a_second_hop_that_ends_is_not_the_login_node_s_refusal(tmp_path: Path) -> None:
+    closed = "the connection is closed at once (ConnectionResetError)"
+    said = "hpcml: the ssh from login to n1 ended: Connection to n1 closed by remote host. (two hops)\n"
+    ended = route(tmp_path, "twohop", said=said, code=77).failure(closed)
+    assert ended.message == "the ssh from login to n1 ended: Connection to n1 closed by remote host. (two hops)"
+    assert "lab forbids forwarding" in route(tmp_path, "twohop", code=None).failure(closed).message
+    assert (
+        route(tmp_path, "twohop", code=None).failure("it answers with status 500").message
+        == "it answers with status 500"
+    )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcml import subprocesses
 from hpcml.errors import NotFoundError, StorageError, TunnelError
-from hpcml.remote import answers, tunnel_server
+from hpcml.remote import answers, routes, tunnel_server
 from hpcml.remote.answers import Service
 from hpcml.runs import directories, status
 
@@ -135,3 +137,36 @@ def test_a_token_is_a_secret_of_its_attempt(run: directories.Run, path: str) -> 
     attempt(run, 0, jupyter=SERVICE | {"token_file": named})
     with pytest.raises(StorageError, match="no token of the run"):
         tunnel_server.services(run)
+
+
+@pytest.mark.parametrize(("wrong", "code", "message"), [
+    (TimeoutError(), None, "The service on n1 does not answer in time"),
+    (ConnectionResetError(), 0, "sshd on n1 forbids forwarding"),
+])  # fmt: skip
+def test_a_hop_that_carries_nothing_names_what_is_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: OSError, code: int | None, message: str
+) -> None:
+    class Child:
+        """The ssh from the login node to the node, which makes its socket at once."""
+
+        code, errors = None, ""
+
+        def __init__(self, words: list[str]) -> None:
+            Path(words[words.index("-L") + 1].partition(":")[0]).touch()
+
+        def wait(self, _: float | None) -> None:
+            return None
+
+        def stop(self) -> None:
+            pass
+
+    def get(*_: object) -> None:
+        raise wrong
+
+    monkeypatch.setattr(subprocesses, "Child", Child)
+    monkeypatch.setattr(subprocesses, "run", lambda *_: subprocesses.Answer(code, "", ""))
+    monkeypatch.setattr(routes, "get", get)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(TunnelError, match=message):
+        tunnel_server.hop(Service(**SERVICE), lambda _: None)
+    assert not list(tmp_path.iterdir())

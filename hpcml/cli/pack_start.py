@@ -10,7 +10,7 @@ import sys
 import tempfile
 import zipfile
 
-DIGEST = "of what is in the file"  # which hpcml.installation.one_file writes here
+DIGEST = "of what is in the file"  # which hpcml.cli.pack writes here
 OLDEST = (3, 11)
 OTHER = "Set XDG_CACHE_HOME to a folder of yours."
 USABLE = "import sys; sys.exit(sys.version_info < (3, 11))"
