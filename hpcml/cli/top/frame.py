@@ -110,23 +110,23 @@ def _state(view: View) -> str:
 
 
 def _facts(view: View) -> list[tuple[str, str]]:
-    rows = []
+    facts = []
     if view.over and view.exit_status is not None and f"exit status {view.exit_status}" not in view.message:
-        rows.append(("exit", str(view.exit_status)))
+        facts.append(("exit", str(view.exit_status)))
     if view.cause:
-        rows.append(("cause", view.cause))
+        facts.append(("cause", view.cause))
     if view.estimate and view.phase == "queued":
-        rows.append(("estimate", f"Slurm expects a start at {view.estimate}"))
+        facts.append(("estimate", f"Slurm expects a start at {view.estimate}"))
     if view.silent:
-        rows.append(("slurm", f"{view.silent} (all this is from the run's own files)"))
+        facts.append(("slurm", f"{view.silent} (all this is from the run's own files)"))
     if view.hint and view.phase != "queued":
-        rows.append(("next" if view.over else "note", view.hint))
+        facts.append(("next" if view.over else "note", view.hint))
     if view.phase in ("starting", "running", "ending"):
         nodes = f" on {counted(view.node_count, 'node')}" if view.node_count else ""
-        rows.append(("workers", f"{view.workers} of {view.expected}{nodes}"))
+        facts.append(("workers", f"{view.workers} of {view.expected}{nodes}"))
     elif view.phase == "queued" and view.node_count:
-        rows.append(("nodes", str(view.node_count)))
-    return rows
+        facts.append(("nodes", str(view.node_count)))
+    return facts
 
 
 def _warnings(view: View, width: int, most: int) -> list[Line]:
@@ -143,12 +143,12 @@ def _work(view: View, width: int) -> list[Line]:
     lines: list[Line] = []
     if (work := view.work) is not None:
         lines += _tasks(work, width, over=view.over)
-        amounts = []
+        facts = []
         if work.spilled is not None:
-            amounts.append(f"spilled {format_bytes(work.spilled)}{per_second(work.spill, ' ({})')}")
+            facts.append(f"spilled {format_bytes(work.spilled)}{per_second(work.spill, ' ({})')}")
         if work.transfer is not None and not view.over:
-            amounts.append(f"transfers {per_second(work.transfer)}")
-        lines += labelled("data", [", ".join(amounts)]) if amounts else []
+            facts.append(f"transfers {per_second(work.transfer)}")
+        lines += labelled("data", [", ".join(facts)]) if facts else []
     wire = []
     for word, values in (
         ("net", [node.net for node in view.nodes]),

@@ -207,10 +207,10 @@ class Lines:
     def of(self, view: View) -> list[str]:
         """Return the lines of a view."""
         lines = []
-        state = f"state {view.state} {view.message}{f'; {view.cause}' if view.cause else ''}"
-        if state != self._state:
-            self._state = state
-            lines.append(state)
+        told = f"state {view.state} {view.message}{f'; {view.cause}' if view.cause else ''}"
+        if told != self._state:
+            self._state = told
+            lines.append(told)
         for warning in view.warnings:
             if warning not in self._warned:
                 self._warned.add(warning)
@@ -220,7 +220,7 @@ class Lines:
 
 
 def _of_run(view: View) -> dict[str, str]:
-    values = {
+    facts = {
         "state": view.state,
         "phase": view.phase,
         "for": "" if view.elapsed is None else duration(view.elapsed),
@@ -228,7 +228,7 @@ def _of_run(view: View) -> dict[str, str]:
         "workers": f"{view.workers}/{view.expected}",
     }
     if (work := view.work) is not None:
-        values |= {
+        facts |= {
             "tasks": "" if work.known is None or work.done is None else f"{work.done}/{work.known}",
             "rate": "" if work.rate is None else f"{work.rate:.3g}/s",
             "failed": f"{work.erred or ''}",
@@ -236,13 +236,13 @@ def _of_run(view: View) -> dict[str, str]:
             "spill": per_second(work.spill),
             "transfers": per_second(work.transfer),
         }
-    return values
+    return facts
 
 
 def _of_node(node: Node) -> str:
     if not node.sampled:
         return "no sample"
-    values = {
+    facts = {
         "silent": duration(node.silent) if node.silent else "",
         "workers": "" if node.workers is None else str(node.workers),
         "cpu": "" if node.cpu is None else f"{node.cpu:.1f}/{node.cores:g}" if node.cores else f"{node.cpu:.1f}",
@@ -254,18 +254,18 @@ def _of_node(node: Node) -> str:
     }
     for gpu in node.gpus:
         name = f"gpu{gpu.number}"
-        values |= {
+        facts |= {
             name: "" if gpu.use is None else f"{gpu.use:.0f}%",
             f"{name}-memory": _part(gpu.memory, gpu.memory_size),
             f"{name}-power": "" if gpu.power is None else f"{gpu.power:.0f}W",
             f"{name}-nvlink": per_second(gpu.nvlink),
         }
-    return _joined(values)
+    return _joined(facts)
 
 
-def _joined(values: dict[str, str]) -> str:
-    """Return values without spaces in them, so that each is one word; what is not known is left out."""
-    return " ".join(f"{name}={value.replace(' ', '')}" for name, value in values.items() if value)
+def _joined(facts: dict[str, str]) -> str:
+    """Return facts without spaces in them, so that each is one word; what is not known is left out."""
+    return " ".join(f"{name}={value.replace(' ', '')}" for name, value in facts.items() if value)
 
 
 def _size(value: float | None) -> str:
