@@ -85,7 +85,7 @@ class ShareFigure(NamedTuple):
 class Accounting(NamedTuple):
     """What a kind adds to the time accounting; the defaults are those of a kind that says nothing."""
 
-    parts: Mapping[str, Part]  # in the page's order: ``script``, its own, and those of all kinds in its own words
+    parts: Mapping[str, Part] = {}  # in the page's order; its own, and those of all kinds that it words anew
     startup: str = "starting"  # the part for the time until the kind's processes are ready
     before_script: str = "Starting"  # title of the phase between that moment and the script's first line
     activity: Callable[[Series[Any]], Activity | None] | None = None  # None: the kind's processes explain nothing
@@ -95,18 +95,12 @@ class Accounting(NamedTuple):
     plots: tuple[Plot, ...] = ()
 
 
-PLAIN = Accounting(
-    {"script": Part("Script, {unit} idle", "The script ran, and the {unit} was idle.", "#d29922", "#bb8009")}
-)
-_FIRST = {
+PLAIN = Accounting()
+_PARTS = {  # of all kinds; those of a kind come before the last three
     "starting": Part(
-        "Starting",
-        "From the allocation's start until hpcml ran on the first node.",
-        "#8c959f",
-        "#6e7681",
-    )
-}
-_LAST = {
+        "Starting", "From the allocation's start until hpcml ran on the first node.", "#8c959f", "#6e7681"
+    ),
+    "script": Part("Script, {unit} idle", "The script ran, and the {unit} was idle.", "#d29922", "#bb8009"),
     "useful": Part("Useful", "The {unit} was in use, while the script ran.", "#2da44e", "#238636"),
     "tail": Part(
         "Idle tail",
@@ -116,12 +110,14 @@ _LAST = {
     ),
     "unknown": Part("Not known", "The script ran, and there are no samples of that time.", "#dfe3e8", "#2b3138"),
 }
+_LAST = ("useful", "tail", "unknown")
 
 
 def parts_of(accounting: Accounting) -> dict[str, Part]:
     """Return all parts of the hours of a kind's runs, in the page's order."""
-    names = dict.fromkeys((*_FIRST, *(name for name in accounting.parts if name not in _LAST), *_LAST))
-    return {name: accounting.parts.get(name) or {**_FIRST, **_LAST}[name] for name in names}
+    before = [name for name in accounting.parts if name not in _LAST]
+    names = dict.fromkeys(("starting", *before, "script", *_LAST))
+    return {name: {**_PARTS, **accounting.parts}[name] for name in names}
 
 
 # -- the arithmetic --------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from hpcml import samples
+from hpcml.kinds.dask.samples import SCHEMA, DaskSample, Tasks
 from hpcml.node.sampling import gpus, sampler
 from hpcml.node.sampling.host import Host
 from hpcml.node.sampling.sampler import SampleFile, interval
@@ -333,6 +334,13 @@ def test_thinning_leaves_damaged_lines_out(tmp_path: Path) -> None:
     kept = thinned([line(HEADER), b"[1, 0.\n", b"[]\n", *(line(NodeSample(number)) for number in range(8))])
     assert kept[0] == line(HEADER)
     assert [json.loads(text)[0] for text in kept[1:]] == [0, 2, 4, 5, 6, 7]
+
+
+def test_thinning_takes_a_column_that_is_no_mean_as_it_is() -> None:
+    """Of a kind's own samples each second one goes, and the others stay as they were."""
+    rows = [line(DaskSample(float(number), Tasks(known=number))) for number in range(8)]
+    header = line(samples.header(SCHEMA, t=0.0, every=5.0))
+    assert thinned([header, *rows]) == [header, rows[0], rows[2], *rows[4:]]
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

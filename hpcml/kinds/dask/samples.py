@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcml.samples import Number, Schema
@@ -66,7 +65,7 @@ class DaskSample(NamedTuple):
     tasks: Tasks = Tasks()
     seconds: ThreadSeconds = ThreadSeconds()
     moved: Moved = Moved()
-    workers: Mapping[str, WorkerSample] = MappingProxyType({})  # by name
+    workers: Mapping[str, WorkerSample] = {}  # by name
 
 
 SCHEMA = Schema("dask", DaskSample, {"workers": WorkerSample})
