@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcml import subprocesses
+from hpcml import schedulers, subprocesses
 from hpcml.errors import CANCELLED, HpcmlError, NotFoundError, SiteError, SlurmUnreachableError
 from hpcml.request.record import Awaited
 from hpcml.runs import adoption, directories
@@ -34,6 +34,7 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
     """
     open_runs: dict[Awaited, None] = {}
     notes = []
+    here = schedulers.get(site.scheduler).ONE_MACHINE
     for one in asked:
         run = adoption.adopt(directories.find(folder, one.run))
         known = run_status.status(run)
@@ -50,12 +51,12 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
             raise NotFoundError("The run to wait for has no job", place=run.id, hint=known.hint or _again(run))
         if known.silent:
             raise SlurmUnreachableError(known.silent, transient=True, place=run.id, hint="Try again in some minutes.")
-        if run.submission.scheduler != site.scheduler or (site.scheduler == "slurm" and known.site != site.name):
+        if run.submission.scheduler != site.scheduler or (not here and known.site != site.name):
             where = "in an allocation" if run.submission.scheduler == "allocation" else f"on site {known.site}"
             what = f"A run on site {site.name} cannot wait for {run.id}, which is {where}"
             hint = f"Wait first: hpcml wait {run.id} && hpcml submit …"
             raise SiteError(what, place="--after", hint=hint)
-        if site.scheduler == "slurm" and records.planned(run).until_done:
+        if not here and records.planned(run).until_done:
             what = f"{run.id} goes on in several jobs (--until-done), and Slurm waits for one"
             hint = f"Wait first: hpcml wait {run.id} && hpcml submit …"
             raise SiteError(what, place="--after", hint=hint)
