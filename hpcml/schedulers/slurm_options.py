@@ -28,6 +28,7 @@ _AFTER = {"ok": "afterok", "any": "afterany", "fail": "afternotok"}
 # The job in hpcml's names: of the batch script's own node for itself alone, since a launcher says it on each node.
 _NODE = 'HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"'
 NAMES = f'{_NODE}; export HPCML_JOB="$SLURM_JOB_ID" HPCML_NODE_NAMES="$SLURM_JOB_NODELIST"'
+STAGE_MODES = ("copy", "sbcast")
 STARTS = '"${SLURM_RESTART_COUNT:-0}"'
 
 # A task of an array waits for no signal and runs once; its processes are no role.
@@ -83,6 +84,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         forget="scancel",
         may_put_back=_MAY_PUT_BACK,
         put_back=_PUT_BACK,
+        stage_modes=STAGE_MODES,
         memory=_of_node(site, request, name).memory,
         node_gpus=part.of if part.partial else 0,
         reasons=tuple(reasons),

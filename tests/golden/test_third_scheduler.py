@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import ast
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import hpcml
 from hpcml import schedulers, units
-from hpcml.errors import SiteError, UsageError
+from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.paths import SCRIPT, RunPaths
 from hpcml.plan import batch_script, plan
 from hpcml.request.record import RunRequest, measure
@@ -128,9 +129,10 @@ def pbs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(schema.CHOICES, "scheduler", (*schema.CHOICES["scheduler"], "pbs"))
 
 
-def planned(**asked: object) -> plan.Plan:
-    site = site_of({"scheduler": "pbs"})._replace(name="pbs")
-    request = {name: measure(name, value) if isinstance(value, str) else value for name, value in asked.items()}
+def planned(settings: Mapping[str, object] | None = None, **asked: object) -> plan.Plan:
+    site = site_of({"scheduler": "pbs", **(settings or {})})._replace(name="pbs")
+    request: dict[str, Any] = dict(asked)
+    request |= {name: measure(name, str(asked[name])) for name in ("time", "memory_per_node") if name in asked}
     job = RunRequest.of(Path("/home/alice/kmeans.py"), ("--k", "8"), Path("/home/alice"), **request)
     return plan.plan(site, job, plan.RunLocation(FOLDER, PYTHON, "0.0.0"))
 
@@ -157,6 +159,9 @@ def test_what_a_scheduler_lacks_is_refused_or_left_out() -> None:
         schedulers.other_jobs("pbs")
     with pytest.raises(SiteError, match="PBS has no --constraint"):
         planned(sbatch=(("--constraint", "gpu"),))
+    with pytest.raises(ConfigError, match="sbcast"):
+        planned({"runtime": {"stage": "sbcast"}}, image="/images/cpu.sif")
+    assert planned({"runtime": {"stage": "copy"}}, image="/images/cpu.sif").stage
 
 
 @pytest.mark.usefixtures("pbs")
