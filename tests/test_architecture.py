@@ -180,6 +180,15 @@ def test_what_is_asked_for_often_imports_little(command: list[str], tmp_path: Pa
     assert not loaded & {"dask", "distributed", "rich", "jinja2", "numpy", "cryptography", "tornado"}
 
 
+def test_slurm_s_variables_are_named_behind_the_seam_alone() -> None:
+    """Beside hpcml.schedulers by one module on the nodes, and by what a profile cites."""
+    files = [path for folder in ("hpcml", "templates") for path in (ROOT / folder).rglob("*") if path.is_file()]
+    texts = {path: path.read_text(encoding="utf-8") for path in files if path.suffix in (".py", ".sh", ".j2", ".toml")}
+    named = {str(path.relative_to(ROOT)) for path, text in texts.items() if re.search(r"SLURM[A-Z]*_[A-Z]", text)}
+    outside = {name for name in named if not name.startswith("hpcml/schedulers/")}
+    assert outside == {"hpcml/node/job.py", "hpcml/sites/profiles/vega.toml"}
+
+
 def test_every_value_in_a_template_passes_a_filter() -> None:
     environment = jinja2.Environment()  # noqa: S701 - only parsed
     for path in sorted((ROOT / "templates").glob("*.j2")):

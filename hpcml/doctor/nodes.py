@@ -31,7 +31,7 @@ from hpcml.plan.plan import ADAPTERS
 from hpcml.request.record import NOT_SAID, RunRequest
 from hpcml.runs import directories, handle, why
 from hpcml.runs import submit as submission
-from hpcml.schedulers import node_parts
+from hpcml.schedulers import partitions
 from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Partition
 from hpcml.units import Memory, TimeLimit
@@ -52,7 +52,7 @@ def request(loaded: LoadedSite, spec: RunRequest) -> tuple[LoadedSite, RunReques
     spec = schedulers.get(site.scheduler).with_variables(spec, loaded.is_from_this_call)
     name = spec.place.partition or site.defaults.partition
     partition = site.partitions.get(name, Partition())
-    there = node_parts.gpus_of_node(site, name, spec.changed(gpus_per_node=0, qos=spec.place.qos or site.defaults.qos))
+    there = partitions.gpus_of_node(site, name, spec.changed(gpus_per_node=0, qos=spec.place.qos or site.defaults.qos))
     gpus = min(1, there) if spec.size.gpus_per_node == NOT_SAID else spec.size.gpus_per_node
     pairs = tuple(schedulers.get(site.scheduler).gpu_directives(site, gpus, spec.size.gpu_type))
     plain = {name: one._replace(needs_gpus=False, gpus_per_node=0) for name, one in site.partitions.items()}

@@ -148,7 +148,7 @@ def stage(site: Site, image: str, layout: JobLayout) -> Stage | None:
     if not image or runtime.stage == "none":
         return None
     place = f"profile {site.name}: runtime"
-    if runtime.stage == "sbcast" and layout.one_machine:
+    if runtime.stage not in layout.stage_modes:
         raise ConfigError(
             "sbcast is Slurm's, and this site has none", place=f"{place}.stage", hint="Set it to 'copy' or 'none'."
         )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hpcml.schedulers import node_parts
+from hpcml.schedulers import partitions
 from hpcml.sites.schema import Partition, Site
 from hpcml.units import MEMORY_EXPONENT, parse_memory
 
@@ -48,7 +48,7 @@ def request(site: Site, directives: Sequence[tuple[str, str]], nodes: int, secon
     each_cpu, each_gpu = _memory(said.get("--mem-per-cpu", "")), _memory(said.get("--mem-per-gpu", ""))
     memory = _memory(said.get("--mem", "")) or cpus * each_cpu or gpus * each_gpu
     name, qos = said.get("--partition", ""), said.get("--qos", "")
-    whole = "--exclusive" in said or node_parts.gives_whole_nodes(site, name, qos)
+    whole = "--exclusive" in said or partitions.gives_whole_nodes(site, name, qos)
     if whole or (memory == 0 and "--mem" in said):  # --mem=0 is all of a node's
         memory = max(memory, int(partition.memory_per_node))
     if whole:

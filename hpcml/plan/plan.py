@@ -292,7 +292,7 @@ def _notices(site: Site, spec: RunRequest) -> tuple[str, ...]:
     )
     found = [text for text, applies in said if text and applies]
     found += _other_adapters(site, spec)
-    if spec.size.nodes >= _MANY_NODES and not spec.image and site.scheduler != "local":
+    if spec.size.nodes >= _MANY_NODES and not spec.image and not schedulers.get(site.scheduler).ONE_MACHINE:
         found.append(
             f"{spec.size.nodes} nodes import Python at once: on a shared file system an image is one file (--image)"
         )

@@ -240,7 +240,7 @@ def load(directory: Path) -> Run:
         submission = submission._replace(job=job, line="")
     if submission.pid and "scheduler" not in table.facts:
         submission = submission._replace(scheduler="local")
-    if submission.scheduler == "slurm":
+    if not (submission.pid or submission.directory):
         submission = submission._replace(run=directory.name)
     return Run(directory.name, paths, submission)
 

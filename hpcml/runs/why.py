@@ -23,7 +23,7 @@ from hpcml.runs import directories, handle, script_checks
 from hpcml.runs import status as run_status
 from hpcml.runs.directories import Table, complete
 from hpcml.runs.status import Status
-from hpcml.schedulers import limits
+from hpcml.schedulers import partitions
 from hpcml.sites import lookup
 from hpcml.sites.schema import Site
 from hpcml.units import Memory, TimeLimit, expand_hosts, format_memory_for_slurm
@@ -271,7 +271,9 @@ def _request(spec: dict[str, Any], nodes: int, site: Site) -> RunRequest:
 def _takes(site: Site, spec: RunRequest) -> bool:
     """Whether a partition takes a request: the one that was asked for, else any that the profile lists."""
     names = [spec.place.partition] if spec.place.partition or not site.partitions else list(site.partitions)
-    return any(not limits.misfit(site, name, spec) and not limits.doubtful_misfits(site, name, spec) for name in names)
+    return any(
+        not partitions.misfit(site, name, spec) and not partitions.doubtful_misfits(site, name, spec) for name in names
+    )
 
 
 def _cpus_in_plan(planned: Table) -> int:

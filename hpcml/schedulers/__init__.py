@@ -60,6 +60,7 @@ class JobLayout(NamedTuple):
     forget: str = ""  # cancels the job whose id follows
     may_put_back: str = ""  # has the job itself allowed back into the queue, where no other is taken
     put_back: str = ""  # puts the job back into the queue
+    stage_modes: tuple[str, ...] = ("copy",)  # the values of runtime.stage that can copy an image to the nodes
     memory: int = 0  # bytes that the job asks for of a node, 0 if not known
     node_gpus: int = 0  # GPUs of a node of which the job asks for some and their share, else 0
     one_machine: bool = False  # all nodes are this machine: hpcml keeps the time limit, and removes what a run leaves

@@ -163,6 +163,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         launchers={role.name: _launcher(site, request, role) for role in roles},
         nodes_word=str(spec.size.nodes),
         starts_word=slurm_options.STARTS,
+        stage_modes=slurm_options.STAGE_MODES,
         memory=int(spec.size.memory_per_node),
         reasons=("the nodes, their CPUs, memory and GPUs are those of the allocation",),
     )

@@ -13,7 +13,7 @@ from hpcml.kind import Role
 from hpcml.paths import SCRIPT
 from hpcml.request.options import OPTIONS
 from hpcml.request.record import NOT_SAID, RunRequest
-from hpcml.schedulers import JobLayout, JobRequest, Launcher, limits, node_parts
+from hpcml.schedulers import JobLayout, JobRequest, Launcher, partitions
 from hpcml.sites.schema import Partition, Qos, Site
 
 # Directives that a profile cannot have: by its comment a job is found again, and an array would run in one directory.
@@ -28,6 +28,7 @@ _AFTER = {"ok": "afterok", "any": "afterany", "fail": "afternotok"}
 # The job in hpcml's names: of the batch script's own node for itself alone, since a launcher says it on each node.
 _NODE = 'HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"'
 NAMES = f'{_NODE}; export HPCML_JOB="$SLURM_JOB_ID" HPCML_NODE_NAMES="$SLURM_JOB_NODELIST"'
+STAGE_MODES = ("copy", "sbcast")
 STARTS = '"${SLURM_RESTART_COUNT:-0}"'
 
 # A task of an array waits for no signal and runs once; its processes are no role.
@@ -53,12 +54,12 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     name = _partition(site, request, reasons, notices)
     directives = _directives(site, request, name, reasons, notices)
     notices += _on_shares(site, request, name, directives)
-    part = node_parts.of_request(site, name, request.spec)
+    part = partitions.node_part(site, name, request.spec)
     known_qos = {site.defaults.qos, *(partition.qos for partition in site.partitions.values()), *site.qos} - {""}
     qos = request.asked.place.qos
     if qos and qos not in known_qos and (near := nearest(qos, known_qos)):
         notices.append(f"QoS {qos} is not in the profile: did you mean {near}?")
-    qos = limits.qos_of(site, name, request.spec)
+    qos = partitions.qos_of(site, name, request.spec)
     if request.spec.attempts.several_jobs and site.qos.get(qos, Qos()).max_jobs == 1:
         anew = "after each attempt its job goes back into the queue, where it begins to wait anew"
         notices.append(f"QoS {qos} takes one job of yours: {anew}")
@@ -83,6 +84,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         forget="scancel",
         may_put_back=_MAY_PUT_BACK,
         put_back=_PUT_BACK,
+        stage_modes=STAGE_MODES,
         memory=_of_node(site, request, name).memory,
         node_gpus=part.of if part.partial else 0,
         reasons=tuple(reasons),
@@ -109,7 +111,7 @@ def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
         spec.size.cpus_per_node or partition.cpus_per_node,
         int(spec.size.memory_per_node or partition.memory_per_node),
     )
-    part = node_parts.of_request(site, name, spec)
+    part = partitions.node_part(site, name, spec)
     by_profile: tuple[str, ...] = ()
     # where partitions are listed, resources say what is wanted of their nodes, and else what a node has
     if asked.size.cpus_per_node == NOT_SAID and not (site.partitions and spec.size.cpus_per_node):
@@ -122,7 +124,7 @@ def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
 def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tuple[str, str], ...]) -> list[str]:
     """Return a note if a job asks for a part of a node, or for all of one whose GPUs nobody knows."""
     spec, said = request.spec, dict(directives)
-    part, own = node_parts.of_request(site, name, spec), _of_node(site, request, name)
+    part, own = partitions.node_part(site, name, spec), _of_node(site, request, name)
     if not part.gpus or (part.of and not part.partial):
         return []
     all_gpus = request._replace(spec=spec.changed(gpus_per_node=part.of or part.gpus))
@@ -154,34 +156,34 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
         if near := nearest(named, site.partitions):
             notices.append(f"partition {named} is not in the profile: did you mean {near}?")
     if asked or not site.partitions:
-        if misfit := limits.misfit(site, named, spec):
-            raise SiteError(misfit, place=f"profile {site.name}", hint=limits.way_out(site, named, spec))
-        notices += limits.doubtful_misfits(site, named, spec)
-        notices += node_parts.unused_gpus(site, named, spec)
+        if misfit := partitions.misfit(site, named, spec):
+            raise SiteError(misfit, place=f"profile {site.name}", hint=partitions.way_out(site, named, spec))
+        notices += partitions.doubtful_misfits(site, named, spec)
+        notices += partitions.unused_gpus(site, named, spec)
         return named
     in_order = sorted(site.partitions, key=lambda name: name != named)
     gpus_idle = not spec.size.gpus_per_node
-    with_gpus = [name for name in in_order if gpus_idle and node_parts.gpus_of_node(site, name, spec)]
+    with_gpus = [name for name in in_order if gpus_idle and partitions.gpus_of_node(site, name, spec)]
     none_asked = [f"Partition '{name}' has GPUs, and none is requested (--gpus-per-node)" for name in with_gpus]
     in_order.sort(key=lambda name: name in with_gpus)
-    misfits = {name: found for name in in_order if (found := limits.misfit(site, name, spec))}
+    misfits = {name: found for name in in_order if (found := partitions.misfit(site, name, spec))}
     fitting = [name for name in in_order if name not in misfits]
-    for candidate in sorted(fitting, key=lambda name: bool(limits.doubtful_misfits(site, name, spec))):
+    for candidate in sorted(fitting, key=lambda name: bool(partitions.doubtful_misfits(site, name, spec))):
         before = [misfits[name] for name in in_order[: in_order.index(candidate)] if name in misfits]
         passed_over = before if candidate in with_gpus else [*none_asked, *before]
         reasons += [f"partition {candidate}: the first that fits", *passed_over]
         if passed_over and named and candidate != named:
             notices.append(f"partition {candidate} is asked for, because: {passed_over[0]}")
-        notices += limits.doubtful_misfits(site, candidate, spec)
-        notices += node_parts.unused_gpus(site, candidate, spec)
+        notices += partitions.doubtful_misfits(site, candidate, spec)
+        notices += partitions.unused_gpus(site, candidate, spec)
         if candidate in with_gpus:
-            ways = limits.by_qos(site, [name for name in misfits if name not in with_gpus], spec)
+            ways = partitions.by_qos(site, [name for name in misfits if name not in with_gpus], spec)
             notices += [f"a partition without GPUs takes it too: {way}" for way in ways]
         return candidate
     texts = tuple(misfits.values())
     if len(texts) == 1:
-        raise SiteError(texts[0], place=f"profile {site.name}", hint=limits.way_out(site, named, spec))
-    ways = limits.by_qos(site, in_order, spec)
+        raise SiteError(texts[0], place=f"profile {site.name}", hint=partitions.way_out(site, named, spec))
+    ways = partitions.by_qos(site, in_order, spec)
     hint = f"Try {ways[0]}." if ways else "Ask for less."
     raise SiteError("No partition fits", place=f"profile {site.name}", hint=hint, quote=texts)
 

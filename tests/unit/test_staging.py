@@ -14,7 +14,7 @@ from hpcml.schedulers import JobLayout
 from hpcml.sites import schema
 from matrix import site_of
 
-CLUSTER, HERE = JobLayout(), JobLayout(one_machine=True)
+CLUSTER, HERE = JobLayout(stage_modes=("copy", "sbcast")), JobLayout(one_machine=True)
 
 
 def site(scheduler: str = "slurm", scratch: str = "", **runtime: Any) -> schema.Site:

@@ -60,7 +60,7 @@ if kill -0 "$driver" 2>/dev/null; then
   kill -KILL -- "-$driver" 2>/dev/null
 fi
 
-# The supervisor's own status counts: srun gives 1 for a step in which something ran out of memory.
+# The supervisor's own status counts: a launcher may give 1 for a step in which something ran out of memory.
 [ -s "$own" ] && read -r status <"$own"
 [ -e "$HPCML_RUN_DIR/events.jsonl" ] || [ "$status" = 74 ] || status=80   # not even the supervisor started: see logs/driver.log
 

@@ -78,12 +78,12 @@ if kill -0 "$driver" 2>/dev/null; then
   kill -KILL -- "-$driver" 2>/dev/null
 fi
 
-# The supervisor's own status counts: srun gives 1 for a step in which something ran out of memory.
+# The supervisor's own status counts: a launcher may give 1 for a step in which something ran out of memory.
 [ -s "$own" ] && read -r status <"$own"
 [ -e "$HPCML_RUN_DIR/events.jsonl" ] || [ "$status" = 74 ] || status=80   # not even the supervisor started: see logs/driver.log
 
 # Scheduler and workers have ended by now, told by the supervisor; what has not is killed.
-# srun that is told to end kills its tasks: without a supervisor they would hold their nodes for Slurm's own KillWait.
+# A launcher that is told to end kills its tasks: without a supervisor they would hold their nodes.
 kill -TERM "$scheduler" "$worker" 2>/dev/null
 for _ in {1..30}; do kill -0 "$scheduler" 2>/dev/null || kill -0 "$worker" 2>/dev/null || break; sleep 0.1; done
 kill -KILL -- "-$scheduler" "-$worker" 2>/dev/null

@@ -52,7 +52,8 @@ echo "$this_job" >"$attempt/begun"
 # A job that was put back into the queue finds the one that waits for it. Where no other job is taken, this one is put back.
 if [ "$HPCML_ATTEMPT" -lt 3 ] && [ ! -L "$HPCML_RUN_DIR/next-job" ]; then
   if next=$(for name in "${!SLURM_@}"; do [ "$name" = SLURM_CONF ] || unset "$name"; done; timeout 60 sbatch --parsable --begin=now --dependency="afterany:$this_job" "$HPCML_RUN_DIR/job.sh"); then ln -sn "${next%%;*}" "$HPCML_RUN_DIR/next-job"
-  elif timeout 60 scontrol update jobid="$this_job" requeue=1; then ln -sn "$this_job" "$HPCML_RUN_DIR/next-job"; fi
+  elif timeout 60 scontrol update jobid="$this_job" requeue=1; then ln -sn "$this_job" "$HPCML_RUN_DIR/next-job"
+  fi
 fi
 # However this script ends: the job that waits becomes the run's when it begins, or it is not wanted.
 hand_over() {
@@ -97,12 +98,12 @@ if kill -0 "$driver" 2>/dev/null; then
   kill -KILL -- "-$driver" 2>/dev/null
 fi
 
-# The supervisor's own status counts: srun gives 1 for a step in which something ran out of memory.
+# The supervisor's own status counts: a launcher may give 1 for a step in which something ran out of memory.
 [ -s "$own" ] && read -r status <"$own"
 [ -e "$HPCML_RUN_DIR/events.jsonl" ] || [ "$status" = 74 ] || status=80   # not even the supervisor started: see logs/driver.log
 
 # Scheduler and workers have ended by now, told by the supervisor; what has not is killed.
-# srun that is told to end kills its tasks: without a supervisor they would hold their nodes for Slurm's own KillWait.
+# A launcher that is told to end kills its tasks: without a supervisor they would hold their nodes.
 kill -TERM "$scheduler" "$worker" 2>/dev/null
 for _ in {1..30}; do kill -0 "$scheduler" 2>/dev/null || kill -0 "$worker" 2>/dev/null || break; sleep 0.1; done
 kill -KILL -- "-$scheduler" "-$worker" 2>/dev/null

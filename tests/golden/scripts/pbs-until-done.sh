@@ -1,0 +1,101 @@
+#!/bin/bash
+#PBS -N kmeans
+#PBS -l select=4:ncpus=16:mem=32768mb
+#PBS -l place=scatter
+#PBS -r n
+#PBS -j oe
+#PBS -o /scratch/alice/runs/third-20261121-074500-1a2b/logs/job.log
+#PBS -l walltime=00:30:00
+# hpcml 0.0.0: run third-20261121-074500-1a2b on site pbs.
+# Scheduler and driver share the first node with its workers; a worker task runs on every node. Phases, deadlines and
+# teardown are in `python -m hpcml.node`; this script's exit status is the driver's.
+set -u
+umask 077
+unset "${!HPCML_@}"   # those of another run, or of the shell from which a person submits
+export HPCML_RUN_DIR=/scratch/alice/runs/third-20261121-074500-1a2b
+export HPCML_ATTEMPT=0 HPCML_RESTARTS=3 HPCML_NODES=4 HPCML_GPUS=0
+HPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before
+# This script is the scheduler's own copy: what else is run comes from that folder, which may have been replaced meanwhile.
+if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi
+# Attempts follow one another: under a scheduler each is a job, and the next one waits in the queue while this one runs.
+HPCML_ATTEMPT=0; while [ -e "$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT" ]; do HPCML_ATTEMPT=$((HPCML_ATTEMPT + 1)); done
+[ "$(readlink "$HPCML_RUN_DIR/next-job")" != "$PBS_JOBID" ] || mv -T "$HPCML_RUN_DIR/next-job" "$HPCML_RUN_DIR/job"
+# A run is one job: the first that leaves its id here, and the same one when it starts again. A link has its text at once.
+this_job="$PBS_JOBID"; ln -sn "$this_job" "$HPCML_RUN_DIR/job" 2>/dev/null; job=$(readlink "$HPCML_RUN_DIR/job")
+if [ -n "$job" ] && [ "$job" != "$this_job" ]; then
+  echo "This run is job $job, so job $this_job changes nothing in it; to run it again: hpcml rerun" third-20261121-074500-1a2b >&2
+  exit 64
+fi
+if [ "$HPCML_ATTEMPT" -gt 20 ]; then echo "hpcml: no other attempt begins: --max-restarts" 20 >&2; exit 64; fi
+attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
+# write_end EXIT_STATUS PHASE MESSAGE HINT: the run's end where no supervisor can write it, into a file that is there already: the
+# disk may be full.
+json_text() { printf %s "$1" | tr '\n\t' '  ' | tr -d '[:cntrl:]' | sed 's/[\\"]/\\&/g'; }
+write_end() {
+  mkdir -p "$HPCML_RUN_DIR/reserve" 2>/dev/null
+  printf '{"over": true, "state": "FAILED", "time": %s, "attempt": %s, "exit_status": %s, "phase": "%s", "by": "hpcml", "message": "%s", "hint": "%s", "quote": []}' \
+    "$(date +%s.%3N)" "$HPCML_ATTEMPT" "$1" "$2" "$(json_text "$3")" "$(json_text "$4")" \
+    1<>"$HPCML_RUN_DIR/reserve/0" && mv "$HPCML_RUN_DIR/reserve/0" "$HPCML_RUN_DIR/status.json"
+}
+said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" 2>&1) || {
+  echo "$said" >&2
+  write_end 74 allocated "the run's directory cannot be written: $(printf %s "$said" | tail -n 1)" \
+    "Is the disk full, or the quota used up? Free some space, or keep runs elsewhere (--set paths.runs=…); then submit again."
+  exit 74
+}
+
+echo "$this_job" >"$attempt/begun"
+# A job that was put back into the queue finds the one that waits for it. Where no other job is taken, this one is put back.
+if [ "$HPCML_ATTEMPT" -lt 20 ] && [ ! -L "$HPCML_RUN_DIR/next-job" ]; then
+  if next=$(qsub -W depend=afterany:"$this_job" "$HPCML_RUN_DIR/job.sh"); then ln -sn "${next%%;*}" "$HPCML_RUN_DIR/next-job"
+  fi
+fi
+# However this script ends: the job that waits becomes the run's when it begins, or it is not wanted.
+hand_over() {
+  local next; next=$(readlink "$HPCML_RUN_DIR/next-job") || return
+  if [ ! -e "$attempt/continue" ]; then
+    rm -f "$HPCML_RUN_DIR/next-job"; [ "$next" = "$this_job" ] || qdel "$next"
+  fi
+}
+trap hand_over EXIT
+# What the script is given back, which step.sh keeps from hpcml's own processes in part.
+export HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1
+export PYTHONPATH="$HPCML_RUN_DIR/lib.zip${PYTHONPATH:+:$PYTHONPATH}"
+
+HPCML_NODE="$(hostname -s)"; export HPCML_JOB="$PBS_JOBID"
+HPCML_NODE_NAMES="$(awk '!seen[$0]++' "$PBS_NODEFILE" | paste -sd,)"; export HPCML_NODE_NAMES
+set -m   # each step is a process group of its own, and can be ended whole
+mpiexec  -n 1 -ppn 1 /bin/sh -c 'export HPCML_NODE="$(hostname -s)"; exec "$@" >>"$HPCML_RUN_DIR/logs/scheduler.log" 2>&1' sh \
+  /bin/sh /scratch/alice/runs/third-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.node scheduler </dev/null & scheduler=$!
+mpiexec  -n 4 -ppn 1 /bin/sh -c 'export HPCML_NODE="$(hostname -s)"; exec "$@" >>"$HPCML_RUN_DIR/logs/worker-$HPCML_NODE.log" 2>&1' sh \
+  /bin/sh /scratch/alice/runs/third-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -P -m hpcml.node worker </dev/null & worker=$!
+export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps' end
+mpiexec  -n 1 -ppn 1 /bin/sh -c 'export HPCML_NODE="$(hostname -s)"; exec "$@" >>"$HPCML_RUN_DIR/logs/driver.log" 2>&1' sh \
+  /bin/sh /scratch/alice/runs/third-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -P -m hpcml.node driver </dev/null & driver=$!
+set +m   # or `wait` would return when the job is suspended
+
+# The supervisor in the driver's step looks for these files. A trapped signal also interrupts `wait`, and of two at once the
+# second ends the next `wait` without its trap: so the loop asks whether the step has ended.
+trap ': >"$attempt/time-limit"' USR1
+trap ': >"$attempt/terminate"' TERM INT HUP
+trap : CONT   # the supervisor's last act, after its status
+own="$attempt/exit/driver@${HPCML_NODE:-local}"
+status=127
+while wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; kill -0 "$driver" 2>/dev/null && [ ! -s "$own" ]; do :; done
+# A step whose supervisor has ended may be stopped (SIGSTOP): it has half a minute.
+for _ in {1..600}; do kill -0 "$driver" 2>/dev/null || break; sleep 0.05; done
+if kill -0 "$driver" 2>/dev/null; then
+  echo "hpcml: the script's step did not end after its supervisor, and was killed: was it stopped (SIGSTOP)?" >&2
+  kill -KILL -- "-$driver" 2>/dev/null
+fi
+
+# The supervisor's own status counts: a launcher may give 1 for a step in which something ran out of memory.
+[ -s "$own" ] && read -r status <"$own"
+[ -e "$HPCML_RUN_DIR/events.jsonl" ] || [ "$status" = 74 ] || status=80   # not even the supervisor started: see logs/driver.log
+
+# Scheduler and workers have ended by now, told by the supervisor; what has not is killed.
+# A launcher that is told to end kills its tasks: without a supervisor they would hold their nodes.
+kill -TERM "$scheduler" "$worker" 2>/dev/null
+for _ in {1..30}; do kill -0 "$scheduler" 2>/dev/null || kill -0 "$worker" 2>/dev/null || break; sleep 0.1; done
+kill -KILL -- "-$scheduler" "-$worker" 2>/dev/null
+exit "$status"
