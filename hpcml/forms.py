@@ -38,7 +38,7 @@ class Form(StrEnum):
 class Traits(NamedTuple):
     """What depends on the form."""
 
-    title: str  # its name in a sentence
+    title: str = "the script"  # its name in a sentence
     is_script: bool = True  # the user submitted it: it is checked, copied and can be a sweep's
     has_code: bool = True  # code of the user's runs in it and in its tasks
     is_main: bool = False  # tasks find its functions in __main__
@@ -47,13 +47,13 @@ class Traits(NamedTuple):
 
 
 _TRAITS = {
-    Form.SCRIPT: Traits("the script", is_main=True),
-    Form.MODULE: Traits("the script", is_main=True),
-    Form.NOTEBOOK: Traits("the script", packages=("nbclient", "nbformat", "ipykernel"), socket_room=38),
-    Form.PROGRAM: Traits("the program"),
+    Form.SCRIPT: Traits(is_main=True),
+    Form.MODULE: Traits(is_main=True),
+    Form.NOTEBOOK: Traits(packages=("nbclient", "nbformat", "ipykernel"), socket_room=38),
+    Form.PROGRAM: Traits(),
     Form.JUPYTER: Traits("JupyterLab", is_script=False, packages=("jupyterlab",), socket_room=38),
     Form.FABRIC: Traits("the check", is_script=False, has_code=False),
     Form.DOCTOR: Traits("the check", is_script=False, has_code=False),
-    Form.MAP: Traits("the map", is_script=False, has_code=False),
-    Form.ELASTIC: Traits("the cluster", is_script=False, has_code=False),
+    Form.MAP: Traits(is_script=False, has_code=False),
+    Form.ELASTIC: Traits(is_script=False, has_code=False),
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from hpcml import files, kinds
+from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.paths import SCRIPT
 from hpcml.runs import directories
@@ -90,7 +91,8 @@ def _past(status: Status) -> list[_Line]:
     """Return what is over or noted of a run, but for its own end."""
     nodes, reported, cluster = status.allocation.nodes, status.progress, status.cluster
     nodes = nodes if len(nodes) <= 8 else (*nodes[:4], f"… {len(nodes)} in all")
-    script = "JupyterLab starts" if status.planned.service == "jupyter" else "the script runs"
+    form = status.planned.form
+    script = f"{form.traits.title} {'starts' if form is Form.JUPYTER else 'runs'}"
     first, *others = kinds.get(status.planned.kind).startup
     runtime = "image" if status.planned.in_image else "python"
     is_open = "open to whoever reaches it" in cluster.security

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hpcml import files, schedulers, subprocesses
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
+from hpcml.forms import Form
 from hpcml.remote import routes
 from hpcml.remote.answers import MalformedError, Relay, RunFacts, Service, service_of
 from hpcml.remote.ssh import options
@@ -71,7 +72,7 @@ def service(run: directories.Run, name: str) -> Service:
     if name in now:
         return now[name]
     hint = f"It has: {', '.join(now)}." if now else f"Look at it: hpcml status {run.id}."
-    has_jupyter = run_record.planned(run).service == "jupyter"
+    has_jupyter = run_record.planned(run).form is Form.JUPYTER
     if name == "jupyter" and not has_jupyter:
         raise NotFoundError(
             "The run is not a JupyterLab session", place=run.id, hint=f"Start one: hpcml jupyter. {hint}"

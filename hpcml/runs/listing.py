@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import hpcml
 from hpcml import files, schedulers
 from hpcml.errors import SlurmUnreachableError, StorageError
+from hpcml.forms import Form
 from hpcml.request.record import Awaited
 from hpcml.runs import directories
 from hpcml.runs import record as records
@@ -28,6 +29,7 @@ _DEFAULTS = Status("").fields()
 _FORM = " ".join(("hpcml", hpcml.__version__, *_DEFAULTS))  # another version reads all runs again
 _FROM_JSON: dict[str, Callable[[Any], object]] = {
     **{name: tuple for name, default in _DEFAULTS.items() if isinstance(default, tuple)},
+    "form": Form.read,
     "after": lambda value: tuple(Awaited(*one) for one in value),
     "clocks": lambda value: {node: tuple(clock) for node, clock in value.items()},
 }

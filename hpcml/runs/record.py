@@ -27,7 +27,7 @@ class Planned(NamedTuple):
     scheduler: str = "local"  # a name in hpcml.schedulers
     kind: str = "dask"  # a name in hpcml.kinds
     image: str = ""  # path of the Apptainer image that the roles run in, empty without one
-    service: str = ""  # a program of hpcml's in the place of a script, as "jupyter"
+    form: Form = Form.SCRIPT  # what it starts
     node_count: int = 0  # nodes that it asked for
     expected: int = 0  # workers on all nodes together
     time_limit: int = 0  # seconds of one attempt, 0 without a limit
@@ -84,7 +84,7 @@ def planned(run: directories.Run) -> Planned:
             scheduler=plan.get("scheduler", str, "local"),
             kind=_kind(inside.get("kind", str, "dask")),
             image=job.get("image", str, ""),
-            service=Form.read(code.get("form", str, "")).service,
+            form=Form.read(code.get("form", str, "")),
             node_count=job.get("nodes", int, 0),
             expected=job.get("nodes", int, 0) * workers.get("per_node", int, 0),
             time_limit=job.get("time_limit", int, 0),

@@ -23,6 +23,7 @@ from hpcml.errors import (
 )
 from hpcml.failures import rules
 from hpcml.failures.end import SLURM, End
+from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.paths import SCRIPT
 from hpcml.request.record import Awaited
@@ -199,13 +200,13 @@ class Status(NamedTuple):
     def as_json(self) -> dict[str, object]:
         """Return the status as a JSON-ready mapping, without the groups."""
         values = {"run": self.run, "state": self.state, "seconds": self.seconds(), **self.fields()}
-        values["in_image"] = self.planned.in_image
+        values |= {"in_image": self.planned.in_image, "service": self.planned.form.service}
         return {name: value for name, value in values.items() if name not in _NOT_PRINTED}
 
 
 GROUPS = tuple(name for name, default in Status._field_defaults.items() if hasattr(default, "_fields"))
 GROUP_BY_FIELD = {field: group for group in GROUPS for field in Status._field_defaults[group]._fields}
-_NOT_PRINTED = ("ended_as", "scheduler", "image", "time_limit", "after", "restart")
+_NOT_PRINTED = ("ended_as", "form", "scheduler", "image", "time_limit", "after", "restart")
 
 
 def status(run: directories.Run, known: JobState | None = None, *, ask: bool = True) -> Status:
@@ -278,7 +279,7 @@ def _from_files(run: directories.Run) -> Status:
     if end := record.end:
         current = _with_end(current, end)
     if (
-        current.planned.service == "jupyter"
+        current.planned.form is Form.JUPYTER
         and current.phase == "running"
         and (node := records.jupyter_node(run.paths))
     ):
@@ -323,7 +324,7 @@ def _after(current: Status, event: Event) -> Status:
         case "driver-started":
             return current.changed(phase="running")
         case "time-limit-near":
-            pages = current.planned.service == "jupyter"
+            pages = current.planned.form is Form.JUPYTER
             effect = "open pages are told to save" if pages else "hpcml.run.should_stop() is true now"
             return current.changed(hint=f"The time limit is near: {effect}.")
     return current
@@ -331,7 +332,7 @@ def _after(current: Status, event: Event) -> Status:
 
 def _message(current: Status) -> str:
     """Return what a run waits for before its script starts, and that this runs."""
-    script = "JupyterLab" if current.planned.service == "jupyter" else "the script"
+    script = current.planned.form.traits.title
     kind, times = kinds.get(current.planned.kind), current.progress.times
     if current.phase == "running":
         count, expected = current.cluster.workers, current.planned.expected
