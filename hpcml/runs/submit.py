@@ -30,8 +30,6 @@ from hpcml.terminal import note
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
-# What the run's Python must have for JupyterLab, and for a notebook in the place of a script.
-
 
 class Prepared(NamedTuple):
     """A request on a site, its plan and script, with nothing written yet; ``notes`` are what its user should know.
