@@ -170,10 +170,9 @@ def _follow(state: RunState, processes: Processes, script: RunningScript) -> End
         if time.monotonic() > kill_at:
             script.kill()
     state.events.write("driver-ended", exit_status=status)
-    if must_end is None and status:  # on its own, or because it was quicker than the supervisor
+    if must_end is None and not script.out_of_memory(status):  # on its own, or quicker than the supervisor
         state.end_requests.look_again()
-        killed = script.killed_by_others(status) and not script.out_of_memory(status)
-        must_end = state.end_requests.asked(state.phase) if status == errors.STOPPED or killed else None
+        must_end = state.end_requests.asked(state.phase)
     return _end_of(state, script, status, must_end)
 
 

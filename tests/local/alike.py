@@ -14,13 +14,13 @@ Found = Mapping[str, Mapping[str, Any]]
 
 SCRIPT = ("HPCML_*", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONINSPECT", "PYTHONFAULTHANDLER", "DASK_*", "NCCL_DEBUG*", "UCX_LOG_LEVEL",
           "SLURM*", "SRUN_*", "RLIMIT_RSS", "PS1", "_", "path", "main", "hash", "warnings", "faulthandler", "signals of forks")  # fmt: skip
-TASKS = ("DASK_*", "PYTHONHASHSEED", "*_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_", "NCCL_DEBUG*", "UCX_LOG_*", "SLURM*", "_",
-         "safe_path", "hash_randomization", "hash", "garbage", "output", "oom_score_adj", "host", "path", "main")  # fmt: skip
+TASKS = ("DASK_*", "PYTHONHASHSEED", "*_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_", "NCCL_DEBUG*", "UCX_LOG_*", "SLURM*",
+         "HPCML_NODE", "_", "safe_path", "hash_randomization", "hash", "garbage", "output", "oom_score_adj", "host", "path", "main")  # fmt: skip
 INHERITED = ("__DASK_PARENT_PID", "dask.config.distributed.comm.*", "dask.config.distributed.nanny.environ.*",
              "dask.config.scheduler-address", "dask.config.temporary-directory")  # fmt: skip
 # Of the first two lists, what workers of a LocalCluster have as those of a run.
 ALIKE = ("hash", "hash_randomization", "warnings", "host", "PYTHONHASHSEED", "*_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_")
-WORKERS = ("NCCL_DEBUG_FILE", "UCX_LOG_FILE", "SLURM*", "host", "path")
+WORKERS = ("NCCL_DEBUG_FILE", "UCX_LOG_FILE", "SLURM*", "HPCML_NODE", "host", "path")
 
 
 def differences(found: Found, script: Iterable[str] = SCRIPT) -> list[str]:

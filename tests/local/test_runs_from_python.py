@@ -43,7 +43,7 @@ def then(after: object) -> hpcml.RunHandle:
 
 def test_runs_that_wait_for_each_other() -> None:
     before = until_told(0, "--k", 8)
-    second, never, dropped = until_told(0, after=before), then(f"{before.id}:fail"), then(before)
+    second, never, dropped = until_told(1, after=before), then(f"{before.id}:fail"), then(before)
     third = then([f"{second.id}:fail", f"{never.id}:any"])
     for one in (second, never):
         assert (one.state, one.status().phase) == ("PENDING", "queued")

@@ -143,17 +143,23 @@ def test_a_script_that_has_saved_stopped_at_the_time_limit(
 
 
 @pytest.mark.parametrize(
-    "end", [f"raise SystemExit({errors.STOPPED})", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"]
+    ("end", "status"),
+    [
+        (f"raise SystemExit({errors.STOPPED})", errors.CANCELLED),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", errors.CANCELLED),
+        ("raise SystemExit(1)", errors.CANCELLED),
+        ("", 0),
+    ],
 )
 def test_a_script_that_saw_the_end_first_is_told_as_what_it_was(
-    end: str, cluster: Broken, monkeypatch: pytest.MonkeyPatch
+    end: str, status: int, cluster: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It saved, or was killed in its save, before the supervisor had looked: no other attempt follows a cancellation."""
+    """It ended before the supervisor had looked: the run is cancelled, and no other attempt follows."""
     touched = str(cluster.context.attempt.terminate)
     code = f"open({touched!r}, 'w').close()\n{end}\n"
     monkeypatch.setattr(supervisor, "_must_end", lambda *_: None)
     outcome = end_of(cluster, None, code, monkeypatch)
-    assert (outcome.exit_status, outcome.by) == (errors.CANCELLED, "user")
+    assert (outcome.exit_status, outcome.state) == (status, "CANCELLED")
 
 
 SAYS = """
