@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -175,6 +176,10 @@ def test_output_passes_byte_for_byte(well: Well) -> None:
     """Bytes that are no text, long lines, progress bars, no line break at the end; one line is hpcml's."""
     note, _, output = well.done.stdout.partition(b"\n")
     assert note.startswith(b"hpcml: LocalCluster(n_workers=1, processes=False, dashboard_address=None) in line 34: ")
+    # A LocalCluster may log while it closes that a worker's connection is closed.
+    output = re.sub(
+        rb"\A\d{4}-[^\n]* - distributed\.batched - INFO - .*?CommClosedError\n", b"", output, flags=re.DOTALL
+    )
     assert output == b"780\n" + bytes(range(256)) * 4000 + b"\xff\0\r 50%\r 99%"
 
 
