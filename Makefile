@@ -35,7 +35,7 @@ test-busy: $(ENVIRONMENT)  ## make test beside four busy loops, as on a slow mac
 test-slurms: $(ENVIRONMENT)  ## the core scenarios of the lab on each version of Slurm that it has (root)
 	@$(BIN)/python tests/run_tiers.py slurm-own slurm-24.11 slurm-26.05
 
-check: $(ENVIRONMENT)  ## ruff, mypy, the import contracts and the planted faults' lines
+check: $(ENVIRONMENT)  ## ruff, mypy, the import contracts, words that are out, and the planted faults' lines
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

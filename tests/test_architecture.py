@@ -17,6 +17,7 @@ from hpcml import assets
 from hpcml.kind import Kind
 from hpcml.kinds import KINDS
 from hpcml.plan import batch_script
+from tests import words
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hpcml"
@@ -258,3 +259,16 @@ def _constant(path: Path, name: str) -> str:
 
 NO_START = ("node.sweep.server",)  # argv of a point, which is a fork
 NO_SERVER = ("runs.handle",)  # a NamedTuple
+
+
+def test_words_that_are_out_are_used_nowhere_else() -> None:
+    """docs/words.md has the words, and words_allowed.json the files that may still use them."""
+    allowed = json.loads(words.ALLOWED.read_text(encoding="utf-8"))
+    better = words.words_out()
+    problems = [
+        f"{path}: {word!r}: write {better[word]!r} (docs/words.md)"
+        for word, paths in words.find_words().items()
+        for path in paths
+        if path not in allowed.get(word, ())
+    ]
+    assert not problems, "\n".join(problems)

@@ -7,7 +7,7 @@
 
 The tiers run by tests/run_tiers.py (the tier lab needs root). Processor time is what the whole machine was busy, without the
 loops: a run's processes are not all children of the tests. Figures of the same tiers and as many loops are replaced in the
-file, others stay in it. `python3 tests/bench/tables.py` then puts the table into README.md.
+file, others stay in it. `python3 tests/bench/tables.py` then puts the table into docs/benchmarks/cpu.md.
 """
 
 from __future__ import annotations

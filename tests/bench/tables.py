@@ -36,16 +36,30 @@ def _bringup(document: dict[str, Any]) -> str:
     return bringup.table(document["runs"], document)
 
 
+def _startup(document: dict[str, Any]) -> str:
+    lines = ["| command | processor time | on the clock | allowed |", "|---|---|---|---|"]
+    for command, figures in document["ratios"].items():
+        cells = [
+            f"{middle:.2f} ({low:.2f} to {high:.2f})" for low, middle, high in (figures["processor"], figures["clock"])
+        ]
+        lines.append(f"| `{command}` | {' | '.join(cells)} | {figures['at_most'] or ''} |")
+    machine = document["machine"]
+    facts = f"{document['date']}, {machine['cores']} cores, {machine['python']}; `{document['command']}`"
+    return "\n".join([*lines, "", facts])
+
+
 # Page, name of the place in it, file of figures, and what writes them as Markdown.
 PLACES: tuple[tuple[Path, str, Path, Callable[[dict[str, Any]], str]], ...] = (
     (ROOT / "docs/first-run.md", "newcomer", newcomer.FIGURES, newcomer.table),
     (ROOT / "docs/images.md", "start", FIGURES / "image-start.json", image_start.table),
     (ROOT / "docs/images.md", "wheels", FIGURES / "image-wheels.json", image_wheels.table),
     (ROOT / "docs/images.md", "bring-up", FIGURES / "bringup-image.json", bringup.inside_or_outside),
-    (ROOT / "tests/bench/README.md", "bring-up", FIGURES / "bringup.json", _bringup),
-    (ROOT / "tests/bench/README.md", "bring-up inside", FIGURES / "bringup-image.json", _bringup),
-    (ROOT / "tests/bench/README.md", "bring-up in an allocation", FIGURES / "bringup-allocation.json", _bringup),
-    (ROOT / "tests/bench/README.md", "listing", FIGURES / "listing.json", listing.table),
+    (FIGURES / "cpu.md", "startup", FIGURES / "startup.json", _startup),
+    (FIGURES / "cpu.md", "startup on a disk", FIGURES / "startup-disk.json", _startup),
+    (FIGURES / "cpu.md", "bring-up", FIGURES / "bringup.json", _bringup),
+    (FIGURES / "cpu.md", "bring-up inside", FIGURES / "bringup-image.json", _bringup),
+    (FIGURES / "cpu.md", "bring-up in an allocation", FIGURES / "bringup-allocation.json", _bringup),
+    (FIGURES / "cpu.md", "listing", FIGURES / "listing.json", listing.table),
     (
         ROOT / "docs/upstream/README.md",
         "spilling",
@@ -54,10 +68,10 @@ PLACES: tuple[tuple[Path, str, Path, Callable[[dict[str, Any]], str]], ...] = (
     ),
     (ROOT / "docs/upstream/README.md", "closing", FIGURES / "upstream-close.json", upstream.closing),
     (ROOT / "docs/choosing.md", "many nodes", thousand.FIGURES, thousand.page),
-    (ROOT / "tests/bench/README.md", "thousand", thousand.FIGURES, thousand.table),
-    (ROOT / "tests/bench/README.md", "suite", suite.FIGURES, suite.table),
-    (ROOT / "tests/bench/README.md", "sampling", FIGURES / "sampling.json", sampling.table),
-    (ROOT / "tests/bench/README.md", "report", FIGURES / "report.json", report.table),
+    (FIGURES / "cpu.md", "thousand", thousand.FIGURES, thousand.table),
+    (FIGURES / "cpu.md", "suite", suite.FIGURES, suite.table),
+    (FIGURES / "cpu.md", "sampling", FIGURES / "sampling.json", sampling.table),
+    (FIGURES / "cpu.md", "report", FIGURES / "report.json", report.table),
 )
 
 

@@ -626,7 +626,7 @@ def of_crowd(row: Facts) -> list[str]:
 
 def of_ops(row: Facts) -> list[list[str]]:
     return [
-        [f"{row['nodes']} × {row['each']}", name.replace("-", ": "), phase]
+        [f"{row['nodes']} × {row['each']}", name.replace("-", ": "), phase.replace("bring-up", "startup")]
         + [f"{counts.get(place, 0):,}" for place in ("environment", "run", "node")]
         + [f"{counts.get('environment read', 0) / 1e6:.1f} MB"]
         for name, phases in row["calls"].items()

@@ -35,7 +35,7 @@ WAYS = ("svd: as published", "svd: floats of a 32nd of the GPU", "array: as publ
         "join: as published", "join: direct, 1 to a worker")  # fmt: skip
 LAST = "no rate measured"
 JOB = ": the job"  # a headline by the workload, in its own way
-# Searches that do not say themselves (figure "kernels") how they began, by their documents' dates: docs/benchmarks/README.md.
+# Searches that do not say themselves (figure "kernels") how they began, by their documents' dates: docs/benchmarks/gpu.md.
 KERNELS = {"2026-11-23T21:18:45+00:00": "new machine", "2026-11-23T21:22:43+00:00": "kernels kept",
            "2026-11-22T02:40:48+00:00": "kernels kept", "2026-11-22T08:19:40+00:00": "kernels kept",
            "2026-11-22T08:38:56+00:00": "new machine"}  # fmt: skip

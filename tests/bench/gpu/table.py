@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Turn docs/benchmarks/gpu-*.json into the tables of docs/benchmarks/README.md, between its markers.
+"""Turn docs/benchmarks/gpu-*.json into the page docs/benchmarks/gpu.md and its summary in README.md, between their markers.
 
-python3 tests/bench/gpu/table.py            write the page
-python3 tests/bench/gpu/table.py --check    exit 1 if the page does not show what the files hold
+python3 tests/bench/gpu/table.py            write both pages
+python3 tests/bench/gpu/table.py --check    exit 1 if a page does not show what the files hold
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,96 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from results import SECTIONS, Document, Result, read
 
 FOLDER = Path(__file__).resolve().parents[3] / "docs/benchmarks"
-PAGE = FOLDER / "README.md"
 BEGIN, END = "<!-- gpu tables: begin (tests/bench/gpu/table.py) -->", "<!-- gpu tables: end -->"
 NOTHING = "No figures yet: nobody has run [tests/bench/gpu](../../tests/bench/gpu/README.md) and left its files here."
+BUDGET = re.compile(r"skipped: \d+ s are left")  # not tried for lack of time: not a result
+LINE = 120  # characters of a line of text
 LONGEST = 160  # characters of an error in a table
+
+# What each section shows, and how to read its table.
+NOTES: dict[str, tuple[str, str]] = {
+    "smoke": ("RAPIDS works: imports, a computation, UCX.", ""),
+    "kernels": (
+        "The first call of an operation compiles its CUDA kernel.",
+        "CuPy keeps compiled kernels in a folder: the first two rows differ by that folder. "
+        "Reductions that CuPy gives to CUB (*counts*) take seconds each.",
+    ),
+    "topology": ("What hpcml's probe reports of a node.", ""),
+    "verdict": (
+        "What hpcml reports of the interconnect: with NVLink, with TCP forced, and where RDMA is required and missing.",
+        "",
+    ),
+    "kmeans": (
+        "k-means gives the same clusters on CPUs and on GPUs.",
+        "Four million rows are too few to compare speed: most of a first fit is compiling, loading kernels and NCCL's start.",
+    ),
+    "auth": (
+        "Nobody connects without the run's key; what the key costs in throughput.",
+        "The column *plain, without the progress thread* is UCX as Dask starts it.",
+    ),
+    "bringup": (
+        "Time from the job's start until the script has all workers, against a batch script by hand.",
+        "*usable*: the script's client has seen all workers. hpcml's time includes authentication and the check of the "
+        "interconnect; *no check* and *tls, no check* show their cost.",
+    ),
+    "merge": (
+        "A merge of two tables on hpcml and on a LocalCUDACluster with the same memory pool.",
+        "Over TCP hpcml encrypts and LocalCUDACluster does not: do not compare those rows.",
+    ),
+    "image": ("k-means inside an image and outside it.", ""),
+    "gallery": (
+        "Each job of the GPU tier on CPUs and on GPUs gives the same results.",
+        "Both sides ran at the same time. The first run of a job loads libraries and compiles kernels. "
+        "The result is the column *figures apart*, not the seconds.",
+    ),
+    "headlines": (
+        "Published workloads on hpcml and on a LocalCUDACluster by hand.",
+        "Published sizes are for eight GPUs: each GPU here has an eighth, but the join of four GPUs, and the last of two, is "
+        "whole. hpcml encrypts TCP and LocalCUDACluster does not. Of the searches on one GPU and on four, the slow one "
+        "started with an empty folder of compiled kernels, the quick one with a filled folder. The older CSV of one GPU has "
+        "small files and a shuffle. The second table says what the workers' threads did (mean), by Dask's task stream. "
+        "The array takes longer on four GPUs than on two because one scheduler starts all tasks.",
+    ),
+    "memory": (
+        "Data larger than GPU memory spills to the host.",
+        "*to the host* and *back* are dask-cuda's copies, into memory of a virtual machine that grows while it is used. "
+        "*1.5 times*: first as dask-cuda spills, next to memory pinned by CUDA, then twice to memory that threads pin in "
+        "large pages; these two ran on an H200 with as much memory in use as an H100 has. *passes*: passes of k-means after "
+        "the first, the three ways in turns; all bytes were equal. *kinds* failed once and was repeated after a fix. "
+        "*beyond memlock* ran as root, whom this limit does not bind.",
+    ),
+    "killed": ("A killed worker comes back with its memory pool, at rest and during a shuffle.", ""),
+    "tasks": ("What the scheduler costs for each of many tiny tasks.", ""),
+    "idioms": ("Scripts that open their own LocalCUDACluster, unchanged in a run and alone.", ""),
+    "jobs": ("Programs that submit jobs with one GPU each.", ""),
+    "examples": (
+        "Each example of jobs/ on GPUs and on CPUs.",
+        "On one GPU the section's deadline ended `to_torch` once; that deadline is longer now.",
+    ),
+    "sweep": (
+        "Twelve k-means as one sweep, against runs of their own.",
+        "*each* is from `hpcml submit --wait` to its end. Two of the twelve runs were made; *12 of them* is twelve times "
+        "*each*. *free in the pool* is the largest block that RMM could still give when a point began.",
+    ),
+    "polars": (
+        "Queries after TPC-H with dask_cudf and with cuDF-Polars, on Parquet files in the page cache.",
+        "Seconds are those of the second time each was asked; two of five rounds fitted into the time, because a P2P shuffle "
+        "of GPU tables goes through host memory and disks. One GPU compares the libraries, not the interconnect. A script "
+        "pays *engine's start* once. The *example* is too small for a GPU.",
+    ),
+    "samples": (
+        "hpcml's samples against those of nvidia-smi.",
+        "The run with an idle GPU took a minute and was judged by the rules for five minutes.",
+    ),
+    "rates": (
+        "What the machine can do without Dask: the limits for [the headlines](../hardware-limits.md).",
+        "Medians of five. Files were in the page cache. Random numbers include seeding the generator, as a task does.",
+    ),
+    "chunks": (
+        "The headlines in larger chunks.",
+        "All ways took turns in one run. *the GPU is in use*: the share of the time in which a kernel ran, by NVML.",
+    ),
+}
 
 Format = Callable[[Any], str]
 
@@ -126,7 +213,7 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
 }  # fmt: skip
 RATIO = {"kmeans": "CPU fit / fit", "auth": "authenticated / plain", "bringup": "usable / by hand",
          "merge": "hpcml / Local", "image": "to workers, inside / outside", "gallery": "CPU / GPU",
-         "headlines": "by hand / hpcml", "chunks": "as published / this", "tasks": "300 tasks / Local", "memory": "a pass of dask-cuda's / a pass", "sweep": "12 runs / sweep", "polars": "dask_cudf / cuDF-Polars", "samples": "counter / power, sampled / moved, with / without"}  # fmt: skip
+         "headlines": "by hand (search: scikit-learn) / hpcml", "chunks": "as published / this", "tasks": "300 tasks / Local", "memory": "a pass of dask-cuda's / a pass", "sweep": "12 runs / sweep", "polars": "dask_cudf / cuDF-Polars", "samples": "counter / power, sampled / moved, with / without"}  # fmt: skip
 
 
 def cell(value: Any, form: Format) -> str:
@@ -140,7 +227,7 @@ def row(cells: list[str]) -> str:
 
 
 def state(result: Result) -> str:
-    """Return a result's verdict."""
+    """Return whether a result was as expected."""
     if result.get("skipped"):
         return cell(result["error"], str)
     return "yes" if result["ok"] else f"**no**: {cell(result['error'][:LONGEST], str)}"
@@ -149,20 +236,23 @@ def state(result: Result) -> str:
 def section_table(name: str, documents: list[Document]) -> list[str]:
     """Return the lines of one section's table; columns without any figure are left out.
 
-    All machines, all results, but what one run skipped and another one measured.
+    All machines, all results, but what one run skipped and another one measured, and what no time was left for.
+    A column says what was not as expected, if anything was.
     """
     rows = [(document, result) for document in documents for result in document["results"]]
     known = {(document["gpus"], result["name"]) for document, result in rows if not result.get("skipped")}
     rows = [(document, result) for document, result in rows
-            if not result.get("skipped") or (document["gpus"], result["name"]) not in known]  # fmt: skip
+            if not result.get("skipped")
+            or ((document["gpus"], result["name"]) not in known and not BUDGET.match(result["error"]))]  # fmt: skip
     used = [column for column in COLUMNS[name] if any(column[1] in result["figures"] for _, result in rows)]
     has_ratio = any(result["ratio"] is not None for _, result in rows)
+    has_problem = any(state(result) != "yes" for _, result in rows)
     head = [
         "GPUs",
         "what",
         *(heading for heading, _, _ in used),
         *([RATIO.get(name, "ratio")] if has_ratio else []),
-        "as expected",
+        *(["as expected"] if has_problem else []),
     ]
     lines = [row(head), "|---" * len(head) + "|"]
     for document, result in rows:
@@ -173,7 +263,7 @@ def section_table(name: str, documents: list[Document]) -> list[str]:
             *(cell(figures.get(key), form) for _, key, form in used),
         ]
         cells += [cell(result["ratio"], number(2))] if has_ratio else []
-        lines.append(row([*cells, state(result)]))
+        lines.append(row([*cells, *([state(result)] if has_problem else [])]))
     for document in documents:
         if document["error"]:
             lines += ["", f"{document['gpus']} GPUs: {cell(document['error'][:LONGEST], str)}"]
@@ -191,7 +281,7 @@ def profile_table(documents: list[Document]) -> list[str]:
             if not (told := result["figures"].get("profile")):
                 continue
             did = told["actions"]
-            longest = ", ".join(f"{name} {seconds:.2f}" for name, seconds in told["compute"].items())
+            longest = ", ".join(f"{name} {seconds:.2f}" for name, seconds in told["compute"].items() if seconds >= 0.01)
             cells = [str(document["gpus"]), cell(result["name"], str), f"{told['seconds']:.2f} s", f"{told['tasks']:,}"]
             cells += [f"{did.get(name, 0.0):.2f} s" for name in ("compute", "transfer", "nothing")]
             lines.append(row([*cells, cell(longest, str)]))
@@ -208,31 +298,66 @@ def profile_table(documents: list[Document]) -> list[str]:
     return [row(head), "|---" * len(head) + "|", *lines, ""] if lines else []
 
 
-def origin(document: Document) -> str:
-    """Return where figures come from: date, machine, versions, command."""
+def versions(document: Document) -> dict[str, str]:
+    """Return the versions that matter to figures."""
     gpus = document["machine"].get("gpus") or []
-    what = (
-        f"{document['gpus']} × {gpus[0]['name']}, driver {gpus[0]['driver']}"
-        if gpus
-        else document["machine"]["processor"]
-    )
-    versions = document["versions"]
-    named = ", ".join(
-        f"{name} {versions[name]}" for name in ("hpcml", "cudf", "dask-cuda", "ucxx", "libucx") if versions.get(name)
-    )
-    return f"{document['date'][:10]}, {what}; {named}; `{document['command']}`"
+    known = {**document["versions"], **({"driver": gpus[0]["driver"]} if gpus else {})}
+    return {name: known[name] for name in ("hpcml", "cudf", "dask-cuda", "ucxx", "libucx", "driver") if known.get(name)}
+
+
+def origin(document: Document, common: dict[str, str]) -> str:
+    """Return the origin of figures: date, machine, command, and versions that differ from those of all documents."""
+    gpus = document["machine"].get("gpus") or []
+    what = f"{document['gpus']} × {gpus[0]['name']}" if gpus else document["machine"]["processor"]
+    named = [f"{name} {version}" for name, version in versions(document).items() if common.get(name) != version]
+    return f"{document['date'][:10]}, {', '.join([what, *named])}; `{document['command']}`"
 
 
 def render(documents: list[Document]) -> str:
-    """Return the tables of all sections that have documents, each with where its figures come from."""
+    """Return the tables of all sections that have documents, each with its origin."""
+    all_versions = [versions(document).items() for document in documents]
+    common = dict(set(all_versions[0]).intersection(*all_versions)) if documents else {}
+    named = ", ".join(f"{name} {version}" for name, version in sorted(common.items()))
+    lines: list[str] = [f"All figures: {named}.", ""] if common else []
+    for name in SECTIONS:
+        chosen = [document for document in documents if document["section"] == name]
+        if not chosen:
+            continue
+        what, reading = NOTES[name]
+        note = textwrap.fill(f"{what} {reading}", LINE, break_on_hyphens=False, break_long_words=False)
+        lines += [f"## {name}", "", note, ""]
+        lines += [*section_table(name, chosen), "", *profile_table(chosen)]
+        lines += [*(f"* {origin(document, common)}" for document in chosen), ""]
+    return "\n".join(lines).strip() or NOTHING
+
+
+def summary(documents: list[Document]) -> str:
+    """Return what each section shows, in which range its ratios are, and on which machines and days."""
     lines: list[str] = []
     for name in SECTIONS:
         chosen = [document for document in documents if document["section"] == name]
         if not chosen:
             continue
-        lines += [f"### {name}", "", *section_table(name, chosen), "", *profile_table(chosen)]
-        lines += [*(f"* {origin(document)}" for document in chosen), ""]
+        lines += [f"### {name}", "", NOTES[name][0]]
+        # A ratio of exactly 1 is that of the case with which the others are compared.
+        ratios = [one["ratio"] for document in chosen for one in document["results"] if one["ratio"] not in (None, 1.0)]
+        if ratios:
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}" if len(ratios) > 1 else f"{ratios[0]:.2f}"
+            lines += [f"{RATIO.get(name, 'ratio')}: {spread} ({len(ratios)} result{'s' if len(ratios) > 1 else ''})."]
+        machines = "; ".join(sorted(set(map(machine, chosen))))
+        lines += [*textwrap.wrap(f"[Table](gpu.md#{name}): {machines}.", LINE, break_on_hyphens=False), ""]
     return "\n".join(lines).strip() or NOTHING
+
+
+def machine(document: Document) -> str:
+    """Return the machine and the day of a document."""
+    gpus = document["machine"].get("gpus") or []
+    kind = gpus[0]["name"].removeprefix("NVIDIA ").split()[0] if gpus else document["machine"]["processor"]
+    return f"{document['gpus']} × {kind}, {document['date'][:10]}"
+
+
+# A page of the folder, and what writes its part.
+PAGES: dict[str, Callable[[list[Document]], str]] = {"gpu.md": render, "README.md": summary}
 
 
 def page_with(page: str, tables: str, first: str = BEGIN, last: str = END) -> str:
@@ -251,23 +376,25 @@ def page_with(page: str, tables: str, first: str = BEGIN, last: str = END) -> st
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the page, or say whether it is up to date."""
+    """Write the pages, or report those that are out of date."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is not up to date")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the files and the page are")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the files and the pages are")
     options = parser.parse_args(arguments)
-    page = options.folder / PAGE.name
-    old = page.read_text(encoding="utf-8")
-    new = page_with(old, render(read(options.folder)))
-    if options.check and new != old:
-        print(
-            f"{page} does not show what the files beside it hold. Run: python3 tests/bench/gpu/table.py",
-            file=sys.stderr,
-        )
-        return 1
-    if not options.check:
-        page.write_text(new, encoding="utf-8")
-    return 0
+    documents = read(options.folder)
+    stale = []
+    for name, write in PAGES.items():
+        page = options.folder / name
+        old = page.read_text(encoding="utf-8")
+        new = page_with(old, write(documents))
+        if new != old:
+            stale.append(page)
+            if not options.check:
+                page.write_text(new, encoding="utf-8")
+    if options.check:
+        for page in stale:
+            print(f"{page} does not show its JSON files. Run: python3 tests/bench/gpu/table.py", file=sys.stderr)
+    return int(bool(stale) and options.check)
 
 
 if __name__ == "__main__":
