@@ -53,7 +53,7 @@ PLACES: tuple[tuple[Path, str, Path, Callable[[dict[str, Any]], str]], ...] = (
         upstream.spilling,
     ),
     (ROOT / "docs/upstream/README.md", "closing", FIGURES / "upstream-close.json", upstream.closing),
-    (ROOT / "docs/choosing.md", "many nodes", thousand.FIGURES, thousand.page),
+    (ROOT / "tests/bench/README.md", "many nodes", thousand.FIGURES, thousand.page),
     (ROOT / "tests/bench/README.md", "thousand", thousand.FIGURES, thousand.table),
     (ROOT / "tests/bench/README.md", "suite", suite.FIGURES, suite.table),
     (ROOT / "tests/bench/README.md", "sampling", FIGURES / "sampling.json", sampling.table),
