@@ -39,8 +39,8 @@ def _bringup(document: dict[str, Any]) -> str:
 # Page, name of the place in it, file of figures, and what writes them as Markdown.
 PLACES: tuple[tuple[Path, str, Path, Callable[[dict[str, Any]], str]], ...] = (
     (ROOT / "docs/first-run.md", "newcomer", newcomer.FIGURES, newcomer.table),
-    (ROOT / "docs/images.md", "start", FIGURES / "image-start.json", image_start.table),
-    (ROOT / "docs/images.md", "wheels", FIGURES / "image-wheels.json", image_wheels.table),
+    (ROOT / "tests/bench/README.md", "start", FIGURES / "image-start.json", image_start.table),
+    (ROOT / "tests/bench/README.md", "wheels", FIGURES / "image-wheels.json", image_wheels.table),
     (ROOT / "docs/images.md", "bring-up", FIGURES / "bringup-image.json", bringup.inside_or_outside),
     (ROOT / "tests/bench/README.md", "bring-up", FIGURES / "bringup.json", _bringup),
     (ROOT / "tests/bench/README.md", "bring-up inside", FIGURES / "bringup-image.json", _bringup),
