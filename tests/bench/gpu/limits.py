@@ -182,7 +182,7 @@ def table(documents: list[Document]) -> str:
     text = [row(head), "|---" * len(head) + "|"]
     for line in lines(documents):
         what, least = line.bound or (LAST, None)
-        cells = [f"{line.gpus} × {line.machine.removeprefix('NVIDIA ')}", line.what, f"{line.gib:,.3g}", *(seconds(one)[:-2] for one in (line.published, line.by_hand, line.hpcml, least)), what if not line.what.startswith("search") else "", f"{line.hpcml / least:,.1f}" if least else ""]  # fmt: skip
+        cells = [f"{line.gpus} {line.machine.removeprefix('NVIDIA ')}", line.what, f"{line.gib:,.3g}", *(seconds(one)[:-2] for one in (line.published, line.by_hand, line.hpcml, least)), what if not line.what.startswith("search") else "", f"{line.hpcml / least:,.1f}" if least else ""]  # fmt: skip
         text.append(row([cell(one, str) for one in cells]))
     heads = {"memory_gib_s": "memory of a GPU", "to_gib_s": "to a GPU", "from_gib_s": "from a GPU", "nvlink_gib_s": "GPU to GPU",
              "file_gib_s": "files", "loopback_gib_s": "TCP, loopback", "draw_xorwow_gib_s": "drawn: XORWOW",
@@ -275,7 +275,7 @@ def _result(documents: list[Document], section: str, name: str, figure: str, gpu
 
 
 def _on(document: Document) -> str:
-    return f"{document['gpus']} × {gpu_name(document).removeprefix('NVIDIA ')}"
+    return f"{document['gpus']} {gpu_name(document).removeprefix('NVIDIA ')}"
 
 
 def waits(documents: list[Document]) -> str:
@@ -289,7 +289,7 @@ def waits(documents: list[Document]) -> str:
         write = (lambda number: f"{number:,.1f}×") if want.least else seconds
         met = value >= goal if want.least else round(value, 2) <= goal
         missing = [f"on {want.gpus} GPUs"] if document["gpus"] != want.gpus else []
-        cells = [want.title, f"{'at least' if want.least else 'at most'} {write(goal)}", write(value), _on(document), "yes" if met else "**no**",
+        cells = [want.title, f"{'≥' if want.least else '≤'} {write(goal)}", write(value), _on(document), "yes" if met else "**no**",
                  want.waits(documents, document["gpus"]), "; ".join([*missing, *filter(None, [want.missing])])]  # fmt: skip
         text.append(row([cell(one, str) for one in cells]))
     most = max(document["gpus"] for document, _ in _measured(documents, "headlines"))
