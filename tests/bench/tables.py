@@ -51,8 +51,8 @@ def _startup(document: dict[str, Any]) -> str:
 # Page, name of the place in it, file of figures, and what writes them as Markdown.
 PLACES: tuple[tuple[Path, str, Path, Callable[[dict[str, Any]], str]], ...] = (
     (ROOT / "docs/first-run.md", "newcomer", newcomer.FIGURES, newcomer.table),
-    (ROOT / "docs/images.md", "start", FIGURES / "image-start.json", image_start.table),
-    (ROOT / "docs/images.md", "wheels", FIGURES / "image-wheels.json", image_wheels.table),
+    (FIGURES / "cpu.md", "start", FIGURES / "image-start.json", image_start.table),
+    (FIGURES / "cpu.md", "wheels", FIGURES / "image-wheels.json", image_wheels.table),
     (ROOT / "docs/images.md", "bring-up", FIGURES / "bringup-image.json", bringup.inside_or_outside),
     (FIGURES / "cpu.md", "startup", FIGURES / "startup.json", _startup),
     (FIGURES / "cpu.md", "startup on a disk", FIGURES / "startup-disk.json", _startup),
@@ -67,7 +67,7 @@ PLACES: tuple[tuple[Path, str, Path, Callable[[dict[str, Any]], str]], ...] = (
         upstream.spilling,
     ),
     (ROOT / "docs/upstream/README.md", "closing", FIGURES / "upstream-close.json", upstream.closing),
-    (ROOT / "docs/choosing.md", "many nodes", thousand.FIGURES, thousand.page),
+    (FIGURES / "cpu.md", "many nodes", thousand.FIGURES, thousand.page),
     (FIGURES / "cpu.md", "thousand", thousand.FIGURES, thousand.table),
     (FIGURES / "cpu.md", "suite", suite.FIGURES, suite.table),
     (FIGURES / "cpu.md", "sampling", FIGURES / "sampling.json", sampling.table),

@@ -551,7 +551,7 @@ def limits(document: Facts) -> list[Row]:
             continue
         b, c = per_worker(rows, "close")
         if name == "before":
-            what = "2 s until the steps are told to end (before; now 3 ms more for each worker)"
+            what = "2 s for the steps to end (before; now 3 ms more for each worker)"
             found.append((what, "the scheduler's closing alone", f"{root(b, c, 2.0):,.0f} workers"))
         found.append(
             (

@@ -90,25 +90,23 @@ def bounds(what: str, gpus: int, gib: float, rates: Rates) -> dict[str, float]:
     name = re.split(r"[,:]| over ", what)[0]
     memory, moved = rates.get("memory_gib_s"), gib * (gpus - 1) / gpus / gpus
     found: dict[str, float] = {}
-    passes = {"svd": ("memory, each byte read twice", 2), "array": ("memory, each number written and read once", 2),
-              "join": ("memory, the left side read and the result written", 1 + OF_LEFT),
-              "kmeans": (f"memory, each row read {ITERATIONS} times", ITERATIONS)}  # fmt: skip
+    passes = {"svd": ("memory, two passes", 2), "array": ("memory, two passes", 2),
+              "join": ("memory", 1 + OF_LEFT),
+              "kmeans": (f"memory, {ITERATIONS} passes", ITERATIONS)}  # fmt: skip
     if memory and name in passes:
         title, times = passes[name]
         found[title] = times * gib / gpus / memory
     draws = [value for key, value in rates.items() if key.startswith("draw_")]
     if name == "array" and draws:
-        found["drawing the numbers, by CuPy's quickest generator"] = gib / gpus / max(draws)
+        found["CuPy's generator"] = gib / gpus / max(draws)
     if name == "csv":
         if rate := rates.get("file_gib_s"):
-            found["files, read from the page cache"] = gib / rate
+            found["page cache"] = gib / rate
         if rate := rates.get("to_gib_s"):
-            found["bus, all bytes to the GPUs"] = gib / gpus / rate
+            found["bus"] = gib / gpus / rate
     if name == "join" and gpus > 1:
         title, key = (
-            ("TCP, one connection for each GPU", "loopback_gib_s")
-            if "TCP" in what
-            else ("NVLink, the left side moved", "nvlink_gib_s")
+            ("TCP, one connection", "loopback_gib_s") if "TCP" in what else ("NVLink, left side", "nvlink_gib_s")
         )
         if rate := rates.get(key):
             found[title] = moved / rate
@@ -180,12 +178,11 @@ def seconds(value: float | None) -> str:
 
 def table(documents: list[Document]) -> str:
     """Return the page's table, the rates behind it, and where they come from."""
-    head = ["GPUs", "what", "data", "published", "by hand", "hpcml", "bound", "by", "hpcml / bound"]
+    head = ["GPUs", "what", "GiB", "published, s", "by hand, s", "hpcml, s", "bound, s", "by", "hpcml / bound"]
     text = [row(head), "|---" * len(head) + "|"]
     for line in lines(documents):
         what, least = line.bound or (LAST, None)
-        cells = [f"{line.gpus} × {line.machine}", line.what, f"{line.gib:,.3g} GiB", seconds(line.published), seconds(line.by_hand),
-                 seconds(line.hpcml), seconds(least), what if not line.what.startswith("search") else "", f"{line.hpcml / least:,.1f}" if least else ""]  # fmt: skip
+        cells = [f"{line.gpus} {line.machine.removeprefix('NVIDIA ')}", line.what, f"{line.gib:,.3g}", *(seconds(one)[:-2] for one in (line.published, line.by_hand, line.hpcml, least)), what if not line.what.startswith("search") else "", f"{line.hpcml / least:,.1f}" if least else ""]  # fmt: skip
         text.append(row([cell(one, str) for one in cells]))
     heads = {"memory_gib_s": "memory of a GPU", "to_gib_s": "to a GPU", "from_gib_s": "from a GPU", "nvlink_gib_s": "GPU to GPU",
              "file_gib_s": "files", "loopback_gib_s": "TCP, loopback", "draw_xorwow_gib_s": "drawn: XORWOW",
@@ -231,9 +228,9 @@ def threads(section: str, name: str) -> Callable[[list[Document], int], str]:
         profile = one["figures"]["profile"]
         did = profile["actions"]
         title = name if ":" in name else f"{name}, as published"
-        busy = f"; a kernel ran in {one['figures']['busy']:.0f} % of the time" if "busy" in one["figures"] else ""
-        return (f"{title}, {_on(document)}: of {seconds(profile['seconds'])} a thread was in tasks for {seconds(did['compute'])} ({profile['tasks']:,} tasks "
-                f"of all threads) and in none for {seconds(did['nothing'])}; transfers: {seconds(did.get('transfer', 0.0))}{busy}")  # fmt: skip
+        busy = f"; kernels {one['figures']['busy']:.0f} %" if "busy" in one["figures"] else ""
+        return (f"{title}, {_on(document)}: {seconds(did['compute'])} of {seconds(profile['seconds'])} in {profile['tasks']:,} tasks, "
+                f"{seconds(did['nothing'])} in none; transfers {seconds(did.get('transfer', 0.0))}{busy}")  # fmt: skip
 
     return told
 
@@ -243,15 +240,15 @@ def kernels(documents: list[Document], _: int) -> str:
     document, new = _result(documents, "kernels", "empty cache", "first_calls_s", 0)
     kept = _result(documents, "kernels", "filled cache", "first_calls_s", 0)[1]
     took = [seconds(one["figures"]["first_calls_s"]) for one in (new, kept)]
-    return f"kernels, which CuPy compiled: the first calls of {new['figures']['calls']} operations took {took[0]}, with kernels kept {took[1]} ({_on(document)})"
+    return f"CuPy compiling: first calls of {new['figures']['calls']} operations {took[0]}, with kernels kept {took[1]} ({_on(document)})"
 
 
 def imports(documents: list[Document], _: int) -> str:
     """Tell of the imports in the script, and of what is left without them."""
     document, one = _result(documents, "kernels", "csv, step by step", "first_calls_s", 0)
     took = sorted(sum(turn["script_imports"].values()) for turn in one["figures"]["each"])
-    return (f"the script, which imported {', '.join(one['figures']['each'][0]['script_imports'])}: {seconds(took[len(took) // 2])}; after it "
-            f"the first files took {seconds(one['figures']['first_calls_s'])} ({_on(document)})")  # fmt: skip
+    return (f"imports of {', '.join(one['figures']['each'][0]['script_imports'])} {seconds(took[len(took) // 2])}, "
+            f"first files {seconds(one['figures']['first_calls_s'])} ({_on(document)})")  # fmt: skip
 
 
 OWN = "the job's own profile"
@@ -278,7 +275,7 @@ def _result(documents: list[Document], section: str, name: str, figure: str, gpu
 
 
 def _on(document: Document) -> str:
-    return f"{document['gpus']} × {gpu_name(document)}"
+    return f"{document['gpus']} {gpu_name(document).removeprefix('NVIDIA ')}"
 
 
 def waits(documents: list[Document]) -> str:
@@ -292,7 +289,7 @@ def waits(documents: list[Document]) -> str:
         write = (lambda number: f"{number:,.1f}×") if want.least else seconds
         met = value >= goal if want.least else round(value, 2) <= goal
         missing = [f"on {want.gpus} GPUs"] if document["gpus"] != want.gpus else []
-        cells = [want.title, f"{'at least' if want.least else 'at most'} {write(goal)}", write(value), _on(document), "yes" if met else "**no**",
+        cells = [want.title, f"{'≥' if want.least else '≤'} {write(goal)}", write(value), _on(document), "yes" if met else "**no**",
                  want.waits(documents, document["gpus"]), "; ".join([*missing, *filter(None, [want.missing])])]  # fmt: skip
         text.append(row([cell(one, str) for one in cells]))
     most = max(document["gpus"] for document, _ in _measured(documents, "headlines"))
