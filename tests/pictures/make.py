@@ -231,6 +231,11 @@ def _runs(desk: Desk) -> None:
     terminal(desk, "runs", "hpcml ls", "hpcml status first")
 
 
+def _why(desk: Desk) -> None:
+    desk.piped("hpcml submit --wait divide.py")
+    terminal(desk, "why", "hpcml why divide")
+
+
 def _top(desk: Desk) -> None:
     """Take the picture of a view when tasks have been counted for a while."""
     desk.piped("hpcml submit --detach --nodes 4 sums.py")
@@ -278,6 +283,7 @@ def _report(desk: Desk) -> None:
 DOCUMENTED: dict[str, Callable[[Desk], None]] = {
     "submit": lambda desk: terminal(desk, "submit", "hpcml submit --nodes 4 first.py"),
     "runs": _runs,
+    "why": _why,
     "top": _top,
     "dashboard": _dashboard,
     "jupyter": _jupyter,
