@@ -60,7 +60,7 @@ def test_an_image_that_holds_something_else(
 @pytest.mark.parametrize(
     ("text", "says"),
     [('echo "FATAL: squashfuse_ll exited: fuse: failed to open /dev/fuse: Permission denied" >&2; exit 255', "/dev/fuse cannot be used"),
-     ('echo "FATAL: \\"python3\\": executable file not found in $PATH" >&2; exit 255', "there is no such Python in the image"),
+     ('echo "FATAL: \\"python3\\": executable file not found in $PATH" >&2; exit 255', "this Python does not exist in the image"),
      ('echo "FATAL: the moon is full" >&2; exit 255', "the moon is full"),
      ("echo hello", "cannot run Python in it: hello")],
 )  # fmt: skip

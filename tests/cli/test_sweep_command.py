@@ -154,7 +154,7 @@ def test_what_failed_is_tried_again_with_what_its_cause_asks_for(world: World) -
     nodes = {"time": 1.0, "event": "allocated", "attempt": 0, "nodes": ["n1", "n2"]}
     (run / "events.jsonl").write_text(json.dumps(nodes) + "\n")
     end(run, points[0], "out of memory", {"kind": "oom", "rule": "oom-kill", "nodes": []})
-    end(run, points[1], "a GPU does not answer any more", {"kind": "node", "rule": "off-bus", "nodes": ["n2"]})
+    end(run, points[1], "a GPU stopped responding", {"kind": "node", "rule": "off-bus", "nodes": ["n2"]})
     end(run, points[2], "ValueError: no", {"kind": "error", "rule": "script-error", "nodes": []})
     (run / "points" / f"{points[3]['key']}.log").write_text("")  # it had begun
     end_run(run, exit_status=85, state="TIMEOUT", by="hpcml")

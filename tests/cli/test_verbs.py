@@ -80,7 +80,7 @@ def test_ls_by_name_date_and_failure(world: World) -> None:
         assert done.returncode == 0, done.stderr
         return [row["run"] for row in json.loads(done.stdout)]
 
-    assert "account not accepted" in world.run("ls", "--name", "refused").stdout
+    assert "account rejected" in world.run("ls", "--name", "refused").stdout
     assert listed("--failed") == [old.name, bad.name, refused]
     assert listed("--failed", "--last", "2") == [bad.name, refused]
     assert listed("--failed", "--since", "7d", "--name", "bad*") == [bad.name]

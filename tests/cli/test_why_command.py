@@ -75,7 +75,7 @@ def test_a_module_that_was_removed_after_the_submission(world: World) -> None:
     assert found["cause"] == "the module msgpack was installed at submission and is not any more"
     (directory / "logs/scheduler.log").write_text("ModuleNotFoundError: No module named 'numpy'\n")
     assert found["rule"] == (again := why(world))["rule"] == "no-module"
-    assert again["cause"] == "the module numpy was not found by a process of the run"
+    assert again["cause"] == "a process of the run did not find the module numpy"
 
 
 def test_nothing_is_advised_that_the_site_does_not_take(world: World) -> None:

@@ -66,13 +66,13 @@ STAGES = {
         limit="driver-ended",
     ),
     "file system frozen": Stage(
-        f"{GO}open('{FROZEN}/mount/data', 'rb').read()\n", (*N3, *LIMITED), "a file system did not answer", ("n3",),
+        f"{GO}open('{FROZEN}/mount/data', 'rb').read()\n", (*N3, *LIMITED), "the script was blocked on a file system", ("n3",),
         limit=SAID_FROZEN,
     ),
     "file system's program has ended": Stage(
-        f"{GO}open('{DIES}/mount/data', 'rb').read()\n", N3, "file system's program has ended"
+        f"{GO}open('{DIES}/mount/data', 'rb').read()\n", N3, "program of a mounted file system"
     ),
-    "/dev/shm full, task": Stage(f"{CONNECT}{SHARED}client.submit(fill).result()\n", N4, "mostly /dev/shm is full", ("n4",)),
+    "/dev/shm full, task": Stage(f"{CONNECT}{SHARED}client.submit(fill).result()\n", N4, "usually /dev/shm is full", ("n4",)),
     "no inodes, script": Stage(f"{FILES.format(FULL)}for n in range(99):\n    f(n)\n", N4, "can hold no more files"),
     "no inodes, task": Stage(
         f"{CONNECT}{FILES.format(FULL)}client.gather(client.map(f, range(99)))\n", N4, "can hold no more files", ("n4",)

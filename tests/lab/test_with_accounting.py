@@ -33,11 +33,11 @@ def accounted(cluster: Cluster) -> Iterator[Cluster]:
 def test_an_account_that_slurm_does_not_know(accounted: Cluster) -> None:
     done = accounted.run(*accounted.command(SCRIPT, "--wait", "--name", "nobody", "--account", "nobody_s"))
     assert done.returncode == errors.REFUSED
-    assert "Slurm does not accept the account" in done.stderr
+    assert "Slurm rejected the account" in done.stderr
     assert "Traceback" not in done.stderr
     assert accounted.run("squeue", "--noheader").stdout == ""
     found = json.loads(accounted.run("hpcml", "why", "nobody", "--json").stdout)
-    record("bad account", found, "Slurm does not accept the account")
+    record("bad account", found, "Slurm rejected the account")
     assert (found["known"], found["rule"]) == (True, "account"), found
 
 

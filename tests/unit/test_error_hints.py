@@ -35,11 +35,11 @@ def run(folder: Path, text: str, *, image: str = "", sweep: str = "", name: str 
 @pytest.mark.parametrize(("text", "words"), [
     ("import nowhere_here", f"{sys.executable} -m pip install nowhere_here"),
     ("raise ModuleNotFoundError('x', name='tkinter')", "without Python's own module 'tkinter'"),
-    ("input('name? ')", "what input() asks for"),
+    ("input('name? ')", "Replace input() by"),
     ("raise TypeError(\"Unsupported type <class 'numpy.ndarray'>\")", 'hpcml.connect(backend="gpu")'),
     ("raise TypeError('Implicit conversion to a NumPy array is not allowed.')", ".get()"),
     ("raise TypeError('Implicit conversion to a host NumPy array via __array__ is not allowed')", ".get()"),
-    ("try:\n    input()\nexcept EOFError as error:\n    raise RuntimeError('x') from error", "what input() asks for"),
+    ("try:\n    input()\nexcept EOFError as error:\n    raise RuntimeError('x') from error", "Replace input() by"),
 ])  # fmt: skip
 def test_an_error_that_is_known_has_a_next_step(tmp_path: Path, text: str, words: str) -> None:
     hint, said = run(tmp_path, text)
