@@ -42,7 +42,7 @@ _FINAL = {
 }
 _OPEN = {  # what hpcml ended a run for, which began elsewhere
     errors.START_FAILED: "could not start",
-    errors.ALLOCATION_LOST: "ended without a word",
+    errors.ALLOCATION_LOST: "ended without a status",
 }
 _SIGNALS = {
     signal.SIGSEGV: "segfault",
@@ -134,8 +134,8 @@ def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:
     hits = [_corrected(hit, case.clocks) for hit in hits]
     hits = [hit for hit in hits if not hit.line.time or hit.line.time > began - _ANOTHER_ATTEMPT]
     if by_script and status == errors.STOPPED:
-        remedy = "Submitted with --until-done it goes on by itself, from its last checkpoint."
-        return Cause(errors.MEANING[status], "stopped, to be continued", remedy=end.hint or remedy)
+        remedy = "With --until-done hpcml continues the run from its last checkpoint."
+        return Cause(errors.MEANING[status], "stopped, can be continued", remedy=end.hint or remedy)
     if end.state == "TIMEOUT" or (not by_script and status == errors.TIME_LIMIT):
         return _time_limit(case, hits)
     if not by_script and status == errors.CANCELLED and (hit := _known(end.message, Line(end.message, "record"))):
@@ -286,7 +286,7 @@ def _after(cascade: Hit, hits: Sequence[Hit]) -> Cause:
         return _of(confirmed[0], hits)._replace(followed=(cascade.line,))
     rule = cascade.rule
     short = " ".join(rule.cause.split()[:6]).rstrip(",:;")
-    what = f"{rule.cause}, and nothing in the run's logs says why"
+    what = f"{rule.cause}; the run's logs do not show why"
     return Cause(what, short, False, rule.name, evidence=(cascade.line,), occurrences=1)
 
 
@@ -299,8 +299,8 @@ def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
         return _signalled(end, hits, signal.Signals(status - 128))
     kind = "program" if case.form is Form.PROGRAM else "script"
     if status in (126, 127) and kind == "program":
-        what = f"the program {'is not there on the node' if status == 127 else 'cannot be executed'}"
-        remedy = "Is it on a path that all nodes see?"
+        what = f"the program {'does not exist on the node' if status == 127 else 'cannot be executed'}"
+        remedy = "Use a path that all nodes share."
         return Cause(what, "program cannot be started", evidence=_quoted(end), remedy=remedy)
     if case.last_error:
         line = case.last_error._replace(time=case.times.get("driver-ended", 0.0))
@@ -311,12 +311,12 @@ def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
         return Cause(what, name, True, "script-error", remedy, evidence=(line,), occurrences=1)
     if crashed := [hit for hit in hits if hit.line.source == SCRIPT and hit.rule.name in _SIGNALS.values()]:
         return _of(crashed[0], hits)
-    what = f"the {kind} ended with exit status {status}"
-    remedy = "" if kind == "program" else "It calls sys.exit or os._exit, or a library does."
+    what = f"the {kind} exited with status {status}"
+    remedy = "" if kind == "program" else "The script or a library called sys.exit or os._exit."
     if end.quote:
         what += f"; its last line: {end.quote[-1][:_TOLD]}"
     lines = tuple(Line(text, SCRIPT, f"logs/{SCRIPT}.log") for text in end.quote[-_SHOWN:])
-    return Cause(what, f"{kind} chose exit status {status}", True, "exit", end.hint or remedy, evidence=lines)
+    return Cause(what, f"{kind} exited with status {status}", True, "exit", end.hint or remedy, evidence=lines)
 
 
 def _of_points(case: Case) -> Cause:
@@ -331,10 +331,10 @@ def _of_points(case: Case) -> Cause:
 def _signalled(end: End, hits: Sequence[Hit], number: signal.Signals) -> Cause:
     what = f"the script was killed by {number.name}"
     if not (rule := BY_NAME.get(_SIGNALS.get(number, ""))):
-        kernel = "The kernel sends SIGKILL when the memory is full; otherwise a person or the site did."
+        kernel = "The kernel sends SIGKILL when memory is full. Otherwise a person or the site killed it."
         remedy = kernel if number == signal.SIGKILL else ""
         short = f"killed by {number.name}"
-        return Cause(f"{what}, and nothing says by whom", short, False, "signal", remedy, evidence=_quoted(end))
+        return Cause(f"{what}; the sender is unknown", short, False, "signal", remedy, evidence=_quoted(end))
     of_script = [hit for hit in hits if hit.line.source == SCRIPT]
     failed = [hit for hit in of_script if hit.rule.name == "assertion"]
     if failed and number == signal.SIGABRT:
@@ -385,7 +385,7 @@ def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
         line = line._replace(text=line.text.removeprefix("SystemExit: "))
     at = f"{file.rpartition('/')[2].replace(' ', '_')}:{number}" if located else ""
     short = f"{'sys.exit' if is_exit else name} in {at}" if at else name
-    what = f"the script {'ended itself:' if is_exit else 'raised'} {line.text}"
+    what = f"the script {'exited:' if is_exit else 'raised'} {line.text}"
     if at and ":" not in chain[index]:  # as TimeoutError: its name is all there is
         what += f" at {at}: {str(case.error.get('code') or '')[:_TOLD]}"
     remedy = hint or ("" if is_exit else _remedy(name, line.text))
@@ -427,18 +427,20 @@ def _no_files(cause: Cause, error: Mapping[str, Any]) -> Cause:
     if not isinstance(folder, str) or not folder:
         return cause
     what = f"the file system of {folder[:_TOLD]} can hold no more files (no inodes are left)"
-    return cause._replace(what=what, short="no room for more files", remedy="Remove files there: df -i tells how many.")
+    return cause._replace(
+        what=what, short="no space for more files", remedy="Remove files there. df -i shows how many exist."
+    )
 
 
 def _remedy(kind: str, text: str) -> str:
     """Return the next step after an error that no rule knows, from its words."""
     if kind == "KeyError" and (variable := re.search(r": '([A-Z][A-Z0-9_]+)'$", text)):
         if variable[1] in _OF_RANKS:
-            return "hpcml starts the script once, on the first node: it starts no ranks."
+            return "hpcml starts the script once, on the first node. It does not start ranks."
         return f"If {variable[1]} is an environment variable, set it for the whole run: --env {variable[1]}=VALUE."
     if kind == "FileNotFoundError" and (path := re.search(r": '([^/'][^']*)'$", text)):
-        return f"{path[1]} is a relative path, which counts from the folder of the submission: give the whole path."
-    return "The traceback in the script's log shows how it came there."
+        return f"{path[1]} is relative to the folder of the submission. Use an absolute path."
+    return "See the traceback: hpcml logs RUN"
 
 
 # -- which line was written first, though each has the time of its own node's clock -----------------------------------

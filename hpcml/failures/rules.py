@@ -159,7 +159,8 @@ SLURM = (
          "Slurm's spool directory may be full: report it to the site's support.",
          "job script not stored", where=Where.SUBMISSION),
     Rule("dependency", ROOT,
-         r"DependencyNeverSatisfied|the job it depends on ended otherwise|the run never started: it waited for ",
+         r"DependencyNeverSatisfied|the job it depends on (?:ended otherwise|did not end as required)|"
+         r"the run never started: it waited for ",
          "the job will never start: the job that it depends on did not end as required",
          "Cancel it. Submit it again after the other job succeeded.", "dependency never satisfied"),
     Rule("step-memory", ROOT, r"Memory required by task is not available",
@@ -598,7 +599,7 @@ _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 NOT_EXECUTABLE = 126
 _FORMAT = re.compile(r"(/[^:\n]+): (?:cannot execute binary file: )?Exec format error")
 _NODE = re.compile(r"hpcml: (\S+) is (\w+)$")  # what step.sh says then
-_NOT_THERE = {NOT_EXECUTABLE: "cannot be executed", 127: "is not there"}  # what a shell ends with, POSIX
+_NOT_THERE = {NOT_EXECUTABLE: "cannot be executed", 127: "was not found"}  # what a shell ends with, POSIX
 _LEVEL = re.compile(r"^(WARNING|INFO|ERROR|FATAL|DEBUG):\s+")
 
 
@@ -615,24 +616,22 @@ def of_role(status: int, log: Sequence[str]) -> Explanation:
     if status == NOT_EXECUTABLE and (program := _FORMAT.search("\n".join(log))):
         node = next((f"{match[1]} is {match[2]}" for match in map(_NODE.match, log) if match), "the node is not")
         kind = files.architecture_of(Path(program[1])) or "another processor"
-        what = f"ended with exit status {status}: its interpreter {program[1]} is for {kind}, {node}"
+        what = f"exited with status {status}: its interpreter {program[1]} is for {kind}, {node}"
         return Explanation(what, "Set runtime.python to an interpreter for the nodes' processors.")
     if status in _NOT_THERE:
-        what = f"ended with exit status {status}: its interpreter or something before it {_NOT_THERE[status]}"
-        return Explanation(what, "Does the interpreter exist on the compute nodes (runtime.python)?")
+        what = f"exited with status {status}: its interpreter or a program before it {_NOT_THERE[status]}"
+        return Explanation(what, "Check that the interpreter exists on the compute nodes (runtime.python).")
     if status > 128 and status - 128 in signal.valid_signals():
-        return Explanation(f"ended with exit status {status} (killed by {signal.Signals(status - 128).name})")
+        return Explanation(f"exited with status {status} (killed by {signal.Signals(status - 128).name})")
     if last.startswith(_OWN):
-        return Explanation(f"ended with exit status {status}: {last.removeprefix(_OWN).rstrip('.')}")
+        return Explanation(f"exited with status {status}: {last.removeprefix(_OWN).rstrip('.')}")
     if status and ERROR.fullmatch(last):
         missing = _NO_MODULE.match(last)
-        hint = (
-            f"Is {missing[1].partition('.')[0]} installed in the run's environment (runtime.python)?" if missing else ""
-        )
+        hint = f"Install {missing[1].partition('.')[0]} in the run's environment (runtime.python)." if missing else ""
         return Explanation(
-            f"ended with exit status {status}: {last[:300]}", hint or "The last line of the log is the error."
+            f"exited with status {status}: {last[:300]}", hint or "The last line of the log is the error."
         )
-    return Explanation(f"ended with exit status {status}")
+    return Explanation(f"exited with status {status}")
 
 
 def not_entered(output: str, status: str) -> Explanation:
@@ -642,4 +641,4 @@ def not_entered(output: str, status: str) -> Explanation:
     lines = [line for line in COLOURS.sub("", output).splitlines() if line.strip()]
     fatal = [line for line in lines if line.lstrip().startswith("FATAL")] or lines
     last = _LEVEL.sub("", fatal[-1].strip()).rstrip(".") if fatal else f"exit status {status}"
-    return Explanation(f"the image could not be entered: {last[:300]}", "Look at the image: hpcml image check IMAGE.")
+    return Explanation(f"the image could not be started: {last[:300]}", "Check the image: hpcml image check IMAGE.")

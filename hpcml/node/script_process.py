@@ -140,14 +140,14 @@ class Script:
         if self.context.settings.points.sweep and (told := files.read_json(self.context.attempt.points_end)):
             return str(told["ended"])
         if status == 0:
-            return "the script ended with exit status 0"
+            return "the script exited with status 0"
         if status == STOPPED:
             return MEANING[STOPPED]
         if self.out_of_memory(status):
             return "the script was killed because the node's memory limit was reached (out of memory)"
         if status > 128 and status - 128 in signal.valid_signals():
             return f"the script was killed by {signal.Signals(status - 128).name}"
-        return f"the script ended with exit status {status}"
+        return f"the script exited with status {status}"
 
 
 def libraries_logs(context: Context, chosen: Mapping[str, str]) -> dict[str, str]:

@@ -82,10 +82,10 @@ _MAYBE_SENT = r"(?i)Socket timed out|Zero Bytes were transmitted|Connection rese
 # squeue's reasons, in words. Others are shown as Slurm gives them.
 REASONS = {
     "Resources": "waiting for free nodes",
-    "Priority": "other jobs go first",
+    "Priority": "waiting for jobs with higher priority",
     "Dependency": FOR_JOBS,
-    "DependencyNeverSatisfied": "the job it depends on ended otherwise: it will never start",
-    "BeginTime": "waiting for its begin time",
+    "DependencyNeverSatisfied": "the job it depends on did not end as required: it will never start",
+    "BeginTime": "waiting for its start time",
     "JobHeldUser": "held by the user (scontrol release)",
     "JobHeldAdmin": "held by the administrators",
     "PartitionDown": "the partition is down",
@@ -103,10 +103,10 @@ REASONS = {
     "AssocMaxJobsLimit": "you have as many jobs as the account allows",
     "InvalidAccount": "the account is not valid: it will never start",
     "InvalidQOS": "the QoS is not valid: it will never start",
-    "BadConstraints": "no node has what is asked for: it will never start",
+    "BadConstraints": "no node matches the request: it will never start",
     "Reservation": "waiting for its reservation",
     "Licenses": "waiting for a licence",
-    "None": "Slurm has not looked at it yet",
+    "None": "waiting for the scheduler",
 }
 _ASKED_AT_ONCE = 5000
 _ASKED_ALONE = 16  # jobs that are asked for again, each alone, where the answer for many cannot be read
@@ -180,7 +180,9 @@ def ask(command: list[str], timeout: float = TIMEOUT) -> Answer:
         return run(command, timeout, environment=clean_environment())
     except CommandMissingError as error:
         hint = "Load the site's Slurm module, go to a login node, or use --site local."
-        raise SlurmUnreachableError(f"Slurm's command cannot be started: {error}", place="PATH", hint=hint) from error
+        raise SlurmUnreachableError(
+            f"Slurm's command could not be started: {error}", place="PATH", hint=hint
+        ) from error
 
 
 def submit(site: Site, run: RunPaths) -> Submission:
@@ -191,8 +193,8 @@ def submit(site: Site, run: RunPaths) -> Submission:
     except AnswerLostError as lost:
         if found := _look_again(run_id, min(timeout, _LOOK_AGAIN)):
             return found
-        message = "It is not known whether Slurm took the job"
-        hint = f"It was not sent twice. When Slurm answers again: hpcml status {run_id}."
+        message = "It is unknown whether Slurm accepted the job"
+        hint = f"hpcml did not send it twice. When Slurm answers again, run: hpcml status {run_id}"
         raise HpcmlError(message, place="sbatch", hint=hint, exit_status=ANSWER_LOST, quote=lost.quote) from lost
 
 
@@ -204,7 +206,7 @@ def _confirmed(answer: Submission) -> Submission:
         except SlurmUnreachableError:
             return answer
         if state.state == UNKNOWN.state:
-            raise AnswerLostError("The number that sbatch printed is not the job's", quote=answer.notes)
+            raise AnswerLostError("sbatch printed a number that is not the job's", quote=answer.notes)
     return answer
 
 
@@ -233,7 +235,7 @@ def sbatch(script: str, timeout: float = TIMEOUT) -> Submission:
     """
     answer = ask(["sbatch", "--parsable", script], timeout)
     if _is_silent(answer) or (answer.code != 0 and re.search(_MAYBE_SENT, answer.text)):
-        raise AnswerLostError("The answer of sbatch did not arrive", quote=_quote(answer))
+        raise AnswerLostError("No answer from sbatch arrived", quote=_quote(answer))
     if answer.code != 0:
         raise refusal(answer)
     # a site's wrapper may print a banner before or after it, or leave --parsable out
@@ -242,7 +244,7 @@ def sbatch(script: str, timeout: float = TIMEOUT) -> Submission:
     for number, cluster, named, on in re.findall(pattern, answer.out):
         clusters[number or named] = clusters.get(number or named) or cluster or on
     if len(clusters) != 1:
-        raise AnswerLostError("The answer of sbatch does not name one job", quote=_quote(answer))
+        raise AnswerLostError("sbatch's answer does not name exactly one job", quote=_quote(answer))
     [(job, cluster)] = clusters.items()
     said = re.sub(pattern, "", answer.out) + answer.err
     lines = [re.sub(r"^sbatch: ", "", line.strip())[:300] for line in said.splitlines() if line.strip()]
@@ -257,17 +259,17 @@ def _is_silent(answer: Answer) -> bool:
 def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
     """Return the no of one of Slurm's commands as an error in words."""
     if re.search(_NOT_CONFIGURED, answer.text):
-        message = "Slurm's commands are here, but no cluster is configured"
+        message = "Slurm's commands are installed, but no cluster is configured"
         hint = "Use --site local, go to a login node, or set SLURM_CONF."
         return SlurmUnreachableError(message, place=program, hint=hint)
     if re.search(_UNREACHABLE, answer.text):
-        effects = {"sbatch": "nothing was submitted", "scancel": "nothing was cancelled: the run goes on"}
-        hint = f"Try again in some minutes; {effects.get(program, 'a run that goes on needs no controller')}."
+        effects = {"sbatch": "nothing was submitted", "scancel": "nothing was cancelled"}
+        hint = f"Try again in some minutes; {effects.get(program, 'running jobs are not affected')}."
         message = f"Slurm's controller does not answer: {_last(answer)}"
         return SlurmUnreachableError(message, transient=True, place=program, hint=hint)
     if program == "sbatch" and (known := meaning(answer.text, Where.SUBMISSION)):
         return SiteError(known.sentence, place=program, hint=known.remedy, quote=_quote(answer))
-    hint = "Slurm's own words are above; the site's documentation may explain them."
+    hint = "Slurm's message is above. The site's documentation may explain it."
     return SiteError("Slurm refused", place=program, hint=hint, quote=_quote(answer))
 
 
@@ -287,7 +289,7 @@ def check(script: Path) -> str:
 def _test_only(script: Path, timeout: float) -> Answer:
     answer = ask(["sbatch", "--test-only", str(script)], timeout)
     if _is_silent(answer):
-        message, hint = "Slurm's controller does not answer", "Slurm is busy or down: try again in some minutes."
+        message, hint = "Slurm's controller does not answer", "Slurm is busy or down. Try again in some minutes."
         raise SlurmUnreachableError(message, transient=True, place="sbatch --test-only", hint=hint)
     if answer.code != 0:
         raise refusal(answer)
@@ -452,7 +454,7 @@ def silent(answer: Answer) -> SlurmUnreachableError:
     error = refusal(answer, "squeue")
     if isinstance(error, SlurmUnreachableError):
         return error
-    hint = "Try again in some minutes; a run that goes on needs no controller."
+    hint = "Try again in some minutes. Running jobs are not affected."
     return SlurmUnreachableError(f"squeue does not answer: {_last(answer)}", transient=True, place="squeue", hint=hint)
 
 
@@ -499,7 +501,7 @@ def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
     if answer.code != 0 and len(numbers) == 1:
         return dict.fromkeys(jobs, UNKNOWN)
     last = (_quote(answer) or ("it is empty",))[-1]
-    other = JobState(UNREADABLE, f"The answer of squeue cannot be read: {last}")
+    other = JobState(UNREADABLE, f"The output of squeue cannot be read: {last}")
     if answer.code == 0 and any(line.startswith(_HEADER) for line in answer.out.splitlines()):
         other = UNKNOWN
     rows: dict[str, list[list[str]]] = {}
@@ -533,8 +535,8 @@ def _is_not(number: str, run: str, identity: list[str]) -> JobState | None:
     if f"hpcml:{run}" in comment.split():
         return None
     if not identity or (comment in ("", "(null)") and name == _name(run)):
-        return JobState(UNREADABLE, f"Job {number} does not carry this run's comment, hpcml:{run}")
-    return UNKNOWN._replace(reason=f"Slurm knows its job no longer: job {number} is another one now")
+        return JobState(UNREADABLE, f"Job {number} does not have this run's comment, hpcml:{run}")
+    return UNKNOWN._replace(reason=f"Slurm no longer knows the run's job: job {number} is now another one")
 
 
 def _parts(key: str) -> tuple[str, str]:
@@ -588,7 +590,7 @@ def cancel(job: str) -> str:
     """Cancel a job; one that has ended already is no error, and another job of a run's number is left alone."""
     number, run = _parts(job)
     if run:
-        hint = f"Try again in some minutes; nothing was cancelled. Look yourself: squeue --jobs={_base(number)}."
+        hint = f"Try again in some minutes; nothing was cancelled. Or check with squeue --jobs={_base(number)}."
         try:
             if readable(_queued([job])[job]).state == UNKNOWN.state:
                 return ""

@@ -36,7 +36,7 @@ class _Questions:
         try:
             answer = slurm.ask(list(words), max(0.5, min(_SECONDS, self.ends - time.monotonic())))
         except SlurmUnreachableError as missing:
-            self.refused[name], self.unreachable = "the command is not here", self.unreachable or missing
+            self.refused[name], self.unreachable = "the command is not installed", self.unreachable or missing
             return ""
         if answer.code == 0:
             return answer.out
@@ -44,7 +44,7 @@ class _Questions:
         if isinstance(error, SlurmUnreachableError):
             self.unreachable = self.unreachable or error
         lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
-        self.refused[name] = "no answer in time" if answer.code is None else (lines or ["no reason is given"])[-1]
+        self.refused[name] = "no answer in time" if answer.code is None else (lines or ["no reason given"])[-1]
         return ""
 
 

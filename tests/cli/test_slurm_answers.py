@@ -43,7 +43,7 @@ REFUSALS = {
     "feature": ("sbatch: error: Batch job submission failed: Invalid feature specification\n", "feature", "slurm.extra"),
     "option": ("sbatch: unrecognized option '--zzz'\nTry \"sbatch --help\" for more information\n", "one of the options", "slurm.remove"),
     "spool": ("sbatch: error: Batch job submission failed: I/O error writing script/environment to file\n", "store the job script", "support"),
-    "new": ("sbatch: error: Batch job submission failed: The moon is full\n", "Slurm refused", "own words"),
+    "new": ("sbatch: error: Batch job submission failed: The moon is full\n", "Slurm refused", "Slurm's message"),
 }  # fmt: skip
 NOT_THERE = ("does not answer", "nothing was submitted")
 DOWN = {
@@ -156,7 +156,7 @@ def test_a_number_that_another_job_has_by_now(world: World) -> None:
     calls = len(world.calls("scancel"))
     assert world.run("wait", "old").returncode == errors.ALLOCATION_LOST
     for name, state, words in (
-        ("old", "FAILED", "Slurm knows its job no longer: job 101 is another one now"),
+        ("old", "FAILED", "Slurm no longer knows the run's job: job 101 is now another one"),
         ("mine", "CANCELLED", "you cancelled it with hpcml cancel at "),
         ("theirs", "CANCELLED", "the job was cancelled (scancel) before it started"),
     ):
@@ -190,7 +190,7 @@ def test_an_answer_that_stays_lost_has_a_status_of_its_own_and_is_found_later(wo
     assert code == errors.ANSWER_LOST
     run = world.directory().name
     assert f"hpcml status {run}" in err
-    assert "It was not sent twice" in err
+    assert "did not send it twice" in err
     world.answer("squeue")
     done = world.run("status", run, "--json")
     assert (facts := json.loads(done.stdout))["job"] == "101", done.stderr

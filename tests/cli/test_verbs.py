@@ -13,7 +13,7 @@ from world import World
 def end(directory: Path, exit_status: int = 0) -> None:
     """Write a run's end as its supervisor does."""
     facts: dict[str, object] = {"over": True, "state": "FAILED" if exit_status else "COMPLETED", "exit_status": exit_status, "by": "script",
-             "message": f"the script ended with exit status {exit_status}", "hint": "", "quote": []}  # fmt: skip
+             "message": f"the script exited with status {exit_status}", "hint": "", "quote": []}  # fmt: skip
     (directory / "status.json").write_text(json.dumps(facts))
 
 

@@ -19,7 +19,7 @@ from hpcml.runs import bundle
 from world import World
 
 FAILED = {"over": True, "state": "FAILED", "time": 1.0, "attempt": 0, "exit_status": 82, "by": "hpcml", "hint": "", "quote": [],
-          "message": "workers were lost: n3: the worker task ended with exit status 1"}  # fmt: skip
+          "message": "workers were lost: n3: the worker task exited with status 1"}  # fmt: skip
 
 
 def failed(world: World, *options: str, **facts: object) -> Path:
@@ -112,9 +112,7 @@ def test_without_evidence_it_is_not_known_and_says_where_to_look(world: World) -
 
 
 def test_a_run_that_ended_well_waits_or_was_refused(world: World) -> None:
-    directory = failed(
-        world, exit_status=0, by="script", state="COMPLETED", message="the script ended with exit status 0"
-    )
+    directory = failed(world, exit_status=0, by="script", state="COMPLETED", message="the script exited with status 0")
     (directory / "logs/driver.log").write_text("out of memory\nKilled\nOSError: [Errno 28] No space left on device\n")
     found = why(world)
     assert (found["failed"], found["cause"]) == (False, "the run ended well: there is no failure to explain")

@@ -60,7 +60,11 @@ def test_its_words_are_known(cluster: Cluster, image: Path, subtests: pytest.Sub
     mount = ("--mount", "type=bind,source=/no/such,destination=/mnt")
     means(exec_words(image, *mount), "a path in runtime.binds does not exist on the node: /no/such", "runtime.binds")
     means(exec_words(image, "--pwd", "/no/where"), "the folder /no/where does not exist in the image", "runtime.binds")
-    means(exec_words(image, "--no-such-option"), "the container program does not know the option --no-such-option", "runtime.options")
+    means(
+        exec_words(image, "--no-such-option"),
+        "the container program does not know the option --no-such-option",
+        "runtime.options",
+    )
     means(exec_words(image, program="/no/such/python"), "this Python does not exist in the image", "runtime.python")
     closed = cluster.lab.places.top / "dev" / "fuse-closed"
     number = FUSE.stat().st_rdev

@@ -217,7 +217,7 @@ def test_what_slurm_does_not_tell_is_not_green(cluster: Cluster, tools: Path) ->
     expect(
         found,
         {
-            "request": ("red", "a run would be refused: site lab wants an account", "Give --account"),
+            "request": ("red", "a run would be refused: site lab needs an account", "Add --account"),
             "start": ("n/a", "see request", ""),
             "account": ("n/a", "Access/permission denied", ""),
             "partition": ("n/a", "Access/permission denied", ""),

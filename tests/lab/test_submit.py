@@ -140,7 +140,7 @@ def test_a_shell_on_each_node(cluster: Cluster, staying: Staying) -> None:
 
 def test_a_pending_job_says_why(cluster: Cluster, staying: Staying) -> None:
     job, _ = cluster.detach("pass\n", "--nodes", "4", "--name", "second")
-    said = re.compile("PENDING: (waiting for free nodes|other jobs go first)")
+    said = re.compile("PENDING: (waiting for free nodes|waiting for jobs with higher priority)")
     shown = ("hpcml", "status", "second")
     assert wait_for(lambda: bool(said.search(cluster.run(*shown).stdout)), 40, 0.3), cluster.run(*shown).stdout
     rows = cluster.run("hpcml", "ls").stdout

@@ -357,7 +357,7 @@ def test_a_pending_run_is_waited_for_without_a_login(outside: Outside, dashboard
     time.sleep(21)  # two beats of the line; a poll would show by now
     assert tunnel.process.poll() is None
     assert all_logins(outside) == before
-    assert "waiting for free nodes" in tunnel.said or "other jobs go first" in tunnel.said
+    assert "waiting for free nodes" in tunnel.said or "waiting for jobs with higher priority" in tunnel.said
     assert "estimate" in tunnel.said
     assert tunnel.stop() == 130
     held = outside.tunnel(directory.name)

@@ -62,7 +62,7 @@ class Stage(NamedTuple):
 
 STAGES = {
     "time limit in the tear-down": Stage(
-        f"{GO}sys.exit(3)\n", (*ONE, *LIMITED, "--set", "deadlines.teardown=300s"), "ended with exit status 3",
+        f"{GO}sys.exit(3)\n", (*ONE, *LIMITED, "--set", "deadlines.teardown=300s"), "exited with status 3",
         limit="driver-ended",
     ),
     "file system frozen": Stage(

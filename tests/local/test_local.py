@@ -90,7 +90,7 @@ def test_an_import_that_fails_is_told_by_its_own_words(here: Here) -> None:
     done = here.run("submit", "--wait", "--set", f"environment.PYTHONPATH={broken}", here.script("print(1)"))
     assert done.returncode != 0
     assert "tempfile is broken here" in done.stderr
-    assert "Does the interpreter exist" not in done.stderr
+    assert "Check that the interpreter exists" not in done.stderr
 
 
 def test_an_interpreter_for_another_processor_is_told(here: Here) -> None:

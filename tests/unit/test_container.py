@@ -76,7 +76,7 @@ def test_gpus_and_the_interpreter_inside() -> None:
     "bind", ["data", "/data:inside", "/data:/inside:rx", "/a:/b:ro:x", "/a,b", "/a:/b,c", "", "/a\\b", "/a ", "/a:/b "]
 )
 def test_binds_that_are_none(bind: str) -> None:
-    with pytest.raises(ConfigError, match="is no bind"):
+    with pytest.raises(ConfigError, match="is not a valid bind"):
         words(site(binds=[bind]), spec(image="/a.sif"))
 
 

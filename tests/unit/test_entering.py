@@ -20,6 +20,6 @@ def test_words_that_are_not_known_are_quoted() -> None:
     said = "WARNING: nothing\n\x1b[31mFATAL:  \x1b[0m the moon is full.\nsrun: error: n1: task 0\n"
     assert meaning(said, Where.IMAGE) is None
     found = rules.not_entered(said, "255")
-    assert found.what == "the image could not be entered: the moon is full"
+    assert found.what == "the image could not be started: the moon is full"
     assert "hpcml image check" in found.hint
-    assert rules.not_entered("", "88").what == "the image could not be entered: exit status 88"
+    assert rules.not_entered("", "88").what == "the image could not be started: exit status 88"

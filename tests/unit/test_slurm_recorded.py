@@ -122,7 +122,7 @@ def test_jobs_in_the_queue(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) 
     assert {name: found[job].reason for name, job in jobs.items() if name not in ("allocation", "array")} == {
         "held": "held by the user (scontrol release)",
         "dependent": "waiting for the jobs it depends on",
-        "later": "waiting for its begin time",
+        "later": "waiting for its start time",
         "depends": "waiting for the jobs it depends on",
         "too many": "more nodes than the QoS allows: it will never start",
     }
