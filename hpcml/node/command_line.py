@@ -13,7 +13,7 @@ def main() -> None:
     library = f"{os.environ.get('HPCML_RUN_DIR', '')}/{LIBRARY}"
     entries = os.environ.get("PYTHONPATH", "").split(":")
     if library not in entries:
-        sys.exit(f"hpcml: {library} is not from PYTHONPATH: the installed hpcml cannot be found behind it.")
+        sys.exit(f"hpcml: {library} is not from PYTHONPATH, and hpcml is not installed elsewhere.")
     own = ":".join(entry for entry in entries if entry != library)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"PYTHONPATH": own} if own else {}

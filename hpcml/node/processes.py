@@ -95,7 +95,7 @@ class Question:
         try:
             self.pid = os.fork()
         except OSError as error:
-            self.refused = f"{name} was not asked, no process could be started: {error}"
+            self.refused = f"{name} was not queried: no process could be started: {error}"
         else:
             if not self.pid:
                 self._answer(work, writer, parent)
@@ -130,7 +130,7 @@ class Question:
                 with suppress(EOFError, OSError):  # it ended before its answer, or in the middle of it
                     facts = self.reader.recv()
         end = self._end()
-        return facts or {"error": f"the process that asked {self.name} {end}"}
+        return facts or {"error": f"the process that queried {self.name} {end}"}
 
     def _end(self) -> str:
         """Reap the process; one that hangs in the kernel is left alone after a second."""

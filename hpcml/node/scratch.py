@@ -27,7 +27,7 @@ from typing import Self
 
 from hpcml import files
 
-OTHER_PLACE = "set TMPDIR to a folder of your own, or to a sticky one of root's"
+OTHER_PLACE = "set TMPDIR to your own folder, or to a sticky folder of root"
 PREFIX = "hpcml_"  # Dask reads DASK_ variables as Python: with "-", a name such as 24if3j2c made it warn
 LIVES = ".lives"  # its text is the node's name: on a shared file system the locks of other nodes may not be seen
 _SEMAPHORES = Path("/dev/shm")
@@ -52,7 +52,7 @@ class Folder:
         try:
             self.path, self._lock = _made(real)
         except OSError as error:
-            raise UnsafePlaceError(f"no folder can be made in {place}: {error.strerror}") from error
+            raise UnsafePlaceError(f"no folder can be created in {place}: {error.strerror}") from error
         self._owner = os.getpid()
 
     def __enter__(self) -> Self:
@@ -98,9 +98,11 @@ def why_not(folder: str) -> str:
     for path in (real, *real.parents):
         facts = path.stat()
         if facts.st_uid not in trusted:
-            return f"{path} belongs to another user, who could replace what lies in it"
+            return f"{path} belongs to another user, who could replace its contents"
         if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
-            return f"others may replace what lies in {path} (mode {stat.S_IMODE(facts.st_mode):04o}, not sticky)"
+            return (
+                f"other users may replace the contents of {path} (mode {stat.S_IMODE(facts.st_mode):04o}, not sticky)"
+            )
     return ""
 
 

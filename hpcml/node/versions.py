@@ -114,7 +114,7 @@ def unlike(context: Context, role: str) -> str:
         for package in ("python", "distributed") if theirs else ():
             mine, other = own.get(package, ""), (theirs or {}).get(package, "")
             if mine and _numbers(mine, AGREE[package]) != _numbers(other, AGREE[package]):
-                return f"{package} is {mine} here, and {other} in the run"
+                return f"{package} is {mine} here but {other} in the run"
     return ""
 
 

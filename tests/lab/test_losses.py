@@ -233,8 +233,8 @@ def hangs(cluster: Cluster) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("role", "killed", "status", "words"),
     [
-        ("scheduler", "srun", errors.START_FAILED, "is gone (was its srun killed?)"),
-        ("worker", "srun", errors.WORKERS_NEVER_CAME, "is gone (was its srun killed?)"),
+        ("scheduler", "srun", errors.START_FAILED, "ended (its srun may have been killed)"),
+        ("worker", "srun", errors.WORKERS_NEVER_CAME, "ended (its srun may have been killed)"),
         ("worker", "step.sh", errors.WORKERS_NEVER_CAME, "n2: the worker task was killed (srun: error: n2: task 1: "),
         ("worker", "batch script", errors.ALLOCATION_LOST, "the batch script was killed"),
     ],

@@ -55,7 +55,7 @@ ENDS = {
     "killed": End(CONNECT + "os.kill(os.getpid(), signal.SIGKILL)\n", 137),
     "no worker comes": End(
         CONNECT + RAN, errors.WORKERS_NEVER_CAME, setting(IN_TIME, PRELOAD.format("WORKER")), ways=("submit",),
-        mark="ended again and again (exit status 1", says=(NO_MODULE,),
+        mark="ended repeatedly (exit status 1", says=(NO_MODULE,),
     ),
     "no scheduler": End(CONNECT + RAN, errors.START_FAILED, setting(PRELOAD.format("SCHEDULER")), ways=("submit",), says=(NO_MODULE,)),
     "no interpreter": End(CONNECT + RAN, errors.START_FAILED, setting("runtime.python=/opt/gone/python"),

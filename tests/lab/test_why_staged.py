@@ -38,7 +38,7 @@ N3 = (*ONE, "--nodelist", "n3")
 N4 = (*ONE, "--nodelist", "n4")
 BOTH = ("--nodes", "2", "--nodelist", "n3,n4", *SMALL)
 LIMITED = ("--time", "30", "--set", "slurm.signal_lead=5s")  # until each is as far as it is to come: see `limit`
-SAID_FROZEN = "has waited for a file system that does not answer"
+SAID_FROZEN = "has been blocked on a file system for"
 
 
 def awaiting(role: str, deadline: str) -> tuple[str, ...]:

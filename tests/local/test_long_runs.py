@@ -86,7 +86,7 @@ def test_the_last_attempt_that_is_allowed(here: Here) -> None:
     done = here.submit("import hpcml\nhpcml.run.stop()\n", "--until-done", "--max-restarts", "0")
     assert done.returncode == errors.STOPPED, done.stderr
     status = here.status()
-    assert status["message"].endswith("no other attempt follows: --max-restarts 0 is reached")
+    assert status["message"].endswith("hpcml starts no further attempt: --max-restarts 0 is reached")
     assert "(the script saved its state and stopped; the run can be continued)" in here.run("status").stdout
 
 

@@ -192,5 +192,8 @@ def test_no_scratch_where_somebody_else_could_put_another(tmp_path: Path, how: s
         assert (done.returncode, done.stderr) == (0, "")
     else:
         assert done.returncode == 88
-        assert f"hpcml: others may replace what lies in {place.parent if how == 'above' else place} on" in done.stderr
+        assert (
+            f"hpcml: other users may replace the contents of {place.parent if how == 'above' else place} on"
+            in done.stderr
+        )
         assert not done.stdout

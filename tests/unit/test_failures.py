@@ -113,7 +113,7 @@ STEP_CANCELLED = "slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-
 
 @pytest.mark.parametrize(("told", "message", "nodes"), [
     (["srun: error: Node failure on n2"], "the scheduler was lost", ("n2",)),
-    ([], "workers were lost: n2: the step that started the worker task is gone", ("n2",)),
+    ([], "workers were lost: n2: the job step of the worker task ended", ("n2",)),
     ([], "the scheduler was lost", ()),
 ])  # fmt: skip
 def test_the_node_that_failed_is_never_the_one_whose_log_tells_it(
@@ -266,7 +266,7 @@ def test_the_time_limit_says_in_which_phase() -> None:
         (): "before the run began",
         ("image-staging",): "while the image was copied",
         ("allocated",): "before the scheduler was up",
-        ("allocated", "scheduler-up"): "before all workers were there",
+        ("allocated", "scheduler-up"): "before all workers had started",
         ("allocated", "scheduler-up", "workers-ready"): "while the interconnect was checked",
         ("allocated", "scheduler-up", "workers-ready", "driver-started"): "while the script ran",
     }

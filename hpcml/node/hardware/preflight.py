@@ -125,7 +125,7 @@ def _gpus_missing(node: Node, expected: int) -> Iterable[Trouble]:
         yield Trouble(f"NVML reports a fault ({fault})", "Tell the site, and leave this node out.")
     if seen < expected:
         why = "CUDA_VISIBLE_DEVICES is not set" if given is None else f"CUDA_VISIBLE_DEVICES is '{given}'"
-        sentence = f"{_count(seen, 'GPU') or '0 GPUs'} visible where {expected} were asked for"
+        sentence = f"{_count(seen, 'GPU') or '0 GPUs'} visible, {expected} requested"
         hint = "Look at how the profile asks for GPUs (slurm.gpu_request), and at this node's health."
         yield Trouble(f"{sentence} ({why}, the driver shows {count})", hint, fatal=True)
 

@@ -73,7 +73,7 @@ def check_owner(path: Path) -> None:
     """Raise ForeignError if a checkpoint, or their folder, is another account's: many scripts unpickle it."""
     for facts in (path.lstat(), path.stat()):
         if not folder_is_ours(facts):
-            raise ForeignError(f"it belongs to {account(facts.st_uid)}, and may hold anything", path)
+            raise ForeignError(f"it belongs to {account(facts.st_uid)} and is not trusted", path)
 
 
 def _checked(name: str) -> str:
@@ -223,7 +223,7 @@ class Stopper:
         try:
             self.function()
         except Exception:  # noqa: BLE001 - the script's own work goes on; the last whole checkpoint stays
-            print("hpcml: a save of hpcml.run.on_stop(every=…) failed, the script goes on:", file=sys.stderr)
+            print("hpcml: a save of hpcml.run.on_stop(every=…) failed; the script continues:", file=sys.stderr)
             traceback.print_exc()
         finally:
             self.due, self.next = False, time.monotonic() + self.every
@@ -233,7 +233,7 @@ def on_stop(function: Callable[[], object], every: str | float, near: Callable[[
     """Have a function called before the run ends; the last one that was named counts."""
     global _stopper  # noqa: PLW0603 - signals have one answer in a process
     if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("hpcml.run.on_stop is for the script's main thread, where signals are answered")
+        raise RuntimeError("call hpcml.run.on_stop in the script's main thread, which receives signals")
     stopper = Stopper(function, _seconds(every), near)
     _stopper = stopper
     stopper.begin()
@@ -243,7 +243,7 @@ def _seconds(every: str | float) -> float:
     """Return a period in seconds, 0 for none; a ValueError if it is no duration."""
     seconds = parse_seconds(every) if isinstance(every, str) and every else float(every or 0)
     if seconds < 0:
-        raise ValueError(f"hpcml.run.on_stop: every={every!r} is less than nothing")
+        raise ValueError(f"hpcml.run.on_stop: every={every!r} is negative")
     return seconds
 
 

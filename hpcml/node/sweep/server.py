@@ -53,7 +53,7 @@ def serve() -> NoReturn:
         if error.name not in ("optuna", "cmaes"):
             raise
         user = "a search and a pruner need" if error.name == "optuna" else "--sampler cmaes needs"
-        raise SystemExit(f"hpcml: The nodes' Python has no {error.name}, which {user}.") from None
+        raise SystemExit(f"hpcml: The nodes' Python lacks {error.name}, which {user}.") from None
     sys.stdout.flush()
     raise SystemExit(sweep.exit_status)
 
@@ -291,7 +291,7 @@ class Sweep:
 
     def _lose(self) -> None:
         """End the points that others have by now; nothing is written of them."""
-        self.stopped = "this run was silent for so long that others have its points"
+        self.stopped = "this run gave no sign of life for so long that other runs took its points"
         for slot in self.slots:
             slot.point = None
             if slot.pid:
@@ -401,8 +401,8 @@ class Sweep:
         words += f", {pruned} pruned" if pruned else ""
         words += f", {failed} failed" if failed else ""
         if self.leases and (others := len(points) - done - left):
-            words += f", {others} are those of other runs"
-        words += f", {left} are left: {self.stopped or 'they stopped to be continued'}" if left else ""
+            words += f", {others} belong to other runs"
+        words += f", {left} remain: {self.stopped or 'they stopped to be continued'}" if left else ""
         self.exit_status = 1 if failed or left else 0
         if left and self.context.attempt.time_limit.exists():
             self.exit_status = errors.TIME_LIMIT

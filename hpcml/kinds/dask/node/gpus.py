@@ -60,9 +60,9 @@ def take(gpu: Gpu, index: int) -> str:
     try:
         devices = [name for name in cuda_visible_devices(0).split(",") if name]
     except Exception as error:
-        raise NoGpuError(f"NVIDIA's driver does not answer: {error}") from error
+        raise NoGpuError(f"NVIDIA's driver does not respond: {error}") from error
     if len(devices) < gpu.count:
-        raise NoGpuError(f"{len(devices)} GPUs are visible, {gpu.count} were asked for (CUDA_VISIBLE_DEVICES)")
+        raise NoGpuError(f"{len(devices)} GPUs are visible, {gpu.count} requested (CUDA_VISIBLE_DEVICES)")
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([*devices[index : gpu.count], *devices[:index]])
     return str(devices[index])
 

@@ -102,7 +102,7 @@ def collect(environment: Mapping[str, str], argv: Sequence[str], *, gpus: bool) 
     late = [name for name in given if name.startswith(once) and name not in ("PYTHONPATH", *_OF_LIBRARIES)]
     late += [name for name in given if name in _THREADS and not _has_threadpoolctl()]
     if late:
-        refused.append(f"{', '.join(late)} for libraries that are loaded already (set before you submit)")
+        refused.append(f"{', '.join(late)} for libraries that are already loaded (set it before you submit)")
     same = {name: before[name] == now[name] for name in before}
     return Handover(
         environment=given,
@@ -153,7 +153,7 @@ def _settings(start: Mapping[str, str], changed: Mapping[str, str | None]) -> tu
     different = {key: value for key, value in now.items() if not _equal(before.get(_plain(key), dask), value)}
     own = [key for key in different if f"{_plain(key)}.".startswith(tuple(f"{one}." for one in _RUNS_SETTINGS))]
     words = [key for key in own if _plain(key).startswith(_WORTH_A_WORD)]
-    refused = [f"Dask's {', '.join(words)} (the run's own; set before you submit)"] if words else []
+    refused = [f"Dask's {', '.join(words)} (the run sets it; set it before you submit)"] if words else []
     return {key: value for key, value in different.items() if key not in own}, refused
 
 
@@ -215,7 +215,7 @@ class HandoverPlugin(WorkerPlugin):  # type: ignore[misc]
         worker.of_script = [(one, value) for one, value in now.items() if before.get(one) is not value]
         _of_memory(self.handover.settings, self.undo, worker)
         for problem in self.problems:
-            print(f"hpcml: not taken up from the script: {problem}.", file=sys.stderr, flush=True)
+            print(f"hpcml: not taken over from the script: {problem}.", file=sys.stderr, flush=True)
         if self.handover.resources:
             await worker.set_resources(**self.handover.resources)
 

@@ -221,7 +221,7 @@ async def _nccl(
     if "error" in slowest:
         return slowest
     bandwidth = 2 * (count - 1) / count * slowest["bytes"] / slowest["seconds"]  # nccl-tests' "bus bandwidth"
-    wrong = "" if slowest["right"] else "the all-reduce gave a wrong sum"
+    wrong = "" if slowest["right"] else "the all-reduce returned a wrong sum"
     return {**slowest, "start": joined["start"], "bandwidth": bandwidth, "error": wrong}
 
 
@@ -430,7 +430,7 @@ def main() -> int:
     The status is 0 if all was measured, 1 if a pair of workers could not talk, 2 outside a run.
     """
     if "HPCML_RUN_DIR" not in os.environ:
-        say("fabric: this measures the nodes of a run. Start it by: hpcml fabric --nodes 2", sys.stderr)
+        say("fabric: this measures the nodes of a run. Start it with: hpcml fabric --nodes 2", sys.stderr)
         return 2
     import dask.config
 

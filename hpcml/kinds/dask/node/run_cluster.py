@@ -158,7 +158,7 @@ class RunCluster(Cluster):  # type: ignore[misc]
         options = {"job_name": "dask-worker", **vars(self).get("_options", {})}
         if name.startswith("_") or name not in options:
             raise AttributeError(
-                f"{type(self).__name__}.{name}: this cluster is the run's, which has no {name}. Use scheduler_info, "
+                f"{type(self).__name__}.{name}: this is the run's cluster, which has no {name}. Use scheduler_info, "
                 "workers or job_script()."
             )
         return options[name]
@@ -294,7 +294,7 @@ def own(original: type) -> type:
             asked = _call(original.__name__, arguments, options)
             _note(asked, f"a cluster of its own on this node (--own-clusters), beside {_size().rpartition(' ')[0]}")
             if arguments and of_cpus:
-                raise TypeError("LocalCluster takes its options by name in a run")
+                raise TypeError("in a run LocalCluster takes keyword arguments only")
             super().__init__(*arguments, **closed | options)
 
     return type(original.__name__, (Own,), _members(original))
@@ -481,7 +481,7 @@ class BackendPlugin(WorkerPlugin):  # type: ignore[misc]
 def _backends(backend: str) -> dict[str, str]:
     """Return Dask's settings for a backend by name, as :func:`hpcml.connect` describes it."""
     if backend not in ("", "auto", "cpu", "gpu"):
-        raise ValueError(f"hpcml.connect(backend={backend!r}): no such backend; there are auto, cpu and gpu")
+        raise ValueError(f"hpcml.connect(backend={backend!r}): unknown backend; use auto, cpu or gpu")
     has_gpus = bool(backend) and "HPCML_RUN_DIR" in os.environ and load().settings.workers.gpu is not None
     if backend == "gpu" and not has_gpus:
         raise ValueError("hpcml.connect(backend='gpu'): this run has no GPU workers; submit with --gpus-per-node")
@@ -535,7 +535,7 @@ def _shown(value: Any) -> str:
 def _note_run(asked: str, options: Mapping[str, Any] | None = None) -> None:
     """Say that the run's workers stand for what was asked."""
     apart = options is not None and options.get("processes") is False
-    aside = ", in processes of their own: what a task changes in the script's memory is not seen there" if apart else ""
+    aside = ", in separate processes: tasks do not change the script's memory" if apart else ""
     _note(asked, f"{_size()} used{aside}")
 
 

@@ -34,7 +34,7 @@ def main() -> int:
     context = load()
     node = agent.begin(context, agent.Members(WORKER.name, context.settings.workers.restarts, WORKERS_NEVER_CAME))
     if not os.access(context.settings.code.cwd, os.X_OK):
-        return node.refuse(f"the folder that the script runs in cannot be entered: {context.settings.code.cwd}")
+        return node.refuse(f"the script's working folder cannot be opened: {context.settings.code.cwd}")
     if lacking := profilers.missing(context):
         return node.refuse(lacking)
     try:
@@ -103,7 +103,7 @@ class Address:
         self.interval = files.interval(context.settings.job.nodes)
         self.deadline = time.monotonic() + context.settings.deadlines.scheduler + context.settings.deadlines.workers
         self.known = False
-        self.late = "the scheduler did not write its address (scheduler.json) within its deadline"
+        self.late = "the scheduler did not write its address (scheduler.json) in time"
 
     def look(self) -> bool:
         """Pass the address on once it is there; return False if it will never be."""
