@@ -241,8 +241,8 @@ def _table(facts: Any, forms: Mapping[str, Check], *, part: bool = False) -> dic
 
 def wrong(host: str, what: str) -> ConfigError:
     """Return the error for an answer that cannot be used."""
-    hint = "Is it the same hpcml? Update the older. If it is, tell the site's support: was the machine tampered with?"
-    return ConfigError(f"What the hpcml on {host} says cannot be used: {what}", place=host, hint=hint)
+    hint = "Update the older hpcml. If the versions are equal, the machine may be compromised: ask the site's support."
+    return ConfigError(f"The answer of hpcml on {host} is invalid: {what}", place=host, hint=hint)
 
 
 def _parsed(line: str | bytes, host: str, longest: float = LONGEST) -> dict[str, Any]:

@@ -35,7 +35,7 @@ MEANING = {
     "direct": "ssh through the login node to the node",
     "twohop": "two hops, by a socket on the login node",
     "srun": "sshd in a job step, over srun's input and output",
-    "local": "no ssh, as the run is on this machine",
+    "local": "no ssh: the run is on this machine",
 }
 READY = {"direct": 20.0, "twohop": 25.0, "srun": 40.0}  # seconds until a route over ssh has to be open
 ANSWER = 5.0  # seconds for an answer of the service
@@ -103,13 +103,13 @@ def look(port: int, service: Service, token: str = "") -> str:
     except TimeoutError:
         return "it does not answer in time"
     except (OSError, http.client.HTTPException) as error:
-        return f"the connection is closed at once ({type(error).__name__})"
+        return f"the connection is closed immediately ({type(error).__name__})"
     if status != 200:
         return f"it answers with status {status}"
     try:
         facts = files.parsed(json.loads, body.decode())
     except ValueError:
-        return "something else answers"
+        return "another program answers"
     if not isinstance(facts, dict) or service.identity not in facts.values():
         return "another service answers"
     return ""
@@ -170,10 +170,10 @@ class SshRoute:
         if self.name == "twohop":
             if isinstance(self.child, Call) and self.child.child.wait(_CLOSING) is not None:  # the second hop ended
                 return TunnelError(_reason(self.child.errors) or wrong, place=self.name)
-            return TunnelError(f"{host} forbids forwarding, or the socket is gone ({wrong})", place=self.name)
+            return TunnelError(f"{host} forbids forwarding, or the socket does not exist ({wrong})", place=self.name)
         if self._is_missing():
             return ServiceGoneError(f"The socket is not on {node}", place=self.name)
-        return TunnelError(f"{node} forbids forwarding, or the socket is gone ({wrong})", place=self.name)
+        return TunnelError(f"{node} forbids forwarding, or the socket does not exist ({wrong})", place=self.name)
 
     def _is_missing(self) -> bool:
         """Whether the socket is surely not on the node, by a look through a route that gives a shell."""
@@ -373,7 +373,7 @@ def _prepared(connection: Connection, words: list[str]) -> Relay:
     if relay is None and not connection.alive():
         raise connection.gone(call.errors)
     if relay is None:
-        raise TunnelError(f"The login node prepared nothing: {_reason(call.errors)}", place="srun")
+        raise TunnelError(f"The login node prepared no tunnel: {_reason(call.errors)}", place="srun")
     return relay
 
 
@@ -382,7 +382,7 @@ def _session_key(folder: Path) -> str:
     words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hpcml", "-f", str(folder / "key")]
     answer = subprocesses.run(words, 20.0)
     if answer.code != 0:
-        raise TunnelError(f"No key could be made: {answer.text}", place="ssh-keygen")
+        raise TunnelError(f"No key could be created: {answer.text}", place="ssh-keygen")
     return (folder / "key.pub").read_text().strip()
 
 

@@ -48,7 +48,7 @@ def test_its_words_are_known(cluster: Cluster, image: Path, subtests: pytest.Sub
             assert hint in found.remedy
 
     for kind, what, hint in (
-        ("none", f"the image is not there: {cluster.work}/none.sif", "move it after the submission"),
+        ("none", f"the image does not exist: {cluster.work}/none.sif", "move it after the submission"),
         ("text", "the file is not an image", "hpcml image build"),
         ("cut", "the image is damaged or cut off", "Copy it again"),
         ("closed", "there is no permission to read the image", "permissions"),

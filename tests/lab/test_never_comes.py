@@ -62,5 +62,5 @@ def test_a_share_of_memory_that_is_too_small_is_named_before_a_worker_dies_of_it
     each = r"the memory of this node allows each of its 64 workers \d+ MiB, but a worker needs \d+ MiB to start"
     assert re.search(f"n[12]: {each}", reason), reason
     assert "workers.per_node" in reason
-    assert "ended" not in reason.partition("did not come")[2]
+    assert "ended" not in reason.partition("did not start")[2]
     assert " within " not in reason

@@ -50,7 +50,7 @@ def test_gpus_are_asked_for_and_seen(cluster: Cluster) -> None:
     ended = cluster.submit("print('the script ran')", *SMALL, "--gpus-per-node", "4", *style)
     assert ended.code == errors.WORKERS_NEVER_CAME
     assert "the script ran" not in ended.out
-    assert ": no GPU can be seen" in ended.err
+    assert ": no GPU is visible" in ended.err
     probes = [json.loads(path.read_text()) for path in ended.directory.glob("attempts/0/probe/*.json")]
     assert [probe["visible_devices"] for probe in probes] == ["0,1,2,3"] * 2
 

@@ -274,7 +274,7 @@ http.server.HTTPServer(("127.0.0.1", {port}), Page).serve_forever()
         outside.tunnels.pop().stop()
         taken = outside.tunnel(run, "--service", "web", "--port", str(port))
         assert taken.ended() == errors.UNAVAILABLE
-        assert f"Port {port} of this laptop is taken" in taken.said
+        assert f"Port {port} of this laptop is in use" in taken.said
     finally:
         squatter.terminate()
         heard = "".join(squatter.communicate(timeout=180))

@@ -193,7 +193,7 @@ def test_points_side_by_side_in_shares_of_the_workers(here: Here) -> None:
     words = ("side.py", "--grid", "k=range(0,4)", "--", "--folder", str(here.folder), "--meet", "1")
     few = here.run("sweep", "--wait", "--at-once", "5", *words)
     assert few.returncode == errors.USAGE
-    assert "5 points at once need as many workers, and the run has " in few.stderr
+    assert "5 parallel points need as many workers, but the run has " in few.stderr
     done = here.run("sweep", "--wait", "--nodes", "2", "--set", "workers.per_node=2", "--at-once", "2", *words)
     assert done.returncode == 0, done.stderr + done.stdout
     names = {path: json.loads(path.read_text()) for path in Path(here.status()["directory"]).glob("out/*/names")}

@@ -113,7 +113,7 @@ def test_too_little_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     text = "Bootstrap: docker\nFrom: a:1\n%labels\n    org.hpcml.space 900000T\n"
     own = sif.Definition("a", tmp_path / "a.def", text)
     monkeypatch.setenv("APPTAINER_TMPDIR", str(tmp_path))
-    with pytest.raises(StorageError, match="the build takes about") as caught:
+    with pytest.raises(StorageError, match="the build needs about") as caught:
         build.check_space(own, tmp_path / "a.sif", APPTAINER)
     assert (caught.value.place, "APPTAINER_TMPDIR" in caught.value.message) == (str(tmp_path), True)
     monkeypatch.delenv("APPTAINER_TMPDIR")
@@ -188,7 +188,7 @@ def test_the_source_of_ucx_is_looked_for_before_the_build(tmp_path: Path, monkey
         return build.prepare(wheels, tmp_path / "a.sif", APPTAINER, fakeroot=False, given=given, force=False)
 
     assert any("UCX_SOURCE" in note and "no InfiniBand" in note for note in prepared().notes)
-    with pytest.raises(NotFoundError, match="UCX is no file"):
+    with pytest.raises(NotFoundError, match="UCX is not a file"):
         prepared(UCX_SOURCE="ucx.tar.gz")
     (tmp_path / "ucx.tar.gz").touch()
     order = prepared(UCX_SOURCE="ucx.tar.gz")

@@ -62,7 +62,7 @@ def check_policy(policy: str, result: Result) -> str:
     if policy == "none":
         return ""
     if policy not in ("warn", "rdma"):
-        raise ValueError(f"there is no policy '{policy}': none, warn or rdma")
+        raise ValueError(f"unknown policy '{policy}': use none, warn or rdma")
     reasons = list(result.failed)
     if result.protocol != "tls" or policy == "rdma":
         reasons += result.doubts
