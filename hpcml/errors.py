@@ -103,8 +103,8 @@ class HpcmlError(Exception):
 
     def as_json(self) -> dict[str, object]:
         """Return the same facts as a JSON-ready mapping."""
-        facts = {"error": self.message, "place": self.place, "hint": self.hint, "exit_status": self.exit_status}
-        return {**facts, "quote": list(self.quote)}
+        fields = {"error": self.message, "place": self.place, "hint": self.hint, "exit_status": self.exit_status}
+        return {**fields, "quote": list(self.quote)}
 
 
 class UsageError(HpcmlError):

@@ -95,8 +95,9 @@ class Run:
             numbers = {name: float(value) for name, value in metrics.items()}
         except (TypeError, ValueError) as error:
             raise ValueError(f"hpcml.run.report(): a metric is not a number: {error}") from None
-        told = {name: value if math.isfinite(value) else None for name, value in numbers.items()}  # JSON has no NaN
-        report: dict[str, object] = {"metrics": told, "step": None if step is None else int(step)}
+        # JSON has no NaN
+        finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        report: dict[str, object] = {"metrics": finite, "step": None if step is None else int(step)}
         _note(report)
         if _is_pruned(report):
             from hpcml.errors import PRUNED

@@ -190,9 +190,9 @@ def _named_nodes(hits: Sequence[Hit]) -> list[str]:
 
 def _known(text: str, line: Line) -> Hit | None:
     """Return what an error's own words show, if a rule knows them; of several the one that begins a failure."""
-    found = [hit._replace(line=line) for hit in evidence.hits_in(evidence.Piece(text, 1), SCRIPT)]
-    found = [hit for hit in found if hit.rule.role in (Role.ROOT, Role.CASCADE)]
-    return min(found, key=lambda hit: hit.rule.role is not Role.ROOT, default=None)
+    hits = [hit._replace(line=line) for hit in evidence.hits_in(evidence.Piece(text, 1), SCRIPT)]
+    hits = [hit for hit in hits if hit.rule.role in (Role.ROOT, Role.CASCADE)]
+    return min(hits, key=lambda hit: hit.rule.role is not Role.ROOT, default=None)
 
 
 def _roots(hits: Sequence[Hit], *, own: bool) -> list[Hit]:
@@ -238,15 +238,15 @@ def _out_of_memory(end: End, hits: Sequence[Hit]) -> Cause:
     confirmed = [hit for hit in hits if hit.rule.role is Role.CONFIRMATION or hit.rule.name == "worker-oom"]
     if not confirmed:
         return _by_rule(rule, end.message, evidence=_quoted(end))._replace(occurrences=0)
-    found = _of(min(confirmed, key=lambda hit: hit.line.time or math.inf), hits, rule.cause)
+    cause = _of(min(confirmed, key=lambda hit: hit.line.time or math.inf), hits, rule.cause)
     # Slurm says it of a role's step in that role's log.
     lines_of_roles = [hit.line for hit in confirmed if hit.rule.name == "oom-kill" and hit.line.source not in _NO_ROLES]
     roles = {line.source for line in lines_of_roles}
     alone = len(roles) == 1 and roles != {SCRIPT} and not any(line.node for line in lines_of_roles)
     who = "the script" if end.by == "script" else f"the {roles.pop()}" if alone else ""
-    what = f"{who} was killed because the node's memory limit was reached" if who else found.what
+    what = f"{who} was killed because the node's memory limit was reached" if who else cause.what
     lines = tuple(hit.line for hit in confirmed)[:_SHOWN]
-    return found._replace(what=what, rule=rule.name, evidence=lines, followed=(), short=rule.short)
+    return cause._replace(what=what, rule=rule.name, evidence=lines, followed=(), short=rule.short)
 
 
 def _lost(case: Case, hits: Sequence[Hit]) -> Cause:
@@ -258,17 +258,17 @@ def _lost(case: Case, hits: Sequence[Hit]) -> Cause:
         return _by_rule(BY_NAME["node-failure"], evidence=tuple(hit.line for hit in named[:_SHOWN]), nodes=nodes)
     status, record, node = end.exit_status, Line(end.message, "record", "status.json"), _node_in(end.message)
     if root := _first(_roots(hits, own=status != errors.WORKERS_NEVER_CAME)):
-        found = _of(root, hits)
-        if root.rule.name in _OF_ANOTHER_NODE and not found.nodes and node:
-            found = found._replace(nodes=(node,))
-        return found._replace(followed=(record, *found.followed)[:_SHOWN])
+        cause = _of(root, hits)
+        if root.rule.name in _OF_ANOTHER_NODE and not cause.nodes and node:
+            cause = cause._replace(nodes=(node,))
+        return cause._replace(followed=(record, *cause.followed)[:_SHOWN])
     text = "\n".join((end.message, *end.quote))
-    told = [hit for hit in evidence.hits_in(evidence.Piece(text, 0), "record") if hit.rule.role is Role.ROOT]
-    if told := [hit._replace(line=hit.line._replace(node=node)) for hit in told]:
-        return _of(told[0], told)._replace(followed=(record,))
-    known = status not in (errors.ALLOCATION_LOST, 128 + signal.SIGKILL)
+    end_hits = [hit for hit in evidence.hits_in(evidence.Piece(text, 0), "record") if hit.rule.role is Role.ROOT]
+    if end_hits := [hit._replace(line=hit.line._replace(node=node)) for hit in end_hits]:
+        return _of(end_hits[0], end_hits)._replace(followed=(record,))
+    is_known = status not in (errors.ALLOCATION_LOST, 128 + signal.SIGKILL)
     short = case.short_by_status(followed=True).get(status, "ended")
-    return Cause(end.message, short, known, "", end.hint, evidence=_quoted(end))
+    return Cause(end.message, short, is_known, "", end.hint, evidence=_quoted(end))
 
 
 def _node_in(message: str) -> str:
@@ -280,8 +280,8 @@ def _node_in(message: str) -> str:
 def _after(cascade: Hit, hits: Sequence[Hit]) -> Cause:
     """The script's end followed from something else: the earliest beginning in the logs, or unknown."""
     if root := _first(_roots(hits, own=False)):
-        found = _of(root, hits)
-        return found._replace(followed=(cascade.line, *found.followed)[:_SHOWN])
+        cause = _of(root, hits)
+        return cause._replace(followed=(cascade.line, *cause.followed)[:_SHOWN])
     if confirmed := [hit for hit in hits if hit.rule.role is Role.CONFIRMATION]:
         return _of(confirmed[0], hits)._replace(followed=(cascade.line,))
     rule = cascade.rule
@@ -340,8 +340,8 @@ def _signalled(end: End, hits: Sequence[Hit], number: signal.Signals) -> Cause:
     if failed and number == signal.SIGABRT:
         return _of(failed[-1], hits, f"{what}: {failed[-1].groups[0][:_TOLD]}")
     what = f"{what}: {rule.cause}"
-    found = [hit for hit in of_script if hit.rule.name == rule.name]
-    return _of(found[-1], hits, what) if found else _by_rule(rule, what, evidence=_quoted(end))
+    rule_hits = [hit for hit in of_script if hit.rule.name == rule.name]
+    return _of(rule_hits[-1], hits, what) if rule_hits else _by_rule(rule, what, evidence=_quoted(end))
 
 
 # -- errors of the script --------------------------------------------------------------------------------------------
@@ -358,15 +358,15 @@ def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
     lines = [Line(text, SCRIPT, f"logs/{SCRIPT}.log", 0, when) for text in shown]
     if case.last_error and case.last_error.text.endswith(chain[0].split("\n")[0][:_TOLD]):
         lines[0] = lines[0]._replace(number=case.last_error.number)
-    known = {
+    hit_by_index = {
         index: found
         for index, text in enumerate(chain)
         if not errors_of_chain[index].get("hides") and (found := _known(text, lines[index]))
     }
-    told = {hit.rule.name for hit in known.values()}
-    hits = [hit for hit in hits if hit.line.source != SCRIPT or hit.rule.name not in told]
-    index = _beginning(errors_of_chain, known)
-    hit, line = known.get(index), lines[index]
+    chain_rules = {hit.rule.name for hit in hit_by_index.values()}
+    hits = [hit for hit in hits if hit.line.source != SCRIPT or hit.rule.name not in chain_rules]
+    index = _beginning(errors_of_chain, hit_by_index)
+    hit, line = hit_by_index.get(index), lines[index]
     later = tuple(one for position, one in enumerate(lines) if position != index)
     if hit and hit.rule.role is Role.CASCADE:
         return _after(hit, hits)
@@ -468,9 +468,9 @@ def _first(hits: Sequence[Hit]) -> Hit | None:
     of_file: dict[tuple[str, str], Hit] = {}
     for hit in hits:
         of_file.setdefault((hit.line.file, hit.line.node), hit)
-    found = list(of_file.values())
-    candidates = [hit for hit in found if not any(_before(other, hit) for other in found)]
-    return min(candidates or found, key=lambda hit: (_depth(hit), hit.line.time or math.inf), default=None)
+    first_hits = list(of_file.values())
+    candidates = [hit for hit in first_hits if not any(_before(other, hit) for other in first_hits)]
+    return min(candidates or first_hits, key=lambda hit: (_depth(hit), hit.line.time or math.inf), default=None)
 
 
 def _before(one: Hit, other: Hit) -> bool:

@@ -175,8 +175,8 @@ def _by_cause(outcome: End, cause: str | None) -> End:
     exit_status = errors.ALLOCATION_LOST if "NODE" in cause else errors.CANCELLED
     reason = f"Slurm ended the job: {cause.lower()}"
     other = {"exit_status": exit_status, "by": SLURM, "message": reason, "hint": ""}
-    known = {"": _CANCELLED, "PREEMPTION": _PREEMPTED, "TIME LIMIT": _TIME_LIMIT, "JOB REQUEUE": _PUT_BACK}
-    return outcome._replace(**known.get(cause, other))
+    causes = {"": _CANCELLED, "PREEMPTION": _PREEMPTED, "TIME LIMIT": _TIME_LIMIT, "JOB REQUEUE": _PUT_BACK}
+    return outcome._replace(**causes.get(cause, other))
 
 
 def _cause(context: Context, since: int) -> str | None:

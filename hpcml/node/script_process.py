@@ -285,8 +285,8 @@ def written_into_copy(copy: Path, since: int) -> str:
         return ""
     shown = ", ".join(name if name.isprintable() else ascii(name) for name in written[:_NAMED_FILES])
     more = f" and {len(written) - _NAMED_FILES} more" if len(written) > _NAMED_FILES else ""
-    words = "The script wrote files into the run's copy of its folder, not into the original folder:"
-    return f"{words} {shown}{more} (in {copy}). Write to the current folder or to hpcml.run.out instead."
+    sentence = "The script wrote files into the run's copy of its folder, not into the original folder:"
+    return f"{sentence} {shown}{more} (in {copy}). Write to the current folder or to hpcml.run.out instead."
 
 
 def _newer(copy: Path, since: int) -> Iterator[str]:

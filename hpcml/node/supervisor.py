@@ -272,11 +272,11 @@ def _cause(state: RunState, outcome: End) -> str:
         case = judgement.Case(
             outcome, state.kind, state.events.times, form=context.settings.code.form, clocks=state.clocks
         )
-        found = judgement.of_run(context.run, context.attempt, case)
+        cause = judgement.of_run(context.run, context.attempt, case)
     except Exception as error:  # noqa: BLE001 - the run's end must be written whatever happens
         say(context, f"why the run failed could not be looked at: {error!r}")
         return ""
-    return found.short if found and found.known else ""
+    return cause.short if cause and cause.known else ""
 
 
 def _wait(state: RunState, processes: Processes, deadline: float) -> None:
@@ -296,10 +296,10 @@ class ReportProcess:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.process: subprocess.Popen[bytes] | None = None
-        words = [sys.executable, "-P", "-m", "hpcml.report", str(context.run.directory), str(context.number)]
+        command = [sys.executable, "-P", "-m", "hpcml.report", str(context.run.directory), str(context.number)]
         pipe = subprocess.PIPE
         try:
-            self.process = subprocess.Popen(words, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, cwd="/")
+            self.process = subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, cwd="/")
         except OSError as error:
             self._missed(str(error))
 
@@ -315,7 +315,7 @@ class ReportProcess:
         if not self.process:
             return
         try:
-            _, words = self.process.communicate(timeout=REPORT_LONGEST)
+            _, output = self.process.communicate(timeout=REPORT_LONGEST)
         except subprocess.TimeoutExpired:
             self.process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # the file system holds it; nobody waits for it
@@ -323,7 +323,7 @@ class ReportProcess:
             self._missed(f"it was not ready in {REPORT_LONGEST:g} s")
             return
         if self.process.returncode:
-            last = words.decode(errors="replace").strip().rpartition("\n")[2]
+            last = output.decode(errors="replace").strip().rpartition("\n")[2]
             self._missed(last or f"exit status {self.process.returncode}")
 
     def _missed(self, why: str) -> None:

@@ -70,10 +70,10 @@ def _environment(folders: Sequence[Path]) -> jinja2.Environment:
     import jinja2.sandbox
 
     builtin = jinja2.FileSystemLoader(str(assets.folder("templates")))
-    own = [jinja2.FunctionLoader(functools.partial(_named, folder)) for folder in folders]
+    user_loaders = [jinja2.FunctionLoader(functools.partial(_named, folder)) for folder in folders]
     # In the sandbox a template reaches the plan and Jinja2's own words, and nothing of Python behind them.
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        loader=jinja2.ChoiceLoader([*own, builtin, jinja2.PrefixLoader({"hpcml": builtin})]),
+        loader=jinja2.ChoiceLoader([*user_loaders, builtin, jinja2.PrefixLoader({"hpcml": builtin})]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -111,13 +111,13 @@ def _own_binds(site: Site, spec: RunRequest, paths: RunPaths) -> list[tuple[str,
     """Return the run's directory, hpcml's modules in it for reading only, the user's folder, and scratch."""
     scratch = site.paths.scratch if site.paths.scratch.startswith("/") and "$" not in site.paths.scratch else ""
     sources = [str(folder) for folder in spec.code.sources if folder != spec.code.cwd]
-    own = (
+    run_folders = (
         (str(paths.directory), "paths.runs"),
         (str(spec.code.cwd), "the folder of the submission"),
         *((folder, "the script's folder") for folder in sources),
         (scratch, "paths.scratch"),
     )
-    for path, place in own:
+    for path, place in run_folders:
         if any(divider in path for divider in _DIVIDERS) or path != path.rstrip():
             hint = "Choose a path without ':', ',' and '\\', and without a space at its end."
             raise ConfigError("This path cannot be bound into an image", place=f"{place}: {path}", hint=hint)

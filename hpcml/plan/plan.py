@@ -220,8 +220,8 @@ def _check_workers(site: Site, gpus: int, memory: int) -> None:
     count = gpus or site.workers.per_node
     least = units.in_mib(_LEAST_FOR_A_WORKER)
     if 0 < limit < _LEAST_FOR_A_WORKER:
-        words = f"workers.memory_limit is {units.in_mib(limit)}, but a worker needs more than {least} to start"
-        raise SiteError(words, place="workers.memory_limit", hint="Increase it, or remove it for an equal share.")
+        message = f"workers.memory_limit is {units.in_mib(limit)}, but a worker needs more than {least} to start"
+        raise SiteError(message, place="workers.memory_limit", hint="Increase it, or remove it for an equal share.")
     if not limit and memory and count > 0 and memory // count < _LEAST_FOR_A_WORKER:
         each = f"{count} workers share {units.in_mib(memory)} of a node: {units.in_mib(memory // count)} each"
         hint = "Use fewer workers (--set workers.per_node=…) or more memory (--memory-per-node)."
@@ -290,27 +290,27 @@ def _notices(site: Site, spec: RunRequest) -> tuple[str, ...]:
         (site.notes.gpus, spec.size.gpus_per_node > 0),
         (site.notes.image, bool(spec.image)),
     )
-    found = [text for text, applies in said if text and applies]
-    found += _other_adapters(site, spec)
+    notes = [text for text, applies in said if text and applies]
+    notes += _other_adapters(site, spec)
     if spec.size.nodes >= _MANY_NODES and not spec.image and not schedulers.get(site.scheduler).ONE_MACHINE:
-        found.append(
+        notes.append(
             f"{spec.size.nodes} nodes import Python at once, slow on a shared file system: use an image (--image)"
         )
     if count := site.doubts():
-        found.append(f"profile {site.name} has {count} unconfirmed values ({_FACTS} {site.name})")
-    return tuple(found)
+        notes.append(f"profile {site.name} has {count} unconfirmed values ({_FACTS} {site.name})")
+    return tuple(notes)
 
 
 def _other_adapters(site: Site, spec: RunRequest) -> list[str]:
     """Return a warning for each variable that names RDMA adapters that the nodes have not; nothing else says so."""
-    found = []
+    notes = []
     for name, value in {**site.environment, **dict(spec.environment)}.items():
         if name in ADAPTERS and site.network.adapters:
             has = site.network.adapters
             if strange := [one for one in named_adapters(value) if one not in has]:
                 which = f"{name} names {', '.join(strange)}"
-                found.append(f"{which}, which the nodes of {site.name} do not have: {', '.join(has)}")
-    return found
+                notes.append(f"{which}, which the nodes of {site.name} do not have: {', '.join(has)}")
+    return notes
 
 
 def named_adapters(value: str) -> list[str]:

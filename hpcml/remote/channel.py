@@ -144,10 +144,10 @@ class Call:
 
     def _hear(self, data: bytes) -> bool:
         """Take in a piece of standard error; return whether the other side does not keep to the form."""
-        facts = None
+        arrived = None
         try:
-            plain, facts = self._demux.feed(data, last=not data)
-            for fact in facts:
+            plain, arrived = self._demux.feed(data, last=not data)
+            for fact in arrived:
                 self._learn(fact)
             if self.held is not None:
                 self.held += plain
@@ -157,7 +157,7 @@ class Call:
                 self.show(plain)
         except ConfigError as error:
             self.wrong = error  # raised by whoever asks for a fact or the end
-        if facts or not data or self.wrong:
+        if arrived or not data or self.wrong:
             self.news.set()
         return self.wrong is not None
 
@@ -455,8 +455,8 @@ class Delivery:
         mark, program = secrets.token_hex(8), Path(receiver.__file__).read_bytes()
         files = [(entry.name, entry.size, entry.mode) for entry in entries]
         ask = {"mark": mark, "path": self.path, "replace": self.replace}
-        words = ("-IS", "-c", _READ, str(len(program)))
-        child = subprocesses.Child(self.connection.python(*words), out=subprocesses.PIPE)
+        command = ("-IS", "-c", _READ, str(len(program)))
+        child = subprocesses.Child(self.connection.python(*command), out=subprocesses.PIPE)
         try:
             with contextlib.suppress(OSError), patience(child, self.host):
                 child.write(program + json.dumps({**ask, "files": files}).encode() + b"\n")
@@ -470,10 +470,10 @@ class Delivery:
         line = marked_line(child.out, mark, answers.LONGEST, self.host)
         if line is None:
             raise self._why(child)
-        facts = answers.of_delivery(line, self.host)
-        if "refused" in facts:
-            raise self._refusal(facts)
-        return facts
+        delivery = answers.of_delivery(line, self.host)
+        if "refused" in delivery:
+            raise self._refusal(delivery)
+        return delivery
 
     def _refusal(self, facts: dict[str, Any]) -> HpcmlError:
         path, host = self.path, self.host

@@ -107,10 +107,10 @@ def look(port: int, service: Service, token: str = "") -> str:
     if status != 200:
         return f"it answers with status {status}"
     try:
-        facts = files.parsed(json.loads, body.decode())
+        answer = files.parsed(json.loads, body.decode())
     except ValueError:
         return "another program answers"
-    if not isinstance(facts, dict) or service.identity not in facts.values():
+    if not isinstance(answer, dict) or service.identity not in answer.values():
         return "another service answers"
     return ""
 
@@ -179,8 +179,8 @@ class SshRoute:
         """Whether the socket is surely not on the node, by a look through a route that gives a shell."""
         if self.name != "direct":
             return False
-        words = self.connection.command(["test", "-S", self.target], self.control)
-        return subprocesses.run(words, READY["direct"]).code == 1
+        command = self.connection.command(["test", "-S", self.target], self.control)
+        return subprocesses.run(command, READY["direct"]).code == 1
 
     def close(self) -> None:
         """Take the forward back and end the process."""
@@ -295,21 +295,23 @@ def _direct(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
         BatchMode="yes",
         ProxyCommand=proxy([*connection.over(), connection.host], destination=True),
     )
-    words = ["ssh", "-F", str(connection.file), "-S", literal(str(control)), "-NT", *settings]
-    child = subprocesses.Child([*words, *_as_on_login(connection, target.node), "--", target.node])
+    command = ["ssh", "-F", str(connection.file), "-S", literal(str(control)), "-NT", *settings]
+    child = subprocesses.Child([*command, *_as_on_login(connection, target.node), "--", target.node])
     return _wait(SshRoute("direct", connection, target, child, control))
 
 
 def _as_on_login(connection: Connection, node: str) -> list[str]:
     """Return options that give a node, which the user's configuration may not name, the login node's user and keys."""
-    own = ssh.effective(node, connection.file)
-    words = []
-    if own.get("user") != [connection.user] and own.get("user", [""])[0] == process_environment().get("USER", ""):
-        words += ssh.options(User=connection.user)
+    effective = ssh.effective(node, connection.file)
+    options = []
+    if effective.get("user") != [connection.user] and effective.get("user", [""])[0] == process_environment().get(
+        "USER", ""
+    ):
+        options += ssh.options(User=connection.user)
     for name in ("identityfile", "certificatefile"):
-        extra = [value for value in connection.settings.get(name, []) if value not in own.get(name, [])]
-        words += [word for value in extra for word in ("-o", f"{name}={value}")]
-    return words
+        extra = [value for value in connection.settings.get(name, []) if value not in effective.get(name, [])]
+        options += [word for value in extra for word in ("-o", f"{name}={value}")]
+    return options
 
 
 def _twohop(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
@@ -352,8 +354,8 @@ def _srun(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
             ProxyCommand=proxy(connection.hpcml(*_serve("relay", facts, service, f"--relay={Path(remote).name}"))),
             User=connection.user,
         )
-        words = ["ssh", "-F", "none", "-S", literal(str(control)), "-NT", *settings, "--", name]
-        child = subprocesses.Child(words)
+        command = ["ssh", "-F", "none", "-S", literal(str(control)), "-NT", *settings, "--", name]
+        child = subprocesses.Child(command)
         route = SshRoute("srun", connection, facts.services[service], child, control, folder)
         route.cleanup = connection.command(["rm", "-rf", "--", remote])
     except BaseException:
@@ -379,8 +381,8 @@ def _prepared(connection: Connection, words: list[str]) -> Relay:
 
 def _session_key(folder: Path) -> str:
     """Make a key for one tunnel; return its public half."""
-    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hpcml", "-f", str(folder / "key")]
-    answer = subprocesses.run(words, 20.0)
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hpcml", "-f", str(folder / "key")]
+    answer = subprocesses.run(command, 20.0)
     if answer.code != 0:
         raise TunnelError(f"No key could be created: {answer.text}", place="ssh-keygen")
     return (folder / "key.pub").read_text().strip()

@@ -207,8 +207,8 @@ def _incoming() -> Path:
     folder = Path(process_environment().get("HOME", "/nowhere")) / ".hpcml" / "incoming"
     with files(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        facts = folder.lstat()
-        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             raise StorageError("Other users can access the folder", place=str(folder), hint="Move it to another place.")
         folder.chmod(0o700)
         for left in folder.glob("from-laptop-*"):

@@ -169,9 +169,9 @@ def control_socket(folder: Path, name: str) -> Path:
 
 def effective(host: str, file: Path | None = None, seconds: float = _EFFECTIVE) -> dict[str, list[str]]:
     """Return ssh's own view of a host: every setting in force, by its name in small letters."""
-    words = ["ssh", *(["-F", str(file)] if file else []), "-G", "--", host]
+    command = ["ssh", *(["-F", str(file)] if file else []), "-G", "--", host]
     try:
-        answer = subprocesses.run(words, seconds)
+        answer = subprocesses.run(command, seconds)
     except subprocesses.CommandMissingError as error:
         hint = "Install OpenSSH's client."
         raise ConfigError(f"ssh could not be started: {error}", place="PATH", hint=hint) from error
@@ -430,12 +430,12 @@ class Connection:
 
     def _use_own_master(self) -> None:
         """Use the connection that the user's own configuration has open, if it is safe where it lies."""
-        own = self.settings.get("controlpath", ["none"])[0]
-        if own == "none" or not Path(own).exists() or self.control.exists():
+        control_path = self.settings.get("controlpath", ["none"])[0]
+        if control_path == "none" or not Path(control_path).exists() or self.control.exists():
             return
-        folder = Path(own).parent.stat()
+        folder = Path(control_path).parent.stat()
         if folder.st_uid == os.getuid() and not folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            hpcmls, self.control = self.control, Path(own)
+            hpcmls, self.control = self.control, Path(control_path)
             if not self.alive():
                 self.control = hpcmls
 
@@ -494,11 +494,11 @@ class Connection:
             BatchMode="no" if ask else "yes",
         )
         files = ["-F", str(self.file), "-S", literal(str(self.control)), "-E", str(self.log)]
-        words = ["ssh", *files, "-fNT", *settings, "--", self.host]
+        command = ["ssh", *files, "-fNT", *settings, "--", self.host]
         if ask:
-            code: int | None = subprocesses.interactive(words)
+            code: int | None = subprocesses.interactive(command)
         else:  # in a session of its own: no jump host can ask on the terminal either
-            code = subprocesses.stream(words, OPEN, lambda _: None).code
+            code = subprocesses.stream(command, OPEN, lambda _: None).code
         try:
             return self.log.read_text(errors="replace"), code
         except OSError:

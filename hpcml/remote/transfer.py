@@ -57,8 +57,8 @@ def listing(folder: Path) -> tuple[list[Entry], int]:
                 waiting.append(f"{name}/")
             elif entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):  # gone since
-                    facts = entry.stat(follow_symlinks=False)
-                    regular.append(Entry(name, facts.st_size, facts.st_mtime_ns, facts.st_mode & 0o777))
+                    status = entry.stat(follow_symlinks=False)
+                    regular.append(Entry(name, status.st_size, status.st_mtime_ns, status.st_mode & 0o777))
             else:
                 others += 1
     return sorted(regular), others
@@ -109,9 +109,9 @@ def offer_of(line: bytes, host: str) -> Offer:
     """Return what the other side offers."""
     if (fields := line.count(b",")) > _MOST_FIELDS * MOST_FILES:  # before it is taken apart, which costs memory
         raise too_many(fields // len(Entry._fields), host)
-    facts = answers.of_offer(line, host)
+    offer = answers.of_offer(line, host)
     return Offer(
-        facts["run"], entries_of(facts["files"], facts["run"]), facts.get("others", 0), facts.get("ended", False)
+        offer["run"], entries_of(offer["files"], offer["run"]), offer.get("others", 0), offer.get("ended", False)
     )
 
 

@@ -235,11 +235,11 @@ class Tunnel:
                     self._lose(connection)
                 return
             code = call.child.wait(0)  # asked before its last facts are read, so that none is missed
-            facts = call.facts.get("standing")
-            if code is not None and not (facts and facts.over):
+            standing = call.facts.get("standing")
+            if code is not None and not (standing and standing.over):
                 raise _remote_failure(call, call.end())
-            if facts:
-                self.step(facts)
+            if standing:
+                self.step(standing)
 
     def _show(self, facts: RunFacts, service: Service | None) -> None:
         """Say how the run is, once for each change; nothing while the tunnel is open."""

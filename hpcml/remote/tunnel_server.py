@@ -179,8 +179,8 @@ def hop(target: Service, say: Callable[[str], None]) -> None:
         ExitOnForwardFailure="yes", StreamLocalBindUnlink="yes", StreamLocalBindMask="0177", ServerAliveInterval="15"
     )
     try:
-        words = [*quiet, "-N", *forward, "-L", f"{here}:{target.socket}", "--", target.node]
-        child = subprocesses.Child(words)
+        command = [*quiet, "-N", *forward, "-L", f"{here}:{target.socket}", "--", target.node]
+        child = subprocesses.Child(command)
         try:
             deadline = time.monotonic() + HOP_DEADLINE
             while not here.exists() and child.wait(0.02) is None and time.monotonic() < deadline:
@@ -212,8 +212,8 @@ def _last_line(child: subprocesses.Child, otherwise: str) -> str:
 
 def _silent(ssh: list[str], target: Service) -> TunnelError | ServiceGoneError:
     """Return why nothing answers behind a forward that was made."""
-    there = subprocesses.run([*ssh, shlex.join(["test", "-S", target.socket])], HOP_DEADLINE)
-    if there.code == 1:
+    socket_test = subprocesses.run([*ssh, shlex.join(["test", "-S", target.socket])], HOP_DEADLINE)
+    if socket_test.code == 1:
         return ServiceGoneError(f"The socket is not on {target.node}", place=target.socket)
     return TunnelError(f"sshd on {target.node} forbids forwarding", place="two hops")
 
@@ -274,8 +274,8 @@ def prepare(run: directories.Run, public: str) -> Relay:
     with directories.storage(secret):
         secret.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="relay-", dir=secret))
-        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", run.id, "-f", str(folder / "host")]
-        answer = subprocesses.run(words, 20.0)
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", run.id, "-f", str(folder / "host")]
+        answer = subprocesses.run(command, 20.0)
         if answer.code != 0:
             raise TunnelError(f"No host key could be created: {answer.text}", place="ssh-keygen")
         files.write(folder / "authorized", public.strip() + "\n")
@@ -298,9 +298,9 @@ def relay(run: directories.Run, target: Service, folder: str) -> None:
         raise StorageError("The relay does not exist", place=folder, hint="Start the tunnel again.")
     scheduler = schedulers.get(run.submission.scheduler if run.submission else "slurm")
     step = ["/bin/sh", "-c", _STEP, "sh", target.socket, str(config)]
-    words = [*scheduler.step_on(run.job, target.node, "hpcml-tunnel"), *step]
+    command = [*scheduler.step_on(run.job, target.node, "hpcml-tunnel"), *step]
     try:
-        subprocesses.become(words, scheduler.clean_environment())
+        subprocesses.become(command, scheduler.clean_environment())
     except subprocesses.CommandMissingError as error:
         raise TunnelError(f"srun could not be started: {error}", place="srun") from error
 

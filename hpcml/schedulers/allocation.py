@@ -93,8 +93,8 @@ def parse(job: str, text: str) -> Allocation:
     """Return the allocation that ``scontrol --details --oneliner show job`` tells of."""
     # of an array's first task it tells all tasks
     text = next((line for line in text.splitlines() if line.startswith(f"JobId={job} ")), text)
-    facts = dict(word.split("=", 1) for word in text.split() if "=" in word)
-    if (state := facts.get("JobState", "")) != "RUNNING":
+    fields = dict(word.split("=", 1) for word in text.split() if "=" in word)
+    if (state := fields.get("JobState", "")) != "RUNNING":
         raise SiteError(
             f"The allocation does not exist: its job is {state or 'unknown'}", place=f"job {job}", hint=_TAKE
         )
@@ -109,11 +109,11 @@ def parse(job: str, text: str) -> Allocation:
         raise SiteError(f"The nodes of the allocation have {numbers} GPUs", place=f"job {job}", hint=hint)
     return Allocation(
         job,
-        tuple(expand_hosts(facts["NodeList"])),
+        tuple(expand_hosts(fields["NodeList"])),
         min(_count(cpu_ids) for _, cpu_ids, _, _ in kinds),
         min(int(memory) for _, _, memory, _ in kinds),
         gpus.pop(),
-        _seconds(facts.get("EndTime", "")),
+        _seconds(fields.get("EndTime", "")),
     )
 
 
@@ -187,15 +187,21 @@ def submit(site: Site, run: RunPaths) -> Submission:
     SiteError if that is not within ``deadlines.scheduler``, or srun refuses.
     """
     given = current()
-    words = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={given.nodes[0]}", "--cpus-per-task=1", "--mem=0"]
-    words += ["--gres=none"]
-    words += ["--mpi=none", "--cpu-bind=none", "--export=ALL", f"--job-name={run.directory.name}", "--open-mode=append"]
-    words += [f"--output={slurm_options.filename_pattern(run.job_log)}", "bash", "-c", _STEP, "hpcml"]
-    words += [str(run.script), str(run.directory)]
+    options = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={given.nodes[0]}", "--cpus-per-task=1", "--mem=0"]
+    options += ["--gres=none"]
+    options += [
+        "--mpi=none",
+        "--cpu-bind=none",
+        "--export=ALL",
+        f"--job-name={run.directory.name}",
+        "--open-mode=append",
+    ]
+    options += [f"--output={slurm_options.filename_pattern(run.job_log)}", "bash", "-c", _STEP, "hpcml"]
+    options += [str(run.script), str(run.directory)]
     lifeline = subprocesses.lifeline()
     environment = clean_environment() | _of_the_job(given)
     try:
-        pid = subprocesses.start_in_background(["srun", *words], run.job_log, environment=environment, stdin=lifeline)
+        pid = subprocesses.start_in_background(["srun", *options], run.job_log, environment=environment, stdin=lifeline)
     except subprocesses.CommandMissingError as error:
         hint = "Load the site's Slurm module."
         raise SlurmUnreachableError(

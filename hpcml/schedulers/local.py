@@ -49,13 +49,13 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
 
 def submit(site: Site, run: RunPaths) -> Submission:
     """Start the batch script in the background, or what waits for other runs and then becomes it."""
-    words, blocked = ["bash", str(run.script)], []
+    command, blocked = ["bash", str(run.script)], []
     if files.read_json(run.plan).get("after"):
-        words = [sys.executable, "-P", "-c", _WAIT, str(assets.package_root()), str(run.directory)]
+        command = [sys.executable, "-P", "-c", _WAIT, str(assets.package_root()), str(run.directory)]
         blocked = [signal.SIGTERM]  # until it can write that it was cancelled
     environment = clean_environment()
     try:
-        pid = subprocesses.start_in_background(words, run.job_log, environment=environment, blocked=blocked)
+        pid = subprocesses.start_in_background(command, run.job_log, environment=environment, blocked=blocked)
     except subprocesses.CommandMissingError as error:
         raise NotFoundError(f"The run could not be started: {error}", place="PATH", hint="Put bash on PATH.") from error
     return Submission(pid=pid, started=subprocesses.start_time(pid))

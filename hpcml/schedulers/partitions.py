@@ -66,8 +66,8 @@ def _misfits(site: Site, name: str, spec: RunRequest) -> Iterator[_Misfit]:
     partition, qos_name = site.partitions.get(name, Partition()), qos_of(site, name, spec)
     qos = site.qos.get(qos_name, Qos())
     if qos.partitions and name and name not in qos.partitions:
-        words = f"QoS '{qos_name}' is for partition {' or '.join(qos.partitions)}, not for {name}"
-        yield _Misfit(words, f"qos.{qos_name}.partitions")
+        message = f"QoS '{qos_name}' is for partition {' or '.join(qos.partitions)}, not for {name}"
+        yield _Misfit(message, f"qos.{qos_name}.partitions")
     by_partition = _Limits(f"Partition '{name}'", f"partitions.{name}", partition)
     yield from _sizes(by_partition, _Limits(f"QoS '{qos_name}'", f"qos.{qos_name}", qos), spec)
     if partition.needs_gpus and not spec.size.gpus_per_node:
@@ -75,18 +75,18 @@ def _misfits(site: Site, name: str, spec: RunRequest) -> Iterator[_Misfit]:
     gpus_are_known = name in site.partitions and any(other.gpus_per_node for other in site.partitions.values())
     if gpus_are_known and spec.size.gpus_per_node > partition.gpus_per_node:
         has = partition.gpus_per_node or "no"
-        words = f"Partition '{name}' has {has} GPUs per node, {spec.size.gpus_per_node} requested"
-        yield _Misfit(words, f"partitions.{name}.gpus_per_node")
+        message = f"Partition '{name}' has {has} GPUs per node, {spec.size.gpus_per_node} requested"
+        yield _Misfit(message, f"partitions.{name}.gpus_per_node")
     if not site.partitions and 0 < site.resources.node_gpus < spec.size.gpus_per_node:
-        words = f"A node has {site.resources.node_gpus} GPUs, {spec.size.gpus_per_node} requested"
-        yield _Misfit(words, "resources.node_gpus")
+        message = f"A node has {site.resources.node_gpus} GPUs, {spec.size.gpus_per_node} requested"
+        yield _Misfit(message, "resources.node_gpus")
     if partition.cpus_per_node and spec.size.cpus_per_node > partition.cpus_per_node:
-        words = f"Partition '{name}' has {partition.cpus_per_node} CPUs per node, {spec.size.cpus_per_node} requested"
-        yield _Misfit(words, f"partitions.{name}.cpus_per_node")
+        message = f"Partition '{name}' has {partition.cpus_per_node} CPUs per node, {spec.size.cpus_per_node} requested"
+        yield _Misfit(message, f"partitions.{name}.cpus_per_node")
     if 0 < partition.memory_per_node < spec.size.memory_per_node:
         asked, allowed = map(units.format_memory_for_slurm, (spec.size.memory_per_node, partition.memory_per_node))
-        words = f"Partition '{name}' has {allowed} of memory per node, {asked} requested"
-        yield _Misfit(words, f"partitions.{name}.memory_per_node")
+        message = f"Partition '{name}' has {allowed} of memory per node, {asked} requested"
+        yield _Misfit(message, f"partitions.{name}.memory_per_node")
 
 
 class _Limits(NamedTuple):

@@ -303,21 +303,21 @@ def prospect(script: Path, partition: str, seconds: float) -> Prospect:
     """
     end = time.monotonic() + seconds
     start = re.search(r"to start at (\d{4}-\d\d-\d\dT[0-9:]{8})", _test_only(script, seconds).err)
-    found = Prospect(start[1] if start else "")
+    outlook = Prospect(start[1] if start else "")
     if not partition:
-        return found
+        return outlook
     shown = ask(["scontrol", "show", "partition", partition], max(0.1, end - time.monotonic())).out
     texts = re.search(r"\bTRESBillingWeights=(\S+)", shown)
     if texts is None or texts[1] == "(null)":
-        return found
+        return outlook
     config = ask(["scontrol", "show", "config"], max(0.1, end - time.monotonic())).out
     flags = re.search(r"(?m)^PriorityFlags\s*=\s*(.*)$", config)
     names = flags[1].split(",") if flags else []
     if "MAX_TRES_GRES" in names:  # another rule, of Slurm 24.11 and newer
-        return found
+        return outlook
     pairs = (part.partition("=") for part in texts[1].split(","))
     weights = {name: weight for name, _, weight in pairs if weight}
-    return found._replace(weights=weights, largest="MAX_TRES" in names)
+    return outlook._replace(weights=weights, largest="MAX_TRES" in names)
 
 
 def line(run: RunPaths) -> str:
@@ -334,11 +334,11 @@ def find(run_ids: Sequence[str], timeout: float = TIMEOUT) -> dict[str, Submissi
     answer = ask(command, timeout)
     if answer.code != 0:
         raise silent(answer)
-    found = _jobs_of_runs(rows_of(answer))
-    if missing := set(run_ids) - found.keys():
+    jobs = _jobs_of_runs(rows_of(answer))
+    if missing := set(run_ids) - jobs.keys():
         accounted = _jobs_of_runs(accounting(["--format=JobID,State,Comment", "--starttime=now-2days"], timeout))
-        found |= {run_id: accounted[run_id] for run_id in missing & accounted.keys()}
-    return {one: Submission(job=found[one], run=one, found_again=True) for one in run_ids if one in found}
+        jobs |= {run_id: accounted[run_id] for run_id in missing & accounted.keys()}
+    return {one: Submission(job=jobs[one], run=one, found_again=True) for one in run_ids if one in jobs}
 
 
 def jobs_of_clusters() -> dict[str, list[str]]:
@@ -414,12 +414,12 @@ def _accounted(keys: Sequence[str], fields: str) -> tuple[dict[str, list[str]], 
     found: dict[str, list[str]] = {}
     for key in keys:
         job, run = _parts(key)
-        own = [row for row in rows if len(row) > count and _base(row[0]) == _base(job)]
+        job_rows = [row for row in rows if len(row) > count and _base(row[0]) == _base(job)]
         if run:
-            own = [row for row in own if _is_accounted(row[count + 1 :], run)]
-            own = [row for row in own if row[count + 4]] or own
-        if own:
-            found[key] = own[-1][1 : count + 1]
+            job_rows = [row for row in job_rows if _is_accounted(row[count + 1 :], run)]
+            job_rows = [row for row in job_rows if row[count + 4]] or job_rows
+        if job_rows:
+            found[key] = job_rows[-1][1 : count + 1]
     not_asked = set(left[_ASKED_ALONE:])
     return found, [key for key in keys if _parts(key)[0] in not_asked]
 
@@ -514,16 +514,17 @@ def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
 def _of_rows(job: str, rows: list[list[str]], other: JobState) -> JobState:
     """Return the state of a job by squeue's rows of its number, ``other`` if there is none."""
     number, run = _parts(job)
-    known = other
+    combined = other
     for state, *more in rows:
         reason, start, nodes = (*more[:3], "", "", "")[:3]
         if run and (doubt := _is_not(number, run, more[3:])):
-            known = doubt if known == other else known
+            combined = doubt if combined == other else combined
             continue
         why = reason_in_words(reason) if state in PENDING else ""
-        if known.state in (UNREADABLE, UNKNOWN.state) or known.ended:  # of an array's tasks, one that goes on counts
-            known = JobState(state, why, "" if start == "N/A" else start, nodes)
-    return known
+        # of an array's tasks, a running one counts
+        if combined.state in (UNREADABLE, UNKNOWN.state) or combined.ended:
+            combined = JobState(state, why, "" if start == "N/A" else start, nodes)
+    return combined
 
 
 def _is_not(number: str, run: str, identity: list[str]) -> JobState | None:
@@ -565,9 +566,9 @@ def end(job: str) -> JobEnd:
         answer = ask(["scontrol", "--oneliner", "show", "job", number])
     except SlurmUnreachableError:
         return JobEnd()
-    found = re.search(r" ExitCode=(\d+:\d+)", answer.out)
+    exit_code = re.search(r" ExitCode=(\d+:\d+)", answer.out)
     is_own = not run or f" Comment=hpcml:{run} " in f"{answer.out.strip()} "
-    return _job_end(found[1]) if found and is_own else JobEnd()
+    return _job_end(exit_code[1]) if exit_code and is_own else JobEnd()
 
 
 def _job_end(exit_code: str, failed_nodes: str = "") -> JobEnd:
@@ -632,10 +633,10 @@ def task_states(jobs: Sequence[str]) -> dict[tuple[str, int], str]:
         # of several jobs one that is forgotten hides the others
         return {key: state for job in jobs for key, state in task_states([job]).items()} if len(jobs) > 1 else {}
     rows = rows_of(answer)
-    own = [row for row in rows if len(row) > 2 and row[1].isdecimal() and row[0] in numbers]
+    task_rows = [row for row in rows if len(row) > 2 and row[1].isdecimal() and row[0] in numbers]
     return {
         (row[0], int(row[1])): row[2]
-        for row in own
+        for row in task_rows
         if not numbers[row[0]] or f"hpcml:{numbers[row[0]]}" in "|".join(row[3:]).split()
     }
 

@@ -61,8 +61,8 @@ def read(user: str) -> Tables:
     config = config_of(ask("scontrol show config", "scontrol", "show", "config"))
     shown = ask("scontrol show partition", "scontrol", "--oneliner", "show", "partition")
     partitions = records(shown, "PartitionName")
-    words = ("sinfo", "--noheader", "--exact", f"--format={'|'.join(_SINFO)}")
-    listed = list(_sinfo_rows(ask("sinfo", *words)))
+    command = ("sinfo", "--noheader", "--exact", f"--format={'|'.join(_SINFO)}")
+    listed = list(_sinfo_rows(ask("sinfo", *command)))
     kinds, kinds_by = kinds_of_sinfo(listed), "sinfo"
     if kinds:
         named = dict.fromkeys(kind.one for kind in kinds if kind.one)
@@ -122,8 +122,10 @@ def table(text: str, needed: str) -> list[Fields]:
 
 def gpus_of(gres: str) -> tuple[int, tuple[str, ...]]:
     """Return how many GPUs a node's ``Gres`` has, and of which types (``gpu:a100:4(S:0-1)``)."""
-    found = _GPU.findall(gres)
-    return sum(int(count or 1) for _, count in found), tuple(dict.fromkeys(name for name, _ in found if name))
+    gpu_matches = _GPU.findall(gres)
+    return sum(int(count or 1) for _, count in gpu_matches), tuple(
+        dict.fromkeys(name for name, _ in gpu_matches if name)
+    )
 
 
 def _sinfo_rows(text: str) -> Iterator[Fields]:
@@ -176,8 +178,8 @@ def _of_sinfo(row: Fields) -> Fields:
 
 
 def _number(text: str) -> int:
-    found = re.match(r"\d{1,15}", text)
-    return int(found[0]) if found else 0
+    digits = re.match(r"\d{1,15}", text)
+    return int(digits[0]) if digits else 0
 
 
 def _first(nodes: str) -> str:

@@ -105,8 +105,8 @@ def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
     spec, asked, partition = request.spec, request.asked, site.partitions.get(name, Partition())
     if not spec.size.memory_per_node and partition.memory_per_node.text and partition.memory_per_node < 1024**2:
         place = f"profile {site.name}: partitions.{name}.memory_per_node"
-        words = f"'{partition.memory_per_node.text}' is less than 1 MiB"
-        raise UsageError(words, place=place, hint="Remove the key if the value is unknown.")
+        message = f"'{partition.memory_per_node.text}' is less than 1 MiB"
+        raise UsageError(message, place=place, hint="Remove the key if the value is unknown.")
     cpus, memory = (
         spec.size.cpus_per_node or partition.cpus_per_node,
         int(spec.size.memory_per_node or partition.memory_per_node),
@@ -124,27 +124,27 @@ def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
 def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tuple[str, str], ...]) -> list[str]:
     """Return a note if a job asks for a part of a node, or for all of one whose GPUs nobody knows."""
     spec, said = request.spec, dict(directives)
-    part, own = partitions.node_part(site, name, spec), _of_node(site, request, name)
+    part, share = partitions.node_part(site, name, spec), _of_node(site, request, name)
     if not part.gpus or (part.of and not part.partial):
         return []
     all_gpus = request._replace(spec=spec.changed(gpus_per_node=part.of or part.gpus))
     whole, to_memory = _of_node(site, all_gpus, name), units.format_memory_for_slurm
-    found = []
-    if own.cpus and "--cpus-per-node" in own.by_profile and said.get("--cpus-per-task") == str(own.cpus):
+    shares = []
+    if share.cpus and "--cpus-per-node" in share.by_profile and said.get("--cpus-per-task") == str(share.cpus):
         of = f" of {whole.cpus}" if part.partial else ""
-        found.append(("--cpus-per-node", f"{own.cpus}{of} CPUs"))
-    if own.memory and "--memory-per-node" in own.by_profile and said.get("--mem") == to_memory(own.memory):
+        shares.append(("--cpus-per-node", f"{share.cpus}{of} CPUs"))
+    if share.memory and "--memory-per-node" in share.by_profile and said.get("--mem") == to_memory(share.memory):
         of = f" of {to_memory(whole.memory)}" if part.partial else ""
-        found.append(("--memory-per-node", f"{to_memory(own.memory)}{of} of memory"))
-    options, words = ", ".join(option for option, _ in found), " and ".join(text for _, text in found)
+        shares.append(("--memory-per-node", f"{to_memory(share.memory)}{of} of memory"))
+    options, amounts = ", ".join(option for option, _ in shares), " and ".join(text for _, text in shares)
     if part.partial:
         gpus = f"{part.gpus} of {part.of} GPUs"
-        return [f"requested per node: {gpus}, with {words} (for more: {options})"] if found else []
+        return [f"requested per node: {gpus}, with {amounts} (for more: {options})"] if shares else []
     key = f"partitions.{name}.gpus_per_node" if name in site.partitions else "resources.node_gpus"
     unknown = f"the profile does not give the GPUs of a node ({key})"
     if part.whole:
         return [f"whole nodes are reserved, and {unknown}: GPUs beyond --gpus-per-node {part.gpus} stay unused"]
-    return [f"{unknown}, so {words} are requested (for less: {options})"] if found else []
+    return [f"{unknown}, so {amounts} are requested (for less: {options})"] if shares else []
 
 
 def _partition(site: Site, request: JobRequest, reasons: list[str], notices: list[str]) -> str:
@@ -246,21 +246,21 @@ def _directives(
             reasons.append(f"{users[option]} is set: {option}={value} of the profile's slurm.extra is ignored")
         else:
             extra.append((option, value))
-    own = [(option, value) for option, value in valued if value]
+    directives = [(option, value) for option, value in valued if value]
     notices += [
         f"{users[option]} is ignored: the profile removes {option} (slurm.remove)"
-        for option, _ in own
+        for option, _ in directives
         if option in users and option in removed and option != "--mem"
     ]
     flags = [] if ("--requeue", "") in extra or "--requeue" in passed else ["--no-requeue"]
     flags += ["--exclusive"] if site.resources.exclusive else []
-    own += [(flag, "") for flag in flags]
+    directives += [(flag, "") for flag in flags]
     if "--gres" in passed:  # what hpcml asks for stands there too: a second --gres would replace it
-        own_gres = [value for option, value in own if option == "--gres" and option not in removed]
+        own_gres = [value for option, value in directives if option == "--gres" and option not in removed]
         passed["--gres"] = ",".join([*own_gres, passed["--gres"]])
     reasons += [f"{option}={value}: requested".replace("=:", ":") for option, value in spec.place.sbatch]
     left_out = {*removed, *(option for option, _ in extra), *passed}
-    return (*((option, value) for option, value in own if option not in left_out), *extra, *passed.items())
+    return (*((option, value) for option, value in directives if option not in left_out), *extra, *passed.items())
 
 
 def _dependency(spec: RunRequest) -> str:
@@ -315,8 +315,12 @@ def array_options(directives: Sequence[Directive], count: int, at_once: int) -> 
 def cluster_options(directives: Sequence[Directive], job: str, logs: Path) -> tuple[Directive, ...]:
     """Return a run's directives as those of a job of an elastic cluster: it has a name of its own, and runs once."""
     kept = [option for option in directives if option[0] not in _NOT_OF_A_CLUSTER]
-    own = (("--comment", f"hpcml:{job}"), ("--output", f"{filename_pattern(logs)}/job-%j.log"), ("--no-requeue", ""))
-    return (*kept, *own)
+    fixed_options = (
+        ("--comment", f"hpcml:{job}"),
+        ("--output", f"{filename_pattern(logs)}/job-%j.log"),
+        ("--no-requeue", ""),
+    )
+    return (*kept, *fixed_options)
 
 
 def array_launcher(launcher: Launcher, folder: Path) -> Launcher:

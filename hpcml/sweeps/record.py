@@ -132,10 +132,10 @@ def save(runs: Path, sweep: Sweep) -> None:
     """Write the file of a sweep; StorageError if that fails."""
     path = path_of(runs, sweep.name)
     points = [{"key": one.key, "values": [list(value) for value in one.point]} for one in sweep.points]
-    facts = {"points": points, "runs": sweep.runs, "metric": sweep.metric, "maximize": sweep.maximize}
+    content = {"points": points, "runs": sweep.runs, "metric": sweep.metric, "maximize": sweep.maximize}
     make_folder(runs, sweep.name)
     with directories.storage(path):
-        directories.write_json(path, facts)
+        directories.write_json(path, content)
 
 
 def make_folder(runs: Path, name: str) -> None:

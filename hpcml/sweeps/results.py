@@ -69,12 +69,12 @@ def metric_of(sweep: Sweep, progress: Progress) -> str:
 def counts(table: Sequence[Row]) -> str:
     """Return how many points there are of each state, in words."""
     states = [row.state if row.state != "under way" else "running" if row.running else "waiting" for row in table]
-    words = [
+    parts = [
         f"{number} {state}"
         for state in ("ok", "pruned", "failed", "running", "waiting", "missing")
         if (number := states.count(state))
     ]
-    return f"{len(table)} points: {', '.join(words)}" if words else "no points"
+    return f"{len(table)} points: {', '.join(parts)}" if parts else "no points"
 
 
 def grid(table: Sequence[Row]) -> list[list[str]]:

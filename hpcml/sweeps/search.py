@@ -100,8 +100,8 @@ def _tool(text: str, option: str, classes: Mapping[str, str], module: str) -> To
         raise UsageError(
             f"'{text}' is not one of {', '.join(classes)}", place=option, hint=f"Write {option} {next(iter(classes))}."
         )
-    words = [word.partition("=") for word in (match[2] or "").split(",") if word]
-    options = {name.strip(): points.typed(value.strip()) for name, _, value in words}
+    arguments = [word.partition("=") for word in (match[2] or "").split(",") if word]
+    options = {name.strip(): points.typed(value.strip()) for name, _, value in arguments}
     try:
         import optuna
     except ImportError:

@@ -102,7 +102,7 @@ def test_ids_for_a_namespace(tmp_path: Path) -> None:
     for text in (None, "", f"x{name}:100000:65536\n"):
         if text is not None:
             table.write_text(text)
-        with pytest.raises(ImageError, match="no ids"):
+        with pytest.raises(ImageError, match="no subordinate user ids"):
             build.check_subordinate(table)
     for owner in (name, str(os.getuid())):
         table.write_text(f"other:1:1\n{owner}:100000:65536\n")

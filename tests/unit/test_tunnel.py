@@ -123,7 +123,7 @@ def test_a_run_is_waited_for_followed_to_its_next_node_and_ends_it(world: World)
     assert world.step(1, facts(state="PENDING", message="put back into the queue")) is State.WAITING
     assert (world.are_open, world.said[-1]) == (
         0,
-        "The dashboard is gone from n1; waiting for the run to start again.",
+        "The dashboard on n1 ended; waiting for the run to start again.",
     )
     assert world.step(1, facts(N2)) is State.OPEN
     assert world.step(1, facts(N1)) is State.OPEN
@@ -193,7 +193,7 @@ def test_a_service_that_stays_silent_is_gone(world: World) -> None:
     world.wrong = "another service answers"
     world.step(tunnel.PROBE, facts(N1))
     world.step(tunnel.PROBE, facts(N1))
-    with pytest.raises(ServiceGoneError, match="the run goes on: another service answers"):
+    with pytest.raises(ServiceGoneError, match="the run continues: another service answers"):
         world.step(tunnel.PROBE, facts(N1))
 
 
@@ -245,9 +245,9 @@ def test_a_lost_link_is_made_again_at_growing_distances(world: World, monkeypatc
     lost(world, follow, monkeypatch)
     assert 0.8 * 30 <= world.now - begin <= 1.2 * 30, "2 + 4 + 8 + 16 s"
     assert states == [State.WAITING] * 3
-    links = [text for text in world.said if "link" in text]
+    links = [text for text in world.said if "connection" in text.lower()]
     assert links == ["The connection to cluster was lost; trying again on the same port.", "The connection is back.",
-                     "The link to cluster was lost; following the run again."]  # fmt: skip
+                     "The connection to cluster was lost; following the run again."]  # fmt: skip
 
 
 def test_a_lost_cluster_is_given_up_at_the_deadline(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

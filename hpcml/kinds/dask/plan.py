@@ -53,14 +53,14 @@ def profilers(spec: RunRequest) -> tuple[str, ...]:
     UsageError
         If there is none of that name, or it profiles GPUs and there are none.
     """
-    words = [word.strip() for word in asked(spec).profile.split(",")] if asked(spec).profile else []
-    for word in words:
+    names = [word.strip() for word in asked(spec).profile.split(",")] if asked(spec).profile else []
+    for word in names:
         if word not in PROFILERS:
             hint = did_you_mean(nearest(word, PROFILERS), f"Use one of: {', '.join(PROFILERS)}.")
             raise UsageError(f"Unknown profiler '{word}'", place="--profile", hint=hint)
-    if "rmm" in words and not spec.size.gpus_per_node:
+    if "rmm" in names and not spec.size.gpus_per_node:
         raise UsageError("The RMM profiler needs GPUs", place="--profile rmm", hint="Add --gpus-per-node.")
-    return tuple(name for name in PROFILERS if name in words)
+    return tuple(name for name in PROFILERS if name in names)
 
 
 def worker_resources(site: Site) -> tuple[tuple[str, float], ...]:
@@ -71,15 +71,15 @@ def worker_resources(site: Site) -> tuple[tuple[str, float], ...]:
     ConfigError
         If one is not of the form NAME=NUMBER.
     """
-    found = []
+    resources = []
     for word in site.workers.resources:
         name, _, amount = word.partition("=")
         try:
-            found.append((name.strip(), float(amount)))
+            resources.append((name.strip(), float(amount)))
         except ValueError as error:
             hint = "Write resources = ['GPU=1']."
             raise ConfigError(f"'{word}' is not NAME=NUMBER", place="workers.resources", hint=hint) from error
-    return tuple(found)
+    return tuple(resources)
 
 
 def advice(site: Site) -> dict[str, dict[str, str]]:
@@ -90,9 +90,9 @@ def advice(site: Site) -> dict[str, dict[str, str]]:
     ConfigError
         If one lacks what a rule needs, or has a limit or a figure that is none.
     """
-    found = {name: {"off": "true"} for name in _RULES_OF_TASKS} if site.gpu.mode == "polars" else {}
+    changed_rules = {name: {"off": "true"} for name in _RULES_OF_TASKS} if site.gpu.mode == "polars" else {}
     if not site.report.advice:
-        return found
+        return changed_rules
     from hpcml.kinds.dask.accounting import ACCOUNTING
     from hpcml.report import advice as of_all_kinds
 
@@ -102,23 +102,23 @@ def advice(site: Site) -> dict[str, dict[str, str]]:
     for name, rule in site.report.advice.items():
         place = f"report.advice.{name}"
         if rule.off:
-            found[name] = {"off": "true"}
+            changed_rules[name] = {"off": "true"}
             continue
-        own = {key: text for key, text in rule._asdict().items() if isinstance(text, str) and text}
+        set_keys = {key: text for key, text in rule._asdict().items() if isinstance(text, str) and text}
         for key in ("above", "below"):
             try:
-                float(own.get(key, "0"))
+                float(set_keys.get(key, "0"))
             except ValueError as error:
                 hint = f"Write {key} = 20."
-                raise ConfigError(f"'{own[key]}' is not a number", place=f"{place}.{key}", hint=hint) from error
+                raise ConfigError(f"'{set_keys[key]}' is not a number", place=f"{place}.{key}", hint=hint) from error
         if name not in rules and not (rule.figure and rule.sentence and (rule.above or rule.below)):
             hint = f"It needs figure, sentence, and above or below; hpcml has: {', '.join(rules)}."
             raise ConfigError(f"Unknown rule '{name}', and this is not a complete new one", place=place, hint=hint)
         if rule.figure and rule.figure not in figures:
             hint = f"Use one of: {', '.join(figures)}."
             raise ConfigError(f"Unknown figure '{rule.figure}'", place=f"{place}.figure", hint=hint)
-        found[name] = own
-    return found
+        changed_rules[name] = set_keys
+    return changed_rules
 
 
 def gpu_settings(site: Site, count: int) -> Gpu | None:

@@ -152,8 +152,8 @@ def within(measurement: Measurement, pairs: Sequence[Pair]) -> DataPath:
         if lo is not None and lo.moved(flow):
             went_by_ip.add(node)
         alone = lo is not None and _stood_still(measurement, node, flow, _transports(lanes) - fast - {"tcp"})
-        own = [pair for pair in pairs if measurement.workers[pair.source].node == node]
-        good, over, figures = _judge_node(measurement, node, own, flow.tx, alone=alone)
+        node_pairs = [pair for pair in pairs if measurement.workers[pair.source].node == node]
+        good, over, figures = _judge_node(measurement, node, node_pairs, flow.tx, alone=alone)
         overs.add(over)
         proof.append(f"{node}: {figures}, loopback {format_bytes(lo.tx) if lo else 'is not known'}")
         if not fast or not good or node in went_by_ip:
@@ -284,9 +284,9 @@ def _nvlink_across(measurement: Measurement, pairs: Sequence[Pair], expected: Ma
     proof = []
     for node, flow in expected.items():
         gpus = measurement.nodes[node].moved.get("nvlink") or {}
-        own = {name for name, facts in measurement.workers.items() if facts.node == node}
-        moved = _sum(gpus[uuid] for uuid in {_gpu(gpus, measurement.workers[name].gpu) for name in own} - {""})
-        inner = sum(pair.sent for pair in measurement.pairs if pair.scope == "within" and pair.source in own)
+        node_workers = {name for name, facts in measurement.workers.items() if facts.node == node}
+        moved = _sum(gpus[uuid] for uuid in {_gpu(gpus, measurement.workers[name].gpu) for name in node_workers} - {""})
+        inner = sum(pair.sent for pair in measurement.pairs if pair.scope == "within" and pair.source in node_workers)
         if moved is None or max(moved) - inner < MOST * max(flow):
             return None
         proof.append(f"{node}: NVLink moved {_of(max(moved) - inner, max(flow))}")

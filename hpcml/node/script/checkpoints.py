@@ -63,10 +63,10 @@ def saved(folder: Path, name: str) -> Path | None:
     """Return the newest whole checkpoint of a name, None if there is none."""
     path = folder / _checked(name)
     places = (path, path.with_name(f"{_OLD}.{path.name}"))  # a kill between two renames left the older one
-    found = next((place for place in places if place.exists()), None)
-    if found is not None:
-        check_owner(found)
-    return found
+    newest = next((place for place in places if place.exists()), None)
+    if newest is not None:
+        check_owner(newest)
+    return newest
 
 
 def check_owner(path: Path) -> None:
@@ -117,10 +117,10 @@ def _remove(path: Path) -> None:
 
 def _synced(path: Path) -> int:
     """Have a file, or all of a folder, written to the disk; return its bytes."""
-    facts = path.stat()  # a writer that wrote nothing has an error here
-    if not stat.S_ISDIR(facts.st_mode):
+    status = path.stat()  # a writer that wrote nothing has an error here
+    if not stat.S_ISDIR(status.st_mode):
         _sync(path)
-        return facts.st_size
+        return status.st_size
     size = 0
     for folder, _, names in os.walk(path):
         for name in names:

@@ -217,12 +217,14 @@ def _described(
         made = pickle.loads(exception)
         error = f"{type(made).__name__}: {made}"
     places = _LINE_OF_FILE.findall(traceback_text or "")
-    own = [place for place in places if not place[0].startswith(_LIBRARIES) and "/site-packages/" not in place[0]]
+    script_places = [
+        place for place in places if not place[0].startswith(_LIBRARIES) and "/site-packages/" not in place[0]
+    ]
     line = "".join(one if one.isprintable() else "?" for one in " ".join(error.split()))
     short = line if len(line) <= _LONGEST_ERROR else f"{line[:_LONGEST_ERROR]}…"
     if not places:
         return short
-    file, line_number = (own or places)[-1]
+    file, line_number = (script_places or places)[-1]
     return f"{short} ({file.rpartition('/')[2]}:{line_number})"
 
 

@@ -95,9 +95,9 @@ class Processes:
         if self.protocol == "ucx":
             chosen = tls.as_variables(gpus.ucx_settings(settings.workers.gpu, worker=False))
             chosen |= ucx_environment(single_node=settings.single_node)
-        own = tls.client_environment(self.context.attempt, self.address, self.protocol)
-        own |= tls.as_variables({"temporary-directory": self._dask_folder()})
-        return {**chosen, **os.environ, **own}  # what the user chose of UCX stays
+        client_variables = tls.client_environment(self.context.attempt, self.address, self.protocol)
+        client_variables |= tls.as_variables({"temporary-directory": self._dask_folder()})
+        return {**chosen, **os.environ, **client_variables}  # what the user chose of UCX stays
 
     def _dask_folder(self) -> str:
         """Make the folder for what the script has Dask start: in Dask's own place in /tmp anybody may put modules."""
@@ -159,8 +159,8 @@ class Processes:
             hint = f"{where} must be the same on all nodes. Keep it on a shared file system, or copy it again."
             raise RunEndedError(End(errors.VERSIONS, what, "hpcml", compared.ends, hint))
         if compared.complete:
-            facts = {"words": compared.words, "versions": compared.own, "differences": compared.notes}
-            state.events.write("environment-ready", seconds=state.seconds, **facts)
+            comparison = {"words": compared.words, "versions": compared.own, "differences": compared.notes}
+            state.events.write("environment-ready", seconds=state.seconds, **comparison)
             if compared.clocks.note:
                 state.warn(
                     f"{compared.clocks.note}. Report this to the site's support: logs and files have wrong times."

@@ -221,9 +221,9 @@ async def _serve(
     holder = dead_worker_memory.Holder(worker) if pool and repairs.are_on() else None
     await worker
     if pool:
-        facts = {"event": "gpu-memory", "worker": worker.name, "pool": pool.size, "wanted": pool.wanted}
+        event = {"event": "gpu-memory", "worker": worker.name, "pool": pool.size, "wanted": pool.wanted}
         marked = holder.mark(pool=pool.wanted > 0) if holder else {}
-        worker.log_event(TOPIC, facts | marked | {"address": worker.address})
+        worker.log_event(TOPIC, event | marked | {"address": worker.address})
     watch_output(lambda: worker.loop.add_callback(worker.log_event, TOPIC, {"event": TASK_OUTPUT}))
     beside = [asyncio.create_task(_keep_parent_going(worker, context.node))]
     if context.node != context.node_names[0] and worker.name == context.worker_names(context.node)[0]:

@@ -459,9 +459,9 @@ def _resources(options: Mapping[str, Any]) -> Mapping[str, float]:
     """Return the resources of each worker in the options of a cluster, among those for `dask worker` too."""
     if given := options.get("resources"):
         return dict(given)
-    words = " ".join(map(str, options.get("worker_extra_args") or options.get("extra") or ()))
-    found = re.search(r"--resources[= ]['\"]?((?:\w+=[\d.e]+[ ,]*)+)", words)
-    pairs = (pair.partition("=") for pair in re.split("[ ,]+", found[1].strip(" ,"))) if found else ()
+    arguments = " ".join(map(str, options.get("worker_extra_args") or options.get("extra") or ()))
+    resources = re.search(r"--resources[= ]['\"]?((?:\w+=[\d.e]+[ ,]*)+)", arguments)
+    pairs = (pair.partition("=") for pair in re.split("[ ,]+", resources[1].strip(" ,"))) if resources else ()
     return {name: float(amount) for name, _, amount in pairs}
 
 
@@ -490,8 +490,8 @@ def _backends(backend: str) -> dict[str, str]:
     libraries = ("numpy", "pandas") if backend == "cpu" else ("cupy", "cudf")
     chosen = {f"{kind}.backend": library for kind, library in zip(("array", "dataframe"), libraries, strict=True)}
     if backend == "auto":
-        own = {key for key in chosen if "DASK_" + key.upper().replace(".", "__") in os.environ}
-        chosen = {key: library for key, library in chosen.items() if key not in own and find_spec(library)}
+        overridden = {key for key in chosen if "DASK_" + key.upper().replace(".", "__") in os.environ}
+        chosen = {key: library for key, library in chosen.items() if key not in overridden and find_spec(library)}
     return chosen
 
 
@@ -520,8 +520,8 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 def _call(name: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> str:
     """Return a call as it stands in the script, without the values that may hold a secret, cut where it is long."""
-    words = [*map(_shown, arguments), *(f"{key}={_shown(value)}" for key, value in options.items())]
-    text = ", ".join(words)
+    shown_arguments = [*map(_shown, arguments), *(f"{key}={_shown(value)}" for key, value in options.items())]
+    text = ", ".join(shown_arguments)
     return f"{name}({text if len(text) <= _LONGEST else text[: _LONGEST - 1] + '…'})"
 
 

@@ -84,11 +84,11 @@ def main() -> int:
 
 def _keep_troubles(folder: Path) -> None:
     """Print what UCX and NCCL wrote of troubles into their own files, which go with the node's scratch."""
-    told = 0
+    reported = 0
     for path in sorted((*folder.glob("*/nccl-*.log"), *folder.glob("*/ucx-*.log"))):
         for line in tail(path, _LIBRARY_LINES):
-            if _TROUBLE.search(line) and told < _LIBRARY_LINES:
-                told += 1
+            if _TROUBLE.search(line) and reported < _LIBRARY_LINES:
+                reported += 1
                 print(line[:400], file=sys.stderr)
 
 
@@ -109,13 +109,13 @@ class Address:
         """Pass the address on once it is there; return False if it will never be."""
         if self.known:
             return True
-        there = files.listed(self.context.attempt.directory)
-        if self.context.attempt.scheduler.name in there:
-            facts = files.read_json(self.context.attempt.scheduler) or {}
-            addresses = [facts["address"], *facts.get("shares", ())]
-            write(self.local, "".join(f"{address} {facts['protocol']}\n" for address in addresses))
+        entries = files.listed(self.context.attempt.directory)
+        if self.context.attempt.scheduler.name in entries:
+            scheduler_record = files.read_json(self.context.attempt.scheduler) or {}
+            addresses = [scheduler_record["address"], *scheduler_record.get("shares", ())]
+            write(self.local, "".join(f"{address} {scheduler_record['protocol']}\n" for address in addresses))
             self.known = True
-        return self.known or (self.context.attempt.ended.name not in there and time.monotonic() < self.deadline)
+        return self.known or (self.context.attempt.ended.name not in entries and time.monotonic() < self.deadline)
 
 
 def early_imports(settings: Settings) -> list[str]:
