@@ -1,4 +1,4 @@
-"""What a run's logs show: the lines that a rule knows, each with its file, its line and its time."""
+"""Find lines in a run's logs that match a rule, each with its file, line number and time."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which of what a run shows is the cause of its failure: the first that began it, never what followed.
+"""Find the cause of a failed run: the first fault, never one of its consequences.
 
-How the run ended decides where to look. A script that raised an error of its own tells the cause itself, whatever
-workers survived before. Where the end only follows from another (a lost worker, a broken connection), the earliest
-line of a log that begins a failure is the cause. Without one it is unknown.
+The end of the run decides where to look. If the script raised an error, that error is the cause. If the end is a
+consequence (a lost worker, a broken connection), the earliest log line that starts a failure is the cause. Without
+such a line the cause is unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHOWN = 3  # lines of evidence, and of what followed
 _TOLD = 300  # characters of an error's message in a sentence
 _ANOTHER_ATTEMPT = 90.0  # seconds before the attempt began; the clocks of nodes may differ
 _NOT_MEASURED = 1.0  # seconds by which a node's clock may be wrong that was not measured
-# What hpcml has found out itself and told in a sentence that no log tells better.
+# Ends that hpcml itself decided: its own sentence is the best explanation.
 _FINAL = {
     errors.STORAGE: "disk full or not usable",
     errors.CANCELLED: "cancelled",
@@ -40,7 +40,7 @@ _FINAL = {
     errors.IDLE: "idle too long",
     errors.INTERNAL: "defect in hpcml",
 }
-_OPEN = {  # what hpcml ended a run for, which began elsewhere
+_OPEN = {  # ends that follow from a fault elsewhere
     errors.START_FAILED: "could not start",
     errors.ALLOCATION_LOST: "ended without a status",
 }
@@ -145,7 +145,7 @@ def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:
         return Cause(end.message, final[status], remedy=end.hint, evidence=_quoted(end))
     if end.state == "CANCELLED":
         return Cause(end.message, "cancelled", remedy=end.hint)
-    if _starved(case, hits):
+    if _was_out_of_memory(case, hits):
         return _out_of_memory(end, hits)
     if not by_script:
         return _lost(case, hits)
@@ -189,7 +189,7 @@ def _named_nodes(hits: Sequence[Hit]) -> list[str]:
 
 
 def _known(text: str, line: Line) -> Hit | None:
-    """Return what an error's own words show, if a rule knows them; of several the one that begins a failure."""
+    """Return the rule's hit in an error's text, if a rule matches; of several the one that starts a failure."""
     hits = [hit._replace(line=line) for hit in evidence.hits_in(evidence.Piece(text, 1), SCRIPT)]
     hits = [hit for hit in hits if hit.rule.role in (Role.ROOT, Role.CASCADE)]
     return min(hits, key=lambda hit: hit.rule.role is not Role.ROOT, default=None)
@@ -205,7 +205,7 @@ def _quoted(end: End) -> tuple[Line, ...]:
 
 
 def _time_limit(case: Case, hits: Sequence[Hit]) -> Cause:
-    """Return in which phase the time limit came, or what the script waited for until then."""
+    """Return the phase in which the time limit came, or the file system that blocked the script until then."""
     shown = tuple(hit.line for hit in hits if hit.rule.name == "time-limit")[:1]
     waits = [hit for hit in hits if hit.rule.name in ("frozen", "thawed")][-1:]
     if waits and waits[0].rule.name == "frozen":
@@ -223,7 +223,7 @@ def _time_limit(case: Case, hits: Sequence[Hit]) -> Cause:
     return _by_rule(rule, f"{rule.cause} {phase}", evidence=shown)._replace(remedy=case.end.hint or rule.remedy)
 
 
-def _starved(case: Case, hits: Sequence[Hit]) -> bool:
+def _was_out_of_memory(case: Case, hits: Sequence[Hit]) -> bool:
     """Whether the script or the job was killed out of memory: only a kill that is confirmed counts."""
     end = case.end
     if end.state == "OUT_OF_MEMORY" or "memory limit was reached (out of memory)" in end.message:
@@ -250,7 +250,7 @@ def _out_of_memory(end: End, hits: Sequence[Hit]) -> Cause:
 
 
 def _lost(case: Case, hits: Sequence[Hit]) -> Cause:
-    """Slurm or hpcml ended the run for something that began elsewhere; its own sentence is the least there is."""
+    """Return why Slurm or hpcml ended the run; without a log line it is the sentence of the end itself."""
     end = case.end
     if end.state == "NODE_FAIL":
         named = [hit for hit in hits if hit.rule.name == "node-failure"]
@@ -278,7 +278,7 @@ def _node_in(message: str) -> str:
 
 
 def _after(cascade: Hit, hits: Sequence[Hit]) -> Cause:
-    """The script's end followed from something else: the earliest beginning in the logs, or unknown."""
+    """Return the earliest fault in the logs, where the script's end is a consequence; else an unknown cause."""
     if root := _first(_roots(hits, own=False)):
         cause = _of(root, hits)
         return cause._replace(followed=(cascade.line, *cause.followed)[:_SHOWN])
@@ -291,7 +291,7 @@ def _after(cascade: Hit, hits: Sequence[Hit]) -> Cause:
 
 
 def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
-    """The script ended without an error that was written down: by a signal, by itself, or with an error it printed."""
+    """Return why a script ended without a recorded error: a signal, its own exit, or an error that it printed."""
     end, status = case.end, case.end.exit_status
     if case.points.get("failed"):
         return _of_points(case)
@@ -320,7 +320,7 @@ def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
 
 
 def _of_points(case: Case) -> Cause:
-    """Points of a sweep failed: how many, and why the first did."""
+    """Return how many points of a sweep failed, and the cause of the first."""
     first = [str(text) for text in case.points.get("first", ())]
     short = f"{case.points['failed']} of {case.points.get('points')} points failed"
     lines = tuple(Line(text, SCRIPT, f"logs/{SCRIPT}.log") for text in first)
@@ -348,7 +348,7 @@ def _signalled(end: End, hits: Sequence[Hit], number: signal.Signals) -> Cause:
 
 
 def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
-    """The script ended by an error that nobody caught: the first of its chain is the cause, unless it only followed."""
+    """Return the cause of an uncaught error: the first of its chain, unless that is a consequence."""
     errors_of_chain, hint = case.error["chain"], case.end.hint
     chain = [f"{one.get('type')}: {one.get('message')}".rstrip(": ") for one in errors_of_chain]
     file, number = str(case.error.get("file") or ""), case.error.get("line")
@@ -433,7 +433,7 @@ def _no_files(cause: Cause, error: Mapping[str, Any]) -> Cause:
 
 
 def _remedy(kind: str, text: str) -> str:
-    """Return the next step after an error that no rule knows, from its words."""
+    """Return the next step after an error that no rule matches, from its text."""
     if kind == "KeyError" and (variable := re.search(r": '([A-Z][A-Z0-9_]+)'$", text)):
         if variable[1] in _OF_RANKS:
             return "hpcml starts the script once, on the first node. It does not start ranks."

@@ -1,7 +1,7 @@
-"""What programs print when something goes wrong, what it means and what to do: one row for each mechanism.
+"""Rules for messages of programs: their cause and what to do, one row for each mechanism.
 
-A pattern is as long as its meaning needs: a false cause is worse than none. {0} in a sentence is the pattern's first
-group. docs/troubleshooting.md says how a cause is found.
+A pattern is as specific as its meaning needs: a false cause is worse than none. {0} in a sentence is the pattern's
+first group. docs/troubleshooting.md explains how a cause is found.
 """
 
 from __future__ import annotations
@@ -612,7 +612,7 @@ class Explanation(NamedTuple):
 
 
 def of_role(status: int, log: Sequence[str]) -> Explanation:
-    """Return how a role ended whose last words are ``log``."""
+    """Return how a role ended, from its exit status and the last lines of its log."""
     last = log[-1].strip() if log else ""
     if status == NOT_EXECUTABLE and (program := _FORMAT.search("\n".join(log))):
         node = next((f"{match[1]} is {match[2]}" for match in map(_NODE.match, log) if match), "the node is not")
@@ -636,7 +636,7 @@ def of_role(status: int, log: Sequence[str]) -> Explanation:
 
 
 def not_entered(output: str, status: str) -> Explanation:
-    """Return why an image was not entered, with the program's last line where its meaning is not known."""
+    """Return why an image could not be started, with the program's last line if no rule matches."""
     if known := meaning(output, Where.IMAGE):
         return Explanation(known.cause, known.remedy)
     lines = [line for line in COLOURS.sub("", output).splitlines() if line.strip()]

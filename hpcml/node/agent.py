@@ -264,7 +264,7 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
         slot.start_at = 0.0
         return
     plain = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-    how = slot.cause or _starved(node, code) or plain
+    how = slot.cause or _memory_kill(node, code) or plain
     slot.cause = ""
     age = time.monotonic() - slot.started
     slot.deaths += 1
@@ -305,7 +305,7 @@ def _keep_going(node: Node) -> None:
             _tell(f"{node.members.noun} {slot.name} was stopped (SIGSTOP): continued.")
 
 
-def _starved(node: Node, code: int) -> str:
+def _memory_kill(node: Node, code: int) -> str:
     """Return that the kernel killed a process when memory ran out, if it was killed and the kernel says so."""
     before, node.oom_kills = node.oom_kills, oom_kills()
     if code != -signal.SIGKILL or node.oom_kills <= before:

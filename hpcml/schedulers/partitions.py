@@ -35,7 +35,7 @@ def doubtful_misfits(site: Site, name: str, spec: RunRequest) -> list[str]:
 
 
 def way_out(site: Site, name: str, spec: RunRequest) -> str:
-    """Return what to ask for in the place of a partition that does not fit, as a next step."""
+    """Return the next step if a partition does not fit: another QoS or partition, or a smaller request."""
     if other := next((qos for qos in _choices(site, name, spec) if qos), ""):
         return f"Try --qos {other}."
     if other := next((other for other in site.partitions if other != name and not misfit(site, other, spec)), ""):
@@ -158,7 +158,7 @@ def gpus_of_node(site: Site, partition: str, spec: RunRequest) -> int:
 
 
 def unused_gpus(site: Site, partition: str, spec: RunRequest) -> list[str]:
-    """Return a warning if a request takes nodes with GPUs that it leaves unused, else nothing."""
+    """Return a warning if a request reserves GPUs that it does not use, else nothing."""
     part = node_part(site, partition, spec)
     if part.gpus >= part.of or part.partial:
         return []
@@ -175,7 +175,7 @@ def unused_gpus(site: Site, partition: str, spec: RunRequest) -> list[str]:
 
 
 def _to_a_part(site: Site, partition: str, spec: RunRequest) -> list[str]:
-    """Return the QoS that gives a part of a node, where it is the request's QoS that does not."""
+    """Return the QoS that gives a part of a node, if the request's QoS does not."""
     if not site.qos.get(qos_of(site, partition, spec), Qos()).whole_nodes:
         return []
     others = (name for name in site.qos if node_part(site, partition, spec.changed(qos=name)).partial)

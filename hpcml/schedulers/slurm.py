@@ -257,7 +257,7 @@ def _is_silent(answer: Answer) -> bool:
 
 
 def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
-    """Return the no of one of Slurm's commands as an error in words."""
+    """Return an error that explains why one of Slurm's commands failed."""
     if re.search(_NOT_CONFIGURED, answer.text):
         message = "Slurm's commands are installed, but no cluster is configured"
         hint = "Use --site local, go to a login node, or set SLURM_CONF."

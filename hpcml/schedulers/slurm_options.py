@@ -122,7 +122,7 @@ def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
 
 
 def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tuple[str, str], ...]) -> list[str]:
-    """Return a note if a job asks for a part of a node, or for all of one whose GPUs nobody knows."""
+    """Return a note if a job requests a part of a node, or a node whose GPUs the profile does not give."""
     spec, said = request.spec, dict(directives)
     part, share = partitions.node_part(site, name, spec), _of_node(site, request, name)
     if not part.gpus or (part.of and not part.partial):
@@ -148,7 +148,7 @@ def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tup
 
 
 def _partition(site: Site, request: JobRequest, reasons: list[str], notices: list[str]) -> str:
-    """Return the partition to ask for: the one named, else the first that fits, collecting why others do not."""
+    """Return the named partition, else the first that fits, and collect why others do not fit."""
     asked, spec = request.asked.place.partition, request.spec
     named = spec.place.partition
     if asked and site.partitions and named not in site.partitions:
@@ -278,7 +278,7 @@ def _extra_directive(site: Site, line: str) -> tuple[str, str]:
 
 
 def _known_directive(site: Site, option: str) -> str:
-    """Return a directive of the profile, refusing what is none or would break the run."""
+    """Return a directive of the profile; raise ConfigError if it is invalid or would break the run."""
     place = f"site {site.name}: slurm.extra, slurm.remove"
     if not _DIRECTIVE.fullmatch(option):
         raise ConfigError(

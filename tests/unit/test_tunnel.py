@@ -127,7 +127,7 @@ def test_a_run_is_waited_for_followed_to_its_next_node_and_ends_it(world: World)
     )
     assert world.step(1, facts(N2)) is State.OPEN
     assert world.step(1, facts(N1)) is State.OPEN
-    assert world.said[-1] == "The run is on n1 now."
+    assert world.said[-1] == "The run is now on n1."
     assert [(port, node) for port, node, _ in world.opened] == [(first[0], node) for node in ("n1", "n2", "n1")]
     assert world.are_open == 1
     assert world.step(1, facts(state="COMPLETED", message="it ended well")) is State.ENDED
