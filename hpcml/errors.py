@@ -45,26 +45,26 @@ MEANING = {
     REFUSED: "the script cannot run, the request does not fit the site, or Slurm refused the job",
     NOT_FOUND: "a script, a run or a file was not found or cannot be read",
     UNREACHABLE: "the cluster, or its Slurm, cannot be reached",
-    UNAVAILABLE: "a tunnel has nothing to lead to, or no port to lead from",
+    UNAVAILABLE: "a tunnel has no service to reach, or no free local port",
     INTERNAL: "a defect in hpcml",
-    UNFIT: "hpcml doctor found what keeps runs from working",
+    UNFIT: "hpcml doctor found problems that stop runs",
     STORAGE: "a file of the run cannot be written or read",
     ANSWER_LOST: "the answer to the submission was lost and the job was not found",
-    NO_ACCESS: "the cluster lets nobody in without the user, or no tunnel through",
+    NO_ACCESS: "the cluster needs a login by the user, or does not allow the tunnel",
     CONFIG: "a profile, an hpcml.toml or a template is wrong",
     START_FAILED: "the Dask scheduler or the script could not be started",
-    WORKERS_NEVER_CAME: "workers did not come up",
+    WORKERS_NEVER_CAME: "workers did not start in time",
     ROLE_LOST: "the Dask scheduler, workers or the supervisor were lost while the script ran",
     NO_PROGRESS: "two attempts ended without a newer checkpoint",
     TIME_LIMIT: "the time limit ended the run",
     CANCELLED: "the run was cancelled",
-    ALLOCATION_LOST: "the allocation ended without a word (a node failed, or the job was killed)",
+    ALLOCATION_LOST: "the allocation ended without a status (a node failed, or the job was killed)",
     IMAGE: "the image cannot be used, or was not built",
-    FABRIC: "the transport between the workers is not the one that fabric.require asks for",
+    FABRIC: "the interconnect between the workers is not the one that fabric.require demands",
     VERSIONS: "the roles of the run have different versions",
     PREEMPTED: "the job was preempted: Slurm gave its nodes to another",
-    STOPPED: "the script saved its state and stopped, to be continued",
-    IDLE: "nothing used the cluster for as long as deadlines.idle allows",
+    STOPPED: "the script saved its state and stopped; the run can be continued",
+    IDLE: "the cluster was idle longer than deadlines.idle allows",
     PRUNED: "the point of a sweep was stopped by the pruner",
 }
 
@@ -72,9 +72,9 @@ MEANING = {
 class HpcmlError(Exception):
     """A failure that the user can act on.
 
-    ``message`` is one sentence: what is wrong; ``place`` is where (a file, a key, an option, a node) and stands in
-    brackets behind it; ``hint`` is what to do next, one sentence; ``exit_status`` is the process's; ``quote`` are lines
-    of a log or of another program's answer that show it.
+    ``message`` is one sentence: what is wrong. ``place`` is where (a file, a key, an option, a node), in brackets
+    after it. ``hint`` is the next step, one sentence. ``exit_status`` is that of the process. ``quote`` are lines of a
+    log or of another program's answer as evidence.
     """
 
     exit_status = INTERNAL
@@ -102,9 +102,9 @@ class HpcmlError(Exception):
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, object]:
-        """Return the same facts as a JSON-ready mapping."""
-        facts = {"error": self.message, "place": self.place, "hint": self.hint, "exit_status": self.exit_status}
-        return {**facts, "quote": list(self.quote)}
+        """Return the fields as a JSON-ready mapping."""
+        fields = {"error": self.message, "place": self.place, "hint": self.hint, "exit_status": self.exit_status}
+        return {**fields, "quote": list(self.quote)}
 
 
 class UsageError(HpcmlError):
@@ -120,13 +120,13 @@ class ConfigError(HpcmlError):
 
 
 class NotFoundError(HpcmlError):
-    """What was named is not there or cannot be read."""
+    """A named file, run or site does not exist or cannot be read."""
 
     exit_status = NOT_FOUND
 
 
 class SiteError(HpcmlError):
-    """The site, or its scheduler, does not give what is asked for."""
+    """The site or its scheduler cannot satisfy the request."""
 
     exit_status = REFUSED
 
@@ -154,7 +154,7 @@ class StorageError(HpcmlError):
 
 
 class ImageError(HpcmlError):
-    """An image cannot be used or was not built, or the program for images cannot do it."""
+    """An image or the container program cannot be used, or a build failed."""
 
     exit_status = IMAGE
 
@@ -166,36 +166,36 @@ class TunnelError(HpcmlError):
 
 
 class LoginNeededError(HpcmlError):
-    """A new login is needed and cannot be had without the user, or the budget of logins is used up."""
+    """A new login needs the user, or the limit of logins is reached."""
 
     exit_status = NO_ACCESS
 
 
 class ServiceGoneError(HpcmlError):
-    """The run goes on, but the web service does not answer."""
+    """The run continues, but the web service does not answer."""
 
     exit_status = UNAVAILABLE
 
 
 class LinkError(HpcmlError):
-    """The cluster cannot be reached: a matter of the network, not of who asks."""
+    """The cluster cannot be reached because of the network."""
 
     exit_status = UNREACHABLE
 
 
 class HostKeyError(HpcmlError):
-    """A host's key is unknown or not the known one."""
+    """A host's key is unknown or has changed."""
 
     exit_status = NO_ACCESS
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known word that was probably meant, or nothing."""
+    """Return the valid word that the user probably meant, or an empty text."""
     import difflib
 
     return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")
 
 
 def did_you_mean(near: str, otherwise: str) -> str:
-    """Return the next step for a word that is not known: what was probably meant, or, of nothing near, another."""
+    """Return the next step for an unknown word: the nearest valid word, else another hint."""
     return f"Did you mean {near}?" if near else otherwise

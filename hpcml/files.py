@@ -181,12 +181,12 @@ def open_regular(path: Path, *, ours: bool = True, follow: bool = False, obeyed:
         if error.errno == errno.ELOOP and not follow:
             raise ForeignError("it is a link", path) from error
         if error.errno == errno.ENXIO:  # a socket, or a pipe's like
-            raise ForeignError("it is no regular file", path) from error
+            raise ForeignError("it is not a regular file", path) from error
         raise
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise ForeignError("it is a folder" if stat.S_ISDIR(status.st_mode) else "it is no regular file", path)
+            raise ForeignError("it is a folder" if stat.S_ISDIR(status.st_mode) else "it is not a regular file", path)
         if ours and not (is_obeyed(status) if obeyed else is_ours(status)):
             raise ForeignError(f"it belongs to {account(status.st_uid)}", path)
         if obeyed and (who := written_by_others(status, path, descriptor)):
@@ -223,7 +223,7 @@ def parsed(parse: Callable[[str], T], text: str) -> T:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except MemoryError:
-        raise ValueError("it takes more memory than there is") from None
+        raise ValueError("it needs more memory than available") from None
 
 
 def read_json(path: Path, limit: int = RECORD, *, ours: bool = True, follow: bool = False) -> Any:

@@ -183,8 +183,8 @@ NODE = Schema("node", NodeSample, {"gpus": GpuSample})
 
 def total(values: Iterable[Number | None]) -> float | None:
     """Return the sum of what is known, None if nothing is."""
-    known = [value for value in values if value is not None]
-    return float(sum(known)) if known else None
+    present = [value for value in values if value is not None]
+    return float(sum(present)) if present else None
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------

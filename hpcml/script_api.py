@@ -90,13 +90,14 @@ class Run:
             If there is no metric, or one is no number.
         """
         if not metrics:
-            raise ValueError("hpcml.run.report() has no metric: write hpcml.run.report(loss=0.3)")
+            raise ValueError("hpcml.run.report() has no metric. Example: hpcml.run.report(loss=0.3)")
         try:
             numbers = {name: float(value) for name, value in metrics.items()}
         except (TypeError, ValueError) as error:
-            raise ValueError(f"hpcml.run.report(): a metric is no number: {error}") from None
-        told = {name: value if math.isfinite(value) else None for name, value in numbers.items()}  # JSON has no NaN
-        report: dict[str, object] = {"metrics": told, "step": None if step is None else int(step)}
+            raise ValueError(f"hpcml.run.report(): a metric is not a number: {error}") from None
+        # JSON has no NaN
+        finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        report: dict[str, object] = {"metrics": finite, "step": None if step is None else int(step)}
         _note(report)
         if _is_pruned(report):
             from hpcml.errors import PRUNED
@@ -286,7 +287,7 @@ def connect(*, backend: str = "", **options: Any) -> Client:
 
         return run_cluster.connect(of_client, of_cluster, backend)
     if backend not in ("", "auto", "cpu"):
-        raise ValueError(f"hpcml.connect(backend={backend!r}): outside a run the workers have no GPU: auto or cpu")
+        raise ValueError(f"hpcml.connect(backend={backend!r}): outside a run workers have no GPU; use auto or cpu")
     from hpcml.kinds.dask.node.local_cluster import ClosedCluster
 
     of_both = {name: options[name] for name in ("asynchronous", "loop") if name in options}

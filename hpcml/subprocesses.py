@@ -216,13 +216,13 @@ def _living(group: int) -> list[int]:
         return []
     if not Path("/proc/self").exists():
         return [group]
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it went meanwhile
             state, _, its_group = path.read_text(errors="replace").rpartition(")")[2].split()[:3]
             if its_group == str(group) and state not in "ZX":
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 class _WakingPipe(io.RawIOBase):

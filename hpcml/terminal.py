@@ -85,9 +85,9 @@ def folded(text: str, width: int, *, first: str = "", rest: str = "", open_end: 
     what ``rest`` leaves has fewer spaces before it.
     """
     lines, line = [], first
-    words = text.split()
-    for position, word in enumerate(words):
-        room = width - len(open_end if position < len(words) - 1 else "")
+    tokens = text.split()
+    for position, word in enumerate(tokens):
+        room = width - len(open_end if position < len(tokens) - 1 else "")
         short = len(line) + (line != first) + len(word) > room
         if short and line.strip() and (line != first or len(word) > room - len(rest)):
             lines.append(line.rstrip() + open_end)

@@ -41,7 +41,7 @@ esac
 at=$(cd "${TMPDIR:-/tmp}" 2>/dev/null && pwd -P)
 while [ -n "$at" ]; do
   [ -z "$(find "$at" -maxdepth 0 \( ! -user 0 ! -user "$(id -u)" -o \( -perm -0020 -o -perm -0002 \) ! -perm -1000 \))" ] ||
-    { echo "hpcml: others may replace what lies in $at on $node: set TMPDIR to a folder of your own, or to a sticky one of root's." >&2; exit 88; }
+    { echo "hpcml: other users may replace the contents of $at on $node: set TMPDIR to your own folder, or to a sticky folder of root." >&2; exit 88; }
   at=${at%/*}
 done
 # What the copy of the code has links to. A folder that this node lacks is no reason to end: plain Python would not find it either.

@@ -19,10 +19,10 @@ loose() {
 }
 mkdir "$folder" 2>/dev/null || {
   folder=/dev/null/none   # not ours
-  fail "no folder can be made in $place" "Set runtime.stage_to to a folder on the nodes' own disks that you may write to."
+  fail "no folder can be created in $place" "Set runtime.stage_to to a folder on the nodes' own disks that you may write to."
 }
 open=$(loose "$place"; loose "$(cd "$place" && pwd -P)")
-[ -z "$open" ] || fail "others may replace what lies in $(echo "$open" | head -n 1)" \
+[ -z "$open" ] || fail "other users may replace the contents of $(echo "$open" | head -n 1)" \
   "Set runtime.stage_to to a folder that is yours or root's and that others cannot write to, or with the sticky bit; so for all above it."
 free=$(df -Pk "$folder" | awk 'NR == 2 { print $4 }')
 [ "$free" -gt $((size / 1024)) ] ||

@@ -98,9 +98,7 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
     ``WHAT`` is empty where a script has ended by itself: its state and exit status tell all.
     """
     submitted, seconds = directories.submitted_at(row.run), row.seconds(now)
-    told = row.ending.by == "script" and row.message.endswith(
-        f" exit status {row.ending.exit_status}"
-    )  # by STATE and EXIT
+    told = row.ending.by == "script" and row.message.endswith(f" status {row.ending.exit_status}")  # by STATE and EXIT
     facts = (
         row.run,
         row.state,

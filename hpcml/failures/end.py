@@ -44,9 +44,9 @@ class End(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return the end as a JSON-ready table, which :func:`parse` reads."""
-        facts = {"state": self.state, **self._asdict(), "quote": list(self.quote), "warnings": list(self.warnings)}
-        del facts["ended_as"]
-        return facts
+        record = {"state": self.state, **self._asdict(), "quote": list(self.quote), "warnings": list(self.warnings)}
+        del record["ended_as"]
+        return record
 
 
 def parse(facts: Mapping[str, Any]) -> End:

@@ -1,4 +1,4 @@
-"""What a run's logs show: the lines that a rule knows, each with its file, its line and its time."""
+"""Find lines in a run's logs that match a rule, each with its file, line number and time."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def logs(paths: RunPaths, most: int) -> Iterator[tuple[str, str, Path]]:
     begins = dict.fromkeys(name[: name.index("-") + 1] for name in names if "-" in name)
     for begin in sorted(begins, key=lambda begin: begin == _LIBRARY):
         source = "library" if begin == _LIBRARY else begin[:-1]
-        found = [name for name in names if name.startswith(begin)]
-        if len(found) > most:  # a worker that failed wrote last before the end, and its log is among the smaller
-            found = sorted(found, key=lambda name: _size(paths.logs / name))[:most]
-        for name in found:
+        log_names = [name for name in names if name.startswith(begin)]
+        if len(log_names) > most:  # a worker that failed wrote last before the end, and its log is among the smaller
+            log_names = sorted(log_names, key=lambda name: _size(paths.logs / name))[:most]
+        for name in log_names:
             node = name.removeprefix(begin).removesuffix(".log")
             yield source, node.rpartition(".")[0] or node if source == "library" else node, paths.logs / name
 
@@ -179,9 +179,9 @@ class _Times:
     """When the lines of a text were written, by those that begin with a time; each is looked at once."""
 
     def __init__(self, lines: Sequence[str]) -> None:
-        found = [(index, match) for index, line in enumerate(lines) if (match := _STAMP.match(line[:200]))]
-        self.places = [index for index, _ in found]
-        self.stamps = [match for _, match in found]
+        stamped = [(index, match) for index, line in enumerate(lines) if (match := _STAMP.match(line[:200]))]
+        self.places = [index for index, _ in stamped]
+        self.stamps = [match for _, match in stamped]
 
     def at(self, index: int, *, ends: bool = False) -> tuple[float, float, float]:
         """Return a line's time (0 if none is near), and the times between which it was written.
@@ -214,34 +214,34 @@ class _Times:
 def table(path: Path, limit: int = files.RECORD) -> dict[str, Any]:
     """Return what a JSON file of the run holds; empty if it is not there or is no table, and so is no evidence."""
     try:
-        facts = files.read_json(path, limit)
+        content = files.read_json(path, limit)
     except (OSError, ValueError):
         return {}
-    return facts if isinstance(facts, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def points_end(path: Path) -> dict[str, Any]:
     """Return how a sweep's points ended (points-end.json), empty if it is not there or is damaged."""
-    facts = table(path, HEAD)
-    first = facts.get("first")
+    content = table(path, HEAD)
+    first = content.get("first")
     whole = isinstance(first, list) and all(isinstance(one, str) for one in first)
-    return facts if whole and isinstance(facts.get("failed"), int) else {}
+    return content if whole and isinstance(content.get("failed"), int) else {}
 
 
 def script_error(path: Path) -> dict[str, Any]:
     """Return a script's uncaught error (script-error.json), empty if it is not there or is damaged."""
-    facts = table(path, HEAD)
-    chain = facts.get("chain")
+    content = table(path, HEAD)
+    chain = content.get("chain")
     whole = isinstance(chain, list) and all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in chain)
-    return facts if whole else {}
+    return content if whole else {}
 
 
 def last_error(path: Path) -> Line | None:
     """Return the last line of a log if it is the one that ends a traceback."""
-    found = pieces(path)
-    if not found:
+    log_pieces = pieces(path)
+    if not log_pieces:
         return None
-    text, first = found[-1]
+    text, first = log_pieces[-1]
     lines = text.rstrip().split("\n")
     if not ERROR.fullmatch(lines[-1]) or not any(line.startswith("Traceback (most recent") for line in lines):
         return None

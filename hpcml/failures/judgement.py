@@ -1,8 +1,8 @@
-"""Which of what a run shows is the cause of its failure: the first that began it, never what followed.
+"""Find the cause of a failed run: the first fault, never one of its consequences.
 
-How the run ended decides where to look. A script that raised an error of its own tells the cause itself, whatever
-workers survived before. Where the end only follows from another (a lost worker, a broken connection), the earliest
-line of a log that begins a failure is the cause. Without one it is unknown.
+The end of the run decides where to look. If the script raised an error, that error is the cause. If the end is a
+consequence (a lost worker, a broken connection), the earliest log line that starts a failure is the cause. Without
+such a line the cause is unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHOWN = 3  # lines of evidence, and of what followed
 _TOLD = 300  # characters of an error's message in a sentence
 _ANOTHER_ATTEMPT = 90.0  # seconds before the attempt began; the clocks of nodes may differ
 _NOT_MEASURED = 1.0  # seconds by which a node's clock may be wrong that was not measured
-# What hpcml has found out itself and told in a sentence that no log tells better.
+# Ends that hpcml itself decided: its own sentence is the best explanation.
 _FINAL = {
     errors.STORAGE: "disk full or not usable",
     errors.CANCELLED: "cancelled",
@@ -40,9 +40,9 @@ _FINAL = {
     errors.IDLE: "idle too long",
     errors.INTERNAL: "defect in hpcml",
 }
-_OPEN = {  # what hpcml ended a run for, which began elsewhere
+_OPEN = {  # ends that follow from a fault elsewhere
     errors.START_FAILED: "could not start",
-    errors.ALLOCATION_LOST: "ended without a word",
+    errors.ALLOCATION_LOST: "ended without a status",
 }
 _SIGNALS = {
     signal.SIGSEGV: "segfault",
@@ -134,8 +134,8 @@ def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:
     hits = [_corrected(hit, case.clocks) for hit in hits]
     hits = [hit for hit in hits if not hit.line.time or hit.line.time > began - _ANOTHER_ATTEMPT]
     if by_script and status == errors.STOPPED:
-        remedy = "Submitted with --until-done it goes on by itself, from its last checkpoint."
-        return Cause(errors.MEANING[status], "stopped, to be continued", remedy=end.hint or remedy)
+        remedy = "With --until-done hpcml continues the run from its last checkpoint."
+        return Cause(errors.MEANING[status], "stopped, can be continued", remedy=end.hint or remedy)
     if end.state == "TIMEOUT" or (not by_script and status == errors.TIME_LIMIT):
         return _time_limit(case, hits)
     if not by_script and status == errors.CANCELLED and (hit := _known(end.message, Line(end.message, "record"))):
@@ -145,7 +145,7 @@ def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:
         return Cause(end.message, final[status], remedy=end.hint, evidence=_quoted(end))
     if end.state == "CANCELLED":
         return Cause(end.message, "cancelled", remedy=end.hint)
-    if _starved(case, hits):
+    if _was_out_of_memory(case, hits):
         return _out_of_memory(end, hits)
     if not by_script:
         return _lost(case, hits)
@@ -189,10 +189,10 @@ def _named_nodes(hits: Sequence[Hit]) -> list[str]:
 
 
 def _known(text: str, line: Line) -> Hit | None:
-    """Return what an error's own words show, if a rule knows them; of several the one that begins a failure."""
-    found = [hit._replace(line=line) for hit in evidence.hits_in(evidence.Piece(text, 1), SCRIPT)]
-    found = [hit for hit in found if hit.rule.role in (Role.ROOT, Role.CASCADE)]
-    return min(found, key=lambda hit: hit.rule.role is not Role.ROOT, default=None)
+    """Return the rule's hit in an error's text, if a rule matches; of several the one that starts a failure."""
+    hits = [hit._replace(line=line) for hit in evidence.hits_in(evidence.Piece(text, 1), SCRIPT)]
+    hits = [hit for hit in hits if hit.rule.role in (Role.ROOT, Role.CASCADE)]
+    return min(hits, key=lambda hit: hit.rule.role is not Role.ROOT, default=None)
 
 
 def _roots(hits: Sequence[Hit], *, own: bool) -> list[Hit]:
@@ -205,7 +205,7 @@ def _quoted(end: End) -> tuple[Line, ...]:
 
 
 def _time_limit(case: Case, hits: Sequence[Hit]) -> Cause:
-    """Return in which phase the time limit came, or what the script waited for until then."""
+    """Return the phase in which the time limit came, or the file system that blocked the script until then."""
     shown = tuple(hit.line for hit in hits if hit.rule.name == "time-limit")[:1]
     waits = [hit for hit in hits if hit.rule.name in ("frozen", "thawed")][-1:]
     if waits and waits[0].rule.name == "frozen":
@@ -223,7 +223,7 @@ def _time_limit(case: Case, hits: Sequence[Hit]) -> Cause:
     return _by_rule(rule, f"{rule.cause} {phase}", evidence=shown)._replace(remedy=case.end.hint or rule.remedy)
 
 
-def _starved(case: Case, hits: Sequence[Hit]) -> bool:
+def _was_out_of_memory(case: Case, hits: Sequence[Hit]) -> bool:
     """Whether the script or the job was killed out of memory: only a kill that is confirmed counts."""
     end = case.end
     if end.state == "OUT_OF_MEMORY" or "memory limit was reached (out of memory)" in end.message:
@@ -238,19 +238,19 @@ def _out_of_memory(end: End, hits: Sequence[Hit]) -> Cause:
     confirmed = [hit for hit in hits if hit.rule.role is Role.CONFIRMATION or hit.rule.name == "worker-oom"]
     if not confirmed:
         return _by_rule(rule, end.message, evidence=_quoted(end))._replace(occurrences=0)
-    found = _of(min(confirmed, key=lambda hit: hit.line.time or math.inf), hits, rule.cause)
+    cause = _of(min(confirmed, key=lambda hit: hit.line.time or math.inf), hits, rule.cause)
     # Slurm says it of a role's step in that role's log.
     lines_of_roles = [hit.line for hit in confirmed if hit.rule.name == "oom-kill" and hit.line.source not in _NO_ROLES]
     roles = {line.source for line in lines_of_roles}
     alone = len(roles) == 1 and roles != {SCRIPT} and not any(line.node for line in lines_of_roles)
     who = "the script" if end.by == "script" else f"the {roles.pop()}" if alone else ""
-    what = f"{who} was killed because the node's memory limit was reached" if who else found.what
+    what = f"{who} was killed because the node's memory limit was reached" if who else cause.what
     lines = tuple(hit.line for hit in confirmed)[:_SHOWN]
-    return found._replace(what=what, rule=rule.name, evidence=lines, followed=(), short=rule.short)
+    return cause._replace(what=what, rule=rule.name, evidence=lines, followed=(), short=rule.short)
 
 
 def _lost(case: Case, hits: Sequence[Hit]) -> Cause:
-    """Slurm or hpcml ended the run for something that began elsewhere; its own sentence is the least there is."""
+    """Return why Slurm or hpcml ended the run; without a log line it is the sentence of the end itself."""
     end = case.end
     if end.state == "NODE_FAIL":
         named = [hit for hit in hits if hit.rule.name == "node-failure"]
@@ -258,17 +258,17 @@ def _lost(case: Case, hits: Sequence[Hit]) -> Cause:
         return _by_rule(BY_NAME["node-failure"], evidence=tuple(hit.line for hit in named[:_SHOWN]), nodes=nodes)
     status, record, node = end.exit_status, Line(end.message, "record", "status.json"), _node_in(end.message)
     if root := _first(_roots(hits, own=status != errors.WORKERS_NEVER_CAME)):
-        found = _of(root, hits)
-        if root.rule.name in _OF_ANOTHER_NODE and not found.nodes and node:
-            found = found._replace(nodes=(node,))
-        return found._replace(followed=(record, *found.followed)[:_SHOWN])
+        cause = _of(root, hits)
+        if root.rule.name in _OF_ANOTHER_NODE and not cause.nodes and node:
+            cause = cause._replace(nodes=(node,))
+        return cause._replace(followed=(record, *cause.followed)[:_SHOWN])
     text = "\n".join((end.message, *end.quote))
-    told = [hit for hit in evidence.hits_in(evidence.Piece(text, 0), "record") if hit.rule.role is Role.ROOT]
-    if told := [hit._replace(line=hit.line._replace(node=node)) for hit in told]:
-        return _of(told[0], told)._replace(followed=(record,))
-    known = status not in (errors.ALLOCATION_LOST, 128 + signal.SIGKILL)
+    end_hits = [hit for hit in evidence.hits_in(evidence.Piece(text, 0), "record") if hit.rule.role is Role.ROOT]
+    if end_hits := [hit._replace(line=hit.line._replace(node=node)) for hit in end_hits]:
+        return _of(end_hits[0], end_hits)._replace(followed=(record,))
+    is_known = status not in (errors.ALLOCATION_LOST, 128 + signal.SIGKILL)
     short = case.short_by_status(followed=True).get(status, "ended")
-    return Cause(end.message, short, known, "", end.hint, evidence=_quoted(end))
+    return Cause(end.message, short, is_known, "", end.hint, evidence=_quoted(end))
 
 
 def _node_in(message: str) -> str:
@@ -278,20 +278,20 @@ def _node_in(message: str) -> str:
 
 
 def _after(cascade: Hit, hits: Sequence[Hit]) -> Cause:
-    """The script's end followed from something else: the earliest beginning in the logs, or unknown."""
+    """Return the earliest fault in the logs, where the script's end is a consequence; else an unknown cause."""
     if root := _first(_roots(hits, own=False)):
-        found = _of(root, hits)
-        return found._replace(followed=(cascade.line, *found.followed)[:_SHOWN])
+        cause = _of(root, hits)
+        return cause._replace(followed=(cascade.line, *cause.followed)[:_SHOWN])
     if confirmed := [hit for hit in hits if hit.rule.role is Role.CONFIRMATION]:
         return _of(confirmed[0], hits)._replace(followed=(cascade.line,))
     rule = cascade.rule
     short = " ".join(rule.cause.split()[:6]).rstrip(",:;")
-    what = f"{rule.cause}, and nothing in the run's logs says why"
+    what = f"{rule.cause}; the run's logs do not show why"
     return Cause(what, short, False, rule.name, evidence=(cascade.line,), occurrences=1)
 
 
 def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
-    """The script ended without an error that was written down: by a signal, by itself, or with an error it printed."""
+    """Return why a script ended without a recorded error: a signal, its own exit, or an error that it printed."""
     end, status = case.end, case.end.exit_status
     if case.points.get("failed"):
         return _of_points(case)
@@ -299,8 +299,8 @@ def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
         return _signalled(end, hits, signal.Signals(status - 128))
     kind = "program" if case.form is Form.PROGRAM else "script"
     if status in (126, 127) and kind == "program":
-        what = f"the program {'is not there on the node' if status == 127 else 'cannot be executed'}"
-        remedy = "Is it on a path that all nodes see?"
+        what = f"the program {'does not exist on the node' if status == 127 else 'cannot be executed'}"
+        remedy = "Use a path that all nodes share."
         return Cause(what, "program cannot be started", evidence=_quoted(end), remedy=remedy)
     if case.last_error:
         line = case.last_error._replace(time=case.times.get("driver-ended", 0.0))
@@ -311,16 +311,16 @@ def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
         return Cause(what, name, True, "script-error", remedy, evidence=(line,), occurrences=1)
     if crashed := [hit for hit in hits if hit.line.source == SCRIPT and hit.rule.name in _SIGNALS.values()]:
         return _of(crashed[0], hits)
-    what = f"the {kind} ended with exit status {status}"
-    remedy = "" if kind == "program" else "It calls sys.exit or os._exit, or a library does."
+    what = f"the {kind} exited with status {status}"
+    remedy = "" if kind == "program" else "The script or a library called sys.exit or os._exit."
     if end.quote:
         what += f"; its last line: {end.quote[-1][:_TOLD]}"
     lines = tuple(Line(text, SCRIPT, f"logs/{SCRIPT}.log") for text in end.quote[-_SHOWN:])
-    return Cause(what, f"{kind} chose exit status {status}", True, "exit", end.hint or remedy, evidence=lines)
+    return Cause(what, f"{kind} exited with status {status}", True, "exit", end.hint or remedy, evidence=lines)
 
 
 def _of_points(case: Case) -> Cause:
-    """Points of a sweep failed: how many, and why the first did."""
+    """Return how many points of a sweep failed, and the cause of the first."""
     first = [str(text) for text in case.points.get("first", ())]
     short = f"{case.points['failed']} of {case.points.get('points')} points failed"
     lines = tuple(Line(text, SCRIPT, f"logs/{SCRIPT}.log") for text in first)
@@ -331,24 +331,24 @@ def _of_points(case: Case) -> Cause:
 def _signalled(end: End, hits: Sequence[Hit], number: signal.Signals) -> Cause:
     what = f"the script was killed by {number.name}"
     if not (rule := BY_NAME.get(_SIGNALS.get(number, ""))):
-        kernel = "The kernel sends SIGKILL when the memory is full; otherwise a person or the site did."
+        kernel = "The kernel sends SIGKILL when memory is full. Otherwise a person or the site killed it."
         remedy = kernel if number == signal.SIGKILL else ""
         short = f"killed by {number.name}"
-        return Cause(f"{what}, and nothing says by whom", short, False, "signal", remedy, evidence=_quoted(end))
+        return Cause(f"{what}; the sender is unknown", short, False, "signal", remedy, evidence=_quoted(end))
     of_script = [hit for hit in hits if hit.line.source == SCRIPT]
     failed = [hit for hit in of_script if hit.rule.name == "assertion"]
     if failed and number == signal.SIGABRT:
         return _of(failed[-1], hits, f"{what}: {failed[-1].groups[0][:_TOLD]}")
     what = f"{what}: {rule.cause}"
-    found = [hit for hit in of_script if hit.rule.name == rule.name]
-    return _of(found[-1], hits, what) if found else _by_rule(rule, what, evidence=_quoted(end))
+    rule_hits = [hit for hit in of_script if hit.rule.name == rule.name]
+    return _of(rule_hits[-1], hits, what) if rule_hits else _by_rule(rule, what, evidence=_quoted(end))
 
 
 # -- errors of the script --------------------------------------------------------------------------------------------
 
 
 def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
-    """The script ended by an error that nobody caught: the first of its chain is the cause, unless it only followed."""
+    """Return the cause of an uncaught error: the first of its chain, unless that is a consequence."""
     errors_of_chain, hint = case.error["chain"], case.end.hint
     chain = [f"{one.get('type')}: {one.get('message')}".rstrip(": ") for one in errors_of_chain]
     file, number = str(case.error.get("file") or ""), case.error.get("line")
@@ -358,15 +358,15 @@ def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
     lines = [Line(text, SCRIPT, f"logs/{SCRIPT}.log", 0, when) for text in shown]
     if case.last_error and case.last_error.text.endswith(chain[0].split("\n")[0][:_TOLD]):
         lines[0] = lines[0]._replace(number=case.last_error.number)
-    known = {
+    hit_by_index = {
         index: found
         for index, text in enumerate(chain)
         if not errors_of_chain[index].get("hides") and (found := _known(text, lines[index]))
     }
-    told = {hit.rule.name for hit in known.values()}
-    hits = [hit for hit in hits if hit.line.source != SCRIPT or hit.rule.name not in told]
-    index = _beginning(errors_of_chain, known)
-    hit, line = known.get(index), lines[index]
+    chain_rules = {hit.rule.name for hit in hit_by_index.values()}
+    hits = [hit for hit in hits if hit.line.source != SCRIPT or hit.rule.name not in chain_rules]
+    index = _beginning(errors_of_chain, hit_by_index)
+    hit, line = hit_by_index.get(index), lines[index]
     later = tuple(one for position, one in enumerate(lines) if position != index)
     if hit and hit.rule.role is Role.CASCADE:
         return _after(hit, hits)
@@ -385,7 +385,7 @@ def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
         line = line._replace(text=line.text.removeprefix("SystemExit: "))
     at = f"{file.rpartition('/')[2].replace(' ', '_')}:{number}" if located else ""
     short = f"{'sys.exit' if is_exit else name} in {at}" if at else name
-    what = f"the script {'ended itself:' if is_exit else 'raised'} {line.text}"
+    what = f"the script {'exited:' if is_exit else 'raised'} {line.text}"
     if at and ":" not in chain[index]:  # as TimeoutError: its name is all there is
         what += f" at {at}: {str(case.error.get('code') or '')[:_TOLD]}"
     remedy = hint or ("" if is_exit else _remedy(name, line.text))
@@ -427,18 +427,20 @@ def _no_files(cause: Cause, error: Mapping[str, Any]) -> Cause:
     if not isinstance(folder, str) or not folder:
         return cause
     what = f"the file system of {folder[:_TOLD]} can hold no more files (no inodes are left)"
-    return cause._replace(what=what, short="no room for more files", remedy="Remove files there: df -i tells how many.")
+    return cause._replace(
+        what=what, short="no space for more files", remedy="Remove files there. df -i shows how many exist."
+    )
 
 
 def _remedy(kind: str, text: str) -> str:
-    """Return the next step after an error that no rule knows, from its words."""
+    """Return the next step after an error that no rule matches, from its text."""
     if kind == "KeyError" and (variable := re.search(r": '([A-Z][A-Z0-9_]+)'$", text)):
         if variable[1] in _OF_RANKS:
-            return "hpcml starts the script once, on the first node: it starts no ranks."
+            return "hpcml starts the script once, on the first node. It does not start ranks."
         return f"If {variable[1]} is an environment variable, set it for the whole run: --env {variable[1]}=VALUE."
     if kind == "FileNotFoundError" and (path := re.search(r": '([^/'][^']*)'$", text)):
-        return f"{path[1]} is a relative path, which counts from the folder of the submission: give the whole path."
-    return "The traceback in the script's log shows how it came there."
+        return f"{path[1]} is relative to the folder of the submission. Use an absolute path."
+    return "See the traceback: hpcml logs RUN"
 
 
 # -- which line was written first, though each has the time of its own node's clock -----------------------------------
@@ -466,9 +468,9 @@ def _first(hits: Sequence[Hit]) -> Hit | None:
     of_file: dict[tuple[str, str], Hit] = {}
     for hit in hits:
         of_file.setdefault((hit.line.file, hit.line.node), hit)
-    found = list(of_file.values())
-    candidates = [hit for hit in found if not any(_before(other, hit) for other in found)]
-    return min(candidates or found, key=lambda hit: (_depth(hit), hit.line.time or math.inf), default=None)
+    first_hits = list(of_file.values())
+    candidates = [hit for hit in first_hits if not any(_before(other, hit) for other in first_hits)]
+    return min(candidates or first_hits, key=lambda hit: (_depth(hit), hit.line.time or math.inf), default=None)
 
 
 def _before(one: Hit, other: Hit) -> bool:

@@ -65,7 +65,7 @@ def identify(path: str, answer: str) -> Program:
         raise ImageError("This program is neither Apptainer nor Singularity", place=path, hint=hint, quote=quote)
     program = Program(path, match[1] or "singularity", tuple(int(number) for number in match.groups()[1:] if number))
     if program.kind != "apptainer" and program.version < (3,):
-        raise ImageError(f"{program} is too old: it knows no SIF images", place=path, hint=hint)
+        raise ImageError(f"{program} is too old: it does not support SIF images", place=path, hint=hint)
     return program
 
 
@@ -79,12 +79,12 @@ def find_program(wanted: str, first: str = "") -> Program:
     paths = (shutil.which(name) for name in names)
     path = next(filter(None, paths), None)
     if path is None:
-        hint = "Load the site's module or install Apptainer 1.2 or newer; images can be built on another machine."
+        hint = "Load the site's module or install Apptainer 1.2 or newer. You can also build images on another machine."
         raise ImageError(f"There is no {' and no '.join(names)} here", place="PATH", hint=hint)
     answer = ask([path, "--version"], TIMEOUT)
     if answer.code != 0:
         message = f"It {'does not answer' if answer.code is None else 'fails'} when asked for its version"
-        hint = "Try it yourself: is its module loaded, and its file system there?"
+        hint = "Run it yourself. Check that its module is loaded and its file system is mounted."
         raise ImageError(message, place=path, hint=hint, quote=last_lines(answer.text))
     return identify(path, answer.text)
 
@@ -99,8 +99,8 @@ def ask(command: Sequence[str], timeout: float) -> subprocesses.Answer:
 
 def not_started(path: str, error: Exception) -> ImageError:
     """Return that the program cannot be started, as an error."""
-    hint = "Try it yourself, or name another with --program."
-    return ImageError(f"The program for images cannot be started: {error}", place=path, hint=hint)
+    hint = "Run it yourself, or choose another with --program."
+    return ImageError(f"The container program could not be started: {error}", place=path, hint=hint)
 
 
 def last_lines(text: str, count: int = 8) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ DEADLINE = 6 * 3600.0  # seconds for a whole build: RAPIDS is downloaded and unp
 SPACE = "2G"  # what a build takes, where the definition's label org.hpcml.space does not say
 _BUNDLE = "/etc/ssl/certs/ca-certificates.crt"  # in all images that hpcml's definitions start from
 _ROOM = "hpcml-build-"  # how a build's temporary folder begins
-_NOT_IN_PLACE = ("The image cannot be put in place", "Check the folder's permissions and your quota.")
+_NOT_IN_PLACE = ("The image could not be moved to its place", "Check the folder's permissions and your quota.")
 
 
 class Order(NamedTuple):
@@ -157,24 +157,28 @@ def prepare(
     """
     if out.exists() and not force:
         hint = "Give --force to replace it, or another name."
-        raise UsageError("There is something of that name already", place=str(out), hint=hint)
+        raise UsageError("A file with this name already exists", place=str(out), hint=hint)
     if not out.parent.is_dir():
-        raise NotFoundError("The folder for the image is not there", place=str(out.parent), hint="Make it: mkdir -p.")
+        raise NotFoundError(
+            "The folder for the image does not exist", place=str(out.parent), hint="Create it with mkdir -p."
+        )
     if definition.used and not program.takes_arguments:
-        hint = "Build with Apptainer 1.2 or SingularityCE 4.0, or newer, here or elsewhere; older ones can run it."
-        raise ImageError(f"{program} knows no build arguments, which the definition has", place=program.path, hint=hint)
+        hint = "Build with Apptainer 1.2 or SingularityCE 4.0 or newer. Older versions can run the image."
+        raise ImageError(
+            f"{program} does not support the build arguments of the definition", place=program.path, hint=hint
+        )
     rootless = os.getuid() != 0 if fakeroot is None else fakeroot
     if rootless and os.getuid() != 0:
         check_subordinate(Path("/etc/subuid"))
     path = f"{layers.process_environment().get('PATH', '')}:/usr/sbin:/sbin"
     if definition.header("Bootstrap").lower() == "debootstrap" and shutil.which("debootstrap", path=path) is None:
         hint = "Install it (apt-get install debootstrap), or build another definition."
-        message = "There is no debootstrap, with which this definition begins"
+        message = "This definition needs debootstrap, which is not installed"
         raise ImageError(message, place=str(definition.path), hint=hint)
     arguments, certificates, notes = _arguments(definition, given)
     check_space(definition, out, program)
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        notes.append("/dev/fuse cannot be used here: images can be built, and run only by a program installed setuid")
+        notes.append("/dev/fuse cannot be used here: you can build images, but only a setuid program can run them")
     return Order(definition, out, program, rootless, arguments, certificates, tuple(notes))
 
 
@@ -189,8 +193,8 @@ def check_subordinate(table: Path) -> None:
     except OSError:
         owners = set()  # no table is the same as no line in it
     if not names & owners:
-        hint = "Ask for a line there and in /etc/subgid, build elsewhere and copy the image, or try --no-fakeroot."
-        message = "You have no ids to build as root of a namespace with (--fakeroot)"
+        hint = "Ask for an entry there and in /etc/subgid, build elsewhere and copy the image, or try --no-fakeroot."
+        message = "You have no subordinate user ids for a build as root (--fakeroot)"
         raise ImageError(message, place=str(table), hint=hint)
 
 
@@ -205,10 +209,10 @@ def check_space(definition: Definition, out: Path, program: Program) -> None:
         try:
             free = shutil.disk_usage(folder).free
         except OSError as error:
-            message, hint = f"The folder for {purpose} cannot be used", f"Set {setting} to a folder that is there."
+            message, hint = f"The folder for {purpose} cannot be used", f"Set {setting} to a folder that exists."
             raise StorageError(f"{message}: {error.strerror}", place=str(folder), hint=hint) from error
         if free < need:
-            message = f"Too little space for {purpose}: {units.format_bytes(free)} are free, and the build takes about"
+            message = f"Too little space for {purpose}: {units.format_bytes(free)} are free, but the build needs about"
             hint = f"Set {setting} to a folder with more space."
             hint = "Write the image to another folder." if folder == out.parent else hint
             raise StorageError(f"{message} {units.format_bytes(need)}", place=str(folder), hint=hint)
@@ -233,11 +237,13 @@ def _arguments(definition: Definition, given: Mapping[str, str]) -> tuple[dict[s
         settings = pip_settings()
         index, certificates = settings.get("index-url", ""), settings.get("cert", "")
         if "@" in urllib.parse.urlsplit(index).netloc:
-            notes.append("pip's index has a password in its address, which an image would keep: it is not handed on")
+            notes.append(
+                "the address of pip's index contains a password, which the image would store: it is not passed on"
+            )
         elif index:
             arguments.setdefault("PIP_INDEX", index)
     if "MIRROR" in definition.used and not arguments.setdefault("MIRROR", apt_mirror()):
-        hint = "Give a mirror of Debian 12: --build-arg MIRROR=URL."
+        hint = "Set a mirror of Debian 12: --build-arg MIRROR=URL."
         raise UsageError("apt on this machine has no Debian mirror", place=str(definition.path), hint=hint)
     if "UCX_SOURCE" in definition.used:
         if source := arguments.get("UCX_SOURCE"):
@@ -245,7 +251,7 @@ def _arguments(definition: Definition, given: Mapping[str, str]) -> tuple[dict[s
         else:
             notes.append("without --build-arg UCX_SOURCE=ucx-RELEASE.tar.gz the image has no InfiniBand")
     if missing := sorted(definition.used - definition.defaults.keys() - arguments.keys()):
-        hint = f"Give it: --build-arg {missing[0]}=VALUE."
+        hint = f"Set it: --build-arg {missing[0]}=VALUE."
         raise UsageError(f"The build argument {missing[0]} has no value", place=str(definition.path), hint=hint)
     return arguments, certificates if Path(certificates).is_file() else "", notes
 
@@ -254,8 +260,8 @@ def _ucx_source(name: str) -> Path:
     """Return the path of an OpenUCX release; raise NotFoundError before hours of building if it is not there."""
     path = layers.user_path(name).absolute()
     if not path.is_file() or "'" in str(path):
-        hint = "Name the .tar.gz of a release of OpenUCX (github.com/openucx/ucx/releases), without ' in its path."
-        raise NotFoundError("The source of UCX is no file", place=str(path), hint=hint)
+        hint = "Use the .tar.gz of a release of OpenUCX (github.com/openucx/ucx/releases), without ' in its path."
+        raise NotFoundError("The source of UCX is not a file", place=str(path), hint=hint)
     return path
 
 
@@ -290,7 +296,7 @@ def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:
     """
     place, _ = _temporary(order.program)
     setting = f"{order.program.prefixes[0]}_TMPDIR"
-    no_room = ("The build's temporary folder cannot be made", f"Set {setting} to a folder of yours.")
+    no_room = ("The build's temporary folder cannot be created", f"Set {setting} to your own folder.")
     # An interrupted build leaves gigabytes in its temporary folder, and what is built beside the image nobody can
     # replace meanwhile: both are folders of the user's alone.
     with (
@@ -307,8 +313,8 @@ def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:
         if answer.code != 0:
             raise failure(answer, order)
         if not new.exists():
-            hint, quote = "Build it by hand, and look at what it prints.", last_lines(answer.text)
-            message = f"{order.program} reported success and wrote no image"
+            hint, quote = "Build it by hand, and read its output.", last_lines(answer.text)
+            message = f"{order.program} reported success but wrote no image"
             raise ImageError(message, place=str(order.definition.path), hint=hint, quote=quote)
         return _put(order.out, new, _record(order, inspect(new), time.monotonic() - begin))
 
@@ -377,7 +383,7 @@ def parse_arguments(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not re.fullmatch(r"\w+", name):
-            raise UsageError(f"'{word}' is not KEY=VALUE", place="--build-arg", hint="Write --build-arg NAME=VALUE.")
+            raise UsageError(f"'{word}' is not KEY=VALUE", place="--build-arg", hint="Use --build-arg NAME=VALUE.")
         arguments[name] = value
     return arguments
 
@@ -393,7 +399,7 @@ def failure(answer: subprocesses.Answer, order: Order) -> HpcmlError:
     text = "\n".join(line for line in answer.text.splitlines() if not line.startswith("INFO"))
     if answer.code is None:
         message = f"The build did not end within {units.format_seconds(DEADLINE)}"
-        hint = "Is the network, or the disk, very slow? Its last lines are above."
+        hint = "The network or the disk may be slow. The last lines of its output are above."
     elif full := re.search(_FULL, text):
         why = "your quota is used up" if "quota" in full[2].lower() else "the disk is full"
         where, place, hint = _full(full[1] or "", order)

@@ -16,7 +16,7 @@ from hpcml.node.hardware.record import NEEDS, Contents
 from hpcml.sites.layers import process_environment
 
 GOOD, NOTE, BAD = "good", "note", "bad"
-_ANEW = "Build it anew from hpcml's definition."
+_ANEW = "Build it again from hpcml's definition."
 _PACKAGES = ("dask", "distributed", "dask-ml", "dask-cuda", "ucxx", "cudf")  # whose versions are shown
 _ALONE = "import sys; sys.path[:] = filter(None, sys.path); exec(sys.argv.pop(1))"  # no module of the working folder
 _TIMEOUT = 300.0  # seconds: a first start from a shared file system reads gigabytes, and cuDF is imported
@@ -54,14 +54,14 @@ def of_the_definition(image: Image) -> Iterator[Finding]:
     begin = re.search(r"^[ \t]*bootstrap[ \t]*:[ \t]*(\S+)", text, re.IGNORECASE | re.MULTILINE)
     sentence = hint = ""
     if not text:
-        sentence = "the image holds no definition: how it was made is not known"
+        sentence = "the image contains no definition: its origin is unknown"
     elif begin and begin[1].lower() != "docker":
-        sentence = f"spython reads none that begin with {begin[1]}: not looked at"
+        sentence = f"spython cannot read definitions that begin with {begin[1]}: not checked"
     else:
         try:
             stages, warnings = _by_spython(text, dockerfile=begin is None)
         except ModuleNotFoundError:
-            sentence, hint = "spython is not installed: not looked at", "pip install 'hpcml[image]'"
+            sentence, hint = "spython is not installed: not checked", "pip install 'hpcml[image]'"
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it raises whatever its code stumbles over
             # Apptainer built from it all the same: this is spython's trouble and no reason against the image.
             sentence = f"spython cannot read the definition: {str(error) or type(error).__name__}"
@@ -86,10 +86,10 @@ def _of_the_last_stage(stage: Any, bases: list[str], image: Image) -> Iterator[F
     moving = [base for base in bases if not re.search(r"[:@][^/]+$", base) or base.endswith(":latest")]
     if different:
         sentence = f"it says {different} {stated[different]}, the image's label is {image.labels[different]}"
-        yield Finding("definition", BAD, sentence, "The image was changed after it was built: build it anew.")
+        yield Finding("definition", BAD, sentence, "The image was changed after its build. Build it again.")
     if moving:
-        sentence = f"it starts from {moving[0]}, which is another image every month"
-        yield Finding("definition", NOTE, sentence, "Name a version: the same build gives the same image then.")
+        sentence = f"it starts from {moving[0]}, which changes every month"
+        yield Finding("definition", NOTE, sentence, "Use a fixed version, so that the same build gives the same image.")
     if not different and not moving:
         sentence = f"starts from {', '.join(bases)}, {len(stage.install)} commands, labels as stated"
         yield Finding("definition", GOOD, sentence)
@@ -152,22 +152,26 @@ def _contents(answer: subprocesses.Answer) -> Contents | None:
 
 def _no_start(answer: subprocesses.Answer, program: Program) -> Finding:
     if answer.code is None:
-        return Finding("starts", BAD, f"it did not answer within {units.format_seconds(_TIMEOUT)}", "Is the disk slow?")
+        return Finding(
+            "starts", BAD, f"it did not answer within {units.format_seconds(_TIMEOUT)}", "The disk may be slow."
+        )
     if rule := meaning(answer.text, Where.IMAGE):
         return Finding("starts", BAD, rule.cause, rule.remedy)
     why = " / ".join(last_lines(answer.err or answer.out, 2)) or f"exit status {answer.code}"
-    return Finding("starts", BAD, f"{program} cannot run Python in it: {why}", "Try it: apptainer exec IMAGE python3.")
+    return Finding(
+        "starts", BAD, f"{program} cannot run Python in it: {why}", "Run it yourself: apptainer exec IMAGE python3."
+    )
 
 
 def _of_the_packages(contents: Contents, image: Image, *, gpu: bool) -> Iterator[Finding]:
     failed = contents.failed
     absent = [name for name, why in failed.items() if why == f"ModuleNotFoundError: No module named '{name}'"]
     if absent:
-        yield Finding("imports", BAD, f"not there: {', '.join(absent)}", _ANEW)
+        yield Finding("imports", BAD, f"missing: {', '.join(absent)}", _ANEW)
     for name in (name for name in failed if name not in absent):
         yield Finding("imports", BAD, f"{name} cannot be imported: {failed[name]}", _ANEW)
     if image.kind == "rapids" and contents.absent and not gpu:
-        yield Finding("imports", BAD, f"not there: {', '.join(contents.absent)}", _ANEW)
+        yield Finding("imports", BAD, f"missing: {', '.join(contents.absent)}", _ANEW)
     elif not failed:
         yield Finding("imports", GOOD, "Dask, cryptography" + (" and RAPIDS" if gpu else ""))
     versions = {name: contents.packages[name] for name in _PACKAGES if name in contents.packages}
@@ -175,7 +179,7 @@ def _of_the_packages(contents: Contents, image: Image, *, gpu: bool) -> Iterator
     stated = {name: value for name, value in image.versions.items() if name in has}
     wrong = [name for name, value in stated.items() if has[name] != value]
     for name in wrong:
-        yield Finding("versions", BAD, f"its label says {name} {stated[name]}, it holds {has[name]}", _ANEW)
+        yield Finding("versions", BAD, f"its label says {name} {stated[name]}, but it contains {has[name]}", _ANEW)
     if not wrong:
         listed = ", ".join(f"{name} {value}" for name, value in versions.items())
         as_labelled = ", as labelled" if stated.keys() & versions.keys() else ""
@@ -187,13 +191,13 @@ def _of_the_hosts(contents: Contents, program: Program) -> Iterator[Finding]:
     names = (f"{prefix}ENV_LD_LIBRARY_PATH" for prefix in program.prefixes)
     set_here = [name for name in names if process_environment().get(name)]
     for name in set_here:
-        yield Finding("host", NOTE, f"{name} puts libraries of this machine before the image's", f"unset {name}")
+        yield Finding("host", NOTE, f"{name} puts libraries of this machine before those of the image", f"unset {name}")
     if contents.outside:
         sentence = f"it uses files of this machine: {', '.join(contents.outside[:3])}"
         yield Finding("host", BAD, sentence, "Set PYTHONNOUSERSITE=1 in %environment, or do not bind that folder.")
     elif contents.library_path and not set_here:
-        sentence = f"LD_LIBRARY_PATH names this machine's folders: {', '.join(contents.library_path)}"
-        yield Finding("host", NOTE, sentence, "Take them out of %environment.")
+        sentence = f"LD_LIBRARY_PATH contains folders of this machine: {', '.join(contents.library_path)}"
+        yield Finding("host", NOTE, sentence, "Remove them from %environment.")
     elif not set_here:
         yield Finding("host", GOOD, "no library or module of this machine is in use")
 
@@ -214,17 +218,17 @@ def _of_the_transports(contents: Contents, devices: subprocesses.Answer) -> Iter
     if contents.verbs:
         yield Finding("rdma-core", BAD, f"libibverbs cannot be loaded: {contents.verbs}", "Install rdma-core in it.")
     else:
-        yield Finding("rdma-core", GOOD, "libibverbs is there")
+        yield Finding("rdma-core", GOOD, "libibverbs is installed")
 
 
 def _of_the_gpu(contents: Contents, image: Image) -> Finding:
     driver = contents.driver
     need = NEEDS[int(image.cuda)].driver if image.cuda in map(str, NEEDS) else 0
     if not driver:
-        return Finding("gpu", BAD, "NVIDIA's driver cannot be asked", "Check it on a node with GPUs, with srun.")
+        return Finding("gpu", BAD, "NVIDIA's driver does not respond", "Check it on a node with GPUs, with srun.")
     if record.major(driver) < need:
         hint = "Use an image of rapids-cu12." if image.cuda == "13" else "Ask the site for a newer driver."
-        return Finding("gpu", BAD, f"the driver is {driver}, and CUDA {image.cuda} needs {need} or newer", hint)
+        return Finding("gpu", BAD, f"the driver is {driver}, but CUDA {image.cuda} needs {need} or newer", hint)
     if contents.compute:
         return Finding("gpu", BAD, f"cuDF cannot add three numbers: {contents.compute}", "See imports above.")
     return Finding("gpu", GOOD, f"cuDF works on one GPU, driver {driver}")

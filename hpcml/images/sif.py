@@ -92,7 +92,7 @@ def inspect(image: Path) -> Image:
     """Return what an image says of itself; NotFoundError if it cannot be read, ImageError if it is none or damaged."""
     try:
         if image.is_dir():
-            hint = f"Make an image of a sandbox: apptainer build {image.name}.sif {image.name}."
+            hint = f"Build an image from a sandbox: apptainer build {image.name}.sif {image.name}."
             raise ImageError("This is a folder, not an image file", place=str(image), hint=hint)
         with open(files.open_regular(image, ours=False, follow=True), "rb") as file:
             return _read(file, image)
@@ -102,7 +102,7 @@ def inspect(image: Path) -> Image:
         hint = "Check the spelling and the permissions; hpcml image ls lists images."
         raise NotFoundError(f"The image cannot be read: {error.strerror}", place=str(image), hint=hint) from error
     except _DamagedError as error:
-        hint = "Build it with hpcml image build, or copy it again: was the copy interrupted?"
+        hint = "Build it with hpcml image build, or copy it again."
         raise ImageError(f"The file is {error}", place=str(image), hint=hint) from error
 
 
@@ -183,25 +183,27 @@ def problems(image: Image, *, cuda: str, gpus: int, machine: str) -> list[Proble
 def _problems(image: Image, cuda: str, gpus: int, machine: str) -> Iterator[Problem]:
     if image.architecture and image.architecture != machine:
         yield Problem(
-            f"it is built for {image.architecture}, and this machine is {machine}",
+            f"it is built for {image.architecture}, but this machine is {machine}",
             f"Build it on a machine that is {machine}.",
         )
     if image.encrypted:
-        yield Problem("it is encrypted, and a batch job has no key for it", "Build it without --encrypt.")
+        yield Problem("it is encrypted, but a batch job has no key for it", "Build it without --encrypt.")
     if not image.kind:
-        clause = "it has no labels of hpcml, so what it holds is not known before it runs"
-        yield Problem(clause, "hpcml image check looks inside; hpcml image build makes one with labels.", fatal=False)
+        clause = "it has no labels of hpcml, so its contents are unknown before it runs"
+        yield Problem(
+            clause, "Check it with hpcml image check, or build one with labels (hpcml image build).", fatal=False
+        )
     if gpus and image.kind and not image.cuda:
-        clause = f"it holds nothing for GPUs (its kind is {image.kind})"
-        yield Problem(clause, "Use an image of rapids-cu12 or rapids-cu13, or ask for no GPUs.")
+        clause = f"it has no GPU packages (its kind is {image.kind})"
+        yield Problem(clause, "Use an image of rapids-cu12 or rapids-cu13, or request no GPUs.")
     elif image.cuda and cuda in ("12", "13") and image.cuda != cuda:
-        clause = f"it is built for CUDA {image.cuda}, and gpu.cuda of the site is {cuda}"
+        clause = f"it is built for CUDA {image.cuda}, but gpu.cuda of the site is {cuda}"
         yield Problem(clause, f"Use an image of rapids-cu{cuda}, or correct gpu.cuda.", fatal=bool(gpus))
 
 
 def _version_problems(versions: Mapping[str, str], pinned: Mapping[str, str]) -> Iterator[Problem]:
     """Yield at most one: of versions that do not belong together, else of versions that are not this hpcml's."""
-    rebuild = "Build it anew with hpcml image build: these versions belong together (containers/versions.toml)."
+    rebuild = "Build it again with hpcml image build, which uses matching versions (containers/versions.toml)."
     other = {name: value for name, value in versions.items() if value != pinned.get(name, value) and name != "python"}
     mixed = [name for name in ("dask", "distributed", "dask-cuda", "ucxx") if name in other]
     dask, distributed = versions.get("dask"), versions.get("distributed")
@@ -213,8 +215,8 @@ def _version_problems(versions: Mapping[str, str], pinned: Mapping[str, str]) ->
         yield Problem(f"it mixes RAPIDS {versions['rapids']} with {has}, and that RAPIDS wants {wants}", rebuild)
     elif other:
         named = ", ".join(f"{name} {value} (here {pinned[name]})" for name, value in other.items())
-        hint = "It may serve well; hpcml image build makes one of this version."
-        yield Problem(f"its versions are not those of this hpcml: {named}", hint, fatal=False)
+        hint = "It may work. hpcml image build makes one with these versions."
+        yield Problem(f"its versions differ from those of this hpcml: {named}", hint, fatal=False)
 
 
 # -- definitions: those that ship with hpcml and the user's own -------------------------------------------------------
@@ -268,7 +270,7 @@ def find_definition(word: str, folder: Path) -> Definition:
     try:
         return Definition(path.stem, path, files.read(path, files.SETTINGS, ours=False, follow=True).decode())
     except OSError as error:
-        hint = did_you_mean(nearest(word, names), f"Name a .def file, or one of: {', '.join(names)}.")
+        hint = did_you_mean(nearest(word, names), f"Choose a .def file, or one of: {', '.join(names)}.")
         raise NotFoundError(f"The definition cannot be read: {error.strerror}", place=str(path), hint=hint) from error
     except UnicodeDecodeError as error:
         raise NotFoundError("The definition is not a text", place=str(path), hint="Name a .def file.") from error

@@ -143,7 +143,7 @@ def _sample(context: Context) -> None:
         try:
             fork(sample)  # nobody waits for it; it ends with this process
         except OSError as error:  # no process can be started: the kind's will say so where it matters
-            print(f"hpcml: {context.node} is not sampled: {error.strerror}.", file=sys.stderr)
+            print(f"hpcml: {context.node} records no samples: {error.strerror}.", file=sys.stderr)
 
 
 def fork(child: Callable[[], int]) -> int:
@@ -192,7 +192,7 @@ def keep(node: Node, serve: Callable[[Slot], int], memory_limit: int, awaited: A
         _keep_going(node)
         _stop_if_ended(node)
         if os.getppid() != node.parent:
-            return node.refuse(f"the step that started the {node.members.noun} task is gone")
+            return node.refuse(f"the job step of the {node.members.noun} task ended")
     failed = any(slot.failed for slot in node.slots)
     node.mark("failed" if failed else "ended")
     return node.members.failed if failed else 0
@@ -264,11 +264,11 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
         slot.start_at = 0.0
         return
     plain = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-    how = slot.cause or _starved(node, code) or plain
+    how = slot.cause or _memory_kill(node, code) or plain
     slot.cause = ""
     age = time.monotonic() - slot.started
     slot.deaths += 1
-    times = "once" if slot.deaths == 1 else f"{slot.deaths} times in all"
+    times = "once" if slot.deaths == 1 else f"{slot.deaths} times"
     slot.last_end = f"{how} {'after' if age > LIVED else 'only'} {age:.1f} s, {times}"
     _tell(f"{node.members.noun} {slot.name} ended: {slot.last_end}.")
     if slot.deaths > node.members.restarts:
@@ -305,7 +305,7 @@ def _keep_going(node: Node) -> None:
             _tell(f"{node.members.noun} {slot.name} was stopped (SIGSTOP): continued.")
 
 
-def _starved(node: Node, code: int) -> str:
+def _memory_kill(node: Node, code: int) -> str:
     """Return that the kernel killed a process when memory ran out, if it was killed and the kernel says so."""
     before, node.oom_kills = node.oom_kills, oom_kills()
     if code != -signal.SIGKILL or node.oom_kills <= before:

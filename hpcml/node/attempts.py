@@ -16,8 +16,8 @@ from hpcml.paths import RunPaths
 
 _ENDS = (errors.TIME_LIMIT, errors.ALLOCATION_LOST, errors.PREEMPTED)  # what another attempt can mend
 _HAD_ITS_TIME = (errors.TIME_LIMIT, errors.STOPPED)  # others, as a preemption, may have come before the first save
-_MORE = "What it saved is in checkpoints/ of its run directory."
-_SAVE = "Let the script save within its time limit (hpcml.run.on_stop), and begin with what hpcml.run.saved() finds."
+_MORE = "Its checkpoints are in checkpoints/ of the run directory."
+_SAVE = "Let the script save within its time limit (hpcml.run.on_stop) and start from hpcml.run.saved()."
 
 
 def decided(context: Context, outcome: End) -> End:
@@ -27,10 +27,10 @@ def decided(context: Context, outcome: End) -> End:
     if not context.settings.attempts.several_jobs or not (stopped or ended_by_others):
         return outcome
     if no_progress(context, outcome):
-        reason = f"{errors.MEANING[errors.NO_PROGRESS]}; of the last one: {outcome.message}"
+        reason = f"{errors.MEANING[errors.NO_PROGRESS]}; the last one: {outcome.message}"
         return End(errors.NO_PROGRESS, outcome.phase, "hpcml", reason, _SAVE, outcome.quote)
     if limit := reached(context):
-        return outcome._replace(message=f"{outcome.message}; no other attempt follows: {limit}", hint=_MORE)
+        return outcome._replace(message=f"{outcome.message}; hpcml starts no further attempt: {limit}", hint=_MORE)
     storage.write_end(context.run, context.attempt.goes_on, {})
     return outcome._replace(message=f"{outcome.message}; the next attempt follows")
 
@@ -53,7 +53,7 @@ def reached(context: Context) -> str:
         more = f", and another may take {one:.3g}" if one else ""
         return f"{used:.3g} of --max-node-hours {settings.attempts.max_node_hours:g} are used{more}"
     if not settings.job.one_machine and not context.run.next_job.is_symlink():
-        return "the next job could not be queued (hpcml logs RUN job has Slurm's words)"
+        return "the next job could not be queued (see hpcml logs RUN job)"
     return ""
 
 
@@ -62,7 +62,7 @@ def waits_anew(context: Context) -> str:
     job, waiting = job_id(), context.run.next_job
     if not (context.settings.attempts.several_jobs and job and waiting.is_symlink() and str(waiting.readlink()) == job):
         return ""
-    return "Slurm takes no second job: at its end this one is put back into the queue, where it begins to wait anew."
+    return "Slurm accepts no second job. When this one ends, hpcml requeues it, and it waits again."
 
 
 def no_progress(context: Context, outcome: End) -> bool:

@@ -13,10 +13,10 @@ def main() -> None:
     library = f"{os.environ.get('HPCML_RUN_DIR', '')}/{LIBRARY}"
     entries = os.environ.get("PYTHONPATH", "").split(":")
     if library not in entries:
-        sys.exit(f"hpcml: {library} is not from PYTHONPATH: the installed hpcml cannot be found behind it.")
-    own = ":".join(entry for entry in entries if entry != library)
+        sys.exit(f"hpcml: {library} is not from PYTHONPATH, and hpcml is not installed elsewhere.")
+    others = ":".join(entry for entry in entries if entry != library)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"PYTHONPATH": own} if own else {}
+    environment |= {"PYTHONPATH": others} if others else {}
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - no shell is meant
 
 

@@ -44,7 +44,7 @@ _PREEMPTED: dict[str, Any] = {
 _PUT_BACK: dict[str, Any] = {
     "exit_status": errors.CANCELLED,
     "by": SLURM,
-    "message": "Slurm put the job back into its queue",
+    "message": "Slurm requeued the job",
     "hint": "",
     "ended_as": "REQUEUED",
 }
@@ -175,8 +175,8 @@ def _by_cause(outcome: End, cause: str | None) -> End:
     exit_status = errors.ALLOCATION_LOST if "NODE" in cause else errors.CANCELLED
     reason = f"Slurm ended the job: {cause.lower()}"
     other = {"exit_status": exit_status, "by": SLURM, "message": reason, "hint": ""}
-    known = {"": _CANCELLED, "PREEMPTION": _PREEMPTED, "TIME LIMIT": _TIME_LIMIT, "JOB REQUEUE": _PUT_BACK}
-    return outcome._replace(**known.get(cause, other))
+    causes = {"": _CANCELLED, "PREEMPTION": _PREEMPTED, "TIME LIMIT": _TIME_LIMIT, "JOB REQUEUE": _PUT_BACK}
+    return outcome._replace(**causes.get(cause, other))
 
 
 def _cause(context: Context, since: int) -> str | None:
@@ -219,6 +219,6 @@ def _told_by_signal(outcome: End) -> End:
         return outcome._replace(**(_PUT_BACK if not _in_allocation() and _put_back(job) else _PREEMPTED))
     if _in_allocation():
         return outcome
-    reason = "the run was told to end (SIGTERM to its steps), and Slurm's log does not say why"
-    hint = "" if job else "Slurm's controller could not be asked from the node."
+    reason = "the run was told to end (SIGTERM to its job steps); Slurm's log does not name the reason"
+    hint = "" if job else "The node could not reach Slurm's controller."
     return outcome._replace(by=SLURM, message=reason, hint=hint)

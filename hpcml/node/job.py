@@ -16,8 +16,8 @@ def job_id() -> str:
 
 def node_name() -> str:
     """Return the name of this node, as the scheduler knows it."""
-    own = os.environ.get("HPCML_NODE") or os.environ.get("SLURMD_NODENAME")
-    return own or os.uname().nodename.partition(".")[0]
+    this_node = os.environ.get("HPCML_NODE") or os.environ.get("SLURMD_NODENAME")
+    return this_node or os.uname().nodename.partition(".")[0]
 
 
 def node_names() -> str:

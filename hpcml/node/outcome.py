@@ -50,8 +50,8 @@ def write_status(
 ) -> bool:
     """Write status.json, the first source of how a run ended; return whether that was possible."""
     written = end._replace(over=over, cause=cause, attempt=context.number, time=round(time.time(), 3))
-    facts = written._replace(warnings=tuple(warnings)).as_json()
-    return storage.write_end(context.run, context.run.status, facts)
+    record = written._replace(warnings=tuple(warnings)).as_json()
+    return storage.write_end(context.run, context.run.status, record)
 
 
 def or_a_full_disk(end: End, context: Context) -> End:

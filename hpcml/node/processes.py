@@ -95,7 +95,7 @@ class Question:
         try:
             self.pid = os.fork()
         except OSError as error:
-            self.refused = f"{name} was not asked, no process could be started: {error}"
+            self.refused = f"{name} was not queried: no process could be started: {error}"
         else:
             if not self.pid:
                 self._answer(work, writer, parent)
@@ -118,19 +118,19 @@ class Question:
 
     def answer(self, ends: float) -> dict[str, Any]:
         """Wait for the answer until ``ends`` (of time.monotonic), and end the process; ``late`` if there is none."""
-        facts: dict[str, Any] = {}
+        answer: dict[str, Any] = {}
         with self.reader:
             if self.refused:
                 return {"error": self.refused}
             if not self.reader.poll(max(0.0, ends - time.monotonic())):
                 os.kill(self.pid, signal.SIGKILL)
                 seconds = time.monotonic() - self.began
-                facts = {"error": f"{self.name} gave no answer within {seconds:.0f} s", "late": True}
+                answer = {"error": f"{self.name} gave no answer within {seconds:.0f} s", "late": True}
             else:
                 with suppress(EOFError, OSError):  # it ended before its answer, or in the middle of it
-                    facts = self.reader.recv()
+                    answer = self.reader.recv()
         end = self._end()
-        return facts or {"error": f"the process that asked {self.name} {end}"}
+        return answer or {"error": f"the process that queried {self.name} {end}"}
 
     def _end(self) -> str:
         """Reap the process; one that hangs in the kernel is left alone after a second."""

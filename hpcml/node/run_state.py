@@ -87,8 +87,8 @@ class Steps:
         self.job_log, self.read = job_log, size_of(job_log)
         self.tasks: dict[str, str] = {}
         self.aborted = False
-        words = os.environ.get("HPCML_STEPS", "").split()
-        self.processes = {role.name: Process.named(int(pid)) for role, pid in zip(kind.roles, words, strict=False)}
+        steps = os.environ.get("HPCML_STEPS", "").split()
+        self.processes = {role.name: Process.named(int(pid)) for role, pid in zip(kind.roles, steps, strict=False)}
         self.agent = kind.agent.name
         self.clock = clock
         self.ended: dict[str, float] = {}

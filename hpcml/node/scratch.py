@@ -27,7 +27,7 @@ from typing import Self
 
 from hpcml import files
 
-OTHER_PLACE = "set TMPDIR to a folder of your own, or to a sticky one of root's"
+OTHER_PLACE = "set TMPDIR to your own folder, or to a sticky folder of root"
 PREFIX = "hpcml_"  # Dask reads DASK_ variables as Python: with "-", a name such as 24if3j2c made it warn
 LIVES = ".lives"  # its text is the node's name: on a shared file system the locks of other nodes may not be seen
 _SEMAPHORES = Path("/dev/shm")
@@ -52,7 +52,7 @@ class Folder:
         try:
             self.path, self._lock = _made(real)
         except OSError as error:
-            raise UnsafePlaceError(f"no folder can be made in {place}: {error.strerror}") from error
+            raise UnsafePlaceError(f"no folder can be created in {place}: {error.strerror}") from error
         self._owner = os.getpid()
 
     def __enter__(self) -> Self:
@@ -65,8 +65,9 @@ class Folder:
         """Remove it with all that is in it; what does not go now is left to the next sweep."""
         if self._lock < 0 or os.getpid() != self._owner:  # a fork of the owner's has no say
             return
-        own = str(self.path)  # Dask leaves folders of it on the path, and its name is free for others from here on
-        sys.path[:] = [entry for entry in sys.path if entry != own and not entry.startswith(f"{own}/")]
+        # Dask leaves folders of it on the path, and its name is free for others from here on
+        folder_path = str(self.path)
+        sys.path[:] = [entry for entry in sys.path if entry != folder_path and not entry.startswith(f"{folder_path}/")]
         with contextlib.suppress(OSError):
             _empty_and_remove(self.path.parent, self.path.name)
         os.close(self._lock)
@@ -96,11 +97,13 @@ def why_not(folder: str) -> str:
     if not real.is_dir():
         return f"{folder} is not a folder on this node"
     for path in (real, *real.parents):
-        facts = path.stat()
-        if facts.st_uid not in trusted:
-            return f"{path} belongs to another user, who could replace what lies in it"
-        if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
-            return f"others may replace what lies in {path} (mode {stat.S_IMODE(facts.st_mode):04o}, not sticky)"
+        status = path.stat()
+        if status.st_uid not in trusted:
+            return f"{path} belongs to another user, who could replace its contents"
+        if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+            return (
+                f"other users may replace the contents of {path} (mode {stat.S_IMODE(status.st_mode):04o}, not sticky)"
+            )
     return ""
 
 
@@ -150,13 +153,13 @@ def sweep(place: str | Path) -> list[str]:
 
 
 def _sweep_one(place: Path, name: str) -> bool:
-    facts = os.lstat(place / name)
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+    status = os.lstat(place / name)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         return False
     descriptor = os.open(place / name / LIVES, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        opened = os.fstat(descriptor)
+        if not stat.S_ISREG(opened.st_mode) or opened.st_uid != os.geteuid():
             return False
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an OSError if somebody lives there
         if os.read(descriptor, 256).decode(errors="replace").strip() != socket.gethostname():

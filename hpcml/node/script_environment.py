@@ -41,11 +41,11 @@ def take_up(context: Context, *, say: bool = True) -> None:
     traits = context.settings.code.form.traits
     without = not traits.has_code or (os.environ.get("PYTHONSAFEPATH") and traits.is_script)
     first = [] if without else [folder(context)]
-    own = os.environ.get(_OWN, "")
-    entries = [os.path.abspath(entry) for entry in own.split(":") if own]  # noqa: PTH100 - as Python's site has them
+    run_entries = os.environ.get(_OWN, "")
+    entries = [os.path.abspath(entry) for entry in run_entries.split(":") if run_entries]  # noqa: PTH100 - as Python's site has them
     wanted = [*first, str(context.run.library), *entries]
     for place in _hidden(first[0]) if first and say else ():
-        print(f"hpcml: tasks do not import {place}: another module of that name is loaded.", file=sys.stderr)
+        print(f"hpcml: tasks do not import {place}: another module with this name is loaded.", file=sys.stderr)
     sys.path[:] = dict.fromkeys([*wanted, *sys.path])
     restore(os.environ)
     _draw_anew()
@@ -98,16 +98,16 @@ def folder(context: Context) -> str:
 
 def restore(environment: MutableMapping[str, str]) -> None:
     """Put the user's PYTHONPATH behind the run's library, as processes of the user's find it."""
-    own = environment.pop(_OWN, "")
+    run_entries = environment.pop(_OWN, "")
     library = f"{environment['HPCML_RUN_DIR']}/{LIBRARY}"
-    environment["PYTHONPATH"] = f"{library}:{own}" if own else library
+    environment["PYTHONPATH"] = f"{library}:{run_entries}" if run_entries else library
 
 
 def _hidden(place: str) -> list[str]:
     """Return the modules in a folder whose names this process has loaded from elsewhere."""
-    found = []
+    hidden = []
     for name in sorted(files.listed(Path(place))):
         module = name.removesuffix(".py")
         if module in sys.modules and (module != name or Path(place, name, "__init__.py").is_file()):
-            found.append(f"{place}/{name}")
-    return found
+            hidden.append(f"{place}/{name}")
+    return hidden

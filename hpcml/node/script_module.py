@@ -71,11 +71,11 @@ class _Source:
             if not self.done:
                 self.done = True  # a class of the script may ask for others of it
                 try:
-                    found = (self.whole and self._import()) or definitions(self._file())
+                    attributes = (self.whole and self._import()) or definitions(self._file())
                 except BaseException:
                     self.done = False
                     raise
-                module.__dict__.update(found)
+                module.__dict__.update(attributes)
 
     def _import(self) -> dict[str, Any]:
         """Import the script as spawn does; nothing if that fails. NumPy's random numbers go on, as Dask has it."""
@@ -143,15 +143,17 @@ def read(path: str) -> ast.Module:
 
 def names(tree: ast.Module) -> set[str]:
     """Return the names that a module has outside its main guard."""
-    found = set()
+    imported = set()
     for node in _statements(tree.body):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+            imported.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+            imported |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.Assign | ast.AnnAssign):
-            found |= {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-    return found
+            imported |= {
+                one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+            }
+    return imported
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:

@@ -136,18 +136,18 @@ class Script:
             ended = (files.read_json(self.context.attempt.service_of("jupyter")) or {}).get("ended", "it was shut down")
             return f"JupyterLab ended: {ended}" if status == 0 else "JupyterLab could not be started"
         if status == START_FAILED and self.context.settings.code.form is Form.NOTEBOOK:
-            return "the notebook could not be executed: the run's environment lacks what does it"
+            return "the notebook could not be executed: the run's environment lacks the packages for it"
         if self.context.settings.points.sweep and (told := files.read_json(self.context.attempt.points_end)):
             return str(told["ended"])
         if status == 0:
-            return "the script ended with exit status 0"
+            return "the script exited with status 0"
         if status == STOPPED:
             return MEANING[STOPPED]
         if self.out_of_memory(status):
             return "the script was killed because the node's memory limit was reached (out of memory)"
         if status > 128 and status - 128 in signal.valid_signals():
             return f"the script was killed by {signal.Signals(status - 128).name}"
-        return f"the script ended with exit status {status}"
+        return f"the script exited with status {status}"
 
 
 def libraries_logs(context: Context, chosen: Mapping[str, str]) -> dict[str, str]:
@@ -241,17 +241,17 @@ def next_step(context: Context) -> str:
     try:
         error = files.read_json(context.attempt.script_error)
     except (OSError, ValueError) as problem:
-        return f"What ended the script cannot be read: {problem}."
+        return f"The reason for the script's end cannot be read: {problem}."
     for one in (error or {}).get("chain", ()):
         if hint := _hint(one, context.settings.job.image):
             return hint
     sweep = context.settings.points.sweep
-    return f"The sweep's points, and why some failed: hpcml sweep status {sweep}." if sweep else ""
+    return f"See the failed points: hpcml sweep status {sweep}" if sweep else ""
 
 
 def _hint(error: dict[str, Any], image: str) -> str:
     if hiding := error.get("hides"):
-        return f"{hiding} hides another module of this name, which the script or a library needs: rename it."
+        return f"{hiding} hides another module with this name that the script or a library needs. Rename it."
     if error["type"] == "ModuleNotFoundError" and error["name"] and "." not in error["name"]:
         return _add_to_path(error["name"], error["has"]) if error.get("has") else _add_module(error["name"], image)
     from hpcml.failures.rules import BY_NAME
@@ -271,7 +271,7 @@ def _add_to_path(name: str, file: str) -> str:
 def _add_module(name: str, image: str) -> str:
     """Say where a module is missing and how it gets there; its package may have another name."""
     if image:
-        return f"The image {image} has no module '{name}': build one that has it (hpcml image build --help)."
+        return f"The image {image} has no module '{name}'. Build an image that has it (hpcml image build --help)."
     if name in sys.stdlib_module_names:
         return f"{sys.executable} was built without Python's own module '{name}': set runtime.python to another."
     add = f"{sys.executable} -m pip install {name}"
@@ -285,8 +285,8 @@ def written_into_copy(copy: Path, since: int) -> str:
         return ""
     shown = ", ".join(name if name.isprintable() else ascii(name) for name in written[:_NAMED_FILES])
     more = f" and {len(written) - _NAMED_FILES} more" if len(written) > _NAMED_FILES else ""
-    words = "The script has written into the run's copy of its folder, not beside the original:"
-    return f"{words} {shown}{more} (in {copy}). The current folder and hpcml.run.out are no copies."
+    sentence = "The script wrote files into the run's copy of its folder, not into the original folder:"
+    return f"{sentence} {shown}{more} (in {copy}). Write to the current folder or to hpcml.run.out instead."
 
 
 def _newer(copy: Path, since: int) -> Iterator[str]:

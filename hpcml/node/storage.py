@@ -21,7 +21,7 @@ from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
 
 FULL = {errno.ENOSPC: "the file system is full", errno.EDQUOT: "the quota is used up"}
 LITTLE = 65536  # bytes that a file system must take to count as not full
-HINT = "Free some space, or keep runs elsewhere (--set paths.runs=…); then submit again."
+HINT = "Free space, or choose another folder for runs (--set paths.runs=…). Then submit again."
 
 
 def is_full(error: OSError) -> bool:
@@ -113,7 +113,7 @@ def renew(run: RunPaths) -> None:
             if not (run.reserve / str(number)).exists():
                 write(run.reserve / str(number), " " * RESERVE_SIZE)
     except OSError as error:
-        print(f"hpcml: there is no room for the end of the run: {error}", file=sys.stderr)
+        print(f"hpcml: no space to write the end of the run: {error}", file=sys.stderr)
 
 
 def release(run: RunPaths) -> None:

@@ -26,8 +26,8 @@ from hpcml.node.settings import Context, load
 from hpcml.paths import SCRIPT
 
 ROOM_TICK = 5.0  # seconds between questions to the run's file system whether it is full
-NO_FOLDER = "The folder that the run was submitted from must exist on the compute nodes."
-_PLACE = "Set paths.scratch in the profile, or TMPDIR, to a folder of your own, or to a sticky one of root's."
+NO_FOLDER = "The folder of the submission must exist on the compute nodes."
+_PLACE = "Set paths.scratch in the profile, or TMPDIR, to your own folder, or to a sticky folder of root."
 REPORT_LONGEST = 3.0  # seconds that the nodes wait for it
 REPORT_KILLED = 1.0  # seconds until it has gone when it was killed
 
@@ -39,7 +39,7 @@ def main(kind: Kind) -> int:
         status = _supervise(context, kind)
     except OSError as error:  # before the first phase, or in the teardown: there is no supervisor that could say it
         what = storage.explanation(error, context.run.directory) if storage.is_full(error) else str(error)
-        status = _refuse(context, errors.STORAGE, f"the supervisor could not work: {what}", storage.HINT)
+        status = _refuse(context, errors.STORAGE, f"the supervisor failed: {what}", storage.HINT)
     _wake_batch_script(context, status)
     return status
 
@@ -98,7 +98,7 @@ def _run(state: RunState, processes: Processes) -> End:
     """Start the processes, run the script; whatever goes wrong is an outcome, so that the teardown always follows."""
     cwd = state.context.settings.code.cwd
     if not os.access(cwd, os.X_OK):
-        reason = f"the folder that the script runs in cannot be entered: {cwd}"
+        reason = f"the script's working folder cannot be opened: {cwd}"
         return End(errors.START_FAILED, state.phase, "hpcml", reason, NO_FOLDER)
     try:
         return run_script(state, processes, processes.start())
@@ -112,7 +112,7 @@ def _run(state: RunState, processes: Processes) -> End:
             return End(errors.STORAGE, state.phase, "hpcml", reason, storage.HINT)
         traceback.print_exc()  # into the driver's log: a defect of hpcml, to be reported
         reason = f"hpcml's supervisor failed: {type(error).__name__}: {error}"
-        hint = "This is a defect in hpcml: please report it with the driver's log."
+        hint = "This is a bug in hpcml. Please report it with the script's log."
         return End(errors.INTERNAL, state.phase, "hpcml", reason, hint)
 
 
@@ -155,11 +155,11 @@ def _follow(state: RunState, processes: Processes, script: RunningScript) -> End
         if state.clock.seconds - room_looked >= ROOM_TICK:
             room_looked = state.clock.seconds
             if full := storage.scarce(state.context.run.directory):  # the script may not need it, or room be made
-                state.warn(f"{full}: what the script and the logs write from now on is lost.")
+                state.warn(f"{full}: further output of the script and the logs is lost.")
             _look_for_hang(state, hang, told_to_end=bool(must_end or state.end_requests.signalled))
             if Process.named(script.pid).state == "T":
                 pid = f"kill -CONT {script.pid} on {state.context.node}"
-                state.warn(f"The script is stopped (SIGSTOP). Continue it ({pid}), or cancel the run.")
+                state.warn(f"The script is stopped (SIGSTOP). Continue it ({pid}) or cancel the run.")
             if not slow and (slow := state.end_requests.slow_save()):
                 state.warn(f"{slow}.")
         if must_end is None and (must_end := _must_end(state, processes)):
@@ -183,7 +183,7 @@ def _end_of(state: RunState, script: RunningScript, status: int, must_end: End |
     obeyed = stopped or (status == 0 and why in (errors.TIME_LIMIT, errors.CANCELLED))
     starved = script.out_of_memory(status)
     if must_end is None and script.killed_by_others(status) and state.end_requests.time_limit_near and not starved:
-        reason = "the script was killed (SIGKILL) after it had been told that the time limit was near"
+        reason = "the script was killed (SIGKILL) after the warning that the time limit was near"
         must_end = End(errors.TIME_LIMIT, SCRIPT, end_cause.SLURM, reason)
     # The kernel can take a role in the same moment as the script: then memory is the cause, and not the loss.
     if must_end and not obeyed and not (starved and why == errors.ROLE_LOST):
@@ -206,11 +206,11 @@ def _look_for_hang(state: RunState, hang: FileSystemHang, *, told_to_end: bool) 
     if waits := hang.look(state.clock.seconds):
         state.frozen = True
         state.warn(
-            f"{node}: the script has waited for a file system that does not answer for {HUNG_AFTER:g} s ({waits})."
+            f"{node}: the script has been blocked on a file system for {HUNG_AFTER:g} s: it does not respond ({waits})."
         )
     elif state.frozen:
         state.frozen = False
-        state.warn(f"{node}: the file system answers again; the script goes on.")
+        state.warn(f"{node}: the file system responds again; the script continues.")
 
 
 def _must_end(state: RunState, processes: Processes) -> End | None:
@@ -272,11 +272,11 @@ def _cause(state: RunState, outcome: End) -> str:
         case = judgement.Case(
             outcome, state.kind, state.events.times, form=context.settings.code.form, clocks=state.clocks
         )
-        found = judgement.of_run(context.run, context.attempt, case)
+        cause = judgement.of_run(context.run, context.attempt, case)
     except Exception as error:  # noqa: BLE001 - the run's end must be written whatever happens
         say(context, f"why the run failed could not be looked at: {error!r}")
         return ""
-    return found.short if found and found.known else ""
+    return cause.short if cause and cause.known else ""
 
 
 def _wait(state: RunState, processes: Processes, deadline: float) -> None:
@@ -296,10 +296,10 @@ class ReportProcess:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.process: subprocess.Popen[bytes] | None = None
-        words = [sys.executable, "-P", "-m", "hpcml.report", str(context.run.directory), str(context.number)]
+        command = [sys.executable, "-P", "-m", "hpcml.report", str(context.run.directory), str(context.number)]
         pipe = subprocess.PIPE
         try:
-            self.process = subprocess.Popen(words, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, cwd="/")
+            self.process = subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, cwd="/")
         except OSError as error:
             self._missed(str(error))
 
@@ -315,7 +315,7 @@ class ReportProcess:
         if not self.process:
             return
         try:
-            _, words = self.process.communicate(timeout=REPORT_LONGEST)
+            _, output = self.process.communicate(timeout=REPORT_LONGEST)
         except subprocess.TimeoutExpired:
             self.process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # the file system holds it; nobody waits for it
@@ -323,11 +323,11 @@ class ReportProcess:
             self._missed(f"it was not ready in {REPORT_LONGEST:g} s")
             return
         if self.process.returncode:
-            last = words.decode(errors="replace").strip().rpartition("\n")[2]
+            last = output.decode(errors="replace").strip().rpartition("\n")[2]
             self._missed(last or f"exit status {self.process.returncode}")
 
     def _missed(self, why: str) -> None:
         say(
             self.context,
-            f"the report was not made ({why}); make it later: hpcml report {self.context.run.directory.name}",
+            f"the report was not written ({why}). Write it with: hpcml report {self.context.run.directory.name}",
         )

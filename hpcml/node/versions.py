@@ -64,18 +64,18 @@ _CONDA = re.compile(r"(ucx|cuda-cudart)-([^-]+)-[^-]+\.json")
 
 def here() -> dict[str, str]:
     """Return the versions of this interpreter's packages, from the names of folders on its path: nothing is read."""
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     for place in sys.path:
         for entry in _names(place):
             if match := _INSTALLED.fullmatch(entry):
                 name = _CUDA.sub("", re.sub(r"[-_.]+", "-", match[1]).lower())
                 name = _OTHER_NAMES.get(name, name)
                 if name in AGREE:
-                    found.setdefault(name, match[2])  # the first on the path is the one that is imported
+                    versions.setdefault(name, match[2])  # the first on the path is the one that is imported
     for entry in _names(f"{sys.prefix}/conda-meta"):
         if match := _CONDA.fullmatch(entry):
-            found.setdefault(_OTHER_NAMES.get(match[1], match[1]), match[2])
-    return dict(sorted(found.items()))
+            versions.setdefault(_OTHER_NAMES.get(match[1], match[1]), match[2])
+    return dict(sorted(versions.items()))
 
 
 def _names(folder: str) -> list[str]:
@@ -91,9 +91,9 @@ def _digest(versions: Mapping[str, str]) -> str:
 
 def tell(context: Context, role: str) -> Path:
     """Say on the shared file system which versions this role has, and what time it is here; return the file."""
-    own = here()
-    path = context.attempt.versions / f"{role}@{context.node}@{_digest(own)}@{time.time():.1f}"
-    files.write_json(path, own)
+    local_versions = here()
+    path = context.attempt.versions / f"{role}@{context.node}@{_digest(local_versions)}@{time.time():.1f}"
+    files.write_json(path, local_versions)
     return path
 
 
@@ -108,13 +108,13 @@ def forget(note: Path) -> None:
 
 def unlike(context: Context, role: str) -> str:
     """Return which version here keeps this process from talking to a role of the run, empty if none does."""
-    own = here()
+    local_versions = here()
     for name in files.listed(context.attempt.versions):
         theirs = files.read_json(context.attempt.versions / name) if name.startswith(f"{role}@") else None
         for package in ("python", "distributed") if theirs else ():
-            mine, other = own.get(package, ""), (theirs or {}).get(package, "")
+            mine, other = local_versions.get(package, ""), (theirs or {}).get(package, "")
             if mine and _numbers(mine, AGREE[package]) != _numbers(other, AGREE[package]):
-                return f"{package} is {mine} here, and {other} in the run"
+                return f"{package} is {mine} here but {other} in the run"
     return ""
 
 
@@ -195,10 +195,10 @@ class Comparison:
         if self.complete:
             return
         for name in sorted(files.listed(self.context.attempt.versions)):
-            role, node, digest, told = name.split("@")
+            role, node, digest, versions_text = name.split("@")
             if (who := f"{role}@{node}") in self.waiting:
                 self.waiting.remove(who)
-                self.clocks.take(node, float(told))
+                self.clocks.take(node, float(versions_text))
                 if digest != _digest(self.own):
                     self._compare(who, files.read_json(self.context.attempt.versions / name) or {})
 
@@ -215,10 +215,10 @@ class Comparison:
         """Why the run must end: one package with its versions and roles, and how many others differ."""
         if not self.fatal:
             return ""
-        name, found = next(iter(self.fatal.items()))
+        name, versions_found = next(iter(self.fatal.items()))
         others = list(self.fatal)[1:]
         more = f"; so {'does' if len(others) == 1 else 'do'} {_listed(others)}" if others else ""
-        return f"the roles' versions differ: {self._sentence(name, found)}{more}"
+        return f"the roles' versions differ: {self._sentence(name, versions_found)}{more}"
 
     @property
     def notes(self) -> list[str]:

@@ -62,7 +62,7 @@ def _template_error(error: Exception, file: str | None) -> ConfigError:
             line = trace.tb_lineno
         trace = trace.tb_next
     place = ":".join(str(part) for part in (file or TEMPLATE, line) if part)
-    return ConfigError(f"The template is wrong: {error}", place=place, hint="Correct that line.")
+    return ConfigError(f"The template is wrong: {error}", place=place, hint="Correct this line.")
 
 
 def _environment(folders: Sequence[Path]) -> jinja2.Environment:
@@ -70,10 +70,10 @@ def _environment(folders: Sequence[Path]) -> jinja2.Environment:
     import jinja2.sandbox
 
     builtin = jinja2.FileSystemLoader(str(assets.folder("templates")))
-    own = [jinja2.FunctionLoader(functools.partial(_named, folder)) for folder in folders]
+    user_loaders = [jinja2.FunctionLoader(functools.partial(_named, folder)) for folder in folders]
     # In the sandbox a template reaches the plan and Jinja2's own words, and nothing of Python behind them.
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        loader=jinja2.ChoiceLoader([*own, builtin, jinja2.PrefixLoader({"hpcml": builtin})]),
+        loader=jinja2.ChoiceLoader([*user_loaders, builtin, jinja2.PrefixLoader({"hpcml": builtin})]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -97,9 +97,9 @@ def _own(path: Path) -> tuple[str, str, None] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except files.ForeignError as error:
-        copy = "Copy what you want of it into ~/.config/hpcml/templates: then it is yours."
-        hint = f"Close it to them: {error.hint}" if error.hint else copy
-        raise ConfigError(f"The template does not count: {error.why}", place=str(path), hint=hint) from error
+        copy = "Copy the parts that you need into ~/.config/hpcml/templates."
+        hint = f"Remove their write access: {error.hint}" if error.hint else copy
+        raise ConfigError(f"The template is ignored: {error.why}", place=str(path), hint=hint) from error
 
 
 def quote(value: object) -> str:
@@ -143,6 +143,6 @@ def _printable(text: str) -> str:
     else:
         bad = any(ord(character) < 32 or ord(character) == 127 for character in text)
     if bad:
-        hint = "Rename it, or leave that character out."
-        raise UsageError(f"The value {text!a} holds a line break or a control character", place="job.sh", hint=hint)
+        hint = "Rename it, or remove the character."
+        raise UsageError(f"The value {text!a} contains a line break or a control character", place="job.sh", hint=hint)
     return text

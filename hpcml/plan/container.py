@@ -52,9 +52,11 @@ def image_of(site: Site, spec: RunRequest) -> str:
         return ""
     place = f"profile {site.name}: runtime.image"
     if not site.runtime.image:
-        raise ConfigError("The profile runs in an image and names none", place=place, hint="Give --image, or set it.")
+        raise ConfigError(
+            "The profile requires an image but names none", place=place, hint="Add --image, or set the key."
+        )
     if not site.runtime.image.startswith("/"):
-        hint = "Write the path that it has on the compute nodes, from the root."
+        hint = "Use its absolute path on the compute nodes."
         raise ConfigError(f"{site.runtime.image!a} is not an absolute path", place=place, hint=hint)
     return site.runtime.image
 
@@ -109,15 +111,15 @@ def _own_binds(site: Site, spec: RunRequest, paths: RunPaths) -> list[tuple[str,
     """Return the run's directory, hpcml's modules in it for reading only, the user's folder, and scratch."""
     scratch = site.paths.scratch if site.paths.scratch.startswith("/") and "$" not in site.paths.scratch else ""
     sources = [str(folder) for folder in spec.code.sources if folder != spec.code.cwd]
-    own = (
+    run_folders = (
         (str(paths.directory), "paths.runs"),
-        (str(spec.code.cwd), "the folder that you submit from"),
+        (str(spec.code.cwd), "the folder of the submission"),
         *((folder, "the script's folder") for folder in sources),
         (scratch, "paths.scratch"),
     )
-    for path, place in own:
+    for path, place in run_folders:
         if any(divider in path for divider in _DIVIDERS) or path != path.rstrip():
-            hint = "Choose a path without ':', ',' and '\\', and without a blank at its end."
+            hint = "Choose a path without ':', ',' and '\\', and without a space at its end."
             raise ConfigError("This path cannot be bound into an image", place=f"{place}: {path}", hint=hint)
     shared = [str(sweep_folder(paths.directory.parent, spec.points.sweep))] if spec.points.sweep else []
     users = [str(spec.code.cwd), *([scratch] if scratch else []), *shared]
@@ -131,8 +133,8 @@ def _bind(words: str, place: str) -> str:
     right = len(rest) < 3 and mode in ("ro", "rw") and all(PurePosixPath(path).is_absolute() for path in paths)
     # Apptainer 1.4 cuts blanks off the end, and would bind another folder.
     if not right or any(path != path.rstrip() or divider in path for path in paths for divider in _DIVIDERS[1:]):
-        hint = "Write /path, /path:/inside or /path:/inside:ro, without ',' and '\\', and without a blank at the end."
-        raise ConfigError(f"{words!a} is no bind", place=place, hint=hint)
+        hint = "Write /path, /path:/inside or /path:/inside:ro, without ',' and '\\', and without a space at the end."
+        raise ConfigError(f"{words!a} is not a valid bind", place=place, hint=hint)
     return words
 
 
@@ -150,14 +152,16 @@ def stage(site: Site, image: str, layout: JobLayout) -> Stage | None:
     place = f"profile {site.name}: runtime"
     if runtime.stage not in layout.stage_modes:
         raise ConfigError(
-            "sbcast is Slurm's, and this site has none", place=f"{place}.stage", hint="Set it to 'copy' or 'none'."
+            "sbcast needs Slurm, which this site does not have",
+            place=f"{place}.stage",
+            hint="Set it to 'copy' or 'none'.",
         )
     folder = runtime.stage_to or site.paths.scratch
     if folder and not _FOLDER.fullmatch(folder):
         raise ConfigError(
             f"{folder!a} is not an absolute path",
             place=f"{place}.stage_to",
-            hint="Write the path that it has on the nodes, or $VARIABLE.",
+            hint="Use its absolute path on the nodes, or $VARIABLE.",
         )
     return Stage(
         mode=runtime.stage,

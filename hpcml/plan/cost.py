@@ -87,7 +87,7 @@ def weights(texts: Mapping[str, str]) -> tuple[dict[str, float], list[str]]:
     for name, text in texts.items():
         match = _WEIGHT.fullmatch(text.strip())
         if match is None or (match[2] and name.lower() != "mem"):
-            wrong.append(f"cost.weights: '{text}' is no weight of {name}")
+            wrong.append(f"cost.weights: '{text}' is not a valid weight of {name}")
             continue
         unit = 1024 ** MEMORY_EXPONENT[match[2].upper()] if name.lower() == "mem" else 1
         found[name.lower()] = float(match[1]) / unit

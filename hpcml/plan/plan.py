@@ -115,14 +115,14 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         If a value of the profile cannot be used.
     """
     if site.unsupported:
-        hint = "Choose another machine; for CPU jobs the generic profile may do: --site slurm."
+        hint = "Choose another machine. For CPU jobs try the generic profile: --site slurm."
         raise SiteError(site.unsupported, place=f"profile {site.name}", hint=hint)
     reasons: list[str] = []
     spec = _filled(site, asked)
     site = decided(site, spec)
     _check_directory(location.directory)
     if site.runtime.python and not site.runtime.python.startswith("/"):
-        hint = "Write the path that it has on the compute nodes, from the root."
+        hint = "Use its absolute path on the compute nodes."
         raise ConfigError(f"{site.runtime.python!a} is not an absolute path", place="runtime.python", hint=hint)
     paths = RunPaths(location.directory)
     kind = kinds.get(spec.kind)
@@ -137,7 +137,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     _check_attempts(site, spec)
     python = interpreter(site) if spec.image else site.runtime.python or location.python
     if spec.image:
-        reasons.append(f"all roles run inside {spec.image}, by {site.runtime.container}")
+        reasons.append(f"all roles run in {spec.image}, with {site.runtime.container}")
     staged = stage(site, spec.image, layout)
     if staged:
         reasons.append(f"the image is copied to each node by {staged.mode}")
@@ -175,7 +175,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         inside=_inside(site, request, layout, location.umask),
         reasons=tuple(reasons),
         notices=(
-            *([f"taken from elsewhere: {', '.join(origins)}"] if origins else ()),
+            *([f"set by profile or configuration: {', '.join(origins)}"] if origins else ()),
             *layout.notices,
             *_notices(site, spec),
         ),
@@ -188,7 +188,7 @@ def _filled(site: Site, asked: RunRequest) -> RunRequest:
     defaults, resources = site.defaults, site.resources
     memory = asked.size.memory_per_node if asked.size.memory_per_node.text else resources.memory_per_node
     if memory.text and memory < 1024**2:
-        hint = "Leave it out for what the site gives."
+        hint = "Remove it to use the site's default."
         raise UsageError(f"'{memory.text}' is less than 1 MiB", place="--memory-per-node", hint=hint)
     gpus = _count(asked.size.gpus_per_node, defaults.gpus_per_node, "--gpus-per-node", "defaults.gpus_per_node")
     return asked.changed(
@@ -210,7 +210,7 @@ def _filled(site: Site, asked: RunRequest) -> RunRequest:
 def _count(asked: int, default: int, option: str, key: str, *, least: int = 0) -> int:
     number, place = (default, key) if asked == NOT_SAID else (asked, option)
     if number < least:
-        raise UsageError(f"{number} is too few for {place}", place=place, hint=f"Ask for at least {least}.")
+        raise UsageError(f"{number} is too small for {place}", place=place, hint=f"Use at least {least}.")
     return number
 
 
@@ -220,12 +220,12 @@ def _check_workers(site: Site, gpus: int, memory: int) -> None:
     count = gpus or site.workers.per_node
     least = units.in_mib(_LEAST_FOR_A_WORKER)
     if 0 < limit < _LEAST_FOR_A_WORKER:
-        words = f"workers.memory_limit is {units.in_mib(limit)}, and a worker needs more than {least} to start"
-        raise SiteError(words, place="workers.memory_limit", hint="Raise it, or leave it out for an equal share.")
+        message = f"workers.memory_limit is {units.in_mib(limit)}, but a worker needs more than {least} to start"
+        raise SiteError(message, place="workers.memory_limit", hint="Increase it, or remove it for an equal share.")
     if not limit and memory and count > 0 and memory // count < _LEAST_FOR_A_WORKER:
         each = f"{count} workers share {units.in_mib(memory)} of a node: {units.in_mib(memory // count)} each"
-        hint = "Ask for fewer workers (--set workers.per_node=…) or for more memory (--memory-per-node)."
-        raise SiteError(f"{each}, and a worker needs more than {least} to start", place="workers.per_node", hint=hint)
+        hint = "Use fewer workers (--set workers.per_node=…) or more memory (--memory-per-node)."
+        raise SiteError(f"{each}, but a worker needs more than {least} to start", place="workers.per_node", hint=hint)
 
 
 def _check_attempts(site: Site, spec: RunRequest) -> None:
@@ -233,17 +233,17 @@ def _check_attempts(site: Site, spec: RunRequest) -> None:
     if not spec.attempts.several_jobs:
         if spec.attempts.max_restarts != NOT_SAID or spec.attempts.max_node_hours:
             option = "--max-node-hours" if spec.attempts.max_node_hours else "--max-restarts"
-            raise UsageError(f"{option} is for runs that go on", place=option, hint="Give --until-done too.")
+            raise UsageError(f"{option} needs --until-done", place=option, hint="Add --until-done.")
         return
     if site.scheduler == "allocation":
-        hint = "Leave it out, or submit the run: hpcml submit --until-done."
-        raise UsageError("A run in an allocation ends with it", place="--until-done", hint=hint)
+        hint = "Remove it, or submit the run: hpcml submit --until-done."
+        raise UsageError("A run in an existing allocation ends with the allocation", place="--until-done", hint=hint)
     if not spec.code.form.traits.is_script:
-        raise UsageError(f"{spec.code.form} is not continued", place="--until-done", hint="Leave it out.")
+        raise UsageError(f"{spec.code.form} cannot be continued", place="--until-done", hint="Remove it.")
     one = spec.size.nodes * int(spec.size.time) / 3600
     if spec.attempts.max_node_hours and one > spec.attempts.max_node_hours:
-        hint = "Give a shorter --time, or more node-hours."
-        what = f"One attempt may take {one:g} node-hours, and all of them {spec.attempts.max_node_hours:g}"
+        hint = "Reduce --time, or allow more node-hours."
+        what = f"One attempt may take {one:g} node-hours, but the limit for all is {spec.attempts.max_node_hours:g}"
         raise UsageError(what, place="--max-node-hours", hint=hint)
 
 
@@ -252,7 +252,7 @@ def _signal_lead(site: Site, time_limit: int, reasons: list[str]) -> int:
     lead = max(1, min(round(site.slurm.signal_lead), _MOST_SIGNAL_LEAD))
     if time_limit and lead > time_limit // 2:
         reasons.append(
-            f"the script is told {time_limit // 2} s before the time limit, not {lead} s: that is half of it"
+            f"the script is warned {time_limit // 2} s (half of the time limit) before the end, not {lead} s"
         )
         return max(1, time_limit // 2)
     return lead
@@ -264,14 +264,14 @@ def _check_directory(directory: Path) -> None:
         if character in str(directory):
             hint = "Choose another folder for runs with --set paths.runs=…."
             raise ConfigError(
-                f"The folder for runs holds '{character}', which {why}", place=f"paths.runs: {directory}", hint=hint
+                f"The folder for runs contains '{character}', which {why}", place=f"paths.runs: {directory}", hint=hint
             )
 
 
 def _environment(site: Site, spec: RunRequest) -> tuple[tuple[str, str], ...]:
     for name in site.environment:
         if not _VARIABLE.fullmatch(name):
-            hint = "Use letters, digits and '_', no digit first."
+            hint = "Use letters, digits and '_', and start with no digit."
             raise ConfigError(f"'{name}' is not a variable's name", place=f"site {site.name}: environment", hint=hint)
     inherited = dict.fromkeys((*site.environment, *(name for name, _ in spec.environment)))
     inner = (("HPCML_CONTAINER_ENV", " ".join(inherited)),) if spec.image else ()  # beside the run's own
@@ -290,27 +290,27 @@ def _notices(site: Site, spec: RunRequest) -> tuple[str, ...]:
         (site.notes.gpus, spec.size.gpus_per_node > 0),
         (site.notes.image, bool(spec.image)),
     )
-    found = [text for text, applies in said if text and applies]
-    found += _other_adapters(site, spec)
+    notes = [text for text, applies in said if text and applies]
+    notes += _other_adapters(site, spec)
     if spec.size.nodes >= _MANY_NODES and not spec.image and not schedulers.get(site.scheduler).ONE_MACHINE:
-        found.append(
-            f"{spec.size.nodes} nodes import Python at once: on a shared file system an image is one file (--image)"
+        notes.append(
+            f"{spec.size.nodes} nodes import Python at once, slow on a shared file system: use an image (--image)"
         )
     if count := site.doubts():
-        found.append(f"profile {site.name} has {count} values that are only reported or guessed ({_FACTS} {site.name})")
-    return tuple(found)
+        notes.append(f"profile {site.name} has {count} unconfirmed values ({_FACTS} {site.name})")
+    return tuple(notes)
 
 
 def _other_adapters(site: Site, spec: RunRequest) -> list[str]:
     """Return a warning for each variable that names RDMA adapters that the nodes have not; nothing else says so."""
-    found = []
+    notes = []
     for name, value in {**site.environment, **dict(spec.environment)}.items():
         if name in ADAPTERS and site.network.adapters:
             has = site.network.adapters
             if strange := [one for one in named_adapters(value) if one not in has]:
                 which = f"{name} names {', '.join(strange)}"
-                found.append(f"{which}, which the nodes of {site.name} have not: {', '.join(has)}")
-    return found
+                notes.append(f"{which}, which the nodes of {site.name} do not have: {', '.join(has)}")
+    return notes
 
 
 def named_adapters(value: str) -> list[str]:

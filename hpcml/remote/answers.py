@@ -241,20 +241,20 @@ def _table(facts: Any, forms: Mapping[str, Check], *, part: bool = False) -> dic
 
 def wrong(host: str, what: str) -> ConfigError:
     """Return the error for an answer that cannot be used."""
-    hint = "Is it the same hpcml? Update the older. If it is, tell the site's support: was the machine tampered with?"
-    return ConfigError(f"What the hpcml on {host} says cannot be used: {what}", place=host, hint=hint)
+    hint = "Update the older hpcml. If the versions are equal, the machine may be compromised: ask the site's support."
+    return ConfigError(f"The answer of hpcml on {host} is invalid: {what}", place=host, hint=hint)
 
 
 def _parsed(line: str | bytes, host: str, longest: float = LONGEST) -> dict[str, Any]:
     if len(line) > longest:
         raise wrong(host, f"a fact of {len(line)} bytes")
     try:
-        facts = files.parsed(json.loads, line if isinstance(line, str) else line.decode())
+        content = files.parsed(json.loads, line if isinstance(line, str) else line.decode())
     except ValueError as error:
         raise wrong(host, f"not JSON ({str(error)[:100]})") from error
-    if not isinstance(facts, dict):
+    if not isinstance(content, dict):
         raise wrong(host, "not a table")
-    return facts
+    return content
 
 
 def _checked(facts: dict[str, Any], host: str, forms: Mapping[str, Check], *, part: bool = False) -> dict[str, Any]:
@@ -266,10 +266,10 @@ def _checked(facts: dict[str, Any], host: str, forms: Mapping[str, Check], *, pa
 
 def of_call(line: str | bytes, host: str) -> CallFacts:
     """Return what the login node says of a command that it runs for a laptop; its greeting comes with a version."""
-    facts = _checked(_parsed(line, host), host, _forms(CallFacts), part=True)
-    if "hello" in facts and "version" not in facts:
+    content = _checked(_parsed(line, host), host, _forms(CallFacts), part=True)
+    if "hello" in content and "version" not in content:
         raise wrong(host, "a greeting without a version")
-    return cast("CallFacts", facts)
+    return cast("CallFacts", content)
 
 
 def mark(nonce: str, **facts: Any) -> bytes:
@@ -349,7 +349,7 @@ def of_token(text: str, host: str) -> str:
 
 def of_offer(line: bytes, host: str) -> dict[str, Any]:
     """Return what a run has for :command:`hpcml fetch`; its list of files is for :func:`entries_of` to check."""
-    facts = _parsed(line, host, math.inf)  # a list of files is long; who reads the line bounds it
-    offer = _checked(facts, host, {"run": _run})
-    offer |= _checked(facts, host, {"others": _number(0, 10**9), "ended": _flag}, part=True)
-    return {**offer, "files": facts.get("files")}
+    content = _parsed(line, host, math.inf)  # a list of files is long; who reads the line bounds it
+    offer = _checked(content, host, {"run": _run})
+    offer |= _checked(content, host, {"others": _number(0, 10**9), "ended": _flag}, part=True)
+    return {**offer, "files": content.get("files")}

@@ -144,10 +144,10 @@ class Call:
 
     def _hear(self, data: bytes) -> bool:
         """Take in a piece of standard error; return whether the other side does not keep to the form."""
-        facts = None
+        arrived = None
         try:
-            plain, facts = self._demux.feed(data, last=not data)
-            for fact in facts:
+            plain, arrived = self._demux.feed(data, last=not data)
+            for fact in arrived:
                 self._learn(fact)
             if self.held is not None:
                 self.held += plain
@@ -157,7 +157,7 @@ class Call:
                 self.show(plain)
         except ConfigError as error:
             self.wrong = error  # raised by whoever asks for a fact or the end
-        if facts or not data or self.wrong:
+        if arrived or not data or self.wrong:
             self.news.set()
         return self.wrong is not None
 
@@ -190,7 +190,7 @@ class Call:
         if "standing" not in fact:
             self._facts_left -= 1
         if self._facts_left < 0 or ("hello" in fact and self.held is None):
-            raise answers.wrong(self.connection.host, "it says the same again and again")
+            raise answers.wrong(self.connection.host, "it repeats the same message")
         if "run" in fact and "run" not in self.facts:
             self.write(GO)
         self.facts |= fact
@@ -282,8 +282,10 @@ class Call:
                 return self.child.wait(LAST_WORDS)
             if self.held is not None and time.monotonic() - began > GREETING:
                 host = self.connection.host
-                message = f"The hpcml on {host} did not begin within {GREETING:g} s"
-                raise LinkError(message, place=host, hint=f"Is its file system slow? Try: ssh {host} hpcml --version")
+                message = f"hpcml on {host} did not start within {GREETING:g} s"
+                raise LinkError(
+                    message, place=host, hint=f"Its file system may be slow. Try: ssh {host} hpcml --version"
+                )
         return code
 
     def stop(self) -> None:
@@ -296,29 +298,27 @@ class Call:
         host, held = self.connection.host, self.held
         quote = tuple((held or b"").decode(errors="replace").strip().splitlines()[-3:])
         if not self.connection.alive():
-            return self._lost(f"The connection to {host} is gone")
+            return self._lost(f"The connection to {host} was lost")
         if held is None:
-            return self._lost(f"The hpcml on {host} ended with status {code} and did not say why")
+            return self._lost(f"hpcml on {host} exited with status {code} without a message")
         if code in (126, 127):
-            hint = (
-                "Install it there, or say where: login.hpcml in ~/.config/hpcml/config.toml, or --set login.hpcml=PATH."
-            )
-            return NotFoundError(f"There is no hpcml on {host}", place="login.hpcml", hint=hint, quote=quote)
+            hint = "Install it there, or set its path (login.hpcml in ~/.config/hpcml/config.toml, or --set)."
+            return NotFoundError(f"hpcml is not installed on {host}", place="login.hpcml", hint=hint, quote=quote)
         if code == 255:
             hint = "Close other sessions to it, or ask the site about MaxSessions."
             return LinkError(f"{host} allows no further session on this connection", place=host, hint=hint, quote=quote)
         hint = f"This is hpcml {__version__}. Install the same there, or name another with login.hpcml."
-        message = f"The hpcml on {host} cannot be called from a laptop: it is another version, or not hpcml"
+        message = f"hpcml on {host} cannot be called from a laptop: it has another version, or is not hpcml"
         return ConfigError(message, place="login.hpcml", hint=hint, quote=quote)
 
     def _lost(self, message: str) -> HpcmlError:
         host, run = self.connection.host, self.facts.get("run")
         if "submitted" in self.facts:
-            hint = f"The run goes on. Back to it: hpcml --host {host} logs -f {run}."
+            hint = f"The run continues. Reconnect: hpcml --host {host} logs -f {run}."
             return LinkError(message, place=host, hint=hint)
         if run:
-            message += ", and it is not known whether the run was submitted"
-            hint = f"It was not sent twice. To find out: hpcml --host {host} status {run}."
+            message += "; it is unknown whether the run was submitted"
+            hint = f"hpcml did not send it twice. To find out: hpcml --host {host} status {run}."
             return HpcmlError(message, place=host, hint=hint, exit_status=ANSWER_LOST)
         nothing = "Nothing was submitted. " if self.words[:1] in (["submit"], ["jupyter"], ["fabric"]) else ""
         return LinkError(message, place=host, hint=f"{nothing}Try again.")
@@ -358,7 +358,7 @@ def patience(child: subprocesses.Child, host: str) -> Iterator[Callable[[], None
             yield heard
     except subprocesses.SilentError:
         hint = f"Is its file system slow? Try: ssh {host} ls."
-        raise LinkError(f"{host} has said and taken nothing for {SILENCE:g} s", place=host, hint=hint) from None
+        raise LinkError(f"{host} has not answered for {SILENCE:g} s", place=host, hint=hint) from None
 
 
 def marked_line(source: IO[bytes], mark: bytes, longest: int, host: str) -> bytes | None:
@@ -381,7 +381,7 @@ def marked_line(source: IO[bytes], mark: bytes, longest: int, host: str) -> byte
 
 def talks_on(host: str) -> ConfigError:
     """Return the error for a login node that says more before its hpcml begins than a shell does."""
-    return answers.wrong(host, "it talks without an end before it begins")
+    return answers.wrong(host, "it prints endless text before it starts")
 
 
 def unsent(arguments: Sequence[str], here: Path, sent: Sequence[Entry]) -> list[str]:
@@ -455,8 +455,8 @@ class Delivery:
         mark, program = secrets.token_hex(8), Path(receiver.__file__).read_bytes()
         files = [(entry.name, entry.size, entry.mode) for entry in entries]
         ask = {"mark": mark, "path": self.path, "replace": self.replace}
-        words = ("-IS", "-c", _READ, str(len(program)))
-        child = subprocesses.Child(self.connection.python(*words), out=subprocesses.PIPE)
+        command = ("-IS", "-c", _READ, str(len(program)))
+        child = subprocesses.Child(self.connection.python(*command), out=subprocesses.PIPE)
         try:
             with contextlib.suppress(OSError), patience(child, self.host):
                 child.write(program + json.dumps({**ask, "files": files}).encode() + b"\n")
@@ -470,27 +470,27 @@ class Delivery:
         line = marked_line(child.out, mark, answers.LONGEST, self.host)
         if line is None:
             raise self._why(child)
-        facts = answers.of_delivery(line, self.host)
-        if "refused" in facts:
-            raise self._refusal(facts)
-        return facts
+        delivery = answers.of_delivery(line, self.host)
+        if "refused" in delivery:
+            raise self._refusal(delivery)
+        return delivery
 
     def _refusal(self, facts: dict[str, Any]) -> HpcmlError:
         path, host = self.path, self.host
         if facts["refused"] == "there":
-            hint = "Name another with -o, or give --force."
-            return UsageError(f"{path} is there already on {host}", place=self.command, hint=hint)
+            hint = "Choose another with -o, or use --force."
+            return UsageError(f"{path} already exists on {host}", place=self.command, hint=hint)
         if facts["refused"] == "folder":
-            hint = "Make it there, or name another place with -o: a relative one begins at your home there."
-            return StorageError(f"There is no folder for {path} on {host}", place=self.command, hint=hint)
+            hint = "Create it there, or choose another place with -o. Relative paths start in your home folder there."
+            return StorageError(f"The folder for {path} does not exist on {host}", place=self.command, hint=hint)
         if facts["refused"] == "open":
-            hint = "Name a folder of yours with -o, below folders of yours or root's that no group may write to."
-            what = f"Others may replace what is in the folder of {path} on {host}"
+            hint = "Choose your own folder with -o. Its parents must be yours or root's, not group-writable."
+            what = f"Other users may replace files in the folder of {path} on {host}"
             return StorageError(what, place=self.command, hint=hint)
-        hint = "Make room there, or name another place with -o."
+        hint = "Free space there, or choose another place with -o."
         if facts["refused"] == "room":
             why = f"{format_bytes(facts.get('free', 0))} are free"
-            return StorageError(f"There is no room for {path} on {host}: {why}", place=self.command, hint=hint)
+            return StorageError(f"There is no space for {path} on {host}: {why}", place=self.command, hint=hint)
         why = facts.get("why") or facts["refused"]
         return StorageError(f"{path} cannot be written on {host}: {why}", place=self.command, hint=hint)
 
@@ -498,10 +498,10 @@ class Delivery:
         """Return why it ended without an answer."""
         code, quote = child.wait(10.0), tuple(child.errors.strip().splitlines()[-3:])
         if not self.connection.alive():
-            hint = f"Try again. If {self.path} is said to be there already, it is whole."
-            return LinkError(f"The connection to {self.host} is gone", place=self.host, hint=hint, quote=quote)
+            hint = f"Try again. If {self.path} already exists then, it is complete."
+            return LinkError(f"The connection to {self.host} was lost", place=self.host, hint=hint, quote=quote)
         if code in (126, 127):
-            hint = "Have it on the PATH of a login shell there."
-            return NotFoundError(f"There is no python3 on {self.host}", place=self.host, hint=hint, quote=quote)
-        message = f"What is sent was not taken in on {self.host}: python3 ended with status {code}"
+            hint = "Add it to the PATH of a login shell there."
+            return NotFoundError(f"python3 is not on PATH on {self.host}", place=self.host, hint=hint, quote=quote)
+        message = f"{self.host} did not accept the data: python3 exited with status {code}"
         return ConfigError(message, place=self.host, hint=f"Try: ssh {self.host} python3 --version", quote=quote)

@@ -78,9 +78,9 @@ def is_open(folder: str) -> bool:
     """Whether somebody else could put another thing in the place of what is in a folder, here or in a folder above."""
     real = os.path.realpath(folder)
     while True:
-        facts = os.stat(real)
-        shared = facts.st_mode & (stat.S_IWOTH | (0 if is_own_group(facts.st_gid) else stat.S_IWGRP))
-        if facts.st_uid not in (0, os.getuid()) or (shared and not facts.st_mode & stat.S_ISVTX):
+        status = os.stat(real)
+        shared = status.st_mode & (stat.S_IWOTH | (0 if is_own_group(status.st_gid) else stat.S_IWGRP))
+        if status.st_uid not in (0, os.getuid()) or (shared and not status.st_mode & stat.S_ISVTX):
             return True
         if real == os.path.dirname(real):
             return False
@@ -98,8 +98,8 @@ def is_own_group(gid: int) -> bool:
 
 def is_closed(folder: str) -> bool:
     """Whether the folder is the user's, and nobody else may write to it."""
-    facts = os.stat(folder)
-    return facts.st_uid == os.getuid() and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    status = os.stat(folder)
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def take(folder: int, entry: "list[Any]", source: BinaryIO) -> None:

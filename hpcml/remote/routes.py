@@ -35,7 +35,7 @@ MEANING = {
     "direct": "ssh through the login node to the node",
     "twohop": "two hops, by a socket on the login node",
     "srun": "sshd in a job step, over srun's input and output",
-    "local": "no ssh, as the run is on this machine",
+    "local": "no ssh: the run is on this machine",
 }
 READY = {"direct": 20.0, "twohop": 25.0, "srun": 40.0}  # seconds until a route over ssh has to be open
 ANSWER = 5.0  # seconds for an answer of the service
@@ -103,14 +103,14 @@ def look(port: int, service: Service, token: str = "") -> str:
     except TimeoutError:
         return "it does not answer in time"
     except (OSError, http.client.HTTPException) as error:
-        return f"the connection is closed at once ({type(error).__name__})"
+        return f"the connection is closed immediately ({type(error).__name__})"
     if status != 200:
         return f"it answers with status {status}"
     try:
-        facts = files.parsed(json.loads, body.decode())
+        answer = files.parsed(json.loads, body.decode())
     except ValueError:
-        return "something else answers"
-    if not isinstance(facts, dict) or service.identity not in facts.values():
+        return "another program answers"
+    if not isinstance(answer, dict) or service.identity not in answer.values():
         return "another service answers"
     return ""
 
@@ -170,17 +170,17 @@ class SshRoute:
         if self.name == "twohop":
             if isinstance(self.child, Call) and self.child.child.wait(_CLOSING) is not None:  # the second hop ended
                 return TunnelError(_reason(self.child.errors) or wrong, place=self.name)
-            return TunnelError(f"{host} forbids forwarding, or the socket is gone ({wrong})", place=self.name)
+            return TunnelError(f"{host} forbids forwarding, or the socket does not exist ({wrong})", place=self.name)
         if self._is_missing():
             return ServiceGoneError(f"The socket is not on {node}", place=self.name)
-        return TunnelError(f"{node} forbids forwarding, or the socket is gone ({wrong})", place=self.name)
+        return TunnelError(f"{node} forbids forwarding, or the socket does not exist ({wrong})", place=self.name)
 
     def _is_missing(self) -> bool:
         """Whether the socket is surely not on the node, by a look through a route that gives a shell."""
         if self.name != "direct":
             return False
-        words = self.connection.command(["test", "-S", self.target], self.control)
-        return subprocesses.run(words, READY["direct"]).code == 1
+        command = self.connection.command(["test", "-S", self.target], self.control)
+        return subprocesses.run(command, READY["direct"]).code == 1
 
     def close(self) -> None:
         """Take the forward back and end the process."""
@@ -295,21 +295,23 @@ def _direct(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
         BatchMode="yes",
         ProxyCommand=proxy([*connection.over(), connection.host], destination=True),
     )
-    words = ["ssh", "-F", str(connection.file), "-S", literal(str(control)), "-NT", *settings]
-    child = subprocesses.Child([*words, *_as_on_login(connection, target.node), "--", target.node])
+    command = ["ssh", "-F", str(connection.file), "-S", literal(str(control)), "-NT", *settings]
+    child = subprocesses.Child([*command, *_as_on_login(connection, target.node), "--", target.node])
     return _wait(SshRoute("direct", connection, target, child, control))
 
 
 def _as_on_login(connection: Connection, node: str) -> list[str]:
     """Return options that give a node, which the user's configuration may not name, the login node's user and keys."""
-    own = ssh.effective(node, connection.file)
-    words = []
-    if own.get("user") != [connection.user] and own.get("user", [""])[0] == process_environment().get("USER", ""):
-        words += ssh.options(User=connection.user)
+    effective = ssh.effective(node, connection.file)
+    options = []
+    if effective.get("user") != [connection.user] and effective.get("user", [""])[0] == process_environment().get(
+        "USER", ""
+    ):
+        options += ssh.options(User=connection.user)
     for name in ("identityfile", "certificatefile"):
-        extra = [value for value in connection.settings.get(name, []) if value not in own.get(name, [])]
-        words += [word for value in extra for word in ("-o", f"{name}={value}")]
-    return words
+        extra = [value for value in connection.settings.get(name, []) if value not in effective.get(name, [])]
+        options += [word for value in extra for word in ("-o", f"{name}={value}")]
+    return options
 
 
 def _twohop(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
@@ -352,8 +354,8 @@ def _srun(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
             ProxyCommand=proxy(connection.hpcml(*_serve("relay", facts, service, f"--relay={Path(remote).name}"))),
             User=connection.user,
         )
-        words = ["ssh", "-F", "none", "-S", literal(str(control)), "-NT", *settings, "--", name]
-        child = subprocesses.Child(words)
+        command = ["ssh", "-F", "none", "-S", literal(str(control)), "-NT", *settings, "--", name]
+        child = subprocesses.Child(command)
         route = SshRoute("srun", connection, facts.services[service], child, control, folder)
         route.cleanup = connection.command(["rm", "-rf", "--", remote])
     except BaseException:
@@ -373,16 +375,16 @@ def _prepared(connection: Connection, words: list[str]) -> Relay:
     if relay is None and not connection.alive():
         raise connection.gone(call.errors)
     if relay is None:
-        raise TunnelError(f"The login node prepared nothing: {_reason(call.errors)}", place="srun")
+        raise TunnelError(f"The login node prepared no tunnel: {_reason(call.errors)}", place="srun")
     return relay
 
 
 def _session_key(folder: Path) -> str:
     """Make a key for one tunnel; return its public half."""
-    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hpcml", "-f", str(folder / "key")]
-    answer = subprocesses.run(words, 20.0)
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hpcml", "-f", str(folder / "key")]
+    answer = subprocesses.run(command, 20.0)
     if answer.code != 0:
-        raise TunnelError(f"No key could be made: {answer.text}", place="ssh-keygen")
+        raise TunnelError(f"No key could be created: {answer.text}", place="ssh-keygen")
     return (folder / "key.pub").read_text().strip()
 
 

@@ -89,7 +89,7 @@ class RemoteSession:
             If no script was sent.
         """
         if not self.header.get("script"):
-            raise UsageError("No script was sent", place="hpcml submit", hint="Is one hpcml older?")
+            raise UsageError("No script was sent", place="hpcml submit", hint="Update the older hpcml.")
         entries = entries_of(self.header.get("files"), "the laptop's files")
         folder = _incoming()
         with files(folder):
@@ -98,7 +98,7 @@ class RemoteSession:
             receive(self.staging, entry, self.read)
         path = self.staging / str(self.header["script"])
         if script[0] != "-m" and (not path.is_file() or path.parent != self.staging):
-            raise UsageError("The script is not among what was sent", place=str(self.header["script"]))
+            raise UsageError("The script is missing from the files that were sent", place=str(self.header["script"]))
         self.watch()
         if script[0] == "-m":
             return script
@@ -124,7 +124,7 @@ class RemoteSession:
         """
         self.say(run=run_id)
         if not self._go.wait(GO_DEADLINE) or self._gone:
-            raise LinkError("The laptop does not answer; nothing was submitted", place="--host", hint="Try again.")
+            raise LinkError("The laptop does not respond; nothing was submitted", place="--host", hint="Try again.")
         with self._quiet:
             yield
         self.say(submitted=run_id)
@@ -207,9 +207,9 @@ def _incoming() -> Path:
     folder = Path(process_environment().get("HOME", "/nowhere")) / ".hpcml" / "incoming"
     with files(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        facts = folder.lstat()
-        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
-            raise StorageError("The folder is not yours alone", place=str(folder), hint="Move it away.")
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            raise StorageError("Other users can access the folder", place=str(folder), hint="Move it to another place.")
         folder.chmod(0o700)
         for left in folder.glob("from-laptop-*"):
             with contextlib.suppress(FileNotFoundError):

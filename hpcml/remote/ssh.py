@@ -108,7 +108,7 @@ def places(control: str = "~/.hpcml/cm") -> Places:
     """
     home = process_environment().get("HOME", "")
     if not home.startswith("/"):
-        raise StorageError("HOME is not set", place="HOME", hint="Set it: ssh's files lie there.")
+        raise StorageError("HOME is not set", place="HOME", hint="Set it: ssh's files are in it.")
     folder = Path(f"{home}/{control[2:]}" if control.startswith("~/") else control)
     for path in (both := Places(Path(home) / ".hpcml" / "ssh", folder)):
         private_folder(path)
@@ -124,13 +124,13 @@ def private_folder(path: Path) -> None:
             path.mkdir(mode=0o700)
         itself, above = path.lstat(), path.parent.stat()
     except OSError as error:
-        raise StorageError(f"The folder cannot be made: {error.strerror}", place=str(path), hint=hint) from error
+        raise StorageError(f"The folder cannot be created: {error.strerror}", place=str(path), hint=hint) from error
     if not stat.S_ISDIR(itself.st_mode) or itself.st_uid != os.getuid() or itself.st_mode & 0o022:
-        raise StorageError("The folder is not yours alone", place=str(path), hint=hint)
+        raise StorageError("Other users can access the folder", place=str(path), hint=hint)
     if not files.folder_is_ours(above) or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
         if above.st_uid == os.getuid():
-            hint = f"Close it to them: chmod go-w {shlex.quote(str(path.parent))}"
-        raise StorageError("Others may rename the folder", place=str(path.parent), hint=hint)
+            hint = f"Remove their write access: chmod go-w {shlex.quote(str(path.parent))}"
+        raise StorageError("Other users may rename the folder", place=str(path.parent), hint=hint)
     if itself.st_mode & 0o077:
         path.chmod(0o700)
 
@@ -162,21 +162,21 @@ def control_socket(folder: Path, name: str) -> Path:
     path = folder / name
     length, most = len(os.fsencode(path)), _SOCKET_PATH - 1 - _SUFFIX
     if length > most:
-        message = f"The path of ssh's control socket has {length} bytes, and the system takes {most}"
+        message = f"The path of ssh's control socket has {length} bytes, but the system allows {most}"
         raise ConfigError(message, place=str(path), hint="Choose a shorter folder: --set login.control=/short/path.")
     return path
 
 
 def effective(host: str, file: Path | None = None, seconds: float = _EFFECTIVE) -> dict[str, list[str]]:
     """Return ssh's own view of a host: every setting in force, by its name in small letters."""
-    words = ["ssh", *(["-F", str(file)] if file else []), "-G", "--", host]
+    command = ["ssh", *(["-F", str(file)] if file else []), "-G", "--", host]
     try:
-        answer = subprocesses.run(words, seconds)
+        answer = subprocesses.run(command, seconds)
     except subprocesses.CommandMissingError as error:
         hint = "Install OpenSSH's client."
-        raise ConfigError(f"ssh cannot be started: {error}", place="PATH", hint=hint) from error
+        raise ConfigError(f"ssh could not be started: {error}", place="PATH", hint=hint) from error
     if answer.code != 0:
-        complaint = (answer.err.strip().splitlines() or ["it did not say why"])[-1]
+        complaint = (answer.err.strip().splitlines() or ["it gave no reason"])[-1]
         raise ConfigError(f"ssh refuses its configuration: {complaint}", place=host, hint="Try: ssh -G " + host)
     settings: dict[str, list[str]] = {}
     for line in answer.out.splitlines():
@@ -196,7 +196,7 @@ def write_config(folder: Path, host: str, settings: Mapping[str, list[str]]) -> 
         insisted.append("StrictHostKeyChecking ask")
     user = Path(process_environment().get("HOME", "")) / ".ssh" / "config"
     included = [path for path in (user, Path("/etc/ssh/ssh_config")) if path.is_file()]
-    lines = [f"# Written by hpcml for {host}, anew each time.", "Host *", *(f"  {line}" for line in insisted)]
+    lines = [f"# Written by hpcml for {host}, again each time.", "Host *", *(f"  {line}" for line in insisted)]
     lines += [f'Include "{path}"' for path in included] + ["Host *", *(f"  {line}" for line in PREFERRED)]
     path = folder / f"{key_of(host)}.conf"
     files.write(path, "\n".join(lines) + "\n")
@@ -209,7 +209,7 @@ def write_config(folder: Path, host: str, settings: Mapping[str, list[str]]) -> 
 def check_host(host: str, place: str = "--host") -> str:
     """Return a host's name if ssh can be called with it."""
     if not host or host.startswith("-") or any(not letter.isprintable() or letter.isspace() for letter in host):
-        hint = "Write it as ssh knows it, user@login.example.org, or a site whose profile has login.host."
+        hint = "Use a name that ssh knows (user@login.example.org), or a site whose profile has login.host."
         raise UsageError(f"{host!r} is not the name of a host", place=place, hint=hint)
     return host
 
@@ -299,18 +299,18 @@ def failure(complaint: str, host: str, renew: str = "") -> HpcmlError:
     """Return what an ssh that did not get through meant by its last words."""
     quote = tuple(line for line in complaint.splitlines() if line.strip())[-14:]
     if re.search(_HOST_KEY, complaint):
-        message = f"The key of {host} or of a host on the way is not the known one"
-        hint = "If the site says that it has new keys, take the old one out (ssh-keygen -R); if not, tell the site."
+        message = f"The host key of {host}, or of a host on the way, has changed"
+        hint = "If the site announced new keys, remove the old one (ssh-keygen -R). If not, report it to the site."
         return HostKeyError(message, place=host, hint=hint, quote=quote)
     if re.search(_CONFIG, complaint):
         return ConfigError("ssh refuses its configuration", place=host, hint=f"Try: ssh -G {host}", quote=quote)
     if re.search(_AUTH, complaint):
-        hint = f"Is your key or certificate still good? Try: ssh {host}"
+        hint = f"Check that your key or certificate is still valid: ssh {host}"
         hint = f"Get a new certificate: {renew}." if renew else hint
-        return LoginNeededError(f"{host} does not let you in", place=host, hint=hint, quote=quote)
+        return LoginNeededError(f"{host} refused the login", place=host, hint=hint, quote=quote)
     unreachable = re.search(_NETWORK, complaint)
-    message = f"{host} cannot be reached" if unreachable else f"ssh to {host} ended and gave no reason"
-    hint = "Check the network (VPN?) and the name of the host; runs there go on meanwhile."
+    message = f"{host} cannot be reached" if unreachable else f"ssh to {host} ended without a reason"
+    hint = "Check the network (VPN?) and the name of the host. Runs there continue meanwhile."
     return LinkError(message, place=host, hint=hint, quote=quote[-3:])
 
 
@@ -430,12 +430,12 @@ class Connection:
 
     def _use_own_master(self) -> None:
         """Use the connection that the user's own configuration has open, if it is safe where it lies."""
-        own = self.settings.get("controlpath", ["none"])[0]
-        if own == "none" or not Path(own).exists() or self.control.exists():
+        control_path = self.settings.get("controlpath", ["none"])[0]
+        if control_path == "none" or not Path(control_path).exists() or self.control.exists():
             return
-        folder = Path(own).parent.stat()
+        folder = Path(control_path).parent.stat()
         if folder.st_uid == os.getuid() and not folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            hpcmls, self.control = self.control, Path(own)
+            hpcmls, self.control = self.control, Path(control_path)
             if not self.alive():
                 self.control = hpcmls
 
@@ -472,7 +472,7 @@ class Connection:
         if self.budget.left(now) == 0:
             when = clock(self.budget.free_at(now), now)
             many = f"There were {self.login.logins} logins to {self.host} within an hour"
-            message = f"{many}, and sites block who logs in too often"
+            message = f"{many}, and sites block frequent logins"
             raise LoginNeededError(message, place="login.logins", hint=f"Try again after {when}.")
         self.control.unlink(missing_ok=True)  # left by one that was killed
         self.budget.spend(now)
@@ -494,11 +494,11 @@ class Connection:
             BatchMode="no" if ask else "yes",
         )
         files = ["-F", str(self.file), "-S", literal(str(self.control)), "-E", str(self.log)]
-        words = ["ssh", *files, "-fNT", *settings, "--", self.host]
+        command = ["ssh", *files, "-fNT", *settings, "--", self.host]
         if ask:
-            code: int | None = subprocesses.interactive(words)
+            code: int | None = subprocesses.interactive(command)
         else:  # in a session of its own: no jump host can ask on the terminal either
-            code = subprocesses.stream(words, OPEN, lambda _: None).code
+            code = subprocesses.stream(command, OPEN, lambda _: None).code
         try:
             return self.log.read_text(errors="replace"), code
         except OSError:
@@ -555,7 +555,7 @@ class Connection:
     def gone(self, complaint: str = "") -> LinkError:
         """Return the error for a connection that is lost."""
         quote = tuple(complaint.splitlines()[-3:])
-        return LinkError(f"The connection to {self.host} is gone", place=self.host, hint="Try again.", quote=quote)
+        return LinkError(f"The connection to {self.host} was lost", place=self.host, hint="Try again.", quote=quote)
 
     # -- forwards --------------------------------------------------------------------------------------------------
 

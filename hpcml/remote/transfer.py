@@ -57,8 +57,8 @@ def listing(folder: Path) -> tuple[list[Entry], int]:
                 waiting.append(f"{name}/")
             elif entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):  # gone since
-                    facts = entry.stat(follow_symlinks=False)
-                    regular.append(Entry(name, facts.st_size, facts.st_mtime_ns, facts.st_mode & 0o777))
+                    status = entry.stat(follow_symlinks=False)
+                    regular.append(Entry(name, status.st_size, status.st_mtime_ns, status.st_mode & 0o777))
             else:
                 others += 1
     return sorted(regular), others
@@ -77,7 +77,7 @@ def entries_of(rows: Any, place: str) -> list[Entry]:
     try:
         entries = [Entry(str(name), int(size), int(changed), int(mode) & 0o777) for name, size, changed, mode in rows]
     except (TypeError, ValueError, OverflowError) as error:
-        raise StorageError(f"What was sent is not a list of files: {error}", place=place) from error
+        raise StorageError(f"The data is not a list of files: {error}", place=place) from error
     for entry in entries:
         parts_of(entry.name)
         if not 0 <= entry.size < _LARGEST or abs(entry.changed) >= _LARGEST:
@@ -90,9 +90,9 @@ def entries_of(rows: Any, place: str) -> list[Entry]:
 
 def too_many(count: int, place: str) -> StorageError:
     """Return the error for more files than are sent one by one."""
-    hint = "Pack them where they are, with tar, and send the archive."
+    hint = "Pack them with tar, and send the archive."
     return StorageError(
-        f"These are {count} files, and at most {MOST_FILES} are sent one by one", place=place, hint=hint
+        f"These are {count} files, but at most {MOST_FILES} can be sent one by one", place=place, hint=hint
     )
 
 
@@ -109,9 +109,9 @@ def offer_of(line: bytes, host: str) -> Offer:
     """Return what the other side offers."""
     if (fields := line.count(b",")) > _MOST_FIELDS * MOST_FILES:  # before it is taken apart, which costs memory
         raise too_many(fields // len(Entry._fields), host)
-    facts = answers.of_offer(line, host)
+    offer = answers.of_offer(line, host)
     return Offer(
-        facts["run"], entries_of(facts["files"], facts["run"]), facts.get("others", 0), facts.get("ended", False)
+        offer["run"], entries_of(offer["files"], offer["run"]), offer.get("others", 0), offer.get("ended", False)
     )
 
 
@@ -120,14 +120,14 @@ def parts_of(name: str) -> list[str]:
     parts = name.split("/")
     if len(parts) > _DEEPEST:
         hint = "Pack the folder there, with tar, and fetch the archive."
-        raise StorageError(f"A file lies more than {_DEEPEST} folders deep", place=repr(name[:200]), hint=hint)
+        raise StorageError(f"A file is more than {_DEEPEST} folders deep", place=repr(name[:200]), hint=hint)
     try:
         os.fsencode(name)
         bad = "\0" in name
     except UnicodeEncodeError:
         bad = True  # half a character, which no file system holds
     if bad or any(part in ("", ".", "..") for part in parts):
-        hint = "Nothing was written for it. Was the folder, or hpcml there, tampered with?"
+        hint = "Nothing was written for it. Check whether someone tampered with the folder or with hpcml there."
         raise StorageError("A file name that leads out of the folder is refused", place=repr(name), hint=hint)
     return parts
 
@@ -138,8 +138,8 @@ def files(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = "Is there room (quota), and may you write there?"
-        raise StorageError(f"The file cannot be used: {error.strerror}", place=str(path), hint=hint) from error
+        hint = "Check the free space, your quota and your write permission."
+        raise StorageError(f"The file cannot be written: {error.strerror}", place=str(path), hint=hint) from error
 
 
 def receive(
@@ -193,8 +193,8 @@ def _write(inside: int, name: str, entry: Entry, read: Callable[[int], bytes], r
         while left:
             piece = read(min(left, PIECE))
             if not piece:
-                message = "The file did not come whole; what had come of it was removed"
-                hint = "Do it again: what is here already is not sent twice."
+                message = "The file arrived incomplete and was removed"
+                hint = "Run the command again. Files that arrived are not sent again."
                 raise CutShortError(message, place=entry.name, hint=hint)
             left -= len(piece)
             received(len(piece))
@@ -223,7 +223,7 @@ def send(folder: Path, entries: Sequence[Entry], write: Callable[[bytes], object
                 with files(path):
                     piece = os.read(source, min(left, PIECE))
                 if not piece:
-                    hint = "Do it again: what has come is not sent twice."
+                    hint = "Run the command again. Files that arrived are not sent again."
                     raise StorageError("The file became shorter while it was sent", place=str(path), hint=hint)
                 left -= len(piece)
                 write(piece)

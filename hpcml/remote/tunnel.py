@@ -202,10 +202,10 @@ class Tunnel:
     def _lose(self, connection: Connection) -> None:
         """Enter LOST unless another command has logged in again already."""
         if connection.alive():
-            self.say(f"The link to {connection.host} was lost; following the run again.")
+            self.say(f"The connection to {connection.host} was lost; following the run again.")
             self._become(State.WAITING)
         else:
-            self.say(f"The link to {connection.host} is lost; trying again on the same port.")
+            self.say(f"The connection to {connection.host} was lost; trying again on the same port.")
             self._become(State.LOST, deadline=time.monotonic() + self.request.retry_for)
 
     # -- WAITING, and following the run ------------------------------------------------------------------------------
@@ -230,16 +230,16 @@ class Tunnel:
                 call.news.clear()
                 silent_at = time.monotonic() + SILENT
             elif time.monotonic() > silent_at:
-                self.say(f"{connection.host} has said nothing for {SILENT:g} s; asking it anew.")
+                self.say(f"{connection.host} has sent nothing for {SILENT:g} s; connecting again.")
                 if not connection.alive():
                     self._lose(connection)
                 return
             code = call.child.wait(0)  # asked before its last facts are read, so that none is missed
-            facts = call.facts.get("standing")
-            if code is not None and not (facts and facts.over):
+            standing = call.facts.get("standing")
+            if code is not None and not (standing and standing.over):
                 raise _remote_failure(call, call.end())
-            if facts:
-                self.step(facts)
+            if standing:
+                self.step(standing)
 
     def _show(self, facts: RunFacts, service: Service | None) -> None:
         """Say how the run is, once for each change; nothing while the tunnel is open."""
@@ -247,7 +247,7 @@ class Tunnel:
         if facts.state == "PENDING":
             if any(sign in message for sign in _NEVER):
                 self.close()
-                hint = f"Look at it: hpcml status {facts.run}; end it: hpcml cancel {facts.run}."
+                hint = f"Show it: hpcml status {facts.run}. Cancel it: hpcml cancel {facts.run}."
                 message = f"The run will not start: {message}"
                 raise HpcmlError(message, place=f"job {facts.job}", hint=hint, exit_status=UNAVAILABLE)
             estimate = facts.estimate
@@ -270,7 +270,7 @@ class Tunnel:
                 raise
             if math.isinf(deadline):
                 deadline = now + SETTLE
-                self.say(f"{error.message}; waiting for what the cluster says of the run.")
+                self.say(f"{error.message}; waiting for the cluster's answer about the run.")
             self._become(State.OPENING, now + RETRY, deadline)
 
     def _open(self, facts: RunFacts, service: Service) -> None:
@@ -303,16 +303,16 @@ class Tunnel:
         """Return what it means that no route leads to the service."""
         name = self.request.service
         if self.connection is None:
-            hint = f"Look at it: hpcml status {facts.run}."
+            hint = f"See hpcml status {facts.run}."
             message = f"The {name} does not answer: {refused[0].message}"
             return ServiceGoneError(message, place=service.socket, hint=hint)
         quote = tuple(f"{error.place}: {error.message}" for error in refused)
         if any(isinstance(error, ServiceGoneError) for error in refused):
-            hint = f"Look at the run: hpcml status {facts.run} (on the cluster)."
+            hint = f"See hpcml status {facts.run} (on the cluster)."
             message = f"The {name}'s socket is not on {service.node}"
             return ServiceGoneError(message, place=service.socket, hint=hint, quote=quote)
-        hint = "Show these lines to the site's support; without ssh and srun --overlap there is no safe way in."
-        message = f"The site lets no tunnel through to {service.node}"
+        hint = "Show these lines to the site's support. A tunnel needs ssh or srun --overlap."
+        message = f"The site does not allow a tunnel to {service.node}"
         return TunnelError(message, place=self.connection.host, hint=hint, quote=quote)
 
     def _through(self, route: routes.Route, facts: RunFacts, service: Service) -> tuple[str, str]:
@@ -323,7 +323,7 @@ class Tunnel:
         if not port:
             raise _port_taken(first, chosen=bool(chosen))
         if self.port not in (0, port):
-            self.say(f"Port {self.port} has been taken by another program; the tunnel is on {port} now.")
+            self.say(f"Another program took port {self.port}. The tunnel now uses port {port}.")
         token = routes.token_of(self.connection, service)
         wrong = routes.look(port, service, token)
         if not wrong:
@@ -338,8 +338,8 @@ class Tunnel:
         wrong = routes.look(self.port, link.service, link.token)
         link.misses = link.misses + 1 if wrong else 0
         if link.misses >= MISSES:
-            hint = f"See what it said: hpcml logs {facts.run} scheduler (on the cluster)."
-            message = f"The {self.request.service} does not answer, and the run goes on: {wrong}"
+            hint = f"See its log: hpcml logs {facts.run} scheduler (on the cluster)."
+            message = f"The {self.request.service} does not answer, but the run continues: {wrong}"
             place = f"{link.service.node}:{link.service.socket}"
             raise ServiceGoneError(message, place=place, hint=hint)
 
@@ -351,7 +351,7 @@ class Tunnel:
         due = [limit for limit in WARN if left <= limit and limit not in self.warned]
         if due and left > 0:
             self.warned |= set(due)
-            self.say(f"The run's time limit is in {max(1, round(left / 60))} min.")
+            self.say(f"The run reaches its time limit in {max(1, round(left / 60))} min.")
 
     # -- LOST --------------------------------------------------------------------------------------------------------
 
@@ -371,7 +371,7 @@ class Tunnel:
                 self._become(State.LOST, now + pause, deadline)
                 delay = min(delay * 2, LONGEST_DELAY)
             else:
-                self.say("The link is back.")
+                self.say("The connection is back.")
                 self._become(State.WAITING)
 
     def _log_in_again(self, connection: Connection) -> None:
@@ -388,7 +388,7 @@ def _refuse_ended_certificate(connection: Connection) -> None:
     """Raise where a login is bound to fail: it would count as one, and sites block who fails too often."""
     ends, now = max(ssh.certificates(connection.settings), default=math.inf), time.time()
     if ends <= now:
-        message = f"The link is lost, and your certificate ended at {ssh.clock(ends, now)}"
+        message = f"The connection was lost, and your certificate expired at {ssh.clock(ends, now)}"
         again = connection.login.renew or "ask your site how"
         hint = f"Get a new certificate, then start the tunnel again: {again}."
         raise LoginNeededError(message, place=connection.host, hint=hint)
@@ -396,23 +396,23 @@ def _refuse_ended_certificate(connection: Connection) -> None:
 
 def _port_taken(first: int, *, chosen: bool) -> HpcmlError:
     """Return the error for a port of this machine that is taken; one that nobody chose was followed by others."""
-    hint = "Give another with --port." if chosen else "Give one with --port."
-    message = f"Port {first} of this laptop is taken" + ("" if chosen else ", and so are the next")
+    hint = "Choose another with --port." if chosen else "Choose one with --port."
+    message = f"Port {first} of this laptop is in use" + ("" if chosen else ", and so are the next")
     return HpcmlError(message, place="127.0.0.1", hint=hint, exit_status=UNAVAILABLE)
 
 
 def _moved(name: str, before: Service, service: Service | None) -> str:
     """Return that a service is in another place now, or in none."""
     if service is None:
-        return f"The {name} is gone from {before.node}; waiting for the run to start again."
-    return f"The run is on {service.node} now."
+        return f"The {name} on {before.node} ended; waiting for the run to start again."
+    return f"The run is now on {service.node}."
 
 
 def _remote_failure(call: Call, exit_status: int) -> HpcmlError:
     """Return why the login node's hpcml ended, in its own words."""
     lines = [line for line in call.errors.splitlines() if line.strip()]
     lines = lines[next((place for place, line in enumerate(lines) if _ERROR.match(line)), 0) :]  # a shell may say more
-    message = lines[0].removeprefix("hpcml: ") if lines else f"hpcml there ended with status {exit_status}"
+    message = lines[0].removeprefix("hpcml: ") if lines else f"hpcml there exited with status {exit_status}"
     status = exit_status if exit_status in MEANING else CONFIG
     return HpcmlError(message, place=call.connection.host, hint=" ".join(lines[1:]), exit_status=status)
 

@@ -47,8 +47,10 @@ def services(run: directories.Run) -> dict[str, Service]:
     for name, record in records.items():
         token = record.get("token_file")
         if token and Path(str(token)).resolve().parent != attempt.secret.resolve():
-            hint = "The record was changed: a service's token lies in attempts/N/secret of its run."
-            raise StorageError("This is no token of the run", place=f"{attempt.service_of(name)}: {token}", hint=hint)
+            hint = "The record was changed: a service's token is in attempts/N/secret of its run."
+            raise StorageError(
+                "This is not a token of the run", place=f"{attempt.service_of(name)}: {token}", hint=hint
+            )
     return {name: _service(record, attempt.service_of(name)) for name, record in records.items()}
 
 
@@ -71,14 +73,14 @@ def service(run: directories.Run, name: str) -> Service:
     now = services(run)
     if name in now:
         return now[name]
-    hint = f"It has: {', '.join(now)}." if now else f"Look at it: hpcml status {run.id}."
+    hint = f"Its services: {', '.join(now)}." if now else f"See hpcml status {run.id}."
     has_jupyter = run_record.planned(run).form is Form.JUPYTER
     if name == "jupyter" and not has_jupyter:
         raise NotFoundError(
-            "The run is not a JupyterLab session", place=run.id, hint=f"Start one: hpcml jupyter. {hint}"
+            "The run is not a JupyterLab session", place=run.id, hint=f"Start one with hpcml jupyter. {hint}"
         )
     if name in ("dashboard", "jupyter") and not run.paths.status.exists():
-        hint = f"Try again when it is up: hpcml status {run.id}."
+        hint = f"Try again after it has started: hpcml status {run.id}."
         raise NotFoundError(f"The run's {name} is starting", place=run.id, hint=hint)
     raise NotFoundError(f"The run has no {name} now", place=run.id, hint=hint)
 
@@ -88,7 +90,7 @@ def facts(run: directories.Run, status: run_status.Status) -> RunFacts:
     limit, began = run_record.planned(run).time_limit, status.progress.times.get("allocated")
     state, message, now = status.state, status.message, services(run)
     if status.allocation.job_state in schedulers.PENDING and state in ("RUNNING", "UNKNOWN"):
-        state, message, now = "PENDING", "put back into the queue: it will start again", {}
+        state, message, now = "PENDING", "requeued: it will start again", {}
     return RunFacts(
         run=run.id,
         job=status.allocation.job or run.job,
@@ -144,7 +146,7 @@ def _starts_again(run: directories.Run, status: run_status.Status, say: Callable
             return False
         if state.pending:
             again = True
-            message = f"put back into the queue: {state.reason}"
+            message = f"requeued: {state.reason}"
             say(facts(run, status)._replace(state="PENDING", message=message, estimate=state.start, services={}))
         if any(event.name == "allocated" for event in run_record.events(run)[began:]):
             return True
@@ -177,8 +179,8 @@ def hop(target: Service, say: Callable[[str], None]) -> None:
         ExitOnForwardFailure="yes", StreamLocalBindUnlink="yes", StreamLocalBindMask="0177", ServerAliveInterval="15"
     )
     try:
-        words = [*quiet, "-N", *forward, "-L", f"{here}:{target.socket}", "--", target.node]
-        child = subprocesses.Child(words)
+        command = [*quiet, "-N", *forward, "-L", f"{here}:{target.socket}", "--", target.node]
+        child = subprocesses.Child(command)
         try:
             deadline = time.monotonic() + HOP_DEADLINE
             while not here.exists() and child.wait(0.02) is None and time.monotonic() < deadline:
@@ -196,7 +198,7 @@ def hop(target: Service, say: Callable[[str], None]) -> None:
                 raise _silent([*quiet, "--", target.node], target) from error
             say(str(here))
             child.wait(None)  # as long as the laptop is there: its end interrupts
-            why = _last_line(child, "it did not say why")
+            why = _last_line(child, "it gave no reason")
             raise TunnelError(f"the ssh from {host} to {target.node} ended: {why}", place="two hops")
         finally:
             child.stop()
@@ -210,8 +212,8 @@ def _last_line(child: subprocesses.Child, otherwise: str) -> str:
 
 def _silent(ssh: list[str], target: Service) -> TunnelError | ServiceGoneError:
     """Return why nothing answers behind a forward that was made."""
-    there = subprocesses.run([*ssh, shlex.join(["test", "-S", target.socket])], HOP_DEADLINE)
-    if there.code == 1:
+    socket_test = subprocesses.run([*ssh, shlex.join(["test", "-S", target.socket])], HOP_DEADLINE)
+    if socket_test.code == 1:
         return ServiceGoneError(f"The socket is not on {target.node}", place=target.socket)
     return TunnelError(f"sshd on {target.node} forbids forwarding", place="two hops")
 
@@ -267,15 +269,15 @@ def prepare(run: directories.Run, public: str) -> Relay:
     if number is None:
         raise NotFoundError("The run has not started", place=run.id, hint="Wait for it.")
     if len(public.split()) < 2 or "\n" in public.strip() or not public.startswith("ssh-"):
-        raise TunnelError("What was sent is not a public key", place="srun")
+        raise TunnelError("The data is not a public key", place="srun")
     secret = run.paths.attempt(number).secret
     with directories.storage(secret):
         secret.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="relay-", dir=secret))
-        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", run.id, "-f", str(folder / "host")]
-        answer = subprocesses.run(words, 20.0)
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", run.id, "-f", str(folder / "host")]
+        answer = subprocesses.run(command, 20.0)
         if answer.code != 0:
-            raise TunnelError(f"No host key could be made: {answer.text}", place="ssh-keygen")
+            raise TunnelError(f"No host key could be created: {answer.text}", place="ssh-keygen")
         files.write(folder / "authorized", public.strip() + "\n")
         files.write(folder / "config", _SSHD.format(folder=folder))
         return Relay(str(folder), (folder / "host.pub").read_text().strip())
@@ -293,14 +295,14 @@ def relay(run: directories.Run, target: Service, folder: str) -> None:
     """
     config = run.paths.attempt(run_record.newest_attempt(run.paths) or 0).secret / Path(folder).name / "config"
     if not config.is_file():
-        raise StorageError("There is no such relay", place=folder, hint="Start the tunnel again.")
+        raise StorageError("The relay does not exist", place=folder, hint="Start the tunnel again.")
     scheduler = schedulers.get(run.submission.scheduler if run.submission else "slurm")
     step = ["/bin/sh", "-c", _STEP, "sh", target.socket, str(config)]
-    words = [*scheduler.step_on(run.job, target.node, "hpcml-tunnel"), *step]
+    command = [*scheduler.step_on(run.job, target.node, "hpcml-tunnel"), *step]
     try:
-        subprocesses.become(words, scheduler.clean_environment())
+        subprocesses.become(command, scheduler.clean_environment())
     except subprocesses.CommandMissingError as error:
-        raise TunnelError(f"srun cannot be started: {error}", place="srun") from error
+        raise TunnelError(f"srun could not be started: {error}", place="srun") from error
 
 
 def lines(target: Service, login: str, user: str, port: int) -> list[tuple[str, str]]:

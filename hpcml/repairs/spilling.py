@@ -338,16 +338,16 @@ class Mover:
         pieces: list[Any] = []
         sizes: list[int] = []  # of a frame on the GPU its bytes, of others -1
         for frame in frames:
-            facts = getattr(frame, "__cuda_array_interface__", None)
-            sizes.append(-1 if facts is None else nbytes(frame))
-            if facts is None:
+            cuda_interface = getattr(frame, "__cuda_array_interface__", None)
+            sizes.append(-1 if cuda_interface is None else nbytes(frame))
+            if cuda_interface is None:
                 pieces.append(frame)
                 continue
             for at in range(0, sizes[-1], BLOCK):
                 size = min(BLOCK, sizes[-1] - at)
                 host = self.pool.take(size) if size >= SMALLEST else None
                 pieces.append(np.empty(size, dtype="u1") if host is None else host)
-                self.bus.out(pieces[-1], facts["data"][0] + at)
+                self.bus.out(pieces[-1], cuda_interface["data"][0] + at)
         self.bus.wait()
         return self.pack({"header": header, "sizes": sizes}, pieces)
 

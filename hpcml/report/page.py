@@ -85,7 +85,7 @@ def html(report: Report) -> str:
     return environment.from_string(page_text.PAGE).render(
         report=report,
         good=good,
-        told_status=end.over and not end.message.endswith(f"exit status {end.exit_status}"),
+        told_status=end.over and not end.message.endswith(f"status {end.exit_status}"),
         unit=unit,
         nodes=counted(len(report.machines.nodes), "node"),
         cards=_cards(report),

@@ -116,7 +116,7 @@ class AnswerLostError(HpcmlError):
 UNKNOWN = JobState("UNKNOWN")
 FOR_JOBS = "waiting for the jobs it depends on"  # why a job waits
 UNREADABLE = "UNREADABLE"
-NOT_ASKED = "Slurm does not answer for many jobs at once, and was not asked for this one alone"
+NOT_ASKED = "Slurm did not answer a query for many jobs at once. Ask for this one alone."
 
 
 class Prospect(NamedTuple):
@@ -300,7 +300,7 @@ def other_jobs(name: str) -> OtherJobs:
     """Return what a scheduler offers for jobs that are no runs, by the scheduler's name; SiteError without it."""
     if jobs := find_other_jobs(name):
         return jobs
-    raise SiteError(f"With the scheduler {name} only runs are submitted", place="scheduler", hint="Use hpcml submit.")
+    raise SiteError(f"The scheduler {name} supports only hpcml submit", place="scheduler", hint="Use hpcml submit.")
 
 
 def find_machine(name: str) -> Machine | None:
@@ -316,7 +316,7 @@ def machine_of(name: str) -> Machine:
     if machine := find_machine(name):
         return machine
     hint = "Name another site with --site (hpcml site ls)."
-    raise SiteError(f"The scheduler {name} says nothing of its machine", place="scheduler", hint=hint)
+    raise SiteError(f"The scheduler {name} does not describe its machine", place="scheduler", hint=hint)
 
 
 def get(name: str) -> Scheduler:
@@ -325,8 +325,8 @@ def get(name: str) -> Scheduler:
 
     modules: dict[str, Scheduler] = {"slurm": slurm, "local": local, "allocation": allocation}
     if name not in modules:
-        hint = "It was changed, or made by a newer hpcml."
-        raise StorageError(f"The run's record names a scheduler that is not known: {name!a}", place=name, hint=hint)
+        hint = "The record was changed, or a newer hpcml wrote it."
+        raise StorageError(f"The run's record names an unknown scheduler: {name!a}", place=name, hint=hint)
     return modules[name]
 
 
@@ -343,7 +343,7 @@ def end(submission: Submission) -> JobEnd:
 def readable(state: JobState) -> JobState:
     """Return a job's state if the scheduler's answer told one, else raise SlurmUnreachableError."""
     if state.state == UNREADABLE:
-        hint = "Try again in some minutes; a run that goes on does so whatever it answers."
+        hint = "Try again in some minutes. Running jobs are not affected."
         raise SlurmUnreachableError(state.reason, transient=True, place="the job's state", hint=hint)
     return state
 

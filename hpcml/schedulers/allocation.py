@@ -28,9 +28,9 @@ foreign_variables, outer_job, gpu_directives = slurm.foreign_variables, slurm.ou
 find, end, prospect = local.find, local.end, local.prospect
 with_variables, ignored_defaults = local.with_variables, local.ignored_defaults
 _JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CLUSTER_NAME")  # what srun and the roles need of the job
-_GONE = JobState("UNKNOWN", "the run's steps are gone and left no word (were they killed?)")
+_GONE = JobState("UNKNOWN", "the run's job steps exited without writing a status (they may have been killed)")
 _LOOK = 0.05  # seconds between looks whether the run's step has begun
-_TAKE = "Take one with salloc, write the line into your own batch script, or use hpcml submit."
+_TAKE = "Get one with salloc, add the command to your own batch script, or use hpcml submit."
 # The run's step: the batch script, and beside it a watch on hpcml run, whose death by SIGKILL ends the run too.
 _STEP = """
 { while read -r _; do :; done
@@ -70,21 +70,21 @@ def current() -> Allocation:
     environment = process_environment()
     job = environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID") or ""
     if not job:
-        raise UsageError("There is no allocation here: SLURM_JOB_ID is not set", place="hpcml run", hint=_TAKE)
+        raise UsageError("No allocation found: SLURM_JOB_ID is not set", place="hpcml run", hint=_TAKE)
     if run := environment.get("HPCML_RUN_DIR"):
-        hint = "Its cluster is there already: hpcml.connect(). Or write both lines into one batch script."
-        raise UsageError("A run cannot begin in another run", place=f"HPCML_RUN_DIR={run}", hint=hint)
+        hint = "Connect to its cluster with hpcml.connect(), or put both commands into one batch script."
+        raise UsageError("A run cannot start inside another run", place=f"HPCML_RUN_DIR={run}", hint=hint)
     tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1" and not sys.stdin.isatty():
-        hint = "Write hpcml run without srun: it starts a process on each node itself."
+        hint = "Call hpcml run without srun: hpcml starts a process on each node itself."
         raise UsageError(f"srun starts this command {tasks} times", place="hpcml run", hint=hint)
     if environment.get("SLURM_HET_SIZE"):
-        hint = "Take one of a single kind of nodes."
-        raise SiteError("A run cannot be in a heterogeneous allocation", place=f"job {job}", hint=hint)
+        hint = "Use an allocation with one kind of nodes."
+        raise SiteError("A run cannot use a heterogeneous allocation", place=f"job {job}", hint=hint)
     answer = slurm.ask(["scontrol", "--details", "--oneliner", "show", "job", job])
     if answer.code != 0:
         if "Invalid job id" in answer.text:
-            raise SiteError("Slurm knows no such job any more", place=f"SLURM_JOB_ID={job}", hint=_TAKE)
+            raise SiteError("Slurm no longer knows the job", place=f"SLURM_JOB_ID={job}", hint=_TAKE)
         raise slurm.refusal(answer, "scontrol")
     return parse(job, answer.out)
 
@@ -93,27 +93,27 @@ def parse(job: str, text: str) -> Allocation:
     """Return the allocation that ``scontrol --details --oneliner show job`` tells of."""
     # of an array's first task it tells all tasks
     text = next((line for line in text.splitlines() if line.startswith(f"JobId={job} ")), text)
-    facts = dict(word.split("=", 1) for word in text.split() if "=" in word)
-    if (state := facts.get("JobState", "")) != "RUNNING":
+    fields = dict(word.split("=", 1) for word in text.split() if "=" in word)
+    if (state := fields.get("JobState", "")) != "RUNNING":
         raise SiteError(
-            f"The allocation is not there: its job is {state or 'not known'}", place=f"job {job}", hint=_TAKE
+            f"The allocation does not exist: its job is {state or 'unknown'}", place=f"job {job}", hint=_TAKE
         )
     kinds = re.findall(r" Nodes=(\S+) CPU_IDs=(\S+) Mem=(\d+) GRES=(\S*)", text)
     if not kinds:
-        hint = "Use hpcml submit, and please report it."
-        raise SiteError("The answer of scontrol cannot be read: it names no nodes", place=f"job {job}", hint=hint)
+        hint = "Use hpcml submit, and please report this."
+        raise SiteError("The output of scontrol names no nodes", place=f"job {job}", hint=hint)
     gpus = {_gpus(gres) for *_, gres in kinds}
     if len(gpus) > 1:
         numbers = " and ".join(map(str, sorted(gpus)))
-        hint = "Take one with as many on each node (--gpus-per-node)."
+        hint = "Use an allocation with equal numbers on all nodes (--gpus-per-node)."
         raise SiteError(f"The nodes of the allocation have {numbers} GPUs", place=f"job {job}", hint=hint)
     return Allocation(
         job,
-        tuple(expand_hosts(facts["NodeList"])),
+        tuple(expand_hosts(fields["NodeList"])),
         min(_count(cpu_ids) for _, cpu_ids, _, _ in kinds),
         min(int(memory) for _, _, memory, _ in kinds),
         gpus.pop(),
-        _seconds(facts.get("EndTime", "")),
+        _seconds(fields.get("EndTime", "")),
     )
 
 
@@ -187,18 +187,26 @@ def submit(site: Site, run: RunPaths) -> Submission:
     SiteError if that is not within ``deadlines.scheduler``, or srun refuses.
     """
     given = current()
-    words = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={given.nodes[0]}", "--cpus-per-task=1", "--mem=0"]
-    words += ["--gres=none"]
-    words += ["--mpi=none", "--cpu-bind=none", "--export=ALL", f"--job-name={run.directory.name}", "--open-mode=append"]
-    words += [f"--output={slurm_options.filename_pattern(run.job_log)}", "bash", "-c", _STEP, "hpcml"]
-    words += [str(run.script), str(run.directory)]
+    options = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={given.nodes[0]}", "--cpus-per-task=1", "--mem=0"]
+    options += ["--gres=none"]
+    options += [
+        "--mpi=none",
+        "--cpu-bind=none",
+        "--export=ALL",
+        f"--job-name={run.directory.name}",
+        "--open-mode=append",
+    ]
+    options += [f"--output={slurm_options.filename_pattern(run.job_log)}", "bash", "-c", _STEP, "hpcml"]
+    options += [str(run.script), str(run.directory)]
     lifeline = subprocesses.lifeline()
     environment = clean_environment() | _of_the_job(given)
     try:
-        pid = subprocesses.start_in_background(["srun", *words], run.job_log, environment=environment, stdin=lifeline)
+        pid = subprocesses.start_in_background(["srun", *options], run.job_log, environment=environment, stdin=lifeline)
     except subprocesses.CommandMissingError as error:
         hint = "Load the site's Slurm module."
-        raise SlurmUnreachableError(f"Slurm's command cannot be started: {error}", place="PATH", hint=hint) from error
+        raise SlurmUnreachableError(
+            f"Slurm's command could not be started: {error}", place="PATH", hint=hint
+        ) from error
     started = subprocesses.start_time(pid)
     deadline = time.monotonic() + float(site.deadlines.scheduler)
     attempts = run.directory / "attempts"
@@ -221,8 +229,12 @@ def _not_started(job: str, run: RunPaths, what: str) -> HpcmlError:
         holders = other_steps(job)
     except HpcmlError:
         holders = []
-    others = f"; other steps hold nodes of the allocation: {', '.join(holders)}" if holders else ""
-    hint = "End them first, or wait for them (wait, in a batch script)." if holders else "Does srun hostname work here?"
+    others = f"; other job steps use nodes of the allocation: {', '.join(holders)}" if holders else ""
+    hint = (
+        "Stop them first, or wait for them (with wait in a batch script)."
+        if holders
+        else "Check that srun hostname works here."
+    )
     return SiteError(f"{what}{others}", place=f"job {job}", hint=hint, quote=files.tail(run.job_log))
 
 
@@ -235,7 +247,7 @@ def _of_the_job(given: Allocation) -> dict[str, str]:
 
 def line(run: RunPaths) -> str:  # noqa: ARG001
     """Refuse: there is no command to type."""
-    raise UsageError("A run in an allocation is not submitted", place="--prepare", hint="Leave --prepare out.")
+    raise UsageError("hpcml run does not submit a job", place="--prepare", hint="Remove --prepare.")
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
@@ -254,7 +266,7 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
 def cancel(job: str) -> str:
     """Tell a run's supervisor to end it; the allocation stays."""
     run = RunPaths(Path(job.partition(" ")[2]))
-    return "its steps; the allocation stays" if note(run, "terminate") else ""
+    return "its job steps; the allocation remains" if note(run, "terminate") else ""
 
 
 def note(run: RunPaths, name: str) -> bool:
@@ -272,7 +284,7 @@ def requested_memory(job: str) -> float:
 
 def check(script: Path) -> str:  # noqa: ARG001
     """Refuse: nothing is asked for."""
-    raise UsageError("A run in an allocation asks Slurm for nothing", place="--check", hint="Leave --check out.")
+    raise UsageError("hpcml run requests nothing from Slurm", place="--check", hint="Remove --check.")
 
 
 def step_on(job: str, node: str, name: str) -> list[str]:

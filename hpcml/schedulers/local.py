@@ -25,15 +25,17 @@ sys.path.append(sys.argv[1])
 from hpcml.runs import waiting
 waiting.main(pathlib.Path(sys.argv[2]))
 """
-_GONE = JobState("UNKNOWN", "the run's processes are gone and left no word (killed, or the machine went down)")
+_GONE = JobState(
+    "UNKNOWN", "the run's processes exited without writing a status (they were killed, or the machine went down)"
+)
 
 
 def lay_out(site: Site, request: JobRequest) -> JobLayout:
     """Return that the run's nodes are all this machine."""
     count = request.spec.size.nodes
     if count > 1 and request.spec.size.gpus_per_node:
-        hint = "Ask for one node; --gpus-per-node says how many GPUs."
-        raise SiteError("The local site has one machine, and so one node with GPUs", place="--nodes", hint=hint)
+        hint = "Use one node. Set the number of GPUs with --gpus-per-node."
+        raise SiteError("The local site has one machine, so GPU runs use one node", place="--nodes", hint=hint)
     reason = f"the local site has one machine: the workers of {count} nodes all run on it"
     prologue = ("export HPCML_NODE=local HPCML_NODE_NAMES=local",)
     passed = ", ".join(option for option, _ in request.spec.place.sbatch)
@@ -41,30 +43,30 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         prologue=prologue,
         one_machine=ONE_MACHINE,
         reasons=(reason,) if count > 1 else (),
-        notices=(f"the local site has no counterpart of sbatch's {passed}: not used",) if passed else (),
+        notices=(f"the local site ignores sbatch's {passed}",) if passed else (),
     )
 
 
 def submit(site: Site, run: RunPaths) -> Submission:
     """Start the batch script in the background, or what waits for other runs and then becomes it."""
-    words, blocked = ["bash", str(run.script)], []
+    command, blocked = ["bash", str(run.script)], []
     if files.read_json(run.plan).get("after"):
-        words = [sys.executable, "-P", "-c", _WAIT, str(assets.package_root()), str(run.directory)]
+        command = [sys.executable, "-P", "-c", _WAIT, str(assets.package_root()), str(run.directory)]
         blocked = [signal.SIGTERM]  # until it can write that it was cancelled
     environment = clean_environment()
     try:
-        pid = subprocesses.start_in_background(words, run.job_log, environment=environment, blocked=blocked)
+        pid = subprocesses.start_in_background(command, run.job_log, environment=environment, blocked=blocked)
     except subprocesses.CommandMissingError as error:
-        raise NotFoundError(f"The run cannot be started: {error}", place="PATH", hint="Put bash on PATH.") from error
+        raise NotFoundError(f"The run could not be started: {error}", place="PATH", hint="Put bash on PATH.") from error
     return Submission(pid=pid, started=subprocesses.start_time(pid))
 
 
 def line(run: RunPaths) -> str:
     """Refuse: there is no command to type."""
     raise UsageError(
-        "The local site has no sbatch to type",
+        "The local site has no sbatch",
         place="--prepare",
-        hint="Leave --prepare out, or name a site with Slurm (--site).",
+        hint="Remove --prepare, or choose a site with Slurm (--site).",
     )
 
 
@@ -98,7 +100,7 @@ def cancel(job: str) -> str:
 
 def check(script: Path) -> str:
     """Refuse: there is nobody to ask."""
-    raise UsageError("The local site has no Slurm to ask", place="--check", hint="Leave --check out.")
+    raise UsageError("The local site has no Slurm", place="--check", hint="Remove --check.")
 
 
 def prospect(script: Path, partition: str, seconds: float) -> Prospect:

@@ -28,19 +28,19 @@ def misfit(site: Site, name: str, spec: RunRequest) -> str:
 def doubtful_misfits(site: Site, name: str, spec: RunRequest) -> list[str]:
     """Return the limits that a request exceeds if they are as the profile has them from hearsay."""
     return [
-        f"{one.text}; that limit is only {how}, so Slurm decides"
+        f"{one.text}; this limit is only {how}, so Slurm decides"
         for one in _misfits(site, name, spec)
         if (how := site.doubtful(one.key))
     ]
 
 
 def way_out(site: Site, name: str, spec: RunRequest) -> str:
-    """Return what to ask for in the place of a partition that does not fit, as a next step."""
+    """Return the next step if a partition does not fit: another QoS or partition, or a smaller request."""
     if other := next((qos for qos in _choices(site, name, spec) if qos), ""):
         return f"Try --qos {other}."
     if other := next((other for other in site.partitions if other != name and not misfit(site, other, spec)), ""):
         return f"Try --partition {other}."
-    return "Ask for less."
+    return "Request less."
 
 
 def by_qos(site: Site, names: Sequence[str], spec: RunRequest) -> list[str]:
@@ -66,27 +66,27 @@ def _misfits(site: Site, name: str, spec: RunRequest) -> Iterator[_Misfit]:
     partition, qos_name = site.partitions.get(name, Partition()), qos_of(site, name, spec)
     qos = site.qos.get(qos_name, Qos())
     if qos.partitions and name and name not in qos.partitions:
-        words = f"QoS '{qos_name}' is for partition {' or '.join(qos.partitions)}, not for {name}"
-        yield _Misfit(words, f"qos.{qos_name}.partitions")
+        message = f"QoS '{qos_name}' is for partition {' or '.join(qos.partitions)}, not for {name}"
+        yield _Misfit(message, f"qos.{qos_name}.partitions")
     by_partition = _Limits(f"Partition '{name}'", f"partitions.{name}", partition)
     yield from _sizes(by_partition, _Limits(f"QoS '{qos_name}'", f"qos.{qos_name}", qos), spec)
     if partition.needs_gpus and not spec.size.gpus_per_node:
-        yield _Misfit(f"Partition '{name}' takes no job without GPUs", f"partitions.{name}.needs_gpus")
+        yield _Misfit(f"Partition '{name}' accepts only jobs with GPUs", f"partitions.{name}.needs_gpus")
     gpus_are_known = name in site.partitions and any(other.gpus_per_node for other in site.partitions.values())
     if gpus_are_known and spec.size.gpus_per_node > partition.gpus_per_node:
         has = partition.gpus_per_node or "no"
-        words = f"Partition '{name}' has {has} GPUs per node, {spec.size.gpus_per_node} requested"
-        yield _Misfit(words, f"partitions.{name}.gpus_per_node")
+        message = f"Partition '{name}' has {has} GPUs per node, {spec.size.gpus_per_node} requested"
+        yield _Misfit(message, f"partitions.{name}.gpus_per_node")
     if not site.partitions and 0 < site.resources.node_gpus < spec.size.gpus_per_node:
-        words = f"A node has {site.resources.node_gpus} GPUs, {spec.size.gpus_per_node} requested"
-        yield _Misfit(words, "resources.node_gpus")
+        message = f"A node has {site.resources.node_gpus} GPUs, {spec.size.gpus_per_node} requested"
+        yield _Misfit(message, "resources.node_gpus")
     if partition.cpus_per_node and spec.size.cpus_per_node > partition.cpus_per_node:
-        words = f"Partition '{name}' has {partition.cpus_per_node} CPUs per node, {spec.size.cpus_per_node} requested"
-        yield _Misfit(words, f"partitions.{name}.cpus_per_node")
+        message = f"Partition '{name}' has {partition.cpus_per_node} CPUs per node, {spec.size.cpus_per_node} requested"
+        yield _Misfit(message, f"partitions.{name}.cpus_per_node")
     if 0 < partition.memory_per_node < spec.size.memory_per_node:
         asked, allowed = map(units.format_memory_for_slurm, (spec.size.memory_per_node, partition.memory_per_node))
-        words = f"Partition '{name}' has {allowed} of memory per node, {asked} requested"
-        yield _Misfit(words, f"partitions.{name}.memory_per_node")
+        message = f"Partition '{name}' has {allowed} of memory per node, {asked} requested"
+        yield _Misfit(message, f"partitions.{name}.memory_per_node")
 
 
 class _Limits(NamedTuple):
@@ -109,7 +109,7 @@ def _sizes(by_partition: _Limits, by_qos: _Limits, spec: RunRequest) -> Iterator
         yield _Misfit(f"{who} allows {most} node{'s' if most > 1 else ''}, {spec.size.nodes} requested", key)
     least, who, key = stated("min_nodes")
     if spec.size.nodes < least:
-        yield _Misfit(f"{who} is for {least} nodes and more, {spec.size.nodes} requested", key)
+        yield _Misfit(f"{who} needs at least {least} nodes, {spec.size.nodes} requested", key)
     longest, who, key = stated("max_time")
     if 0 < longest < spec.size.time:
         asked, allowed = map(units.format_time_limit, (spec.size.time, longest))
@@ -158,25 +158,25 @@ def gpus_of_node(site: Site, partition: str, spec: RunRequest) -> int:
 
 
 def unused_gpus(site: Site, partition: str, spec: RunRequest) -> list[str]:
-    """Return a warning if a request takes nodes with GPUs that it leaves unused, else nothing."""
+    """Return a warning if a request reserves GPUs that it does not use, else nothing."""
     part = node_part(site, partition, spec)
     if part.gpus >= part.of or part.partial:
         return []
     nodes = units.counted(spec.size.nodes, "node") + (f" of {partition}" if partition else "")
     if part.gpus:
-        taken = f"only {part.gpus} of a node's {part.of} GPUs used, and {nodes} taken whole"
-        ways = [f"ask for all with --gpus-per-node {part.of}", *_to_a_part(site, partition, spec)]
+        taken = f"this job reserves {nodes} and uses {part.gpus} of {part.of} GPUs per node"
+        ways = [f"add --gpus-per-node {part.of}", *_to_a_part(site, partition, spec)]
     else:
-        taken = f"no GPU is used, and {nodes} with {spec.size.nodes * part.of} GPUs taken"
+        taken = f"this job reserves {units.counted(spec.size.nodes * part.of, 'GPU')} and uses none"
         cpu_only = next((f"--qos {name}" for name, one in site.qos.items() if one.without_gpus), "nodes without GPUs")
-        ways = [f"ask for them with --gpus-per-node {part.of}"]
-        ways += ["take a partition without GPUs" if site.partitions else f"take {cpu_only}"]
+        ways = [f"add --gpus-per-node {part.of}"]
+        ways += ["choose a CPU partition" if site.partitions else f"choose {cpu_only}"]
     return [f"{taken}: {', or '.join(ways)}"]
 
 
 def _to_a_part(site: Site, partition: str, spec: RunRequest) -> list[str]:
-    """Return the QoS that gives a part of a node, where it is the request's QoS that does not."""
+    """Return the QoS that gives a part of a node, if the request's QoS does not."""
     if not site.qos.get(qos_of(site, partition, spec), Qos()).whole_nodes:
         return []
     others = (name for name in site.qos if node_part(site, partition, spec.changed(qos=name)).partial)
-    return [f"take --qos {name}, which gives a part of a node" for name in others][:1]
+    return [f"choose --qos {name}, which gives a part of a node" for name in others][:1]

@@ -82,10 +82,10 @@ _MAYBE_SENT = r"(?i)Socket timed out|Zero Bytes were transmitted|Connection rese
 # squeue's reasons, in words. Others are shown as Slurm gives them.
 REASONS = {
     "Resources": "waiting for free nodes",
-    "Priority": "other jobs go first",
+    "Priority": "waiting for jobs with higher priority",
     "Dependency": FOR_JOBS,
-    "DependencyNeverSatisfied": "the job it depends on ended otherwise: it will never start",
-    "BeginTime": "waiting for its begin time",
+    "DependencyNeverSatisfied": "the job it depends on did not end as required: it will never start",
+    "BeginTime": "waiting for its start time",
     "JobHeldUser": "held by the user (scontrol release)",
     "JobHeldAdmin": "held by the administrators",
     "PartitionDown": "the partition is down",
@@ -103,10 +103,10 @@ REASONS = {
     "AssocMaxJobsLimit": "you have as many jobs as the account allows",
     "InvalidAccount": "the account is not valid: it will never start",
     "InvalidQOS": "the QoS is not valid: it will never start",
-    "BadConstraints": "no node has what is asked for: it will never start",
+    "BadConstraints": "no node matches the request: it will never start",
     "Reservation": "waiting for its reservation",
     "Licenses": "waiting for a licence",
-    "None": "Slurm has not looked at it yet",
+    "None": "waiting for the scheduler",
 }
 _ASKED_AT_ONCE = 5000
 _ASKED_ALONE = 16  # jobs that are asked for again, each alone, where the answer for many cannot be read
@@ -180,7 +180,9 @@ def ask(command: list[str], timeout: float = TIMEOUT) -> Answer:
         return run(command, timeout, environment=clean_environment())
     except CommandMissingError as error:
         hint = "Load the site's Slurm module, go to a login node, or use --site local."
-        raise SlurmUnreachableError(f"Slurm's command cannot be started: {error}", place="PATH", hint=hint) from error
+        raise SlurmUnreachableError(
+            f"Slurm's command could not be started: {error}", place="PATH", hint=hint
+        ) from error
 
 
 def submit(site: Site, run: RunPaths) -> Submission:
@@ -191,8 +193,8 @@ def submit(site: Site, run: RunPaths) -> Submission:
     except AnswerLostError as lost:
         if found := _look_again(run_id, min(timeout, _LOOK_AGAIN)):
             return found
-        message = "It is not known whether Slurm took the job"
-        hint = f"It was not sent twice. When Slurm answers again: hpcml status {run_id}."
+        message = "It is unknown whether Slurm accepted the job"
+        hint = f"hpcml did not send it twice. When Slurm answers again, run: hpcml status {run_id}"
         raise HpcmlError(message, place="sbatch", hint=hint, exit_status=ANSWER_LOST, quote=lost.quote) from lost
 
 
@@ -204,7 +206,7 @@ def _confirmed(answer: Submission) -> Submission:
         except SlurmUnreachableError:
             return answer
         if state.state == UNKNOWN.state:
-            raise AnswerLostError("The number that sbatch printed is not the job's", quote=answer.notes)
+            raise AnswerLostError("sbatch printed a number that is not the job's", quote=answer.notes)
     return answer
 
 
@@ -233,7 +235,7 @@ def sbatch(script: str, timeout: float = TIMEOUT) -> Submission:
     """
     answer = ask(["sbatch", "--parsable", script], timeout)
     if _is_silent(answer) or (answer.code != 0 and re.search(_MAYBE_SENT, answer.text)):
-        raise AnswerLostError("The answer of sbatch did not arrive", quote=_quote(answer))
+        raise AnswerLostError("No answer from sbatch arrived", quote=_quote(answer))
     if answer.code != 0:
         raise refusal(answer)
     # a site's wrapper may print a banner before or after it, or leave --parsable out
@@ -242,7 +244,7 @@ def sbatch(script: str, timeout: float = TIMEOUT) -> Submission:
     for number, cluster, named, on in re.findall(pattern, answer.out):
         clusters[number or named] = clusters.get(number or named) or cluster or on
     if len(clusters) != 1:
-        raise AnswerLostError("The answer of sbatch does not name one job", quote=_quote(answer))
+        raise AnswerLostError("sbatch's answer does not name exactly one job", quote=_quote(answer))
     [(job, cluster)] = clusters.items()
     said = re.sub(pattern, "", answer.out) + answer.err
     lines = [re.sub(r"^sbatch: ", "", line.strip())[:300] for line in said.splitlines() if line.strip()]
@@ -255,19 +257,19 @@ def _is_silent(answer: Answer) -> bool:
 
 
 def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
-    """Return the no of one of Slurm's commands as an error in words."""
+    """Return an error that explains why one of Slurm's commands failed."""
     if re.search(_NOT_CONFIGURED, answer.text):
-        message = "Slurm's commands are here, but no cluster is configured"
+        message = "Slurm's commands are installed, but no cluster is configured"
         hint = "Use --site local, go to a login node, or set SLURM_CONF."
         return SlurmUnreachableError(message, place=program, hint=hint)
     if re.search(_UNREACHABLE, answer.text):
-        effects = {"sbatch": "nothing was submitted", "scancel": "nothing was cancelled: the run goes on"}
-        hint = f"Try again in some minutes; {effects.get(program, 'a run that goes on needs no controller')}."
+        effects = {"sbatch": "nothing was submitted", "scancel": "nothing was cancelled"}
+        hint = f"Try again in some minutes; {effects.get(program, 'running jobs are not affected')}."
         message = f"Slurm's controller does not answer: {_last(answer)}"
         return SlurmUnreachableError(message, transient=True, place=program, hint=hint)
     if program == "sbatch" and (known := meaning(answer.text, Where.SUBMISSION)):
         return SiteError(known.sentence, place=program, hint=known.remedy, quote=_quote(answer))
-    hint = "Slurm's own words are above; the site's documentation may explain them."
+    hint = "Slurm's message is above. The site's documentation may explain it."
     return SiteError("Slurm refused", place=program, hint=hint, quote=_quote(answer))
 
 
@@ -287,7 +289,7 @@ def check(script: Path) -> str:
 def _test_only(script: Path, timeout: float) -> Answer:
     answer = ask(["sbatch", "--test-only", str(script)], timeout)
     if _is_silent(answer):
-        message, hint = "Slurm's controller does not answer", "Slurm is busy or down: try again in some minutes."
+        message, hint = "Slurm's controller does not answer", "Slurm is busy or down. Try again in some minutes."
         raise SlurmUnreachableError(message, transient=True, place="sbatch --test-only", hint=hint)
     if answer.code != 0:
         raise refusal(answer)
@@ -301,21 +303,21 @@ def prospect(script: Path, partition: str, seconds: float) -> Prospect:
     """
     end = time.monotonic() + seconds
     start = re.search(r"to start at (\d{4}-\d\d-\d\dT[0-9:]{8})", _test_only(script, seconds).err)
-    found = Prospect(start[1] if start else "")
+    outlook = Prospect(start[1] if start else "")
     if not partition:
-        return found
+        return outlook
     shown = ask(["scontrol", "show", "partition", partition], max(0.1, end - time.monotonic())).out
     texts = re.search(r"\bTRESBillingWeights=(\S+)", shown)
     if texts is None or texts[1] == "(null)":
-        return found
+        return outlook
     config = ask(["scontrol", "show", "config"], max(0.1, end - time.monotonic())).out
     flags = re.search(r"(?m)^PriorityFlags\s*=\s*(.*)$", config)
     names = flags[1].split(",") if flags else []
     if "MAX_TRES_GRES" in names:  # another rule, of Slurm 24.11 and newer
-        return found
+        return outlook
     pairs = (part.partition("=") for part in texts[1].split(","))
     weights = {name: weight for name, _, weight in pairs if weight}
-    return found._replace(weights=weights, largest="MAX_TRES" in names)
+    return outlook._replace(weights=weights, largest="MAX_TRES" in names)
 
 
 def line(run: RunPaths) -> str:
@@ -332,11 +334,11 @@ def find(run_ids: Sequence[str], timeout: float = TIMEOUT) -> dict[str, Submissi
     answer = ask(command, timeout)
     if answer.code != 0:
         raise silent(answer)
-    found = _jobs_of_runs(rows_of(answer))
-    if missing := set(run_ids) - found.keys():
+    jobs = _jobs_of_runs(rows_of(answer))
+    if missing := set(run_ids) - jobs.keys():
         accounted = _jobs_of_runs(accounting(["--format=JobID,State,Comment", "--starttime=now-2days"], timeout))
-        found |= {run_id: accounted[run_id] for run_id in missing & accounted.keys()}
-    return {one: Submission(job=found[one], run=one, found_again=True) for one in run_ids if one in found}
+        jobs |= {run_id: accounted[run_id] for run_id in missing & accounted.keys()}
+    return {one: Submission(job=jobs[one], run=one, found_again=True) for one in run_ids if one in jobs}
 
 
 def jobs_of_clusters() -> dict[str, list[str]]:
@@ -412,12 +414,12 @@ def _accounted(keys: Sequence[str], fields: str) -> tuple[dict[str, list[str]], 
     found: dict[str, list[str]] = {}
     for key in keys:
         job, run = _parts(key)
-        own = [row for row in rows if len(row) > count and _base(row[0]) == _base(job)]
+        job_rows = [row for row in rows if len(row) > count and _base(row[0]) == _base(job)]
         if run:
-            own = [row for row in own if _is_accounted(row[count + 1 :], run)]
-            own = [row for row in own if row[count + 4]] or own
-        if own:
-            found[key] = own[-1][1 : count + 1]
+            job_rows = [row for row in job_rows if _is_accounted(row[count + 1 :], run)]
+            job_rows = [row for row in job_rows if row[count + 4]] or job_rows
+        if job_rows:
+            found[key] = job_rows[-1][1 : count + 1]
     not_asked = set(left[_ASKED_ALONE:])
     return found, [key for key in keys if _parts(key)[0] in not_asked]
 
@@ -452,7 +454,7 @@ def silent(answer: Answer) -> SlurmUnreachableError:
     error = refusal(answer, "squeue")
     if isinstance(error, SlurmUnreachableError):
         return error
-    hint = "Try again in some minutes; a run that goes on needs no controller."
+    hint = "Try again in some minutes. Running jobs are not affected."
     return SlurmUnreachableError(f"squeue does not answer: {_last(answer)}", transient=True, place="squeue", hint=hint)
 
 
@@ -499,7 +501,7 @@ def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
     if answer.code != 0 and len(numbers) == 1:
         return dict.fromkeys(jobs, UNKNOWN)
     last = (_quote(answer) or ("it is empty",))[-1]
-    other = JobState(UNREADABLE, f"The answer of squeue cannot be read: {last}")
+    other = JobState(UNREADABLE, f"The output of squeue cannot be read: {last}")
     if answer.code == 0 and any(line.startswith(_HEADER) for line in answer.out.splitlines()):
         other = UNKNOWN
     rows: dict[str, list[list[str]]] = {}
@@ -512,16 +514,17 @@ def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
 def _of_rows(job: str, rows: list[list[str]], other: JobState) -> JobState:
     """Return the state of a job by squeue's rows of its number, ``other`` if there is none."""
     number, run = _parts(job)
-    known = other
+    combined = other
     for state, *more in rows:
         reason, start, nodes = (*more[:3], "", "", "")[:3]
         if run and (doubt := _is_not(number, run, more[3:])):
-            known = doubt if known == other else known
+            combined = doubt if combined == other else combined
             continue
         why = reason_in_words(reason) if state in PENDING else ""
-        if known.state in (UNREADABLE, UNKNOWN.state) or known.ended:  # of an array's tasks, one that goes on counts
-            known = JobState(state, why, "" if start == "N/A" else start, nodes)
-    return known
+        # of an array's tasks, a running one counts
+        if combined.state in (UNREADABLE, UNKNOWN.state) or combined.ended:
+            combined = JobState(state, why, "" if start == "N/A" else start, nodes)
+    return combined
 
 
 def _is_not(number: str, run: str, identity: list[str]) -> JobState | None:
@@ -533,8 +536,8 @@ def _is_not(number: str, run: str, identity: list[str]) -> JobState | None:
     if f"hpcml:{run}" in comment.split():
         return None
     if not identity or (comment in ("", "(null)") and name == _name(run)):
-        return JobState(UNREADABLE, f"Job {number} does not carry this run's comment, hpcml:{run}")
-    return UNKNOWN._replace(reason=f"Slurm knows its job no longer: job {number} is another one now")
+        return JobState(UNREADABLE, f"Job {number} does not have this run's comment, hpcml:{run}")
+    return UNKNOWN._replace(reason=f"Slurm no longer knows the run's job: job {number} is now another one")
 
 
 def _parts(key: str) -> tuple[str, str]:
@@ -563,9 +566,9 @@ def end(job: str) -> JobEnd:
         answer = ask(["scontrol", "--oneliner", "show", "job", number])
     except SlurmUnreachableError:
         return JobEnd()
-    found = re.search(r" ExitCode=(\d+:\d+)", answer.out)
+    exit_code = re.search(r" ExitCode=(\d+:\d+)", answer.out)
     is_own = not run or f" Comment=hpcml:{run} " in f"{answer.out.strip()} "
-    return _job_end(found[1]) if found and is_own else JobEnd()
+    return _job_end(exit_code[1]) if exit_code and is_own else JobEnd()
 
 
 def _job_end(exit_code: str, failed_nodes: str = "") -> JobEnd:
@@ -588,7 +591,7 @@ def cancel(job: str) -> str:
     """Cancel a job; one that has ended already is no error, and another job of a run's number is left alone."""
     number, run = _parts(job)
     if run:
-        hint = f"Try again in some minutes; nothing was cancelled. Look yourself: squeue --jobs={_base(number)}."
+        hint = f"Try again in some minutes; nothing was cancelled. Or check with squeue --jobs={_base(number)}."
         try:
             if readable(_queued([job])[job]).state == UNKNOWN.state:
                 return ""
@@ -630,10 +633,10 @@ def task_states(jobs: Sequence[str]) -> dict[tuple[str, int], str]:
         # of several jobs one that is forgotten hides the others
         return {key: state for job in jobs for key, state in task_states([job]).items()} if len(jobs) > 1 else {}
     rows = rows_of(answer)
-    own = [row for row in rows if len(row) > 2 and row[1].isdecimal() and row[0] in numbers]
+    task_rows = [row for row in rows if len(row) > 2 and row[1].isdecimal() and row[0] in numbers]
     return {
         (row[0], int(row[1])): row[2]
-        for row in own
+        for row in task_rows
         if not numbers[row[0]] or f"hpcml:{numbers[row[0]]}" in "|".join(row[3:]).split()
     }
 

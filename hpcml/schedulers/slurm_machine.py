@@ -36,7 +36,7 @@ class _Questions:
         try:
             answer = slurm.ask(list(words), max(0.5, min(_SECONDS, self.ends - time.monotonic())))
         except SlurmUnreachableError as missing:
-            self.refused[name], self.unreachable = "the command is not here", self.unreachable or missing
+            self.refused[name], self.unreachable = "the command is not installed", self.unreachable or missing
             return ""
         if answer.code == 0:
             return answer.out
@@ -44,7 +44,7 @@ class _Questions:
         if isinstance(error, SlurmUnreachableError):
             self.unreachable = self.unreachable or error
         lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
-        self.refused[name] = "no answer in time" if answer.code is None else (lines or ["no reason is given"])[-1]
+        self.refused[name] = "no answer in time" if answer.code is None else (lines or ["no reason given"])[-1]
         return ""
 
 
@@ -61,8 +61,8 @@ def read(user: str) -> Tables:
     config = config_of(ask("scontrol show config", "scontrol", "show", "config"))
     shown = ask("scontrol show partition", "scontrol", "--oneliner", "show", "partition")
     partitions = records(shown, "PartitionName")
-    words = ("sinfo", "--noheader", "--exact", f"--format={'|'.join(_SINFO)}")
-    listed = list(_sinfo_rows(ask("sinfo", *words)))
+    command = ("sinfo", "--noheader", "--exact", f"--format={'|'.join(_SINFO)}")
+    listed = list(_sinfo_rows(ask("sinfo", *command)))
     kinds, kinds_by = kinds_of_sinfo(listed), "sinfo"
     if kinds:
         named = dict.fromkeys(kind.one for kind in kinds if kind.one)
@@ -122,8 +122,10 @@ def table(text: str, needed: str) -> list[Fields]:
 
 def gpus_of(gres: str) -> tuple[int, tuple[str, ...]]:
     """Return how many GPUs a node's ``Gres`` has, and of which types (``gpu:a100:4(S:0-1)``)."""
-    found = _GPU.findall(gres)
-    return sum(int(count or 1) for _, count in found), tuple(dict.fromkeys(name for name, _ in found if name))
+    gpu_matches = _GPU.findall(gres)
+    return sum(int(count or 1) for _, count in gpu_matches), tuple(
+        dict.fromkeys(name for name, _ in gpu_matches if name)
+    )
 
 
 def _sinfo_rows(text: str) -> Iterator[Fields]:
@@ -176,8 +178,8 @@ def _of_sinfo(row: Fields) -> Fields:
 
 
 def _number(text: str) -> int:
-    found = re.match(r"\d{1,15}", text)
-    return int(found[0]) if found else 0
+    digits = re.match(r"\d{1,15}", text)
+    return int(digits[0]) if digits else 0
 
 
 def _first(nodes: str) -> str:

@@ -58,11 +58,11 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     known_qos = {site.defaults.qos, *(partition.qos for partition in site.partitions.values()), *site.qos} - {""}
     qos = request.asked.place.qos
     if qos and qos not in known_qos and (near := nearest(qos, known_qos)):
-        notices.append(f"QoS {qos} is not in the profile: did you mean {near}?")
+        notices.append(f"unknown QoS {qos}: did you mean {near}?")
     qos = partitions.qos_of(site, name, request.spec)
     if request.spec.attempts.several_jobs and site.qos.get(qos, Qos()).max_jobs == 1:
-        anew = "after each attempt its job goes back into the queue, where it begins to wait anew"
-        notices.append(f"QoS {qos} takes one job of yours: {anew}")
+        anew = "after each attempt the job is requeued and waits again"
+        notices.append(f"QoS {qos} allows you one job: {anew}")
     own, others = "NODE", "SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU"
     if "--mem" not in dict(directives):
         own, others = "CPU", "SLURM_MEM_PER_NODE"
@@ -105,8 +105,8 @@ def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
     spec, asked, partition = request.spec, request.asked, site.partitions.get(name, Partition())
     if not spec.size.memory_per_node and partition.memory_per_node.text and partition.memory_per_node < 1024**2:
         place = f"profile {site.name}: partitions.{name}.memory_per_node"
-        words = f"'{partition.memory_per_node.text}' is less than 1 MiB"
-        raise UsageError(words, place=place, hint="Leave it out if it is not known.")
+        message = f"'{partition.memory_per_node.text}' is less than 1 MiB"
+        raise UsageError(message, place=place, hint="Remove the key if the value is unknown.")
     cpus, memory = (
         spec.size.cpus_per_node or partition.cpus_per_node,
         int(spec.size.memory_per_node or partition.memory_per_node),
@@ -122,39 +122,39 @@ def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
 
 
 def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tuple[str, str], ...]) -> list[str]:
-    """Return a note if a job asks for a part of a node, or for all of one whose GPUs nobody knows."""
+    """Return a note if a job requests a part of a node, or a node whose GPUs the profile does not give."""
     spec, said = request.spec, dict(directives)
-    part, own = partitions.node_part(site, name, spec), _of_node(site, request, name)
+    part, share = partitions.node_part(site, name, spec), _of_node(site, request, name)
     if not part.gpus or (part.of and not part.partial):
         return []
     all_gpus = request._replace(spec=spec.changed(gpus_per_node=part.of or part.gpus))
     whole, to_memory = _of_node(site, all_gpus, name), units.format_memory_for_slurm
-    found = []
-    if own.cpus and "--cpus-per-node" in own.by_profile and said.get("--cpus-per-task") == str(own.cpus):
+    shares = []
+    if share.cpus and "--cpus-per-node" in share.by_profile and said.get("--cpus-per-task") == str(share.cpus):
         of = f" of {whole.cpus}" if part.partial else ""
-        found.append(("--cpus-per-node", f"{own.cpus}{of} CPUs"))
-    if own.memory and "--memory-per-node" in own.by_profile and said.get("--mem") == to_memory(own.memory):
+        shares.append(("--cpus-per-node", f"{share.cpus}{of} CPUs"))
+    if share.memory and "--memory-per-node" in share.by_profile and said.get("--mem") == to_memory(share.memory):
         of = f" of {to_memory(whole.memory)}" if part.partial else ""
-        found.append(("--memory-per-node", f"{to_memory(own.memory)}{of} of memory"))
-    options, words = ", ".join(option for option, _ in found), " and ".join(text for _, text in found)
+        shares.append(("--memory-per-node", f"{to_memory(share.memory)}{of} of memory"))
+    options, amounts = ", ".join(option for option, _ in shares), " and ".join(text for _, text in shares)
     if part.partial:
         gpus = f"{part.gpus} of {part.of} GPUs"
-        return [f"asked for on each node: {gpus}, and with that {words} (for more: {options})"] if found else []
+        return [f"requested per node: {gpus}, with {amounts} (for more: {options})"] if shares else []
     key = f"partitions.{name}.gpus_per_node" if name in site.partitions else "resources.node_gpus"
-    unknown = f"the profile does not say how many GPUs a node has ({key})"
+    unknown = f"the profile does not give the GPUs of a node ({key})"
     if part.whole:
-        return [f"whole nodes are taken, and {unknown}: what --gpus-per-node {part.gpus} leaves of them stays unused"]
-    return [f"{unknown}, so {words} are asked for (for less: {options})"] if found else []
+        return [f"whole nodes are reserved, and {unknown}: GPUs beyond --gpus-per-node {part.gpus} stay unused"]
+    return [f"{unknown}, so {amounts} are requested (for less: {options})"] if shares else []
 
 
 def _partition(site: Site, request: JobRequest, reasons: list[str], notices: list[str]) -> str:
-    """Return the partition to ask for: the one named, else the first that fits, collecting why others do not."""
+    """Return the named partition, else the first that fits, and collect why others do not fit."""
     asked, spec = request.asked.place.partition, request.spec
     named = spec.place.partition
     if asked and site.partitions and named not in site.partitions:
-        reasons.append(f"partition {named} is not in the profile: its limits are not known here")
+        reasons.append(f"partition {named} is not in the profile: hpcml does not know its limits")
         if near := nearest(named, site.partitions):
-            notices.append(f"partition {named} is not in the profile: did you mean {near}?")
+            notices.append(f"unknown partition {named}: did you mean {near}?")
     if asked or not site.partitions:
         if misfit := partitions.misfit(site, named, spec):
             raise SiteError(misfit, place=f"profile {site.name}", hint=partitions.way_out(site, named, spec))
@@ -164,7 +164,7 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
     in_order = sorted(site.partitions, key=lambda name: name != named)
     gpus_idle = not spec.size.gpus_per_node
     with_gpus = [name for name in in_order if gpus_idle and partitions.gpus_of_node(site, name, spec)]
-    none_asked = [f"Partition '{name}' has GPUs, and none is requested (--gpus-per-node)" for name in with_gpus]
+    none_asked = [f"Partition '{name}' has GPUs, but the job requests none (--gpus-per-node)" for name in with_gpus]
     in_order.sort(key=lambda name: name in with_gpus)
     misfits = {name: found for name in in_order if (found := partitions.misfit(site, name, spec))}
     fitting = [name for name in in_order if name not in misfits]
@@ -173,19 +173,19 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
         passed_over = before if candidate in with_gpus else [*none_asked, *before]
         reasons += [f"partition {candidate}: the first that fits", *passed_over]
         if passed_over and named and candidate != named:
-            notices.append(f"partition {candidate} is asked for, because: {passed_over[0]}")
+            notices.append(f"partition {candidate} is used, because: {passed_over[0]}")
         notices += partitions.doubtful_misfits(site, candidate, spec)
         notices += partitions.unused_gpus(site, candidate, spec)
         if candidate in with_gpus:
             ways = partitions.by_qos(site, [name for name in misfits if name not in with_gpus], spec)
-            notices += [f"a partition without GPUs takes it too: {way}" for way in ways]
+            notices += [f"a partition without GPUs fits too: {way}" for way in ways]
         return candidate
     texts = tuple(misfits.values())
     if len(texts) == 1:
         raise SiteError(texts[0], place=f"profile {site.name}", hint=partitions.way_out(site, named, spec))
     ways = partitions.by_qos(site, in_order, spec)
-    hint = f"Try {ways[0]}." if ways else "Ask for less."
-    raise SiteError("No partition fits", place=f"profile {site.name}", hint=hint, quote=texts)
+    hint = f"Try {ways[0]}." if ways else "Request less."
+    raise SiteError("No partition fits the request", place=f"profile {site.name}", hint=hint, quote=texts)
 
 
 def _directives(
@@ -198,12 +198,12 @@ def _directives(
     """
     spec = request.spec
     if site.slurm.account_required and not spec.place.account:
-        hint = "Give --account, or write [defaults] account = '…' into hpcml.toml."
-        raise UsageError(f"Site {site.name} wants an account", place="--account", hint=hint)
+        hint = "Add --account, or set [defaults] account = '…' in hpcml.toml."
+        raise UsageError(f"Site {site.name} needs an account", place="--account", hint=hint)
     partition = site.partitions.get(partition_name, Partition())
     cpus, memory, _ = _of_node(site, request, partition_name)
     if not cpus and not site.resources.exclusive:
-        reasons.append("one CPU per node: neither the request nor the profile says more (--cpus-per-node)")
+        reasons.append("one CPU per node: neither the request nor the profile sets more (--cpus-per-node)")
     valued = (
         ("--job-name", spec.name),
         ("--comment", f"hpcml:{request.paths.directory.name}"),
@@ -234,41 +234,41 @@ def _directives(
         if count := cpus or (0 if site.resources.exclusive else 1):
             value = f"{-(-(memory >> 20) // count)}M"
             valued += (("--mem-per-cpu", value),)
-            notices.append(f"{users['--mem']} is asked for as --mem-per-cpu={value}: the profile leaves --mem out")
+            notices.append(f"{users['--mem']} is passed as --mem-per-cpu={value}: the profile removes --mem")
         else:  # the job keeps what the profile says of memory
-            notices.append(f"{users['--mem']} does not count: the profile leaves --mem out (slurm.remove)")
+            notices.append(f"{users['--mem']} is ignored: the profile removes --mem (slurm.remove)")
             users = {option: name for option, name in users.items() if option not in OPTIONS["memory_per_node"].slurm}
     extra = []
     for option, value in (_extra_directive(site, line) for line in site.slurm.extra):
         if option in passed or (option == "--requeue" and "--no-requeue" in passed):
-            reasons.append(f"{option} is given: {option}={value} of the profile's slurm.extra does not count")
+            reasons.append(f"{option} is set: {option}={value} of the profile's slurm.extra is ignored")
         elif option in users and not (option == "--gres" and not value.startswith("gpu")):
-            reasons.append(f"{users[option]} is given: {option}={value} of the profile's slurm.extra does not count")
+            reasons.append(f"{users[option]} is set: {option}={value} of the profile's slurm.extra is ignored")
         else:
             extra.append((option, value))
-    own = [(option, value) for option, value in valued if value]
+    directives = [(option, value) for option, value in valued if value]
     notices += [
-        f"{users[option]} does not count: the profile leaves {option} out (slurm.remove)"
-        for option, _ in own
+        f"{users[option]} is ignored: the profile removes {option} (slurm.remove)"
+        for option, _ in directives
         if option in users and option in removed and option != "--mem"
     ]
     flags = [] if ("--requeue", "") in extra or "--requeue" in passed else ["--no-requeue"]
     flags += ["--exclusive"] if site.resources.exclusive else []
-    own += [(flag, "") for flag in flags]
+    directives += [(flag, "") for flag in flags]
     if "--gres" in passed:  # what hpcml asks for stands there too: a second --gres would replace it
-        own_gres = [value for option, value in own if option == "--gres" and option not in removed]
+        own_gres = [value for option, value in directives if option == "--gres" and option not in removed]
         passed["--gres"] = ",".join([*own_gres, passed["--gres"]])
-    reasons += [f"{option}={value}: asked for".replace("=:", ":") for option, value in spec.place.sbatch]
+    reasons += [f"{option}={value}: requested".replace("=:", ":") for option, value in spec.place.sbatch]
     left_out = {*removed, *(option for option, _ in extra), *passed}
-    return (*((option, value) for option, value in own if option not in left_out), *extra, *passed.items())
+    return (*((option, value) for option, value in directives if option not in left_out), *extra, *passed.items())
 
 
 def _dependency(spec: RunRequest) -> str:
     """Return the jobs that have to end before, as Slurm takes them: all of them."""
     jobs = [f"{_AFTER[one.when]}:{one.job}" for one in spec.place.after]
     if jobs and "?" in spec.place.dependency:
-        hint = "Write all of it with --dependency, by job id."
-        raise UsageError("--after is one more condition, and ? in --dependency means any of them", hint=hint)
+        hint = "Write all conditions with --dependency and job ids."
+        raise UsageError("--after adds a condition, but ? in --dependency means any condition", hint=hint)
     return ",".join([*filter(None, [spec.place.dependency]), *jobs])
 
 
@@ -278,12 +278,14 @@ def _extra_directive(site: Site, line: str) -> tuple[str, str]:
 
 
 def _known_directive(site: Site, option: str) -> str:
-    """Return a directive of the profile, refusing what is none or would break the run."""
+    """Return a directive of the profile; raise ConfigError if it is invalid or would break the run."""
     place = f"site {site.name}: slurm.extra, slurm.remove"
     if not _DIRECTIVE.fullmatch(option):
-        raise ConfigError(f"'{option}' is not a directive", place=place, hint="Write --constraint=gpu, without quotes.")
+        raise ConfigError(
+            f"'{option}' is not an sbatch option", place=place, hint="Write --constraint=gpu, without quotes."
+        )
     if option in _RESERVED:
-        raise ConfigError(f"{option} belongs to hpcml", place=place, hint="Take it out of the profile.")
+        raise ConfigError(f"{option} is reserved for hpcml", place=place, hint="Remove it from the profile.")
     return option
 
 
@@ -313,8 +315,12 @@ def array_options(directives: Sequence[Directive], count: int, at_once: int) -> 
 def cluster_options(directives: Sequence[Directive], job: str, logs: Path) -> tuple[Directive, ...]:
     """Return a run's directives as those of a job of an elastic cluster: it has a name of its own, and runs once."""
     kept = [option for option in directives if option[0] not in _NOT_OF_A_CLUSTER]
-    own = (("--comment", f"hpcml:{job}"), ("--output", f"{filename_pattern(logs)}/job-%j.log"), ("--no-requeue", ""))
-    return (*kept, *own)
+    fixed_options = (
+        ("--comment", f"hpcml:{job}"),
+        ("--output", f"{filename_pattern(logs)}/job-%j.log"),
+        ("--no-requeue", ""),
+    )
+    return (*kept, *fixed_options)
 
 
 def array_launcher(launcher: Launcher, folder: Path) -> Launcher:

@@ -44,7 +44,7 @@ class Layers:
             for part in parts[:-1]:
                 table = table.setdefault(part, {})
                 if not isinstance(table, dict):
-                    hint = "Is the other one meant?"
+                    hint = "Check the other key."
                     raise ConfigError(
                         f"'{part}' is a value, not a table", place=f"{value.origin}: {_shown(key)}", hint=hint
                     )
@@ -94,10 +94,10 @@ def read_toml(path: Path, *, obeyed: bool = False) -> dict[str, Any]:
         text = files.read_setting(path) if obeyed else files.read(path, ours=False, follow=True).decode()
         return files.parsed(tomllib.loads, text)
     except OSError as error:
-        hint = "Let yourself read it, or move it away."
+        hint = "Give yourself read permission, or move it."
         raise ConfigError(f"The file cannot be read: {error.strerror}", place=str(path), hint=hint) from error
     except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are of its kind
-        raise ConfigError(f"The file is not valid TOML: {error}", place=str(path), hint="Correct that line.") from error
+        raise ConfigError(f"The file is not valid TOML: {error}", place=str(path), hint="Correct this line.") from error
 
 
 def from_assignments(assignments: Sequence[str], source: str = "--set") -> dict[str, Any]:
@@ -113,7 +113,7 @@ def from_assignments(assignments: Sequence[str], source: str = "--set") -> dict[
         key, equals, text = assignment.partition("=")
         key = key.strip()
         if not equals or not key or ".." in f".{key}.":
-            raise ConfigError(f"'{assignment}' is not KEY=VALUE", place=source, hint="Write --set workers.threads=8.")
+            raise ConfigError(f"'{assignment}' is not KEY=VALUE", place=source, hint="Example: --set workers.threads=8")
         layers.values[key] = Value(_toml_value(text.strip()), source)
     return layers.nested()
 
@@ -146,7 +146,9 @@ def here() -> Path:
     try:
         return Path.cwd()
     except OSError as error:
-        raise NotFoundError("The current folder is gone", place="cwd", hint="Change to another: cd ~") from error
+        raise NotFoundError(
+            "The current folder no longer exists", place="cwd", hint="Change to another folder: cd ~"
+        ) from error
 
 
 def process_environment() -> dict[str, str]:
@@ -196,11 +198,11 @@ def _measure(kind: Any, value: Any, default: Any, layers: Layers, key: str) -> A
         return kind(text)
     except ValueError as error:
         place = f"{layers.origin(key)}: {_shown(key)}"
-        raise ConfigError(str(error), place=place, hint="Correct that value.") from error
+        raise ConfigError(str(error), place=place, hint="Correct this value.") from error
 
 
 def _unknown_key(name: str, names: list[str], place: str) -> ConfigError:
-    hint = did_you_mean(nearest(name, names), f"Known here: {', '.join(sorted(names))}.")
+    hint = did_you_mean(nearest(name, names), f"Valid keys: {', '.join(sorted(names))}.")
     return ConfigError(f"Unknown key '{name}'", place=place, hint=hint)
 
 
@@ -212,8 +214,8 @@ def _convert(kind: Any, value: Any, layers: Layers, key: str) -> Any:
         table = _expect(dict, value, "a table", layers, key)
         return {name: _convert(inner, item, layers, f"{key}.{_escape(name)}") for name, item in table.items()}
     if get_origin(kind) is tuple:
-        items = _expect(list, value, "a list of texts", layers, key)
-        return tuple(_expect(str, item, "a list of texts", layers, key) for item in items)
+        items = _expect(list, value, "a list of strings", layers, key)
+        return tuple(_expect(str, item, "a list of strings", layers, key) for item in items)
     if kind is bool:
         return _expect(bool, value, "true or false", layers, key)
     if kind is int:
@@ -221,22 +223,22 @@ def _convert(kind: Any, value: Any, layers: Layers, key: str) -> Any:
         return number if number >= 0 else _expect(str, value, "a whole number", layers, key)
     if (isinstance(value, (int, float)) and not isinstance(value, bool)) or hasattr(value, "isoformat"):
         return str(value)  # time = 30, time = 01:00:00 and memory = 4000 may be written without quotes
-    return _expect(str, value, "a text in quotes", layers, key)
+    return _expect(str, value, "a string in quotes", layers, key)
 
 
 def _expect(kind: type, value: Any, words: str, layers: Layers, key: str) -> Any:
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
     place = f"{layers.origin(key)}: {_shown(key)}"
-    raise ConfigError(f"The value {value!r} should be {words}", place=place, hint=f"Write it as {_EXAMPLES[words]}.")
+    raise ConfigError(f"The value {value!r} must be {words}", place=place, hint=f"Write it as {_EXAMPLES[words]}.")
 
 
 _EXAMPLES = {
     "a table": "[table] with its keys below",
-    "a list of texts": '["one", "two"]',
+    "a list of strings": '["one", "two"]',
     "true or false": "true or false, without quotes",
     "a whole number": "4, without quotes",
-    "a text in quotes": '"text"',
+    "a string in quotes": '"text"',
 }
 
 

@@ -58,8 +58,8 @@ def why_ignored(path: Path) -> str:
     try:
         files.read_setting(path)
     except files.ForeignError as error:
-        next_step = error.hint or "copy what you want of it into ~/.config/hpcml"
-        return f"{path} does not count: {error.why} ({next_step})"
+        next_step = error.hint or "copy the parts that you need into ~/.config/hpcml"
+        return f"{path} is ignored: {error.why} ({next_step})"
     except (OSError, UnicodeDecodeError):
         return ""  # told by who reads it
     return ""
@@ -81,7 +81,7 @@ def profile_files(environment: Mapping[str, str], ignored: list[str] | None = No
             raise ConfigError(
                 f"The profiles cannot be listed: {error.strerror}",
                 place=place,
-                hint="Let yourself read the folder, or move it away.",
+                hint="Give yourself read permission for the folder, or move it.",
             ) from error
         for path in paths:
             if folder == shipped or not (why := why_ignored(path)):
@@ -213,13 +213,13 @@ class _Profiles:
         """Return a profile's settings over those of the profile that it extends."""
         if name not in self.files:
             hint = did_you_mean(nearest(name, self.files), f"Known sites: {', '.join(sorted(self.files))}.")
-            raise ConfigError(f"There is no site '{name}'", place=named_by, hint=hint)
+            raise ConfigError(f"Unknown site '{name}'", place=named_by, hint=hint)
         if name in below:
             ring = " → ".join([*below, name])
             raise ConfigError(
-                f"The profiles extend each other in a ring: {ring}",
+                f"The profiles extend each other in a circle: {ring}",
                 place=named_by,
-                hint="Take 'extends' out of one of them.",
+                hint="Remove 'extends' from one of them.",
             )
         layers = Layers()
         parent, said_by = next(
@@ -322,14 +322,16 @@ def _add_settings(layers: Layers, path: Path, site: str, profiles: _Profiles, *,
     table = read_toml(path, obeyed=True)
     by_site = table.pop("site", {})
     if not isinstance(by_site, dict) or not all(isinstance(value, dict) for value in by_site.values()):
-        raise ConfigError("'site' should hold a table per site", place=f"{path}: site", hint="Write [site.leonardo].")
+        raise ConfigError(
+            "'site' must contain a table for each site", place=f"{path}: site", hint="Write [site.leonardo]."
+        )
     for name in by_site:
         if name not in profiles.files:
             hint = did_you_mean(nearest(name, profiles.files), f"Known sites: {', '.join(sorted(profiles.files))}.")
-            raise ConfigError(f"There is no site '{name}'", place=f"{path}: site.{name}", hint=hint)
+            raise ConfigError(f"Unknown site '{name}'", place=f"{path}: site.{name}", hint=hint)
     if of_project and any("login" in part for part in (table, *by_site.values())):
-        hint = "Write it into ~/.config/hpcml/config.toml: how you log in is yours to say, not a project's."
-        raise ConfigError("A project's file may not hold 'login'", place=f"{path}: login", hint=hint)
+        hint = "Move it to ~/.config/hpcml/config.toml: only you may set how you log in, not a project."
+        raise ConfigError("A project's file may not contain 'login'", place=f"{path}: login", hint=hint)
     layers.add(table, str(path))
     layers.add(by_site.get(site, {}), f"{path} [site.{site}]")
 
@@ -371,8 +373,8 @@ def facts_in_force(written: Mapping[str, Fact], layers: Layers) -> dict[str, Fac
     for key, fact in written.items():
         _check_fact(fact, _fact_place(layers, key), is_setting=key in covered)
         if not (fact.value or key in covered or any(above in layers.values for above in _and_above(key))):
-            hint = "Correct the key, or write the value into the fact: value = '…'."
-            raise ConfigError("The fact is of no value that is set", place=_fact_place(layers, key), hint=hint)
+            hint = "Correct the key, or add value = '…' to the fact."
+            raise ConfigError("The fact describes no value of the profile", place=_fact_place(layers, key), hint=hint)
         if fact.value:
             in_force[key] = fact
     return in_force
@@ -395,16 +397,16 @@ def _fact_place(layers: Layers, key: str) -> str:
 
 def _check_fact(fact: Fact, place: str, *, is_setting: bool) -> None:
     if fact.confidence not in CONFIDENCE:
-        hint = did_you_mean(
-            nearest(fact.confidence, CONFIDENCE), f"Write confidence as one of: {', '.join(CONFIDENCE)}."
-        )
-        raise ConfigError(f"The confidence '{fact.confidence}' is not known", place=place, hint=hint)
+        hint = did_you_mean(nearest(fact.confidence, CONFIDENCE), f"Set confidence to one of: {', '.join(CONFIDENCE)}.")
+        raise ConfigError(f"Unknown confidence '{fact.confidence}'", place=place, hint=hint)
     if not fact.source:
-        raise ConfigError("The fact has no source", place=place, hint="Write source = 'who says so, and where'.")
+        raise ConfigError(
+            "The fact has no source", place=place, hint="Add source = '…': a page, a command or a person."
+        )
     try:
         datetime.date.fromisoformat(fact.date)
     except ValueError as error:
-        raise ConfigError(f"'{fact.date}' is not a date", place=place, hint="Write date = 2026-11-22.") from error
+        raise ConfigError(f"'{fact.date}' is not a date", place=place, hint="Example: date = 2026-11-22") from error
     if fact.value and is_setting:
-        hint = "Leave 'value' out: it stands where the setting is."
-        raise ConfigError("The fact has a value of its own, and is of a setting", place=place, hint=hint)
+        hint = "Remove 'value': the setting has it."
+        raise ConfigError("A fact about a setting may not have its own value", place=place, hint=hint)

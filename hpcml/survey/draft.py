@@ -114,10 +114,10 @@ class Draft:
         """Yield the facts; that of most values of a table stands once for the table."""
         common: dict[str, Told] = {}
         for table, values in self.values.items():
-            known = [self.facts[key] for name in values if (key := ".".join((*table, name))) in self.facts]
-            whole = table and known and len(known) == len(values)
+            facts_of_table = [self.facts[key] for name in values if (key := ".".join((*table, name))) in self.facts]
+            whole = table and facts_of_table and len(facts_of_table) == len(values)
             if whole and not any(other[: len(table)] == table and other != table for other in self.values):
-                fact, times = Counter(known).most_common(1)[0]
+                fact, times = Counter(facts_of_table).most_common(1)[0]
                 if times > 1:
                     common[".".join(table)] = fact
         done = set()

@@ -106,7 +106,7 @@ class Survey:
                     refused = error.message
                 if refused:
                     self.draft.ask(
-                        ("partitions", name), f"a whole node of {name} is refused: {refused}. What is too much?"
+                        ("partitions", name), f"Slurm refused a whole node of {name}: {refused}. What is too much?"
                     )
 
     def _forgo_memory(self, name: str, refused: str) -> None:
@@ -182,7 +182,7 @@ def put(path: Path, text: str, *, old: bool = False) -> None:
             files.write(path.with_name(f"{path.name}.old"), files.read_setting(path), 0o644)
         files.write(path, text, 0o644)
     except OSError as error:
-        hint = "Let yourself write there, or take --print and put it elsewhere."
+        hint = "Give yourself write permission, or use --print and save it elsewhere."
         raise StorageError(f"The profile cannot be written: {error.strerror}", place=str(path), hint=hint) from error
 
 
@@ -249,15 +249,15 @@ def run_job(wanted: JobRequest, seconds: float) -> Node:
         files.write(folder / LIBRARY, assets.node_archive())
         files.write(folder / "job.sh", _script(wanted, name, folder, seconds))
     except OSError as error:
-        hint = "The job's files lie there: make room, or let yourself write."
+        hint = "The job's files are there: free space, or give yourself write permission."
         raise StorageError(f"A file cannot be written: {error.strerror}", place=str(folder), hint=hint) from error
     try:
         job = schedulers.other_jobs(SCHEDULER).submit_script(folder / "job.sh").job
         return _answer(folder, job, seconds)
     except AnswerLostError as error:
         message, hint = (
-            "It is not known whether Slurm took the job",
-            "It is cancelled by its name. Try again in some minutes.",
+            "It is unknown whether Slurm accepted the job",
+            "hpcml cancelled it by name. Try again in some minutes.",
         )
         raise SiteError(message, place="sbatch", hint=hint, quote=error.quote) from error
     finally:  # also after Ctrl-C, and where the job's number is not known
@@ -297,15 +297,17 @@ def _answer(folder: Path, job: str, seconds: float) -> Node:
                     over = time.monotonic() + _LATE
             asked = time.monotonic() + _ASK
         time.sleep(_LOOK)
-    hint = "It is cancelled. Give --deadline more time, or another --partition or --qos."
+    hint = "hpcml cancelled it. Increase --deadline, or choose another --partition or --qos."
     raise SiteError(
-        f"The job on a node had not ended in time, it was {state or 'not job_state'}", place=f"job {job}", hint=hint
+        f"The job on a node did not end in time; its state was {state or 'not job_state'}",
+        place=f"job {job}",
+        hint=hint,
     )
 
 
 def _no_answer(folder: Path, job: str, state: str) -> SiteError:
     hint = (
-        f"It ran {sys.executable}, which the nodes must have too; without --probe the profile is written nevertheless."
+        f"It ran {sys.executable}, which the nodes need too. Without --probe hpcml writes the profile without the job."
     )
     return SiteError(
         f"The job on a node ended without an answer ({state})",

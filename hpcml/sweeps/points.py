@@ -69,12 +69,12 @@ def points(request: Request) -> list[Point]:
     axes += [_file(path) for path in request.files]
     axes += [_random(words, request.seed) for words in request.randoms]
     if not axes:
-        raise _wrong("The sweep has no points", "hpcml sweep", "Write --grid k=8,16,32, or --points FILE.csv.")
+        raise _wrong("The sweep has no points", "hpcml sweep", "Use --grid k=8,16,32, or --points FILE.csv.")
     seen: set[str] = set()
     for axis in axes:
         names = {value.name for point in axis for value in point}
         if twice := sorted(names & seen):
-            raise _wrong(f"'{twice[0]}' is given by two options", twice[0], "Give each name once.")
+            raise _wrong(f"'{twice[0]}' is given by two options", twice[0], "Use each name once.")
         seen |= names
     _check_count(math.prod(len(axis) for axis in axes))
     return list(dict.fromkeys(tuple(itertools.chain(*rows)) for rows in itertools.product(*axes)))
@@ -108,7 +108,9 @@ def _zip(words: Sequence[str]) -> list[Point]:
     lengths = {len(texts) for _, texts in axes}
     if len(lengths) > 1:
         counts = ", ".join(f"{name} has {len(texts)}" for name, texts in axes)
-        raise _wrong(f"The lists of --zip are not of one length: {counts}", "--zip", "Give each name as many values.")
+        raise _wrong(
+            f"The lists of --zip differ in length: {counts}", "--zip", "Give each name the same number of values."
+        )
     _check_names([name for name, _ in axes], "--zip")
     rows = zip(*([Value(name, text, typed(text)) for text in texts] for name, texts in axes), strict=True)
     return list(rows)
@@ -117,7 +119,7 @@ def _zip(words: Sequence[str]) -> list[Point]:
 def _axis(word: str, option: str) -> tuple[str, list[str]]:
     """Return the name and the values of ``k=8,16``, ``k=range(1,4)`` (as Python's), ``c="a,b",d``."""
     name, sign, text = word.partition("=")
-    hint = f"Write {option} k=8,16,32."
+    hint = f"Example: {option} k=8,16,32"
     if not sign:
         raise _wrong(f"'{word}' is not NAME=VALUES", option, hint)
     _check_names([name], option)
@@ -130,7 +132,7 @@ def _axis(word: str, option: str) -> tuple[str, list[str]]:
     except (csv.Error, StopIteration):
         raise _wrong(f"The values of '{name}' cannot be read: {text}", option, 'Quote as c="a,b",d.') from None
     if "" in texts:
-        raise _wrong(f"A value of '{name}' is empty", option, "Take out the comma that is too many.")
+        raise _wrong(f"A value of '{name}' is empty", option, "Remove the extra comma.")
     _check_count(len(texts))
     return name, texts
 
@@ -139,11 +141,11 @@ def _range(text: str, word: str, option: str) -> list[str]:
     texts = [one.strip() for one in text.split(",")]
     numbers = [int(one) for one in texts if _WHOLE.fullmatch(one)]
     if not (1 <= len(numbers) == len(texts) <= 3) or 0 in numbers[2:]:
-        hint = "Write range(START,STOP) or range(START,STOP,STEP), whole numbers; STOP is not among them."
-        raise _wrong(f"'{word}' is no range", option, hint)
+        hint = "Write range(START,STOP) or range(START,STOP,STEP) with whole numbers. STOP is excluded."
+        raise _wrong(f"'{word}' is not a valid range", option, hint)
     values = range(*numbers)
     if not values:
-        raise _wrong(f"'{word}' is empty", option, "START must stand before STOP.")
+        raise _wrong(f"'{word}' is empty", option, "START must be less than STOP.")
     _check_count(len(values))
     return [str(one) for one in values]
 
@@ -188,7 +190,7 @@ def distributions(words: Sequence[str], option: str) -> tuple[int, dict[str, Dis
         match = _DRAW.fullmatch(text)
         one = _distribution(match[1], next(csv.reader([match[2]]), [])) if match else None
         if one is None:
-            raise _wrong(f"'{word}' is no distribution", option, hint)
+            raise _wrong(f"'{word}' is not a valid distribution", option, hint)
         parsed.append((name, one))
     _check_names([name for name, _ in parsed], option)
     return int(words[0]), dict(parsed)
@@ -237,13 +239,13 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise NotFoundError(f"The file of points cannot be read: {error.strerror}", place=place) from error
     except UnicodeDecodeError as error:
-        raise _wrong("The file of points is no text in UTF-8", place, "Save it as UTF-8.") from error
+        raise _wrong("The file of points is not UTF-8 text", place, "Save it as UTF-8.") from error
 
 
 def _file(path: Path) -> list[Point]:
     place, readers = _place(path), {".csv": _csv, ".jsonl": _jsonl}
     if path.suffix not in readers:
-        hint = "Name it so that its end says which."
+        hint = "Rename it to end with .csv or .jsonl."
         raise _wrong("The file of points is neither .csv nor .jsonl", place, hint)
     text = _text(path)
     rows = []
@@ -251,7 +253,7 @@ def _file(path: Path) -> list[Point]:
         rows.append(row)
         _check_count(len(rows))
     if not rows:
-        raise _wrong("The file holds no points", place, "Write a row, or a line, for each point.")
+        raise _wrong("The file contains no points", place, "Write one row or line for each point.")
     return rows
 
 
@@ -267,11 +269,11 @@ def _csv(text: str, place: str) -> Iterator[Point]:
                 _check_names(names, place)
                 continue
             if len(row) != len(names) or "" in row:
-                hint = "Give each row a value under each name."
-                raise _wrong(f"Line {reader.line_num} has not {len(names)} values", place, hint)
+                hint = "Each row needs a value for each name."
+                raise _wrong(f"Line {reader.line_num} does not have {len(names)} values", place, hint)
             yield tuple(Value(name, one, typed(one)) for name, one in zip(names, row, strict=True))
     except csv.Error as error:
-        raise _wrong(f"Line {reader.line_num} is no CSV: {error}", place, "Close its quotes.") from error
+        raise _wrong(f"Line {reader.line_num} is not valid CSV: {error}", place, "Close its quotes.") from error
 
 
 def _jsonl(text: str, place: str) -> Iterator[Point]:
@@ -282,10 +284,10 @@ def _jsonl(text: str, place: str) -> Iterator[Point]:
         try:
             table = files.parsed(json.loads, line)
         except ValueError as error:
-            raise _wrong(f"Line {number} is no JSON", place, hint) from error
+            raise _wrong(f"Line {number} is not valid JSON", place, hint) from error
         right = isinstance(table, dict) and table and all(_is_value(one) for one in table.values())
         if not right:
-            raise _wrong(f"Line {number} is no table of numbers and texts", place, hint)
+            raise _wrong(f"Line {number} is not a table of numbers and strings", place, hint)
         _check_names(list(table), place)
         yield tuple(Value(name, one if isinstance(one, str) else json.dumps(one), one) for name, one in table.items())
 
@@ -302,15 +304,15 @@ def _check_names(names: Iterable[str], place: str) -> None:
     for name in names:
         if not _NAME.fullmatch(name):
             hint = "Use letters, digits, '_' and '-', a letter first, at most 64."
-            raise _wrong(f"'{name}' cannot be a name of the script's options", place, hint)
+            raise _wrong(f"'{name}' is not a valid option name for the script", place, hint)
         if name in seen:
-            raise _wrong(f"'{name}' is given twice", place, "Give each name once.")
+            raise _wrong(f"'{name}' is given twice", place, "Use each name once.")
         seen.add(name)
 
 
 def _check_count(count: int) -> None:
     if count > MOST:
-        hint = "Divide it into several sweeps, or draw some: --random 100 …."
+        hint = "Split it into several sweeps, or draw points at random: --random 100 …."
         raise _wrong(f"The sweep would have {count:,} points, and {MOST:,} are the most", "hpcml sweep", hint)
 
 

@@ -102,7 +102,7 @@ def _planned(table: Table) -> Planned:
     for one in table.get("values", list):
         name, text, typed = one
         if not (isinstance(name, str) and isinstance(text, str) and isinstance(typed, int | float | bool | str)):
-            raise TypeError("a value is of another kind")
+            raise TypeError("a value has the wrong type")
         values.append(Value(name, text, typed))
     return Planned(table.get("key", str), tuple(values))
 
@@ -112,8 +112,8 @@ def find(runs: Path, name: str) -> Sweep:
     if sweep := load(runs, name):
         return sweep
     others = names(runs)
-    hint = f"There are: {', '.join(others[:8])}." if others else "Begin one: hpcml sweep SCRIPT --grid k=8,16."
-    raise NotFoundError(f"There is no sweep '{name}'", place=str(sweep_folder(runs, "")), hint=hint)
+    hint = f"Known sweeps: {', '.join(others[:8])}." if others else "Start one: hpcml sweep SCRIPT --grid k=8,16"
+    raise NotFoundError(f"Unknown sweep '{name}'", place=str(sweep_folder(runs, "")), hint=hint)
 
 
 def names(runs: Path) -> list[str]:
@@ -132,10 +132,10 @@ def save(runs: Path, sweep: Sweep) -> None:
     """Write the file of a sweep; StorageError if that fails."""
     path = path_of(runs, sweep.name)
     points = [{"key": one.key, "values": [list(value) for value in one.point]} for one in sweep.points]
-    facts = {"points": points, "runs": sweep.runs, "metric": sweep.metric, "maximize": sweep.maximize}
+    content = {"points": points, "runs": sweep.runs, "metric": sweep.metric, "maximize": sweep.maximize}
     make_folder(runs, sweep.name)
     with directories.storage(path):
-        directories.write_json(path, facts)
+        directories.write_json(path, content)
 
 
 def make_folder(runs: Path, name: str) -> None:
@@ -146,7 +146,7 @@ def make_folder(runs: Path, name: str) -> None:
         for folder in (path.parent.parent, path.parent):
             folder.mkdir(mode=0o700, exist_ok=True)
             if not files.is_own_folder(folder):
-                raise StorageError("The folder is not yours, or is none", place=str(folder), hint="Remove it.")
+                raise StorageError("The path is not a folder of yours", place=str(folder), hint="Remove it.")
 
 
 def progress(runs: Path, sweep: Sweep) -> Progress:
@@ -218,7 +218,7 @@ def _names(run: directories.Run, end: str) -> list[str]:
 
 
 def _ended(run: directories.Run, path: Path) -> Ended:
-    hint = "It was changed or cut short: remove it, and the point counts as missing."
+    hint = "The file was changed or truncated. Remove it, and the point counts as missing."
     with directories.storage(path):
         try:
             table = Table(files.read_json(path, _LARGEST))
@@ -228,9 +228,9 @@ def _ended(run: directories.Run, path: Path) -> Ended:
         metrics = table.get("metrics", dict)
         values = table.get("values", dict)
         if not all(value is None or isinstance(value, int | float) for value in metrics.values()):
-            raise TypeError("a metric is of another kind")
+            raise TypeError("a metric has the wrong type")
         if not all(isinstance(value, int | float | bool | str) for value in values.values()):
-            raise TypeError("a value is of another kind")
+            raise TypeError("a value has the wrong type")
         state = table.get("status", str)
         return Ended(
             run.id,
@@ -313,8 +313,8 @@ def _has_submitted(runs: Path, holder: Holder) -> bool:
 
 def _refused(path: Path, name: str, holder: Holder, *, gone: bool) -> UsageError:
     since = time.strftime("%H:%M:%S", time.localtime(holder.time))
-    hint = "Type it again when that one has ended: it runs what is missing then."
+    hint = "Run it again when that command has ended. It then runs the missing points."
     if gone or not leases.is_here(holder):
-        hint += f" If there is no such process any more, remove {path}."
+        hint += f" If this process no longer exists, remove {path}."
     who = f"process {holder.pid} on {holder.host}, since {since}"
     return UsageError(f"Another command is submitting points of the sweep '{name}': {who}", place=str(path), hint=hint)

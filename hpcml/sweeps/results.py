@@ -69,12 +69,12 @@ def metric_of(sweep: Sweep, progress: Progress) -> str:
 def counts(table: Sequence[Row]) -> str:
     """Return how many points there are of each state, in words."""
     states = [row.state if row.state != "under way" else "running" if row.running else "waiting" for row in table]
-    words = [
+    parts = [
         f"{number} {state}"
         for state in ("ok", "pruned", "failed", "running", "waiting", "missing")
         if (number := states.count(state))
     ]
-    return f"{len(table)} points: {', '.join(words)}" if words else "no points"
+    return f"{len(table)} points: {', '.join(parts)}" if parts else "no points"
 
 
 def grid(table: Sequence[Row]) -> list[list[str]]:
@@ -139,12 +139,16 @@ def picture(name: str, rows: Sequence[Row], metric: str, *, maximize: bool, form
     values = {row.key: value for row in rows if (value := row.metrics.get(metric)) is not None}
     if not values:
         message = f"No point of the sweep has '{metric}'" if metric else "No point of the sweep has reported a metric"
-        raise UsageError(message, place=name, hint="hpcml sweep table shows what they have: choose with --metric.")
+        raise UsageError(message, place=name, hint="hpcml sweep table shows their metrics. Choose one with --metric.")
     measured = [row for row in rows if row.key in values]
     names = [one for one in dict.fromkeys(name for row in measured for name in row.values if name != "draw")
              if len({row.values.get(one) for row in measured}) > 1][:_MOST]  # fmt: skip
     if not names:
-        raise UsageError("All points of the sweep have the same values", place=name, hint="There is nothing to draw.")
+        raise UsageError(
+            "All points of the sweep have the same values",
+            place=name,
+            hint="A picture needs at least two different values.",
+        )
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure

@@ -75,12 +75,12 @@ def search(words: Sequence[str], sampler: str, pruner: str, metric: str, *, maxi
         If a word is none of these, or there is no metric.
     """
     if sampler and not words:
-        raise UsageError("--sampler is for a search", place="--sampler", hint="Give --search N NAME=DISTRIBUTION too.")
+        raise UsageError("--sampler needs --search", place="--sampler", hint="Add --search N NAME=DISTRIBUTION.")
     if not words and not pruner:
         return None
     option = "--search" if words else "--pruner"
     if not metric:
-        hint = "Name one that the script reports: --metric loss; with --maximize the largest is the best."
+        hint = "Choose one that the script reports: --metric loss. With --maximize the largest value is best."
         raise UsageError(f"{option} needs a metric", place=option, hint=hint)
     stops = _tool(pruner, "--pruner", _PRUNERS, "pruners") if pruner else ("", {})
     if not words:
@@ -98,10 +98,10 @@ def _tool(text: str, option: str, classes: Mapping[str, str], module: str) -> To
     match = _CHOICE.fullmatch(text)
     if not match or match[1] not in classes:
         raise UsageError(
-            f"'{text}' is none of {', '.join(classes)}", place=option, hint=f"Write {option} {next(iter(classes))}."
+            f"'{text}' is not one of {', '.join(classes)}", place=option, hint=f"Write {option} {next(iter(classes))}."
         )
-    words = [word.partition("=") for word in (match[2] or "").split(",") if word]
-    options = {name.strip(): points.typed(value.strip()) for name, _, value in words}
+    arguments = [word.partition("=") for word in (match[2] or "").split(",") if word]
+    options = {name.strip(): points.typed(value.strip()) for name, _, value in arguments}
     try:
         import optuna
     except ImportError:

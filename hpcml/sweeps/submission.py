@@ -52,8 +52,8 @@ def asked(text: str) -> tuple[str, ...]:
         return judgement.KINDS
     kinds = tuple(word.strip() for word in text.split(","))
     if wrong := [word for word in kinds if word not in judgement.KINDS]:
-        hint = f"There are {', '.join(judgement.KINDS)}; without a word it is all of them."
-        raise UsageError(f"'{wrong[0]}' is no kind of failure", place="--only-failed", hint=hint)
+        hint = f"Use {', '.join(judgement.KINDS)}, or no value for all of them."
+        raise UsageError(f"'{wrong[0]}' is not a kind of failure", place="--only-failed", hint=hint)
     return kinds
 
 
@@ -160,14 +160,14 @@ def more(
     options = [pair for fault in faults for pair in zip(fault.options[::2], fault.options[1::2], strict=True)]
     nodes = dict.fromkeys(node for option, text in options if option == "--exclude" for node in text.split(","))
     if nodes and "--nodelist" in dict(spec.place.sbatch):
-        words.append(f"the nodes {','.join(nodes)} are left in: --nodelist says which to take")
+        words.append(f"the nodes {','.join(nodes)} are not excluded, because --nodelist is set")
     elif nodes:
         excluded = dict(spec.place.sbatch).get("--exclude", "")
         hosts = why.hosts(excluded)
         text = ",".join(filter(None, [excluded, *(node for node in nodes if node not in hosts)]))
         rest = tuple(pair for pair in spec.place.sbatch if pair[0] != "--exclude")
         spec = spec.changed(sbatch=(*rest, ("--exclude", text)))
-        words.append(f"without {','.join(nodes)}, where points failed by the node's fault")
+        words.append(f"{','.join(nodes)} excluded: points failed there because of the node")
     if not asked_for:
         return More(spec, (), tuple(words))
 
@@ -191,9 +191,7 @@ def more(
         settings.append(f"workers.memory_limit={units.format_memory_for_slurm(wanted)}")
         words.append(_raised("memory of a worker", *map(units.format_bytes, (now["memory_limit"], wanted))))
     if not (sizes or limits) and any(fault.kind == "oom" for fault in faults):
-        words.append(
-            "memory is not raised: nobody knows here how much more there is; fewer workers on a node have more"
-        )
+        words.append("memory is not raised: the profile does not give a node's memory. Use fewer workers per node")
     return More(spec, tuple(settings), tuple(words))
 
 
@@ -207,8 +205,8 @@ def _raised(resource: str, before: str, after: str) -> str:
 
 def _not_raised(resource: str, now: str, partition: str, *, full: bool) -> str:
     if full:
-        return f"{resource} is not raised: {now} is all that partition {partition} gives"
-    return f"{resource} is not raised: {now} is more than the points that failed had"
+        return f"{resource} is not raised: {now} is the maximum of partition {partition}"
+    return f"{resource} is not raised: the request ({now}) already exceeds that of the failed points"
 
 
 # -- what is checked before a submission -------------------------------------------------------------------------------
@@ -218,8 +216,10 @@ def check_names(names: Collection[str], arguments: Sequence[str]) -> None:
     """Refuse a name that the script's own arguments give already: which of the two counted would be a guess."""
     given = {word.partition("=")[0] for word in arguments}
     if twice := sorted(name for name in names if f"--{name}" in given):
-        hint = "Take it out behind --, or out of the points."
-        raise UsageError(f"--{twice[0]} is among the script's arguments and the points", place="hpcml sweep", hint=hint)
+        hint = "Remove it after --, or from the points."
+        raise UsageError(
+            f"--{twice[0]} is set by the script's arguments and by the points", place="hpcml sweep", hint=hint
+        )
 
 
 def check_packages(prepared: Prepared, more: Sequence[str]) -> None:
@@ -230,7 +230,7 @@ def check_packages(prepared: Prepared, more: Sequence[str]) -> None:
         script_checks.check_packages(("optuna",), python, "extra 'sweep'", sure=True)
         script_checks.check_packages(more, python, "--sampler", sure=True)
     elif more:
-        note(f"--sampler needs the package {', '.join(more)} in the nodes' Python, which cannot be seen from here")
+        note(f"--sampler needs the package {', '.join(more)} in the nodes' Python, which this machine cannot check")
 
 
 def check_worker_groups(prepared: Prepared) -> None:
@@ -238,7 +238,7 @@ def check_worker_groups(prepared: Prepared) -> None:
     inside = prepared.plan.inside
     if inside.points.at_once <= inside.worker_count:
         return
-    message = f"{inside.points.at_once} points at once need as many workers, and the run has {inside.worker_count}"
+    message = f"{inside.points.at_once} parallel points need as many workers, but the run has {inside.worker_count}"
     more = (
         ""
         if inside.workers.gpu
@@ -351,7 +351,7 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
         except SiteError as error:
             if not started:
                 raise
-            note(f"{len(started)} of {len(jobs)} jobs were taken, and have all points: {error.message}")
+            note(f"{len(started)} of {len(jobs)} jobs were submitted and share all points: {error.message}")
             break
     return started
 

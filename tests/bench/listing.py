@@ -92,7 +92,7 @@ def end(number: int, moment: int) -> dict[str, Any]:
     """Return the end of a run; each hundredth failed."""
     state, exit_status, cause = ENDS[number // 100 % len(ENDS)] if number % 100 == 50 else ("COMPLETED", 0, "")
     facts = {"over": True, "state": state, "time": moment, "attempt": 0, "exit_status": exit_status, "phase": "driver"}
-    words = f"the script ended with exit status {exit_status}"
+    words = f"the script exited with status {exit_status}"
     return {**facts, "by": "script", "message": words, "hint": "", "cause": cause, "quote": [], "warnings": []}
 
 

@@ -84,7 +84,7 @@ def write(directory: Path, shape: Shape = Shape(), **status: Any) -> RunPaths:  
     lines = [json.dumps({"time": at, "attempt": 0, "event": name, **facts}) for at, name, facts in events]
     paths.events.write_text("\n".join(lines) + "\n")
     facts = {"over": True, "state": shape.state, "time": end, "attempt": 0, "exit_status": 0, "phase": "driver", "by": "script",
-             "message": "the script ended with exit status 0", "hint": "", "cause": "", "quote": [], "warnings": []}  # fmt: skip
+             "message": "the script exited with status 0", "hint": "", "cause": "", "quote": [], "warnings": []}  # fmt: skip
     paths.status.write_text(json.dumps({**facts, **status}))
     if shape.samples:
         times = sample_times(BEGAN + 7, end, shape.every)

@@ -82,7 +82,7 @@ def test_what_cannot_be_waited_for_is_one_sentence(world: World, subtests: pytes
         (("there:never",), errors.USAGE, "'there:never' does not say which run"),
         ((":ok",), errors.USAGE, "':ok' does not say which run"),
         (("",), errors.USAGE, "'' does not say which run"),
-        (("there", "--dependency", "afterok:1?afterok:2"), errors.USAGE, "--after is one more condition"),
+        (("there", "--dependency", "afterok:1?afterok:2"), errors.USAGE, "--after adds a condition"),
         (("there", "--site", "local"), errors.REFUSED, "cannot wait for there-"),
         (("goes-on",), errors.REFUSED, "goes on in several jobs"),
     ):

@@ -65,7 +65,7 @@ def test_a_login_node_without_hpcml_gets_it(laptop: Laptop) -> None:
     assert not (laptop.world.project / "hpcml.pyz").exists()
     again = laptop.run("pack", "-o", "bin/hpcml", "--json")
     assert (again.returncode, json.loads(again.stdout)["exit_status"]) == (errors.USAGE, errors.USAGE)
-    assert "bin/hpcml is there already on cluster" in again.stderr
+    assert "bin/hpcml already exists on cluster" in again.stderr
     facts = json.loads(laptop.run("pack", "-o", "bin/hpcml", "--force", "--json").stdout)
     assert facts == {"host": "cluster", "path": "bin/hpcml", "version": __version__, "bytes": file.stat().st_size}
     assert left(laptop) == []
@@ -74,9 +74,9 @@ def test_a_login_node_without_hpcml_gets_it(laptop: Laptop) -> None:
 def test_what_cannot_be_put_there_is_refused(laptop: Laptop) -> None:
     (laptop.far / "hpcml.pyz").mkdir()
     for words, status, said in (
-        ((), errors.USAGE, "hpcml.pyz is there already on cluster"),
-        (("-o", "."), errors.USAGE, "is there already"),
-        (("-o", "nowhere/hpcml"), errors.STORAGE, "no folder for nowhere/hpcml on cluster"),
+        ((), errors.USAGE, "hpcml.pyz already exists on cluster"),
+        (("-o", "."), errors.USAGE, "already exists"),
+        (("-o", "nowhere/hpcml"), errors.STORAGE, "folder for nowhere/hpcml does not exist on cluster"),
         (("--force",), errors.STORAGE, "hpcml.pyz cannot be written on cluster: Is a directory"),
     ):
         done = laptop.run("pack", *words)
@@ -99,7 +99,7 @@ def test_no_room_there(laptop: Laptop) -> None:
     machine(laptop, f'exec "$REAL" -IS -c \'{full}; import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))\' "$4"')
     done = laptop.run("pack")
     assert (done.returncode, done.stdout) == (errors.STORAGE, ""), done.stderr
-    assert "There is no room for hpcml.pyz on cluster: 3.0 KiB are free" in done.stderr
+    assert "There is no space for hpcml.pyz on cluster: 3.0 KiB are free" in done.stderr
     machine(laptop, 'trap "" XFSZ; ulimit -f 100; exec "$REAL" "$@"')
     done = laptop.run("pack")
     assert (done.returncode, done.stdout) == (errors.STORAGE, ""), done.stderr
@@ -138,7 +138,7 @@ def test_a_link_that_breaks_leaves_nothing(laptop: Laptop) -> None:
     laptop.tell("payload")
     done = laptop.run("pack")
     assert (done.returncode, done.stdout) == (errors.UNREACHABLE, ""), done.stderr
-    assert "The connection to cluster is gone" in done.stderr
+    assert "The connection to cluster was lost" in done.stderr
     until(lambda: not left(laptop))
     laptop.tell()
     assert laptop.run("pack").returncode == 0, "it is repeated as it was typed"

@@ -101,10 +101,12 @@ def test_what_others_could_have_written_does_not_count(world: World, place: str)
         done = world.run("submit", "--site", "slurm", "--dry-run", "--set", runs, "job.py")
         assert done.returncode == 0, (make, done.stderr)
         assert OWNED not in done.stdout, make
-        assert f"note: {path} does not count: " in done.stderr, (make, done.stderr)
+        assert f"note: {path} is ignored: " in done.stderr, (make, done.stderr)
         assert "settings of" not in done.stderr
         theirs = make not in (for_everybody, for_a_group, in_everybody_s_folder, in_a_group_s_folder)
-        assert ("(copy what you want of it into ~/.config/hpcml)" if theirs else "(chmod go-w ") in done.stderr, make
+        assert ("(copy the parts that you need into ~/.config/hpcml)" if theirs else "(chmod go-w ") in done.stderr, (
+            make
+        )
         os.chown(path.parent, folder.st_uid, folder.st_gid)
         path.parent.chmod(folder.st_mode)
         for left in (path, path.with_name("elsewhere")):

@@ -70,7 +70,7 @@ def test_a_name_of_hpcml_s_own_and_the_record_as_json(world: World, program: Pro
 def test_an_image_is_replaced_only_by_force(world: World, program: Program) -> None:
     program.install()
     (world.project / "own.sif").write_text("mine")
-    image(world, "build", "own.def", status=errors.USAGE, says=("something of that name", "own.sif", "--force"))
+    image(world, "build", "own.def", status=errors.USAGE, says=("file with this name", "own.sif", "--force"))
     assert program.words() == ["--version"]
     image(world, "build", "own.def", "--force", "own.sif", status=0)
     assert (world.project / "own.sif").read_bytes() == program.image.read_bytes()
@@ -81,7 +81,7 @@ FAILS = {
              ("did not build the image", "| FATAL:   While performing build: the moon is full")),
     "quota": ('echo half >"$target"; echo "write: Disk quota exceeded" >&2; exit 1', errors.STORAGE,
               ("ran out of space", "APPTAINER_TMPDIR", "| write: Disk quota exceeded")),
-    "nothing": ("true", errors.IMAGE, ("reported success and wrote no image",)),
+    "nothing": ("true", errors.IMAGE, ("reported success but wrote no image",)),
     "rubbish": ('echo rubbish >"$target"', errors.IMAGE, ("not an image (SIF)",)),
     "killed": ('echo half >"$target"; kill -9 $$', errors.IMAGE, ("did not build the image",)),
 }  # fmt: skip
@@ -144,15 +144,15 @@ def refused(
 
 OLD = "singularity version 3.8.7-1.el8"
 BEFOREHAND = {
-    "too-old": refused("own.def", status=errors.IMAGE, says=("Singularity 3.8.7 knows no build arguments", "Apptainer 1.2"), version=OLD),
+    "too-old": refused("own.def", status=errors.IMAGE, says=("Singularity 3.8.7 does not support the build arguments", "Apptainer 1.2"), version=OLD),
     "another-program": refused("own.def", status=errors.IMAGE, says=("neither Apptainer nor Singularity", "| GNU bash"),
                                version="GNU bash, version 5.2"),
     "unknown-argument": refused("--build-arg", "SIZ=1", "own.def", status=errors.USAGE, says=("no build argument SIZ", "Did you mean SIZE?")),
     "no-argument": refused("--build-arg", "SIZE", "own.def", status=errors.USAGE, says=("'SIZE' is not KEY=VALUE",)),
     "no-definition": refused("cpuu", status=errors.NOT_FOUND, says=("cannot be read: No such file", "Did you mean cpu?")),
     "folder": refused(".", status=errors.NOT_FOUND, says=("cannot be read: it is a folder",)),
-    "nowhere": refused("own.def", "no/where/a.sif", status=errors.NOT_FOUND, says=("folder for the image is not there", "no/where")),
-    "no-space": refused("big.def", status=errors.STORAGE, says=("Too little space", "the build takes about", "APPTAINER_TMPDIR")),
+    "nowhere": refused("own.def", "no/where/a.sif", status=errors.NOT_FOUND, says=("folder for the image does not exist", "no/where")),
+    "no-space": refused("big.def", status=errors.STORAGE, says=("Too little space", "the build needs about", "APPTAINER_TMPDIR")),
     "no-value": refused("needs.def", status=errors.USAGE, says=("build argument THIS has no value", "--build-arg THIS=VALUE")),
     "no-name": refused(status=errors.USAGE, says=("DEFINITION is missing", "hpcml image build --help")),
     "three-names": refused("a", "b", "c", status=errors.USAGE, says=("Unrecognized arguments: c", "--help")),
@@ -185,7 +185,7 @@ def test_a_program_that_fails_or_is_for_another_machine(world: World, program: P
         world, "build", "own.def", status=errors.IMAGE, says=("fails when asked for its version", "| libseccomp.so.2")
     )
     (world.bin / "apptainer").write_bytes(b"\x7fELF rubbish")
-    image(world, "build", "own.def", status=errors.IMAGE, says=("cannot be started", "Exec format error"))
+    image(world, "build", "own.def", status=errors.IMAGE, says=("could not be started", "Exec format error"))
 
 
 def test_the_profile_says_which_program(world: World, program: Program) -> None:

@@ -42,8 +42,8 @@ def test_a_good_image(world: World, program: Program) -> None:
 @pytest.mark.parametrize(
     ("changed", "subject", "says"),
     [({"failed": {"distributed": "ModuleNotFoundError: x"}}, "imports", "distributed cannot be imported: ModuleNotFoundError"),
-     ({"packages": {"dask": "2026.9.0", "distributed": "2026.7.1"}}, "versions", "its label says dask 2026.7.1, it holds 2026.9.0"),
-     ({"python": "3.11"}, "versions", "its label says python 3.12, it holds 3.11"),
+     ({"packages": {"dask": "2026.9.0", "distributed": "2026.7.1"}}, "versions", "its label says dask 2026.7.1, but it contains 2026.9.0"),
+     ({"python": "3.11"}, "versions", "its label says python 3.12, but it contains 3.11"),
      ({"outside": ["/home/ada/.local/lib/python3.12/site-packages/dask/__init__.py"]}, "host", "files of this machine: /home/ada")],
 )  # fmt: skip
 def test_an_image_that_holds_something_else(
@@ -60,7 +60,7 @@ def test_an_image_that_holds_something_else(
 @pytest.mark.parametrize(
     ("text", "says"),
     [('echo "FATAL: squashfuse_ll exited: fuse: failed to open /dev/fuse: Permission denied" >&2; exit 255', "/dev/fuse cannot be used"),
-     ('echo "FATAL: \\"python3\\": executable file not found in $PATH" >&2; exit 255', "there is no such Python in the image"),
+     ('echo "FATAL: \\"python3\\": executable file not found in $PATH" >&2; exit 255', "this Python does not exist in the image"),
      ('echo "FATAL: the moon is full" >&2; exit 255', "the moon is full"),
      ("echo hello", "cannot run Python in it: hello")],
 )  # fmt: skip
@@ -105,7 +105,7 @@ def test_a_gpu_image(world: World, program: Program) -> None:
     assert all("exec --cleanenv --nv" in line for line in program.words() if line.startswith("exec"))
     for changed, subject, says in (
         ({"driver": "470.1"}, "gpu", "needs 535 or newer"),
-        ({"driver": ""}, "gpu", "driver cannot be asked"),
+        ({"driver": ""}, "gpu", "driver does not respond"),
         ({"compute": "MemoryError: x"}, "gpu", "cannot add three numbers"),
         ({"ucx": NO_UCX | {"modules": ["cuda"]}}, "ucx", "it has no InfiniBand"),
         ({"verbs": "libibverbs.so.1: cannot open"}, "rdma-core", "libibverbs cannot be loaded"),
@@ -116,6 +116,6 @@ def test_a_gpu_image(world: World, program: Program) -> None:
         assert [name for name, state in states(done).items() if state == "bad"] == [subject]
     missing = {name: f"ModuleNotFoundError: No module named '{name}'" for name in ("cudf", "cuml")}
     probed(world, program, GPU_LABELS, **fine, failed=missing)
-    image(world, "check", "--gpu", "a.sif", status=errors.IMAGE, says=("imports     bad   not there: cudf, cuml",))
+    image(world, "check", "--gpu", "a.sif", status=errors.IMAGE, says=("imports     bad   missing: cudf, cuml",))
     probed(world, program, sif_file.SAID)
-    image(world, "check", "--gpu", "a.sif", status=errors.IMAGE, says=("it holds nothing for GPUs", "one thing is bad"))
+    image(world, "check", "--gpu", "a.sif", status=errors.IMAGE, says=("it has no GPU packages", "one thing is bad"))

@@ -91,7 +91,7 @@ def test_facts_are_folded_between_words(world: World) -> None:
 def test_a_run_that_ended_by_itself_has_nothing_more_to_tell(world: World) -> None:
     directory = world.submit("--name", "good")
     facts: dict[str, Any] = {"over": True, "state": "COMPLETED", "exit_status": 0, "phase": "ended", "by": "script",
-             "message": "the script ended with exit status 0", "hint": "", "quote": [], "time": 1.0, "attempt": 0}  # fmt: skip
+             "message": "the script exited with status 0", "hint": "", "quote": [], "time": 1.0, "attempt": 0}  # fmt: skip
     (directory / "status.json").write_text(json.dumps(facts))
     head, line = see(world, 120, "ls").text
     assert "WHAT" not in head

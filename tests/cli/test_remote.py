@@ -184,7 +184,7 @@ def test_no_hpcml_there(laptop: Laptop) -> None:
     laptop.tell(PATH=str(laptop.world.bin))
     done = laptop.run("submit", "job.py")
     assert done.returncode == errors.NOT_FOUND
-    assert "There is no hpcml on cluster (login.hpcml)" in done.stderr
+    assert "hpcml is not installed on cluster (login.hpcml)" in done.stderr
 
 
 def test_the_path_of_a_login_shell_is_tried(laptop: Laptop) -> None:
@@ -255,14 +255,14 @@ def test_a_tunnel_s_link_is_lost_and_its_hpcml_killed(laptop: Laptop) -> None:
         (control,) = Path(laptop.world.environment["HPCML_LOGIN__CONTROL"]).iterdir()
         control.unlink()
         kill_served(laptop, questions)
-        assert tunnel.stderr.readline() == "The link to cluster is lost; trying again on the same port.\n"
-        assert tunnel.stderr.readline() == "The link is back.\n"
+        assert tunnel.stderr.readline() == "The connection to cluster was lost; trying again on the same port.\n"
+        assert tunnel.stderr.readline() == "The connection is back.\n"
         kill_served(laptop, len(laptop.world.calls("squeue")))
         _, said = tunnel.communicate(timeout=120)
     finally:
         tunnel.kill()
     assert tunnel.returncode == errors.UNREACHABLE, said
-    assert "and did not say why" in said
+    assert "without a message" in said
     assert len([words for words in laptop.calls() if "-fNT" in words]) == 2
 
 
@@ -270,7 +270,7 @@ def test_a_tunnel_finds_no_hpcml_there(laptop: Laptop) -> None:
     laptop.tell(PATH=str(laptop.world.bin))
     done = laptop.world.run("tunnel", "--host", "cluster", "last")
     assert done.returncode == errors.NOT_FOUND
-    assert "There is no hpcml on cluster (login.hpcml)" in done.stderr
+    assert "hpcml is not installed on cluster (login.hpcml)" in done.stderr
 
 
 @pytest.mark.parametrize(("script", "status"), [
@@ -322,7 +322,7 @@ def test_the_link_breaks_before_the_run_is_handed_over(laptop: Laptop) -> None:
     laptop.tell("go")
     done = laptop.run("submit", "job.py")
     assert done.returncode == errors.ANSWER_LOST
-    assert "It was not sent twice. To find out: hpcml --host cluster status job-" in done.stderr
+    assert "hpcml did not send it twice. To find out: hpcml --host cluster status job-" in done.stderr
     assert laptop.world.jobs() == {}
     assert laptop.staged() == []
 

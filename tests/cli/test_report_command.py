@@ -13,7 +13,7 @@ from world import World
 
 EVENTS = ("allocated", "workers-ready", "driver-started", "driver-ended", "torn-down")
 ENDED = {"over": True, "state": "FAILED", "time": 1e9 + 50, "attempt": 0, "exit_status": 1, "by": "script", "hint": "", "quote": [],
-         "message": "the script ended with exit status 1"}  # fmt: skip
+         "message": "the script exited with status 1"}  # fmt: skip
 
 
 def ended(world: World) -> Path:

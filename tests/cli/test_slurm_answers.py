@@ -21,29 +21,29 @@ from world import World
 # What sbatch 22.05 said on the lab of tests/lab, with and without accounting.
 REFUSALS = {
     "account": ("sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified\n",
-                "does not accept the account", "--account"),
+                "rejected the account", "--account"),
     "qos": ("sbatch: error: Batch job submission failed: Invalid qos specification\n", "The QoS does not exist", "--qos"),
     "partition": ("sbatch: error: invalid partition specified: nope\n"
                   "sbatch: error: Batch job submission failed: Invalid partition name specified\n",
-                  "There is no such partition", "sinfo -s"),
+                  "The partition does not exist", "sinfo -s"),
     "time": ("sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)\n",
-             "time limit is longer", "--time"),
-    "nodes": ("sbatch: error: Batch job submission failed: Node count specification invalid\n", "not give that many nodes", "--nodes"),
-    "gres": ("sbatch: error: Invalid generic resource (gres) specification\n", "does not know the GPUs", "slurm.gpu_request"),
+             "time limit exceeds", "--time"),
+    "nodes": ("sbatch: error: Batch job submission failed: Node count specification invalid\n", "not allow that many nodes", "--nodes"),
+    "gres": ("sbatch: error: Invalid generic resource (gres) specification\n", "does not know the requested GPUs", "slurm.gpu_request"),
     "configuration": ("sbatch: error: Batch job submission failed: Requested node configuration is not available\n",
-                      "No node of the partition has", "another --partition"),
-    "test": ("allocation failure: Requested node configuration is not available\n", "or the QoS allows more nodes", "submit it"),
+                      "No node of the partition matches", "another --partition"),
+    "test": ("allocation failure: Requested node configuration is not available\n", "or the QoS allows more nodes", "submit the job"),
     "memory": ("sbatch: error: Memory specification can not be satisfied\n", "that much memory", "--memory-per-node"),
     "memory by node": ("sbatch: error: --mem is not supported on this cluster, please use --mem-per-cpu instead\n"
                        "sbatch: error: Batch job submission failed: Unspecified error\n", "memory by node (--mem)", 'slurm.remove=["--mem"]'),
     "cpus": ("sbatch: error: Batch job submission failed: More processors requested than permitted\n", "not have that many CPUs", "--cpus-per-node"),
     "policy": ("sbatch: error: QOSMaxNodePerJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS "
-               "policy (job submit limit, user's size and/or time limits)\n", "beyond a limit", "--qos"),
+               "policy (job submit limit, user's size and/or time limits)\n", "exceeds a limit", "--qos"),
     "dependency": ("sbatch: error: Batch job submission failed: Job dependency problem\n", "dependency", "afterok:JOBID"),
     "feature": ("sbatch: error: Batch job submission failed: Invalid feature specification\n", "feature", "slurm.extra"),
     "option": ("sbatch: unrecognized option '--zzz'\nTry \"sbatch --help\" for more information\n", "one of the options", "slurm.remove"),
     "spool": ("sbatch: error: Batch job submission failed: I/O error writing script/environment to file\n", "store the job script", "support"),
-    "new": ("sbatch: error: Batch job submission failed: The moon is full\n", "Slurm refused", "own words"),
+    "new": ("sbatch: error: Batch job submission failed: The moon is full\n", "Slurm refused", "Slurm's message"),
 }  # fmt: skip
 NOT_THERE = ("does not answer", "nothing was submitted")
 DOWN = {
@@ -156,7 +156,7 @@ def test_a_number_that_another_job_has_by_now(world: World) -> None:
     calls = len(world.calls("scancel"))
     assert world.run("wait", "old").returncode == errors.ALLOCATION_LOST
     for name, state, words in (
-        ("old", "FAILED", "Slurm knows its job no longer: job 101 is another one now"),
+        ("old", "FAILED", "Slurm no longer knows the run's job: job 101 is now another one"),
         ("mine", "CANCELLED", "you cancelled it with hpcml cancel at "),
         ("theirs", "CANCELLED", "the job was cancelled (scancel) before it started"),
     ):
@@ -190,7 +190,7 @@ def test_an_answer_that_stays_lost_has_a_status_of_its_own_and_is_found_later(wo
     assert code == errors.ANSWER_LOST
     run = world.directory().name
     assert f"hpcml status {run}" in err
-    assert "It was not sent twice" in err
+    assert "did not send it twice" in err
     world.answer("squeue")
     done = world.run("status", run, "--json")
     assert (facts := json.loads(done.stdout))["job"] == "101", done.stderr

@@ -154,7 +154,7 @@ def test_what_failed_is_tried_again_with_what_its_cause_asks_for(world: World) -
     nodes = {"time": 1.0, "event": "allocated", "attempt": 0, "nodes": ["n1", "n2"]}
     (run / "events.jsonl").write_text(json.dumps(nodes) + "\n")
     end(run, points[0], "out of memory", {"kind": "oom", "rule": "oom-kill", "nodes": []})
-    end(run, points[1], "a GPU does not answer any more", {"kind": "node", "rule": "off-bus", "nodes": ["n2"]})
+    end(run, points[1], "a GPU stopped responding", {"kind": "node", "rule": "off-bus", "nodes": ["n2"]})
     end(run, points[2], "ValueError: no", {"kind": "error", "rule": "script-error", "nodes": []})
     (run / "points" / f"{points[3]['key']}.log").write_text("")  # it had begun
     end_run(run, exit_status=85, state="TIMEOUT", by="hpcml")
@@ -165,7 +165,7 @@ def test_what_failed_is_tried_again_with_what_its_cause_asks_for(world: World) -
     assert "  again      memory of a node is raised from 4.0 GiB to 6.0 GiB" in said
     _, said = sweep(world, *words, "--dry-run")
     assert "2 to run" in said, "the one that was interrupted, and the one that failed by its node's fault"
-    assert "without n2, where points failed by the node's fault" in said
+    assert "n2 excluded: points failed there because of the node" in said
     assert "is raised" not in said
     _, said = sweep(world, *words, "--only-failed=error,unknown", "--dry-run")
     assert "  points     k=16 lr=0.1\n  count" in said
@@ -180,7 +180,7 @@ def test_what_failed_is_tried_again_with_what_its_cause_asks_for(world: World) -
     assert (asked["--mem"], asked["--exclude"], asked["--time"]) == ("6144M", "n7,n2", "00:10:00"), said
     assert {one["key"] for one in points_of(run_of(world))} == {point["key"] for point in points[:3]}
     _, said = sweep(world, *words, "--only-failed=ooom", status=errors.USAGE)
-    assert said.startswith("hpcml: 'ooom' is no kind of failure")
+    assert said.startswith("hpcml: 'ooom' is not a kind of failure")
 
 
 def test_a_changed_script_is_asked_about(world: World) -> None:
@@ -327,7 +327,7 @@ def test_without_optuna_nothing_is_submitted(world: World) -> None:
     _, said = sweep(world, "job.py", *search, "--set", python, status=errors.REFUSED)
     assert "does not have the package cmaes (--sampler)" in said
     _, said = sweep(world, "job.py", *search, "--set", python, "--set", "runtime.setup=['true']", "--dry-run")
-    assert "--sampler needs the package cmaes in the nodes' Python, which cannot be seen from here" in " ".join(
+    assert "--sampler needs the package cmaes in the nodes' Python, which this machine cannot check" in " ".join(
         said.split()
     )
     assert world.left() == []
@@ -341,17 +341,17 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
         ("job.py", "--grid", "k=1", "lr=2"),
         "'lr=2' is no option (hpcml sweep).\nA parameter of the grid has an option of its own: --grid lr=2.",
     ),
-    (("job.py", "--grid", "k=1", "--", "--k", "3"), "--k is among the script's arguments and the points"),
+    (("job.py", "--grid", "k=1", "--", "--k", "3"), "--k is set by the script's arguments and by the points"),
     (("job.py", "--grid", "k=1", "--max-fails", "x"), "'x' is not a whole number"),
     (("job.py", "--random", "5", "x=uniform(0,1)", "--seed", "x"), "'x' is not a whole number"),
-    (("job.py", "--grid", "k=1", "--sampler", "tpe"), "--sampler is for a search"),
+    (("job.py", "--grid", "k=1", "--sampler", "tpe"), "--sampler needs --search"),
     (("job.py", "--grid", "k=1", "--pruner", "asha"), "--pruner needs a metric"),
     (("job.py", "--search", "5", "x=uniform(0,1)"), "--search needs a metric"),
     (("job.py", "--search", "5", "--metric", "m"), "--search has no number and distributions"),
     (("job.py", "--search", "5", "draw=uniform(0,1)", "--metric", "m"), "'draw' numbers the points of a search"),
     (("job.py", "--search", "5", "x=uniform(0,1)", "--grid", "k=1", "--metric", "m"), "--search and --grid exclude"),
-    (("job.py", "--search", "5", "x=uniform(0,1)", "--metric", "m", "--", "--x=3"), "--x is among the script's"),
-    (("job.py", "--grid", "k=1", "--metric", "m", "--pruner", "best"), "'best' is none of asha, median, hyperband"),
+    (("job.py", "--search", "5", "x=uniform(0,1)", "--metric", "m", "--", "--x=3"), "--x is set by the script's"),
+    (("job.py", "--grid", "k=1", "--metric", "m", "--pruner", "best"), "'best' is not one of asha, median, hyperband"),
     (("job.py", "--grid", "k=1", "--metric", "m", "--pruner", "asha(eta=3)"), "Optuna refuses 'asha(eta=3)'"),
     (("job.py", "--grid", "k=1", "--metric", "m", "--pruner", "asha(reduction_factor=1)"), "Optuna refuses 'asha("),
     (("job.py", "--grid", "k=1", "--wait", "--detach"), "--wait and --detach exclude each other"),
@@ -371,7 +371,7 @@ def test_what_is_refused(world: World, subtests: pytest.Subtests) -> None:
             _, said = sweep(world, *words, status=errors.USAGE)
             assert said.startswith(f"hpcml: {sentence}")
     _, said = sweep(world, "table", "none", status=errors.NOT_FOUND)
-    assert said.startswith("hpcml: There is no sweep 'none'")
+    assert said.startswith("hpcml: Unknown sweep 'none'")
     assert world.left() == []
     sweep(world, *GRID)
     done = world.run("rerun", "last")

@@ -67,7 +67,7 @@ class Job:
         self.event(event="torn-down")
         state = "FAILED" if exit_status else "COMPLETED"
         facts: dict[str, Any] = {"over": True, "state": state, "exit_status": exit_status, "phase": "ended", "by": "script", "hint": "", "quote": [],
-                 "message": f"the script ended with exit status {exit_status}", "time": 1.0, "attempt": 0}  # fmt: skip
+                 "message": f"the script exited with status {exit_status}", "time": 1.0, "attempt": 0}  # fmt: skip
         exits = self.paths.attempt(0).exits
         exits.mkdir(parents=True)
         (exits / "driver@n1").write_text(f"{exit_status}\n")
@@ -92,13 +92,13 @@ def test_a_run_s_life(job: Job, world: World) -> None:
     seen = see(
         world, "top", "--interval", "0.5s", "seen",
         moments=["100/512 GiB", "q ends this view"],
-        actions={"other jobs go first": lambda _: job.begin(), "all 2": lambda _: job.say("step 2\n"),
+        actions={"waiting for jobs with higher priority": lambda _: job.begin(), "all 2": lambda _: job.say("step 2\n"),
                  "step 2": lambda _: job.say("smaller now\n"), "smaller now": lambda _: job.end()},
         sizes={"step 2": (60, 10)},
     )  # fmt: skip
     assert seen.status == 0
     assert not seen.broken
-    assert any("waiting for" in line for line in texts(seen, "other jobs go first"))
+    assert any("waiting for" in line for line in texts(seen, "waiting for jobs with higher priority"))
     first = texts(seen, "all 2")
     assert [line.split()[0] for line in first if "100/512 GiB" in line] == list(NODES)
     small = texts(seen, "smaller now")
@@ -106,7 +106,7 @@ def test_a_run_s_life(job: Job, world: World) -> None:
     assert any(line.startswith("all 2") for line in small)
     assert small[-1].endswith("smaller now")  # the last of ten lines
     assert seen.text[0].startswith(job.paths.directory.name)
-    assert seen.text[1].startswith("COMPLETED the script ended with exit status 0, after ")
+    assert seen.text[1].startswith("COMPLETED the script exited with status 0, after ")
     assert seen.text[-1].endswith("smaller now")
     assert len(seen.text) == 9  # and a line for the shell
     assert not world.calls("scancel")
@@ -158,7 +158,7 @@ def test_a_run_that_has_ended_is_shown_with_its_cause(job: Job, world: World) ->
     for words in (("top", "seen"), ("top", "--once", "seen"), ("status", "-f", "seen")):
         seen = see(world, *words)
         assert seen.status == 0
-        assert seen.text[1].startswith("FAILED    the script ended with exit status 1, after "), words
+        assert seen.text[1].startswith("FAILED    the script exited with status 1, after "), words
         assert any(line.startswith("cause     ") for line in seen.text)
         assert sum("71/141 GiB" in line for line in seen.text) == 4
         assert seen.text[-1] == "          MemoryError"
@@ -216,7 +216,7 @@ def test_a_laptop_draws_what_the_login_node_sees(laptop: Laptop) -> None:
     for words in (("top", "seen"), ("status", "-f", "seen"), ("top", "--once", "seen")):
         seen = see(world, "--host", "cluster", *words)
         assert seen.status == 0
-        assert seen.text[1].startswith("COMPLETED the script ended with exit status 0"), words
+        assert seen.text[1].startswith("COMPLETED the script exited with status 0"), words
     absent = see(world, "--host", "cluster", "top", "nothing")
     assert absent.status == 66
     assert absent.text[0].startswith("hpcml: ")

@@ -13,7 +13,7 @@ from world import World
 def end(directory: Path, exit_status: int = 0) -> None:
     """Write a run's end as its supervisor does."""
     facts: dict[str, object] = {"over": True, "state": "FAILED" if exit_status else "COMPLETED", "exit_status": exit_status, "by": "script",
-             "message": f"the script ended with exit status {exit_status}", "hint": "", "quote": []}  # fmt: skip
+             "message": f"the script exited with status {exit_status}", "hint": "", "quote": []}  # fmt: skip
     (directory / "status.json").write_text(json.dumps(facts))
 
 
@@ -80,7 +80,7 @@ def test_ls_by_name_date_and_failure(world: World) -> None:
         assert done.returncode == 0, done.stderr
         return [row["run"] for row in json.loads(done.stdout)]
 
-    assert "account not accepted" in world.run("ls", "--name", "refused").stdout
+    assert "account rejected" in world.run("ls", "--name", "refused").stdout
     assert listed("--failed") == [old.name, bad.name, refused]
     assert listed("--failed", "--last", "2") == [bad.name, refused]
     assert listed("--failed", "--since", "7d", "--name", "bad*") == [bad.name]

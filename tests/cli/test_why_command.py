@@ -19,7 +19,7 @@ from hpcml.runs import bundle
 from world import World
 
 FAILED = {"over": True, "state": "FAILED", "time": 1.0, "attempt": 0, "exit_status": 82, "by": "hpcml", "hint": "", "quote": [],
-          "message": "workers were lost: n3: the worker task ended with exit status 1"}  # fmt: skip
+          "message": "workers were lost: n3: the worker task exited with status 1"}  # fmt: skip
 
 
 def failed(world: World, *options: str, **facts: object) -> Path:
@@ -75,7 +75,7 @@ def test_a_module_that_was_removed_after_the_submission(world: World) -> None:
     assert found["cause"] == "the module msgpack was installed at submission and is not any more"
     (directory / "logs/scheduler.log").write_text("ModuleNotFoundError: No module named 'numpy'\n")
     assert found["rule"] == (again := why(world))["rule"] == "no-module"
-    assert again["cause"] == "the module numpy was not found by a process of the run"
+    assert again["cause"] == "a process of the run did not find the module numpy"
 
 
 def test_nothing_is_advised_that_the_site_does_not_take(world: World) -> None:
@@ -112,9 +112,7 @@ def test_without_evidence_it_is_not_known_and_says_where_to_look(world: World) -
 
 
 def test_a_run_that_ended_well_waits_or_was_refused(world: World) -> None:
-    directory = failed(
-        world, exit_status=0, by="script", state="COMPLETED", message="the script ended with exit status 0"
-    )
+    directory = failed(world, exit_status=0, by="script", state="COMPLETED", message="the script exited with status 0")
     (directory / "logs/driver.log").write_text("out of memory\nKilled\nOSError: [Errno 28] No space left on device\n")
     found = why(world)
     assert (found["failed"], found["cause"]) == (False, "the run ended well: there is no failure to explain")
@@ -293,9 +291,7 @@ def test_a_supervisor_that_left_no_word_was_on_the_node_that_failed(world: World
 def test_a_run_that_goes_on_shows_what_it_has_warned_of(world: World) -> None:
     directory = failed(world)
     (directory / "status.json").unlink()
-    said = (
-        "n3: the script has waited for a file system that does not answer for 20 s (/data/a.npy, request_wait_answer)."
-    )
+    said = "n3: the script has been blocked on a file system for 20 s: it does not respond (/data/a.npy, request_wait_answer)."
     with (directory / "events.jsonl").open("a") as file:
         file.writelines(
             json.dumps({"time": 2.0, "attempt": 0, **facts}) + "\n"

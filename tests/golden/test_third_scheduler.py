@@ -80,7 +80,7 @@ class Pbs:
         raise NotImplementedError
 
     def check(self, script: Path) -> str:
-        raise UsageError("PBS checks no script", place="--check", hint="Leave --check out.")
+        raise UsageError("PBS checks no script", place="--check", hint="Remove --check.")
 
     def prospect(self, script: Path, partition: str, seconds: float) -> Prospect:
         return Prospect()
@@ -155,7 +155,7 @@ def test_a_run_is_planned_and_rendered_for_a_scheduler_that_hpcml_does_not_have(
 def test_what_a_scheduler_lacks_is_refused_or_left_out() -> None:
     assert schedulers.find_machine("pbs") is None
     assert schedulers.find_other_jobs("pbs") is None
-    with pytest.raises(SiteError, match="only runs are submitted"):
+    with pytest.raises(SiteError, match="supports only hpcml submit"):
         schedulers.other_jobs("pbs")
     with pytest.raises(SiteError, match="PBS has no --constraint"):
         planned(sbatch=(("--constraint", "gpu"),))

@@ -48,24 +48,28 @@ def test_its_words_are_known(cluster: Cluster, image: Path, subtests: pytest.Sub
             assert hint in found.remedy
 
     for kind, what, hint in (
-        ("none", f"the image is not there: {cluster.work}/none.sif", "moved after the submission"),
+        ("none", f"the image does not exist: {cluster.work}/none.sif", "move it after the submission"),
         ("text", "the file is not an image", "hpcml image build"),
         ("cut", "the image is damaged or cut off", "Copy it again"),
-        ("closed", "the image may not be read", "permissions"),
-        ("foreign", "the image is for arm64 processors, and the machine has amd64", "Build the image"),
+        ("closed", "there is no permission to read the image", "permissions"),
+        ("foreign", "the image is for arm64 processors, but the machine has amd64", "Build the image"),
     ):
         path = another(cluster, image, kind)
         means(exec_words(path), what, hint)
         path.unlink(missing_ok=True)
     mount = ("--mount", "type=bind,source=/no/such,destination=/mnt")
-    means(exec_words(image, *mount), "a path that is to be bound is not there: /no/such", "runtime.binds")
-    means(exec_words(image, "--pwd", "/no/where"), "the folder /no/where is not there inside", "runtime.binds")
-    means(exec_words(image, "--no-such-option"), "the program knows no option --no-such-option", "runtime.options")
-    means(exec_words(image, program="/no/such/python"), "there is no such Python in the image", "runtime.python")
+    means(exec_words(image, *mount), "a path in runtime.binds does not exist on the node: /no/such", "runtime.binds")
+    means(exec_words(image, "--pwd", "/no/where"), "the folder /no/where does not exist in the image", "runtime.binds")
+    means(
+        exec_words(image, "--no-such-option"),
+        "the container program does not know the option --no-such-option",
+        "runtime.options",
+    )
+    means(exec_words(image, program="/no/such/python"), "this Python does not exist in the image", "runtime.python")
     closed = cluster.lab.places.top / "dev" / "fuse-closed"
     number = FUSE.stat().st_rdev
     cover = f"rm -f {closed}; mknod -m 600 {closed} c {number >> 8} {number & 255}; mount --bind {closed} {FUSE}"
     with contextlib.ExitStack() as stack:
         stack.callback(closed.unlink, missing_ok=True)
         stack.enter_context(cluster.covered("n1", cover, str(FUSE)))
-        means(exec_words(image), "/dev/fuse cannot be used, and images are mounted with it", "mode 666")
+        means(exec_words(image), "/dev/fuse cannot be used, but images are mounted with it", "mode 666")

@@ -127,7 +127,7 @@ def test_nothing_is_wrong_with_the_lab(cluster: Cluster, disks: tuple[str, ...])
 
 
 def test_faults_of_the_login_node(cluster: Cluster, tools: Path, nobody_failed: Path) -> None:
-    remembered = {"node": "n3", "why": "workers did not come", "run": "a-20261121-074500-1a2b", "time": time.time()}
+    remembered = {"node": "n3", "why": "workers did not start", "run": "a-20261121-074500-1a2b", "time": time.time()}
     cluster.run("mkdir", "-p", str(nobody_failed.parent))
     cluster.lab.exec(["tee", str(nobody_failed)], input=json.dumps({"nodes": [remembered], "judged": {}}))
     put(cluster, tools, "sacctmgr", SACCTMGR)
@@ -217,7 +217,7 @@ def test_what_slurm_does_not_tell_is_not_green(cluster: Cluster, tools: Path) ->
     expect(
         found,
         {
-            "request": ("red", "a run would be refused: site lab wants an account", "Give --account"),
+            "request": ("red", "a run would be refused: site lab needs an account", "Add --account"),
             "start": ("n/a", "see request", ""),
             "account": ("n/a", "Access/permission denied", ""),
             "partition": ("n/a", "Access/permission denied", ""),

@@ -124,11 +124,11 @@ def test_a_worker_task_that_cannot_come_back_is_lost(cluster: Cluster, on_loss: 
     )  # fmt: skip
     os.kill(roles(cluster, directory, "worker", "n2")[0], signal.SIGKILL)
     assert cluster.wait_event(directory, "workers-lost")["workers"] == ["n2-0", "n2-1"]
-    said = "n2 lost 2 workers for good: the worker task ended with exit status 137 (killed by SIGKILL); 2 of 4 workers are left."
+    said = "n2 lost 2 workers for good: the worker task exited with status 137 (killed by SIGKILL); 2 of 4 workers are left."
     if on_loss == "fail":
         status = cluster.wait_status(directory)
         assert (status["exit_status"], status["warnings"]) == (errors.ROLE_LOST, [said])
-        assert "n2: the worker task ended with exit status 137" in status["message"]
+        assert "n2: the worker task exited with status 137" in status["message"]
     else:
         assert wait_for(lambda: said in output(directory), 10)
         shown = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
@@ -233,8 +233,8 @@ def hangs(cluster: Cluster) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("role", "killed", "status", "words"),
     [
-        ("scheduler", "srun", errors.START_FAILED, "is gone (was its srun killed?)"),
-        ("worker", "srun", errors.WORKERS_NEVER_CAME, "is gone (was its srun killed?)"),
+        ("scheduler", "srun", errors.START_FAILED, "ended (its srun may have been killed)"),
+        ("worker", "srun", errors.WORKERS_NEVER_CAME, "ended (its srun may have been killed)"),
         ("worker", "step.sh", errors.WORKERS_NEVER_CAME, "n2: the worker task was killed (srun: error: n2: task 1: "),
         ("worker", "batch script", errors.ALLOCATION_LOST, "the batch script was killed"),
     ],

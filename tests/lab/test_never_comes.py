@@ -46,7 +46,7 @@ def test_a_node_that_dies_unnoticed_before_the_start(cluster: Cluster) -> None:
         ended = cluster.submit(SCRIPT, *AT_ONCE)
         assert ended.code == errors.WORKERS_NEVER_CAME, ended.err
         assert re.match(
-            r"[12] of 2 workers did not come: n3: the worker task could not be launched", ended.status["message"]
+            r"[12] of 2 workers did not start: n3: the worker task could not be launched", ended.status["message"]
         )
     finally:
         cluster.lab.node_up("n3")
@@ -58,9 +58,9 @@ def test_a_share_of_memory_that_is_too_small_is_named_before_a_worker_dies_of_it
     ended = cluster.submit(SCRIPT, *options)
     assert ended.code == errors.WORKERS_NEVER_CAME, ended.err
     reason = ended.status["message"]
-    assert "128 of 128 workers did not come" in reason
-    each = r"the memory of this node gives each of its 64 workers \d+ MiB, and a worker needs \d+ MiB to start"
+    assert "128 of 128 workers did not start" in reason
+    each = r"the memory of this node allows each of its 64 workers \d+ MiB, but a worker needs \d+ MiB to start"
     assert re.search(f"n[12]: {each}", reason), reason
     assert "workers.per_node" in reason
-    assert "ended" not in reason.partition("did not come")[2]
+    assert "ended" not in reason.partition("did not start")[2]
     assert " within " not in reason

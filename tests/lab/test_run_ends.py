@@ -55,14 +55,14 @@ ENDS = {
     "killed": End(CONNECT + "os.kill(os.getpid(), signal.SIGKILL)\n", 137),
     "no worker comes": End(
         CONNECT + RAN, errors.WORKERS_NEVER_CAME, setting(IN_TIME, PRELOAD.format("WORKER")), ways=("submit",),
-        mark="ended again and again (exit status 1", says=(NO_MODULE,),
+        mark="ended repeatedly (exit status 1", says=(NO_MODULE,),
     ),
     "no scheduler": End(CONNECT + RAN, errors.START_FAILED, setting(PRELOAD.format("SCHEDULER")), ways=("submit",), says=(NO_MODULE,)),
     "no interpreter": End(CONNECT + RAN, errors.START_FAILED, setting("runtime.python=/opt/gone/python"),
                           says=("/opt/gone/python: not found", "runtime.python")),
     "broken on one node": End(
         CONNECT + RAN, errors.WORKERS_NEVER_CAME, setting(IN_TIME, f"runtime.python={PYTHON}"),
-        mark="n2: the worker task ended with exit status 127", says=("not found",),
+        mark="n2: the worker task exited with status 127", says=("not found",),
     ),
     "hpcml cancel": End(CONNECT + WAIT, errors.CANCELLED, act="hpcml ls --name {name} >{name}.cancel; hpcml cancel {name} >>{name}.cancel", why="cancelled"),
     # What a submission survives: its command only waits.

@@ -103,7 +103,7 @@ def test_nothing_stays_of_a_job_that_does_not_start(cluster: Cluster, profiles: 
     """Neither when the deadline passes nor after Ctrl-C."""
     words = ("hpcml", "site", "init", "never", "--probe", "--partition", shut)
     late = cluster.run(*words, "--deadline", "2s")
-    assert (late.returncode, "had not ended in time" in late.stderr) == (65, True), late.stderr
+    assert (late.returncode, "did not end in time" in late.stderr) == (65, True), late.stderr
     queue = ("squeue", "--noheader", "--me", "--states=PENDING,RUNNING,COMPLETING")
     assert cluster.run(*queue).stdout == ""
     process = cluster.lab.popen(list(words), cwd=cluster.work)

@@ -115,7 +115,7 @@ def test_an_image_that_one_node_does_not_see(cluster: Cluster, image: Path) -> N
     with cluster.covered("n2", f"mount --bind {empty} {image.parent}", str(image.parent)):
         ended = cluster.submit("print('the script ran')", *_staged(image, "copy"))
     assert ended.code == errors.IMAGE, ended.err
-    assert f"N2: the image is not there: {image}" in ended.err
+    assert f"N2: the image does not exist: {image}" in ended.err
     _gone(cluster)
 
 

@@ -50,7 +50,7 @@ def test_gpus_are_asked_for_and_seen(cluster: Cluster) -> None:
     ended = cluster.submit("print('the script ran')", *SMALL, "--gpus-per-node", "4", *style)
     assert ended.code == errors.WORKERS_NEVER_CAME
     assert "the script ran" not in ended.out
-    assert ": no GPU can be seen" in ended.err
+    assert ": no GPU is visible" in ended.err
     probes = [json.loads(path.read_text()) for path in ended.directory.glob("attempts/0/probe/*.json")]
     assert [probe["visible_devices"] for probe in probes] == ["0,1,2,3"] * 2
 
@@ -63,7 +63,7 @@ def test_check_asks_the_live_controller(cluster: Cluster) -> None:
     before = [line.split()[0] for line in cluster.run("hpcml", "ls").stdout.splitlines()]
     refused = cluster.run("hpcml", "submit", "--check", "--partition", "nowhere", str(script))
     assert refused.returncode == 65
-    assert "There is no such partition" in refused.stderr
+    assert "The partition does not exist" in refused.stderr
     assert [line.split()[0] for line in cluster.run("hpcml", "ls").stdout.splitlines()] == before
 
 
@@ -140,7 +140,7 @@ def test_a_shell_on_each_node(cluster: Cluster, staying: Staying) -> None:
 
 def test_a_pending_job_says_why(cluster: Cluster, staying: Staying) -> None:
     job, _ = cluster.detach("pass\n", "--nodes", "4", "--name", "second")
-    said = re.compile("PENDING: (waiting for free nodes|other jobs go first)")
+    said = re.compile("PENDING: (waiting for free nodes|waiting for jobs with higher priority)")
     shown = ("hpcml", "status", "second")
     assert wait_for(lambda: bool(said.search(cluster.run(*shown).stdout)), 40, 0.3), cluster.run(*shown).stdout
     rows = cluster.run("hpcml", "ls").stdout

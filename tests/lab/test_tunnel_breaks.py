@@ -274,7 +274,7 @@ http.server.HTTPServer(("127.0.0.1", {port}), Page).serve_forever()
         outside.tunnels.pop().stop()
         taken = outside.tunnel(run, "--service", "web", "--port", str(port))
         assert taken.ended() == errors.UNAVAILABLE
-        assert f"Port {port} of this laptop is taken" in taken.said
+        assert f"Port {port} of this laptop is in use" in taken.said
     finally:
         squatter.terminate()
         heard = "".join(squatter.communicate(timeout=180))
@@ -357,7 +357,7 @@ def test_a_pending_run_is_waited_for_without_a_login(outside: Outside, dashboard
     time.sleep(21)  # two beats of the line; a poll would show by now
     assert tunnel.process.poll() is None
     assert all_logins(outside) == before
-    assert "waiting for free nodes" in tunnel.said or "other jobs go first" in tunnel.said
+    assert "waiting for free nodes" in tunnel.said or "waiting for jobs with higher priority" in tunnel.said
     assert "estimate" in tunnel.said
     assert tunnel.stop() == 130
     held = outside.tunnel(directory.name)

@@ -38,7 +38,7 @@ N3 = (*ONE, "--nodelist", "n3")
 N4 = (*ONE, "--nodelist", "n4")
 BOTH = ("--nodes", "2", "--nodelist", "n3,n4", *SMALL)
 LIMITED = ("--time", "30", "--set", "slurm.signal_lead=5s")  # until each is as far as it is to come: see `limit`
-SAID_FROZEN = "has waited for a file system that does not answer"
+SAID_FROZEN = "has been blocked on a file system for"
 
 
 def awaiting(role: str, deadline: str) -> tuple[str, ...]:
@@ -62,17 +62,17 @@ class Stage(NamedTuple):
 
 STAGES = {
     "time limit in the tear-down": Stage(
-        f"{GO}sys.exit(3)\n", (*ONE, *LIMITED, "--set", "deadlines.teardown=300s"), "ended with exit status 3",
+        f"{GO}sys.exit(3)\n", (*ONE, *LIMITED, "--set", "deadlines.teardown=300s"), "exited with status 3",
         limit="driver-ended",
     ),
     "file system frozen": Stage(
-        f"{GO}open('{FROZEN}/mount/data', 'rb').read()\n", (*N3, *LIMITED), "a file system did not answer", ("n3",),
+        f"{GO}open('{FROZEN}/mount/data', 'rb').read()\n", (*N3, *LIMITED), "the script was blocked on a file system", ("n3",),
         limit=SAID_FROZEN,
     ),
     "file system's program has ended": Stage(
-        f"{GO}open('{DIES}/mount/data', 'rb').read()\n", N3, "file system's program has ended"
+        f"{GO}open('{DIES}/mount/data', 'rb').read()\n", N3, "program of a mounted file system"
     ),
-    "/dev/shm full, task": Stage(f"{CONNECT}{SHARED}client.submit(fill).result()\n", N4, "mostly /dev/shm is full", ("n4",)),
+    "/dev/shm full, task": Stage(f"{CONNECT}{SHARED}client.submit(fill).result()\n", N4, "usually /dev/shm is full", ("n4",)),
     "no inodes, script": Stage(f"{FILES.format(FULL)}for n in range(99):\n    f(n)\n", N4, "can hold no more files"),
     "no inodes, task": Stage(
         f"{CONNECT}{FILES.format(FULL)}client.gather(client.map(f, range(99)))\n", N4, "can hold no more files", ("n4",)

@@ -33,11 +33,11 @@ def accounted(cluster: Cluster) -> Iterator[Cluster]:
 def test_an_account_that_slurm_does_not_know(accounted: Cluster) -> None:
     done = accounted.run(*accounted.command(SCRIPT, "--wait", "--name", "nobody", "--account", "nobody_s"))
     assert done.returncode == errors.REFUSED
-    assert "Slurm does not accept the account" in done.stderr
+    assert "Slurm rejected the account" in done.stderr
     assert "Traceback" not in done.stderr
     assert accounted.run("squeue", "--noheader").stdout == ""
     found = json.loads(accounted.run("hpcml", "why", "nobody", "--json").stdout)
-    record("bad account", found, "Slurm does not accept the account")
+    record("bad account", found, "Slurm rejected the account")
     assert (found["known"], found["rule"]) == (True, "account"), found
 
 
@@ -71,7 +71,7 @@ print(json.dumps(state))
     assert wait_for((directory / "attempts/0/continue").exists, 120, 0.2), log()
     assert wait_for(lambda: accounted.job(job).get("JobState") == "PENDING", 120, 0.2), log()
     assert "PENDING: put back into the queue" in accounted.run("hpcml", "status", "alone").stdout
-    assert "Slurm takes no second job" in (directory / "events.jsonl").read_text()
+    assert "Slurm accepts no second job" in (directory / "events.jsonl").read_text()
     assert accounted.run("scontrol", "update", f"jobid={job}", "StartTime=now+3seconds").returncode == 0
     done = accounted.run("hpcml", "wait", "alone", timeout=360)
     assert done.returncode == 0, done.stderr

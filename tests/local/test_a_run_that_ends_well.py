@@ -228,5 +228,5 @@ def test_hpcml_top_until_the_end(well: Well) -> None:
     assert (last["over"], last["state"], last["exit_status"], last["work"]["done"]) == (True, "COMPLETED", 0, TASKS)
     shown = well.here.run("top", "--once").stdout.splitlines()
     assert shown[0].startswith(well.directory.name)
-    assert shown[1].startswith("COMPLETED the script ended with exit status 0, after ")
+    assert shown[1].startswith("COMPLETED the script exited with status 0, after ")
     assert any(line.startswith("tasks ") and " of " in line for line in shown)

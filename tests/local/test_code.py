@@ -178,7 +178,7 @@ def test_names_of_modules_that_lie_beside_the_script(here: Here) -> None:
     done = submit(here, sib, "random.py")
     assert said(done) == expected
     assert "a module hpcml beside the script hides hpcml's own" in done.stdout
-    assert "copy of its folder, not beside the original: random.py.out (in /" in " ".join(done.stderr.split())
+    assert "copy of its folder, not into the original folder: random.py.out (in /" in " ".join(done.stderr.split())
 
 
 CHILDREN = """

@@ -238,7 +238,7 @@ def test_a_place_that_others_may_change_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "open"
     place.mkdir()
     place.chmod(0o777)
-    with pytest.raises(RuntimeError, match=r"others may replace what lies in .*/open .*; set TMPDIR"):
+    with pytest.raises(RuntimeError, match=r"other users may replace the contents of .*/open .*; set TMPDIR"):
         ClosedCluster(local_directory=str(place), n_workers=0)
     assert list(place.iterdir()) == []
 

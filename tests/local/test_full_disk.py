@@ -64,7 +64,7 @@ def test_the_script_uses_up_its_inodes_and_fails(here: Here, small: Callable[[st
     text = FILL + CONNECT + "error = fill(hpcml.run.out, True)\nraise OSError(error, os.strerror(error))\n"
     done = here.submit(text, "--set", f"paths.runs={folder}")
     assert done.returncode == 1, done.stderr + done.stdout
-    assert "the script ended with exit status 1; " in done.stderr
+    assert "the script exited with status 1; " in done.stderr
     assert "no inodes are left" in done.stderr
     found = here.json("status", "--set", f"paths.runs={folder}")
     assert (found["state"], found["exit_status"], found["by"]) == ("FAILED", 1, "script")
@@ -116,7 +116,7 @@ def test_it_is_full_when_the_script_does_not_mind(here: Here, small: Callable[[s
     here.until(lambda: status().phase == "ended", 60)
     ended = json.loads((directory / "status.json").read_text())
     assert (ended["exit_status"], ended["state"], ended["by"]) == (7, "FAILED", "script"), ended
-    assert ended["message"].startswith("the script ended with exit status 7; the file system is full")
+    assert ended["message"].startswith("the script exited with status 7; the file system is full")
     assert any("is full" in warning for warning in ended["warnings"])
     assert not (directory / "reserve").exists()
 

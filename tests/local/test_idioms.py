@@ -53,7 +53,7 @@ LACKING = {
         "Client in line 54: clusters opened before have the same workers, which now get LATER, SCALE.",
     ]
 }
-APART = ", in processes of their own: what a task changes in the script's memory is not seen there"
+APART = ", in separate processes: tasks do not change the script's memory"
 GIVEN = "this run's 2 workers on 2 nodes are used"
 
 # The names of classes that slurm_cluster.py pickles are those of the script that was submitted: its text stands between

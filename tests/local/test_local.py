@@ -28,13 +28,13 @@ def test_the_script_s_own_status(here: Here) -> None:
 # What the machine lacks: options, variables, the exit status, and what is said.
 STARTS: dict[str, tuple[tuple[str, ...], dict[str, str], int, tuple[str, ...]]] = {
     "a private folder": ((), {"TMPDIR": "tmp"}, errors.START_FAILED,
-                         ("others may replace what lies in", "Set paths.scratch in the profile, or TMPDIR")),
+                         ("other users may replace the contents of", "Set paths.scratch in the profile, or TMPDIR")),
     "open files": (('runtime.setup=["ulimit -n 100"]', "workers.per_node=16"), {}, errors.START_FAILED,
-                   ("may open 100 files (ulimit -Hn), and 16 workers take 112: have 12 workers at most",)),
+                   ("may open 100 files (ulimit -Hn), and 16 workers take 112: use at most 12 workers",)),
     # What a worker needs is measured on the node: Dask gives it no task above a fraction of its limit, here 1 %.
     "memory": (("workers.memory_limit=1GiB",), {"DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE": "0.01"}, errors.WORKERS_NEVER_CAME,
-               ("workers.memory_limit is 1024 MiB, and a worker needs",)),
-    "time": (("deadlines.scheduler=0.01s",), {}, errors.START_FAILED, ("was not up within",)),
+               ("workers.memory_limit is 1024 MiB, but a worker needs",)),
+    "time": (("deadlines.scheduler=0.01s",), {}, errors.START_FAILED, ("did not start within",)),
     "a module": (('runtime.modules=["nope/1"]',), {}, errors.START_FAILED, ("Cannot be loaded: module nope/1",)),
 }  # fmt: skip
 
@@ -63,7 +63,7 @@ def test_what_the_machine_lacks_ends_the_start(here: Here, name: str) -> None:
 def test_a_profiler_that_is_not_there(here: Here) -> None:
     done = here.submit("print('never')", "--profile", "nsys")
     assert (done.returncode, done.stdout) == (errors.WORKERS_NEVER_CAME, "")
-    assert "needs NVIDIA's program nsys, which is not on PATH here" in done.stderr
+    assert "needs NVIDIA's program nsys on PATH" in done.stderr
     assert not here.events(Path(here.status()["directory"]), "driver-started")
 
 
@@ -90,7 +90,7 @@ def test_an_import_that_fails_is_told_by_its_own_words(here: Here) -> None:
     done = here.run("submit", "--wait", "--set", f"environment.PYTHONPATH={broken}", here.script("print(1)"))
     assert done.returncode != 0
     assert "tempfile is broken here" in done.stderr
-    assert "Does the interpreter exist" not in done.stderr
+    assert "Check that the interpreter exists" not in done.stderr
 
 
 def test_an_interpreter_for_another_processor_is_told(here: Here) -> None:

@@ -86,8 +86,8 @@ def test_the_last_attempt_that_is_allowed(here: Here) -> None:
     done = here.submit("import hpcml\nhpcml.run.stop()\n", "--until-done", "--max-restarts", "0")
     assert done.returncode == errors.STOPPED, done.stderr
     status = here.status()
-    assert status["message"].endswith("no other attempt follows: --max-restarts 0 is reached")
-    assert "(the script saved its state and stopped, to be continued)" in here.run("status").stdout
+    assert status["message"].endswith("hpcml starts no further attempt: --max-restarts 0 is reached")
+    assert "(the script saved its state and stopped; the run can be continued)" in here.run("status").stdout
 
 
 def test_cancelling_ends_all_attempts(here: Here) -> None:

@@ -56,7 +56,9 @@ def test_what_waits_is_told_while_it_waits(here: Here) -> None:
         "--set", "deadlines.workers=25s", "--set", "deadlines.driver_grace=1s",
     )  # fmt: skip
     here.until(lambda: warned(here, directory, "has run for 2 s without connecting to its cluster"), 60)
-    here.until(lambda: warned(here, directory, "Nothing has used the cluster for 3 s, and its node is held."), 60)
+    here.until(
+        lambda: warned(here, directory, "Nothing has used the cluster for 3 s, and its node stays reserved."), 60
+    )
     assert here.status()["phase"] == "running"
     assert "Client(scheduler_file=…)" in here.run("status", "last").stdout
     samples = RunPaths(directory).attempt(0).samples
@@ -74,8 +76,8 @@ def test_what_waits_is_told_while_it_waits(here: Here) -> None:
     (here.folder / "go").touch()
     found = here.ended(directory)
     assert found["exit_status"] == errors.WORKERS_NEVER_CAME, found
-    assert found["message"] == "the script waits for more workers than the 1 that the run has (wait_for_workers)"
-    assert "Wait for fewer, or ask for more" in found["hint"]
+    assert found["message"] == "the script waits for more workers than the run's 1 (wait_for_workers)"
+    assert "Wait for fewer, or use more" in found["hint"]
     assert samples.read_text() == "in the way"  # a folder that was removed: its loss changes nothing
 
 

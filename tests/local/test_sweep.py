@@ -97,7 +97,7 @@ def test_a_sweep_and_again(sweep: Sweep, here: Here) -> None:
     why = json.loads(here.run("why", "--json").stdout)
     assert why["cause"] == "3 of 6 points failed, the first with k=1 mode=crash: ValueError: no 1 (train.py:15)"
     assert [line["text"].partition(": ")[2] for line in why["evidence"][1:]] == ["killed by SIGKILL", "exit status 3"]
-    assert here.status()["hint"] == "The sweep's points, and why some failed: hpcml sweep status train."
+    assert here.status()["hint"] == "See the failed points: hpcml sweep status train"
     assert sweep.started == ["1crash", "2run", "3run", "4kill", "5run", "6three"]
     rows = sweep.rows()
     assert [(row["values"]["k"], row["state"], row["cause"]) for row in rows] == [
@@ -193,7 +193,7 @@ def test_points_side_by_side_in_shares_of_the_workers(here: Here) -> None:
     words = ("side.py", "--grid", "k=range(0,4)", "--", "--folder", str(here.folder), "--meet", "1")
     few = here.run("sweep", "--wait", "--at-once", "5", *words)
     assert few.returncode == errors.USAGE
-    assert "5 points at once need as many workers, and the run has " in few.stderr
+    assert "5 parallel points need as many workers, but the run has " in few.stderr
     done = here.run("sweep", "--wait", "--nodes", "2", "--set", "workers.per_node=2", "--at-once", "2", *words)
     assert done.returncode == 0, done.stderr + done.stdout
     names = {path: json.loads(path.read_text()) for path in Path(here.status()["directory"]).glob("out/*/names")}

@@ -55,7 +55,7 @@ KINDS = {
     units.TimeLimit: "time limit",
     units.Memory: "memory",
     str: "text",
-    tuple: "list of texts",
+    tuple: "list of strings",
     dict: "table of texts",
 }
 # What explains the keys of a section.

@@ -54,13 +54,13 @@ def test_what_no_run_can_be_in(old: str, new: str, sentence: str) -> None:
 def test_no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLURM_JOB_ID", "SLURM_JOBID"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(UsageError, match="no allocation here"):
+    with pytest.raises(UsageError, match="No allocation found"):
         allocation.current()
 
 
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
-    [("HPCML_RUN_DIR", "/runs/a", "in another run"), ("SLURM_STEP_NUM_TASKS", "4", "starts this command 4 times")],
+    [("HPCML_RUN_DIR", "/runs/a", "inside another run"), ("SLURM_STEP_NUM_TASKS", "4", "starts this command 4 times")],
 )
 def test_where_no_run_can_begin(monkeypatch: pytest.MonkeyPatch, name: str, value: str, sentence: str) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "291")

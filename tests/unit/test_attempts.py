@@ -132,7 +132,7 @@ def test_the_job_that_is_put_back_itself(tmp_path: Path, monkeypatch: pytest.Mon
     assert attempts.waits_anew(here) == ""
     here.run.next_job.unlink()
     here.run.next_job.symlink_to("12")
-    assert "begins to wait anew" in attempts.waits_anew(here)
+    assert "requeues it" in attempts.waits_anew(here)
 
 
 def test_a_qos_that_takes_one_job_is_told_at_submission(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_qos_that_takes_one_job_is_told_at_submission(tmp_path: Path) -> None:
     place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     for qos, until_done in (("debug", True), ("debug", False), ("normal", True)):
         asked = RunRequest.of(tmp_path / "job.py", (), tmp_path, qos=qos, until_done=until_done)
-        told = [text for text in plan.plan(site, asked, place).notices if "takes one job of yours" in text]
+        told = [text for text in plan.plan(site, asked, place).notices if "allows you one job" in text]
         assert len(told) == (qos == "debug" and until_done)
 
 
@@ -159,10 +159,10 @@ def test_how_the_attempt_before_ended_is_kept(tmp_path: Path) -> None:
 
 def test_requests_that_are_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
     refused: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"max_restarts": 3}, "--max-restarts is for runs that go on"),
-        ({"max_node_hours": 3.0}, "--max-node-hours is for runs that go on"),
-        ({"until_done": True, "form": Form.JUPYTER}, "jupyter is not continued"),
-        ({"until_done": True, "nodes": 4, "time": measure("time", "1:00:00"), "max_node_hours": 3.0}, "One attempt may take 4 node-hours, and all of them 3"),
+        ({"max_restarts": 3}, "--max-restarts needs --until-done"),
+        ({"max_node_hours": 3.0}, "--max-node-hours needs --until-done"),
+        ({"until_done": True, "form": Form.JUPYTER}, "jupyter cannot be continued"),
+        ({"until_done": True, "nodes": 4, "time": measure("time", "1:00:00"), "max_node_hours": 3.0}, "One attempt may take 4 node-hours, but the limit for all is 3"),
     )  # fmt: skip
     site = layers.build(schema.Site, layers.Layers())
     place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")

@@ -22,7 +22,7 @@ def failed(exit_status: int, message: str = "", by: str = "hpcml", nodes: tuple[
 
 
 def test_whose_fault_it_is(subtests: pytest.Subtests) -> None:
-    came = "2 of 4 workers did not come within 120 s: n3: the worker task did not start"
+    came = "2 of 4 workers did not start within 120 s: n3: the worker task did not start"
     lost, never = errors.ROLE_LOST, errors.WORKERS_NEVER_CAME
     cases = [
         ("gone", failed(lost), "off-bus", ("n3",), ("n3",)),

@@ -25,7 +25,7 @@ def test_files_that_are_new_or_changed_are_named(tmp_path: Path) -> None:
     (copy / "data").symlink_to(tmp_path / "elsewhere")
     assert script_process.written_into_copy(copy, 20) == ""
     put(copy / "results/a.csv", 30)
-    assert "beside the original: results/a.csv (in " in script_process.written_into_copy(copy, 20)
+    assert "into the original folder: results/a.csv (in " in script_process.written_into_copy(copy, 20)
     for name in ("b", "c\x1b[2J", "d"):
         put(copy / name, 30)
     assert r"b, 'c\x1b[2J', d and 1 more (in " in script_process.written_into_copy(copy, 20)

@@ -81,7 +81,7 @@ def test_the_environment_spells_keys() -> None:
 @pytest.mark.parametrize(
     ("table", "place", "hint"),
     [({"workers": {"thread": 1}}, "layer 0: workers.thread", "Did you mean threads?"),
-     ({"zzz": 1}, "layer 0: zzz", "Known here: code, "),
+     ({"zzz": 1}, "layer 0: zzz", "Valid keys: code, "),
      ({"workers": 3}, "layer 0: workers", "[table]"),
      ({"workers": {"threads": True}}, "layer 0: workers.threads", "4, without quotes"),
      ({"workers": {"threads": -1}}, "layer 0: workers.threads", "4, without quotes"),
@@ -89,7 +89,7 @@ def test_the_environment_spells_keys() -> None:
      ({"runtime": {"modules": "x"}}, "layer 0: runtime.modules", '["one", "two"]'),
      ({"runtime": {"modules": [1]}}, "layer 0: runtime.modules", '["one", "two"]'),
      ({"name": ["x"]}, "layer 0: name", '"text"'),
-     ({"partitions": {"a.b": {"x": 1}}}, "layer 0: partitions.a.b.x", "Known here"),
+     ({"partitions": {"a.b": {"x": 1}}}, "layer 0: partitions.a.b.x", "Valid keys"),
      ({"environment": {"A": ["x"]}}, "layer 0: environment.A", '"text"')],
 )  # fmt: skip
 def test_what_the_schema_does_not_know_is_told_with_its_place(table: dict[str, Any], place: str, hint: str) -> None:

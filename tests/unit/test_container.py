@@ -76,7 +76,7 @@ def test_gpus_and_the_interpreter_inside() -> None:
     "bind", ["data", "/data:inside", "/data:/inside:rx", "/a:/b:ro:x", "/a,b", "/a:/b,c", "", "/a\\b", "/a ", "/a:/b "]
 )
 def test_binds_that_are_none(bind: str) -> None:
-    with pytest.raises(ConfigError, match="is no bind"):
+    with pytest.raises(ConfigError, match="is not a valid bind"):
         words(site(binds=[bind]), spec(image="/a.sif"))
 
 
@@ -192,5 +192,8 @@ def test_no_scratch_where_somebody_else_could_put_another(tmp_path: Path, how: s
         assert (done.returncode, done.stderr) == (0, "")
     else:
         assert done.returncode == 88
-        assert f"hpcml: others may replace what lies in {place.parent if how == 'above' else place} on" in done.stderr
+        assert (
+            f"hpcml: other users may replace the contents of {place.parent if how == 'above' else place} on"
+            in done.stderr
+        )
         assert not done.stdout

@@ -609,5 +609,5 @@ def test_what_a_login_node_says_is_checked() -> None:
 
     assert answers.of_findings(json.dumps({"findings": [one]}), "there") == [one]
     for wrong in ({**one, "state": "purple"}, {**one, "facts": []}, {**one, "check": "a\nb"}):
-        with pytest.raises(ConfigError, match="cannot be used"):
+        with pytest.raises(ConfigError, match="is invalid"):
             answers.of_findings(json.dumps({"findings": [wrong]}), "there")

@@ -172,7 +172,7 @@ def test_what_it_cannot_do_is_refused_in_a_sentence(
             assert words in str(caught.value)
     assert not (tmp_path / ".hpcml").exists()
     (tmp_path / "sbatch").write_text("#!/bin/sh\necho Invalid partition specified >&2\nexit 1\n")
-    with pytest.raises(HpcmlError, match="There is no such partition"):
+    with pytest.raises(HpcmlError, match="The partition does not exist"):
         hpcml.ElasticCluster(**OPTIONS)
     assert not list((tmp_path / ".hpcml/runs/.clusters").iterdir())
     (tmp_path / "sbatch").unlink()

@@ -35,11 +35,11 @@ def run(folder: Path, text: str, *, image: str = "", sweep: str = "", name: str 
 @pytest.mark.parametrize(("text", "words"), [
     ("import nowhere_here", f"{sys.executable} -m pip install nowhere_here"),
     ("raise ModuleNotFoundError('x', name='tkinter')", "without Python's own module 'tkinter'"),
-    ("input('name? ')", "what input() asks for"),
+    ("input('name? ')", "Replace input() by"),
     ("raise TypeError(\"Unsupported type <class 'numpy.ndarray'>\")", 'hpcml.connect(backend="gpu")'),
     ("raise TypeError('Implicit conversion to a NumPy array is not allowed.')", ".get()"),
     ("raise TypeError('Implicit conversion to a host NumPy array via __array__ is not allowed')", ".get()"),
-    ("try:\n    input()\nexcept EOFError as error:\n    raise RuntimeError('x') from error", "what input() asks for"),
+    ("try:\n    input()\nexcept EOFError as error:\n    raise RuntimeError('x') from error", "Replace input() by"),
 ])  # fmt: skip
 def test_an_error_that_is_known_has_a_next_step(tmp_path: Path, text: str, words: str) -> None:
     hint, said = run(tmp_path, text)
@@ -80,7 +80,7 @@ def test_a_module_that_the_script_has_is_missing_elsewhere(tmp_path: Path) -> No
 
 
 def test_of_a_sweep_it_is_the_sweep_s_own_command(tmp_path: Path) -> None:
-    assert run(tmp_path, "1 / 0", sweep="mine")[0].endswith("hpcml sweep status mine.")
+    assert run(tmp_path, "1 / 0", sweep="mine")[0].endswith("hpcml sweep status mine")
 
 
 def test_in_an_image_the_image_lacks_a_module(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "script-error.json").mkdir()
     hint, said = run(tmp_path, "import nowhere_here")
     assert "cannot be written: Is a directory" in said
-    assert hint.startswith("What ended the script cannot be read")
+    assert hint.startswith("The reason for the script's end cannot be read")
 
 
 @pytest.mark.parametrize(("name", "text"), [
@@ -114,7 +114,7 @@ def test_a_file_that_hides_a_module_is_named(tmp_path: Path, name: str, text: st
     if "1 / 0" in text:
         assert (hint, said.splitlines()[-1]) == ("", "ZeroDivisionError: division by zero")
     else:
-        assert hint.startswith(f"{tmp_path / name} hides another module of this name"), said
+        assert hint.startswith(f"{tmp_path / name} hides another module with this name"), said
     assert said.count("Traceback") == 1, said
 
 
@@ -124,7 +124,7 @@ def test_a_file_through_which_the_import_of_a_library_goes_is_named(tmp_path: Pa
     (tmp_path / "library.py").write_text("import tabnanny\nname = 1\n")
     hint, said = run(tmp_path, "import library")
     assert "cannot import name 'name' from partially initialized module 'library'" in said
-    assert hint.startswith(f"{tmp_path}/tabnanny.py hides another module of this name"), said
+    assert hint.startswith(f"{tmp_path}/tabnanny.py hides another module with this name"), said
     (tmp_path / "tabnanny.py").write_text("import library\n1 / 0\n")
     (tmp_path / "library.py").write_text("name = 1\n")
     assert run(tmp_path, "import tabnanny")[0] == ""

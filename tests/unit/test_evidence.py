@@ -269,9 +269,9 @@ def test_nvml_that_does_not_start_or_is_not_there(monkeypatch: pytest.MonkeyPatc
     made.nvmlInit = fail
     monkeypatch.setitem(sys.modules, "pynvml", made)
     before = read_counters(Path("/nowhere"))
-    assert (before["nvlink"], before["nvlink_why"]) == (None, "NVML does not start: NVML error 12")
+    assert (before["nvlink"], before["nvlink_why"]) == (None, "NVML could not start: NVML error 12")
     moved = counter_difference(before, before)
-    assert (moved["nvlink"], moved["nvlink_why"]) == (None, "NVML does not start: NVML error 12")
+    assert (moved["nvlink"], moved["nvlink_why"]) == (None, "NVML could not start: NVML error 12")
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert "nvidia-ml-py" in read_counters(Path("/nowhere"))["nvlink_why"]
 

@@ -98,7 +98,7 @@ async def _never() -> None:
     ({("c", "hpcml_nccl_join"): _never}, "no communicator within 0.1 s"),
     ({("b", "hpcml_nccl"): _never}, "no all-reduce within 0.1 s"),
     ({("b", "hpcml_nccl"): {"error": "NcclError: y", "log": {}}}, "n1-1: NcclError: y"),
-    ({("b", "hpcml_nccl"): {**ANSWERS["hpcml_nccl"], "right": False}}, "the all-reduce gave a wrong sum"),
+    ({("b", "hpcml_nccl"): {**ANSWERS["hpcml_nccl"], "right": False}}, "the all-reduce returned a wrong sum"),
 ])  # fmt: skip
 def test_nccl_that_fails(answers: dict[tuple[str, str], Any], error: str) -> None:
     found, _ = measure(answers)

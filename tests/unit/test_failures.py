@@ -35,7 +35,7 @@ def ended(status: int, by: str, state: str, message: str, *, quote: tuple[str, .
     return Case(End(status, "driver", by, message, quote=quote, ended_as=state), KIND, **shown)
 
 
-CASCADE = ended(1, "script", "FAILED", "the script ended with exit status 1", error={"chain": [KILLED_WORKER]})
+CASCADE = ended(1, "script", "FAILED", "the script exited with status 1", error={"chain": [KILLED_WORKER]})
 BASE = time.mktime((2026, 11, 22, 23, 40, 12, 0, 0, -1))
 
 
@@ -113,7 +113,7 @@ STEP_CANCELLED = "slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-
 
 @pytest.mark.parametrize(("told", "message", "nodes"), [
     (["srun: error: Node failure on n2"], "the scheduler was lost", ("n2",)),
-    ([], "workers were lost: n2: the step that started the worker task is gone", ("n2",)),
+    ([], "workers were lost: n2: the job step of the worker task ended", ("n2",)),
     ([], "the scheduler was lost", ()),
 ])  # fmt: skip
 def test_the_node_that_failed_is_never_the_one_whose_log_tells_it(
@@ -128,7 +128,7 @@ def test_without_a_beginning_the_cause_is_not_known() -> None:
     for name in CASCADES:
         found = cause(CASCADE, hits(TEXTS[name][0]))
         assert found.known is (BY_NAME[name].role is Role.CONFIRMATION), name
-    assert "nothing in the run's logs says why" in cause(CASCADE, []).what
+    assert "the run's logs do not show why" in cause(CASCADE, []).what
 
 
 def at(seconds: float, text: str) -> str:
@@ -165,7 +165,7 @@ FULL = ("OSError", "[Errno 28] No space left on device")
         ((("RuntimeError", "no result"), ("ValueError", "of it"), FULL), False, "disk-full", "disk"),
         ((("ConfigError", "no x"), ("KeyError", "'x'")), True, "script-error", "ConfigError: no x"),
         ((("ConfigError", "no x"), ("KeyError", "'x'")), False, "script-error", "KeyError: 'x'"),
-        ((("SystemExit", "no data"), ("FileNotFoundError", "x.csv")), True, "script-error", "ended itself: no data"),
+        ((("SystemExit", "no data"), ("FileNotFoundError", "x.csv")), True, "script-error", "exited: no data"),
         ((("UnicodeDecodeError", "bad byte"), ("TypeError", "function takes exactly 5 arguments (1 given)")), True,
          "script-error", "UnicodeDecodeError: bad byte"),
         ((("ValueError", "Input  X\n\n  contains NaN."), ("_RemoteTraceback", "\n''\n")), False, "script-error",
@@ -203,7 +203,7 @@ def test_the_words_that_a_script_ends_with_are_written_down(tmp_path: Path) -> N
 @pytest.mark.parametrize(("kind", "message", "words"), [
     ("KeyError", "'SCALE'", "--env SCALE=VALUE"),
     ("KeyError", "'column a'", "traceback"),
-    ("FileNotFoundError", "[Errno 2] No such file or directory: 'data/x.csv'", "data/x.csv is a relative path"),
+    ("FileNotFoundError", "[Errno 2] No such file or directory: 'data/x.csv'", "data/x.csv is relative"),
     ("FileNotFoundError", "[Errno 2] No such file or directory: '/data/x.csv'", "traceback"),
 ])  # fmt: skip
 def test_errors_that_a_user_can_mend_have_a_next_step(kind: str, message: str, words: str) -> None:
@@ -212,15 +212,15 @@ def test_errors_that_a_user_can_mend_have_a_next_step(kind: str, message: str, w
 
 def test_a_script_that_ends_with_a_status_is_told_by_its_last_line() -> None:
     said = ("usage: a.py [-h] [--k K]", "a.py: error: unrecognized arguments: --x 3")
-    found = cause(ended(2, "script", "FAILED", "the script ended with exit status 2", quote=said), [])
-    assert found.what == f"the script ended with exit status 2; its last line: {said[1]}"
+    found = cause(ended(2, "script", "FAILED", "the script exited with status 2", quote=said), [])
+    assert found.what == f"the script exited with status 2; its last line: {said[1]}"
 
 
 @pytest.mark.parametrize(
-    ("form", "short"), [(Form.SCRIPT, "script chose exit status 127"), (Form.PROGRAM, "program cannot be started")]
+    ("form", "short"), [(Form.SCRIPT, "script exited with status 127"), (Form.PROGRAM, "program cannot be started")]
 )
 def test_status_127_is_a_missing_program_only_where_a_program_was_submitted(form: Form, short: str) -> None:
-    assert cause(ended(127, "script", "FAILED", "it ended with exit status 127", form=form), []).short == short
+    assert cause(ended(127, "script", "FAILED", "it exited with status 127", form=form), []).short == short
 
 
 def test_an_error_that_speaks_for_another_gives_it_the_word() -> None:
@@ -256,7 +256,7 @@ def test_the_place_of_a_crash_is_told() -> None:
 
 
 def test_a_run_that_ended_well_has_no_cause() -> None:
-    end = ended(0, "script", "COMPLETED", "the script ended with exit status 0")
+    end = ended(0, "script", "COMPLETED", "the script exited with status 0")
     assert judgement.judge(end, hits(*(texts[0] for texts in TEXTS.values()))) is None
 
 
@@ -266,7 +266,7 @@ def test_the_time_limit_says_in_which_phase() -> None:
         (): "before the run began",
         ("image-staging",): "while the image was copied",
         ("allocated",): "before the scheduler was up",
-        ("allocated", "scheduler-up"): "before all workers were there",
+        ("allocated", "scheduler-up"): "before all workers had started",
         ("allocated", "scheduler-up", "workers-ready"): "while the interconnect was checked",
         ("allocated", "scheduler-up", "workers-ready", "driver-started"): "while the script ran",
     }
@@ -346,7 +346,7 @@ def test_an_error_that_the_script_s_own_hook_printed_is_told(paths: RunPaths) ->
     paths.driver_log.write_text('Traceback (most recent call last):\n  File "a.py", line 1\nmy.OddError: words\n\n')
     line = evidence.last_error(paths.driver_log)
     assert line == Line("my.OddError: words", "driver", "logs/driver.log", 3)
-    end = ended(1, "script", "FAILED", "the script ended with exit status 1", last_error=line)
+    end = ended(1, "script", "FAILED", "the script exited with status 1", last_error=line)
     assert cause(end, []).short == "OddError"
 
 

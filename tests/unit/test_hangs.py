@@ -73,7 +73,7 @@ def test_a_cluster_that_nobody_uses() -> None:
     run.at(1000, idle=599)
     assert run.said == []
     run.at(1010, idle=609)
-    assert run.said == ["Nothing has used the cluster for 10 min, and 2 nodes are held."]
+    assert run.said == ["Nothing has used the cluster for 10 min, and 2 nodes stay reserved."]
 
 
 def test_an_end_for_idleness_only_where_it_is_asked_for() -> None:
@@ -94,7 +94,7 @@ def test_a_script_that_waits_for_more_workers_than_there_are() -> None:
     run.at(100, waited=9)
     assert run.said == []
     run.at(102, waited=11)
-    assert run.said[0].startswith("the script waits for more workers than the 4 that the run has (wait_for_workers)")
+    assert run.said[0].startswith("the script waits for more workers than the run's 4 (wait_for_workers)")
     with pytest.raises(RunEndedError) as ended:
         run.at(212, waited=121)
     assert ended.value.end.exit_status == errors.WORKERS_NEVER_CAME
@@ -106,16 +106,14 @@ def test_a_script_that_waits_for_workers_that_come_back_waits() -> None:
     assert run.said == []
     with pytest.raises(RunEndedError) as ended:
         run.at(1001, 1, final=True, waited=501)
-    assert "than the 3 that the run has" in ended.value.end.message
+    assert "than the run's 3" in ended.value.end.message
 
 
 def test_tasks_that_no_worker_may_run() -> None:
     run = Run()
     run.at(100, stuck=2, idle=29)
     run.at(102, stuck=2, idle=31)
-    assert run.said == [
-        "2 tasks wait for a worker with resources, or of a name, that no worker has (resources=, workers=)."
-    ]
+    assert run.said == ["2 tasks wait: no worker has the resources or the name that they need (resources=, workers=)."]
 
 
 def test_a_scheduler_that_does_not_answer() -> None:

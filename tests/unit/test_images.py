@@ -59,7 +59,7 @@ def test_parts_that_were_deleted_do_not_count(tmp_path: Path) -> None:
 def test_encryption_is_seen(tmp_path: Path) -> None:
     facts = sif.inspect(sif_file.make(tmp_path / "a.sif", file_system=5))
     assert [problem.what for problem in sif.problems(facts, cuda="any", gpus=0, machine="x86_64")] == [
-        "it is encrypted, and a batch job has no key for it"
+        "it is encrypted, but a batch job has no key for it"
     ]
 
 
@@ -159,9 +159,9 @@ def rapids(**other: str) -> sif.Image:
 
 OLDER = {"rapids": "26.08", "dask": "2026.5.0", "distributed": "2026.5.0", "dask_cuda": "26.8.0", "ucxx": "0.51.0"}
 OTHERS = "rapids 26.08 (here 26.10), dask 2026.5.0 (here 2026.7.1), distributed 2026.5.0 (here 2026.7.1), dask-cuda 26.8.0 (here 26.10.0), "
-UNKNOWN = ("it has no labels of hpcml, so what it holds is not known before it runs", False)
-ARCHITECTURE = ("it is built for x86_64, and this machine is aarch64", True)
-CUDA = "it is built for CUDA 12, and gpu.cuda of the site is 13"
+UNKNOWN = ("it has no labels of hpcml, so its contents are unknown before it runs", False)
+ARCHITECTURE = ("it is built for x86_64, but this machine is aarch64", True)
+CUDA = "it is built for CUDA 12, but gpu.cuda of the site is 13"
 
 
 @pytest.mark.parametrize(("of", "asked", "found"), [
@@ -169,7 +169,7 @@ CUDA = "it is built for CUDA 12, and gpu.cuda of the site is 13"
     (rapids(), {}, []),
     (facts(kind="cpu", dask="2026.7.1", distributed="2026.7.1", python="3.11"), {}, []),
     (rapids(), {"machine": "aarch64"}, [ARCHITECTURE]),
-    (facts(kind="cpu"), {"gpus": 4}, [("it holds nothing for GPUs (its kind is cpu)", True)]),
+    (facts(kind="cpu"), {"gpus": 4}, [("it has no GPU packages (its kind is cpu)", True)]),
     (rapids(), {"cuda": "13", "gpus": 4}, [(CUDA, True)]),
     (rapids(), {"cuda": "13"}, [(CUDA, False)]),
     (rapids(), {"cuda": "any", "gpus": 4}, []),
@@ -178,7 +178,7 @@ CUDA = "it is built for CUDA 12, and gpu.cuda of the site is 13"
     (rapids(dask="2026.9.0", distributed="2026.9.0"), {}, [("it mixes RAPIDS 26.10 with dask 2026.9.0, distributed 2026.9.0, "
                                                             "and that RAPIDS wants dask 2026.7.1, distributed 2026.7.1", True)]),
     (rapids(ucxx="0.50.0"), {}, [("it mixes RAPIDS 26.10 with ucxx 0.50.0, and that RAPIDS wants ucxx 0.52.0", True)]),
-    (rapids(**OLDER), {"cuda": "12", "gpus": 1}, [(f"its versions are not those of this hpcml: {OTHERS}ucxx 0.51.0 (here 0.52.0)", False)]),
+    (rapids(**OLDER), {"cuda": "12", "gpus": 1}, [(f"its versions differ from those of this hpcml: {OTHERS}ucxx 0.51.0 (here 0.52.0)", False)]),
     (facts(), {"machine": "aarch64"}, [ARCHITECTURE, UNKNOWN]),  # the fatal come first
 ])  # fmt: skip
 def test_what_speaks_against_an_image(of: sif.Image, asked: dict[str, Any], found: list[tuple[str, bool]]) -> None:
@@ -237,7 +237,7 @@ def test_all_stages_are_looked_at_and_names_keep_their_letters() -> None:
     )
     assert looked_at(text.format("") + "%post\n  true\n")[0] == (
         "note",
-        "it starts from x.org/Foo/Bar, which is another image every month",
+        "it starts from x.org/Foo/Bar, which changes every month",
     )
 
 

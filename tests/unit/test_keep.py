@@ -93,14 +93,14 @@ def test_a_place_that_others_may_change_is_refused(tmp_path: Path, image: Path, 
     with keeper(image, wanted) as process:
         out, _ = process.communicate("", timeout=120)
     culprit = place if kind == "above" else wanted
-    assert out.startswith(f"failed local: others may replace what lies in {culprit}|Set runtime.stage_to"), out
+    assert out.startswith(f"failed local: other users may replace the contents of {culprit}|Set runtime.stage_to"), out
     assert [path for path in place.rglob("*") if path != wanted] == []
 
 
 def test_a_folder_that_is_none(tmp_path: Path, image: Path) -> None:
     with keeper(image, tmp_path / "no/such") as process:
         out, _ = process.communicate("", timeout=120)
-    assert out.startswith(f"failed local: no folder can be made in {tmp_path}/no/such|Set runtime.stage_to"), out
+    assert out.startswith(f"failed local: no folder can be created in {tmp_path}/no/such|Set runtime.stage_to"), out
     functions = f'. {Path(KEEP).with_name("stage.sh")}; not_staged() {{ echo "$1"; }}'
     script = f"{functions}; stage copy '$NOT_SET/x' a.sif 60 1"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120, check=False)

@@ -15,18 +15,18 @@ TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <m
 @pytest.mark.parametrize(
     ("status", "last", "how", "hint"),
     [
-        (127, "step.sh: 12: /nope/python: not found", "is not there", "Does the interpreter exist"),
-        (126, "step.sh: 12: /tmp: Permission denied", "cannot be executed", "Does the interpreter exist"),
+        (127, "step.sh: 12: /nope/python: not found", "was not found", "Check that the interpreter exists"),
+        (126, "step.sh: 12: /tmp: Permission denied", "cannot be executed", "Check that the interpreter exists"),
         (126, "step.sh: 12: /nope/python: Exec format error", "interpreter /nope/python is for another processor, the node is not",
          "Set runtime.python"),
-        (1, "ModuleNotFoundError: No module named 'distributed.core'", "distributed.core'", "Is distributed installed"),
+        (1, "ModuleNotFoundError: No module named 'distributed.core'", "distributed.core'", "Install distributed"),
         (1, "ImportError: cannot import name 'shuffle' from 'random' (/home/me/random.py)", "/home/me/random.py", "last line"),
         (1, "AttributeError: partially initialized module 'select' has no attribute 'poll'", "'select'", "last line"),
         (1, "KeyboardInterrupt", ": KeyboardInterrupt", "last line"),
         (80, "hpcml: nope0 has no address.", "status 80: nope0 has no address", ""),
-        (1, "the shell said something", "ended with exit status 1", ""),
+        (1, "the shell said something", "exited with status 1", ""),
         (137, "ImportError: of the script's, long ago", "(killed by SIGKILL)", ""),
-        (0, "ImportError: caught", "ended with exit status 0", ""),
+        (0, "ImportError: caught", "exited with status 0", ""),
     ],
 )  # fmt: skip
 def test_the_log_s_own_cause_is_told(status: int, last: str, how: str, hint: str) -> None:
@@ -49,4 +49,4 @@ def test_a_program_for_another_processor_is_named(tmp_path: Path, order: Literal
 
 
 def test_without_a_log_only_the_status_is_told() -> None:
-    assert rules.of_role(1, ()) == rules.Explanation("ended with exit status 1")
+    assert rules.of_role(1, ()) == rules.Explanation("exited with status 1")

@@ -73,7 +73,7 @@ def test_a_node_whose_task_has_ended_is_told_once(context: Context, capsys: pyte
         missing = found.look({"n1-0", "n1-1"}, step_gone=False)
         found.tell(missing)
     assert [node.final for node in missing] == [True]
-    words = "n2 lost 2 workers for good: the worker task ended with exit status 137 (killed by SIGKILL); 2 of 4 workers are left."
+    words = "n2 lost 2 workers for good: the worker task exited with status 137 (killed by SIGKILL); 2 of 4 workers are left."
     assert capsys.readouterr().out == f"{words}\n"
     assert [(event["event"], event["workers"]) for event in told(context)] == [("workers-lost", ["n2-0", "n2-1"])]
 
@@ -86,7 +86,7 @@ def test_a_task_that_is_started_again_is_told_and_not_lost(
     found = losses(context)
     for _ in range(2):
         found.tell(found.look({"n1-0", "n1-1"}, step_gone=False))
-    assert capsys.readouterr().out.count("n2: the worker task was killed (exit status 137); it is started again") == 1
+    assert capsys.readouterr().out.count("n2: the worker task was killed (exit status 137); it restarts") == 1
     assert [event["event"] for event in told(context)] == ["worker-task-killed"]
 
 
@@ -107,7 +107,9 @@ def test_a_step_that_is_gone_makes_every_node_final(context: Context) -> None:
     mark(context, "n1", "workers")
     mark(context, "n2", "workers")
     missing = losses(context).look(set(), step_gone=True)
-    assert [(node.final, "the step of the worker tasks is gone" in node.why) for node in missing] == [(True, True)] * 2
+    assert [(node.final, "the job step of the worker tasks ended" in node.why) for node in missing] == [
+        (True, True)
+    ] * 2
 
 
 def test_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +150,7 @@ def test_a_task_that_srun_has_lost_does_not_come_back(context: Context, line: st
         assert sorted(steps.lost_tasks()) == nodes
     mark(context, "n2", "workers")
     missing = losses(context).look({"n1-0", "n1-1"}, step_gone=False, lost=steps.lost_tasks())
-    said = "its workers were started but have not registered"
+    said = "its workers started but did not register"
     if "n2" in nodes:
         said = f"the worker task {'could not be launched' if 'launch' in line else 'was killed'} ({line})"
     assert [(node.node, node.final, node.why) for node in missing] == [("n2", "n2" in nodes, said)]

@@ -19,7 +19,7 @@ LONG = "a-name-that-is-as-long-as-a-name-of-a-run-can-be-in-practice-20261122-22
 NOW = 1795387159.0 + 65  # 65 s after ID
 TIMES = {"allocated": NOW - 60, "driver-ended": NOW - 3, "torn-down": NOW - 2}
 ROWS = [
-    Status.of(ID, "leonardo", "ended", "the script ended with exit status 0", job="12345678", nodes=("a", "b"), times=TIMES,
+    Status.of(ID, "leonardo", "ended", "the script exited with status 0", job="12345678", nodes=("a", "b"), times=TIMES,
            exit_status=0, ended_as="OUT_OF_MEMORY"),
     Status.of("b-20261120-000000-0000", "leonardo", "queued", "waiting for free nodes", job="12345679", node_count=128),
     Status.of("c-20261122-223959-0000", "local", "running", "the script runs", nodes=("n1",), times={"allocated": NOW - 7}),
@@ -37,7 +37,7 @@ def test_in_a_pipe_nothing_is_cut() -> None:
     cells = [[cell.strip() for cell in row if cell.strip()] for row in table]
     assert cells == [
         list(ls.HEADER),
-        [ID, "OUT_OF_MEMORY", "0", "2", "1m", "0:58", "12345678", "leonardo", "the script ended with exit status 0"],
+        [ID, "OUT_OF_MEMORY", "0", "2", "1m", "0:58", "12345678", "leonardo", "the script exited with status 0"],
         ["b-20261120-000000-0000", "PENDING", "-", "128", "2d", "-", "12345679", "leonardo", "waiting for free nodes"],
         ["c-20261122-223959-0000", "RUNNING", "-", "1", "25s", "0:07", "-", "local", "the script runs"],
         ["d-20261122-223959-0000", "NODE_FAIL", "87", "-", "25s", "-", "7", "lab", "a node of the allocation failed"],

@@ -125,7 +125,7 @@ class Submitted:
 
     def submit(self, _: schema.Site, run: Any) -> Submission:
         if len(self.scripts) == self.taken:
-            raise SiteError("beyond a limit of the QoS")
+            raise SiteError("exceeds a limit of the QoS")
         self.scripts.append(run.script.read_text())
         return Submission(job=str(100 + len(self.scripts)))
 
@@ -165,7 +165,7 @@ def test_a_point_asks_for_what_a_run_would_and_is_never_put_back(
 
 def test_a_refusal_of_a_later_array_takes_the_first_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled: list[str] = []
-    with pytest.raises(SiteError, match="beyond a limit"):
+    with pytest.raises(SiteError, match="exceeds a limit"):
         Submitted(tmp_path, monkeypatch, cancelled, taken=2)
     assert cancelled == [f"101 {ID}.0", f"102 {ID}.1"]
     with pytest.raises(SiteError, match="no job arrays"):

@@ -101,7 +101,7 @@ def test_billing_as_slurm_s_manual_has_it(subtests: pytest.Subtests) -> None:
             assert cost.billing(asked, weights, largest=largest) == pytest.approx(expected)
     assert cost.weights({"cpu": "many", "gres/gpu": "2G", "node": "1"}) == (
         {"node": 1.0},
-        ["cost.weights: 'many' is no weight of cpu", "cost.weights: '2G' is no weight of gres/gpu"],
+        ["cost.weights: 'many' is not a valid weight of cpu", "cost.weights: '2G' is not a valid weight of gres/gpu"],
     )
 
 

@@ -41,7 +41,7 @@ def directives(table: dict[str, Any], **values: Any) -> dict[str, str]:
 
 def test_many_nodes_without_an_image_are_told() -> None:
     def said(**request_: Any) -> bool:
-        return "one file" in " ".join(
+        return "use an image" in " ".join(
             plan.plan(site({"scheduler": "slurm", "name": "many"}), spec(**request_), PLACE).notices
         )
 
@@ -65,7 +65,7 @@ def test_what_is_asked_of_slurm(request_: dict[str, Any], expected: dict[str, st
 
 
 @pytest.mark.parametrize(("request_", "misfit"), [
-    ({"nodes": 9}, "No partition fits"),
+    ({"nodes": 9}, "No partition fits the request"),
     ({"partition": "gpu", "nodes": 5}, "Partition 'gpu' allows 4 nodes, 5 requested"),
     ({"partition": "gpu", "time": "2:00:01"}, "Partition 'gpu' allows 02:00:00, 02:00:01 requested"),
     ({"partition": "long", "gpus_per_node": 1}, "Partition 'long' has no GPUs per node, 1 requested"),
@@ -81,7 +81,7 @@ def test_what_does_not_fit(request_: dict[str, Any], misfit: str) -> None:
 
 def test_a_partition_that_was_not_the_default_is_told() -> None:
     made = plan.plan(site(TWO), spec(gpus_per_node=1), PLACE)
-    assert "partition gpu is asked for, because: Partition 'long' has no GPUs per node, 1 requested" in made.notices
+    assert "partition gpu is used, because: Partition 'long' has no GPUs per node, 1 requested" in made.notices
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_what_the_user_gives_is_not_overridden_by_the_profile(
     made = plan.plan(profile, spec(**request_), PLACE)
     assert dict(made.directives)[option] == value
     assert tuple(extra.split("=", 1)) not in made.directives
-    assert any(extra in reason and "does not count" in reason for reason in made.reasons)
+    assert any(extra in reason and "is ignored" in reason for reason in made.reasons)
     assert tuple(extra.split("=", 1)) in plan.plan(profile, spec(), PLACE).directives
 
 
@@ -149,14 +149,14 @@ def test_a_users_option_that_the_profile_leaves_out_is_told() -> None:
     profile = site({"slurm": {"remove": ["--time"]}})
     made = plan.plan(profile, spec(time="30"), PLACE)
     assert "--time" not in dict(made.directives)
-    assert "--time does not count: the profile leaves --time out (slurm.remove)" in made.notices
+    assert "--time is ignored: the profile removes --time (slurm.remove)" in made.notices
     assert not plan.plan(profile, spec(), PLACE).notices
 
 
 @pytest.mark.parametrize(("settings", "request_", "asked", "told"), [
-    ({}, {"memory_per_node": "2G", "cpus_per_node": 3}, "683M", "is asked for as --mem-per-cpu=683M"),
-    ({}, {"memory_per_node": "2G"}, "2048M", "is asked for as"),
-    ({"resources": {"exclusive": True}}, {"memory_per_node": "2G"}, "1G", "does not count"),
+    ({}, {"memory_per_node": "2G", "cpus_per_node": 3}, "683M", "is passed as --mem-per-cpu=683M"),
+    ({}, {"memory_per_node": "2G"}, "2048M", "is passed as"),
+    ({"resources": {"exclusive": True}}, {"memory_per_node": "2G"}, "1G", "is ignored"),
     ({}, {}, "1G", ""),
 ])  # fmt: skip
 def test_memory_where_a_site_does_not_take_it_by_node(
@@ -273,7 +273,7 @@ def test_workers_that_are_too_small_to_start_are_refused() -> None:
         plan.plan(site(table), spec(memory_per_node="3000M"), PLACE)
     plan.plan(site(table), spec(memory_per_node="64G"), PLACE)
     with pytest.raises(
-        SiteError, match=r"workers\.memory_limit is 27 MiB, and a worker needs more than 80 MiB to start"
+        SiteError, match=r"workers\.memory_limit is 27 MiB, but a worker needs more than 80 MiB to start"
     ):
         plan.plan(site({**TWO, "workers": {"memory_limit": "27MiB"}}), spec(), PLACE)
 

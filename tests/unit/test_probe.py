@@ -392,8 +392,8 @@ for ask in (lambda: time.sleep(600), lambda: os.kill(os.getpid(), signal.SIGSEGV
 def test_a_driver_that_hangs_or_crashes() -> None:
     assert [json.loads(line) for line in python(HANGS_OR_CRASHES).stdout.splitlines()] == [
         ["NVML gave no answer within 1 s", ["nvml"], []],  # which waits less than the driver hangs
-        ["the process that asked NVML was ended by SIGSEGV", [], []],
-        ["the process that asked NVML gave no answer", [], []],
+        ["the process that queried NVML was ended by SIGSEGV", [], []],
+        ["the process that queried NVML gave no answer", [], []],
         ["ZeroDivisionError: division by zero", [], []],
     ]
 
@@ -406,7 +406,7 @@ def test_no_process_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     node = probe.probe(tree.build("leonardo", tmp_path), ucx={})
     assert (
         node.probing.errors["gpu"]
-        == "NVML was not asked, no process could be started: Resource temporarily unavailable"
+        == "NVML was not queried: no process could be started: Resource temporarily unavailable"
     )
 
 

@@ -44,7 +44,11 @@ def test_the_words(subtests: pytest.Subtests) -> None:
     ):
         with subtests.test(text=text):
             assert workers.profilers(spec(text, gpus=1)) == expected
-    for text, words in (("memory", "no profiler 'memory'"), ("dask,", "no profiler ''"), ("rmm", "without GPUs")):
+    for text, words in (
+        ("memory", "Unknown profiler 'memory'"),
+        ("dask,", "Unknown profiler ''"),
+        ("rmm", "needs GPUs"),
+    ):
         with subtests.test(text=text), pytest.raises(UsageError, match=words):
             workers.profilers(spec(text))
 

@@ -147,9 +147,9 @@ def test_what_a_terminal_obeys(environment: dict[str, str], colour: bool, change
 
 
 @pytest.mark.parametrize(("message", "line"), [
-    ("the script ended with exit status 3", "the script ended with exit status 3"),
+    ("the script exited with status 3", "the script exited with status 3"),
     ("the run was cancelled", "the run was cancelled (status 3)"),
-    ("the script ended with exit status 13", "the script ended with exit status 13 (status 3)"),
+    ("the script exited with status 13", "the script exited with status 13 (status 3)"),
 ])  # fmt: skip
 def test_an_exit_status_is_said_once(message: str, line: str) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")

@@ -93,7 +93,7 @@ def test_files_travel_unchanged_and_without_privileges(tmp_path: Path) -> None:
 
 def test_a_file_that_does_not_come_whole_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("old")
-    with pytest.raises(errors.StorageError, match="did not come whole"):
+    with pytest.raises(errors.StorageError, match="arrived incomplete"):
         receive(tmp_path, Entry("a", 10, 0, 0o644), io.BytesIO(b"12345").read)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_text() == "old"

@@ -42,7 +42,7 @@ def test_all_attempts_are_told_and_added_up(tmp_path: Path) -> None:
     assert told == [
         ("4711", 600, "TIMEOUT", "it stopped"),
         ("4712", 300, "", attempts.NO_WORD),
-        ("4713", 1000, "COMPLETED", "the script ended with exit status 0"),
+        ("4713", 1000, "COMPLETED", "the script exited with status 0"),
     ]
     assert found["ledger"]["paid"] == pytest.approx(2 * 1000 / 3600)
     assert [one["hours"] for one in found["attempts"]] == [

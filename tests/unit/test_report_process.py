@@ -55,5 +55,5 @@ def test_what_goes_wrong_is_said_in_the_job_s_log(
             made.end()
             log = paths.job_log.read_text()
             assert words in log
-            assert f"make it later: hpcml report {cause.__name__}" in log
+            assert f"Write it with: hpcml report {cause.__name__}" in log
             assert log.count("\n") == 1

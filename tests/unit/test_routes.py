@@ -48,7 +48,7 @@ def server() -> Iterator[http.server.ThreadingHTTPServer]:
 ])  # fmt: skip
 def test_what_is_no_identity_is_another_service(server: http.server.ThreadingHTTPServer, said: bytes) -> None:
     server.said = said  # type: ignore[attr-defined]
-    assert routes.look(server.server_address[1], SERVICE) in ("something else answers", "another service answers")
+    assert routes.look(server.server_address[1], SERVICE) in ("another program answers", "another service answers")
     server.said = b'{"id": "Scheduler-1"}'  # type: ignore[attr-defined]
     assert routes.look(server.server_address[1], SERVICE) == ""
 
@@ -123,7 +123,7 @@ def test_a_node_s_changed_key_and_a_missing_socket_have_their_own_errors(tmp_pat
 
 
 def test_a_second_hop_that_ends_is_not_the_login_node_s_refusal(tmp_path: Path) -> None:
-    closed = "the connection is closed at once (ConnectionResetError)"
+    closed = "the connection is closed immediately (ConnectionResetError)"
     said = "hpcml: the ssh from login to n1 ended: Connection to n1 closed by remote host. (two hops)\n"
     ended = route(tmp_path, "twohop", said=said, code=77).failure(closed)
     assert ended.message == "the ssh from login to n1 ended: Connection to n1 closed by remote host. (two hops)"

@@ -302,7 +302,7 @@ def test_nvml_that_is_late_or_not_there(
     two = sampler.Sampler(paths.samples_of("n2"), "n2", 5.0, 1, tmp_path / "root")
     two.sample()
     assert samples.nodes(paths)["n2"].samples[0].gpus == ()
-    assert "no GPU of n2 is sampled: NvmlError: Driver Not Loaded" in capfd.readouterr().err
+    assert "the GPUs of n2 are not sampled: NvmlError: Driver Not Loaded" in capfd.readouterr().err
 
 
 # -- the file --------------------------------------------------------------------------------------------------------

@@ -99,14 +99,14 @@ def test_options_are_passed_on_and_replace_the_profiles() -> None:
     assert found["--exclusive"] == found["--no-requeue"] == ""
     assert "--requeue" not in found
     assert not made.may_start_again
-    assert "--constraint is given: --constraint=cpu of the profile's slurm.extra does not count" in made.reasons
+    assert "--constraint is set: --constraint=cpu of the profile's slurm.extra is ignored" in made.reasons
     names = [option for option, _ in made.directives]
     assert len(names) == len(set(names))
 
 
 def test_the_local_site_says_that_it_passes_nothing_on() -> None:
     made = planned({"scheduler": "local"}, "-C", "fast", "--exclusive")
-    assert made.notices == ("the local site has no counterpart of sbatch's --constraint, --exclusive: not used",)
+    assert made.notices == ("the local site ignores sbatch's --constraint, --exclusive",)
 
 
 @pytest.mark.parametrize(("words", "hint"), [
@@ -142,10 +142,10 @@ def partition_and_notices(*words: str) -> tuple[str, str]:
 def test_nodes_with_gpus_are_not_taken_silently_without_them() -> None:
     partition, notices = partition_and_notices("-N4")
     assert partition == "cpu"
-    assert "'boost' has GPUs, and none is requested" in notices
+    assert "'boost' has GPUs, but the job requests none" in notices
     partition, notices = partition_and_notices("-N4", "-p", "boost")
     assert partition == "boost"
-    assert "no GPU is used, and 4 nodes of boost with 16 GPUs taken" in notices
+    assert "this job reserves 16 GPUs and uses none" in notices
     partition, notices = partition_and_notices("-N9")  # too many for the other
     assert partition == "boost"
     assert "36 GPUs" in notices

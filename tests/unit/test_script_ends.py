@@ -40,11 +40,11 @@ class End(NamedTuple):
 
 ENDS = {
     "cleaning up": End("try:\n    raise ValueError('first')\nfinally:\n    raise OSError('closing failed')\n", 1,
-                       "the script ended with exit status 1", "ValueError in job.py:4", "first"),
+                       "the script exited with status 1", "ValueError in job.py:4", "first"),
     "crash": End(CRASH, 139, "the script was killed by SIGSEGV", "crashed (SIGSEGV)", "in string_at"),
-    "os._exit": End("import os\nprint('out of memory')\nos._exit(5)\n", 5, "the script ended with exit status 5",
-                    "script chose exit status 5", "exit status 5"),
-    "waits in vain": End(WAITS, 1, "the script ended with exit status 1", "TimeoutError in job.py:2",
+    "os._exit": End("import os\nprint('out of memory')\nos._exit(5)\n", 5, "the script exited with status 5",
+                    "script exited with status 5", "exited with status 5"),
+    "waits in vain": End(WAITS, 1, "the script exited with status 1", "TimeoutError in job.py:2",
                          f"TimeoutError at job.py:2: {WAITS.splitlines()[1]}"),
     "SIGTERM": End(SIGNAL.format(15), 143, "the script was killed by SIGTERM", "killed by SIGTERM", "SIGTERM", known=False),
     "SIGKILL": End(SIGNAL.format(9), 137, "the script was killed by SIGKILL", "killed by SIGKILL", "SIGKILL", known=False),

@@ -64,15 +64,15 @@ def test_who_sets_another_value_answers_for_it(tmp_path: Path) -> None:
     assert site.doubtful("partitions.dcgp_usr_prod.memory_per_node") == "reported", "of the others nothing changes"
     assert (site.facts["network.interface"].source, site.doubtful("network.interface")) == ("me", "guessed")
     assert site.doubts() == shipped.doubts(), "one less, one more"
-    assert f"has {site.doubts()} values that are only reported" in " ".join(planned(site).notices)
+    assert f"has {site.doubts()} unconfirmed values" in " ".join(planned(site).notices)
 
 
 @pytest.mark.parametrize(("fact", "words"), [
-    ('confidence = "confirmd", date = 2026-11-23, source = "x"', "'confirmd' is not known.*Did you mean confirmed"),
+    ('confidence = "confirmd", date = 2026-11-23, source = "x"', "Unknown confidence 'confirmd'.*Did you mean confirmed"),
     ('confidence = "guessed", date = 2026-11-23', "has no source"),
     ('confidence = "guessed", date = "soon", source = "x"', "'soon' is not a date"),
     ('confidence = "guessed", source = "x"', "'' is not a date"),
-    ('confidence = "guessed", date = 2026-11-23, source = "x", value = "ib1"', "and is of a setting"),
+    ('confidence = "guessed", date = 2026-11-23, source = "x", value = "ib1"', "A fact about a setting"),
 ])  # fmt: skip
 def test_a_fact_that_is_not_whole_is_told(tmp_path: Path, fact: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){words}") as error:
@@ -81,7 +81,7 @@ def test_a_fact_that_is_not_whole_is_told(tmp_path: Path, fact: str, words: str)
 
 
 def test_a_fact_of_nothing_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="of no value that is set"):
+    with pytest.raises(ConfigError, match="describes no value of the profile"):
         load('[facts]\n"network.interface" = { confidence = "guessed", date = 2026-11-23, source = "x" }\n', tmp_path)
 
 
@@ -92,17 +92,17 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("leonardo", {"qos": "boost_qos_dbg", "partition": "boost_usr_prod", "time": "2h"}, "QoS 'boost_qos_dbg' allows 00:30:00, 02:00:00", ""),
     ("leonardo", {"qos": "boost_qos_dbg", "partition": "dcgp_usr_prod"}, "is for partition boost_usr_prod, not for dcgp_usr_prod", ""),
     ("leonardo", {"partition": "dcgp_usr_prod", "nodes": 20}, "Partition 'dcgp_usr_prod' allows 16 nodes", "--qos dcgp_qos_bprod"),
-    ("leonardo", {"nodes": 100, "gpus_per_node": 4}, "No partition fits", "Try --partition boost_usr_prod --qos boost_qos_bprod."),
+    ("leonardo", {"nodes": 100, "gpus_per_node": 4}, "No partition fits the request", "Try --partition boost_usr_prod --qos boost_qos_bprod."),
     ("jupiter", {}, "aarch64", "--site slurm"),
     ("lumi", {"gpus_per_node": 8}, "AMD", "--site slurm"),
 ]  # fmt: skip
 TOLD: list[tuple[str, dict[str, Any], str]] = [
     ("leonardo", {"qos": "boost_qos_lprod", "nodes": 4, "gpus_per_node": 4},
-     "QoS 'boost_qos_lprod' allows 3 nodes, 4 requested; that limit is only reported, so Slurm decides"),
-    ("leonardo", {"nodes": 20}, "a partition without GPUs takes it too: --partition dcgp_usr_prod --qos dcgp_qos_bprod"),
-    ("leonardo", {"environment": (("NCCL_IB_HCA", "mlx5_0,mlx5_1,mlx5_4:1"),)}, "NCCL_IB_HCA names mlx5_4, which the nodes of leonardo have not"),
-    ("marenostrum5", {"nodes": 101}, "QoS 'acc_ehpc' allows 100 nodes, 101 requested; that limit is only reported"),
-    ("vega", {"partition": "gpu"}, "Partition 'gpu' takes no job without GPUs; that limit is only reported"),
+     "QoS 'boost_qos_lprod' allows 3 nodes, 4 requested; this limit is only reported, so Slurm decides"),
+    ("leonardo", {"nodes": 20}, "a partition without GPUs fits too: --partition dcgp_usr_prod --qos dcgp_qos_bprod"),
+    ("leonardo", {"environment": (("NCCL_IB_HCA", "mlx5_0,mlx5_1,mlx5_4:1"),)}, "NCCL_IB_HCA names mlx5_4, which the nodes of leonardo do not have"),
+    ("marenostrum5", {"nodes": 101}, "QoS 'acc_ehpc' allows 100 nodes, 101 requested; this limit is only reported"),
+    ("vega", {"partition": "gpu"}, "Partition 'gpu' accepts only jobs with GPUs; this limit is only reported"),
     ("perlmutter", {"nodes": 2, "gpus_per_node": 4}, "Slingshot"),
     ("perlmutter", {"gpus_per_node": 4}, "libfabric"),
 ]  # fmt: skip

@@ -260,7 +260,9 @@ def test_a_partition_that_forbids_memory_is_asked_without(monkeypatch: pytest.Mo
     survey.check()
     assert survey.draft.values["slurm",]["remove"] == ["--mem"]
     assert "memory is not yours to set" in survey.draft.facts["slurm.remove"].source
-    assert any("gpp is refused: Batch job submission failed: too many CPUs" in one for one in survey.draft.questions)
+    assert any(
+        "a whole node of gpp: Batch job submission failed: too many CPUs" in one for one in survey.draft.questions
+    )
     assert len(asked) == 4
     assert all("#SBATCH --account=ehpc1\n" in text for text in asked)
 

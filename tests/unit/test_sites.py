@@ -116,7 +116,7 @@ def test_a_profile_extends_another_over_several_steps(
 def test_a_ring_is_told(environment: dict[str, str], tmp_path: Path, write: Write, texts: dict[str, str]) -> None:
     for name, parent in texts.items():
         write(f"{USER}/profiles/{name}.toml", f"extends = '{parent}'\n")
-    with pytest.raises(ConfigError, match="in a ring: a → "):
+    with pytest.raises(ConfigError, match="in a circle: a → "):
         lookup.load("a", environment, tmp_path)
 
 

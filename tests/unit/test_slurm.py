@@ -51,7 +51,7 @@ def test_states_of_several_jobs(answers: Path) -> None:
         "13": JobState("RUNNING", "", "2026-11-21T08:00:00", "n[1-2]"),
         "14": JobState("CANCELLED", start="2026-11-21T07:00:00", nodes="n3", exit="0:0"),
         "15": JobState("FAILED", start="Unknown", nodes="n4", exit="3:0"),
-        "16": JobState("UNREADABLE", "The answer of squeue cannot be read: noise"),
+        "16": JobState("UNREADABLE", "The output of squeue cannot be read: noise"),
     }
     assert found["12"].pending
     assert found["13"].active
@@ -200,7 +200,7 @@ def test_accounting_that_fails_for_many_is_asked_for_the_newest_alone(answers: P
 
 
 @pytest.mark.parametrize(("program", "words"), [("sbatch", "nothing was submitted"), ("scancel", "nothing was cancelled"),
-                                                ("squeue", "needs no controller")])  # fmt: skip
+                                                ("squeue", "running jobs are not affected")])  # fmt: skip
 def test_what_a_silent_controller_means_depends_on_the_question(program: str, words: str) -> None:
     answer = Answer(1, "", f"{program}: error: Unable to contact slurm controller (connect failure)\n")
     assert words in slurm.refusal(answer, program).hint
@@ -238,7 +238,7 @@ def test_of_two_jobs_of_a_run_one_that_has_not_ended_is_found(answers: Path) -> 
 
 @pytest.mark.parametrize(
     ("reason", "words"),
-    [("Resources", "waiting for free nodes"), ("(Priority)", "other jobs go first"), ("ReqNodeNotAvail, UnavailableNodes:n[1-2]",
+    [("Resources", "waiting for free nodes"), ("(Priority)", "waiting for jobs with higher priority"), ("ReqNodeNotAvail, UnavailableNodes:n[1-2]",
       "a node it needs is down, drained or reserved"), ("ReqNodeNotAvail(Unavailable:n1)", "a node it needs is down, drained or reserved"),
      ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
       "nodes it needs are down, drained or reserved"), ("BrandNewReason", "BrandNewReason")],

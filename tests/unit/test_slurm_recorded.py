@@ -47,19 +47,19 @@ def saying(monkeypatch: pytest.MonkeyPatch, recorded: Recorded, *names: str) -> 
 
 
 REFUSALS = {
-    "account": ["does not accept the account"],
+    "account": ["rejected the account"],
     "qos": ["QoS does not exist"],
-    "partition": ["no such partition"],
-    "time": ["time limit is longer than"],
-    "nodes": ["does not give that many nodes", "does not have that many CPUs"],
-    "nodes of the partition": ["does not give that many nodes"],
-    "cpus": ["No node of the partition has what is asked for", "does not have that many CPUs"],
-    "memory": ["No node of the partition has that much memory", "No node of the partition has what is asked for"],
-    "gpus": ["No node of the partition has what is asked for"],
-    "gpu type": ["No node of the partition has what is asked for", "does not know the GPUs"],
-    "gres": ["does not know the GPUs"],
-    "dependency": ["does not accept the dependency"],
-    "feature": ["No node has the feature"],
+    "partition": ["partition does not exist"],
+    "time": ["time limit exceeds the maximum of"],
+    "nodes": ["does not allow that many nodes", "does not have that many CPUs"],
+    "nodes of the partition": ["does not allow that many nodes"],
+    "cpus": ["No node of the partition matches the request", "does not have that many CPUs"],
+    "memory": ["No node of the partition has that much memory", "No node of the partition matches the request"],
+    "gpus": ["No node of the partition matches the request"],
+    "gpu type": ["No node of the partition matches the request", "does not know the requested GPUs"],
+    "gres": ["does not know the requested GPUs"],
+    "dependency": ["rejected the dependency"],
+    "feature": ["No node has the requested feature"],
     "option": ["does not know one of the options"],
 }
 
@@ -76,7 +76,7 @@ def test_refusals_have_words(recorded: Recorded, subtests: pytest.Subtests) -> N
                 message = slurm.refusal(said).message
                 assert any(words in message for words in messages), (message, said.err)
     one_job = slurm.refusal(answer(recorded, "refused: one job"))
-    assert "beyond a limit of the account or the QoS" in one_job.message
+    assert "exceeds a limit of the account or the QoS" in one_job.message
 
 
 def test_a_controller_that_is_gone(recorded: Recorded, subtests: pytest.Subtests) -> None:
@@ -122,7 +122,7 @@ def test_jobs_in_the_queue(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) 
     assert {name: found[job].reason for name, job in jobs.items() if name not in ("allocation", "array")} == {
         "held": "held by the user (scontrol release)",
         "dependent": "waiting for the jobs it depends on",
-        "later": "waiting for its begin time",
+        "later": "waiting for its start time",
         "depends": "waiting for the jobs it depends on",
         "too many": "more nodes than the QoS allows: it will never start",
     }

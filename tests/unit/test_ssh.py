@@ -109,7 +109,7 @@ def test_a_folder_for_control_sockets_is_the_user_s_alone(tmp_path: Path) -> Non
     (tmp_path / "open").chmod(0o770)
     (tmp_path / "link").symlink_to(tmp_path / "new")
     for name in ("open", "link"):
-        with pytest.raises(StorageError, match="not yours alone"):
+        with pytest.raises(StorageError, match="Other users can access"):
             ssh.private_folder(tmp_path / name)
     (tmp_path / "new").chmod(0o777)
     with pytest.raises(StorageError, match="rename") as told:
@@ -125,7 +125,7 @@ def test_a_folder_for_control_sockets_is_the_user_s_alone(tmp_path: Path) -> Non
 
 def test_a_control_socket_s_path_has_room_for_ssh_s_own_suffix(tmp_path: Path) -> None:
     assert ssh.control_socket(Path("/" + "x" * 70), "y" * 17).name == "y" * 17
-    with pytest.raises(ConfigError, match="the system takes 89"):
+    with pytest.raises(ConfigError, match="the system allows 89"):
         ssh.control_socket(Path("/" + "x" * 72), "y" * 17)
 
 

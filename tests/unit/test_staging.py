@@ -44,7 +44,7 @@ def test_a_folder_that_is_none(folder: str) -> None:
 
 
 def test_sbcast_is_slurm_s() -> None:
-    with pytest.raises(ConfigError, match=r"sbcast is Slurm's.*runtime\.stage"):
+    with pytest.raises(ConfigError, match=r"sbcast needs Slurm.*runtime\.stage"):
         container.stage(site("local", stage="sbcast"), "/i/a.sif", HERE)
     assert container.stage(site("local", stage="copy"), "/i/a.sif", HERE)
 

@@ -38,9 +38,11 @@ def test_nothing_is_raised_beyond_the_partition() -> None:
     )
     full = more([Fault("oom", ("--memory-per-node", "150G"))], memory=100 * GIB)
     assert not full.spec.size.memory_per_node.text
-    assert full.words == ("memory of a node is not raised: 100 GiB is all that partition boost gives",)
+    assert full.words == ("memory of a node is not raised: 100 GiB is the maximum of partition boost",)
     enough = more([Fault("oom", ("--memory-per-node", "12G"))])
-    assert enough.words == ("memory of a node is not raised: 60 GiB is more than the points that failed had",)
+    assert enough.words == (
+        "memory of a node is not raised: the request (60 GiB) already exceeds that of the failed points",
+    )
 
 
 def test_a_worker_s_share_and_nodes() -> None:
@@ -48,7 +50,7 @@ def test_a_worker_s_share_and_nodes() -> None:
     assert found.settings == ("workers.memory_limit=3072M",)
     assert found.spec.place.sbatch == (("--exclude", "n1,n2"),)
     unasked = more([Fault("oom", ("--memory-per-node", "90G")), Fault("node", ("--exclude", "n1"))], asked_for=False)
-    assert unasked.words == ("without n1, where points failed by the node's fault",)
+    assert unasked.words == ("n1 excluded: points failed there because of the node",)
     added = more([Fault("node", ("--exclude", "n1,n7"))], sbatch=(("--exclude", "n[1,3],m[1,3]"),))
     assert added.spec.place.sbatch == (("--exclude", "n[1,3],m[1,3],n7"),)
     kept = more([Fault("node", ("--exclude", "n7"))], sbatch=(("--exclude", "n[1-"),))  # what only Slurm may know

@@ -12,7 +12,7 @@ from distributed import Client, LocalCluster, Variable, fire_and_forget, wait
 from hpcml.kinds.dask.node import activity
 
 END = threading.Event()  # workers are threads of this process
-UNDONE = "not done when the script ended or dropped the future: nothing waited for the result."
+UNDONE = "not finished when the script ended or deleted the future: nothing waited for the result."
 
 
 def invert(x: float) -> float:
@@ -73,7 +73,7 @@ def test_the_scheduler_counts_what_nobody_waited_for(name: str, tmp_path: Path) 
     if failed:
         place = f"{Path(__file__).name}:{invert.__code__.co_firstlineno + 1}"
         those = "2 tasks failed, the first" if failed > 1 else "a task failed"
-        assert said[0].startswith(f"{those} with ZeroDivisionError('division by zero') ({place}), and")
+        assert said[0].startswith(f"{those} with ZeroDivisionError('division by zero') ({place}), but")
     if undone:
         assert said[-1] == (f"{undone} tasks were {UNDONE}" if undone > 1 else f"a task was {UNDONE}")
     assert kept is None or kept

@@ -123,11 +123,11 @@ def test_a_run_is_waited_for_followed_to_its_next_node_and_ends_it(world: World)
     assert world.step(1, facts(state="PENDING", message="put back into the queue")) is State.WAITING
     assert (world.are_open, world.said[-1]) == (
         0,
-        "The dashboard is gone from n1; waiting for the run to start again.",
+        "The dashboard on n1 ended; waiting for the run to start again.",
     )
     assert world.step(1, facts(N2)) is State.OPEN
     assert world.step(1, facts(N1)) is State.OPEN
-    assert world.said[-1] == "The run is on n1 now."
+    assert world.said[-1] == "The run is now on n1."
     assert [(port, node) for port, node, _ in world.opened] == [(first[0], node) for node in ("n1", "n2", "n1")]
     assert world.are_open == 1
     assert world.step(1, facts(state="COMPLETED", message="it ended well")) is State.ENDED
@@ -148,12 +148,12 @@ def test_a_run_that_is_held_ends_it(world: World) -> None:
 
 
 def test_a_first_refusal_ends_it(world: World) -> None:
-    for refusal, message in ((TunnelError, "The site lets no tunnel through to n1"), (ServiceGoneError, "socket is not on n1")):  # fmt: skip
+    for refusal, message in ((TunnelError, "The site does not allow a tunnel to n1"), (ServiceGoneError, "socket is not on n1")):  # fmt: skip
         world.refuse = refusal
         with pytest.raises(refusal, match=message):
             world.step(0, facts(N1))
     world.refuse, world.wrong = None, "it answers with status 500"
-    with pytest.raises(TunnelError, match="The site lets no tunnel through"):
+    with pytest.raises(TunnelError, match="The site does not allow a tunnel"):
         world.step(0, facts(N1))
     assert (len(world.routes), world.are_open) == (2, 0), "each route that was tried is closed"
 
@@ -166,7 +166,7 @@ def test_a_lost_route_is_opened_again_for_a_while(world: World) -> None:
     begin = world.now
     assert world.said[-2:] == [
         "The route to the node is lost; opening it again.",
-        "The site lets no tunnel through to n1; waiting for what the cluster says of the run.",
+        "The site does not allow a tunnel to n1; waiting for the cluster's answer about the run.",
     ]
     assert world.tunnel.phase.due == begin + tunnel.RETRY
     world.refuse = None
@@ -193,7 +193,7 @@ def test_a_service_that_stays_silent_is_gone(world: World) -> None:
     world.wrong = "another service answers"
     world.step(tunnel.PROBE, facts(N1))
     world.step(tunnel.PROBE, facts(N1))
-    with pytest.raises(ServiceGoneError, match="the run goes on: another service answers"):
+    with pytest.raises(ServiceGoneError, match="the run continues: another service answers"):
         world.step(tunnel.PROBE, facts(N1))
 
 
@@ -204,9 +204,9 @@ def test_the_port_stays_and_a_taken_one_is_told(world: World) -> None:
     world.routes[-1].lost = True
     world.step(1, facts(N1))
     assert world.opened[1][0] == port + 1
-    assert f"Port {port} has been taken by another program; the tunnel is on {port + 1} now." in world.said
+    assert f"Another program took port {port}. The tunnel now uses port {port + 1}." in world.said
     world.tunnel = world.make(port=port)
-    with pytest.raises(HpcmlError, match=f"Port {port} of this laptop is taken"):
+    with pytest.raises(HpcmlError, match=f"Port {port} of this laptop is in use"):
         world.step(0, facts(N1))
 
 
@@ -215,7 +215,7 @@ def test_the_time_limit_is_told_once_for_each_step(world: World) -> None:
     for left in (890.0, 880.0, 290.0, 50.0, 40.0):
         world.step(1, facts(N1, ends=time.time() + left))
     assert [text for text in world.said if "time limit" in text] == [
-        f"The run's time limit is in {minutes} min." for minutes in (15, 5, 1)
+        f"The run reaches its time limit in {minutes} min." for minutes in (15, 5, 1)
     ]
 
 
@@ -245,9 +245,9 @@ def test_a_lost_link_is_made_again_at_growing_distances(world: World, monkeypatc
     lost(world, follow, monkeypatch)
     assert 0.8 * 30 <= world.now - begin <= 1.2 * 30, "2 + 4 + 8 + 16 s"
     assert states == [State.WAITING] * 3
-    links = [text for text in world.said if "link" in text]
-    assert links == ["The link to cluster is lost; trying again on the same port.", "The link is back.",
-                     "The link to cluster was lost; following the run again."]  # fmt: skip
+    links = [text for text in world.said if "connection" in text.lower()]
+    assert links == ["The connection to cluster was lost; trying again on the same port.", "The connection is back.",
+                     "The connection to cluster was lost; following the run again."]  # fmt: skip
 
 
 def test_a_lost_cluster_is_given_up_at_the_deadline(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

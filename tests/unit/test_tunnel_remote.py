@@ -135,7 +135,7 @@ def test_a_token_is_a_secret_of_its_attempt(run: directories.Run, path: str) -> 
     (secret / "link").symlink_to("/etc/passwd")
     named = path.format(run=run.paths.directory, secret=secret)
     attempt(run, 0, jupyter=SERVICE | {"token_file": named})
-    with pytest.raises(StorageError, match="no token of the run"):
+    with pytest.raises(StorageError, match="not a token of the run"):
         tunnel_server.services(run)
 
 

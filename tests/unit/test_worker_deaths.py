@@ -92,7 +92,7 @@ def test_a_node_that_cannot_be_sampled_goes_on(
     monkeypatch.setattr(os, "fork", fork)
     settings = settings_of()
     agent._sample(node.context._replace(settings=settings))
-    assert capsys.readouterr().err == "hpcml: n1 is not sampled: Resource temporarily unavailable.\n"
+    assert capsys.readouterr().err == "hpcml: n1 records no samples: Resource temporarily unavailable.\n"
     settings = settings_of(report__sample_every=0.0)
     agent._sample(node.context._replace(settings=settings))
     assert capsys.readouterr().err == ""

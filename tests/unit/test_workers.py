@@ -54,7 +54,7 @@ def test_pinned_memory_is_a_share_of_a_workers_or_what_the_profile_says(
             made = workers.gpu_settings(site(gpu={"spill_pinned": text}), 4)
             assert made is not None
             assert gpus.pinned_memory(made, 60 << 30) == expected
-    with pytest.raises(ConfigError, match=r"'0\.5' is no size"):
+    with pytest.raises(ConfigError, match=r"'0\.5' is not a valid size"):
         workers.gpu_settings(site(gpu={"spill_pinned": "0.5"}), 4)
 
 
@@ -66,9 +66,9 @@ def test_the_automatic_pool_gives_way_to_another_allocator(chosen: dict[str, Any
 
 
 @pytest.mark.parametrize(("gpu", "words"), [
-    ({"rmm_async": True, "rmm_managed_memory": True}, "gpu.rmm_async does not go with gpu.rmm_managed_memory"),
-    ({"rmm_release_threshold": "1G"}, "gpu.rmm_release_threshold does not go with gpu.rmm_async = false"),
-    ({"cudf_spill_stats": 1}, "gpu.cudf_spill_stats does not go with gpu.cudf_spill = false"),
+    ({"rmm_async": True, "rmm_managed_memory": True}, "gpu.rmm_async cannot be combined with gpu.rmm_managed_memory"),
+    ({"rmm_release_threshold": "1G"}, "gpu.rmm_release_threshold cannot be combined with gpu.rmm_async = false"),
+    ({"cudf_spill_stats": 1}, "gpu.cudf_spill_stats cannot be combined with gpu.cudf_spill = false"),
     ({"rmm_allocator_libs": ["jax"]}, "RMM cannot allocate for 'jax'"),
     ({"rmm_pool_size": "lots"}, "'lots' is not an amount of GPU memory"),
     ({"device_memory_limit": "-3"}, "'-3' is not an amount of GPU memory"),
@@ -104,7 +104,7 @@ def test_without_cudf_polars_its_workers_are_refused_on_the_node(monkeypatch: py
 
 
 @pytest.mark.parametrize(("profile", "asked", "words"), [
-    ({}, {"profile": "rmm"}, "does not see the memory"),
+    ({}, {"profile": "rmm"}, "does not contain the memory"),
     ({"fabric": {"require": "rdma"}}, {}, "No check can prove RDMA"),
 ])  # fmt: skip
 def test_what_cannot_be_in_the_mode_for_polars_is_refused(

@@ -115,7 +115,7 @@ def _state(view: View) -> str:
 def _facts(view: View) -> list[tuple[str, str]]:
     status, exit_status = view.status, view.status.ending.exit_status
     rows = []
-    if status.over and exit_status is not None and f"exit status {exit_status}" not in status.message:
+    if status.over and exit_status is not None and f"status {exit_status}" not in status.message:
         rows.append(("exit", str(exit_status)))
     if view.cause:
         rows.append(("cause", view.cause))

@@ -57,10 +57,10 @@ KIND = Kind(
             "workers",
             begin="scheduler-up",
             end="workers-ready",
-            waiting="{workers} of {expected} workers are there",
+            waiting="{workers} of {expected} workers started",
             short="{workers}/{expected}",
             done="{expected}/{expected}",
-            during="before all workers were there",
+            during="before all workers had started",
         ),
         Stage(
             "fabric",
@@ -80,9 +80,9 @@ KIND = Kind(
     noun="worker",
     threads="workers.threads",
     ends=(
-        EndOfKind(errors.WORKERS_NEVER_CAME, "workers did not come", followed=True),
+        EndOfKind(errors.WORKERS_NEVER_CAME, "workers did not start", followed=True),
         EndOfKind(errors.ROLE_LOST, "workers or scheduler lost", followed=True),
-        EndOfKind(errors.FABRIC, "not the transport asked for", followed=False),
+        EndOfKind(errors.FABRIC, "not the required interconnect", followed=False),
     ),
     seen=_seen,
 )

@@ -147,13 +147,13 @@ ACCOUNTING = Accounting(
         ),
         "script": Part(
             "Script without tasks",
-            "The script ran, the {unit} was idle, and its worker had no task.",
+            "The script ran, but the {unit} was idle because its worker had no task.",
             "#d29922",
             "#bb8009",
         ),
         "tasks": Part(
             "Tasks, {unit} idle",
-            "The worker had a task, and the {unit} was idle for none of the reasons below.",
+            "A task was running, but the {unit} was idle for an unknown reason.",
             "#e08a3c",
             "#c0702b",
         ),
@@ -179,7 +179,7 @@ ACCOUNTING = Accounting(
     startup="importing",
     before_script="Interconnect",
     activity=_activity,
-    missing="There are no samples of Dask: tasks, transfers and spilling are not known.",
+    missing="No samples of Dask exist: tasks, transfers and spilling are unknown.",
     figures=(
         ShareFigure("without_tasks", "script"),
         ShareFigure("transfers", "transfers"),

@@ -37,8 +37,8 @@ def decided(site: Site, spec: RunRequest) -> Site:
     if site.gpu.mode != "polars" or not spec.size.gpus_per_node:  # the mode is for runs with GPUs
         return site._replace(gpu=site.gpu._replace(mode="dask"))
     if "rmm" in profilers(spec):
-        hint = "Leave it out; RAPIDSMPF_STATISTICS=1 has the engine count its own."
-        raise UsageError("RMM's log does not see the memory that cuDF-Polars takes", place="--profile rmm", hint=hint)
+        hint = "Remove it. With RAPIDSMPF_STATISTICS=1 the engine counts its own."
+        raise UsageError("RMM's log does not contain the memory of cuDF-Polars", place="--profile rmm", hint=hint)
     if site.fabric.require == "rdma":
         sentence = "No check can prove RDMA in GPU mode polars: cuDF-Polars' own connections are not measured"
         raise ConfigError(sentence, place="fabric.require", hint="Add --set fabric.require=warn.")
@@ -53,14 +53,14 @@ def profilers(spec: RunRequest) -> tuple[str, ...]:
     UsageError
         If there is none of that name, or it profiles GPUs and there are none.
     """
-    words = [word.strip() for word in asked(spec).profile.split(",")] if asked(spec).profile else []
-    for word in words:
+    names = [word.strip() for word in asked(spec).profile.split(",")] if asked(spec).profile else []
+    for word in names:
         if word not in PROFILERS:
-            hint = did_you_mean(nearest(word, PROFILERS), f"One of: {', '.join(PROFILERS)}.")
-            raise UsageError(f"There is no profiler '{word}'", place="--profile", hint=hint)
-    if "rmm" in words and not spec.size.gpus_per_node:
-        raise UsageError("RMM has nothing to log without GPUs", place="--profile rmm", hint="Add --gpus-per-node.")
-    return tuple(name for name in PROFILERS if name in words)
+            hint = did_you_mean(nearest(word, PROFILERS), f"Use one of: {', '.join(PROFILERS)}.")
+            raise UsageError(f"Unknown profiler '{word}'", place="--profile", hint=hint)
+    if "rmm" in names and not spec.size.gpus_per_node:
+        raise UsageError("The RMM profiler needs GPUs", place="--profile rmm", hint="Add --gpus-per-node.")
+    return tuple(name for name in PROFILERS if name in names)
 
 
 def worker_resources(site: Site) -> tuple[tuple[str, float], ...]:
@@ -71,15 +71,15 @@ def worker_resources(site: Site) -> tuple[tuple[str, float], ...]:
     ConfigError
         If one is not of the form NAME=NUMBER.
     """
-    found = []
+    resources = []
     for word in site.workers.resources:
         name, _, amount = word.partition("=")
         try:
-            found.append((name.strip(), float(amount)))
+            resources.append((name.strip(), float(amount)))
         except ValueError as error:
             hint = "Write resources = ['GPU=1']."
             raise ConfigError(f"'{word}' is not NAME=NUMBER", place="workers.resources", hint=hint) from error
-    return tuple(found)
+    return tuple(resources)
 
 
 def advice(site: Site) -> dict[str, dict[str, str]]:
@@ -90,9 +90,9 @@ def advice(site: Site) -> dict[str, dict[str, str]]:
     ConfigError
         If one lacks what a rule needs, or has a limit or a figure that is none.
     """
-    found = {name: {"off": "true"} for name in _RULES_OF_TASKS} if site.gpu.mode == "polars" else {}
+    changed_rules = {name: {"off": "true"} for name in _RULES_OF_TASKS} if site.gpu.mode == "polars" else {}
     if not site.report.advice:
-        return found
+        return changed_rules
     from hpcml.kinds.dask.accounting import ACCOUNTING
     from hpcml.report import advice as of_all_kinds
 
@@ -102,23 +102,23 @@ def advice(site: Site) -> dict[str, dict[str, str]]:
     for name, rule in site.report.advice.items():
         place = f"report.advice.{name}"
         if rule.off:
-            found[name] = {"off": "true"}
+            changed_rules[name] = {"off": "true"}
             continue
-        own = {key: text for key, text in rule._asdict().items() if isinstance(text, str) and text}
+        set_keys = {key: text for key, text in rule._asdict().items() if isinstance(text, str) and text}
         for key in ("above", "below"):
             try:
-                float(own.get(key, "0"))
+                float(set_keys.get(key, "0"))
             except ValueError as error:
                 hint = f"Write {key} = 20."
-                raise ConfigError(f"'{own[key]}' is not a number", place=f"{place}.{key}", hint=hint) from error
+                raise ConfigError(f"'{set_keys[key]}' is not a number", place=f"{place}.{key}", hint=hint) from error
         if name not in rules and not (rule.figure and rule.sentence and (rule.above or rule.below)):
             hint = f"It needs figure, sentence, and above or below; hpcml has: {', '.join(rules)}."
-            raise ConfigError(f"There is no rule '{name}' to change, and this is no whole one", place=place, hint=hint)
+            raise ConfigError(f"Unknown rule '{name}', and this is not a complete new one", place=place, hint=hint)
         if rule.figure and rule.figure not in figures:
-            hint = f"One of: {', '.join(figures)}."
-            raise ConfigError(f"There is no figure '{rule.figure}'", place=f"{place}.figure", hint=hint)
-        found[name] = own
-    return found
+            hint = f"Use one of: {', '.join(figures)}."
+            raise ConfigError(f"Unknown figure '{rule.figure}'", place=f"{place}.figure", hint=hint)
+        changed_rules[name] = set_keys
+    return changed_rules
 
 
 def gpu_settings(site: Site, count: int) -> Gpu | None:
@@ -136,13 +136,13 @@ def gpu_settings(site: Site, count: int) -> Gpu | None:
         kept = {name: getattr(gpu, name) for name in ("cuda", "gds", "pre_import", "mode")}
         gpu = schema.Gpu(**kept, rmm_pool_size="none", rmm_allocator_libs=(), device_memory_limit="none")
     if gpu.rmm_async and gpu.rmm_managed_memory:
-        raise _contradiction("rmm_async", "rmm_managed_memory", "Take one of them out.")
+        raise _contradiction("rmm_async", "rmm_managed_memory", "Remove one of them.")
     if gpu.rmm_release_threshold not in ("", "none") and not gpu.rmm_async:
         raise _contradiction("rmm_release_threshold", "rmm_async = false", "Set gpu.rmm_async = true.")
     if gpu.cudf_spill_stats and not gpu.cudf_spill:
         raise _contradiction("cudf_spill_stats", "cudf_spill = false", "Set gpu.cudf_spill = true.")
     if strange := [name for name in gpu.rmm_allocator_libs if name not in _LIBRARIES]:
-        hint = f"Known to RMM: {', '.join(_LIBRARIES)}."
+        hint = f"RMM supports: {', '.join(_LIBRARIES)}."
         raise ConfigError(f"RMM cannot allocate for '{strange[0]}'", place="gpu.rmm_allocator_libs", hint=hint)
     pool = "none" if gpu.rmm_pool_size == "auto" and (gpu.rmm_async or gpu.rmm_managed_memory) else gpu.rmm_pool_size
     options = {name: value for name, value in gpu._asdict().items() if name != "gds"}  # that one is for the environment
@@ -154,7 +154,7 @@ def gpu_settings(site: Site, count: int) -> Gpu | None:
 
 
 def _contradiction(one: str, other: str, hint: str) -> ConfigError:
-    return ConfigError(f"gpu.{one} does not go with gpu.{other}", place=f"gpu.{one}", hint=hint)
+    return ConfigError(f"gpu.{one} cannot be combined with gpu.{other}", place=f"gpu.{one}", hint=hint)
 
 
 def _amount(text: str, name: str) -> float | None:
@@ -173,7 +173,7 @@ def _amount(text: str, name: str) -> float | None:
         hint = "Write a size (40G), a fraction of the GPU's memory (0.8) or none."
         raise ConfigError(f"'{text}' is not an amount of GPU memory", place=f"gpu.{name}", hint=hint) from error
     if size < 1024**2:
-        raise ConfigError(f"'{text}' is less than 1 MiB", place=f"gpu.{name}", hint="Write none for none.")
+        raise ConfigError(f"'{text}' is less than 1 MiB", place=f"gpu.{name}", hint="Use none for no memory.")
     return float(size)
 
 
@@ -181,7 +181,9 @@ def _size(text: str, name: str) -> float | None:
     """Return bytes of host memory, of which a fraction of the GPU's would be none."""
     amount = _amount(text, name)
     if amount is not None and amount <= 1:
-        raise ConfigError(f"'{text}' is no size", place=f"gpu.{name}", hint="Write a size (40G), auto or none.")
+        raise ConfigError(
+            f"'{text}' is not a valid size", place=f"gpu.{name}", hint="Write a size (40G), auto or none."
+        )
     return amount
 
 

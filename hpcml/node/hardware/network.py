@@ -34,7 +34,7 @@ def choose_protocol(wanted: str, *, gpus: int, nodes: int) -> tuple[str, str]:
     if not gpus:
         return "tls", "CPU workers"
     if gpus * nodes == 1:
-        return "tls", "one GPU has no other to talk to"
+        return "tls", "the job has one GPU only"
     if not has_ucx:
         return "tls", "distributed-ucxx is not installed"
     if gpus > 1:

@@ -194,7 +194,7 @@ def nvlink_counters() -> tuple[dict[str, Any] | None, str]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return None, f"NVML does not start: {error}"
+        return None, f"NVML could not start: {error}"
     try:
         handles, indices = {}, {}
         for index in range(pynvml.nvmlDeviceGetCount()):

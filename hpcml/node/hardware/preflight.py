@@ -50,7 +50,7 @@ class Inspection:
             return
         table = self.question.answer(time.monotonic() + DEADLINE)
         if "schema" not in table:
-            print(f"hpcml: what this node has is not known: {table['error']}.", file=sys.stderr, flush=True)
+            print(f"hpcml: this node's hardware is unknown: {table['error']}.", file=sys.stderr, flush=True)
             return
         path = self.context.attempt.probe_of(self.context.node)
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -113,20 +113,20 @@ def _gpus_missing(node: Node, expected: int) -> Iterable[Trouble]:
     seen = node.gpu.visible_count
     if fault and not count:
         late = "nvml" in node.probing.late
-        hint = "Ask for nodes with GPUs; the environment needs nvidia-ml-py and the driver's library."
+        hint = "Request nodes with GPUs. The environment needs nvidia-ml-py and the driver's library."
         if late:
-            hint = "The driver starts slowly or hangs: if the workers do not come either, leave this node out."
+            hint = "The driver starts slowly or hangs. If the workers do not start either, exclude this node."
         elif node.system.modules.nvidia:
             hint = "The node has NVIDIA's driver: start the container with --nv,"
             hint += " and have nvidia-ml-py in the environment."
-        yield Trouble(f"no GPU can be seen ({fault})", hint, fatal=not late)
+        yield Trouble(f"no GPU is visible ({fault})", hint, fatal=not late)
         return
     if fault:
-        yield Trouble(f"NVML reports a fault ({fault})", "Tell the site, and leave this node out.")
+        yield Trouble(f"NVML reports a fault ({fault})", "Exclude this node, and report it to the site's support.")
     if seen < expected:
         why = "CUDA_VISIBLE_DEVICES is not set" if given is None else f"CUDA_VISIBLE_DEVICES is '{given}'"
-        sentence = f"{_count(seen, 'GPU') or '0 GPUs'} visible where {expected} were asked for"
-        hint = "Look at how the profile asks for GPUs (slurm.gpu_request), and at this node's health."
+        sentence = f"{_count(seen, 'GPU') or '0 GPUs'} visible, {expected} requested"
+        hint = "Check how the profile requests GPUs (slurm.gpu_request), and whether this node works."
         yield Trouble(f"{sentence} ({why}, the driver shows {count})", hint, fatal=True)
 
 
@@ -182,7 +182,7 @@ def _mixed_packages(node: Node) -> Iterable[Trouble]:
     majors = _majors(node)
     if len(majors) > 1:
         lists = "; ".join(f"CUDA {major}: {', '.join(names)}" for major, names in majors.items())
-        hint = "Make the environment anew with one of the extras cuda12 and cuda13."
+        hint = "Create the environment again with only one of the extras cuda12 and cuda13."
         yield Trouble(f"the environment mixes packages for different CUDA versions ({lists})", hint, fatal=True)
 
 
@@ -199,7 +199,7 @@ def _parts_missing(node: Node, *, gpu: bool, ucx: bool) -> Iterable[Trouble]:
         hint = f"Install hpcml's extra {extra}, or use --set network.protocol=tls."
         yield Trouble("protocol ucx needs distributed-ucxx, which is not installed", hint, fatal=True)
     elif ucx and (fault := errors.get("ucx")):
-        hint = "Look at the variables UCX_*, and at which UCX is loaded."
+        hint = "Check the variables UCX_*, and which UCX is loaded."
         yield Trouble(f"UCX does not work here ({fault})", hint, fatal="ucx" not in node.probing.late)
 
 
@@ -212,11 +212,11 @@ def _ucx_without_rdma(node: Node) -> Iterable[Trouble]:
     hint = "pip's UCX has no InfiniBand: use the image, conda-forge's ucx with rdma-core, or the site's own UCX"
     hint += " (RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true)."
     if node.system.modules.verbs == ():
-        why = "/dev/infiniband is not there"
+        why = "/dev/infiniband does not exist"
         hint = "Bind /dev/infiniband into the container, or start it without --contain."
     elif {"ib", "ib_mlx5"} & set(build.modules):
-        why = "it found no device that it may use"
-        hint = "Look at the variables UCX_TLS and UCX_NET_DEVICES, and at rdma-core in the image."
+        why = "it found no usable device"
+        hint = "Check the variables UCX_TLS and UCX_NET_DEVICES, and rdma-core in the image."
     which = f"UCX {build.version} ({build.library})"
     yield Trouble(f"{which} would use TCP between nodes, not this node's RDMA network: {why}", hint)
 
@@ -226,29 +226,29 @@ def _ports(node: Node) -> Iterable[Trouble]:
     for port in infiniband:
         if port.link.state != "ACTIVE":
             state = f"{port.link.state or 'in no known state'} ({port.link.physical_state or 'no physical state'})"
-            hint = "If the other nodes' port is active, tell the site and leave this node out."
+            hint = "If the port of other nodes is active, exclude this node and report it to the site's support."
             yield Trouble(f"InfiniBand port {port.name} is {state}", hint)
     limit = node.process.limits.get("locked_memory", Limit(None, None))
     if infiniband and limit.soft is not None:
         hint = "Ask the site for unlimited locked memory in jobs (slurm.conf: PropagateResourceLimitsExcept=MEMLOCK)."
         if limit.hard is None:
-            hint = "The hard limit allows it: put 'ulimit -l unlimited' before the run."
-        sentence = f"locked memory is limited to {format_bytes(limit.soft)}, and InfiniBand needs it unlimited"
+            hint = "The hard limit allows more: run 'ulimit -l unlimited' before the run."
+        sentence = f"locked memory is limited to {format_bytes(limit.soft)}, but InfiniBand needs it unlimited"
         yield Trouble(sentence, hint)
 
 
 def _gpu_parts(node: Node) -> Iterable[Trouble]:
     gpus = [gpu for gpu in node.gpu.gpus if gpu.visible]
     if divided := [gpu for gpu in gpus if gpu.shape.mig]:
-        sentence = f"MIG divides {_gpus(divided)}, and parts of GPUs have neither NVLink nor CUDA IPC"
-        yield Trouble(sentence, "Ask for whole GPUs.")
+        sentence = f"MIG divides {_gpus(divided)}, but parts of GPUs have neither NVLink nor CUDA IPC"
+        yield Trouble(sentence, "Request whole GPUs.")
     cpus = node.process.cpus.list
     allowed = from_ranges(cpus)
     far = [gpu for gpu in gpus if gpu.shape.cpus and not allowed & from_ranges(gpu.shape.cpus)]
     if allowed and far:
         cores = _and(sorted({gpu.shape.cpus for gpu in far}))
         sentence = f"this task may use the CPUs {cpus}, none of those next to {_gpus(far)} ({cores})"
-        yield Trouble(sentence, "Ask for all CPUs of the node.")
+        yield Trouble(sentence, "Request all CPUs of the node.")
 
 
 class _Trait(NamedTuple):

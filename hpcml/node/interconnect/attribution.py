@@ -37,10 +37,10 @@ PIP_REMEDY = (
     " RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"
 )
 GPUDIRECT = (
-    "see that the adapters reach the GPUs' memory: the module nvidia_peermem, or Linux 5.12 and NVIDIA's open kernel"
+    "let the adapters access the GPUs' memory: the module nvidia_peermem, or Linux 5.12 and NVIDIA's open kernel"
     " modules"
 )
-_UNSET = "take UCX_TLS out of the environment that submits, and of the profile's"
+_UNSET = "remove UCX_TLS from the environment of the submission and of the profile"
 _UNLIMIT = (
     "let slurmd start jobs without this limit (LimitMEMLOCK=infinity in its unit, and"
     " PropagateResourceLimitsExcept=MEMLOCK in slurm.conf); the site's administrators can"
@@ -152,8 +152,8 @@ def within(measurement: Measurement, pairs: Sequence[Pair]) -> DataPath:
         if lo is not None and lo.moved(flow):
             went_by_ip.add(node)
         alone = lo is not None and _stood_still(measurement, node, flow, _transports(lanes) - fast - {"tcp"})
-        own = [pair for pair in pairs if measurement.workers[pair.source].node == node]
-        good, over, figures = _judge_node(measurement, node, own, flow.tx, alone=alone)
+        node_pairs = [pair for pair in pairs if measurement.workers[pair.source].node == node]
+        good, over, figures = _judge_node(measurement, node, node_pairs, flow.tx, alone=alone)
         overs.add(over)
         proof.append(f"{node}: {figures}, loopback {format_bytes(lo.tx) if lo else 'is not known'}")
         if not fast or not good or node in went_by_ip:
@@ -284,9 +284,9 @@ def _nvlink_across(measurement: Measurement, pairs: Sequence[Pair], expected: Ma
     proof = []
     for node, flow in expected.items():
         gpus = measurement.nodes[node].moved.get("nvlink") or {}
-        own = {name for name, facts in measurement.workers.items() if facts.node == node}
-        moved = _sum(gpus[uuid] for uuid in {_gpu(gpus, measurement.workers[name].gpu) for name in own} - {""})
-        inner = sum(pair.sent for pair in measurement.pairs if pair.scope == "within" and pair.source in own)
+        node_workers = {name for name, facts in measurement.workers.items() if facts.node == node}
+        moved = _sum(gpus[uuid] for uuid in {_gpu(gpus, measurement.workers[name].gpu) for name in node_workers} - {""})
+        inner = sum(pair.sent for pair in measurement.pairs if pair.scope == "within" and pair.source in node_workers)
         if moved is None or max(moved) - inner < MOST * max(flow):
             return None
         proof.append(f"{node}: NVLink moved {_of(max(moved) - inner, max(flow))}")
@@ -341,7 +341,7 @@ class Cause(NamedTuple):
     remedy: str
 
 
-TLS = Cause("TLS was asked for", "set network.protocol=ucx, with GPU workers and an image whose UCX has InfiniBand")
+TLS = Cause("TLS was requested", "set network.protocol=ucx, with GPU workers and an image whose UCX has InfiniBand")
 
 
 def cause_across(measurement: Measurement, bad: Iterable[str]) -> Cause:
@@ -350,7 +350,7 @@ def cause_across(measurement: Measurement, bad: Iterable[str]) -> Cause:
     workers = [worker for worker in measurement.workers.values() if worker.node in nodes]
     ports = {name: node.moved.get("infiniband") for name, node in nodes.items()}
     unknown = Cause(
-        "why is not known",
+        "unknown reason",
         f"run with UCX_PROTO_INFO=y and read in the worker's log which lane UCX chose, on {listed(nodes)}",
     )
     return next(chain(_set(workers, ports), _no_port(ports), _no_library(workers), _no_access(workers, nodes)), unknown)
@@ -367,7 +367,7 @@ def _set(workers: list[WorkerFacts], ports_of: _PortsOf) -> Iterator[Cause]:
         if names and value and not value.startswith("^") and not allowed & set(value.split(",")):
             yield Cause(
                 f"UCX_NET_DEVICES={value} leaves {listed(names)} out",
-                "take UCX_NET_DEVICES out of the environment: UCX then chooses the adapter nearest to the GPU",
+                "remove UCX_NET_DEVICES from the environment: UCX then chooses the adapter closest to the GPU",
             )
 
 
@@ -381,7 +381,9 @@ def _no_port(ports_of: _PortsOf) -> Iterator[Cause]:
     for name, ports in ports_of.items():
         if ports and not any(port["state"] in ("ACTIVE", "") for port in ports.values()):
             states = ", ".join(f"{port} is {facts['state']}" for port, facts in ports.items())
-            yield Cause(f"on {name} {states}", f"tell the site and leave the node out (sbatch --exclude={name})")
+            yield Cause(
+                f"on {name} {states}", f"exclude the node (sbatch --exclude={name}) and report it to the site's support"
+            )
 
 
 def _no_library(workers: list[WorkerFacts]) -> Iterator[Cause]:
@@ -406,7 +408,7 @@ def _no_access(workers: list[WorkerFacts], nodes: Mapping[str, NodeFacts]) -> It
         probe = node.probe or {}
         if probe.get("modules", {}).get("verbs") == []:
             yield Cause(
-                f"/dev/infiniband is not there on {name}",
+                f"/dev/infiniband does not exist on {name}",
                 "let the container see it (no --contain, or --bind /dev/infiniband)",
             )
         soft = probe.get("limits", {}).get("locked_memory", {}).get("soft")
@@ -447,8 +449,8 @@ def _causes_within(workers: Mapping[str, WorkerFacts]) -> Iterator[Cause]:
                 "use a plain pool (gpu.rmm_pool_size, without rmm_managed_memory and rmm_async)",
             )
     yield Cause(
-        "why is not known",
-        "see that the node's workers share one container or at least its IPC and PID namespaces (apptainer without"
+        "unknown reason",
+        "let the node's workers share one container or at least its IPC and PID namespaces (apptainer without"
         " --containall, --ipc and --pid), and run with UCX_PROTO_INFO=y",
     )
 

@@ -62,7 +62,7 @@ def check_policy(policy: str, result: Result) -> str:
     if policy == "none":
         return ""
     if policy not in ("warn", "rdma"):
-        raise ValueError(f"there is no policy '{policy}': none, warn or rdma")
+        raise ValueError(f"unknown policy '{policy}': use none, warn or rdma")
     reasons = list(result.failed)
     if result.protocol != "tls" or policy == "rdma":
         reasons += result.doubts
@@ -155,19 +155,19 @@ def _slow_words(names: Sequence[str]) -> str:
 
 def _nccl(measurement: Measurement) -> tuple[str, str]:
     """Return NCCL's ways in words, and what is wrong with them."""
-    facts = measurement.nccl
-    if facts is None:
+    nccl = measurement.nccl
+    if nccl is None:
         return "", ""
-    if facts.get("error"):
-        return "", f"NCCL failed: {facts['error']}"
-    log, parts = facts.get("log", {}), []
+    if nccl.get("error"):
+        return "", f"NCCL failed: {nccl['error']}"
+    log, parts = nccl.get("log", {}), []
     across = log.get("across", {})
     if across:
         devices = short(log["devices"])
         parts.append(f"{' and '.join(sorted(across))}{f' on {devices}' if devices else ''} across nodes")
     if log.get("within"):
         parts.append(f"{' and '.join(sorted(log['within']))} within nodes")
-    speed = float(facts.get("bandwidth", 0)) / GIB
+    speed = float(nccl.get("bandwidth", 0)) / GIB
     doubt = "NCCL uses sockets across nodes" if "NET/Socket" in across else ""
     return "; ".join([*parts, rate(speed)] if speed else parts), doubt
 
@@ -196,11 +196,12 @@ def _idle_ports(measurement: Measurement, path: DataPath | None, pairs: Iterable
 def _line(measurement: Measurement, paths: Mapping[str, DataPath], causes: Mapping[str, attribution.Cause]) -> str:
     if not paths:
         return f"{'TLS over TCP' if measurement.protocol == 'tls' else 'UCX'}: nothing was measured"
-    words = attribution.WORDS
+    scope_texts = attribution.WORDS
     if measurement.protocol == "tls":
         named = f"the addresses of {measurement.interface}" if measurement.interface else "an unknown interface"
         parts = [
-            f"on {short(path.devices) or named}: {rate(path.bandwidth)} {words[scope]}" for scope, path in paths.items()
+            f"on {short(path.devices) or named}: {rate(path.bandwidth)} {scope_texts[scope]}"
+            for scope, path in paths.items()
         ]
         return f"TLS over TCP {'; '.join(parts)}"
     parts = []
@@ -208,12 +209,12 @@ def _line(measurement: Measurement, paths: Mapping[str, DataPath], causes: Mappi
         path, could = paths[scope], 0.0
         sentence = f"UCX: {path.doubt}"
         if "tcp" in path.transports:
-            sentence = f"UCX fell back to {path} {words[scope]} ({cause.reason})"
+            sentence = f"UCX fell back to {path} {scope_texts[scope]} ({cause.reason})"
         if scope == "across":
             could = min(_ports_rate(measurement, node) for node in measurement.nodes)
         parts.append(f"{sentence}: {rate(path.bandwidth)}{f' where the ports carry {rate(could)}' if could else ''}")
     good = [
-        f"{paths[scope]} {words[scope]} {rate(paths[scope].bandwidth)}"
+        f"{paths[scope]} {scope_texts[scope]} {rate(paths[scope].bandwidth)}"
         for scope in ("within", "across")
         if scope in paths and scope not in causes
     ]

@@ -47,7 +47,7 @@ def run(path: Path, node: str, every: float, gpu_count: int, parent: int) -> int
         try:
             size = sampler.sample()
         except Exception as error:  # noqa: BLE001 - a kernel or driver of another kind: the run goes on without samples
-            print(f"hpcml: {node} is sampled no more: {type(error).__name__}: {error}.", file=sys.stderr, flush=True)
+            print(f"hpcml: {node} is no longer sampled: {type(error).__name__}: {error}.", file=sys.stderr, flush=True)
             return 1
         used = time.process_time() - used
         cost = used if not cost else 0.8 * cost + 0.2 * used
@@ -78,7 +78,9 @@ class Sampler:
                 self.known_gpus = self.gpus.header
                 self.file.begin(self._header().as_json())
             if self.gpus.problem:
-                print(f"hpcml: no GPU of {self.node} is sampled: {self.gpus.problem}.", file=sys.stderr, flush=True)
+                print(
+                    f"hpcml: the GPUs of {self.node} are not sampled: {self.gpus.problem}.", file=sys.stderr, flush=True
+                )
                 self.gpus = None
         now = round(time.time(), 2)
         text = line(self.host.sample(now)._replace(gpus=reading.samples))

@@ -63,17 +63,17 @@ def saved(folder: Path, name: str) -> Path | None:
     """Return the newest whole checkpoint of a name, None if there is none."""
     path = folder / _checked(name)
     places = (path, path.with_name(f"{_OLD}.{path.name}"))  # a kill between two renames left the older one
-    found = next((place for place in places if place.exists()), None)
-    if found is not None:
-        check_owner(found)
-    return found
+    newest = next((place for place in places if place.exists()), None)
+    if newest is not None:
+        check_owner(newest)
+    return newest
 
 
 def check_owner(path: Path) -> None:
     """Raise ForeignError if a checkpoint, or their folder, is another account's: many scripts unpickle it."""
     for facts in (path.lstat(), path.stat()):
         if not folder_is_ours(facts):
-            raise ForeignError(f"it belongs to {account(facts.st_uid)}, and may hold anything", path)
+            raise ForeignError(f"it belongs to {account(facts.st_uid)} and is not trusted", path)
 
 
 def _checked(name: str) -> str:
@@ -117,10 +117,10 @@ def _remove(path: Path) -> None:
 
 def _synced(path: Path) -> int:
     """Have a file, or all of a folder, written to the disk; return its bytes."""
-    facts = path.stat()  # a writer that wrote nothing has an error here
-    if not stat.S_ISDIR(facts.st_mode):
+    status = path.stat()  # a writer that wrote nothing has an error here
+    if not stat.S_ISDIR(status.st_mode):
         _sync(path)
-        return facts.st_size
+        return status.st_size
     size = 0
     for folder, _, names in os.walk(path):
         for name in names:
@@ -223,7 +223,7 @@ class Stopper:
         try:
             self.function()
         except Exception:  # noqa: BLE001 - the script's own work goes on; the last whole checkpoint stays
-            print("hpcml: a save of hpcml.run.on_stop(every=…) failed, the script goes on:", file=sys.stderr)
+            print("hpcml: a save of hpcml.run.on_stop(every=…) failed; the script continues:", file=sys.stderr)
             traceback.print_exc()
         finally:
             self.due, self.next = False, time.monotonic() + self.every
@@ -233,7 +233,7 @@ def on_stop(function: Callable[[], object], every: str | float, near: Callable[[
     """Have a function called before the run ends; the last one that was named counts."""
     global _stopper  # noqa: PLW0603 - signals have one answer in a process
     if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("hpcml.run.on_stop is for the script's main thread, where signals are answered")
+        raise RuntimeError("call hpcml.run.on_stop in the script's main thread, which receives signals")
     stopper = Stopper(function, _seconds(every), near)
     _stopper = stopper
     stopper.begin()
@@ -243,7 +243,7 @@ def _seconds(every: str | float) -> float:
     """Return a period in seconds, 0 for none; a ValueError if it is no duration."""
     seconds = parse_seconds(every) if isinstance(every, str) and every else float(every or 0)
     if seconds < 0:
-        raise ValueError(f"hpcml.run.on_stop: every={every!r} is less than nothing")
+        raise ValueError(f"hpcml.run.on_stop: every={every!r} is negative")
     return seconds
 
 

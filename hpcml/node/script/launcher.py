@@ -37,14 +37,14 @@ class _StandardLibrary:
     """While it lasts, imports find the standard library's modules, also where the script has others of these names."""
 
     def __init__(self) -> None:
-        own = f"{os.path.dirname(os.__file__)}/"  # noqa: PTH120 - pathlib is not loaded before a script
+        standard_library = f"{os.path.dirname(os.__file__)}/"  # noqa: PTH120 - pathlib is not loaded before a script
         self.path = list(sys.path)
         sys.path[:] = [entry for entry in sys.path if entry.startswith((sys.prefix, sys.base_prefix))]
         self.theirs = {
             name: module
             for name, module in list(sys.modules.items())
             if name.partition(".")[0] in sys.stdlib_module_names
-            and not (getattr(module, "__file__", None) or own).startswith(own)
+            and not (getattr(module, "__file__", None) or standard_library).startswith(standard_library)
         }
         for name in self.theirs:
             del sys.modules[name]
@@ -92,17 +92,23 @@ def main() -> None:
         _FOLDER = folder
         sys.path.insert(0, folder)
     if is_module:
-        code, facts = _of_module(os.path.basename(path))
-        sys.argv[0] = facts["__file__"]
+        code, module_globals = _of_module(os.path.basename(path))
+        sys.argv[0] = module_globals["__file__"]
     else:
         with open(path, "rb") as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
         loader = importlib.machinery.SourceFileLoader("__main__", path)
-        facts = {"__file__": path, "__loader__": loader, "__package__": None, "__spec__": None, "__cached__": None}
+        module_globals = {
+            "__file__": path,
+            "__loader__": loader,
+            "__package__": None,
+            "__spec__": None,
+            "__cached__": None,
+        }
     namespace = vars(sys.modules["__main__"])
     builtins = namespace["__builtins__"]
     namespace.clear()
-    namespace.update(facts, __name__="__main__", __builtins__=builtins, __doc__=None, __annotations__={})
+    namespace.update(module_globals, __name__="__main__", __builtins__=builtins, __doc__=None, __annotations__={})
     interpreter.take()
     try:
         with recording:
@@ -130,8 +136,8 @@ def _of_module(name: str) -> tuple[CodeType, dict[str, Any]]:
     code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
     if code is None:
         raise ImportError(f"No code object available for {name}", name=name)
-    facts = {"__file__": spec.origin, "__loader__": spec.loader, "__package__": spec.parent, "__spec__": spec}
-    return code, {**facts, "__cached__": spec.cached}
+    module_globals = {"__file__": spec.origin, "__loader__": spec.loader, "__package__": spec.parent, "__spec__": spec}
+    return code, {**module_globals, "__cached__": spec.cached}
 
 
 def print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -214,15 +220,15 @@ def _write_down(error: BaseException | None, described: TracebackException, libr
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     hpcml = main.__code__.co_filename.removesuffix("node/script/launcher.py")
     others = (f"{sys.prefix}/", f"{sys.base_prefix}/", hpcml, "<")
-    own = [frame for frame in described.stack if not frame.filename.startswith(others)]
-    shown = own or list(described.stack)
+    script_frames = [frame for frame in described.stack if not frame.filename.startswith(others)]
+    shown = script_frames or list(described.stack)
     last = shown[-1] if shown else None
     place = {"file": last.filename, "line": last.lineno, "code": last.line} if last else {"file": "", "line": None}
-    facts = {**place, "chain": chain}
+    record = {**place, "chain": chain}
     try:
         descriptor = os.open(_NOTE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w") as file:
-            json.dump(facts, file, default=str)
+            json.dump(record, file, default=str)
     except OSError as problem:  # the log says what happened; the disk may be full
         print(f"hpcml: {_NOTE} cannot be written: {problem.strerror}", file=sys.stderr)
 

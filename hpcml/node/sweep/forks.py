@@ -99,9 +99,9 @@ class Resetter:
                 raise ResetError(f"the cluster could not be cleaned within {ANSWER:g} s")
             answer: dict[str, str] = self.connection.recv()
         except (OSError, EOFError) as error:
-            raise ResetError("the process that cleans the cluster is gone") from error
+            raise ResetError("the process that resets the cluster ended") from error
         if problem := answer.get("problem"):
-            raise ResetError(f"the cluster could not be cleaned: {problem}")
+            raise ResetError(f"the cluster could not be reset: {problem}")
         return answer["restarted"]
 
     def let_go(self) -> None:

@@ -89,16 +89,16 @@ def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
     from hpcml.failures import judgement
 
     log, out_of_memory = context.run.log_of(key), end.out_of_memory and end.status == 128 + signal.SIGKILL
-    words = "out of memory" if out_of_memory else _cause(error, end.status)
-    words = words or (tail(log, 1) or ("",))[0][:_LONGEST]
+    cause_text = "out of memory" if out_of_memory else _cause(error, end.status)
+    cause_text = cause_text or (tail(log, 1) or ("",))[0][:_LONGEST]
     cause = cause_of(context.run, log, files.read_json(error) or {}, end.status, end.began, out_of_memory=out_of_memory)
     if cause and cause.known and any(line.source not in _OF_THE_POINT for line in cause.evidence):
-        words = cause.what[:_LONGEST]  # what the script raised only followed from it
+        cause_text = cause.what[:_LONGEST]  # what the script raised only followed from it
     rule, nodes = (cause.rule, list(cause.nodes)) if cause else ("", [])
     kind = judgement.kind_of(rule, known=cause.known) if cause else "unknown"
     if kind == "node" and not nodes and context.settings.job.nodes == 1:
         nodes = [context.node]  # the script's own error names none
-    return {"cause": words, "kind": kind, "rule": rule, "nodes": nodes}
+    return {"cause": cause_text, "kind": kind, "rule": rule, "nodes": nodes}
 
 
 def _reports(path: Path) -> dict[str, Any]:

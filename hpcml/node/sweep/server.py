@@ -53,7 +53,7 @@ def serve() -> NoReturn:
         if error.name not in ("optuna", "cmaes"):
             raise
         user = "a search and a pruner need" if error.name == "optuna" else "--sampler cmaes needs"
-        raise SystemExit(f"hpcml: The nodes' Python has no {error.name}, which {user}.") from None
+        raise SystemExit(f"hpcml: The nodes' Python lacks {error.name}, which {user}.") from None
     sys.stdout.flush()
     raise SystemExit(sweep.exit_status)
 
@@ -291,7 +291,7 @@ class Sweep:
 
     def _lose(self) -> None:
         """End the points that others have by now; nothing is written of them."""
-        self.stopped = "this run was silent for so long that others have its points"
+        self.stopped = "this run gave no sign of life for so long that other runs took its points"
         for slot in self.slots:
             slot.point = None
             if slot.pid:
@@ -397,18 +397,18 @@ class Sweep:
         deadline = time.monotonic() + TOLD
         while left and self.context.attempt.terminate.exists() and not self.told_to_end and time.monotonic() < deadline:
             time.sleep(0.02)  # the supervisor is about to end the run, as cancelled
-        words = f"{ok} of {len(points)} points are done"
-        words += f", {pruned} pruned" if pruned else ""
-        words += f", {failed} failed" if failed else ""
+        summary = f"{ok} of {len(points)} points are done"
+        summary += f", {pruned} pruned" if pruned else ""
+        summary += f", {failed} failed" if failed else ""
         if self.leases and (others := len(points) - done - left):
-            words += f", {others} are those of other runs"
-        words += f", {left} are left: {self.stopped or 'they stopped to be continued'}" if left else ""
+            summary += f", {others} belong to other runs"
+        summary += f", {left} remain: {self.stopped or 'they stopped to be continued'}" if left else ""
         self.exit_status = 1 if failed or left else 0
         if left and self.context.attempt.time_limit.exists():
             self.exit_status = errors.TIME_LIMIT
-        table = {"ended": words, "points": len(points), "failed": failed, "first": self.first_failures}
+        table = {"ended": summary, "points": len(points), "failed": failed, "first": self.first_failures}
         files.write_json(self.context.attempt.points_end, table)
-        say(f"sweep: {words}.")
+        say(f"sweep: {summary}.")
 
 
 def options_of(texts: Mapping[str, str]) -> list[str]:

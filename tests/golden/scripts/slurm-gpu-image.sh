@@ -40,7 +40,7 @@ write_end() {
 said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" 2>&1) || {
   echo "$said" >&2
   write_end 74 allocated "the run's directory cannot be written: $(printf %s "$said" | tail -n 1)" \
-    "Is the disk full, or the quota used up? Free some space, or keep runs elsewhere (--set paths.runs=…); then submit again."
+    "Is the disk full, or the quota used up? Free space, or choose another folder for runs (--set paths.runs=…). Then submit again."
   exit 74
 }
 

@@ -22,5 +22,5 @@ hpcml.connect(backend="cpu")
 print("result", [*found, backends()] == [
     ["numpy", "numpy"], "numpy",
     "hpcml.connect(backend='gpu'): this run has no GPU workers; submit with --gpus-per-node",
-    "hpcml.connect(backend='gpus'): no such backend; there are auto, cpu and gpu", ["numpy", "numpy"],
+    "hpcml.connect(backend='gpus'): unknown backend; use auto, cpu or gpu", ["numpy", "numpy"],
 ] or found)  # fmt: skip

@@ -37,8 +37,8 @@ _STOPPED = ("T", "t")
 _STATES = {
     "T": " (it is stopped: SIGSTOP)",
     "t": " (a debugger holds it)",
-    "D": " (state D: it waits for a file system, or is frozen)",
-    "": " (it cannot be seen from here)",
+    "D": " (state D: blocked on a file system, or frozen)",
+    "": " (its state is not visible from here)",
 }
 _BEFORE_THEY_RAN = frozenset(("waiting", "queued", "no-worker", "processing"))  # Dask's states
 _BY_THE_SCRIPT = ("client-releases-keys", "remove-client")  # its last future is gone, or its client; not Future.cancel
@@ -165,7 +165,7 @@ class Activity:
             traceback.print_exc()
 
     def _end_supervisor(self, pid: int, reason: str) -> None:
-        end = End(errors.ROLE_LOST, "driver", "hpcml", reason, "Was it stopped by hand? Submit again.")
+        end = End(errors.ROLE_LOST, "driver", "hpcml", reason, "It may have been stopped by hand. Submit again.")
         try:
             write_status(end, self.context, over=False)
             report_end(end, self.context)
@@ -217,12 +217,14 @@ def _described(
         made = pickle.loads(exception)
         error = f"{type(made).__name__}: {made}"
     places = _LINE_OF_FILE.findall(traceback_text or "")
-    own = [place for place in places if not place[0].startswith(_LIBRARIES) and "/site-packages/" not in place[0]]
+    script_places = [
+        place for place in places if not place[0].startswith(_LIBRARIES) and "/site-packages/" not in place[0]
+    ]
     line = "".join(one if one.isprintable() else "?" for one in " ".join(error.split()))
     short = line if len(line) <= _LONGEST_ERROR else f"{line[:_LONGEST_ERROR]}…"
     if not places:
         return short
-    file, line_number = (own or places)[-1]
+    file, line_number = (script_places or places)[-1]
     return f"{short} ({file.rpartition('/')[2]}:{line_number})"
 
 
@@ -234,8 +236,8 @@ def task_remarks(scheduler: Scheduler) -> list[str]:
         return said
     if failed := ends.failed:
         those = f"{failed:,} tasks failed, the first with" if failed > 1 else "a task failed with"
-        said.append(f"{those} {ends.first or 'an error'}, and the script ended with 0 all the same.")
+        said.append(f"{those} {ends.first or 'an error'}, but the script exited with status 0.")
     if undone := ends.given_up + sum(task.state in _BEFORE_THEY_RAN for task in scheduler.tasks.values()):
         those = f"{undone:,} tasks were" if undone > 1 else "a task was"
-        said.append(f"{those} not done when the script ended or dropped the future: nothing waited for the result.")
+        said.append(f"{those} not finished when the script ended or deleted the future: nothing waited for the result.")
     return said

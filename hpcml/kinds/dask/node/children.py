@@ -39,7 +39,7 @@ def _install(path):
 
     spec = find_spec("hpcml")
     if spec is None or not str(spec.origin).startswith(_LIBRARY):
-        sys.stderr.write("hpcml: another module hpcml hides hpcml's own: this process cannot use the run's cluster.\n")
+        sys.stderr.write("hpcml: another module named hpcml hides hpcml: this process cannot use the run's cluster.\n")
         return False
     from hpcml.kinds.dask.node import replacements
 

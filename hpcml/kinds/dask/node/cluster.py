@@ -95,9 +95,9 @@ class Processes:
         if self.protocol == "ucx":
             chosen = tls.as_variables(gpus.ucx_settings(settings.workers.gpu, worker=False))
             chosen |= ucx_environment(single_node=settings.single_node)
-        own = tls.client_environment(self.context.attempt, self.address, self.protocol)
-        own |= tls.as_variables({"temporary-directory": self._dask_folder()})
-        return {**chosen, **os.environ, **own}  # what the user chose of UCX stays
+        client_variables = tls.client_environment(self.context.attempt, self.address, self.protocol)
+        client_variables |= tls.as_variables({"temporary-directory": self._dask_folder()})
+        return {**chosen, **os.environ, **client_variables}  # what the user chose of UCX stays
 
     def _dask_folder(self) -> str:
         """Make the folder for what the script has Dask start: in Dask's own place in /tmp anybody may put modules."""
@@ -137,7 +137,7 @@ class Processes:
 
     def _fabric_missing(self, late: float, _: bool) -> End | None:
         if late:
-            problem = f"the fabric check did not end within {late:g} s"
+            problem = f"the interconnect check did not end within {late:g} s"
             self.fabric = {"line": "", "ok": False, "problem": problem}
             self.state.events.write("fabric-checked", **self.fabric)
         return None
@@ -149,20 +149,22 @@ class Processes:
         compared.look()
         state.clocks = compared.clocks.bounds | {node: state.clocks[node] for node in state.measured}
         if compared.clocks.fatal:
-            hint = "The run's certificate is not valid there. Leave the node out, and tell the site's support."
+            hint = "The run's certificate is not valid there. Exclude the node, and report it to the site's support."
             raise state.end(errors.WORKERS_NEVER_CAME, compared.clocks.fatal, hint)
         if was_complete:
             return
         if compared.ends:
             what = "image" if self.settings.job.image else "environment"
             where = "The image" if self.settings.job.image else "The environment of runtime.python"
-            hint = f"{where} must be the same on all nodes: keep it on a file system that they share, or copy it anew."
+            hint = f"{where} must be the same on all nodes. Keep it on a shared file system, or copy it again."
             raise RunEndedError(End(errors.VERSIONS, what, "hpcml", compared.ends, hint))
         if compared.complete:
-            facts = {"words": compared.words, "versions": compared.own, "differences": compared.notes}
-            state.events.write("environment-ready", seconds=state.seconds, **facts)
+            comparison = {"words": compared.words, "versions": compared.own, "differences": compared.notes}
+            state.events.write("environment-ready", seconds=state.seconds, **comparison)
             if compared.clocks.note:
-                state.warn(f"{compared.clocks.note}. Tell the site's support: logs and files have wrong times.")
+                state.warn(
+                    f"{compared.clocks.note}. Report this to the site's support: logs and files have wrong times."
+                )
 
     def _check_fabric(self) -> None:
         """Have the scheduler measure the network between the workers; the policy decides what its answer means."""
@@ -179,7 +181,7 @@ class Processes:
             return
         say(self.context, f"fabric: {answer['problem']}")
         if settings.network.interconnect == "rdma":
-            where = "See fabric.json in the run's directory; fabric.require = 'warn' goes on."
+            where = "See fabric.json in the run's directory. With fabric.require = 'warn' the run continues."
             hint = str(answer.get("remedy") or where)
             raise state.end(errors.FABRIC, str(answer["problem"]), hint, (line,) if line else ())
 
@@ -227,7 +229,7 @@ class Processes:
         message["count"] = len(self.present)
         if message.get("silent") and not self.closing:
             self.state.warn(
-                f"Dask removed worker {message['worker']}: no heartbeat for too long (stopped, or its node is)."
+                f"Dask removed worker {message['worker']}: no heartbeat for too long (it or its node was stopped)."
             )
 
     def _note_silent(self, silent: Mapping[str, float]) -> None:
@@ -241,7 +243,7 @@ class Processes:
 
     def _warn_of(self, event: str, message: dict[str, Any]) -> None:
         if event == "ucx-failed":
-            self.state.warn(f"UCX does not start in the scheduler, so it cannot ask workers: {message['problem']}")
+            self.state.warn(f"UCX did not start in the scheduler, so it cannot reach workers: {message['problem']}")
             return
         pool, wanted = (gpus.in_gib(int(message[key])) for key in ("pool", "wanted"))
         self.state.warn(f"GPU worker {message['worker']} works with {pool} of memory, not {wanted}: no more was free")
@@ -336,7 +338,7 @@ class Hangs:
         self._look_at_use(ran, idle)
         if (stuck := self.use["stuck"]) and idle > STUCK and not missing:
             count = f"{stuck} tasks wait" if stuck > 1 else "A task waits"
-            self.warn(f"{count} for a worker with resources, or of a name, that no worker has (resources=, workers=).")
+            self.warn(f"{count}: no worker has the resources or the name that they need (resources=, workers=).")
         if not missing or final:
             self._look_at_waiting(float(self.use["waited"]), missing)
 
@@ -345,14 +347,14 @@ class Hangs:
         sentence = f"the Dask scheduler on {self.context.node} has not answered for"
         if silent > deadline:
             reason = f"{sentence} {deadline:g} s"
-            hint = "Was it stopped, or is it busy with a very large graph? deadlines.answer gives it longer."
+            hint = "It may be stopped, or busy with a very large graph. Increase deadlines.answer to wait longer."
             raise _ended(errors.ROLE_LOST, reason, hint)
         if silent > warn_after(deadline):
             self.warn(f"{sentence} {warn_after(deadline):g} s; the run ends if it does not within {deadline:g} s.")
 
     def _look_at_use(self, ran: float, idle: float) -> None:
         settings = self.context.settings
-        held = f"{settings.job.nodes} nodes are held" if settings.job.nodes > 1 else "its node is held"
+        held = f"{settings.job.nodes} nodes stay reserved" if settings.job.nodes > 1 else "its node stays reserved"
         if not self.use["connected"] and ran > settings.deadlines.connect_notice > 0:
             self.warn(
                 f"The script has run for {settings.deadlines.connect_notice:g} s without connecting to its cluster. "
@@ -363,17 +365,17 @@ class Hangs:
             self.warn(f"Nothing has used the cluster for {_duration(settings.deadlines.idle_notice)}, and {held}.")
         if idle > settings.deadlines.idle_end > 0:
             reason = f"nothing used the cluster for {_duration(settings.deadlines.idle_end)}"
-            hint = "deadlines.idle ends such a run; 0s lets it go on."
+            hint = "deadlines.idle ends such a run. Set it to 0s to keep the run."
             raise _ended(errors.IDLE, reason, hint)
 
     def _look_at_waiting(self, waited: float, missing: int) -> None:
         if waited <= WAITED:
             return
         total, deadline = self.context.settings.worker_count, self.context.settings.deadlines.workers
-        sentence = f"the script waits for more workers than the {total - missing} that the run has (wait_for_workers)"
+        sentence = f"the script waits for more workers than the run's {total - missing} (wait_for_workers)"
         self.warn(f"{sentence}; the run ends if it still does after {deadline:g} s.")
         if waited > deadline:
-            hint = "Wait for fewer, or ask for more: --nodes, or workers.per_node."
+            hint = "Wait for fewer, or use more: --nodes or workers.per_node."
             raise _ended(errors.WORKERS_NEVER_CAME, sentence, hint)
 
 

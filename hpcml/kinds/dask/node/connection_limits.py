@@ -74,7 +74,7 @@ def too_few_files(workers: int) -> str:
         return ""
     most = max(1, (soft - FILES_OF_ITS_OWN) // FILES_EACH)
     may = f"the scheduler may open {soft} files (ulimit -Hn), and {workers} workers take {need}"
-    return f"{may}: have {most} workers at most, or ask the site for a higher limit"
+    return f"{may}: use at most {most} workers, or ask the site for a higher limit"
 
 
 def most_half_open() -> int:

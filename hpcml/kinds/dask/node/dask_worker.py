@@ -63,9 +63,9 @@ def too_little_memory(context: Context, share: Share, workers: int, resident: in
     if not share.memory_limit or share.memory_limit >= need:
         return ""
     configured = context.settings.workers.memory_limit
-    whose = "workers.memory_limit is" if configured else f"the memory of this node gives each of its {workers} workers"
+    whose = "workers.memory_limit is" if configured else f"the memory of this node allows each of its {workers} workers"
     remedy = "" if configured else " (more: --memory-per-node; fewer workers: workers.per_node)"
-    return f"{whose} {in_mib(share.memory_limit)}, and a worker needs {in_mib(need)} to start{remedy}"
+    return f"{whose} {in_mib(share.memory_limit)}, but a worker needs {in_mib(need)} to start{remedy}"
 
 
 def _usable_memory(settings: Settings, cpus: int) -> int:
@@ -185,7 +185,7 @@ def _address(context: Context, path: Path, share: int) -> tuple[str, str]:
     """Wait for the address of a share's scheduler and the protocol of data, which this node's worker task passes on."""
     patience = context.settings.deadlines.scheduler + context.settings.deadlines.workers
     if not files.wait_for(path, time.monotonic() + patience, 0.01):
-        raise TimeoutError("the scheduler did not write its address within its deadline")
+        raise TimeoutError("the scheduler did not write its address in time")
     address, protocol = path.read_text().splitlines()[share].split()
     return address, protocol
 
@@ -205,7 +205,7 @@ def prepare_ucx(context: Context) -> None:
     settings = context.settings
     deadline = time.monotonic() + settings.deadlines.scheduler
     if not files.wait_for(context.attempt.ucx_key, deadline, files.interval(settings.worker_count)):
-        raise TimeoutError("the key of the run's UCX connections was not written within the deadline")
+        raise TimeoutError("the key of the run's UCX connections was not written in time")
     ucx_auth.install(context.attempt.ucx_key)
     dask.config.set(gpus.ucx_settings(settings.workers.gpu, worker=True))
     os.environ.update(ucx_environment(single_node=settings.single_node))
@@ -221,9 +221,9 @@ async def _serve(
     holder = dead_worker_memory.Holder(worker) if pool and repairs.are_on() else None
     await worker
     if pool:
-        facts = {"event": "gpu-memory", "worker": worker.name, "pool": pool.size, "wanted": pool.wanted}
+        event = {"event": "gpu-memory", "worker": worker.name, "pool": pool.size, "wanted": pool.wanted}
         marked = holder.mark(pool=pool.wanted > 0) if holder else {}
-        worker.log_event(TOPIC, facts | marked | {"address": worker.address})
+        worker.log_event(TOPIC, event | marked | {"address": worker.address})
     watch_output(lambda: worker.loop.add_callback(worker.log_event, TOPIC, {"event": TASK_OUTPUT}))
     beside = [asyncio.create_task(_keep_parent_going(worker, context.node))]
     if context.node != context.node_names[0] and worker.name == context.worker_names(context.node)[0]:
@@ -253,6 +253,6 @@ async def _keep_parent_going(worker: Worker, node: str) -> None:
         stopped = stopped + 1 if parent.state == "T" else 0
         if stopped == PARENT_STOPPED:
             os.kill(parent.pid, signal.SIGCONT)
-            print(f"hpcml: the worker task on {node} was stopped (SIGSTOP); it goes on.", file=sys.stderr, flush=True)
+            print(f"hpcml: the worker task on {node} was stopped (SIGSTOP); it continues.", file=sys.stderr, flush=True)
             worker.log_event(TOPIC, {"event": "worker-task-stopped", "node": node})
             stopped = 0

@@ -84,15 +84,15 @@ def gpu_options(gpu: Gpu) -> dict[str, Any]:
 
 def as_words(options: Mapping[str, Any]) -> list[str]:
     """Return options as words of a command: a flag is true, and what is empty, None or false is left out."""
-    found = []
+    arguments = []
     for option, value in options.items():
         if value is None or value is False or value in ("", ()):
             continue
         text = ",".join(value) if isinstance(value, tuple) else str(value)
         if isinstance(value, float):  # seconds, and of a GPU's memory a fraction or bytes
             text = f"{value:g}" if value < 1e5 else str(int(value))
-        found += [option] if value is True else [option, text]
-    return found
+        arguments += [option] if value is True else [option, text]
+    return arguments
 
 
 def main() -> int:
@@ -107,12 +107,12 @@ def main() -> int:
         return STORAGE
     threading.Thread(target=scratch.sweep, args=(place,), daemon=True).start()
     with folder:
-        own = str(folder.path)
-        os.environ |= {"TMPDIR": own, "DASK_TEMPORARY_DIRECTORY": own}  # of what tasks start, too
+        folder_path = str(folder.path)
+        os.environ |= {"TMPDIR": folder_path, "DASK_TEMPORARY_DIRECTORY": folder_path}  # of what tasks start, too
         tempfile.tempdir = None
         scratch.name_semaphores(folder.path)
         module = "dask_cuda.cli" if context.settings.workers.gpu else "distributed.cli.dask_worker"
-        sys.argv = [module, address, *words(context, name, own)]
+        sys.argv = [module, address, *words(context, name, folder_path)]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0
 

@@ -60,9 +60,9 @@ def take(gpu: Gpu, index: int) -> str:
     try:
         devices = [name for name in cuda_visible_devices(0).split(",") if name]
     except Exception as error:
-        raise NoGpuError(f"NVIDIA's driver does not answer: {error}") from error
+        raise NoGpuError(f"NVIDIA's driver does not respond: {error}") from error
     if len(devices) < gpu.count:
-        raise NoGpuError(f"{len(devices)} GPUs are visible, {gpu.count} were asked for (CUDA_VISIBLE_DEVICES)")
+        raise NoGpuError(f"{len(devices)} GPUs are visible, {gpu.count} requested (CUDA_VISIBLE_DEVICES)")
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([*devices[index : gpu.count], *devices[:index]])
     return str(devices[index])
 
@@ -165,17 +165,20 @@ def worker_options(context: Context, device: str, pool: Pool, *, memory_limit: i
         memory_limit=memory_limit or None,
         enable_cudf_spill=gpu.cudf_spill,
     )
-    found = data(number)
-    if isinstance(found, tuple) and repairs.are_on():
+    store_arguments = data(number)
+    if isinstance(store_arguments, tuple) and repairs.are_on():
         pinned = pinned_memory(gpu, memory_limit)
         cyclic = gpu.spill_order == "keep"
-        found = spilling.store, {**found[1], "pinned": pinned, "threads": pinning_threads(gpu), "cyclic": cyclic}
+        store_arguments = (
+            spilling.store,
+            {**store_arguments[1], "pinned": pinned, "threads": pinning_threads(gpu), "cyclic": cyclic},
+        )
     print(
         f"hpcml: GPU {device}: {in_gib(total)}, {in_gib(pool.free)} free,"
         f" RMM pool {in_gib(pool.size) if pool.size else 'none'}.",
         flush=True,
     )
-    return {"plugins": tuple(plugins), "data": found}
+    return {"plugins": tuple(plugins), "data": store_arguments}
 
 
 def pinned_memory(gpu: Gpu, memory_limit: int) -> int:

@@ -102,7 +102,7 @@ def collect(environment: Mapping[str, str], argv: Sequence[str], *, gpus: bool) 
     late = [name for name in given if name.startswith(once) and name not in ("PYTHONPATH", *_OF_LIBRARIES)]
     late += [name for name in given if name in _THREADS and not _has_threadpoolctl()]
     if late:
-        refused.append(f"{', '.join(late)} for libraries that are loaded already (set before you submit)")
+        refused.append(f"{', '.join(late)} for libraries that are already loaded (set it before you submit)")
     same = {name: before[name] == now[name] for name in before}
     return Handover(
         environment=given,
@@ -120,10 +120,10 @@ def collect(environment: Mapping[str, str], argv: Sequence[str], *, gpus: bool) 
 def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str | None]:
     """Return the variables that differ, without those that a Nanny sets in its own process: workers have them."""
     nanny = {**dask.config.get("distributed.nanny.pre-spawn-environ"), "PYTHONHASHSEED": _HASH_SEED}
-    own = {(name, str(value)) for name, value in nanny.items() if name not in before}
+    changed_settings = {(name, str(value)) for name, value in nanny.items() if name not in before}
     names = dict.fromkeys((*before, *now))
     return {name: now.get(name) for name in names
-            if before.get(name) != now.get(name) and (name, now.get(name)) not in own}  # fmt: skip
+            if before.get(name) != now.get(name) and (name, now.get(name)) not in changed_settings}  # fmt: skip
 
 
 def _limits(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -151,10 +151,10 @@ def _settings(start: Mapping[str, str], changed: Mapping[str, str | None]) -> tu
     before = {_plain(key): value for key, value in _leaves(usual)}
     now = dict(_leaves(of_variables)) | dict(_leaves(dask.config.config))
     different = {key: value for key, value in now.items() if not _equal(before.get(_plain(key), dask), value)}
-    own = [key for key in different if f"{_plain(key)}.".startswith(tuple(f"{one}." for one in _RUNS_SETTINGS))]
-    words = [key for key in own if _plain(key).startswith(_WORTH_A_WORD)]
-    refused = [f"Dask's {', '.join(words)} (the run's own; set before you submit)"] if words else []
-    return {key: value for key, value in different.items() if key not in own}, refused
+    run_keys = [key for key in different if f"{_plain(key)}.".startswith(tuple(f"{one}." for one in _RUNS_SETTINGS))]
+    notable = [key for key in run_keys if _plain(key).startswith(_WORTH_A_WORD)]
+    refused = [f"Dask's {', '.join(notable)} (the run sets it; set it before you submit)"] if notable else []
+    return {key: value for key, value in different.items() if key not in run_keys}, refused
 
 
 def _plain(key: str) -> str:
@@ -215,7 +215,7 @@ class HandoverPlugin(WorkerPlugin):  # type: ignore[misc]
         worker.of_script = [(one, value) for one, value in now.items() if before.get(one) is not value]
         _of_memory(self.handover.settings, self.undo, worker)
         for problem in self.problems:
-            print(f"hpcml: not taken up from the script: {problem}.", file=sys.stderr, flush=True)
+            print(f"hpcml: not taken over from the script: {problem}.", file=sys.stderr, flush=True)
         if self.handover.resources:
             await worker.set_resources(**self.handover.resources)
 
@@ -233,10 +233,10 @@ def apply(handover: Handover, undo: contextlib.ExitStack, first: Sequence[str] =
         _set_variable(name, value)
     if handover.path:
         before, now = handover.path
-        own = [entry for entry in sys.path if entry in first]
-        rest = [entry for entry in sys.path if entry not in (*before, *now, *own)]
+        kept_entries = [entry for entry in sys.path if entry in first]
+        rest = [entry for entry in sys.path if entry not in (*before, *now, *kept_entries)]
         undo.callback(sys.path.__setitem__, slice(None), list(sys.path))
-        sys.path[:] = [*own, *now, *rest]
+        sys.path[:] = [*kept_entries, *now, *rest]
     if handover.argv:
         undo.callback(sys.argv.__setitem__, slice(None), list(sys.argv))
         sys.argv[:] = handover.argv
@@ -343,13 +343,13 @@ async def give(scheduler: Any, handover: Handover, *, shared: bool = False) -> l
     ask = {"op": "run", "function": dumps(problems), "args": dumps(()), "kwargs": dumps({}), "wait": True}
     answers = [await scheduler.run_function(function=dumps(on_scheduler), **arguments)]
     answers += (await scheduler.register_worker_plugin(**plugin)).values()
-    told = (await scheduler.broadcast(msg=ask, on_error="ignore")).values()
+    replies = (await scheduler.broadcast(msg=ask, on_error="ignore")).values()
     for answer in answers:
         if answer["status"] == "error":
             _, error, trace = clean_exception(answer["exception"], answer["traceback"])
             raise error.with_traceback(trace)
     nodes: dict[str, set[str]] = {}
-    for problem, node in (pair for answer in told for pair in answer.get("result", ())):
+    for problem, node in (pair for answer in replies for pair in answer.get("result", ())):
         nodes.setdefault(problem, set()).add(node)
     return [f"{problem} (on {min(on)}{f' and {len(on) - 1} more' if len(on) > 1 else ''})"
             for problem, on in sorted(nodes.items())]  # fmt: skip

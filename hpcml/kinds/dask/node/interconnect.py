@@ -67,8 +67,8 @@ async def check(scheduler: Scheduler, context: Context, protocol: str) -> dict[s
     if context.settings.for_polars:
         result = replace(result, line=f"{result.line}; {OWN_CONNECTIONS}")
     probes = {node: record.from_json(facts.probe) for node, facts in measurement.nodes.items() if facts.probe}
-    facts = {"differences": preflight.differences(probes), "seconds": round(time.monotonic() - began, 3)}
-    table = {"verdict": result.to_json(), "measurement": asdict(measurement), **facts}
+    check_record = {"differences": preflight.differences(probes), "seconds": round(time.monotonic() - began, 3)}
+    table = {"verdict": result.to_json(), "measurement": asdict(measurement), **check_record}
     files.write_json(context.attempt.fabric, table)
     return {
         "line": result.line,
@@ -76,7 +76,7 @@ async def check(scheduler: Scheduler, context: Context, protocol: str) -> dict[s
         "problem": check_policy(context.settings.network.interconnect, result),
         "remedy": result.remedy,
         "problems": list(result.problems),
-        **facts,
+        **check_record,
     }
 
 
@@ -119,7 +119,7 @@ async def measure(
         for pair in await _time(scheduler, plan, moved, scope)
     ]
     after = await _ask(scheduler, firsts, lambda rpc: rpc.hpcml_counters())
-    facts = await _ask(scheduler, dict(everyone), lambda rpc: rpc.hpcml_facts())
+    worker_facts = await _ask(scheduler, dict(everyone), lambda rpc: rpc.hpcml_facts())
     await _ask(scheduler, dict(everyone), lambda rpc: rpc.hpcml_release())
     nccl = await _nccl(scheduler, everyone, context, joined) if joined else None
     node_of = {name: node for node, pairs in workers.items() for name, _ in pairs}
@@ -127,7 +127,7 @@ async def measure(
         protocol=protocol,
         memory="cuda" if gpus else "host",
         pairs=tuple(pairs),
-        workers={name: WorkerFacts(node_of[name], **answer) for name, answer in facts.items()},
+        workers={name: WorkerFacts(node_of[name], **answer) for name, answer in worker_facts.items()},
         nodes={
             node: NodeFacts(
                 {} if "error" in {**before[node], **after[node]} else counter_difference(before[node], after[node]),
@@ -221,7 +221,7 @@ async def _nccl(
     if "error" in slowest:
         return slowest
     bandwidth = 2 * (count - 1) / count * slowest["bytes"] / slowest["seconds"]  # nccl-tests' "bus bandwidth"
-    wrong = "" if slowest["right"] else "the all-reduce gave a wrong sum"
+    wrong = "" if slowest["right"] else "the all-reduce returned a wrong sum"
     return {**slowest, "start": joined["start"], "bandwidth": bandwidth, "error": wrong}
 
 
@@ -430,16 +430,17 @@ def main() -> int:
     The status is 0 if all was measured, 1 if a pair of workers could not talk, 2 outside a run.
     """
     if "HPCML_RUN_DIR" not in os.environ:
-        say("fabric: this measures the nodes of a run. Start it by: hpcml fabric --nodes 2", sys.stderr)
+        say("fabric: this measures the nodes of a run. Start it with: hpcml fabric --nodes 2", sys.stderr)
         return 2
     import dask.config
 
     from hpcml.kinds.dask.node import ucx_preload  # noqa: F401 - authenticates UCX here, where the run has a key for it
     from hpcml.node.interconnect import picture
 
-    own = importlib.import_module("hpcml.kinds.dask.node.interconnect")  # __main__ would be sent as code, not as a name
+    # __main__ would be sent as code, not as a name
+    module = importlib.import_module("hpcml.kinds.dask.node.interconnect")
     with dask.config.set({"distributed.client.preload": []}), Client() as client:
-        measurement: Measurement = client.run_on_scheduler(own.measure_all)
+        measurement: Measurement = client.run_on_scheduler(module.measure_all)
     result = decide(measurement)
     out = load().run.out
     facts = {"verdict": result.to_json(), "measurement": asdict(measurement)}

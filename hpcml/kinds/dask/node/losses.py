@@ -20,7 +20,7 @@ from hpcml.node.settings import Context
 _WHOLE = (200, 4096)  # lines and characters of each: Apptainer's hold paths, and all its options behind a wrong one
 _QUOTE = (12, 300)
 _NAMED = 4  # nodes that a sentence names
-_STEP_GONE = "the step of the worker tasks is gone (was its srun killed?)"
+_STEP_GONE = "the job step of the worker tasks ended (its srun may have been killed)"
 _NOT_ENTERED = (str(errors.IMAGE), str(rules.CONTAINER_FAILED))  # image.sh's own, and Apptainer's
 AGAIN = 3.0  # seconds in which the workers of a node tell of one and the same stop of their task
 
@@ -84,7 +84,7 @@ def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -
     if mark and mark["refused"]:
         return str(mark["refused"]), True, ""
     if mark and (failed := mark["failed"]):
-        return f"worker {failed[0]['name']} ended again and again ({failed[0]['why']})", True, ""
+        return f"worker {failed[0]['name']} ended repeatedly ({failed[0]['why']})", True, ""
     if ended:
         status = context.attempt.exit_of(WORKER.name, node).read_text().strip()
         if not_entered(context, status):
@@ -98,7 +98,7 @@ def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -
         return f"worker {name} has ended: {mark['last_ends'][name]}", False, ""
     if mark["state"] == "starting":
         return "the worker task started but is still importing Dask", False, ""
-    return "its workers were started but have not registered", False, ""
+    return "its workers started but did not register", False, ""
 
 
 def sentences(nodes: Sequence[Missing]) -> str:
@@ -124,7 +124,7 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
     It cannot come any more if it was there and has ``closed``, or with ``step_gone``; ``late`` are the seconds that
     have passed if its deadline has, else 0.
     """
-    hint = f"The whole log: hpcml logs {context.run.directory.name} scheduler."
+    hint = f"See the whole log: hpcml logs {context.run.directory.name} scheduler."
     quote = scheduler_log(context)
     name = f"the Dask scheduler on {context.node}"
     if status := _scheduler_status(context):
@@ -136,11 +136,11 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
         if status == str(errors.START_FAILED) and quote and quote[-1].startswith("hpcml: "):
             reason = f"{context.node}: {quote[-1].removeprefix('hpcml: ').rstrip('.')}"
     elif closed:
-        reason = f"{name} ended at its start"
+        reason = f"{name} ended while starting"
     elif step_gone:
-        reason = f"the step of {name} is gone (was its srun killed?)"
+        reason = f"the job step of {name} ended (its srun may have been killed)"
     elif late:
-        reason = f"{name} was not up within {late:g} s"
+        reason = f"{name} did not start within {late:g} s"
     else:
         return None
     return End(errors.START_FAILED, SCHEDULER.name, "hpcml", reason, hint, quote)
@@ -167,8 +167,8 @@ def of_the_workers(
         return End(errors.IMAGE, "image", "hpcml", sentences(named), outside[0].remedy, quote)
     when = f" within {late:g} s" if late else ""
     absent = sum(len(missing.workers) for missing in nodes)
-    reason = f"{absent} of {absent + len(present)} workers did not come{when}: {sentences(named)}"
-    hint = f"The whole log: hpcml logs {context.run.directory.name} worker."
+    reason = f"{absent} of {absent + len(present)} workers did not start{when}: {sentences(named)}"
+    hint = f"See the whole log: hpcml logs {context.run.directory.name} worker."
     return End(errors.WORKERS_NEVER_CAME, "workers", "hpcml", reason, hint, quote)
 
 
@@ -202,7 +202,7 @@ class Losses:
         longest = self.context.settings.deadlines.workers
         for index, node in enumerate(missing):
             if not node.final and self.clock.seconds - self.away[node.node] > longest:
-                why = f"{node.why}, and its workers have been away for {longest:g} s"
+                why = f"{node.why}; its workers have been missing for {longest:g} s"
                 quote = worker_log(self.context, node.node)
                 missing[index] = dataclasses.replace(node, final=True, why=why, quote=quote)
         return missing
@@ -229,7 +229,7 @@ class Losses:
             return
         self.stopped[node] = self.clock.seconds
         self.events.write("worker-task-stopped", node=node)
-        self.warn(f"{node}: the worker task was stopped (SIGSTOP) and watched no worker; it goes on.")
+        self.warn(f"{node}: the worker task was stopped (SIGSTOP) and did not watch its workers; it continues.")
 
     def _tell_killed(self) -> None:
         """Tell of worker tasks that step.sh has started again."""
@@ -239,5 +239,5 @@ class Losses:
             status = (self.context.attempt.exits / name).read_text().strip()
             self.events.write("worker-task-killed", node=node, exit_status=status)
             killed = f"the worker task was killed (exit status {status})"
-            self.warn(f"{node}: {killed}; it is started again, with its workers (time {which}).")
+            self.warn(f"{node}: {killed}; it restarts with its workers (restart {which}).")
         self.killed |= names

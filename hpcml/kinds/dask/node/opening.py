@@ -188,15 +188,15 @@ def exports(lines: Iterable[str], environment: Mapping[str, str]) -> tuple[dict[
     plain: dict[str, str] = {}  # set, and not exported so far
     lacking = []
     for line in (part.strip() for text in lines for part in text.splitlines()):
-        words = _shell_words(line)
-        if words is None:
+        arguments = _shell_words(line)
+        if arguments is None:
             lacking.append(f"{line} (set runtime.modules or runtime.setup)")
             continue
-        is_export = words[:1] == ["export"]
-        for name, equals, value in (word.partition("=") for word in words[is_export:]):
+        is_export = arguments[:1] == ["export"]
+        for name, equals, value in (word.partition("=") for word in arguments[is_export:]):
             if equals:
-                known = {**environment, **plain, **exported}
-                value = _REFERENCE.sub(lambda found: known.get(found[1] or found[2], ""), value)  # noqa: B023, PLW2901
+                variables = {**environment, **plain, **exported}
+                value = _REFERENCE.sub(lambda found: variables.get(found[1] or found[2], ""), value)  # noqa: B023, PLW2901
             if is_export or name in exported or name in environment:
                 exported[name] = value if equals else plain.get(name, environment.get(name, ""))
             else:
@@ -209,9 +209,9 @@ def _shell_words(line: str) -> list[str] | None:
     if re.search(r"`|\$\(|[;|&<>]|\$\{\w*[^\w}]|'[^']*\$|\\\$|~", line):
         return None
     try:
-        words = shlex.split(line, comments=True)
+        arguments = shlex.split(line, comments=True)
     except ValueError:
         return None
-    names = words[words[:1] == ["export"] :]
-    pattern = r"[A-Za-z_]\w*(=.*)?" if words[:1] == ["export"] else r"[A-Za-z_]\w*=.*"
-    return words if all(re.fullmatch(pattern, name, re.DOTALL) for name in names) else None
+    names = arguments[arguments[:1] == ["export"] :]
+    pattern = r"[A-Za-z_]\w*(=.*)?" if arguments[:1] == ["export"] else r"[A-Za-z_]\w*=.*"
+    return arguments if all(re.fullmatch(pattern, name, re.DOTALL) for name in names) else None

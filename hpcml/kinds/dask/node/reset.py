@@ -115,16 +115,16 @@ def grown_gpus(states: Mapping[str, State], before: Mapping[str, State]) -> list
     That is a quarter of what was free on the GPU when they were fresh, which is what lies beside their pool if they
     have one, or of the pool itself.
     """
-    found = []
+    problems = []
     for worker, one in states.items():
         if worker not in before:
             continue
         more = one["gpu"] - before[worker]["gpu"]
         if one["gpu"] and more > max(GPU_LEAST, SHARE * before[worker]["gpu_free"]):
-            found.append(more)
+            problems.append(more)
         elif one["pool_kept"]:
-            found.append(one["pool_kept"])
-    return found
+            problems.append(one["pool_kept"])
+    return problems
 
 
 def reason(left: int, busy: int, grown: list[int], on_gpus: Sequence[int] = ()) -> str:
@@ -201,15 +201,15 @@ def state(dask_worker: Any, *, trim: bool = False, gpu: bool = False) -> State:
         _trim_gpu()
     memory = psutil.Process().memory_info().rss
     busy = dask_worker.state.executing_count + len(dask_worker.state.long_running)
-    found = State(busy=busy, memory=memory, limit=int(dask_worker.memory_manager.memory_limit or 0),
+    worker_state = State(busy=busy, memory=memory, limit=int(dask_worker.memory_manager.memory_limit or 0),
                   gpu=0, gpu_free=0, pool_kept=0)  # fmt: skip
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
     if gpu and device:
         from hpcml.node.hardware import nvml
 
-        found["gpu"], found["gpu_free"] = nvml.memory_of(device, os.getpid()) or (0, 0)
-        found["pool_kept"] = 0 if busy else pool_kept()
-    return found
+        worker_state["gpu"], worker_state["gpu_free"] = nvml.memory_of(device, os.getpid()) or (0, 0)
+        worker_state["pool_kept"] = 0 if busy else pool_kept()
+    return worker_state
 
 
 def _trim_gpu() -> None:

@@ -158,7 +158,7 @@ class RunCluster(Cluster):  # type: ignore[misc]
         options = {"job_name": "dask-worker", **vars(self).get("_options", {})}
         if name.startswith("_") or name not in options:
             raise AttributeError(
-                f"{type(self).__name__}.{name}: this cluster is the run's, which has no {name}. Use scheduler_info, "
+                f"{type(self).__name__}.{name}: this is the run's cluster, which has no {name}. Use scheduler_info, "
                 "workers or job_script()."
             )
         return options[name]
@@ -294,7 +294,7 @@ def own(original: type) -> type:
             asked = _call(original.__name__, arguments, options)
             _note(asked, f"a cluster of its own on this node (--own-clusters), beside {_size().rpartition(' ')[0]}")
             if arguments and of_cpus:
-                raise TypeError("LocalCluster takes its options by name in a run")
+                raise TypeError("in a run LocalCluster takes keyword arguments only")
             super().__init__(*arguments, **closed | options)
 
     return type(original.__name__, (Own,), _members(original))
@@ -459,9 +459,9 @@ def _resources(options: Mapping[str, Any]) -> Mapping[str, float]:
     """Return the resources of each worker in the options of a cluster, among those for `dask worker` too."""
     if given := options.get("resources"):
         return dict(given)
-    words = " ".join(map(str, options.get("worker_extra_args") or options.get("extra") or ()))
-    found = re.search(r"--resources[= ]['\"]?((?:\w+=[\d.e]+[ ,]*)+)", words)
-    pairs = (pair.partition("=") for pair in re.split("[ ,]+", found[1].strip(" ,"))) if found else ()
+    arguments = " ".join(map(str, options.get("worker_extra_args") or options.get("extra") or ()))
+    resources = re.search(r"--resources[= ]['\"]?((?:\w+=[\d.e]+[ ,]*)+)", arguments)
+    pairs = (pair.partition("=") for pair in re.split("[ ,]+", resources[1].strip(" ,"))) if resources else ()
     return {name: float(amount) for name, _, amount in pairs}
 
 
@@ -481,7 +481,7 @@ class BackendPlugin(WorkerPlugin):  # type: ignore[misc]
 def _backends(backend: str) -> dict[str, str]:
     """Return Dask's settings for a backend by name, as :func:`hpcml.connect` describes it."""
     if backend not in ("", "auto", "cpu", "gpu"):
-        raise ValueError(f"hpcml.connect(backend={backend!r}): no such backend; there are auto, cpu and gpu")
+        raise ValueError(f"hpcml.connect(backend={backend!r}): unknown backend; use auto, cpu or gpu")
     has_gpus = bool(backend) and "HPCML_RUN_DIR" in os.environ and load().settings.workers.gpu is not None
     if backend == "gpu" and not has_gpus:
         raise ValueError("hpcml.connect(backend='gpu'): this run has no GPU workers; submit with --gpus-per-node")
@@ -490,8 +490,8 @@ def _backends(backend: str) -> dict[str, str]:
     libraries = ("numpy", "pandas") if backend == "cpu" else ("cupy", "cudf")
     chosen = {f"{kind}.backend": library for kind, library in zip(("array", "dataframe"), libraries, strict=True)}
     if backend == "auto":
-        own = {key for key in chosen if "DASK_" + key.upper().replace(".", "__") in os.environ}
-        chosen = {key: library for key, library in chosen.items() if key not in own and find_spec(library)}
+        overridden = {key for key in chosen if "DASK_" + key.upper().replace(".", "__") in os.environ}
+        chosen = {key: library for key, library in chosen.items() if key not in overridden and find_spec(library)}
     return chosen
 
 
@@ -520,8 +520,8 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 def _call(name: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> str:
     """Return a call as it stands in the script, without the values that may hold a secret, cut where it is long."""
-    words = [*map(_shown, arguments), *(f"{key}={_shown(value)}" for key, value in options.items())]
-    text = ", ".join(words)
+    shown_arguments = [*map(_shown, arguments), *(f"{key}={_shown(value)}" for key, value in options.items())]
+    text = ", ".join(shown_arguments)
     return f"{name}({text if len(text) <= _LONGEST else text[: _LONGEST - 1] + '…'})"
 
 
@@ -535,7 +535,7 @@ def _shown(value: Any) -> str:
 def _note_run(asked: str, options: Mapping[str, Any] | None = None) -> None:
     """Say that the run's workers stand for what was asked."""
     apart = options is not None and options.get("processes") is False
-    aside = ", in processes of their own: what a task changes in the script's memory is not seen there" if apart else ""
+    aside = ", in separate processes: tasks do not change the script's memory" if apart else ""
     _note(asked, f"{_size()} used{aside}")
 
 

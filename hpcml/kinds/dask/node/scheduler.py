@@ -93,7 +93,7 @@ class PrivateScheduler(connection_limits.Guarded, closing.QuietClose, Scheduler)
 
     async def register_nanny_plugin(self, *_: Any, **__: Any) -> Any:
         """Refuse in words: hpcml's workers have no Nanny, and Dask would do nothing without a word."""
-        raise RuntimeError("the workers of an hpcml run have no Nanny; use a WorkerPlugin, or [environment] settings")
+        raise RuntimeError("workers of an hpcml run have no Nanny; use a WorkerPlugin or [environment] settings")
 
 
 class HostMemoryScheduler(PrivateScheduler):
@@ -157,7 +157,7 @@ def main() -> int:
     script_environment.answer_no_signals()
     context = load()
     deadline = time.monotonic() + context.settings.deadlines.scheduler
-    reason = "the supervisor did not write where it listens (control.json) within the deadline"
+    reason = "the supervisor did not write its address (control.json) in time"
     if too_few := connection_limits.too_few_files(context.settings.worker_count):
         print(f"hpcml: {too_few}.", file=sys.stderr)
         return START_FAILED
@@ -207,13 +207,13 @@ async def _serve(context: Context) -> int:
     gpus, polars = settings.workers.gpu is not None, settings.for_polars
     security = "" if protocol == "ucx" else tls.explanation("tls", set(), gpus=gpus, polars=polars)
     where = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": why}
-    facts = {**where, "protocol": protocol, "because": because, "security": security}
-    files.write_json(context.attempt.scheduler, facts | {"shares": [other.address for other in schedulers[1:]]})
+    record = {**where, "protocol": protocol, "because": because, "security": security}
+    files.write_json(context.attempt.scheduler, record | {"shares": [other.address for other in schedulers[1:]]})
     service = context.attempt.service_of("dashboard")
     page = {"path": "/status", "probe": dashboard.IDENTITY, "token_file": None}
     files.write_service(service, context.node, folder / "dashboard.sock", scheduler.id, **page)
     os.umask(settings.code.umask)  # for functions that the script runs here
-    reporter.send(event="scheduler-up", **facts)
+    reporter.send(event="scheduler-up", **record)
     activity = Activity(context, schedulers, reporter.send, peer_of(writer.get_extra_info("socket")))
     ended = [asyncio.create_task(one.finished()) for one in schedulers]
     orders = asyncio.create_task(
@@ -284,11 +284,11 @@ async def _obey(
 
     async def answer() -> None:
         try:
-            facts = await check()
+            result = await check()
         except Exception as error:  # noqa: BLE001 - the run's policy decides what a failed check means
             traceback.print_exc()
-            facts = {"line": "", "ok": False, "problem": f"the check failed: {type(error).__name__}: {error}"}
-        reporter.send(event="fabric-checked", **facts)
+            result = {"line": "", "ok": False, "problem": f"the check failed: {type(error).__name__}: {error}"}
+        reporter.send(event="fabric-checked", **result)
 
     while line := await reader.readline():
         order = json.loads(line).get("do")

@@ -109,7 +109,7 @@ def dask_settings(paths: AttemptPaths, address: str, protocol: str) -> dict[str,
     return settings
 
 
-OPEN = "open to whoever reaches it"  # what the progress tells at once, not only on asking
+OPEN = "open to everyone who can connect"  # what the progress tells at once, not only on asking
 
 
 def explanation(
@@ -124,7 +124,7 @@ def explanation(
     if protocol == "ucx":
         protection = "mutual TLS to the scheduler; both ends of a UCX connection prove the run's key, not encrypted"
         reached = sorted(tcp_devices - {"lo"})
-        ways = [f"UCX's own TCP on {' and '.join(reached)}"] if reached else []
+        ways = [f"UCX's TCP on {' and '.join(reached)}"] if reached else []
         ways += ["UCX's System V shared memory, for your group (UCX_TLS)"] if group_memory else []
     else:
         protection, ways = "mutual TLS", []

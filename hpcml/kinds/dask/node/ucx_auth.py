@@ -346,10 +346,10 @@ def read_key(path: Path) -> bytes:
     """Return the key in a file; a UcxAuthError if it is not this user's alone, or holds no key."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise UcxAuthError(f"{path}: the key of the UCX connections must be a file of your own")
-        if (mode := stat.S_IMODE(facts.st_mode)) & 0o077:
+        if (mode := stat.S_IMODE(status.st_mode)) & 0o077:
             raise UcxAuthError(f"{path}: others may use the key of the UCX connections (mode {mode:04o}, not 0600)")
         key = file.read(KEY_BYTES + 1)
     if len(key) != KEY_BYTES:

@@ -34,7 +34,7 @@ def main() -> int:
     context = load()
     node = agent.begin(context, agent.Members(WORKER.name, context.settings.workers.restarts, WORKERS_NEVER_CAME))
     if not os.access(context.settings.code.cwd, os.X_OK):
-        return node.refuse(f"the folder that the script runs in cannot be entered: {context.settings.code.cwd}")
+        return node.refuse(f"the script's working folder cannot be opened: {context.settings.code.cwd}")
     if lacking := profilers.missing(context):
         return node.refuse(lacking)
     try:
@@ -84,11 +84,11 @@ def main() -> int:
 
 def _keep_troubles(folder: Path) -> None:
     """Print what UCX and NCCL wrote of troubles into their own files, which go with the node's scratch."""
-    told = 0
+    reported = 0
     for path in sorted((*folder.glob("*/nccl-*.log"), *folder.glob("*/ucx-*.log"))):
         for line in tail(path, _LIBRARY_LINES):
-            if _TROUBLE.search(line) and told < _LIBRARY_LINES:
-                told += 1
+            if _TROUBLE.search(line) and reported < _LIBRARY_LINES:
+                reported += 1
                 print(line[:400], file=sys.stderr)
 
 
@@ -103,19 +103,19 @@ class Address:
         self.interval = files.interval(context.settings.job.nodes)
         self.deadline = time.monotonic() + context.settings.deadlines.scheduler + context.settings.deadlines.workers
         self.known = False
-        self.late = "the scheduler did not write its address (scheduler.json) within its deadline"
+        self.late = "the scheduler did not write its address (scheduler.json) in time"
 
     def look(self) -> bool:
         """Pass the address on once it is there; return False if it will never be."""
         if self.known:
             return True
-        there = files.listed(self.context.attempt.directory)
-        if self.context.attempt.scheduler.name in there:
-            facts = files.read_json(self.context.attempt.scheduler) or {}
-            addresses = [facts["address"], *facts.get("shares", ())]
-            write(self.local, "".join(f"{address} {facts['protocol']}\n" for address in addresses))
+        entries = files.listed(self.context.attempt.directory)
+        if self.context.attempt.scheduler.name in entries:
+            scheduler_record = files.read_json(self.context.attempt.scheduler) or {}
+            addresses = [scheduler_record["address"], *scheduler_record.get("shares", ())]
+            write(self.local, "".join(f"{address} {scheduler_record['protocol']}\n" for address in addresses))
             self.known = True
-        return self.known or (self.context.attempt.ended.name not in there and time.monotonic() < self.deadline)
+        return self.known or (self.context.attempt.ended.name not in entries and time.monotonic() < self.deadline)
 
 
 def early_imports(settings: Settings) -> list[str]:

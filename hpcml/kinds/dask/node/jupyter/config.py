@@ -224,9 +224,9 @@ def check(server: ServerApp, places: Places) -> None:
 def check_socket(socket: Path) -> None:
     """Refuse a socket, once it is there, that is not 0600 and the user's own, in a folder that is 0700 and so too."""
     for path, mode in ((socket, stat.S_IFSOCK | 0o600), (socket.parent, stat.S_IFDIR | 0o700)):
-        facts = path.lstat()
-        if facts.st_mode != mode or facts.st_uid != os.getuid():
-            raise UnsafeError(f"{path} has mode {facts.st_mode:o} and belongs to user {facts.st_uid}")
+        status = path.lstat()
+        if status.st_mode != mode or status.st_uid != os.getuid():
+            raise UnsafeError(f"{path} has mode {status.st_mode:o} and belongs to user {status.st_uid}")
 
 
 def write_extension(folder: Path) -> None:

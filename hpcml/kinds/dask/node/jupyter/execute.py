@@ -100,9 +100,9 @@ def _write_down(context: Context, error: Any, number: int) -> None:
     """Write the cell's error for the hint at the run's end, as the launcher does for a script's."""
     name = _MODULE.search(error.evalue)
     one = {"type": error.ename, "message": error.evalue[:2000], "name": name[1] if name else None}
-    facts = {"file": context.settings.code.script, "line": None, "cell": number, "chain": [one]}
+    record = {"file": context.settings.code.script, "line": None, "cell": number, "chain": [one]}
     try:
-        files.write(context.attempt.script_error, json.dumps(facts))
+        files.write(context.attempt.script_error, json.dumps(record))
     except OSError as problem:  # the log says what happened
         print(f"hpcml: {context.attempt.script_error} cannot be written: {problem.strerror}", file=sys.stderr)
 

@@ -1,7 +1,7 @@
 """The script of a Jupyter run: JupyterLab on a unix socket, with kernels that are clients of this very run.
 
 ``python -m hpcml.kinds.dask.node.jupyter.server`` is started by the supervisor in the place of a user's script. It
-ends with 0 when the user shut it down or nobody used it for long, with 143 when it was told to end, with 80 when it
+ends with 0 when the user shut it down or it was idle for long, with 143 when it was told to end, with 80 when it
 could not start.
 
 JupyterLab's documents live in the browser, so its pages have to save them; each holds a websocket here. Idleness is not
@@ -100,7 +100,7 @@ class Session:
         """SIGTERM: the run was cancelled, is out of time, or lost its scheduler or workers."""
         if not self.signalled:
             self.signalled = True
-            self.end("The run is being ended; open pages save what they hold.")
+            self.end("The run is ending; open pages save their documents.")
 
     def end(self, sentence: str) -> None:
         """Tell all pages, let them save, and stop."""
@@ -146,7 +146,7 @@ class Session:
         left = self.used + idle - time.time()
         warning = min(MOST_WARNING, idle / 4)
         if left <= 0:
-            reason = f"nobody used it for {_rounded(idle)}"
+            reason = f"it was idle for {_rounded(idle)}"
             self.end(f"The session ends: {reason} (hpcml jupyter --idle).")
             service = self.context.attempt.service_of("jupyter")
             try:
@@ -154,7 +154,7 @@ class Session:
             except OSError as error:
                 print(f"hpcml: the status does not say why the session ends: {error}", file=sys.stderr, flush=True)
         elif left < warning and self.state == "running":
-            self._become("idle", f"Nobody uses this session: it ends in {_rounded(warning)}.")
+            self._become("idle", f"This session is idle. It ends in {_rounded(warning)}.")
         elif left >= warning and self.state == "idle":
             self._become("running", "")
 
