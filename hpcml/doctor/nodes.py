@@ -43,7 +43,7 @@ _SKEW, _SKEW_BAD = 1.0, 60.0  # seconds; beyond the second a run's certificates 
 
 
 def request(loaded: LoadedSite, spec: RunRequest) -> tuple[LoadedSite, RunRequest]:
-    """Return the site and the request of the doctor's job: one worker a node, over TLS, whatever interface is there.
+    """Return the site and the request of the doctor's job: one worker a node, over TLS, whatever its interface.
 
     It asks for one GPU where the partition has some, or for as many as the request says, but starts no GPU workers:
     their facts are read without any package for GPUs.
@@ -52,8 +52,10 @@ def request(loaded: LoadedSite, spec: RunRequest) -> tuple[LoadedSite, RunReques
     spec = schedulers.get(site.scheduler).with_variables(spec, loaded.is_from_this_call)
     name = spec.place.partition or site.defaults.partition
     partition = site.partitions.get(name, Partition())
-    there = partitions.gpus_of_node(site, name, spec.changed(gpus_per_node=0, qos=spec.place.qos or site.defaults.qos))
-    gpus = min(1, there) if spec.size.gpus_per_node == NOT_SAID else spec.size.gpus_per_node
+    node_gpus = partitions.gpus_of_node(
+        site, name, spec.changed(gpus_per_node=0, qos=spec.place.qos or site.defaults.qos)
+    )
+    gpus = min(1, node_gpus) if spec.size.gpus_per_node == NOT_SAID else spec.size.gpus_per_node
     pairs = tuple(schedulers.get(site.scheduler).gpu_directives(site, gpus, spec.size.gpu_type))
     plain = {name: one._replace(needs_gpus=False, gpus_per_node=0) for name, one in site.partitions.items()}
     site = site._replace(
@@ -99,8 +101,8 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
     try:
         run = submission.submit(prepared)
     except HpcmlError as error:
-        words = clause(error.message)
-        first = red(f"the job for the nodes was not submitted: {words}", error.hint)
+        sentence = clause(error.message)
+        first = red(f"the job for the nodes was not submitted: {sentence}", error.hint)
         return [first._replace(check="job"), *_nothing(names[1:])]
     tell(f"a job looks at {exam.spec.size.nodes} node{'s' if exam.spec.size.nodes > 1 else ''} (run {run.id})")
     one = handle.RunHandle(run)

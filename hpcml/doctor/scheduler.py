@@ -27,8 +27,10 @@ def request(exam: Examination) -> Finding:
         return green("a run would start on this machine")
     chosen = dict(prepared.plan.directives)
     asked = {name: chosen.get(f"--{name}", "") for name in ("partition", "account", "qos")}
-    words = ", ".join(f"{name} {value}" for name, value in asked.items() if value) or "what Slurm gives by itself"
-    return green(f"a run would ask for {words}", **asked)
+    request_text = (
+        ", ".join(f"{name} {value}" for name, value in asked.items() if value) or "what Slurm gives by itself"
+    )
+    return green(f"a run would ask for {request_text}", **asked)
 
 
 def start(exam: Examination) -> Finding:
@@ -38,7 +40,7 @@ def start(exam: Examination) -> Finding:
     except HpcmlError:
         return not_applicable("there is no request to show to Slurm: see request")
     try:
-        told = exam.start().start
+        start_time = exam.start().start
     except SlurmUnreachableError as error:
         late = exam.left() < _NO_TIME
         within = f" within {exam.seconds:g} s" if late else ""
@@ -46,41 +48,41 @@ def start(exam: Examination) -> Finding:
     except HpcmlError as error:
         quoted = f" ({error.quote[-1]})" if error.quote else ""
         return red(f"Slurm would refuse a run: {clause(error.message)}{quoted}", error.hint)
-    if not told:
+    if not start_time:
         return green("Slurm would take a job; it does not say when that would start")
-    begins = datetime.datetime.fromisoformat(told)
+    begins = datetime.datetime.fromisoformat(start_time)
     waits = (begins - datetime.datetime.now()).total_seconds()  # noqa: DTZ005 - as sbatch tells it
     when = "now" if waits < _STARTS_SOON else f"in {units.format_seconds(waits)}"
-    return green(f"Slurm would start a job {when}", start=told, waits=max(0, round(waits)))
+    return green(f"Slurm would start a job {when}", start=start_time, waits=max(0, round(waits)))
 
 
 def account(exam: Examination) -> Finding:
     """Whether the account may use the partition and the QoS that a run asks for."""
     chosen = exam.directives()
     name, partition, qos = (chosen.get(f"--{option}", "") for option in ("account", "partition", "qos"))
-    known = schedulers.machine_of(exam.site.scheduler).associations(exam.left())
-    if isinstance(known, str):
-        return not_applicable(f"Slurm's accounting tells nothing of your accounts: {known}")
-    names = sorted({one.account for one in known})
+    associations = schedulers.machine_of(exam.site.scheduler).associations(exam.left())
+    if isinstance(associations, str):
+        return not_applicable(f"Slurm's accounting tells nothing of your accounts: {associations}")
+    names = sorted({one.account for one in associations})
     if not names:
         return red("Slurm's accounting knows no account of yours", "Ask your project's manager to add you.")
-    facts = {"account": name, "partition": partition, "accounts": names}
+    details = {"account": name, "partition": partition, "accounts": names}
     if not name:
-        return green(f"a run names no account and gets your default one of: {', '.join(names)}", **facts)
-    own = [one for one in known if one.account == name]
-    if not own:
+        return green(f"a run names no account and gets your default one of: {', '.join(names)}", **details)
+    of_account = [one for one in associations if one.account == name]
+    if not of_account:
         hint = f"Give --account {names[0]}, or write it into [defaults] of ~/.config/hpcml/config.toml."
-        return red(f"account {name} is none of yours: {', '.join(names)}", hint, **facts)
-    fitting = [one for one in own if one.partition in ("", partition)]
+        return red(f"account {name} is none of yours: {', '.join(names)}", hint, **details)
+    fitting = [one for one in of_account if one.partition in ("", partition)]
     if not fitting:
-        there = sorted({one.partition for one in own})
-        hint = f"Give --partition {there[0]}, or another --account."
-        return red(f"account {name} may not use partition {partition}, only {', '.join(there)}", hint, **facts)
+        partitions = sorted({one.partition for one in of_account})
+        hint = f"Give --partition {partitions[0]}, or another --account."
+        return red(f"account {name} may not use partition {partition}, only {', '.join(partitions)}", hint, **details)
     allowed = sorted({word for one in fitting for word in one.qos})
     if qos and allowed and qos not in allowed:
         hint = f"Give --qos {allowed[0]}, or ask your project's manager for {qos}."
-        return red(f"account {name} may not use QoS {qos}, only {', '.join(allowed)}", hint, **facts, qos=allowed)
-    return green(f"account {name} may be charged{f' in partition {partition}' if partition else ''}", **facts)
+        return red(f"account {name} may not use QoS {qos}, only {', '.join(allowed)}", hint, **details, qos=allowed)
+    return green(f"account {name} may be charged{f' in partition {partition}' if partition else ''}", **details)
 
 
 def budget(exam: Examination) -> Finding:
@@ -92,16 +94,16 @@ def budget(exam: Examination) -> Finding:
         return not_applicable("the profile names no command that tells what is left of a grant (cost.budget)")
     if not name:
         return not_applicable("no account is named, so no grant can be asked for")
-    told = outlook.ask_budget(command, exam.site.cost.budget_row, name, exam.left())
-    if isinstance(told, str):
-        return not_applicable(f"what is left of the grant is not known: {told}")
-    facts = {"account": name, "total": told.total, "used": told.used}
-    words = f"{told.left:g} of {told.total:g} {exam.site.cost.unit} of account {name} are left"
-    if told.left <= 0:
-        return red(words, "Ask for more hours, or give another --account.", **facts)
-    if told.left < _FEW_LEFT * told.total:
-        return yellow(words, "Ask for more hours before they are spent.", **facts)
-    return green(words, **facts)
+    grant = outlook.ask_budget(command, exam.site.cost.budget_row, name, exam.left())
+    if isinstance(grant, str):
+        return not_applicable(f"what is left of the grant is not known: {grant}")
+    details = {"account": name, "total": grant.total, "used": grant.used}
+    sentence = f"{grant.left:g} of {grant.total:g} {exam.site.cost.unit} of account {name} are left"
+    if grant.left <= 0:
+        return red(sentence, "Ask for more hours, or give another --account.", **details)
+    if grant.left < _FEW_LEFT * grant.total:
+        return yellow(sentence, "Ask for more hours before they are spent.", **details)
+    return green(sentence, **details)
 
 
 def default_qos(exam: Examination) -> Finding:
@@ -119,10 +121,10 @@ def default_qos(exam: Examination) -> Finding:
         return green(
             f"a run asks for QoS {asked}, and not for {', '.join(cpu_only)}, whose nodes have no GPUs", asked=asked
         )
-    known = schedulers.machine_of(exam.site.scheduler).associations(exam.left())
-    if isinstance(known, str):
-        return yellow(f"a run names no QoS, and Slurm does not tell which it then gets: {known}", hint)
-    defaults = sorted({one.default_qos for one in known if one.account == name or not name} - {""})
+    associations = schedulers.machine_of(exam.site.scheduler).associations(exam.left())
+    if isinstance(associations, str):
+        return yellow(f"a run names no QoS, and Slurm does not tell which it then gets: {associations}", hint)
+    defaults = sorted({one.default_qos for one in associations if one.account == name or not name} - {""})
     if bad := sorted({*defaults} & {*cpu_only}):
         return red(f"a run names no QoS and gets {bad[0]}, whose nodes have no GPUs", hint, defaults=defaults)
     return green(f"the default QoS is {', '.join(defaults) or 'not set'}", defaults=defaults)
@@ -143,44 +145,52 @@ def partition(exam: Examination) -> Finding:
     name = exam.directives().get("--partition", "")
     if not name:
         return not_applicable("a run names no partition")
-    told = schedulers.machine_of(exam.site.scheduler).partition(name, exam.left())
-    if isinstance(told, str):
-        return not_applicable(f"Slurm does not tell of partition {name}: {told}")
-    if not told:
+    settings = schedulers.machine_of(exam.site.scheduler).partition(name, exam.left())
+    if isinstance(settings, str):
+        return not_applicable(f"Slurm does not tell of partition {name}: {settings}")
+    if not settings:
         return red(f"there is no partition {name}", "Give another --partition (sinfo -s lists them).")
-    facts = {key: told.get(key, "") for key in ("State", "MaxTime", "MaxNodes")}
-    if told.get("State", "UP") != "UP":
+    details = {key: settings.get(key, "") for key in ("State", "MaxTime", "MaxNodes")}
+    if settings.get("State", "UP") != "UP":
         hint = "Wait for the end of the maintenance, or give another --partition."
-        return red(f"partition {name} is {told['State']}: jobs wait", hint, **facts)
-    known = exam.site.partitions.get(name, Partition())
+        return red(f"partition {name} is {settings['State']}: jobs wait", hint, **details)
+    in_profile = exam.site.partitions.get(name, Partition())
     wrong = []
-    if known.max_time and told.get("MaxTime", "") not in _NO_LIMIT:
-        theirs = units.parse_time_limit(told["MaxTime"])
-        if int(known.max_time) > theirs:
-            wrong.append(f"max_time {known.max_time.text}, Slurm says {told['MaxTime']}")
-    if known.max_nodes and told.get("MaxNodes", "").isdecimal() and known.max_nodes > int(told["MaxNodes"]):
-        wrong.append(f"max_nodes {known.max_nodes}, Slurm says {told['MaxNodes']}")
+    if in_profile.max_time and settings.get("MaxTime", "") not in _NO_LIMIT:
+        theirs = units.parse_time_limit(settings["MaxTime"])
+        if int(in_profile.max_time) > theirs:
+            wrong.append(f"max_time {in_profile.max_time.text}, Slurm says {settings['MaxTime']}")
+    if (
+        in_profile.max_nodes
+        and settings.get("MaxNodes", "").isdecimal()
+        and in_profile.max_nodes > int(settings["MaxNodes"])
+    ):
+        wrong.append(f"max_nodes {in_profile.max_nodes}, Slurm says {settings['MaxNodes']}")
     if wrong:
         hint = f"Write Slurm's into [partitions.{name}] of ~/.config/hpcml/config.toml."
-        return yellow(f"the profile says of partition {name}: {'; '.join(wrong)}", hint, **facts)
-    return green(f"partition {name} is up{' and as the profile says' if known != Partition() else ''}", **facts)
+        return yellow(f"the profile says of partition {name}: {'; '.join(wrong)}", hint, **details)
+    return green(f"partition {name} is up{' and as the profile says' if in_profile != Partition() else ''}", **details)
 
 
 def configuration(exam: Examination) -> Finding:
     """Whether Slurm is configured as the profile and hpcml believe."""
-    told = schedulers.machine_of(exam.site.scheduler).configuration(exam.left())
-    if isinstance(told, str):
-        return not_applicable(f"Slurm does not tell its configuration: {told}")
-    return judge_configuration(told, exam)
+    settings = schedulers.machine_of(exam.site.scheduler).configuration(exam.left())
+    if isinstance(settings, str):
+        return not_applicable(f"Slurm does not tell its configuration: {settings}")
+    return judge_configuration(settings, exam)
 
 
-def judge_configuration(told: dict[str, str], exam: Examination) -> Finding:
+def judge_configuration(settings: dict[str, str], exam: Examination) -> Finding:
     """Return what of Slurm's configuration is not what the profile and hpcml believe, the worst first."""
     names = (machine.VERSION, "MaxArraySize", "MaxJobCount", "JobRequeue", "KillWait", "MaxBatchRequeue", "RequeueExit")
-    facts = {key: told[key] for key in (*names, "RequeueExitHold", "PriorityFlags", "EnforcePartLimits") if key in told}
+    details = {
+        key: settings[key]
+        for key in (*names, "RequeueExitHold", "PriorityFlags", "EnforcePartLimits")
+        if key in settings
+    }
 
     def number(key: str) -> int | None:
-        match = re.match(r"\d+", told.get(key, ""))
+        match = re.match(r"\d+", settings.get(key, ""))
         return int(match[0]) if match else None
 
     wait, grace = number("KillWait"), float(exam.site.deadlines.driver_grace)
@@ -188,21 +198,21 @@ def judge_configuration(told: dict[str, str], exam: Examination) -> Finding:
         sentence = f"Slurm kills a job {wait} s after it was told to end (KillWait), and deadlines.driver_grace is"
         hint = f"Set deadlines.driver_grace = '{max(1, wait // 2)}s' in the profile."
         return yellow(
-            f"{sentence} {exam.site.deadlines.driver_grace.text}: a script may not finish saving", hint, **facts
+            f"{sentence} {exam.site.deadlines.driver_grace.text}: a script may not finish saving", hint, **details
         )
-    again = {word for key in ("RequeueExit", "RequeueExitHold") for word in re.findall(r"\d+", told.get(key, ""))}
-    if own := sorted(int(word) for word in again if int(word) in MEANING):
+    again = {word for key in ("RequeueExit", "RequeueExitHold") for word in re.findall(r"\d+", settings.get(key, ""))}
+    if ours := sorted(int(word) for word in again if int(word) in MEANING):
         hint = "Add --no-requeue to what you pass to sbatch, or ask the site's support."
-        return yellow(f"Slurm puts jobs back that end with {own[0]}, which is a status of hpcml's", hint, **facts)
+        return yellow(f"Slurm puts jobs back that end with {ours[0]}, which is a status of hpcml's", hint, **details)
     if (most := number("MaxArraySize")) is not None and most < 2:
-        return yellow("job arrays are off (MaxArraySize)", "Use sweeps inside one job, not hpcml.map.", **facts)
-    theirs = "MAX_TRES" in told.get("PriorityFlags", "").split(",")
-    if exam.site.cost.weights and "PriorityFlags" in told and theirs != exam.site.cost.largest:
+        return yellow("job arrays are off (MaxArraySize)", "Use sweeps inside one job, not hpcml.map.", **details)
+    theirs = "MAX_TRES" in settings.get("PriorityFlags", "").split(",")
+    if exam.site.cost.weights and "PriorityFlags" in settings and theirs != exam.site.cost.largest:
         counts = "the largest resource" if theirs else "the sum of all resources"
         hint = f"Set cost.largest = {str(theirs).lower()} in the profile."
-        return yellow(f"Slurm charges {counts}, and the profile says otherwise: costs are told wrong", hint, **facts)
-    version = told.get(machine.VERSION, "of an unknown version")
-    return green(f"Slurm {version} is configured as hpcml and the profile believe", **facts)
+        return yellow(f"Slurm charges {counts}, and the profile says otherwise: costs are told wrong", hint, **details)
+    version = settings.get(machine.VERSION, "of an unknown version")
+    return green(f"Slurm {version} is configured as hpcml and the profile believe", **details)
 
 
 def variables(exam: Examination) -> Finding:
