@@ -90,3 +90,18 @@ def test_ls_by_name_date_and_failure(world: World) -> None:
     assert "Older runs that failed are not shown" in world.run("ls", "--failed", "--last", "1").stderr
     assert world.run("ls", "--name", "*d*", "--last", "1").stderr == "3 older runs are not shown (hpcml ls --all).\n"
     assert world.run("ls", "--since", "yesterday").returncode == errors.USAGE
+
+
+def test_status_shows_the_command_the_request_and_the_results(world: World) -> None:
+    directory = world.submit("--nodes", "2", "--time", "1:00:00", "--set", "cost.weights.node=3")
+    lines = [line.split(maxsplit=1) for line in world.run("status").stdout.splitlines()]
+    facts = dict(lines)
+    assert facts["command"] == world.script.name
+    assert facts["asked"] == "2 nodes, time limit 01:00:00, at most 2 node-h = 6 billing-h"
+    assert "results" not in facts
+    (directory / "out/model.txt").touch()
+    assert f"results    {directory}/out" in world.run("status").stdout.splitlines()
+    answer = json.loads(world.run("status", "--json").stdout)
+    assert answer["command"] == world.script.name
+    assert answer["asked"] == {"nodes": 2, "time_limit": 3600, "cost": "2 node-h = 6 billing-h"}
+    assert answer["results"] == f"{directory}/out"
