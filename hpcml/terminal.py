@@ -14,6 +14,7 @@ import sys
 TYPE_CHECKING = False  # as typing's, whose import would double the time of --help
 if TYPE_CHECKING:
     import re
+    from collections.abc import Mapping
     from typing import TextIO
 
 # DEL and the controls of C1; marks without a shape that hide or turn text (Unicode's Cf); line and paragraph
@@ -47,6 +48,30 @@ def _escape(match: re.Match[str]) -> str:
 def say(line: object = "", file: TextIO | None = None, *, end: str = "\n") -> None:
     """Print one line at once, to standard output unless said otherwise; a line break in it is shown, not made."""
     print(shown(line), file=file or sys.stdout, end=end, flush=True)
+
+
+_RED = "31"
+_COLOUR_BY_STATE = {  # as SGR takes them
+    "COMPLETED": "32",
+    "RUNNING": "36",
+    "CANCELLED": "38;5;130",  # a dark yellow: the usual one is unreadable on white
+    **dict.fromkeys(("FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "REFUSED"), _RED),
+}
+
+
+def has_colour(environment: Mapping[str, str]) -> bool:
+    """Whether the user's terminal has colours and they are wanted."""
+    return environment.get("TERM", "dumb") != "dumb" and not environment.get("NO_COLOR")
+
+
+def say_state(line: str, position: int, *, colour: bool) -> None:
+    """Print one line as :func:`say` does, with the colour of the run's state that begins at ``position``."""
+    text = shown(line)
+    state = next((state for state in _COLOUR_BY_STATE if text.startswith(state, position)), "")
+    if colour and state:
+        rest = text[position + len(state) :]
+        text = f"{text[:position]}\x1b[{_COLOUR_BY_STATE[state]}m{state}\x1b[0m{rest}"
+    print(text, flush=True)
 
 
 def columns(stream: TextIO, elsewhere: int = 0) -> int:

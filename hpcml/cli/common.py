@@ -13,7 +13,7 @@ from hpcml.errors import UsageError
 from hpcml.request import option as request_option
 from hpcml.runs import directories
 from hpcml.sites import layers, lookup
-from hpcml.terminal import json_text, say, say_lines
+from hpcml.terminal import has_colour, json_text, say, say_lines
 from hpcml.units import format_bytes
 
 if TYPE_CHECKING:
@@ -85,6 +85,11 @@ def runs_folder(options: Namespace) -> Path:
 def find_run(options: Namespace) -> directories.Run:
     """Return the run that the options name."""
     return directories.find(runs_folder(options), options.run)
+
+
+def has_coloured_output() -> bool:
+    """Whether standard output is a terminal with colours, and they are wanted."""
+    return sys.stdout.isatty() and has_colour(layers.process_environment())
 
 
 def typed(path: object, stream: TextIO) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hpcml.cli import common
 from hpcml.errors import UsageError
 from hpcml.runs import directories
-from hpcml.terminal import columns, say, shown
+from hpcml.terminal import columns, say, say_state, shown
 from hpcml.units import format_age, format_time_limit, parse_seconds
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from hpcml.runs import status as run_status
 
-HEADER = ("RUN", "STATE", "EXIT", "NODES", "AGE", "TIME", "JOB", "SITE", "WHAT")
+HEADER = ("RUN", "STATE", "EXIT", "NODES", "AGE", "TIME", "JOB", "SITE", "WHAT", "COMMAND")
 _NUMBERS = {HEADER.index(title) for title in ("EXIT", "NODES", "AGE", "TIME", "JOB")}  # aligned to the right
 _LEAST_WANTED = [HEADER.index(title) for title in ("SITE", "JOB", "AGE", "EXIT", "TIME", "NODES")]
-_WHAT = HEADER.index("WHAT")
-_SHORTEST_WHAT = 12  # characters; less tells nothing
+_WHAT, _COMMAND = HEADER.index("WHAT"), HEADER.index("COMMAND")
+_SHORTEST = 12  # characters of WHAT and COMMAND; less tells nothing
 _DATE = len("-20260131-235959-ffff")  # the end of an id
 _USUAL_RUN = 32  # characters; a longer id stands on a line of its own where the terminal is narrow
 
@@ -38,19 +38,21 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--failed", action="store_true", help="those that failed, were cancelled or refused")
     parser.add_argument("--since", metavar="WHEN", help="submitted since then: 7d or 12h ago, or a date, 2026-11-20")
     parser.add_argument("--name", metavar="PATTERN", help="of this name, also a shell pattern: 'kmeans*'")
+    parser.add_argument("--grep", default="", metavar="TEXT", help="with this text in id, name or command, in any case")
 
 
 def run(options: Namespace) -> int:
     """Show the newest runs, newest last, with one question to Slurm for those that have not ended."""
     folder = common.runs_folder(options)
     most = None if options.all else common.whole(options.last, "--last")
-    run_ids = _chosen(options, directories.ids(folder))
+    all_ids = directories.ids(folder)
+    run_ids = _chosen(options, all_ids)
     rows: list[run_status.Status] = []
     rest: list[str] = []
     if run_ids:
         from hpcml.runs import listing
 
-        rows, rest = listing.newest(folder, run_ids, most, failed=options.failed)
+        rows, rest = listing.newest(folder, run_ids, most, failed=options.failed, text=options.grep)
     if options.json:
         common.print_json([row.as_json() for row in rows])
         return 0
@@ -58,10 +60,17 @@ def run(options: Namespace) -> int:
         now = time.time()
         lines = [cells(row, now) for row in rows]
         causes = [line[_WHAT] if row.failed else "" for row, line in zip(rows, lines, strict=True)]
-        for text in table(lines, columns(sys.stdout), causes):
-            say(text)
-    if rest and options.failed:
-        say("Older runs that failed are not shown, if there are any (add --all).", sys.stderr)
+        head, *texts = table(lines, columns(sys.stdout), causes)
+        say(head)
+        position, colour = head.index("STATE"), common.has_coloured_output()
+        for text in texts:
+            is_row = " " not in text[:position].strip()  # not a cause below its row
+            say_state(text, position, colour=colour and is_row)
+    if not all_ids:
+        say("You have no runs yet. Submit one: hpcml submit SCRIPT.", sys.stderr)
+    elif rest and (options.failed or options.grep):
+        matching = "match" if options.grep else "failed"
+        say(f"Older runs that {matching} are not shown, if there are any (add --all).", sys.stderr)
     elif rest:
         say(f"{len(rest)} older runs are not shown (hpcml ls --all).", sys.stderr)
     return 0
@@ -110,7 +119,7 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
         row.planned.site,
     )
     what = shown(_cause(row)) or ("" if told else shown(row.message))
-    return (*("-" if fact in (None, "") else shown(fact) for fact in facts), what)
+    return (*("-" if fact in (None, "") else shown(fact) for fact in facts), what, shown(row.planned.command))
 
 
 def _cause(row: run_status.Status) -> str:
@@ -126,23 +135,20 @@ def _cause(row: run_status.Status) -> str:
 def table(rows: Sequence[Sequence[str]], width: int, causes: Sequence[str] = ()) -> list[str]:
     """Return a header and rows in aligned columns of two spaces between; ``width`` 0 is as wide as they are.
 
-    Where they are too wide, what a run waits for or how it ended is cut, then a long id takes a line of its own, then
-    whole columns go. An id is cut only where the terminal is narrower than itself. ``causes`` are why runs failed, row
-    by row: one that finds no room in its column is a line below its row.
+    Where they are too wide, the command is cut, then what a run waits for or how it ended. Then a long id takes a line
+    of its own, then whole columns go. An id is cut only where the terminal is narrower than itself. ``causes`` are why
+    runs failed, row by row: one that finds no room in its column is a line below its row.
     """
     lines = [HEADER, *rows]
-    says_what = any(row[_WHAT] for row in rows)
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-    kept = [column for column in range(len(HEADER)) if column != _WHAT or not width]
+    kept = [column for column in range(len(HEADER)) if column not in (_WHAT, _COMMAND) or not width]
     if width:
         if _sum(widths, kept) > width:
             widths[0] = max(len(line[0]) for line in lines if len(line[0]) <= _USUAL_RUN)
         for column in _LEAST_WANTED:
             if _sum(widths, kept) > width:
                 kept.remove(column)
-        if (room := width - _sum(widths, kept) - 2) >= _SHORTEST_WHAT and says_what:
-            widths[_WHAT] = min(widths[_WHAT], room)
-            kept.append(_WHAT)
+        _fill(rows, widths, kept, width)
     texts = []
     for line, cause in zip(lines, ("", *(causes or [""] * len(rows))), strict=True):
         parts = [cut(line[column], widths[column]) for column in kept]
@@ -151,7 +157,7 @@ def table(rows: Sequence[Sequence[str]], width: int, causes: Sequence[str] = ())
             parts[0] = ""
         below = cause and (_WHAT not in kept or len(cause) > widths[_WHAT])
         if below and _WHAT in kept:
-            parts[-1] = ""
+            parts[kept.index(_WHAT)] = ""
         aligned = [
             f"{part:>{widths[column]}}" if column in _NUMBERS else f"{part:<{widths[column]}}"
             for column, part in zip(kept, parts, strict=True)
@@ -160,6 +166,15 @@ def table(rows: Sequence[Sequence[str]], width: int, causes: Sequence[str] = ())
         if below:
             texts.append(cut(f"  {cause}", width))
     return texts
+
+
+def _fill(rows: Sequence[Sequence[str]], widths: list[int], kept: list[int], width: int) -> None:
+    """Keep WHAT and COMMAND where the other columns leave room for them, as wide as the room."""
+    for column in (_WHAT, _COMMAND):
+        room = width - _sum(widths, kept) - 2
+        if any(row[column] for row in rows) and room >= min(widths[column], _SHORTEST):
+            widths[column] = min(widths[column], room)
+            kept.append(column)
 
 
 def _sum(widths: Sequence[int], kept: Sequence[int]) -> int:

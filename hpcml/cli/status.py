@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli import common
 from hpcml.errors import MEANING, STOPPED, UNREACHABLE
-from hpcml.terminal import say, say_fitted
+from hpcml.terminal import columns, fitted, say, say_fitted, say_state
+from hpcml.units import format_time_limit
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from hpcml.report.attempts import Attempt
     from hpcml.runs import directories
@@ -39,17 +41,21 @@ def run(options: Namespace) -> int:
 def _tell(run: directories.Run, *, as_json: bool) -> int:
     from hpcml.cli.why import cause_of
     from hpcml.report import attempts
-    from hpcml.runs import report
+    from hpcml.runs import outlook, report
     from hpcml.runs import status as run_status
 
     run, status = run_status.now(run)
     code = UNREACHABLE if status.allocation.silent and status.phase == "unknown" else 0
     before = attempts.earlier(run.paths, status.progress.attempt)
+    asked = outlook.asked(run, status.planned)
+    results = str(run.paths.out) if run_status.has_results(run) else ""
     if as_json:
-        common.print_json({**status.as_json(), "attempts": [one._asdict() for one in before]})
+        more = {"asked": asked, "results": results, "attempts": [one._asdict() for one in before]}
+        common.print_json({**status.as_json(), **more})
         return code
-    for key, value in _lines(status, cause_of(run, status), before):
-        say_fitted(value, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
+    lines = _lines(status, cause_of(run, status), before, asked)
+    lines += [("results", common.typed(results, sys.stdout))] if results else []
+    _say_lines(lines)
     if status.over and (page := report.page_of(run)):
         say(f"{'report':<10} {common.typed(page, sys.stdout)}")
     for command in attempts.profile_commands(run.paths) if status.over else ():
@@ -64,15 +70,38 @@ def _tell(run: directories.Run, *, as_json: bool) -> int:
     return code
 
 
-def _lines(status: run_status.Status, cause: str = "", before: Sequence[Attempt] = ()) -> list[tuple[str, str]]:
-    """Return what is known of a run, each fact under its key, and of the attempts ``before``."""
+def _say_lines(lines: Sequence[tuple[str, str]]) -> None:
+    """Print facts behind their keys, the state in its colour."""
+    for key, value in lines:
+        folded = fitted(value, columns(sys.stdout), first=f"{key:<10} ", rest=" " * 11)
+        for number, line in enumerate(folded):
+            is_state = key == "state" and number == 0
+            say_state(line, 11, colour=is_state and common.has_coloured_output())
+
+
+def _asked(asked: Mapping[str, Any]) -> str:
+    """Return the request of a run in a line."""
+    nodes, limit = asked.get("nodes", 0), asked.get("time_limit", 0)
+    parts = (
+        f"{nodes} node{'s' if nodes > 1 else ''}" if nodes else "",
+        f"partition {asked['partition']}" if "partition" in asked else "",
+        f"time limit {format_time_limit(limit)}" if limit else "",
+        f"at most {asked['cost']}" if "cost" in asked else "",
+    )
+    return ", ".join(filter(None, parts))
+
+
+def _lines(
+    status: run_status.Status, cause: str, before: Sequence[Attempt], asked: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """Return the known facts of a run under their keys, of the attempts ``before`` and of what was ``asked`` for."""
     from hpcml.cli.progress import phases
     from hpcml.report.attempts import sentence
 
     allocation, progress, end = status.allocation, status.progress, status.ending
     lines = [("run", status.run), ("site", status.planned.site), ("state", f"{status.state}: {status.message}")]
-    if cause:
-        lines.append(("cause", cause))
+    facts = (("cause", cause), ("command", status.planned.command), ("asked", _asked(asked)))
+    lines += [(key, text) for key, text in facts if text]
     if progress.attempt:
         lines.append(("attempt", f"{progress.attempt + 1} of this run"))
     lines += [("before", sentence(one)) for one in before]

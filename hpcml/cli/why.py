@@ -47,7 +47,7 @@ def run(options: Namespace) -> int:
     if options.json:
         common.print_json(answer.as_json())
         return 0
-    _show(answer, _host(options))
+    _show(answer, known.planned.command, _host(options))
     return 0
 
 
@@ -86,10 +86,12 @@ def cause_of(run: directories.Run, status: run_status.Status) -> str:
     return answer.sentence if answer.failed and answer.cause != status.message else ""
 
 
-def _show(answer: Answer, host: str = "") -> None:
+def _show(answer: Answer, command: str, host: str) -> None:
     say(f"{'run':<10} {answer.run}")
     key, text = ("cause", answer.sentence) if answer.failed else ("state", f"{answer.state}. {answer.sentence}")
     say_fitted(text, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
+    if command:
+        say_fitted(command, sys.stdout, first=f"{'command':<10} ", rest=" " * 11)
     for title, lines in (("evidence", answer.evidence), ("then", answer.followed), ("warning", answer.warnings)):
         for line in lines:
             if place := _place(line):
@@ -99,8 +101,8 @@ def _show(answer: Answer, host: str = "") -> None:
             say(f"  | {cut(line.text, _WIDEST)}")
     for attempt in answer.attempts:
         say_fitted(attempt, sys.stdout, first=f"{'before':<10} ", rest=" " * 11)
-    for command in answer.look:
-        say(f"{'look':<10} {_from(host, command)}")
+    for look in answer.look:
+        say(f"{'look':<10} {_from(host, look)}")
     if answer.next_step:
         say_fitted(answer.next_step, sys.stdout, first=f"{'next':<10} ", rest=" " * 11)
     if answer.again:

@@ -35,17 +35,28 @@ _FROM_JSON: dict[str, Callable[[Any], object]] = {
 }
 
 
-def newest(folder: Path, run_ids: list[str], most: int | None, *, failed: bool) -> tuple[list[Status], list[str]]:
-    """Return the newest runs, oldest first, all or so many, and the ids of those that were not looked at."""
+def newest(
+    folder: Path, run_ids: list[str], most: int | None, *, failed: bool, text: str = ""
+) -> tuple[list[Status], list[str]]:
+    """Return the newest runs, oldest first, all or so many, and the ids of those that were not looked at.
+
+    Parameters
+    ----------
+    failed
+        Whether only runs that failed are wanted.
+    text
+        Part of the wanted runs' ids or commands, in small or capital letters.
+    """
     rows: list[Status] = []
     said: set[str] = set()
-    all_ids, is_long = run_ids, failed or most is None or most > _BLOCK
+    all_ids, is_long = run_ids, failed or bool(text) or most is None or most > _BLOCK
     ends = Ends(folder) if is_long else None  # a short listing reads its runs sooner
-    block = _BLOCK if failed else most
+    block = _BLOCK if failed or text else most
     while run_ids and (most is None or len(rows) < most):
         block_ids = directories.changed(folder, run_ids, None if most is None else block)
         run_ids = run_ids[: run_ids.index(next(iter(block_ids)))] if block_ids else []
-        rows = _rows(folder, block_ids, said, ends, failed=failed) + rows
+        found = _rows(folder, block_ids, said, ends, failed=failed)
+        rows = [row for row in found if _has_text(row, text)] + rows
         block = block and 2 * block  # few questions to Slurm, however far back a failure is
     if ends:
         ends.write(set(all_ids))
@@ -53,6 +64,11 @@ def newest(folder: Path, run_ids: list[str], most: int | None, *, failed: bool) 
         run_ids = [*run_ids, *(row.run for row in rows[: len(rows) - most])]
         rows = rows[len(rows) - most :]
     return rows, run_ids
+
+
+def _has_text(row: Status, text: str) -> bool:
+    """Whether a run's id or its command has a text, in small or capital letters."""
+    return any(text.casefold() in value.casefold() for value in (row.run, row.planned.command))
 
 
 def _rows(folder: Path, changed: Mapping[str, int], said: set[str], ends: Ends | None, *, failed: bool) -> list[Status]:

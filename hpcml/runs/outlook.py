@@ -10,17 +10,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcml import schedulers, subprocesses, units
-from hpcml.errors import HpcmlError
+from hpcml.errors import ConfigError, HpcmlError, StorageError
 from hpcml.plan import cost
 from hpcml.runs import directories
 from hpcml.runs import record as records
+from hpcml.runs.directories import Table, complete
+from hpcml.runs.record import Planned
 from hpcml.runs.status import status
-from hpcml.runs.submit import Prepared
+from hpcml.sites import lookup
 from hpcml.sites.lookup import LoadedSite
-from hpcml.sites.schema import Partition
+from hpcml.sites.schema import Partition, Site
+
+if TYPE_CHECKING:
+    from hpcml.runs.submit import Prepared  # which hpcml status does without
 
 DEADLINE = 2.0  # seconds for all that is asked before a submission
 _PAST = 5  # newest runs of the script that are looked at
@@ -68,9 +73,8 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
     """
     site, made = prepared.loaded.site, prepared.plan
     request = cost.request(site, made.directives, made.inside.job.nodes, made.inside.job.time_limit).times(jobs)
-    weights, problems = cost.weights(site.cost.weights)
+    billed, problems = _billed(site, request)
     hours = request.seconds / 3600
-    billed = cost.billing(request, weights, largest=site.cost.largest) * hours if weights and hours else None
     found = Outlook(request, billed, site.cost.unit or "billing-h", account=request.account)
     questions: dict[str, Callable[[], object]] = {}
     command = budget_command(prepared.loaded, request.partition)
@@ -88,19 +92,65 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
         theirs, more = cost.weights(said.weights)
         if hours and theirs and not more:
             found = found._replace(by_slurm=cost.billing(request, theirs, largest=said.largest) * hours)
-    most, limit = _most(prepared, request.node_hours)
+    most, limit = None, ""
+    if made.inside.attempts.several_jobs:
+        attempts = made.inside.attempts
+        most, limit = _most(attempts.max_restarts, attempts.max_node_hours, request.node_hours)
     return found._replace(advice=shorter(prepared), problems=tuple(problems), most=most, limit=limit)
 
 
-def _most(prepared: Prepared, one: float) -> tuple[float | None, str]:
+def _billed(site: Site, request: cost.Request) -> tuple[float | None, list[str]]:
+    """Return the cost in the site's unit, None without weights or a time limit, and what is wrong with the weights."""
+    weights, problems = cost.weights(site.cost.weights)
+    hours = request.seconds / 3600
+    billed = cost.billing(request, weights, largest=site.cost.largest) * hours if weights and hours else None
+    return billed, problems
+
+
+def _most(max_restarts: int, max_node_hours: float, one: float) -> tuple[float | None, str]:
     """Return the most node-hours that all attempts of a run may take together, and which option says so."""
-    inside = prepared.plan.inside
-    if not inside.attempts.several_jobs:
-        return None, ""
-    hours, limit = one * (1 + inside.attempts.max_restarts), f"--max-restarts {inside.attempts.max_restarts}"
-    if inside.attempts.max_node_hours and not 0 < hours <= inside.attempts.max_node_hours:
-        return inside.attempts.max_node_hours, f"--max-node-hours {inside.attempts.max_node_hours:g}"
+    hours, limit = one * (1 + max_restarts), f"--max-restarts {max_restarts}"
+    if max_node_hours and not 0 < hours <= max_node_hours:
+        return max_node_hours, f"--max-node-hours {max_node_hours:g}"
     return (hours, limit) if one else (None, "")
+
+
+class _Limits(NamedTuple):
+    """The limits of all attempts of a run together."""
+
+    max_restarts: int = 0
+    max_node_hours: float = 0.0
+
+
+def asked(run: directories.Run, planned: Planned) -> dict[str, Any]:
+    """Return the nodes, partition, time limit (s) and highest cost of a run, as far as its record has them."""
+    facts = {"nodes": planned.node_count, "partition": planned.partition, "time_limit": planned.time_limit}
+    return {name: value for name, value in {**facts, "cost": _recorded_cost(run, planned)}.items() if value}
+
+
+def _recorded_cost(run: directories.Run, planned: Planned) -> str:
+    """Return the highest cost of a recorded run, empty if it is unknown: no batch job, or no time limit."""
+    try:
+        plan, request = directories.read_json(run.paths.plan), directories.read_json(run.paths.request)
+        if not (planned.time_limit and plan and request):
+            return ""
+        with complete(run.paths.directory):
+            options = records.directives(plan)
+            site = lookup.recorded(request.get("site", dict))
+            attempts = Table(Table(plan.get("inside", dict)).get("attempts", dict, {}))
+            limits = attempts.record(_Limits)
+    except (ConfigError, StorageError):  # another version of hpcml wrote it, or it is damaged
+        return ""
+    if not options:
+        return ""
+    one = cost.request(site, options, planned.node_count, planned.time_limit)
+    billed, _ = _billed(site, one)
+    most = _most(*limits, one.node_hours)[0] if planned.several_jobs else None
+    if most is not None and one.node_hours:
+        billed = None if billed is None else billed * most / one.node_hours
+    hours = one.node_hours if most is None else most
+    text = f"{_amount(hours)} node-h"
+    return text if billed is None else f"{text} = {_amount(billed)} {site.cost.unit or 'billing-h'}"
 
 
 def budget_command(loaded: LoadedSite, partition: str) -> tuple[str, ...]:

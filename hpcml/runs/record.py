@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -33,6 +34,8 @@ class Planned(NamedTuple):
     time_limit: int = 0  # seconds of one attempt, 0 without a limit
     after: tuple[Awaited, ...] = ()  # the runs that it waits for
     restart: str = ""  # how another attempt may follow: in the same "job", in "several" jobs, or not (empty)
+    command: str = ""  # the script with its arguments, quoted for a shell; empty without a script
+    partition: str = ""  # Slurm's, empty if the batch script names none
 
     @property
     def several_jobs(self) -> bool:
@@ -90,7 +93,24 @@ def planned(run: directories.Run) -> Planned:
             time_limit=job.get("time_limit", int, 0),
             after=tuple(map(_awaited, plan.texts("after"))),
             restart="several" if more.get("several_jobs", bool, False) else again,
+            command=_command(code),
+            partition=dict(directives(plan)).get("--partition", ""),
         )
+
+
+def _command(code: Table) -> str:
+    """Return the script with its arguments as a shell would take them, without its folder; empty without a script."""
+    script = code.get("script", str, "").rpartition("/")[2]
+    if not script:
+        return ""
+    option = ["-m"] if code.get("form", str, "") == Form.MODULE else []
+    return shlex.join([*option, script, *code.texts("arguments")])
+
+
+def directives(plan: Table) -> list[tuple[str, str]]:
+    """Return the options of the batch script that a plan records, by name."""
+    pairs = plan.get("directives", list, [])
+    return [(str(pair[0]), str(pair[1])) for pair in pairs if isinstance(pair, list) and len(pair) == 2]
 
 
 def _kind(name: str) -> str:

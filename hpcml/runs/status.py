@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -206,7 +207,7 @@ class Status(NamedTuple):
 
 GROUPS = tuple(name for name, default in Status._field_defaults.items() if hasattr(default, "_fields"))
 GROUP_BY_FIELD = {field: group for group in GROUPS for field in Status._field_defaults[group]._fields}
-_NOT_PRINTED = ("ended_as", "form", "scheduler", "image", "time_limit", "after", "restart")
+_NOT_PRINTED = ("ended_as", "form", "scheduler", "image", "time_limit", "after", "restart", "partition")
 
 
 def status(run: directories.Run, known: JobState | None = None, *, ask: bool = True) -> Status:
@@ -250,6 +251,13 @@ def now(run: directories.Run) -> tuple[directories.Run, Status]:
         silent = error.message
     known = status(run)
     return run, known.changed(silent=known.allocation.silent or silent)
+
+
+def has_results(run: directories.Run) -> bool:
+    """Whether the run's folder for results has files."""
+    with contextlib.suppress(OSError), os.scandir(run.paths.out) as entries:
+        return any(True for _ in entries)
+    return False
 
 
 def unreadable(directory: Path, error: StorageError) -> Status:

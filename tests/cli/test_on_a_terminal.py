@@ -98,7 +98,8 @@ def test_a_run_that_ended_by_itself_has_nothing_more_to_tell(world: World) -> No
     assert "ended" not in line
     world.submit("--name", "waits")
     head, line, waits = see(world, 120, "ls").text
-    assert head.endswith("WHAT")
+    assert head.split()[-2:] == ["WHAT", "COMMAND"]
+    assert line.endswith("job.py")
     assert "exit status" not in line
     assert len(waits) > head.index("WHAT")
 
@@ -120,6 +121,26 @@ def test_no_colour_where_none_is_wanted(world: World) -> None:
         )
         cells = [cell for line in seen.lines for cell in line]
         assert any(cell.colour != "default" or cell.bold for cell in cells) == coloured, variables
+
+
+def test_a_state_has_its_colour_where_colours_are_wanted(world: World) -> None:
+    states = {"COMPLETED": "green", "FAILED": "red", "CANCELLED": "af5f00", "PENDING": "default"}
+    for state in states:
+        directory = world.submit("--name", state)
+        if state != "PENDING":
+            facts = {"over": True, "state": state, "exit_status": 1, "by": "script", "message": f"it is {state}",
+                     "hint": "", "cause": "in one RUNNING line below"}  # fmt: skip
+            (directory / "status.json").write_text(json.dumps(facts))
+    for variables, has_colour in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
+        for words in (("ls",), *(("status", state) for state in states)):
+            seen = see(world, 80, *words, **variables)
+            cells = [cell for line in seen.lines for cell in line]
+            wanted = [(state, colour) for state, colour in states.items() if state in words or words == ("ls",)]
+            text = "".join(cell.text for cell in cells if cell.colour != "default")
+            assert text == "".join(state for state, colour in wanted if has_colour and colour != "default"), words
+            colours = list(dict.fromkeys(cell.colour for cell in cells if cell.colour != "default"))
+            assert colours == [colour for _, colour in wanted if has_colour and colour != "default"], words
+    assert "\x1b" not in world.run("ls").stdout + world.run("status").stdout
 
 
 @pytest.mark.parametrize("columns", [60, 120])

@@ -90,3 +90,32 @@ def test_ls_by_name_date_and_failure(world: World) -> None:
     assert "Older runs that failed are not shown" in world.run("ls", "--failed", "--last", "1").stderr
     assert world.run("ls", "--name", "*d*", "--last", "1").stderr == "3 older runs are not shown (hpcml ls --all).\n"
     assert world.run("ls", "--since", "yesterday").returncode == errors.USAGE
+
+
+def test_status_shows_the_command_the_request_and_the_results(world: World) -> None:
+    directory = world.submit("--nodes", "2", "--time", "1:00:00", "--set", "cost.weights.node=3")
+    lines = [line.split(maxsplit=1) for line in world.run("status").stdout.splitlines()]
+    facts = dict(lines)
+    assert facts["command"] == world.script.name
+    assert facts["asked"] == "2 nodes, time limit 01:00:00, at most 2 node-h = 6 billing-h"
+    assert "results" not in facts
+    (directory / "out/model.txt").touch()
+    assert f"results    {directory}/out" in world.run("status").stdout.splitlines()
+    answer = json.loads(world.run("status", "--json").stdout)
+    assert answer["command"] == world.script.name
+    assert answer["asked"] == {"nodes": 2, "time_limit": 3600, "cost": "2 node-h = 6 billing-h"}
+    assert answer["results"] == f"{directory}/out"
+
+
+def test_ls_finds_a_text_in_ids_and_commands(world: World) -> None:
+    done = world.run("ls", "--site", "slurm")
+    assert (done.stdout, done.stderr) == ("", "You have no runs yet. Submit one: hpcml submit SCRIPT.\n")
+    assert world.run("ls", "--json").stdout == "[]\n"
+    runs = [world.submit("--name", name) for name in ("Alpha", "beta", "gamma")]
+    for text, found in (("ALPHA", runs[:1]), (world.script.name.upper(), runs), ("job.py -", [])):
+        rows = json.loads(world.run("ls", "--json", "--grep", text).stdout)
+        assert [row["directory"] for row in rows] == list(map(str, found))
+        assert {row["command"] for row in rows} <= {world.script.name}
+    done = world.run("ls", "--grep", "py", "--last", "2")
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [run.name for run in runs[1:]]
+    assert done.stderr == "Older runs that match are not shown, if there are any (add --all).\n"

@@ -46,9 +46,10 @@ def test_a_faulty_node_is_named_with_the_command_to_do_without_it(world: World) 
     (directory / "logs/worker-n1.log").write_text(f"{TEXTS['comm-closed'][0]}\n")
     lines = world.run("why").stdout.splitlines()
     assert lines[:2] == [f"run        {directory.name}", "cause      A GPU's memory is faulty (ECC) (on n3)."]
-    assert lines[2].startswith("evidence   logs/worker-n3.log, line 2, ")
-    assert lines[2].endswith(" on n3")
-    assert lines[3] == f"  | {TEXTS['ecc'][0]}"
+    assert lines[2] == "command    job.py"
+    assert lines[3].startswith("evidence   logs/worker-n3.log, line 2, ")
+    assert lines[3].endswith(" on n3")
+    assert lines[4] == f"  | {TEXTS['ecc'][0]}"
     assert f"again      hpcml rerun {directory.name} --exclude n7,n8,n3" in lines
     assert any(TEXTS["comm-closed"][0][:60] in line for line in lines)
 
@@ -154,7 +155,7 @@ def test_status_and_ls_show_the_cause(world: World) -> None:
     directory = failed(world, cause="GPU memory faulty")
     (directory / "logs/worker-n3.log").write_text(TEXTS["ecc"][0] + "\n")
     assert "cause      A GPU's memory is faulty (ECC) (on n3).\n" in world.run("status").stdout
-    assert world.run("ls").stdout.splitlines()[-1].endswith("  GPU memory faulty")
+    assert world.run("ls").stdout.splitlines()[-1].endswith("  GPU memory faulty  job.py")
 
 
 SECRETS = {

@@ -33,11 +33,24 @@ def lines(width: int, *more: Status) -> list[str]:
 
 
 def test_in_a_pipe_nothing_is_cut() -> None:
-    table = [line.split("  ") for line in lines(0)]
+    command = "train.py --epochs 3"
+    rows = [row.changed(command=command if row is ROWS[0] else "") for row in ROWS]
+    table = [line.split("  ") for line in ls.table([ls.cells(row, NOW) for row in rows], 0)]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in table]
     assert cells == [
         list(ls.HEADER),
-        [ID, "OUT_OF_MEMORY", "0", "2", "1m", "0:58", "12345678", "leonardo", "the script exited with status 0"],
+        [
+            ID,
+            "OUT_OF_MEMORY",
+            "0",
+            "2",
+            "1m",
+            "0:58",
+            "12345678",
+            "leonardo",
+            "the script exited with status 0",
+            command,
+        ],
         ["b-20261120-000000-0000", "PENDING", "-", "128", "2d", "-", "12345679", "leonardo", "waiting for free nodes"],
         ["c-20261122-223959-0000", "RUNNING", "-", "1", "25s", "0:07", "-", "local", "the script runs"],
         ["d-20261122-223959-0000", "NODE_FAIL", "87", "-", "25s", "-", "7", "lab", "a node of the allocation failed"],
@@ -62,10 +75,21 @@ def test_a_cause_is_told_at_every_width(width: int, below: bool) -> None:
     cause = "Dask worker killed, memory was full"
     row = ROWS[3].changed(cause=cause)
     cells = ls.cells(row, NOW)
-    table = ls.table([ls.cells(ROWS[0], NOW), cells, ls.cells(ROWS[1], NOW)], width, ["", cells[-1], ""])
+    table = ls.table([ls.cells(ROWS[0], NOW), cells, ls.cells(ROWS[1], NOW)], width, ["", cause, ""])
     assert [line for line in table if cause in line] == [table[3] if below else table[2]]
     assert (table[3] == f"  {cause}") == below
     assert width == 0 or max(map(len, table)) <= width
+
+
+@pytest.mark.parametrize(
+    ("width", "seen"), [(0, "train.py --epochs 3"), (140, "train.py --epochs 3"), (104, "train.py --ep…"), (80, "")]
+)
+def test_a_command_has_what_the_other_columns_leave(width: int, seen: str) -> None:
+    row = Status.of(ID, "lab", "running", "the script runs", command="train.py --epochs 3", times=TIMES)
+    head, line = ls.table([ls.cells(row, NOW)], width)
+    assert head.endswith("COMMAND") == bool(seen)
+    assert line.endswith(seen or "lab")
+    assert not width or len(line) <= width
 
 
 def test_which_runs_failed() -> None:
@@ -112,7 +136,16 @@ def planted(folder: Path, number: int, exit_status: int) -> Path:
     run.mkdir(mode=0o700)
     (run / "submission.json").write_text(json.dumps({"job": str(number), "scheduler": "slurm"}))
     (run / "plan.json").write_text(
-        json.dumps({"site": "lab", "inside": {"job": {"nodes": 2}, "workers": {"per_node": 1}}})
+        json.dumps(
+            {
+                "site": "lab",
+                "inside": {
+                    "job": {"nodes": 2},
+                    "workers": {"per_node": 1},
+                    "code": {"script": f"/r/t{number}.py", "arguments": ["--Big"]},
+                },
+            }
+        )
     )
     events = [{"time": 5, "event": "allocated", "nodes": ["n1", "n2"]}, {"time": 9, "event": "clock", "node": "n2"}]
     events[1] |= {"ahead": 0.5, "within": 0.25}
@@ -138,15 +171,20 @@ def test_ends_are_kept_for_long_listings(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(directories, "load", counted)
 
-    def listed(*, failed: bool = False) -> list[Status]:
+    def listed(*, failed: bool = False, text: str = "") -> list[Status]:
         read.clear()
-        return listing.newest(tmp_path, directories.ids(tmp_path), None, failed=failed)[0]
+        return listing.newest(tmp_path, directories.ids(tmp_path), None, failed=failed, text=text)[0]
 
     first = listed()
     assert (len(first), len(read)) == (listing.WORTH, listing.WORTH)
     assert first[0].progress.clocks == {"n2": (0.5, 0.25)}
     assert (listed(), read) == (first, [])  # every value, of the same kind
     assert (listed(failed=True), read) == (first[::10], [])
+    assert (listed(text="T77.py --big"), read) == ([first[77]], [])
+    assert (listed(text=runs[5].name[:-5]), read) == ([first[5]], [])
+    assert [row.run for row in listing.newest(tmp_path, directories.ids(tmp_path), 1, failed=False, text="t7")[0]] == [
+        runs[79].name
+    ]
 
     (file,) = tmp_path.glob(".ends.*")
     assert file.stat().st_mode & 0o777 == 0o600

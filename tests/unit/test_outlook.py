@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpcml.plan import cost
-from hpcml.runs import outlook
+from hpcml.runs import directories, outlook
+from hpcml.runs import record as records
 from hpcml.runs.outlook import Budget, Outlook
 from hpcml.sites import lookup
 
@@ -147,3 +150,44 @@ def test_at_most_two_lines_at_a_submission(subtests: pytest.Subtests) -> None:
     ]
     unlimited = bare._replace(request=asked._replace(seconds=0))
     assert outlook.lines(unlimited, NOW, whole=True) == [("cost", "no time limit is asked for, so it is not known")]
+
+
+@pytest.mark.parametrize(("more", "cost"), [
+    ({}, "8 node-h = 256 core-h"),
+    ({"attempts": {"several_jobs": True, "max_restarts": 1, "max_node_hours": 0.0}}, "16 node-h = 512 core-h"),
+    ({"attempts": {"several_jobs": True, "max_restarts": 20, "max_node_hours": 12.0}}, "12 node-h = 384 core-h"),
+    ({"attempts": {"several_jobs": True, "max_restarts": "damaged"}}, ""),
+])  # fmt: skip
+def test_what_a_recorded_run_asked_for(tmp_path: Path, more: dict[str, Any], cost: str) -> None:
+    """From its files alone; what they lack is left out."""
+    directory = tmp_path / "a-20261121-074500-1a2b"
+    directory.mkdir(mode=0o700)
+    run = directories.load(directory)
+    assert outlook.asked(run, records.planned(run)) == {}
+    inside = {
+        "job": {"nodes": 4, "time_limit": 7200},
+        "code": {"script": "/r/code/a b.py", "arguments": ["--k", "x y"]},
+    }
+    plan = {"directives": [["--partition", "boost"], ["--cpus-per-task", "32"]], "inside": inside | more}
+    directories.write_json(run.paths.plan, plan)
+    facts = {"nodes": 4, "partition": "boost", "time_limit": 7200}
+    planned = records.planned(run)._replace(restart="several" if more else "")
+    assert outlook.asked(run, planned) == facts
+    settings = {"cost.weights": {"cpu": "1"}, "cost.unit": "core-h"}
+    directories.write_json(run.paths.request, {"site": {name: {"value": value} for name, value in settings.items()}})
+    assert outlook.asked(run, planned) == facts | ({"cost": cost} if cost else {})
+    directories.write_json(run.paths.request, {"site": {"no.such": {"value": 1}}})
+    assert outlook.asked(run, planned) == facts
+
+
+@pytest.mark.parametrize(("code", "command"), [
+    ({"script": "/r/code/a b.py", "arguments": ["--k", "x"]}, "'a b.py' --k x"),
+    ({"script": "/r/code/pkg.train", "form": "module"}, "-m pkg.train"),
+    ({"script": "", "form": "jupyter"}, ""),
+    ({}, ""),
+])  # fmt: skip
+def test_the_command_of_a_recorded_run(tmp_path: Path, code: dict[str, Any], command: str) -> None:
+    directory = tmp_path / "a-20261121-074500-1a2b"
+    directory.mkdir(mode=0o700)
+    directories.write_json(directory / "plan.json", {"inside": {"code": code}})
+    assert records.planned(directories.load(directory)).command == command

@@ -10,7 +10,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from hpcml.cli import common
 from hpcml.cli.top.frame import UNLIMITED, Line, duration, frame, per_second, text_of
 from hpcml.errors import UsageError
 from hpcml.sites import layers
-from hpcml.terminal import cells, columns, json_text, say
+from hpcml.terminal import cells, columns, has_colour, json_text, say
 from hpcml.units import format_bytes, parse_seconds
 
 if TYPE_CHECKING:
@@ -287,11 +287,6 @@ def painted(line: Line, *, colour: bool) -> str:
     return "".join(
         f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if text and style in _STYLES else text for text, style in line
     )
-
-
-def has_colour(environment: Mapping[str, str]) -> bool:
-    """Whether the user's terminal has colours and they are wanted."""
-    return environment.get("TERM", "dumb") != "dumb" and not environment.get("NO_COLOR")
 
 
 class Screen:
