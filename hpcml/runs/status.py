@@ -524,7 +524,7 @@ def _ended_without_word(own: Status, run: directories.Run, job: JobState) -> Sta
         message = "the run could not write how it ended: its file system was full, or refused to be written to"
         return _lost(own, run, STORAGE, message)
     forgotten = "Slurm knows no such job any more" if job == schedulers.UNKNOWN else f"Slurm: {job.state}"
-    message = job.reason or f"the job ended without a word ({forgotten})"
+    message = job.reason or f"the job ended without a status ({forgotten})"
     end = _lost(own, run, ALLOCATION_LOST, message)
     is_another = job.state == schedulers.UNKNOWN.state and own.allocation.job and job.reason
     return end.changed(hint=f"Run it again: hpcml rerun {run.id}.") if is_another else end

@@ -104,10 +104,10 @@ def test_nothing_is_advised_that_the_site_does_not_take(world: World) -> None:
 
 
 def test_without_evidence_it_is_not_known_and_says_where_to_look(world: World) -> None:
-    directory = failed(world, exit_status=87, by="scheduler", message="the job ended without a word (Slurm: FAILED)")
+    directory = failed(world, exit_status=87, by="scheduler", message="the job ended without a status (Slurm: FAILED)")
     (directory / "logs/job.log").write_text("nothing of use\n")
     done = world.run("why")
-    assert "\ncause      Not known: the job ended without a word (Slurm: FAILED).\n" in done.stdout
+    assert "\ncause      Not known: the job ended without a status (Slurm: FAILED).\n" in done.stdout
     assert f"look       hpcml logs {directory.name} job\n" in done.stdout
     assert "again" not in done.stdout
 
@@ -240,7 +240,7 @@ def accounted(directory: Path, said: str) -> str:
     return f"101|{said}|2026-11-21T07:45:00|{os.getuid()}|job|hpcml:{directory.name}\n"
 
 
-LOST = {"exit_status": 87, "by": "scheduler", "message": "the job ended without a word (Slurm: FAILED)"}
+LOST = {"exit_status": 87, "by": "scheduler", "message": "the job ended without a status (Slurm: FAILED)"}
 
 
 def test_a_batch_script_that_was_killed_is_told_by_slurm(world: World) -> None:
