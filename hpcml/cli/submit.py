@@ -316,8 +316,9 @@ def check_misplaced(words: Sequence[str], here: Path, prog: str) -> None:
             count = 2 if TAKES_VALUE.get(word) and rest[at + 1 :] else 1
             moved += rest[at : at + count]
             del rest[at : at + count]
-    listed = ", ".join(sorted(misplaced))
-    what = f"{listed} after {file.name} would go to the script, and no such option was found in it"
+    listed, alone = " and ".join(sorted(misplaced)), len(misplaced) == 1
+    verb, pronoun = ("comes", "it") if alone else ("come", "them")
+    what = f"{listed} {verb} after {file.name}, so {file.name} would get {pronoun}"
     typed = script if is_module else shlex.quote(script)
     before = " ".join(filter(None, [prog, shlex.join(moved), typed, shlex.join(rest)]))
     hint = f"For hpcml, type: {before}. For the script, type: {prog} {typed} -- {shlex.join(words)}."

@@ -43,7 +43,7 @@ def test_a_submission_arrives_as_if_typed_there(laptop: Laptop) -> None:
     (laptop.world.project / ".secret").write_text("no\n")
     refused = laptop.run("submit", "job.py", "--dry-run")
     assert refused.returncode == errors.USAGE
-    assert refused.stderr.startswith("hpcml: --dry-run after job.py would go to the script"), "nothing is sent"
+    assert refused.stderr.startswith("hpcml: --dry-run comes after job.py, so job.py would get it"), "nothing is sent"
     done = laptop.run("submit", "--nodes", "2", "job.py", "--", *HOSTILE)
     assert done.returncode == 0, done.stderr
     (run,) = laptop.runs()
