@@ -422,7 +422,9 @@ def _recorded_spec(options: Namespace, recorded: Table, run: directories.Run) ->
 def add_fabric_options(parser: ArgumentParser) -> None:
     """Add a submission's options, and the run whose measurement is shown instead."""
     add_options(parser, "fabric")
-    parser.epilog = "Without RUN it takes nodes and measures each against each; it waits unless told otherwise."
+    parser.epilog = (
+        "Without RUN: submit a job that measures every pair of nodes, and wait for it. --detach does not wait."
+    )
     parser.add_argument("run", metavar="RUN", nargs="?", default="", help="show what this run measured")
 
 
