@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-SCRIPT, SCRIPT_OR_WORDS = "script", "script or words"
+SCRIPT, SCRIPT_OR_WORDS, ARGUMENTS = "script", "script or words", "arguments"
 
 
 class Command:
@@ -23,7 +23,9 @@ class Command:
         usage: str,  # what it is called with
         *examples: str,  # at the end of its help: the words after the command
         module: str = "",  # below hpcml.cli; empty: the command's name
-        takes: str = "",  # SCRIPT: hpcml's own words end with a script; SCRIPT_OR_WORDS: or the command has such words
+        # SCRIPT: hpcml's own words end with a script; SCRIPT_OR_WORDS: or the command has such words; ARGUMENTS: the
+        # words after `--` are the arguments of a script
+        takes: str = "",
         stays_here: bool = False,  # never run on a login node: --host does not count
         values: dict[str, dict[str, str] | str] | None = None,  # what completion offers: see below
     ) -> None:
@@ -71,8 +73,8 @@ GROUPS = {
     "Change": {
         "cancel": Command("cancel a run, or all runs", "RUN | --all", "last", "--all --yes", module="cancel_rm"),
         "rerun": Command(
-            "submit a run again, with the same or other options", "RUN [OPTIONS]",
-            "last", "train --nodes 8 --time 4h", module="submit"),
+            "submit a run again, with the same or other options", "RUN [OPTIONS] [-- ARGS…]",
+            "last", "train --nodes 8 --time 4h", "train -- --epochs 20", module="submit", takes=ARGUMENTS),
         "rm": Command(
             "delete ended runs with all their files", "RUN… | [--older-than AGE] [--failed]",
             "train-20261121-074500-1a2b", "--failed --older-than 30d", "--older-than 30d --keep 20",
@@ -177,6 +179,9 @@ def split_script(verb: str, words: Sequence[str]) -> tuple[list[str], list[str]]
     """Divide the words after a verb into hpcml's own and, where it takes a script, that with all that follows."""
     if not COMMANDS[verb].takes:
         return list(words), []
+    if COMMANDS[verb].takes == ARGUMENTS:
+        end = words.index("--") if "--" in words else len(words)
+        return list(words[:end]), list(words[end:])
     module = module_of("submit" if COMMANDS[verb].takes == SCRIPT else verb)
     options, script = module.split_script(words)
     return options, script

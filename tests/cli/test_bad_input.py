@@ -94,7 +94,7 @@ CASES = [
     *(Bad(f"option{option}", _submit(option, "4"), U, (f"no option '{option}'", says)) for option, says in
       (("--workers", "workers.per_node=N"), ("--workers-per-node", "workers.per_node=N"), ("--modules", "runtime.modules"),
        ("--array", "hpcml sweep"))),
-    Bad("rerun-with-an-option-of-the-script", ("rerun", "last", "--k", "7"), U, ("no option '--k'", "submit the script again")),
+    Bad("rerun-with-an-option-of-the-script", ("rerun", "last", "--k", "7"), U, ("no option '--k'", "hpcml rerun RUN -- --k")),
     Bad("script-as-command", ("job.py",), U, ("no command 'job.py'", "Did you mean hpcml submit job.py?")),
     Bad("unknown-top-option", ("--verbose",), U, ("no option '--verbose'", "hpcml --help")),
     Bad("unknown-option", ("submit", "--frobnicate", "job.py"), U, ("--frobnicate", "hpcml submit --help")),
