@@ -157,7 +157,9 @@ def add_rm_options(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--keep", metavar="N", help="the newest N runs stay; 0: all that have ended go")
     parser.add_argument(
-        "--until-free", metavar="SIZE", help="the oldest that the others leave, until so much is free, e.g. 500G or 2T"
+        "--until-free",
+        metavar="SIZE",
+        help="also remove the oldest runs until this much space is free, e.g. 500G or 2T",
     )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     common.add_site(parser)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-SCRIPT, SCRIPT_OR_WORDS = "script", "script or words"
+SCRIPT, SCRIPT_OR_WORDS, ARGUMENTS = "script", "script or words", "arguments"
 
 
 class Command:
@@ -23,7 +23,9 @@ class Command:
         usage: str,  # what it is called with
         *examples: str,  # at the end of its help: the words after the command
         module: str = "",  # below hpcml.cli; empty: the command's name
-        takes: str = "",  # SCRIPT: hpcml's own words end with a script; SCRIPT_OR_WORDS: or the command has such words
+        # SCRIPT: hpcml's own words end with a script; SCRIPT_OR_WORDS: or the command has such words; ARGUMENTS: the
+        # words after `--` are the arguments of a script
+        takes: str = "",
         stays_here: bool = False,  # never run on a login node: --host does not count
         values: dict[str, dict[str, str] | str] | None = None,  # what completion offers: see below
     ) -> None:
@@ -34,64 +36,80 @@ class Command:
 
 
 # fmt: off
-COMMANDS = {
-    "submit": Command(
-        "run a script", "[OPTIONS] SCRIPT [ARGS…]",
-        "--nodes 4 --time 2h train.py --epochs 10", "--nodes 2 --gpus-per-node 4 --dry-run a.py", takes=SCRIPT),
-    "run": Command(
-        "run a script in the allocation that is there (salloc, a batch script)", "[OPTIONS] SCRIPT [ARGS…]",
-        "train.py --epochs 10", takes=SCRIPT),
-    "sweep": Command(
-        "run a script once for each of many points", "[OPTIONS] SCRIPT --grid … | status | table | plot",
-        "train.py --grid k=8,16 -- --epochs 10", "a.py --search 50 'k=randint(1,9)' --metric m", "status",
-        "table train --csv", "plot train -o train.svg", takes=SCRIPT_OR_WORDS,
-        values={"SCRIPT": {"status": "how sweeps stand", "table": "the points of a sweep"},
-                "SAMPLER": {"tpe": "", "cmaes": ""},
-                "PRUNER": {"asha": "", "median": "", "hyperband": ""}}),
-    "fabric": Command(
-        "measure the interconnect between the nodes, or show what a run measured", "[OPTIONS] [RUN]",
-        "--nodes 2 --gpus-per-node 4", "last", module="submit"),
-    "jupyter": Command(
-        "run JupyterLab on the first node, with a cluster of its own", "[OPTIONS]",
-        "--nodes 2 --time 4h"),
-    "new": Command(
-        "write an example script into the current folder, or list the examples", "[NAME [EXAMPLE]]",
-        "train", "groups kmeans", stays_here=True, values={"NAME": "EXAMPLE"}),
-    "ls": Command("list the runs", "[OPTIONS]", "", "--failed --since 7d"),
-    "status": Command("how a run stands", "[-f] [RUN]", "", "train --json"),
-    "top": Command("a run live: nodes, GPUs, tasks, output", "[OPTIONS] [RUN]", "", "--once train"),
-    "why": Command("why a run failed, and what to do", "[RUN]", "", "train --json"),
-    "report": Command(
-        "make the report of a run: where its hours went, as a page", "[RUN] [--open]", "", "train --open"),
-    "logs": Command("show a run's logs", "[-f] [-n N] [RUN] [ROLE]", "", "-f -n 20 last worker"),
-    "wait": Command("wait until runs have ended", "[OPTIONS] RUN…", "last", "prepare train"),
-    "cancel": Command("cancel a run, or all of them", "RUN | --all", "last", "--all --yes", module="cancel_rm"),
-    "rerun": Command(
-        "submit a run's request again", "RUN [OPTIONS]", "last", "train --nodes 8 --time 4h", module="submit"),
-    "rm": Command(
-        "remove runs that have ended, with all their files", "RUN… | [--older-than AGE] [--failed]",
-        "train-20261121-074500-1a2b", "--failed --older-than 30d", "--older-than 30d --keep 20", module="cancel_rm"),
-    "shell": Command("open a shell on a node of a run", "RUN [NODE]", "last", "train n2"),
-    "fetch": Command("bring a run's results home to your laptop", "RUN [DEST]", "last results"),
-    "tunnel": Command(
-        "open a run's dashboard on your laptop", "[OPTIONS] [RUN]",
-        "last", "--host me@login.example.org --open last",
-        values={"NAME": {"dashboard": "of Dask", "jupyter": "JupyterLab"},
-                "ROUTE": {"direct": "", "twohop": "", "srun": ""}}),
-    "doctor": Command("look for what keeps your runs from working here", "[OPTIONS]", "", "--node --account astro"),
-    "site": Command(
-        "list, show, compare and write site profiles", "ls | show [SITE] | diff A B | init NAME",
-        "ls", "show leonardo --facts", "diff leonardo juwels", "init mycluster --probe"),
-    "image": Command(
-        "build, show, check and list images", "build | show | check | ls",
-        "build cpu", "check --gpu rapids-cu12.sif", values={"PROGRAM": {"apptainer": "", "singularity": ""}}),
-    "completion": Command(
-        "print what lets a shell complete hpcml's commands", "bash | zsh | fish", "bash", stays_here=True),
-    "pack": Command(
-        "write hpcml as one file, for a login node that installs nothing", "[-o FILE]",
-        "", "-o bin/hpcml.pyz --force"),
+GROUPS = {
+    "Run": {
+        "submit": Command(
+            "run a script", "[OPTIONS] SCRIPT [ARGS…]",
+            "--nodes 4 --time 2h train.py --epochs 10", "--nodes 2 --gpus-per-node 4 --dry-run a.py", takes=SCRIPT),
+        "run": Command(
+            "run a script inside an existing allocation (salloc or your own batch script)", "[OPTIONS] SCRIPT [ARGS…]",
+            "train.py --epochs 10", takes=SCRIPT),
+        "sweep": Command(
+            "run a script once for each point of a grid or a search",
+            "[OPTIONS] SCRIPT --grid … | status | table | plot",
+            "train.py --grid k=8,16 -- --epochs 10", "a.py --search 50 'k=randint(1,9)' --metric m", "status",
+            "table train --csv", "plot train -o train.svg", takes=SCRIPT_OR_WORDS,
+            values={"SCRIPT": {"status": "the state of sweeps", "table": "the points of a sweep"},
+                    "SAMPLER": {"tpe": "", "cmaes": ""},
+                    "PRUNER": {"asha": "", "median": "", "hyperband": ""}}),
+        "jupyter": Command(
+            "run JupyterLab on the first node, with its own Dask cluster", "[OPTIONS]",
+            "--nodes 2 --time 4h"),
+        "new": Command(
+            "create an example script in the current folder, or list the examples", "[NAME [EXAMPLE]]",
+            "train", "groups kmeans", stays_here=True, values={"NAME": "EXAMPLE"}),
+    },
+    "Look": {
+        "ls": Command("list the runs", "[OPTIONS]", "", "--failed --since 7d"),
+        "status": Command("show the state of a run", "[-f] [RUN]", "", "train --json"),
+        "top": Command("watch a run live: nodes, GPUs, tasks, output", "[OPTIONS] [RUN]", "", "--once train"),
+        "why": Command("explain why a run failed, and what to do", "[RUN]", "", "train --json"),
+        "report": Command(
+            "write the report of a run: a page that shows where its hours went", "[RUN] [--open]", "", "train --open"),
+        "logs": Command("show a run's logs", "[-f] [-n N] [RUN] [ROLE]", "", "-f -n 20 last worker"),
+        "wait": Command("wait until runs end", "[OPTIONS] RUN…", "last", "prepare train"),
+        "shell": Command("open a shell on a node of a run", "RUN [NODE]", "last", "train n2"),
+    },
+    "Change": {
+        "cancel": Command("cancel a run, or all runs", "RUN | --all", "last", "--all --yes", module="cancel_rm"),
+        "rerun": Command(
+            "submit a run again, with the same or other options", "RUN [OPTIONS] [-- ARGS…]",
+            "last", "train --nodes 8 --time 4h", "train -- --epochs 20", module="submit", takes=ARGUMENTS),
+        "rm": Command(
+            "delete ended runs with all their files", "RUN… | [--older-than AGE] [--failed]",
+            "train-20261121-074500-1a2b", "--failed --older-than 30d", "--older-than 30d --keep 20",
+            module="cancel_rm"),
+    },
+    "Laptop": {
+        "fetch": Command("copy a run's results to your laptop", "RUN [DEST]", "last results"),
+        "tunnel": Command(
+            "open a run's dashboard on your laptop", "[OPTIONS] [RUN]",
+            "last", "--host me@login.example.org --open last",
+            values={"NAME": {"dashboard": "of Dask", "jupyter": "JupyterLab"},
+                    "ROUTE": {"direct": "", "twohop": "", "srun": ""}}),
+    },
+    "Machine": {
+        "doctor": Command("check this machine for problems", "[OPTIONS]", "", "--node --account astro"),
+        "site": Command(
+            "list, show, compare and write site profiles", "ls | show [SITE] | diff A B | init NAME",
+            "ls", "show leonardo --facts", "diff leonardo juwels", "init mycluster --probe"),
+        "image": Command(
+            "build, show, check and list images", "build | show | check | ls",
+            "build cpu", "check --gpu rapids-cu12.sif", values={"PROGRAM": {"apptainer": "", "singularity": ""}}),
+        "fabric": Command(
+            "measure the interconnect between nodes, or show the result of a run", "[OPTIONS] [RUN]",
+            "--nodes 2 --gpus-per-node 4", "last", module="submit"),
+    },
+    "Install": {
+        "completion": Command(
+            "print the tab-completion script for your shell", "bash | zsh | fish", "bash", stays_here=True),
+        "pack": Command(
+            "pack hpcml into one file, for login nodes where you cannot install", "[-o FILE]",
+            "", "-o bin/hpcml.pyz --force"),
+    },
 }
 # fmt: on
+COMMANDS = {verb: command for group in GROUPS.values() for verb, command in group.items()}
 # Words of other tools, and the command that does it here.
 MEANT = {
     "clean": "rm --failed, or hpcml rm --older-than 30d",
@@ -161,6 +179,9 @@ def split_script(verb: str, words: Sequence[str]) -> tuple[list[str], list[str]]
     """Divide the words after a verb into hpcml's own and, where it takes a script, that with all that follows."""
     if not COMMANDS[verb].takes:
         return list(words), []
+    if COMMANDS[verb].takes == ARGUMENTS:
+        end = words.index("--") if "--" in words else len(words)
+        return list(words[:end]), list(words[end:])
     module = module_of("submit" if COMMANDS[verb].takes == SCRIPT else verb)
     options, script = module.split_script(words)
     return options, script

@@ -163,7 +163,7 @@ def _of_command(line: Line, words: list[str], current: str, name: str) -> Iterab
         return line.options()
     if has_words and len(line.typed) == 1 and line.typed[0] in command.values["SCRIPT"]:
         return _sweeps(line, current)
-    if command.takes and not line.script:
+    if command.takes in (commands.SCRIPT, commands.SCRIPT_OR_WORDS) and not line.script:
         return [*(_offered(line, "SCRIPT", current) if has_words and not line.typed else ()), FILES]
     return _values(line, line.left[0], current) if line.left and not has_words else line.options()
 

@@ -64,7 +64,8 @@ def run(host: str, named_by: str, command: str, options: Namespace, own: list[st
 
         if top_host.draws_here(command, options):
             return top_host.watch(connect(), options)
-    return channel.run(connect(), [command, *_waiting(command, options, own)])
+    arguments = script if command == "rerun" else []
+    return channel.run(connect(), [command, *_waiting(command, options, own), *arguments])
 
 
 def _waiting(command: str, options: Namespace, own: list[str]) -> list[str]:

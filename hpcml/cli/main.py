@@ -7,7 +7,7 @@ import sys
 
 from hpcml import __version__, errors
 from hpcml.cli import commands
-from hpcml.cli.commands import COMMANDS
+from hpcml.cli.commands import COMMANDS, GROUPS
 from hpcml.terminal import columns, folded, json_text, say, say_lines, say_message
 
 TYPE_CHECKING = False  # as typing's, whose import would be most of what --help takes
@@ -16,12 +16,17 @@ if TYPE_CHECKING:
 
     from hpcml.remote.server import RemoteSession
 
-TEXT = """hpcml runs a plain Python script on N nodes of a Slurm machine: a Dask scheduler, workers and the script
-in one allocation, closed to everybody else. Without Slurm it runs the same script on this machine."""
+TEXT = """hpcml runs a plain Python script on N nodes of a Slurm machine. One allocation holds a Dask scheduler,
+the workers and the script; nobody else can connect. Without Slurm, hpcml runs the same script on this machine."""
+EXAMPLES = (
+    "  hpcml new kmeans                   create an example",
+    "  hpcml submit --nodes 2 kmeans.py   run it on two nodes",
+    "  hpcml why                          explain a failure",
+)
 NOTES = (
-    "RUN is a run's id or its beginning, its name, its Slurm job id, or 'last'.",
+    "RUN is a run's id (or the first part of it), its name, its Slurm job id, or 'last'.",
     "On a laptop, --host HOST (or HPCML_HOST) runs the command on that login node, by ssh.",
-    "hpcml COMMAND --help says more; hpcml --version says which hpcml this is.",
+    "hpcml COMMAND --help shows all options of a command; hpcml --version shows the version.",
 )
 
 
@@ -29,9 +34,11 @@ def overview() -> str:
     """Return the text of ``hpcml --help``, without argparse, whose import would double the time."""
     width = min(columns(sys.stdout, 80), 100)
     wide = max(map(len, COMMANDS)) + 4
-    lines = ["usage: hpcml [--host HOST] COMMAND …", "", *folded(TEXT, width), "", "commands:"]
-    for name, command in COMMANDS.items():
-        lines += folded(command.does, width, first=f"  {name:<{wide - 2}}", rest=" " * wide)
+    lines = ["usage: hpcml [--host HOST] COMMAND …", "", *folded(TEXT, width), "", *EXAMPLES]
+    for title, group in GROUPS.items():
+        lines += ["", f"{title}:"]
+        for name, command in group.items():
+            lines += folded(command.does, width, first=f"  {name:<{wide - 2}}", rest=" " * wide)
     lines.append("")
     for text in NOTES:
         lines += folded(text, width)

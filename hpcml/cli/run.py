@@ -1,7 +1,8 @@
-"""``hpcml run``: run a script in the allocation that is there, in the foreground, and exit with its status."""
+"""``hpcml run``: run a script inside an existing allocation, in the foreground, and exit with its status."""
 
 from __future__ import annotations
 
+import argparse
 import signal
 import sys
 import threading
@@ -32,15 +33,19 @@ _REFUSED = {name for name, one in OPTIONS.items() if one.asks_slurm and name not
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Add a submission's options; those that ask Slurm for something may only say what the allocation has."""
+    """Add a submission's options; the help leaves out those that ``run`` refuses."""
     submit.add_options(parser, "run")
     here = {"--dry-run": "print the batch script, or with --json the plan, and run nothing"}
     here["--json"] = "print how the run ended as JSON; the script's output stays in logs/driver.log"
-    here |= {OPTIONS[name].word: "what the allocation has, or refused" for name in _GIVEN}
-    here |= {OPTIONS[name].word: "refused: the allocation exists already" for name in _REFUSED}
+    here |= {OPTIONS[name].word: "accepted only if it equals the allocation's number" for name in _GIVEN}
+    here["--gpus-per-node"] = "0: workers on CPUs; else accepted only if it equals the allocation's number"
+    here |= {OPTIONS[name].word: argparse.SUPPRESS for name in _REFUSED}
     for action in parser._actions:  # noqa: SLF001 - argparse tells them nowhere else
         action.help = here.get("".join(action.option_strings[:1]), action.help)
-    parser.description = "Run a script on all nodes of the allocation that is there (salloc, or your own batch script)."
+    parser.description = (
+        "Run a script on all nodes of an existing allocation (salloc or your own batch script). "
+        "Give Slurm's options to salloc or sbatch."
+    )
 
 
 def run(options: Namespace) -> int:

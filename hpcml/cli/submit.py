@@ -316,8 +316,9 @@ def check_misplaced(words: Sequence[str], here: Path, prog: str) -> None:
             count = 2 if TAKES_VALUE.get(word) and rest[at + 1 :] else 1
             moved += rest[at : at + count]
             del rest[at : at + count]
-    listed = ", ".join(sorted(misplaced))
-    what = f"{listed} after {file.name} would go to the script, and no such option was found in it"
+    listed, alone = " and ".join(sorted(misplaced)), len(misplaced) == 1
+    verb, pronoun = ("comes", "it") if alone else ("come", "them")
+    what = f"{listed} {verb} after {file.name}, so {file.name} would get {pronoun}"
     typed = script if is_module else shlex.quote(script)
     before = " ".join(filter(None, [prog, shlex.join(moved), typed, shlex.join(rest)]))
     hint = f"For hpcml, type: {before}. For the script, type: {prog} {typed} -- {shlex.join(words)}."
@@ -330,12 +331,15 @@ def check_misplaced(words: Sequence[str], here: Path, prog: str) -> None:
 def add_rerun_options(parser: ArgumentParser) -> None:
     """Add a submission's options, and the run whose request it is."""
     add_options(parser, "rerun")
-    parser.epilog = "The script is taken as it is now, in the folder from which the run was submitted."
+    parser.epilog = (
+        "The script is taken as it is now, in the folder from which the run was submitted. "
+        "ARGS replace all arguments of the script; nothing after -- removes them."
+    )
     common.add_run(parser, default=None)
 
 
 def run_rerun(options: Namespace) -> int:
-    """Submit the request of a run again; options given now win over those that it was submitted with."""
+    """Submit the request of a run again; options and arguments given now replace those that it was submitted with."""
     run = common.find_run(options)
     request = directories.read_json(run.paths.request)
     plan = directories.read_json(run.paths.plan)
@@ -407,7 +411,11 @@ def _recorded_spec(options: Namespace, recorded: Table, run: directories.Run) ->
     script, folder = Path(recorded.get("script", str)), Path(recorded.get("cwd", str))
     if staged:
         script, folder = run.paths.code / script.name, run.paths.code
-    words = [form.service or str(script), *recorded.texts("arguments")]
+    if form.service and options.script_words:
+        hint = "Leave out -- and what follows it."
+        raise UsageError("The run has no script that takes arguments", place=run.id, hint=hint)
+    arguments = options.script_words[1:] if options.script_words else recorded.texts("arguments")
+    words = [form.service or str(script), *arguments]
     spec = request_of(vars(options), programs.code(words, common.here()))
     spec = spec.changed(cwd=folder, staged=staged, idle=recorded.number("idle"))
     spec = spec.changed(script=script, form=form)
@@ -421,7 +429,9 @@ def _recorded_spec(options: Namespace, recorded: Table, run: directories.Run) ->
 def add_fabric_options(parser: ArgumentParser) -> None:
     """Add a submission's options, and the run whose measurement is shown instead."""
     add_options(parser, "fabric")
-    parser.epilog = "Without RUN it takes nodes and measures each against each; it waits unless told otherwise."
+    parser.epilog = (
+        "Without RUN: submit a job that measures every pair of nodes, and wait for it. --detach does not wait."
+    )
     parser.add_argument("run", metavar="RUN", nargs="?", default="", help="show what this run measured")
 
 

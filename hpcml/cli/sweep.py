@@ -73,7 +73,7 @@ def add_options(parser: ArgumentParser) -> None:
     add("--seed", metavar="SEED", default="0", help="of --random and --search (0)")
     group = parser.add_argument_group("the sweep")
     add = group.add_argument
-    add("--dry-run", action="store_true", help="say which points are missing and what they cost; submit nothing")
+    add("--dry-run", action="store_true", help="show which points are missing and what they cost; submit nothing")
     text = (
         "run again what failed, and nothing else; or by some causes alone, as --only-failed=oom,node: "
         "oom, timeout, node, error, unknown"
@@ -83,9 +83,9 @@ def add_options(parser: ArgumentParser) -> None:
         "--at-once",
         metavar="N",
         default="1",
-        help="points beside each other in an allocation, each on a worker group of its own (1)",
+        help="points to run in parallel inside one job, each on its own worker group (default: 1)",
     )
-    text = "allocations that take points of the sweep, each point by one of them (1)"
+    text = "number of Slurm jobs that share the points (default: 1)"
     add("--jobs", metavar="J", default="1", help=text)
     add("--max-fails", metavar="N", help="begin no more points when more than N have failed (all are run)")
     text = "stop points by the metric that they report: asha, median, hyperband, as asha(reduction_factor=3)"
@@ -97,7 +97,7 @@ def add_options(parser: ArgumentParser) -> None:
         help="what sorts the table, and what --search and --pruner go by (the first that is reported)",
     )
     add("--maximize", action="store_true", help="the largest is the best")
-    add("--yes", action="store_true", help="run points again that another script, image or arguments made")
+    add("--yes", action="store_true", help="rerun points whose script, image or arguments changed, without asking")
     add("--csv", nargs="?", const="-", metavar="FILE", help="of table: as CSV, into a file or printed")
     add("--output", "-o", metavar="FILE", help="of plot: the picture, .svg, .pdf or .png (NAME.svg; printed for -)")
     text = "look at a sweep that is there, or end it"

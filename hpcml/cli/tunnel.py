@@ -44,9 +44,7 @@ def add_options(parser: ArgumentParser) -> None:
         "--service", metavar="NAME", default="dashboard", help="which of the run's services (default: dashboard)"
     )
     parser.add_argument("--open", action="store_true", help="open the browser")
-    parser.add_argument(
-        "--port", metavar="PORT", default="", help="this laptop's port (default: the same for the same run)"
-    )
+    parser.add_argument("--port", metavar="PORT", default="", help="local port (default: one fixed port per run)")
     parser.add_argument(
         "--route", metavar="ROUTE", default="", help="direct, twohop or srun (default: what the site allows)"
     )

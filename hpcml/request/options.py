@@ -33,7 +33,7 @@ def _of_kinds(title: str) -> tuple[Option, ...]:
 # fmt: off
 GROUPS: dict[str, tuple[Option, ...]] = {
     "where": (
-        Option("site", "the machine's profile, of hpcml site ls (default: HPCML_SITE, else the one found here)"),
+        Option("site", "site profile to use; hpcml site ls lists them (default: HPCML_SITE, else the one found here)"),
         Option("account", "Slurm account to charge (default: defaults.account of the profile)",
                also=("-A",), slurm=("--account",)),
         Option("partition", "Slurm partition (default: defaults.partition if the request fits it, else the first "
@@ -42,15 +42,15 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                also=("-q",), slurm=("--qos",)),
         Option("dependency", "Slurm dependency, e.g. afterok:123", ALL - {"elastic"},
                also=("-d",), slurm=("--dependency",)),
-        Option("after", "start when RUN has ended well; RUN:any: has ended; RUN:fail: failed (repeatable: all of them)",
+        Option("after", "start after RUN succeeded; RUN:any: after it ended; RUN:fail: after it failed (repeatable)",
                RUNS, read=awaited, slurm=("--dependency",)),
     ),
     "how much": (
-        Option("nodes", "how many nodes (default: defaults.nodes)", ALL - {"elastic"}, read=whole,
+        Option("nodes", "number of nodes (default: defaults.nodes)", ALL - {"elastic"}, read=whole,
                also=("-N",), slurm=("--nodes",)),
         Option("time", "time limit: 30 (minutes), 2:00:00, 1-12:00:00, 90m (default: defaults.time, else the "
                "partition's)", read=measured, also=("-t",), slurm=("--time",)),
-        Option("gpus_per_node", "GPUs on each node, a worker for each: 4, or a100:4 (default: defaults.gpus_per_node)",
+        Option("gpus_per_node", "GPUs per node, one worker for each: 4, or a100:4 (default: defaults.gpus_per_node)",
                read=gpus, slurm=("--gpus-per-node", "--gres", "--gpus", "--gpus-per-task")),
         Option("cpus_per_node", "CPUs on each node (default: resources.cpus_per_node, else the partition's, or some "
                "GPUs' share of them; else Slurm's)", read=whole, slurm=("--cpus-per-task", "--cpus-per-gpu")),
@@ -66,7 +66,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("image", "run all roles inside this Apptainer image (default: runtime.image, if runtime.kind is image)",
                ALL - {"map"}),
         Option("env", "NAME=VALUE for scheduler, workers and script, or NAME as it is here (repeatable)", read=texts),
-        Option("env_file", "file of such lines, with comments after '#'; --env wins over it (repeatable)",
+        Option("env_file", "file of NAME=VALUE lines, with # comments; --env overrides it (repeatable)",
                read=texts),
         *_of_kinds("how"),
         Option("max_restarts", "with --until-done: how many attempts may follow the first (20)", CONTINUED, read=whole),
@@ -74,17 +74,18 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                CONTINUED, read=hours),
     ),
     "passed to Slurm": (
-        Option("constraint", "features that the nodes must have", also=("-C",), passed=True),
-        Option("exclude", "nodes not to take", also=("-x",), passed=True),
-        Option("nodelist", "nodes to take", also=("-w",), passed=True),
+        Option("constraint", "node features to require", also=("-C",), passed=True),
+        Option("exclude", "nodes to avoid", also=("-x",), passed=True),
+        Option("nodelist", "nodes to use", also=("-w",), passed=True),
         Option("reservation", "reservation to run in", passed=True),
-        Option("mail_user", "who gets mail", passed=True),
-        Option("mail_type", "when, e.g. END,FAIL", passed=True,
+        Option("mail_user", "address for mail from Slurm", passed=True),
+        Option("mail_type", "events that send mail, e.g. END,FAIL", passed=True,
                values=("BEGIN", "END", "FAIL", "REQUEUE", "ALL", "NONE", "TIME_LIMIT", "TIME_LIMIT_90", "ARRAY_TASKS")),
-        Option("begin", "not before, e.g. 20:00 or now+1hour", also=("-b",), passed=True),
-        Option("sbatch", "any other option of sbatch in its long form: --sbatch=--licenses=foo (repeatable)",
+        Option("begin", "earliest start, e.g. 20:00 or now+1hour", also=("-b",), passed=True),
+        Option("sbatch", "any other sbatch option in its long form: --sbatch=--licenses=foo (repeatable)",
                read=texts),
-        Option("exclusive", "whole nodes, shared with nobody (default: resources.exclusive)", read=flag, passed=True),
+        Option("exclusive", "use whole nodes, without other jobs on them (default: resources.exclusive)",
+               read=flag, passed=True),
     ),
     "what to do": (
         Option("dry_run", "print the batch script, or with --json the plan, and submit nothing; an image is looked at",

@@ -84,7 +84,7 @@ def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
         near = errors.nearest(option[2:], sorted(long_options))
         hint = errors.did_you_mean(near and f"--{near}", "")
     if not hint and parser.prog == "hpcml rerun":
-        hint = f"rerun repeats the script's own arguments. For others, submit the script again: … SCRIPT {word}."
+        hint = f"To replace the script's arguments, write all of them after --: hpcml rerun RUN -- {word} …"
     if not hint and "nodes" in long_options and option.startswith("--"):
         hint = f"If it is sbatch's, pass it on: --sbatch={word}. Otherwise try {parser.prog} --help."
     hint = hint or f"Try {parser.prog} --help."

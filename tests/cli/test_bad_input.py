@@ -90,11 +90,12 @@ CASES = [
     *(Bad(f"doctor-nodes-{text}", ("doctor", "--site", "local", "--node", f"--nodes={text}"), U, ("--nodes",)) for text in BAD_NUMBERS[:3]),
     Bad("unknown-command", ("submitt", "job.py"), U, ("no command 'submitt'", "Did you mean hpcml submit?")),
     *(Bad(f"word-{word}", (word,), U, (f"no command '{word}'", f"Did you mean hpcml {meant}")) for word, meant in
-      (("stop", "cancel?"), ("kill", "cancel?"), ("clean", "rm --failed"), ("list", "ls?"), ("tail", "logs -f?"), ("dashboard", "tunnel?"))),
+      (("stop", "cancel?"), ("kill", "cancel?"), ("delete", "rm?"), ("clean", "rm --failed"), ("list", "ls?"), ("ps", "ls?"), ("queue", "ls?"),
+       ("tail", "logs -f?"), ("dashboard", "tunnel?"))),
     *(Bad(f"option{option}", _submit(option, "4"), U, (f"no option '{option}'", says)) for option, says in
       (("--workers", "workers.per_node=N"), ("--workers-per-node", "workers.per_node=N"), ("--modules", "runtime.modules"),
        ("--array", "hpcml sweep"))),
-    Bad("rerun-with-an-option-of-the-script", ("rerun", "last", "--k", "7"), U, ("no option '--k'", "submit the script again")),
+    Bad("rerun-with-an-option-of-the-script", ("rerun", "last", "--k", "7"), U, ("no option '--k'", "hpcml rerun RUN -- --k")),
     Bad("script-as-command", ("job.py",), U, ("no command 'job.py'", "Did you mean hpcml submit job.py?")),
     Bad("unknown-top-option", ("--verbose",), U, ("no option '--verbose'", "hpcml --help")),
     Bad("unknown-option", ("submit", "--frobnicate", "job.py"), U, ("--frobnicate", "hpcml submit --help")),
@@ -130,7 +131,7 @@ CASES = [
     Bad("python-alone", ("submit", "--site", "slurm", "--", "python3", "-u", "-"), U, ("Python has no script", "python3 SCRIPT")),
     Bad("mpi-script", _submit(script="m.py"), R, ("needs ranks (MPI.COMM_WORLD)", "m.py:2", "submit -- "),
         _write("project/m.py", "from mpi4py import MPI\nprint(MPI.COMM_WORLD.size)\n")),
-    Bad("options-after-the-script", (*_submit(), "--nodes", "2"), U, ("--nodes after job.py", "job.py -- --nodes 2")),
+    Bad("options-after-the-script", (*_submit(), "--nodes", "2"), U, ("--nodes comes after job.py", "job.py -- --nodes 2")),
     Bad("options-after-the-script-of-submit", ("submit", "job.py", "--nodes", "2", "--dry-run"), U,
         ("type: hpcml submit --nodes 2 --dry-run job.py.",)),
     Bad("new-in-no-folder", ("new", "nowhere/first"), S, ("nowhere/first.py cannot be written: No such file or directory",)),

@@ -43,7 +43,7 @@ def test_a_submission_arrives_as_if_typed_there(laptop: Laptop) -> None:
     (laptop.world.project / ".secret").write_text("no\n")
     refused = laptop.run("submit", "job.py", "--dry-run")
     assert refused.returncode == errors.USAGE
-    assert refused.stderr.startswith("hpcml: --dry-run after job.py would go to the script"), "nothing is sent"
+    assert refused.stderr.startswith("hpcml: --dry-run comes after job.py, so job.py would get it"), "nothing is sent"
     done = laptop.run("submit", "--nodes", "2", "job.py", "--", *HOSTILE)
     assert done.returncode == 0, done.stderr
     (run,) = laptop.runs()
@@ -84,7 +84,10 @@ def test_a_module_and_a_program_are_sent_with_their_folder(laptop: Laptop) -> No
         assert (code["arguments"], code["cwd"], inside["job"]["nodes"]) == (["--k", "a b"], str(directory / "code"), 2)
         assert (directory / "code/pack/other.py").is_file()
         assert os.access(directory / "code/run.sh", os.X_OK)
-        assert laptop.run("rerun", run).returncode == 0
+        assert laptop.run("rerun", run, "--name", "other", "--", "--k", "c d").returncode == 0
+        (again,) = set(laptop.runs()) - before - {run}
+        plan = json.loads((laptop.far / ".hpcml/runs" / again / "plan.json").read_text())
+        assert plan["inside"]["code"]["arguments"] == ["--k", "c d"]
     assert laptop.staged() == []
     assert laptop.run("submit", "--dry-run", "-m", "pack.part").returncode == 0
     done = laptop.run("submit", "--", "bash", "x.sh")

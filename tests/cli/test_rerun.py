@@ -59,6 +59,15 @@ def test_what_is_given_now_wins_and_the_script_is_as_it_is_now(world: World) -> 
     assert "fast" not in script
 
 
+def test_arguments_given_now_replace_all_of_the_scripts(world: World) -> None:
+    world.run("submit", "--site", "slurm", *OPTIONS, "job.py", "--k", "8", "--seed", "1")
+    again = rerun(world, "first", "--name", "second", "--", "--k", "9", "--", "--nodes", "3")
+    inside = plan(again)["inside"]
+    assert (inside["code"]["arguments"], inside["job"]["nodes"]) == (["--k", "9", "--", "--nodes", "3"], 2)
+    assert plan(rerun(world, "second", "--name", "third"))["inside"]["code"]["arguments"][:2] == ["--k", "9"]
+    assert plan(rerun(world, "second", "--name", "fourth", "--"))["inside"]["code"]["arguments"] == []
+
+
 def test_what_cannot_be_run_again(world: World) -> None:
     assert world.run("rerun").returncode == errors.USAGE
     assert world.run("rerun", "last").returncode == errors.NOT_FOUND

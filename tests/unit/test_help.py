@@ -31,6 +31,14 @@ def test_of_a_command(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
             assert wide.rstrip().endswith(commands.COMMANDS[command].examples[-1])
 
 
+def test_of_run_leaves_out_what_it_refuses() -> None:
+    text = commands.build_parser("run").format_help()
+    for option in ("--partition", "--time", "--exclusive", "--sbatch", "passed to Slurm"):
+        assert option not in text
+    assert "--nodes" in text
+    assert commands.build_parser("run").parse_args(["--time", "5"]).time == "5", "refused by name, with a sentence"
+
+
 @pytest.mark.parametrize("verb", commands.COMMANDS)
 def test_each_command_has_what_runs_it(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = commands.module_of(verb)
