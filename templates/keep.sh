@@ -8,7 +8,7 @@ umask 077
 fail() { rm -rf "$folder"; echo "failed $node: $1|$2"; exit 1; }
 trap 'rm -rf "$folder"; exit 143' HUP INT TERM
 trap '' USR1 USR2
-size=$(stat -Lc %s "$image" 2>/dev/null) || fail "the image is not there: $image" "Put it on a file system that all nodes see."
+size=$(stat -Lc %s "$image" 2>/dev/null) || fail "the image does not exist: $image" "Put it on a file system that all nodes see."
 # loose PATH: which folder at or above PATH, or link on the way, somebody else could put another in the place of.
 loose() {
   at=$1

@@ -184,7 +184,7 @@ class Outside:
         self.close_connection()
         for path in self.home.glob(".hpcml/ssh/*"):
             if path.is_file():
-                path.unlink()
+                path.unlink(missing_ok=True)
             else:  # keys of a tunnel that was killed; one that ends takes its own away at the same time
                 with contextlib.suppress(FileNotFoundError):
                     shutil.rmtree(path)

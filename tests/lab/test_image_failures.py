@@ -50,6 +50,6 @@ def test_a_node_without_the_program(cluster: Cluster, image: Path) -> None:
         ended = cluster.submit(SCRIPT, "--nodes", "2", "--image", str(image))
     cluster.run("rm", "-rf", "/tmp/hidden", node="n2", user="root")
     assert ended.code == errors.IMAGE, ended.err
-    assert "n2: the program apptainer is not there" in ended.err
+    assert "n2: the container program apptainer is missing" in ended.err
     assert "runtime.modules" in ended.err
     cluster.wait_idle(30)

@@ -112,7 +112,7 @@ def test_a_worker_task_that_is_killed_comes_back_with_its_workers(cluster: Clust
     cluster.run("touch", str(directory / "out/killed"))
     assert cluster.wait_status(directory, 120)["exit_status"] == 0, output(directory)
     assert cluster.wait_event(directory, "worker-task-killed")["node"] == "n2"
-    assert output(directory).count("n2: the worker task was killed (exit status 137); it is started again") == 1
+    assert output(directory).count("n2: the worker task was killed (exit status 137); it restarts") == 1
     assert "4950" in output(directory)
 
 

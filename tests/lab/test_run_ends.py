@@ -165,7 +165,7 @@ def test_an_end(cluster: Cluster, in_allocation: dict[str, list[str]], kind: str
     if kind == "hpcml cancel":
         said = (cluster.work / f"{name}.cancel").read_text()
         assert "RUNNING" in said
-        assert "the allocation stays" in said
+        assert "the allocation remains" in said
 
 
 @pytest.mark.parametrize("kind", [kind for kind, end in ENDS.items() if "submit" in end.ways])

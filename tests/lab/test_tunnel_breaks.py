@@ -62,9 +62,9 @@ def test_a_login_node_that_goes_is_replaced_by_another_on_the_same_port(
         lab_ssh.start_sshd(lab.places, state, "login")
     assert [outside.status_of(port) for port in ports] == ["200"] * 3
     assert outside.logins("login2") == before + 1
-    lost = [re.search("The (link to lab|route to the node) (is|was) lost", tunnel.said) for tunnel in tunnels]
+    lost = [re.search("The (connection to lab|route to the node) (is|was) lost", tunnel.said) for tunnel in tunnels]
     assert all(lost)  # by what each noticed first
-    assert any(found and found[1] == "link to lab" for found in lost)
+    assert any(found and found[1] == "connection to lab" for found in lost)
     for tunnel in tunnels:  # or they log in once more
         tunnel.stop()
     outside.forget()  # the next test begins on login again

@@ -83,7 +83,7 @@ def test_differences_that_do_no_harm_are_said(cluster: Cluster, other_clock: Cal
     assert ended.code == 0, ended.err
     assert f"{major}.999 in the workers on n2" in ended.err
     (warning,) = [text for text in ended.status["warnings"] if text.startswith("clocks")]
-    found = re.fullmatch(r"clocks differ: that of n2 is (\d+) s or more behind n1's\. Tell .*", warning)
+    found = re.fullmatch(r"clocks differ: that of n2 is (\d+) s or more behind n1's\. Report .*", warning)
     assert found is not None, warning
     assert 870 < int(found[1]) <= 900
     assert warning in ended.err + ended.out

@@ -254,7 +254,7 @@ def _work(context: Any, page: Any, session: Session, port: int) -> dict[str, Any
     session.until(lambda: "before the time limit" in _notebook(session))
     _type(page, "# written before the end")
     assert session.hpcml("cancel", session.directory.name).returncode == 0
-    page.wait_for_selector('.Toastify__toast:has-text("The run is being ended")')
+    page.wait_for_selector('.Toastify__toast:has-text("The run is ending")')
     return session.ended()
 
 

@@ -224,7 +224,7 @@ def test_what_nobody_waited_for_is_told_of_a_script_that_ended_well(here: Here) 
     assert done.stdout == "True True\nKilledWorker\nKilled: out of memory\n"
     warning, failed, undone = here.status()["warnings"]
     assert failed.startswith("2 tasks failed, the first with KilledWorker: Attempted to run task"), failed
-    assert undone.startswith("3 tasks were not done when the script ended or dropped the future")
+    assert undone.startswith("3 tasks were not finished when the script ended or deleted the future")
     assert all(words in " ".join(done.stderr.split()) for words in (warning, failed, undone))
     why = here.json("why")
     assert (why["failed"], why["cause"]) == (False, "the run ended well: there is no failure to explain")
