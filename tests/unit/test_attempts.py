@@ -169,6 +169,8 @@ def test_requests_that_are_refused(tmp_path: Path, subtests: pytest.Subtests) ->
     for asked, words in refused:
         with subtests.test(asked=asked), pytest.raises(HpcmlError, match=words):
             plan.plan(site, RunRequest.of(tmp_path / "job.py", (), tmp_path, **asked), place)
+    just = {"until_done": True, "nodes": 4, "time": measure("time", "1:00:00"), "max_node_hours": 4.0}
+    assert plan.plan(site, RunRequest.of(tmp_path / "job.py", (), tmp_path, **just), place).inside.attempts.several_jobs
     inside = site._replace(scheduler="allocation")
     with pytest.raises(HpcmlError):
         plan.plan(inside, RunRequest.of(tmp_path / "job.py", (), tmp_path, until_done=True), place)

@@ -297,3 +297,10 @@ def test_a_signal_that_comes_while_the_command_starts_ends_it(tmp_path: Path, mo
         signal.signal(signal.SIGTERM, before)
     assert started[0].poll() == -signal.SIGINT
     assert living(started[0].pid) == []
+
+
+def test_the_record_of_an_image_holds_no_password(tmp_path: Path) -> None:
+    arguments = {"INDEX": "https://ada:secret@pypi.example.org/simple", "PLAIN": "https://example.org"}
+    image = sif.Image(tmp_path / "a.sif", 1, 0.0, "x86_64", {})
+    made: Any = build._record(order(tmp_path)._replace(arguments=arguments), image, 1.0)
+    assert made["arguments"] == {"INDEX": "https://…@pypi.example.org/simple", "PLAIN": "https://example.org"}

@@ -296,3 +296,8 @@ def test_what_an_image_prints_is_checked(changed: dict[str, object]) -> None:
     for text in (json.dumps(contents | changed), "[" * 100_000, "7", ""):
         assert check._contents(Answer(0, text, "")) is None
     assert check._contents(Answer(1, json.dumps(contents), "")) is None
+
+
+def test_a_comment_of_a_definition_uses_no_argument() -> None:
+    text = "Bootstrap: docker\n# the base is {{ BASE }}\nFrom: {{ IMAGE }}\n"
+    assert sif.Definition("a", Path("a.def"), text).used == {"IMAGE"}

@@ -191,3 +191,8 @@ def test_the_command_of_a_recorded_run(tmp_path: Path, code: dict[str, Any], com
     directory.mkdir(mode=0o700)
     directories.write_json(directory / "plan.json", {"inside": {"code": code}})
     assert records.planned(directories.load(directory)).command == command
+
+
+def test_jobs_of_a_sweep_ask_for_all_their_resources_together() -> None:
+    one = cost.Request(nodes=2, cpus=64, memory=1 << 30, gpus=8, seconds=3600)
+    assert one.times(3) == cost.Request(nodes=6, cpus=192, memory=3 << 30, gpus=24, seconds=3600, jobs=3)

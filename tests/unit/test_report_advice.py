@@ -11,7 +11,7 @@ from hpcml import kinds
 from hpcml.errors import ConfigError
 from hpcml.kinds.dask import plan as workers
 from hpcml.kinds.dask.accounting import ACCOUNTING
-from hpcml.report import advice, contents
+from hpcml.report import advice, contents, series
 from hpcml.sites import schema
 from report_samples import Shape
 
@@ -79,3 +79,10 @@ def test_each_rule_speaks_of_figures_that_there_are() -> None:
     for rule in RULES:
         assert {rule.figure, *re.findall(r"\{(\w+)\}", rule.sentence)} <= set(FIGURES), rule.name
         assert (rule.above is None) != (rule.below is None), rule.name
+
+
+def test_a_gpu_at_its_power_cap_is_not_hot() -> None:
+    """NVML's bits: 0x4 is the usual power cap, 0x8 and 0x40 are hardware and heat."""
+    columns = series.GpuColumns(*([[]] * len(series.GpuColumns._fields)))
+    assert series.hot_share(columns._replace(throttle=[0x4, 0x4, None])) == 0
+    assert series.hot_share(columns._replace(throttle=[0x4, 0x8, 0x40, 0])) == 50

@@ -55,6 +55,11 @@ def test_the_first_lines_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "--ntasks-per-node=4 (line 6), --output=out-%j.txt (line 7)" in told
 
 
+def test_the_value_of_a_variable_is_not_recorded(tmp_path: Path) -> None:
+    spec, _ = spec_of(tmp_path, "# hpcml: --env TOKEN=secret\n")
+    assert dict(spec.origins) == {"--env TOKEN": "line 1 of train.py"}
+
+
 def test_the_command_line_wins(tmp_path: Path) -> None:
     spec, options = spec_of(
         tmp_path, TEXT, "-N", "1", "--constraint=slow", "--set", "workers.per_node=8", "-p", "small"

@@ -111,6 +111,16 @@ def test_only_what_ended_as_it_was_told_is_pruned(tmp_path: Path) -> None:
         assert record["values"] == {"k": 1, "draw": 0}
 
 
+@pytest.mark.parametrize(("status", "stops"), [(143, True), (0, False)])
+def test_a_point_that_a_cancellation_ends_is_run_again(tmp_path: Path, status: int, stops: bool) -> None:
+    run = RunPaths(tmp_path)
+    run.attempt(0).directory.mkdir(parents=True)
+    context: Any = SimpleNamespace(run=run, attempt=run.attempt(0), node="n1", settings=settings_of(job__nodes=1))
+    ended = records.End(status, 0.0, 1.0, out_of_memory=False, told_to_end=True)
+    kept = records.kept(context, point("a", k=1), ended, None)
+    assert (kept.stops, bool(kept.record)) == (stops, not stops)
+
+
 def test_a_point_begun_anew_leaves_no_open_trial(tmp_path: Path) -> None:
     study(tmp_path).begin(point("a", k=1))
     later = study(tmp_path)

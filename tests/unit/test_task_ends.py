@@ -86,6 +86,8 @@ def test_an_error_is_one_line_of_what_can_be_printed() -> None:
     ends.transition("one", "processing", "erred", cause="one", exception_text=text, traceback_text=trace)
     assert ends.first == f"Bad ?[31m{'x' * 191}… (job.py:3)"
     ends.transition("two", "processing", "erred", cause="two", exception_text="other")
+    ends.transition("three", "waiting", "erred", cause="two")  # it only waited for the second
+    ends.transition("four", "processing", "erred", cause="two")
     assert (ends.failed, ends.first[:3]) == (2, "Bad")
 
 

@@ -55,7 +55,9 @@ def test_its_own_limit(node: agent.Node, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "SIGKILL" not in said
     facts = json.loads(node.context.attempt.mark_of("n1").read_text())
     assert facts["memory"] == "worker n1 was ended, over its memory limit: 130 MiB of 128 MiB"
+    assert not node.slots[0].failed
     assert "killed by SIGKILL" in die(node)  # the next death has a cause of its own
+    assert node.slots[0].failed  # after as many restarts as are allowed
 
 
 def test_a_worker_that_is_stopped_is_continued(node: agent.Node, capsys: pytest.CaptureFixture[str]) -> None:
