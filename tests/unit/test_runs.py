@@ -547,3 +547,10 @@ def test_gpus_are_those_of_the_run_and_not_what_is_visible(monkeypatch: pytest.M
     assert hpcml.run.gpus == 4
     monkeypatch.setenv("HPCML_GPUS", "0")
     assert hpcml.run.gpus == 0, "a run of CPU workers on a node that shows its GPUs"
+
+
+def test_a_disk_whose_rest_is_root_s_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,000 free blocks none is for other users."""
+    rest = os.statvfs_result((4096, 4096, 1 << 20, 1000, 0, 1 << 20, 1000, 1000, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: rest)
+    assert directories.full(tmp_path) == f"the file system of the run is full ({tmp_path})"
