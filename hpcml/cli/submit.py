@@ -415,6 +415,8 @@ def _recorded_spec(options: Namespace, recorded: Table, run: directories.Run) ->
         hint = "Leave out -- and what follows it."
         raise UsageError("The run has no script that takes arguments", place=run.id, hint=hint)
     arguments = options.script_words[1:] if options.script_words else recorded.texts("arguments")
+    if options.script_words and (old := recorded.texts("arguments")) and list(old) != list(arguments):
+        note(f"the script's arguments change from {shlex.join(old)} to {shlex.join(arguments) or 'none'}")
     words = [form.service or str(script), *arguments]
     spec = request_of(vars(options), programs.code(words, common.here()))
     spec = spec.changed(cwd=folder, staged=staged, idle=recorded.number("idle"))

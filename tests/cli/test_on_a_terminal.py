@@ -98,9 +98,8 @@ def test_a_run_that_ended_by_itself_has_nothing_more_to_tell(world: World) -> No
     assert "ended" not in line
     world.submit("--name", "waits")
     head, line, waits = see(world, 120, "ls").text
-    assert head.split()[-2:] == ["WHAT", "COMMAND"]
-    assert line.endswith("job.py")
-    assert "exit status" not in line
+    assert "WHAT" in head
+    assert "status 0" not in line
     assert len(waits) > head.index("WHAT")
 
 

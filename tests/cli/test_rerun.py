@@ -66,6 +66,8 @@ def test_arguments_given_now_replace_all_of_the_scripts(world: World) -> None:
     assert (inside["code"]["arguments"], inside["job"]["nodes"]) == (["--k", "9", "--", "--nodes", "3"], 2)
     assert plan(rerun(world, "second", "--name", "third"))["inside"]["code"]["arguments"][:2] == ["--k", "9"]
     assert plan(rerun(world, "second", "--name", "fourth", "--"))["inside"]["code"]["arguments"] == []
+    done = world.run("rerun", "first", "--name", "fifth", "--", "--k", "9")
+    assert "the script's arguments change from --k 8 --seed 1 to --k 9" in " ".join(done.stderr.split())
 
 
 def test_what_cannot_be_run_again(world: World) -> None:

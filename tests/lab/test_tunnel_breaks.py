@@ -370,7 +370,7 @@ def test_a_pending_run_is_waited_for_without_a_login(outside: Outside, dashboard
 
 def test_a_service_that_dies_under_an_open_tunnel(dying: Tunnel) -> None:
     assert dying.ended(90) == errors.UNAVAILABLE  # it finds out by looking
-    assert "the run goes on" in dying.said
+    assert "the run continues" in dying.said
 
 
 def test_a_run_that_ends_ends_the_tunnel_with_its_reason(outside: Outside, web: tuple[str, Path]) -> None:

@@ -79,7 +79,7 @@ STAGES = {
     ),
     "module missing on one node": Stage(
         f"{CONNECT}def f():\n    sys.path.insert(0, '{TOOLS}')\n    import hpcml_test_tool\n{EACH}", BOTH,
-        "the module hpcml_test_tool was not found", ("n4",),
+        "a process of the run did not find the module hpcml_test_tool", ("n4",),
     ),
     "other versions on one node": Stage("pass\n", (*BOTH, "--set", f"runtime.python={OLD}"), "missing in the workers on n4"),
     "wrong interface": Stage("pass\n", (*BOTH, "--set", "network.interface=ib7"), "network interface ib7 has no address"),
@@ -239,7 +239,7 @@ def test_a_node_that_goes_down_is_the_cause_in_each_phase(cluster: Cluster, subt
     try:
         for name, stage in DOWN.items():
             found = answer(cluster, started[name], 120)
-            says = "a node failed" if stage.nodes else "exit status 3"
+            says = "a node failed" if stage.nodes else "exited with status 3"
             record(name, found, says)
             with subtests.test(name):
                 assert (found["known"], found["nodes"]) == (True, list(stage.nodes)), found
