@@ -15,7 +15,7 @@ from hpcml.kind import Stage
 from hpcml.paths import SCRIPT
 from hpcml.runs import directories
 from hpcml.runs.status import Status, later_stage, optional_stages
-from hpcml.terminal import Raw, cells, columns, fit, fitted, say, shown
+from hpcml.terminal import Raw, cells, columns, fit, fitted, has_colour, say, shown
 from hpcml.units import format_seconds
 
 _MARKS = {"ok": ("✓", "32"), "bad": ("✗", "31"), "wait": ("·", "1")}  # bold: yellow cannot be read on white
@@ -151,7 +151,7 @@ class Progress:
         if output:
             output.clear = self._clear_changing
         self.live = stream.isatty() and environment.get("TERM", "dumb") != "dumb"
-        self.colour = self.live and not environment.get("NO_COLOR")
+        self.colour = self.live and has_colour(environment)
         self.shown: set[str] = set()
         self.attempt = 0
         self.line = self.drawn = ""  # the text that goes on changing, and as much of it as the terminal shows

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hpcml.cli import common
 from hpcml.errors import MEANING, STOPPED, UNREACHABLE
 from hpcml.terminal import columns, fitted, say, say_fitted, say_state
-from hpcml.units import format_time_limit
+from hpcml.units import counted, format_time_limit
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -83,7 +83,7 @@ def _asked(asked: Mapping[str, Any]) -> str:
     """Return the request of a run in a line."""
     nodes, limit = asked.get("nodes", 0), asked.get("time_limit", 0)
     parts = (
-        f"{nodes} node{'s' if nodes > 1 else ''}" if nodes else "",
+        counted(nodes, "node") if nodes else "",
         f"partition {asked['partition']}" if "partition" in asked else "",
         f"time limit {format_time_limit(limit)}" if limit else "",
         f"at most {asked['cost']}" if "cost" in asked else "",

@@ -104,7 +104,7 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
         sentence = clause(error.message)
         first = red(f"the job for the nodes was not submitted: {sentence}", error.hint)
         return [first._replace(check="job"), *_nothing(names[1:])]
-    tell(f"a job looks at {exam.spec.size.nodes} node{'s' if exam.spec.size.nodes > 1 else ''} (run {run.id})")
+    tell(f"a job looks at {units.counted(exam.spec.size.nodes, 'node')} (run {run.id})")
     one = handle.RunHandle(run)
     try:
         status = one.wait_status(patience)

@@ -137,7 +137,7 @@ def submit_limit(exam: Examination) -> Finding:
         return not_applicable("Slurm sets or tells no limit of submitted jobs")
     if room == 0:
         return red("you have as many jobs as Slurm takes of you", "Wait for some to end, or cancel one.", room=room)
-    return green(f"Slurm takes {room} more job{'s' if room > 1 else ''} of yours", room=room)
+    return green(f"Slurm takes {units.counted(room, 'more job')} of yours", room=room)
 
 
 def partition(exam: Examination) -> Finding:

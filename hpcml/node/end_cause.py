@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from hpcml import errors
-from hpcml.failures.end import End
+from hpcml.failures.end import SLURM, End
 from hpcml.failures.rules import BY_NAME
 from hpcml.node import files, storage
 from hpcml.node.job import end_time, job_id
@@ -21,7 +21,6 @@ LINE = 1.0  # seconds that Slurm's line has, which another process writes beside
 ASK = 3.0  # seconds that the controller has to answer
 NOTES_TICK = 0.25  # seconds between looks at the files that the batch script leaves
 SETTLE = 0.3  # seconds for Slurm's own signal to arrive beside the batch script's file
-SLURM = "scheduler"  # who decided the end, as End.by has it
 _TOLD_TO_END = {"CANCELLED": errors.CANCELLED, "TIMEOUT": errors.TIME_LIMIT}
 _CANCELLED: dict[str, Any] = {
     "exit_status": errors.CANCELLED,

@@ -12,7 +12,7 @@ import time
 import traceback
 
 from hpcml import errors
-from hpcml.failures.end import End
+from hpcml.failures.end import SLURM, End
 from hpcml.files import size_of, tail, write
 from hpcml.kind import Kind, Processes, RunningScript
 from hpcml.node import attempts, end_cause, files, scratch, script_process, storage
@@ -184,7 +184,7 @@ def _end_of(state: RunState, script: RunningScript, status: int, must_end: End |
     starved = script.out_of_memory(status)
     if must_end is None and script.killed_by_others(status) and state.end_requests.time_limit_near and not starved:
         reason = "the script was killed (SIGKILL) after the warning that the time limit was near"
-        must_end = End(errors.TIME_LIMIT, SCRIPT, end_cause.SLURM, reason)
+        must_end = End(errors.TIME_LIMIT, SCRIPT, SLURM, reason)
     # The kernel can take a role in the same moment as the script: then memory is the cause, and not the loss.
     if must_end and not obeyed and not (starved and why == errors.ROLE_LOST):
         return must_end

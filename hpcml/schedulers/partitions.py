@@ -106,7 +106,7 @@ def _sizes(by_partition: _Limits, by_qos: _Limits, spec: RunRequest) -> Iterator
 
     most, who, key = stated("max_nodes")
     if 0 < most < spec.size.nodes:
-        yield _Misfit(f"{who} allows {most} node{'s' if most > 1 else ''}, {spec.size.nodes} requested", key)
+        yield _Misfit(f"{who} allows {units.counted(most, 'node')}, {spec.size.nodes} requested", key)
     least, who, key = stated("min_nodes")
     if spec.size.nodes < least:
         yield _Misfit(f"{who} needs at least {least} nodes, {spec.size.nodes} requested", key)
