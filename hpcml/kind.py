@@ -125,9 +125,10 @@ class Kind(NamedTuple):
 
     name: str
     options: str  # the login node's module with the options that only this kind has: OPTIONS, a KindOptions
+    plan: str  # the login node's module with its part of the plan, hpcml.plan.plan.KindPlan
     roles: tuple[Role, ...]  # in the order in which the batch script starts them, before the supervisor
     processes: str  # the module on the nodes that has the class Processes(state, folders)
-    reset: str  # the module that resets the processes between two points of a sweep (hpcml.node.sweep.forks.Resets)
+    reset: str  # the module that resets the processes between two points of a sweep; empty: no sweeps in one job
     in_script: str  # the module whose install() changes the script's interpreter, empty without one
     programs: Mapping[Form, str]  # the module that runs a form for which hpcml has a program of its own
     startup: tuple[Stage, ...]  # in their order

@@ -2,11 +2,11 @@
 # step.sh ROLE COMMAND...: runs one role on one node and leaves its exit status where the supervisor finds it, so that
 # an interpreter that is missing on one node is known at once and by name.
 role=$1; shift
-if [ "$role" != driver ]; then   # what Dask's Nanny sets: a task is one thread, and freed memory goes back early
+case $role in scheduler | worker)   # what Dask's Nanny sets: a task is one thread, and freed memory goes back early
   export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" MKL_NUM_THREADS="${MKL_NUM_THREADS:-1}" \
     OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}" MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_:-65536}"
   case ${PYTHONHASHSEED:-0} in 0) export PYTHONHASHSEED=6640 ;; esac   # Dask's number: hash("a") is the same on all nodes
-fi
+esac
 unset PYTHONINSPECT   # with it sys.exit() ends Python with 1
 export PYTHONFAULTHANDLER="${PYTHONFAULTHANDLER-1}"   # a crash in compiled code shows where Python was; no other signal does
 # The role imports nothing of the working directory, whatever PYTHONPATH says: the script and its tasks do (HPCML_PYTHONPATH).

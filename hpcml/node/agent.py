@@ -136,7 +136,7 @@ def _sample(context: Context) -> None:
     def sample() -> int:
         from hpcml.node.sampling import sampler
 
-        path, gpus = context.attempt.samples_of(context.node), settings.workers.gpu.count if settings.workers.gpu else 0
+        path, gpus = context.attempt.samples_of(context.node), settings.gpus
         return sampler.run(path, context.node, settings.report.sample_every, gpus, parent)
 
     if settings.report.sample_every:

@@ -44,6 +44,7 @@ class Job(NamedTuple):
     """The allocation, and where the run is in it."""
 
     nodes: int  # nodes
+    gpus: int  # GPUs of each node that the run has
     one_machine: bool  # all nodes are this machine, and hpcml itself keeps the time limit
     launched: bool  # a program started the steps (srun), and ends their tasks; otherwise a step is a process group
     time_limit: int  # seconds of one attempt
@@ -156,7 +157,7 @@ class Settings(NamedTuple):
     @property
     def gpus(self) -> int:
         """The GPUs that the run has on each node."""
-        return self.workers.gpu.count if self.workers.gpu else 0
+        return self.job.gpus
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Settings:

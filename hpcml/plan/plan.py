@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from hpcml import kinds, repairs, schedulers, units
+from hpcml import kinds, repairs, schedulers
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.kind import Kind
-from hpcml.kinds.dask import options as dask_options
-from hpcml.kinds.dask.plan import (
-    OF_POLARS,
-    advice,
-    decided,
-    gpu_settings,
-    profilers,
-    shared_environment,
-    worker_resources,
-)
 from hpcml.node.settings import (
     Attempts,
     Code,
@@ -37,14 +28,33 @@ from hpcml.schedulers import JobLayout, JobRequest, Launcher
 from hpcml.sites.schema import Site
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# A CPU worker has 67 MiB when it has registered (Python 3.11, Dask 2026.7), and Dask gives it no task above 80 % of its
-# limit. Others need more; their nodes measure it.
-_LEAST_FOR_A_WORKER = 80 * 1024**2
 _MOST_RESTARTS = 20  # of a run that goes on until it is done, where the user says nothing
 _FACTS = "hpcml site show --facts"
 _MANY_NODES = 64  # from which on importing from a shared file system may be what a run waits for
 ADAPTERS = ("NCCL_IB_HCA", "UCX_NET_DEVICES")  # variables that name RDMA adapters
 _MOST_SIGNAL_LEAD = 65535  # seconds, sbatch(1) --signal
+
+
+class KindPlan(Protocol):
+    """A kind's part of the plan: the functions of the login node's module that its Kind names."""
+
+    def decided(self, site: Site, request: RunRequest) -> Site:
+        """Return the site with what the kind decides; UsageError or ConfigError if the request cannot be met."""
+
+    def workers(self, site: Site, request: RunRequest, memory: int) -> Workers:
+        """Return the processes of each node, which has so many bytes of memory, 0 if that is unknown."""
+
+    def environment(self, site: Site, request: RunRequest) -> tuple[tuple[str, str], ...]:
+        """Return the variables that all roles share."""
+
+    def profilers(self, request: RunRequest) -> tuple[str, ...]:
+        """Return the profilers that the request asks for."""
+
+    def reasons(self, site: Site, request: RunRequest) -> list[str]:
+        """Return why the plan came out so, as far as the kind decided it."""
+
+    def rules_without_meaning(self, site: Site) -> tuple[str, ...]:
+        """Return the names of the report's rules that mean nothing for this run."""
 
 
 class RunLocation(NamedTuple):
@@ -101,6 +111,11 @@ class Plan(NamedTuple):
     notices: tuple[str, ...]  # what the user should know
     after: tuple[str, ...] = ()  # the runs that it waits for, as ``ID:ok``
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The names of the steps beside the supervisor's."""
+        return tuple(step.role for step in self.steps if step.role != SCRIPT)
+
 
 def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     """Return the plan of a request on a site.
@@ -119,21 +134,20 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         raise SiteError(site.unsupported, place=f"profile {site.name}", hint=hint)
     reasons: list[str] = []
     spec = _filled(site, asked)
-    site = decided(site, spec)
+    kind = kinds.get(spec.kind)
+    of_kind = _planned_by(kind)
+    site = of_kind.decided(site, spec)
     _check_directory(location.directory)
     if site.runtime.python and not site.runtime.python.startswith("/"):
         hint = "Use its absolute path on the compute nodes."
         raise ConfigError(f"{site.runtime.python!a} is not an absolute path", place="runtime.python", hint=hint)
     paths = RunPaths(location.directory)
-    kind = kinds.get(spec.kind)
     request = JobRequest(spec, asked, paths, _signal_lead(site, spec.size.time, reasons), kind.roles)
     layout = schedulers.get(site.scheduler).lay_out(site, request)
     reasons += layout.reasons
     origins = [f"{option}: {origin}" for option, origin in spec.origins]
     reasons += origins
-    if site.gpu.mode == "polars":
-        reasons.append(OF_POLARS)
-    _check_workers(site, spec.size.gpus_per_node, layout.memory)
+    reasons += of_kind.reasons(site, spec)
     _check_attempts(site, spec)
     python = interpreter(site) if spec.image else site.runtime.python or location.python
     if spec.image:
@@ -159,7 +173,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         may_start_again=layout.may_start_again or spec.attempts.several_jobs,
         modules=site.runtime.modules,
         setup=site.runtime.setup,
-        environment=_environment(site, spec),
+        environment=_environment(site, spec, kind),
         variables=tuple(name for name, _ in spec.environment),
         prologue=layout.prologue,
         starts_word=layout.starts_word,
@@ -172,7 +186,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         stage=staged,
         steps=_steps(paths, kind, layout, python),
         scripts=tuple(script.name for script in scripts),
-        inside=_inside(site, request, layout, location.umask),
+        inside=_inside(site, request, layout, kind, location.umask),
         reasons=tuple(reasons),
         notices=(
             *([f"set by profile or configuration: {', '.join(origins)}"] if origins else ()),
@@ -181,6 +195,11 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         ),
         after=tuple(one.text for one in spec.place.after),
     )
+
+
+def _planned_by(kind: Kind) -> KindPlan:
+    module: Any = import_module(kind.plan)
+    return module  # type: ignore[no-any-return]
 
 
 def _filled(site: Site, asked: RunRequest) -> RunRequest:
@@ -212,20 +231,6 @@ def _count(asked: int, default: int, option: str, key: str, *, least: int = 0) -
     if number < least:
         raise UsageError(f"{number} is too small for {place}", place=place, hint=f"Use at least {least}.")
     return number
-
-
-def _check_workers(site: Site, gpus: int, memory: int) -> None:
-    """Refuse workers whose share of the node's memory is less than any needs to start; 0 bytes are not known here."""
-    limit = site.workers.memory_limit
-    count = gpus or site.workers.per_node
-    least = units.in_mib(_LEAST_FOR_A_WORKER)
-    if 0 < limit < _LEAST_FOR_A_WORKER:
-        message = f"workers.memory_limit is {units.in_mib(limit)}, but a worker needs more than {least} to start"
-        raise SiteError(message, place="workers.memory_limit", hint="Increase it, or remove it for an equal share.")
-    if not limit and memory and count > 0 and memory // count < _LEAST_FOR_A_WORKER:
-        each = f"{count} workers share {units.in_mib(memory)} of a node: {units.in_mib(memory // count)} each"
-        hint = "Use fewer workers (--set workers.per_node=…) or more memory (--memory-per-node)."
-        raise SiteError(f"{each}, but a worker needs more than {least} to start", place="workers.per_node", hint=hint)
 
 
 def _check_attempts(site: Site, spec: RunRequest) -> None:
@@ -268,7 +273,7 @@ def _check_directory(directory: Path) -> None:
             )
 
 
-def _environment(site: Site, spec: RunRequest) -> tuple[tuple[str, str], ...]:
+def _environment(site: Site, spec: RunRequest, kind: Kind) -> tuple[tuple[str, str], ...]:
     for name in site.environment:
         if not _VARIABLE.fullmatch(name):
             hint = "Use letters, digits and '_', and start with no digit."
@@ -279,7 +284,7 @@ def _environment(site: Site, spec: RunRequest) -> tuple[tuple[str, str], ...]:
         inner = (*inner, ("HPCML_CUPY_CACHE", kernels(spec.image)))
     if not site.repairs:
         inner = (*inner, repairs.OFF)
-    shared = shared_environment(site, spec.size.gpus_per_node)
+    shared = _planned_by(kind).environment(site, spec)
     return (*(pair for pair in shared if pair[0] not in site.environment), *site.environment.items(), *inner)
 
 
@@ -339,16 +344,17 @@ def _steps(paths: RunPaths, kind: Kind, layout: JobLayout, python: str) -> tuple
     )
 
 
-def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> Settings:
+def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umask: int) -> Settings:
     spec, code, form = request.spec, request.paths.code, request.spec.code.form
-    gpu, profile = gpu_settings(site, spec.size.gpus_per_node), profilers(spec)
-    if gpu and "rmm" in profile:
-        gpu = gpu._replace(rmm_log_directory=str(request.paths.profiles))
+    profilers, workers = _planned_by(kind).profilers(spec), _planned_by(kind).workers(site, spec, layout.memory)
+    if workers.gpu and "rmm" in profilers:
+        workers = workers._replace(gpu=workers.gpu._replace(rmm_log_directory=str(request.paths.profiles)))
     in_place = not spec.code.copied or (site.code.snapshot == "none" and not spec.code.staged)
     return Settings(
         kind=spec.kind,
         job=Job(
             nodes=spec.size.nodes,
+            gpus=spec.size.gpus_per_node,
             one_machine=layout.one_machine,
             launched=bool(layout.launchers),
             time_limit=int(spec.size.time),
@@ -367,16 +373,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
             interpreter=spec.code.interpreter,
             idle=spec.code.idle,
         ),
-        workers=Workers(
-            per_node=spec.size.gpus_per_node or _count(site.workers.per_node, 1, "workers.per_node", "", least=1),
-            threads=site.workers.threads or (1 if spec.size.gpus_per_node else 0),
-            memory_limit=int(site.workers.memory_limit),
-            restarts=site.workers.restarts,
-            on_loss=site.workers.on_loss,
-            resources=worker_resources(site),
-            gpu=gpu,
-            own_clusters=dask_options.asked(spec).own_clusters,
-        ),
+        workers=workers,
         network=Network(
             interface=site.network.interface,
             protocol=site.network.protocol,
@@ -400,5 +397,44 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, umask: int) -> S
             max_node_hours=spec.attempts.max_node_hours,
         ),
         points=Points(sweep=spec.points.sweep, at_once=spec.points.at_once),
-        report=Report(sample_every=float(site.report.sample_every), advice=advice(site), profilers=profile),
+        report=Report(sample_every=float(site.report.sample_every), advice=advice(site, kind), profilers=profilers),
     )
+
+
+def advice(site: Site, kind: Kind) -> dict[str, dict[str, str]]:
+    """Return the site's changes of the report's rules by their names, without rules that mean nothing for the run.
+
+    Raises
+    ------
+    ConfigError
+        If one lacks what a rule needs, or has a limit or a figure that is none.
+    """
+    changed_rules = {name: {"off": "true"} for name in _planned_by(kind).rules_without_meaning(site)}
+    if not site.report.advice:
+        return changed_rules
+    from hpcml.report import advice as of_all_kinds
+
+    of_kind = [import_module(kind.accounting).ACCOUNTING] if kind.accounting else []
+    rules = [rule.name for rule in (*of_all_kinds.RULES, *(rule for one in of_kind for rule in one.rules))]
+    figures = [*of_all_kinds.FIGURES, *(figure.name for one in of_kind for figure in one.figures)]
+
+    for name, rule in site.report.advice.items():
+        place = f"report.advice.{name}"
+        if rule.off:
+            changed_rules[name] = {"off": "true"}
+            continue
+        set_keys = {key: text for key, text in rule._asdict().items() if isinstance(text, str) and text}
+        for key in ("above", "below"):
+            try:
+                float(set_keys.get(key, "0"))
+            except ValueError as error:
+                hint = f"Write {key} = 20."
+                raise ConfigError(f"'{set_keys[key]}' is not a number", place=f"{place}.{key}", hint=hint) from error
+        if name not in rules and not (rule.figure and rule.sentence and (rule.above or rule.below)):
+            hint = f"It needs figure, sentence, and above or below; hpcml has: {', '.join(rules)}."
+            raise ConfigError(f"Unknown rule '{name}', and this is not a complete new one", place=place, hint=hint)
+        if rule.figure and rule.figure not in figures:
+            hint = f"Use one of: {', '.join(figures)}."
+            raise ConfigError(f"Unknown figure '{rule.figure}'", place=f"{place}.figure", hint=hint)
+        changed_rules[name] = set_keys
+    return changed_rules

@@ -19,7 +19,7 @@ from hpcml.node.settings import (
 
 _USUAL = Settings(
     kind="dask",
-    job=Job(2, True, False, 3600, 60.0, "", "", 0),
+    job=Job(2, 0, True, False, 3600, 60.0, "", "", 0),
     code=Code(Form.SCRIPT, "", (), "/", 0o077, "", (), 0.0),
     workers=Workers(1, 1, 0, 3, "continue", (), None, False),
     network=Network("", "auto", "none", False),

@@ -9,8 +9,9 @@ import pytest
 import report_samples
 from hpcml import kinds
 from hpcml.errors import ConfigError
-from hpcml.kinds.dask import plan as workers
+from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.accounting import ACCOUNTING
+from hpcml.plan import plan
 from hpcml.report import advice, contents, series
 from hpcml.sites import schema
 from report_samples import Shape
@@ -61,7 +62,7 @@ def test_a_site_changes_adds_and_removes_rules(subtests: pytest.Subtests) -> Non
         )
     )
     assert [one.rule for one in advice.advise(RULES, figures)] == ["idle-tail"]
-    told = advice.advise(advice.changed(RULES, workers.advice(site)), figures)
+    told = advice.advise(advice.changed(RULES, plan.advice(site, KIND)), figures)
     assert {one.rule for one in told} == {"gpu-low", "energy"}
     assert next(one.sentence for one in told if one.rule == "energy") == "60 kWh, ?, ?, {x"
     for name, rule in {
@@ -70,7 +71,7 @@ def test_a_site_changes_adds_and_removes_rules(subtests: pytest.Subtests) -> Non
         "idle-tail": schema.Advice("no_such_figure"),
     }.items():
         with subtests.test(name), pytest.raises(ConfigError):
-            workers.advice(schema.Site(report=schema.Report(advice={name: rule})))
+            plan.advice(schema.Site(report=schema.Report(advice={name: rule})), KIND)
 
 
 def test_each_rule_speaks_of_figures_that_there_are() -> None:

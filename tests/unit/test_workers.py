@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from hpcml.errors import ConfigError, UsageError
+from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask import plan as workers
 from hpcml.kinds.dask.node import gpus
+from hpcml.plan.plan import advice
 from hpcml.request.record import RunRequest
 from hpcml.sites import schema
 from matrix import site_of
@@ -17,6 +19,10 @@ from matrix import site_of
 
 def site(**table: Any) -> schema.Site:
     return site_of(table)
+
+
+def variables(profile: schema.Site, gpus: int) -> dict[str, str]:
+    return dict(workers.environment(profile, RunRequest().changed(gpus_per_node=gpus)))
 
 
 def decided(table: dict[str, Any], gpus: int, **asked: Any) -> schema.Site:
@@ -89,9 +95,9 @@ def test_workers_of_cudf_polars_have_nothing_that_its_engine_sets_up() -> None:
     assert (made.mode, made.count, made.cuda) == ("polars", 4, "13")
     assert (made.rmm_pool_size, made.device_memory_limit) == (None, None)
     assert not any((made.rmm_async, made.rmm_allocator_libs, made.cudf_spill))
-    assert "CUDF_SPILL" not in dict(workers.shared_environment(profile, 4))
+    assert "CUDF_SPILL" not in variables(profile, 4)
     assert decided({"network": {"protocol": "ucx"}, "gpu": {"mode": "polars"}}, 4).network.protocol == "tls"
-    assert workers.advice(profile)["no-tasks"] == {"off": "true"}
+    assert advice(profile, KIND)["no-tasks"] == {"off": "true"}
 
 
 def test_without_cudf_polars_its_workers_are_refused_on_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,12 +133,12 @@ def test_resources() -> None:
 
 
 def test_shared_variables() -> None:
-    assert workers.shared_environment(site(), 0) == ()
-    made = dict(workers.shared_environment(site(network={"interface": "ib0"}, gpu={"cudf_spill": True}), 4))
+    assert variables(site(), 0) == {}
+    made = variables(site(network={"interface": "ib0"}, gpu={"cudf_spill": True}), 4)
     assert made["NCCL_SOCKET_IFNAME"] == "ib0"
     assert made["CUDF_SPILL"] == "on"
     assert made["RAPIDS_NO_INITIALIZE"] == "1"
     assert "KVIKIO_COMPAT_MODE" not in made
     for gds, mode in (("on", "OFF"), ("off", "ON")):
-        assert dict(workers.shared_environment(site(gpu={"gds": gds}), 4))["KVIKIO_COMPAT_MODE"] == mode
-    assert dict(workers.shared_environment(site(network={"protocol": "ucx"}), 0)) == {"UCX_WARN_UNUSED_ENV_VARS": "n"}
+        assert variables(site(gpu={"gds": gds}), 4)["KVIKIO_COMPAT_MODE"] == mode
+    assert variables(site(network={"protocol": "ucx"}), 0) == {"UCX_WARN_UNUSED_ENV_VARS": "n"}

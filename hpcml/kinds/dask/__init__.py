@@ -33,6 +33,7 @@ def _seen(event: str, facts: Facts) -> dict[str, Any]:
 KIND = Kind(
     name="dask",
     options=f"{__name__}.options",
+    plan=f"{__name__}.plan",
     roles=(SCHEDULER, WORKER),
     processes=f"{_NODE}.cluster",
     reset=f"{_NODE}.reset",

@@ -1,11 +1,11 @@
-"""What the workers are told: the profile's GPU options checked and put into numbers, the protocol, the resources."""
+"""Dask's part of the plan: its workers, the profile's GPU options in numbers, the protocol, the resources."""
 
 from __future__ import annotations
 
 from hpcml import units
-from hpcml.errors import ConfigError, UsageError, did_you_mean, nearest
+from hpcml.errors import ConfigError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.kinds.dask.options import PROFILERS, asked
-from hpcml.node.settings import Gpu
+from hpcml.node.settings import Gpu, Workers
 from hpcml.request.record import RunRequest
 from hpcml.sites import schema
 from hpcml.sites.schema import Site
@@ -17,6 +17,9 @@ _GDS: dict[str, tuple[tuple[str, str], ...]] = {
     "off": (("KVIKIO_COMPAT_MODE", "ON"),),
 }
 _AMOUNTS = ("rmm_maximum_pool_size", "rmm_release_threshold", "device_memory_limit")
+# A CPU worker has 67 MiB when it has registered (Python 3.11, Dask 2026.7), and Dask gives it no task above 80 % of its
+# limit. Others need more; their nodes measure it.
+_LEAST_FOR_A_WORKER = 80 * 1024**2
 _LIBRARIES = ("cupy", "torch")  # those whose allocator dask-cuda can replace by RMM's
 OF_POLARS = (
     "GPU mode polars: Dask's own messages go over TLS, and the workers have no RMM pool; cuDF-Polars' DaskEngine takes "
@@ -82,43 +85,54 @@ def worker_resources(site: Site) -> tuple[tuple[str, float], ...]:
     return tuple(resources)
 
 
-def advice(site: Site) -> dict[str, dict[str, str]]:
-    """Return the site's changes of the report's rules, by their names, and those of the GPU workers' mode.
+def workers(site: Site, spec: RunRequest, memory: int) -> Workers:
+    """Return Dask's workers of each node.
 
     Raises
     ------
+    SiteError
+        If the share of the node's memory is less than any worker needs to start.
     ConfigError
-        If one lacks what a rule needs, or has a limit or a figure that is none.
+        If a value of the profile cannot be used.
     """
-    changed_rules = {name: {"off": "true"} for name in _RULES_OF_TASKS} if site.gpu.mode == "polars" else {}
-    if not site.report.advice:
-        return changed_rules
-    from hpcml.kinds.dask.accounting import ACCOUNTING
-    from hpcml.report import advice as of_all_kinds
+    gpus = spec.size.gpus_per_node
+    count = gpus or site.workers.per_node
+    if count < 1:
+        raise UsageError(f"{count} is too small for workers.per_node", place="workers.per_node", hint="Use at least 1.")
+    _check_memory(site, count, memory)
+    gpu = gpu_settings(site, gpus)
+    return Workers(
+        per_node=count,
+        threads=site.workers.threads or (1 if gpus else 0),
+        memory_limit=int(site.workers.memory_limit),
+        restarts=site.workers.restarts,
+        on_loss=site.workers.on_loss,
+        resources=worker_resources(site),
+        gpu=gpu,
+        own_clusters=asked(spec).own_clusters,
+    )
 
-    rules = [rule.name for rule in (*of_all_kinds.RULES, *ACCOUNTING.rules)]
-    figures = [*of_all_kinds.FIGURES, *(figure.name for figure in ACCOUNTING.figures)]
 
-    for name, rule in site.report.advice.items():
-        place = f"report.advice.{name}"
-        if rule.off:
-            changed_rules[name] = {"off": "true"}
-            continue
-        set_keys = {key: text for key, text in rule._asdict().items() if isinstance(text, str) and text}
-        for key in ("above", "below"):
-            try:
-                float(set_keys.get(key, "0"))
-            except ValueError as error:
-                hint = f"Write {key} = 20."
-                raise ConfigError(f"'{set_keys[key]}' is not a number", place=f"{place}.{key}", hint=hint) from error
-        if name not in rules and not (rule.figure and rule.sentence and (rule.above or rule.below)):
-            hint = f"It needs figure, sentence, and above or below; hpcml has: {', '.join(rules)}."
-            raise ConfigError(f"Unknown rule '{name}', and this is not a complete new one", place=place, hint=hint)
-        if rule.figure and rule.figure not in figures:
-            hint = f"Use one of: {', '.join(figures)}."
-            raise ConfigError(f"Unknown figure '{rule.figure}'", place=f"{place}.figure", hint=hint)
-        changed_rules[name] = set_keys
-    return changed_rules
+def _check_memory(site: Site, count: int, memory: int) -> None:
+    """Refuse workers whose share of the node's memory is less than any needs to start; 0 bytes are not known here."""
+    limit, least = site.workers.memory_limit, units.in_mib(_LEAST_FOR_A_WORKER)
+    if 0 < limit < _LEAST_FOR_A_WORKER:
+        message = f"workers.memory_limit is {units.in_mib(limit)}, but a worker needs more than {least} to start"
+        raise SiteError(message, place="workers.memory_limit", hint="Increase it, or remove it for an equal share.")
+    if not limit and memory and memory // count < _LEAST_FOR_A_WORKER:
+        each = f"{count} workers share {units.in_mib(memory)} of a node: {units.in_mib(memory // count)} each"
+        hint = "Use fewer workers (--set workers.per_node=…) or more memory (--memory-per-node)."
+        raise SiteError(f"{each}, but a worker needs more than {least} to start", place="workers.per_node", hint=hint)
+
+
+def reasons(site: Site, spec: RunRequest) -> list[str]:  # noqa: ARG001 - of KindPlan
+    """Return why the plan came out so: what the mode of cuDF-Polars' workers means."""
+    return [OF_POLARS] if site.gpu.mode == "polars" else []
+
+
+def rules_without_meaning(site: Site) -> tuple[str, ...]:
+    """Return the names of the report's rules that mean nothing in GPU mode polars."""
+    return _RULES_OF_TASKS if site.gpu.mode == "polars" else ()
 
 
 def gpu_settings(site: Site, count: int) -> Gpu | None:
@@ -187,13 +201,14 @@ def _size(text: str, name: str) -> float | None:
     return amount
 
 
-def shared_environment(site: Site, gpus: int) -> tuple[tuple[str, str], ...]:
+def environment(site: Site, spec: RunRequest) -> tuple[tuple[str, str], ...]:
     """Return the variables that all roles of a GPU or UCX run share; the profile's own go before them.
 
     ``RAPIDS_NO_INITIALIZE`` keeps cuDF from taking a GPU at its import, before a worker has been given its own
     (dask-cuda sets it too). NCCL is held to the profile's interface, as Dask's comms are: a management interface that
     does not lead to the other nodes is a hang.
     """
+    gpus = spec.size.gpus_per_node
     quiet = (("UCX_WARN_UNUSED_ENV_VARS", "n"),)  # Dask sets one that UCX does not know any more
     if not gpus:
         return quiet if site.network.protocol == "ucx" else ()

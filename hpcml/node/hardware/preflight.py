@@ -35,7 +35,7 @@ class Inspection:
 
     def __init__(self, context: Context) -> None:
         self.context, settings = context, context.settings
-        needed = settings.workers.gpu or settings.network.protocol == "ucx" or settings.network.interconnect == "rdma"
+        needed = settings.gpus or settings.network.protocol == "ucx" or settings.network.interconnect == "rdma"
         self.question = Question("this node", _probe) if needed else None  # safe: this process has one Python thread
 
     def end(self) -> None:
@@ -55,11 +55,12 @@ class Inspection:
         path = self.context.attempt.probe_of(self.context.node)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         files.write_json(path, table)
-        gpu = self.context.settings.workers.gpu
+        gpu, promised = self.context.settings.workers.gpu, self.context.settings.gpus
         troubles = find_troubles(
             record.from_json(table),
-            gpus_expected=gpu.count if gpu else 0,
+            gpus_expected=promised,
             cuda=gpu.cuda if gpu else "",
+            rapids=gpu is not None,
             protocol=self.context.settings.network.protocol,
         )
         for trouble in troubles:
@@ -82,7 +83,7 @@ class Trouble(NamedTuple):
     fatal: bool = False  # the run cannot work with it; else it works slowly or in part, or nothing came in time
 
 
-def find_troubles(node: Node, *, gpus_expected: int, cuda: str, protocol: str) -> list[Trouble]:
+def find_troubles(node: Node, *, gpus_expected: int, cuda: str, protocol: str, rapids: bool = True) -> list[Trouble]:
     """Return what is wrong with a node for a run, the fatal first.
 
     Parameters
@@ -95,12 +96,16 @@ def find_troubles(node: Node, *, gpus_expected: int, cuda: str, protocol: str) -
         The profile's ``gpu.cuda``: the CUDA that the site's driver can run (``12``, ``13``), empty if it does not say.
     protocol
         ``ucx``, ``tls`` or ``auto``: what the run's comms speak.
+    rapids
+        Whether the run's processes use RAPIDS and UCX: then their packages are judged too.
     """
     gpu, ucx = gpus_expected > 0, protocol == "ucx"
     sentences: list[Trouble] = []
     if gpu:
-        sentences += [*_gpus_missing(node, gpus_expected), *_wrong_cuda(node, cuda), *_old_gpus(node)]
-    if gpu or ucx:
+        sentences += _gpus_missing(node, gpus_expected)
+    if gpu and rapids:
+        sentences += [*_wrong_cuda(node, cuda), *_old_gpus(node)]
+    if (gpu or ucx) and rapids:
         sentences += [*_mixed_packages(node), *_parts_missing(node, gpu=gpu, ucx=ucx)]
         sentences += [*(_ucx_without_rdma(node) if ucx else ()), *_ports(node)]
     if gpu:

@@ -1,7 +1,7 @@
 #!/bin/bash
 # hpcml 0.0.0: run image-20261121-074500-1a2b on site local.
-# Scheduler and driver share the first node with its workers; a worker task runs on every node. Phases, deadlines and
-# teardown are in `python -m hpcml.node`; this script's exit status is the driver's.
+# Each step is a role: the supervisor (driver) on the first node, and those of the run's kind. Phases, deadlines and
+# teardown are in `python -m hpcml.node`; this script's exit status is the supervisor's.
 set -u
 umask 077
 unset "${!HPCML_@}"   # those of another run, or of the shell from which a person submits
@@ -61,6 +61,6 @@ fi
 [ -s "$own" ] && read -r status <"$own"
 grep -qs "\"attempt\": $HPCML_ATTEMPT, \"event\": \"allocated\"" "$HPCML_RUN_DIR/events.jsonl" || [ "$status" = 74 ] || status=88   # the image was not entered: see logs/driver.log
 
-# Scheduler and workers have ended by now, told by the supervisor; what has not is killed.
+# The other steps have ended by now, told by the supervisor; what has not is killed.
 kill -KILL -- "-$scheduler" "-$worker" 2>/dev/null
 exit "$status"

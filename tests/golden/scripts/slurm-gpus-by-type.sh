@@ -11,8 +11,8 @@
 #SBATCH --no-requeue
 #SBATCH --exclusive
 # hpcml 0.0.0: run gpus-by-type-20261121-074500-1a2b on site slurm.
-# Scheduler and driver share the first node with its workers; a worker task runs on every node. Phases, deadlines and
-# teardown are in `python -m hpcml.node`; this script's exit status is the driver's.
+# Each step is a role: the supervisor (driver) on the first node, and those of the run's kind. Phases, deadlines and
+# teardown are in `python -m hpcml.node`; this script's exit status is the supervisor's.
 set -u
 umask 077
 unset "${!HPCML_@}"   # those of another run, or of the shell from which a person submits
@@ -82,7 +82,7 @@ fi
 [ -s "$own" ] && read -r status <"$own"
 [ -e "$HPCML_RUN_DIR/events.jsonl" ] || [ "$status" = 74 ] || status=80   # not even the supervisor started: see logs/driver.log
 
-# Scheduler and workers have ended by now, told by the supervisor; what has not is killed.
+# The other steps have ended by now, told by the supervisor; what has not is killed.
 # A launcher that is told to end kills its tasks: without a supervisor they would hold their nodes.
 kill -TERM "$scheduler" "$worker" 2>/dev/null
 for _ in {1..30}; do kill -0 "$scheduler" 2>/dev/null || kill -0 "$worker" 2>/dev/null || break; sleep 0.1; done
