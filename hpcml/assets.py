@@ -53,9 +53,11 @@ def node_side() -> list[str]:
         "kinds/dask/__init__.py",
         "kinds/dask/accounting.py",
         "kinds/dask/samples.py",
+        "kinds/ranks/__init__.py",
+        "kinds/ranks/variables.py",
     )
     root = len(f"{_PACKAGE}/")
-    folders = ("node", "kinds/dask/node", "failures", "repairs", "report")
+    folders = ("node", "kinds/dask/node", "kinds/ranks/node", "failures", "repairs", "report")
     node = [f"{at}/{name}"[root:] for one in folders for at, _, names in os.walk(_PACKAGE / one) for name in names]
     return [f"hpcml/{name}" for name in (*own, *sorted(name for name in node if name.endswith(".py")))]
 

@@ -96,6 +96,7 @@ class AttemptPaths(Folder):
     key = Below("secret", "tls-key.pem")
     ucx_key = Below("secret", "ucx.key")
     jupyter_token = Below("secret", "jupyter.token")
+    ranks_key = Below("secret", "ranks.key")
     control = Below("control.json")
     scheduler = Below("scheduler.json")
     nodes = Below("nodes")

@@ -164,8 +164,17 @@ def fork(child: Callable[[], int]) -> int:
         os._exit(status)
 
 
-def keep(node: Node, serve: Callable[[Slot], int], memory_limit: int, awaited: Awaited) -> int:
-    """Fork the node's processes and replace those that die, until all are done or have failed for good."""
+def keep(
+    node: Node,
+    serve: Callable[[Slot], int],
+    memory_limit: int,
+    awaited: Awaited,
+    at_end: Callable[[Slot, int, int], None] = lambda *_: None,
+) -> int:
+    """Fork the node's processes and replace those that die, until all are done or have failed for good.
+
+    ``at_end`` is called with each process's slot, pid and exit code (negative: a signal) when it has ended.
+    """
     wake, waker = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(waker, False)
@@ -187,7 +196,7 @@ def keep(node: Node, serve: Callable[[Slot], int], memory_limit: int, awaited: A
         if not awaited.look():
             print(f"hpcml: {awaited.late}.", file=sys.stderr)
             return node.members.failed
-        _reap(node)
+        _reap(node, at_end)
         _check_memory(node, memory_limit)
         _keep_going(node)
         _stop_if_ended(node)
@@ -235,7 +244,7 @@ def _start(node: Node, slot: Slot, serve: Callable[[Slot], int]) -> None:
     slot.pid = fork(work)
 
 
-def _reap(node: Node) -> None:
+def _reap(node: Node, at_end: Callable[[Slot, int, int], None]) -> None:
     while True:
         try:
             pid, code = os.waitpid(-1, os.WNOHANG)
@@ -248,6 +257,7 @@ def _reap(node: Node) -> None:
                 slot.pid, slot.replaces = 0, True
                 node.used_pids.add(pid)
                 _judge(node, slot, os.waitstatus_to_exitcode(code))
+                at_end(slot, pid, os.waitstatus_to_exitcode(code))
 
 
 def _judge(node: Node, slot: Slot, code: int) -> None:

@@ -44,6 +44,20 @@ def end_time() -> float:
     return float(os.environ.get("SLURM_JOB_END_TIME") or "inf")  # Slurm 22.05 does not set it
 
 
+def task_variables(*, rank: int, local: int, node: int, each: int, nodes: int) -> dict[str, str]:
+    """Return Slurm's variables of a task: what srun would set if each rank were one of its tasks.
+
+    Programs that look whether srun started them (JAX, Lightning, submitit) read the ranks' own numbers in them.
+    """
+    total, per_node = each * nodes, f"{each}(x{nodes})" if nodes > 1 else str(each)
+    values = {
+        "PROCID": rank, "LOCALID": local, "NODEID": node, "NTASKS": total, "NPROCS": total, "NTASKS_PER_NODE": each,
+        "TASKS_PER_NODE": per_node, "STEP_NUM_TASKS": total, "STEP_NUM_NODES": nodes, "STEP_TASKS_PER_NODE": per_node,
+        "NNODES": nodes,
+    }  # fmt: skip
+    return {f"SLURM_{name}": str(value) for name, value in values.items()} if os.environ.get("SLURM_JOB_ID") else {}
+
+
 def placement() -> dict[str, str]:
     """Return the partition, the QoS and the nodes that Slurm gave to the job, by the ends of its variables' names."""
     return {name: os.environ.get(f"SLURM_{name}", "") for name in ("JOB_PARTITION", "JOB_QOS", "JOB_NODELIST")}

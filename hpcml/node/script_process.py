@@ -54,38 +54,18 @@ class Script:
 
         ``programs`` are those of the run's kind, which start with -P: they import nothing of the user's folder.
         """
-        settings = context.settings
         self.context = context
-        python = (sys.executable, "-u")
-        form, is_script = settings.code.form, settings.code.form.traits.is_script
-        if settings.points.sweep:
-            command = [*python, "-c", _START_POINTS]
-        elif form in programs:
-            script = [settings.code.script] if is_script else []
-            command = [*python, "-P", "-m", programs[form], *script, *settings.code.arguments]
-        elif form is Form.PROGRAM:
-            command = [settings.code.script, *settings.code.arguments]
-        elif settings.code.interpreter and form is Form.MODULE:
-            folder, _, name = settings.code.script.rpartition("/")
-            command = [*settings.code.interpreter, "-c", START_MODULE, folder, name, *settings.code.arguments]
-        elif settings.code.interpreter:
-            command = [*settings.code.interpreter, settings.code.script, *settings.code.arguments]
-        else:
-            module = ["-m"] if form is Form.MODULE else []
-            command = [*python, "-c", _START, *module, settings.code.script, *settings.code.arguments]
-        environment = {name: value for name, value in environment.items() if name not in _SUPERVISOR}
-        environment |= {"HPCML_CODE_OF": settings.code.copy_of} if settings.code.copy_of else {}
-        environment |= {"HPCML_SCRIPT_ERROR": str(context.attempt.script_error)} if is_script else {}
-        if "memray" in settings.report.profilers and is_script:
+        settings, form = context.settings, context.settings.code.form
+        environment = variables_of_script(context, environment, context.attempt.script_error)
+        if "memray" in settings.report.profilers and form.traits.is_script:
             path = context.run.profiles / f"memray-script.{context.number}.bin"
             environment |= {"HPCML_MEMRAY": str(path)}
-        environment |= libraries_logs(context, environment)
         jupyter = form is Form.JUPYTER
         if not jupyter:  # which takes up both itself, when its own files are made
             script_environment.restore(environment)
         self.oom_before = oom_kills()
         self.process = subprocess.Popen(
-            command,
+            command_of_script(context, programs),
             cwd=settings.code.cwd,
             env=environment,
             process_group=0,
@@ -148,6 +128,38 @@ class Script:
         if status > 128 and status - 128 in signal.valid_signals():
             return f"the script was killed by {signal.Signals(status - 128).name}"
         return f"the script exited with status {status}"
+
+
+def command_of_script(context: Context, programs: Mapping[Form, str]) -> list[str]:
+    """Return the command that starts what the run runs; ``programs`` as for :class:`Script`."""
+    settings, python = context.settings, (sys.executable, "-u")
+    form, is_script = settings.code.form, settings.code.form.traits.is_script
+    if settings.points.sweep:
+        return [*python, "-c", _START_POINTS]
+    if form in programs:
+        script = [settings.code.script] if is_script else []
+        return [*python, "-P", "-m", programs[form], *script, *settings.code.arguments]
+    if form is Form.PROGRAM:
+        return [settings.code.script, *settings.code.arguments]
+    if settings.code.interpreter and form is Form.MODULE:
+        folder, _, name = settings.code.script.rpartition("/")
+        return [*settings.code.interpreter, "-c", START_MODULE, folder, name, *settings.code.arguments]
+    if settings.code.interpreter:
+        return [*settings.code.interpreter, settings.code.script, *settings.code.arguments]
+    module = ["-m"] if form is Form.MODULE else []
+    return [*python, "-c", _START, *module, settings.code.script, *settings.code.arguments]
+
+
+def variables_of_script(context: Context, environment: Mapping[str, str], error: Path) -> dict[str, str]:
+    """Return the variables of a script: those given, without the supervisor's, with hpcml's own.
+
+    ``error`` is the file in which an error that ends the script is written down.
+    """
+    code = context.settings.code
+    variables = {name: value for name, value in environment.items() if name not in _SUPERVISOR}
+    variables |= {"HPCML_CODE_OF": code.copy_of} if code.copy_of else {}
+    variables |= {"HPCML_SCRIPT_ERROR": str(error)} if code.form.traits.is_script else {}
+    return variables | libraries_logs(context, variables)
 
 
 def libraries_logs(context: Context, chosen: Mapping[str, str]) -> dict[str, str]:

@@ -57,6 +57,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("memory_per_node", "memory on each node: 120G, or MiB (default: resources.memory_per_node, else the "
                "partition's, or some GPUs' share of it; else Slurm's)", read=measured,
                also=("--mem",), slurm=("--mem", "--mem-per-cpu", "--mem-per-gpu")),
+        *_of_kinds("how much"),
     ),
     "how": (
         Option("name", "the run's name: at most 64 letters, digits, . _ - (default: the script's)",

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from hpcml.errors import ScriptError, UsageError
 from hpcml.forms import Form
+from hpcml.kinds.ranks import KIND
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import script_checks
@@ -22,6 +23,8 @@ _LAUNCHER = re.compile(
     r"(?:mpirun|mpiexec)(?:\.(?:hydra|mpich|mpd|openmpi|slurm))?|"
     r"orterun|prterun|srun|torchrun|deepspeed|horovodrun|aprun|jsrun"
 )
+# Launchers that start the processes of all nodes themselves; the others start those of their own node.
+_STARTS_TASKS = {"mpirun", "mpiexec", "srun", "orterun", "prterun", "aprun", "jsrun", "horovodrun"}
 _LAUNCHER_MODULES = (
     "accelerate.commands.launch",
     "deepspeed.launcher.runner",
@@ -64,6 +67,8 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
         If it is such a launcher.
     """
     name, nodes = launcher(spec), made.inside.job.nodes
+    if spec.kind == KIND.name:
+        return _launcher_in_ranks(name)
     if not name:
         text = _shell_script(spec)
         found = _LINE_OF_A_LAUNCHER.search(text) if nodes > 1 else None
@@ -73,11 +78,20 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
     several = bool((_OF_SRUN if name == "srun" else _SEVERAL_NODES).search(own))
     if nodes > 1 or several:
         where = f"on the first of {nodes} nodes" if nodes > 1 else "on one node"
-        one = ", or take one node: --nodes 1" if nodes > 1 and not several else ""
-        hint = f"Write {name} into a batch script of your own, for sbatch{one}. More: {PAGE}."
+        one = " Or take one node: --nodes 1." if nodes > 1 and not several else ""
+        way = f"Leave out {name}, and add --ranks N (N on each node)" if name in _STARTS_TASKS else "Add --ranks node"
+        hint = f"{way}.{one} More: {PAGE}."
         raise UsageError(f"{name} starts ranks, and hpcml starts one process, {where}", place="--", hint=hint)
     pool = ", whose pool takes the GPUs' memory (--set gpu.rmm_pool_size=none)" if _has_pool(made) else ""
     return [f"{name} starts its processes on the first node, beside the run's workers{pool} ({PAGE})"]
+
+
+def _launcher_in_ranks(name: str) -> list[str]:
+    """Refuse a launcher that would start all ranks again in each rank."""
+    if name in _STARTS_TASKS:
+        hint = f"Leave out {name}: hpcml starts the ranks."
+        raise UsageError(f"{name} in each rank would start all ranks again", place="--ranks", hint=hint)
+    return []
 
 
 def _own_words(arguments: Sequence[str]) -> Iterator[str]:
@@ -138,6 +152,8 @@ def check_script(spec: RunRequest, python: str, workers: int, variables: Collect
     ScriptError
         The line that expects ranks, and the way to run it as one process.
     """
+    if spec.kind == KIND.name:
+        return []
     is_module = spec.code.form is Form.MODULE
     file = script_checks.module_file(spec.code.script) if is_module else spec.code.script
     found = expected(file, spec.code.script.parent if is_module else file.resolve().parent, variables) if file else None
@@ -146,13 +162,10 @@ def check_script(spec: RunRequest, python: str, workers: int, variables: Collect
     base = spec.code.script.parent if spec.code.staged or is_module else spec.code.cwd
     where = script_checks.place(base, file, found.line)
     if not found.certain or spec.code.interpreter or spec.points.sweep:
-        what = f"{where} uses {found.what}, and hpcml starts one process, no ranks"
-        return [f"{what}: {workers} workers of Dask wait beside it ({PAGE})"] if workers > 1 else []
+        what = f"{where} uses {found.what}, and hpcml starts one process"
+        return [f"{what}, beside {workers} workers of Dask; for ranks add --ranks ({PAGE})"] if workers > 1 else []
     typed = f"-m {spec.code.script.name}" if is_module else os.path.relpath(file, base)
-    hint = (
-        f"Start it with srun, mpirun or torchrun in a batch script of your own ({PAGE}). "
-        f"As one process: hpcml submit -- {python} {typed}."
-    )
+    hint = f"Add --ranks gpu, --ranks node or --ranks N ({PAGE}). As one process: hpcml submit -- {python} {typed}."
     raise ScriptError(f"The script needs ranks ({found.what}), and hpcml starts one process", place=where, hint=hint)
 
 

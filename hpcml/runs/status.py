@@ -355,7 +355,7 @@ def _message(current: Status) -> str:
         return f"the image is copied to the nodes ({current.progress.staging})"
     if current.progress.staging and "allocated" not in times:
         return "the roles enter the image"
-    return kind.startup[0].waiting
+    return kind.startup[0].waiting.format_map(current.fields())
 
 
 def later_stage(current: Status) -> Stage | None:

@@ -1,0 +1,52 @@
+"""A run of ranks: the script once for each GPU, for each node, or N times on each node; no Dask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcml import errors
+from hpcml.kind import EndOfKind, Facts, Kind, Role, Stage
+
+_NODE = f"{__name__}.node"
+RANK = Role("rank", f"{_NODE}.ranks", every_node=True, title="the ranks")
+
+
+def _seen(event: str, facts: Facts) -> dict[str, Any]:
+    """Return the new values of a status's fields after an event of the ranks."""
+    match event:
+        case "node-ready" | "ranks-running":
+            return {"workers": facts.get("count", int)}
+        case "ranks-ready":
+            return {"protocol": f"MASTER_ADDR {facts.get('address', str)}, which each node has connected to"}
+    return {}
+
+
+KIND = Kind(
+    name="ranks",
+    options=f"{__name__}.options",
+    plan=f"{__name__}.plan",
+    roles=(RANK,),
+    processes=f"{_NODE}.processes",
+    reset="",
+    in_script="",
+    programs={},
+    startup=(
+        Stage(
+            "nodes",
+            begin="allocated",
+            end="ranks-ready",
+            waiting="{workers} of {expected} ranks can start",
+            short="{workers}/{expected} ranks",
+            done="{expected}/{expected} ranks",
+            during="before all nodes were ready",
+        ),
+    ),
+    ready="ranks-ready",
+    noun="rank",
+    threads="",
+    ends=(
+        EndOfKind(errors.WORKERS_NEVER_CAME, "nodes did not start", followed=True),
+        EndOfKind(errors.ROLE_LOST, "a node was lost", followed=True),
+    ),
+    seen=_seen,
+)

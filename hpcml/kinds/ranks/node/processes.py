@@ -1,0 +1,327 @@
+"""The ranks of a run, as its supervisor sees them: when all nodes are ready, which rank failed first, how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import socket
+from typing import Any
+
+from hpcml import errors
+from hpcml.failures import rules
+from hpcml.failures.end import End
+from hpcml.files import tail, write
+from hpcml.kinds.ranks import RANK
+from hpcml.kinds.ranks.node.link import Hub
+from hpcml.kinds.ranks.node.ranks import error_of
+from hpcml.kinds.ranks.variables import OPEN, World
+from hpcml.node import files
+from hpcml.node.hardware import network, sysfs
+from hpcml.node.outcome import RunEndedError
+from hpcml.node.run_state import TICK, RunState
+from hpcml.paths import SCRIPT
+
+FOLLOW = 5.0  # seconds after the first failure, in which other ranks write their errors, until they are told to end
+ENDING = 10.0  # seconds that they have then
+LEFT = 60.0  # seconds after a rank's good end after which it is said who still runs
+IDLE = 0.005  # of a processor, below which a node's ranks do nothing
+CLOSE = 2.0  # seconds in which the agents end by themselves
+_QUOTE = (12, 300)
+_SHOWN = 40  # lines of a failed rank's log that the script's log gets
+_NAMED = 4
+
+
+class Processes:
+    """The agents of all nodes. ``folders`` is what is removed at the run's end."""
+
+    def __init__(self, state: RunState, folders: contextlib.ExitStack) -> None:
+        self.state, self.context, self.settings = state, state.context, state.context.settings
+        self.key = secrets.token_bytes(32)
+        self.hub = folders.enter_context(Hub(self._addresses(), self.key))
+        self.folders = folders
+        self.world = World()
+        self.lost: set[str] = set()  # nodes whose connection has ended
+        self.reached: dict[str, list[str]] = {}  # by node, the addresses of this one that it reached
+        self.heard: dict[str, float] = {}  # by node, when it was last heard, by the supervisor's clock
+        self.idle: dict[str, tuple[float, float, float]] = {}  # by node: since when, at which time, with which seconds
+        self.script: Ranks | None = None
+        self.closing = False
+
+    def _addresses(self) -> list[str]:
+        """Return this node's addresses at which the ranks may meet, the best first."""
+        single = self.settings.single_node
+        try:
+            best, _ = network.choose_address(self.settings.network.interface, single_node=single)
+        except network.NoAddressError as error:
+            raise self.state.end(errors.START_FAILED, str(error), "Set network.interface in the profile.") from error
+        if single or self.settings.network.interface:
+            return [best]
+        others = [one for several in sysfs.addresses().values() for one in several if not one.startswith("127.")]
+        return list(dict.fromkeys([best, *others]))
+
+    # -- startup --------------------------------------------------------------------------------------------------
+
+    def start(self) -> dict[str, str]:
+        """Wait until every node has connected; the ranks' variables are made on their nodes."""
+        state, context = self.state, self.context
+        state.phase = "nodes"
+        write(context.attempt.ranks_key, self.key)
+        files.write_json(context.attempt.control, {"places": self.hub.places, "node": context.node})
+        deadline = state.clock.seconds + self.settings.deadlines.workers
+        while len(self.reached) < len(context.node_names):
+            self.step()
+            self.check()
+            state.end_requests.check(state.phase)
+            late = state.clock.seconds > deadline
+            if late or state.time_to_look():
+                self._end_without_nodes(late=late)
+        self.world = self._world()
+        state.events.write("ranks-ready", address=self.world.address, seconds=state.seconds, security=OPEN)
+        return {}
+
+    def _end_without_nodes(self, *, late: bool) -> None:
+        """End the run if a node cannot come any more, or with the deadline if one has not come."""
+        missing = [node for node in self.context.node_names if node not in self.reached]
+        reasons = {node: reason for node in missing if (reason := self._refusal(node))}
+        if late:
+            limit = f"did not start within {self.settings.deadlines.workers:g} s"
+            reasons |= {node: limit for node in missing if node not in reasons}
+        if reasons:
+            first = next(iter(reasons))
+            named = "; ".join(f"{node}: {reason}" for node, reason in list(reasons.items())[:_NAMED])
+            more = f"; and {len(reasons) - _NAMED} more nodes" if len(reasons) > _NAMED else ""
+            raise self.state.end(errors.WORKERS_NEVER_CAME, named + more, quote=self._log_of(first))
+
+    def _refusal(self, node: str) -> str:
+        """Return why a node will have no ranks, empty if it still may."""
+        attempt = self.context.attempt
+        if lost := self.state.steps.lost_tasks().get(node):
+            return lost
+        mark = files.read_json(attempt.mark_of(node)) if f"{node}.json" in files.listed(attempt.nodes) else None
+        if mark and mark["refused"]:
+            return str(mark["refused"])
+        path = attempt.exit_of(RANK.name, node)
+        if path.name in files.listed(attempt.exits):
+            return f"the agent {rules.of_role(int(path.read_text()), self._log_of(node)).what}"
+        return "the job step of the ranks ended" if self.state.steps.gone(RANK.name) else ""
+
+    def _log_of(self, node: str) -> tuple[str, ...]:
+        return tuple(tail(self.context.run.log(RANK.name, node), *_QUOTE))
+
+    def _world(self) -> World:
+        """Return what all ranks share: an address that each node has reached, and free ports there."""
+        places = [address for address, _ in self.hub.places]
+        common = [one for one in places if all(one in reached for reached in self.reached.values())]
+        if not common:
+            ways = "; ".join(f"{node} reaches {', '.join(by)}" for node, by in list(self.reached.items())[:_NAMED])
+            reason = f"the nodes reach no common address of {self.context.node} ({ways})"
+            hint = "Set network.interface in the profile to the interface that connects the nodes."
+            raise self.state.end(errors.WORKERS_NEVER_CAME, reason, hint)
+        each = self.settings.workers.per_node
+        ports = [self._reserved(common[0]) for _ in range(2)]
+        nodes, gpus = self.settings.job.nodes, self.settings.gpus
+        return World(nodes, each, gpus, common[0], ports[0], ports[1], self.context.run.directory.name)
+
+    def _reserved(self, address: str) -> int:
+        """Return a port that no other program is given while the run lasts: it is bound here, and not listened on.
+
+        Rank 0 can bind it beside this, as both allow that (SO_REUSEADDR); until then a connection is refused.
+        """
+        holder = self.folders.enter_context(contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)))
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((address, 0))
+        return int(holder.getsockname()[1])
+
+    # -- what the nodes report ------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Take in what the agents report, for at most one tick."""
+        self.state.clock.tick()
+        for node, message in self.hub.receive(TICK):
+            self.heard[node] = self.state.clock.seconds
+            self._take(node, message)
+
+    def _take(self, node: str, message: dict[str, Any]) -> None:
+        match message["event"]:
+            case "ready":
+                self.reached[node] = message["reached"]
+                each = len(self.context.worker_names(self.context.node))
+                self.state.events.write("node-ready", node=node, count=len(self.reached) * each)
+            case "alive":
+                self._note_use(node, float(message["processors"]))
+            case "note":
+                self.state.warn(message["text"])
+            case "rank-ended" if self.script:
+                self.script.take(node, message)
+            case "lost":
+                self.lost.add(node)
+            case "connected":  # again, where srun has started its agent again
+                self.lost.discard(node)
+
+    def _note_use(self, node: str, seconds: float) -> None:
+        now = self.state.clock.seconds
+        since, last, before = self.idle.get(node, (now, now, seconds))
+        used = seconds - before > IDLE * (now - last)
+        self.idle[node] = (now if used else since, now, seconds)
+
+    # -- what a loss means ----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """End the run if a node does not answer, or if no rank does anything."""
+        now, deadlines = self.state.clock.seconds, self.settings.deadlines
+        for node, heard in self.heard.items():
+            if self.script and self.script.over_on(node):
+                continue
+            if node in self.lost:
+                raise self.state.end(errors.ROLE_LOST, f"the connection to {node} was lost", quote=self._log_of(node))
+            if now - heard > deadlines.answer:
+                reason = f"{node} has not answered for {deadlines.answer:g} s"
+                raise self.state.end(errors.ROLE_LOST, reason, quote=self._log_of(node))
+        if self.script is None:
+            return
+        self.script.note_rest(now)
+        idle = now - max([since for since, _, _ in self.idle.values()], default=now)
+        if idle > deadlines.idle_notice > 0:
+            self.state.warn(f"No rank has used a processor for {deadlines.idle_notice / 60:g} min.")
+        if idle > deadlines.idle_end > 0:
+            reason = f"no rank used a processor for {deadlines.idle_end / 60:g} min: {self.script.rest()}"
+            hint = "deadlines.idle ends such a run. Set it to 0s to keep the run."
+            raise RunEndedError(End(errors.IDLE, SCRIPT, "hpcml", reason, hint))
+
+    # -- its end --------------------------------------------------------------------------------------------------
+
+    def run_script(self, environment: dict[str, str]) -> Ranks:  # noqa: ARG002 - each rank has its own
+        """Start the ranks on all nodes."""
+        self.script = Ranks(self)
+        self.idle.clear()
+        self.hub.send(do="start", world=self.world._asdict())
+        self.state.events.write("ranks-running", count=self.world.size)
+        return self.script
+
+    def close(self) -> float:
+        """Tell the agents to end, and return how many seconds they may take."""
+        self.closing = True
+        self.hub.send(do="close")
+        return CLOSE
+
+    @property
+    def silent(self) -> bool:
+        """Whether no agent is connected any more."""
+        return not self.hub.lines
+
+    def remarks(self) -> list[str]:
+        """Return nothing: the ranks' own output says how they fared."""
+        return []
+
+
+class Ranks:
+    """The script in all ranks; its exit status is that of the rank that failed first."""
+
+    pid = 0  # it has a process on each node, of which none stands for all
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes, self.state, self.world = processes, processes.state, processes.world
+        self.left = set(range(self.world.size))
+        self.node_by_rank: dict[int, str] = {}
+        self.statuses: dict[int, int] = {}  # by rank
+        self.failures: list[
+            tuple[int, dict[str, Any]]
+        ] = []  # ranks and their ends in order, until they are told to end
+        self.first_end = self.first_failure = self.killed_at = 0.0  # by the supervisor's clock; 0: not yet
+        self.told = False
+
+    def take(self, node: str, end: dict[str, Any]) -> None:
+        """Take in a rank's end."""
+        rank, status, now = int(end["rank"]), int(end["status"]), self.state.clock.seconds
+        self.left.discard(rank)
+        self.node_by_rank[rank], self.statuses[rank] = node, status
+        self.first_end = self.first_end or now
+        if status not in (0, errors.STOPPED) and not self.told:
+            self.failures.append((rank, end))
+            if not self.first_failure:
+                self.first_failure = now
+                self.state.events.write("rank-failed", rank=rank, node=node, status=status)
+
+    def over_on(self, node: str) -> bool:
+        """Whether all ranks of a node have ended."""
+        context, each = self.state.context, self.world.each
+        if context.settings.job.one_machine:
+            return not self.left
+        first = context.node_names.index(node) * each
+        return not self.left & set(range(first, first + each))
+
+    def poll(self) -> int | None:
+        """Return the exit status of the first rank that failed, else of rank 0; None while a rank runs."""
+        now = self.state.clock.seconds
+        since = now - self.first_failure if self.first_failure else 0.0
+        if self.left and since > FOLLOW:
+            self.tell_to_end()
+        if self.left and since > FOLLOW + ENDING:
+            self.kill()
+        if self.left and not (self.killed_at and now - self.killed_at > ENDING):  # a node that hangs reports nothing
+            return None
+        if self.failures:
+            self._show_failure(self.failures[0][0])
+            return int(self.failures[0][1]["status"])
+        stopped = errors.STOPPED in self.statuses.values()
+        return self.statuses.get(0, 128 + signal.SIGKILL) or (errors.STOPPED if stopped else 0)
+
+    def _show_failure(self, rank: int) -> None:
+        """Put the last lines of a rank into the script's log, and its error into the file where it is looked for."""
+        context, node = self.state.context, self.node_by_rank[rank]
+        with contextlib.suppress(FileNotFoundError):  # it was no error of Python's
+            error_of(context, rank).replace(context.attempt.script_error)
+        if rank:
+            path = context.run.log(RANK.name, f"{node}-{rank}")
+            lines = "\n".join(tail(path, _SHOWN))
+            with context.run.driver_log.open("a") as log:
+                log.write(f"hpcml: {self.describe_end(1)}. Its last lines ({path.name}):\n{lines}\n")
+
+    def tell_to_end(self) -> None:
+        """Send SIGTERM to the main process of each rank, once."""
+        if not self.told:
+            self.told = True
+            self.processes.hub.send(do="signal", number=int(signal.SIGTERM))
+
+    def kill(self) -> None:
+        """Kill the ranks that are left, with all that they started."""
+        if self.left and not self.killed_at:
+            self.told, self.killed_at = True, self.state.clock.seconds
+            self.processes.hub.send(do="close")
+
+    def killed_by_others(self, status: int) -> bool:
+        """Whether somebody else's SIGKILL ended the rank that failed first."""
+        return status == 128 + signal.SIGKILL and bool(self.failures)
+
+    def out_of_memory(self, status: int) -> bool:
+        """Whether the kernel killed the rank that failed first for want of memory."""
+        return self.killed_by_others(status) and bool(self.failures[0][1]["memory"])
+
+    def describe_end(self, status: int) -> str:
+        """Return how the script ended, with the rank that failed first."""
+        if not self.failures:
+            return (
+                "the script exited with status 0 in all ranks" if status == 0 else f"rank 0 exited with status {status}"
+            )
+        rank, end = self.failures[0]
+        status, others = int(end["status"]), len(self.failures) - 1
+        followed = f"; {others} other rank{'s' if others > 1 else ''} followed" if others else ""
+        how = f"exited with status {status}"
+        if end["memory"]:
+            how = "was killed because the node's memory limit was reached (out of memory)"
+        elif status > 128 and status - 128 in signal.valid_signals():
+            how = f"was killed by {signal.Signals(status - 128).name}"
+        return f"rank {rank} on {self.node_by_rank[rank]} {how}{followed}"
+
+    def rest(self) -> str:
+        """Return which ranks still run, as a clause."""
+        named = ", ".join(map(str, sorted(self.left)[: 2 * _NAMED]))
+        more = f" and {len(self.left) - 2 * _NAMED} more" if len(self.left) > 2 * _NAMED else ""
+        return f"rank{'s' if len(self.left) > 1 else ''} {named}{more} had not ended"
+
+    def note_rest(self, now: float) -> None:
+        """Say once who still runs, some time after other ranks ended well."""
+        if self.left and self.first_end and not self.failures and now - self.first_end > LEFT:
+            ended = self.world.size - len(self.left)
+            self.state.warn(f"{ended} of {self.world.size} ranks ended with status 0 {LEFT:g} s ago: {self.rest()}.")

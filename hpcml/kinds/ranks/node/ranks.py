@@ -1,0 +1,192 @@
+"""The ranks of a node: the agent meets the supervisor, starts them when all nodes are ready, and reports their ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from hpcml.errors import WORKERS_NEVER_CAME
+from hpcml.kinds.ranks import RANK
+from hpcml.kinds.ranks.node import link
+from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
+from hpcml.node import agent, files, job, script_environment
+from hpcml.node.hardware import sysfs
+from hpcml.node.hardware.preflight import Inspection, UnfitError
+from hpcml.node.script_process import command_of_script, variables_of_script
+from hpcml.node.settings import Context, load
+
+ALIVE = 5.0  # seconds between two signs of life
+IN_VAIN = 127  # the exit status of a rank that cannot be started
+
+
+def main() -> int:
+    """Start the node's ranks when the supervisor says so, and return when they have ended."""
+    context = load()
+    node = agent.begin(context, agent.Members(RANK.name, 0, WORKERS_NEVER_CAME))
+    if not os.access(context.settings.code.cwd, os.X_OK):
+        return node.refuse(f"the script's working folder cannot be opened: {context.settings.code.cwd}")
+    agent.watch(context)
+    try:
+        Inspection(context).end()
+    except UnfitError as error:
+        return node.refuse(str(error))
+    deadline = time.monotonic() + context.settings.deadlines.workers
+    if not files.wait_for(context.attempt.control, deadline, files.interval(context.settings.job.nodes)):
+        return node.refuse("the supervisor did not write its address (control.json) in time")
+    places = [(str(address), int(port)) for address, port in (files.read_json(context.attempt.control) or {})["places"]]
+    line, ways = link.connect(places, context.attempt.ranks_key.read_bytes(), context.node)
+    if line is None:
+        return node.refuse(f"no address of {context.node_names[0]} answers: {', '.join(place for place, _ in places)}")
+    ranks = Ranks(context, node, line, ways)
+    try:
+        return ranks.serve()
+    finally:
+        ranks.kill()
+        line.close()
+
+
+class Ranks:
+    """The ranks of this node, and its line to the supervisor: the agent looks at both."""
+
+    known, interval = True, agent.TICK
+    late = "the connection with the supervisor was lost"
+
+    def __init__(self, context: Context, node: agent.Node, line: link.Line, ways: dict[str, str]) -> None:
+        self.context, self.node, self.line, self.ways = context, node, line, ways
+        self.next_sign = 0.0
+        self.world: World | None = None
+        self.interface = ""
+        self.line.send(event="ready", reached=list(ways), pid=os.getpid())
+
+    def serve(self) -> int:
+        """Wait for the start, run the ranks, and return the agent's exit status."""
+        while self.world is None:
+            if not self.look() or os.getppid() != self.node.parent:
+                return 0  # the supervisor ended the run, and says why
+            time.sleep(agent.TICK / 4)
+        return agent.keep(self.node, self._become_rank, 0, self, self._report)
+
+    def look(self) -> bool:
+        """Do what the supervisor orders, and show that this node lives; return False if the line is closed."""
+        for order in self.line.receive():
+            match order["do"]:
+                case "start":
+                    self._begin(World(**order["world"]))
+                case "signal":
+                    self._signal(int(order["number"]))
+                case "close":
+                    self.node.ending = True
+                    self.kill()
+        if time.monotonic() >= self.next_sign:
+            self.next_sign = time.monotonic() + ALIVE
+            self.line.send(event="alive", processors=_processor_seconds([slot.pid for slot in self.node.slots]))
+        return not self.line.closed
+
+    def _begin(self, world: World) -> None:
+        own = self.ways.get(world.address, "")
+        self.world = world
+        self.interface = next((name for name, several in sysfs.addresses().items() if own in several), "")
+        self.node.slots = [agent.Slot(str(rank)) for rank in self._numbers()]
+        variables = of_rank(world, 0, interface=self.interface, threads=1, errors="")
+        for note in with_users_own(variables, os.environ)[1]:
+            self.line.send(event="note", text=f"{self.context.node}: {note}")
+
+    def _numbers(self) -> list[int]:
+        """Return the numbers of this node's ranks; on one machine all are here."""
+        count = len(self.context.worker_names(self.context.node))
+        one_machine = self.context.settings.job.one_machine
+        first = 0 if one_machine else self.context.node_names.index(self.context.node) * count
+        return list(range(first, first + count))
+
+    def _become_rank(self, slot: agent.Slot) -> int:
+        """In a fork of the agent: become the rank. It returns only if the program cannot be started."""
+        context, world = self.context, self.world
+        assert world is not None
+        os.setpgid(0, 0)  # what it starts ends with it
+        rank = int(slot.name)
+        threads = self._take_processors(rank)
+        command = command_of_script(context, {})
+        environment = variables_of_script(context, os.environ, error_of(context, rank))
+        own = of_rank(
+            world,
+            rank,
+            interface=self.interface,
+            threads=threads,
+            errors=str(context.attempt.directory / f"torch-error-{rank}.json"),
+        )
+        environment |= with_users_own(own, environment)[0]
+        environment |= job.task_variables(
+            rank=rank, local=rank % world.each, node=rank // world.each, each=world.each, nodes=world.nodes
+        )
+        script_environment.restore(environment)
+        os.umask(0o077)
+        log = os.open(log_of(context, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for standard in (1, 2):
+            os.dup2(log, standard)
+        os.umask(context.settings.code.umask)
+        try:
+            os.chdir(context.settings.code.cwd)
+            os.execvpe(command[0], command, environment)  # noqa: S606 - what the user submitted
+        except OSError as error:
+            print(f"hpcml: rank {rank} could not be started: {error.strerror}: {command[0]}", file=sys.stderr)
+        return IN_VAIN
+
+    def _take_processors(self, rank: int) -> int:
+        """Bind this process to its share of the node's processors, and return how many threads it has.
+
+        Ranks with neighbouring numbers have neighbouring processors. Where there are more ranks than processors, each
+        may use all of them.
+        """
+        allowed = sorted(os.sched_getaffinity(0))
+        numbers = self._numbers()
+        place, share = numbers.index(rank), len(allowed) // len(numbers)
+        if share and len(numbers) > 1:
+            os.sched_setaffinity(0, allowed[place * share : (place + 1) * share])
+        return max(1, share // max(1, self.context.settings.gpus if len(numbers) == 1 else 1))
+
+    def _report(self, slot: agent.Slot, pid: int, code: int) -> None:
+        """Tell the supervisor of a rank's end, and end what it left."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        status = 128 - code if code < 0 else code
+        memory = bool(code) and "memory limit" in slot.last_end
+        self.line.send(event="rank-ended", rank=int(slot.name), status=status, memory=memory)
+
+    def _signal(self, number: int) -> None:
+        """Send a signal to the ranks' main processes, and to none that they started."""
+        for slot in self.node.slots:
+            if slot.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(slot.pid, number)
+
+    def kill(self) -> None:
+        """Kill the ranks and all that they started."""
+        for slot in self.node.slots:
+            if slot.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(slot.pid, signal.SIGKILL)
+
+
+def log_of(context: Context, rank: int) -> Path:
+    """Return the log of a rank: that of rank 0 is the script's."""
+    return context.run.driver_log if rank == 0 else context.run.log(RANK.name, f"{context.node}-{rank}")
+
+
+def error_of(context: Context, rank: int) -> Path:
+    """Return where the error is written down that ends the script in a rank."""
+    return context.attempt.directory / f"script-error-{rank}.json"
+
+
+def _processor_seconds(leaders: list[int]) -> float:
+    """Return the processor time that the process groups of some processes have used, in seconds."""
+    ticks, groups = 0, {str(pid) for pid in leaders if pid}
+    for name in os.listdir("/proc") if groups else ():
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12]) if fields[2] in groups else 0
+    return ticks / os.sysconf("SC_CLK_TCK")

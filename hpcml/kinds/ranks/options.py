@@ -1,0 +1,47 @@
+"""The option that makes a run one of ranks, and its group of the request."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hpcml.errors import UsageError
+from hpcml.request.option import CONTINUED, KindOptions, Option
+from hpcml.request.record import RunRequest
+
+_TAKERS = CONTINUED | {"run"}
+
+
+class Ranks(NamedTuple):
+    """How many processes of the script a node has."""
+
+    ranks: str = ""  # gpu, node or a number
+
+
+def read(text: str, option: str) -> str:
+    """Return how many ranks a node has: ``gpu`` (one for each GPU), ``node`` (one) or a number."""
+    if text in ("gpu", "node") or (text.isascii() and text.isdecimal() and 0 < int(text) < 10**4):
+        return text
+    raise UsageError(f"'{text}' is not gpu, node or a number of ranks", place=option, hint=f"Write {option} gpu.")
+
+
+# fmt: off
+OPTIONS = KindOptions(
+    Ranks(),
+    {
+        "how much": (
+            Option("ranks", "run the script as ranks, without Dask: one for each GPU, one for each node, or N on each "
+                   "node", _TAKERS, read=read, metavar="gpu|node|N", values=("gpu", "node")),
+        ),
+    },
+    {
+        "--nproc-per-node": "Use --ranks N: so many ranks on each node.",
+        "--nproc_per_node": "Use --ranks N: so many ranks on each node.",
+        "--nnodes": "Use --nodes.",
+    },
+)
+# fmt: on
+
+
+def asked(request: RunRequest) -> Ranks:
+    """Return what a request asks of the ranks."""
+    return request.of_kind if isinstance(request.of_kind, Ranks) else Ranks()

@@ -1,0 +1,88 @@
+"""The ranks' part of the plan: how many a node has, and which of Dask's options and settings mean nothing."""
+
+from __future__ import annotations
+
+from hpcml.errors import UsageError
+from hpcml.forms import Form
+from hpcml.kinds.ranks.options import asked
+from hpcml.kinds.ranks.variables import OPEN
+from hpcml.node.settings import Workers
+from hpcml.request.record import RunRequest
+from hpcml.sites.schema import Site
+
+_FORMS = (Form.SCRIPT, Form.MODULE, Form.PROGRAM)
+
+
+def decided(site: Site, spec: RunRequest) -> Site:
+    """Return the site, without what is Dask's.
+
+    Raises
+    ------
+    UsageError
+        If what the run starts cannot be ranks.
+    """
+    if spec.code.form not in _FORMS:
+        raise UsageError(f"A {spec.code.form} cannot be ranks", place="--ranks", hint="Leave out --ranks.")
+    return site._replace(
+        gpu=site.gpu._replace(mode="dask"),
+        network=site.network._replace(protocol="tls"),
+        fabric=site.fabric._replace(require="none", nccl=False),
+    )
+
+
+def count(spec: RunRequest) -> int:
+    """Return how many ranks a node has.
+
+    Raises
+    ------
+    UsageError
+        If the node has not as many GPUs or CPUs.
+    """
+    text, gpus, cpus = asked(spec).ranks, spec.size.gpus_per_node, spec.size.cpus_per_node
+    if text == "gpu":
+        if not gpus:
+            hint = "Add --gpus-per-node N, or use --ranks node."
+            raise UsageError("--ranks gpu needs GPUs, and none are requested", place="--ranks", hint=hint)
+        return gpus
+    ranks = 1 if text == "node" else int(text)
+    for unit, has in (("GPU", gpus), ("CPU", cpus)):
+        if 0 < has < ranks:
+            hint = f"Use --ranks {has}, or more {unit}s: --{unit.lower()}s-per-node {ranks}."
+            raise UsageError(f"{ranks} ranks share {has} {unit}s on each node", place="--ranks", hint=hint)
+    return ranks
+
+
+def workers(site: Site, spec: RunRequest, memory: int) -> Workers:  # noqa: ARG001 - of KindPlan
+    """Return the ranks of each node: one that ends is not replaced."""
+    return Workers(
+        per_node=count(spec),
+        threads=0,
+        memory_limit=0,
+        restarts=0,
+        on_loss="fail",
+        resources=(),
+        gpu=None,
+        own_clusters=True,
+    )
+
+
+def environment(site: Site, spec: RunRequest) -> tuple[tuple[str, str], ...]:  # noqa: ARG001 - of KindPlan
+    """Return no variables: the ranks get theirs on the nodes."""
+    return ()
+
+
+def profilers(spec: RunRequest) -> tuple[str, ...]:  # noqa: ARG001 - of KindPlan
+    """Return no profilers: ``--profile`` is Dask's."""
+    return ()
+
+
+def reasons(site: Site, spec: RunRequest) -> list[str]:  # noqa: ARG001 - of KindPlan
+    """Return how many ranks the run has."""
+    each = count(spec)
+    total = each * spec.size.nodes
+    return [f"{total} ranks, {each} on each node, without Dask", OPEN]
+
+
+def rules_without_meaning(site: Site) -> tuple[str, ...]:  # noqa: ARG001 - of KindPlan
+    """Return no rules: those of tasks belong to Dask's part of the report."""
+    return ()

@@ -1,0 +1,90 @@
+"""The variables of a rank: what torchrun, srun and mpirun set, computed in one place for every way to start a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+OPEN = (  # what of a run is secured
+    "hpcml's own connections are authenticated; torch's TCPStore, Gloo, NCCL and MPI accept anybody who reaches their "
+    "ports"
+)
+
+
+class World(NamedTuple):
+    """What all ranks of a run share."""
+
+    nodes: int = 1  # nodes
+    each: int = 1  # ranks on each node
+    gpus: int = 0  # GPUs of each node
+    address: str = ""  # IPv4 address of the first node, which every node has connected to
+    port: int = 0  # free on the first node: MASTER_PORT
+    coordinator: int = 0  # another free port there, for JAX's coordinator
+    run: str = ""  # the run's id
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.nodes * self.each
+
+
+def of_rank(world: World, rank: int, *, interface: str, threads: int, errors: str) -> dict[str, str]:
+    """Return the variables of one rank.
+
+    Parameters
+    ----------
+    rank
+        Its number, from 0; the ranks of a node have neighbouring numbers.
+    interface
+        The network interface of this node that leads to ``world.address``; empty if it is not known.
+    threads
+        The CPUs that it has.
+    errors
+        The file into which torch writes an error.
+    """
+    node, local = divmod(rank, world.each)
+    variables = {
+        "RANK": rank,
+        "WORLD_SIZE": world.size,
+        "LOCAL_RANK": local,
+        "LOCAL_WORLD_SIZE": world.each,
+        "NODE_RANK": node,
+        "GROUP_RANK": node,
+        "MASTER_ADDR": world.address,
+        "MASTER_PORT": world.port,
+        "JAX_COORDINATOR_ADDRESS": f"{world.address}:{world.coordinator}",
+        "JAX_NUM_PROCESSES": world.size,
+        "JAX_PROCESS_ID": rank,
+        "TORCHELASTIC_ERROR_FILE": errors,
+        "OMP_NUM_THREADS": threads,
+    }
+    if interface:
+        variables |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
+    if world.each == 1:  # elsewhere a torchrun that a rank starts would join the ranks' own group
+        variables |= {
+            "PET_NNODES": world.nodes,
+            "PET_NODE_RANK": node,
+            "PET_NPROC_PER_NODE": max(1, world.gpus),
+            "PET_RDZV_BACKEND": "c10d",
+            "PET_RDZV_ENDPOINT": f"{world.address}:{world.port}",
+            "PET_RDZV_ID": world.run,
+        }
+    return {name: str(value) for name, value in variables.items()}
+
+
+# A user's own value of these wins; the others say which rank a process is.
+USERS = (
+    "MASTER_PORT", "JAX_COORDINATOR_ADDRESS", "TORCHELASTIC_ERROR_FILE", "OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME", "PET_NPROC_PER_NODE", "PET_RDZV_BACKEND",
+)  # fmt: skip
+
+
+def with_users_own(variables: Mapping[str, str], environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the variables with the user's own values, and what cannot work of these, a clause each."""
+    kept = {name: environment[name] for name in USERS if environment.get(name)}
+    notes = []
+    if (given := kept.get("GLOO_SOCKET_IFNAME", "")) and not given.replace(",", "").replace("-", "").isalnum():
+        used = variables.get("GLOO_SOCKET_IFNAME", "")
+        notes.append(f"Gloo takes a plain name, not GLOO_SOCKET_IFNAME={given}: {used or 'none'} is used")
+        del kept["GLOO_SOCKET_IFNAME"]
+    return {**variables, **kept}, notes
