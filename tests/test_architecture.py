@@ -128,6 +128,9 @@ def test_the_modules_that_a_kind_names_travel_with_its_runs(kind: Kind) -> None:
         "plan.container",
         "kinds.dask.options",
         "kinds.dask.plan",
+        "kinds.ranks.options",
+        "kinds.ranks.plan",
+        "kinds.ranks.variables",
         "schedulers.slurm_options",
     ],
 )

@@ -71,10 +71,10 @@ def test_a_script_that_is_nothing_without_ranks_is_refused(tmp_path: Path, what:
     with pytest.raises(ScriptError) as caught:
         ranks.check_script(spec(tmp_path, text), "/env/bin/python", 1, ())
     assert f"The script needs ranks ({what}), and hpcml starts one process (s.py:" in str(caught.value)
-    assert f"{ranks.PAGE}). As one process: hpcml submit -- /env/bin/python s.py." in str(caught.value)
+    assert f"--ranks N ({ranks.PAGE}). As one process: hpcml submit -- /env/bin/python s.py." in str(caught.value)
     for asked in ({"interpreter": ("python",)}, {"sweep": "one"}):  # one process is what was asked for
         (told,) = ranks.check_script(spec(tmp_path, text, **asked), "python", 4, ())
-        assert f"uses {what}, and hpcml starts one process, no ranks: 4 workers of Dask wait beside it" in told
+        assert f"uses {what}, and hpcml starts one process, beside 4 workers of Dask; for ranks add --ranks" in told
     module = spec(tmp_path, text, script=tmp_path / "s", form=Form.MODULE)
     with pytest.raises(ScriptError, match=r"-- python -m s\."):
         ranks.check_script(module, "python", 1, ())
@@ -83,7 +83,7 @@ def test_a_script_that_is_nothing_without_ranks_is_refused(tmp_path: Path, what:
 @pytest.mark.parametrize(("what", "text"), [(what, text) for what, texts in MAY_DO_WITHOUT.items() for text in texts])
 def test_a_script_that_may_do_without_ranks_is_noted(tmp_path: Path, what: str, text: str) -> None:
     (told,) = ranks.check_script(spec(tmp_path, text), "python", 4, ())
-    assert f"uses {what}, and hpcml starts one process, no ranks" in told
+    assert f"uses {what}, and hpcml starts one process, beside 4 workers" in told
     assert ranks.check_script(spec(tmp_path, text), "python", 1, ()) == []
 
 
@@ -115,7 +115,8 @@ def test_a_launcher_starts_nothing_on_several_nodes(tmp_path: Path, words: tuple
         UsageError, match=r"starts ranks, and hpcml starts one process, on the first of 2 nodes"
     ) as caught:
         check_program(tmp_path, 2, *words)
-    assert "for sbatch, or take one node: --nodes 1." in caught.value.hint
+    assert "Or take one node: --nodes 1." in caught.value.hint
+    assert ("Leave out" if words[1] in ("srun", "mpiexec.hydra") else "Add --ranks node.") in caught.value.hint
     (told,) = check_program(tmp_path, 1, *words)
     assert "starts its processes on the first node, beside the run's workers (docs" in told
 

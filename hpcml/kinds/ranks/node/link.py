@@ -35,7 +35,7 @@ class Line:
         return hmac.new(key, b"%d %b" % (number, text), hashlib.sha256).hexdigest().encode()
 
     def send(self, **message: object) -> None:
-        """Send a message; where the other end is gone, nobody is told, and :meth:`receive` says so."""
+        """Send a message; if the other end has gone, ``closed`` becomes true."""
         text = json.dumps(message).encode()
         try:
             self.connection.sendall(self._code(self.mine, self.sent, text) + b" " + text + b"\n")

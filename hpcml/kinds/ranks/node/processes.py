@@ -295,7 +295,7 @@ class Ranks:
         return status == 128 + signal.SIGKILL and bool(self.failures)
 
     def out_of_memory(self, status: int) -> bool:
-        """Whether the kernel killed the rank that failed first for want of memory."""
+        """Whether the kernel killed the rank that failed first because memory ran out."""
         return self.killed_by_others(status) and bool(self.failures[0][1]["memory"])
 
     def describe_end(self, status: int) -> str:

@@ -1,0 +1,237 @@
+"""Ranks: their option, their variables, the agents' authenticated connection, and which end is the run's."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcml.errors import STOPPED, HpcmlError
+from hpcml.kinds.ranks.node import link
+from hpcml.kinds.ranks.node.processes import ENDING, FOLLOW, LEFT, Ranks
+from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
+from hpcml.node import job
+from hpcml.plan.plan import RunLocation, plan
+from hpcml.request.reading import request_of
+from hpcml.request.record import Code
+from matrix import site_of
+
+KEY = b"k" * 32
+WORLD = World(nodes=2, each=2, address="10.0.0.1", port=4000, coordinator=4001, run="ddp-1")
+
+
+@pytest.mark.parametrize(("given", "sentence"), [
+    ({"ranks": "0"}, "'0' is not gpu, node or a number of ranks"),
+    ({"ranks": "-1"}, "'-1' is not gpu, node or a number of ranks"),
+    ({"ranks": "x"}, "'x' is not gpu, node or a number of ranks"),
+    ({"ranks": "gpu"}, "--ranks gpu needs GPUs, and none are requested"),
+    ({"ranks": "5", "cpus_per_node": "4"}, "5 ranks share 4 CPUs on each node"),
+    ({"ranks": "5", "gpus_per_node": "4"}, "5 ranks share 4 GPUs on each node"),
+    ({"ranks": "2", "own_clusters": True}, "--own-clusters is for runs of kind dask"),
+])  # fmt: skip
+def test_ranks_that_cannot_be_are_refused(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(HpcmlError) as caught:
+        planned(given)
+    assert sentence in str(caught.value)
+    assert caught.value.hint
+
+
+def planned(given: dict[str, Any]) -> Any:
+    request = request_of(given, Code(Path("/x/train.py"), cwd=Path("/x")))
+    return plan(site_of({"scheduler": "slurm"}), request, RunLocation(Path("/r/run"), "/usr/bin/python3", "1"))
+
+
+@pytest.mark.parametrize(("text", "each"), [("gpu", 4), ("node", 1), ("3", 3)])
+def test_a_plan_of_ranks_has_one_step_and_no_dask(text: str, each: int) -> None:
+    made = planned({"ranks": text, "nodes": "2", "gpus_per_node": "4"})
+    assert made.roles == ("rank",)
+    assert (made.inside.worker_count, made.inside.gpus, made.inside.workers.gpu) == (2 * each, 4, None)
+    assert f"{2 * each} ranks, {each} on each node, without Dask" in made.reasons
+
+
+def test_a_rank_has_the_variables_of_torchrun_and_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = of_rank(WORLD, 3, interface="ib0", threads=8, errors="/e")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+    assert [made[name] for name in names] == ["3", "4", "1", "2", "1", "10.0.0.1", "4000"]
+    assert (made["NCCL_SOCKET_IFNAME"], made["GLOO_SOCKET_IFNAME"]) == ("=ib0", "ib0")
+    assert not any(name.startswith("PET_") for name in made)  # a torchrun of a rank would join the ranks
+    assert of_rank(WORLD._replace(each=1, gpus=4), 1, interface="", threads=8, errors="")["PET_NPROC_PER_NODE"] == "4"
+    numbers = {"rank": 3, "local": 1, "node": 1, "each": 2, "nodes": 2}
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert job.task_variables(**numbers) == {}
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    made = job.task_variables(**numbers)
+    assert [made[f"SLURM_{name}"] for name in ("PROCID", "LOCALID", "NTASKS", "STEP_TASKS_PER_NODE")] == [
+        "3", "1", "4", "2(x2)"]  # fmt: skip
+
+
+def test_a_user_s_own_value_wins_unless_it_cannot_work() -> None:
+    computed = of_rank(WORLD, 0, interface="ib0", threads=8, errors="")
+    made, notes = with_users_own(computed, {"OMP_NUM_THREADS": "2", "NCCL_SOCKET_IFNAME": "^lo", "RANK": "7"})
+    assert (made["OMP_NUM_THREADS"], made["NCCL_SOCKET_IFNAME"], made["RANK"], notes) == ("2", "^lo", "0", [])
+    made, notes = with_users_own(computed, {"GLOO_SOCKET_IFNAME": "^lo"})
+    assert (made["GLOO_SOCKET_IFNAME"], len(notes)) == ("ib0", 1)
+
+
+@pytest.fixture
+def hub() -> Iterator[link.Hub]:
+    with link.Hub(["127.0.0.1", "127.0.0.2"], KEY) as made:
+        yield made
+
+
+def served(hub: link.Hub, work: Any) -> tuple[Any, list[tuple[str, dict[str, Any]]]]:
+    """Return what work in a thread gives, and the messages that the hub has got meanwhile."""
+    answer: list[Any] = []
+    thread = threading.Thread(target=lambda: answer.append(work()))
+    thread.start()
+    messages = []
+    while thread.is_alive():
+        messages += hub.receive(0.01)
+    return answer[0], messages + hub.receive(0.01)
+
+
+def test_a_node_tries_all_addresses_and_speaks_over_one(hub: link.Hub) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.3", 0))
+        places = [closed.getsockname(), *hub.places]
+        (line, ways), messages = served(hub, lambda: link.connect(places, KEY, "n1"))
+    assert line is not None
+    assert list(ways) == ["127.0.0.1", "127.0.0.2"]
+    line.send(event="ready")
+    while len(messages) < 2:
+        messages += hub.receive(1)
+    assert messages == [("n1", {"event": "connected"}), ("n1", {"event": "ready"})]
+    hub.send(do="start")
+    assert [order for _ in range(2) for order in line.receive()] == [{"do": "start"}]
+    line.close()
+    assert hub.receive(1) == [("n1", {"event": "lost"})]
+
+
+def test_who_lacks_the_run_s_key_gets_no_line(hub: link.Hub) -> None:
+    (line, _), messages = served(hub, lambda: link.connect(hub.places, b"x" * 32, "n1"))
+    assert messages == []
+    assert not hub.lines
+    with socket.create_connection(hub.places[0]) as stranger:
+        stranger.sendall(b"\xff" * link.LONGEST + b"\n")
+        for _ in range(4):
+            assert hub.receive(0.05) == []
+        stranger.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(1024):
+                pass
+    assert not hub.strangers
+    if line:
+        line.close()
+
+
+@pytest.mark.parametrize("change", [lambda text: text.replace(b"ok", b"no"), lambda text: text + text])
+def test_a_line_that_was_changed_or_said_again_ends_the_connection(change: Any) -> None:
+    ours, theirs = socket.socketpair()
+    sender, receiver = link.Line(ours, KEY, b"a", b"b"), link.Line(theirs, KEY, b"b", b"a")
+    sender.send(event="ok")
+    changed = change(theirs.recv(link.LONGEST))
+    receiver.take(changed)
+    assert receiver.closed
+    ours.close()
+    theirs.close()
+
+
+class Ended:
+    """Four ranks on two nodes, whose ends the test tells at times that it chooses."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "logs").mkdir()
+        self.orders: list[dict[str, Any]] = []
+        self.warnings: list[str] = []
+        run = SimpleNamespace(log=lambda role, node: folder / "logs" / f"{role}-{node}.log", driver_log=folder / "out")
+        attempt = SimpleNamespace(directory=folder, script_error=folder / "script-error.json")
+        context = SimpleNamespace(
+            run=run,
+            attempt=attempt,
+            node_names=("n1", "n2"),
+            settings=SimpleNamespace(job=SimpleNamespace(one_machine=False)),
+        )
+        self.clock = SimpleNamespace(seconds=100.0)
+        state = SimpleNamespace(
+            context=context,
+            clock=self.clock,
+            warn=self.warnings.append,
+            events=SimpleNamespace(write=lambda *_, **__: 0),
+        )
+        hub = SimpleNamespace(send=lambda **order: self.orders.append(order))
+        processes: Any = SimpleNamespace(state=state, world=WORLD, hub=hub)
+        self.ranks = Ranks(processes)
+
+    def end(self, rank: int, status: int, *, memory: bool = False) -> None:
+        self.ranks.take(f"n{1 + rank // 2}", {"rank": rank, "status": status, "memory": memory})
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Ended:
+    return Ended(tmp_path)
+
+
+def test_the_first_rank_that_fails_is_named_and_the_others_are_told_to_end(ended: Ended, tmp_path: Path) -> None:
+    (tmp_path / "logs/rank-n2-2.log").write_text("ValueError: bad\n")
+    (tmp_path / "script-error-2.json").write_text("{}")
+    ended.end(2, 7)
+    ended.end(3, 1)
+    ended.clock.seconds += FOLLOW / 2
+    assert (ended.ranks.poll(), ended.orders) == (None, [])
+    ended.clock.seconds += FOLLOW
+    assert ended.ranks.poll() is None
+    assert ended.orders == [{"do": "signal", "number": 15}]
+    ended.end(0, 143)
+    ended.clock.seconds += ENDING
+    assert ended.ranks.poll() is None
+    assert ended.orders[1:] == [{"do": "close"}]
+    ended.end(1, 137)
+    assert ended.ranks.poll() == 7
+    assert ended.ranks.describe_end(7) == "rank 2 on n2 exited with status 7; 1 other rank followed"
+    assert not ended.ranks.killed_by_others(7)
+    assert "ValueError: bad" in (tmp_path / "out").read_text()
+    assert (tmp_path / "script-error.json").exists()
+
+
+def test_ranks_that_end_well_end_nobody(ended: Ended) -> None:
+    for rank in range(3):
+        ended.end(rank, 0)
+    ended.clock.seconds += LEFT + 1
+    assert ended.ranks.poll() is None
+    ended.ranks.note_rest(ended.clock.seconds)
+    assert ended.orders == []
+    assert ended.warnings == ["3 of 4 ranks ended with status 0 60 s ago: rank 3 had not ended."]
+    assert ended.ranks.over_on("n1")
+    assert not ended.ranks.over_on("n2")
+    ended.end(3, 0)
+    assert ended.ranks.poll() == 0
+
+
+def test_a_rank_that_saved_and_stopped_does_not_end_the_others(ended: Ended) -> None:
+    ended.end(0, 0)
+    ended.end(1, STOPPED)
+    ended.clock.seconds += FOLLOW + 1
+    assert (ended.ranks.poll(), ended.orders) == (None, [])
+    ended.end(2, STOPPED)
+    ended.end(3, STOPPED)
+    assert ended.ranks.poll() == STOPPED
+
+
+def test_memory_that_ran_out_in_a_rank_is_told_apart(ended: Ended) -> None:
+    ended.end(1, 137, memory=True)
+    assert ended.ranks.out_of_memory(137)
+    assert "rank 1 on n1 was killed because the node's memory limit was reached" in ended.ranks.describe_end(137)
+
+
+def test_a_node_that_does_not_answer_does_not_keep_the_run(ended: Ended) -> None:
+    for rank in (0, 1):
+        ended.end(rank, 0)
+    ended.ranks.kill()
+    ended.clock.seconds += ENDING + 1
+    assert ended.ranks.poll() == 0
