@@ -38,7 +38,7 @@ def add_options(parser: ArgumentParser, verb: str = "submit") -> None:
         "Give hpcml's options before SCRIPT, and the script's own after it; "
         "what follows -- after SCRIPT is never read as an option of hpcml. "
         "In the place of SCRIPT: -m package.module, or -- ./program. "
-        "It is started once, on the first node, without MPI or torchrun ranks."
+        "Without --ranks it is started once, on the first node."
     )
     add_to(parser, verb)
 

@@ -436,7 +436,7 @@ def _remedy(kind: str, text: str) -> str:
     """Return the next step after an error that no rule matches, from its text."""
     if kind == "KeyError" and (variable := re.search(r": '([A-Z][A-Z0-9_]+)'$", text)):
         if variable[1] in _OF_RANKS:
-            return "hpcml starts the script once, on the first node. It does not start ranks."
+            return "Without --ranks hpcml starts the script once. Add --ranks gpu, --ranks node or --ranks N."
         return f"If {variable[1]} is an environment variable, set it for the whole run: --env {variable[1]}=VALUE."
     if kind == "FileNotFoundError" and (path := re.search(r": '([^/'][^']*)'$", text)):
         return f"{path[1]} is relative to the folder of the submission. Use an absolute path."

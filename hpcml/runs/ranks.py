@@ -18,7 +18,7 @@ from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import script_checks
 
-PAGE = "docs/porting.md#mpi-torchrun-ddp"
+PAGE = "docs/ranks.md"
 _LAUNCHER = re.compile(
     r"(?:mpirun|mpiexec)(?:\.(?:hydra|mpich|mpd|openmpi|slurm))?|"
     r"orterun|prterun|srun|torchrun|deepspeed|horovodrun|aprun|jsrun"

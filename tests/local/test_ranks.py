@@ -1,0 +1,172 @@
+"""Ranks on this machine: what each gets, how the first failure ends the others, and what is left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from homes import Here, here, home
+
+pytestmark = pytest.mark.local
+
+__all__ = ["here"]
+
+# Rank 0 is the master of a world that all ranks join by the variables alone, over MASTER_ADDR and MASTER_PORT.
+MEET = """
+import json, os, socket, sys
+import hpcml
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+with socket.socket() as probe:
+    in_use = rank == 0 and probe.connect_ex(place) == 0  # accelerate refuses such a port
+if rank == 0:
+    server = socket.create_server(place, backlog=size)
+    joined = [server.accept()[0] for _ in range(size - 1)]
+    told = [json.loads(one.makefile().readline()) for one in joined]
+else:
+    told = []
+    while True:
+        try:
+            master = socket.create_connection(place)
+            break
+        except ConnectionRefusedError:
+            pass
+me = {"rank": rank, "in_use": in_use, "processors": sorted(os.sched_getaffinity(0)), "folder": os.getcwd(),
+      "argv": sys.argv[1:], "variables": dict(os.environ)}
+if rank:
+    master.sendall(json.dumps(me).encode() + b"\\n")
+    sys.exit()
+(hpcml.run.out / "ranks.json").write_text(json.dumps([me, *told]))
+print("met", size)
+"""
+# Rank 2 fails; the others would wait for ever, rank 1 with a child that answers no signal.
+FAILS = """
+import os, subprocess, time
+rank = int(os.environ["RANK"])
+print(f"rank {rank} speaks", flush=True)
+if rank == 1:
+    subprocess.Popen(["sh", "-c", "trap '' TERM; echo $$ >new; mv new child; while :; do sleep 1; done"])
+while rank == 2 and not os.path.exists("child"): time.sleep(0.05)
+if rank == 2:
+    raise ValueError("this rank is the first")
+while True: time.sleep(1)
+"""
+# What saves when it is told to: rank 0 decides, and the others follow it by a file.
+STOPS = """
+import os, sys, time
+import hpcml
+rank, folder = int(os.environ["RANK"]), hpcml.run.checkpoint_dir
+saved = hpcml.run.saved("step.txt")
+if saved:
+    print("continued at", saved.read_text(), flush=True)
+    sys.exit()
+while rank == 0 and not hpcml.run.should_stop(): time.sleep(0.05)
+if rank == 0:
+    hpcml.run.save("step.txt", lambda path: path.write_text("7"))
+while not (folder / "step.txt").exists(): time.sleep(0.05)
+hpcml.run.stop()
+"""
+
+
+class Ran(NamedTuple):
+    """A run that has ended."""
+
+    here: Here
+    done: subprocess.CompletedProcess[str]
+    run: Path
+
+
+def ran(here: Here, text: str, *options: str, arguments: tuple[str, ...] = ()) -> Ran:
+    done = here.run("submit", "--wait", *options, here.script(text), *arguments)
+    return Ran(here, done, Path(here.status()["directory"]))
+
+
+@pytest.fixture(scope="module")
+def met(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    with home(tmp_path_factory.mktemp("met")) as here:
+        options = ("--nodes", "2", "--ranks", "2", "--env", "GLOO_SOCKET_IFNAME=^lo", "--env", "OMP_NUM_THREADS=3")
+        yield ran(here, MEET, *options, arguments=("--lr", "0.1"))
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    with home(tmp_path_factory.mktemp("failed")) as here:
+        yield ran(here, FAILS, "--nodes", "2", "--ranks", "2")
+
+
+def test_all_ranks_meet_by_their_variables_alone(met: Ran) -> None:
+    assert met.done.returncode == 0, met.done.stderr
+    assert met.done.stdout == "met 4\n"
+    ranks = json.loads((met.run / "out/ranks.json").read_text())
+    assert sorted(one["rank"] for one in ranks) == [0, 1, 2, 3]
+    assert {(tuple(one["argv"]), one["folder"], one["in_use"]) for one in ranks} == {
+        (("--lr", "0.1"), str(met.here.folder), False)
+    }
+    variables = {one["rank"]: one["variables"] for one in ranks}
+    places = {rank: (one["NODE_RANK"], one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"]) for rank, one in variables.items()}
+    assert places == {0: ("0", "0", "2"), 1: ("0", "1", "2"), 2: ("1", "0", "2"), 3: ("1", "1", "2")}
+    assert {one["OMP_NUM_THREADS"] for one in variables.values()} == {"3"}
+    assert {one["GLOO_SOCKET_IFNAME"] for one in variables.values()} == {"lo"}
+    assert not any(name.startswith(("HPCML_STEPS", "HPCML_BATCH", "PET_")) for name in variables[0])
+    allowed, shares = os.sched_getaffinity(0), [set(one["processors"]) for one in ranks]
+    if len(allowed) >= len(ranks):
+        assert sum(map(len, shares)) == len(set().union(*shares))
+    else:
+        assert all(share == allowed for share in shares)
+
+
+def test_a_run_of_ranks_is_told_of_as_such(met: Ran) -> None:
+    status = met.here.json("status", met.run.name)
+    assert (status["workers"], status["expected"], status["state"]) == (4, 4, "COMPLETED")
+    assert "TCPStore, Gloo, NCCL and MPI accept anybody" in status["security"]
+    assert any("Gloo takes a plain name, not GLOO_SOCKET_IFNAME=^lo: lo is used" in one for one in status["warnings"])
+    report = json.loads((met.run / "report.json").read_text())
+    assert report["ledger"]["paid"] > 0
+    assert "Dask" not in (met.run / "report.html").read_text()
+    secret = met.run / "attempts/0/secret"
+    assert list(secret.iterdir()) == []
+
+
+def test_the_first_rank_that_fails_is_named_and_nothing_is_left(failed: Ran) -> None:
+    assert failed.done.returncode == 1
+    end = failed.here.status(failed.run.name)
+    assert end["message"] == "rank 2 on local exited with status 1"
+    assert "ValueError: this rank is the first" in failed.done.stdout
+    assert "rank 0 speaks" in failed.done.stdout
+    assert "==> rank-local-3.log <==\nrank 3 speaks" in failed.here.run("logs", failed.run.name, "rank").stdout
+    why = failed.here.run("why", failed.run.name).stdout
+    assert "The script raised ValueError: this rank is the first." in why
+    assert not [line for line in failed.here.processes().values() if "while :" in line]
+    assert not Path("/proc", (failed.here.folder / "child").read_text().strip()).exists()
+
+
+def test_ranks_that_save_before_the_limit_continue_in_the_next_attempt(here: Here) -> None:
+    one = ran(here, STOPS, "--ranks", "2", "--time", "15s", "--until-done", "--max-restarts", "1")
+    assert one.done.returncode == 0, one.done.stderr
+    assert "continued at 7" in one.done.stdout
+    assert here.status()["attempt"] == 1
+
+
+def test_a_rank_that_cannot_be_started_says_which_program(here: Here) -> None:
+    program = here.folder / "a program"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o700)
+    done = here.run("submit", "--wait", "--ranks", "2", "--", f"./{program.name}")
+    assert done.returncode == 127
+    assert "could not be started: No such file or directory" in done.stdout + done.stderr
+
+
+def test_two_runs_at_once_have_ports_of_their_own(here: Here) -> None:
+    (here.folder / "meet.py").write_text(MEET)
+    runs = [
+        Path(json.loads(here.run("submit", "--json", "--ranks", "2", "meet.py").stdout)["directory"]) for _ in range(3)
+    ]
+    assert [here.ended(run)["exit_status"] for run in runs] == [0, 0, 0]
+    ports = {json.loads((run / "out/ranks.json").read_text())[0]["variables"]["MASTER_PORT"] for run in runs}
+    assert len(ports) == 3
