@@ -47,7 +47,7 @@ def end_time() -> float:
 def task_variables(*, rank: int, local: int, node: int, each: int, nodes: int) -> dict[str, str]:
     """Return Slurm's variables of a task: what srun would set if each rank were one of its tasks.
 
-    Programs that look whether srun started them (JAX, Lightning, submitit) read the ranks' own numbers in them.
+    JAX and Lightning read the number of a rank in them. Without Slurm the job is 0, so that they do so there too.
     """
     total, per_node = each * nodes, f"{each}(x{nodes})" if nodes > 1 else str(each)
     values = {
@@ -55,7 +55,11 @@ def task_variables(*, rank: int, local: int, node: int, each: int, nodes: int) -
         "TASKS_PER_NODE": per_node, "STEP_NUM_TASKS": total, "STEP_NUM_NODES": nodes, "STEP_TASKS_PER_NODE": per_node,
         "NNODES": nodes,
     }  # fmt: skip
-    return {f"SLURM_{name}": str(value) for name, value in values.items()} if os.environ.get("SLURM_JOB_ID") else {}
+    without_slurm = {"SLURM_JOB_ID": "0", "SLURM_STEP_NODELIST": node_names()}
+    return {
+        **{name: os.environ.get(name, value) for name, value in without_slurm.items()},
+        **{f"SLURM_{name}": str(value) for name, value in values.items()},
+    }
 
 
 def placement() -> dict[str, str]:
