@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""Ranks by `hpcml submit --ranks` beside torchrun by hand on this machine: startup, throughput, and the same results.
+
+    python3 tests/bench/ranks.py --gpus 2 --json ranks.json       on a machine with two GPUs
+    python3 tests/bench/ranks.py --python /env/bin/python         on CPUs, by Gloo; the Python that has torch
+
+Each round starts the same script by both, in turn. *startup* is the time from the command to the end of the first training
+step; *steps* is the rate of the steps after the tenth. The programs after it run once by each: their results must be equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = """
+import json, os, sys, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+cuda, how, steps = torch.cuda.is_available(), sys.argv[1], int(sys.argv[2])
+rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+device = torch.device("cuda", local) if cuda else torch.device("cpu")
+if cuda: torch.cuda.set_device(device)
+dist.init_process_group("nccl" if cuda else "gloo")
+torch.manual_seed(0)
+wide = 4096 if cuda else 128
+layers = [torch.nn.Linear(wide, wide) for _ in range(8)]
+model = torch.nn.Sequential(*[part for one in layers for part in (one, torch.nn.GELU())]).to(device)
+if how == "fsdp":
+    from torch.distributed.fsdp import fully_shard
+    for one in model: fully_shard(one)
+    fully_shard(model)
+else:
+    model = DDP(model, device_ids=[local] if cuda else None)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+torch.manual_seed(rank)
+data = torch.randn(512 if cuda else 32, wide, device=device)
+def step():
+    loss = (model(data) - data).pow(2).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    return loss
+step().item()
+first = time.time()
+for _ in range(10): loss = step()
+loss.item()
+began = time.time()
+for _ in range(steps): loss = step()
+total = loss.detach().clone(); dist.all_reduce(total)
+rate = steps / (time.time() - began)
+if rank == 0: print("RESULT", json.dumps({"first": first, "rate": rate, "loss": total.item(), "world": dist.get_world_size()}))
+dist.destroy_process_group()
+"""
+JAX = """
+import json, os, sys
+import jax
+given = {}
+if "--by-hand" in sys.argv:  # torchrun tells JAX nothing
+    place = f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT']) + 1}"
+    given = {"coordinator_address": place, "num_processes": int(os.environ["WORLD_SIZE"]),
+             "process_id": int(os.environ["RANK"]), "local_device_ids": [int(os.environ["LOCAL_RANK"])]}
+jax.distributed.initialize(**given)
+import jax.numpy as jnp
+from jax.experimental import multihost_utils
+total = multihost_utils.process_allgather(jnp.arange(4.0) * (jax.process_index() + 1)).sum()
+if jax.process_index() == 0: print("RESULT", json.dumps({"sum": float(total), "world": jax.process_count(), "devices": jax.device_count()}))
+"""
+ACCELERATE = """
+import json, torch
+from accelerate import Accelerator
+run = Accelerator(cpu=not torch.cuda.is_available())
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 64)
+model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+data = torch.arange(64.0, device=run.device).repeat(4, 1) * (run.process_index + 1) / 64
+for _ in range(5):
+    loss = (model(data) - data).pow(2).mean()
+    optimizer.zero_grad(); run.backward(loss); optimizer.step()
+total = run.reduce(loss.detach(), "sum").item()
+if run.is_main_process: print("RESULT", json.dumps({"loss": total, "world": run.num_processes}))
+"""
+LIGHTNING = """
+import json, sys, torch
+try: import lightning as L
+except ImportError: import pytorch_lightning as L
+from torch.utils.data import DataLoader, TensorDataset
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0); self.layer = torch.nn.Linear(16, 1)
+    def training_step(self, batch, _):
+        x, y = batch
+        self.loss = (self.layer(x) - y).pow(2).mean(); return self.loss
+    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), 0.05)
+x = torch.arange(1024.0).reshape(64, 16) / 1024
+cuda = torch.cuda.is_available()
+trainer = L.Trainer(accelerator="gpu" if cuda else "cpu", devices=int(sys.argv[1]), strategy="ddp", max_epochs=2, logger=False,
+                    enable_checkpointing=False, enable_progress_bar=False)
+model = Model()
+trainer.fit(model, DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8))
+if trainer.global_rank == 0:
+    print("RESULT", json.dumps({"weights": round(float(model.layer.weight.sum()), 5), "world": trainer.world_size}))
+"""
+PROGRAMS = {"fsdp": TRAIN, "jax": JAX, "accelerate": ACCELERATE, "lightning": LIGHTNING}
+
+
+class Machine:
+    """How a script is started here: by hpcml and by hand."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.python, self.gpus, self.folder = options.python, options.gpus, folder
+        self.count = options.gpus or options.ranks
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        self.environment = {**os.environ, "HOME": str(folder), "PYTHONPATH": path}
+        if not self.gpus:
+            self.environment["CUDA_VISIBLE_DEVICES"] = ""
+
+    def by_hpcml(self, script: Path, *arguments: str) -> dict[str, Any]:
+        size = ["--gpus-per-node", str(self.gpus), "--ranks", "gpu"] if self.gpus else ["--ranks", str(self.count)]
+        site = ["--site", "local", "--set", f"runtime.python={self.python}", "--set", "report.sample_every=0"]
+        command = [sys.executable, "-m", "hpcml", "submit", "--wait", *site, *size, str(script), *arguments]
+        return self.result(command)
+
+    def by_hand(self, script: Path, *arguments: str) -> dict[str, Any]:
+        run = [self.python, "-m", "torch.distributed.run", "--nproc-per-node", str(self.count)]
+        return self.result([*run, str(script), *arguments])
+
+    def result(self, command: list[str]) -> dict[str, Any]:
+        """Return what a run printed as its result, with the seconds to its first step and in all."""
+        began = time.time()
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=240, env=self.environment, cwd=self.folder
+        )
+        line = re.search(r"RESULT (\{.*\})", done.stdout)
+        if done.returncode or line is None:
+            return {"error": (done.stderr or done.stdout)[-1500:], "exit_status": done.returncode}
+        found: dict[str, Any] = json.loads(line[1])
+        if "first" in found:
+            found["startup"] = found.pop("first") - began
+        return {**found, "seconds": time.time() - began}
+
+
+def main() -> int:
+    """Run both, print the table, write the figures; return 1 if a run failed or results differ."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs of this machine to use (default: none)")
+    parser.add_argument("--ranks", type=int, default=2, help="ranks without GPUs (default 2)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--budget", type=float, default=3600, help="seconds after which no round begins")
+    parser.add_argument("--python", default=sys.executable, help="a Python with torch (default: this one)")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    options = parser.parse_args()
+    ends = time.monotonic() + options.budget
+    with tempfile.TemporaryDirectory() as folder:
+        machine = Machine(options, Path(folder))
+        train = Path(folder, "train.py")
+        train.write_text(TRAIN)
+        rounds: list[dict[str, Any]] = []
+        while len(rounds) < options.rounds and time.monotonic() < ends:
+            arguments = ("ddp", str(options.steps))
+            order = [("hpcml", machine.by_hpcml), ("torchrun", machine.by_hand)]
+            if len(rounds) % 2:
+                order.reverse()
+            rounds.append({name: start(train, *arguments) for name, start in order})
+            print(json.dumps(rounds[-1]), flush=True)
+        programs: dict[str, dict[str, Any]] = {}
+        for name, text in PROGRAMS.items():
+            if time.monotonic() > ends:
+                programs[name] = {"skipped": True}
+                continue
+            script = Path(folder, f"with_{name}.py")
+            script.write_text(text)
+            given = {"fsdp": ("fsdp", "20"), "lightning": (str(machine.count),)}.get(name, ())
+            by_hand = ("--by-hand",) if name == "jax" else ()
+            programs[name] = {
+                "hpcml": machine.by_hpcml(script, *given),
+                "torchrun": machine.by_hand(script, *given, *by_hand),
+            }
+            print(name, json.dumps(programs[name]), flush=True)
+    document = {
+        "command": f"tests/bench/ranks.py --gpus {options.gpus} --rounds {options.rounds}",
+        "machine": {"cpus": os.cpu_count(), "gpus": options.gpus, "python": platform.python_version()},
+        "versions": _versions(options.python),
+        "rounds": rounds,
+        "programs": programs,
+    }
+    if options.json:
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    return summary(document)
+
+
+def _versions(python: str) -> dict[str, str]:
+    code = (
+        "import importlib.metadata as m, json; print(json.dumps({n: m.version(n) for n in "
+        "('torch', 'jax', 'accelerate', 'lightning', 'pytorch-lightning') for d in m.distributions(name=n)}))"
+    )
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    return dict(json.loads(done.stdout or "{}"))
+
+
+def summary(document: dict[str, Any]) -> int:
+    """Print ratios of the rounds, and whether the programs' results are equal; return 1 if something is wrong."""
+    good = [one for one in document["rounds"] if all("error" not in by for by in one.values())]
+    wrong = len(document["rounds"]) - len(good)
+    for figure in ("startup", "rate") if good else ():
+        ratios = [one["hpcml"][figure] / one["torchrun"][figure] for one in good]
+        values = {name: statistics.median(one[name][figure] for one in good) for name in ("hpcml", "torchrun")}
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        print(f"{figure}: {statistics.median(ratios):.2f} ({spread}), medians {values}")
+    wrong += sum(one["hpcml"]["loss"] != one["torchrun"]["loss"] for one in good)
+    for name, both in document["programs"].items():
+        if "skipped" in both:
+            print(f"{name}: skipped")
+            continue
+        results = [{key: value for key, value in one.items() if key in ("loss", "sum", "world", "devices", "weights")}
+                   for one in both.values()]  # fmt: skip
+        equal = results[0] == results[1] and "error" not in both["hpcml"]
+        print(f"{name}: {'equal' if equal else 'DIFFERENT'} {results}")
+        wrong += not equal
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
