@@ -327,22 +327,21 @@ def _variables(line: Line, current: str) -> Iterator[Candidate]:
 
 # By the word in capitals that stands for the value, where the table of commands has no words for it.
 SOURCES: dict[str, Source] = {
-    "AFTER": _after,
     "DEFINITION": _definitions,
     "DEST": lambda _, __: [FOLDERS],
-    "ENV": _variables,
-    "ENV_FILE": _files,
     "EXAMPLE": _examples,
     "FILE": _files,
     "FOLDER": lambda _, __: [FOLDERS],
     "HOST": _hosts,
     "IMAGE": _files,
     "KEY=VALUE": _settings,
+    "NAME[=VALUE]": _variables,
     "OUT.sif": _files,
     "PARTITION": _partitions,
     "PATTERN": _run_names,
     "QOS": _qos,
     "ROLE": _roles,
     "RUN": _runs,
+    "RUN[:END]": _after,
     "SITE": _sites,
 }

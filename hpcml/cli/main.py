@@ -112,7 +112,9 @@ def _dispatch(command: str, words: list[str], script: list[str], host: str | Non
     if command not in COMMANDS:
         raise _no_command(command)
     try:
-        options = commands.build_parser(command).parse_args(words)
+        parser = commands.build_parser(command)
+        parser.host = "" if caller else (_host(host) or ("",))[0]
+        options = parser.parse_args(words)
     except SystemExit as end:  # argparse has printed its help
         return int(end.code or 0)
     if COMMANDS[command].takes == commands.SCRIPT and not script:

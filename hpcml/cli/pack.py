@@ -40,9 +40,9 @@ def add_options(parser: ArgumentParser) -> None:
         "--output",
         metavar="FILE",
         default="hpcml.pyz",
-        help="the file to write (hpcml.pyz); with --host there, where a relative one begins at your home",
+        help="the file to write, with --host relative to your home there (default: hpcml.pyz)",
     )
-    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
     common.add_json(parser)
 
 
