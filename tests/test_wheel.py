@@ -40,7 +40,9 @@ def test_it_holds_code_and_assets(wheel: Path) -> None:
             assert f"hpcml/_assets/{folder}/{path.name}" in names
     for path in (ROOT / "jobs").glob("*.py"):  # what `hpcml new` writes
         assert f"hpcml/_assets/jobs/{path.name}" in names
-    assert not [name for name in names if name.startswith(("tests/", "hpcml/_assets/tests"))]
+    for path in (ROOT / "docs").glob("*.md"):  # what `hpcml help` shows
+        assert f"hpcml/_assets/docs/{path.name}" in names
+    assert not [name for name in names if name.startswith(("docs/", "tests/", "hpcml/_assets/tests"))]
     assert not [name for name in names if "__pycache__" in name or Path(name).stem == "lab"]
 
 

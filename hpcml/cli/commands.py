@@ -132,8 +132,9 @@ MEANT = {
 
 
 def module_of(verb: str) -> ModuleType:
-    """Return the module of a command."""
-    return importlib.import_module(f"hpcml.cli.{COMMANDS[verb].module or verb}")
+    """Return the module of a command, or of help."""
+    module = COMMANDS[verb].module if verb in COMMANDS else ""
+    return importlib.import_module(f"hpcml.cli.{module or verb}")
 
 
 def run(verb: str, options: argparse.Namespace) -> int:

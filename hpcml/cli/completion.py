@@ -143,9 +143,11 @@ def _candidates(before: list[str], current: str, name: str) -> Iterable[Candidat
         options = {"--host": "run the command on that login node", "--help": "list the commands"}
         return [*options.items(), ("--version", "which hpcml this is")]
     if not words:
-        return [*verbs, ("help", "say more of a command")]
+        return [*verbs, ("help", "show the help of a command or a topic")]
     if words == ["help"]:
-        return verbs
+        from hpcml.cli import help as pages
+
+        return [*verbs, *((page, title) for page, title in pages.pages().items() if page not in COMMANDS)]
     return _of_command(Line(words[0], host, words[1:]), words, current, name) if words[0] in COMMANDS else ()
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import re
+from pathlib import Path
 
 import pytest
 
-from hpcml.cli import commands, main
+from hpcml.cli import commands, help, main  # noqa: A004 - hpcml's
 from hpcml.terminal import columns, folded
+
+QUESTIONS = json.loads((Path(__file__).parents[1] / "site/questions.json").read_text())
 
 
 def check(text: str, wide: str, width: int) -> None:
@@ -92,3 +96,17 @@ def test_a_pipe_has_no_width() -> None:
 ])  # fmt: skip
 def test_words_stay_whole(text: str, lines: list[str]) -> None:
     assert folded(text, 5) == lines
+
+
+@pytest.mark.parametrize("asked", QUESTIONS, ids=lambda asked: asked["question"])
+def test_finds_the_page_of_a_question(asked: dict[str, str]) -> None:
+    assert f"docs/{help.find(asked['question'])[0][0]}.md" == asked["page"]
+
+
+def test_pages_fit_the_width(subtests: pytest.Subtests, capsys: pytest.CaptureFixture[str]) -> None:
+    for page in help.pages():
+        with subtests.test(page=page):
+            assert help.run(f"docs/{page}.md") == 0
+            text, code = capsys.readouterr().out, "    "
+            assert not [line for line in text.splitlines() if len(line) > 100 and not line.startswith(code)]
+            assert not re.search(r"<!--|\]\(|^```", text, re.MULTILINE)
