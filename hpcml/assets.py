@@ -1,4 +1,4 @@
-"""Find what ships beside the code: templates, containers, jobs and profiles, in a wheel and in a checkout alike."""
+"""Find what ships beside the code: templates, examples, pages and profiles, in a wheel and in a checkout alike."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ RENAMED = {
 
 
 def folder(kind: str) -> Path:
-    """Return the folder of one kind of asset: ``templates``, ``containers``, ``jobs`` or ``profiles``.
+    """Return the folder of one kind of asset: ``templates``, ``containers``, ``jobs``, ``docs`` or ``profiles``.
 
-    A wheel holds the first three in ``hpcml/_assets``; an editable install has no such folder (hatchling does not
+    A wheel holds all but the last in ``hpcml/_assets``; an editable install has no such folder (hatchling does not
     force-include there), so the checkout around the package serves.
     """
     if kind == "profiles":

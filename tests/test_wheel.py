@@ -40,8 +40,10 @@ def test_it_holds_code_and_assets(wheel: Path) -> None:
             assert f"hpcml/_assets/{folder}/{path.name}" in names
     for path in (ROOT / "jobs").glob("*.py"):  # what `hpcml new` writes
         assert f"hpcml/_assets/jobs/{path.name}" in names
-    assert not [name for name in names if name.startswith(("tests/", "hpcml/_assets/tests"))]
-    assert not [name for name in names if "__pycache__" in name or Path(name).stem == "lab"]
+    for path in (ROOT / "docs").glob("*.md"):  # what `hpcml help` shows
+        assert f"hpcml/_assets/docs/{path.name}" in names
+    assert not [name for name in names if name.startswith(("docs/", "tests/", "hpcml/_assets/tests"))]
+    assert not [name for name in names if "__pycache__" in name or name.endswith("/lab.toml")]
 
 
 def test_it_renders_the_same_script_as_the_checkout(wheel: Path, tmp_path: Path) -> None:
@@ -56,5 +58,8 @@ def test_it_renders_the_same_script_as_the_checkout(wheel: Path, tmp_path: Path)
                               env={"HOME": str(tmp_path), "PATH": "/usr/bin"}, capture_output=True)  # fmt: skip
         lines = done.stdout.splitlines()
         run = next(line for line in lines if "hpcml:" in line).rpartition("hpcml:")[2]
+        page = subprocess.run([sys.executable, "-c", code, str(place), "help", "otp"], check=True, text=True,
+                              cwd=tmp_path, env={"HOME": str(tmp_path)}, capture_output=True)  # fmt: skip
+        assert page.stdout.startswith("# From a laptop\n")
         outputs.append([line.replace(run, "RUN") for line in lines])
     assert outputs[0] == outputs[1]

@@ -150,21 +150,21 @@ def add_rm_options(parser: ArgumentParser) -> None:
         "have to be asked about."
     )
     parser.add_argument("run", metavar="RUN", nargs="*", help=common.RUN)
-    parser.add_argument("--older-than", metavar="AGE", help="what was submitted longer ago, e.g. 30d or 12h")
-    parser.add_argument("--larger-than", metavar="SIZE", help="what takes that or more, e.g. 500M or 2G")
+    parser.add_argument("--older-than", metavar="TIME", help="runs submitted longer ago than this, e.g. 30d, 12h")
+    parser.add_argument("--larger-than", metavar="SIZE", help="runs of at least this size, e.g. 500M, 2G")
     parser.add_argument(
         "--failed", action="store_true", help="runs that failed or were refused, not the cancelled ones"
     )
-    parser.add_argument("--keep", metavar="N", help="the newest N runs stay; 0: all that have ended go")
+    parser.add_argument("--keep", metavar="N", help="keep the newest N runs; 0 keeps none")
     parser.add_argument(
         "--until-free",
         metavar="SIZE",
-        help="also remove the oldest runs until this much space is free, e.g. 500G or 2T",
+        help="also remove the oldest runs until this much space is free, e.g. 500G, 2T",
     )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     common.add_site(parser)
     common.add_json(
-        parser, "print facts as JSON: what was removed, the bytes, and what stays because it may be going on"
+        parser, "print facts as JSON: what was removed, the bytes, and runs that stay because they may be active"
     )
 
 

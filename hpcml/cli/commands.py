@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+    from hpcml.request.parser import Parser
+
 SCRIPT, SCRIPT_OR_WORDS, ARGUMENTS = "script", "script or words", "arguments"
 
 
@@ -47,8 +49,8 @@ GROUPS = {
         "sweep": Command(
             "run a script once for each point of a grid or a search",
             "[OPTIONS] SCRIPT --grid … | status | table | plot",
-            "train.py --grid k=8,16 -- --epochs 10", "a.py --search 50 'k=randint(1,9)' --metric m", "status",
-            "table train --csv", "plot train -o train.svg", takes=SCRIPT_OR_WORDS,
+            "train.py --grid k=8,16 -- --epochs 10", "a.py --search 50 'k=randint(1,9)' --metric m",
+            "table train --csv", takes=SCRIPT_OR_WORDS,
             values={"SCRIPT": {"status": "the state of sweeps", "table": "the points of a sweep"},
                     "SAMPLER": {"tpe": "", "cmaes": ""},
                     "PRUNER": {"asha": "", "median": "", "hyperband": ""}}),
@@ -76,7 +78,7 @@ GROUPS = {
             "submit a run again, with the same or other options", "RUN [OPTIONS] [-- ARGS…]",
             "last", "train --nodes 8 --time 4h", "train -- --epochs 20", module="submit", takes=ARGUMENTS),
         "rm": Command(
-            "delete ended runs with all their files", "RUN… | [--older-than AGE] [--failed]",
+            "delete ended runs with all their files", "RUN… | [--older-than TIME] [--failed]",
             "train-20261121-074500-1a2b", "--failed --older-than 30d", "--older-than 30d --keep 20",
             module="cancel_rm"),
     },
@@ -130,8 +132,9 @@ MEANT = {
 
 
 def module_of(verb: str) -> ModuleType:
-    """Return the module of a command."""
-    return importlib.import_module(f"hpcml.cli.{COMMANDS[verb].module or verb}")
+    """Return the module of a command, or of help."""
+    module = COMMANDS[verb].module if verb in COMMANDS else ""
+    return importlib.import_module(f"hpcml.cli.{module or verb}")
 
 
 def run(verb: str, options: argparse.Namespace) -> int:
@@ -144,24 +147,18 @@ def _function(verb: str, alone: str, among: str) -> Any:
     return getattr(module_of(verb), among.format(verb) if COMMANDS[verb].module else alone)
 
 
-def build_parser(verb: str) -> argparse.ArgumentParser:
+def build_parser(verb: str) -> Parser:
     """Return the parser of one command."""
     from hpcml.request import parser as parsers
 
-    class Parser(parsers.Parser):
-        """A parser whose help ends with examples."""
-
-        def format_help(self) -> str:
-            """Return the help with examples at its end; a command's own verbs have none."""
-            return super().format_help() + (_examples(verb) if self.prog == f"hpcml {verb}" else "")
-
     command = COMMANDS[verb]
-    parser = Parser(
+    parser = parsers.Parser(
         prog=f"hpcml {verb}",
         description=f"{command.does[:1].upper()}{command.does[1:]}.",
         usage=f"hpcml {verb} {command.usage}",
         allow_abbrev=False,
     )
+    parser.examples = _examples(verb)
     _function(verb, "add_options", "add_{}_options")(parser)
     if command.stays_here:
         parser.set_defaults(host=None)

@@ -35,15 +35,13 @@ def add_run(parser: ArgumentParser, *, default: str | None = "last") -> None:
 
 def add_site(parser: ArgumentParser, whose: str = "folder for runs to look in") -> None:
     """Add the site, and single values of its profile."""
-    parser.add_argument("--site", metavar="SITE", help=f"whose {whose} (default: the site found here)")
+    parser.add_argument("--site", metavar="SITE", help=f"whose {whose} (default: the one recognised)")
     add_set(parser)
 
 
 def add_set(parser: ArgumentParser) -> None:
     """Add single values of the profile."""
-    parser.add_argument(
-        "--set", action="append", metavar="KEY=VALUE", help="of the profile, e.g. paths.runs=/scratch/runs"
-    )
+    parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting, e.g. paths.runs=/scratch/runs")
 
 
 def add_json(parser: ArgumentParser, text: str = "print facts as JSON") -> None:

@@ -143,9 +143,11 @@ def _candidates(before: list[str], current: str, name: str) -> Iterable[Candidat
         options = {"--host": "run the command on that login node", "--help": "list the commands"}
         return [*options.items(), ("--version", "which hpcml this is")]
     if not words:
-        return [*verbs, ("help", "say more of a command")]
+        return [*verbs, ("help", "show the help of a command or a topic")]
     if words == ["help"]:
-        return verbs
+        from hpcml.cli import help as pages
+
+        return [*verbs, *((page, title) for page, title in pages.pages().items() if page not in COMMANDS)]
     return _of_command(Line(words[0], host, words[1:]), words, current, name) if words[0] in COMMANDS else ()
 
 
@@ -327,22 +329,21 @@ def _variables(line: Line, current: str) -> Iterator[Candidate]:
 
 # By the word in capitals that stands for the value, where the table of commands has no words for it.
 SOURCES: dict[str, Source] = {
-    "AFTER": _after,
     "DEFINITION": _definitions,
     "DEST": lambda _, __: [FOLDERS],
-    "ENV": _variables,
-    "ENV_FILE": _files,
     "EXAMPLE": _examples,
     "FILE": _files,
     "FOLDER": lambda _, __: [FOLDERS],
     "HOST": _hosts,
     "IMAGE": _files,
     "KEY=VALUE": _settings,
+    "NAME[=VALUE]": _variables,
     "OUT.sif": _files,
     "PARTITION": _partitions,
     "PATTERN": _run_names,
     "QOS": _qos,
     "ROLE": _roles,
     "RUN": _runs,
+    "RUN[:END]": _after,
     "SITE": _sites,
 }

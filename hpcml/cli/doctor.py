@@ -42,18 +42,18 @@ def add_options(parser: ArgumentParser) -> None:
         parser.add_argument(*words, metavar=name.upper(), help=help_text)
     parser.add_argument("--node", action="store_true", help="look at nodes too, with one short job")
     group = parser.add_argument_group("with --node")
-    how_many = "how many (2, or what the partition allows)"
-    group.add_argument("--nodes", *OPTIONS["nodes"].also, metavar="NODES", help=how_many)
-    group.add_argument(
-        "--gpus-per-node", metavar="GPUS_PER_NODE", help="GPUs to ask for (1 where the partition has some)"
-    )
+    how_many = "how many (default: 2, or what the partition allows)"
+    group.add_argument("--nodes", *OPTIONS["nodes"].also, metavar="N", help=how_many)
+    group.add_argument("--gpus-per-node", metavar="N", help="GPUs to ask for (default: 1 if the partition has GPUs)")
     group.add_argument(
         "--patience",
         metavar="TIME",
         default="10m",
-        help="how long the job may wait and run before it is cancelled (10m)",
+        help="cancel the job if it has not ended after this time (default: 10m)",
     )
-    parser.add_argument("--deadline", metavar="TIME", default="2.2s", help="how long all other checks may take (2.2s)")
+    parser.add_argument(
+        "--deadline", metavar="TIME", default="2.2s", help="how long all other checks may take (default: 2.2s)"
+    )
     common.add_json(parser)
 
 

@@ -68,7 +68,7 @@ def add_options(parser: ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="an argument of the definition (default: its own, and what is known here; repeatable)",
     )
-    build_.add_argument("--force", action="store_true", help="replace an image that is there")
+    build_.add_argument("--force", action="store_true", help="replace an existing image")
     plain = build_.parse_known_args
 
     def intermixed(

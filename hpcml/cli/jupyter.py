@@ -14,21 +14,23 @@ from hpcml.sites import layers
 from hpcml.terminal import say_fitted
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
+
+    from hpcml.request.parser import Parser
 
 SHORTEST_IDLE = 5.0  # seconds; less would end a session before anybody can open it
 
 
-def add_options(parser: ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     """Add a submission's options and the session's own."""
     submit.add_options(parser, "jupyter")
     parser.epilog = "Reach it from your laptop with hpcml tunnel --service jupyter RUN."
     group = parser.add_argument_group("the session")
     group.add_argument(
-        "--idle", metavar="TIME", default="1h", help="end after so long without use, e.g. 30m, or off (1h)"
+        "--idle", metavar="TIME", default="1h", help="end after this time without use, or off (default: 1h)"
     )
     group.add_argument(
-        "--notebook-dir", metavar="FOLDER", default="", help="the folder that JupyterLab opens (the current one)"
+        "--notebook-dir", metavar="FOLDER", default="", help="folder that JupyterLab opens (default: the current one)"
     )
 
 

@@ -29,9 +29,9 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_json(parser, argparse.SUPPRESS)
     roles = ", ".join([f"{SCRIPT} (default)", *kinds.roles()])
     parser.add_argument("role", metavar="ROLE", nargs="?", help=f"{roles} or job")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
-    parser.add_argument("-n", "--lines", metavar="N", help="begin with the last N lines of each log")
-    parser.add_argument("--attempt", metavar="N", help="what the script printed in attempt N alone, from 1")
+    parser.add_argument("-f", "--follow", action="store_true", help="continue until the run ends")
+    parser.add_argument("-n", "--lines", metavar="N", help="start with the last N lines of each log")
+    parser.add_argument("--attempt", metavar="N", help="only the script's output of attempt N, from 1")
 
 
 def run(options: Namespace) -> int:

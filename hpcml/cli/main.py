@@ -26,7 +26,8 @@ EXAMPLES = (
 NOTES = (
     "RUN is a run's id (or the first part of it), its name, its Slurm job id, or 'last'.",
     "On a laptop, --host HOST (or HPCML_HOST) runs the command on that login node, by ssh.",
-    "hpcml COMMAND --help shows all options of a command; hpcml --version shows the version.",
+    "hpcml COMMAND --help shows the options of a command; hpcml --version shows the version.",
+    "hpcml help TOPIC shows a page of the documentation: sweeps, vscode, out of memory. hpcml help topics lists them.",
 )
 
 
@@ -55,7 +56,8 @@ def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None)
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # paths may hold anything
     command, options = (words[0], words[1:]) if words else ("", [])
     if command == "help" and options:
-        command, options = options[0], ["--help"]
+        is_command = not options[1:] and (options[0] in COMMANDS or options[0].startswith("-"))
+        command, options = (options[0], ["--help"]) if is_command else ("--topic", options)
     try:
         if command in ("", "-h", "--help", "help", "--version"):
             sys.stdout.write(f"hpcml {__version__}\n" if command == "--version" else overview())
@@ -109,10 +111,14 @@ def _dispatch(command: str, words: list[str], script: list[str], host: str | Non
         from hpcml.remote import server
 
         return server.serve(main)
+    if command == "--topic":
+        return int(commands.module_of("help").run(" ".join(words)))
     if command not in COMMANDS:
         raise _no_command(command)
     try:
-        options = commands.build_parser(command).parse_args(words)
+        parser = commands.build_parser(command)
+        parser.host = "" if caller else (_host(host) or ("",))[0]
+        options = parser.parse_args(words)
     except SystemExit as end:  # argparse has printed its help
         return int(end.code or 0)
     if COMMANDS[command].takes == commands.SCRIPT and not script:

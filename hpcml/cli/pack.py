@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MODE = 0o755
 NEEDED = ("jinja2", "markupsafe")  # all that hpcml's base install needs; nothing of it is compiled
-_ASSETS = ("templates", "containers", "jobs")
+_ASSETS = {"templates": "**/*", "containers": "**/*", "jobs": "**/*", "docs": "*.md"}
 _KINDS = frozenset((".def", ".j2", ".md", ".py", ".sh", ".toml", ".typed"))
 _LEFT_OUT = ("__pycache__", "_assets")  # the latter are found by assets.folder
 _SHEBANG = b"#!/usr/bin/env python3\n"
@@ -40,9 +40,9 @@ def add_options(parser: ArgumentParser) -> None:
         "--output",
         metavar="FILE",
         default="hpcml.pyz",
-        help="the file to write (hpcml.pyz); with --host there, where a relative one begins at your home",
+        help="the file to write, with --host relative to your home there (default: hpcml.pyz)",
     )
-    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
     common.add_json(parser)
 
 
@@ -109,8 +109,8 @@ def make() -> bytes:
 def _members() -> Iterator[tuple[str, bytes]]:
     """Yield the name and the bytes of each file of hpcml and of what it needs."""
     yield from _files(assets.package_root() / "hpcml", "hpcml")
-    for kind in _ASSETS:
-        yield from _files(assets.folder(kind), f"hpcml/_assets/{kind}")
+    for kind, pattern in _ASSETS.items():
+        yield from _files(assets.folder(kind), f"hpcml/_assets/{kind}", pattern)
     for name in NEEDED:
         spec = util.find_spec(name)
         assert spec is not None
@@ -120,8 +120,8 @@ def _members() -> Iterator[tuple[str, bytes]]:
         yield from _papers(name)
 
 
-def _files(folder: Path, name: str) -> Iterator[tuple[str, bytes]]:
-    for path in folder.rglob("*"):
+def _files(folder: Path, name: str, pattern: str = "**/*") -> Iterator[tuple[str, bytes]]:
+    for path in folder.glob(pattern):
         inside = path.relative_to(folder)
         left_out = any(part in _LEFT_OUT or part.startswith(".") for part in inside.parts)
         if path.suffix in _KINDS and path.is_file() and not left_out:

@@ -19,9 +19,10 @@ from hpcml.terminal import note, say_lines
 from hpcml.units import Memory, TimeLimit
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
 
     from hpcml.paths import RunPaths
+    from hpcml.request.parser import Parser
     from hpcml.runs import directories
     from hpcml.runs.submit import Prepared
     from hpcml.schedulers.allocation import Allocation
@@ -32,10 +33,10 @@ _GIVEN = ("nodes", "gpus_per_node", "cpus_per_node")  # what may be asked for if
 _REFUSED = {name for name, one in OPTIONS.items() if one.asks_slurm and name not in (*_GIVEN, "name")}
 
 
-def add_options(parser: ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     """Add a submission's options; the help leaves out those that ``run`` refuses."""
     submit.add_options(parser, "run")
-    here = {"--dry-run": "print the batch script, or with --json the plan, and run nothing"}
+    here = {"--dry-run": "print the batch script, or with --json the plan; run nothing"}
     here["--json"] = "print how the run ended as JSON; the script's output stays in logs/driver.log"
     here |= {OPTIONS[name].word: "accepted only if it equals the allocation's number" for name in _GIVEN}
     here["--gpus-per-node"] = "0: workers on CPUs; else accepted only if it equals the allocation's number"

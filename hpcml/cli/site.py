@@ -222,23 +222,23 @@ def _add_options_of_init(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--yes", action="store_true", help="init --refresh: agree beforehand")
     parser.add_argument(
-        "--account", "-A", metavar="ACCOUNT", default="", help="init --probe: who pays for the job (Slurm's default)"
+        "--account", "-A", metavar="ACCOUNT", default="", help="init --probe: account of its job (default: Slurm's)"
     )
     parser.add_argument(
         "--partition",
         "-p",
         metavar="PARTITION",
         default="",
-        help="init --probe: where it runs (the first that has GPUs)",
+        help="init --probe: where it runs (default: the first that has GPUs)",
     )
     parser.add_argument(
-        "--qos", "-q", metavar="QOS", default="", help="init --probe: its QoS (one whose name speaks of debugging)"
+        "--qos", "-q", metavar="QOS", default="", help="init --probe: its QoS (default: one for quick tests)"
     )
     parser.add_argument(
         "--deadline",
         metavar="TIME",
         default=_DEADLINE,
-        help="init --probe: how long it may wait and run before it is cancelled (10m)",
+        help="init --probe: cancel it if it has not ended after this time (default: 10m)",
     )
 
 

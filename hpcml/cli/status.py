@@ -25,7 +25,7 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended, as hpcml top")
+    parser.add_argument("-f", "--follow", action="store_true", help="continue until the run ends, as hpcml top")
 
 
 def run(options: Namespace) -> int:

@@ -23,8 +23,9 @@ from hpcml.sites import layers
 from hpcml.terminal import Raw, note, say, say_fitted, say_lines, say_message
 
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
 
+    from hpcml.request.parser import Parser
     from hpcml.request.record import RunRequest
     from hpcml.runs import status as run_status
     from hpcml.runs import submit as submission
@@ -32,13 +33,13 @@ if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
 _PYTHON = (".py", ".ipynb")  # with these ends a file is no program, behind `--` too
 
 
-def add_options(parser: ArgumentParser, verb: str = "submit") -> None:
+def add_options(parser: Parser, verb: str = "submit") -> None:
     """Add the options of a run that a verb takes."""
     parser.epilog = (
-        "Give hpcml's options before SCRIPT, and the script's own after it; "
-        "what follows -- after SCRIPT is never read as an option of hpcml. "
+        "Give hpcml's options before SCRIPT, and the script's own after it; all words after -- are the script's. "
         "In the place of SCRIPT: -m package.module, or -- ./program. "
-        "Without --ranks it is started once, on the first node."
+        "Without --ranks it is started once, on the first node. "
+        "To save its work and continue later: hpcml help checkpoints."
     )
     add_to(parser, verb)
 
@@ -328,10 +329,11 @@ def check_misplaced(words: Sequence[str], here: Path, prog: str) -> None:
 # -- rerun -------------------------------------------------------------------------------------------------------------
 
 
-def add_rerun_options(parser: ArgumentParser) -> None:
+def add_rerun_options(parser: Parser) -> None:
     """Add a submission's options, and the run whose request it is."""
     add_options(parser, "rerun")
     parser.epilog = (
+        "Options that you leave out keep the run's values. "
         "The script is taken as it is now, in the folder from which the run was submitted. "
         "ARGS replace all arguments of the script; nothing after -- removes them."
     )
@@ -428,7 +430,7 @@ def _recorded_spec(options: Namespace, recorded: Table, run: directories.Run) ->
 # -- fabric ------------------------------------------------------------------------------------------------------------
 
 
-def add_fabric_options(parser: ArgumentParser) -> None:
+def add_fabric_options(parser: Parser) -> None:
     """Add a submission's options, and the run whose measurement is shown instead."""
     add_options(parser, "fabric")
     parser.epilog = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,8 +22,9 @@ from hpcml.terminal import Raw, columns, fit, note, say, say_fitted, shown
 from hpcml.units import format_seconds
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
 
+    from hpcml.request.parser import Parser
     from hpcml.runs.submit import Prepared
     from hpcml.sweeps.submission import Asked, Choice
 
@@ -45,63 +47,55 @@ _DETACHED = 130  # the status of a command that Ctrl-C ended, while its runs go 
 _FORMS = (".svg", ".pdf", ".png")  # of a picture, by the end of its file's name
 
 
-def add_options(parser: ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     """Add a submission's options, the points, and what is to be done with them."""
     parser.usage = (
         "hpcml sweep [OPTIONS] SCRIPT --grid NAME=VALUES… [-- ARGS…]\n"
-        "hpcml sweep [OPTIONS] SCRIPT --search N NAME=DISTRIBUTION… --metric NAME [-- ARGS…]\n"
-        "hpcml sweep status [NAME]\n"
-        "hpcml sweep table NAME [--csv [FILE] | --json]\n"
-        "hpcml sweep plot NAME [-o FILE.svg]\n"
-        "hpcml sweep cancel NAME"
+        "hpcml sweep [OPTIONS] SCRIPT --search N NAME=… --metric NAME [-- ARGS…]\n"
+        "hpcml sweep status|table|plot|cancel [NAME]"
     )
-    submit.add_options(parser, "sweep")
-    parser._option_string_actions["--profile"].help = "refused: profile one point, with submit"  # noqa: SLF001
-    parser.epilog = "Each point's values follow the script's own arguments as options: SCRIPT ARGS… --lr 0.1 --k 16."
-    parser.set_defaults(prepare=False, check=False)
-    group = parser.add_argument_group("the points, each row of one option with each of the others")
-    add = group.add_argument
-    add("--grid", action="append", metavar="NAME=VALUES", help="k=8,16,32 or k=range(1,4) (repeatable: each with each)")
-    add("--zip", action="append", nargs="+", metavar="NAME=VALUES", help="values in pairs: a=1,2 b=3,4 (repeatable)")
-    add("--points", action="append", metavar="FILE", help="a row a point: .csv, .jsonl (repeatable)")
+    add = parser.add_argument_group("points, each row of one option with each of the others").add_argument
+    add("--grid", action="append", metavar="NAME=VALUES", help="k=8,16,32 or k=range(1,4) (repeatable)")
     text = "N draws: 50 x=uniform(0,1) k=randint(1,9) c=choice(a,b) r=loguniform(1e-4,1) (repeatable)"
     add("--random", action="append", nargs="+", metavar="N NAME=…", help=text)
-    text = "N draws that Optuna chooses by the metrics of those before, from such distributions (needs --metric)"
+    text = "N points that Optuna chooses: 50 x=uniform(0,1)"
     add("--search", nargs="+", metavar="N NAME=…", help=text)
-    text = "of --search: tpe or cmaes, with arguments as tpe(n_startup_trials=20) (tpe)"
-    add("--sampler", metavar="SAMPLER", help=text)
-    add("--seed", metavar="SEED", default="0", help="of --random and --search (0)")
-    group = parser.add_argument_group("the sweep")
-    add = group.add_argument
-    add("--dry-run", action="store_true", help="show which points are missing and what they cost; submit nothing")
-    text = (
-        "run again what failed, and nothing else; or by some causes alone, as --only-failed=oom,node: "
-        "oom, timeout, node, error, unknown"
-    )
+    parser.rare += [
+        add("--zip", action="append", nargs="+", metavar="NAME=VALUES", help="pairs: a=1,2 b=3,4 (repeatable)"),
+        add("--points", action="append", metavar="FILE", help="one point per row: .csv, .jsonl (repeatable)"),
+        add("--sampler", metavar="SAMPLER", help="of --search: tpe, cmaes, tpe(n_startup_trials=20) (default: tpe)"),
+        add("--seed", metavar="N", default="0", help="of --random and --search (default: 0)"),
+    ]
+    add = parser.add_argument_group("sweep").add_argument
+    text = "metric that --search, --pruner and table use (default: the first reported)"
+    add("--metric", metavar="NAME", default="", help=text)
+    add("--maximize", action="store_true", help="the largest value is the best")
+    add("--dry-run", action="store_true", help="show the points and their cost; submit nothing")
+    text = "rerun failed points: all, or oom, timeout, node, error, unknown"
     add("--only-failed", nargs="?", const="all", default="", metavar="CAUSE,…", help=text)
-    add(
-        "--at-once",
-        metavar="N",
-        default="1",
-        help="points to run in parallel inside one job, each on its own worker group (default: 1)",
+    text = "points to run in parallel in a job (default: 1)"
+    add("--at-once", metavar="N", default="1", help=text)
+    add("--jobs", metavar="N", default="1", help="Slurm jobs that share the points (default: 1)")
+    text = "stop points early by their metric: asha, median, hyperband, asha(reduction_factor=3)"
+    changed = "rerun points whose script, image or arguments changed, without asking"
+    picture = "of plot: .svg, .pdf or .png file (default: NAME.svg); - prints it"
+    parser.rare += [
+        add("--pruner", metavar="PRUNER", help=text),
+        add("--max-fails", metavar="N", help="start no more points after more than N failures (default: all points)"),
+        add("--yes", action="store_true", help=changed),
+        add("--csv", nargs="?", const="-", metavar="FILE", help="of table: as CSV, into a file or printed"),
+        add("--output", "-o", metavar="FILE", help=picture),
+        parser.add_argument(
+            "words", nargs="*", metavar="status|table|plot|cancel NAME", help="look at a sweep, or end it"
+        ),
+    ]
+    submit.add_options(parser, "sweep")
+    parser._option_string_actions["--profile"].help = SUPPRESS  # noqa: SLF001 - refused: a sweep has many scripts
+    parser.epilog = (
+        "Each point's values follow the script's own arguments as options: SCRIPT ARGS… --lr 0.1 --k 16. "
+        "How a script reports a metric: hpcml help metrics."
     )
-    text = "number of Slurm jobs that share the points (default: 1)"
-    add("--jobs", metavar="J", default="1", help=text)
-    add("--max-fails", metavar="N", help="begin no more points when more than N have failed (all are run)")
-    text = "stop points by the metric that they report: asha, median, hyperband, as asha(reduction_factor=3)"
-    add("--pruner", metavar="PRUNER", help=text)
-    add(
-        "--metric",
-        metavar="NAME",
-        default="",
-        help="what sorts the table, and what --search and --pruner go by (the first that is reported)",
-    )
-    add("--maximize", action="store_true", help="the largest is the best")
-    add("--yes", action="store_true", help="rerun points whose script, image or arguments changed, without asking")
-    add("--csv", nargs="?", const="-", metavar="FILE", help="of table: as CSV, into a file or printed")
-    add("--output", "-o", metavar="FILE", help="of plot: the picture, .svg, .pdf or .png (NAME.svg; printed for -)")
-    text = "look at a sweep that is there, or end it"
-    parser.add_argument("words", nargs="*", metavar="status|table|plot|cancel NAME", help=text)
+    parser.set_defaults(prepare=False, check=False)
 
 
 def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -49,7 +49,7 @@ def add_options(parser: ArgumentParser) -> None:
         "--route", metavar="ROUTE", default="", help="direct, twohop or srun (default: what the site allows)"
     )
     parser.add_argument(
-        "--retry-for", metavar="TIME", default="10m", help="how long a lost cluster is tried again (default 10m)"
+        "--retry-for", metavar="TIME", default="10m", help="how long to retry a lost cluster (default: 10m)"
     )
     parser.add_argument("--patience", dest="retry_for", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for hidden in ("--serve", "--relay", "--key"):  # what the laptop's hpcml says to the login node's

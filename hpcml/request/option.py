@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hpcml.errors import UsageError
 from hpcml.request.record import Awaited, measure
+from hpcml.terminal import shown
+from hpcml.units import TimeLimit, format_time_limit
 
 # Who takes an option: the verbs that start a run, `# hpcml:` lines ("lines"), hpcml.submit ("python"), hpcml.map and
 # hpcml.ElasticCluster.
@@ -90,7 +93,7 @@ class Option(NamedTuple):
     """One option: ``--name-with-dashes`` on the command line, ``name_with_underscores=`` in Python."""
 
     name: str
-    help: str
+    does: str  # in the help, before its default
     takers: frozenset[str] = ALL  # who takes it
     kinds: frozenset[str] = frozenset()  # the kinds of run that have it (hpcml.kinds); empty: each kind
     read: Callable[[Any, str], Any] = plain  # one of the readers above
@@ -99,11 +102,26 @@ class Option(NamedTuple):
     metavar: str = ""  # the value in the help, by which completion knows what to offer; empty: the name
     values: tuple[str, ...] = ()  # values that completion offers
     passed: bool = False  # sbatch gets it as it is
+    default: str = ""  # the key of the site's settings that has its default
+    otherwise: str = ""  # the default where that key has no value
+    common: frozenset[str] = frozenset()  # the verbs whose --help shows it; --help-all shows all options
 
     @property
     def word(self) -> str:
         """The option on the command line."""
         return as_word(self.name)
+
+    def help(self, site: object = None) -> str:
+        """Return the option's line in the help; with a site, its own default in the place of the key."""
+        key = self.default if "." in self.default else ""  # the site's name is no setting
+        here, default = "", ", else ".join(filter(None, (key, self.otherwise)))
+        if site and self.default:
+            value = functools.reduce(getattr, self.default.split("."), site)
+            text = format_time_limit(value) if isinstance(value, TimeLimit) else getattr(value, "text", value)
+            here, default = (f"this site: {shown(text)}", "") if value else ("", self.otherwise)
+        default = f"default: {default}" if default else ""
+        notes = "; ".join(filter(None, (here, default, "repeatable" if self.several else "")))
+        return (f"{self.does} ({notes})" if notes else self.does).replace("%", "%%")
 
     @property
     def is_flag(self) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from hpcml import errors
@@ -18,10 +20,45 @@ _GAP = re.compile(r"(?<=\S) {2,}(?=\S)")  # between an example and what it says
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with hpcml's way of failing (one sentence, a next step, status 64) and its layout of help."""
+    """argparse with hpcml's way of failing (one sentence, a next step, status 64) and its layout of help.
+
+    ``--help`` leaves out the actions in ``rare``; ``examples`` end it.
+    """
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"formatter_class": HelpLayout, **settings})
+        super().__init__(**{"formatter_class": HelpLayout, **settings, "add_help": False})
+        self.rare: list[argparse.Action] = []
+        self.examples = ""
+        self.host = ""  # the login node that runs the command
+        self.add_argument("-h", "--help", dest="help", action=_Help, help="show this help")
+
+    def format_help(self, *, whole: bool = False) -> str:
+        """Return the help: of the common options in the order in which they were added, or of all by group."""
+        if whole or not self.rare:
+            return super().format_help() + self.examples
+        layout = HelpLayout(self.prog)
+        layout.whole = False
+        layout.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        layout.add_text(self.description)
+        layout.start_section("common options")
+        common = [action for action in self._actions if action not in self.rare]
+        layout.add_arguments(sorted(common, key=lambda one: (not isinstance(one, _Help), bool(one.option_strings))))
+        layout.end_section()
+        layout.add_text(self.epilog)
+        return layout.format_help() + self.examples
+
+    def show_site_defaults(self, site: str, settings: Iterable[str]) -> None:
+        """Put the site's own defaults into the help, if a site is recognised and its settings are valid."""
+        from hpcml.sites import layers, lookup
+
+        try:
+            loaded = lookup.load(site or self.host, layers.process_environment(), Path.cwd(), list(settings))
+        except (errors.HpcmlError, OSError):
+            return  # the command itself reports it
+        for action in self._actions:
+            option = options.BY_WORD.get("".join(action.option_strings[:1]))
+            if option and action.help == option.help():
+                action.help = option.help(loaded.site)
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of exiting, so that every error is printed in one place."""
@@ -54,13 +91,33 @@ def of(verb: str) -> Parser:
     return parser
 
 
-def add_to(parser: argparse.ArgumentParser, verb: str) -> None:
+class _Help(argparse.Action):
+    """``--help``, and ``--help-all`` of a command with the table of options."""
+
+    def __init__(self, option_strings: list[str], dest: str, **settings: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, **settings)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, given: argparse.Namespace, _: object, word: object = ""
+    ) -> None:
+        """Print the help and exit."""
+        assert isinstance(parser, Parser)
+        if parser.rare:
+            parser.show_site_defaults(given.site or "", given.set or ())
+        sys.stdout.write(parser.format_help(whole=word == "--help-all"))
+        parser.exit()
+
+
+def add_to(parser: Parser, verb: str) -> None:
     """Add the options that a verb takes, by group."""
+    parser.add_argument("--help-all", dest="help", action=_Help, help="show all options")
     for title, group in options.GROUPS.items():
         if taken := [option for option in group if verb in option.takers]:
             added = parser.add_argument_group(title)
             for option in taken:
-                added.add_argument(option.word, *option.also, help=option.help, **_settings(option))
+                text = option.does if verb == "rerun" else option.help()  # there the run's own values are the defaults
+                action = added.add_argument(option.word, *option.also, help=text, **_settings(option))
+                parser.rare += [] if verb in option.common else [action]
 
 
 def _settings(option: Option) -> dict[str, Any]:
@@ -111,18 +168,21 @@ class HelpLayout(argparse.HelpFormatter):
     still too long goes on after a backslash.
     """
 
+    whole = True  # with all spellings of an option; else with one of Slurm's short ones
+
     def __init__(self, prog: str, indent_increment: int = 2, max_help_position: int = 24) -> None:
         super().__init__(prog, indent_increment, max_help_position)
         self._width = min(self._width, WIDEST)
-        if self._width >= 100:  # room for long options and what they mean on one line
-            self._max_help_position = 44
+        if self._width >= 70:  # room for long options and what they mean on one line
+            self._max_help_position = 44 if self._width >= 100 else 30
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         """Name the value of an option once, after all its spellings."""
         if not action.option_strings or action.nargs == 0:
             return super()._format_action_invocation(action)
-        value = self._format_args(action, self._get_default_metavar_for_optional(action))
-        return f"{', '.join(action.option_strings)} {value}"
+        value = str(action.metavar) if action.nargs == "+" else self._format_args(action, "")
+        words = [word for word in action.option_strings if self.whole or word[1] != "-"]
+        return f"{', '.join(dict.fromkeys([action.option_strings[0], *words]))} {value}"
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return folded(text, width)

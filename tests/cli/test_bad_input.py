@@ -136,6 +136,8 @@ CASES = [
         ("type: hpcml submit --nodes 2 --dry-run job.py.",)),
     Bad("new-in-no-folder", ("new", "nowhere/first"), S, ("nowhere/first.py cannot be written: No such file or directory",)),
     Bad("help-of-no-command", ("help", "submt"), U, ("Did you mean hpcml submit?",)),
+    Bad("help-of-no-page", ("help", "sweps"), U, ("Did you mean hpcml help sweeps?", "hpcml help topics")),
+    Bad("help-of-no-topic", ("help", "xyzzy", "--plugh"), U, ("There is no help on 'xyzzy --plugh'", "hpcml help topics")),
     *(Bad(f"top-interval-{text}", ("top", "--interval", text), U, ("(--interval)",)) for text in ("soon", "0", "0.1s")),
     Bad("shell-script", _submit(script="b"), U, ("a script for bash, not Python",), _write("project/b", "#!/bin/bash\necho\n")),
     Bad("syntax-error", _submit(script="b.py"), R, ("does not compile", "b.py:2", "  | f(1\n  |  ^"), _write("project/b.py", "\nf(1\n")),

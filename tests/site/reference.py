@@ -25,8 +25,9 @@ COMMANDS = """\
 All words and options of each command.
 [Commands](commands.md) tells what they do, and
 [exit status](exit-status.md) how they end. Each takes `-h`,
-`--help` too. A default stands in brackets; one with a dot
-in it is [a key of the profile](reference-profile.md).
+`--help` too, and where that shows only common options,
+`--help-all`. Defaults are in brackets; one with a dot is
+[a key of the profile](reference-profile.md).
 
 `make reference` writes this page from the parsers.
 """
@@ -138,7 +139,9 @@ def _meaning(action: argparse.Action) -> str:
 
 
 def _said(action: argparse.Action) -> str:
-    return f"{action.option_strings} {action.metavar} {action.help}" if action.option_strings else ""
+    """Return an option without its default and what else is in brackets."""
+    text = (action.help or "").partition(" (")[0]
+    return f"{action.option_strings} {action.metavar} {text}" if action.option_strings else ""
 
 
 def _option(text: str, actions: list[argparse.Action]) -> Iterator[str]:

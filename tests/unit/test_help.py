@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import re
+from pathlib import Path
 
 import pytest
 
-from hpcml.cli import commands, main
+from hpcml.cli import commands, help, main  # noqa: A004 - hpcml's
 from hpcml.terminal import columns, folded
+
+QUESTIONS = json.loads((Path(__file__).parents[1] / "site/questions.json").read_text())
 
 
 def check(text: str, wide: str, width: int) -> None:
@@ -20,23 +24,44 @@ def check(text: str, wide: str, width: int) -> None:
 
 
 def test_of_a_command(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch) -> None:
-    for command, width in itertools.product(commands.COMMANDS, (60, 80, 120)):
-        with subtests.test(command=command, width=width):
+    for command, width, whole in itertools.product(commands.COMMANDS, (60, 80, 120), (False, True)):
+        with subtests.test(command=command, width=width, whole=whole):
             monkeypatch.setenv("COLUMNS", "1000")
             monkeypatch.setattr("hpcml.request.parser.WIDEST", 1000)
-            wide = commands.build_parser(command).format_help()
+            wide = commands.build_parser(command).format_help(whole=whole)
             monkeypatch.setenv("COLUMNS", str(width))
-            check(commands.build_parser(command).format_help(), wide, width)
+            text = commands.build_parser(command).format_help(whole=whole)
+            check(text, wide, width)
+            assert whole or width < 80 or len(text.splitlines()) <= 40
             assert wide.startswith(f"usage: hpcml {command}")
             assert wide.rstrip().endswith(commands.COMMANDS[command].examples[-1])
 
 
 def test_of_run_leaves_out_what_it_refuses() -> None:
-    text = commands.build_parser("run").format_help()
+    text = commands.build_parser("run").format_help(whole=True)
     for option in ("--partition", "--time", "--exclusive", "--sbatch", "passed to Slurm"):
         assert option not in text
     assert "--nodes" in text
     assert commands.build_parser("run").parse_args(["--time", "5"]).time == "5", "refused by name, with a sentence"
+    assert "--profile" not in commands.build_parser("sweep").format_help(whole=True)
+
+
+def test_has_the_values_of_the_site() -> None:
+    parser = commands.build_parser("submit")
+    parser.show_site_defaults("leonardo", ["defaults.time=90m", "defaults.account=100%\x1b"])
+    text = " ".join(parser.format_help().split())
+    for default in (
+        "site: leonardo",
+        "site: boost_usr_prod",
+        "site: 01:30:00",
+        r"site: 100%\x1b",
+        "worker each (default: 0",
+    ):
+        assert default in text
+    other = commands.build_parser("submit")
+    other.show_site_defaults("nowhere", [])
+    assert "this site" not in other.format_help(whole=True)
+    assert "(default: defaults.time, else" in " ".join(other.format_help().split())
 
 
 @pytest.mark.parametrize("verb", commands.COMMANDS)
@@ -71,3 +96,17 @@ def test_a_pipe_has_no_width() -> None:
 ])  # fmt: skip
 def test_words_stay_whole(text: str, lines: list[str]) -> None:
     assert folded(text, 5) == lines
+
+
+@pytest.mark.parametrize("asked", QUESTIONS, ids=lambda asked: asked["question"])
+def test_finds_the_page_of_a_question(asked: dict[str, str]) -> None:
+    assert f"docs/{help.find(asked['question'])[0][0]}.md" == asked["page"]
+
+
+def test_pages_fit_the_width(subtests: pytest.Subtests, capsys: pytest.CaptureFixture[str]) -> None:
+    for page in help.pages():
+        with subtests.test(page=page):
+            assert help.run(f"docs/{page}.md") == 0
+            text, code = capsys.readouterr().out, "    "
+            assert not [line for line in text.splitlines() if len(line) > 100 and not line.startswith(code)]
+            assert not re.search(r"<!--|\]\(|^```", text, re.MULTILINE)

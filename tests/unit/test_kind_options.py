@@ -62,7 +62,7 @@ print(json.dumps({
               answer("--parts", "2", "--profile", "dask"), answer("--parts", "x"), answer("--portions", "2")],
     "python": request_of(given_by_keywords({"parts": 4}, options.of("python"), "hpcml.submit()"), Code()).of_kind,
     "kinds": {name: sorted(options.OPTIONS[name].kinds) for name in ("nodes", "profile", "parts", "own_clusters")},
-    "help": "--parts PARTS" in parser.format_help(),
+    "help": "--parts PARTS" in parser.format_help(whole=True),
 }))
 """
 

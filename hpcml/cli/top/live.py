@@ -42,9 +42,9 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser, "print facts as JSON, a line for each look")
-    parser.add_argument("--once", action="store_true", help="look once")
+    parser.add_argument("--once", action="store_true", help="show one update")
     parser.add_argument(
-        "--interval", metavar="TIME", help="between looks, 0.5s or more (default 2s on a terminal, else 10s)"
+        "--interval", metavar="TIME", help="time between updates, 0.5s or more (default: 2s on a terminal, else 10s)"
     )
 
 

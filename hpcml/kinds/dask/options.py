@@ -24,8 +24,8 @@ OPTIONS = KindOptions(
     Dask(),
     {
         "how": (
-            Option("profile", "record a profile: dask, memray, nsys, rmm, several with commas (repeatable)",
-                   RUNS, read=joined, values=tuple(PROFILERS)),
+            Option("profile", "record profiler output: dask, memray, nsys, rmm, several with commas", RUNS, read=joined,
+                   metavar="TOOL,…", values=tuple(PROFILERS)),
         ),
         "what to do": (
             Option("own_clusters", "let the script open Dask clusters of its own beside the run's",

@@ -29,8 +29,8 @@ OPTIONS = KindOptions(
     Ranks(),
     {
         "how much": (
-            Option("ranks", "run the script as ranks, without Dask: one for each GPU, one for each node, or N on each "
-                   "node", _TAKERS, read=read, metavar="gpu|node|N", values=("gpu", "node")),
+            Option("ranks", "without Dask: start the script once per GPU, once per node, or N times per node", _TAKERS,
+                   read=read, metavar="gpu|node|N", values=("gpu", "node"), common=_TAKERS),
         ),
     },
     {

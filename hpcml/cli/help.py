@@ -1,0 +1,169 @@
+"""``hpcml help TOPIC``: the page of the documentation that answers a question best."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hpcml import assets, subprocesses
+from hpcml.cli import commands
+from hpcml.errors import UsageError, did_you_mean, nearest
+from hpcml.sites.layers import process_environment
+from hpcml.terminal import columns, folded, say_fitted, say_lines
+
+_IGNORED = re.compile(
+    "a|an|and|are|at|be|by|can|do|does|for|from|how|i|if|in|is|it|me|my|of|on|or|should|that|the|this|to|use|what|when|"
+    "where|which|who|why|with|you|your"
+)
+_ENDING = re.compile(r"(?<=...)(ations?|ing|ions?|ed|es|s|e)$")
+_MARK = re.compile(r"<!--.*?-->\n?|^!\[[^\n]*\n", re.DOTALL | re.MULTILINE)  # comments and pictures
+_LINK = re.compile(r"\[((?:`[^`]*`|[^]`])+)\]\(([^)\s]+)\)")
+_ITEM = re.compile(r"(\s*(?:[*-]|\d+\.|>|#+)\s+)(.*)")
+_IN_HEADING, _IN_TITLE = 6, 8  # how often a word of a section's heading, or of its page's title, counts
+_SATURATION, _LENGTH = 2.5, 0.3  # of BM25: how soon repetition counts less, and how much a long section does
+_LOOKED_UP = 0.5  # weight of pages that list every option or key
+_WIDEST = 100  # columns
+
+
+class _Section(NamedTuple):
+    page: str
+    heading: str  # as it is in the page, with its marks
+    words: Counter[str]
+
+
+def pages() -> dict[str, str]:
+    """Return the title of each page by its name."""
+    return {
+        path.stem: _text(path.stem).partition("\n")[0].strip("# ")
+        for path in sorted(assets.folder("docs").glob("*.md"))
+    }
+
+
+def run(topic: str) -> int:
+    """Show the page of a topic: its name, or the words of a question."""
+    titles = pages()
+    name = re.sub(r"\s+", "-", topic.strip().lower().removeprefix("docs/").removesuffix(".md"))
+    if name == "topics":
+        for page, title in titles.items():
+            say_fitted(title, sys.stdout, first=f"{_name(page):<28}", rest=" " * 28)
+        return 0
+    answers = [(name, "")] if name in titles else find(topic)
+    if not answers:
+        near = commands.MEANT.get(name) or nearest(name, [*commands.COMMANDS, *titles])
+        hint = did_you_mean(near and f"hpcml {near if near in commands.COMMANDS else f'help {near}'}", "")
+        hint = f"{hint} hpcml help topics lists all pages.".lstrip()
+        raise UsageError(f"There is no help on '{topic}'", place="hpcml help", hint=hint)
+    (page, heading), width = answers[0], min(columns(sys.stdout, _WIDEST), _WIDEST)
+    lines = list(_rendered(_text(page), width))
+    lines = [line for before, line in itertools.pairwise(["", *lines]) if before or line]  # one empty line at a time
+    others = [verb for word in topic.split() if (verb := commands.MEANT.get(word, word)) in commands.COMMANDS]
+    if others := [f"hpcml help {one}" for one in (*others, *(_name(page) for page, _ in answers[1:4]))]:
+        lines += folded(f"See also: {', '.join(others)}.", width)
+    _show(lines, lines.index(heading) if heading in lines else 0)
+    return 0
+
+
+# -- the search --------------------------------------------------------------------------------------------------------
+
+
+def find(question: str) -> list[tuple[str, str]]:
+    """Return the pages that answer a question, each with its best section, the best first: BM25 over sections."""
+    sections = list(_sections())
+    frequency = Counter(word for section in sections for word in section.words)
+    mean = sum(section.words.total() for section in sections) / len(sections)
+    found: dict[str, list[tuple[float, str]]] = {}
+    for section in sections:
+        long = _SATURATION * (1 - _LENGTH + _LENGTH * section.words.total() / mean)
+        score = 0.0
+        for word in dict.fromkeys(_words(question)):
+            rarity = math.log(1 + (len(sections) - frequency[word] + 0.5) / (frequency[word] + 0.5))
+            score += rarity * section.words[word] / (section.words[word] + long)
+        if score:
+            weight = _LOOKED_UP if section.page.startswith("reference-") else 1
+            found.setdefault(section.page, []).append((score * weight, section.heading))
+    ranked = []
+    for page, hits in found.items():
+        hits.sort(reverse=True)
+        ranked.append((hits[0][0] + 0.3 * sum(score for score, _ in hits[1:3]), (page, hits[0][1])))
+    return [answer for _, answer in sorted(ranked, reverse=True)]
+
+
+def _sections() -> Iterator[_Section]:
+    for page, title in pages().items():
+        code, section = False, _Section(page, "", Counter())
+        for line in _text(page).splitlines():
+            code ^= line.startswith("```")
+            if not code and line.startswith("#"):
+                section = _Section(page, line, Counter(_words(line) * _IN_HEADING + _words(title) * _IN_TITLE))
+                yield section
+            elif not code:
+                section.words.update(_words(line))
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text without their endings, and each two neighbours as one: "VS Code" is "vscode"."""
+    text = _LINK.sub(r"\1", text).lower()
+    plain = [_ENDING.sub("", word) for word in re.findall(r"[a-z0-9]+", text) if not _IGNORED.fullmatch(word)]
+    return plain + [first + second for first, second in itertools.pairwise(plain)]
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def _name(page: str) -> str:
+    """Return the topic of a page: its name, with its ending where a command has this name."""
+    return f"{page}.md" if page in commands.COMMANDS else page
+
+
+def _text(page: str) -> str:
+    return _MARK.sub("", (assets.folder("docs") / f"{page}.md").read_text(encoding="utf-8"))
+
+
+def _rendered(text: str, width: int) -> Iterator[str]:
+    """Yield the lines of a page: paragraphs, items and rows of tables are folded, code stays as it is."""
+    code, block = False, ""
+    text = _LINK.sub(lambda link: f"{link[1]} ({link[2]})" if link[2].startswith("http") else link[1], text)
+    for line in [*text.splitlines(), ""]:
+        fence = line.startswith("```")
+        if code or fence or not line.strip() or line.startswith("|") or _ITEM.match(line):
+            yield from _folded(block, width)
+            block = ""
+        code ^= fence
+        if fence or re.fullmatch(r"[|\s:-]+", line):
+            continue
+        if code or not line.strip():
+            yield f"    {line}".rstrip() if code else ""
+        elif line.startswith("|"):
+            first, *rest = (cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip("|")))
+            block = f"* {first}: {'; '.join(filter(None, rest))}"
+        else:
+            block = f"{block} {line.strip()}" if block else line
+
+
+def _folded(block: str, width: int) -> list[str]:
+    if not block:
+        return []
+    item = _ITEM.fullmatch(block)
+    return folded(item[2], width, first=item[1], rest=" " * len(item[1])) if item else folded(block, width)
+
+
+def _show(lines: list[str], first: int) -> None:
+    """Print a page; on a terminal that is too small for it by the user's pager, less from the best section on."""
+    pager = shlex.split(process_environment().get("PAGER") or "less")
+    if not sys.stdout.isatty() or len(lines) < os.get_terminal_size().lines or not shutil.which(pager[0]):
+        say_lines("\n".join(lines))
+        return
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="hpcml-help-") as file:
+        file.write("\n".join([*lines, ""]))
+        file.flush()
+        start = [f"+{first + 1}"] if first and os.path.basename(pager[0]) in ("less", "more") else []
+        subprocesses.interactive([*pager, *start, file.name])
