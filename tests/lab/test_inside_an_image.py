@@ -78,17 +78,6 @@ def test_samples_are_the_node_s(inside: Ended, monkeypatch: pytest.MonkeyPatch) 
         assert all(sample.memory and sample.net[0] is not None for sample in series.samples)
 
 
-def test_all_roles_have_the_same_versions(cluster: Cluster, inside: Ended) -> None:
-    ready = next(event for event in inside.events if event["event"] == "environment-ready")
-    assert ready["differences"] == []
-    assert ready["words"].startswith("4 roles, python 3.")
-    assert [path.name.partition("@")[0] for path in inside.directory.glob("attempts/0/versions/*")] == ["scheduler"]
-    assert f"✓ {'image':<10} 4 roles, python 3." in inside.err
-    shown = cluster.run("hpcml", "status", inside.directory.name).stdout
-    assert "versions   4 roles, python 3." in shown
-    assert f"phase      {'image':<10}" in shown
-
-
 def test_a_cancelled_run_leaves_nothing_of_its_containers(cluster: Cluster, image: Path) -> None:
     job, directory = cluster.detach("import time; time.sleep(300)", *SMALL, "--image", str(image))
     cluster.wait_event(directory, "driver-started", 60)
