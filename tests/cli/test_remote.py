@@ -22,20 +22,9 @@ from hpcml.cli import host
 from remote_world import Laptop
 
 HOSTILE = (
-    "$(touch pwned)",
-    "`touch pwned`",
-    "a'b\"c",
-    "new\nline",
-    "; touch pwned",
-    "",
-    " ",
-    "\\",
-    "*",
-    "é",
-    "\udcff",
-    "--help",
-    "--json",
-)
+    "$(touch pwned)", "`touch pwned`", "a'b\"c", "new\nline", "; touch pwned", "", " ", "\\", "*", "é", "\udcff",
+    "--help", "--json",
+)  # fmt: skip
 
 
 def test_a_submission_arrives_as_if_typed_there(laptop: Laptop) -> None:

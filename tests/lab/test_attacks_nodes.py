@@ -339,15 +339,8 @@ def test_shared_memory_of_a_ucx_run(cluster: Cluster) -> None:
         pytest.skip("the lab's environment has no distributed-ucxx")
     alice, mallory_s = pwd.getpwnam(ALICE), pwd.getpwnam("hpcml-mallory")
     options = (
-        "--nodes",
-        "1",
-        "--set",
-        "workers.per_node=2",
-        "--set",
-        "network.protocol=ucx",
-        "--memory-per-node",
-        "1500M",
-    )
+        "--nodes", "1", "--set", "workers.per_node=2", "--set", "network.protocol=ucx", "--memory-per-node", "1500M",
+    )  # fmt: skip
     job, directory = cluster.detach(ONE, *options)
     workers = directory / "out/workers"
     assert wait_for(lambda: workers.exists() and bool(workers.read_text()), 60)

@@ -36,14 +36,9 @@ def inside(cluster: Cluster, image: Path) -> Ended:
     """A run from a login shell with loaded modules."""
     script = cluster.write("where.py", WHERE)
     poison = {
-        "LD_LIBRARY_PATH": "/poison",
-        "PYTHONHOME": "",
-        "POISON": "yes",
-        "LOADEDMODULES": "gcc/99",
-        "PYTHONUSERBASE": "/poison",
-        "APPTAINERENV_POISON": "yes",
-        "APPTAINER_BIND": "/var/lib:/mnt",
-    }
+        "LD_LIBRARY_PATH": "/poison", "PYTHONHOME": "", "POISON": "yes", "LOADEDMODULES": "gcc/99",
+        "PYTHONUSERBASE": "/poison", "APPTAINERENV_POISON": "yes", "APPTAINER_BIND": "/var/lib:/mnt",
+    }  # fmt: skip
     done = cluster.run("hpcml", "submit", *SMALL, "--image", str(image), "--set", "environment.GREETING=it's a b $HOME `id`",
                        "--wait", str(script), timeout=200, env=poison)  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout

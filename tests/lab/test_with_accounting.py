@@ -84,13 +84,8 @@ def test_accounting_tells_a_run_s_job_from_another_of_its_number(accounted: Clus
 
     def accounts() -> list[str]:
         words = (
-            "--noheader",
-            "--parsable2",
-            "--allocations",
-            "--duplicates",
-            f"--jobs={job}",
-            "--format=State,JobName",
-        )
+            "--noheader", "--parsable2", "--allocations", "--duplicates", f"--jobs={job}", "--format=State,JobName",
+        )  # fmt: skip
         return accounted.run("sacct", *words).stdout.splitlines()
 
     assert wait_for(lambda: accounts() == ["PENDING|older"], 60)

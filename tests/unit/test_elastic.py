@@ -26,17 +26,11 @@ from hpcml.runs.submit import prepare
 from hpcml.schedulers import slurm
 
 SITE = {
-    "slurm.gpu_request": "gres",
-    "slurm.gpu_type": "a100",
-    "slurm.extra": ["--requeue", "--constraint=fast"],
-    "partitions.gpu.gpus_per_node": 4,
-    "partitions.gpu.qos": "gpuqos",
-    "partitions.gpu.memory_per_node": "100G",
-    "runtime.modules": ["cuda/13"],
-    "environment.COLOUR": "a b",
-    "network.interface": "ib0",
+    "slurm.gpu_request": "gres", "slurm.gpu_type": "a100", "slurm.extra": ["--requeue", "--constraint=fast"],
+    "partitions.gpu.gpus_per_node": 4, "partitions.gpu.qos": "gpuqos", "partitions.gpu.memory_per_node": "100G",
+    "runtime.modules": ["cuda/13"], "environment.COLOUR": "a b", "network.interface": "ib0",
     "workers.resources": ["GPU=1"],
-}
+}  # fmt: skip
 OPTIONS: dict[str, Any] = {"site": "slurm", "account": "mine", "time": "30m", "env": ["SECRET=of mine"]}
 OF_A_RUN = {"--comment", "--output", "--open-mode", "--signal", "--requeue"}
 
