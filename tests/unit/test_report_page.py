@@ -230,6 +230,12 @@ def test_a_spike_stays_in_the_picture() -> None:
     assert min(float(y) for _, y in points) < 10
 
 
+def test_thinning_keeps_a_peak() -> None:
+    points = [(float(at), 0.0) for at in range(1000)]
+    points[500] = (500.0, 7.0)
+    assert (500.0, 7.0) in page.thin(points, 10)
+
+
 def test_a_line_is_interrupted_where_nothing_is_known() -> None:
     line = Curve("x", [0, 5, 10, 300, 305, 310], [1, 2, None, 3, 4, 5])
     assert [len(part) for part in page.pieces(line, 20)] == [2, 3]
