@@ -24,29 +24,14 @@ PACKAGE = ROOT / "hpcml"
 
 NODE_PACKAGES = {"dask", "distributed", "cloudpickle", "tornado", "psutil", "cryptography"}
 GPU_PACKAGES = {
-    "numpy",
-    "zict",
-    "distributed_ucxx",
-    "ucxx",
-    "dask_cuda",
-    "pynvml",
-    "rmm",
-    "cupy",
-    "cuda",
-}  # imported in functions, where they are there
+    "numpy", "zict", "distributed_ucxx", "ucxx", "dask_cuda", "pynvml", "rmm", "cupy", "cuda",
+}  # imported in functions, where they are there  # fmt: skip
 PICTURE_PACKAGES = {"matplotlib"}  # without it hpcml fabric says so, and leaves the picture out
 SWEEP_PACKAGES = {"optuna"}  # without it a search and a pruner are refused
 JUPYTER_PACKAGES = {
-    "jupyter_client",
-    "nbclient",
-    "nbformat",
-    "jupyter_core",
-    "jupyter_server",
-    "jupyterlab",
-    "traitlets",
-    "ipykernel",
-    "zmq",
-}  # in functions too, of hpcml[jupyter]
+    "jupyter_client", "nbclient", "nbformat", "jupyter_core", "jupyter_server", "jupyterlab", "traitlets",
+    "ipykernel", "zmq",
+}  # in functions too, of hpcml[jupyter]  # fmt: skip
 FILTERS = {"sh", "argv", "directive", "comment"}
 
 
@@ -117,51 +102,21 @@ def test_the_modules_that_a_kind_names_travel_with_its_runs(kind: Kind) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "units",
-        "errors",
-        "paths",
-        "request.option",
-        "request.options",
-        "request.record",
-        "plan.plan",
-        "plan.batch_script",
-        "plan.container",
-        "kinds.dask.options",
-        "kinds.dask.plan",
-        "kinds.ranks.options",
-        "kinds.ranks.plan",
-        "kinds.ranks.variables",
-        "schedulers.slurm_options",
+        "units", "errors", "paths", "request.option", "request.options", "request.record", "plan.plan",
+        "plan.batch_script", "plan.container", "kinds.dask.options", "kinds.dask.plan",
+        "kinds.ranks.options", "kinds.ranks.plan", "kinds.ranks.variables", "schedulers.slurm_options",
     ],
-)
+)  # fmt: skip
 def test_what_decides_neither_acts_nor_reads_a_clock(name: str) -> None:
     forbidden = {
-        "os",
-        "io",
-        "shutil",
-        "socket",
-        "subprocess",
-        "tempfile",
-        "time",
-        "datetime",
-        "random",
-        "secrets",
-        "uuid",
-    }
+        "os", "io", "shutil", "socket", "subprocess", "tempfile", "time", "datetime", "random", "secrets", "uuid",
+    }  # fmt: skip
     assert not _packages(MODULES[name]) & forbidden
     tree = ast.parse(MODULES[name].read_text())
     acts = {
-        "open",
-        "read_text",
-        "write_text",
-        "read_bytes",
-        "write_bytes",
-        "mkdir",
-        "unlink",
-        "stat",
-        "exists",
+        "open", "read_text", "write_text", "read_bytes", "write_bytes", "mkdir", "unlink", "stat", "exists",
         "is_file",
-    }
+    }  # fmt: skip
     called = {
         node.func.attr for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     }

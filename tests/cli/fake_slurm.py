@@ -102,14 +102,8 @@ def squeue(arguments: list[str], _positional: list[str]) -> tuple[int, str]:
     options = dict(word.removeprefix("--").partition("=")[::2] for word in arguments)
     asked = options["jobs"].split(",") if "jobs" in options else list(jobs())
     titles = {
-        "i": "JOBID",
-        "T": "STATE",
-        "r": "REASON",
-        "S": "START_TIME",
-        "N": "NODELIST",
-        "j": "NAME",
-        "k": "COMMENT",
-    }
+        "i": "JOBID", "T": "STATE", "r": "REASON", "S": "START_TIME", "N": "NODELIST", "j": "NAME", "k": "COMMENT",
+    }  # fmt: skip
     rows = [] if "noheader" in options else [titles]
     for job, facts in jobs().items():
         if job in asked:

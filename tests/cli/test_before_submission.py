@@ -134,14 +134,9 @@ def past(world: World, seconds: int, exit_status: int = 0) -> Path:
     lines = [json.dumps({"event": name, "time": 1e9 + at, "attempt": 0, **facts}) + "\n" for name, at, facts in events]
     (run / "events.jsonl").write_text("".join(lines))
     end = {
-        "over": True,
-        "state": "COMPLETED",
-        "exit_status": exit_status,
-        "by": "script",
-        "message": "",
-        "hint": "",
+        "over": True, "state": "COMPLETED", "exit_status": exit_status, "by": "script", "message": "", "hint": "",
         "quote": [],
-    }
+    }  # fmt: skip
     (run / "status.json").write_text(json.dumps(end))
     return run
 
@@ -172,14 +167,9 @@ def lost(world: World, node: str, *words: str) -> Path:
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(now))
     (run / "logs" / f"worker-{node}.log").write_text(f"{stamp},000 - NVRM: GPU has fallen off the bus\n")
     end = {
-        "over": True,
-        "state": "FAILED",
-        "exit_status": 82,
-        "by": "hpcml",
-        "message": "workers were lost: n3",
-        "hint": "",
-        "quote": [],
-    }
+        "over": True, "state": "FAILED", "exit_status": 82, "by": "hpcml", "message": "workers were lost: n3",
+        "hint": "", "quote": [],
+    }  # fmt: skip
     (run / "status.json").write_text(json.dumps(end))
     return run
 

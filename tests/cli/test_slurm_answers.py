@@ -374,15 +374,6 @@ def test_a_run_that_has_begun_is_not_told_to_wait_again(world: World, monkeypatc
     assert phases == sorted(phases, key=["queued", "starting", "running", "ended"].index)
 
 
-def test_a_list_is_shown_though_slurm_does_not_answer(world: World) -> None:
-    world.submit()
-    world.answer("squeue", err="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", code=1)
-    done = world.run("ls", "--json")
-    assert done.returncode == 0
-    assert [row["state"] for row in json.loads(done.stdout)] == ["UNKNOWN"]
-    assert "does not answer" in done.stderr
-
-
 DOWN_NOW = {"err": "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", "code": 1}
 
 
@@ -426,18 +417,6 @@ def test_a_run_of_which_nothing_is_known_is_an_error(world: World) -> None:
     assert done.returncode == errors.UNREACHABLE
     assert "job        101" in done.stdout
     assert "does not answer" in done.stdout
-
-
-def test_an_answer_that_cannot_be_read_is_no_end(world: World) -> None:
-    world.submit()
-    for said in ("noise\n", ""):  # tests/unit/test_slurm.py has more of them
-        world.answer("squeue", out=said)
-        done = world.run("status", "last", "--json")
-        assert done.returncode == errors.UNREACHABLE
-        facts = json.loads(done.stdout)
-        assert (facts["state"], facts["exit_status"]) == ("UNKNOWN", None)
-        assert "cannot be read" in facts["silent"]
-        assert [row["state"] for row in json.loads(world.run("ls", "--json").stdout)] == ["UNKNOWN"]
 
 
 def test_a_run_that_is_put_back_into_the_queue_has_not_ended(world: World) -> None:

@@ -74,15 +74,10 @@ def _become(number: int, words: list[str], version: str | None) -> None:
         raise LabError(f"Lab {number} is in use ({lock.name}). Wait for its end, or name another number.")
     os.set_inheritable(lock.fileno(), True)
     variables = {
-        NUMBER: str(number),
-        SLURM: version or "",
-        "SLURM_TREE": str(lab_slurms.tree(places, version)) if version else "",
-        "TOP": str(top),
-        "OWN": str(own),
-        "SHARED": " ".join(SHARED),
-        "USERS": " ".join(USERS.values()),
-        "UIDS": str(UIDS_APART * (number - 1)),
-    }
+        NUMBER: str(number), SLURM: version or "",
+        "SLURM_TREE": str(lab_slurms.tree(places, version)) if version else "", "TOP": str(top), "OWN": str(own),
+        "SHARED": " ".join(SHARED), "USERS": " ".join(USERS.values()), "UIDS": str(UIDS_APART * (number - 1)),
+    }  # fmt: skip
     enter = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]
     os.umask(0o022)
     os.execvpe(enter[0], [*enter, "sh", "-c", SCRIPT, "sh", *words], {**os.environ, **variables})

@@ -218,15 +218,10 @@ class Lab:
         home = self.places.home(user)
         words = [*lab_nodes.inside(holder), *become, "env", f"--chdir={cwd or home}", *argv]
         variables = {
-            "HOME": str(home),
-            "USER": account.pw_name,
-            "LOGNAME": account.pw_name,
-            "SHELL": "/bin/bash",
-            "PATH": f"{self.places.venv}/bin:/usr/bin:/bin",
-            "SLURM_CONF": str(self.places.slurm_conf),
-            "HPCML_SYSTEM_CONFIG": str(self.places.site),
-            "LANG": "C.UTF-8",
-        }
+            "HOME": str(home), "USER": account.pw_name, "LOGNAME": account.pw_name, "SHELL": "/bin/bash",
+            "PATH": f"{self.places.venv}/bin:/usr/bin:/bin", "SLURM_CONF": str(self.places.slurm_conf),
+            "HPCML_SYSTEM_CONFIG": str(self.places.site), "LANG": "C.UTF-8",
+        }  # fmt: skip
         if node == lab_ssh.LAPTOP:
             variables |= lab_ssh.variables(self.places)
             del variables["SLURM_CONF"], variables["HPCML_SYSTEM_CONFIG"]

@@ -42,12 +42,8 @@ for folder in pathlib.Path("/proc").glob("[0-9]*"):
 
 def slurm_conf(places: Places, nodes: int, *, accounting: bool, memory: str) -> str:
     sections = [
-        _daemons(places),
-        _scheduling(),
-        _limits(places, memory),
-        _accounting(places, accounting),
-        _nodes(nodes),
-    ]
+        _daemons(places), _scheduling(), _limits(places, memory), _accounting(places, accounting), _nodes(nodes),
+    ]  # fmt: skip
     return "\n".join(sections)
 
 

@@ -15,12 +15,8 @@ def record(name: str, found: dict[str, Any], says: str) -> None:
     right = says in found["cause"] or says in found["short"]
     verdict = "unknown" if not found["known"] else "right" if right else "wrong"
     row = {
-        "failure": name,
-        "true": says,
-        "cause": found["cause"],
-        "short": found["short"],
-        "nodes": found["nodes"],
+        "failure": name, "true": says, "cause": found["cause"], "short": found["short"], "nodes": found["nodes"],
         "verdict": verdict,
-    }
+    }  # fmt: skip
     with Path(path).open("a") as file:
         file.write(json.dumps(row) + "\n")

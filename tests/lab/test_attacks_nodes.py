@@ -1,6 +1,6 @@
 """All that another account can try on the nodes of a run: names in /tmp, ports, sockets, shared memory, files, processes.
 
-tests/lab/test_security.py and tests/local/test_wire.py hold what is not a try but a fact: modes, ports, and UCX's handshake.
+tests/lab/test_security.py and tests/local/test_wire.py hold what is not a try but a fact: ports, and UCX's handshake.
 """
 
 from __future__ import annotations
@@ -310,9 +310,11 @@ def test_files_and_processes(cluster: Cluster, target: Target) -> None:
 
 
 def test_no_secret_in_what_is_public(cluster: Cluster, target: Target) -> None:
-    """Slurm's records, command lines and logs as mallory and root see them."""
+    """Slurm's records and command lines as mallory and root see them, and the run's logs."""
     secret = target.directory / "attempts/0/secret"
     keys = [*(secret / "tls-key.pem").read_text().splitlines()[1:-1], (secret / "ucx.key").read_bytes().hex()]
+    logs = "".join(path.read_text() for path in (target.directory / "logs").iterdir())
+    assert not [key for key in (*keys, "PRIVATE KEY") if key in logs]
     job = json.loads((target.directory / "submission.json").read_text())["job"]
     asked = [["scontrol", "show", "job", "-dd", job], ["squeue", "-j", job, "-O", "ALL"], ["scontrol", "show", "step", job],
              ["scontrol", "write", "batch_script", job, "-"], ["ps", "-eww", "-o", "args"], ["ps", "eww", "-e"]]  # fmt: skip
@@ -337,15 +339,8 @@ def test_shared_memory_of_a_ucx_run(cluster: Cluster) -> None:
         pytest.skip("the lab's environment has no distributed-ucxx")
     alice, mallory_s = pwd.getpwnam(ALICE), pwd.getpwnam("hpcml-mallory")
     options = (
-        "--nodes",
-        "1",
-        "--set",
-        "workers.per_node=2",
-        "--set",
-        "network.protocol=ucx",
-        "--memory-per-node",
-        "1500M",
-    )
+        "--nodes", "1", "--set", "workers.per_node=2", "--set", "network.protocol=ucx", "--memory-per-node", "1500M",
+    )  # fmt: skip
     job, directory = cluster.detach(ONE, *options)
     workers = directory / "out/workers"
     assert wait_for(lambda: workers.exists() and bool(workers.read_text()), 60)

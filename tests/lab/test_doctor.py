@@ -35,7 +35,6 @@ case "$*" in
   *) echo 'physics||cpu_qos,gpu_qos|cpu_qos' ;;
 esac
 """
-DENIED = "#!/bin/sh\necho 'slurm_load: Access/permission denied' >&2\nexit 1\n"
 GRANT = "#!/bin/sh\necho 'physics 2026 2027 1000 1000'\n"
 SMI = "#!/bin/sh\necho '00000000:1D:00.0, 470.82.01, Enabled, Default'\n"
 ADAPTERS = """
@@ -202,30 +201,6 @@ def certificate(cluster: Cluster, key: Path, validity: str) -> None:
     done = cluster.run(*sign, str(made / "mine.pub"))
     assert done.returncode == 0, done.stderr
     cluster.run("cp", str(made / "mine-cert.pub"), f"{key}-cert.pub")
-
-
-def test_what_slurm_does_not_tell_is_not_green(cluster: Cluster, tools: Path) -> None:
-    """Sites deny sacctmgr, sinfo and scontrol; the account is missing; and the folder for runs is read-only."""
-    denied = tools / "denied"
-    for name in ("sacctmgr", "scontrol", "sinfo"):
-        put(cluster, denied, name, DENIED)
-    path = {"PATH": f"{denied}:{cluster.run('printenv', 'PATH').stdout.strip()}"}
-    cover = f"mkdir -p {SMALL}; mount -t tmpfs -o ro,mode=1777 small {SMALL}"
-    needs = ("--set", "slurm.account_required=true", "--set", f"paths.runs={SMALL}/runs")
-    with cluster.covered("login", cover, SMALL):
-        found = findings(cluster.run("hpcml", "doctor", *PATIENT, *needs, env=path), errors.UNFIT)
-    expect(
-        found,
-        {
-            "request": ("red", "a run would be refused: site lab needs an account", "Add --account"),
-            "start": ("n/a", "see request", ""),
-            "account": ("n/a", "Access/permission denied", ""),
-            "partition": ("n/a", "Access/permission denied", ""),
-            "slurm-config": ("n/a", "Access/permission denied", ""),
-            "submit-limit": ("n/a", "sets or tells no limit", ""),
-            "file-system": ("red", "Read-only file system", "--set paths.runs="),
-        },
-    )
 
 
 def test_a_silent_controller(cluster: Cluster) -> None:

@@ -66,14 +66,6 @@ def test_the_script_s_own_status(cluster: Cluster) -> None:
 
 
 @pytest.mark.beside
-def test_the_script_is_killed(cluster: Cluster) -> None:
-    ended = cluster.submit(CONNECT + "os.kill(os.getpid(), signal.SIGKILL)", *SMALL)
-    assert ended.code == 128 + signal.SIGKILL
-    assert ended.status["message"] == "the script was killed by SIGKILL"
-    assert slurm_exit(cluster, ended.directory) == "FAILED 137:0"
-
-
-@pytest.mark.beside
 def test_the_script_runs_out_of_memory(cluster: Cluster) -> None:
     if "cgroup" not in str(cluster.lab.state()):
         pytest.skip("the lab cannot enforce memory limits through cgroup v1 on this machine")

@@ -14,13 +14,8 @@ pytestmark = pytest.mark.lab
 
 SCRIPT = "import hpcml\nhpcml.connect()\nprint('the script ran')\n"
 AT_ONCE = (
-    "--nodes",
-    "2",
-    "--nodelist",
-    "n2,n3",
-    "--set",
-    "deadlines.workers=200s",
-)  # what is known at once does not wait
+    "--nodes", "2", "--nodelist", "n2,n3", "--set", "deadlines.workers=200s",
+)  # what is known at once does not wait  # fmt: skip
 
 
 def test_a_node_that_slurm_knows_is_down(cluster: Cluster) -> None:

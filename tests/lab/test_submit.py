@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shlex
 import signal
 from collections.abc import Iterator
@@ -53,18 +52,6 @@ def test_gpus_are_asked_for_and_seen(cluster: Cluster) -> None:
     assert ": no GPU is visible" in ended.err
     probes = [json.loads(path.read_text()) for path in ended.directory.glob("attempts/0/probe/*.json")]
     assert [probe["visible_devices"] for probe in probes] == ["0,1,2,3"] * 2
-
-
-def test_check_asks_the_live_controller(cluster: Cluster) -> None:
-    script = cluster.write("ok.py", "pass\n")
-    done = cluster.run("hpcml", "submit", "--check", "--nodes", "4", str(script))
-    assert done.returncode == 0, done.stderr
-    assert "Slurm would take it" in done.stdout
-    before = [line.split()[0] for line in cluster.run("hpcml", "ls").stdout.splitlines()]
-    refused = cluster.run("hpcml", "submit", "--check", "--partition", "nowhere", str(script))
-    assert refused.returncode == 65
-    assert "The partition does not exist" in refused.stderr
-    assert [line.split()[0] for line in cluster.run("hpcml", "ls").stdout.splitlines()] == before
 
 
 # -- one run that goes on while it is looked at ---------------------------------------------------------------------
@@ -136,16 +123,6 @@ def test_a_shell_on_each_node(cluster: Cluster, staying: Staying) -> None:
             shell.shown("\n42\n")
             shell.ended()
     assert "has no node" in cluster.run("script", "-qec", f"hpcml shell {staying.job} n4", "/dev/null").stdout
-
-
-def test_a_pending_job_says_why(cluster: Cluster, staying: Staying) -> None:
-    job, _ = cluster.detach("pass\n", "--nodes", "4", "--name", "second")
-    said = re.compile("PENDING: (waiting for free nodes|waiting for jobs with higher priority)")
-    shown = ("hpcml", "status", "second")
-    assert wait_for(lambda: bool(said.search(cluster.run(*shown).stdout)), 40, 0.3), cluster.run(*shown).stdout
-    rows = cluster.run("hpcml", "ls").stdout
-    assert staying.job in rows
-    assert any(job in row and "PENDING" in row for row in rows.splitlines()), rows
 
 
 def test_a_controller_that_falls_silent(cluster: Cluster, staying: Staying) -> None:

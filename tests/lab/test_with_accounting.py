@@ -41,16 +41,6 @@ def test_an_account_that_slurm_does_not_know(accounted: Cluster) -> None:
     assert (found["known"], found["rule"]) == (True, "account"), found
 
 
-def test_more_than_the_qos_allows_is_said_in_words(accounted: Cluster) -> None:
-    """Slurm accepts such a job and never starts it: the reason says so."""
-    accounted.detach(SCRIPT, "--nodes", "4", "--time", "10", "--qos", "boost_qos_dbg", "--name", "toomany", *ACCOUNT)
-
-    def shown() -> str:
-        return accounted.run("hpcml", "status", "toomany").stdout
-
-    assert wait_for(lambda: "it will never start" in shown(), 40, 0.3), shown()
-
-
 def test_a_long_run_where_one_job_may_be_submitted(accounted: Cluster) -> None:
     """The next attempt cannot wait beside this one: Slurm puts this one's job back into its queue."""
     script = """import hpcml, json, time
@@ -94,13 +84,8 @@ def test_accounting_tells_a_run_s_job_from_another_of_its_number(accounted: Clus
 
     def accounts() -> list[str]:
         words = (
-            "--noheader",
-            "--parsable2",
-            "--allocations",
-            "--duplicates",
-            f"--jobs={job}",
-            "--format=State,JobName",
-        )
+            "--noheader", "--parsable2", "--allocations", "--duplicates", f"--jobs={job}", "--format=State,JobName",
+        )  # fmt: skip
         return accounted.run("sacct", *words).stdout.splitlines()
 
     assert wait_for(lambda: accounts() == ["PENDING|older"], 60)

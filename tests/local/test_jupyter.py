@@ -40,12 +40,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     """A session under a home that has a careless Jupyter configuration, started under a careless umask."""
     home = tmp_path_factory.mktemp("home")
     careless = {
-        "token": "",
-        "allow_origin": "*",
-        "disable_check_xsrf": True,
-        "allow_remote_access": True,
-        "ip": "0.0.0.0",
-    }
+        "token": "", "allow_origin": "*", "disable_check_xsrf": True, "allow_remote_access": True, "ip": "0.0.0.0",
+    }  # fmt: skip
     for folder in (home / ".jupyter", home / "note books"):
         folder.mkdir()
         (folder / "jupyter_server_config.json").write_text(json.dumps({

@@ -345,16 +345,9 @@ def test_a_search_by_two_jobs_and_again_after_a_kill(here: Here) -> None:
 
     def words(draws: int) -> tuple[str, ...]:
         return (
-            "sweep",
-            "bowl.py",
-            "--metric",
-            "loss",
-            "--sampler",
-            "tpe(n_startup_trials=4)",
-            "--search",
-            str(draws),
+            "sweep", "bowl.py", "--metric", "loss", "--sampler", "tpe(n_startup_trials=4)", "--search", str(draws),
             *space,
-        )
+        )  # fmt: skip
 
     begun = here.folder / "begun"
     done = here.run(*words(6), "--json")

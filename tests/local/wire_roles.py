@@ -127,16 +127,8 @@ class Cluster:
     def start(self, role: str) -> None:
         with self.log(role).open("wb") as log:
             command = [
-                "nice",
-                "-n",
-                "5",
-                sys.executable,
-                "-c",
-                ROLE,
-                role,
-                self.key,
-                self.addresses.get("scheduler", ""),
-            ]
+                "nice", "-n", "5", sys.executable, "-c", ROLE, role, self.key, self.addresses.get("scheduler", ""),
+            ]  # fmt: skip
             self.processes[role] = subprocess.Popen(command, stdout=log, stderr=log, env=environment(self.folder))
         line = self.wait_for(role, "AT ucx://", seconds=60).partition("AT ")[2].splitlines()[0]
         self.addresses[role], self.secrets[role] = line.split()

@@ -50,15 +50,9 @@ file, `HPCML_WORKERS__PER_NODE` as a variable, and
 `make reference` writes this page from the schema.
 """
 KINDS = {
-    bool: "true or false",
-    int: "number",
-    units.Seconds: "duration",
-    units.TimeLimit: "time limit",
-    units.Memory: "memory",
-    str: "text",
-    tuple: "list of strings",
-    dict: "table of texts",
-}
+    bool: "true or false", int: "number", units.Seconds: "duration", units.TimeLimit: "time limit",
+    units.Memory: "memory", str: "text", tuple: "list of strings", dict: "table of texts",
+}  # fmt: skip
 # What explains the keys of a section.
 MORE = {
     "identify": "[how the site is found](sites.md#how-the-site-is-found)",

@@ -96,10 +96,6 @@ def test_what_the_script_s_lines_ask_for_is_left_out(capsys: pytest.CaptureFixtu
     assert "--nodes 8 (line 1 of a.py), --account acc (line 2 of a.py), --constraint=a (line 3 of a.py)" in said
 
 
-def test_no_gpus_may_be_asked_for() -> None:
-    assert run.fitted(spec(gpus_per_node=0), GIVEN).size.gpus_per_node == 0
-
-
 def test_a_request_takes_all_that_is_there() -> None:
     fitted = run.fitted(spec(nodes=3, name="mine"), GIVEN._replace(end=time.time() + 630))
     assert (fitted.size.nodes, fitted.size.gpus_per_node, fitted.size.cpus_per_node, fitted.name) == (3, 2, 5, "mine")

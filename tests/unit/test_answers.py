@@ -73,15 +73,9 @@ def test_facts_of_another_form_are_refused(name: str) -> None:
 def test_a_service_becomes_no_other_command_path_or_address(name: str) -> None:
     evil = [f"{prefix}{word}" for word in WORDS for prefix in ("", "/", "/a/attempts/0/secret/", "n1")]
     evil += [
-        "/tmp/a:/b",
-        "host:22",
-        "-x",
-        "relative",
-        "/etc/passwd\n",
-        "//evil:80",
-        "/a/attempts/x/secret/t",
+        "/tmp/a:/b", "host:22", "-x", "relative", "/etc/passwd\n", "//evil:80", "/a/attempts/x/secret/t",
         "/a/attempts/0/secret/../t",
-    ]
+    ]  # fmt: skip
     allowed = {"/$(touch x)", "/a;b", "/`x`", "/@evil.example", "/%h", "//evil:80"}  # a path, or a page of 127.0.0.1
     for word in evil:
         try:

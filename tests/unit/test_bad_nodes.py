@@ -81,12 +81,7 @@ def test_many_at_once_lose_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [
-    "",
-    "[",
-    "[]",
-    "{}",
-    '{"nodes": 3, "judged": {}}',
-    '{"nodes": [{"node": 1}], "judged": []}',
+    "", "[", "[]", "{}", '{"nodes": 3, "judged": {}}', '{"nodes": [{"node": 1}], "judged": []}',
     '{"nodes": [], "judged": []}',
     '{"nodes": [{"node": "--help", "why": "x", "run": "r", "time": 1795386900}], "judged": {"r": "soon"}}',
     "[" * 100_000,

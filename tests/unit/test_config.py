@@ -26,12 +26,8 @@ def test_a_later_layer_replaces_values_and_lists_and_merges_tables() -> None:
     made = layers({"a": {"x": 1, "y": [1, 2]}, "b": 1}, {"a": {"y": [3], "z": 4}})
     assert made.nested() == {"a": {"x": 1, "y": [3], "z": 4}, "b": 1}
     assert [made.origin(key) for key in ("a.x", "a.y", "a", "b", "c")] == [
-        "layer 0",
-        "layer 1",
-        "layer 0",
-        "layer 0",
-        "default",
-    ]
+        "layer 0", "layer 1", "layer 0", "layer 0", "default",
+    ]  # fmt: skip
 
 
 def test_an_empty_table_takes_away_what_was_below() -> None:

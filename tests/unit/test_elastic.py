@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import re
 import subprocess
 import sys
@@ -11,12 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import dask_jobqueue
 import pytest
-from dask_jobqueue.core import Job
-from distributed import Adaptive, Security
+from distributed import Security
 from distributed.cli.dask_worker import main as dask_worker
-from distributed.deploy.spec import SpecCluster
 
 import hpcml
 from hpcml.api import elastic as cluster
@@ -30,17 +26,11 @@ from hpcml.runs.submit import prepare
 from hpcml.schedulers import slurm
 
 SITE = {
-    "slurm.gpu_request": "gres",
-    "slurm.gpu_type": "a100",
-    "slurm.extra": ["--requeue", "--constraint=fast"],
-    "partitions.gpu.gpus_per_node": 4,
-    "partitions.gpu.qos": "gpuqos",
-    "partitions.gpu.memory_per_node": "100G",
-    "runtime.modules": ["cuda/13"],
-    "environment.COLOUR": "a b",
-    "network.interface": "ib0",
+    "slurm.gpu_request": "gres", "slurm.gpu_type": "a100", "slurm.extra": ["--requeue", "--constraint=fast"],
+    "partitions.gpu.gpus_per_node": 4, "partitions.gpu.qos": "gpuqos", "partitions.gpu.memory_per_node": "100G",
+    "runtime.modules": ["cuda/13"], "environment.COLOUR": "a b", "network.interface": "ib0",
     "workers.resources": ["GPU=1"],
-}
+}  # fmt: skip
 OPTIONS: dict[str, Any] = {"site": "slurm", "account": "mine", "time": "30m", "env": ["SECRET=of mine"]}
 OF_A_RUN = {"--comment", "--output", "--open-mode", "--signal", "--requeue"}
 
@@ -179,17 +169,6 @@ def test_what_it_cannot_do_is_refused_in_a_sentence(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HpcmlError, match="go to a login node"):
         hpcml.ElasticCluster(**OPTIONS)
-
-
-def test_dask_jobqueue_has_what_is_built_on() -> None:
-    """The names of the libraries that this stands on, beyond what they document."""
-    assert issubclass(cluster.ElasticCluster, dask_jobqueue.SLURMCluster)
-    for name in ("job_header", "_command_template"):
-        assert name in inspect.getsource(Job), name
-    for name in ("_start", "_close", "_correct_state", "_update_worker_status", "_new_worker_name", "scale_down"):
-        assert hasattr(SpecCluster, name), name
-    for name in ("target", "workers_to_close", "scale_up", "scale_down", "plan", "observed"):
-        assert hasattr(Adaptive, name), name
 
 
 @pytest.mark.parametrize(("error", "said"), [

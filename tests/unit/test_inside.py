@@ -38,13 +38,6 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_settings.Co
     return loaded
 
 
-def test_the_plans_settings_arrive_on_the_node(context: node_settings.Context) -> None:
-    assert (context.node, context.node_names, context.number) == ("n1", ("n1", "n2"), 0)
-    assert context.settings.code.arguments == ("a", "")
-    assert context.settings.job.nodes == 2
-    assert context.worker_names("n1") == ("n1",)
-
-
 def test_who_is_missing(context: node_settings.Context) -> None:
     assert losses.missing_nodes(context, {"n1", "n2"}) == []
     context.run.log("worker", "n2").write_text("it imports\n")

@@ -77,14 +77,10 @@ def test_another_kind_adds_options_without_a_change_elsewhere(tmp_path: Path) ->
     other = "--profile is for runs of kind dask, and this run is of kind parts (--profile).\nLeave it out."
     unknown = "There is no option '--portions' (hpcml submit).\nUse --parts."
     assert facts["words"] == [
-        ["dask", None, None],
-        ["parts", {"parts": 2, "own_clusters": True}, 2],
-        ["parts", {"parts": 3, "own_clusters": False}, 3],
-        ["dask", {"own_clusters": False, "profile": "dask"}, None],
-        other,
-        unread,
-        unknown,
-    ]
+        ["dask", None, None], ["parts", {"parts": 2, "own_clusters": True}, 2],
+        ["parts", {"parts": 3, "own_clusters": False}, 3], ["dask", {"own_clusters": False, "profile": "dask"}, None],
+        other, unread, unknown,
+    ]  # fmt: skip
     assert facts["python"] == [4, False]
     assert facts["kinds"] == {"nodes": [], "profile": ["dask"], "parts": ["parts"], "own_clusters": ["dask", "parts"]}
     assert facts["help"]

@@ -66,13 +66,9 @@ def test_keywords_are_options(keywords: dict[str, Any], given: dict[str, Any]) -
 def test_the_request_of_keywords() -> None:
     code = Code(Path("/x/job.py"))
     keywords = {
-        "nodes": 4,
-        "gpus_per_node": "a100:2",
-        "site": "leonardo",
-        "set": {"a.b": 1},
-        "env": {"A": "x"},
+        "nodes": 4, "gpus_per_node": "a100:2", "site": "leonardo", "set": {"a.b": 1}, "env": {"A": "x"},
         "max_restarts": 0,
-    }
+    }  # fmt: skip
     spec = reading.request_of(reading.given_by_keywords(keywords, options.of("python"), "hpcml.submit()"), code)
     assert (spec.size.nodes, spec.size.gpu_type, spec.size.gpus_per_node, spec.attempts.max_restarts) == (
         4,

@@ -233,18 +233,10 @@ def test_bad_input_is_one_sentence(
 def test_keywords_become_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     options = {
-        "site": "slurm",
-        "set": {"workers.per_node": 2, "slurm.extra": ["--x=y"]},
-        "time": 30,
-        "memory_per_node": "2G",
-        "gpus_per_node": "a100:4",
-        "cpus_per_node": 8,
-        "exclusive": True,
-        "mail_user": "me",
-        "sbatch": ["--licenses=foo"],
-        "env": ["B=1=2", "A="],
-        "partition": None,
-    }
+        "site": "slurm", "set": {"workers.per_node": 2, "slurm.extra": ["--x=y"]}, "time": 30,
+        "memory_per_node": "2G", "gpus_per_node": "a100:4", "cpus_per_node": 8, "exclusive": True, "mail_user": "me",
+        "sbatch": ["--licenses=foo"], "env": ["B=1=2", "A="], "partition": None,
+    }  # fmt: skip
     code = request.Code(Path("<lambda>"), cwd=tmp_path, form=Form.MAP)
     loaded, made = job_request.parse("hpcml.map", "map", code, {"nodes": 1, **options})
     assert (loaded.site.workers.per_node, loaded.site.slurm.extra) == (2, ("--x=y",))

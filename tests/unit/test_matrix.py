@@ -11,7 +11,7 @@ import pytest
 
 from hpcml.node.interconnect import picture
 from hpcml.node.interconnect.measurement import GIB, Pair
-from hpcml.node.interconnect.picture import MOST_NAMES, _natural
+from hpcml.node.interconnect.picture import MOST_NAMES
 
 SVG = "{http://www.w3.org/2000/svg}"
 VERMILION = "#d55e00"
@@ -182,10 +182,6 @@ def test_without_matplotlib_the_table_is_still_there(monkeypatch: pytest.MonkeyP
     assert "22" in matrix_text(pairs)
     with pytest.raises(ImportError, match="matplotlib"):
         matrix_svg(pairs, "t")
-
-
-def test_names_in_the_order_that_people_expect() -> None:
-    assert sorted(["n10-1", "n9-0", "n10-0", "login", "n1"], key=_natural) == ["login", "n1", "n9-0", "n10-0", "n10-1"]
 
 
 def test_the_scale_can_be_read_without_colours() -> None:

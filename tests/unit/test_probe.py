@@ -22,18 +22,9 @@ from tests.fixtures.nodes import tree
 
 LEONARDO = tree.raw("leonardo.nvml")
 PARTS = (
-    "system",
-    "packages",
-    "importable",
-    "infiniband",
-    "interfaces",
-    "limits",
-    "cpus",
-    "memory",
-    "modules",
-    "gpu",
+    "system", "packages", "importable", "infiniband", "interfaces", "limits", "cpus", "memory", "modules", "gpu",
     "ucx",
-)
+)  # fmt: skip
 
 
 def facts_of(name: str, root: Path, *edits: tuple[str, str]) -> dict[str, Any]:
@@ -62,22 +53,13 @@ def test_a_whole_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (facts["driver"], facts["cuda_driver"], facts["visible_count"]) == ("535.274.02", "12.2", 4)
     peers = ("0000:10:00.0", "0000:52:00.0", "0000:cb:00.0")
     assert facts["gpus"][2] == {
-        "index": 2,
-        "uuid": "GPU-00000002-1111-2222-3333-444455556666",
-        "name": "NVIDIA A100-SXM-64GB",
-        "memory": 64 * 1024**3,
-        "bar1": 128 * 1024**3,
-        "capability": [8, 0],
-        "bus_id": "0000:8a:00.0",
+        "index": 2, "uuid": "GPU-00000002-1111-2222-3333-444455556666", "name": "NVIDIA A100-SXM-64GB",
+        "memory": 64 * 1024**3, "bar1": 128 * 1024**3, "capability": [8, 0], "bus_id": "0000:8a:00.0",
         "pci": {"bus_id": "0000:8a:00.0", "path": ["pci0000:89", "0000:89:02.0", "0000:8a:00.0"], "numa": 1},
-        "mig": False,
-        "mig_devices": [],
-        "cpus": "16-31",
+        "mig": False, "mig_devices": [], "cpus": "16-31",
         "nvlink": {"links": 12, "active": 12, "version": "3.1", "peers": dict.fromkeys(peers, 4)},
-        "p2p": dict.fromkeys(peers, "ok"),
-        "visible": True,
-        "errors": {},
-    }
+        "p2p": dict.fromkeys(peers, "ok"), "visible": True, "errors": {},
+    }  # fmt: skip
     assert facts["ucx"]["version"] == "1.19.0"
     assert facts["ucx"]["transports"]["rc_mlx5"] == [f"mlx5_{number}:1" for number in range(4)]
     assert facts["ucx"]["transports"]["tcp"] == ["ib0", "lo"]
@@ -89,20 +71,11 @@ def test_ports_and_interfaces(tmp_path: Path) -> None:
     facts = facts_of("leonardo", tmp_path, down)
     first, second = facts["infiniband"][:2]
     assert first == {
-        "name": "mlx5_0:1",
-        "device": "mlx5_0",
-        "port": 1,
-        "state": "ACTIVE",
-        "physical_state": "LinkUp",
-        "rate": "100 Gb/sec (2X HDR)",
-        "gigabits": 100.0,
-        "link_layer": "InfiniBand",
-        "subnet": "fe80:0000:0000:0000",
-        "netdevs": ["ib0"],
-        "firmware": "20.35.1012",
-        "board": "MT_0000000594",
+        "name": "mlx5_0:1", "device": "mlx5_0", "port": 1, "state": "ACTIVE", "physical_state": "LinkUp",
+        "rate": "100 Gb/sec (2X HDR)", "gigabits": 100.0, "link_layer": "InfiniBand", "subnet": "fe80:0000:0000:0000",
+        "netdevs": ["ib0"], "firmware": "20.35.1012", "board": "MT_0000000594",
         "pci": {"bus_id": "0000:31:00.0", "path": ["pci0000:30", "0000:30:04.0", "0000:31:00.0"], "numa": 0},
-    }
+    }  # fmt: skip
     assert (second["state"], second["physical_state"]) == ("DOWN", "Polling")
     interfaces = {entry["name"]: entry for entry in facts["interfaces"]}
     assert (interfaces["ib0"]["kind"], interfaces["eno1"]["kind"]) == ("infiniband", "ethernet")
@@ -138,13 +111,9 @@ def test_what_is_in_the_folder_of_interfaces_besides_them(tmp_path: Path) -> Non
 
 def test_ways_to_gpu_memory(tmp_path: Path) -> None:
     assert facts_of("leonardo", tmp_path / "a")["modules"] == {
-        "nvidia": "535.274.02",
-        "open_driver": False,
-        "gdrcopy": True,
-        "gpudirect": ["nvidia_peermem"],
-        "verbs": ["uverbs0", "uverbs1", "uverbs2", "uverbs3"],
-        "rdma_cm": True,
-    }
+        "nvidia": "535.274.02", "open_driver": False, "gdrcopy": True, "gpudirect": ["nvidia_peermem"],
+        "verbs": ["uverbs0", "uverbs1", "uverbs2", "uverbs3"], "rdma_cm": True,
+    }  # fmt: skip
     newer = facts_of("no-nic", tmp_path / "b")["modules"]
     assert (newer["open_driver"], newer["gpudirect"], newer["verbs"]) == (True, ["dmabuf"], [])
     older = facts_of("no-nic", tmp_path / "c", ("osrelease 6.18", "osrelease 5.11"))["modules"]

@@ -121,20 +121,9 @@ def test_arguments_that_name_what_is_not_sent(tmp_path: Path) -> None:
         (tmp_path / name).write_text("x")
     sent = [Entry("sub/conf.txt", 1, 0, 0), Entry("job.py", 1, 0, 0)]
     words = (
-        "sub/conf.txt",
-        "./sub/conf.txt",
-        "sub",
-        "data.bin",
-        "--in=data.bin",
-        f"{tmp_path}/job.py",
-        "other/data",
-        "-v",
-        "5",
-        ".",
-        "x" * 5000,
-        "a\0b",
-        "",
-    )
+        "sub/conf.txt", "./sub/conf.txt", "sub", "data.bin", "--in=data.bin", f"{tmp_path}/job.py", "other/data",
+        "-v", "5", ".", "x" * 5000, "a\0b", "",
+    )  # fmt: skip
     assert channel.unsent(words, tmp_path, sent) == ["data.bin", "--in=data.bin", f"{tmp_path}/job.py"]
 
 

@@ -1,4 +1,4 @@
-"""The table of repairs: complete, on its page, and needless repairs are noticed.
+"""The table of repairs: complete, and needless repairs are noticed.
 
 A repair whose package is installed here has a test that fails when the installed release mends the fault itself, below
 and in test_repair_closing.py. Each repair is looked at again when the release that hpcml is tested with changes.
@@ -19,14 +19,6 @@ from hpcml import repairs
 from hpcml.repairs.table import REPAIRS, Repair
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs/upstream/README.md"
-
-
-def row(repair: Repair) -> str:
-    """Return a repair as a row of the page."""
-    fixed = repair.fixed_in or "none yet"
-    about = f"{repair.package} {repair.needed_with}", repair.fault, repair.upstream, fixed, repair.gain
-    return f"| `{repair.module}` | {' | '.join(about)} |"
 
 
 def releases_in_use() -> dict[str, str]:
@@ -46,13 +38,6 @@ def output(code: str) -> str:
 def test_the_table_has_all_modules() -> None:
     modules = {path.stem for path in (ROOT / "hpcml/repairs").glob("*.py")}
     assert {repair.module for repair in REPAIRS} == modules - {"__init__", "table"}
-
-
-def test_the_page_shows_the_table() -> None:
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith(("| `", "|`"))]
-    assert rows == [row(repair) for repair in REPAIRS]
-    for patch in re.findall(r"\(([\w-]+\.patch)\)", "".join(repair.upstream for repair in REPAIRS)):
-        assert (PAGE.parent / patch).is_file()
 
 
 @pytest.mark.parametrize("repair", REPAIRS, ids=lambda repair: repair.module)

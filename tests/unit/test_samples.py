@@ -91,18 +91,11 @@ def row(t: object) -> bytes:
 
 def test_damage_costs_the_damaged_line_alone(attempt: AttemptPaths, subtests: pytest.Subtests) -> None:
     damaged = {
-        "half a line": b'{"t": 1002.0, "cp',
-        "bytes": b"\xff\xfe\x00",
-        "columns too few": b"[1, 2]",
-        "no table": b"5",
-        "no time": b'{"cpu": 1}',
-        "a time that is none": row("now"),
-        "no number": row(float("nan")),
-        "without end": b"[" * 100_000,
-        "a number without end": b"[" + b"9" * 10_000 + b"]",
-        "a number too large": row(1e300),
-        "nothing": b"",
-    }
+        "half a line": b'{"t": 1002.0, "cp', "bytes": b"\xff\xfe\x00", "columns too few": b"[1, 2]", "no table": b"5",
+        "no time": b'{"cpu": 1}', "a time that is none": row("now"), "no number": row(float("nan")),
+        "without end": b"[" * 100_000, "a number without end": b"[" + b"9" * 10_000 + b"]",
+        "a number too large": row(1e300), "nothing": b"",
+    }  # fmt: skip
     for name, line in damaged.items():
         with subtests.test(name):
             content = lines(HEADERS["node"], SAMPLE).encode() + line + b"\n" + lines(at(1006.25)).encode()

@@ -185,15 +185,9 @@ def test_a_node_is_looked_at_without_any_package(tmp_path: Path, monkeypatch: py
         "SLURMD_NODENAME": "n1",
     }
     words = [
-        sys.executable,
-        "-S",
-        "-P",
-        "-m",
-        "hpcml.node.hardware.probe",
-        "--thorough",
-        "--job",
+        sys.executable, "-S", "-P", "-m", "hpcml.node.hardware.probe", "--thorough", "--job",
         str(tmp_path / "seen.json"),
-    ]
+    ]  # fmt: skip
     done = subprocess.run(words, env=environment, check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     seen = json.loads((tmp_path / "seen.json").read_text())

@@ -88,17 +88,10 @@ def test_a_controller_that_is_gone(recorded: Recorded, subtests: pytest.Subtests
 
 
 ENDS = {
-    "time limit": "TIMEOUT",
-    "node failure": "NODE_FAIL",
-    "completed": "COMPLETED",
-    "failed": "FAILED",
-    "task failed": "FAILED",
-    "task killed": "FAILED",
-    "no program": "FAILED",
-    "cancelled": "CANCELLED",
-    "signalled": "FAILED",
-    "requeued": "CANCELLED",
-}
+    "time limit": "TIMEOUT", "node failure": "NODE_FAIL", "completed": "COMPLETED", "failed": "FAILED",
+    "task failed": "FAILED", "task killed": "FAILED", "no program": "FAILED", "cancelled": "CANCELLED",
+    "signalled": "FAILED", "requeued": "CANCELLED",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("source", ["squeue: ended", "sacct: ended"])
@@ -207,14 +200,9 @@ def test_an_allocation(recorded: Recorded) -> None:
 
 
 RULES_OF = {
-    "time limit": "time-limit",
-    "node failure": "node-failure",
-    "memory": "oom-kill",
-    "no program": "execve",
-    "no folder": "chdir",
-    "step too wide": "step-cpus",
-    "requeued": "requeued",
-}
+    "time limit": "time-limit", "node failure": "node-failure", "memory": "oom-kill", "no program": "execve",
+    "no folder": "chdir", "step too wide": "step-cpus", "requeued": "requeued",
+}  # fmt: skip
 CAUSES = {
     "time limit": "TIME LIMIT",
     "node failure": "NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS",

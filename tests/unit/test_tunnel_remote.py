@@ -79,14 +79,9 @@ def test_a_damaged_service_file_is_said(run: directories.Run) -> None:
 def test_an_end_counts_until_the_job_is_started_again(run: directories.Run) -> None:
     diary(run, "allocated", "driver-started", "driver-ended", "torn-down")
     ended = {
-        "over": True,
-        "state": "CANCELLED",
-        "exit_status": 86,
-        "message": "the run was cancelled",
-        "by": "user",
-        "hint": "",
-        "quote": [],
-    }
+        "over": True, "state": "CANCELLED", "exit_status": 86, "message": "the run was cancelled", "by": "user",
+        "hint": "", "quote": [],
+    }  # fmt: skip
     run.paths.status.write_text(json.dumps(ended))
     assert status.status(run).state == "CANCELLED"
     diary(run, "allocated")

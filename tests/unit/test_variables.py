@@ -61,9 +61,5 @@ def test_the_values_of_here_are_carried_to_another_machine(monkeypatch: pytest.M
     own = ["-N", "2", "--env", "FROM_HERE", "--env=A=1", "--wait"]
     options = commands.build_parser("submit").parse_args(own)
     assert variables.carried(own, options.env_file or (), options.env) == [
-        "-N",
-        "2",
-        "--wait",
-        "--env=A=1",
-        "--env=FROM_HERE=a b",
-    ]
+        "-N", "2", "--wait", "--env=A=1", "--env=FROM_HERE=a b",
+    ]  # fmt: skip

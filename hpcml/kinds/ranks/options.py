@@ -29,7 +29,7 @@ OPTIONS = KindOptions(
     Ranks(),
     {
         "how much": (
-            Option("ranks", "without Dask: start the script once per GPU, once per node, or N times per node", _TAKERS,
+            Option("ranks", "ranks per GPU, per node, or N per node; no Dask", _TAKERS,
                    read=read, metavar="gpu|node|N", values=("gpu", "node"), common=_TAKERS),
         ),
     },
