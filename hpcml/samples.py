@@ -148,7 +148,7 @@ class Event(NamedTuple):
             return ""
         processes = "1 process" if self.kills == 1 else f"{self.kills} processes"
         perhaps = " (of any program there: the job has no memory group of its own)" if of_host else ""
-        return f"{node}: the kernel killed {processes} for want of memory{perhaps}"
+        return f"{node} ran out of memory: the kernel killed {processes}{perhaps}"
 
 
 class NodeSeries(NamedTuple):

@@ -57,6 +57,11 @@ def test_links_and_anchors_resolve(subtests: pytest.Subtests) -> None:
                 assert not anchor or anchor in anchors(found), target
 
 
+def test_each_page_is_in_the_navigation_of_the_site() -> None:
+    named = re.findall(r"[\w./-]+\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert {str(page.relative_to(ROOT)) for page in OWN} <= set(named)
+
+
 # -- commands -----------------------------------------------------------------------------------------------------
 
 

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 HEADER = ("RUN", "STATE", "EXIT", "NODES", "AGE", "TIME", "JOB", "SITE", "WHAT", "COMMAND")
 _NUMBERS = {HEADER.index(title) for title in ("EXIT", "NODES", "AGE", "TIME", "JOB")}  # aligned to the right
 _LEAST_WANTED = [HEADER.index(title) for title in ("SITE", "JOB", "AGE", "EXIT", "TIME", "NODES")]
+_LESS_THAN_COMMAND = _LEAST_WANTED[:3]
 _WHAT, _COMMAND = HEADER.index("WHAT"), HEADER.index("COMMAND")
 _SHORTEST = 12  # characters of WHAT and COMMAND; less tells nothing
+_ENOUGH = 16  # characters of COMMAND, for which less wanted columns go
 _DATE = len("-20260131-235959-ffff")  # the end of an id
 _USUAL_RUN = 32  # characters; a longer id stands on a line of its own where the terminal is narrow
 
@@ -136,8 +138,9 @@ def table(rows: Sequence[Sequence[str]], width: int, causes: Sequence[str] = ())
     """Return a header and rows in aligned columns of two spaces between; ``width`` 0 is as wide as they are.
 
     Where they are too wide, the command is cut, then what a run waits for or how it ended. Then a long id takes a line
-    of its own, then whole columns go. An id is cut only where the terminal is narrower than itself. ``causes`` are why
-    runs failed, row by row: one that finds no room in its column is a line below its row.
+    of its own, then whole columns go: site, job and age to make room for the command, then the others. An id is cut
+    only where the terminal is narrower than itself. ``causes`` are why runs failed, row by row: one that finds no room
+    in its column is a line below its row.
     """
     lines = [HEADER, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
@@ -145,10 +148,11 @@ def table(rows: Sequence[Sequence[str]], width: int, causes: Sequence[str] = ())
     if width:
         if _sum(widths, kept) > width:
             widths[0] = max(len(line[0]) for line in lines if len(line[0]) <= _USUAL_RUN)
+        command = min(widths[_COMMAND], _ENOUGH) + 2 if any(row[_COMMAND] for row in rows) else 0
         for column in _LEAST_WANTED:
-            if _sum(widths, kept) > width:
+            if _sum(widths, kept) + (command if column in _LESS_THAN_COMMAND else 0) > width:
                 kept.remove(column)
-        _fill(rows, widths, kept, width)
+        _fill(rows, widths, kept, width, command)
     texts = []
     for line, cause in zip(lines, ("", *(causes or [""] * len(rows))), strict=True):
         parts = [cut(line[column], widths[column]) for column in kept]
@@ -168,10 +172,10 @@ def table(rows: Sequence[Sequence[str]], width: int, causes: Sequence[str] = ())
     return texts
 
 
-def _fill(rows: Sequence[Sequence[str]], widths: list[int], kept: list[int], width: int) -> None:
-    """Keep WHAT and COMMAND where the other columns leave room for them, as wide as the room."""
-    for column in (_WHAT, _COMMAND):
-        room = width - _sum(widths, kept) - 2
+def _fill(rows: Sequence[Sequence[str]], widths: list[int], kept: list[int], width: int, command: int) -> None:
+    """Keep WHAT and COMMAND where the other columns leave room for them, as wide as the room; COMMAND has its part."""
+    for column, rest in ((_WHAT, command), (_COMMAND, 0)):
+        room = width - _sum(widths, kept) - 2 - rest
         if any(row[column] for row in rows) and room >= min(widths[column], _SHORTEST):
             widths[column] = min(widths[column], room)
             kept.append(column)

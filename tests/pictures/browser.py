@@ -103,9 +103,10 @@ def photograph(svg: str, width: int, picture: Path, back: str) -> None:
         shown.screenshot(path=str(picture), full_page=True)
 
 
-def top_of(path: Path, picture: Path) -> None:
+def top_of(path: Path, picture: Path, width: int = 1000, scheme: str = "light") -> None:
     """Write what a browser shows first of a page that is a file."""
-    with page(1000, 1000) as shown:
+    with page(width, 1000) as shown:
+        shown.emulate_media(color_scheme=scheme)
         shown.goto(path.as_uri())
         shown.screenshot(path=str(picture))
 

@@ -3,6 +3,7 @@
 
 tests/pictures/make.py                 write docs/pictures (what the pages show)
 tests/pictures/make.py --look FOLDER   write what each command shows at 60, 80 and 120 columns, dark and light
+tests/pictures/make.py --first FOLDER  the same of the screens that a user sees first, with a report's page
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import svg
 import report_samples
 from hpcml import kinds
 from hpcml.report.page import make
-from screen import Cell, Line, Result, run
+from screen import ROWS, Cell, Line, Result, run
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs/pictures"
 LAB = Path(__file__).resolve().parents[1] / "lab/lab.py"
@@ -52,6 +53,8 @@ SCRIPTS = {
     "for step in range(1_000):\n    (x.T @ x - step).sum().compute()\n",
     "sums.py": "import dask.array as da\nimport hpcml\n\nclient = hpcml.connect()\nx = da.random.default_rng(0).normal(size=(8_000, 1_000), chunks=(500, 1_000))\n"
     "for step in range(1, 1_000):\n    print('sum', round(float((x + step).sum().compute())), 'at step', step, flush=True)\n",
+    "point.py": "import argparse\n\nimport hpcml\n\nparser = argparse.ArgumentParser()\nparser.add_argument('--k', type=int)\nparser.add_argument('--rate', type=float)\n"
+    "chosen = parser.parse_args()\nhpcml.connect()\nhpcml.run.report(loss=chosen.rate / chosen.k, seconds_of_training=0.5 * chosen.k)\n",
     "typo.py": "import hpcml\n\nclient = hpcml.connect(\nprint(client)\n",
 }
 
@@ -80,11 +83,10 @@ class Desk:
         }
 
     def see(self, typed: str, columns: int, moments: Sequence[str] = (), keys: dict[str, bytes] | None = None,
-            **variables: str) -> Result:  # fmt: skip
+            rows: int = ROWS, **variables: str) -> Result:  # fmt: skip
         """Type a line, press keys at moments, and return what the terminal shows."""
-        return run(
-            ["bash", "-c", typed], columns, {**self.environment, **variables}, self.folder, moments=moments, keys=keys
-        )
+        return run(["bash", "-c", typed], columns, {**self.environment, **variables}, self.folder, moments=moments, keys=keys,
+                   rows=rows, timeout=300)  # fmt: skip
 
     def close(self) -> None:
         """End the runs that are left, so that none outlives its files."""
@@ -93,7 +95,7 @@ class Desk:
     def piped(self, typed: str, **variables: str) -> str:
         """Return what a command writes into a pipe, standard error with it."""
         done = subprocess.run(["bash", "-c", typed], env={**self.environment, **variables}, cwd=self.folder, text=True, check=False,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=120)  # fmt: skip
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=300)  # fmt: skip
         return done.stdout
 
 
@@ -140,9 +142,17 @@ COMMANDS = {
     "cancel-all": "hpcml cancel --all --yes",
     "rm": "hpcml rm --failed < /dev/null",
     "rerun": "hpcml rerun first",
+    "top": "hpcml top sums",
+    "doctor": "hpcml doctor",
+    "sweep-table": "hpcml sweep table point",
     "tunnel": "hpcml tunnel last",
     **{f"{name}-help": f"hpcml {name} --help" for name in ("ls", "run", "image", "image build", "tunnel", "jupyter", "fabric")},
 }  # fmt: skip
+FIRST_SCREENS = ("nothing", "submit", "dry-run", "ls", "status", "why", "top", "doctor", "sweep-table", "report")
+BEFORE = {"top": "hpcml submit --detach --nodes 2 sums.py",
+          "sweep-table": "hpcml sweep --wait point.py --grid k=2,4,8 --grid rate=0.1,0.001"}  # fmt: skip
+AFTER = {"top": "hpcml cancel sums; hpcml wait sums"}
+PAGES = {60: 400, 80: 800, 120: 1280}  # pixels of a browser's page beside a terminal of so many columns
 PLAIN = (
     "submit",
     "typo",
@@ -153,7 +163,7 @@ PLAIN = (
     "cancel-again",
 )  # are also shown in a pipe, and with NO_COLOR
 MOMENTS = {"submit": ("the batch script starts", "workers    0/2", "workers    1/2")}
-KEYS = {"interrupted": {"step 1": b"\x03"}, "wait-interrupted": {"alone": b"\x03"}}
+KEYS = {"top": {"at step 20": b"q"}, "interrupted": {"step 1": b"\x03"}, "wait-interrupted": {"alone": b"\x03"}}
 BROKEN = re.compile(
     r'^\s*(\||File "|\^+$|#SBATCH|\d{4}-\d\d-\d\d )'
 )  # quotes and logs, which stay as they were written
@@ -166,13 +176,20 @@ def look(folder: Path, chosen: Sequence[str], widths: Sequence[int] = WIDTHS) ->
     """
     folder.mkdir(parents=True, exist_ok=True)
     wanted = [name for name in COMMANDS if not chosen or name in chosen]
+    first = ["submit", "divide", *(["interrupted"] if any("slow" in COMMANDS[name] for name in wanted) else [])]
     for columns in widths:
         with tempfile.TemporaryDirectory() as home:
             desk = Desk(Path(home) / "home/ada")
             with closing(desk):
-                for name in [name for name in COMMANDS if name in (*wanted, "submit", "divide", "interrupted")]:
+                for name in [name for name in COMMANDS if name in (*wanted, *first)]:
                     typed = COMMANDS[name]
-                    seen = desk.see(typed, columns, MOMENTS.get(name, ()), KEYS.get(name))
+                    desk.piped(BEFORE.get(name, ":"))
+                    seen = desk.see(
+                        typed, columns, MOMENTS.get(name, ()), KEYS.get(name), 24 if name == "top" else ROWS
+                    )
+                    desk.piped(AFTER.get(name, ":"))
+                    if name == "top":
+                        seen = seen._replace(lines=seen.moments["at step 20"])
                     parts = [*seen.moments.values(), seen.lines] if name in MOMENTS else [seen.lines]
                     lines = [line for part in parts for line in (*prompt(typed, columns), *part, ())]
                     lines += [*prompt("echo $?", columns), tuple(map(Cell, str(seen.status)))]
@@ -181,7 +198,7 @@ def look(folder: Path, chosen: Sequence[str], widths: Sequence[int] = WIDTHS) ->
                             svg.render(lines, columns, svg.THEMES[theme])
                         )
                     broken = [line for line in seen.broken if not BROKEN.match(line)]
-                    what = f"  broken: {broken}" if broken else ""
+                    what = f"  {len(broken)} broken: {broken[:3]}" if broken else ""
                     print(
                         f"{name:<16} {columns:>4} columns, {len(seen.lines):>3} lines, status {seen.status}{what}",
                         flush=True,
@@ -193,6 +210,10 @@ def look(folder: Path, chosen: Sequence[str], widths: Sequence[int] = WIDTHS) ->
                             cell for line in plain.lines for cell in line if cell.colour != "default" or cell.bold
                         ]
                         assert not coloured, f"NO_COLOR: {name} has colours"
+                if "report" in chosen:
+                    page = next(desk.home.glob(".hpcml/runs/first-*/report.html"))
+                    for theme in svg.THEMES:
+                        browser.top_of(page, folder / f"report-{columns}-{theme}.png", PAGES[columns], theme)
     for name, theme in itertools.product(wanted, svg.THEMES):
         sheet(folder, name, theme, widths)
 
@@ -239,9 +260,9 @@ def _why(desk: Desk) -> None:
 def _top(desk: Desk) -> None:
     """Take the picture of a view when tasks have been counted for a while."""
     desk.piped("hpcml submit --detach --nodes 4 sums.py")
-    typed = "hpcml top sums"
-    moment = "at step 20"  # the end of a line, which is drawn whole then
-    seen = run(["bash", "-c", typed], 80, desk.environment, desk.folder, keys={moment: b"q"}, rows=24, timeout=300)
+    typed = COMMANDS["top"]
+    (moment,) = KEYS["top"]  # the end of a line, which is drawn whole then
+    seen = desk.see(typed, 80, keys=KEYS["top"], rows=24)
     desk.piped("hpcml cancel sums; hpcml wait sums")
     lines = [*prompt(typed, 80), *seen.moments[moment]]
     (PICTURES / "top.svg").write_text(svg.render(lines, 80, svg.THEMES["dark"], [0]))
@@ -296,13 +317,18 @@ def main() -> int:
     """Write the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--look", type=Path, metavar="FOLDER", help="write pictures of every command there instead")
+    parser.add_argument(
+        "--first", type=Path, metavar="FOLDER", help="write pictures of the first screens there instead"
+    )
     parser.add_argument("--only", default="", metavar="NAME,…", help="these pictures, or these commands with --look")
     parser.add_argument(
         "--widths", type=int, nargs="+", default=WIDTHS, metavar="COLUMNS", help="with --look: these widths"
     )
     options = parser.parse_args()
     chosen = [name for name in options.only.split(",") if name]
-    if options.look:
+    if options.first:
+        look(options.first, chosen or FIRST_SCREENS, options.widths)
+    elif options.look:
         look(options.look, chosen, options.widths)
     else:
         document(chosen)

@@ -9,6 +9,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
+HOME = Path(__file__).with_name("home.md")
 LINK = re.compile(r"\]\(([^)#\s:]+)(?:#[^)\s]*)?\)")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -27,7 +28,15 @@ def pages_of(nav: object) -> list[str]:
 
 
 def on_config(config: Any) -> Any:
-    """Set the anchors."""
+    """Set the anchors.
+
+    Raises
+    ------
+    ValueError
+        If the search has words for a page that is not in the navigation.
+    """
+    if unknown := sorted(set(config.extra["words"]) - set(pages_of(config.nav))):
+        raise ValueError(f"mkdocs.yml has words for pages that are not in nav: {', '.join(unknown)}")
     config.mdx_configs.setdefault("toc", {})["slugify"] = anchor
     return config
 
@@ -47,12 +56,15 @@ def on_files(files: Files, config: Any) -> Files:
     return Files([*theirs, *ours])
 
 
-def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
-    """Leave out what the tests read (the marks above blocks, the word behind a language); errors come first in a search."""
-    if page.file.src_uri == "docs/troubleshooting.md":
-        page.meta["search"] = {"boost": 4}
-    elif page.file.src_uri == "docs/upstream/README.md":  # quotes the same errors, for developers of other projects
-        page.meta["search"] = {"exclude": True}
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: object) -> str:
+    """Give the page its weight and words for the search; leave out what only the tests read; README is the home page."""
+    tab = page.ancestors[-1].title if page.ancestors else "Home" if page.is_homepage else "Maintainers"
+    weights = config.extra["weights"]
+    page.meta["search"] = {"boost": weights.get(page.file.src_uri, weights.get(tab, 1))}
+    page.meta["tags"] = config.extra["words"].get(page.file.src_uri, [])
+    if page.file.src_uri == "README.md":
+        page.meta["hide"] = ["navigation", "toc"]
+        return HOME.read_text(encoding="utf-8").replace("](../../", "](")
     return re.sub(
         r"^```(\w+) \w+$", r"```\1", re.sub(r"^<!--.*?-->\n", "", markdown, flags=re.MULTILINE), flags=re.MULTILINE
     )

@@ -126,7 +126,7 @@ def test_what_is_known_of_the_work(tmp_path: Path) -> None:
     assert "workers   8 of 8 on 2 nodes" in shown
     assert any(line.endswith("1,600 of 2,000 done, 40/s, 10 s left, 3 failed, 16 assigned") for line in shown)
     assert "data      spilled 8.0 GiB (1.0 MiB/s), transfers 1.0 GiB/s" in shown
-    assert "wire      net 2.0 MiB/s, IB 6.0 GiB/s" in shown  # a fall of a counter would be none
+    assert "network   net 2.0 MiB/s, IB 6.0 GiB/s" in shown  # a fall of a counter would be none
     assert shown[-2:] == ["          step 39, loss 0.0256", frame.FOOTER]
 
 
@@ -173,7 +173,7 @@ def test_a_node_that_lacks_workers_says_so(tmp_path: Path) -> None:
     lines(run.attempt.samples_of_kind("dask"), dask_tables(["n1-0", "n1-1", "n2-1"]))
     shown = drawn(run.view(status(("n1", "n2"), workers=3, expected=4)), 80, 24)
     assert "workers   3 of 4 on 2 nodes" in shown
-    assert [line.split("  ")[0] for line in shown if line.startswith("n")] == ["node", "n1", "n2 1/2"]
+    assert [line.split("  ")[0] for line in shown if line.startswith(("node", "n1", "n2"))] == ["node", "n1", "n2 1/2"]
 
 
 def test_a_queued_run_says_what_it_waits_for(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_events_of_the_samples_are_warnings(tmp_path: Path) -> None:
     run.node("n1", [*node_tables("n1", 1), *events])
     shown = drawn(run.view(status(("n1",))), 80, 24)
     assert [line for line in shown if line.startswith("warning")] == [
-        "warning   n1: the kernel killed 1 process for want of memory", "warning   n1: GPU 0 reported Xid 79"]  # fmt: skip
+        "warning   n1 ran out of memory: the kernel killed 1 process", "warning   n1: GPU 0 reported Xid 79"]  # fmt: skip
 
 
 def test_a_damaged_file_keeps_the_others_shown(tmp_path: Path, subtests: pytest.Subtests) -> None:

@@ -143,7 +143,7 @@ def _warnings(view: View, width: int, most: int) -> list[Line]:
 
 
 def _work(view: View, width: int) -> list[Line]:
-    """Return tasks, data and wire, each a line where something is known of it."""
+    """Return tasks, data and network, each a line where something is known of it."""
     lines: list[Line] = []
     if (work := view.work) is not None:
         lines += _tasks(work, width, over=view.status.over)
@@ -153,15 +153,15 @@ def _work(view: View, width: int) -> list[Line]:
         if work.transfer is not None and not view.status.over:
             amounts.append(f"transfers {per_second(work.transfer)}")
         lines += labelled("data", [", ".join(amounts)]) if amounts else []
-    wire = []
+    rates = []
     for word, values in (
         ("net", [node.net for node in view.nodes]),
         ("IB", [node.ib for node in view.nodes]),
         ("NVLink", [gpu.nvlink for node in view.nodes for gpu in node.gpus]),
     ):
         if known := [value for value in values if value is not None]:
-            wire.append(f"{word} {per_second(sum(known))}")
-    return [*lines, *labelled("wire", [", ".join(wire)])] if wire and not view.status.over else lines
+            rates.append(f"{word} {per_second(sum(known))}")
+    return [*lines, *labelled("network", [", ".join(rates)])] if rates and not view.status.over else lines
 
 
 def _tasks(work: Work, width: int, *, over: bool) -> list[Line]:
