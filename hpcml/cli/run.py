@@ -35,7 +35,7 @@ _REFUSED = {name for name, one in OPTIONS.items() if one.asks_slurm and name not
 def add_options(parser: ArgumentParser) -> None:
     """Add a submission's options; the help leaves out those that ``run`` refuses."""
     submit.add_options(parser, "run")
-    here = {"--dry-run": "print the batch script, or with --json the plan, and run nothing"}
+    here = {"--dry-run": "print a summary and run nothing; =script: print the batch script; with --json: the plan"}
     here["--json"] = "print how the run ended as JSON; the script's output stays in logs/driver.log"
     here |= {OPTIONS[name].word: "accepted only if it equals the allocation's number" for name in _GIVEN}
     here["--gpus-per-node"] = "0: workers on CPUs; else accepted only if it equals the allocation's number"

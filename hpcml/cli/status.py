@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from hpcml.cli import common
 from hpcml.errors import MEANING, STOPPED, UNREACHABLE
 from hpcml.terminal import columns, fitted, say, say_fitted, say_state
-from hpcml.units import counted, format_time_limit
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -79,28 +78,17 @@ def _say_lines(lines: Sequence[tuple[str, str]]) -> None:
             say_state(line, 11, colour=is_state and common.has_coloured_output())
 
 
-def _asked(asked: Mapping[str, Any]) -> str:
-    """Return the request of a run in a line."""
-    nodes, limit = asked.get("nodes", 0), asked.get("time_limit", 0)
-    parts = (
-        counted(nodes, "node") if nodes else "",
-        f"partition {asked['partition']}" if "partition" in asked else "",
-        f"time limit {format_time_limit(limit)}" if limit else "",
-        f"at most {asked['cost']}" if "cost" in asked else "",
-    )
-    return ", ".join(filter(None, parts))
-
-
 def _lines(
     status: run_status.Status, cause: str, before: Sequence[Attempt], asked: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
     """Return the known facts of a run under their keys, of the attempts ``before`` and of what was ``asked`` for."""
     from hpcml.cli.progress import phases
     from hpcml.report.attempts import sentence
+    from hpcml.runs import outlook
 
     allocation, progress, end = status.allocation, status.progress, status.ending
     lines = [("run", status.run), ("site", status.planned.site), ("state", f"{status.state}: {status.message}")]
-    facts = (("cause", cause), ("command", status.planned.command), ("asked", _asked(asked)))
+    facts = (("cause", cause), ("command", status.planned.command), ("asked", outlook.sentence(asked)))
     lines += [(key, text) for key, text in facts if text]
     if progress.attempt:
         lines.append(("attempt", f"{progress.attempt + 1} of this run"))

@@ -93,8 +93,8 @@ def start(options: Namespace, spec: RunRequest) -> int:
     prepared = submission.prepare_request(spec, by_hand=options.prepare, learn=not options.dry_run)
     if options.dry_run:
         show(options, prepared)
-    if not options.json and not options.check:
-        tell_outlook(prepared, whole=options.dry_run)
+    elif not options.json and not options.check:
+        tell_outlook(prepared, whole=False)
     if options.dry_run or options.check:
         _look_at_image(submission.check_image(prepared))
         return _check(prepared, options) if options.check else 0
@@ -102,11 +102,16 @@ def start(options: Namespace, spec: RunRequest) -> int:
 
 
 def show(options: Namespace, prepared: submission.Prepared) -> None:
-    """Print what would be submitted: the batch script, or the whole plan as JSON."""
+    """Print what would be submitted: a summary, the batch script, or the whole plan as JSON."""
     if options.json:
         common.print_json(layers.as_table(prepared.plan))
-    else:
+    elif options.dry_run == "script":
         Raw(sys.stdout).write(prepared.script.encode(), last=True)
+        tell_outlook(prepared, whole=True)
+    else:
+        from hpcml.cli import summary
+
+        summary.show(prepared, _outlook(prepared, whole=True))
 
 
 def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
@@ -124,17 +129,22 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
 
 
 def tell_outlook(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> None:
-    """Say what a submission of so many jobs would cost and when it may start, as far as the site's profile tells."""
+    """Say what a submission of so many jobs asks for, what it costs at most, and when it may start."""
+    for title, text in _outlook(prepared, whole=whole, jobs=jobs):
+        say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
+
+
+def _outlook(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> list[tuple[str, str]]:
+    """Return the titles and texts of :func:`tell_outlook`; none on this machine and in an existing allocation."""
     import datetime
 
     from hpcml import schedulers
     from hpcml.runs import outlook
 
-    if schedulers.get(prepared.plan.scheduler).ONE_MACHINE:
-        return
+    if prepared.plan.scheduler == "allocation" or schedulers.get(prepared.plan.scheduler).ONE_MACHINE:
+        return []
     found = outlook.look(prepared, whole=whole, jobs=jobs)
-    for title, text in outlook.lines(found, datetime.datetime.now(), whole=whole):  # noqa: DTZ005 - as sbatch tells it
-        say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
+    return outlook.lines(found, datetime.datetime.now(), whole=whole)  # noqa: DTZ005 - as sbatch tells it
 
 
 def _look_at_image(facts: dict[str, object]) -> None:
@@ -229,12 +239,16 @@ def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
 
 
 def _tell_files(run: directories.Run, last: run_status.Status) -> None:
-    """Say where a run's report, the output of its tasks and its profiles are."""
+    """Say where a run's results, report, tasks' output and profiles are, and what it could have asked less of."""
     from hpcml.report import attempts
-    from hpcml.runs import report
+    from hpcml.runs import report, status
 
-    if page := report.page_of(run):
-        say_fitted(common.typed(page, sys.stderr), sys.stderr, first="  report     ", rest=" " * 13)
+    page = report.page_of(run)
+    lines = [("results", common.typed(run.paths.out, sys.stderr))] if status.has_results(run) else []
+    lines += [("report", common.typed(page, sys.stderr))] if page else []
+    lines += [("smaller", text) for text in report.smaller(page)] if page and not last.ending.exit_status else []
+    for title, text in lines:
+        say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
     if "task-output" in last.progress.times:
         say(f"  tasks      printed lines: hpcml logs {run.id} worker", sys.stderr)
     for command in attempts.profile_commands(run.paths):

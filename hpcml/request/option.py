@@ -99,6 +99,7 @@ class Option(NamedTuple):
     metavar: str = ""  # the value in the help, by which completion knows what to offer; empty: the name
     values: tuple[str, ...] = ()  # values that completion offers
     passed: bool = False  # sbatch gets it as it is
+    alone: str = ""  # the value that it has if none is written; one is then written after "=" only
 
     @property
     def word(self) -> str:
@@ -109,6 +110,11 @@ class Option(NamedTuple):
     def is_flag(self) -> bool:
         """Whether it takes no value."""
         return self.read is flag
+
+    @property
+    def takes_word(self) -> bool:
+        """Whether the word after it is its value."""
+        return not (self.is_flag or self.alone)
 
     @property
     def several(self) -> bool:

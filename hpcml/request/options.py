@@ -88,8 +88,9 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                read=flag, passed=True),
     ),
     "what to do": (
-        Option("dry_run", "print the batch script, or with --json the plan, and submit nothing; an image is looked at",
-               SUBMISSIONS | {"run"}, read=flag),
+        Option("dry_run", "check the request, print a summary and submit nothing; =script: print the batch script; "
+               "with --json: the plan", SUBMISSIONS | {"run"}, metavar="script", values=("script", "summary"),
+               alone="summary"),
         Option("prepare", "write the run and print the sbatch line that submits it; submit nothing",
                SUBMISSIONS | {"python"}, read=flag),
         Option("check", "ask Slurm whether it would take the job (sbatch --test-only); submit nothing; an image is "
@@ -107,7 +108,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
 # fmt: on
 OPTIONS = {option.name: option for group in GROUPS.values() for option in group}
 BY_WORD = {word: option for option in OPTIONS.values() for word in (option.word, *option.also)}
-TAKES_VALUE = {word: not option.is_flag for word, option in BY_WORD.items()}
+TAKES_VALUE = {word: option.takes_word for word, option in BY_WORD.items()}
 
 
 def of(taker: str) -> dict[str, Option]:

@@ -8,7 +8,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -123,34 +123,54 @@ class _Limits(NamedTuple):
 
 
 def asked(run: directories.Run, planned: Planned) -> dict[str, Any]:
-    """Return the nodes, partition, time limit (s) and highest cost of a run, as far as its record has them."""
+    """Return the nodes, partition, GPUs, time limit (s) and highest cost of a run, as far as its record has them."""
     facts = {"nodes": planned.node_count, "partition": planned.partition, "time_limit": planned.time_limit}
-    return {name: value for name, value in {**facts, "cost": _recorded_cost(run, planned)}.items() if value}
+    return {name: value for name, value in {**facts, **_recorded(run, planned)}.items() if value}
 
 
-def _recorded_cost(run: directories.Run, planned: Planned) -> str:
-    """Return the highest cost of a recorded run, empty if it is unknown: no batch job, or no time limit."""
+def sentence(facts: Mapping[str, Any]) -> str:
+    """Return what was asked for, as :func:`asked` has it, in a line."""
+    nodes, gpus, limit = facts.get("nodes", 0), facts.get("gpus", 0), facts.get("time_limit", 0)
+    parts = (
+        units.counted(nodes, "node") if nodes else "",
+        f"partition {facts['partition']}" if facts.get("partition") else "",
+        units.counted(gpus, "GPU") if gpus else "",
+        f"time limit {units.format_time_limit(limit)}" if limit else "",
+        f"at most {facts['cost']}" if facts.get("cost") else "",
+    )
+    return ", ".join(filter(None, parts))
+
+
+def _recorded(run: directories.Run, planned: Planned) -> dict[str, Any]:
+    """Return GPUs and highest cost of a recorded run; without a batch job or a time limit nothing."""
     try:
         plan, request = directories.read_json(run.paths.plan), directories.read_json(run.paths.request)
         if not (planned.time_limit and plan and request):
-            return ""
+            return {}
         with complete(run.paths.directory):
             options = records.directives(plan)
             site = lookup.recorded(request.get("site", dict))
             attempts = Table(Table(plan.get("inside", dict)).get("attempts", dict, {}))
             limits = attempts.record(_Limits)
     except (ConfigError, StorageError):  # another version of hpcml wrote it, or it is damaged
-        return ""
+        return {}
     if not options:
-        return ""
+        return {}
     one = cost.request(site, options, planned.node_count, planned.time_limit)
     billed, _ = _billed(site, one)
     most = _most(*limits, one.node_hours)[0] if planned.several_jobs else None
     if most is not None and one.node_hours:
         billed = None if billed is None else billed * most / one.node_hours
     hours = one.node_hours if most is None else most
+    return {"gpus": one.gpus, "cost": _price(one, hours, billed, site.cost.unit or "billing-h")}
+
+
+def _price(request: cost.Request, hours: float, billed: float | None, unit: str) -> str:
+    """Return node-hours with what they are in the site's unit, or without one in GPU-hours if there are GPUs."""
     text = f"{_amount(hours)} node-h"
-    return text if billed is None else f"{text} = {_amount(billed)} {site.cost.unit or 'billing-h'}"
+    if billed is not None:
+        return f"{text} = {_amount(billed)} {unit}"
+    return f"{text}, {_amount(hours * request.gpus / request.nodes)} GPU-h" if request.gpus else text
 
 
 def budget_command(loaded: LoadedSite, partition: str) -> tuple[str, ...]:
@@ -249,12 +269,14 @@ def _runs_like(prepared: Prepared) -> Iterator[directories.Run]:
 
 
 def lines(found: Outlook, now: datetime.datetime, *, whole: bool) -> list[tuple[str, str]]:
-    """Return what is to be said of a submission as titles and texts: at most two, or all that is known."""
-    start = _start(found.start, now, "it" if found.request.jobs == 1 else "the first")
-    said = []
-    if whole or start or found.billed is not None or found.budget or found.most is not None:
-        costs = _costs(found)
-        said.append(("cost", costs if whole or not start else f"{costs}; {start}"))
+    """Return what a submission asks for and costs at most, as titles and texts; ``whole``: all that is known."""
+    request = found.request
+    start = _start(found.start, now, "it" if request.jobs == 1 else "the first")
+    asked = {"nodes": request.nodes, "partition": request.partition, "gpus": request.gpus}
+    text = sentence({**asked, "time_limit": request.seconds, "cost": _cost(found)})
+    text = text if request.jobs == 1 else f"{text}, for {request.jobs} jobs"
+    text = text if request.seconds else f"{text}, no time limit given: the cost is unknown"
+    said = [("asks for", f"{text}; {start}" if start and not whole else text)]
     if found.most is not None:
         said.append(("", f"that is one attempt; all of them take at most {_amount(found.most)} node-h ({found.limit})"))
     if whole and found.by_slurm is not None:
@@ -270,21 +292,19 @@ def lines(found: Outlook, now: datetime.datetime, *, whole: bool) -> list[tuple[
     return said
 
 
-def _costs(found: Outlook) -> str:
+def _cost(found: Outlook) -> str:
+    """Return the highest cost and its share of the grant, empty without a time limit."""
     if not found.request.seconds:
-        text = "no time limit is asked for, so it is not known"
-    else:
-        text = f"{_amount(found.request.node_hours)} node-h"
-        text += f" for {found.request.jobs} jobs" if found.request.jobs > 1 else ""
-    if found.billed is not None:
-        text += f" = {_amount(found.billed)} {found.unit}"
+        return ""
+    text = _price(found.request, found.request.node_hours, found.billed, found.unit)
     if found.budget is None:
         return text
     if found.billed is None:
-        return f"{text}; {_amount(found.budget.left)} {found.unit} of {found.account} are left"
+        return f"{text} ({_amount(found.budget.left)} {found.unit} of {found.account} are left)"
     share = 100 * found.billed / found.budget.total if found.budget.total else 100.0
-    text += f", {_amount(share)} % of the grant of {found.account} ({_amount(found.budget.left)} left)"
-    return f"{text}: more than is left" if found.billed > found.budget.left else text
+    left = f"{_amount(found.budget.left)} left"
+    left = f"only {left}" if found.billed > found.budget.left else left
+    return f"{text}, {_amount(share)} % of the grant of {found.account} ({left})"
 
 
 def _amount(value: float) -> str:

@@ -254,6 +254,17 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
+def preview(script: Path, target: Path, code: Code, *, module: bool) -> tuple[int, list[LeftOut]]:
+    """Return how many files :func:`take` would copy, and which it would not; StorageError if they cannot be read."""
+    with storage(script):
+        choice = _Choice(script.resolve().parent, target, code, script.name, linked=True)
+        if code.snapshot == "folder":
+            choice.make()
+        else:
+            choice.make_none()
+    return len({*choice.copies, *([] if module else [script.name])}), choice.left_out
+
+
 def take(
     script: Path, target: Path, code: Code, *, linked: bool = True, limited: bool = True, module: bool = False
 ) -> Taken:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcml import errors
 from world import World
 
 BUDGET = """\
@@ -52,14 +53,14 @@ def submit(world: World, *words: str) -> str:
 
 def test_what_it_costs_and_when_it_starts(priced: World) -> None:
     text = submit(priced)
-    (line,) = [line for line in text.splitlines() if line.startswith("  cost ")]
-    assert (
-        line.split(None, 1)[1]
-        == "4 node-h = 16 core-h, 0.8 % of the grant of astro (1500 left); Slurm would start it now"
+    (line,) = [line for line in text.splitlines() if line.startswith("  asks for ")]
+    assert line.split(None, 2)[2] == (
+        "2 nodes, time limit 02:00:00, at most 4 node-h = 16 core-h, 0.8 % of the grant of astro (1500 left); "
+        "Slurm would start it now"
     )
-    assert text.index("  cost ") < text.index("  run ")
+    assert text.index("  asks for ") < text.index("  run ")
     assert priced.calls("scontrol") == []
-    done = priced.run("submit", "--site", "slurm", "--dry-run", "--account", "nobody", "--time", "60", "job.py")
+    done = priced.run("submit", "--site", "slurm", "--dry-run=script", "--account", "nobody", "--time", "60", "job.py")
     assert done.returncode == 0
     assert "#SBATCH" in done.stdout
     assert "node-h" not in done.stdout
@@ -67,10 +68,37 @@ def test_what_it_costs_and_when_it_starts(priced: World) -> None:
     assert "start      Slurm would start it now" in done.stderr
 
 
+def test_a_dry_run_is_a_summary(priced: World) -> None:
+    """Of what is asked for, what it costs and where the results go; the batch script has an option of its own."""
+    (priced.project / "large.csv").write_bytes(b"1" * (2 << 20))
+    (priced.project / "lib.py").touch()
+    words = ("--account", "astro", "--nodes", "2", "--cpus-per-node", "4", "--time", "2:00:00")
+    done = priced.run("submit", "--site", "slurm", *words, "--dry-run", "job.py", "--k", "a b")
+    assert done.returncode == 0, done.stderr
+    facts = {line[:10].strip(): line[11:] for line in done.stdout.splitlines() if line[:1] != " "}
+    assert facts.pop("results").endswith("/runs/job-…/out")
+    assert facts.pop("python").startswith("/")
+    assert "large.csv (larger than code.max_file" in facts["code"]
+    assert facts.pop("code").startswith("2 files of ")
+    assert facts == {
+        "run": "job on site slurm; nothing is submitted",
+        "command": "job.py --k 'a b'",
+        "asks for": "2 nodes, time limit 02:00:00, at most 4 node-h = 16 core-h, 0.8 % of the grant of astro (1500 left)",
+        "start": "Slurm would start it now",
+        "processes": "dask: 1 scheduler, 2 workers (1 on each node)",
+        "network": "protocol chosen on the nodes",
+        "script": "--dry-run=script prints the batch script",
+    }
+    assert priced.left() == []
+    wrong = priced.run("submit", "--site", "slurm", "--dry-run=scripts", "job.py")
+    assert wrong.returncode == errors.USAGE
+    assert "Did you mean hpcml submit --dry-run=script?" in wrong.stderr
+
+
 def test_a_partition_with_grants_of_its_own_is_asked_for_them(priced: World) -> None:
     grants(priced, '[ "$1" = --own ] && echo "astro 2026 2027 4000 4000 0"')
     own = ("--set", 'partitions.small.budget=["grants", "--own"]', "--partition", "small")
-    assert "of the grant of astro (0 left): more than is left" in submit(priced, *own)
+    assert "of the grant of astro (only 0 left)" in submit(priced, *own)
 
 
 def test_slurm_s_own_weights_are_compared(priced: World) -> None:
@@ -78,38 +106,39 @@ def test_slurm_s_own_weights_are_compared(priced: World) -> None:
     out = "PartitionName=x\n   TRESBillingWeights=CPU=2.0,Mem=0.25G,GRES/gpu=2.0\nPriorityFlags           = MAX_TRES,FAIR_TREE\n"
     priced.answer("scontrol", out=out)
     assert "by Slurm's own weights 32 core-h: the profile's are others" in submit(
-        priced, "--dry-run", "--partition", "x"
+        priced, "--dry-run=script", "--partition", "x"
     )
     priced.answer("scontrol", out=out.replace("CPU=2.0", "CPU=1.0"))
-    assert "by Slurm's own weights 16 core-h\n" in submit(priced, "--dry-run", "--partition", "x")
+    assert "by Slurm's own weights 16 core-h\n" in submit(priced, "--dry-run=script", "--partition", "x")
     for no in ("PartitionName=x TRESBillingWeights=(null)\n", out.replace("MAX_TRES", "MAX_TRES_GRES"), ""):
         priced.answer("scontrol", out=no)
-        assert "own weights" not in submit(priced, "--dry-run", "--partition", "x")
+        assert "own weights" not in submit(priced, "--dry-run=script", "--partition", "x")
 
 
 def test_without_the_keys_nobody_is_asked(world: World) -> None:
     text = submit(world)
-    assert "  cost " not in text
+    asked = "  asks for   2 nodes, time limit 02:00:00, at most 4 node-h\n"
+    assert asked in text
     assert [call["arguments"] for call in world.calls("sbatch") if "--test-only" in call["arguments"]] == []
-    dry = submit(world, "--dry-run")
-    assert "cost       4 node-h\n" in dry
+    dry = submit(world, "--dry-run=script")
+    assert asked in dry
     assert "one attempt" not in dry
     assert len(world.calls("sbatch")) == 1
     assert world.calls("scontrol") == []
     for words, most in ((("--max-restarts", "2"), 12), (("--max-node-hours", "9"), 9)):
-        dry = submit(world, "--dry-run", "--until-done", *words)
+        dry = submit(world, "--dry-run=script", "--until-done", *words)
         assert f"that is one attempt; all of them take at most {most} node-h ({' '.join(words)})" in dry
 
 
 def test_what_fails_or_hangs_stops_no_submission(priced: World) -> None:
     grants(priced, "exit 3")
     priced.answer("sbatch", code=1, err="sbatch: error: slurm_persist_conn_open: no\n")
-    done = priced.run("submit", "--site", "slurm", "--dry-run", "--account", "astro", "--time", "60", "job.py")
+    done = priced.run("submit", "--site", "slurm", "--dry-run=script", "--account", "astro", "--time", "60", "job.py")
     assert done.returncode == 0
     assert "grants failed with exit status 3" in done.stderr
     assert "not known  slurm: Slurm refused\n" in done.stderr
     priced.answer("sbatch", code=124)
-    assert "not known  slurm: Slurm's controller does not answer\n" in submit(priced, "--dry-run")
+    assert "not known  slurm: Slurm's controller does not answer\n" in submit(priced, "--dry-run=script")
     priced.answer("sbatch")
     assert "  run " in submit(priced)
     (priced.bin / "grants").unlink()
@@ -187,25 +216,26 @@ def lost(world: World, node: str, *words: str) -> Path:
 def test_a_node_that_failed_is_named_for_a_day(world: World) -> None:
     run = lost(world, "n3")
     told = f"n3 failed a run within a day (GPU gone, {run.name}): leave it out with --exclude n3"
-    assert "--exclude n3" not in submit(world, "--dry-run"), "a dry run writes nothing"
+    assert "--exclude n3" not in submit(world, "--dry-run=script"), "a dry run writes nothing"
     assert told in " ".join(submit(world).split())
     assert "--exclude" not in (world.runs / max(world.left(), key=lambda name: name[-20:]) / "job.sh").read_text()
-    assert told in " ".join(submit(world, "--dry-run").split())
+    assert told in " ".join(submit(world, "--dry-run=script").split())
     assert "failed a run" not in submit(world, "--exclude", "n4")
     assert "failed a run" not in submit(world, "--nodelist", "n[3-4]")
-    wanted = world.run("submit", "--site", "slurm", "--dry-run", "--set", "slurm.exclude_failed=true", "job.py")
+    wanted = world.run("submit", "--site", "slurm", "--dry-run=script", "--set", "slurm.exclude_failed=true", "job.py")
     assert "#SBATCH --exclude=n3\n" in wanted.stdout
     more = ("--set", "slurm.exclude_failed=true", "--set", 'slurm.extra=["--exclude=n[7-8]"]')
     assert (
-        "#SBATCH --exclude=n[7-8],n3\n" in world.run("submit", "--site", "slurm", "--dry-run", *more, "job.py").stdout
+        "#SBATCH --exclude=n[7-8],n3\n"
+        in world.run("submit", "--site", "slurm", "--dry-run=script", *more, "job.py").stdout
     )
     assert "n3" in (world.home / ".hpcml/nodes/slurm.json").read_text()
     failing = ("--site", "slurm", "--set", "slurm.exclude_failed=true", "--name", "careful")
     assert world.run("submit", *failing, "job.py").returncode == 0
     (world.home / ".hpcml/nodes/slurm.json").write_text('{"nodes": [], "judged": {}}')
     (run / "status.json").unlink()
-    assert "--exclude" not in world.run("rerun", "careful", "--dry-run").stdout, "not those of the first time"
-    other = world.run("submit", "--site", "local", "--dry-run", "job.py")
+    assert "--exclude" not in world.run("rerun", "careful", "--dry-run=script").stdout, "not those of the first time"
+    other = world.run("submit", "--site", "local", "--dry-run=script", "job.py")
     assert "failed a run" not in other.stderr
 
 
