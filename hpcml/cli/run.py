@@ -54,6 +54,7 @@ def run(options: Namespace) -> int:
 
     given = allocation.current()
     prepared = _prepare(fitted(submit.script_spec(options), given))
+    submit.tell_notes(prepared, seen=not options.dry_run)
     if options.dry_run:
         submit.show(options, prepared)
         return 0
@@ -126,9 +127,7 @@ def _prepare(spec: RunRequest) -> Prepared:
         raise SiteError("The site has no Slurm, and so no allocation", place=f"site {loaded.site.name}", hint=hint)
     loaded = loaded._replace(site=loaded.site._replace(scheduler="allocation"))
     prepared = submission.prepare(loaded, spec)
-    for text in (*prepared.notes, *prepared.plan.notices):
-        note(text)
-    return prepared
+    return prepared._replace(notes=(*prepared.notes, *prepared.plan.notices))
 
 
 class _Ending:

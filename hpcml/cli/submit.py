@@ -91,6 +91,7 @@ def start(options: Namespace, spec: RunRequest) -> int:
 
     check_modes(options)
     prepared = submission.prepare_request(spec, by_hand=options.prepare, learn=not options.dry_run)
+    tell_notes(prepared, seen=not (options.dry_run or options.check))
     if options.dry_run:
         show(options, prepared)
     elif not options.json and not options.check:
@@ -177,8 +178,19 @@ def _check(prepared: submission.Prepared, options: Namespace) -> int:
     return 0
 
 
+def tell_notes(prepared: submission.Prepared, *, seen: bool) -> None:
+    """Show all notes on a request, or of one that is submitted (``seen``) those that its folder has not shown yet."""
+    from hpcml.runs import notes
+
+    if seen:
+        notes.show(prepared.notes)
+        return
+    for text in prepared.notes:
+        note(text)
+
+
 def announce(run: directories.Run, *, as_json: bool) -> None:
-    """Say which run it is and where, on stderr, or as JSON."""
+    """Say which run it is and where, on stderr, or as JSON, and the notes that were not shown before."""
     assert run.submission is not None
     if as_json:
         common.print_json({"run": run.id, "directory": str(run.paths.directory), **run.submission.as_json()})
@@ -189,8 +201,9 @@ def announce(run: directories.Run, *, as_json: bool) -> None:
     if run.submission.found_again:
         text = "Slurm's answer was lost; the job was found again by its comment"
         say_fitted(text, sys.stderr, first="  submission ", rest=" " * 13)
-    for text in run.submission.notes:
-        note(str(text))
+    from hpcml.runs import notes
+
+    notes.show(run.submission.notes)
 
 
 def _announce_line(run: directories.Run, *, as_json: bool) -> None:

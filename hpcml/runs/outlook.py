@@ -8,21 +8,18 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcml import schedulers, subprocesses, units
-from hpcml.errors import ConfigError, HpcmlError, StorageError
+from hpcml.errors import HpcmlError
 from hpcml.plan import cost
-from hpcml.runs import directories
+from hpcml.runs import directories, request_cost
 from hpcml.runs import record as records
-from hpcml.runs.directories import Table, complete
-from hpcml.runs.record import Planned
 from hpcml.runs.status import status
-from hpcml.sites import lookup
 from hpcml.sites.lookup import LoadedSite
-from hpcml.sites.schema import Partition, Site
+from hpcml.sites.schema import Partition
 
 if TYPE_CHECKING:
     from hpcml.runs.submit import Prepared  # which hpcml status does without
@@ -73,7 +70,7 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
     """
     site, made = prepared.loaded.site, prepared.plan
     request = cost.request(site, made.directives, made.inside.job.nodes, made.inside.job.time_limit).times(jobs)
-    billed, problems = _billed(site, request)
+    billed, problems = request_cost.bill(site, request)
     hours = request.seconds / 3600
     found = Outlook(request, billed, site.cost.unit or "billing-h", account=request.account)
     questions: dict[str, Callable[[], object]] = {}
@@ -94,83 +91,9 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
             found = found._replace(by_slurm=cost.billing(request, theirs, largest=said.largest) * hours)
     most, limit = None, ""
     if made.inside.attempts.several_jobs:
-        attempts = made.inside.attempts
-        most, limit = _most(attempts.max_restarts, attempts.max_node_hours, request.node_hours)
+        limits = made.inside.attempts
+        most, limit = request_cost.most_hours(limits.max_restarts, limits.max_node_hours, request.node_hours)
     return found._replace(advice=shorter(prepared), problems=tuple(problems), most=most, limit=limit)
-
-
-def _billed(site: Site, request: cost.Request) -> tuple[float | None, list[str]]:
-    """Return the cost in the site's unit, None without weights or a time limit, and what is wrong with the weights."""
-    weights, problems = cost.weights(site.cost.weights)
-    hours = request.seconds / 3600
-    billed = cost.billing(request, weights, largest=site.cost.largest) * hours if weights and hours else None
-    return billed, problems
-
-
-def _most(max_restarts: int, max_node_hours: float, one: float) -> tuple[float | None, str]:
-    """Return the most node-hours that all attempts of a run may take together, and which option says so."""
-    hours, limit = one * (1 + max_restarts), f"--max-restarts {max_restarts}"
-    if max_node_hours and not 0 < hours <= max_node_hours:
-        return max_node_hours, f"--max-node-hours {max_node_hours:g}"
-    return (hours, limit) if one else (None, "")
-
-
-class _Limits(NamedTuple):
-    """The limits of all attempts of a run together."""
-
-    max_restarts: int = 0
-    max_node_hours: float = 0.0
-
-
-def asked(run: directories.Run, planned: Planned) -> dict[str, Any]:
-    """Return the nodes, partition, GPUs, time limit (s) and highest cost of a run, as far as its record has them."""
-    facts = {"nodes": planned.node_count, "partition": planned.partition, "time_limit": planned.time_limit}
-    return {name: value for name, value in {**facts, **_recorded(run, planned)}.items() if value}
-
-
-def sentence(facts: Mapping[str, Any]) -> str:
-    """Return what was asked for, as :func:`asked` has it, in a line."""
-    nodes, gpus, limit = facts.get("nodes", 0), facts.get("gpus", 0), facts.get("time_limit", 0)
-    parts = (
-        units.counted(nodes, "node") if nodes else "",
-        f"partition {facts['partition']}" if facts.get("partition") else "",
-        units.counted(gpus, "GPU") if gpus else "",
-        f"time limit {units.format_time_limit(limit)}" if limit else "",
-        f"at most {facts['cost']}" if facts.get("cost") else "",
-    )
-    return ", ".join(filter(None, parts))
-
-
-def _recorded(run: directories.Run, planned: Planned) -> dict[str, Any]:
-    """Return GPUs and highest cost of a recorded run; without a batch job or a time limit nothing."""
-    try:
-        plan, request = directories.read_json(run.paths.plan), directories.read_json(run.paths.request)
-        if not (planned.time_limit and plan and request):
-            return {}
-        with complete(run.paths.directory):
-            options = records.directives(plan)
-            site = lookup.recorded(request.get("site", dict))
-            attempts = Table(Table(plan.get("inside", dict)).get("attempts", dict, {}))
-            limits = attempts.record(_Limits)
-    except (ConfigError, StorageError):  # another version of hpcml wrote it, or it is damaged
-        return {}
-    if not options:
-        return {}
-    one = cost.request(site, options, planned.node_count, planned.time_limit)
-    billed, _ = _billed(site, one)
-    most = _most(*limits, one.node_hours)[0] if planned.several_jobs else None
-    if most is not None and one.node_hours:
-        billed = None if billed is None else billed * most / one.node_hours
-    hours = one.node_hours if most is None else most
-    return {"gpus": one.gpus, "cost": _price(one, hours, billed, site.cost.unit or "billing-h")}
-
-
-def _price(request: cost.Request, hours: float, billed: float | None, unit: str) -> str:
-    """Return node-hours with what they are in the site's unit, or without one in GPU-hours if there are GPUs."""
-    text = f"{_amount(hours)} node-h"
-    if billed is not None:
-        return f"{text} = {_amount(billed)} {unit}"
-    return f"{text}, {_amount(hours * request.gpus / request.nodes)} GPU-h" if request.gpus else text
 
 
 def budget_command(loaded: LoadedSite, partition: str) -> tuple[str, ...]:
@@ -273,14 +196,15 @@ def lines(found: Outlook, now: datetime.datetime, *, whole: bool) -> list[tuple[
     request = found.request
     start = _start(found.start, now, "it" if request.jobs == 1 else "the first")
     asked = {"nodes": request.nodes, "partition": request.partition, "gpus": request.gpus}
-    text = sentence({**asked, "time_limit": request.seconds, "cost": _cost(found)})
+    text = request_cost.sentence({**asked, "time_limit": request.seconds, "cost": _cost(found)})
     text = text if request.jobs == 1 else f"{text}, for {request.jobs} jobs"
     text = text if request.seconds else f"{text}, no time limit given: the cost is unknown"
     said = [("asks for", f"{text}; {start}" if start and not whole else text)]
     if found.most is not None:
-        said.append(("", f"that is one attempt; all of them take at most {_amount(found.most)} node-h ({found.limit})"))
+        hours = request_cost.amount(found.most)
+        said.append(("", f"that is one attempt; all of them take at most {hours} node-h ({found.limit})"))
     if whole and found.by_slurm is not None:
-        theirs = f"by Slurm's own weights {_amount(found.by_slurm)} {found.unit}"
+        theirs = f"by Slurm's own weights {request_cost.amount(found.by_slurm)} {found.unit}"
         differs = found.billed is not None and not math.isclose(found.by_slurm, found.billed, rel_tol=0.01)
         said.append(("", f"{theirs}: the profile's are others" if differs else theirs))
     if whole and start:
@@ -296,22 +220,15 @@ def _cost(found: Outlook) -> str:
     """Return the highest cost and its share of the grant, empty without a time limit."""
     if not found.request.seconds:
         return ""
-    text = _price(found.request, found.request.node_hours, found.billed, found.unit)
+    text = request_cost.price(found.request, found.request.node_hours, found.billed, found.unit)
     if found.budget is None:
         return text
     if found.billed is None:
-        return f"{text} ({_amount(found.budget.left)} {found.unit} of {found.account} are left)"
+        return f"{text} ({request_cost.amount(found.budget.left)} {found.unit} of {found.account} are left)"
     share = 100 * found.billed / found.budget.total if found.budget.total else 100.0
-    left = f"{_amount(found.budget.left)} left"
+    left = f"{request_cost.amount(found.budget.left)} left"
     left = f"only {left}" if found.billed > found.budget.left else left
-    return f"{text}, {_amount(share)} % of the grant of {found.account} ({left})"
-
-
-def _amount(value: float) -> str:
-    """Return a number with three digits that count, without an exponent."""
-    if value >= 100:
-        return f"{value:.0f}"
-    return f"{value:.3g}" if value >= 0.001 or not value else "less than 0.001"
+    return f"{text}, {request_cost.amount(share)} % of the grant of {found.account} ({left})"
 
 
 def _start(text: str, now: datetime.datetime, what: str) -> str:

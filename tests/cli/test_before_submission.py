@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcml import errors
+from hpcml.runs.notes import kind
 from world import World
 
 BUDGET = """\
@@ -245,3 +246,47 @@ def test_why_and_status_remember_too(world: World) -> None:
         run = lost(world, "n3")
         assert world.run(verb, run.name).returncode == 0
         assert run.name in (world.home / ".hpcml/nodes/slurm.json").read_text()
+
+
+def test_a_note_is_shown_once_for_a_folder_and_kept_with_the_run(world: World) -> None:
+    (world.project / "large.csv").write_bytes(b"1" * (2 << 20))
+    told = "large.csv (larger than code.max_file = 1M) is not copied: do not change it until the run ends"
+
+    def notes(*, folder: Path = world.project, env: dict[str, str] | None = None) -> str:
+        done = world.run("submit", "--site", "slurm", "job.py", cwd=folder, env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    assert f"hpcml: note: {told}.\n" in notes()
+    assert "note:" not in notes()
+    memory = world.home / ".hpcml" / "notes.json"
+    assert memory.stat().st_mode & 0o777 == 0o600
+    for damage in ("{", "[]", '{"a": 1}'):
+        memory.write_text(damage)
+        assert told in notes()
+    other = world.top / "other"
+    other.mkdir()
+    for name in ("job.py", "large.csv"):
+        (other / name).write_bytes((world.project / name).read_bytes())
+    assert told in notes(folder=other)
+    assert told not in notes()
+    status = world.run("status")
+    assert f"notes      1: hpcml status --notes {status.stdout.split()[1]}\n" in status.stdout
+    assert f"note       {told}\n" in world.run("status", "--notes").stdout
+    assert json.loads(world.run("status", "--json").stdout)["notes"] == [told]
+    memory.unlink()
+    (world.home / "elsewhere").mkdir()
+    memory.symlink_to(world.home / "elsewhere" / "notes.json")
+    assert told in notes()
+    assert not list((world.home / "elsewhere").iterdir()), "nothing is written through a link"
+
+
+def test_notes_of_a_kind_differ_in_their_numbers(subtests: pytest.Subtests) -> None:
+    cases = [
+        ("this job reserves 16 GPUs of 4 nodes", "this job reserves 8 GPUs of 2 nodes", True),
+        ("n3 failed a run within a day", "n4 failed a run within a day", False),
+        ("data.csv is not copied", "data2.csv is not copied", False),
+    ]
+    for one, other, alike in cases:
+        with subtests.test(one=one):
+            assert (kind(one) == kind(other)) == alike

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpcml.plan import cost
-from hpcml.runs import directories, outlook
+from hpcml.runs import directories, outlook, report, request_cost
 from hpcml.runs import record as records
 from hpcml.runs.outlook import Budget, Outlook
 from hpcml.sites import lookup
@@ -174,7 +174,7 @@ def test_what_a_recorded_run_asked_for(tmp_path: Path, more: dict[str, Any], cos
     directory = tmp_path / "a-20261121-074500-1a2b"
     directory.mkdir(mode=0o700)
     run = directories.load(directory)
-    assert outlook.asked(run, records.planned(run)) == {}
+    assert request_cost.asked(run, records.planned(run)) == {}
     inside = {
         "job": {"nodes": 4, "time_limit": 7200},
         "code": {"script": "/r/code/a b.py", "arguments": ["--k", "x y"]},
@@ -186,12 +186,12 @@ def test_what_a_recorded_run_asked_for(tmp_path: Path, more: dict[str, Any], cos
     directories.write_json(run.paths.plan, plan)
     facts = {"nodes": 4, "partition": "boost", "time_limit": 7200}
     planned = records.planned(run)._replace(restart="several" if more else "")
-    assert outlook.asked(run, planned) == facts
+    assert request_cost.asked(run, planned) == facts
     settings = {"cost.weights": {"cpu": "1"}, "cost.unit": "core-h"}
     directories.write_json(run.paths.request, {"site": {name: {"value": value} for name, value in settings.items()}})
-    assert outlook.asked(run, planned) == facts | ({"gpus": 8, "cost": cost} if cost else {})
+    assert request_cost.asked(run, planned) == facts | ({"gpus": 8, "cost": cost} if cost else {})
     directories.write_json(run.paths.request, {"site": {"no.such": {"value": 1}}})
-    assert outlook.asked(run, planned) == facts
+    assert request_cost.asked(run, planned) == facts
 
 
 @pytest.mark.parametrize(("code", "command"), [
@@ -210,3 +210,15 @@ def test_the_command_of_a_recorded_run(tmp_path: Path, code: dict[str, Any], com
 def test_jobs_of_a_sweep_ask_for_all_their_resources_together() -> None:
     one = cost.Request(nodes=2, cpus=64, memory=1 << 30, gpus=8, seconds=3600)
     assert one.times(3) == cost.Request(nodes=6, cpus=192, memory=3 << 30, gpus=24, seconds=3600, jobs=3)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ('{"advice": [{"rule": "spilling", "sentence": "a"}, {"rule": "time-asked", "sentence": "b"}]}', ["b"]),
+    ('{"advice": []}', []),
+    ('{"advice": [{"rule": "time-asked"}]}', []),
+    ("[]", []),
+    ("{", []),
+])  # fmt: skip
+def test_what_a_run_could_ask_less_of(tmp_path: Path, text: str, said: list[str]) -> None:
+    (tmp_path / "report.json").write_text(text)
+    assert report.smaller(tmp_path / "report.html") == said
