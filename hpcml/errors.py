@@ -189,11 +189,18 @@ class HostKeyError(HpcmlError):
     exit_status = NO_ACCESS
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the valid word that the user probably meant, or an empty text."""
+def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str:
+    """Return the valid word that the user probably meant, or an empty text.
+
+    The whole word is compared, or if none is so much ``alike`` its part before ``_``.
+    """
     import difflib
 
-    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")
+    words = list(known)
+    if near := difflib.get_close_matches(word, words, n=1, cutoff=alike):
+        return near[0]
+    by_part = {one.partition("_")[0]: one for one in reversed(words) if "_" in one}
+    return by_part.get(next(iter(difflib.get_close_matches(word, by_part, n=1, cutoff=0.8)), ""), "")
 
 
 def did_you_mean(near: str, otherwise: str) -> str:

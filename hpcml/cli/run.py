@@ -56,7 +56,7 @@ def run(options: Namespace) -> int:
     prepared = _prepare(fitted(submit.script_spec(options), given))
     submit.tell_notes(prepared, seen=not options.dry_run)
     if options.dry_run:
-        submit.show(options, prepared)
+        submit.show(options, prepared, asks=False)
         return 0
     try:
         others = allocation.other_steps(given.job)

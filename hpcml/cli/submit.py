@@ -102,17 +102,21 @@ def start(options: Namespace, spec: RunRequest) -> int:
     return hand_over(options, prepared)
 
 
-def show(options: Namespace, prepared: submission.Prepared) -> None:
-    """Print what would be submitted: a summary, the batch script, or the whole plan as JSON."""
+def show(options: Namespace, prepared: submission.Prepared, *, asks: bool = True) -> None:
+    """Print what would be submitted: a summary, the batch script, or the whole plan as JSON.
+
+    ``asks``: it asks for an allocation, which may cost something.
+    """
     if options.json:
         common.print_json(layers.as_table(prepared.plan))
     elif options.dry_run == "script":
         Raw(sys.stdout).write(prepared.script.encode(), last=True)
-        tell_outlook(prepared, whole=True)
+        if asks:
+            tell_outlook(prepared, whole=True)
     else:
         from hpcml.cli import summary
 
-        summary.show(prepared, _outlook(prepared, whole=True))
+        summary.show(prepared, _outlook(prepared, whole=True) if asks else [])
 
 
 def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
@@ -136,13 +140,13 @@ def tell_outlook(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -
 
 
 def _outlook(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> list[tuple[str, str]]:
-    """Return the titles and texts of :func:`tell_outlook`; none on this machine and in an existing allocation."""
+    """Return the titles and texts of :func:`tell_outlook`; none on this machine."""
     import datetime
 
     from hpcml import schedulers
     from hpcml.runs import outlook
 
-    if prepared.plan.scheduler == "allocation" or schedulers.get(prepared.plan.scheduler).ONE_MACHINE:
+    if schedulers.get(prepared.plan.scheduler).ONE_MACHINE:
         return []
     found = outlook.look(prepared, whole=whole, jobs=jobs)
     return outlook.lines(found, datetime.datetime.now(), whole=whole)  # noqa: DTZ005 - as sbatch tells it

@@ -173,7 +173,10 @@ def shorter(prepared: Prepared) -> str:
         return ""  # a run that cannot be read tells nothing; ls names it
     if len(taken) < _ENOUGH or 2 * max(taken) >= asked:
         return ""
-    enough = units.format_time_limit(math.ceil(max(max(taken) * 1.5, 300) / 300) * 300)
+    seconds = math.ceil(max(max(taken) * 1.5, 300) / 300) * 300
+    if seconds >= asked:
+        return ""
+    enough = units.format_time_limit(seconds)
     took, limit = units.format_time_limit(max(taken)), units.format_time_limit(asked)
     return f"the last {len(taken)} runs of it took {took} at most of the {limit} asked: --time {enough} may do"
 

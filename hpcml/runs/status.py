@@ -295,7 +295,7 @@ def _from_files(run: directories.Run) -> Status:
         and current.phase == "running"
         and (node := records.jupyter_node(run.paths))
     ):
-        host = "" if current.planned.scheduler == "local" else f"--host {_login_host(run)} "
+        host = "" if schedulers.get(current.planned.scheduler).ONE_MACHINE else f"--host {_login_host(run)} "
         place = "on your laptop" if host else "type"
         return current.changed(jupyter=f"up on {node}; {place}: hpcml tunnel {host}--service jupyter {run.id}")
     return current

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcml import __version__, assets, files, schedulers
-from hpcml.errors import HpcmlError, ImageError, UsageError
+from hpcml.errors import HpcmlError, ImageError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
 from hpcml.kinds.dask.options import PROFILERS
 from hpcml.paths import RunPaths
@@ -45,6 +45,7 @@ class Prepared(NamedTuple):
     points: str = ""
 
 
+_ASKED_WITHIN = 2.0  # seconds for a question to the scheduler before a submission
 EXCLUDE_FAILED = "slurm.exclude_failed"  # where an option of a request comes from
 
 
@@ -71,6 +72,7 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, learn: bool = Tr
     loaded = lookup.load_here(spec.place.site, spec.code.cwd, spec.place.settings)
     spec, notes = _without_bad_nodes(loaded.site, spec, learn=learn)
     prepared = prepare(loaded, spec)
+    _check_partition(prepared)
     notes += prepared.notes
     if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults():
         if by_hand:
@@ -83,6 +85,16 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, learn: bool = Tr
         which = f"; all {nodes} nodes of the run are this machine" if nodes > 1 else ""
         notes.append(f"the run is on this machine: no sbatch was found{which}")
     return prepared._replace(notes=(*notes, *prepared.plan.notices))
+
+
+def _check_partition(prepared: Prepared) -> None:
+    """Refuse a partition that neither the site's profile nor the scheduler has, with the nearest name."""
+    known, named = prepared.loaded.site.partitions, dict(prepared.plan.directives).get("--partition", "")
+    scheduler = schedulers.get(prepared.plan.scheduler)
+    for name in named.split(",") if known else ():
+        if name and name not in known and not scheduler.has_partition(name, _ASKED_WITHIN):
+            hint = did_you_mean(nearest(name, known), f"The profile has: {', '.join(known)}.")
+            raise SiteError(f"There is no partition '{name}'", place="--partition", hint=hint)
 
 
 def _without_bad_nodes(site: Site, spec: RunRequest, *, learn: bool) -> tuple[RunRequest, list[str]]:

@@ -290,3 +290,19 @@ def test_notes_of_a_kind_differ_in_their_numbers(subtests: pytest.Subtests) -> N
     for one, other, alike in cases:
         with subtests.test(one=one):
             assert (kind(one) == kind(other)) == alike
+
+
+def test_a_partition_that_is_nowhere_is_refused_with_the_nearest_name(world: World) -> None:
+    words = ("submit", "--site", "slurm", "--set", "partitions.boost_usr.max_nodes=4", "-p", "bost", "job.py")
+    world.answer("scontrol", out="Partition bost not found\n", code=1)
+    for more in ((), ("--dry-run",)):
+        done = world.run(words[0], *more, *words[1:])
+        assert (done.returncode, done.stdout) == (errors.REFUSED, "")
+        assert done.stderr.endswith("hpcml: There is no partition 'bost' (--partition).\nDid you mean boost_usr?\n"), (
+            done.stderr
+        )
+    assert (world.left(), world.calls("sbatch")) == ([], [])
+    world.answer("scontrol", err="slurm_load_partitions error: Unable to contact slurm controller\n", code=1)
+    done = world.run(*words)
+    assert done.returncode == 0, "Slurm decides"
+    assert "note: unknown partition bost: did you mean boost_usr?" in done.stderr
