@@ -63,7 +63,7 @@ def test_check_asks_the_live_controller(cluster: Cluster) -> None:
     before = [line.split()[0] for line in cluster.run("hpcml", "ls").stdout.splitlines()]
     refused = cluster.run("hpcml", "submit", "--check", "--partition", "nowhere", str(script))
     assert refused.returncode == 65
-    assert "The partition does not exist" in refused.stderr
+    assert "There is no partition 'nowhere'" in refused.stderr
     assert [line.split()[0] for line in cluster.run("hpcml", "ls").stdout.splitlines()] == before
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from hpcml.plan import cost
 from hpcml.runs import directories, outlook, report, request_cost
 from hpcml.runs import record as records
+from hpcml.runs import status as run_status
 from hpcml.runs.outlook import Budget, Outlook
 from hpcml.sites import lookup
 
@@ -222,3 +225,28 @@ def test_jobs_of_a_sweep_ask_for_all_their_resources_together() -> None:
 def test_what_a_run_could_ask_less_of(tmp_path: Path, text: str, said: list[str]) -> None:
     (tmp_path / "report.json").write_text(text)
     assert report.smaller(tmp_path / "report.html") == said
+
+
+@pytest.mark.parametrize(("site", "way"), [
+    ({"login.host": {"value": "login.example.org"}}, "on your laptop: hpcml tunnel --host login.example.org --service"),
+    ({"login.host": {"value": "a b"}}, "on your laptop: hpcml tunnel --host 'a b' --service"),
+    ({"login.host": "damaged"}, f"on your laptop: hpcml tunnel --host me@{os.uname().nodename} --service"),
+    (None, f"on your laptop: hpcml tunnel --host me@{os.uname().nodename} --service"),
+])  # fmt: skip
+def test_the_way_to_jupyterlab_names_the_login_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: dict[str, Any] | None, way: str
+) -> None:
+    monkeypatch.setenv("USER", "me")
+    directory = tmp_path / "a-20261121-074500-1a2b"
+    directory.mkdir(mode=0o700)
+    run = directories.load(directory)
+    plan = {"scheduler": "slurm", "inside": {"job": {"nodes": 1}, "code": {"form": "jupyter"}}}
+    directories.write_json(run.paths.plan, plan)
+    if site is not None:
+        directories.write_json(run.paths.request, {"site": site})
+    service = run.paths.attempt(0).service_of("jupyter")
+    service.parent.mkdir(parents=True, mode=0o700)
+    directories.write_json(service, {"node": "n1"})
+    event = {"event": "driver-started", "time": 1e9, "attempt": 0}
+    run.paths.events.write_text(json.dumps(event) + "\n")
+    assert f"up on n1; {way} jupyter {run.id}" in run_status.status(run, ask=False).progress.jupyter
