@@ -52,9 +52,9 @@ MEANING = {
     ANSWER_LOST: "the answer to the submission was lost and the job was not found",
     NO_ACCESS: "the cluster needs a login by the user, or does not allow the tunnel",
     CONFIG: "a profile, an hpcml.toml or a template is wrong",
-    START_FAILED: "the Dask scheduler or the script could not be started",
-    WORKERS_NEVER_CAME: "workers did not start in time",
-    ROLE_LOST: "the Dask scheduler, workers or the supervisor were lost while the script ran",
+    START_FAILED: "a process of the run or the script could not be started",
+    WORKERS_NEVER_CAME: "not all processes on the nodes started in time",
+    ROLE_LOST: "processes of the run were lost while the script ran",
     NO_PROGRESS: "two attempts ended without a newer checkpoint",
     TIME_LIMIT: "the time limit ended the run",
     CANCELLED: "the run was cancelled",
@@ -189,11 +189,18 @@ class HostKeyError(HpcmlError):
     exit_status = NO_ACCESS
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the valid word that the user probably meant, or an empty text."""
+def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str:
+    """Return the valid word that the user probably meant, or an empty text.
+
+    The whole word is compared, or if none is so much ``alike`` its part before ``_``.
+    """
     import difflib
 
-    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")
+    words = list(known)
+    if near := difflib.get_close_matches(word, words, n=1, cutoff=alike):
+        return near[0]
+    by_part = {one.partition("_")[0]: one for one in reversed(words) if "_" in one}
+    return by_part.get(next(iter(difflib.get_close_matches(word, by_part, n=1, cutoff=0.8)), ""), "")
 
 
 def did_you_mean(near: str, otherwise: str) -> str:

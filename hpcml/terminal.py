@@ -52,10 +52,10 @@ def say(line: object = "", file: TextIO | None = None, *, end: str = "\n") -> No
 
 _RED = "31"
 _COLOUR_BY_STATE = {  # as SGR takes them
-    "COMPLETED": "32",
+    **dict.fromkeys(("COMPLETED", "green"), "32"),
     "RUNNING": "36",
-    "CANCELLED": "38;5;130",  # a dark yellow: the usual one is unreadable on white
-    **dict.fromkeys(("FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "REFUSED"), _RED),
+    **dict.fromkeys(("CANCELLED", "PREEMPTED", "yellow"), "38;5;130"),  # dark: the usual one is unreadable on white
+    **dict.fromkeys(("FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "REFUSED", "red"), _RED),
 }
 
 
@@ -65,7 +65,7 @@ def has_colour(environment: Mapping[str, str]) -> bool:
 
 
 def say_state(line: str, position: int, *, colour: bool) -> None:
-    """Print one line as :func:`say` does, with the colour of the run's state that begins at ``position``."""
+    """Print one line as :func:`say` does, in colour the state of a run or a check that begins at ``position``."""
     text = shown(line)
     state = next((state for state in _COLOUR_BY_STATE if text.startswith(state, position)), "")
     if colour and state:
@@ -170,8 +170,13 @@ def say_message(text: object) -> None:
 
 def note(text: object) -> None:
     """Print a note of hpcml's to standard error."""
+    say_message(noted(text))
+
+
+def noted(text: object) -> str:
+    """Return a note of hpcml's as it is printed."""
     sentence = shown(text)
-    say_message(f"hpcml: note: {sentence}{'' if sentence.endswith('?') else '.'}")
+    return f"hpcml: note: {sentence}{'' if sentence.endswith('?') else '.'}"
 
 
 class Raw:

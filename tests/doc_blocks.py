@@ -85,7 +85,7 @@ SHELL = [block for block in OWN_BLOCKS if block.language in ("bash", "console")]
 # On a terminal a submission waits.
 TERMINAL = """hpcml() {
   case " $* " in
-    *" --detach "* | *" --prepare "* | *" --dry-run "* | *" --check "*) command hpcml "$@" ;;
+    *" --detach "* | *" --prepare "* | *" --dry-run"* | *" --check "*) command hpcml "$@" ;;
     " submit "*) command hpcml submit --wait "${@:2}" ;;
     *) command hpcml "$@" ;;
   esac

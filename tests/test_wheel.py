@@ -63,7 +63,7 @@ def test_it_renders_the_same_script_as_the_checkout(wheel: Path, tmp_path: Path)
     code = "import sys; sys.path.insert(0, sys.argv[1]); from hpcml.cli.main import main; sys.exit(main(sys.argv[2:]))"
     outputs = []
     for place in (tmp_path / "site", ROOT):
-        words = ("submit", "--dry-run", "--site", "leonardo", "--account", "a", "job.py")
+        words = ("submit", "--dry-run=script", "--site", "leonardo", "--account", "a", "job.py")
         done = subprocess.run([sys.executable, "-c", code, str(place), *words], cwd=tmp_path, check=True, text=True,
                               env={"HOME": str(tmp_path), "PATH": "/usr/bin"}, capture_output=True)  # fmt: skip
         lines = done.stdout.splitlines()

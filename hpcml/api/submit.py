@@ -11,11 +11,10 @@ from hpcml.errors import UsageError
 from hpcml.request import parser
 from hpcml.request.options import of
 from hpcml.request.reading import as_texts, given_by_keywords
-from hpcml.runs import directories
+from hpcml.runs import directories, notes
 from hpcml.runs import submit as submission
 from hpcml.runs.handle import RunHandle
 from hpcml.sites import layers
-from hpcml.terminal import note
 
 
 def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -> RunHandle:
@@ -53,9 +52,10 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
     with layers.narrowed_umask():
         spec = submission.script_request(given, words, parser.of("submit"))
         by_hand = bool(given.get("prepare"))
-        run = submission.submit(submission.prepare_request(spec, by_hand=by_hand), by_hand=by_hand)
-    for text in run.submission.notes if run.submission else ():
-        note(text)
+        prepared = submission.prepare_request(spec, by_hand=by_hand)
+        notes.show(prepared.notes)
+        run = submission.submit(prepared, by_hand=by_hand)
+    notes.show(run.submission.notes if run.submission else ())
     return RunHandle(run)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcml import files, units
 from hpcml.cli import common
-from hpcml.errors import CANCELLED, HpcmlError, StorageError, UsageError
+from hpcml.errors import HpcmlError, StorageError, UsageError
 from hpcml.runs import directories
 from hpcml.terminal import note, say, say_fitted
 
@@ -152,9 +152,7 @@ def add_rm_options(parser: ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="*", help=common.RUN)
     parser.add_argument("--older-than", metavar="TIME", help="runs submitted longer ago than this, e.g. 30d, 12h")
     parser.add_argument("--larger-than", metavar="SIZE", help="runs of at least this size, e.g. 500M, 2G")
-    parser.add_argument(
-        "--failed", action="store_true", help="runs that failed or were refused, not the cancelled ones"
-    )
+    parser.add_argument("--failed", action="store_true", help=common.FAILED)
     parser.add_argument("--keep", metavar="N", help="keep the newest N runs; 0 keeps none")
     parser.add_argument(
         "--until-free",
@@ -226,7 +224,7 @@ def _matching(folder: Path, options: Namespace) -> tuple[list[Path], dict[str, s
     keep = 0 if options.keep is None else common.whole(options.keep, "--keep")
     old = directories.newest(folder, directories.ids(folder))[: -keep or None]
     standings = handle.standings(_loaded(folder, old, before))
-    runs = [one for one in standings if _failed(one)] if options.failed else standings
+    runs = [one for one in standings if one.status and one.status.failed] if options.failed else standings
     ended = [one.run.paths.directory for one in runs if not one.alive]
     return ended, {one.run.id: one.problem for one in runs if one.alive}
 
@@ -240,14 +238,6 @@ def _taken(ended: Sequence[Path], least: int, missing: float | None) -> dict[Pat
         if (size := directories.size(path)) >= least:
             sizes[path] = size
     return sizes
-
-
-def _failed(one: handle.Standing) -> bool:
-    """Return whether a run failed or was refused; a cancelled one did what its user wanted."""
-    status = one.status
-    return (
-        status is not None and status.failed and status.state != "CANCELLED" and status.ending.exit_status != CANCELLED
-    )
 
 
 def _why_alive(one: handle.Standing) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 here, load_site, whole = layers.here, lookup.load_here, request_option.whole
+FAILED = "runs that failed or were refused, not those that were cancelled"
 RUN = "run id, its beginning, name, Slurm job id, or 'last'"  # what names a run
 
 

@@ -14,7 +14,7 @@ from hpcml.request.options import OPTIONS
 from hpcml.request.reading import request_of
 from hpcml.request.record import Code
 from hpcml.sites import layers
-from hpcml.terminal import Raw, say, say_fitted
+from hpcml.terminal import Raw, columns, fitted, say, say_fitted, say_state
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -54,11 +54,12 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--deadline", metavar="TIME", default="2.2s", help="how long all other checks may take (default: 2.2s)"
     )
+    parser.add_argument("--all", action="store_true", help="show the checks that passed or do not apply here too")
     common.add_json(parser)
 
 
 def run(options: Namespace) -> int:
-    """Make all checks, print what they found, and return 0 unless one of them is red."""
+    """Make all checks, print the problems, and return 0 unless one of them is red."""
     from hpcml.doctor import checks, nodes
     from hpcml.doctor.finding import Examination
 
@@ -80,28 +81,44 @@ def run(options: Namespace) -> int:
     if options.node:
         common.end_by_signals()  # as by Ctrl-C the job is cancelled
         found += nodes.look(exam, patience, lambda text: say(f"hpcml: {text}", sys.stderr))
-    return show(found, as_json=options.json)
+    return show(found, as_json=options.json, show_all=options.all)
 
 
-def show(found: Sequence[Finding], *, as_json: bool) -> int:
-    """Print findings in their order and how many there are of each kind; return the exit status."""
-    from hpcml.doctor.finding import RED, STATES
+def show(found: Sequence[Finding], *, as_json: bool, show_all: bool) -> int:
+    """Print problems first, the rest of the findings or how many they are, and return the exit status."""
+    from hpcml.doctor.finding import GREEN, NOT_APPLICABLE, RED, STATES, YELLOW
 
     counts = {state: sum(one.state == state for one in found) for state in STATES}
     if as_json:
         common.print_json({"counts": counts, "findings": [one.as_json() for one in found]})
         return UNFIT if counts[RED] else 0
-    for one in found:
-        start = f"{one.state:<8}{one.check:<{_WIDE - 10}}"
-        say_fitted(one.sentence, sys.stdout, first=f"{start}  ", rest=" " * _WIDE)
-        if one.remedy:
-            say_fitted(one.remedy, sys.stdout, first=f"{'':<{_WIDE}}→ ", rest=" " * (_WIDE + 2))
-    say(", ".join(f"{count} {state}" for state, count in counts.items() if count), sys.stderr)
+    shown = (RED, YELLOW, GREEN, NOT_APPLICABLE) if show_all else (RED, YELLOW)
+    for state in shown:
+        for one in found:
+            if one.state == state:
+                _say(one)
+    if show_all:
+        say(", ".join(f"{count} {state}" for state, count in counts.items() if count), sys.stderr)
+    else:
+        problems = counts[RED] + counts[YELLOW]
+        rest = f"{units.counted(counts[GREEN], 'check')} passed, {counts[NOT_APPLICABLE]} not applicable here"
+        say_fitted(f"{'' if problems else 'No problems: '}{rest} (hpcml doctor --all).", sys.stdout)
     return UNFIT if counts[RED] else 0
 
 
+def _say(one: Finding) -> None:
+    """Print a finding, its state in colour, and what to do about it."""
+    lines = fitted(
+        one.sentence, columns(sys.stdout), first=f"{one.state:<8}{one.check:<{_WIDE - 10}}  ", rest=" " * _WIDE
+    )
+    for number, line in enumerate(lines):
+        say_state(line, 0, colour=number == 0 and common.has_coloured_output())
+    if one.remedy:
+        say_fitted(one.remedy, sys.stdout, first=f"{'':<{_WIDE}}→ ", rest=" " * (_WIDE + 2))
+
+
 def from_laptop(
-    login: Login, connect: Callable[[], Connection], own: Sequence[str], *, typed: str, as_json: bool
+    login: Login, connect: Callable[[], Connection], own: Sequence[str], *, typed: str, as_json: bool, show_all: bool
 ) -> int:
     """Have the checks made on the login node, add those that this laptop makes, and print all of them.
 
@@ -114,14 +131,14 @@ def from_laptop(
     try:
         connection = connect()
     except HpcmlError as error:
-        return show([checks.no_way(error)._replace(check="login-node")], as_json=as_json)
+        return show([checks.no_way(error)._replace(check="login-node")], as_json=as_json, show_all=show_all)
     status, said = _asked(connection, own)
     if status not in (0, UNFIT):  # it has said why
         if as_json:
             Raw(sys.stdout).write(said, last=True)
         return status
     found = [Finding(**one) for one in answers.of_findings(said, connection.host)]
-    return show(_with_this_end(connection, login, typed, found), as_json=as_json)
+    return show(_with_this_end(connection, login, typed, found), as_json=as_json, show_all=show_all)
 
 
 def _asked(connection: Connection, own: Sequence[str]) -> tuple[int, bytes]:

@@ -54,7 +54,7 @@ def run(host: str, named_by: str, command: str, options: Namespace, own: list[st
     if command == "doctor":
         from hpcml.cli import doctor
 
-        return doctor.from_laptop(login, connect, own, typed=host, as_json=options.json)
+        return doctor.from_laptop(login, connect, own, typed=host, as_json=options.json, show_all=options.all)
     if command == "pack":
         from hpcml.cli import pack
 

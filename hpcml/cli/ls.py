@@ -37,7 +37,7 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_json(parser)
     parser.add_argument("--last", default="20", metavar="N", help="how many runs, newest last (default: 20)")
     parser.add_argument("--all", action="store_true", help="all of them")
-    parser.add_argument("--failed", action="store_true", help="those that failed, were cancelled or refused")
+    parser.add_argument("--failed", action="store_true", help=common.FAILED)
     parser.add_argument("--since", metavar="WHEN", help="submitted since: 7d, 12h, or a date, 2026-11-20")
     parser.add_argument("--name", metavar="PATTERN", help="of this name, also a shell pattern: 'kmeans*'")
     parser.add_argument("--grep", default="", metavar="TEXT", help="with this text in id, name or command, in any case")

@@ -36,7 +36,7 @@ _REFUSED = {name for name, one in OPTIONS.items() if one.asks_slurm and name not
 def add_options(parser: Parser) -> None:
     """Add a submission's options; the help leaves out those that ``run`` refuses."""
     submit.add_options(parser, "run")
-    here = {"--dry-run": "print the batch script, or with --json the plan; run nothing"}
+    here = {"--dry-run": "print a summary and run nothing; =script: print the batch script; with --json: the plan"}
     here["--json"] = "print how the run ended as JSON; the script's output stays in logs/driver.log"
     here |= {OPTIONS[name].word: "accepted only if it equals the allocation's number" for name in _GIVEN}
     here["--gpus-per-node"] = "0: workers on CPUs; else accepted only if it equals the allocation's number"
@@ -55,8 +55,9 @@ def run(options: Namespace) -> int:
 
     given = allocation.current()
     prepared = _prepare(fitted(submit.script_spec(options), given))
+    submit.tell_notes(prepared, seen=not options.dry_run)
     if options.dry_run:
-        submit.show(options, prepared)
+        submit.show(options, prepared, asks=False)
         return 0
     try:
         others = allocation.other_steps(given.job)
@@ -127,9 +128,7 @@ def _prepare(spec: RunRequest) -> Prepared:
         raise SiteError("The site has no Slurm, and so no allocation", place=f"site {loaded.site.name}", hint=hint)
     loaded = loaded._replace(site=loaded.site._replace(scheduler="allocation"))
     prepared = submission.prepare(loaded, spec)
-    for text in (*prepared.notes, *prepared.plan.notices):
-        note(text)
-    return prepared
+    return prepared._replace(notes=(*prepared.notes, *prepared.plan.notices))
 
 
 class _Ending:

@@ -330,4 +330,4 @@ def _say_written(options: Namespace, path: Path, draft: Draft) -> None:
     say_fitted(f"{len(draft.questions)} questions in it are for you; they begin with QUESTION.", sys.stdout)
     say_fitted(f"  hpcml site show {path.stem} --facts", sys.stdout)
     say_fitted(f"  hpcml doctor --site {path.stem}", sys.stdout)
-    say_fitted(f"  hpcml submit --site {path.stem} --nodes 2 --check first.py", sys.stdout)
+    say_fitted(f"  hpcml submit --site {path.stem} --check first.py", sys.stdout)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from hpcml.cli import common
 from hpcml.errors import MEANING, STOPPED, UNREACHABLE
 from hpcml.terminal import columns, fitted, say, say_fitted, say_state
-from hpcml.units import counted, format_time_limit
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -25,6 +24,7 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser)
+    parser.add_argument("--notes", action="store_true", help="show all notes on its submission")
     parser.add_argument("-f", "--follow", action="store_true", help="continue until the run ends, as hpcml top")
 
 
@@ -35,27 +35,28 @@ def run(options: Namespace) -> int:
 
         options.once, options.interval = False, None
         return top.run(options)
-    return _tell(common.find_run(options), as_json=options.json)
+    return _tell(common.find_run(options), as_json=options.json, all_notes=options.notes)
 
 
-def _tell(run: directories.Run, *, as_json: bool) -> int:
+def _tell(run: directories.Run, *, as_json: bool, all_notes: bool) -> int:
     from hpcml.cli.why import cause_of
     from hpcml.report import attempts
-    from hpcml.runs import outlook, report
+    from hpcml.runs import report, request_cost
     from hpcml.runs import status as run_status
 
     run, status = run_status.now(run)
     code = UNREACHABLE if status.allocation.silent and status.phase == "unknown" else 0
-    before = attempts.earlier(run.paths, status.progress.attempt)
-    asked = outlook.asked(run, status.planned)
-    results = str(run.paths.out) if run_status.has_results(run) else ""
+    facts = request_cost.described(run, status)
     if as_json:
-        more = {"asked": asked, "results": results, "attempts": [one._asdict() for one in before]}
-        common.print_json({**status.as_json(), **more})
+        common.print_json(facts)
         return code
-    lines = _lines(status, cause_of(run, status), before, asked)
-    lines += [("results", common.typed(results, sys.stdout))] if results else []
-    _say_lines(lines)
+    before = attempts.earlier(run.paths, status.progress.attempt)
+    lines = _lines(status, cause_of(run, status), before, facts["asked"])
+    lines += [("results", common.typed(facts["results"], sys.stdout))] if facts["results"] else []
+    notes = facts["notes"]
+    if notes and not all_notes:
+        lines.append(("notes", f"{len(notes)}: hpcml status --notes {run.id}"))
+    _say_lines(lines + [("note", str(text)) for text in notes if all_notes])
     if status.over and (page := report.page_of(run)):
         say(f"{'report':<10} {common.typed(page, sys.stdout)}")
     for command in attempts.profile_commands(run.paths) if status.over else ():
@@ -79,28 +80,17 @@ def _say_lines(lines: Sequence[tuple[str, str]]) -> None:
             say_state(line, 11, colour=is_state and common.has_coloured_output())
 
 
-def _asked(asked: Mapping[str, Any]) -> str:
-    """Return the request of a run in a line."""
-    nodes, limit = asked.get("nodes", 0), asked.get("time_limit", 0)
-    parts = (
-        counted(nodes, "node") if nodes else "",
-        f"partition {asked['partition']}" if "partition" in asked else "",
-        f"time limit {format_time_limit(limit)}" if limit else "",
-        f"at most {asked['cost']}" if "cost" in asked else "",
-    )
-    return ", ".join(filter(None, parts))
-
-
 def _lines(
     status: run_status.Status, cause: str, before: Sequence[Attempt], asked: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
     """Return the known facts of a run under their keys, of the attempts ``before`` and of what was ``asked`` for."""
     from hpcml.cli.progress import phases
     from hpcml.report.attempts import sentence
+    from hpcml.runs import request_cost
 
     allocation, progress, end = status.allocation, status.progress, status.ending
     lines = [("run", status.run), ("site", status.planned.site), ("state", f"{status.state}: {status.message}")]
-    facts = (("cause", cause), ("command", status.planned.command), ("asked", _asked(asked)))
+    facts = (("cause", cause), ("command", status.planned.command), ("asked", request_cost.sentence(asked)))
     lines += [(key, text) for key, text in facts if text]
     if progress.attempt:
         lines.append(("attempt", f"{progress.attempt + 1} of this run"))

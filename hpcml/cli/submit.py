@@ -92,22 +92,32 @@ def start(options: Namespace, spec: RunRequest) -> int:
 
     check_modes(options)
     prepared = submission.prepare_request(spec, by_hand=options.prepare, learn=not options.dry_run)
+    tell_notes(prepared, seen=not (options.dry_run or options.check))
     if options.dry_run:
         show(options, prepared)
-    if not options.json and not options.check:
-        tell_outlook(prepared, whole=options.dry_run)
+    elif not options.json and not options.check:
+        tell_outlook(prepared, whole=False)
     if options.dry_run or options.check:
         _look_at_image(submission.check_image(prepared))
         return _check(prepared, options) if options.check else 0
     return hand_over(options, prepared)
 
 
-def show(options: Namespace, prepared: submission.Prepared) -> None:
-    """Print what would be submitted: the batch script, or the whole plan as JSON."""
+def show(options: Namespace, prepared: submission.Prepared, *, asks: bool = True) -> None:
+    """Print what would be submitted: a summary, the batch script, or the whole plan as JSON.
+
+    ``asks``: it asks for an allocation, which may cost something.
+    """
     if options.json:
         common.print_json(layers.as_table(prepared.plan))
-    else:
+    elif options.dry_run == "script":
         Raw(sys.stdout).write(prepared.script.encode(), last=True)
+        if asks:
+            tell_outlook(prepared, whole=True)
+    else:
+        from hpcml.cli import summary
+
+        summary.show(prepared, _outlook(prepared, whole=True) if asks else [])
 
 
 def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
@@ -125,17 +135,22 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
 
 
 def tell_outlook(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> None:
-    """Say what a submission of so many jobs would cost and when it may start, as far as the site's profile tells."""
+    """Say what a submission of so many jobs asks for, what it costs at most, and when it may start."""
+    for title, text in _outlook(prepared, whole=whole, jobs=jobs):
+        say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
+
+
+def _outlook(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> list[tuple[str, str]]:
+    """Return the titles and texts of :func:`tell_outlook`; none on this machine."""
     import datetime
 
     from hpcml import schedulers
     from hpcml.runs import outlook
 
     if schedulers.get(prepared.plan.scheduler).ONE_MACHINE:
-        return
+        return []
     found = outlook.look(prepared, whole=whole, jobs=jobs)
-    for title, text in outlook.lines(found, datetime.datetime.now(), whole=whole):  # noqa: DTZ005 - as sbatch tells it
-        say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
+    return outlook.lines(found, datetime.datetime.now(), whole=whole)  # noqa: DTZ005 - as sbatch tells it
 
 
 def _look_at_image(facts: dict[str, object]) -> None:
@@ -168,8 +183,19 @@ def _check(prepared: submission.Prepared, options: Namespace) -> int:
     return 0
 
 
+def tell_notes(prepared: submission.Prepared, *, seen: bool) -> None:
+    """Show all notes on a request, or of one that is submitted (``seen``) those that its folder has not shown yet."""
+    from hpcml.runs import notes
+
+    if seen:
+        notes.show(prepared.notes)
+        return
+    for text in prepared.notes:
+        note(text)
+
+
 def announce(run: directories.Run, *, as_json: bool) -> None:
-    """Say which run it is and where, on stderr, or as JSON."""
+    """Say which run it is and where, on stderr, or as JSON, and the notes that were not shown before."""
     assert run.submission is not None
     if as_json:
         common.print_json({"run": run.id, "directory": str(run.paths.directory), **run.submission.as_json()})
@@ -180,8 +206,9 @@ def announce(run: directories.Run, *, as_json: bool) -> None:
     if run.submission.found_again:
         text = "Slurm's answer was lost; the job was found again by its comment"
         say_fitted(text, sys.stderr, first="  submission ", rest=" " * 13)
-    for text in run.submission.notes:
-        note(str(text))
+    from hpcml.runs import notes
+
+    notes.show(run.submission.notes)
 
 
 def _announce_line(run: directories.Run, *, as_json: bool) -> None:
@@ -230,12 +257,16 @@ def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
 
 
 def _tell_files(run: directories.Run, last: run_status.Status) -> None:
-    """Say where a run's report, the output of its tasks and its profiles are."""
+    """Say where a run's results, report, tasks' output and profiles are, and what it could have asked less of."""
     from hpcml.report import attempts
-    from hpcml.runs import report
+    from hpcml.runs import report, status
 
-    if page := report.page_of(run):
-        say_fitted(common.typed(page, sys.stderr), sys.stderr, first="  report     ", rest=" " * 13)
+    page = report.page_of(run)
+    lines = [("results", common.typed(run.paths.out, sys.stderr))] if status.has_results(run) else []
+    lines += [("report", common.typed(page, sys.stderr))] if page else []
+    lines += [("smaller", text) for text in report.smaller(page)] if page and not last.ending.exit_status else []
+    for title, text in lines:
+        say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
     if "task-output" in last.progress.times:
         say(f"  tasks      printed lines: hpcml logs {run.id} worker", sys.stderr)
     for command in attempts.profile_commands(run.paths):

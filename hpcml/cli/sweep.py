@@ -164,6 +164,7 @@ def _begin(options: Namespace) -> int:
     jobs, name = _jobs(options), job_name(spec)
     spec = spec.changed(name=name, sweep=name, at_once=common.positive(options.at_once, "--at-once"))
     prepared = runs_submit.prepare_request(spec, learn=not options.dry_run)
+    submit.tell_notes(prepared, seen=not options.dry_run)
     submission.check_worker_groups(prepared)
     if study:
         submission.check_packages(prepared, study.packages)

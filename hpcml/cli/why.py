@@ -14,6 +14,7 @@ from hpcml.terminal import say, say_fitted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from pathlib import Path
 
     from hpcml.failures.evidence import Line
     from hpcml.runs import directories
@@ -25,7 +26,8 @@ _WIDEST = 240  # characters of a quoted line
 
 def add_options(parser: ArgumentParser) -> None:
     """Add the common options."""
-    common.add_run(parser)
+    parser.epilog = "Without RUN: the newest run that failed."
+    common.add_run(parser, default="")
     common.add_site(parser)
     common.add_json(parser)
     parser.add_argument(
@@ -39,16 +41,42 @@ def run(options: Namespace) -> int:
     """Show why a run failed."""
     from hpcml.runs import bad_nodes, why
 
-    run = common.find_run(options)
-    known, answer = why.look(run)
+    first = ""
+    if options.run:
+        run = common.find_run(options)
+        known, answer = why.look(run)
+    else:
+        run, known, answer, first = _newest_failed(common.runs_folder(options))
     bad_nodes.remember(known, answer)
     if options.bundle:
         return _bundle(run, answer, _host(options), as_json=options.json)
     if options.json:
         common.print_json(answer.as_json())
         return 0
+    if first:
+        say_fitted(first, sys.stdout)
     _show(answer, known.planned.command, _host(options))
     return 0
+
+
+def _newest_failed(folder: Path) -> tuple[directories.Run, run_status.Status, Answer, str]:
+    """Return the newest run that failed with its explanation, and what is to be said first if a newer one did not.
+
+    If no run failed, it is the newest one.
+    """
+    from hpcml.runs import directories, listing, why
+
+    run = directories.find(folder, "last")
+    known, answer = why.look(run)
+    if answer.failed:
+        return run, known, answer, ""
+    failed, _ = listing.newest(folder, directories.ids(folder), 1, failed=True)
+    if not failed:
+        return run, known, answer, ""
+    ended = "ended well" if known.over and known.state != "CANCELLED" else f"is {known.state} ({known.message})"
+    first = f"The newest run, {run.id}, {ended}. The newest run that failed is {failed[0].run}:"
+    run = directories.load(folder / failed[0].run)
+    return run, *why.look(run), first
 
 
 def _host(options: Namespace) -> str:

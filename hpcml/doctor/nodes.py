@@ -277,7 +277,7 @@ def _scratch_row(disks: Disks) -> dict[str, Any]:
 def _clocks(clocks: Mapping[str, tuple[float, float]], by_node: ByNode) -> Finding:
     measured = {node: round(ahead, 3) for node, (ahead, within) in clocks.items() if math.isfinite(within)}
     if len(by_node) < 2:
-        return not_applicable("clocks are compared between nodes, and one was looked at (--nodes 2)")
+        return not_applicable("clocks are compared between nodes, and one was looked at")
     surely = {node: max(0.0, abs(ahead) - within) for node, (ahead, within) in clocks.items()}
     node = max(surely, key=lambda one: surely[one], default="")
     if node and surely[node] > _SKEW:

@@ -105,6 +105,7 @@ class Option(NamedTuple):
     default: str = ""  # the key of the site's settings that has its default
     otherwise: str = ""  # the default where that key has no value
     common: frozenset[str] = frozenset()  # the verbs whose --help shows it; --help-all shows all options
+    alone: str = ""  # the value that it has if none is written; one is then written after "=" only
 
     @property
     def word(self) -> str:
@@ -127,6 +128,11 @@ class Option(NamedTuple):
     def is_flag(self) -> bool:
         """Whether it takes no value."""
         return self.read is flag
+
+    @property
+    def takes_word(self) -> bool:
+        """Whether the word after it is its value."""
+        return not (self.is_flag or self.alone)
 
     @property
     def several(self) -> bool:

@@ -93,8 +93,8 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                default="resources.exclusive"),
     ),
     "what to do": (
-        Option("dry_run", "print the batch script, or with --json the plan; submit nothing", SUBMISSIONS | {"run"},
-               read=flag, common=ALL),
+        Option("dry_run", "show the request; =script: the batch script; submit nothing", SUBMISSIONS | {"run"},
+               metavar="script", values=("script", "summary"), alone="summary", common=ALL),
         Option("prepare", "write the run and print the sbatch line that submits it; submit nothing",
                SUBMISSIONS | {"python"}, read=flag),
         Option("check", "ask Slurm whether it would take the job (sbatch --test-only); submit nothing", SUBMISSIONS,
@@ -112,7 +112,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
 # fmt: on
 OPTIONS = {option.name: option for group in GROUPS.values() for option in group}
 BY_WORD = {word: option for option in OPTIONS.values() for word in (option.word, *option.also)}
-TAKES_VALUE = {word: not option.is_flag for word, option in BY_WORD.items()}
+TAKES_VALUE = {word: option.takes_word for word, option in BY_WORD.items()}
 
 
 def of(taker: str) -> dict[str, Option]:

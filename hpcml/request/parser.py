@@ -71,6 +71,13 @@ class Parser(argparse.ArgumentParser):
                 message = f"one of these words is missing: {missing.replace('|', ', ')}"
         raise errors.UsageError(message[:1].upper() + message[1:], place=self.prog, hint=f"Try {self.prog} --help.")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Write out the value of an option that may have none, so that the word after it is not taken for it."""
+        alone = {word: option.alone for word, option in options.BY_WORD.items() if option.alone}
+        mine = {word for action in self._actions for word in action.option_strings if action.nargs == "?"}
+        words = [f"{word}={alone[word]}" if word in alone and word in mine else word for word in args or ()]
+        return super().parse_known_args(words, namespace)
+
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """Refuse ``--`` as an option's value, as in ``--name=--``; argparse takes it away and breaks down."""
         if action.option_strings and action.nargs is None and arg_strings == ["--"]:
@@ -81,7 +88,8 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse a word that is not one of an argument's choices, and name the nearest of them."""
-        _check_choice(value, action.choices, self.prog)
+        words = f"{self.prog} {action.option_strings[0]}=" if action.option_strings else f"{self.prog} "
+        _check_choice(value, action.choices, words)
 
 
 def of(verb: str) -> Parser:
@@ -127,6 +135,8 @@ def _settings(option: Option) -> dict[str, Any]:
     if option.is_flag:
         return {"action": "append_const", "const": option.word, "dest": "sbatch"}
     metavar = option.metavar or option.name.upper()
+    if option.alone:
+        return {"nargs": "?", "const": option.alone, "choices": option.values, "metavar": metavar}
     if option.passed:
         return {"action": "append", "type": f"{option.word}={{}}".format, "dest": "sbatch", "metavar": metavar}
     return {"action": "append" if option.several else "store", "metavar": metavar}
@@ -148,14 +158,15 @@ def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
     return errors.UsageError(f"There is no option '{option}'", place=parser.prog, hint=hint)
 
 
-def _check_choice(word: str, choices: Iterable[str] | None, place: str) -> None:
-    """Refuse a word after a command that is not one of its choices; a command without choices takes any word."""
+def _check_choice(word: str, choices: Iterable[str] | None, words: str) -> None:
+    """Refuse a word that is not one of the choices after ``words``; without choices any word is taken."""
     if choices is None or word in choices:
         return
     valid = list(choices)
     near = errors.nearest(word, valid)
-    hint = errors.did_you_mean(near and f"{place} {near}", f"Try {place} --help.")
-    raise errors.UsageError(f"'{word}' is none of: {', '.join(valid)}", place=place, hint=hint)
+    command = words.split(" --", maxsplit=1)[0].strip()
+    hint = errors.did_you_mean(near and f"{words}{near}", f"Try {command} --help.")
+    raise errors.UsageError(f"'{word}' is none of: {', '.join(valid)}", place=words.rstrip(" ="), hint=hint)
 
 
 # -- the layout of help ------------------------------------------------------------------------------------------------
@@ -182,7 +193,8 @@ class HelpLayout(argparse.HelpFormatter):
             return super()._format_action_invocation(action)
         value = str(action.metavar) if action.nargs == "+" else self._format_args(action, "")
         words = [word for word in action.option_strings if self.whole or word[1] != "-"]
-        return f"{', '.join(dict.fromkeys([action.option_strings[0], *words]))} {value}"
+        names = ", ".join(dict.fromkeys([action.option_strings[0], *words]))
+        return f"{names}[={value.strip('[]')}]" if action.nargs == "?" else f"{names} {value}"
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return folded(text, width)

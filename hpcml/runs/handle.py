@@ -106,7 +106,10 @@ class RunHandle:
 
     def status(self) -> SimpleNamespace:
         """Return all that is known of the run now: what ``hpcml status --json`` prints, as attributes."""
-        return SimpleNamespace(**self.now().as_json())
+        from hpcml.runs import request_cost
+
+        status = self.now()
+        return SimpleNamespace(**request_cost.described(self.run, status))
 
     def now(self) -> Status:
         """Return the run's status as hpcml itself uses it."""

@@ -80,7 +80,8 @@ def _rows(folder: Path, changed: Mapping[str, int], said: set[str], ends: Ends |
         if ends and end and failed and not end.failed:
             continue
         if ends and end and (row := ends.status(run_id, end)):
-            rows[run_id] = row
+            if row.failed or not failed:
+                rows[run_id] = row
         else:
             unknown.append(run_id)
     for row, run in _read([folder / run_id for run_id in unknown], said):

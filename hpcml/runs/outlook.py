@@ -10,19 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcml import schedulers, subprocesses, units
-from hpcml.errors import ConfigError, HpcmlError, StorageError
+from hpcml.errors import HpcmlError
 from hpcml.plan import cost
-from hpcml.runs import directories
+from hpcml.runs import directories, request_cost
 from hpcml.runs import record as records
-from hpcml.runs.directories import Table, complete
-from hpcml.runs.record import Planned
 from hpcml.runs.status import status
-from hpcml.sites import lookup
 from hpcml.sites.lookup import LoadedSite
-from hpcml.sites.schema import Partition, Site
+from hpcml.sites.schema import Partition
 
 if TYPE_CHECKING:
     from hpcml.runs.submit import Prepared  # which hpcml status does without
@@ -73,7 +70,7 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
     """
     site, made = prepared.loaded.site, prepared.plan
     request = cost.request(site, made.directives, made.inside.job.nodes, made.inside.job.time_limit).times(jobs)
-    billed, problems = _billed(site, request)
+    billed, problems = request_cost.bill(site, request)
     hours = request.seconds / 3600
     found = Outlook(request, billed, site.cost.unit or "billing-h", account=request.account)
     questions: dict[str, Callable[[], object]] = {}
@@ -94,63 +91,9 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
             found = found._replace(by_slurm=cost.billing(request, theirs, largest=said.largest) * hours)
     most, limit = None, ""
     if made.inside.attempts.several_jobs:
-        attempts = made.inside.attempts
-        most, limit = _most(attempts.max_restarts, attempts.max_node_hours, request.node_hours)
+        limits = made.inside.attempts
+        most, limit = request_cost.most_hours(limits.max_restarts, limits.max_node_hours, request.node_hours)
     return found._replace(advice=shorter(prepared), problems=tuple(problems), most=most, limit=limit)
-
-
-def _billed(site: Site, request: cost.Request) -> tuple[float | None, list[str]]:
-    """Return the cost in the site's unit, None without weights or a time limit, and what is wrong with the weights."""
-    weights, problems = cost.weights(site.cost.weights)
-    hours = request.seconds / 3600
-    billed = cost.billing(request, weights, largest=site.cost.largest) * hours if weights and hours else None
-    return billed, problems
-
-
-def _most(max_restarts: int, max_node_hours: float, one: float) -> tuple[float | None, str]:
-    """Return the most node-hours that all attempts of a run may take together, and which option says so."""
-    hours, limit = one * (1 + max_restarts), f"--max-restarts {max_restarts}"
-    if max_node_hours and not 0 < hours <= max_node_hours:
-        return max_node_hours, f"--max-node-hours {max_node_hours:g}"
-    return (hours, limit) if one else (None, "")
-
-
-class _Limits(NamedTuple):
-    """The limits of all attempts of a run together."""
-
-    max_restarts: int = 0
-    max_node_hours: float = 0.0
-
-
-def asked(run: directories.Run, planned: Planned) -> dict[str, Any]:
-    """Return the nodes, partition, time limit (s) and highest cost of a run, as far as its record has them."""
-    facts = {"nodes": planned.node_count, "partition": planned.partition, "time_limit": planned.time_limit}
-    return {name: value for name, value in {**facts, "cost": _recorded_cost(run, planned)}.items() if value}
-
-
-def _recorded_cost(run: directories.Run, planned: Planned) -> str:
-    """Return the highest cost of a recorded run, empty if it is unknown: no batch job, or no time limit."""
-    try:
-        plan, request = directories.read_json(run.paths.plan), directories.read_json(run.paths.request)
-        if not (planned.time_limit and plan and request):
-            return ""
-        with complete(run.paths.directory):
-            options = records.directives(plan)
-            site = lookup.recorded(request.get("site", dict))
-            attempts = Table(Table(plan.get("inside", dict)).get("attempts", dict, {}))
-            limits = attempts.record(_Limits)
-    except (ConfigError, StorageError):  # another version of hpcml wrote it, or it is damaged
-        return ""
-    if not options:
-        return ""
-    one = cost.request(site, options, planned.node_count, planned.time_limit)
-    billed, _ = _billed(site, one)
-    most = _most(*limits, one.node_hours)[0] if planned.several_jobs else None
-    if most is not None and one.node_hours:
-        billed = None if billed is None else billed * most / one.node_hours
-    hours = one.node_hours if most is None else most
-    text = f"{_amount(hours)} node-h"
-    return text if billed is None else f"{text} = {_amount(billed)} {site.cost.unit or 'billing-h'}"
 
 
 def budget_command(loaded: LoadedSite, partition: str) -> tuple[str, ...]:
@@ -230,7 +173,10 @@ def shorter(prepared: Prepared) -> str:
         return ""  # a run that cannot be read tells nothing; ls names it
     if len(taken) < _ENOUGH or 2 * max(taken) >= asked:
         return ""
-    enough = units.format_time_limit(math.ceil(max(max(taken) * 1.5, 300) / 300) * 300)
+    seconds = math.ceil(max(max(taken) * 1.5, 300) / 300) * 300
+    if seconds >= asked:
+        return ""
+    enough = units.format_time_limit(seconds)
     took, limit = units.format_time_limit(max(taken)), units.format_time_limit(asked)
     return f"the last {len(taken)} runs of it took {took} at most of the {limit} asked: --time {enough} may do"
 
@@ -249,16 +195,19 @@ def _runs_like(prepared: Prepared) -> Iterator[directories.Run]:
 
 
 def lines(found: Outlook, now: datetime.datetime, *, whole: bool) -> list[tuple[str, str]]:
-    """Return what is to be said of a submission as titles and texts: at most two, or all that is known."""
-    start = _start(found.start, now, "it" if found.request.jobs == 1 else "the first")
-    said = []
-    if whole or start or found.billed is not None or found.budget or found.most is not None:
-        costs = _costs(found)
-        said.append(("cost", costs if whole or not start else f"{costs}; {start}"))
+    """Return what a submission asks for and costs at most, as titles and texts; ``whole``: all that is known."""
+    request = found.request
+    start = _start(found.start, now, "it" if request.jobs == 1 else "the first")
+    asked = {"nodes": request.nodes, "partition": request.partition, "gpus": request.gpus}
+    text = request_cost.sentence({**asked, "time_limit": request.seconds, "cost": _cost(found)})
+    text = text if request.jobs == 1 else f"{text}, for {request.jobs} jobs"
+    text = text if request.seconds else f"{text}, no time limit given: the cost is unknown"
+    said = [("asks for", f"{text}; {start}" if start and not whole else text)]
     if found.most is not None:
-        said.append(("", f"that is one attempt; all of them take at most {_amount(found.most)} node-h ({found.limit})"))
+        hours = request_cost.amount(found.most)
+        said.append(("", f"that is one attempt; all of them take at most {hours} node-h ({found.limit})"))
     if whole and found.by_slurm is not None:
-        theirs = f"by Slurm's own weights {_amount(found.by_slurm)} {found.unit}"
+        theirs = f"by Slurm's own weights {request_cost.amount(found.by_slurm)} {found.unit}"
         differs = found.billed is not None and not math.isclose(found.by_slurm, found.billed, rel_tol=0.01)
         said.append(("", f"{theirs}: the profile's are others" if differs else theirs))
     if whole and start:
@@ -270,28 +219,19 @@ def lines(found: Outlook, now: datetime.datetime, *, whole: bool) -> list[tuple[
     return said
 
 
-def _costs(found: Outlook) -> str:
+def _cost(found: Outlook) -> str:
+    """Return the highest cost and its share of the grant, empty without a time limit."""
     if not found.request.seconds:
-        text = "no time limit is asked for, so it is not known"
-    else:
-        text = f"{_amount(found.request.node_hours)} node-h"
-        text += f" for {found.request.jobs} jobs" if found.request.jobs > 1 else ""
-    if found.billed is not None:
-        text += f" = {_amount(found.billed)} {found.unit}"
+        return ""
+    text = request_cost.price(found.request, found.request.node_hours, found.billed, found.unit)
     if found.budget is None:
         return text
     if found.billed is None:
-        return f"{text}; {_amount(found.budget.left)} {found.unit} of {found.account} are left"
+        return f"{text} ({request_cost.amount(found.budget.left)} {found.unit} of {found.account} are left)"
     share = 100 * found.billed / found.budget.total if found.budget.total else 100.0
-    text += f", {_amount(share)} % of the grant of {found.account} ({_amount(found.budget.left)} left)"
-    return f"{text}: more than is left" if found.billed > found.budget.left else text
-
-
-def _amount(value: float) -> str:
-    """Return a number with three digits that count, without an exponent."""
-    if value >= 100:
-        return f"{value:.0f}"
-    return f"{value:.3g}" if value >= 0.001 or not value else "less than 0.001"
+    left = f"{request_cost.amount(found.budget.left)} left"
+    left = f"only {left}" if found.billed > found.budget.left else left
+    return f"{text}, {request_cost.amount(share)} % of the grant of {found.account} ({left})"
 
 
 def _start(text: str, now: datetime.datetime, what: str) -> str:

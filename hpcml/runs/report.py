@@ -54,6 +54,18 @@ def _memory(run: directories.Run) -> float:
     return schedulers.get(run.submission.scheduler).requested_memory(run.submission.key)
 
 
+_SMALLER = {"gpu-unused", "gpu-low", "cpu-low", "time-asked", "memory-asked"}  # rules of the report
+
+
+def smaller(page: Path) -> list[str]:
+    """Return the report's sentences about what a run could ask less of; none if they cannot be read."""
+    try:
+        advice = facts(page)["advice"]
+        return [str(one["sentence"]) for one in advice if one["rule"] in _SMALLER]
+    except (StorageError, ValueError, KeyError, TypeError):  # the report is of another version, or damaged
+        return []
+
+
 def facts(page: Path) -> Any:
     """Return the facts of a report that was made; StorageError if they cannot be read."""
     with directories.storage(page):

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcml import assets
 from hpcml.errors import NotFoundError, ScriptError, UsageError, did_you_mean, nearest
 from hpcml.sites import layers
 
@@ -97,8 +98,8 @@ def _start_of(script: Path, kind_of: str) -> bytes:
         with script.open("rb") as file:
             return file.read(4096)
     except (FileNotFoundError, NotADirectoryError) as error:
-        hint = "Check the spelling; options of hpcml go before SCRIPT, the script's own behind it."
-        hint = did_you_mean(_near(script), hint)
+        hint = "Check the spelling; options of hpcml go before SCRIPT, the script's own after it."
+        hint = did_you_mean(_near(script), _example(script) or hint)
         raise NotFoundError(f"There is no such {kind_of}", place=str(script), hint=hint) from error
     except OSError as error:
         hint = "Let yourself read it (chmod u+r), or name another."
@@ -523,6 +524,13 @@ def _tell_missing(
     more = f" and {len(missing) - _NOTED} more" if len(missing) > _NOTED else ""
     where = f"the environment of {environment.python} as seen from here"
     return [*notes, f"imported, and not found in {where}: {told}{more}"]
+
+
+def _example(path: Path) -> str:
+    """Return how to create the example that a missing script is called like, or nothing."""
+    names = [one.stem for one in assets.folder("jobs").glob("*.py")]
+    near = nearest(path.stem, names, alike=0.8)
+    return f"To create the example {near}: hpcml new {near}." if near else ""
 
 
 def _near(path: Path) -> str:

@@ -55,17 +55,17 @@ class Taken(NamedTuple):
     def notes(self) -> list[str]:
         """Return what the user should know, as sentences without capital and full stop."""
         found = []
+        instead = "--set code.snapshot=none runs the script in its own folder"
         if self.left_out:
-            words = "not copied, but used where it lies, so that a change changes the run"
-            linked = any(one.name.endswith("/") and one.why != _A_LINK for one in self.left_out)
-            walks = "; os.walk and rglob do not enter a folder that is a link" if linked else ""
-            found.append(f"{words}: {listed(self.left_out)}{walks}")
+            one = len(self.left_out) == 1
+            words = f"{'is' if one else 'are'} not copied: do not change {'it' if one else 'them'} until the run ends"
+            found.append(f"{listed(self.left_out)} {words}")
+        if any(one.name.endswith("/") and one.why != _A_LINK for one in self.left_out):
+            found.append("folders that are not copied are links, which os.walk and rglob do not enter")
         if self.missing:
-            words = "code.snapshot = 'none' runs the script where it lies"
-            found.append(f"not in the run's copy of the code: {listed(self.missing)}; {words}")
+            found.append(f"not in the run's copy of the code: {listed(self.missing)}; {instead}")
         if self.above:
-            words = "which is the run's own folder here; code.snapshot = 'none' runs the script where it lies"
-            found.append(f"{', '.join(self.above[:_NAMED])} leads above the script's folder, {words}")
+            found.append(f"{', '.join(self.above[:_NAMED])} leads above the copied folder; {instead}")
         return found
 
 
@@ -252,6 +252,17 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:
         return False
+
+
+def preview(script: Path, target: Path, code: Code, *, module: bool) -> tuple[int, list[LeftOut]]:
+    """Return how many files :func:`take` would copy, and which it would not; StorageError if they cannot be read."""
+    with storage(script):
+        choice = _Choice(script.resolve().parent, target, code, script.name, linked=True)
+        if code.snapshot == "folder":
+            choice.make()
+        else:
+            choice.make_none()
+    return len({*choice.copies, *([] if module else [script.name])}), choice.left_out
 
 
 def take(

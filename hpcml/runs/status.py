@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ from hpcml.runs import record as records
 from hpcml.runs.directories import complete
 from hpcml.runs.record import Event, Planned
 from hpcml.schedulers import JobState, Submission
+from hpcml.sites.layers import process_environment
 
 _REPLACED = "not there, or not yours: "  # how the batch script begins to say that the run's folder is another now
 
@@ -179,7 +181,9 @@ class Status(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether it ended otherwise than by a script's success: refused, cancelled, lost, or with another status."""
+        """Whether it was refused, lost or ended with another status than 0; a cancelled run did what was wanted."""
+        if self.state == "CANCELLED" or self.ending.exit_status == CANCELLED:
+            return False
         return self.over and (self.phase == "refused" or bool(self.ending.exit_status))
 
     def silences(self, step: int = 1) -> tuple[str, ...]:
@@ -291,9 +295,21 @@ def _from_files(run: directories.Run) -> Status:
         and current.phase == "running"
         and (node := records.jupyter_node(run.paths))
     ):
-        way = f"up on {node}; the way there: hpcml tunnel --service jupyter {run.id}"
-        return current.changed(jupyter=way)
+        host = "" if schedulers.get(current.planned.scheduler).ONE_MACHINE else f"--host {_login_host(run)} "
+        place = "on your laptop" if host else "type"
+        return current.changed(jupyter=f"up on {node}; {place}: hpcml tunnel {host}--service jupyter {run.id}")
     return current
+
+
+def _login_host(run: directories.Run) -> str:
+    """Return how a laptop reaches this machine: as the run's site says, else by the user and the host's name."""
+    request = directories.read_json(run.paths.request)
+    with complete(run.paths.directory):
+        host = request.get("site", dict, {}).get("login.host") if request else None
+    if isinstance(host, dict) and host.get("value"):
+        return shlex.quote(str(host["value"]))
+    user = process_environment().get("USER", "")
+    return shlex.quote(f"{user}{'@' if user else ''}{os.uname().nodename}")
 
 
 def _with_end(current: Status, end: End) -> Status:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcml import __version__, assets, files, schedulers
-from hpcml.errors import HpcmlError, ImageError, UsageError
+from hpcml.errors import HpcmlError, ImageError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
 from hpcml.kinds.dask.options import PROFILERS
 from hpcml.paths import RunPaths
@@ -25,7 +25,6 @@ from hpcml.schedulers import Submission
 from hpcml.sites import layers, lookup
 from hpcml.sites.lookup import LoadedSite, config_folders, why_ignored
 from hpcml.sites.schema import Site
-from hpcml.terminal import note
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -46,6 +45,7 @@ class Prepared(NamedTuple):
     points: str = ""
 
 
+_ASKED_WITHIN = 2.0  # seconds for a question to the scheduler before a submission
 EXCLUDE_FAILED = "slurm.exclude_failed"  # where an option of a request comes from
 
 
@@ -60,7 +60,7 @@ def script_request(given: dict[str, Any], words: list[str], parser: ArgumentPars
 
 
 def prepare_request(spec: RunRequest, *, by_hand: bool = False, learn: bool = True) -> Prepared:
-    """Return what is to be submitted of a request on its site, and say what is to be noted of it.
+    """Return what is to be submitted of a request on its site, with all notes on it.
 
     Parameters
     ----------
@@ -70,42 +70,51 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, learn: bool = Tr
         Whether runs that ended meanwhile are looked at for nodes that failed.
     """
     loaded = lookup.load_here(spec.place.site, spec.code.cwd, spec.place.settings)
-    prepared = prepare(loaded, _without_bad_nodes(loaded.site, spec, learn=learn))
-    for text in prepared.notes:
-        note(text)
+    spec, notes = _without_bad_nodes(loaded.site, spec, learn=learn)
+    prepared = prepare(loaded, spec)
+    _check_partition(prepared)
+    notes += prepared.notes
     if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults():
         if by_hand:
-            note(f"{', '.join(ignored)} count when the line is typed: sbatch reads them")
+            notes.append(f"{', '.join(ignored)} count when the line is typed: sbatch reads them")
         else:
             hint = "give the option, or write [defaults] into the site's settings"
-            note(f"{', '.join(ignored)} do not count here: {hint}")
+            notes.append(f"{', '.join(ignored)} do not count here: {hint}")
     if prepared.loaded.chosen_because == lookup.BY_DEFAULT:
         nodes = prepared.plan.inside.job.nodes
         which = f"; all {nodes} nodes of the run are this machine" if nodes > 1 else ""
-        note(f"the run is on this machine: no sbatch was found{which}")
-    for notice in prepared.plan.notices:
-        note(notice)
-    return prepared
+        notes.append(f"the run is on this machine: no sbatch was found{which}")
+    return prepared._replace(notes=(*notes, *prepared.plan.notices))
 
 
-def _without_bad_nodes(site: Site, spec: RunRequest, *, learn: bool) -> RunRequest:
-    """Say which nodes failed within a day, and leave them out where the profile says so."""
+def _check_partition(prepared: Prepared) -> None:
+    """Refuse a partition that neither the site's profile nor the scheduler has, with the nearest name."""
+    known, named = prepared.loaded.site.partitions, dict(prepared.plan.directives).get("--partition", "")
+    scheduler = schedulers.get(prepared.plan.scheduler)
+    for name in named.split(",") if known else ():
+        if name and name not in known and not scheduler.has_partition(name, _ASKED_WITHIN):
+            hint = did_you_mean(nearest(name, known), f"The profile has: {', '.join(known)}.")
+            raise SiteError(f"There is no partition '{name}'", place="--partition", hint=hint)
+
+
+def _without_bad_nodes(site: Site, spec: RunRequest, *, learn: bool) -> tuple[RunRequest, list[str]]:
+    """Return the request without the nodes that failed within a day, if the profile says so, and a note on them."""
     if site.scheduler != "slurm" or {"--exclude", "--nodelist"} & dict(spec.place.sbatch).keys():
-        return spec  # there are no nodes to choose, or the user chooses them
+        return spec, []  # there are no nodes to choose, or the user chooses them
     from hpcml.runs import bad_nodes
 
     now = time.time()
     if learn:
         bad_nodes.learn(directories.runs_folder(site.paths.runs, layers.process_environment()), site.name, now)
     if not (bad := bad_nodes.Memory(site.name).nodes(now)):
-        return spec
-    note(bad_nodes.sentence(bad))
+        return spec, []
+    notes = [bad_nodes.sentence(bad)]
     if not site.slurm.exclude_failed:
-        return spec
+        return spec, notes
     sites_own = [line.partition("=")[2] for line in site.slurm.extra if line.startswith("--exclude=")]
     names = ",".join([*sites_own, *(one.node for one in bad)])
     origin = (f"--exclude {names}", EXCLUDE_FAILED)
-    return spec.changed(sbatch=(*spec.place.sbatch, ("--exclude", names)), origins=(*spec.origins, origin))
+    return spec.changed(sbatch=(*spec.place.sbatch, ("--exclude", names)), origins=(*spec.origins, origin)), notes
 
 
 def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "") -> Prepared:
@@ -270,7 +279,7 @@ def submit(prepared: Prepared, *, by_hand: bool = False) -> directories.Run:
     paths = RunPaths(Path(made.directory))
     scheduler = schedulers.get(made.scheduler)
     line = scheduler.line(paths) if by_hand else ""
-    notes = _write(prepared, check_image(prepared))
+    notes = [*prepared.notes, *_write(prepared, check_image(prepared))]
     begun = round(time.time(), 3)
 
     def write(answer: Submission) -> directories.Run:

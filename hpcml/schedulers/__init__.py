@@ -219,6 +219,9 @@ class Scheduler(Protocol):
     def prospect(self, script: Path, partition: str, seconds: float) -> Prospect:
         """Return what it says of a script that is only shown, and of a partition if one is named, within a deadline."""
 
+    def has_partition(self, name: str, seconds: float) -> bool:
+        """Return whether it has a partition, True also if it gives no answer within a deadline."""
+
     def with_variables(self, spec: RunRequest, overridden: Callable[[str], bool]) -> RunRequest:
         """Return a request with what the user's variables for the scheduler say where the command line says nothing.
 

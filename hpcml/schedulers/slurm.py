@@ -320,6 +320,15 @@ def prospect(script: Path, partition: str, seconds: float) -> Prospect:
     return outlook._replace(weights=weights, largest="MAX_TRES" in names)
 
 
+def has_partition(name: str, seconds: float) -> bool:
+    """Return whether Slurm has a partition, True also if it gives no answer within a deadline."""
+    try:
+        answer = ask(["scontrol", "show", "partition", name], seconds)
+    except SlurmUnreachableError:
+        return True
+    return f"Partition {name} not found" not in answer.out + answer.err
+
+
 def line(run: RunPaths) -> str:
     """Return the line that submits a run's batch script, whose directives say all else."""
     return f"sbatch {shlex.quote(str(run.script))}"

@@ -185,6 +185,7 @@ CASES = [
     Bad("empty-account", _submit("--account", " "), U, ("--account is empty",)),
     Bad("newline-in-account", _submit("--account", "a\nb"), U, ("line break", "Rename it")),
     Bad("wait-and-detach", _submit("--wait", "--detach"), U, ("--wait and --detach exclude each other", "Give one")),
+    Bad("script-named-like-an-example", ("submit", "kmaens.py"), errors.NOT_FOUND, ("hpcml new kmeans",)),
     Bad("dry-run-and-check", _submit("--dry-run", "--check"), U, ("exclude each other",)),
     Bad("check-on-local", ("submit", "--site", "local", "--check", "job.py"), U, ("no Slurm", "Remove --check")),
     Bad("set-unknown-key", _submit("--set", "workers.thread=2"), C,
@@ -258,7 +259,7 @@ CASES = [
 def check_words(done_out: str, done_err: str, status: int, says: tuple[str, ...]) -> None:
     assert status in errors.MEANING
     assert "Traceback" not in done_out + done_err
-    lines = [line for line in done_err.splitlines() if not line.startswith("hpcml: note: ")]
+    lines = [line for line in done_err.splitlines() if not line.startswith(("hpcml: note: ", "  asks for "))]
     assert lines[0].startswith("hpcml: ")
     assert re.search(r"\(.+\)\.$", lines[0]), f"no place: {lines[0]}"
     assert len(lines) > 1, f"no next step: {lines[0]}"

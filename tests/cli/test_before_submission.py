@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcml import errors
+from hpcml.runs.notes import kind
 from world import World
 
 BUDGET = """\
@@ -52,14 +54,14 @@ def submit(world: World, *words: str) -> str:
 
 def test_what_it_costs_and_when_it_starts(priced: World) -> None:
     text = submit(priced)
-    (line,) = [line for line in text.splitlines() if line.startswith("  cost ")]
-    assert (
-        line.split(None, 1)[1]
-        == "4 node-h = 16 core-h, 0.8 % of the grant of astro (1500 left); Slurm would start it now"
+    (line,) = [line for line in text.splitlines() if line.startswith("  asks for ")]
+    assert line.split(None, 2)[2] == (
+        "2 nodes, time limit 02:00:00, at most 4 node-h = 16 core-h, 0.8 % of the grant of astro (1500 left); "
+        "Slurm would start it now"
     )
-    assert text.index("  cost ") < text.index("  run ")
+    assert text.index("  asks for ") < text.index("  run ")
     assert priced.calls("scontrol") == []
-    done = priced.run("submit", "--site", "slurm", "--dry-run", "--account", "nobody", "--time", "60", "job.py")
+    done = priced.run("submit", "--site", "slurm", "--dry-run=script", "--account", "nobody", "--time", "60", "job.py")
     assert done.returncode == 0
     assert "#SBATCH" in done.stdout
     assert "node-h" not in done.stdout
@@ -67,10 +69,37 @@ def test_what_it_costs_and_when_it_starts(priced: World) -> None:
     assert "start      Slurm would start it now" in done.stderr
 
 
+def test_a_dry_run_is_a_summary(priced: World) -> None:
+    """Of what is asked for, what it costs and where the results go; the batch script has an option of its own."""
+    (priced.project / "large.csv").write_bytes(b"1" * (2 << 20))
+    (priced.project / "lib.py").touch()
+    words = ("--account", "astro", "--nodes", "2", "--cpus-per-node", "4", "--time", "2:00:00")
+    done = priced.run("submit", "--site", "slurm", *words, "--dry-run", "job.py", "--k", "a b")
+    assert done.returncode == 0, done.stderr
+    facts = {line[:10].strip(): line[11:] for line in done.stdout.splitlines() if line[:1] != " "}
+    assert facts.pop("results").endswith("/runs/job-…/out")
+    assert facts.pop("python").startswith("/")
+    assert "large.csv (larger than code.max_file" in facts["code"]
+    assert facts.pop("code").startswith("2 files of ")
+    assert facts == {
+        "run": "job on site slurm; nothing is submitted",
+        "command": "job.py --k 'a b'",
+        "asks for": "2 nodes, time limit 02:00:00, at most 4 node-h = 16 core-h, 0.8 % of the grant of astro (1500 left)",
+        "start": "Slurm would start it now",
+        "processes": "dask: 1 scheduler, 2 workers (1 on each node)",
+        "network": "protocol chosen on the nodes",
+        "script": "--dry-run=script prints the batch script",
+    }
+    assert priced.left() == []
+    wrong = priced.run("submit", "--site", "slurm", "--dry-run=scripts", "job.py")
+    assert wrong.returncode == errors.USAGE
+    assert "Did you mean hpcml submit --dry-run=script?" in wrong.stderr
+
+
 def test_a_partition_with_grants_of_its_own_is_asked_for_them(priced: World) -> None:
     grants(priced, '[ "$1" = --own ] && echo "astro 2026 2027 4000 4000 0"')
     own = ("--set", 'partitions.small.budget=["grants", "--own"]', "--partition", "small")
-    assert "of the grant of astro (0 left): more than is left" in submit(priced, *own)
+    assert "of the grant of astro (only 0 left)" in submit(priced, *own)
 
 
 def test_slurm_s_own_weights_are_compared(priced: World) -> None:
@@ -78,38 +107,39 @@ def test_slurm_s_own_weights_are_compared(priced: World) -> None:
     out = "PartitionName=x\n   TRESBillingWeights=CPU=2.0,Mem=0.25G,GRES/gpu=2.0\nPriorityFlags           = MAX_TRES,FAIR_TREE\n"
     priced.answer("scontrol", out=out)
     assert "by Slurm's own weights 32 core-h: the profile's are others" in submit(
-        priced, "--dry-run", "--partition", "x"
+        priced, "--dry-run=script", "--partition", "x"
     )
     priced.answer("scontrol", out=out.replace("CPU=2.0", "CPU=1.0"))
-    assert "by Slurm's own weights 16 core-h\n" in submit(priced, "--dry-run", "--partition", "x")
+    assert "by Slurm's own weights 16 core-h\n" in submit(priced, "--dry-run=script", "--partition", "x")
     for no in ("PartitionName=x TRESBillingWeights=(null)\n", out.replace("MAX_TRES", "MAX_TRES_GRES"), ""):
         priced.answer("scontrol", out=no)
-        assert "own weights" not in submit(priced, "--dry-run", "--partition", "x")
+        assert "own weights" not in submit(priced, "--dry-run=script", "--partition", "x")
 
 
 def test_without_the_keys_nobody_is_asked(world: World) -> None:
     text = submit(world)
-    assert "  cost " not in text
+    asked = "  asks for   2 nodes, time limit 02:00:00, at most 4 node-h\n"
+    assert asked in text
     assert [call["arguments"] for call in world.calls("sbatch") if "--test-only" in call["arguments"]] == []
-    dry = submit(world, "--dry-run")
-    assert "cost       4 node-h\n" in dry
+    dry = submit(world, "--dry-run=script")
+    assert asked in dry
     assert "one attempt" not in dry
     assert len(world.calls("sbatch")) == 1
     assert world.calls("scontrol") == []
     for words, most in ((("--max-restarts", "2"), 12), (("--max-node-hours", "9"), 9)):
-        dry = submit(world, "--dry-run", "--until-done", *words)
+        dry = submit(world, "--dry-run=script", "--until-done", *words)
         assert f"that is one attempt; all of them take at most {most} node-h ({' '.join(words)})" in dry
 
 
 def test_what_fails_or_hangs_stops_no_submission(priced: World) -> None:
     grants(priced, "exit 3")
     priced.answer("sbatch", code=1, err="sbatch: error: slurm_persist_conn_open: no\n")
-    done = priced.run("submit", "--site", "slurm", "--dry-run", "--account", "astro", "--time", "60", "job.py")
+    done = priced.run("submit", "--site", "slurm", "--dry-run=script", "--account", "astro", "--time", "60", "job.py")
     assert done.returncode == 0
     assert "grants failed with exit status 3" in done.stderr
     assert "not known  slurm: Slurm refused\n" in done.stderr
     priced.answer("sbatch", code=124)
-    assert "not known  slurm: Slurm's controller does not answer\n" in submit(priced, "--dry-run")
+    assert "not known  slurm: Slurm's controller does not answer\n" in submit(priced, "--dry-run=script")
     priced.answer("sbatch")
     assert "  run " in submit(priced)
     (priced.bin / "grants").unlink()
@@ -142,14 +172,14 @@ def past(world: World, seconds: int, exit_status: int = 0) -> Path:
 
 
 def test_runs_before_that_took_much_less(world: World) -> None:
-    past(world, 700)
+    past(world, 430)
     assert "  time " not in submit(world), "one run tells nothing"
-    past(world, 750)
+    past(world, 440)
     past(world, 7100, 1)
-    assert "the last 2 runs of it took 00:12:30 at most of the 02:00:00 asked: --time 00:20:00 may do" in submit(world)
+    assert "the last 2 runs of it took 00:07:20 at most of the 02:00:00 asked: --time 00:15:00 may do" in submit(world)
     assert "  time " not in submit(world, "--nodes", "3")
-    assert "  time " not in submit(world, "--time", "20")
-    (past(world, 700) / "request.json").write_text("{")
+    assert "  time " not in submit(world, "--time", "15"), "no more than was asked for"
+    (past(world, 430) / "request.json").write_text("{")
     assert "  time " not in submit(world)
 
 
@@ -177,25 +207,26 @@ def lost(world: World, node: str, *words: str) -> Path:
 def test_a_node_that_failed_is_named_for_a_day(world: World) -> None:
     run = lost(world, "n3")
     told = f"n3 failed a run within a day (GPU gone, {run.name}): leave it out with --exclude n3"
-    assert "--exclude n3" not in submit(world, "--dry-run"), "a dry run writes nothing"
+    assert "--exclude n3" not in submit(world, "--dry-run=script"), "a dry run writes nothing"
     assert told in " ".join(submit(world).split())
     assert "--exclude" not in (world.runs / max(world.left(), key=lambda name: name[-20:]) / "job.sh").read_text()
-    assert told in " ".join(submit(world, "--dry-run").split())
+    assert told in " ".join(submit(world, "--dry-run=script").split())
     assert "failed a run" not in submit(world, "--exclude", "n4")
     assert "failed a run" not in submit(world, "--nodelist", "n[3-4]")
-    wanted = world.run("submit", "--site", "slurm", "--dry-run", "--set", "slurm.exclude_failed=true", "job.py")
+    wanted = world.run("submit", "--site", "slurm", "--dry-run=script", "--set", "slurm.exclude_failed=true", "job.py")
     assert "#SBATCH --exclude=n3\n" in wanted.stdout
     more = ("--set", "slurm.exclude_failed=true", "--set", 'slurm.extra=["--exclude=n[7-8]"]')
     assert (
-        "#SBATCH --exclude=n[7-8],n3\n" in world.run("submit", "--site", "slurm", "--dry-run", *more, "job.py").stdout
+        "#SBATCH --exclude=n[7-8],n3\n"
+        in world.run("submit", "--site", "slurm", "--dry-run=script", *more, "job.py").stdout
     )
     assert "n3" in (world.home / ".hpcml/nodes/slurm.json").read_text()
     failing = ("--site", "slurm", "--set", "slurm.exclude_failed=true", "--name", "careful")
     assert world.run("submit", *failing, "job.py").returncode == 0
     (world.home / ".hpcml/nodes/slurm.json").write_text('{"nodes": [], "judged": {}}')
     (run / "status.json").unlink()
-    assert "--exclude" not in world.run("rerun", "careful", "--dry-run").stdout, "not those of the first time"
-    other = world.run("submit", "--site", "local", "--dry-run", "job.py")
+    assert "--exclude" not in world.run("rerun", "careful", "--dry-run=script").stdout, "not those of the first time"
+    other = world.run("submit", "--site", "local", "--dry-run=script", "job.py")
     assert "failed a run" not in other.stderr
 
 
@@ -205,3 +236,63 @@ def test_why_and_status_remember_too(world: World) -> None:
         run = lost(world, "n3")
         assert world.run(verb, run.name).returncode == 0
         assert run.name in (world.home / ".hpcml/nodes/slurm.json").read_text()
+
+
+def test_a_note_is_shown_once_for_a_folder_and_kept_with_the_run(world: World) -> None:
+    (world.project / "large.csv").write_bytes(b"1" * (2 << 20))
+    told = "large.csv (larger than code.max_file = 1M) is not copied: do not change it until the run ends"
+
+    def notes(*, folder: Path = world.project, env: dict[str, str] | None = None) -> str:
+        done = world.run("submit", "--site", "slurm", "job.py", cwd=folder, env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    assert f"hpcml: note: {told}.\n" in notes()
+    assert "note:" not in notes()
+    memory = world.home / ".hpcml" / "notes.json"
+    assert memory.stat().st_mode & 0o777 == 0o600
+    for damage in ("{", "[]", '{"a": 1}'):
+        memory.write_text(damage)
+        assert told in notes()
+    other = world.top / "other"
+    other.mkdir()
+    for name in ("job.py", "large.csv"):
+        (other / name).write_bytes((world.project / name).read_bytes())
+    assert told in notes(folder=other)
+    assert told not in notes()
+    status = world.run("status")
+    assert f"notes      1: hpcml status --notes {status.stdout.split()[1]}\n" in status.stdout
+    assert f"note       {told}\n" in world.run("status", "--notes").stdout
+    assert json.loads(world.run("status", "--json").stdout)["notes"] == [told]
+    memory.unlink()
+    (world.home / "elsewhere").mkdir()
+    memory.symlink_to(world.home / "elsewhere" / "notes.json")
+    assert told in notes()
+    assert not list((world.home / "elsewhere").iterdir()), "nothing is written through a link"
+
+
+def test_notes_of_a_kind_differ_in_their_numbers(subtests: pytest.Subtests) -> None:
+    cases = [
+        ("this job reserves 16 GPUs of 4 nodes", "this job reserves 8 GPUs of 2 nodes", True),
+        ("n3 failed a run within a day", "n4 failed a run within a day", False),
+        ("data.csv is not copied", "data2.csv is not copied", False),
+    ]
+    for one, other, alike in cases:
+        with subtests.test(one=one):
+            assert (kind(one) == kind(other)) == alike
+
+
+def test_a_partition_that_is_nowhere_is_refused_with_the_nearest_name(world: World) -> None:
+    words = ("submit", "--site", "slurm", "--set", "partitions.boost_usr.max_nodes=4", "-p", "bost", "job.py")
+    world.answer("scontrol", out="Partition bost not found\n", code=1)
+    for more in ((), ("--dry-run",)):
+        done = world.run(words[0], *more, *words[1:])
+        assert (done.returncode, done.stdout) == (errors.REFUSED, "")
+        assert done.stderr.endswith("hpcml: There is no partition 'bost' (--partition).\nDid you mean boost_usr?\n"), (
+            done.stderr
+        )
+    assert (world.left(), world.calls("sbatch")) == ([], [])
+    world.answer("scontrol", err="slurm_load_partitions error: Unable to contact slurm controller\n", code=1)
+    done = world.run(*words)
+    assert done.returncode == 0, "Slurm decides"
+    assert "note: unknown partition bost: did you mean boost_usr?" in done.stderr

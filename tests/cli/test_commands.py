@@ -60,7 +60,7 @@ def test_dry_runs_write_nothing(world: World, site: str) -> None:
     before = sorted(path for path in world.top.rglob("*") if world.state not in path.parents)
     own = {"HPCML_SYSTEM_CONFIG": str(LAB_SITE)} if site == "lab" else {}
     plan = world.run("submit", "--site", site, "--dry-run", "--json", "job.py", env=own)
-    dry = world.run("submit", "--site", site, "--dry-run", "job.py", env=own)
+    dry = world.run("submit", "--site", site, "--dry-run=script", "job.py", env=own)
     assert plan.returncode == dry.returncode == 0
     assert sorted(path for path in world.top.rglob("*") if world.state not in path.parents) == before
     assert world.calls("sbatch") == []
@@ -71,7 +71,7 @@ def test_dry_runs_write_nothing(world: World, site: str) -> None:
 
 def test_the_dry_run_is_what_is_sent(world: World) -> None:
     """But for the run's id, which has the time and a number in it."""
-    dry = world.run("submit", "--site", "slurm", "--dry-run", "job.py").stdout
+    dry = world.run("submit", "--site", "slurm", "--dry-run=script", "job.py").stdout
     sent = (directory := world.submit()) / "job.sh"
     name = next(line for line in dry.splitlines() if "hpcml:" in line).rpartition("hpcml:")[2]
     assert dry.replace(name, directory.name) == sent.read_text()

@@ -113,6 +113,8 @@ def test_commands_and_options(world: World) -> None:
     assert "--fakeroot" in words_of(world, "image", "build", "--")
     assert "--fakeroot" not in words_of(world, "image", "ls", "--")
     assert words_of(world, "--host", "leo") == ["leonardo"]
+    assert words_of(world, "submit", "--dry-run=") == ["--dry-run=script", "--dry-run=summary"]
+    assert words_of(world, "submit", "--dry-run", "") == [":files"]
 
 
 def test_runs(world: World) -> None:

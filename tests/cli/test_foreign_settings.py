@@ -98,7 +98,7 @@ def test_what_others_could_have_written_does_not_count(world: World, place: str)
         path = write(world, place, PLACES[place])
         folder = path.parent.stat()
         make(path)
-        done = world.run("submit", "--site", "slurm", "--dry-run", "--set", runs, "job.py")
+        done = world.run("submit", "--site", "slurm", "--dry-run=script", "--set", runs, "job.py")
         assert done.returncode == 0, (make, done.stderr)
         assert OWNED not in done.stdout, make
         assert f"note: {path} is ignored: " in done.stderr, (make, done.stderr)
@@ -116,7 +116,7 @@ def test_what_others_could_have_written_does_not_count(world: World, place: str)
 @pytest.mark.parametrize("place", PLACES)
 def test_one_s_own_counts(world: World, place: str) -> None:
     path = write(world, place, PLACES[place])
-    done = world.run("submit", "--dry-run", "--site", "slurm", "job.py")
+    done = world.run("submit", "--dry-run=script", "--site", "slurm", "job.py")
     named = f"the settings of {path} count" if place.endswith("hpcml.toml") else f"the batch script is made by {path}"
     assert (named in done.stderr) == place.endswith(("hpcml.toml", ".j2")), done.stderr
     directory = world.submit()
@@ -130,16 +130,16 @@ def test_one_s_own_in_a_folder_that_all_share(world: World) -> None:
     """As in /tmp: others can put files beside it, and cannot replace it; also by a link of one's own."""
     path = write(world, "project/hpcml.toml", SETTINGS)
     path.parent.chmod(0o1777)
-    assert OWNED in world.run("submit", "--site", "slurm", "--dry-run", "job.py").stdout
+    assert OWNED in world.run("submit", "--site", "slurm", "--dry-run=script", "job.py").stdout
     path.rename(world.top / "dotfile.toml")
     path.symlink_to(world.top / "dotfile.toml")
-    assert OWNED in world.run("submit", "--site", "slurm", "--dry-run", "job.py").stdout
+    assert OWNED in world.run("submit", "--site", "slurm", "--dry-run=script", "job.py").stdout
 
 
 def test_settings_that_are_no_file(world: World) -> None:
     for make in (planted.deep, planted.hole, planted.pipe, planted.endless, planted.ring):
         planted.put(world.project / "hpcml.toml", make)
-        done = world.run("submit", "--site", "slurm", "--dry-run", "job.py")
+        done = world.run("submit", "--site", "slurm", "--dry-run=script", "job.py")
         assert done.returncode == (errors.CONFIG if make == planted.deep else 0), (make, done.stderr)
         assert "Traceback" not in done.stderr
         assert "hpcml.toml" in done.stderr or make not in (planted.deep, planted.hole)
@@ -179,7 +179,7 @@ def test_a_template_reaches_nothing_of_python(world: World) -> None:
             f"#!/bin/bash\n# second line\n{{{{ {words} | string | sh }}}}\n",
         )
         for command in ((), ("--json",)) if words == ESCAPES[0] else ((),):
-            done = world.run("submit", "--dry-run", *command, "--site", "slurm", "job.py")
+            done = world.run("submit", "--dry-run=script", *command, "--site", "slurm", "job.py")
             assert done.returncode == errors.CONFIG, (words, done.stdout, done.stderr)
             assert f"{path}:3" in done.stderr, (words, done.stderr)
             assert not owned.exists(), words
@@ -191,7 +191,7 @@ def test_a_template_takes_in_no_file_of_others(world: World, name: str) -> None:
     write(world, "project/templates/hpcml/batch.sh.j2", f'{{% include "{name}" %}}')
     write(world, "project/templates/outside.j2", "outside")
     of_a_stranger(write(world, "project/templates/hpcml/more.j2", "echo owned"))
-    done = world.run("submit", "--dry-run", "--site", "slurm", "job.py")
+    done = world.run("submit", "--dry-run=script", "--site", "slurm", "job.py")
     assert done.returncode == errors.CONFIG, done.stdout
 
 
@@ -216,6 +216,6 @@ def test_a_project_does_not_say_what_looks_at_images_here(world: World) -> None:
         done = world.run("image", *words)
         assert "counts in jobs" in done.stderr, done.stderr
         assert not (world.project / "OWNED").exists()
-    assert "program" in world.run("submit", "--site", "slurm", "--dry-run", "--image", "x.sif", "job.py").stdout, (
-        "in jobs it counts"
-    )
+    assert (
+        "program" in world.run("submit", "--site", "slurm", "--dry-run=script", "--image", "x.sif", "job.py").stdout
+    ), "in jobs it counts"

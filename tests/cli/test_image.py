@@ -264,14 +264,14 @@ def test_an_image_gets_the_script_s_folder_only_where_the_run_needs_it(world: Wo
 def test_a_submission_reads_the_labels(world: World) -> None:
     """Labels that do not belong together end it before Slurm gets the job; that there are none is a note."""
     skewed = sif_file.make(world.project / "skewed.sif", sif_file.SAID | {"org.hpcml.distributed": "2020.1.0"})
-    for mode in ("--wait", "--check", "--dry-run"):
+    for mode in ("--wait", "--check", "--dry-run=script"):
         done = world.run("submit", "--site", "slurm", mode, "--image", str(skewed), "job.py")
         assert done.returncode == errors.IMAGE, done.stderr
         assert "distributed 2020.1.0" in done.stderr
-        assert ("#SBATCH" in done.stdout) == (mode == "--dry-run")  # the script is shown all the same
+        assert ("#SBATCH" in done.stdout) == (mode == "--dry-run=script")  # the script is shown all the same
     assert not world.calls("sbatch")
     plain = sif_file.make(world.project / "plain.sif", {})
-    for mode in ("--check", "--dry-run"):
+    for mode in ("--check", "--dry-run=script"):
         done = world.run("submit", "--site", "slurm", mode, "--image", str(plain), "job.py")
         assert done.returncode == 0, done.stderr
         assert "note: the image: it has no labels of hpcml" in done.stderr

@@ -123,7 +123,7 @@ def test_no_colour_where_none_is_wanted(world: World) -> None:
 
 
 def test_a_state_has_its_colour_where_colours_are_wanted(world: World) -> None:
-    states = {"COMPLETED": "green", "FAILED": "red", "CANCELLED": "af5f00", "PENDING": "default"}
+    states = {"COMPLETED": "green", "FAILED": "red", "CANCELLED": "af5f00", "PREEMPTED": "af5f00", "PENDING": "default"}
     for state in states:
         directory = world.submit("--name", state)
         if state != "PENDING":
@@ -138,8 +138,26 @@ def test_a_state_has_its_colour_where_colours_are_wanted(world: World) -> None:
             text = "".join(cell.text for cell in cells if cell.colour != "default")
             assert text == "".join(state for state, colour in wanted if has_colour and colour != "default"), words
             colours = list(dict.fromkeys(cell.colour for cell in cells if cell.colour != "default"))
-            assert colours == [colour for _, colour in wanted if has_colour and colour != "default"], words
+            expected = dict.fromkeys(colour for _, colour in wanted if has_colour and colour != "default")
+            assert colours == list(expected), words
     assert "\x1b" not in world.run("ls").stdout + world.run("status").stdout
+
+
+def test_the_doctor_shows_problems_and_counts_the_rest(world: World) -> None:
+    words = ("doctor", "--site", "local", "--image", "absent.sif")
+    few = see(world, 80, *words)
+    coloured = [cell for line in few.lines for cell in line if cell.colour != "default"]
+    assert "".join(cell.text for cell in coloured) == "red" * sum(line.startswith("red ") for line in few.text)
+    assert few.text[0].startswith("red ")
+    assert not [line for line in few.text if line.startswith(("green", "n/a"))]
+    summary = [line for line in few.text if " passed, " in line]
+    assert len(summary) == 1
+    whole = world.run(*words, "--all").stdout.splitlines()
+    states = [line.split()[0] for line in whole if not line.startswith(" ")]
+    assert states == sorted(states, key=["red", "yellow", "green", "n/a"].index)
+    passed, other = states.count("green"), states.count("n/a")
+    assert summary[0].startswith(f"{passed} checks passed, {other} not applicable here"), summary
+    assert "\x1b" not in world.run(*words).stdout
 
 
 @pytest.mark.parametrize("columns", [60, 120])

@@ -62,7 +62,7 @@ def test_it_does_what_hpcml_does(login: Login) -> None:
     for template in (False, True):
         if template:
             own.rename(place / "templates")
-        done = login.run("submit", "--dry-run", "--site", "leonardo", "--account", "a", "first.py")
+        done = login.run("submit", "--dry-run=script", "--site", "leonardo", "--account", "a", "first.py")
         assert done.returncode == 0, done.stderr
         assert "#SBATCH --account=a" in done.stdout
         assert (": by-jinja" in done.stdout) == template

@@ -81,6 +81,7 @@ def test_by_age_and_by_failure(world: World) -> None:
     shutil.copytree(kept, old)
     assert json.loads(world.run("rm", "--older-than", "30d", "--yes", "--json").stdout)["removed"] == [old.name]
     assert json.loads(world.run("rm", "--failed", "--older-than", "30d", "--yes", "--json").stdout)["removed"] == []
+    assert [row["run"] for row in json.loads(world.run("ls", "--failed", "--json").stdout)] == [failed.name]
     assert json.loads(world.run("rm", "--failed", "--yes", "--json").stdout)["removed"] == [failed.name]
     assert world.run("rm", "--failed", "--keep", "0").stderr == "Nothing was removed.\n"
     assert world.left() == sorted([kept.name, cancelled.name])

@@ -36,7 +36,9 @@ def like(world: World, machine: str) -> dict[str, str]:
 
 
 def directives(world: World, site: str, request: tuple[str, ...], env: dict[str, str]) -> dict[str, str]:
-    done = world.run("submit", "--dry-run", "--json", "--site", site, "--account", "mine", *request, "job.py", env=env)
+    done = world.run(
+        "submit", "--dry-run=script", "--json", "--site", site, "--account", "mine", *request, "job.py", env=env
+    )
     assert done.returncode == 0, done.stderr
     return {key: value for key, value in json.loads(done.stdout)["directives"] if key not in ("--comment", "--output")}
 
@@ -58,7 +60,7 @@ def test_the_plan_is_that_of_the_shipped_profile_or_a_question(
             for key in differ:
                 questions = written["questions"]
                 assert any(open_questions[key] in question for question in questions), (key, questions)
-    dry = world.run("submit", "--site", f"my-{machine}", "--dry-run", *requests[0], "job.py", env=env)
+    dry = world.run("submit", "--site", f"my-{machine}", "--dry-run=script", *requests[0], "job.py", env=env)
     assert dry.returncode == 0, dry.stderr
     text = Path(written["path"]).read_text()
     assert ("slurm.denied" in text) == (machine == "marenostrum5"), text

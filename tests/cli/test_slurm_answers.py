@@ -546,7 +546,17 @@ SHELL = {
 
 
 def test_defaults_of_the_users_shell_count_below_the_command_line(world: World) -> None:
-    options = ("submit", "--site", "slurm", "--dry-run", "--set", "defaults.account=files", "-p", "small", "job.py")
+    options = (
+        "submit",
+        "--site",
+        "slurm",
+        "--dry-run=script",
+        "--set",
+        "defaults.account=files",
+        "-p",
+        "small",
+        "job.py",
+    )
     done = world.run(*options, env=SHELL)
     assert done.returncode == 0, done.stderr
     assert "#SBATCH --account=files" in done.stdout  # --set is the command line too

@@ -64,11 +64,11 @@ def test_points_and_cost_are_said_before_the_submission(world: World) -> None:
         "             k=16 lr=0.1",
         "             … and 1 more",
         "  count      4 points, 4 to run",
-        "  cost       1 node-h",
+        "  asks for   2 nodes, time limit 00:30:00, at most 1 node-h",
     ] + [line for line in said.splitlines() if line.startswith("  start")]
     for jobs, cost in (("3", "3 jobs"), ("9", "4 jobs")):  # no more of them than points
         _, said = sweep(world, *GRID, "--dry-run", "--time", "30", "--jobs", jobs)
-        assert f"  cost       {cost[0]} node-h for {cost}\n" in said
+        assert f", at most {cost[0]} node-h, for {cost}\n" in said
     assert world.left() == []
     sweep(world, *GRID, "--", "--epochs", "3")
     [run] = [name for name in world.left() if name.startswith("job-")]

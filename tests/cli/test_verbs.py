@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 from hpcml import errors
@@ -105,6 +107,9 @@ def test_status_shows_the_command_the_request_and_the_results(world: World) -> N
     assert answer["command"] == world.script.name
     assert answer["asked"] == {"nodes": 2, "time_limit": 3600, "cost": "2 node-h = 6 billing-h"}
     assert answer["results"] == f"{directory}/out"
+    code = "import hpcml, json; print(json.dumps(vars(hpcml.find_run().status())))"
+    there = subprocess.run([sys.executable, "-c", code], env=world.environment, stdout=subprocess.PIPE, check=True)
+    assert json.loads(there.stdout) == answer
 
 
 def test_ls_finds_a_text_in_ids_and_commands(world: World) -> None:

@@ -118,6 +118,16 @@ def test_a_run_that_ended_well_waits_or_was_refused(world: World) -> None:
     found = why(world)
     assert (found["failed"], found["cause"]) == (False, "the run ended well: there is no failure to explain")
     assert world.run("why").stdout.startswith(f"run        {directory.name}\nstate      COMPLETED. The run ended well")
+    old = directory.with_name("old-20200102-000000-0000")
+    shutil.copytree(directory, old)
+    facts = json.loads((old / "status.json").read_text())
+    (old / "status.json").write_text(json.dumps({**facts, "exit_status": 3, "state": "FAILED"}))
+    assert world.run("why").stdout.startswith(
+        f"The newest run, {directory.name}, ended well. The newest run that failed is {old.name}:\nrun        {old.name}\n"
+    )
+    assert why(world)["run"] == old.name
+    assert why(world, "last")["run"] == directory.name
+    shutil.rmtree(old)
     shutil.rmtree(directory)
     world.submit()
     found = why(world)

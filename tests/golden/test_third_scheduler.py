@@ -82,6 +82,9 @@ class Pbs:
     def check(self, script: Path) -> str:
         raise UsageError("PBS checks no script", place="--check", hint="Remove --check.")
 
+    def has_partition(self, name: str, seconds: float) -> bool:
+        return True
+
     def prospect(self, script: Path, partition: str, seconds: float) -> Prospect:
         return Prospect()
 

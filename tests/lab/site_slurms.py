@@ -259,7 +259,7 @@ import json, os, sys
 from hpcml.cli.main import main
 for name, words in json.load(sys.stdin).items():
     os.dup2(os.open(f"{sys.argv[1]}/{name}.sh", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
-    if main(["submit", "--dry-run", *words]):
+    if main(["submit", "--dry-run=script", *words]):
         sys.exit(f"hpcml submit {' '.join(words)}: refused")
 """
 ASK = """

@@ -35,7 +35,7 @@ def test_the_next_submission_names_the_node(cluster: Cluster, broken_there: Path
     python = ("--set", f"runtime.python={PYTHON}")
     ended = cluster.submit("print('hello')\n", "--nodes", "2", "--nodelist", "n1,n3", *PART, *python, *there)
     assert ended.code == errors.WORKERS_NEVER_CAME, ended.err
-    again = ("--nodes", "3", "--dry-run", *there)
+    again = ("--nodes", "3", "--dry-run=script", *there)
     told = cluster.run(*cluster.command("print('hello')\n", *again))
     assert "leave it out with --exclude n3" in " ".join(told.stderr.split()), told.stderr
     assert "--exclude" not in told.stdout

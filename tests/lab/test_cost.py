@@ -26,10 +26,12 @@ def test_the_start_and_the_charge_are_slurm_s_own(cluster: Cluster) -> None:
     assert cluster.run(*change, "TRESBillingWeights=CPU=1.5,Mem=0.25G", node="ctl", user="root").returncode == 0
     try:
         options = ("--partition", "debug", "--nodes", "2", "--cpus-per-node", "4", "--time", "30", *COST)
-        dry = cluster.run(*cluster.command("print(1)\n", "--dry-run", *options, "--memory-per-node", "2G"))
+        dry = cluster.run(*cluster.command("print(1)\n", "--dry-run=script", *options, "--memory-per-node", "2G"))
         assert said(dry.stderr, "start") == "Slurm would start it now", dry.stderr
         # 8 CPUs and 4 GiB for half an hour
-        assert said(dry.stderr, "cost") == "1 node-h = 6.5 su", dry.stderr
+        assert said(dry.stderr, "asks for") == (
+            "2 nodes, partition debug, time limit 00:30:00, at most 1 node-h = 6.5 su"
+        ), dry.stderr
         assert said(dry.stderr, "") == "by Slurm's own weights 6.5 su", dry.stderr
         line, _ = prepare(cluster, "print(1)\n", *options, "--memory-per-node", "2G")
         job = type_line(cluster, line.replace("sbatch", "sbatch --hold"))

@@ -210,7 +210,8 @@ def test_samples_of_processors_memory_tasks_and_bytes_add_up(well: Well) -> None
 
 
 def test_the_report_of_a_run_that_ended_well(well: Well) -> None:
-    assert f"report     {well.directory}/report.html" in well.done.stderr.decode()
+    for title, file in (("results", "out"), ("report", "report.html")):
+        assert f"  {title:<10} {well.directory}/{file}\n" in well.done.stderr.decode()
     found = report(well.directory)
     assert (found["ending"]["state"], found["ending"]["cause"], found["advice"]) == ("COMPLETED", "", [])
     assert [phase["title"] for phase in found["phases"]] == ["Starting", "Importing", "Interconnect", "Script", "End"]

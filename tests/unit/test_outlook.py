@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import datetime
+import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcml.plan import cost
-from hpcml.runs import directories, outlook
+from hpcml.runs import directories, outlook, report, request_cost
 from hpcml.runs import record as records
+from hpcml.runs import status as run_status
 from hpcml.runs.outlook import Budget, Outlook
 from hpcml.sites import lookup
 
@@ -108,33 +111,44 @@ def test_billing_as_slurm_s_manual_has_it(subtests: pytest.Subtests) -> None:
     )
 
 
-def test_at_most_two_lines_at_a_submission(subtests: pytest.Subtests) -> None:
-    asked = cost.Request(8, 256, 0, 32, 3600)
+def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
+    asked = cost.Request(8, 256, 0, 32, 3600, "boost")
     bare = Outlook(asked, unit="core-h", account="a")
     known = bare._replace(billed=256.0, budget=Budget(2000000, 1205697), start="2026-11-23T14:20:00", advice="x")
-    share = "8 node-h = 256 core-h, 0.0128 % of the grant of a (794303 left)"
+    request = "8 nodes, partition boost, 32 GPUs, time limit 01:00:00, at most"
+    share = f"{request} 8 node-h = 256 core-h, 0.0128 % of the grant of a (794303 left)"
+    one = f"{request} 8 node-h, 32 GPU-h"
     cases = [
-        (bare, []),
-        (bare._replace(problems=("saldo failed",)), []),
-        (known, [("cost", f"{share}; Slurm would start it 14:20"), ("time", "x")]),
-        (bare._replace(start="2026-11-29T01:02:03"), [("cost", "8 node-h; Slurm would start it 2026-11-29 01:02")]),
-        (bare._replace(start="2026-11-23T08:00:30"), [("cost", "8 node-h; Slurm would start it now")]),
-        (bare._replace(start="Unknown"), []),
+        (bare, [("asks for", one)]),
+        (bare._replace(problems=("saldo failed",)), [("asks for", one)]),
+        (known, [("asks for", f"{share}; Slurm would start it 14:20"), ("time", "x")]),
         (
-            known._replace(request=asked.times(2), billed=512.0, budget=None, advice=""),
-            [("cost", "16 node-h for 2 jobs = 512 core-h; Slurm would start the first 14:20")],
+            bare._replace(start="2026-11-29T01:02:03"),
+            [("asks for", f"{one}; Slurm would start it 2026-11-29 01:02")],
+        ),
+        (bare._replace(start="2026-11-23T08:00:30"), [("asks for", f"{one}; Slurm would start it now")]),
+        (bare._replace(start="Unknown"), [("asks for", one)]),
+        (
+            known._replace(request=asked._replace(gpus=0, partition="").times(2), billed=512.0, budget=None, advice=""),
+            [
+                (
+                    "asks for",
+                    "16 nodes, time limit 01:00:00, at most 16 node-h = 512 core-h, for 2 jobs; "
+                    "Slurm would start the first 14:20",
+                )
+            ],
         ),
         (
             bare._replace(most=168.0, limit="--max-restarts 20"),
             [
-                ("cost", "8 node-h"),
+                ("asks for", one),
                 ("", "that is one attempt; all of them take at most 168 node-h (--max-restarts 20)"),
             ],
         ),
-        (bare._replace(budget=Budget(10, 4)), [("cost", "8 node-h; 6 core-h of a are left")]),
+        (bare._replace(budget=Budget(10, 4)), [("asks for", f"{one} (6 core-h of a are left)")]),
         (
             bare._replace(billed=256.0, budget=Budget(300, 200)),
-            [("cost", "8 node-h = 256 core-h, 85.3 % of the grant of a (100 left): more than is left")],
+            [("asks for", f"{request} 8 node-h = 256 core-h, 85.3 % of the grant of a (only 100 left)")],
         ),
     ]
     for found, expected in cases:
@@ -142,14 +156,14 @@ def test_at_most_two_lines_at_a_submission(subtests: pytest.Subtests) -> None:
             assert outlook.lines(found, NOW, whole=False) == expected
     whole = outlook.lines(known._replace(by_slurm=512.0, problems=("saldo failed",)), NOW, whole=True)
     assert whole == [
-        ("cost", share),
+        ("asks for", share),
         ("", "by Slurm's own weights 512 core-h: the profile's are others"),
         ("start", "Slurm would start it 14:20"),
         ("time", "x"),
         ("not known", "saldo failed"),
     ]
-    unlimited = bare._replace(request=asked._replace(seconds=0))
-    assert outlook.lines(unlimited, NOW, whole=True) == [("cost", "no time limit is asked for, so it is not known")]
+    unlimited = outlook.lines(bare._replace(request=asked._replace(seconds=0)), NOW, whole=True)
+    assert unlimited == [("asks for", "8 nodes, partition boost, 32 GPUs, no time limit given: the cost is unknown")]
 
 
 @pytest.mark.parametrize(("more", "cost"), [
@@ -163,21 +177,24 @@ def test_what_a_recorded_run_asked_for(tmp_path: Path, more: dict[str, Any], cos
     directory = tmp_path / "a-20261121-074500-1a2b"
     directory.mkdir(mode=0o700)
     run = directories.load(directory)
-    assert outlook.asked(run, records.planned(run)) == {}
+    assert request_cost.asked(run, records.planned(run)) == {}
     inside = {
         "job": {"nodes": 4, "time_limit": 7200},
         "code": {"script": "/r/code/a b.py", "arguments": ["--k", "x y"]},
     }
-    plan = {"directives": [["--partition", "boost"], ["--cpus-per-task", "32"]], "inside": inside | more}
+    plan = {
+        "directives": [["--partition", "boost"], ["--cpus-per-task", "32"], ["--gres", "gpu:2"]],
+        "inside": inside | more,
+    }
     directories.write_json(run.paths.plan, plan)
     facts = {"nodes": 4, "partition": "boost", "time_limit": 7200}
     planned = records.planned(run)._replace(restart="several" if more else "")
-    assert outlook.asked(run, planned) == facts
+    assert request_cost.asked(run, planned) == facts
     settings = {"cost.weights": {"cpu": "1"}, "cost.unit": "core-h"}
     directories.write_json(run.paths.request, {"site": {name: {"value": value} for name, value in settings.items()}})
-    assert outlook.asked(run, planned) == facts | ({"cost": cost} if cost else {})
+    assert request_cost.asked(run, planned) == facts | ({"gpus": 8, "cost": cost} if cost else {})
     directories.write_json(run.paths.request, {"site": {"no.such": {"value": 1}}})
-    assert outlook.asked(run, planned) == facts
+    assert request_cost.asked(run, planned) == facts
 
 
 @pytest.mark.parametrize(("code", "command"), [
@@ -196,3 +213,40 @@ def test_the_command_of_a_recorded_run(tmp_path: Path, code: dict[str, Any], com
 def test_jobs_of_a_sweep_ask_for_all_their_resources_together() -> None:
     one = cost.Request(nodes=2, cpus=64, memory=1 << 30, gpus=8, seconds=3600)
     assert one.times(3) == cost.Request(nodes=6, cpus=192, memory=3 << 30, gpus=24, seconds=3600, jobs=3)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ('{"advice": [{"rule": "spilling", "sentence": "a"}, {"rule": "time-asked", "sentence": "b"}]}', ["b"]),
+    ('{"advice": []}', []),
+    ('{"advice": [{"rule": "time-asked"}]}', []),
+    ("[]", []),
+    ("{", []),
+])  # fmt: skip
+def test_what_a_run_could_ask_less_of(tmp_path: Path, text: str, said: list[str]) -> None:
+    (tmp_path / "report.json").write_text(text)
+    assert report.smaller(tmp_path / "report.html") == said
+
+
+@pytest.mark.parametrize(("site", "way"), [
+    ({"login.host": {"value": "login.example.org"}}, "on your laptop: hpcml tunnel --host login.example.org --service"),
+    ({"login.host": {"value": "a b"}}, "on your laptop: hpcml tunnel --host 'a b' --service"),
+    ({"login.host": "damaged"}, f"on your laptop: hpcml tunnel --host me@{os.uname().nodename} --service"),
+    (None, f"on your laptop: hpcml tunnel --host me@{os.uname().nodename} --service"),
+])  # fmt: skip
+def test_the_way_to_jupyterlab_names_the_login_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: dict[str, Any] | None, way: str
+) -> None:
+    monkeypatch.setenv("USER", "me")
+    directory = tmp_path / "a-20261121-074500-1a2b"
+    directory.mkdir(mode=0o700)
+    run = directories.load(directory)
+    plan = {"scheduler": "slurm", "inside": {"job": {"nodes": 1}, "code": {"form": "jupyter"}}}
+    directories.write_json(run.paths.plan, plan)
+    if site is not None:
+        directories.write_json(run.paths.request, {"site": site})
+    service = run.paths.attempt(0).service_of("jupyter")
+    service.parent.mkdir(parents=True, mode=0o700)
+    directories.write_json(service, {"node": "n1"})
+    event = {"event": "driver-started", "time": 1e9, "attempt": 0}
+    run.paths.events.write_text(json.dumps(event) + "\n")
+    assert f"up on n1; {way} jupyter {run.id}" in run_status.status(run, ask=False).progress.jupyter

@@ -332,7 +332,7 @@ def test_more_files_than_links_are_made(project: Path) -> None:
     assert [one.name for one in found.left_out] == ["2.dat", "3.dat", "4.dat"]
     assert [one.name for one in found.missing] == ["5.dat", "6.dat", "7.dat", "8.dat"]
     assert "5.dat (more than code.max_files = 3), 6.dat" in found.notes()[1]
-    assert "and 1 more; code.snapshot = 'none' runs" in found.notes()[1]
+    assert "and 1 more; --set code.snapshot=none runs" in found.notes()[1]
 
 
 def test_runs_that_are_kept_below_the_script(project: Path) -> None:
@@ -388,7 +388,7 @@ def test_lines_that_lead_above_the_folder_are_named(project: Path, line: str, *,
     (project / "pack/deep.py").write_text(f"{line}\n")  # one level more is the script's folder
     found = taken(project)[1]
     assert found.above == (("job.py:2",) if leads else ())
-    assert any("job.py:2 leads above the script's folder" in note for note in found.notes()) == leads
+    assert any("job.py:2 leads above the copied folder" in note for note in found.notes()) == leads
 
 
 def test_what_the_code_imports_is_not_left_behind_when_it_is_sent(project: Path) -> None:
@@ -477,7 +477,8 @@ def test_a_folder_that_is_a_link_is_not_walked_and_the_note_says_so(project: Pat
     for number in range(9):
         put(project, f"data/{number}.txt")
     _, found = taken(project, max_files=4)
-    assert "data/ (more than code.max_files = 4); os.walk and rglob do not enter" in found.notes()[0]
+    assert "data/ (more than code.max_files = 4) is not copied" in found.notes()[0]
+    assert "os.walk and rglob do not enter" in found.notes()[1]
 
 
 @pytest.mark.parametrize("linked", [True, False])

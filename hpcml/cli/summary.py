@@ -1,0 +1,101 @@
+"""What ``hpcml submit --dry-run`` prints: the submission in about ten lines."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcml import kinds
+from hpcml.cli import common
+from hpcml.forms import Form
+from hpcml.paths import RunPaths
+from hpcml.runs import snapshot
+from hpcml.terminal import say_fitted
+from hpcml.units import counted, format_bytes, format_time_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpcml.plan.plan import Plan
+    from hpcml.runs.submit import Prepared
+
+_CHECKED = {"warn": "; its speed is measured first", "rdma": "; RDMA is required"}
+
+
+def show(prepared: Prepared, outlook: Sequence[tuple[str, str]]) -> None:
+    """Print what would be submitted; ``outlook`` are the titles and texts of what it asks for and costs."""
+    made = prepared.plan
+    paths = RunPaths(Path(made.directory).with_name(f"{made.name}-…"))
+    python = made.steps[-1].command[0]
+    lines = [
+        ("run", f"{made.name} on site {made.site}; nothing is submitted"),
+        ("command", _command(prepared)),
+        *(outlook or [("asks for", _free(made))]),
+        ("processes", _processes(made)),
+        ("image", made.inside.job.image) if made.inside.job.image else ("python", python),
+        ("network", _network(made)),
+        ("code", _code(prepared)),
+        ("results", common.typed(paths.out, sys.stdout)),
+        *(("because" if not number else "", reason) for number, reason in enumerate(made.reasons)),
+        ("script", "--dry-run=script prints the batch script"),
+    ]
+    for title, text in lines:
+        say_fitted(text, sys.stdout, first=f"{title:<10} ", rest=" " * 11)
+
+
+def _command(prepared: Prepared) -> str:
+    code = prepared.spec.code
+    if code.form.service:
+        return code.form.traits.title
+    option = ["-m"] if code.form is Form.MODULE else []
+    return shlex.join([*code.interpreter, *option, code.script.name, *code.arguments])
+
+
+def _free(made: Plan) -> str:
+    """Return what a run asks for where nothing is charged for it."""
+    job = made.inside.job
+    where = f"this machine as {counted(job.nodes, 'node')}" if job.one_machine else "the existing allocation"
+    limit = f"time limit {format_time_limit(job.time_limit)}" if job.time_limit else "no time limit"
+    return f"{where}, {limit}, at no extra cost"
+
+
+def _processes(made: Plan) -> str:
+    """Return the processes of the run's kind beside the script, and what each of those on every node has."""
+    inside, kind, workers = made.inside, kinds.get(made.inside.kind), made.inside.workers
+    each = (
+        f"{workers.per_node} on each node" if inside.job.nodes > 1 else "",
+        "one GPU each" if workers.gpu else "",
+        f"{counted(workers.threads, 'thread')} each" if workers.threads else "",
+        f"{format_bytes(workers.memory_limit)} each" if workers.memory_limit else "",
+    )
+    roles = [f"1 {role.name}" for role in kind.roles if not role.every_node]
+    details = ", ".join(filter(None, each))
+    many = f"{counted(inside.worker_count, kind.noun)}{details and f' ({details})'}"
+    return f"{kind.name}: {', '.join([*roles, many])}"
+
+
+def _network(made: Plan) -> str:
+    inside = made.inside
+    if inside.single_node:
+        return "none: all processes are on one machine"
+    network = inside.network
+    protocol = "protocol chosen on the nodes" if network.protocol == "auto" else f"protocol {network.protocol}"
+    interface = f", interface {network.interface}" if network.interface else ""
+    is_checked = inside.gpus or network.protocol == "ucx" or network.interconnect == "rdma"
+    checked = _CHECKED.get(network.interconnect, "") if is_checked else ""
+    return f"{protocol}{interface}{checked}"
+
+
+def _code(prepared: Prepared) -> str:
+    """Return how many files of the script's folder the run would copy, and which not."""
+    spec, rules = prepared.spec, prepared.loaded.site.code
+    if not spec.code.copied or rules.snapshot == "none":
+        return "not copied: the run uses the files where they are"
+    if spec.code.staged:
+        return "what the laptop sent"
+    module = spec.code.form is Form.MODULE
+    count, left_out = snapshot.preview(spec.code.script, Path(prepared.plan.directory), rules, module=module)
+    rest = f"; not copied: {snapshot.listed(left_out)}" if left_out else ""
+    return f"{counted(count, 'file')} of {common.typed(spec.code.script.resolve().parent, sys.stdout)} copied{rest}"

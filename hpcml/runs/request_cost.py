@@ -1,0 +1,111 @@
+"""What a recorded run asked for and what that costs at most, from its own files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from hpcml import units
+from hpcml.errors import ConfigError, StorageError
+from hpcml.plan import cost
+from hpcml.report import attempts
+from hpcml.runs import directories
+from hpcml.runs import record as records
+from hpcml.runs.directories import Table, complete
+from hpcml.runs.record import Planned
+from hpcml.runs.status import Status, has_results
+from hpcml.sites import lookup
+from hpcml.sites.schema import Site
+
+
+class _Limits(NamedTuple):
+    """The limits of all attempts of a run together."""
+
+    max_restarts: int = 0
+    max_node_hours: float = 0.0
+
+
+def asked(run: directories.Run, planned: Planned) -> dict[str, Any]:
+    """Return the nodes, partition, GPUs, time limit (s) and highest cost of a run, as far as its record has them."""
+    facts = {"nodes": planned.node_count, "partition": planned.partition, "time_limit": planned.time_limit}
+    return {name: value for name, value in {**facts, **_recorded(run, planned)}.items() if value}
+
+
+def described(run: directories.Run, status: Status) -> dict[str, Any]:
+    """Return a run's status with what was asked for, its results, attempts and notes: what ``status --json`` prints."""
+    more = {
+        "asked": asked(run, status.planned),
+        "results": str(run.paths.out) if has_results(run) else "",
+        "attempts": [one._asdict() for one in attempts.earlier(run.paths, status.progress.attempt)],
+        "notes": list(run.submission.notes if run.submission else ()),
+    }
+    return {**status.as_json(), **more}
+
+
+def sentence(facts: Mapping[str, Any]) -> str:
+    """Return what was asked for, as :func:`asked` has it, in a line."""
+    nodes, gpus, limit = facts.get("nodes", 0), facts.get("gpus", 0), facts.get("time_limit", 0)
+    parts = (
+        units.counted(nodes, "node") if nodes else "",
+        f"partition {facts['partition']}" if facts.get("partition") else "",
+        units.counted(gpus, "GPU") if gpus else "",
+        f"time limit {units.format_time_limit(limit)}" if limit else "",
+        f"at most {facts['cost']}" if facts.get("cost") else "",
+    )
+    return ", ".join(filter(None, parts))
+
+
+def _recorded(run: directories.Run, planned: Planned) -> dict[str, Any]:
+    """Return GPUs and highest cost of a recorded run; without a batch job nothing, without a time limit no cost."""
+    try:
+        plan, request = directories.read_json(run.paths.plan), directories.read_json(run.paths.request)
+        if not (plan and request):
+            return {}
+        with complete(run.paths.directory):
+            options = records.directives(plan)
+            site = lookup.recorded(request.get("site", dict))
+            limits = Table(Table(plan.get("inside", dict)).get("attempts", dict, {})).record(_Limits)
+    except (ConfigError, StorageError):  # another version of hpcml wrote it, or it is damaged
+        return {}
+    if not options:
+        return {}
+    one = cost.request(site, options, planned.node_count, planned.time_limit)
+    if not planned.time_limit:
+        return {"gpus": one.gpus}
+    billed, _ = bill(site, one)
+    most = most_hours(*limits, one.node_hours)[0] if planned.several_jobs else None
+    if most is not None and one.node_hours:
+        billed = None if billed is None else billed * most / one.node_hours
+    hours = one.node_hours if most is None else most
+    return {"gpus": one.gpus, "cost": price(one, hours, billed, site.cost.unit or "billing-h")}
+
+
+def price(request: cost.Request, hours: float, billed: float | None, unit: str) -> str:
+    """Return node-hours with what they are in the site's unit, or without one in GPU-hours if there are GPUs."""
+    text = f"{amount(hours)} node-h"
+    if billed is not None:
+        return f"{text} = {amount(billed)} {unit}"
+    return f"{text}, {amount(hours * request.gpus / request.nodes)} GPU-h" if request.gpus else text
+
+
+def bill(site: Site, request: cost.Request) -> tuple[float | None, list[str]]:
+    """Return the cost in the site's unit, None without weights or a time limit, and what is wrong with the weights."""
+    weights, problems = cost.weights(site.cost.weights)
+    hours = request.seconds / 3600
+    billed = cost.billing(request, weights, largest=site.cost.largest) * hours if weights and hours else None
+    return billed, problems
+
+
+def most_hours(max_restarts: int, max_node_hours: float, one: float) -> tuple[float | None, str]:
+    """Return the most node-hours that all attempts of a run may take together, and which option says so."""
+    hours, limit = one * (1 + max_restarts), f"--max-restarts {max_restarts}"
+    if max_node_hours and not 0 < hours <= max_node_hours:
+        return max_node_hours, f"--max-node-hours {max_node_hours:g}"
+    return (hours, limit) if one else (None, "")
+
+
+def amount(value: float) -> str:
+    """Return a number with three digits that count, without an exponent."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}" if value >= 0.001 or not value else "less than 0.001"
