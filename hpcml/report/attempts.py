@@ -198,18 +198,23 @@ def sentence(attempt: Attempt) -> str:
     return f"attempt {attempt.number + 1}: {job}{where}{format_seconds(attempt.seconds)}, {ended}"
 
 
-def memory_in_plan(plan: Mapping[str, Any]) -> float:
-    """Return the bytes that the batch script asks for on each node, 0 if it leaves them to Slurm."""
+def directive(plan: Mapping[str, Any], name: str) -> str:
+    """Return the value of an option of the batch script, empty if it leaves it to Slurm."""
     directives = plan.get("directives")
     for option in directives if isinstance(directives, list) else ():
         text = " ".join(map(str, option)) if isinstance(option, list) else str(option)
-        name, _, value = text.replace("=", " ").partition(" ")
-        if name == "--mem":
-            try:
-                return float(parse_memory(value.strip()))
-            except ValueError:
-                return 0.0
-    return 0.0
+        is_named, _, value = text.replace("=", " ").partition(" ")
+        if is_named == name:
+            return value.strip()
+    return ""
+
+
+def memory_in_plan(plan: Mapping[str, Any]) -> float:
+    """Return the bytes that the batch script asks for on each node, 0 if it leaves them to Slurm."""
+    try:
+        return float(parse_memory(directive(plan, "--mem")))
+    except ValueError:
+        return 0.0
 
 
 def profile_commands(paths: RunPaths) -> list[str]:
