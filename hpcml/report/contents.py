@@ -18,18 +18,7 @@ from hpcml.paths import RunPaths
 from hpcml.report import advice, attempts, ledger, results, series
 from hpcml.report.advice import Advice
 from hpcml.report.attempts import Attempt, Ending, number
-from hpcml.report.ledger import (
-    PLAIN,
-    Accounting,
-    Activity,
-    Device,
-    Function,
-    Ledger,
-    Part,
-    Phases,
-    Plot,
-    Usage,
-)
+from hpcml.report.ledger import PLAIN, Accounting, Activity, Device, Ledger, Part, Phases, Plot, Usage
 from hpcml.report.results import Points, Results
 from hpcml.report.series import Node, figures_of, hot_share
 from hpcml.units import format_bytes, format_seconds
@@ -94,7 +83,7 @@ class Findings(NamedTuple):
 
     figures: dict[str, float]
     advice: tuple[Advice, ...]
-    functions: tuple[Function, ...]  # whose tasks ran
+    functions: tuple[ledger.Function, ...]  # whose tasks ran
     script_seconds: float  # for which the script ran
     script_alone: float | None  # seconds of them in which no task ran; None if that is not known
     asked: tuple[tuple[str, str, str], ...]  # a resource, asked for, used

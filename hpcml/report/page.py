@@ -109,7 +109,10 @@ def html(report: Report) -> str:
             name=f"Where the {unit}-hours went",
         ),
         short=report.course.end - report.course.began < SHORTEST,
-        columns=_columns(report),
+        columns=[
+            list(dict.fromkeys(name for point in report.points.ended for name in getattr(point, which)))
+            for which in ("values", "metrics")
+        ],
         requested=_requested(report),
         panels=_panels(report),
         pictures=_pictures(report),
@@ -520,13 +523,6 @@ def bar(parts: Sequence[tuple[str, str, float]], *, name: str) -> Markup:
     return Markup("".join(map(str, out)))  # noqa: S704 - every text in it was escaped above
 
 
-def _columns(report: Report) -> tuple[list[str], list[str]]:
-    """Return the names of the values and metrics of a sweep's points."""
-    ended = report.points.ended
-    values = dict.fromkeys(name for point in ended for name in point.values)
-    return list(values), list(dict.fromkeys(name for point in ended for name in point.metrics))
-
-
 def _panels(report: Report) -> list[tuple[str, Markup]]:
     """Return a picture of a sweep's metric for each value that differs between points, with the value's name."""
     metric = report.points.metric
@@ -542,31 +538,25 @@ def _panels(report: Report) -> list[tuple[str, Markup]]:
 
 def scatter(texts: Sequence[str], heights: Sequence[float], *, name: str) -> Markup:
     """Return a picture of points, the best first: at their places if all texts are numbers, else beside each other."""
-    numbers = [number for text in texts if (number := _as_number(text)) is not None]
     order = list(dict.fromkeys(texts))
-    across = numbers if len(numbers) == len(texts) else [float(order.index(text)) for text in texts]
+    try:
+        across = [float(text) for text in texts]
+    except ValueError:
+        across = []
+    if not across or not all(map(math.isfinite, across)):
+        across = [float(order.index(text)) for text in texts]
     left, right, low, high = min(across), max(across), min(heights), max(heights)
+    wide = (WIDTH - LEFT - 80) / ((right - left) or 1.0)
+    x_of = {at: round(LEFT + 40 + wide * (at - left), 1) for at in across}
     marks = ((low, HEIGHT - 6), (high, 32.0))
     out = [f'<svg class="c0" viewBox="0 0 {WIDTH:g} {HEIGHT + BELOW:g}" role="img" aria-label="{escape(name)}">']
     out += [f'<text class="up" x="{LEFT - 6}" y="{y:g}" text-anchor="end">{value:.3g}</text>' for value, y in marks]
-    shown = [(_place(at, left, right), text) for at, text in sorted(set(zip(across, texts, strict=True)))]
+    shown = [(x_of[at], text) for at, text in sorted(set(zip(across, texts, strict=True)))]
     for place, (x, text) in enumerate(shown):
         if place % math.ceil(len(shown) / MOST_TICKS) == 0:
             out.append(f'<text x="{x}" y="{HEIGHT + 6}" text-anchor="middle">{escape(text[:9])}</text>')
     for place, (at, value, text) in reversed(list(enumerate(zip(across, heights, texts, strict=True)))):
         y = HEIGHT - 12 - (HEIGHT - 40) * ((value - low) / (high - low) if high > low else 0.5)
         best, title = ' class="best"' if not place else "", escape(f"{text}: {value:.6g}")
-        out.append(f'<circle{best} cx="{_place(at, left, right)}" cy="{y:.1f}" r="9"><title>{title}</title></circle>')
+        out.append(f'<circle{best} cx="{x_of[at]}" cy="{y:.1f}" r="9"><title>{title}</title></circle>')
     return Markup("".join([*out, "</svg>"]))  # noqa: S704 - every text in it was escaped above
-
-
-def _place(at: float, left: float, right: float) -> float:
-    return round(LEFT + 40 + (WIDTH - LEFT - 80) * ((at - left) / (right - left) if right > left else 0.5), 1)
-
-
-def _as_number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None

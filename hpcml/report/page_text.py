@@ -20,8 +20,8 @@ h2 { font-size: 17px; margin: 34px 0 8px; }
 h3 { font-size: 14px; margin: 16px 0 2px; font-weight: 600; }
 p { margin: 6px 0; } .soft, dt, th, figcaption { color: var(--soft); }
 .lead { font-size: 17px; } .good { color: var(--good); } .bad { color: var(--bad); }
-.cards { display: flex; flex-wrap: wrap; gap: 10px; margin: 16px 0 0; }
-.card { flex: 1 1 130px; background: var(--panel); border: 1px solid var(--rule); border-radius: 6px; padding: 8px 14px; }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(130px, 1fr)); gap: 10px; margin: 16px 0 0; }
+.card { background: var(--panel); border: 1px solid var(--rule); border-radius: 6px; padding: 8px 14px; }
 .card b { display: block; font-size: 20px; font-variant-numeric: tabular-nums; } .card span { color: var(--soft); font-size: 13px; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; } th { text-align: left; font-weight: 500; }
 th, td { padding: 4px 12px 4px 0; border-bottom: 1px solid var(--rule); vertical-align: top; overflow-wrap: anywhere; }

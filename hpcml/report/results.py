@@ -117,11 +117,9 @@ def points_of(paths: RunPaths, sweep: str) -> Points:
     others = [runs / str(name) for name in names if "/" not in str(name)] if isinstance(names, list) else []
     by_key: dict[str, Point] = {}
     for folder in dict.fromkeys((*others, paths.directory)):
-        of_run = RunPaths(folder).point_records
-        keys = sorted(name for name in _names(of_run) if name.endswith(".json") and name[0] != ".")
-        for name in keys[: MOST_POINTS - len(by_key)]:
-            if point := _point(table(of_run / name)):
-                by_key[name] = point
+        for path in sorted(RunPaths(folder).point_records.glob("[!.]*.json"))[: MOST_POINTS - len(by_key)]:
+            if point := _point(table(path)):
+                by_key[path.name] = point
     reported = [name for point in by_key.values() for name in point.metrics]
     metric, maximize = str(record.get("metric") or next(iter(reported), "")), record.get("maximize") is True
 
@@ -131,13 +129,6 @@ def points_of(paths: RunPaths, sweep: str) -> Points:
 
     left_out = max(0, len(planned) - len(by_key)) if isinstance(planned, list) else 0
     return Points(sweep, metric, maximize, tuple(sorted(by_key.values(), key=place)), left_out)
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def _point(record: dict[str, Any]) -> Point | None:
