@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import threading
 import time
 from collections import defaultdict
@@ -192,3 +194,32 @@ def test_a_dask_of_another_kind_ends_the_samples_alone(tmp_path: Path, capfd: py
     context.settings = settings_of(report__sample_every=0.0)
     asyncio.run(dask_state.watch(context, [SimpleNamespace()]))
     assert "Error" not in capfd.readouterr().err.replace("FileNotFoundError", "")
+
+
+def test_only_threads_that_wait_for_a_file_count_as_such(tmp_path: Path) -> None:
+    """A task that waits for a lock of a file does; one that waits for another thread, or for a pipe, does not."""
+    held = (tmp_path / "file").open("w")
+    fcntl.flock(held, fcntl.LOCK_EX)
+    done, (read_end, write_end) = threading.Event(), os.pipe()
+
+    def on_a_lock() -> None:
+        with (tmp_path / "file").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+    waits = (on_a_lock, done.wait, lambda: os.read(read_end, 1))
+    threads = [threading.Thread(target=wait) for wait in waits]
+    for thread in threads:
+        thread.start()
+    busy: Any = SimpleNamespace(active_threads={thread.ident: "task" for thread in threads})
+    idle: Any = SimpleNamespace(active_threads={thread.ident: "task" for thread in threads[1:]})
+    deadline = time.monotonic() + 60
+    while (dask_state.threads_on_files(busy), dask_state.threads_on_files(idle)) != (1, 0):
+        assert time.monotonic() < deadline
+    held.close()
+    done.set()
+    os.write(write_end, b"x")
+    for thread in threads:
+        thread.join(60)
+    os.close(read_end)
+    os.close(write_end)
+    assert dask_state.threads_on_files(busy) == 0
