@@ -93,7 +93,7 @@ def html(report: Report) -> str:
     return environment.from_string(page_text.PAGE).render(
         report=report,
         good=good,
-        told_status=end.over and not end.message.endswith(f"status {end.exit_status}"),
+        shows_status=end.over and not end.message.endswith(f"status {end.exit_status}"),
         unit=unit,
         nodes=counted(len(report.machines.nodes), "node"),
         cards=_cards(report),
@@ -297,7 +297,12 @@ def _plot(picture: _Picture, seconds: float, gap: float) -> _Drawn:
     limit = picture.limit if highest >= LEAST_OF_LIMIT * picture.limit else 0.0
     top = picture.top or (limit / scale if 1.02 * limit >= highest else 0.0)
     drawn = lines(shown, seconds, name=title, unit=unit, top=top, scale=scale, gap=gap, limit=limit)
-    note = f"Dashed: the limit, {limit / scale:.4g} {unit}".rstrip() + "." if limit else picture.note
+    note = picture.note
+    if picture.limit:
+        note = (
+            f"{'Dashed: the limit' if limit else 'The limit (above the chart) is'} {picture.limit / scale:.4g} {unit}"
+        )
+        note = f"{note.strip()}."
     return f"{title}, {unit}" if unit else title, note, drawn, [curve.title for curve in shown]
 
 
@@ -551,6 +556,7 @@ def scatter(texts: Sequence[str], heights: Sequence[float], *, name: str) -> Mar
     marks = ((low, HEIGHT - 6), (high, 32.0))
     out = [f'<svg class="c0" viewBox="0 0 {WIDTH:g} {HEIGHT + BELOW:g}" role="img" aria-label="{escape(name)}">']
     out += [f'<text class="up" x="{LEFT - 6}" y="{y:g}" text-anchor="end">{value:.3g}</text>' for value, y in marks]
+    out += [f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:g}" y2="{y:g}"/>' for y in (28, HEIGHT - 12)]
     shown = [(x_of[at], text) for at, text in sorted(set(zip(across, texts, strict=True)))]
     for place, (x, text) in enumerate(shown):
         if place % math.ceil(len(shown) / MOST_TICKS) == 0:

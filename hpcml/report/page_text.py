@@ -111,7 +111,7 @@ PAGE = """<!doctype html>
 <p class="soft">{% for what in (nodes, "job " ~ report.run.job if report.run.job, "site " ~ report.run.site, report.course.began | moment) if what %}{{ what }}{{ " · " if not loop.last }}{% endfor %}</p>
 <p class="soft">{% if requested %}Requested: {{ requested }}. {% endif %}Results: <code>{{ report.results.folder }}</code></p>
 <p class="lead"><b class="{{ 'good' if good else 'bad' if report.course.ending.end.over else '' }}">{{ report.course.ending.end.state }}</b>:
-{{ report.course.ending.end.message }}{% if told_status %} (exit status {{ report.course.ending.end.exit_status }}){% endif %}</p>
+{{ report.course.ending.end.message }}{% if shows_status %} (exit status {{ report.course.ending.end.exit_status }}){% endif %}</p>
 </header>
 {% if report.course.ending.cause %}
 <section><h2>Why</h2>

@@ -163,8 +163,8 @@ def test_a_sweep_s_points_are_on_its_report(tmp_path: Path) -> None:
 
 def test_the_limits_of_cores_and_memory_are_in_the_charts(tmp_path: Path) -> None:
     text = make(report_samples.write(tmp_path / "run", Shape(nodes=2, gpus=0, seconds=90)), 0, DASK).read_text()
-    charts = dict(re.findall(r"<h3>([^<]*)</h3><p[^>]*>(Dashed: the limit, [^<]*)</p>\s*<svg", text))
-    assert charts["Cores in use"] == "Dashed: the limit, 64."
+    charts = dict(re.findall(r"<h3>([^<]*)</h3><p[^>]*>(Dashed: the limit [^<]*)</p>\s*<svg", text))
+    assert charts["Cores in use"] == "Dashed: the limit 64."
     assert text.count('class="limit"') == len(charts) >= 1
 
 
