@@ -26,7 +26,7 @@ from hpcml.samples import Series, total
 from hpcml.units import format_seconds
 
 _MOST_WORKERS = 256  # of one node
-_SHORTEST = 5.0  # seconds of samples for advice on tasks
+_SHORTEST = 10.0  # seconds of samples for advice on tasks
 _TINY = 0.02  # seconds of a task
 _LONG = 5  # times as long as the others: a straggler
 
