@@ -17,12 +17,12 @@ def add_options(parser: ArgumentParser) -> None:
     """Add the common options."""
     common.add_run(parser)
     common.add_site(parser)
-    common.add_json(parser, "print the report's facts as JSON (report.json)")
+    common.add_json(parser, "print the report's data as JSON (report.json)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser of this machine")
 
 
 def run(options: Namespace) -> int:
-    """Make a run's report anew from its files, and say where it is."""
+    """Make a run's report again from its files, and print its path."""
     from hpcml.runs import report
 
     if options.open and options.caller:
@@ -37,5 +37,5 @@ def run(options: Namespace) -> int:
         import webbrowser
 
         if not webbrowser.open(page.as_uri()):
-            note("no browser could be started here; open the page yourself")
+            note("No browser could be started. Open the page yourself.")
     return 0

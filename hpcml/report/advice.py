@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-SHORTEST = 300.0  # seconds of the script under which nothing is said: samples of less show little
+SHORTEST = 300.0  # seconds of a run under which most rules say nothing
 MOST = 3
 FIGURES = (  # of every kind of run, which rules may speak of: docs/report.md
     "seconds", "paid_hours", "useful", "bring_up", "idle_tail", "not_known", "gpus", "gpus_unused", "gpu_use",
@@ -20,8 +20,9 @@ FIGURES = (  # of every kind of run, which rules may speak of: docs/report.md
 class Rule(NamedTuple):
     """A sentence that is said where a figure is above or below its limit.
 
-    The sentence may name any figure as ``{figure}``. Of the rules that hold those with most ``weight`` times the figure
-    (for ``below``: times what is missing to 100) come first. Where one holds that is ``alone``, no other is said.
+    The sentence may name any figure, or a word of the kind's, as ``{figure}``. Of the rules that hold those with most
+    ``weight`` times the figure (for ``below``: times what is missing to 100) come first. Where one holds that is
+    ``alone``, no other is said.
     """
 
     name: str
@@ -31,11 +32,12 @@ class Rule(NamedTuple):
     below: float | None = None
     weight: float = 1.0
     alone: bool = False
+    shortest: float = SHORTEST  # seconds of a run for which it holds
 
     def holds(self, figures: Mapping[str, float]) -> bool:
         """Whether the sentence is to be said; not where its figure, or one that it names, is not known."""
         value = figures.get(self.figure)
-        if value is None:
+        if value is None or figures.get("seconds", 0.0) < self.shortest:
             return False
         if self.above is not None and value <= self.above:
             return False
@@ -60,44 +62,43 @@ RULES = (
     Rule(
         "gpu-unused",
         "gpus_unused",
-        "{gpus_unused} of {gpus} GPUs were never used: ask for fewer, or let the script give work to each.",
+        "{gpus_unused} of {gpus} GPUs were never used. Request fewer, or give work to each.",
         above=0,
         alone=True,
     ),
     Rule(
         "gpu-low",
         "gpu_use",
-        "While the script ran the GPUs were in use {gpu_use} % of the time: fewer GPUs, or larger pieces of work for "
-        "each, would cost less.",
+        "The script used the GPUs {gpu_use} % of the time. Use fewer GPUs, or larger pieces of work for each.",
         below=25,
     ),
     Rule(
         "slow-start",
         "bring_up",
-        "{bring_up} % of the time paid passed before the script started: an image on the nodes' own disks "
-        "(runtime.stage) and a Python environment with fewer small files start faster.",
+        "{bring_up} % of the time paid passed before the script started. An image on the nodes' own disks "
+        "(runtime.stage), or a Python environment with fewer small files, starts faster.",
         above=20,
     ),
     Rule(
         "throttled",
         "throttled",
-        "A GPU was slowed down by heat or its power supply in {throttled} % of the samples: tell the site, and "
-        "try other nodes (--exclude).",
+        "Heat or the power supply slowed a GPU down in {throttled} % of the samples. Report it to the site, and use "
+        "other nodes (--exclude).",
         above=10,
         weight=1.5,
     ),
     Rule(
         "time-asked",
         "time_used",
-        "The run used {time_used} % of the time asked for: a job that asks for less may start earlier (--time).",
+        "The run used {time_used} % of its time limit. A job with a shorter limit may start earlier (--time).",
         below=60,
         weight=0.2,
     ),
     Rule(
         "memory-asked",
         "memory_used",
-        "At most {memory_used} % of the memory asked for was in use: a job that asks for less may start earlier "
-        "(--memory-per-node).",
+        "The run used at most {memory_used} % of the memory that it requested. A job that requests less may start "
+        "earlier (--memory-per-node).",
         below=50,
         weight=0.1,
     ),
@@ -105,7 +106,7 @@ RULES = (
 
 
 def changed(rules: Iterable[Rule], changes: Mapping[str, Mapping[str, object]]) -> tuple[Rule, ...]:
-    """Return rules with a site's changes: limits of a rule that is there, or a rule more.
+    """Return rules with a site's changes: limits of an existing rule, or a rule more.
 
     A change has ``figure``, ``above``, ``below`` and ``sentence`` as they are to be; ``off`` takes the rule away.
     """
@@ -126,23 +127,22 @@ def changed(rules: Iterable[Rule], changes: Mapping[str, Mapping[str, object]]) 
     return tuple(by_name.values())
 
 
-def advise(rules: Iterable[Rule], figures: Mapping[str, float]) -> tuple[Advice, ...]:
-    """Return what is to be said, the worst first; nothing of a short run."""
-    if figures.get("seconds", 0.0) < SHORTEST:
-        return ()
+def advise(rules: Iterable[Rule], figures: Mapping[str, float], words: Mapping[str, str]) -> tuple[Advice, ...]:
+    """Return what is to be said, the worst first; ``words`` are those that sentences may use beside figures."""
     held = [rule for rule in rules if rule.holds(figures)]
     held = [rule for rule in held if rule.alone] or held
     held.sort(key=lambda rule: -rule.score(figures))
     return tuple(
-        Advice(rule.name, rule.figure, figures[rule.figure], _filled(rule.sentence, figures)) for rule in held[:MOST]
+        Advice(rule.name, rule.figure, figures[rule.figure], _filled(rule.sentence, figures, words))
+        for rule in held[:MOST]
     )
 
 
-def _filled(sentence: str, figures: Mapping[str, float]) -> str:
-    """Return a sentence with its figures; one that is not known is a question mark."""
+def _filled(sentence: str, figures: Mapping[str, float], words: Mapping[str, str]) -> str:
+    """Return a sentence with its figures and words; one that is not known is a question mark."""
 
     def text(match: re.Match[str]) -> str:
         value = figures.get(match[1])
-        return "?" if value is None else f"{value:.1f}" if 0 < value < 1 else f"{value:.0f}"
+        return words.get(match[1], "?") if value is None else f"{value:.1f}" if 0 < value < 1 else f"{value:.0f}"
 
     return re.sub(r"\{(\w+)\}", text, sentence)

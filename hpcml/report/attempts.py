@@ -18,7 +18,7 @@ from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.report.ledger import Ledger
 from hpcml.units import format_seconds, parse_memory
 
-NO_WORD = "it left no word of its end"
+NO_STATUS = "it exited without writing a status"
 _OPENS = (  # the beginning of a profile's name, and the command that opens one
     ("dask.html", "python -m webbrowser"),
     ("memray-script", "memray flamegraph"),
@@ -32,7 +32,7 @@ _UNFINISHED = ".tmp"  # what memray leaves of a process that was killed while it
 class Ending(NamedTuple):
     """How a run ended, and why, as its report shows it."""
 
-    end: End = End(ended_as="RUNNING", over=False, message="the run has not written that it ended")
+    end: End = End(ended_as="RUNNING", over=False, message="the run has not written its end")
     cause: str = ""  # a sentence, empty where it did not fail
     evidence: tuple[Line, ...] = ()  # lines that show the cause
     followed: tuple[Line, ...] = ()  # lines of what followed from it
@@ -178,7 +178,7 @@ def one(paths: RunPaths, attempt: int) -> Attempt:
         max([begin, *times, number(end.get("time")) or 0.0]),
         str(end.get("state", "")),
         status if isinstance(status, int) else None,
-        str(end.get("message", "")) or NO_WORD,
+        str(end.get("message", "")) or NO_STATUS,
         paid,
         100 * useful / paid if paid and useful is not None else None,
     )
@@ -198,18 +198,23 @@ def sentence(attempt: Attempt) -> str:
     return f"attempt {attempt.number + 1}: {job}{where}{format_seconds(attempt.seconds)}, {ended}"
 
 
-def memory_in_plan(plan: Mapping[str, Any]) -> float:
-    """Return the bytes that the batch script asks for on each node, 0 if it leaves them to Slurm."""
+def directive(plan: Mapping[str, Any], name: str) -> str:
+    """Return the value of an option of the batch script, empty if it leaves it to Slurm."""
     directives = plan.get("directives")
     for option in directives if isinstance(directives, list) else ():
         text = " ".join(map(str, option)) if isinstance(option, list) else str(option)
-        name, _, value = text.replace("=", " ").partition(" ")
-        if name == "--mem":
-            try:
-                return float(parse_memory(value.strip()))
-            except ValueError:
-                return 0.0
-    return 0.0
+        is_named, _, value = text.replace("=", " ").partition(" ")
+        if is_named == name:
+            return value.strip()
+    return ""
+
+
+def memory_in_plan(plan: Mapping[str, Any]) -> float:
+    """Return the bytes that the batch script asks for on each node, 0 if it leaves them to Slurm."""
+    try:
+        return float(parse_memory(directive(plan, "--mem")))
+    except ValueError:
+        return 0.0
 
 
 def profile_commands(paths: RunPaths) -> list[str]:

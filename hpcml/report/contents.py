@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,14 @@ from typing import Any, NamedTuple
 from hpcml import samples
 from hpcml.failures.end import End
 from hpcml.failures.evidence import table
+from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
-from hpcml.report import advice, attempts, ledger, series
+from hpcml.report import advice, attempts, ledger, results, series
 from hpcml.report.advice import Advice
 from hpcml.report.attempts import Attempt, Ending, number
 from hpcml.report.ledger import PLAIN, Accounting, Activity, Device, Ledger, Part, Phases, Plot, Usage
+from hpcml.report.results import Points, Results
 from hpcml.report.series import Node, figures_of, hot_share
 from hpcml.units import format_bytes, format_seconds
 
@@ -80,6 +83,9 @@ class Findings(NamedTuple):
 
     figures: dict[str, float]
     advice: tuple[Advice, ...]
+    functions: tuple[ledger.Function, ...]  # whose tasks ran
+    script_seconds: float  # for which the script ran
+    script_alone: float | None  # seconds of them in which no task ran; None if that is not known
     asked: tuple[tuple[str, str, str], ...]  # a resource, asked for, used
     happened: tuple[str, ...]  # events of the nodes, as sentences
     unknown: tuple[str, ...]  # what the report cannot tell, as sentences
@@ -120,6 +126,8 @@ class Report(NamedTuple):
     course: Course
     hours: Hours
     findings: Findings
+    results: Results
+    points: Points
     machines: Machines
     interconnect: Interconnect
     drawing: Drawing
@@ -140,6 +148,9 @@ class Report(NamedTuple):
             "phases": [phase._asdict() for phase in self.course.phases],
             "ledger": {**self.hours.ledger._asdict(), "definitions": definitions},
             "advice": [one._asdict() for one in self.findings.advice],
+            "functions": [one._asdict() for one in self.findings.functions],
+            "results": [one.name for one in self.results.files],
+            "points": [one._asdict() for one in self.points.ended],
             "attempts": [one._asdict() for one in self.hours.attempts],
             "devices": [device._asdict() for device in self.machines.devices],
             "versions": dict(self.machines.versions),
@@ -196,16 +207,22 @@ def load(
     machines = _machines(measured)
     memory = attempts.memory_in_plan(plan) or memory
     figures = figures_of(measured.ledger, measured.accounting, phases, by_node, job, memory)
+    words: dict[str, str] = {}
+    script = (phases.script, phases.script_end or phases.end) if phases.script else (0.0, 0.0)
+    alone = measured.activity.alone(*script) if measured.activity else (0.0, 0.0)
+    if measured.activity and measured.ledger.unit != "GPU":  # for GPUs the hours say it: work may go on without tasks
+        of_tasks, words = measured.activity.figures(*script)
+        figures |= of_tasks
     rules = advice.changed((*advice.RULES, *measured.accounting.rules), _changes(inside))
     unknown = _unknown(measured, status, machines.devices, _per_node(inside))
-    script = str(code.get("script", "")).rpartition("/")[2]
+    sweep = str(_table(inside.get("points")).get("sweep", ""))
     return Report(
         run=Identity(
             paths.directory.name,
             str(plan.get("name", "")),
             str(plan.get("site", "")),
             hours.attempts[-1].job,
-            " ".join([script, *_texts(code.get("arguments"))]),
+            _command(code),
             attempt,
             str(plan.get("version", "")),
         ),
@@ -214,12 +231,17 @@ def load(
         hours=hours,
         findings=Findings(
             figures,
-            advice.advise(rules, figures),
-            asked=_asked(figures, inside, measured.names, phases),
+            advice.advise(rules, figures, words),
+            functions=tuple(measured.activity.functions) if measured.activity else (),
+            script_seconds=script[1] - script[0],
+            script_alone=sum(alone) if measured.activity and phases.script else None,
+            asked=_asked(figures, plan, measured.names, phases),
             happened=_happened(by_node, machines.devices, phases.began),
             unknown=(*unknown, *uncounted, *_thinned(paths, attempt, most)),
             profiles=tuple(attempts.profile_commands(paths)),
         ),
+        results=results.results_of(paths),
+        points=results.points_of(paths, sweep),
         machines=machines,
         interconnect=_interconnect(measured, table(paths.attempt(attempt).fabric)),
         drawing=Drawing(ledger.parts_of(measured.accounting), by_node, measured.activity, measured.accounting.plots),
@@ -255,6 +277,13 @@ def _measure(
 def _per_node(inside: Mapping[str, Any]) -> int:
     """Return the planned GPUs of a node."""
     return int(number(_table(_table(inside.get("workers")).get("gpu")).get("count")) or 0)
+
+
+def _command(code: Mapping[str, Any]) -> str:
+    """Return the script with its arguments as a shell would take them, without its folder."""
+    option = ["-m"] if code.get("form") == Form.MODULE else []
+    script = str(code.get("script", "")).rpartition("/")[2]
+    return shlex.join([*option, script, *_texts(code.get("arguments"))]) if script else ""
 
 
 def _table(value: object) -> dict[str, Any]:
@@ -360,9 +389,7 @@ def _hours(paths: RunPaths, attempt: int, end: End, measured: _Measured) -> tupl
             parts = _table(kept.get("parts"))
             total = {name: hours + (number(parts.get(name)) or 0.0) for name, hours in total.items()}
         else:
-            uncounted.append(
-                f"The {counted.unit}-hours of attempt {one.number + 1} are not in the sum: it left no samples."
-            )
+            uncounted.append(f"The sum lacks the {counted.unit}-hours of attempt {one.number + 1}: it has no samples.")
     this = attempts.one(paths, attempt)._replace(begin=phases.began, end=phases.end)
     this = this._replace(hours=counted.paid, useful=counted.share("useful"))
     if end.over:
@@ -431,7 +458,7 @@ def _happened(by_node: Mapping[str, Node], devices: Sequence[GpuSummary], began:
             if (text := event.sentence(name, of_host=node.of_host))
         ]
     slow = [
-        f"{device.label} was slowed down by heat or its power supply in {device.throttled:.0f} % of the samples."
+        f"Heat or the power supply slowed {device.label} down in {device.throttled:.0f} % of the samples."
         for device in devices
         if device.throttled
     ]
@@ -439,13 +466,15 @@ def _happened(by_node: Mapping[str, Node], devices: Sequence[GpuSummary], began:
 
 
 def _asked(
-    figures: Mapping[str, float], inside: Mapping[str, Any], names: Sequence[str], phases: Phases
+    figures: Mapping[str, float], plan: Mapping[str, Any], names: Sequence[str], phases: Phases
 ) -> tuple[tuple[str, str, str], ...]:
+    inside = _table(plan.get("inside"))
     job = _table(inside.get("job"))
     limit, per_node = number(job.get("time_limit")), _per_node(inside)
     used_time = format_seconds(phases.end - phases.began) if phases.began else "not known"
     rows = [("Time", format_seconds(limit) if limit else "no limit", used_time)]
-    rows.append(("Nodes", str(job.get("nodes", "")), str(len(names)) if names else "none"))
+    nodes, partition = str(job.get("nodes", "")), attempts.directive(plan, "--partition")
+    rows.append(("Nodes", f"{nodes} of {partition}" if partition else nodes, str(len(names)) if names else "none"))
     if per_node or "gpus" in figures:
         used = figures.get("gpus", 0.0) - figures.get("gpus_unused", 0.0)
         asked = per_node * int(number(job.get("nodes")) or 1)
@@ -453,7 +482,7 @@ def _asked(
     if "memory_peak" in figures:
         size = figures.get("memory_asked")
         peak = f"{format_bytes(figures['memory_peak'])} at most"
-        rows.append(("Memory of a node", format_bytes(size) if size else "the site's share", peak))
+        rows.append(("Memory of a node", format_bytes(size) if size else "the site's default", peak))
     return tuple(rows)
 
 
@@ -469,13 +498,13 @@ def _unknown(
     if measured.activity is None and measured.accounting.missing:
         sentences.append(measured.accounting.missing)
     if per_node and by_node and not devices:
-        sentences.append("The samples hold no GPU: NVML did not answer.")
+        sentences.append("There are no samples of the GPUs: NVML did not answer.")
     if any(node.of_host for node in by_node.values()):
         sentences.append(
-            "Cores and memory in use are those of the whole machine: the job has no cgroup that could be read."
+            "Use of cores and memory is that of all programs on the machine: the job has no readable cgroup."
         )
     if not status:
-        sentences.append("The run did not write its end: it is taken to have lasted until it was last heard of.")
+        sentences.append("The run exited without writing a status: its last sign counts as its end.")
     return tuple(sentences)
 
 
@@ -483,5 +512,5 @@ def _thinned(paths: RunPaths, attempt: int, most: int) -> tuple[str, ...]:
     step = samples.step(paths.attempt(attempt), most)
     if step == 1:
         return ()
-    all_of_them = f"hpcml report {paths.directory.name} takes all."
-    return (f"One in {step} of the nodes' samples was taken, to free the nodes soon: {all_of_them}",)
+    all_of_them = f"To use all: hpcml report {paths.directory.name}."
+    return (f"This page uses one in {step} of the nodes' samples, to free the nodes soon. {all_of_them}",)

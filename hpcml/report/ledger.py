@@ -46,6 +46,20 @@ class Device(NamedTuple):
         return self.node if self.place is None else f"{self.node}:{self.place}"
 
 
+class Function(NamedTuple):
+    """The tasks of one function."""
+
+    name: str
+    tasks: float
+    seconds: float  # of all tasks together
+    longest: float  # seconds of one task
+
+    @property
+    def mean_of_others(self) -> float:
+        """The mean seconds of all tasks but the longest."""
+        return max(0.0, self.seconds - self.longest) / max(1.0, self.tasks - 1)
+
+
 class Activity(Protocol):
     """What a kind's processes did in the course of a run, by their own samples."""
 
@@ -56,6 +70,16 @@ class Activity(Protocol):
     @property
     def columns(self) -> Mapping[str, Column]:
         """What the kind's plots show, by name."""
+
+    @property
+    def functions(self) -> Sequence[Function]:
+        """The functions whose tasks ran, those that took longest first."""
+
+    def alone(self, begin: float, end: float) -> tuple[float, float]:
+        """Return the seconds without a task between two times: until the last task, and after it."""
+
+    def figures(self, begin: float, end: float) -> tuple[dict[str, float], dict[str, str]]:
+        """Return figures of the tasks between two times, and words that sentences of advice may use."""
 
     def last(self) -> float | None:
         """Return when there was work last, in seconds since 1970; None if there was none, or it is not known."""
@@ -75,10 +99,10 @@ class Plot(NamedTuple):
 
 
 class ShareFigure(NamedTuple):
-    """A figure for advice: a part's share of the hours paid, in percent."""
+    """A figure for advice: a part's share of the hours paid, in percent, or one that the kind's Activity has."""
 
     name: str
-    part: str
+    part: str = ""
     unit: str = ""  # of the runs that have it; empty for all
 
 
@@ -97,18 +121,16 @@ class Accounting(NamedTuple):
 
 PLAIN = Accounting()
 _PARTS = {  # of all kinds; those of a kind come before the last three
-    "starting": Part(
-        "Starting", "From the allocation's start until hpcml ran on the first node.", "#8c959f", "#6e7681"
-    ),
-    "script": Part("Script, {unit} idle", "The script ran, and the {unit} was idle.", "#d29922", "#bb8009"),
-    "useful": Part("Useful", "The {unit} was in use, while the script ran.", "#2da44e", "#238636"),
+    "starting": Part("Starting", "hpcml started on the first node.", "#8c959f", "#6e7681"),
+    "script": Part("Script, {unit} idle", "The {unit} was idle while the script ran.", "#d29922", "#bb8009"),
+    "useful": Part("Useful", "The {unit} was in use while the script ran.", "#2da44e", "#238636"),
     "tail": Part(
         "Idle tail",
-        "The {unit} was idle after the run's last work, and until the nodes were given back.",
+        "The {unit} was idle after the last work, until the end of the job.",
         "#b0b7bf",
         "#484f58",
     ),
-    "unknown": Part("Not known", "The script ran, and there are no samples of that time.", "#dfe3e8", "#2b3138"),
+    "unknown": Part("Not known", "There are no samples of that time.", "#dfe3e8", "#2b3138"),
 }
 _LAST = ("useful", "tail", "unknown")
 

@@ -21,18 +21,23 @@ from hpcml import files
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
 from hpcml.report import attempts, contents, page_text
+from hpcml.report.advice import SHORTEST
 from hpcml.report.attempts import Ending
 from hpcml.report.contents import Report
 from hpcml.units import counted, format_bytes, format_seconds
 
 GIB = 1024**3
 _NONE = "–"
-WIDTH, LEFT, RIGHT = 1000.0, 62.0, 8.0  # units of the drawing; the page scales it
+_LEAST_SHARE = 0.05  # percent of the hours that a part must have
+WIDTH, LEFT, RIGHT = 1000.0, 84.0, 8.0  # units of the drawing; the page scales it
 BINS = 500  # of a line: two points each
 COLUMNS = 400  # of a map
 ROWS = 64
-MOST_TICKS = 8
-HEIGHT = 130.0  # of a picture of lines
+MOST_TICKS = 7
+HEIGHT = 240.0  # of a picture of lines
+BELOW = 34.0  # for the times below it
+MOST_PANELS = 4  # of a sweep's picture
+LEAST_OF_LIMIT = 0.2  # of a limit, under which its line is left out: the curves would be flat
 LEVELS = 10
 COLOURS = 8  # lines of one picture that have a colour of their own
 
@@ -63,13 +68,16 @@ def make(
 
 def html(report: Report) -> str:
     """Return the page."""
+    paid = report.hours.ledger.paid
+    decimals = 0 if paid >= 100 else max(2, 1 - math.floor(math.log10(paid))) if paid else 0
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters |= {
         "moment": _moment,
         "duration": format_seconds,
-        "hours": lambda hours: f"{hours:.4f}" if hours < 1 else f"{hours:.2f}" if hours < 100 else f"{hours:.0f}",
-        "count": lambda number: f"{number:g}",
+        "hours": lambda hours: f"{hours:.{decimals}f}",
+        "count": lambda number: f"{number:,.6g}",
         "percent": lambda share: _NONE if share is None else f"{share:.0f} %",
+        "short": lambda seconds: format_seconds(seconds) if seconds >= 1 else f"{1000 * seconds:.3g} ms",
         "size": lambda size: _NONE if size is None else format_bytes(size),
     }
     end, ledger = report.course.ending.end, report.hours.ledger
@@ -79,13 +87,13 @@ def html(report: Report) -> str:
     parts = [
         (name, titles[name], ledger.parts[name], ledger.share(name), part.text.format(unit=unit))
         for name, part in report.drawing.parts.items()
-        if ledger.parts[name] > 0
+        if ledger.share(name) >= _LEAST_SHARE
     ]
     style = _style(report)
     return environment.from_string(page_text.PAGE).render(
         report=report,
         good=good,
-        told_status=end.over and not end.message.endswith(f"status {end.exit_status}"),
+        shows_status=end.over and not end.message.endswith(f"status {end.exit_status}"),
         unit=unit,
         nodes=counted(len(report.machines.nodes), "node"),
         cards=_cards(report),
@@ -94,13 +102,19 @@ def html(report: Report) -> str:
         totals=[
             (name, title, hours, 100 * hours / whole)
             for name, title in titles.items()
-            if (hours := report.hours.total[name]) > 0
+            if (hours := report.hours.total[name]) > whole * _LEAST_SHARE / 100
         ],
-        phases=_phases(report),
         ledger=bar(
             [(name, f"{title}: {share:.1f} %", hours) for name, title, hours, share, _ in parts],
             name=f"Where the {unit}-hours went",
         ),
+        short=report.course.end - report.course.began < SHORTEST,
+        columns=[
+            list(dict.fromkeys(name for point in report.points.ended for name in getattr(point, which)))
+            for which in ("values", "metrics")
+        ],
+        requested=_requested(report),
+        panels=_panels(report),
         pictures=_pictures(report),
         style=Markup(style),  # noqa: S704 - this package's own
         script=Markup(page_text.SCRIPT),  # noqa: S704 - this package's own
@@ -132,13 +146,21 @@ def _policy(page_style: str) -> str:
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (page_style, page_text.SCRIPT)
     )
     allowed = f"style-src 'sha256-{style}'; script-src 'sha256-{script}'"
-    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; img-src data:; {allowed}; base-uri 'none'; form-action 'none'"
 
 
-def _phases(report: Report) -> Markup:
-    sizes = [(one.kind, one.title, one.end - one.begin) for one in report.course.phases]
-    named = [(kind, f"{title}: {format_seconds(size)}", size) for kind, title, size in sizes]
-    return bar(named, name="Phases of the run", height=22)
+def _requested(report: Report) -> str:
+    """Return in a line what the run requested, without what it left to the site."""
+    requested = {what: asked for what, asked, _ in report.findings.asked if asked}
+    number, _, partition = requested.get("Nodes", "").partition(" of ")
+    parts = (
+        counted(int(number), "node") if number.isdecimal() else "",
+        f"partition {partition}" if partition else "",
+        f"{requested['GPUs']} GPUs" if "GPUs" in requested else "",
+        f"{requested['Memory of a node']} of memory per node" if report.findings.figures.get("memory_asked") else "",
+        f"time limit {requested['Time']}" if requested.get("Time", "no limit") != "no limit" else "",
+    )
+    return ", ".join(filter(None, parts))
 
 
 def _moment(seconds: float) -> str:
@@ -186,6 +208,7 @@ class _Picture(NamedTuple):
     unit: str
     note: str = ""
     top: float = 0.0  # of the axis; 0: as the curves need it
+    limit: float = 0.0  # that the run had, where a line is drawn; 0: none
     always: bool = False  # drawn also where all values are zero
 
 
@@ -197,16 +220,19 @@ def _pictures(report: Report) -> list[_Drawn]:
     seconds = report.course.end - report.course.began
     gap = max([20.0, *(4 * node.every for node in report.drawing.series.values())])
     both_ways = "Sent and received, of each"
+    nodes = report.drawing.series.values()
+    gpus = [gpu for node in nodes for gpu in node.gpus]
+    cores, memory = (max([0.0, *(getattr(node, name) for node in nodes)]) for name in ("cores", "memory"))
     of_gpus = (
         _Picture("GPU use", _of_gpus(report, "use"), "%", top=100, always=True),
-        _Picture("GPU memory", _of_gpus(report, "memory"), "GiB"),
+        _Picture("GPU memory", _of_gpus(report, "memory"), "GiB", limit=max([0.0, *(gpu.memory for gpu in gpus)])),
         _Picture("GPU power", _of_gpus(report, "power"), "W"),
         _Picture("NVLink", _of_gpus(report, "nvlink"), "GiB/s", f"{both_ways} GPU."),
         _Picture("PCIe", _of_gpus(report, "pcie"), "GiB/s", f"{both_ways} GPU."),
     )
     of_nodes = (
-        _Picture("Cores in use", _of_nodes(report, "cpu"), "", always=True),
-        _Picture("Memory of the nodes", _of_nodes(report, "memory"), "GiB"),
+        _Picture("Cores in use", _of_nodes(report, "cpu"), "", limit=cores, always=True),
+        _Picture("Memory of the nodes", _of_nodes(report, "memory"), "GiB", limit=memory),
         _Picture("InfiniBand", _of_nodes(report, "ib"), "GiB/s", f"{both_ways} node."),
         _Picture("Network", _of_nodes(report, "net"), "GiB/s", "Sent and received by the nodes' interfaces."),
         _Picture("Disk", _of_nodes(report, "disk"), "GiB/s", "Read and written."),
@@ -268,8 +294,12 @@ def _plot(picture: _Picture, seconds: float, gap: float) -> _Drawn:
         return title, "", Markup(), []  # nothing but zero
     if unit.startswith("GiB"):
         unit, scale = (unit, GIB) if highest >= GIB / 8 else (unit.replace("GiB", "MiB"), 1 << 20)
-    drawn = lines(shown, seconds, name=title, unit=unit, top=picture.top, scale=scale, gap=gap)
-    return f"{title}, {unit}" if unit else title, picture.note, drawn, [curve.title for curve in shown]
+    limit = picture.limit if highest >= LEAST_OF_LIMIT * picture.limit else 0.0
+    top = picture.top or (limit / scale if 1.02 * limit >= highest else 0.0)
+    drawn = lines(shown, seconds, name=title, unit=unit, top=top, scale=scale, gap=gap, limit=limit)
+    place = "Dashed: the limit" if limit else "The limit (above the chart) is"
+    note = f"{place} {picture.limit / scale:.4g} {unit}".rstrip() + "." if picture.limit else picture.note
+    return f"{title}, {unit}" if unit else title, note, drawn, [curve.title for curve in shown]
 
 
 def thin(points: Points, bins: int = BINS) -> Points:
@@ -335,16 +365,16 @@ def _x(at: float, seconds: float) -> float:
 
 
 def _axis(seconds: float, height: float) -> Iterable[str]:
-    places = ticks(seconds)
-    for at in places:
+    for place, at in enumerate(ticks(seconds)):
         x = _x(at, seconds)
         anchor = "middle" if x < WIDTH - 40 else "end"
         yield f'<line class="grid" x1="{x}" x2="{x}" y1="4" y2="{height}"/>'
-        yield f'<text x="{x}" y="{height + 15}" text-anchor="{anchor}">{clock(at)}</text>'
+        often = ' class="often"' if place % 2 else ""
+        yield f'<text{often} x="{x}" y="{height + 6}" text-anchor="{anchor}">{clock(at)}</text>'
 
 
 def lines(curves: Sequence[Curve], seconds: float, *, name: str, unit: str, top: float = 0.0, scale: float = 1.0,
-          gap: float = 20.0) -> Markup:  # fmt: skip
+          gap: float = 20.0, limit: float = 0.0) -> Markup:  # fmt: skip
     """Return a picture of lines over the run's time; empty if nothing is known of any.
 
     Parameters
@@ -355,22 +385,27 @@ def lines(curves: Sequence[Curve], seconds: float, *, name: str, unit: str, top:
         What a value is divided by to be in ``unit``.
     gap
         Seconds without a value after which a curve is interrupted.
+    limit
+        A value at which a dashed line is drawn.
     """
     drawn = [(curve, pieces(curve, gap)) for curve in curves]
     drawn = [(curve, parts) for curve, parts in drawn if parts]
     if not drawn or seconds <= 0:
         return Markup()
     highest = max(value for _, parts in drawn for part in parts for _, value in part) / scale
-    top = top or nice(highest)
+    top = top or nice(max(highest, limit / scale))
     steps = [0.0, top / 2, top]
-    size = f'viewBox="0 0 {WIDTH:g} {HEIGHT + 22:g}" data-top="{top:g}" data-height="{HEIGHT:g}"'
+    size = f'viewBox="0 0 {WIDTH:g} {HEIGHT + BELOW:g}" data-top="{top:g}" data-height="{HEIGHT:g}"'
     labels = f'data-seconds="{seconds:.2f}" data-unit="{escape(unit)}" aria-label="{escape(name)}"'
     out = [f'<svg class="lines" role="img" {size} {labels}>']
     out += _axis(seconds, HEIGHT)
     for step in steps:
         y = round(HEIGHT - (HEIGHT - 8) * step / top, 1)
         out.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        out.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{step:g}</text>')
+        out.append(f'<text class="up" x="{LEFT - 6}" y="{y + 6}" text-anchor="end">{step:.4g}</text>')
+    if limit:
+        y = round(HEIGHT - (HEIGHT - 8) * limit / scale / top, 1)
+        out.append(f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
     for place, (curve, parts) in enumerate(drawn):
         out.append(f'<g class="c{place % COLOURS}" data-title="{escape(curve.title)}">')
         for part in parts:
@@ -419,12 +454,12 @@ def heat(curves: Sequence[Curve], seconds: float, *, name: str, gap: float = 20.
         return Markup()
     share = math.ceil(len(drawn) / ROWS)
     rows = [drawn[at : at + share] for at in range(0, len(drawn), share)]
-    high = max(6.0, min(18.0, 360.0 / len(rows)))
+    high = max(8.0, min(34.0, 480.0 / len(rows)))
     height = high * len(rows)
     width = (WIDTH - LEFT - RIGHT) / COLUMNS
-    out = [f'<svg viewBox="0 0 {WIDTH:g} {height + 26:g}" class="heat" role="img" aria-label="{escape(name)}">']
+    out = [f'<svg viewBox="0 0 {WIDTH:g} {height + 4 + BELOW:g}" class="heat" role="img" aria-label="{escape(name)}">']
     paths: dict[int, list[str]] = {}
-    every = max(1, math.ceil(11 / high))
+    every = max(1, math.ceil(24 / high))
     for place, row in enumerate(rows):
         y = 4 + place * high
         for level, begin, end in _runs(_levels(row, seconds, gap)):
@@ -433,7 +468,10 @@ def heat(curves: Sequence[Curve], seconds: float, *, name: str, gap: float = 20.
             paths.setdefault(level, []).append(field)
         label = row[0].title if len(row) == 1 else f"{row[0].title} …"
         if place % every == 0:
-            out.append(f'<text x="{LEFT - 6}" y="{y + high / 2 + 3:.1f}" text-anchor="end">{escape(label[:9])}</text>')
+            out.append(
+                f'<text class="up" x="{LEFT - 6}" y="{y + high / 2 + 6:.1f}" text-anchor="end">'
+                f"{escape(label[:9])}</text>"
+            )
     out += [f'<path class="h{level}" d="{"".join(fields)}"/>' for level, fields in sorted(paths.items())]
     out += [part for part in _axis(seconds, height + 4) if part.startswith("<text")]
     out.append("</svg>")
@@ -468,23 +506,59 @@ def _runs(levels: Sequence[int | None]) -> Iterable[tuple[int, int, int]]:
             begin = place
 
 
-def bar(parts: Sequence[tuple[str, str, float]], *, name: str, height: float = 26.0) -> Markup:
+def bar(parts: Sequence[tuple[str, str, float]], *, name: str) -> Markup:
     """Return a bar of parts, each a class, a title and its size; those of nothing are left out."""
     whole = sum(size for _, _, size in parts)
     if whole <= 0:
         return Markup()
     x = 0.0
-    out = [f'<svg viewBox="0 0 {WIDTH:g} {height:g}" class="bar" role="img" aria-label="{escape(name)}">']
-    for kind, title, size in parts:
-        wide = WIDTH * size / whole
+    size = f'viewBox="0 0 {WIDTH:g} 10" preserveAspectRatio="none"'
+    out = [f'<svg {size} class="bar" role="img" aria-label="{escape(name)}">']
+    for kind, title, size_of_it in parts:
+        wide = WIDTH * size_of_it / whole
         if wide > 0:
-            out.append(
-                f'<rect class="p-{escape(kind)}" x="{x:.1f}" y="0" width="{max(wide, 1):.1f}" height="{height:g}">'
-                f"<title>{escape(title)}</title></rect>"
-            )
-            if wide > 60:
-                place = f'x="{x + wide / 2:.1f}" y="{height / 2 + 4:.1f}" text-anchor="middle"'
-                out.append(f'<text class="on" {place}>{100 * size / whole:.0f} %</text>')
+            place = f'x="{x:.1f}" y="0" width="{max(wide, 1):.1f}" height="10"'
+            out.append(f'<rect class="p-{escape(kind)}" {place}><title>{escape(title)}</title></rect>')
         x += wide
     out.append("</svg>")
     return Markup("".join(map(str, out)))  # noqa: S704 - every text in it was escaped above
+
+
+def _panels(report: Report) -> list[tuple[str, Markup]]:
+    """Return a picture of a sweep's metric for each value that differs between points, with the value's name."""
+    metric = report.points.metric
+    measured = [point for point in report.points.ended if metric in point.metrics]
+    names = dict.fromkeys(name for point in measured for name in point.values)
+    differing = [name for name in names if len({str(point.values.get(name)) for point in measured}) > 1]
+    heights = [point.metrics[metric] for point in measured]
+    return [
+        (name, scatter([str(point.values.get(name, "")) for point in measured], heights, name=f"{metric} by {name}"))
+        for name in differing[:MOST_PANELS]
+    ]
+
+
+def scatter(texts: Sequence[str], heights: Sequence[float], *, name: str) -> Markup:
+    """Return a picture of points, the best first: at their places if all texts are numbers, else beside each other."""
+    order = list(dict.fromkeys(texts))
+    try:
+        across = [float(text) for text in texts]
+    except ValueError:
+        across = []
+    if not across or not all(map(math.isfinite, across)):
+        across = [float(order.index(text)) for text in texts]
+    left, right, low, high = min(across), max(across), min(heights), max(heights)
+    wide = (WIDTH - LEFT - 80) / ((right - left) or 1.0)
+    x_of = {at: round(LEFT + 40 + wide * (at - left), 1) for at in across}
+    marks = ((low, HEIGHT - 6), (high, 32.0))
+    out = [f'<svg class="c0" viewBox="0 0 {WIDTH:g} {HEIGHT + BELOW:g}" role="img" aria-label="{escape(name)}">']
+    out += [f'<text class="up" x="{LEFT - 6}" y="{y:g}" text-anchor="end">{value:.3g}</text>' for value, y in marks]
+    out += [f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:g}" y2="{y:g}"/>' for y in (28, HEIGHT - 12)]
+    shown = [(x_of[at], text) for at, text in sorted(set(zip(across, texts, strict=True)))]
+    for place, (x, text) in enumerate(shown):
+        if place % math.ceil(len(shown) / MOST_TICKS) == 0:
+            out.append(f'<text x="{x}" y="{HEIGHT + 6}" text-anchor="middle">{escape(text[:9])}</text>')
+    for place, (at, value, text) in reversed(list(enumerate(zip(across, heights, texts, strict=True)))):
+        y = HEIGHT - 12 - (HEIGHT - 40) * ((value - low) / (high - low) if high > low else 0.5)
+        best, title = ' class="best"' if not place else "", escape(f"{text}: {value:.6g}")
+        out.append(f'<circle{best} cx="{x_of[at]}" cy="{y:.1f}" r="9"><title>{title}</title></circle>')
+    return Markup("".join([*out, "</svg>"]))  # noqa: S704 - every text in it was escaped above

@@ -20,27 +20,35 @@ h2 { font-size: 17px; margin: 34px 0 8px; }
 h3 { font-size: 14px; margin: 16px 0 2px; font-weight: 600; }
 p { margin: 6px 0; } .soft, dt, th, figcaption { color: var(--soft); }
 .lead { font-size: 17px; } .good { color: var(--good); } .bad { color: var(--bad); }
-.cards { display: flex; flex-wrap: wrap; gap: 10px; margin: 16px 0 0; }
-.card { background: var(--panel); border: 1px solid var(--rule); border-radius: 6px; padding: 8px 14px; min-width: 120px; }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(130px, 1fr)); gap: 10px; margin: 16px 0 0; }
+.card { background: var(--panel); border: 1px solid var(--rule); border-radius: 6px; padding: 8px 14px; }
 .card b { display: block; font-size: 20px; font-variant-numeric: tabular-nums; } .card span { color: var(--soft); font-size: 13px; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; } th { text-align: left; font-weight: 500; }
-th, td { padding: 4px 10px 4px 0; border-bottom: 1px solid var(--rule); vertical-align: top; overflow-wrap: anywhere; }
+th, td { padding: 4px 12px 4px 0; border-bottom: 1px solid var(--rule); vertical-align: top; overflow-wrap: anywhere; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 pre { background: var(--panel); border: 1px solid var(--rule); border-radius: 6px; padding: 8px 12px; overflow-x: auto;
   white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; margin: 4px 0; }
 figure { margin: 0; } svg { display: block; width: 100%; height: auto; overflow: visible; }
 .advice { border-left: 4px solid var(--script); background: var(--panel); padding: 6px 14px; margin: 8px 0; }
-.wide { overflow-x: auto; } td:first-child { white-space: nowrap; }
-svg text { font-size: 12px; fill: var(--soft); font-family: inherit; } svg text.on { fill: #fff; font-weight: 600; }
+.wide { overflow-x: auto; } .wide th, .wide td { overflow-wrap: normal; } td p { margin: 0; font-size: 13px; } code { font-size: 14px; overflow-wrap: anywhere; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 4px 28px; }
+.charts p { margin: 0; font-size: 13px; } .charts .heat { grid-column: 1 / -1; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr)); gap: 14px; margin: 8px 0; }
+.pictures img { display: block; max-width: 100%; max-height: 480px; background: #fff; border: 1px solid var(--rule); border-radius: 6px; }
+.versions span { display: inline-block; margin-right: 16px; } figcaption { font-size: 13px; overflow-wrap: anywhere; } a { color: var(--c0); }
+svg.bar { height: 26px; border-radius: 4px; margin: 6px 0 10px; }
+svg text { font-size: 20px; fill: var(--soft); font-family: inherit; dominant-baseline: hanging; } svg text.up { dominant-baseline: auto; }
+circle.best { stroke: var(--c1); stroke-width: 6; }
 .grid { stroke: var(--rule); stroke-width: 1; vector-effect: non-scaling-stroke; }
+.limit { stroke: var(--bad); stroke-width: 1.2; stroke-dasharray: 6 4; vector-effect: non-scaling-stroke; }
 polyline { fill: none; stroke-width: 1.4; vector-effect: non-scaling-stroke; stroke-linejoin: round; }
 .key { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin: 0 5px 0 0; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 16px; font-size: 13px; color: var(--soft); margin: 2px 0; }
 .cursor { stroke: var(--soft); stroke-width: 1; vector-effect: non-scaling-stroke; pointer-events: none; }
 #tip { position: absolute; display: none; pointer-events: none; background: var(--back); border: 1px solid var(--rule);
   border-radius: 6px; padding: 5px 9px; font-size: 12px; line-height: 1.4; white-space: pre; font-variant-numeric: tabular-nums; }
-@media (max-width: 640px) { body { padding: 14px 12px 32px; } h1 { font-size: 20px; } .card { min-width: 100px; flex: 1; }
-  svg text { font-size: 18px; } .heat text { font-size: 14px; } }
+@media (max-width: 640px) { body { padding: 14px 12px 32px; } h1 { font-size: 20px; }
+  svg text { font-size: 31px; } svg text.often { display: none; } .lead { font-size: 16px; } }
 @media print { :root { --back: #fff; --text: #000; --soft: #444; --rule: #bbb; --panel: #fff; --good: #1a7f37; --bad: #b42318;
   --none: #e6e9ed; --c0: #1f6feb; --c1: #d1570b; --c2: #1a7f37; --c3: #a333c8; --c4: #b58900; --c5: #c2255c; --c6: #0c8599;
   --c7: #6b7280; --heat: 31 111 235; LIGHT_PARTS }
@@ -56,7 +64,7 @@ function clock(s) {
     : Math.floor(s / 3600) + ":" + p(Math.floor(s / 60) % 60) + ":" + p(s % 60);
 }
 for (const svg of document.querySelectorAll("svg.lines")) {
-  const top = +svg.dataset.top, height = +svg.dataset.height, seconds = +svg.dataset.seconds, left = 62, right = 992;
+  const top = +svg.dataset.top, height = +svg.dataset.height, seconds = +svg.dataset.seconds, left = 84, right = 992;
   let groups = null, cursor = null;
   const read = () => [...svg.querySelectorAll("g")].map(g => [g.dataset.title, [...g.querySelectorAll("polyline")].map(
     p => p.getAttribute("points").split(" ").map(q => q.split(",").map(Number)))]);
@@ -99,10 +107,11 @@ PAGE = """<!doctype html>
 <body>
 <header>
 <h1>{{ report.run.run }}</h1>
-<p class="soft">{{ report.run.script }}{% if report.run.job %} · job {{ report.run.job }}{% endif %} · site {{ report.run.site }} ·
-{{ report.course.began | moment }} · {{ nodes }}</p>
+{% if report.run.script %}<p><code>{{ report.run.script }}</code></p>{% endif %}
+<p class="soft">{% for what in (nodes, "job " ~ report.run.job if report.run.job, "site " ~ report.run.site, report.course.began | moment) if what %}{{ what }}{{ " · " if not loop.last }}{% endfor %}</p>
+<p class="soft">{% if requested %}Requested: {{ requested }}. {% endif %}Results: <code>{{ report.results.folder }}</code></p>
 <p class="lead"><b class="{{ 'good' if good else 'bad' if report.course.ending.end.over else '' }}">{{ report.course.ending.end.state }}</b>:
-{{ report.course.ending.end.message }}{% if told_status %} (exit status {{ report.course.ending.end.exit_status }}){% endif %}</p>
+{{ report.course.ending.end.message }}{% if shows_status %} (exit status {{ report.course.ending.end.exit_status }}){% endif %}</p>
 </header>
 {% if report.course.ending.cause %}
 <section><h2>Why</h2>
@@ -118,32 +127,62 @@ PAGE = """<!doctype html>
 {% if report.course.ending.again %}<pre>{{ report.course.ending.again }}</pre>{% endif %}
 </section>
 {% endif %}
+{% if report.points.sweep %}
+<section><h2>Sweep {{ report.points.sweep }}</h2>
+<p>{{ report.points.ended | length }} points ended{% if report.points.others %}, {{ report.points.others }} are not in this table{% endif %}.
+{% if report.points.metric %}Best first: the {{ "largest" if report.points.maximize else "smallest" }} {{ report.points.metric }}.{% endif %}</p>
+<div class="charts">{% for name, picture in panels %}<figure><h3>{{ report.points.metric }} by {{ name }}</h3>{{ picture }}</figure>
+{% endfor %}</div>
+<div class="wide"><table><tr>{% for name in columns[0] %}<th>{{ name }}</th>{% endfor %}{% for name in columns[1] %}<th class="n">{{ name }}</th>{% endfor %}<th>state</th><th class="n">time</th><th>cause</th></tr>
+{% for point in report.points.ended[:100] %}<tr>{% for name in columns[0] %}<td>{{ point.values[name] }}</td>{% endfor %}
+{% for name in columns[1] %}<td class="n">{% if name in point.metrics %}{{ "%.6g" | format(point.metrics[name]) }}{% endif %}</td>{% endfor %}
+<td>{{ point.state }}</td><td class="n">{{ point.seconds | short }}</td><td>{{ point.cause }}</td></tr>
+{% endfor %}</table></div></section>
+{% endif %}
+{% if report.findings.advice %}
+<section><h2>What to change</h2>
+{% for one in report.findings.advice %}<p class="advice">{{ one.sentence }}</p>
+{% endfor %}</section>
+{% elif good %}
+<p class="soft">{% if short %}A run below 5 minutes is too short for advice on time, memory and cores.{% else %}No advice: this run used what it paid for.{% endif %}</p>
+{% endif %}
 <div class="cards">
 {% for title, value in cards %}<div class="card"><b>{{ value }}</b><span>{{ title }}</span></div>
 {% endfor %}</div>
-{% for one in report.findings.advice %}
-<p class="advice">{{ one.sentence }} <span class="soft">(rule {{ one.rule }}: {{ one.figure }} = {{ "%.3g" | format(one.value) }})</span></p>
-{% endfor %}
-{% if phases %}
-<section><h2>Phases</h2><figure>{{ phases }}
-<div class="legend">{% for phase in report.course.phases %}<span><i class="key k-{{ phase.kind }}"></i>{{ phase.title }}
-{{ (phase.end - phase.begin) | duration }}</span>{% endfor %}</div></figure></section>
+{% if report.findings.script_alone is not none and report.findings.script_seconds %}
+<section><h2>What the script and its tasks did</h2>
+<p>The script ran {{ report.findings.script_seconds | short }}. No task ran for {{ report.findings.script_alone | short }} of them
+({{ (100 * report.findings.script_alone / report.findings.script_seconds) | percent }}): that is the script itself.</p>
+{% if report.findings.functions %}<table><tr><th>Function</th><th class="n">tasks</th><th class="n">total</th><th class="n">mean</th><th class="n">longest</th></tr>
+<tr><td>the script itself</td><td class="n"></td><td class="n">{{ report.findings.script_alone | short }}</td><td class="n"></td><td class="n"></td></tr>
+{% for one in report.findings.functions[:16] %}<tr><td>{{ one.name }}</td><td class="n">{{ one.tasks | count }}</td><td class="n">{{ one.seconds | short }}</td>
+<td class="n">{{ (one.seconds / one.tasks) | short }}</td><td class="n">{{ one.longest | short }}</td></tr>
+{% endfor %}</table>
+<p class="soft">Total is the time of all tasks together; tasks run at the same time.{% if report.findings.functions | length > 16 %} {{ report.findings.functions | length - 16 }} more functions took less.{% endif %}</p>{% endif %}</section>
 {% endif %}
 {% if ledger %}
 <section><h2>Where the {{ unit }}-hours went</h2>
 <p>{{ report.hours.ledger.number | count }} {{ unit }}{{ "s" if report.hours.ledger.number != 1 }} for {{ (report.course.end - report.course.began) | duration }}:
-{{ report.hours.ledger.paid | hours }} {{ unit }}-hours.</p>
+{{ report.hours.ledger.paid | hours }} {{ unit }}-hours.
+<span class="soft">{% for phase in report.course.phases if phase.end - phase.begin >= 0.5 %}{{ phase.title }} {{ (phase.end - phase.begin) | duration }}{{ ", " if not loop.last else "." }}{% endfor %}</span></p>
 <figure>{{ ledger }}</figure>
-<table><tr><th>Part</th><th class="n">{{ unit }}-hours</th><th class="n">share</th><th>What it is</th></tr>
-{% for kind, title, hours, share, text in parts %}<tr><td><i class="key k-{{ kind }}"></i>{{ title }}</td>
-<td class="n">{{ hours | hours }}</td><td class="n">{{ "%.1f" | format(share) }} %</td><td class="soft">{{ text }}</td></tr>
-{% endfor %}<tr><td><b>Sum</b></td><td class="n"><b>{{ report.hours.ledger.parts.values() | sum | hours }}</b></td><td class="n">100 %</td><td></td></tr>
-</table></section>
+<table><tr><th>Part</th><th class="n">{{ unit }}-hours</th><th class="n">share</th></tr>
+{% for kind, title, hours, share, text in parts %}<tr><td><i class="key k-{{ kind }}"></i>{{ title }}<p class="soft">{{ text }}</p></td>
+<td class="n">{{ hours | hours }}</td><td class="n">{{ "%.1f" | format(share) }} %</td></tr>
+{% endfor %}</table></section>
+{% endif %}
+{% if report.results.files %}
+<section><h2>Results</h2>
+<div class="pictures">{% for one in report.results.files if one.picture %}<figure><img alt="{{ one.name }}" src="{{ one.picture }}"><figcaption><a href="{{ one.link }}">{{ one.name }}</a></figcaption></figure>
+{% endfor %}</div>
+<table>{% for one in report.results.files if not one.picture %}<tr><td><a href="{{ one.link }}">{{ one.name }}</a></td><td class="n">{{ one.size | size }}</td></tr>
+{% endfor %}</table>
+<p class="soft">Links work beside the run's folder out.{% if report.results.others %} {{ report.results.others }} more files are in it.{% endif %}</p></section>
 {% endif %}
 {% if report.hours.attempts | length > 1 %}
 <section><h2>All attempts</h2>
-<p>{{ report.hours.attempts | length }} attempts had their nodes for {{ report.hours.attempts | sum(attribute="seconds") | duration }}: {{ total | hours }} {{ unit }}-hours,
-of them {{ report.hours.total.useful | hours }} useful. All else on this page is of the last one.</p>
+<p>{{ report.hours.attempts | length }} attempts ran for {{ report.hours.attempts | sum(attribute="seconds") | duration }}: {{ total | hours }} {{ unit }}-hours,
+of them {{ report.hours.total.useful | hours }} useful. The rest of this page shows the last one.</p>
 <div class="wide"><table><tr><th>Attempt</th><th>job</th><th>began</th><th class="n">lasted</th><th class="n">{{ unit }}-hours</th><th class="n">useful</th><th>ended</th></tr>
 {% for one in report.hours.attempts %}<tr><td>{{ one.number + 1 }}</td><td>{{ one.job }}</td><td>{{ one.begin | moment }}</td>
 <td class="n">{{ one.seconds | duration }}</td><td class="n">{% if one.hours is none %}–{% else %}{{ one.hours | hours }}{% endif %}</td>
@@ -155,13 +194,13 @@ of them {{ report.hours.total.useful | hours }} useful. All else on this page is
 {% endfor %}</table></section>
 {% endif %}
 {% if pictures %}
-<section><h2>Over time</h2>
+<section><h2>Over time</h2><div class="charts">
 {% for title, note, picture, legend in pictures %}
 <figure><h3>{{ title }}</h3>{% if note %}<p class="soft">{{ note }}</p>{% endif %}
-<div class="wide">{{ picture }}</div>
+{{ picture }}
 {% if legend | length > 1 %}<div class="legend">{% for name in legend %}<span><i class="key k{{ loop.index0 % 8 }}"></i>{{ name }}</span>{% endfor %}</div>{% endif %}
 </figure>
-{% endfor %}</section>
+{% endfor %}</div></section>
 {% endif %}
 {% if report.machines.devices %}
 <section><h2>GPUs</h2><div class="wide"><table><tr><th>GPU</th><th>model</th><th class="n">mean use</th><th class="n">highest memory</th>
@@ -171,9 +210,9 @@ of them {{ report.hours.total.useful | hours }} useful. All else on this page is
 <td class="n">{% if one.power is none %}–{% else %}{{ "%.0f" | format(one.power) }} W{% endif %}</td>
 <td class="n">{% if one.energy is none %}–{% else %}{{ "%.3f" | format(one.energy) }} kWh{% endif %}</td></tr>
 {% endfor %}</table></div>
-<p class="soft">Use is NVML's: the share of time in which some kernel ran, however small.</p></section>
+<p class="soft">Use is the share of time in which a kernel ran, as NVML measures it.</p></section>
 {% endif %}
-<section><h2>Asked for and used</h2><table><tr><th></th><th>asked for</th><th>used</th></tr>
+<section><h2>Requested and used</h2><table><tr><th></th><th>requested</th><th>used</th></tr>
 {% for what, asked, used in report.findings.asked %}<tr><td>{{ what }}</td><td>{{ asked }}</td><td>{{ used }}</td></tr>{% endfor %}</table></section>
 {% if report.interconnect.fabric %}
 <section><h2>Interconnect</h2><p><b class="{{ 'good' if report.interconnect.fabric_ok else 'bad' }}">{{ "✓" if report.interconnect.fabric_ok else "✗" }}</b> {{ report.interconnect.fabric }}</p>
@@ -183,7 +222,7 @@ of them {{ report.hours.total.useful | hours }} useful. All else on this page is
 <section><h2>Nodes</h2><table>{% for name, text in report.machines.topology[:256] %}<tr><td>{{ name }}</td><td>{{ text }}</td></tr>{% endfor %}</table></section>
 {% endif %}
 {% if report.findings.profiles %}
-<section><h2>Profiles</h2><p class="soft">What opens each, where the run's directory is:</p>
+<section><h2>Profiler output</h2><p class="soft">These commands open it:</p>
 {% for line in report.findings.profiles %}<pre>{{ line }}</pre>{% endfor %}</section>
 {% endif %}
 {% if report.findings.happened %}
@@ -193,12 +232,12 @@ of them {{ report.hours.total.useful | hours }} useful. All else on this page is
 <section><h2>Warnings</h2>{% for text in report.course.ending.end.warnings %}<p>{{ text }}</p>{% endfor %}</section>
 {% endif %}
 {% if report.machines.versions %}
-<section><h2>Versions</h2><p class="soft">{% for name, version in report.machines.versions %}{{ name }} {{ version }}{{ ", " if not loop.last }}{% endfor %}</p></section>
+<section><h2>Versions</h2><p class="soft versions">{% for name, version in report.machines.versions %}<span>{{ name }} {{ version }}</span> {% endfor %}</p></section>
 {% endif %}
 {% if report.findings.unknown %}
 <section><h2>Not known</h2>{% for text in report.findings.unknown %}<p>{{ text }}</p>{% endfor %}</section>
 {% endif %}
-<p class="soft">hpcml {{ report.run.version }}, made {{ report.made | moment }}, of attempt {{ report.run.attempt }}. Times are since the allocation's start.</p>
+<p class="soft">hpcml {{ report.run.version }}, made {{ report.made | moment }}, of attempt {{ report.run.attempt + 1 }}. Times in charts count from the start of the job.</p>
 <div id="tip" role="status"></div>
 <script>{{ script }}</script>
 </body>

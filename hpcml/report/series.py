@@ -185,7 +185,7 @@ def _shares(ledger: Ledger, accounting: Accounting) -> dict[str, float]:
     }
     if ledger.parts["unknown"] > ledger.paid / 2:
         return figures
-    of_kind = [one for one in accounting.figures if one.unit in ("", ledger.unit)]
+    of_kind = [one for one in accounting.figures if one.part and one.unit in ("", ledger.unit)]
     return figures | {one.name: ledger.share(one.part) for one in of_kind}
 
 

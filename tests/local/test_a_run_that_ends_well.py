@@ -213,7 +213,9 @@ def test_the_report_of_a_run_that_ended_well(well: Well) -> None:
     for title, file in (("results", "out"), ("report", "report.html")):
         assert f"  {title:<10} {well.directory}/{file}\n" in well.done.stderr.decode()
     found = report(well.directory)
-    assert (found["ending"]["state"], found["ending"]["cause"], found["advice"]) == ("COMPLETED", "", [])
+    assert (found["ending"]["state"], found["ending"]["cause"]) == ("COMPLETED", "")
+    assert {one["rule"] for one in found["advice"]} <= {"no-tasks", "idle-tail"}  # Python's start, on a busy machine
+    assert found["functions"]
     assert [phase["title"] for phase in found["phases"]] == ["Starting", "Importing", "Interconnect", "Script", "End"]
     assert str(well.directory / "report.html") in well.here.run("status").stdout
     log = well.directory / "logs/job.log"

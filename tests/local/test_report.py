@@ -1,10 +1,12 @@
-"""The page of a report in a real browser; what it says of real runs is in the tests of each end."""
+"""The page of a report in a real browser, and what it says first of real runs that are slow for one reason each."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,49 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pictures"))
 import browser
 
 import report_samples
+from homes import Here, home
 from hpcml import kinds
 from hpcml.report.page import make
 
 pytestmark = pytest.mark.local
+SLOW = Path(__file__).with_name("slow")
+# A script, how its workers are, the first words of the first advice, and the function that its table must name.
+CAUSES = {
+    "serial_loop": (("workers.per_node=4",), "The script itself took ", "lambda"),
+    "tiny_tasks": (("workers.per_node=4",), "The tasks are too small: ", "add_one"),
+    "one_straggler": (
+        ("workers.per_node=4",),
+        "One task was much slower than the others: one of compute took ",
+        "compute",
+    ),
+    "spilling": (("workers.per_node=2", "workers.memory_limit=400MiB"), "Spilling took ", "first"),
+    "shared_file": (("workers.per_node=4",), "Tasks waited for the file system ", "append"),
+}
 
 BROWSER = pytest.mark.skipif(not shutil.which("chromium") or importlib.util.find_spec("playwright") is None,
                              reason="Chromium or Playwright for Python is not installed")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
+    """Yield a home for all runs of slow scripts."""
+    with home(tmp_path_factory.mktemp("slow")) as place:
+        yield place
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_the_page_names_first_why_a_script_is_slow(shared: Here, name: str) -> None:
+    """However fast the machine is, nearly all of the script's time has one cause."""
+    options, cause, function = CAUSES[name]
+    words = [word for option in ("workers.threads=1", *options) for word in ("--set", option)]
+    done = shared.run("submit", "--wait", *words, str(SLOW / f"{name}.py"))
+    assert done.returncode == 0, done.stderr
+    text = (Path(shared.status()["directory"]) / "report.html").read_text()
+    first = re.findall(r'<p class="advice">(.*?)</p>', text)[:1]
+    assert first, text
+    assert first[0].startswith(cause), shared.run("report", "--json").stdout
+    assert text.index(first[0]) < text.index('class="cards"')
+    assert re.search(rf"<tr><td>{function}</td>", text)
 
 
 @BROWSER
@@ -32,7 +70,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         shown.on("console", lambda message: said.append(message.text))
         shown.on("pageerror", lambda error: said.append(str(error)))
         shown.on("request", lambda request: said.append(request.url) if request.url != page.as_uri() else None)
-        for width in (600, 1400):
+        for width in (380, 600, 1400):
             shown.set_viewport_size({"width": width, "height": 900})
             shown.goto(page.as_uri())
             assert shown.evaluate("document.documentElement.scrollWidth") <= width

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import threading
 import time
 from collections import defaultdict
@@ -16,18 +18,29 @@ import pytest
 from hpcml import kinds, samples
 from hpcml.kinds.dask.node import dask_state
 from hpcml.kinds.dask.node.dask_state import Writer
-from hpcml.kinds.dask.samples import SENT, Measurement, Moved, Tasks, ThreadSeconds, WorkerSample, activity_of
+from hpcml.kinds.dask.samples import (
+    ON_FILES,
+    SENT,
+    FunctionSample,
+    Measurement,
+    Moved,
+    Tasks,
+    ThreadSeconds,
+    WorkerSample,
+    activity_of,
+)
 from hpcml.node.sampling.sampler import SampleFile
 from hpcml.paths import AttemptPaths
 from node_settings import settings as settings_of
 
 
-def prefix(now: Mapping[str, int], entered: Mapping[str, int]) -> Any:
-    return SimpleNamespace(states=defaultdict(int, now), state_counts=defaultdict(int, entered))
+def prefix(now: Mapping[str, int], entered: Mapping[str, int], seconds: float = 0.0) -> Any:
+    counts = {"states": defaultdict(int, now), "state_counts": defaultdict(int, entered)}
+    return SimpleNamespace(**counts, all_durations={"compute": seconds}, max_exec_time=seconds / 2 if seconds else -1)
 
 
 def worker(name: str, processing: int = 0, **metrics: Any) -> Any:
-    return SimpleNamespace(name=name, processing=dict.fromkeys(range(processing)), metrics=metrics)
+    return SimpleNamespace(name=name, processing=dict.fromkeys(range(processing)), metrics=metrics, nthreads=4)
 
 
 def scheduler(tasks: int, **facts: Any) -> Any:
@@ -37,23 +50,25 @@ def scheduler(tasks: int, **facts: Any) -> Any:
 
 def test_tasks_that_are_gone_are_counted() -> None:
     dask = scheduler(5, task_prefixes={
-        "a": prefix({"processing": 2, "memory": 1, "forgotten": 3}, {"memory": 4, "forgotten": 3, "processing": 9, "released": 9}),
+        "a": prefix({"processing": 2, "memory": 1, "forgotten": 3}, {"memory": 4, "forgotten": 3, "processing": 9, "released": 9}, 6),
         "b": prefix({"waiting": 1, "queued": 1, "erred": 0}, {"erred": 1}),
     })  # fmt: skip
     state = Measurement(dask)
     assert state.sample().tasks == Tasks(known=8, done=4, processing=2, waiting=1, queued=1, erred=1)
     dask.tasks, dask.task_prefixes = range(1), {"a": prefix({"memory": 1}, {"memory": 1})}  # client.restart()
     assert state.sample().tasks == Tasks(known=9, done=5, processing=0, waiting=0, queued=0, erred=1)
-    dask.task_prefixes = {"a": prefix({"memory": 1}, {"memory": 90})}  # lost and computed again and again
-    assert state.sample().tasks.done == 9
+    dask.task_prefixes = {"a": prefix({"memory": 1}, {"memory": 90}, 2)}  # lost and computed again and again
+    sample = state.sample()
+    assert sample.tasks.done == 9
+    assert sample.functions == {"a": FunctionSample(94, 8, 3)}  # those before the restart are not lost
 
 
 def test_workers_also_those_that_have_said_nothing_yet() -> None:
-    known = worker("n1-0", 3, memory=100, spilled_bytes={"memory": 9, "disk": 7}, cpu=99.96, **{SENT: 50})
+    known = worker("n1-0", 3, memory=100, spilled_bytes={"memory": 9, "disk": 7}, cpu=99.96, **{SENT: 50, ON_FILES: 2})
     dask = scheduler(0, workers={"tls://1": known, "tls://2": worker("n2")})
     state = Measurement(dask)
     sample = state.sample()
-    assert sample.workers == {"n1-0": WorkerSample(3, 100, 7, 100.0), "n2": WorkerSample(0, 0, 0, 0.0)}
+    assert sample.workers == {"n1-0": WorkerSample(3, 100, 7, 100.0, 4, 2), "n2": WorkerSample(0, 0, 0, 0.0, 4)}
     assert sample.moved.transfer == 50
     del dask.workers["tls://1"]
     dask.workers["tls://3"] = worker("n1-0", **{SENT: 5})
@@ -179,3 +194,32 @@ def test_a_dask_of_another_kind_ends_the_samples_alone(tmp_path: Path, capfd: py
     context.settings = settings_of(report__sample_every=0.0)
     asyncio.run(dask_state.watch(context, [SimpleNamespace()]))
     assert "Error" not in capfd.readouterr().err.replace("FileNotFoundError", "")
+
+
+def test_only_threads_that_wait_for_a_file_count_as_such(tmp_path: Path) -> None:
+    """A task that waits for a lock of a file does; one that waits for another thread, or for a pipe, does not."""
+    held = (tmp_path / "file").open("w")
+    fcntl.flock(held, fcntl.LOCK_EX)
+    done, (read_end, write_end) = threading.Event(), os.pipe()
+
+    def on_a_lock() -> None:
+        with (tmp_path / "file").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+    waits = (on_a_lock, done.wait, lambda: os.read(read_end, 1))
+    threads = [threading.Thread(target=wait) for wait in waits]
+    for thread in threads:
+        thread.start()
+    busy: Any = SimpleNamespace(active_threads={thread.ident: "task" for thread in threads})
+    idle: Any = SimpleNamespace(active_threads={thread.ident: "task" for thread in threads[1:]})
+    deadline = time.monotonic() + 60
+    while (dask_state.threads_on_files(busy), dask_state.threads_on_files(idle)) != (1, 0):
+        assert time.monotonic() < deadline
+    held.close()
+    done.set()
+    os.write(write_end, b"x")
+    for thread in threads:
+        thread.join(60)
+    os.close(read_end)
+    os.close(write_end)
+    assert dask_state.threads_on_files(busy) == 0

@@ -18,6 +18,7 @@ from report_samples import Shape
 
 RULES = (*advice.RULES, *ACCOUNTING.rules)
 FIGURES = (*advice.FIGURES, *(figure.name for figure in ACCOUNTING.figures))
+WORDS = ("tasks", "task_time", "function", "longest", "others")
 
 
 def said(folder: Path, shape: Shape) -> list[str]:
@@ -34,7 +35,7 @@ def test_planted_runs(tmp_path: Path, subtests: pytest.Subtests) -> None:
         "one GPU idle, short": (Shape(seconds=200, use=lambda place, _: 0 if place == 3 else 90), []),
         "spilling": (Shape(spill=0.6, use=lambda _, __: 40), ["spilling"]),
         "waiting for data": (Shape(transfer=0.7, use=lambda _, __: 40), ["transfers"]),
-        "low use, spilling": (Shape(spill=0.3, use=lambda _, __: 10), ["gpu-low", "tasks-without-gpu", "spilling"]),
+        "low use, spilling": (Shape(spill=0.3, use=lambda _, __: 10), ["gpu-low", "spilling", "tasks-without-gpu"]),
         "no tasks": (Shape(busy=lambda _: 0, use=lambda _, __: 30), ["no-tasks"]),
         "a slow start": (Shape(seconds=900, bring_up=300), ["slow-start"]),
         "a long tail": (Shape(tail=1200, use=lambda _, at: 90 if at < 2300 else 0), ["idle-tail"]),
@@ -61,8 +62,8 @@ def test_a_site_changes_adds_and_removes_rules(subtests: pytest.Subtests) -> Non
             }
         )
     )
-    assert [one.rule for one in advice.advise(RULES, figures)] == ["idle-tail"]
-    told = advice.advise(advice.changed(RULES, plan.advice(site, KIND)), figures)
+    assert [one.rule for one in advice.advise(RULES, figures, {})] == ["idle-tail"]
+    told = advice.advise(advice.changed(RULES, plan.advice(site, KIND)), figures, {})
     assert {one.rule for one in told} == {"gpu-low", "energy"}
     assert next(one.sentence for one in told if one.rule == "energy") == "60 kWh, ?, ?, {x"
     for name, rule in {
@@ -78,7 +79,7 @@ def test_each_rule_speaks_of_figures_that_there_are() -> None:
     import re
 
     for rule in RULES:
-        assert {rule.figure, *re.findall(r"\{(\w+)\}", rule.sentence)} <= set(FIGURES), rule.name
+        assert {rule.figure, *re.findall(r"\{(\w+)\}", rule.sentence)} <= {*FIGURES, *WORDS}, rule.name
         assert (rule.above is None) != (rule.below is None), rule.name
 
 

@@ -41,7 +41,7 @@ def test_all_attempts_are_told_and_added_up(tmp_path: Path) -> None:
     told = [(one["job"], round(one["end"] - one["begin"]), one["state"], one["message"]) for one in found["attempts"]]
     assert told == [
         ("4711", 600, "TIMEOUT", "it stopped"),
-        ("4712", 300, "", attempts.NO_WORD),
+        ("4712", 300, "", attempts.NO_STATUS),
         ("4713", 1000, "COMPLETED", "the script exited with status 0"),
     ]
     assert found["ledger"]["paid"] == pytest.approx(2 * 1000 / 3600)

@@ -12,7 +12,7 @@ from hpcml import kinds, samples
 from hpcml.kinds.dask.accounting import ACCOUNTING, Activity
 from hpcml.report import ledger
 from hpcml.report.contents import accounting_of
-from hpcml.report.ledger import PLAIN, Device, Phases, Usage, parts_of
+from hpcml.report.ledger import PLAIN, Device, Function, Phases, Usage, parts_of
 
 PHASES = Phases(
     0, 10, 30, 40, 140, 150
@@ -97,6 +97,29 @@ def test_tasks_shorter_than_the_distance_of_samples() -> None:
     assert found["script"] == pytest.approx(50)
 
 
+def test_what_made_tasks_slow(subtests: pytest.Subtests) -> None:
+    """Each figure is a share of the time between the script's start and its end, 40 and 140."""
+    all_of_it, whole = [1.0] * len(TIMES), tasks(3)
+    work, same = [max(0.0, at - 40) for at in TIMES], (Function("f", 20, 100.0, 6.0),)
+    straggler = (Function("g", 9, 9.0, 1.0), Function("f", 20, 100.0, 90.0))
+    cases: dict[str, tuple[Activity, dict[str, float]]] = {
+        "no task ever": (tasks(0), {"without_tasks": 100, "few_tasks": 0}),
+        "none after half of the time": (tasks(3, until=90), {"idle_tail": 47.5, "without_tasks": 0}),
+        "a quarter of the threads": (whole._replace(busy_threads=[0.25] * len(TIMES), functions=same), {"few_tasks": 75}),
+        "one is slow": (whole._replace(busy_threads=[0.25] * len(TIMES), functions=straggler), {"straggler": 75}),
+        "tiny": (whole._replace(other=work, functions=(Function("f", 9000, 9.0, 0.1),)), {"tiny_tasks": 100}),
+        "not tiny": (whole._replace(other=work, functions=same), {"tiny_tasks": -1}),
+        "files": (whole._replace(on_files=all_of_it, busy_threads=all_of_it), {"on_files": 100, "few_tasks": 0}),
+        "spilling": (tasks(3, spill=0.5, transfer=0.25), {"spilling": 50, "transfers": 25}),
+    }  # fmt: skip
+    for name, (activity, expected) in cases.items():
+        with subtests.test(name):
+            figures, words = activity.figures(40, 140)
+            assert {one: figures.get(one, -1) for one in expected} == pytest.approx(expected)
+            assert (words.get("function") == "f") == (name == "one is slow")
+    assert whole.figures(40, 42) == ({}, {})  # too short
+
+
 def test_what_kinds_declare_fits_together(subtests: pytest.Subtests) -> None:
     """Each part, figure and plot of a kind's accounting is there, and its samples have columns of their own."""
     for kind in kinds.KINDS.values():
@@ -106,7 +129,7 @@ def test_what_kinds_declare_fits_together(subtests: pytest.Subtests) -> None:
             assert next(iter(parts)) == "starting"
             assert list(parts)[-3:] == ["useful", "tail", "unknown"]
             assert {"script", accounting.startup} <= set(parts)
-            assert {figure.part for figure in accounting.figures} <= set(parts)
+            assert {figure.part for figure in accounting.figures} <= {*parts, ""}
             if accounting.activity is None:
                 continue
             schema = importlib.import_module(kind.samples).SCHEMA

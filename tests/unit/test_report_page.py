@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote_to_bytes
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import escape
 
 import report_samples
 from hpcml import kinds
 from hpcml.failures.end import End
 from hpcml.failures.evidence import Line as Evidence
+from hpcml.paths import sweep_folder
 from hpcml.report import contents, page, series
 from hpcml.report.attempts import Ending
 from hpcml.report.contents import Interconnect, Machines
+from hpcml.report.ledger import Function
 from hpcml.report.page import Curve, make
 from report_samples import Shape
 
@@ -44,11 +50,10 @@ def test_a_page_asks_nothing_of_a_network(tmp_path: Path) -> None:
     elements = Reader(text).elements
     policy = next(attributes["content"] for _, attributes in elements if attributes.get("http-equiv"))
     assert policy
-    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
     assert "unsafe" not in policy
     assert not {tag for tag, _ in elements} & {
         "link",
-        "img",
         "iframe",
         "object",
         "embed",
@@ -56,13 +61,12 @@ def test_a_page_asks_nothing_of_a_network(tmp_path: Path) -> None:
         "form",
         "use",
         "image",
-        "a",
     }
     asking = [
         name
         for _, attributes in elements
         for name in attributes
-        if name in ("src", "href", "xlink:href", "style") or name.startswith("on")
+        if name in ("src", "href", "xlink:href", "style", "srcset") or name.startswith("on")
     ]
     assert not asking
     assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)", text)
@@ -85,12 +89,83 @@ def test_texts_of_others_stay_texts(tmp_path: Path) -> None:
         interconnect=Interconnect(HOSTILE, fabric_ok=False, fabric_remedy=HOSTILE),
         drawing=found.drawing._replace(series={HOSTILE: hostile_node}),
     )
+    function = Function(HOSTILE, 3, 2.0, 1.0)
+    hostile = hostile._replace(findings=hostile.findings._replace(functions=(function,)))
     text = page.html(hostile)
+    assert text.count(str(escape(HOSTILE))) >= 10
     tags = [tag for tag, _ in Reader(text).elements]
     assert tags.count("script") == plain.count("script") == 1
     assert "img" not in tags
     assert "{{ 7 * 7 }}" in text
     assert "49" not in re.findall(r"alert\(2\)&gt;&#34;&#39;(\d+)", text)
+
+
+def test_results_are_on_the_page_and_their_names_stay_texts(tmp_path: Path) -> None:
+    """Pictures are in it, other files are links below out/, and nothing outside out/ is read."""
+    paths = report_samples.write(tmp_path / "run", Shape(seconds=60))
+    deep = paths.out / "javascript:alert(1)"
+    deep.mkdir(parents=True)
+    picture = b"\x89PNG\r\n\x1a\n" + b"x" * 100
+    (tmp_path / "secret.png").write_bytes(picture)
+    (paths.out / "link.png").symlink_to(tmp_path / "secret.png")
+    (paths.out / 'curve <b>&".png').write_bytes(picture)
+    (paths.out / "large.png").write_bytes(picture * 10_000)
+    (paths.out / "no picture.png").write_bytes(b"<html><script>alert(1)</script>")
+    for name in (b"\xff\x1b[31m", HOSTILE.replace("/", "|").encode()):
+        (Path(os.fsdecode(os.path.join(os.fsencode(deep), name)))).write_text("x")  # noqa: PTH118 - of bytes
+    (paths.out / "?a=1#b").touch()
+    text = make(paths, 0, DASK).read_text()
+    elements = Reader(text).elements
+    shown = [attributes["src"] for tag, attributes in elements if tag == "img"]
+    assert shown == [f"data:image/png;base64,{base64.b64encode(picture).decode()}"]
+    links = [str(attributes["href"]) for tag, attributes in elements if tag == "a"]
+    assert all(re.fullmatch(r"out/[\w./%~-]+", link) for link in links), links
+    found = {os.fsencode(str(path.relative_to(paths.directory))) for path in paths.out.rglob("*") if path.is_file()}
+    assert {unquote_to_bytes(link) for link in links} == found - {b"out/link.png"}
+    assert "<b>&" not in text
+    assert [tag for tag, _ in elements].count("script") == 1
+    assert "\x1b" not in text
+
+
+def test_a_sweep_s_points_are_on_its_report(tmp_path: Path) -> None:
+    """The best first, with a picture for each value that differs; a record that is damaged is left out."""
+    paths = report_samples.write(tmp_path / "run", Shape(seconds=60))
+    plan = json.loads(paths.plan.read_text())
+    plan["inside"]["points"] = {"sweep": "fit"}
+    paths.plan.write_text(json.dumps(plan))
+    record = sweep_folder(tmp_path, "fit") / "sweep.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(
+        json.dumps({"points": [{}] * 9, "runs": ["run", "../..", 3], "metric": "score", "maximize": True})
+    )
+    paths.point_records.mkdir()
+    rows: list[object] = [
+        {
+            "key": str(k),
+            "values": {"k": k, "seed": 1, "name": HOSTILE},
+            "status": "ok",
+            "metrics": {"score": score},
+            "seconds": 3,
+        }
+        for k, score in ((2, 0.5), (4, 0.75), (8, None))
+    ]
+    for number, row in enumerate([*rows, [], {"values": 3}]):
+        paths.record_of(f"{number}").write_text(json.dumps(row))
+    report = contents.load(paths, 0, DASK)
+    assert [point.values["k"] for point in report.points.ended] == [4, 2, 8]
+    text = page.html(report)
+    assert "<h2>Sweep fit</h2>" in text
+    assert "3 points ended, 6 are not in this table." in text
+    assert re.findall("<h3>(score by [^<]*)</h3>", text) == ["score by k"]
+    assert text.index("Sweep fit") < text.index("hours went")
+    assert [tag for tag, _ in Reader(text).elements].count("script") == 1
+
+
+def test_the_limits_of_cores_and_memory_are_in_the_charts(tmp_path: Path) -> None:
+    text = make(report_samples.write(tmp_path / "run", Shape(nodes=2, gpus=0, seconds=90)), 0, DASK).read_text()
+    charts = dict(re.findall(r"<h3>([^<]*)</h3><p[^>]*>(Dashed: the limit [^<]*)</p>\s*<svg", text))
+    assert charts["Cores in use"] == "Dashed: the limit 64."
+    assert text.count('class="limit"') == len(charts) >= 1
 
 
 def test_the_facts_are_those_of_the_page(tmp_path: Path) -> None:
@@ -150,11 +225,11 @@ def test_the_report_of_a_large_run_takes_some_samples(tmp_path: Path) -> None:
     """The nodes wait for it; what it says is nearly the same, and it tells."""
     paths = report_samples.write(tmp_path / "run", Shape(nodes=6, gpus=2, seconds=1800))
     whole, some = contents.load(paths, 0, DASK), contents.load(paths, 0, DASK, most=200_000)
-    assert not any("samples was taken" in sentence for sentence in whole.findings.unknown)
-    (told,) = (sentence for sentence in some.findings.unknown if "samples was taken" in sentence)
-    step = int(told.removeprefix("One in ").partition(" ")[0])
+    assert not any("nodes' samples" in sentence for sentence in whole.findings.unknown)
+    (told,) = (sentence for sentence in some.findings.unknown if "nodes' samples" in sentence)
+    step = int(told.removeprefix("This page uses one in ").partition(" ")[0])
     assert step > 3
-    assert "hpcml report run takes all" in told
+    assert "To use all: hpcml report run." in told
     assert (
         sum(len(node.t) for node in some.drawing.series.values())
         < sum(len(node.t) for node in whole.drawing.series.values()) / 3
@@ -227,7 +302,7 @@ def test_a_spike_stays_in_the_picture() -> None:
     drawn = page.lines([Curve("x", t, values)], 86400, name="x", unit="W")
     points = re.findall(r"([\d.]+),([\d.]+)", drawn)
     assert len(points) <= 1000
-    assert min(float(y) for _, y in points) < 10
+    assert min(float(y) for _, y in points) < 12
 
 
 def test_thinning_keeps_a_peak() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcml import kinds, samples
-from hpcml.kinds.dask.samples import SCHEMA, DaskSample, Moved, Tasks, ThreadSeconds, WorkerSample
+from hpcml.kinds.dask.samples import SCHEMA, DaskSample, FunctionSample, Moved, Tasks, ThreadSeconds, WorkerSample
 from hpcml.paths import AttemptPaths
 from hpcml.samples import DiskTraffic, Gpu, GpuSample, NodeHeader, NodeSample, Pressure, Scope, Traffic
 
@@ -21,8 +21,11 @@ GPU = GpuSample(97, 1 << 36, 512.5, 61, 1980, 4, Traffic(10, 20), Traffic(30, 40
 SAMPLE = NodeSample(
     1001.25, 1.5, 1 << 30, 0, Pressure(0.5, None, 1.25), Traffic(1, 2), Traffic(3, 4), DiskTraffic(5, 6), (GPU,)
 )
-WORKER = WorkerSample(2, 1 << 29, 7, 99.5)
-DASK = DaskSample(1002.0, Tasks(9, 4, 2, 1, 1, 1), ThreadSeconds(execute=3.5), Moved(spill=7), {"n1-0": WORKER})
+WORKER = WorkerSample(2, 1 << 29, 7, 99.5, 8, 1)
+FUNCTION = FunctionSample(4, 2.5, 1.25)
+DASK = DaskSample(
+    1002.0, Tasks(9, 4, 2, 1, 1, 1), ThreadSeconds(execute=3.5), Moved(spill=7), {"n1-0": WORKER}, {"sum": FUNCTION}
+)
 HEADERS = {"node": HEADER.as_json(), "dask": samples.header(SCHEMA, t=1000.0, every=5.0)}
 
 
@@ -120,7 +123,7 @@ def test_values_of_another_kind_are_not_known(attempt: AttemptPaths, subtests: p
             attempt.samples_of("n1").write_text(lines(header, sample))
             read = samples.nodes(attempt)["n1"].samples[0]
             assert (read.cpu, read.memory, read.net, read.pressure) == (None, None, (None, None), (None,) * 3)
-            attempt.samples_of_kind("dask").write_text(lines(HEADERS["dask"], [2.0, value, value, value, value]))
+            attempt.samples_of_kind("dask").write_text(lines(HEADERS["dask"], [2.0, value, value, value, value, value]))
             dask = samples.of_kind(attempt, KIND)
             assert dask is not None
             assert dask.samples == (DaskSample(2.0),)

@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from hpcml.kinds.dask.samples import DaskSample
+from hpcml.kinds.dask.samples import DaskSample, WorkerSample
 from hpcml.report.advice import Rule
 from hpcml.report.ledger import (
     EVERY,
@@ -15,15 +15,20 @@ from hpcml.report.ledger import (
     Accounting,
     Column,
     Device,
+    Function,
     Part,
     Plot,
     ShareFigure,
     Shares,
 )
-from hpcml.report.series import in_order
+from hpcml.report.series import in_order, increase
 from hpcml.samples import Series, total
+from hpcml.units import format_seconds
 
 _MOST_WORKERS = 256  # of one node
+_SHORTEST = 10.0  # seconds of samples for advice on tasks
+_TINY = 0.02  # seconds of a task
+_LONG = 5  # times as long as the others: a straggler
 
 
 class Activity(NamedTuple):
@@ -37,6 +42,56 @@ class Activity(NamedTuple):
     spill: Sequence[float | None]  # thread seconds
     every: float = EVERY  # seconds between samples
     columns: Mapping[str, Column] = {}  # ``processing`` in tasks, ``spilled`` in bytes
+    other: Sequence[float | None] = ()  # thread seconds of Dask's own work for tasks
+    busy_threads: Sequence[float] = ()  # share of all threads that have a task
+    on_files: Sequence[float] = ()  # share of all threads whose task waits for a file system
+    functions: tuple[Function, ...] = ()  # those that took longest first
+
+    def alone(self, begin: float, end: float) -> tuple[float, float]:
+        """Return the seconds without a task between two times: until the last task, and after it."""
+        seconds = self._seconds(begin, end)
+        return seconds["without_tasks"], seconds["idle_tail"]
+
+    def _seconds(self, begin: float, end: float) -> dict[str, float]:
+        """Return the sampled seconds between two times, and those of them in which workers had nothing to do."""
+        near, last = max(LEAST_GAP, NOT_SAMPLED * self.every), self.last()
+        sums = dict.fromkeys(("sampled", "without_tasks", "idle_tail", "few_tasks", "on_files"), 0.0)
+        for place in range(len(self.t) - 1):
+            length = min(end, self.t[place + 1]) - max(begin, self.t[place])
+            if length <= 0 or self.t[place + 1] - self.t[place] > near:
+                continue
+            sums["sampled"] += length
+            free = length * (1 - self._busy(place, list(self.busy)))
+            sums["idle_tail" if last is not None and self.t[place] >= last else "without_tasks"] += free
+            for end_of_it in (place, place + 1):
+                share = self.busy_threads[end_of_it] if self.busy_threads else 0.0
+                sums["few_tasks"] += (1 - share) * length / 2 if share else 0.0
+                sums["on_files"] += self.on_files[end_of_it] * length / 2 if self.on_files else 0.0
+        return sums
+
+    def figures(self, begin: float, end: float) -> tuple[dict[str, float], dict[str, str]]:
+        """Return what made tasks slow, each in percent of the time between two times, and words for sentences."""
+        seconds = self._seconds(begin, end)
+        whole = seconds.pop("sampled")
+        if whole < _SHORTEST:
+            return {}, {}
+        figures = {name: 100 * one / whole for name, one in seconds.items()}
+        with_tasks = max(0.0, 100 - figures["without_tasks"] - figures["idle_tail"])
+        counters = {"transfers": self.transfer, "spilling": self.spill, "tiny_tasks": self.other}
+        work = increase(list(self.work)) or 0.0
+        shares = {name: (increase(list(one)) or 0.0) / work if work else 0.0 for name, one in counters.items()}
+        figures |= {name: with_tasks * share for name, share in shares.items()}
+        count = sum(one.tasks for one in self.functions)
+        mean = sum(one.seconds for one in self.functions) / count if count else 0.0
+        if mean >= _TINY or not count:
+            del figures["tiny_tasks"]
+        words = {"tasks": f"{count:,.0f}", "task_time": f"{1000 * mean:.2g} ms"}
+        slowest = max(self.functions, key=lambda one: one.longest, default=None)
+        if slowest and slowest.tasks > 2 and slowest.longest > max(_LONG * slowest.mean_of_others, whole / 10):
+            figures["straggler"] = figures.pop("few_tasks")
+            words |= {"longest": format_seconds(slowest.longest), "others": format_seconds(slowest.mean_of_others)}
+            words["function"] = slowest.name
+        return figures, words
 
     def last(self) -> float | None:
         """Return when there were tasks last; None if there were none, or it is not known."""
@@ -115,6 +170,8 @@ def _activity(series: Series[DaskSample]) -> Activity | None:
     if not rows:
         return None
     names = dict.fromkeys(name for row in rows for name in row.workers)
+    functions = {name: one for row in rows for name, one in row.functions.items() if one.tasks and one.seconds}
+    by_time = sorted(functions.items(), key=lambda item: -(item[1].seconds or 0))
     return Activity(
         [row.t for row in rows],
         {name: [row.workers[name].processing if name in row.workers else None for row in rows] for name in names},
@@ -127,51 +184,68 @@ def _activity(series: Series[DaskSample]) -> Activity | None:
             "processing": [row.tasks.processing for row in rows],
             "spilled": [total(worker.spilled for worker in row.workers.values()) for row in rows],
         },
+        other=[total((row.seconds.other, row.seconds.serialize)) for row in rows],
+        busy_threads=[_of_threads(row, lambda one: min(one.processing or 0, one.threads or 0)) for row in rows],
+        on_files=[_of_threads(row, lambda one: one.on_files or 0) for row in rows],
+        functions=tuple(
+            Function(
+                name,
+                one.tasks or 0,
+                one.seconds or 0.0,
+                max(one.longest or 0.0, (one.seconds or 0.0) / (one.tasks or 1)),
+            )
+            for name, one in by_time
+        ),
     )
+
+
+def _of_threads(row: DaskSample, count: Callable[[WorkerSample], float]) -> float:
+    """Return the share of the workers' threads that is counted."""
+    threads = sum(one.threads or 0 for one in row.workers.values())
+    return min(1.0, sum(map(count, row.workers.values())) / threads) if threads else 0.0
 
 
 ACCOUNTING = Accounting(
     parts={
         "starting": Part(
             "Starting",
-            "From the allocation's start until hpcml ran on the first node, and the check of the interconnect.",
+            "hpcml started on the first node, and the interconnect was checked.",
             "#8c959f",
             "#6e7681",
         ),
         "importing": Part(
             "Importing",
-            "Scheduler and workers import their libraries and register, until all were there (or the run gave up "
-            "waiting).",
+            "Scheduler and workers imported their libraries and registered.",
             "#6b8fb5",
             "#527aa3",
         ),
         "script": Part(
             "Script without tasks",
-            "The script ran, but the {unit} was idle because its worker had no task.",
+            "The {unit} was idle: its worker had no task.",
             "#d29922",
             "#bb8009",
         ),
         "tasks": Part(
             "Tasks, {unit} idle",
-            "A task was running, but the {unit} was idle for an unknown reason.",
+            "The {unit} was idle while a task ran, for another reason.",
             "#e08a3c",
             "#c0702b",
         ),
         "transfers": Part(
             "Transfers",
-            "The {unit} was idle, by the share of the tasks' time in which they waited for data from other workers.",
+            "The {unit} was idle: tasks waited for data from other workers.",
             "#8250df",
             "#8957e5",
         ),
         "spilling": Part(
             "Spilling",
-            "The {unit} was idle, by the share of the tasks' time in which data moved to or from disk or host memory.",
+            "The {unit} was idle: tasks moved data to or from disk or host memory.",
             "#c2255c",
             "#bf4b8a",
         ),
         "tail": Part(
             "Idle tail",
-            "The {unit} was idle after the last task of the run, and until the nodes were given back.",
+            "The {unit} was idle after the last task, until the end of the job.",
             "#b0b7bf",
             "#484f58",
         ),
@@ -179,12 +253,13 @@ ACCOUNTING = Accounting(
     startup="importing",
     before_script="Interconnect",
     activity=_activity,
-    missing="No samples of Dask exist: tasks, transfers and spilling are unknown.",
+    missing="Dask wrote no samples: tasks, transfers and spilling are unknown.",
     figures=(
-        ShareFigure("without_tasks", "script"),
-        ShareFigure("transfers", "transfers"),
-        ShareFigure("spilling", "spilling"),
+        ShareFigure("without_tasks", "script", unit="GPU"),
+        ShareFigure("transfers", "transfers", unit="GPU"),
+        ShareFigure("spilling", "spilling", unit="GPU"),
         ShareFigure("tasks_without_gpu", "tasks", unit="GPU"),
+        *map(ShareFigure, ("few_tasks", "straggler", "tiny_tasks", "on_files")),
     ),
     plots=(
         Plot("Tasks being worked on", "processing", "tasks", always=True),
@@ -192,56 +267,96 @@ ACCOUNTING = Accounting(
     ),
     rules=(
         Rule(
-            "cpu-low",
-            "cpu_use",
-            "While the script ran {cpu_use} % of the cores were in use: fewer cores, or more threads "
-            "(workers.per_node, workers.threads), would cost less.",
-            below=65,
-            weight=0.8,
-        ),
-        Rule(
-            "spilling",
-            "spilling",
-            "{spilling} % of the time paid went into spilling: use smaller partitions, more nodes or GPUs, or keep "
-            "less in memory (persist, large intermediates).",
-            above=10,
-            weight=2.0,
-        ),
-        Rule(
-            "transfers",
-            "transfers",
-            "{transfers} % of the time paid went into waiting for data from other workers: use fewer and larger "
-            "partitions, or fewer shuffles, and see whether the interconnect was used (hpcml fabric).",
-            above=20,
-            weight=1.5,
-        ),
-        Rule(
             "no-tasks",
             "without_tasks",
-            "{without_tasks} % of the time paid the script ran without a task for the workers: do that part with Dask "
-            "too, or before the nodes are paid for.",
+            "The script itself took {without_tasks} % of the time: no task ran. Do that work in Dask tasks too, or "
+            "before the job.",
             above=30,
             weight=1.2,
-        ),
-        Rule(
-            "tasks-without-gpu",
-            "tasks_without_gpu",
-            "{tasks_without_gpu} % of the time paid tasks ran that did not use their GPU: reading files or work on the "
-            "CPU; keep data on the GPU (cudf, cupy), or let more threads read (workers.threads).",
-            above=40,
+            shortest=0,
         ),
         Rule(
             "idle-tail",
             "idle_tail",
-            "{idle_tail} % of the time paid was after the last task: let the script end then, and write results from "
+            "No task ran in the last {idle_tail} % of the time. Let the script end earlier, and write results from "
             "the workers.",
             above=15,
             weight=1.1,
+            shortest=0,
+        ),
+        Rule(
+            "tiny-tasks",
+            "tiny_tasks",
+            "The tasks are too small: {tasks} tasks of {task_time} each. Dask itself took {tiny_tasks} % of the time. "
+            "Use fewer and larger tasks: larger chunks, or many items in one task.",
+            above=30,
+            weight=2.0,
+            shortest=0,
+        ),
+        Rule(
+            "straggler",
+            "straggler",
+            "One task was much slower than the others: one of {function} took {longest}, the others {others} on "
+            "average. {straggler} % of the workers' time they had no task. Divide the work into equal pieces, and "
+            "start the largest first.",
+            above=20,
+            weight=1.5,
+            shortest=0,
+        ),
+        Rule(
+            "few-tasks",
+            "few_tasks",
+            "There were too few tasks: {few_tasks} % of the workers' time they had none while others worked. Divide "
+            "the work into more pieces, or use fewer workers.",
+            above=40,
+            shortest=0,
+        ),
+        Rule(
+            "spilling",
+            "spilling",
+            "Spilling took {spilling} % of the time: the data did not fit into the workers' memory. Use more nodes or "
+            "memory, smaller partitions, or keep less in memory (persist, large intermediates).",
+            above=10,
+            weight=2.5,
+            shortest=0,
+        ),
+        Rule(
+            "files",
+            "on_files",
+            "Tasks waited for the file system {on_files} % of the time. Use fewer and larger files, lock no file that "
+            "tasks share, and copy data to the nodes' own disks first.",
+            above=20,
+            weight=2.0,
+            shortest=0,
+        ),
+        Rule(
+            "transfers",
+            "transfers",
+            "Transfers took {transfers} % of the time: tasks waited for data from other workers. Use fewer and larger "
+            "partitions, or fewer shuffles. Check the interconnect: hpcml fabric.",
+            above=20,
+            weight=1.5,
+            shortest=0,
+        ),
+        Rule(
+            "cpu-low",
+            "cpu_use",
+            "The script used {cpu_use} % of the cores. Use fewer cores, or more workers or threads "
+            "(workers.per_node, workers.threads).",
+            below=65,
+            weight=0.8,
+        ),
+        Rule(
+            "tasks-without-gpu",
+            "tasks_without_gpu",
+            "Tasks ran without their GPU {tasks_without_gpu} % of the time: they read files or used the CPU. Keep data "
+            "on the GPU (cudf, cupy), or use more threads to read (workers.threads).",
+            above=40,
         ),
         Rule(
             "imbalance",
             "imbalance",
-            "The GPU least in use had {imbalance} % less than the median GPU: even out the partitions.",
+            "One GPU was used {imbalance} % less than the median GPU. Divide the data into equal partitions.",
             above=30,
             weight=0.6,
         ),

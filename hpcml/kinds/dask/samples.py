@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from distributed import Scheduler
 
 SENT = "hpcml-sent"  # a worker's own metric: bytes sent to other workers
+ON_FILES = "hpcml-on-files"  # a worker's own metric: threads whose task waits for a file system
+MOST_FUNCTIONS = 64  # of a run, those that took longest
 _COPYING = ("serialize", "deserialize", "compress", "decompress")
 _MOVED = ("disk-read", "disk-write", "device-to-host", "host-to-device")  # the last two: repairs.spilling
 _RUNNING = ("thread-cpu", "thread-noncpu")
@@ -56,6 +58,16 @@ class WorkerSample(NamedTuple):
     memory: Number | None = None  # bytes of its process
     spilled: Number | None = None  # bytes on disk
     cpu: Number | None = None  # percent of a core
+    threads: Number | None = None  # for tasks
+    on_files: Number | None = None  # threads whose task waits for a file system
+
+
+class FunctionSample(NamedTuple):
+    """The tasks of one function, cumulative."""
+
+    tasks: Number | None = None
+    seconds: Number | None = None  # of computing
+    longest: Number | None = None  # seconds of one task, as far as a worker's heartbeat saw it
 
 
 class DaskSample(NamedTuple):
@@ -66,9 +78,10 @@ class DaskSample(NamedTuple):
     seconds: ThreadSeconds = ThreadSeconds()
     moved: Moved = Moved()
     workers: Mapping[str, WorkerSample] = {}  # by name
+    functions: Mapping[str, FunctionSample] = {}  # by name; a file has those that changed, and in its last sample all
 
 
-SCHEMA = Schema("dask", DaskSample, {"workers": WorkerSample})
+SCHEMA = Schema("dask", DaskSample, {"workers": WorkerSample, "functions": FunctionSample})
 
 
 class Measurement:
@@ -79,10 +92,23 @@ class Measurement:
         self.before = {"known": 0, "done": 0, "erred": 0}  # of all that Dask forgot when it was restarted
         self.last = dict(self.before)
         self.sent: dict[str, int] = {}
+        self.functions: dict[str, FunctionSample] = {}
+        self.functions_before: dict[str, FunctionSample] = {}  # until Dask was restarted
 
     def sample(self) -> DaskSample:
         """Return what the scheduler knows now."""
-        return DaskSample(round(time.time(), 2), self._tasks(), *self._activity(), self._workers())
+        tasks = self._tasks()
+        self.functions = self._functions()
+        return DaskSample(round(time.time(), 2), tasks, *self._activity(), self._workers(), self.functions)
+
+    def _functions(self) -> dict[str, FunctionSample]:
+        now = dict(self.functions_before)
+        for name, prefix in self.scheduler.task_prefixes.items():
+            if seconds := prefix.all_durations.get("compute"):
+                count = prefix.state_counts.get("memory", 0) + prefix.state_counts.get("erred", 0)
+                one = FunctionSample(count, round(seconds, 3), round(max(0.0, prefix.max_exec_time), 3))
+                now[str(name)[:100]] = added(now.get(str(name)[:100]), one)
+        return dict(sorted(now.items(), key=lambda item: -(item[1].seconds or 0))[:MOST_FUNCTIONS])
 
     def _tasks(self) -> Tasks:
         now: defaultdict[str, int] = defaultdict(int)
@@ -99,6 +125,7 @@ class Measurement:
         }
         if counted["known"] < self.last["known"]:  # client.restart() clears Dask's own counters
             self.before = {name: self.before[name] + count for name, count in self.last.items()}
+            self.functions_before = self.functions
         self.last = counted
         known, done, erred = (self.before[name] + counted[name] for name in ("known", "done", "erred"))
         # A task that was lost and computed again was done twice.
@@ -111,6 +138,8 @@ class Measurement:
                 memory=int(state.metrics.get("memory", 0) or 0),
                 spilled=int((state.metrics.get("spilled_bytes") or {}).get("disk", 0)),
                 cpu=round(float(state.metrics.get("cpu", 0) or 0), 1),
+                threads=int(state.nthreads),
+                on_files=state.metrics.get(ON_FILES),
             )
             for state in self.scheduler.workers.values()
         }
@@ -124,6 +153,14 @@ class Measurement:
             if isinstance(name, tuple) and (activity := activity_of(name)):
                 (moved if name[-1] == "bytes" else seconds)[activity] += value
         return ThreadSeconds(*[round(value, 3) for value in seconds.values()]), Moved(**moved)
+
+
+def added(one: FunctionSample | None, other: FunctionSample) -> FunctionSample:
+    """Return the tasks of a function in two counts as one."""
+    if one is None:
+        return other
+    count, seconds = ((first or 0) + (second or 0) for first, second in zip(one[:2], other[:2], strict=True))
+    return FunctionSample(count, round(seconds, 3), max(one.longest or 0, other.longest or 0))
 
 
 def activity_of(name: tuple[Any, ...]) -> str:

@@ -241,7 +241,8 @@ def _advised(name: str, run: Run, rule: str) -> Result:
     known = report.get("figures", {})
     if known.get("seconds", PLANTED) < advice.SHORTEST:
         told = [
-            one.rule for one in advice.advise((*advice.RULES, *ACCOUNTING.rules), {**known, "seconds": advice.SHORTEST})
+            one.rule
+            for one in advice.advise((*advice.RULES, *ACCOUNTING.rules), {**known, "seconds": advice.SHORTEST}, {})
         ]
     figures = {"advice": ", ".join(told), **{key: known.get(key) for key in ("gpus_unused", "spilling")}}
     error = "" if rule in told else f"the report does not name {rule}: {', '.join(told) or 'it advises nothing'}"

@@ -217,7 +217,7 @@ async def _serve(
 ) -> str:
     worker = PrivateWorker(address, **options)
     interconnect.Transfers(worker, folder, device)
-    dask_state.tell_transfers(worker)
+    dask_state.add_metrics(worker)
     holder = dead_worker_memory.Holder(worker) if pool and repairs.are_on() else None
     await worker
     if pool:
