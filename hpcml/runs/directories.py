@@ -211,9 +211,9 @@ def _check_owner(new: Path) -> None:
         raise StorageError("What you make there is not yours", place=str(new.parent), hint=hint)
 
 
-def write_json(path: Path, facts: object) -> None:
+def write_json(path: Path, content: object) -> None:
     """Write a JSON file of the run."""
-    files.write(path, json.dumps(facts, indent=1, default=str) + "\n")
+    files.write(path, json.dumps(content, indent=1, default=str) + "\n")
 
 
 def load(directory: Path) -> Run:
@@ -284,14 +284,14 @@ def read_json(path: Path) -> Table | None:
     hint = "It was changed or cut short; the other files of the run may tell more."
     with storage(path):
         try:
-            facts = files.read_json(path)
+            content = files.read_json(path)
         except FileNotFoundError:
             return None
         except ValueError as error:
             raise StorageError(f"The file is not valid JSON: {error}", place=str(path), hint=hint) from error
-    if not isinstance(facts, dict):
+    if not isinstance(content, dict):
         raise StorageError("The file is not a JSON table", place=str(path), hint=hint)
-    return Table(facts)
+    return Table(content)
 
 
 def ids(folder: Path, name: str = "") -> list[str]:
@@ -303,7 +303,7 @@ def ids(folder: Path, name: str = "") -> list[str]:
     with storage(folder):
         try:
             names = os.listdir(folder)
-            facts = folder.stat()
+            stat_result = folder.stat()
         except FileNotFoundError:
             return []
     dated = [
@@ -313,7 +313,7 @@ def ids(folder: Path, name: str = "") -> list[str]:
         if not name or match["name"] == name
     ]
     names_in_order = [run_id for _, run_id in sorted(dated)]
-    if files.is_ours(facts) and not files.written_by_others(facts, folder):
+    if files.is_ours(stat_result) and not files.written_by_others(stat_result, folder):
         return names_in_order
     return [run_id for run_id in names_in_order if files.is_own_folder(f"{folder}/{run_id}")]
 
@@ -325,13 +325,13 @@ def newest(folder: Path, run_ids: Sequence[str], most: int | None = None) -> lis
 
 def changed(folder: Path, run_ids: Sequence[str], most: int | None = None) -> dict[str, int]:
     """Return :func:`newest` runs with when each one's folder was last changed, in nanoseconds since 1970."""
-    own: list[tuple[str, int]] = []
+    stamps: list[tuple[str, int]] = []
     for name in reversed(run_ids):
-        if len(own) == most:
+        if len(stamps) == most:
             break
-        if facts := files.own_folder(f"{folder}/{name}"):
-            own.append((name, facts.st_mtime_ns))
-    return dict(reversed(own))
+        if stat_result := files.own_folder(f"{folder}/{name}"):
+            stamps.append((name, stat_result.st_mtime_ns))
+    return dict(reversed(stamps))
 
 
 def find(folder: Path, word: str) -> Run:
@@ -469,15 +469,15 @@ def leftovers(folder: Path) -> list[tuple[str, Path]]:
             names = sorted(os.listdir(folder))
         except FileNotFoundError:
             return []
-    found = []
+    paths = []
     for name in names:
         match, path = _LEFT.fullmatch(name), folder / name
         if not match or submitted_at(match["run"]) is None or not files.is_own_folder(path):
             continue
         with contextlib.suppress(FileNotFoundError):  # it is gone by now
             if match["end"] == "removed" or path.stat().st_ctime < time.time() - _NEW_FOR:
-                found.append((match["run"], path))
-    return found
+                paths.append((match["run"], path))
+    return paths
 
 
 def remove_folder(directory: Path) -> None:
@@ -518,6 +518,6 @@ def remove_leftover(directory: Path) -> None:
 def _open_to_us(directory: os.PathLike[str]) -> None:
     """Let this user write to the folders below one, as a script may have forbidden."""
     for _, _, _, folder in os.fwalk(directory):
-        facts = os.fstat(folder)
-        if facts.st_uid == os.geteuid() and stat.S_IMODE(facts.st_mode) & stat.S_IRWXU != stat.S_IRWXU:
-            os.fchmod(folder, stat.S_IMODE(facts.st_mode) | stat.S_IRWXU)
+        stat_result = os.fstat(folder)
+        if stat_result.st_uid == os.geteuid() and stat.S_IMODE(stat_result.st_mode) & stat.S_IRWXU != stat.S_IRWXU:
+            os.fchmod(folder, stat.S_IMODE(stat_result.st_mode) | stat.S_IRWXU)

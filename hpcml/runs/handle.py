@@ -236,8 +236,8 @@ def log_files(run: directories.Run, role: str) -> list[Path]:
 
 def on_every_node(role: str) -> bool:
     """Whether a role has a log for each node."""
-    found = kinds.roles().get(role)
-    return found is not None and found.every_node
+    everywhere = kinds.roles().get(role)
+    return everywhere is not None and everywhere.every_node
 
 
 def cancel(run: directories.Run) -> Cancelled:
@@ -259,12 +259,14 @@ def cancel(run: directories.Run) -> Cancelled:
         raise NotFoundError("The run has no job that could be cancelled", place=run.id, hint=hint)
     if (after := directories.follow_up(run)) and after.submission:  # first: it begins when this one ends
         waiting = schedulers.get(after.submission.scheduler).cancel(after.submission.key)
-    what = schedulers.get(run.submission.scheduler).cancel(run.submission.key)
+    result = schedulers.get(run.submission.scheduler).cancel(run.submission.key)
     if after and before.allocation.job == after.job:
-        what = waiting
-    if what and not run.submission.line:  # of a prepared run another job may be submitted
+        result = waiting
+    if result and not run.submission.line:  # of a prepared run another job may be submitted
         _note_cancel(run)
-    return Cancelled(bool(what), f"{run.id} is being cancelled ({what})." if what else f"{run.id} has just ended.")
+    return Cancelled(
+        bool(result), f"{run.id} is being cancelled ({result})." if result else f"{run.id} has just ended."
+    )
 
 
 def _note_cancel(run: directories.Run) -> None:
@@ -302,7 +304,7 @@ def standings(runs: Sequence[directories.Run]) -> list[Standing]:
         jobs = records.of_open(runs)
         runs = [jobs.get(run.id, run) for run in runs]
         states = schedulers.states({run.id: run.submission for run in runs if run.submission and run.submission.key})
-        ended = [run for run in runs if run.may_start_again and (known := states.get(run.id)) and known.ended]
+        ended = [run for run in runs if run.may_start_again and (state := states.get(run.id)) and state.ended]
         next_ones = {run.id: after for run in ended if (after := directories.follow_up(run))}
         states |= schedulers.states({key: after.submission for key, after in next_ones.items() if after.submission})
         runs = [next_ones.get(run.id, run) for run in runs]
@@ -310,15 +312,15 @@ def standings(runs: Sequence[directories.Run]) -> list[Standing]:
         silent = error.message
     rows = []
     for run in runs:
-        known = states.get(run.id)
+        state = states.get(run.id)
         try:
             status = run_status.status(
-                run, None if known and known.state == schedulers.UNREADABLE else known, ask=False
+                run, None if state and state.state == schedulers.UNREADABLE else state, ask=False
             )
         except HpcmlError as error:
             rows.append(Standing(run, None, True, error.message))
             continue
-        alive = not status.over or bool(known and (known.pending or known.active))
+        alive = not status.over or bool(state and (state.pending or state.active))
         if status.phase == "prepared":
             alive = bool(silent)
         if silent and run.may_start_again:

@@ -75,7 +75,7 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
     request = cost.request(site, made.directives, made.inside.job.nodes, made.inside.job.time_limit).times(jobs)
     billed, problems = _billed(site, request)
     hours = request.seconds / 3600
-    found = Outlook(request, billed, site.cost.unit or "billing-h", account=request.account)
+    outlook = Outlook(request, billed, site.cost.unit or "billing-h", account=request.account)
     questions: dict[str, Callable[[], object]] = {}
     command = budget_command(prepared.loaded, request.partition)
     if command and request.account:
@@ -86,17 +86,17 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
     problems += [f"{name} gave no answer within {DEADLINE:g} s" for name in questions if name not in answers]
     problems += [str(answer) for answer in answers.values() if isinstance(answer, str)]
     if isinstance(budget := answers.get("budget"), Budget):
-        found = found._replace(budget=budget)
+        outlook = outlook._replace(budget=budget)
     if isinstance(said := answers.get("slurm"), schedulers.Prospect):
-        found = found._replace(start=said.start)
+        outlook = outlook._replace(start=said.start)
         theirs, more = cost.weights(said.weights)
         if hours and theirs and not more:
-            found = found._replace(by_slurm=cost.billing(request, theirs, largest=said.largest) * hours)
+            outlook = outlook._replace(by_slurm=cost.billing(request, theirs, largest=said.largest) * hours)
     most, limit = None, ""
     if made.inside.attempts.several_jobs:
         attempts = made.inside.attempts
         most, limit = _most(attempts.max_restarts, attempts.max_node_hours, request.node_hours)
-    return found._replace(advice=shorter(prepared), problems=tuple(problems), most=most, limit=limit)
+    return outlook._replace(advice=shorter(prepared), problems=tuple(problems), most=most, limit=limit)
 
 
 def _billed(site: Site, request: cost.Request) -> tuple[float | None, list[str]]:
@@ -124,8 +124,8 @@ class _Limits(NamedTuple):
 
 def asked(run: directories.Run, planned: Planned) -> dict[str, Any]:
     """Return the nodes, partition, time limit (s) and highest cost of a run, as far as its record has them."""
-    facts = {"nodes": planned.node_count, "partition": planned.partition, "time_limit": planned.time_limit}
-    return {name: value for name, value in {**facts, "cost": _recorded_cost(run, planned)}.items() if value}
+    resources = {"nodes": planned.node_count, "partition": planned.partition, "time_limit": planned.time_limit}
+    return {name: value for name, value in {**resources, "cost": _recorded_cost(run, planned)}.items() if value}
 
 
 def _recorded_cost(run: directories.Run, planned: Planned) -> str:
@@ -158,10 +158,10 @@ def budget_command(loaded: LoadedSite, partition: str) -> tuple[str, ...]:
 
     That file may have come with somebody else's code.
     """
-    own = loaded.site.partitions.get(partition, Partition()).budget
-    key = f"partitions.{partition}.budget" if own else "cost.budget"
+    command = loaded.site.partitions.get(partition, Partition()).budget
+    key = f"partitions.{partition}.budget" if command else "cost.budget"
     foreign = any(loaded.is_from_project(one) for one in (key, "cost.budget_row"))
-    return () if foreign else own or loaded.site.cost.budget
+    return () if foreign else command or loaded.site.cost.budget
 
 
 def _answers(questions: dict[str, Callable[[], object]]) -> dict[str, object]:
@@ -221,8 +221,12 @@ def shorter(prepared: Prepared) -> str:
     taken: list[int] = []
     try:
         for run in _runs_like(prepared):
-            known = status(run, ask=False)
-            if known.phase == "ended" and known.ending.exit_status == 0 and (seconds := known.seconds()) is not None:
+            current = status(run, ask=False)
+            if (
+                current.phase == "ended"
+                and current.ending.exit_status == 0
+                and (seconds := current.seconds()) is not None
+            ):
                 taken.append(seconds)
             if len(taken) == _PAST:
                 break
@@ -248,43 +252,45 @@ def _runs_like(prepared: Prepared) -> Iterator[directories.Run]:
             yield run
 
 
-def lines(found: Outlook, now: datetime.datetime, *, whole: bool) -> list[tuple[str, str]]:
+def lines(outlook: Outlook, now: datetime.datetime, *, whole: bool) -> list[tuple[str, str]]:
     """Return what is to be said of a submission as titles and texts: at most two, or all that is known."""
-    start = _start(found.start, now, "it" if found.request.jobs == 1 else "the first")
+    start = _start(outlook.start, now, "it" if outlook.request.jobs == 1 else "the first")
     said = []
-    if whole or start or found.billed is not None or found.budget or found.most is not None:
-        costs = _costs(found)
+    if whole or start or outlook.billed is not None or outlook.budget or outlook.most is not None:
+        costs = _costs(outlook)
         said.append(("cost", costs if whole or not start else f"{costs}; {start}"))
-    if found.most is not None:
-        said.append(("", f"that is one attempt; all of them take at most {_amount(found.most)} node-h ({found.limit})"))
-    if whole and found.by_slurm is not None:
-        theirs = f"by Slurm's own weights {_amount(found.by_slurm)} {found.unit}"
-        differs = found.billed is not None and not math.isclose(found.by_slurm, found.billed, rel_tol=0.01)
+    if outlook.most is not None:
+        said.append(
+            ("", f"that is one attempt; all of them take at most {_amount(outlook.most)} node-h ({outlook.limit})")
+        )
+    if whole and outlook.by_slurm is not None:
+        theirs = f"by Slurm's own weights {_amount(outlook.by_slurm)} {outlook.unit}"
+        differs = outlook.billed is not None and not math.isclose(outlook.by_slurm, outlook.billed, rel_tol=0.01)
         said.append(("", f"{theirs}: the profile's are others" if differs else theirs))
     if whole and start:
         said.append(("start", start))
-    if found.advice:
-        said.append(("time", found.advice))
+    if outlook.advice:
+        said.append(("time", outlook.advice))
     if whole:
-        said += [("not known", problem) for problem in found.problems]
+        said += [("not known", problem) for problem in outlook.problems]
     return said
 
 
-def _costs(found: Outlook) -> str:
-    if not found.request.seconds:
+def _costs(outlook: Outlook) -> str:
+    if not outlook.request.seconds:
         text = "no time limit is asked for, so it is not known"
     else:
-        text = f"{_amount(found.request.node_hours)} node-h"
-        text += f" for {found.request.jobs} jobs" if found.request.jobs > 1 else ""
-    if found.billed is not None:
-        text += f" = {_amount(found.billed)} {found.unit}"
-    if found.budget is None:
+        text = f"{_amount(outlook.request.node_hours)} node-h"
+        text += f" for {outlook.request.jobs} jobs" if outlook.request.jobs > 1 else ""
+    if outlook.billed is not None:
+        text += f" = {_amount(outlook.billed)} {outlook.unit}"
+    if outlook.budget is None:
         return text
-    if found.billed is None:
-        return f"{text}; {_amount(found.budget.left)} {found.unit} of {found.account} are left"
-    share = 100 * found.billed / found.budget.total if found.budget.total else 100.0
-    text += f", {_amount(share)} % of the grant of {found.account} ({_amount(found.budget.left)} left)"
-    return f"{text}: more than is left" if found.billed > found.budget.left else text
+    if outlook.billed is None:
+        return f"{text}; {_amount(outlook.budget.left)} {outlook.unit} of {outlook.account} are left"
+    share = 100 * outlook.billed / outlook.budget.total if outlook.budget.total else 100.0
+    text += f", {_amount(share)} % of the grant of {outlook.account} ({_amount(outlook.budget.left)} left)"
+    return f"{text}: more than is left" if outlook.billed > outlook.budget.left else text
 
 
 def _amount(value: float) -> str:
@@ -294,12 +300,12 @@ def _amount(value: float) -> str:
     return f"{value:.3g}" if value >= 0.001 or not value else "less than 0.001"
 
 
-def _start(text: str, now: datetime.datetime, what: str) -> str:
+def _start(text: str, now: datetime.datetime, source: str) -> str:
     """Return Slurm's estimate for what is submitted as a person reads it; empty if there is none."""
     try:
         start = datetime.datetime.fromisoformat(text)
     except ValueError:
         return ""
     if (start - now).total_seconds() < 120:
-        return f"Slurm would start {what} now"
-    return f"Slurm would start {what} {start:{'%H:%M' if start.date() == now.date() else '%Y-%m-%d %H:%M'}}"
+        return f"Slurm would start {source} now"
+    return f"Slurm would start {source} {start:{'%H:%M' if start.date() == now.date() else '%Y-%m-%d %H:%M'}}"

@@ -79,8 +79,8 @@ def check_file(script: Path) -> None:
     if not start:
         raise UsageError("The script is empty", place=str(script), hint="Was it saved?")
     if other := _other_language(script, start):
-        what, words = other
-        raise UsageError(f"SCRIPT is {what}, not Python", place=str(script), hint=words)
+        problem, remedy = other
+        raise UsageError(f"SCRIPT is {problem}, not Python", place=str(script), hint=remedy)
     if b"\0" in start:
         raise UsageError("The script is not a text: it holds zero bytes", place=str(script), hint="Name a .py file.")
 
@@ -92,8 +92,8 @@ def _start_of(script: Path, kind_of: str) -> bytes:
     try:
         kind = stat.S_IFMT(script.stat().st_mode)
         if kind != stat.S_IFREG:  # asked first, because to open a pipe would be to wait for its writer
-            what = "a folder" if kind == stat.S_IFDIR else "not a regular file"
-            raise NotFoundError(f"{kind_of.upper()} is {what}", place=str(script), hint="Name a .py file.")
+            kind_name = "a folder" if kind == stat.S_IFDIR else "not a regular file"
+            raise NotFoundError(f"{kind_of.upper()} is {kind_name}", place=str(script), hint="Name a .py file.")
         with script.open("rb") as file:
             return file.read(4096)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -126,8 +126,8 @@ def _as_path(script: Path) -> str:
 def _interpreter(start: bytes) -> str:
     """Return the name of the program that a file's first line asks for, empty if it has no such line."""
     line = start.partition(b"\n")[0].decode(errors="replace")
-    words = line.removeprefix("#!").split() if line.startswith("#!") else []
-    names = [os.path.basename(word) for word in words if not word.startswith("-") and "=" not in word]
+    command = line.removeprefix("#!").split() if line.startswith("#!") else []
+    names = [os.path.basename(word) for word in command if not word.startswith("-") and "=" not in word]
     return next((name for name in names if name != "env"), "")
 
 
@@ -141,8 +141,8 @@ def check_notebook(notebook: Path, arguments: Sequence[str]) -> None:
     """
     _start_of(notebook, "notebook")
     try:
-        facts = json.loads(notebook.read_bytes())
-        cells, info = facts["cells"], facts.get("metadata", {}).get("kernelspec", {})
+        content = json.loads(notebook.read_bytes())
+        cells, info = content["cells"], content.get("metadata", {}).get("kernelspec", {})
         language = str(info.get("language") or "python").lower()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         hint = "Save it in Jupyter again; versions before 4 of the format are not read."
@@ -178,13 +178,13 @@ def check_program(program: Path, path: str | None, *, prepared: bool) -> None:
             raise NotFoundError(f"There is no program '{program}' on PATH or in this folder", place="--", hint=hint)
         return
     start = _start_of(program, "program")
-    known = start.startswith((b"\x7fELF", b"#!"))
-    if not known or not os.access(program, os.X_OK):
+    is_program = start.startswith((b"\x7fELF", b"#!"))
+    if not is_program or not os.access(program, os.X_OK):
         shell = "bash" if not (language := _LANGUAGES.get(program.suffix.lower())) else language[1].split()[0]
         run = f"name what runs it: hpcml submit -- {shell} {program.name}"
-        hint = f"{'Make it so (chmod u+x), or' if known else 'Begin it with #!, or'} {run}."
-        what = "is not executable" if known else "has no first line that says what runs it (#!)"
-        raise UsageError(f"The program {what}", place=str(program), hint=hint)
+        hint = f"{'Make it so (chmod u+x), or' if is_program else 'Begin it with #!, or'} {run}."
+        problem = "is not executable" if is_program else "has no first line that says what runs it (#!)"
+        raise UsageError(f"The program {problem}", place=str(program), hint=hint)
 
 
 def check_module_code(module: Path, python: str, *, image: bool = False, prepared: bool = False) -> list[str]:
@@ -195,16 +195,16 @@ def check_module_code(module: Path, python: str, *, image: bool = False, prepare
     ScriptError
         As there, and if it is certain that there is no such module, or that it is a package that cannot be run.
     """
-    folder, words = module.parent, module.name.split(".")
-    stem = folder.joinpath(*words)
+    folder, parts = module.parent, module.name.split(".")
+    stem = folder.joinpath(*parts)
     if file := module_file(module):
         return check_code(file, folder, python, folder=folder, image=image, prepared=prepared)
     if stem.is_dir():
         hint = "Name a module in it, or give it a file __main__.py."
         raise ScriptError(f"The package {module.name} cannot be run: it has no __main__", place=str(stem), hint=hint)
     environment = _Environment(python)
-    beside = (folder / words[0]).is_dir()
-    if not image and not prepared and environment.known and (beside or not environment.has(words[0])):
+    beside = (folder / parts[0]).is_dir()
+    if not image and not prepared and environment.known and (beside or not environment.has(parts[0])):
         hint = "Submit from the folder that holds its top-level package, as for python -m."
         raise ScriptError(f"There is no module '{module.name}'", place=str(folder), hint=hint)
     return []
@@ -249,22 +249,26 @@ def check_code(
         imports = _needed(script, folder or script.resolve().parent)
     except SyntaxError as error:
         where = place(base, error.filename, error.lineno)
-        own = ".".join(map(str, sys.version_info[:2]))
+        version = ".".join(map(str, sys.version_info[:2]))
         if image:
-            return [f"{where} does not compile by Python {own}: {error.msg}; the image's Python may be newer"]
+            return [f"{where} does not compile by Python {version}: {error.msg}; the image's Python may be newer"]
         if not _fails_too(python, Path(str(error.filename))):
-            return [f"{where} does not compile by Python {own}, which hpcml uses here: {error.msg}"]
+            return [f"{where} does not compile by Python {version}, which hpcml uses here: {error.msg}"]
         raise _does_not_compile(error, where) from error
     except ValueError as error:  # a zero byte in the file
         raise ScriptError(f"The script does not compile: {error}", place=place(base, script)) from error
     except (RecursionError, MemoryError, OSError):  # its own affair, which shows when it runs
         return []
-    told = [
+    warnings = [
         f"{place(base, file)} hides the module {name}: rename it if that is not meant"
         for name, file in imports.hiding.items()
     ]
     certain = imports.plain and not prepared
-    return told if image else told + _tell_missing(script, base, imports.needed, _Environment(python), certain=certain)
+    return (
+        warnings
+        if image
+        else warnings + _tell_missing(script, base, imports.needed, _Environment(python), certain=certain)
+    )
 
 
 def check_packages(names: Sequence[str], python: str, option: str, *, sure: bool = False) -> None:
@@ -302,8 +306,10 @@ def missing_argument(script: Path, base: Path, given: int) -> list[str]:
     """Return a note where a script reads the scheduler's file from an argument of its own that is not given."""
     for node in _nodes(script):
         if isinstance(node, ast.keyword) and node.arg == "scheduler_file" and _number_of_argument(node.value) > given:
-            what = "takes the scheduler's file from an argument that is not given"
-            return [f"{place(base, script, node.value.lineno)} {what}; Client() is the run's, and so is any word there"]
+            problem = "takes the scheduler's file from an argument that is not given"
+            return [
+                f"{place(base, script, node.value.lineno)} {problem}; Client() is the run's, and so is any word there"
+            ]
     return []
 
 
@@ -393,8 +399,8 @@ def _needed(script: Path, folder: Path) -> _Imports:
     """
     needed: list[_Import] = []
     # A package that libraries import is hidden from them too, by whatever the script imports itself.
-    there = _PACKAGES & {name.removesuffix(".py") for name in os.listdir(folder)}
-    hiding = {name: beside for name in sorted(there) if (beside := _beside(folder, name)) and beside.is_file()}
+    installed = _PACKAGES & {name.removesuffix(".py") for name in os.listdir(folder)}
+    hiding = {name: beside for name in sorted(installed) if (beside := _beside(folder, name)) and beside.is_file()}
     if script.suffix == ".py" and script.stem in _KNOWN and script.resolve().parent == folder.resolve():
         hiding[script.stem] = script
     plain = True
@@ -502,27 +508,29 @@ def _tell_missing(
     """Return a note of the modules that are not found; a ScriptError where it is certain that the script ends there."""
     if not environment.known:
         return []
-    found: dict[str, bool] = {}
+    certain_by_name: dict[str, bool] = {}
     for one in needed:
-        if one.name not in found:
-            found[one.name] = environment.has(one.name)
-    elsewhere = {one.name: one for one in reversed(needed) if found[one.name] and one.name in _CLUSTERS_ELSEWHERE}
-    words = "opens a cluster elsewhere; in a run, Client() in its place is the run's own"
-    notes = [f"{name} ({place(base, one.file, one.line)}) {words}" for name, one in elsewhere.items()]
-    missing = list({one.name: one for one in reversed(needed) if not found[one.name]}.values())[::-1]
+        if one.name not in certain_by_name:
+            certain_by_name[one.name] = environment.has(one.name)
+    elsewhere = {
+        one.name: one for one in reversed(needed) if certain_by_name[one.name] and one.name in _CLUSTERS_ELSEWHERE
+    }
+    remedy = "opens a cluster elsewhere; in a run, Client() in its place is the run's own"
+    notes = [f"{name} ({place(base, one.file, one.line)}) {remedy}" for name, one in elsewhere.items()]
+    missing = list({one.name: one for one in reversed(needed) if not certain_by_name[one.name]}.values())[::-1]
     if not missing:
         return notes
-    if certain and environment.certain and (own := [one for one in missing if one.file == script]):
-        first = own[0]
+    if certain and environment.certain and (script_imports := [one for one in missing if one.file == script]):
+        first = script_imports[0]
         how = f"Add it, mostly by {sys.executable} -m pip install {first.name}; nothing was submitted."
         if first.name in _CLUSTERS_ELSEWHERE:
             how = "It opens a cluster elsewhere: in a run, Client() in the place of that cluster is the run's own."
         message = f"The script imports '{first.name}', which the run's environment does not have"
         raise ScriptError(message, place=place(base, first.file, first.line), hint=how)
-    told = ", ".join(f"{one.name} ({place(base, one.file, one.line)})" for one in missing[:_NOTED])
+    listed = ", ".join(f"{one.name} ({place(base, one.file, one.line)})" for one in missing[:_NOTED])
     more = f" and {len(missing) - _NOTED} more" if len(missing) > _NOTED else ""
     where = f"the environment of {environment.python} as seen from here"
-    return [*notes, f"imported, and not found in {where}: {told}{more}"]
+    return [*notes, f"imported, and not found in {where}: {listed}{more}"]
 
 
 def _near(path: Path) -> str:
@@ -557,13 +565,13 @@ def options_taken(script: Path, folder: Path, options: Iterable[str]) -> set[str
     if not code and script.suffix != ".ipynb":  # perhaps of a newer Python
         text = script.read_text(encoding="utf-8", errors="replace")
         return {option for option in options if option in text}
-    words = [text for tree in code for text in texts(tree)]
+    strings = [text for tree in code for text in texts(tree)]
     names = {name for tree in code if _OPTIONS_BY_NAME & imported(tree) for name in _names(tree)}
     return {
         option
         for option in options
         if option[2:].replace("-", "_") in names
-        or any(re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text) for text in words)
+        or any(re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text) for text in strings)
     }
 
 
@@ -606,10 +614,10 @@ def _names(tree: ast.Module) -> Iterator[str]:
 
 def imported(tree: ast.Module) -> set[str]:
     """Return the top-level names of all that a file imports, wherever it does."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {one.name.partition(".")[0] for one in node.names}
+            names |= {one.name.partition(".")[0] for one in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-    return found
+            names.add(node.module.partition(".")[0])
+    return names

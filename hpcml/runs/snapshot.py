@@ -54,19 +54,19 @@ class Taken(NamedTuple):
 
     def notes(self) -> list[str]:
         """Return what the user should know, as sentences without capital and full stop."""
-        found = []
+        notes = []
         if self.left_out:
-            words = "not copied, but used where it lies, so that a change changes the run"
+            reason = "not copied, but used where it lies, so that a change changes the run"
             linked = any(one.name.endswith("/") and one.why != _A_LINK for one in self.left_out)
             walks = "; os.walk and rglob do not enter a folder that is a link" if linked else ""
-            found.append(f"{words}: {listed(self.left_out)}{walks}")
+            notes.append(f"{reason}: {listed(self.left_out)}{walks}")
         if self.missing:
-            words = "code.snapshot = 'none' runs the script where it lies"
-            found.append(f"not in the run's copy of the code: {listed(self.missing)}; {words}")
+            reason = "code.snapshot = 'none' runs the script where it lies"
+            notes.append(f"not in the run's copy of the code: {listed(self.missing)}; {reason}")
         if self.above:
-            words = "which is the run's own folder here; code.snapshot = 'none' runs the script where it lies"
-            found.append(f"{', '.join(self.above[:_NAMED])} leads above the script's folder, {words}")
-        return found
+            reason = "which is the run's own folder here; code.snapshot = 'none' runs the script where it lies"
+            notes.append(f"{', '.join(self.above[:_NAMED])} leads above the script's folder, {reason}")
+        return notes
 
 
 def listed(left_out: Sequence[LeftOut]) -> str:
@@ -310,9 +310,13 @@ def _link_rest(choice: _Choice, script: Path, target: Path) -> Taken:
         link = target / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(places[name] / name)
-    known = {one.name.rstrip("/"): one for one in choice.left_out}
-    missing = [known.pop(name) if name in known else _cut(places[name], name, choice.code) for name in names[most:]]
-    return Taken(tuple(known.values()), tuple(missing), (), tuple(dict.fromkeys(places[name] for name in names[:most])))
+    left_out = {one.name.rstrip("/"): one for one in choice.left_out}
+    missing = [
+        left_out.pop(name) if name in left_out else _cut(places[name], name, choice.code) for name in names[most:]
+    ]
+    return Taken(
+        tuple(left_out.values()), tuple(missing), (), tuple(dict.fromkeys(places[name] for name in names[:most]))
+    )
 
 
 def _cut(place: Path, name: str, code: Code) -> LeftOut:
@@ -382,11 +386,11 @@ def _imports(text: str) -> set[str]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set(_IMPORTED.findall(text))
-    found: set[str] = set()
+    imported: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [one.name for one in node.names]
             if isinstance(node, ast.ImportFrom):
                 names.append(node.module or "")
-            found.update(word for name in names for word in name.split("."))
-    return found - {""}
+            imported.update(word for name in names for word in name.split("."))
+    return imported - {""}

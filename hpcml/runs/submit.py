@@ -49,14 +49,14 @@ class Prepared(NamedTuple):
 EXCLUDE_FAILED = "slurm.exclude_failed"  # where an option of a request comes from
 
 
-def script_request(given: dict[str, Any], words: list[str], parser: ArgumentParser) -> RunRequest:
+def script_request(given: dict[str, Any], arguments: list[str], parser: ArgumentParser) -> RunRequest:
     """Return the request for a script with its arguments; ``given`` gets the options in the script's own lines too."""
     here = layers.here()
-    first = 1 if words[0] in ("-m", "--") and words[1:] else 0  # the words before the name
-    if words[first + 1 : first + 2] == ["--"] and words[0] != "--":
-        words = [*words[: first + 1], *words[first + 2 :]]  # all that follows is the script's
-    origins = script_lines.lay_below(given, here / words[first], parser)
-    return request_of(given, programs.code(words, here))._replace(origins=origins)
+    first = 1 if arguments[0] in ("-m", "--") and arguments[1:] else 0  # the words before the name
+    if arguments[first + 1 : first + 2] == ["--"] and arguments[0] != "--":
+        arguments = [*arguments[: first + 1], *arguments[first + 2 :]]  # all that follows is the script's
+    origins = script_lines.lay_below(given, here / arguments[first], parser)
+    return request_of(given, programs.code(arguments, here))._replace(origins=origins)
 
 
 def prepare_request(spec: RunRequest, *, by_hand: bool = False, learn: bool = True) -> Prepared:
@@ -136,8 +136,8 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "") -> Prepared:
         notes.append(f"the settings of {loaded.project} count")
     if template:
         notes.append(f"the batch script is made by {template}")
-    there = spec.changed(cwd=RunPaths(directory).code) if spec.code.staged else spec
-    made = plan(loaded.site, there, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
+    staged = spec.changed(cwd=RunPaths(directory).code) if spec.code.staged else spec
+    made = plan(loaded.site, staged, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
     if spec.code.form.traits.is_main:
         set_here = {*loaded.site.environment, *(name for name, _ in spec.environment)}
         set_here |= ranks.VARIABLES if _is_prepared(loaded.site) else set()
@@ -210,10 +210,12 @@ def _two_pythons(spec: RunRequest, made: Plan) -> list[str]:
     ):
         return []
     workers = made.steps[-1].command[0]
-    found = shutil.which(program) or str(program)
-    if Path(found).parent == Path(workers).parent:
+    interpreter = shutil.which(program) or str(program)
+    if Path(interpreter).parent == Path(workers).parent:
         return []
-    return [f"{found} runs the script, and {workers} runs the workers (runtime.python): tasks import from the latter"]
+    return [
+        f"{interpreter} runs the script, and {workers} runs the workers (runtime.python): tasks import from the latter"
+    ]
 
 
 def template_folders(cwd: Path) -> tuple[list[Path], list[str]]:
@@ -224,15 +226,15 @@ def template_folders(cwd: Path) -> tuple[list[Path], list[str]]:
         cwd / "templates" / "hpcml",
         *(place / "templates" for place in reversed(config_folders(layers.process_environment()))),
     ]
-    found, ignored = [], []
+    usable, ignored = [], []
     for folder in folders:
         if not folder.is_dir():
             continue
         if (path := folder / TEMPLATE).is_file() and (why := why_ignored(path)):
             ignored.append(why)
         else:
-            found.append(folder)
-    return found, ignored
+            usable.append(folder)
+    return usable, ignored
 
 
 def check(prepared: Prepared) -> str:
@@ -275,10 +277,10 @@ def submit(prepared: Prepared, *, by_hand: bool = False) -> directories.Run:
 
     def write(answer: Submission) -> directories.Run:
         bash_env = layers.process_environment().get("BASH_ENV", "")  # it may end bash before the batch script
-        facts = answer._replace(site=made.site, time=begun, scheduler=made.scheduler, requeue=made.may_start_again)
-        facts = facts._replace(notes=(*notes, *answer.notes), bash_env=bash_env)
-        directories.write_json(paths.submission, facts.as_json())
-        return directories.Run(made.run_id, paths, facts)
+        record = answer._replace(site=made.site, time=begun, scheduler=made.scheduler, requeue=made.may_start_again)
+        record = record._replace(notes=(*notes, *answer.notes), bash_env=bash_env)
+        directories.write_json(paths.submission, record.as_json())
+        return directories.Run(made.run_id, paths, record)
 
     if by_hand:
         return write(Submission(line=line))
@@ -303,13 +305,18 @@ def check_image(prepared: Prepared) -> dict[str, object]:
         return {}
     from hpcml.images import sif as images  # some milliseconds that only runs inside images need
 
-    facts = images.inspect(Path(settings.job.image))
+    inspection = images.inspect(Path(settings.job.image))
     gpus, cuda = settings.workers.gpu.count if settings.workers.gpu else 0, prepared.loaded.site.gpu.cuda
-    found = images.problems(facts, cuda=cuda, gpus=gpus, machine=images.machine())
-    if fatal := [problem for problem in found if problem.fatal]:
-        raise ImageError(f"The image cannot be used: {fatal[0].what}", place=str(facts.path), hint=fatal[0].hint)
-    known = {"path": str(facts.path), "size": facts.size, "modified": facts.modified, "labels": facts.labels}
-    return {**known, "digest": images.known_digest(facts), "notes": [problem.what for problem in found]}
+    problems = images.problems(inspection, cuda=cuda, gpus=gpus, machine=images.machine())
+    if fatal := [problem for problem in problems if problem.fatal]:
+        raise ImageError(f"The image cannot be used: {fatal[0].what}", place=str(inspection.path), hint=fatal[0].hint)
+    image = {
+        "path": str(inspection.path),
+        "size": inspection.size,
+        "modified": inspection.modified,
+        "labels": inspection.labels,
+    }
+    return {**image, "digest": images.known_digest(inspection), "notes": [problem.what for problem in problems]}
 
 
 def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
