@@ -277,11 +277,11 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
     node.mark("workers")
 
 
-def _tell(words: str) -> None:
+def _tell(message: str) -> None:
     """Print what happened to a process, with its time as Dask's lines have it: it may be the first of a failure."""
     now = time.time()
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-    print(f"{stamp},{int(now % 1 * 1000):03d} - hpcml: {words}", file=sys.stderr)
+    print(f"{stamp},{int(now % 1 * 1000):03d} - hpcml: {message}", file=sys.stderr)
 
 
 def _check_memory(node: Node, limit: int) -> None:

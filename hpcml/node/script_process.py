@@ -137,8 +137,8 @@ class Script:
             return f"JupyterLab ended: {ended}" if status == 0 else "JupyterLab could not be started"
         if status == START_FAILED and self.context.settings.code.form is Form.NOTEBOOK:
             return "the notebook could not be executed: the run's environment lacks the packages for it"
-        if self.context.settings.points.sweep and (told := files.read_json(self.context.attempt.points_end)):
-            return str(told["ended"])
+        if self.context.settings.points.sweep and (points := files.read_json(self.context.attempt.points_end)):
+            return str(points["ended"])
         if status == 0:
             return "the script exited with status 0"
         if status == STOPPED:
@@ -174,8 +174,8 @@ def answer(command: list[str], seconds: float) -> str:
 def oom_kills() -> int:
     """Return how many processes of this control group the kernel has killed for memory (cgroup v1 and v2)."""
     for path in _oom_files():
-        if found := re.search(r"^oom_kill (\d+)$", sysfs.read(path), re.MULTILINE):
-            return int(found[1])
+        if match := re.search(r"^oom_kill (\d+)$", sysfs.read(path), re.MULTILINE):
+            return int(match[1])
     return 0
 
 
@@ -292,8 +292,8 @@ def written_into_copy(copy: Path, since: int) -> str:
 def _newer(copy: Path, since: int) -> Iterator[str]:
     waiting, looked_at = [str(copy)], 0
     while waiting:
-        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as found:  # what is being removed, or closed
-            for entry in found:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:  # what is being removed, or closed
+            for entry in entries:
                 looked_at += 1
                 if looked_at > _MOST_ENTRIES:
                     return

@@ -104,10 +104,10 @@ def _mappings(driver: Any) -> Iterator[tuple[int, int]]:
                 address += PAGE
                 continue
             (size,) = _called(driver.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_RANGE_SIZE, address))
-            (own,) = _called(
+            (mappings,) = _called(
                 driver.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address)
             )
-            if not own:
+            if not mappings:
                 yield int(start), int(size)
             address = max(address + PAGE, -(-(int(start) + int(size)) // PAGE) * PAGE)
 
@@ -178,12 +178,12 @@ class Neighbours:
         self._memories: dict[str, Mapping[str, Any]] = {}
         self._machines: dict[str, str] = {}
 
-    def add(self, facts: Mapping[str, Any]) -> None:
+    def add(self, worker: Mapping[str, Any]) -> None:
         """Take in what a worker says of its memory; one without this repair says nothing of it."""
-        if "machine" in facts:
-            self._machines[facts["address"]] = facts["machine"]
-        if "text" in facts:
-            self._memories[facts["address"]] = {name: facts[name] for name in ("address", *Marker._fields)}
+        if "machine" in worker:
+            self._machines[worker["address"]] = worker["machine"]
+        if "text" in worker:
+            self._memories[worker["address"]] = {name: worker[name] for name in ("address", *Marker._fields)}
 
     def remove(self, scheduler: Scheduler, worker: str) -> None:
         """Ask the neighbours of a worker that has gone to release its memory; at the run's end all becomes free."""

@@ -100,9 +100,9 @@ class Measurement:
         if counted["known"] < self.last["known"]:  # client.restart() clears Dask's own counters
             self.before = {name: self.before[name] + count for name, count in self.last.items()}
         self.last = counted
-        known, done, erred = (self.before[name] + counted[name] for name in ("known", "done", "erred"))
+        created, done, erred = (self.before[name] + counted[name] for name in ("known", "done", "erred"))
         # A task that was lost and computed again was done twice.
-        return Tasks(known, min(done, known), now["processing"], now["waiting"], now["queued"], erred)
+        return Tasks(created, min(done, created), now["processing"], now["waiting"], now["queued"], erred)
 
     def _workers(self) -> dict[str, WorkerSample]:
         return {

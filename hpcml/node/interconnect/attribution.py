@@ -100,9 +100,9 @@ def by_ip(measurement: Measurement, scope: str, pairs: Iterable[Pair]) -> DataPa
     expected = _expected(measurement, pairs)
     moved: dict[str, float] = defaultdict(float)
     for node in expected:
-        for name, facts in (measurement.nodes[node].moved.get("interfaces") or {}).items():
-            if (name == "lo") == (scope == "within") and not facts["lower"]:
-                moved[name] += facts["tx"] or 0
+        for name, interface in (measurement.nodes[node].moved.get("interfaces") or {}).items():
+            if (name == "lo") == (scope == "within") and not interface["lower"]:
+                moved[name] += interface["tx"] or 0
     sent = sum(flow.tx for flow in expected.values())
     names = sorted(name for name, size in moved.items() if size > 0.05 * sent)
     figures = f"{', '.join(names) or 'the IP interfaces'} moved {_of(sum(moved.values()), sent)}"
@@ -249,14 +249,14 @@ def _ip(moved: Mapping[str, Any], *, local: bool) -> Flow | None:
     interfaces = moved.get("interfaces") or {}
     if local:
         return _sum([interfaces["lo"]] if "lo" in interfaces else [])
-    return _sum(facts for name, facts in interfaces.items() if name != "lo" and not facts["lower"])
+    return _sum(interface for name, interface in interfaces.items() if name != "lo" and not interface["lower"])
 
 
 def _rdma(moved: Mapping[str, Any]) -> Flow | None:
     """Return what the InfiniBand ports moved beyond IP over InfiniBand, which they count too."""
     ports = _sum((moved.get("infiniband") or {}).values())
     interfaces = (moved.get("interfaces") or {}).values()
-    ipoib = _sum([facts for facts in interfaces if facts["type"] == _IPOIB]) or Flow(0, 0)
+    ipoib = _sum([interface for interface in interfaces if interface["type"] == _IPOIB]) or Flow(0, 0)
     return None if ports is None else Flow(max(0, ports.tx - ipoib.tx), max(0, ports.rx - ipoib.rx))
 
 
@@ -284,7 +284,7 @@ def _nvlink_across(measurement: Measurement, pairs: Sequence[Pair], expected: Ma
     proof = []
     for node, flow in expected.items():
         gpus = measurement.nodes[node].moved.get("nvlink") or {}
-        node_workers = {name for name, facts in measurement.workers.items() if facts.node == node}
+        node_workers = {name for name, worker in measurement.workers.items() if worker.node == node}
         moved = _sum(gpus[uuid] for uuid in {_gpu(gpus, measurement.workers[name].gpu) for name in node_workers} - {""})
         inner = sum(pair.sent for pair in measurement.pairs if pair.scope == "within" and pair.source in node_workers)
         if moved is None or max(moved) - inner < MOST * max(flow):
@@ -297,7 +297,7 @@ def _gpu(gpus: Mapping[str, Any], name: str) -> str:
     """Return the UUID of a GPU given by UUID or by NVML's index, "" if it is not there."""
     if name in gpus:
         return name
-    return next((uuid for uuid, facts in gpus.items() if str(facts["index"]) == name), "")
+    return next((uuid for uuid, gpu in gpus.items() if str(gpu["index"]) == name), "")
 
 
 def _ports(measurement: Measurement, expected: Mapping[str, Flow], lanes: Iterable[str]) -> tuple[str, ...]:
@@ -306,8 +306,8 @@ def _ports(measurement: Measurement, expected: Mapping[str, Flow], lanes: Iterab
     used = {
         name
         for node, flow in expected.items()
-        for name, facts in (measurement.nodes[node].moved.get("infiniband") or {}).items()
-        if (facts["tx"] or 0) + (facts["rx"] or 0) > 0.01 * sum(flow)
+        for name, port in (measurement.nodes[node].moved.get("infiniband") or {}).items()
+        if (port["tx"] or 0) + (port["rx"] or 0) > 0.01 * sum(flow)
     }
     return tuple(sorted(wired & used or wired or used))
 
@@ -380,7 +380,7 @@ def _no_port(ports_of: _PortsOf) -> Iterator[Cause]:
         )
     for name, ports in ports_of.items():
         if ports and not any(port["state"] in ("ACTIVE", "") for port in ports.values()):
-            states = ", ".join(f"{port} is {facts['state']}" for port, facts in ports.items())
+            states = ", ".join(f"{port} is {state['state']}" for port, state in ports.items())
             yield Cause(
                 f"on {name} {states}", f"exclude the node (sbatch --exclude={name}) and report it to the site's support"
             )
@@ -424,7 +424,7 @@ def _locked_out(worker: WorkerFacts) -> bool:
 def cause_within(measurement: Measurement, bad: Iterable[str]) -> Cause:
     """Return why cuda_ipc did not carry the bytes between the GPUs of these nodes."""
     nodes = set(bad)
-    return next(_causes_within({name: facts for name, facts in measurement.workers.items() if facts.node in nodes}))
+    return next(_causes_within({name: worker for name, worker in measurement.workers.items() if worker.node in nodes}))
 
 
 def _causes_within(workers: Mapping[str, WorkerFacts]) -> Iterator[Cause]:

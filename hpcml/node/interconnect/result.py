@@ -143,7 +143,7 @@ def _worst(measurement: Measurement, pairs: Sequence[Pair]) -> list[str]:
     for pair in pairs:
         for worker in (pair.source, pair.target) if pair.scope == "across" else ():
             of_node[measurement.workers[worker].node].append(pair)
-    nodes = sorted(node for node, own in of_node.items() if all(pair in slow_pairs for pair in own))
+    nodes = sorted(node for node, pairs_of_node in of_node.items() if all(pair in slow_pairs for pair in pairs_of_node))
     named = [pair for node in nodes for pair in of_node[node]]
     return [*nodes, *(pair.name for pair in slow_pairs if pair not in named)]
 

@@ -71,9 +71,9 @@ def saved(folder: Path, name: str) -> Path | None:
 
 def check_owner(path: Path) -> None:
     """Raise ForeignError if a checkpoint, or their folder, is another account's: many scripts unpickle it."""
-    for facts in (path.lstat(), path.stat()):
-        if not folder_is_ours(facts):
-            raise ForeignError(f"it belongs to {account(facts.st_uid)} and is not trusted", path)
+    for stat_result in (path.lstat(), path.stat()):
+        if not folder_is_ours(stat_result):
+            raise ForeignError(f"it belongs to {account(stat_result.st_uid)} and is not trusted", path)
 
 
 def _checked(name: str) -> str:

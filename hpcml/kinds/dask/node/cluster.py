@@ -154,10 +154,10 @@ class Processes:
         if was_complete:
             return
         if compared.ends:
-            what = "image" if self.settings.job.image else "environment"
+            origin = "image" if self.settings.job.image else "environment"
             where = "The image" if self.settings.job.image else "The environment of runtime.python"
             hint = f"{where} must be the same on all nodes. Keep it on a shared file system, or copy it again."
-            raise RunEndedError(End(errors.VERSIONS, what, "hpcml", compared.ends, hint))
+            raise RunEndedError(End(errors.VERSIONS, origin, "hpcml", compared.ends, hint))
         if compared.complete:
             comparison = {"words": compared.words, "versions": compared.own, "differences": compared.notes}
             state.events.write("environment-ready", seconds=state.seconds, **comparison)

@@ -185,13 +185,13 @@ def worker_log(context: Context, node: str, most: tuple[int, int] = _QUOTE) -> t
 
 
 class Losses:
-    """The nodes whose workers are away, for how long, and what has been told of them."""
+    """The nodes whose workers are away, for how long, and the nodes that were reported."""
 
     def __init__(self, context: Context, events: EventLog, clock: OwnTime, warn: Callable[[str], None]) -> None:
         self.context, self.events, self.clock, self.warn = context, events, clock, warn
         self.away: dict[str, float] = {}
         self.killed: set[str] = set()
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
         self.starved: set[str] = set()
         self.stopped: dict[str, float] = {}
 
@@ -216,9 +216,9 @@ class Losses:
             if node.memory and node.node not in self.starved:  # they come back, and the script gets slow
                 self.starved.add(node.node)
                 self.warn(f"{node.node}: {node.memory}; more of these are in its log.")
-            if not node.final or node.node in self.told:
+            if not node.final or node.node in self.reported:
                 continue
-            self.told.add(node.node)
+            self.reported.add(node.node)
             self.events.write("workers-lost", node=node.node, workers=list(node.workers))
             lost = "a worker" if len(node.workers) == 1 else f"{len(node.workers)} workers"
             self.warn(f"{node.node} lost {lost} for good: {node.why}; {total - away} of {total} workers are left.")

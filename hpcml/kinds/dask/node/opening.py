@@ -65,7 +65,7 @@ class Opening:
             _last = (packed, self.handover)
         if (owner := self.owner()) is not None:
             _opened.add(owner)
-        if lacking := [words for words in self.lacking if words not in _said]:
+        if lacking := [sentence for sentence in self.lacking if sentence not in _said]:
             _said.update(lacking)
             notes.append(f"the workers do not get {'; '.join(lacking)}")
         return notes
@@ -196,7 +196,7 @@ def exports(lines: Iterable[str], environment: Mapping[str, str]) -> tuple[dict[
         for name, equals, value in (word.partition("=") for word in arguments[is_export:]):
             if equals:
                 variables = {**environment, **plain, **exported}
-                value = _REFERENCE.sub(lambda found: variables.get(found[1] or found[2], ""), value)  # noqa: B023, PLW2901
+                value = _REFERENCE.sub(lambda match: variables.get(match[1] or match[2], ""), value)  # noqa: B023, PLW2901
             if is_export or name in exported or name in environment:
                 exported[name] = value if equals else plain.get(name, environment.get(name, ""))
             else:

@@ -301,10 +301,10 @@ class Handshake:
             raise RefusedError("the other end proved another key, or none")
         await self._send(_PROOF, _mac(key, b"client", address, mine, theirs))
 
-    async def prove_as_listener(self, key: bytes, own: set[bytes]) -> None:
+    async def prove_as_listener(self, key: bytes, addresses: set[bytes]) -> None:
         """Prove it to who has connected to one of the own addresses, and have it prove it; errors as above."""
         address, theirs = await self._receive(_HELLO)
-        if address not in own:
+        if address not in addresses:
             raise RefusedError(f"it wanted {_unpack(address)}, which is not here")
         mine = secrets.token_bytes(32)
         await self._send(_ANSWER, mine, _mac(key, b"server", address, theirs, mine))

@@ -36,7 +36,7 @@ _PAGE_SCRIPT = """\
       const {wsUrl, token, appendToken} = app.serviceManager.serverSettings;
       const url = new URL('hpcml/session', wsUrl);
       if (appendToken && token) url.searchParams.set('token', token);
-      let line = null, told = '';
+      let line = null, last = '';
       const say = (message, type, actions) =>
         app.commands.execute('apputils:notify', {message, type, options: {autoClose: false, actions}});
       app.commands.addCommand('hpcml-session:stay', {
@@ -49,8 +49,8 @@ _PAGE_SCRIPT = """\
       };
       const heed = async ({state, words}) => {
         const stay = [{label: 'Go on', commandId: 'hpcml-session:stay', args: {}}];
-        if (words && words !== told) say(words, 'warning', state === 'idle' ? stay : []);
-        told = words;
+        if (words && words !== last) say(words, 'warning', state === 'idle' ? stay : []);
+        last = words;
         if (state === 'running') return;
         try {
           await save();
@@ -216,9 +216,9 @@ def check(server: ServerApp, places: Places) -> None:
         "its kernels use ports": server.config.KernelManager.transport != "ipc",
         f"its kernels' sockets need {longest} bytes": longest > _LONGEST_SOCKET,
     }
-    for what, is_so in wrong.items():
+    for problem, is_so in wrong.items():
         if is_so:
-            raise UnsafeError(what)
+            raise UnsafeError(problem)
 
 
 def check_socket(socket: Path) -> None:

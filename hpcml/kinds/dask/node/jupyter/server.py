@@ -299,8 +299,8 @@ async def _announce(context: Context, server: ServerApp, socket: Path, token: st
         except (config.UnsafeError, OSError, ValueError, TimeoutError) as error:
             unsafe = isinstance(error, config.UnsafeError)
             if unsafe or time.monotonic() > deadline:
-                what = f"is ended: {error}." if unsafe else f"does not answer: {error}"
-                print(f"hpcml: JupyterLab {what}", file=sys.stderr)
+                state = f"is ended: {error}." if unsafe else f"does not answer: {error}"
+                print(f"hpcml: JupyterLab {state}", file=sys.stderr)
                 server.stop()
                 return
             await asyncio.sleep(0.2)
