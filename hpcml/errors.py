@@ -189,11 +189,11 @@ class HostKeyError(HpcmlError):
     exit_status = NO_ACCESS
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, names: Iterable[str]) -> str:
     """Return the valid word that the user probably meant, or an empty text."""
     import difflib
 
-    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")
+    return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=0.6)), "")
 
 
 def did_you_mean(near: str, otherwise: str) -> str:

@@ -90,7 +90,7 @@ class ElasticJob(SLURMJob):  # type: ignore[misc]
         folder = RunPaths(Path(made.directory))
         self.run, self.log = RunPaths(folder.directory / "jobs" / str(name)), folder.logs / "job.log"
         self.problem: HpcmlError | None = None
-        self.came = False
+        self.joined = False
         self.key = ""  # names the job to Slurm: its number, and the comment that it carries
         directives = schedulers.other_jobs(site.scheduler).cluster_options(made.directives, str(name), folder.logs)
         self.job_header = "\n".join(f"{made.directive_word} {directive(option)}" for option in directives)
@@ -144,8 +144,8 @@ class WholeJobs(Adaptive):  # type: ignore[misc]
 
     async def scale_down(self, workers: Collection[str]) -> None:
         """Retire the workers of some jobs, which pass on what they hold, and end the jobs."""
-        there = [str(worker.name) for worker in self.cluster.scheduler.workers.values()]
-        if names := [name for name in there if self.cluster.job_of(name) in workers]:
+        present = [str(worker.name) for worker in self.cluster.scheduler.workers.values()]
+        if names := [name for name in present if self.cluster.job_of(name) in workers]:
             await self.scheduler.retire_workers(names=names, remove=True, close_workers=True)
         await self.cluster.scale_down(workers)
 
@@ -332,14 +332,14 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
                 self.shutdown_scheduler = False  # it has done it
                 break
             for name, job in self.workers.items():
-                job.came = job.came or name in self.observed
+                job.joined = job.joined or name in self.observed
             for name, state in (await self._ended()).items():
                 job = self.workers.pop(name, None)
                 wanted = self.worker_spec.pop(name, None) is not None
                 if job is None:
                     continue
                 job.status = Status.closed
-                if job.came or not wanted:
+                if job.joined or not wanted:
                     failures = 0
                 elif not isinstance(job.problem, SlurmUnreachableError):
                     failures += 1
@@ -393,21 +393,23 @@ def _without_ucx(loaded: LoadedSite) -> LoadedSite:
     """Return the site with workers that speak TLS; UsageError if the user asked for UCX."""
     network = loaded.site.network
     if network.protocol == "ucx" and loaded.layers.origin("network.protocol") == "--set":
-        what = "UCX cannot join jobs that start apart: workers that come later could not be reached, and those that go"
+        problem = (
+            "UCX cannot join jobs that start apart: workers that come later could not be reached, and those that go"
+        )
         hint = "Leave it out: the workers speak TLS. For UCX and cuML's collectives submit a script: hpcml.submit()."
-        raise UsageError(f"{what} would break the others", place="network.protocol=ucx", hint=hint)
+        raise UsageError(f"{problem} would break the others", place="network.protocol=ucx", hint=hint)
     return loaded._replace(site=loaded.site._replace(network=network._replace(protocol="tls")))
 
 
 def _seconds(value: str | float, name: str) -> float:
     """Return a duration in seconds; UsageError if it is not one."""
     try:
-        found = float(value) if isinstance(value, (int, float)) else units.parse_seconds(value)
+        seconds = float(value) if isinstance(value, (int, float)) else units.parse_seconds(value)
     except ValueError:
-        found = -1.0
-    if not found >= 0:  # not a number is not either
+        seconds = -1.0
+    if not seconds >= 0:  # not a number is not either
         raise UsageError(f"{value!r} is not a duration", place=f"{name}={value!r}", hint=f"Write {name}='10m'.")
-    return found
+    return seconds
 
 
 def _address(host: str, interface: str) -> str:
@@ -472,6 +474,6 @@ def _prologue(made: Plan) -> list[str]:
 
 
 def _no_worker(job: ElasticJob, state: str) -> HpcmlError:
-    what = f"Job {job.job_id} ended before a worker came (Slurm says {state})"
+    problem = f"Job {job.job_id} ended before a worker came (Slurm says {state})"
     hint = "Can the nodes reach this machine (host=…), and is Dask installed there? The log may say more."
-    return HpcmlError(what, place=str(job.log), hint=hint, quote=files.tail(job.log), exit_status=ALLOCATION_LOST)
+    return HpcmlError(problem, place=str(job.log), hint=hint, quote=files.tail(job.log), exit_status=ALLOCATION_LOST)

@@ -112,12 +112,12 @@ def _check(function: object, points: list[object], at_once: int | None) -> None:
         raise UsageError(f"{function!r} cannot be called", place="hpcml.map", hint="Give a function of one argument.")
     if at_once is not None and at_once < 1:
         raise UsageError(f"at_once={at_once} lets no point run", place="hpcml.map", hint="Give 1 or more.")
-    for what, value in (("The function", function), ("A point", points)):
+    for role, value in (("The function", function), ("A point", points)):
         try:
             cloudpickle.dumps(value)
         except Exception as error:  # an object of the user's may fail in any way there
             hint = "Open files and connections in the function itself."
-            raise UsageError(f"{what} cannot be pickled: {error}", place="hpcml.map", hint=hint) from error
+            raise UsageError(f"{role} cannot be pickled: {error}", place="hpcml.map", hint=hint) from error
 
 
 class _Watcher(SlurmInfoWatcher):  # type: ignore[misc]
@@ -225,14 +225,14 @@ def _script(made: Plan, run: RunPaths, count: int, at_once: int) -> str:
     on_every_node = next(step.launcher for step in made.steps if step.role == "worker")
     assert on_every_node is not None
     launcher = schedulers.other_jobs(_SCHEDULER).array_launcher(on_every_node, run.directory)
-    words = [*launcher.options, "/bin/bash", str(run.directory / "enter.sh"), *_SUBMITIT, str(run.directory)]
+    command = [*launcher.options, "/bin/bash", str(run.directory / "enter.sh"), *_SUBMITIT, str(run.directory)]
     lines = [
         "#!/bin/bash",
         *(f"{made.directive_word} {directive(option)}" for option in options),
         "umask 077",
         *made.prologue,
     ]
-    lines += ["export SUBMITIT_EXECUTOR=slurm", f"exec {launcher.program} {launcher.shell} {join(words)}", ""]
+    lines += ["export SUBMITIT_EXECUTOR=slurm", f"exec {launcher.program} {launcher.shell} {join(command)}", ""]
     return "\n".join(lines)
 
 

@@ -49,9 +49,9 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
         raise UsageError("hpcml.submit() submits on this machine, and HPCML_HOST names another", place=host, hint=hint)
     keywords = {name: _word(value) for name, value in options.items()}
     given = given_by_keywords(keywords, of("python"), "hpcml.submit()")
-    words = [os.fspath(script), *(["--"] if arguments else []), *map(str, arguments)]  # all of them are the script's
+    command = [os.fspath(script), *(["--"] if arguments else []), *map(str, arguments)]  # all of them are the script's
     with layers.narrowed_umask():
-        spec = submission.script_request(given, words, parser.of("submit"))
+        spec = submission.script_request(given, command, parser.of("submit"))
         by_hand = bool(given.get("prepare"))
         run = submission.submit(submission.prepare_request(spec, by_hand=by_hand), by_hand=by_hand)
     for text in run.submission.notes if run.submission else ():

@@ -38,7 +38,7 @@ class Tail:
         own: bool = False,
     ) -> None:
         self.path, self.stream, self.before, self.clear = path, stream, before, clear
-        self.raw = Raw(stream, own=own)
+        self.raw = Raw(stream, of_user=own)
         self.position = self.seen = 0
         self.line_is_open = False
 

@@ -148,11 +148,11 @@ def _keep(options: Namespace, login: Login) -> int:
     tunnel = Tunnel(connection, request, _say, shown.show, ask)
 
     def warning_now() -> str:
-        ends = tunnel.facts.ends if tunnel.facts else None
+        ends = tunnel.latest.ends if tunnel.latest else None
         return ssh.warning(certificates, ends, time.time(), login.renew)
 
     def closed() -> str:
-        name = tunnel.facts.run if tunnel.facts else options.run
+        name = tunnel.latest.run if tunnel.latest else options.run
         return f"The tunnel is closed; the run goes on. Again: hpcml tunnel --host {login.host} {name}."
 
     shown.warning = warning_now

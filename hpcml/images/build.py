@@ -377,10 +377,10 @@ def _put(out: Path, new: Path, record: dict[str, object]) -> dict[str, object]:
     return record
 
 
-def parse_arguments(words: Sequence[str]) -> dict[str, str]:
+def parse_arguments(pairs: Sequence[str]) -> dict[str, str]:
     """Return the ``KEY=VALUE`` of ``--build-arg`` as a table; raise UsageError for a word of another form."""
     arguments = {}
-    for word in words:
+    for word in pairs:
         name, equals, value = word.partition("=")
         if not equals or not re.fullmatch(r"\w+", name):
             raise UsageError(f"'{word}' is not KEY=VALUE", place="--build-arg", hint="Use --build-arg NAME=VALUE.")

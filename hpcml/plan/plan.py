@@ -243,8 +243,8 @@ def _check_attempts(site: Site, spec: RunRequest) -> None:
     one = spec.size.nodes * int(spec.size.time) / 3600
     if spec.attempts.max_node_hours and one > spec.attempts.max_node_hours:
         hint = "Reduce --time, or allow more node-hours."
-        what = f"One attempt may take {one:g} node-hours, but the limit for all is {spec.attempts.max_node_hours:g}"
-        raise UsageError(what, place="--max-node-hours", hint=hint)
+        problem = f"One attempt may take {one:g} node-hours, but the limit for all is {spec.attempts.max_node_hours:g}"
+        raise UsageError(problem, place="--max-node-hours", hint=hint)
 
 
 def _signal_lead(site: Site, time_limit: int, reasons: list[str]) -> int:

@@ -80,11 +80,11 @@ def _laid(
 
 def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[str, Any], list[str]]:
     """Return a line's options by name, and the words without an option of hpcml; only #SBATCH lines may have such."""
-    words = shlex.split(text.replace("--gres ", "--gres=") if sbatch else text, comments=sbatch)
-    if not sbatch and {"-h", "--help"} & set(words):
+    arguments = shlex.split(text.replace("--gres ", "--gres=") if sbatch else text, comments=sbatch)
+    if not sbatch and {"-h", "--help"} & set(arguments):
         raise UsageError("--help is for the command line", hint="Take it out.")
-    words = _gpus_of_gres(words) if sbatch else words
-    options, rest = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
+    arguments = _gpus_of_gres(arguments) if sbatch else arguments
+    options, rest = parser.parse_known_args([word for word in arguments if word not in ("-h", "--help")])
     if rest and not sbatch:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     values = {name: value for name, value in vars(options).items() if value not in (None, False, parser)}
@@ -98,10 +98,10 @@ def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[st
     return values, rest
 
 
-def _gpus_of_gres(words: list[str]) -> list[str]:
+def _gpus_of_gres(arguments: list[str]) -> list[str]:
     """Return the words of sbatch with the GPUs of ``--gres=gpu:4`` as hpcml's option."""
     options = []
-    for word in words:
+    for word in arguments:
         option, _, value = word.partition("=")
         if option != "--gres" or not value:
             options.append(word)

@@ -165,7 +165,7 @@ def _mounts() -> dict[str, str]:
         lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
     except OSError:
         return {}
-    return {words[1]: words[2] for line in lines if len(words := line.split(" ")) > 2}
+    return {fields[1]: fields[2] for line in lines if len(fields := line.split(" ")) > 2}
 
 
 def put(path: Path, text: str, *, old: bool = False) -> None:

@@ -329,7 +329,7 @@ class _Writer:
         draft, table = self.draft, ("partitions", name)
         if mine:
             limits = {one: self._limits(one, name) for one in mine}
-            sizes = {one: (found.nodes or math.inf, found.time or math.inf) for one, found in limits.items()}
+            sizes = {one: (limit.nodes or math.inf, limit.time or math.inf) for one, limit in limits.items()}
             chosen = max(mine, key=lambda one: (not QUICK.search(one), sizes[one]))
             how = How(SLURM, f"AllowQos of {name}, sacctmgr show assoc", concluded=len(mine) > 1)
             draft.set(table, "qos", chosen, how)

@@ -70,7 +70,7 @@ class Asked:
             "tls://10.0.0.1:8786", "name", site=self.loaded.site, made=self.made, **about
         ).job_script()
         monkeypatch.setenv("HPCML_RUN_DIR", str(self.folder))
-        self.words = elastic_worker.words(load(), "name", "/scratch/mine")
+        self.words = elastic_worker.worker_command(load(), "name", "/scratch/mine")
 
 
 def directives(script: str) -> list[str]:
