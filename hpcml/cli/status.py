@@ -63,7 +63,7 @@ def _tell(run: directories.Run, *, as_json: bool) -> int:
     for line in status.ending.quote:
         say(f"  | {line}")
     if status.phase == "prepared" and run.submission:
-        say("It waits for this line:")
+        say("Submit it with:")
         say(run.submission.line)  # whole, also on a narrow terminal: it is to be copied
     elif status.hint:
         say_fitted(status.hint, sys.stdout)

@@ -137,7 +137,7 @@ class RunHandle:
 
         def look() -> None:
             if end is not None and time.monotonic() >= end and not (last and last.over):
-                raise TimeoutError(f"the run {self.id} has not ended within {timeout:g} s; it goes on")
+                raise TimeoutError(f"the run {self.id} has not ended within {timeout:g} s; it continues")
 
         for last in waiting.follow(self.run, look):  # noqa: B007 - `look` reads it
             pass
@@ -200,10 +200,10 @@ class RunHandle:
             and (node := status.allocation.nodes[0]) != socket.gethostname().partition(".")[0]
         ):
             # whoever listens at that port here is another
-            message = f"The Dask scheduler of this run listens on the loopback address of {node} alone, as its one node"
-            hint = f"Use two nodes or more, or Python in a shell there: hpcml shell {self.id}."
+            message = f"The Dask scheduler of this one-node run listens only on the loopback address of {node}"
+            hint = f"Use two or more nodes, or run Python on the node: hpcml shell {self.id}."
             raise LinkError(message, place=scheduler.address, hint=hint)
-        hint = f"Try it on a login node of the cluster; the dashboard is shown by: hpcml tunnel {self.id}."
+        hint = f"Try a login node of the cluster. For the dashboard: hpcml tunnel {self.id}."
         try:
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_WITHIN).close()
             return script_api.connect_to(scheduler.attempt, scheduler.address, **options)
@@ -256,7 +256,7 @@ def cancel(run: directories.Run) -> Cancelled:
         return Cancelled(False, f"{run.id} has ended already: {before.message}.")
     if not (run.submission and run.submission.key):
         hint = f"It is not submitted. Remove it: hpcml rm {run.id}." if before.phase == "prepared" else before.hint
-        raise NotFoundError("The run has no job that could be cancelled", place=run.id, hint=hint)
+        raise NotFoundError("The run has no job to cancel", place=run.id, hint=hint)
     if (after := directories.follow_up(run)) and after.submission:  # first: it begins when this one ends
         waiting = schedulers.get(after.submission.scheduler).cancel(after.submission.key)
     result = schedulers.get(run.submission.scheduler).cancel(run.submission.key)
@@ -281,8 +281,8 @@ def scheduler_of(run: directories.Run, status: Status) -> Scheduler:
     attempt = run.paths.attempt(records.newest_attempt(run.paths) or 0)
     table = None if status.over or status.phase == "queued" else directories.read_json(attempt.scheduler)
     if table is None:
-        place, hint = f"{run.id}: {status.state}: {status.message}", f"See how it stands: hpcml status {run.id}."
-        raise NotFoundError("The run has no cluster now", place=place, hint=hint)
+        place, hint = f"{run.id}: {status.state}: {status.message}", f"Show its state: hpcml status {run.id}."
+        raise NotFoundError("The run's cluster is not running", place=place, hint=hint)
     with complete(run.paths.directory):
         return Scheduler(attempt, table.get("address", str), table.get("protocol", str))
 

@@ -207,10 +207,10 @@ def budget_of(text: str, row: str, account: str) -> Budget | str:
     try:
         match = re.search(row.replace("{account}", re.escape(account)), text, re.MULTILINE)
         if match is None:
-            return f"the budget command says nothing of account {account}"
+            return f"the budget command does not list account {account}"
         return Budget(float(match["total"]), float(match["used"]))
     except (re.error, IndexError, ValueError, TypeError) as error:
-        return f"cost.budget_row does not fit the answer: {error}"
+        return f"cost.budget_row does not match the answer: {error}"
 
 
 def shorter(prepared: Prepared) -> str:
@@ -278,7 +278,7 @@ def lines(outlook: Outlook, now: datetime.datetime, *, whole: bool) -> list[tupl
 
 def _costs(outlook: Outlook) -> str:
     if not outlook.request.seconds:
-        text = "no time limit is asked for, so it is not known"
+        text = "unknown, because no time limit is requested"
     else:
         text = f"{_amount(outlook.request.node_hours)} node-h"
         text += f" for {outlook.request.jobs} jobs" if outlook.request.jobs > 1 else ""

@@ -38,7 +38,7 @@ def named(script: list[str], here: Path) -> tuple[Path, list[str], Form]:
         raise UsageError("MODULE is missing", place="-m", hint="Write hpcml submit -m package.module.")
     if form is Form.MODULE and not all(word.isidentifier() for word in script[1].split(".")):
         hint = "Write the dotted name, as for python -m: hpcml submit -m package.module."
-        raise UsageError(f"'{script[1]}' is no module's name", place="-m", hint=hint)
+        raise UsageError(f"'{script[1]}' is not a module name", place="-m", hint=hint)
     name = script[1]
     if form is Form.MODULE or "/" in name or ((here / name).is_file() and not shutil.which(name, path=_search_path())):
         return here / name, script[1:], form

@@ -115,7 +115,7 @@ def directives(plan: Table) -> list[tuple[str, str]]:
 
 def _kind(name: str) -> str:
     if name not in kinds.KINDS:
-        raise ValueError(f"{name!a} is not a kind of run")
+        raise ValueError(f"{name!a} is not a valid kind of run")
     return name
 
 
@@ -272,7 +272,7 @@ def _given_up(run: directories.Run) -> directories.Run:
             return run  # it was removed meanwhile
     plan = planned(run)
     old = run.submission or Submission(plan.site, 0.0, plan.scheduler)
-    message = "The run was not submitted: there is no job of it"
+    message = "The run was not submitted: it has no job"
     hint = f"Submit it again: hpcml rerun {run.id}."
     new = old._replace(error=message, hint=hint, exit_status=ANSWER_LOST)
     directories.write_json(run.paths.submission, new.as_json())

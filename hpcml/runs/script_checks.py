@@ -82,13 +82,13 @@ def check_file(script: Path) -> None:
         problem, remedy = other
         raise UsageError(f"SCRIPT is {problem}, not Python", place=str(script), hint=remedy)
     if b"\0" in start:
-        raise UsageError("The script is not a text: it holds zero bytes", place=str(script), hint="Name a .py file.")
+        raise UsageError("The script is not text: it contains zero bytes", place=str(script), hint="Name a .py file.")
 
 
 def _start_of(script: Path, kind_of: str) -> bytes:
     """Return the first bytes of a file that is to be run."""
     if any(character in str(script) for character in "\n\r\0"):
-        raise UsageError("The script's path holds a line break", place=repr(str(script)), hint="Rename the file.")
+        raise UsageError("The script's path contains a line break", place=repr(str(script)), hint="Rename the file.")
     try:
         kind = stat.S_IFMT(script.stat().st_mode)
         if kind != stat.S_IFREG:  # asked first, because to open a pipe would be to wait for its writer
@@ -97,23 +97,23 @@ def _start_of(script: Path, kind_of: str) -> bytes:
         with script.open("rb") as file:
             return file.read(4096)
     except (FileNotFoundError, NotADirectoryError) as error:
-        hint = "Check the spelling; options of hpcml go before SCRIPT, the script's own behind it."
+        hint = "Check the spelling. Options of hpcml go before SCRIPT, those of the script after it."
         hint = did_you_mean(_near(script), hint)
         raise NotFoundError(f"There is no such {kind_of}", place=str(script), hint=hint) from error
     except OSError as error:
-        hint = "Let yourself read it (chmod u+r), or name another."
+        hint = "Give yourself read permission (chmod u+r)."
         raise NotFoundError(f"The {kind_of} cannot be read: {error.strerror}", place=str(script), hint=hint) from error
 
 
 def _other_language(script: Path, start: bytes) -> tuple[str, str] | None:
     """Return what a file is that is no Python, and what to do; None if it may be Python."""
     if start.startswith(b"\x7fELF"):
-        return "a compiled program", f"Run it so: hpcml submit -- {_as_path(script)}."
+        return "a compiled program", f"Run it with: hpcml submit -- {_as_path(script)}."
     if (program := _interpreter(start)) and "python" not in program and script.suffix != ".py":
         direct = _as_path(script) if os.access(script, os.X_OK) else f"{program} {os.path.relpath(script)}"
-        return f"a script for {program}", f"Run it so: hpcml submit -- {direct}."
+        return f"a script for {program}", f"Run it with: hpcml submit -- {direct}."
     if language := _LANGUAGES.get(script.suffix.lower()):
-        return language[0], f"Run it so: hpcml submit -- {language[1].format(os.path.relpath(script))}."
+        return language[0], f"Run it with: hpcml submit -- {language[1].format(os.path.relpath(script))}."
     return None
 
 
@@ -145,7 +145,7 @@ def check_notebook(notebook: Path, arguments: Sequence[str]) -> None:
         cells, info = content["cells"], content.get("metadata", {}).get("kernelspec", {})
         language = str(info.get("language") or "python").lower()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        hint = "Save it in Jupyter again; versions before 4 of the format are not read."
+        hint = "Save it again in Jupyter. hpcml reads version 4 of the format."
         raise UsageError("The file is not a notebook", place=str(notebook), hint=hint) from error
     if language != "python" or not isinstance(cells, list):
         raise UsageError(f"The notebook's language is {language}", place=str(notebook), hint="Python's are executed.")
@@ -174,7 +174,7 @@ def check_program(program: Path, path: str | None, *, prepared: bool) -> None:
     """
     if not program.is_absolute():
         if path is not None and not prepared and not shutil.which(program, path=path):
-            hint = "Check the spelling; a program of yours is named with its path, as ./program."
+            hint = "Check the spelling. Give the path of your own program: ./program."
             raise NotFoundError(f"There is no program '{program}' on PATH or in this folder", place="--", hint=hint)
         return
     start = _start_of(program, "program")
@@ -182,8 +182,8 @@ def check_program(program: Path, path: str | None, *, prepared: bool) -> None:
     if not is_program or not os.access(program, os.X_OK):
         shell = "bash" if not (language := _LANGUAGES.get(program.suffix.lower())) else language[1].split()[0]
         run = f"name what runs it: hpcml submit -- {shell} {program.name}"
-        hint = f"{'Make it so (chmod u+x), or' if is_program else 'Begin it with #!, or'} {run}."
-        problem = "is not executable" if is_program else "has no first line that says what runs it (#!)"
+        hint = f"{'Make it executable (chmod u+x), or' if is_program else 'Add a first line with #!, or'} {run}."
+        problem = "is not executable" if is_program else "has no first line that names its interpreter (#!)"
         raise UsageError(f"The program {problem}", place=str(program), hint=hint)
 
 
@@ -200,12 +200,12 @@ def check_module_code(module: Path, python: str, *, image: bool = False, prepare
     if file := module_file(module):
         return check_code(file, folder, python, folder=folder, image=image, prepared=prepared)
     if stem.is_dir():
-        hint = "Name a module in it, or give it a file __main__.py."
+        hint = "Name a module in it, or add a file __main__.py."
         raise ScriptError(f"The package {module.name} cannot be run: it has no __main__", place=str(stem), hint=hint)
     environment = _Environment(python)
     beside = (folder / parts[0]).is_dir()
     if not image and not prepared and environment.known and (beside or not environment.has(parts[0])):
-        hint = "Submit from the folder that holds its top-level package, as for python -m."
+        hint = "Submit from the folder that contains its top-level package, as for python -m."
         raise ScriptError(f"There is no module '{module.name}'", place=str(folder), hint=hint)
     return []
 
@@ -251,16 +251,16 @@ def check_code(
         where = place(base, error.filename, error.lineno)
         version = ".".join(map(str, sys.version_info[:2]))
         if image:
-            return [f"{where} does not compile by Python {version}: {error.msg}; the image's Python may be newer"]
+            return [f"{where} does not compile with Python {version}: {error.msg}; the image's Python may be newer"]
         if not _fails_too(python, Path(str(error.filename))):
-            return [f"{where} does not compile by Python {version}, which hpcml uses here: {error.msg}"]
+            return [f"{where} does not compile with Python {version}, which hpcml uses here: {error.msg}"]
         raise _does_not_compile(error, where) from error
     except ValueError as error:  # a zero byte in the file
         raise ScriptError(f"The script does not compile: {error}", place=place(base, script)) from error
     except (RecursionError, MemoryError, OSError):  # its own affair, which shows when it runs
         return []
     warnings = [
-        f"{place(base, file)} hides the module {name}: rename it if that is not meant"
+        f"{place(base, file)} hides the module {name}: rename it if you did not intend this"
         for name, file in imports.hiding.items()
     ]
     certain = imports.plain and not prepared
@@ -287,8 +287,8 @@ def check_packages(names: Sequence[str], python: str, option: str, *, sure: bool
     environment = _Environment(python)
     for name in names if environment.known and (environment.certain or sure) else ():
         if not environment.has(name):
-            hint = f"Add it, mostly by {python} -m pip install {name}; nothing was submitted."
-            raise ScriptError(f"The run's environment does not have the package {name}", place=option, hint=hint)
+            hint = f"Nothing was submitted. Install it, usually with: {python} -m pip install {name}"
+            raise ScriptError(f"The run's environment lacks the package {name}", place=option, hint=hint)
 
 
 def installed(python: str) -> tuple[str, ...]:
@@ -306,9 +306,9 @@ def missing_argument(script: Path, base: Path, given: int) -> list[str]:
     """Return a note where a script reads the scheduler's file from an argument of its own that is not given."""
     for node in _nodes(script):
         if isinstance(node, ast.keyword) and node.arg == "scheduler_file" and _number_of_argument(node.value) > given:
-            problem = "takes the scheduler's file from an argument that is not given"
+            problem = "reads the scheduler's file from an argument that you did not give"
             return [
-                f"{place(base, script, node.value.lineno)} {problem}; Client() is the run's, and so is any word there"
+                f"{place(base, script, node.value.lineno)} {problem}; any value or Client() gives the run's cluster"
             ]
     return []
 
@@ -324,7 +324,7 @@ def lost_input(script: Path, base: Path, descriptor: int = 0) -> list[str]:
             continue
         if ast.unparse(node.func if isinstance(node, ast.Call) else node) in ("input", "sys.stdin"):
             where = place(base, script, node.lineno)
-            return [f"{where} reads standard input, which a run does not get: give the file's name as an argument"]
+            return [f"{where} reads standard input, which a run does not have: give the file's name as an argument"]
     return []
 
 
@@ -358,7 +358,7 @@ def _does_not_compile(error: SyntaxError, where: str) -> ScriptError:
         at = (error.offset or 0) - 1 - (len(line) - len(kept))
         length = (error.end_offset or 0) - (error.offset or 0) if error.end_lineno == error.lineno else 1
         quote = (kept, " " * at + "^" * max(1, min(length, len(kept) - at))) if at >= 0 else (kept,)
-    hint = "Correct that line; nothing was submitted."
+    hint = "Nothing was submitted. Correct that line."
     return ScriptError(f"The script does not compile: {error.msg}", place=where, hint=hint, quote=quote)
 
 
@@ -515,22 +515,22 @@ def _tell_missing(
     elsewhere = {
         one.name: one for one in reversed(needed) if certain_by_name[one.name] and one.name in _CLUSTERS_ELSEWHERE
     }
-    remedy = "opens a cluster elsewhere; in a run, Client() in its place is the run's own"
+    remedy = "opens another cluster; use Client() for the run's cluster"
     notes = [f"{name} ({place(base, one.file, one.line)}) {remedy}" for name, one in elsewhere.items()]
     missing = list({one.name: one for one in reversed(needed) if not certain_by_name[one.name]}.values())[::-1]
     if not missing:
         return notes
     if certain and environment.certain and (script_imports := [one for one in missing if one.file == script]):
         first = script_imports[0]
-        how = f"Add it, mostly by {sys.executable} -m pip install {first.name}; nothing was submitted."
+        how = f"Nothing was submitted. Install it, usually with: {sys.executable} -m pip install {first.name}"
         if first.name in _CLUSTERS_ELSEWHERE:
-            how = "It opens a cluster elsewhere: in a run, Client() in the place of that cluster is the run's own."
-        message = f"The script imports '{first.name}', which the run's environment does not have"
+            how = "It opens another cluster. Use Client() for the run's cluster."
+        message = f"The script imports '{first.name}', which the run's environment lacks"
         raise ScriptError(message, place=place(base, first.file, first.line), hint=how)
     listed = ", ".join(f"{one.name} ({place(base, one.file, one.line)})" for one in missing[:_NOTED])
     more = f" and {len(missing) - _NOTED} more" if len(missing) > _NOTED else ""
     where = f"the environment of {environment.python} as seen from here"
-    return [*notes, f"imported, and not found in {where}: {listed}{more}"]
+    return [*notes, f"imported, but not found in {where}: {listed}{more}"]
 
 
 def _near(path: Path) -> str:

@@ -56,15 +56,15 @@ class Taken(NamedTuple):
         """Return what the user should know, as sentences without capital and full stop."""
         notes = []
         if self.left_out:
-            reason = "not copied, but used where it lies, so that a change changes the run"
+            reason = "not copied, so do not change it until the run ends"
             linked = any(one.name.endswith("/") and one.why != _A_LINK for one in self.left_out)
-            walks = "; os.walk and rglob do not enter a folder that is a link" if linked else ""
+            walks = "; os.walk and rglob do not follow links to folders" if linked else ""
             notes.append(f"{reason}: {listed(self.left_out)}{walks}")
         if self.missing:
-            reason = "code.snapshot = 'none' runs the script where it lies"
+            reason = "set code.snapshot = 'none' to run the original"
             notes.append(f"not in the run's copy of the code: {listed(self.missing)}; {reason}")
         if self.above:
-            reason = "which is the run's own folder here; code.snapshot = 'none' runs the script where it lies"
+            reason = "but the run uses a copy; set code.snapshot = 'none' to run the original"
             notes.append(f"{', '.join(self.above[:_NAMED])} leads above the script's folder, {reason}")
         return notes
 
@@ -112,7 +112,7 @@ class _Choice:
             if entry.name == self.script or (self.home and entry.name == _OF_HOME):
                 continue
             if self.home and ranks[entry.name] > 1:
-                self._pass_over(entry, "the home folder's modules and packages alone are copied")
+                self._pass_over(entry, "of the home folder only modules and packages are copied")
             elif entry.name in walked:
                 self._take_folder(entry)
             else:
@@ -147,7 +147,7 @@ class _Choice:
             for one, size in zip(made, sizes, strict=True):
                 del one[size:]
             self.links.append(entry.name)
-            why = str(error) if isinstance(error, _TooMuchError) else "not all of it can be read"
+            why = str(error) if isinstance(error, _TooMuchError) else "parts of it cannot be read"
             self.leave_out(entry.name, why, slash=True)
 
     def _walk(self, top: os.DirEntry[str]) -> None:
@@ -178,7 +178,7 @@ class _Choice:
             if _is_folder(entry) and entry.is_symlink() and not entry.name.startswith("."):
                 self.leave_out(name, _A_LINK, slash=True)
         elif not self.linked and entry.is_symlink() and not self._holds(entry.path):
-            self.leave_out(name, "a link that leads out of the folder")
+            self.leave_out(name, "a link to a place outside the folder")
         elif size > self.largest:
             self.links.append(name)
             self.leave_out(name, f"larger than code.max_file = {self.code.max_file.text}")

@@ -34,7 +34,7 @@ from hpcml.runs.directories import complete
 from hpcml.runs.record import Event, Planned
 from hpcml.schedulers import JobState, Submission
 
-_REPLACED = "not there, or not yours: "  # how the batch script begins to say that the run's folder is another now
+_REPLACED = "missing, or not yours: "  # how the batch script begins to say that the run's folder is another now
 
 _JOB_ENDS = {  # the exit status and the sentence of an end that the run itself could not write, and the run's state
     "TIMEOUT": (TIME_LIMIT, "the time limit was reached", "TIMEOUT"),
@@ -42,7 +42,7 @@ _JOB_ENDS = {  # the exit status and the sentence of an end that the run itself 
     "CANCELLED": (CANCELLED, "the job was cancelled", "CANCELLED"),
     "OUT_OF_MEMORY": (
         137,
-        "Slurm says that a process of the job was killed for want of memory (OUT_OF_MEMORY)",
+        "Slurm reports that a process of the job was out of memory (OUT_OF_MEMORY)",
         "OUT_OF_MEMORY",
     ),
     "NODE_FAIL": (ALLOCATION_LOST, "a node of the allocation failed", "NODE_FAIL"),
@@ -187,7 +187,7 @@ class Status(NamedTuple):
         if self.phase != "running":
             return ()
         return tuple(
-            f"{node}: silent for {max(0, int(time.time() - since)) // step * step} s (no heartbeat of a {self.noun})"
+            f"{node}: no heartbeat of a {self.noun} for {max(0, int(time.time() - since)) // step * step} s"
             for node, since in self.cluster.silent_workers.items()
         )
 
@@ -228,7 +228,7 @@ def status(run: directories.Run, job: JobState | None = None, *, ask: bool = Tru
     with complete(run.paths.directory):
         current = _from_files(run)
     if records.is_prepared(run) and not run.job and current.phase == "unknown":
-        hint = f"It waits for this line: {run.submission.line if run.submission else ''}"
+        hint = f"Submit it with: {run.submission.line if run.submission else ''}"
         return current.changed(phase="prepared", message="not submitted yet", hint=hint)
     if (
         not (run.submission and run.submission.error)
@@ -237,7 +237,7 @@ def status(run: directories.Run, job: JobState | None = None, *, ask: bool = Tru
     ):
         current = _ask_owner(current, run, job)
     if current.phase in ("starting", "running", "ending") and (room := directories.full(run.paths.directory)):
-        hint = f"{room[0].upper()}{room[1:]}: what the script and the logs write now is lost."
+        hint = f"{room[0].upper()}{room[1:]}: new output of the script and the logs is lost."
         return current.changed(hint=hint)
     return current
 
@@ -291,7 +291,7 @@ def _from_files(run: directories.Run) -> Status:
         and current.phase == "running"
         and (node := records.jupyter_node(run.paths))
     ):
-        way = f"up on {node}; the way there: hpcml tunnel --service jupyter {run.id}"
+        way = f"ready on {node}; open it with: hpcml tunnel --service jupyter {run.id}"
         return current.changed(jupyter=way)
     return current
 
@@ -333,7 +333,7 @@ def _after(current: Status, event: Event) -> Status:
             return current.changed(phase="running")
         case "time-limit-near":
             pages = current.planned.form is Form.JUPYTER
-            effect = "open pages are told to save" if pages else "hpcml.run.should_stop() is true now"
+            effect = "open pages save their documents" if pages else "hpcml.run.should_stop() is now true"
             return current.changed(hint=f"The time limit is near: {effect}.")
     return current
 
@@ -352,7 +352,7 @@ def _message(current: Status) -> str:
     if stage := later_stage(current):
         return stage.waiting.format_map(current.fields())
     if "image-staging" in times and "image-staged" not in times:
-        return f"the image is copied to the nodes ({current.progress.staging})"
+        return f"copying the image to the nodes ({current.progress.staging})"
     if current.progress.staging and "allocated" not in times:
         return "the roles enter the image"
     return kind.startup[0].waiting
@@ -379,7 +379,7 @@ def _ask_owner(current: Status, run: directories.Run, asked: JobState | None) ->
             f"If it was accepted, its comment is hpcml:{run.id} (squeue --me -o '%i %k'). "
             f"Without such a job it is not submitted after {records.LOST_AFTER / 60:g} minutes."
         )
-        return current.changed(phase="unknown", message="the submission's answer was not recorded", hint=hint)
+        return current.changed(phase="unknown", message="the answer to the submission was not recorded", hint=hint)
     try:
         with complete(run.paths.directory):
             run, job = present_job(run, asked)
@@ -389,7 +389,7 @@ def _ask_owner(current: Status, run: directories.Run, asked: JobState | None) ->
         if error.message == schedulers.NOT_ASKED:  # it may have ended since its own files were written
             return current.changed(phase="unknown", message=error.message)
         if current.phase == "unknown":
-            message = "the run has written nothing yet, and Slurm cannot be asked"
+            message = "the run has written nothing yet, and Slurm does not answer"
             return current.changed(message=message, hint=error.hint)
         return current
     return _with_answer(current, run, job)
@@ -446,8 +446,8 @@ def _not_continued(current: Status, run: directories.Run, job: JobState) -> Stat
     by_hpcml = job.state == schedulers.UNKNOWN.state and run.submission and run.submission.cancelled
     if not (job.state == "CANCELLED" or by_hpcml) or not run.paths.attempt(current.progress.attempt).goes_on.exists():
         return current
-    message = f"the run was cancelled while its next attempt waited; before: {current.message}"
-    hint = "What it saved is in checkpoints/ of its run directory."
+    message = f"the run was cancelled while its next attempt waited; before that: {current.message}"
+    hint = "Its checkpoints are in checkpoints/ of its run directory."
     return _with_end(current, records.cancelled(SLURM, message, hint))
 
 
@@ -460,14 +460,14 @@ def _waits_here(run: directories.Run, job: JobState) -> bool:
 def ended(status: Status) -> str:
     """Return in a clause how a run ended."""
     if status.ending.exit_status is None:
-        return f"nobody knows how it ended ({status.message})"
-    return "it ended well" if status.ending.exit_status == 0 else f"it ended with status {status.ending.exit_status}"
+        return f"its end is unknown ({status.message})"
+    return "it succeeded" if status.ending.exit_status == 0 else f"it exited with status {status.ending.exit_status}"
 
 
 def never_started(awaited: Awaited, status: Status) -> tuple[str, str]:
     """Return that a run never started because one that it waited for ended otherwise, and what to do."""
     message = f"the run never started: it waited for {awaited.words()}, and {ended(status)}"
-    return message, f"See hpcml why {awaited.run}; then run both again, this one with --after."
+    return message, f"See hpcml why {awaited.run}. Then submit both again, this one with --after."
 
 
 def _never_started(current: Status, run: directories.Run) -> Status | None:
@@ -521,9 +521,9 @@ def _ended_without_word(current: Status, run: directories.Run, job: JobState) ->
         message = log[-1].removeprefix("hpcml: ").rstrip(".")  # the batch script's own word
         return _lost(current, run, STORAGE if message.startswith(_REPLACED) else START_FAILED, message)
     if job.state == "FAILED" and run.submission and schedulers.end(run.submission).exit_status == STORAGE:
-        message = "the run could not write how it ended: its file system was full, or refused to be written to"
+        message = "the run could not write its end: its file system was full or read-only"
         return _lost(current, run, STORAGE, message)
-    forgotten = "Slurm knows no such job any more" if job == schedulers.UNKNOWN else f"Slurm: {job.state}"
+    forgotten = "Slurm no longer knows the job" if job == schedulers.UNKNOWN else f"Slurm: {job.state}"
     message = job.reason or f"the job ended without a status ({forgotten})"
     end = _lost(current, run, ALLOCATION_LOST, message)
     is_another = job.state == schedulers.UNKNOWN.state and current.allocation.job and job.reason
@@ -533,7 +533,7 @@ def _ended_without_word(current: Status, run: directories.Run, job: JobState) ->
 def _step_ended(before: Status, run: directories.Run, node: str, exit_status: int) -> Status:
     """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
     if "allocated" in before.progress.times:  # what its log says is the script's
-        message = f"the {SCRIPT}'s step {rules.of_role(exit_status, ()).what} and left no word"
+        message = f"the {SCRIPT}'s step {rules.of_role(exit_status, ()).what}, without writing a status"
         return _lost(before, run, exit_status, message)
     log = files.tail(run.paths.driver_log)
     if image := before.planned.image:
@@ -557,10 +557,10 @@ def _lost(current: Status, run: directories.Run, exit_status: int, message: str,
     elif state == "CANCELLED":
         hint = f"Run it again: hpcml rerun {run.id}."
     elif not current.progress.times and not quote:
-        hint = "Is paths.runs on a file system that all nodes share? The job left nothing there."
+        hint = "The job wrote nothing there. Check that all nodes share the file system of paths.runs."
         if bash_env := run.submission.bash_env if run.submission else "":
             hint = (
-                f"BASH_ENV was set: bash reads {bash_env} before the batch script. Does it call exit, or fail? "
+                f"BASH_ENV was set: bash reads {bash_env} before the batch script. Check whether it exits or fails. "
                 f"Otherwise: {hint[0].lower()}{hint[1:]}"
             )
     return _with_end(current, End(exit_status, "", SLURM, message, hint, quote, state))

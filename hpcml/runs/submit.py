@@ -75,14 +75,14 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, learn: bool = Tr
         note(text)
     if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults():
         if by_hand:
-            note(f"{', '.join(ignored)} count when the line is typed: sbatch reads them")
+            note(f"{', '.join(ignored)} apply when you run the line: sbatch reads them")
         else:
-            hint = "give the option, or write [defaults] into the site's settings"
-            note(f"{', '.join(ignored)} do not count here: {hint}")
+            hint = "give the option, or set [defaults] in the site's settings"
+            note(f"{', '.join(ignored)} have no effect here: {hint}")
     if prepared.loaded.chosen_because == lookup.BY_DEFAULT:
         nodes = prepared.plan.inside.job.nodes
         which = f"; all {nodes} nodes of the run are this machine" if nodes > 1 else ""
-        note(f"the run is on this machine: no sbatch was found{which}")
+        note(f"the run uses this machine: sbatch was not found{which}")
     for notice in prepared.plan.notices:
         note(notice)
     return prepared
@@ -133,9 +133,9 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "") -> Prepared:
     notes += directories.check_folder(folder, loaded.site.paths.trust)
     template = next((str(path) for folder in own_templates if (path := folder / batch_script.TEMPLATE).is_file()), "")
     if loaded.project:
-        notes.append(f"the settings of {loaded.project} count")
+        notes.append(f"the settings of {loaded.project} apply")
     if template:
-        notes.append(f"the batch script is made by {template}")
+        notes.append(f"the batch script uses the template {template}")
     staged = spec.changed(cwd=RunPaths(directory).code) if spec.code.staged else spec
     made = plan(loaded.site, staged, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
     if spec.code.form.traits.is_main:
@@ -165,7 +165,7 @@ def _check_script(site: Site, spec: RunRequest) -> None:
             script_checks.check_program(spec.code.script, path, prepared=_is_prepared(site))
         if programs.is_python(spec.code.script) and (not spec.code.arguments or spec.code.arguments[-1] == "-"):
             hint = f"Name it: hpcml submit -- {spec.code.script.name} SCRIPT."
-            raise UsageError("Python has no script here, and a run has no standard input", place="--", hint=hint)
+            raise UsageError("Python needs a script: a run has no standard input", place="--", hint=hint)
     elif spec.code.form is Form.NOTEBOOK:
         script_checks.check_notebook(spec.code.script, spec.code.arguments)
     elif spec.code.form is Form.SCRIPT:
@@ -180,7 +180,7 @@ def _check_processor(python: str) -> list[str]:
     if python == sys.executable or not (kind := files.architecture_of(Path(python))) or kind == os.uname().machine:
         return []
     here = os.uname().machine
-    return [f"runtime.python ({python}) is for {kind}, and this machine is {here}: the run works only on {kind} nodes"]
+    return [f"runtime.python ({python}) is for {kind}, but this machine is {here}: the run works only on {kind} nodes"]
 
 
 def _is_prepared(site: Site) -> bool:
@@ -213,9 +213,7 @@ def _two_pythons(spec: RunRequest, made: Plan) -> list[str]:
     interpreter = shutil.which(program) or str(program)
     if Path(interpreter).parent == Path(workers).parent:
         return []
-    return [
-        f"{interpreter} runs the script, and {workers} runs the workers (runtime.python): tasks import from the latter"
-    ]
+    return [f"{interpreter} runs the script, but {workers} runs the workers (runtime.python) and their imports"]
 
 
 def template_folders(cwd: Path) -> tuple[list[Path], list[str]]:
@@ -356,8 +354,8 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
         rules = loaded.site.code
         taken = snapshot.take(spec.code.script, paths.code, rules, linked=lasting, limited=lasting, module=module)
         if needed := snapshot.needed(taken, paths.code):
-            hint = "Raise that limit (--set code.…=…), or run the script where it lies (--set code.snapshot=none)."
-            raise UsageError("The code needs what its copy would not have", place=snapshot.listed(needed), hint=hint)
+            hint = "Raise that limit (--set code.…=…), or run the original (--set code.snapshot=none)."
+            raise UsageError("The copy of the code would lack required files", place=snapshot.listed(needed), hint=hint)
         if made.inside.job.image:
             linked = taken.places if loaded.site.code.snapshot != "none" else spec.code.sources
             files.write(paths.sources, "".join(f"{folder}\n" for folder in linked if folder != spec.code.cwd))

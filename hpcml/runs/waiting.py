@@ -103,8 +103,8 @@ def _present_job(run: directories.Run) -> tuple[directories.Run, JobState | None
     """Return a run with its job now and that job's state; NotFoundError if it is prepared and has none."""
     run = records.adopt(directories.load(run.paths.directory) if run.may_start_again else run)
     if records.is_prepared(run) and not run.job:
-        hint = f"Type its line first: {run.submission.line if run.submission else ''}"
-        raise NotFoundError("The run is prepared, and nobody has submitted it", place=run.id, hint=hint)
+        hint = f"Submit it first: {run.submission.line if run.submission else ''}"
+        raise NotFoundError("The run is prepared but not submitted", place=run.id, hint=hint)
     return run_status.present_job(run) if run.job else (run, None)
 
 
@@ -145,9 +145,9 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
             raise SiteError("The run to wait for never ran: it was refused", place=run.id, hint=_again(run))
         if current.over:
             if not awaited.met_by(current.ending.exit_status):
-                problem = f"The run is not to start: it waits for {awaited.words()}, and {run_status.ended(current)}"
+                problem = f"The run cannot start: it waits for {awaited.words()}, and {run_status.ended(current)}"
                 raise SiteError(problem, place=f"--after {one.run}:{one.when}", hint=_again(run))
-            notes.append(f"{run.id} has ended as --after asks: it is not waited for")
+            notes.append(f"{run.id} already ended as --after requires")
             continue
         if not (run.submission and run.submission.key):
             raise NotFoundError("The run to wait for has no job", place=run.id, hint=current.hint or _again(run))
@@ -163,7 +163,7 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
             hint = f"Wait first: hpcml wait {run.id} && hpcml submit …"
             raise SiteError(problem, place="--after", hint=hint)
         if not here and records.planned(run).several_jobs:
-            problem = f"{run.id} goes on in several jobs (--until-done), and Slurm waits for one"
+            problem = f"{run.id} continues in several jobs (--until-done), but Slurm can wait for only one"
             hint = f"Wait first: hpcml wait {run.id} && hpcml submit …"
             raise SiteError(problem, place="--after", hint=hint)
         open_runs[awaited] = None
@@ -171,7 +171,7 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
 
 
 def _again(run: directories.Run) -> str:
-    return f"See hpcml why {run.id}; hpcml rerun {run.id} runs it again."
+    return f"See hpcml why {run.id}. Run it again: hpcml rerun {run.id}."
 
 
 def main(directory: Path) -> None:

@@ -31,7 +31,7 @@ from hpcml.units import Memory, TimeLimit, expand_hosts, format_memory_for_slurm
 MOST_LOGS = 128  # workers' logs that are read
 _MORE = 1.5  # times what was asked for is worth a try
 _NO_MORE_TIME = (
-    "The site allows no longer time limit: let the script save checkpoints and submit it with --until-done, "
+    "The site allows no longer time limit. Let the script save checkpoints and submit it with --until-done, "
     "or use more nodes."
 )
 _WARNINGS = 3
@@ -101,7 +101,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     hits = evidence.hits(run.paths, MOST_LOGS)
     judged = judgement.judge(_case(run, status), hits)
     if judged is None:
-        return Answer(run.id, status.state, False, "the run ended well: there is no failure to explain", warnings=lines)
+        return Answer(run.id, status.state, False, "the run succeeded: no failure to explain", warnings=lines)
     if not judged.known or (status.state == "NODE_FAIL" and not judged.nodes):
         judged = _by_scheduler(run, status, judged)
     if judged.rule == "no-module":
@@ -137,7 +137,7 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
     named = ended.signal in {number.value for number in signal.Signals}  # Slurm may tell it late
     if status.ending.exit_status != ALLOCATION_LOST or not (named or status.ending.by == "hpcml"):
         return cause
-    remedy = "It ran on the first node: a person, the site or the kernel ended it. Submit it again."
+    remedy = "A user, the site or the kernel killed it on the first node. Submit it again."
     problem = "the batch script was killed" + (f" by {signal.Signals(ended.signal).name}" if named else "")
     return cause._replace(what=problem, short="batch script killed", known=True, rule="batch-killed", remedy=remedy)
 
@@ -156,7 +156,7 @@ def _removed_module(run: directories.Run, cause: Cause) -> Cause:
     if name in script_checks.installed(python):
         remedy = f"This machine sees it in the environment of {python}. Put that on a file system that all nodes share."
         return cause._replace(remedy=remedy)
-    problem = f"the module {name} was installed at submission and is not any more"
+    problem = f"the module {name} was installed at submission and is now missing"
     return cause._replace(what=problem, remedy=f"Install it again in the environment of {python}, then submit again.")
 
 
@@ -172,7 +172,7 @@ def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
     """Return the first node as the one that failed if the supervisor, which runs there, left no word of the end."""
     if run.paths.status.exists() or not status.allocation.nodes or not status.progress.times:
         return cause
-    problem = "a node failed, or lost its network: the first one, whose supervisor left no word of the end"
+    problem = "the first node failed or lost its network: its supervisor exited without writing a status"
     return cause._replace(what=problem, nodes=status.allocation.nodes[:1])
 
 

@@ -35,7 +35,7 @@ def test_help_fits(world: World) -> None:
 
 ERRORS: dict[str, tuple[list[str], str]] = {
     "script": (["submit", "--site", "local", "typo.py"], "The script does not compile: '(' was never closed (typo.py:2)."),
-    "module": (["submit", "--site", "local", "absent.py"], "The script imports 'sklaern', which the run's environment does not have (absent.py:1)."),
+    "module": (["submit", "--site", "local", "absent.py"], "The script imports 'sklaern', which the run's environment lacks (absent.py:1)."),
     "argument": (["image", "check"], "IMAGE is missing (hpcml image check)."),
     "option": (["submit", "--nodse", "2", "a.py"], "There is no option '--nodse' (hpcml submit)."),
 }  # fmt: skip

@@ -103,8 +103,8 @@ def test_a_controller_that_is_down_is_told(world: World) -> None:
 def test_without_slurm_the_run_is_on_this_machine(world: World) -> None:
     path = {"PATH": str(world.bin)}
     done = world.run("submit", "--dry-run", "--nodes", "2", "job.py", env=path)
-    assert "this machine: no sbatch was found; all 2 nodes of the run are this machine" in done.stderr
-    assert "no sbatch was found" not in world.run("submit", "--dry-run", "--site", "local", "job.py", env=path).stderr
+    assert "this machine: sbatch was not found; all 2 nodes of the run are this machine" in done.stderr
+    assert "sbatch was not found" not in world.run("submit", "--dry-run", "--site", "local", "job.py", env=path).stderr
 
 
 def test_no_sbatch(world: World) -> None:
@@ -526,7 +526,7 @@ def test_a_run_that_was_cancelled_while_it_waited_stays_cancelled(world: World) 
     assert {row["state"] for row in json.loads(world.run("ls", "--json").stdout)} == {"CANCELLED"}
     waits = world.run("submit", "--site", "slurm", "--after", "mine", "job.py")
     assert waits.returncode == errors.REFUSED
-    assert "it ended with status 86" in waits.stderr
+    assert "it exited with status 86" in waits.stderr
     assert world.run("rm", "--yes", "mine").returncode == 0
 
 
@@ -575,7 +575,7 @@ def test_defaults_of_the_users_shell_count_below_the_command_line(world: World) 
     assert "#SBATCH --time=01:00:00" in done.stdout
     assert "#SBATCH --constraint=fast" in done.stdout
     assert "--time 1:00:00: SBATCH_TIMELIMIT" in done.stderr
-    assert "SBATCH_NO_REQUEUE do not count here" in done.stderr
+    assert "SBATCH_NO_REQUEUE have no effect here" in done.stderr
     inside = world.run(*options, env={**SHELL, "SLURM_JOB_ID": "1"})
     assert "SBATCH_" not in inside.stderr
     assert "fast" not in inside.stdout

@@ -319,13 +319,13 @@ def test_without_optuna_nothing_is_submitted(world: World) -> None:
     python = f"runtime.python={env}/bin/python"
     _, said = sweep(world, *GRID, "--pruner", "median", "--metric", "loss", "--set", python, status=errors.REFUSED)
     assert said.splitlines()[-2:] == [
-        "hpcml: The run's environment does not have the package optuna (extra 'sweep').",
-        f"Add it, mostly by {env}/bin/python -m pip install optuna; nothing was submitted.",
+        "hpcml: The run's environment lacks the package optuna (extra 'sweep').",
+        f"Nothing was submitted. Install it, usually with: {env}/bin/python -m pip install optuna",
     ]
     (env / "lib/python3.11/site-packages/optuna").mkdir()
     search = ("--search", "5", "x=uniform(0,1)", "--metric", "loss", "--sampler", "cmaes")
     _, said = sweep(world, "job.py", *search, "--set", python, status=errors.REFUSED)
-    assert "does not have the package cmaes (--sampler)" in said
+    assert "lacks the package cmaes (--sampler)" in said
     _, said = sweep(world, "job.py", *search, "--set", python, "--set", "runtime.setup=['true']", "--dry-run")
     assert "--sampler needs the package cmaes in the nodes' Python, which this machine cannot check" in " ".join(
         said.split()

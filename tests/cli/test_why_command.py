@@ -73,7 +73,7 @@ def test_a_module_that_was_removed_after_the_submission(world: World) -> None:
     assert "This machine sees it" in why(world)["next_step"]
     (packages / "msgpack").rmdir()
     found = why(world)
-    assert found["cause"] == "the module msgpack was installed at submission and is not any more"
+    assert found["cause"] == "the module msgpack was installed at submission and is now missing"
     (directory / "logs/scheduler.log").write_text("ModuleNotFoundError: No module named 'numpy'\n")
     assert found["rule"] == (again := why(world))["rule"] == "no-module"
     assert again["cause"] == "a process of the run did not find the module numpy"
@@ -116,8 +116,8 @@ def test_a_run_that_ended_well_waits_or_was_refused(world: World) -> None:
     directory = failed(world, exit_status=0, by="script", state="COMPLETED", message="the script exited with status 0")
     (directory / "logs/driver.log").write_text("out of memory\nKilled\nOSError: [Errno 28] No space left on device\n")
     found = why(world)
-    assert (found["failed"], found["cause"]) == (False, "the run ended well: there is no failure to explain")
-    assert world.run("why").stdout.startswith(f"run        {directory.name}\nstate      COMPLETED. The run ended well")
+    assert (found["failed"], found["cause"]) == (False, "the run succeeded: no failure to explain")
+    assert world.run("why").stdout.startswith(f"run        {directory.name}\nstate      COMPLETED. The run succeeded")
     shutil.rmtree(directory)
     world.submit()
     found = why(world)

@@ -156,7 +156,7 @@ def test_an_acl_is_no_group_of_one_s_own(tmp_path: Path, monkeypatch: pytest.Mon
     (note,) = directories.check_folder(folder / "runs", [f"@{me}"])
     assert (
         note
-        == f"others, by an ACL (getfacl '{folder}'), may replace runs in {folder / 'runs'}: they may write to {folder}"
+        == f"others, by an ACL (getfacl '{folder}'), can replace runs in {folder / 'runs'}: they can write to {folder}"
     )
 
 
@@ -208,7 +208,7 @@ def test_folders_of_whom_a_user_namespace_does_not_know(tmp_path: Path, root: No
 
 def test_nobody_is_never_to_be_trusted(tmp_path: Path, root: None) -> None:
     os.chown(tmp_path, files.overflow_user(), -1)
-    with pytest.raises(StorageError, match="this machine cannot tell whose it is") as told:
+    with pytest.raises(StorageError, match="this machine cannot identify the owner") as told:
         directories.check_folder(tmp_path / "runs", [])
     assert "paths.trust" not in told.value.hint
     os.chown(tmp_path, STRANGER, -1)

@@ -149,7 +149,7 @@ def test_at_most_two_lines_at_a_submission(subtests: pytest.Subtests) -> None:
         ("not known", "saldo failed"),
     ]
     unlimited = bare._replace(request=asked._replace(seconds=0))
-    assert outlook.lines(unlimited, NOW, whole=True) == [("cost", "no time limit is asked for, so it is not known")]
+    assert outlook.lines(unlimited, NOW, whole=True) == [("cost", "unknown, because no time limit is requested")]
 
 
 @pytest.mark.parametrize(("more", "cost"), [

@@ -72,7 +72,7 @@ def test_a_folder_that_somebody_made_meanwhile_is_looked_at(tmp_path: Path) -> N
     assert directories.check_folder(place, []) == []
     place.mkdir()
     place.chmod(0o777)
-    with pytest.raises(StorageError, match="not safe in this folder: Everybody"), directories.creating(place / "a"):
+    with pytest.raises(StorageError, match="not safe in this folder: Every user"), directories.creating(place / "a"):
         pytest.fail("nothing may be written there")
     assert list(place.iterdir()) == []
 
@@ -332,7 +332,7 @@ def test_more_files_than_links_are_made(project: Path) -> None:
     assert [one.name for one in found.left_out] == ["2.dat", "3.dat", "4.dat"]
     assert [one.name for one in found.missing] == ["5.dat", "6.dat", "7.dat", "8.dat"]
     assert "5.dat (more than code.max_files = 3), 6.dat" in found.notes()[1]
-    assert "and 1 more; code.snapshot = 'none' runs" in found.notes()[1]
+    assert "and 1 more; set code.snapshot = 'none'" in found.notes()[1]
 
 
 def test_runs_that_are_kept_below_the_script(project: Path) -> None:
@@ -371,7 +371,7 @@ def test_a_folder_that_cannot_be_read_is_linked(project: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "scandir", scandir)
     files, found = taken(project)
     assert files == {"job.py"}
-    assert found.left_out == (snapshot.LeftOut("closed/", "not all of it can be read"),)
+    assert found.left_out == (snapshot.LeftOut("closed/", "parts of it cannot be read"),)
 
 
 @pytest.mark.parametrize(("line", "leads"), [
@@ -477,7 +477,7 @@ def test_a_folder_that_is_a_link_is_not_walked_and_the_note_says_so(project: Pat
     for number in range(9):
         put(project, f"data/{number}.txt")
     _, found = taken(project, max_files=4)
-    assert "data/ (more than code.max_files = 4); os.walk and rglob do not enter" in found.notes()[0]
+    assert "data/ (more than code.max_files = 4); os.walk and rglob do not follow" in found.notes()[0]
 
 
 @pytest.mark.parametrize("linked", [True, False])
@@ -512,7 +512,7 @@ def test_links_out_of_the_folder_are_not_sent(project: Path, tmp_path: Path) -> 
     (project / "same.py").symlink_to("inner.py")
     files, found = taken(project, linked=False)
     assert files == {"job.py", "inner.py", "same.py"}
-    why = "a link that leads out of the folder"
+    why = "a link to a place outside the folder"
     assert found.missing == (snapshot.LeftOut("key.txt", why), snapshot.LeftOut("data/key", why))
     shutil.rmtree(tmp_path / "target")
     assert taken(project)[0] == {"job.py", "inner.py", "same.py", "key.txt", "data/key"}
