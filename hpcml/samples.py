@@ -147,8 +147,8 @@ class Event(NamedTuple):
         if self.event != "oom":
             return ""
         processes = "1 process" if self.kills == 1 else f"{self.kills} processes"
-        perhaps = " (of any program there: the job has no memory group of its own)" if of_host else ""
-        return f"{node}: the kernel killed {processes} for want of memory{perhaps}"
+        perhaps = " (of any program on the node: the job has no separate memory group)" if of_host else ""
+        return f"{node}: the kernel killed {processes}: out of memory{perhaps}"
 
 
 class NodeSeries(NamedTuple):

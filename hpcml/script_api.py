@@ -287,7 +287,7 @@ def connect(*, backend: str = "", **options: Any) -> Client:
 
         return run_cluster.connect(of_client, of_cluster, backend)
     if backend not in ("", "auto", "cpu"):
-        raise ValueError(f"hpcml.connect(backend={backend!r}): outside a run workers have no GPU; use auto or cpu")
+        raise ValueError(f"hpcml.connect(backend={backend!r}): outside a run, workers use no GPU; use auto or cpu")
     from hpcml.kinds.dask.node.local_cluster import ClosedCluster
 
     of_both = {name: options[name] for name in ("asynchronous", "loop") if name in options}

@@ -84,10 +84,12 @@ def map(  # noqa: A001 - as every library calls it
     top = job_request.place(loaded, _FOLDER, spec.name)
     if "%" in str(top):
         hint = "Choose another folder for runs with set={'paths.runs': …}."
-        raise UsageError("The folder for runs holds '%', which begins submitit's patterns", place=str(top), hint=hint)
+        raise UsageError(
+            "The folder for runs contains '%', which starts submitit's patterns", place=str(top), hint=hint
+        )
     made = job_request.plan_at(loaded, spec, top / f"{top.name}.0")
     if made.inside.job.image:
-        hint = "Leave the image out (set={'runtime.kind': 'python'}), or use hpcml.submit() with a script."
+        hint = "Remove the image (set={'runtime.kind': 'python'}), or use hpcml.submit() with a script."
         raise SiteError("hpcml.map cannot run inside an image", place=made.inside.job.image, hint=hint)
     for text in made.notices:
         note(text)
@@ -109,9 +111,11 @@ def map(  # noqa: A001 - as every library calls it
 def _check(function: object, points: list[object], at_once: int | None) -> None:
     """Refuse what could not be called, or not be sent."""
     if not callable(function):
-        raise UsageError(f"{function!r} cannot be called", place="hpcml.map", hint="Give a function of one argument.")
+        raise UsageError(f"{function!r} is not callable", place="hpcml.map", hint="Use a function of one argument.")
     if at_once is not None and at_once < 1:
-        raise UsageError(f"at_once={at_once} lets no point run", place="hpcml.map", hint="Give 1 or more.")
+        raise UsageError(
+            f"at_once={at_once} is too small: no point could run", place="hpcml.map", hint="Give 1 or more."
+        )
     for role, value in (("The function", function), ("A point", points)):
         try:
             cloudpickle.dumps(value)
@@ -188,7 +192,7 @@ def submit(
     largest = schedulers.other_jobs(site.scheduler).most_tasks()
     if largest < 1:
         hint = "Submit each with hpcml.submit()."
-        raise SiteError("This Slurm has no job arrays", place="MaxArraySize", hint=hint)
+        raise SiteError("This Slurm does not support job arrays", place="MaxArraySize", hint=hint)
     arrays: list[list[SlurmPoint]] = []
     try:
         for first in range(0, len(points), largest):

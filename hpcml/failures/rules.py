@@ -97,8 +97,8 @@ _OF_THE_PROGRAM = r"^(?:FATAL|ERROR  ):.*"  # how Apptainer and SingularityCE be
 SLURM = (
     Rule("memory-by-node", ROOT,
          r"(?i)^(?!.*unrecognized option).*(?:--mem(?![\w-]).*\b(?:not|use|instead)\b|memory by node|mem-per-cpu)",
-         "this site does not take memory by node (--mem)",
-         'Set slurm.remove=["--mem"]: --memory-per-node is then asked for by CPU. '
+         "this site does not accept memory per node (--mem)",
+         'Set slurm.remove=["--mem"]: hpcml then requests memory per CPU. '
          'Or slurm.extra=["--mem-per-cpu=4G"].', "no memory by node", where=Where.SUBMISSION),
     Rule("account", ROOT, r"(?i)invalid account or (?:account/partition combination|expired budget)",
          "Slurm rejected the account for this partition, or its budget is used up",

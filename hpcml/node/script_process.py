@@ -127,7 +127,7 @@ class Script:
         return status == 128 + signal.SIGKILL and not self.killed
 
     def out_of_memory(self, status: int) -> bool:
-        """Whether the kernel killed the script, or a process beside it that counted with it, for want of memory."""
+        """Whether the kernel killed the script, or a process counted with it, because it was out of memory."""
         return self.killed_by_others(status) and oom_kills() > self.oom_before
 
     def describe_end(self, status: int) -> str:
@@ -263,7 +263,7 @@ def _hint(error: dict[str, Any], image: str) -> str:
 def _add_to_path(name: str, file: str) -> str:
     """Say how workers find a module that the script has found."""
     return (
-        f"The script has the module '{name}' ({file}), and the workers' path has not: add its folder to PYTHONPATH "
+        f"The script has the module '{name}' ({file}), but the workers' path lacks it. Add its folder to PYTHONPATH "
         "before you submit, or to sys.path before the script opens its cluster."
     )
 

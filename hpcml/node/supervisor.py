@@ -274,7 +274,7 @@ def _cause(state: RunState, outcome: End) -> str:
         )
         cause = judgement.of_run(context.run, context.attempt, case)
     except Exception as error:  # noqa: BLE001 - the run's end must be written whatever happens
-        say(context, f"why the run failed could not be looked at: {error!r}")
+        say(context, f"the cause of the failure could not be examined: {error!r}")
         return ""
     return cause.short if cause and cause.known else ""
 

@@ -272,7 +272,9 @@ def _environment(site: Site, spec: RunRequest) -> tuple[tuple[str, str], ...]:
     for name in site.environment:
         if not _VARIABLE.fullmatch(name):
             hint = "Use letters, digits and '_', and start with no digit."
-            raise ConfigError(f"'{name}' is not a variable's name", place=f"site {site.name}: environment", hint=hint)
+            raise ConfigError(
+                f"'{name}' is not a valid variable name", place=f"site {site.name}: environment", hint=hint
+            )
     inherited = dict.fromkeys((*site.environment, *(name for name, _ in spec.environment)))
     inner = (("HPCML_CONTAINER_ENV", " ".join(inherited)),) if spec.image else ()  # beside the run's own
     if spec.image and spec.size.gpus_per_node and "CUPY_CACHE_DIR" not in site.environment:

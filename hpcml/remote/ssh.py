@@ -366,7 +366,7 @@ def warning(certificates: Sequence[float], until: float | None, now: float, rene
     ends = max(certificates)
     again = f": {renew}" if renew else ""
     if ends <= now:
-        return f"your certificate ended {clock(ends, now)}; a new login needs a new one{again}"
+        return f"your certificate expired {clock(ends, now)}; a new login needs a new one{again}"
     if until is not None and ends < until:
         return (
             f"your certificate ends {clock(ends, now)}, the run {clock(until, now)}: an open tunnel stays open, "

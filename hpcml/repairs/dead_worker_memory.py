@@ -98,7 +98,7 @@ def _mappings(driver: Any) -> Iterator[tuple[int, int]]:
         address = -(-low // PAGE) * PAGE
         while address < high:
             if time.monotonic() > ends:
-                raise MarkError(f"the mapped memory was not looked through within {_LONGEST_LOOK:g} s")
+                raise MarkError(f"the mapped memory was not searched within {_LONGEST_LOOK:g} s")
             status, start = driver.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address)
             if int(status) != 0 or not int(start):
                 address += PAGE
@@ -166,9 +166,9 @@ async def let_go(memory: Mapping[str, Any]) -> None:
     try:
         released = await asyncio.to_thread(release, Marker(str(memory["text"]), int(memory["offset"])))
     except MarkError as error:
-        print(f"hpcml: the memory of {memory['address']} may stay held here: {error}.", file=sys.stderr, flush=True)
+        print(f"hpcml: the memory of {memory['address']} may stay allocated: {error}.", file=sys.stderr, flush=True)
     else:
-        print(f"hpcml: let go of {released / 1024**3:.1f} GiB of {memory['address']}, which has died.", flush=True)
+        print(f"hpcml: released {released / 1024**3:.1f} GiB of {memory['address']}, a worker that died.", flush=True)
 
 
 class Neighbours:

@@ -56,7 +56,7 @@ def lay_below(given: dict[str, Any], script: Path, parser: ArgumentParser) -> tu
             else:
                 single[name] = (value, place)
     if unused:
-        note(f"of the #SBATCH lines in {script.name} these do not count, hpcml has no counterpart: {', '.join(unused)}")
+        note(f"hpcml ignores these #SBATCH lines in {script.name}: {', '.join(unused)}")
     return tuple(_laid(given, single, several))
 
 
@@ -93,7 +93,7 @@ def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[st
     typed = [name for name, option in OPTIONS.items() if "lines" not in option.takers]
     for name in [name for name in typed if values.pop(name, None)]:
         if not sbatch:
-            raise UsageError(f"{as_word(name)} is for the command line", hint="Take it out of the script.")
+            raise UsageError(f"{as_word(name)} is for the command line", hint="Remove it from the script.")
         rest.append(f"--{name}")
     return values, rest
 

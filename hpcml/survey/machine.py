@@ -106,14 +106,15 @@ class Survey:
                     refused = error.message
                 if refused:
                     self.draft.ask(
-                        ("partitions", name), f"Slurm refused a whole node of {name}: {refused}. What is too much?"
+                        ("partitions", name),
+                        f"Slurm refused a whole node of {name}: {refused}. Which value is too large?",
                     )
 
     def _forgo_memory(self, name: str, refused: str) -> None:
         how = How(SLURM, f"sbatch --test-only in {name}: {refused}")
         self.draft.set(("slurm",), "remove", ["--mem"], how)
         self.draft.ask(
-            ("slurm",), f"{name} takes no job that asks for all memory of a node ({refused}): may a job ask for less?"
+            ("slurm",), f"{name} accepts no job with all memory of a node ({refused}): how much may a job request?"
         )
 
     @contextlib.contextmanager

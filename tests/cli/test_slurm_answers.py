@@ -34,8 +34,8 @@ REFUSALS = {
                       "No node of the partition matches", "another --partition"),
     "test": ("allocation failure: Requested node configuration is not available\n", "or the QoS allows more nodes", "submit the job"),
     "memory": ("sbatch: error: Memory specification can not be satisfied\n", "that much memory", "--memory-per-node"),
-    "memory by node": ("sbatch: error: --mem is not supported on this cluster, please use --mem-per-cpu instead\n"
-                       "sbatch: error: Batch job submission failed: Unspecified error\n", "memory by node (--mem)", 'slurm.remove=["--mem"]'),
+    "memory per node": ("sbatch: error: --mem is not supported on this cluster, please use --mem-per-cpu instead\n"
+                       "sbatch: error: Batch job submission failed: Unspecified error\n", "memory per node (--mem)", 'slurm.remove=["--mem"]'),
     "cpus": ("sbatch: error: Batch job submission failed: More processors requested than permitted\n", "not have that many CPUs", "--cpus-per-node"),
     "policy": ("sbatch: error: QOSMaxNodePerJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS "
                "policy (job submit limit, user's size and/or time limits)\n", "exceeds a limit", "--qos"),

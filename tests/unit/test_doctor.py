@@ -267,7 +267,7 @@ def test_the_image_on_nodes(tmp_path: Path) -> None:
     assert told(found["container"]) == ("red", "singularity is missing on n1")
     two = {"n1": node(in_image=True, machine="aarch64"), "n2": node(programs={})}
     found = {one.check: one for one in nodes.judge(exam, two, {})}
-    assert told(found["architecture"]) == ("red", "the image is built for aarch64, and n2 is not")
+    assert told(found["architecture"]) == ("red", "the image is built for aarch64, but n2 is not")
     assert "--exclude n2" in found["architecture"].remedy
     assert told(found["container"]) == ("red", "singularity is missing on n2")
     assert checks.image(exam).state == "red"
@@ -284,7 +284,7 @@ def test_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked(KNOWN, account="astro")[0] == "green"
     assert asked(KNOWN, account="chem") == ("red", "account chem is not one of yours: astro, bio")
     assert asked(KNOWN, account="bio") == ("red", "account bio may use only cpu, not partition boost_usr_prod")
-    assert asked(KNOWN, account="astro", qos="boost_qos_dbg")[1].endswith("only dbg, normal")
+    assert asked(KNOWN, account="astro", qos="boost_qos_dbg")[1].endswith("only dbg, normal, not QoS boost_qos_dbg")
     assert asked([], account="astro") == ("red", "Slurm's accounting has no account for you")
     assert asked("Access/permission denied", account="astro")[0] == "n/a"
 
@@ -310,7 +310,7 @@ def test_slurms_configuration(tmp_path: Path) -> None:
         ({}, "green", "Slurm 23.11.10"),
         ({"KillWait": "10 sec"}, "yellow", "kills a job 10 s after"),
         ({"RequeueExit": "1-9,85"}, "yellow", "exit with 85"),
-        ({"RequeueExitHold": "64-66"}, "yellow", "end with 64"),
+        ({"RequeueExitHold": "64-66"}, "yellow", "exit with 64"),
         ({"MaxArraySize": "1"}, "yellow", "job arrays are off"),
         ({"PriorityFlags": ""}, "yellow", "the sum of the resources"),
     ]

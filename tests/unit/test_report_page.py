@@ -141,7 +141,7 @@ def test_events_of_the_nodes_are_told(tmp_path: Path) -> None:
     found = contents.load(paths, 0, DASK)
     assert [text.partition(", after ")[0] for text in found.findings.happened] == [
         "n1: GPU 3 reported Xid 79",
-        "n1: the kernel killed 2 processes for want of memory",
+        "n1: the kernel killed 2 processes: out of memory",
     ]
     assert found.findings.happened[0] in page.html(found)
 

@@ -72,12 +72,12 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Ru
     assert "fabric" not in shown(status)
     diary(run, "fabric-checking")
     status = run_status.status(run, ask=False)
-    assert status.message == "the interconnect between the workers is checked"
-    assert "· fabric     the interconnect between the workers is checked" in shown(status)
+    assert status.message == "checking the interconnect between the workers"
+    assert "· fabric     checking the interconnect between the workers" in shown(status)
     diary(run, "fabric-checked")
     status = run_status.status(run, ask=False)
     assert (status.message, status.cluster.fabric) == ("the script starts", "TCP on eth0")
-    assert "is checked" not in shown(status)
+    assert "checking the" not in shown(status)
 
 
 def test_a_silent_worker_is_told_with_its_seconds(run: directories.Run, monkeypatch: pytest.MonkeyPatch) -> None:

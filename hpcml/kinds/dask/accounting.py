@@ -140,8 +140,7 @@ ACCOUNTING = Accounting(
         ),
         "importing": Part(
             "Importing",
-            "Scheduler and workers import their libraries and register, until all were there (or the run gave up "
-            "waiting).",
+            "Scheduler and workers import their libraries and register, until all are ready (or the wait ends).",
             "#6b8fb5",
             "#527aa3",
         ),
@@ -159,19 +158,19 @@ ACCOUNTING = Accounting(
         ),
         "transfers": Part(
             "Transfers",
-            "The {unit} was idle, by the share of the tasks' time in which they waited for data from other workers.",
+            "The {unit} was idle while tasks waited for data from other workers (estimated from the tasks' times).",
             "#8250df",
             "#8957e5",
         ),
         "spilling": Part(
             "Spilling",
-            "The {unit} was idle, by the share of the tasks' time in which data moved to or from disk or host memory.",
+            "The {unit} was idle while data moved to or from disk or host memory (estimated from the tasks' times).",
             "#c2255c",
             "#bf4b8a",
         ),
         "tail": Part(
             "Idle tail",
-            "The {unit} was idle after the last task of the run, and until the nodes were given back.",
+            "The {unit} was idle after the last task of the run, until the nodes were released.",
             "#b0b7bf",
             "#484f58",
         ),

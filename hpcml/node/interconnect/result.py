@@ -190,7 +190,7 @@ def _idle_ports(measurement: Measurement, path: DataPath | None, pairs: Iterable
     if not idle:
         return []
     speed, most = sums[idle[0]], _ports_rate(measurement, idle[0])
-    return [f"{idle[0]} sends {rate(speed)} across nodes, of {rate(most)} that its InfiniBand ports carry"]
+    return [f"{idle[0]} sends {rate(speed)} across nodes, but its InfiniBand ports carry {rate(most)}"]
 
 
 def _line(measurement: Measurement, paths: Mapping[str, DataPath], causes: Mapping[str, attribution.Cause]) -> str:

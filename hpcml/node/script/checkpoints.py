@@ -80,7 +80,7 @@ def _checked(name: str) -> str:
     """Return a checkpoint's name; a ValueError if a file cannot be called so."""
     if not name or "/" in name or "\0" in name or name.startswith(".") or len(os.fsencode(name)) > _LONGEST_NAME:
         reason = f"a file's name without '/', no '.' first, of at most {_LONGEST_NAME} bytes"
-        raise ValueError(f"hpcml.run.save: {name!r} is no name for a checkpoint: it is {reason}")
+        raise ValueError(f"hpcml.run.save: {name!r} is not a valid name: use {reason}")
     return name
 
 

@@ -165,7 +165,7 @@ class Activity:
             traceback.print_exc()
 
     def _end_supervisor(self, pid: int, reason: str) -> None:
-        end = End(errors.ROLE_LOST, "driver", "hpcml", reason, "It may have been stopped by hand. Submit again.")
+        end = End(errors.ROLE_LOST, "driver", "hpcml", reason, "A user may have stopped it. Submit again.")
         try:
             write_status(end, self.context, over=False)
             report_end(end, self.context)

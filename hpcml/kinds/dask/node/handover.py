@@ -215,7 +215,7 @@ class HandoverPlugin(WorkerPlugin):  # type: ignore[misc]
         worker.of_script = [(one, value) for one, value in now.items() if before.get(one) is not value]
         _of_memory(self.handover.settings, self.undo, worker)
         for problem in self.problems:
-            print(f"hpcml: not taken over from the script: {problem}.", file=sys.stderr, flush=True)
+            print(f"hpcml: the workers do not get this setting of the script: {problem}.", file=sys.stderr, flush=True)
         if self.handover.resources:
             await worker.set_resources(**self.handover.resources)
 

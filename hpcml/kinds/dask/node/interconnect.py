@@ -297,7 +297,7 @@ class Transfers:
         answer = await self.worker.rpc(source).hpcml_give(size=size)
         seconds = time.perf_counter() - begin
         if (got := _length(answer["data"])) != size:
-            raise ValueError(f"{got} bytes came from {source}, {size} were asked for")
+            raise ValueError(f"{source} sent {got} bytes, {size} were requested")
         return seconds
 
     def facts(self) -> dict[str, Any]:

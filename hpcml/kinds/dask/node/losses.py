@@ -31,7 +31,7 @@ class Missing:
 
     ``final`` means that waiting longer would not help, and ``quote`` is its log's end only then: logs of nodes that may
     still come are not read at each look. ``remedy`` is what to do where an image was not entered; ``memory`` is which
-    of its workers was ended for want of memory, empty if none was.
+    of its workers was ended because it was out of memory, empty if none was.
     """
 
     node: str
@@ -84,7 +84,7 @@ def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -
     if mark and mark["refused"]:
         return str(mark["refused"]), True, ""
     if mark and (failed := mark["failed"]):
-        return f"worker {failed[0]['name']} ended repeatedly ({failed[0]['why']})", True, ""
+        return f"worker {failed[0]['name']} exited repeatedly ({failed[0]['why']})", True, ""
     if ended:
         status = context.attempt.exit_of(WORKER.name, node).read_text().strip()
         if not_entered(context, status):
@@ -95,7 +95,7 @@ def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -
     if not mark:
         return "the worker task did not start", False, ""
     for name in mark["deaths"]:
-        return f"worker {name} has ended: {mark['last_ends'][name]}", False, ""
+        return f"worker {name} exited: {mark['last_ends'][name]}", False, ""
     if mark["state"] == "starting":
         return "the worker task started but is still importing Dask", False, ""
     return "its workers started but did not register", False, ""
@@ -221,7 +221,7 @@ class Losses:
             self.reported.add(node.node)
             self.events.write("workers-lost", node=node.node, workers=list(node.workers))
             lost = "a worker" if len(node.workers) == 1 else f"{len(node.workers)} workers"
-            self.warn(f"{node.node} lost {lost} for good: {node.why}; {total - away} of {total} workers are left.")
+            self.warn(f"{node.node} lost {lost} permanently: {node.why}; {total - away} of {total} workers are left.")
 
     def tell_stopped(self, node: str) -> None:
         """Tell of a worker task that was stopped and goes on, as one of its workers said; each of them may say it."""

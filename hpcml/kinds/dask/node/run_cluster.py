@@ -158,7 +158,7 @@ class RunCluster(Cluster):  # type: ignore[misc]
         options = {"job_name": "dask-worker", **vars(self).get("_options", {})}
         if name.startswith("_") or name not in options:
             raise AttributeError(
-                f"{type(self).__name__}.{name}: this is the run's cluster, which has no {name}. Use scheduler_info, "
+                f"{type(self).__name__}.{name}: the run's cluster has no {name}. Use scheduler_info, "
                 "workers or job_script()."
             )
         return options[name]
@@ -292,7 +292,7 @@ def subclass_of(original: type) -> type:
     class Own(*base):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **options: Any) -> None:
             asked = _call(original.__name__, arguments, options)
-            _note(asked, f"a cluster of its own on this node (--own-clusters), beside {_size().rpartition(' ')[0]}")
+            _note(asked, f"a separate cluster on this node (--own-clusters), beside {_size().rpartition(' ')[0]}")
             if arguments and of_cpus:
                 raise TypeError("in a run LocalCluster takes keyword arguments only")
             super().__init__(*arguments, **closed | options)
@@ -325,7 +325,7 @@ def adopt(client: type) -> type:
         if not isinstance(target, str | None) or _answers(target, given):
             original(self, *arguments, **options)
             if isinstance(target, str | None) and "inproc:" not in str(target) and given.get("security") is None:
-                _note(asked, f"the scheduler that answers there is used, and none of {_size().rpartition(' ')[0]}")
+                _note(asked, f"the script uses the scheduler at this address, not {_size().rpartition(' ')[0]}")
             return
         kept = {name: value for name, value in given.items() if name in named - {"self", "address", "scheduler_file"}}
         of_a_cluster = given.get("kwargs", {})
@@ -561,7 +561,7 @@ def _note_polling(asked: str) -> None:
     place = (asked, frame.f_code.co_filename, frame.f_lineno)
     _polls[place] += 1
     if _polls[place] == _LOOP:
-        _note(f"{asked}, asked {_LOOP} times", f"{_size()} all there will be")
+        _note(f"{asked}, asked {_LOOP} times", f"{_size()} the maximum")
 
 
 def _scripts_frame() -> types.FrameType:

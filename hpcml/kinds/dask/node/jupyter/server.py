@@ -152,7 +152,9 @@ class Session:
             try:
                 files.write_json(service, {**(files.read_json(service) or {}), "ended": reason})
             except OSError as error:
-                print(f"hpcml: the status does not say why the session ends: {error}", file=sys.stderr, flush=True)
+                print(
+                    f"hpcml: the reason for the session's end cannot be written: {error}", file=sys.stderr, flush=True
+                )
         elif left < warning and self.state == "running":
             self._become("idle", f"This session is idle. It ends in {_rounded(warning)}.")
         elif left >= warning and self.state == "idle":
