@@ -51,9 +51,9 @@ def add_json(parser: ArgumentParser, text: str = "print facts as JSON") -> None:
     parser.add_argument("--json", action="store_true", help=text)
 
 
-def print_json(facts: object) -> None:
+def print_json(content: object) -> None:
     """Print facts for a program to read."""
-    say_lines(json_text(facts, indent=1))
+    say_lines(json_text(content, indent=1))
 
 
 def positive(text: str, option: str) -> int:

@@ -60,12 +60,12 @@ _MOST = 200
 class Line:
     """A command line up to the word that is being typed: the options before it, and what is still taken."""
 
-    def __init__(self, command: str, host: str | None, words: Sequence[str] = ()) -> None:
+    def __init__(self, command: str, host: str | None, arguments: Sequence[str] = ()) -> None:
         self.command, self.given = command, dict[str, list[str]]()
         self.environment = layers.process_environment()
         self.host = self.environment.get("HPCML_HOST", "") if host is None else host
         self.parser: argparse.ArgumentParser | None = commands.build_parser(command)
-        self.typed, self.script = commands.split_script(command, words)
+        self.typed, self.script = commands.split_script(command, arguments)
         self.left = self._positionals()
         self.awaited: argparse.Action | None = None  # the option that waits for a value
         for word in self.typed:
@@ -149,10 +149,10 @@ def _candidates(before: list[str], current: str, name: str) -> Iterable[Candidat
     return _of_command(Line(words[0], host, words[1:]), words, current, name) if words[0] in COMMANDS else ()
 
 
-def _of_command(line: Line, words: list[str], current: str, name: str) -> Iterable[Candidate]:
+def _of_command(line: Line, arguments: list[str], current: str, name: str) -> Iterable[Candidate]:
     command = COMMANDS[line.command]
     has_words = command.takes == commands.SCRIPT_OR_WORDS
-    if command.takes and ("--" in words or (line.script and not has_words)):  # the script's own arguments
+    if command.takes and ("--" in arguments or (line.script and not has_words)):  # the script's own arguments
         return () if line.script == ["-m"] else [FILES]  # a module is no file
     if line.awaited is not None:
         return _values(line, line.awaited, current)

@@ -68,16 +68,16 @@ def run(host: str, named_by: str, command: str, options: Namespace, own: list[st
     return channel.run(connect(), [command, *_waiting(command, options, own), *arguments])
 
 
-def _waiting(command: str, options: Namespace, own: list[str]) -> list[str]:
+def _waiting(command: str, options: Namespace, given: list[str]) -> list[str]:
     """Return a command's own words with --wait where this end's terminal decides: the other end has none."""
     chosen = any(getattr(options, name, False) for name in _CHOICES)
     if command not in ("submit", "rerun", "jupyter") or chosen or not (sys.stderr.isatty() and sys.stdout.isatty()):
-        return own
-    return ["--wait", *own]
+        return given
+    return ["--wait", *given]
 
 
 def _submit(
-    connect: Callable[[], Connection], command: str, options: Namespace, own: list[str], script: list[str]
+    connect: Callable[[], Connection], command: str, options: Namespace, given: list[str], script: list[str]
 ) -> int:
     here = Path.cwd()
     submit.check_misplaced(script, here, f"hpcml {command}")
@@ -111,9 +111,14 @@ def _submit(
         connection = connect()
         many = counted(len(upload.entries), "file")
         say(f"  sending    {many}, {format_bytes(upload.size)} to {connection.host}", sys.stderr)
-        what = {Form.MODULE: ["-m", upload.script], Form.PROGRAM: ["--", f"./{upload.script}"]}
-        words = [command, *_waiting(command, options, own), *what.get(form, [f"./{upload.script}"]), *arguments]
-        return channel.run(connection, words, upload)
+        program = {Form.MODULE: ["-m", upload.script], Form.PROGRAM: ["--", f"./{upload.script}"]}
+        command_line = [
+            command,
+            *_waiting(command, options, given),
+            *program.get(form, [f"./{upload.script}"]),
+            *arguments,
+        ]
+        return channel.run(connection, command_line, upload)
 
 
 def _check_upload(upload: channel.Upload) -> None:

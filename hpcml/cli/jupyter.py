@@ -62,7 +62,7 @@ def notebook_folder(here: Path, chosen: str) -> Path:
     """Return the folder that JupyterLab opens: the chosen one, else the current."""
     folder = here / layers.user_path(chosen)
     if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
+        problem = "is not a folder" if folder.exists() else "does not exist"
         place, hint = f"--notebook-dir: {folder}", "Make it first: mkdir."
-        raise NotFoundError(f"The folder for notebooks {what}", place=place, hint=hint)
+        raise NotFoundError(f"The folder for notebooks {problem}", place=place, hint=hint)
     return folder

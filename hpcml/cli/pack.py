@@ -79,11 +79,11 @@ def send(connect: Callable[[], Connection], options: Namespace) -> int:
         files.write(Path(folder) / "hpcml.pyz", data, _MODE)
         delivery.send(Path(folder), sent)
     if options.json:
-        facts = {"host": connection.host, "path": delivery.path, "version": __version__, "bytes": len(data)}
-        common.print_json(facts)
+        result = {"host": connection.host, "path": delivery.path, "version": __version__, "bytes": len(data)}
+        common.print_json(result)
         return 0
-    what = f"hpcml {__version__} with all that a login node needs, {format_bytes(len(data))}"
-    say_fitted(f"{delivery.path} is on {connection.host}: {what}. There:", sys.stdout)
+    summary = f"hpcml {__version__} with all that a login node needs, {format_bytes(len(data))}"
+    say_fitted(f"{delivery.path} is on {connection.host}: {summary}. There:", sys.stdout)
     say_fitted(f"  python3 {shlex.quote(delivery.path)} --help", sys.stdout)
     return 0
 

@@ -96,8 +96,8 @@ def fitted(spec: RunRequest, given: Allocation) -> RunRequest:
             left_out[name] = "{} ({})".format(*lines[option])
         elif differs:
             hint = f"Leave {option} out: a run takes all nodes with all that the allocation has there."
-            what = f"{option} asks for {value}, and the allocation has {has[name]}"
-            raise UsageError(what, place=f"job {given.job}", hint=hint)
+            problem = f"{option} asks for {value}, and the allocation has {has[name]}"
+            raise UsageError(problem, place=f"job {given.job}", hint=hint)
         elif changes:
             hint = f"Leave {option} out here, and give it to salloc or sbatch."
             raise UsageError(f"{option} cannot change the allocation that is there", place="hpcml run", hint=hint)

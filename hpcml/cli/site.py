@@ -119,16 +119,16 @@ def _facts(loaded: lookup.LoadedSite) -> Iterator[tuple[str, object, Fact | str]
             yield key, fact.value, fact
 
 
-def _told(known: Fact | str) -> dict[str, str]:
-    if isinstance(known, str):
-        return {"origin": known}
-    return {"source": known.source, "date": known.date, "confidence": known.confidence}
+def _told(source: Fact | str) -> dict[str, str]:
+    if isinstance(source, str):
+        return {"origin": source}
+    return {"source": source.source, "date": source.date, "confidence": source.confidence}
 
 
-def _words(known: Fact | str) -> str:
-    if isinstance(known, str):
-        return "hpcml's default" if known == "default" else f"from {known}"
-    return f"{known.confidence} {known.date}: {known.source}"
+def _words(source: Fact | str) -> str:
+    if isinstance(source, str):
+        return "hpcml's default" if source == "default" else f"from {source}"
+    return f"{source.confidence} {source.date}: {source.source}"
 
 
 def _site_diff(options: Namespace) -> int:
@@ -147,21 +147,24 @@ def show_difference(names: Sequence[str], called: Sequence[str], *, as_json: boo
     rows = []
     for key in dict.fromkeys([*first, *second]):
         sides = (first.get(key, _NOT_THERE), second.get(key, _NOT_THERE))
-        tells = (key in first and key in second) or any(known != "default" for _, known in sides)
+        tells = (key in first and key in second) or any(source != "default" for _, source in sides)
         if tells and sides[0][0] != sides[1][0]:
             rows.append((key, sides))
     if as_json:
         common.print_json(
-            [{"key": key, "sites": [{"value": value, **_told(known)} for value, known in sides]} for key, sides in rows]
+            [
+                {"key": key, "sites": [{"value": value, **_told(source)} for value, source in sides]}
+                for key, sides in rows
+            ]
         )
         return bool(rows)
     for key, sides in rows:
         say(key)
-        for name, (value, known) in zip(called, sides, strict=True):
+        for name, (value, source) in zip(called, sides, strict=True):
             text = "not there" if value is None else json_text(value)
             say_fitted(text, sys.stdout, first=f"  {name}: ", rest="      ")
             if value is not None:
-                say_fitted(_words(known), sys.stdout, first="      ", rest="      ")
+                say_fitted(_words(source), sys.stdout, first="      ", rest="      ")
     if not rows:
         say("They do not differ.")
     return bool(rows)

@@ -265,12 +265,12 @@ def _say_where_to_look(name: str) -> None:
 def _end_of_all(started: Sequence[directories.Run], ends: Sequence[int]) -> int:
     """Return the exit status of several runs: what became of the points counts, and not a run that others replaced."""
     given = record.given(started[0])
-    found: dict[str, record.Ended] = {}
+    ended: dict[str, record.Ended] = {}
     for run in started:
-        found |= record.records(run)
-    if any(key not in found for key in given.keys):
+        ended |= record.records(run)
+    if any(key not in ended for key in given.keys):
         return next((end for end in ends if end), 1)
-    return int(any(found[key].failed for key in given.keys))
+    return int(any(ended[key].failed for key in given.keys))
 
 
 def _wanted(options: Namespace, study: search.Search | None, seed: int) -> list[points.Point]:
@@ -360,17 +360,17 @@ def _facts(
 # -- a sweep that is there ---------------------------------------------------------------------------------------------
 
 
-def _look(options: Namespace, verb: str, words: list[str]) -> int:
+def _look(options: Namespace, verb: str, names: list[str]) -> int:
     """Show how sweeps stand, or one sweep's table or picture, or cancel it."""
     runs = common.runs_folder(options)
-    if len(words) > 1 or (verb != "status" and not words):
+    if len(names) > 1 or (verb != "status" and not names):
         hint = "NAME stands before options. List them: hpcml sweep status."
         raise UsageError("One sweep's NAME is wanted", place=f"hpcml sweep {verb}", hint=hint)
     if verb != "status":
-        return {"table": _table, "plot": _plot, "cancel": _cancel}[verb](options, runs, words[0])
-    found = [record.find(runs, name) for name in words] or [record.find(runs, name) for name in record.names(runs)]
+        return {"table": _table, "plot": _plot, "cancel": _cancel}[verb](options, runs, names[0])
+    sweeps = [record.find(runs, name) for name in names] or [record.find(runs, name) for name in record.names(runs)]
     answers = []
-    for sweep in found:
+    for sweep in sweeps:
         progress = record.progress(runs, sweep)
         rows = _rows(options, runs, sweep, progress)
         answers.append({"sweep": sweep.name, **_counts(rows), "runs": list(sweep.runs)})
@@ -379,11 +379,11 @@ def _look(options: Namespace, verb: str, words: list[str]) -> int:
         say_fitted(results.counts(rows), sys.stdout, first=f"{sweep.name}  ", rest="  ")
         for text in progress.problems:
             say_fitted(text, sys.stdout, first="  ", rest="    ")
-        if words:
+        if names:
             _tell_causes(rows)
             say_fitted(" ".join(sweep.runs[-4:]), sys.stdout, first="  runs     ", rest=" " * 11)
     if options.json:
-        common.print_json(answers[0] if words else answers)
+        common.print_json(answers[0] if names else answers)
     return 0
 
 

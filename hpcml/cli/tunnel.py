@@ -196,7 +196,7 @@ class _Shown:
         plain = f"http://127.0.0.1:{port}{service.path}"
         secret = f"{plain}?token={token}" if token else plain
         if self.options.json:
-            facts = {
+            record = {
                 "url": plain,
                 "port": port,
                 "route": route,
@@ -204,7 +204,7 @@ class _Shown:
                 "pid": os.getpid(),
                 "token_file": service.token_file or None,
             }
-            say(json_text(facts))
+            say(json_text(record))
         elif self.last != (port, token):
             _say(f"{self.options.service} on {service.node}: {MEANING[route]}. Ctrl-C ends the tunnel, not the run.")
             say(secret if sys.stdout.isatty() else plain)
@@ -300,7 +300,7 @@ def _serve(options: Namespace) -> int:
         raise UsageError("This is for the laptop's hpcml", place="--serve", hint="Leave --serve out.")
     match options.serve:
         case "feed":
-            tunnel_server.feed(run, lambda facts: session.say(standing=facts.as_table()))
+            tunnel_server.feed(run, lambda answer: session.say(standing=answer.as_table()))
         case "hop":
             tunnel_server.hop(tunnel_server.service(run, options.service), lambda path: session.say(socket=path))
         case "prepare":

@@ -29,8 +29,8 @@ def run(options: Namespace) -> int:
     answers, failed = [], 0
     try:
         if sys.stderr.isatty() and not options.json:
-            what = handles[0].id if len(handles) == 1 else f"{len(handles)} runs"
-            say_fitted(f"Waiting for {what}; Ctrl-C ends the waiting alone.", sys.stderr)
+            subject = handles[0].id if len(handles) == 1 else f"{len(handles)} runs"
+            say_fitted(f"Waiting for {subject}; Ctrl-C ends the waiting alone.", sys.stderr)
         for one in handles:
             last = one.wait_status()
             answers.append(last.as_json())

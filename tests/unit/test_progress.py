@@ -210,7 +210,7 @@ def test_colours_pass_to_the_terminal_only_from_the_user_s_own_script(own: bool,
     log.write_bytes(b"\x1b[31mred\x1b[0m\n")
 
     def act(stream: TextIO) -> None:
-        Tail(log, stream, own=own).copy()
+        Tail(log, stream, of_user=own).copy()
 
     shown = on_a_terminal(80, act)
     assert shown[0] == ("red" if own else r"\x1b[31mred\x1b[0m")

@@ -159,8 +159,8 @@ def _work(view: View, width: int) -> list[Line]:
         ("IB", [node.ib for node in view.nodes]),
         ("NVLink", [gpu.nvlink for node in view.nodes for gpu in node.gpus]),
     ):
-        if known := [value for value in values if value is not None]:
-            wire.append(f"{word} {per_second(sum(known))}")
+        if numbers := [value for value in values if value is not None]:
+            wire.append(f"{word} {per_second(sum(numbers))}")
     return [*lines, *labelled("wire", [", ".join(wire)])] if wire and not view.status.over else lines
 
 
@@ -430,5 +430,5 @@ def _fraction(part: float | None, whole: float | None) -> float | None:
 
 
 def _mean(values: Sequence[float | None], whole: float) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) / whole if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) / whole if numbers else None
