@@ -116,9 +116,9 @@ class Line:
         return directories.runs_folder(self.site().paths.runs, self.environment)
 
 
-def tell(words: Sequence[str]) -> int:
+def tell(arguments: Sequence[str]) -> int:
     """Print what the last of the words after ``hpcml`` may become, a candidate and what it is on each line."""
-    *before, current = words or [""]
+    *before, current = arguments or [""]
     name = current.partition("=")[0] if current.startswith("--") and "=" in current else ""
     head = f"{name}=" if name else ""
     try:
@@ -137,16 +137,16 @@ def _candidates(before: list[str], current: str, name: str) -> Iterable[Candidat
     """Return the candidates after some words, or after ``name=``; the typed beginning does not matter yet."""
     if before == ["--host"] or (not before and name == "--host"):
         return _hosts(Line("submit", ""), current)
-    host, words = commands.split_host(before)
+    host, rest = commands.split_host(before)
     verbs = [(verb, command.does) for verb, command in COMMANDS.items()]
-    if not words and current.startswith("-"):
+    if not rest and current.startswith("-"):
         options = {"--host": "run the command on that login node", "--help": "list the commands"}
         return [*options.items(), ("--version", "which hpcml this is")]
-    if not words:
+    if not rest:
         return [*verbs, ("help", "say more of a command")]
-    if words == ["help"]:
+    if rest == ["help"]:
         return verbs
-    return _of_command(Line(words[0], host, words[1:]), words, current, name) if words[0] in COMMANDS else ()
+    return _of_command(Line(rest[0], host, rest[1:]), rest, current, name) if rest[0] in COMMANDS else ()
 
 
 def _of_command(line: Line, arguments: list[str], current: str, name: str) -> Iterable[Candidate]:

@@ -76,22 +76,22 @@ def run(options: Namespace) -> int:
     spec = request_of(vars(options), code)._replace(name="doctor")
     loaded, spec = nodes.request(wanted, spec)
     exam = Examination(loaded, wanted, spec, layers.process_environment(), seconds)
-    found = checks.examine(exam)
+    findings = checks.examine(exam)
     if options.node:
         common.end_by_signals()  # as by Ctrl-C the job is cancelled
-        found += nodes.look(exam, patience, lambda text: say(f"hpcml: {text}", sys.stderr))
-    return show(found, as_json=options.json)
+        findings += nodes.look(exam, patience, lambda text: say(f"hpcml: {text}", sys.stderr))
+    return show(findings, as_json=options.json)
 
 
-def show(found: Sequence[Finding], *, as_json: bool) -> int:
+def show(findings: Sequence[Finding], *, as_json: bool) -> int:
     """Print findings in their order and how many there are of each kind; return the exit status."""
     from hpcml.doctor.finding import RED, STATES
 
-    counts = {state: sum(one.state == state for one in found) for state in STATES}
+    counts = {state: sum(one.state == state for one in findings) for state in STATES}
     if as_json:
-        common.print_json({"counts": counts, "findings": [one.as_json() for one in found]})
+        common.print_json({"counts": counts, "findings": [one.as_json() for one in findings]})
         return UNFIT if counts[RED] else 0
-    for one in found:
+    for one in findings:
         start = f"{one.state:<8}{one.check:<{_WIDE - 10}}"
         say_fitted(one.sentence, sys.stdout, first=f"{start}  ", rest=" " * _WIDE)
         if one.remedy:
@@ -101,7 +101,7 @@ def show(found: Sequence[Finding], *, as_json: bool) -> int:
 
 
 def from_laptop(
-    login: Login, connect: Callable[[], Connection], own: Sequence[str], *, typed: str, as_json: bool
+    login: Login, connect: Callable[[], Connection], options: Sequence[str], *, typed: str, as_json: bool
 ) -> int:
     """Have the checks made on the login node, add those that this laptop makes, and print all of them.
 
@@ -115,13 +115,13 @@ def from_laptop(
         connection = connect()
     except HpcmlError as error:
         return show([checks.no_way(error)._replace(check="login-node")], as_json=as_json)
-    status, said = _asked(connection, own)
+    status, said = _asked(connection, options)
     if status not in (0, UNFIT):  # it has said why
         if as_json:
             Raw(sys.stdout).write(said, last=True)
         return status
-    found = [Finding(**one) for one in answers.of_findings(said, connection.host)]
-    return show(_with_this_end(connection, login, typed, found), as_json=as_json)
+    findings = [Finding(**one) for one in answers.of_findings(said, connection.host)]
+    return show(_with_this_end(connection, login, typed, findings), as_json=as_json)
 
 
 def _asked(connection: Connection, options: Sequence[str]) -> tuple[int, bytes]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _CHOICES = ("wait", "detach", "json", "dry_run", "prepare", "check")  # who gives one of these has said whether to wait
 
 
-def run(host: str, named_by: str, command: str, options: Namespace, own: list[str], script: list[str]) -> int:
+def run(host: str, named_by: str, command: str, options: Namespace, given: list[str], script: list[str]) -> int:
     """Run a command of the login node's hpcml as if it were typed there; its output and exit status are passed on.
 
     Parameters
@@ -46,7 +46,7 @@ def run(host: str, named_by: str, command: str, options: Namespace, own: list[st
     login = login_of(host, here, place=named_by, load=common.load_site)
     connect = functools.partial(channel.connect, login)
     if command == "submit":
-        return _submit(connect, command, options, own, script)
+        return _submit(connect, command, options, given, script)
     if command == "fetch":
         from hpcml.cli import fetch
 
@@ -54,7 +54,7 @@ def run(host: str, named_by: str, command: str, options: Namespace, own: list[st
     if command == "doctor":
         from hpcml.cli import doctor
 
-        return doctor.from_laptop(login, connect, own, typed=host, as_json=options.json)
+        return doctor.from_laptop(login, connect, given, typed=host, as_json=options.json)
     if command == "pack":
         from hpcml.cli import pack
 
@@ -65,7 +65,7 @@ def run(host: str, named_by: str, command: str, options: Namespace, own: list[st
         if top_host.draws_here(command, options):
             return top_host.watch(connect(), options)
     arguments = script if command == "rerun" else []
-    return channel.run(connect(), [command, *_waiting(command, options, own), *arguments])
+    return channel.run(connect(), [command, *_waiting(command, options, given), *arguments])
 
 
 def _waiting(command: str, options: Namespace, given: list[str]) -> list[str]:

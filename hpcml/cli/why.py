@@ -40,14 +40,14 @@ def run(options: Namespace) -> int:
     from hpcml.runs import bad_nodes, why
 
     run = common.find_run(options)
-    known, answer = why.look(run)
-    bad_nodes.remember(known, answer)
+    status, answer = why.look(run)
+    bad_nodes.remember(status, answer)
     if options.bundle:
         return _bundle(run, answer, _host(options), as_json=options.json)
     if options.json:
         common.print_json(answer.as_json())
         return 0
-    _show(answer, known.planned.command, _host(options))
+    _show(answer, status.planned.command, _host(options))
     return 0
 
 

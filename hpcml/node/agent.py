@@ -96,7 +96,7 @@ class Node:
 class Awaited(Protocol):
     """What the processes of a node wait for before they are complete; the agent looks for it on behalf of all."""
 
-    known: bool  # whether it is there
+    written: bool  # whether it is there
     interval: float  # seconds between two looks
     late: str  # the clause to print where it does not come
 
@@ -181,7 +181,7 @@ def keep(node: Node, serve: Callable[[Slot], int], memory_limit: int, awaited: A
         for slot in node.slots:
             if not slot.done and not slot.pid and now >= slot.start_at:
                 _start(node, slot, serve)
-        select.select([wake], [], [], TICK if awaited.known else awaited.interval)
+        select.select([wake], [], [], TICK if awaited.written else awaited.interval)
         with contextlib.suppress(BlockingIOError):
             os.read(wake, 4096)
         if not awaited.look():

@@ -176,7 +176,7 @@ class Comparison:
 
     def __init__(self, context: Context, roles: Sequence[Role], *, behind: float, ahead: float) -> None:
         self.context = context
-        self.own = here()
+        self.local = here()
         self.titles = {role.name: role.title for role in roles}
         nodes = context.node_names
         self.waiting = {f"{role.name}@{node}" for role in roles for node in (nodes if role.every_node else nodes[:1])}
@@ -199,13 +199,13 @@ class Comparison:
             if (who := f"{role}@{node}") in self.waiting:
                 self.waiting.remove(who)
                 self.clocks.take(node, float(versions_text))
-                if digest != _digest(self.own):
+                if digest != _digest(self.local):
                     self._compare(who, files.read_json(self.context.attempt.versions / name) or {})
 
     def _compare(self, who: str, theirs: Mapping[str, str]) -> None:
         role, _, node = who.partition("@")
         for name, count in AGREE.items():
-            mine, other = self.own.get(name, ""), theirs.get(name, "")
+            mine, other = self.local.get(name, ""), theirs.get(name, "")
             if mine != other:
                 table = self.fatal if _numbers(mine, count) != _numbers(other, count) else self.harmless
                 table.setdefault(name, {}).setdefault(other, []).append(f"{self.titles[role]} on {node}")
@@ -226,14 +226,14 @@ class Comparison:
         return [self._sentence(name, nodes_by_version) for name, nodes_by_version in self.harmless.items()]
 
     def _sentence(self, name: str, nodes_by_version: Mapping[str, list[str]]) -> str:
-        versions = {self.own.get(name, ""): [f"the driver on {self.context.node}"], **nodes_by_version}
+        versions = {self.local.get(name, ""): [f"the driver on {self.context.node}"], **nodes_by_version}
         parts = [f"{version or 'missing'} in {_listed(who)}" for version, who in versions.items()]
         return f"{name} is {', '.join(parts)}"
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """What all have, for people."""
-        packages = [f"{name} {self.own[name]}" for name in ("python", "dask", "cudf", "ucx") if name in self.own]
+        packages = [f"{name} {self.local[name]}" for name in ("python", "dask", "cudf", "ucx") if name in self.local]
         return f"{self.roles} roles, {', '.join(packages)}"
 
 

@@ -43,7 +43,7 @@ class Awaited(NamedTuple):
         """The same as :meth:`of` reads it."""
         return f"{self.run}:{self.when}"
 
-    def words(self) -> str:
+    def clause(self) -> str:
         """Return the end that is waited for, in words."""
         return f"{self.run} {ENDS[self.when]}"
 

@@ -204,7 +204,7 @@ def check_module_code(module: Path, python: str, *, image: bool = False, prepare
         raise ScriptError(f"The package {module.name} cannot be run: it has no __main__", place=str(stem), hint=hint)
     environment = _Environment(python)
     beside = (folder / parts[0]).is_dir()
-    if not image and not prepared and environment.known and (beside or not environment.has(parts[0])):
+    if not image and not prepared and environment.readable and (beside or not environment.has(parts[0])):
         hint = "Submit from the folder that contains its top-level package, as for python -m."
         raise ScriptError(f"There is no module '{module.name}'", place=str(folder), hint=hint)
     return []
@@ -285,7 +285,7 @@ def check_packages(names: Sequence[str], python: str, option: str, *, sure: bool
         The package, and how it is added.
     """
     environment = _Environment(python)
-    for name in names if environment.known and (environment.certain or sure) else ():
+    for name in names if environment.readable and (environment.certain or sure) else ():
         if not environment.has(name):
             hint = f"Nothing was submitted. Install it, usually with: {python} -m pip install {name}"
             raise ScriptError(f"The run's environment lacks the package {name}", place=option, hint=hint)
@@ -462,21 +462,21 @@ class _Environment:
     """Where an interpreter finds modules, as far as its files tell; ``certain`` if nothing else can add to it."""
 
     def __init__(self, python: str) -> None:
-        self.python, self.own = python, python == sys.executable
+        self.python, self.same = python, python == sys.executable
         prefix = Path(python).parent.parent
-        self.certain = self.known = False
+        self.certain = self.readable = False
         self.folders: list[str] = []
         settings = ""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             settings = (prefix / "pyvenv.cfg").read_text()
         closed = bool(settings) and "include-system-site-packages = true" not in settings.lower()
         self.folders = [str(path) for path in prefix.glob("lib*/python3.*/site-packages")]
-        if self.own:
-            self.known, self.certain = True, closed
+        if self.same:
+            self.readable, self.certain = True, closed
         elif self.folders and (closed or (prefix / "conda-meta").is_dir()):
-            self.known = True
-            own = layers.process_environment().get("PYTHONPATH", "").split(":")
-            self.folders += [*_named_by_pth(self.folders), *filter(None, own)]
+            self.readable = True
+            paths = layers.process_environment().get("PYTHONPATH", "").split(":")
+            self.folders += [*_named_by_pth(self.folders), *filter(None, paths)]
 
     def has(self, name: str) -> bool:
         """Whether a top-level module is there."""
@@ -485,7 +485,7 @@ class _Environment:
         from importlib.machinery import PathFinder
         from importlib.util import find_spec
 
-        if not self.own:
+        if not self.same:
             return PathFinder.find_spec(name, self.folders) is not None
         try:
             return name in sys.modules or find_spec(name) is not None
@@ -506,7 +506,7 @@ def _tell_missing(
     script: Path, base: Path, needed: list[_Import], environment: _Environment, *, certain: bool
 ) -> list[str]:
     """Return a note of the modules that are not found; a ScriptError where it is certain that the script ends there."""
-    if not environment.known:
+    if not environment.readable:
         return []
     certain_by_name: dict[str, bool] = {}
     for one in needed:

@@ -427,7 +427,7 @@ def _with_answer(current: Status, run: directories.Run, job: JobState) -> Status
     if current.phase != "unknown":
         return current
     if current.planned.after and (job.reason == schedulers.FOR_JOBS or _waits_here(run, job)):
-        awaited = " and for ".join(one.words() for one in current.planned.after)
+        awaited = " and for ".join(one.clause() for one in current.planned.after)
         return current.changed(phase="queued", message=f"waiting for {awaited}", job_state="PENDING")
     if job.pending:
         return current.changed(phase="queued", message=job.reason)
@@ -466,7 +466,7 @@ def ended(status: Status) -> str:
 
 def never_started(awaited: Awaited, status: Status) -> tuple[str, str]:
     """Return that a run never started because one that it waited for ended otherwise, and what to do."""
-    message = f"the run never started: it waited for {awaited.words()}, and {ended(status)}"
+    message = f"the run never started: it waited for {awaited.clause()}, and {ended(status)}"
     return message, f"See hpcml why {awaited.run}. Then submit both again, this one with --after."
 
 

@@ -145,7 +145,7 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
             raise SiteError("The run to wait for never ran: it was refused", place=run.id, hint=_again(run))
         if current.over:
             if not awaited.met_by(current.ending.exit_status):
-                problem = f"The run cannot start: it waits for {awaited.words()}, and {run_status.ended(current)}"
+                problem = f"The run cannot start: it waits for {awaited.clause()}, and {run_status.ended(current)}"
                 raise SiteError(problem, place=f"--after {one.run}:{one.when}", hint=_again(run))
             notes.append(f"{run.id} already ended as --after requires")
             continue

@@ -24,7 +24,7 @@ FAULTS = (
     F("hpcml/cli/completion.py", "    if line.host:\n        return  # they are on the other machine\n", "", "completion for another host offers this machine's runs"),
     F("hpcml/cli/common.py", 'readline().strip().lower() in ("y", "yes")', 'readline().strip().lower() not in ("n", "no")', "Enter alone at a [y/N] question removes runs"),
     F("templates/completion.bash", 'local head=${words[last]%"$own"}', 'local head=""', "bash completes --site=x to --site=--site=x", True),
-    F("hpcml/cli/doctor.py", "        return UNFIT if counts[RED] else 0\n    for one in found:", "        return 0\n    for one in found:", "hpcml doctor --json ends with 0 after a red finding"),
+    F("hpcml/cli/doctor.py", "        return UNFIT if counts[RED] else 0\n    for one in findings:", "        return 0\n    for one in findings:", "hpcml doctor --json ends with 0 after a red finding"),
     F("hpcml/cli/doctor.py", "if status not in (0, UNFIT):", "if status != 0:", "the doctor's red findings do not reach the laptop's screen", True),
     F("hpcml/cli/submit.py", ", key=lambda path: int(path.parent.name))", ")", "a run of eleven attempts shows an older measurement"),
     F("hpcml/cli/fetch.py", "if stat.S_ISREG(stat_result.st_mode) and path.name not in taken:", "if stat.S_ISREG(stat_result.st_mode):", "a script's own report.html makes hpcml fetch fail", True),

@@ -90,7 +90,7 @@ def test_one_holds_another_key(connector: bytes, listener: bytes) -> None:
 def test_messages_passed_on_to_another_listener() -> None:
     """Who sits on the port of a worker that died cannot pass a connector's messages on to one that lives."""
     _, listener, _, two = talk(own=THERE, dialled=HERE)
-    assert str(listener) == "it wanted 10.0.0.1 port 4711, which is not here"
+    assert str(listener) == "it requested 10.0.0.1 port 4711, which is not here"
     assert not two.sent
 
 
@@ -176,8 +176,8 @@ def test_nobody_fills_the_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(("content", "mode", "said"), [
-    (32, 0o644, "others can read the key .*mode 0644, not 0600"), (32, 0o660, "mode 0660"), (31, 0o600, "no key of 32 bytes"),
-    (33, 0o600, "no key of 32 bytes"), (None, 0o600, "your own file")])  # fmt: skip
+    (32, 0o644, "others can read the key .*mode 0644, not 0600"), (32, 0o660, "mode 0660"), (31, 0o600, "not a key of 32 bytes"),
+    (33, 0o600, "not a key of 32 bytes"), (None, 0o600, "your own file")])  # fmt: skip
 def test_a_key_file_that_is_no_good(tmp_path: Path, content: int | None, mode: int, said: str) -> None:
     path = tmp_path / "key"
     os.mkfifo(path, mode) if content is None else path.write_bytes(bytes(content))

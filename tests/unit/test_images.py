@@ -202,7 +202,7 @@ def test_a_definition_in_order() -> None:
 def test_labels_that_were_changed_afterwards() -> None:
     ((state, said),) = looked_at(sif_file.DEFINITION, kind="cpu", dask="2026.9.0")
     assert state == "bad"
-    assert "it says org.hpcml.dask 2026.7.1" in said
+    assert "it states org.hpcml.dask 2026.7.1" in said
 
 
 def test_a_base_that_moves() -> None:

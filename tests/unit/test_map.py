@@ -201,7 +201,7 @@ LOCK = threading.Lock()
 
 
 @pytest.mark.parametrize(("words", "options", "status", "said"), [
-    ((3, [1]), {}, 64, "3 cannot be called"),
+    ((3, [1]), {}, 64, "3 is not callable"),
     ((abs, [LOCK]), {}, 64, "A point cannot be pickled"),
     ((lambda x, _=LOCK: x, [1]), {}, 64, "The function cannot be pickled"),
     ((abs, [1]), {"at_once": 0}, 64, "at_once=0 is too small: no point could run"),

@@ -78,7 +78,7 @@ def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"the package {name}, which" in profilers.missing(context)
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(__spec__=1))
     assert profilers.missing(context) == ""
-    closed = SimpleNamespace(known=True, certain=True, has=lambda name: name == "bokeh")
+    closed = SimpleNamespace(readable=True, certain=True, has=lambda name: name == "bokeh")
     monkeypatch.setattr(script_checks, "_Environment", lambda _: closed)
     script_checks.check_packages(["bokeh"], "/usr/bin/python3", "--profile")
     with pytest.raises(ScriptError, match="lacks the package memray"):

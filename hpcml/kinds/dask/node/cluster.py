@@ -159,7 +159,7 @@ class Processes:
             hint = f"{where} must be equal on all nodes. Keep it on a shared file system, or copy it again."
             raise RunEndedError(End(errors.VERSIONS, origin, "hpcml", compared.ends, hint))
         if compared.complete:
-            comparison = {"words": compared.words, "versions": compared.own, "differences": compared.notes}
+            comparison = {"words": compared.summary, "versions": compared.local, "differences": compared.notes}
             state.events.write("environment-ready", seconds=state.seconds, **comparison)
             if compared.clocks.note:
                 state.warn(
