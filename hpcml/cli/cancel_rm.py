@@ -45,7 +45,7 @@ def run_cancel(options: Namespace) -> int:
     from hpcml.runs import handle
 
     if options.all == bool(options.run):
-        hint = "Name a run, or give --all. Try hpcml cancel --help."
+        hint = "Name a run, or add --all. Try hpcml cancel --help."
         raise UsageError(
             "RUN is missing" if not options.all else "RUN and --all exclude each other", place="hpcml cancel", hint=hint
         )
@@ -108,7 +108,7 @@ def _cancel_all(options: Namespace) -> int:
         for run in unfinished:
             say(f"{run.id}  {run.job}".rstrip())
     if not unfinished:
-        say("No run is going on.", sys.stderr)
+        say("No run is active.", sys.stderr)
     elif not common.confirmed(f"Cancel {units.counted(len(unfinished), 'run')}?", options.yes):
         say("Nothing was cancelled.", sys.stderr)
         return 1
@@ -176,7 +176,7 @@ def run_rm(options: Namespace) -> int:
         hint = (
             "Name runs, or give --older-than 30d, --larger-than 2G, --failed, --keep 20, --until-free 500G or several."
         )
-        raise UsageError("Which runs are to be removed is not clear", place="hpcml rm", hint=hint)
+        raise UsageError("The command does not say which runs to remove", place="hpcml rm", hint=hint)
     least, wanted = _size(options.larger_than, "--larger-than"), _size(options.until_free, "--until-free")
     folder = common.runs_folder(options)
     ended, staying = _named(folder, options.run) if options.run else _matching(folder, options)
@@ -192,7 +192,7 @@ def run_rm(options: Namespace) -> int:
         _show([(f"the rest of {name}", path, left[path]) for name, path in rests])
     _say_what_stays(staying, each=bool(options.run))
     if (short := (missing or 0) - sum(sizes.values())) > 0:
-        note(f"{units.format_bytes(short)} of {units.format_bytes(wanted)} will not be free even so")
+        note(f"{units.format_bytes(short)} of {units.format_bytes(wanted)} cannot be freed")
     if (sizes or rests) and not common.confirmed(f"Remove {summary}?", options.yes):
         say("Nothing was removed.", sys.stderr)
         return 1
@@ -293,11 +293,11 @@ def _say_what_stays(staying: Mapping[str, str], *, each: bool) -> None:
     """Say why each of them stays, or in one line how many may be alive."""
     if each:
         for name, why in staying.items():
-            note(f"{name} stays, because it may still be going on ({why})")
+            note(f"{name} stays, because it may still be active ({why})")
     elif staying:
         why = next(filter(None, staying.values()), "")
         stay = "stays" if len(staying) == 1 else "stay"
-        note(f"{units.counted(len(staying), 'run')} may still be going on and {stay}{f' ({why})' if why else ''}")
+        note(f"{units.counted(len(staying), 'run')} may still be active and {stay}{f' ({why})' if why else ''}")
 
 
 def _size(text: str | None, option: str) -> int:

@@ -67,7 +67,7 @@ def run(options: Namespace) -> int:
     for name in ("nodes", "gpus_per_node"):
         if getattr(options, name) and not options.node:
             option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} is of the job that looks at nodes", place="hpcml doctor", hint="Add --node.")
+            raise UsageError(f"{option} is for the job that checks nodes", place="hpcml doctor", hint="Add --node.")
     if options.nodes:
         common.positive(options.nodes, "--nodes")
     here = common.here()

@@ -75,7 +75,7 @@ def _wanted(session: RemoteSession, entries: list[Entry]) -> list[Entry]:
     try:
         return [entries[index] for index in parsed(json.loads, text.decode() or "[]") if index >= 0]
     except (ValueError, TypeError, IndexError) as error:
-        raise UsageError("The laptop wants files that it was not offered", place="hpcml fetch") from error
+        raise UsageError("The laptop requested files that the cluster did not offer", place="hpcml fetch") from error
 
 
 def _reports(run: directories.Run, taken: set[str]) -> list[Entry]:
@@ -139,14 +139,14 @@ def _take(call: channel.Call, offer: Offer, options: Namespace, heard: Callable[
     size = sum(offer.files[index].size for index in wanted)
     here = len(offer.files) - len(wanted)
     also = (f"; {here} here already" if here else "") + (
-        f"; {offer.others} links or special files are not sent" if offer.others else ""
+        f"; {offer.others} links and special files are skipped" if offer.others else ""
     )
     say(f"{offer.run}: {len(wanted)} files, {format_bytes(size)} to {folder}{also}.", sys.stderr)
     if not offer.ended:
-        note("the run has not ended; fetch again for what comes later")
+        note("the run has not ended; fetch again later")
     if shutil.disk_usage(folder).free < size:
-        hint = "Free some, or name another folder: hpcml --host HOST fetch RUN DEST."
-        raise StorageError(f"There is no room for {format_bytes(size)}", place=str(folder), hint=hint)
+        hint = "Free space, or name another folder: hpcml --host HOST fetch RUN DEST."
+        raise StorageError(f"There is no space for {format_bytes(size)}", place=str(folder), hint=hint)
     call.write(json.dumps(wanted).encode() + b"\n")
     with metered(size) as received:
 

@@ -41,8 +41,8 @@ def run(host: str, named_by: str, command: str, options: Namespace, given: list[
     common.end_by_signals()
     here = [word for word in getattr(options, "set", None) or () if word.startswith("login.")]
     if command == "sweep" and script:
-        hint = "Log in there and type it; sweep status, table, plot and cancel work from here."
-        raise UsageError("A sweep is begun on the login node", place=f"--host {host}", hint=hint)
+        hint = "Log in and run it there. From here use sweep status, table, plot and cancel."
+        raise UsageError("Start a sweep on the login node", place=f"--host {host}", hint=hint)
     login = login_of(host, here, place=named_by, load=common.load_site)
     connect = functools.partial(channel.connect, login)
     if command == "submit":
@@ -86,10 +86,10 @@ def _submit(
         path = here / path  # what PATH leads to on this laptop does not count
     if form is Form.PROGRAM and programs.is_python(path):
         hint = f"Send the script itself: hpcml --host … {command} SCRIPT; runtime.python names its Python."
-        raise UsageError(f"The Python '{path}' of this laptop is not sent", place="--", hint=hint)
+        raise UsageError(f"hpcml cannot send the Python '{path}' of this laptop", place="--", hint=hint)
     if not path.is_absolute() or (form is Form.PROGRAM and programs.stays(path, here)):
-        hint = f"Send a script of yours that starts it (hpcml --host … {command} -- ./script.sh), or submit it there."
-        raise UsageError(f"There is no file '{path}' here that could be sent", place="--", hint=hint)
+        hint = f"Send your own script that starts it (hpcml --host … {command} -- ./script.sh), or submit it there."
+        raise UsageError(f"There is no file '{path}' here to send", place="--", hint=hint)
     if form is Form.NOTEBOOK:
         script_checks.check_notebook(path, arguments)
     elif form is Form.PROGRAM:
@@ -100,8 +100,8 @@ def _submit(
     limits = [word for word in options.set or () if word.startswith("code.")]
     code = common.load_site("", here, limits).site.code
     if code.snapshot == "none":
-        hint = "Leave it out, or copy the code there and submit it there."
-        raise UsageError("A script of this laptop cannot run where it lies", place="code.snapshot = 'none'", hint=hint)
+        hint = "Remove it, or copy the code to the cluster and submit it there."
+        raise UsageError("A script of this laptop cannot run without a copy", place="code.snapshot = 'none'", hint=hint)
     with tempfile.TemporaryDirectory(prefix="hpcml-upload-") as folder:  # 0700
         upload = channel.Upload(path, Path(folder), code, module=form is Form.MODULE)
         _check_upload(upload)
@@ -124,8 +124,8 @@ def _submit(
 def _check_upload(upload: channel.Upload) -> None:
     """Say what is not sent, and refuse to send code without the modules that it imports."""
     if needed := snapshot.needed(upload.taken, upload.folder):
-        hint = "Raise that limit (--set code.…=…), or put the script into a folder with less beside it."
-        raise UsageError("The code needs what would not be sent", place=snapshot.listed(needed), hint=hint)
+        hint = "Raise that limit (--set code.…=…), or put the script into a folder with fewer files."
+        raise UsageError("hpcml would not send files that the code needs", place=snapshot.listed(needed), hint=hint)
     if upload.taken.missing:
         note(f"not sent: {snapshot.listed(upload.taken.missing)}")
     if above := upload.taken.above:

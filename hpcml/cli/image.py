@@ -124,7 +124,7 @@ def _show(options: Namespace, _: Site) -> int:
     try:
         digest = build.digest(image.path)
     except OSError as error:
-        hint = "Does its file system answer?"
+        hint = "Check that its file system responds."
         raise NotFoundError(f"The image cannot be read: {error.strerror}", place=str(image.path), hint=hint) from error
     if options.json:
         table = {"image": image.path, "digest": digest, "kind": image.kind, "cuda": image.cuda}
@@ -180,7 +180,7 @@ def _ls(options: Namespace, site: Site) -> int:
         try:
             paths = sorted(path for path in folder.iterdir() if path.suffix == ".sif" and not path.name.startswith("."))
         except OSError as error:
-            hint = "Name the folder of your images."
+            hint = "Add the folder of your images."
             message = f"The folder cannot be listed: {error.strerror}"
             raise NotFoundError(message, place=str(folder), hint=hint) from error
         for path in paths:
@@ -238,5 +238,5 @@ def _check(options: Namespace, site: Site) -> int:
                 say(f"{'':<18}→ {finding.hint}")
     if bad:
         count = "one thing is" if len(bad) == 1 else f"{len(bad)} things are"
-        say(f"hpcml: the image cannot be used as it is: {count} bad.", sys.stderr)
+        say(f"hpcml: the image is not usable: {count} bad.", sys.stderr)
     return IMAGE if bad else 0

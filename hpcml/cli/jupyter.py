@@ -48,7 +48,7 @@ def parse_idle(text: str) -> float:
     """Return seconds without use after which a session ends, long enough to open a page; 0 for never."""
     if text.strip().lower() == "off":
         return 0.0
-    hint = "Write --idle 30m, or --idle off for a session that only you or the time limit ends."
+    hint = "Write --idle 30m, or --idle off for a session without this limit."
     try:
         seconds = units.parse_seconds(text)
     except ValueError as error:
@@ -63,6 +63,6 @@ def notebook_folder(here: Path, chosen: str) -> Path:
     folder = here / layers.user_path(chosen)
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
-        place, hint = f"--notebook-dir: {folder}", "Make it first: mkdir."
+        place, hint = f"--notebook-dir: {folder}", "Create it with mkdir."
         raise NotFoundError(f"The folder for notebooks {problem}", place=place, hint=hint)
     return folder

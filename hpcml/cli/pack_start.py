@@ -12,7 +12,7 @@ import zipfile
 
 DIGEST = "of what is in the file"  # which hpcml.cli.pack writes here
 OLDEST = (3, 11)
-OTHER = "Set XDG_CACHE_HOME to a folder of yours."
+OTHER = "Set XDG_CACHE_HOME to your own folder."
 USABLE = "import sys; sys.exit(sys.version_info < (3, 11))"
 
 
@@ -29,7 +29,7 @@ def become_newer() -> None:
         if interpreter and subprocess.call([interpreter, "-I", "-c", USABLE], stderr=subprocess.DEVNULL) == 0:
             os.execv(interpreter, [interpreter, *sys.argv])
     here = ".".join(str(number) for number in sys.version_info[:2])
-    sentence = "It needs Python 3.11 or newer, and this is " + here + " (" + sys.executable + ").\n"
+    sentence = "It needs Python 3.11 or newer, but this is " + here + " (" + sys.executable + ").\n"
     fail(sentence + "Load a newer one (module avail python), or name it: python3.11 " + sys.argv[0] + " …", 78)
 
 
@@ -40,7 +40,14 @@ def refuse_shared(archive: str, path: str) -> None:
         exec(members.read("lib/hpcml/files.py"), names)  # noqa: S102 - it is what runs next
     for who in names["replaceable"](pathlib.Path(path)):  # type: ignore[operator]
         fail(
-            "Others may replace what it unpacks in " + path + " (" + who.who + ", by " + str(who.path) + ").\n" + OTHER,
+            "Others can replace the unpacked files in "
+            + path
+            + " ("
+            + who.who
+            + ", by "
+            + str(who.path)
+            + ").\n"
+            + OTHER,
             74,
         )
 
@@ -70,7 +77,7 @@ def unpacked(archive: str) -> str:
         for path in (place, folder):
             status = os.lstat(path)
             if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o022:
-                fail("Others could have changed what it unpacked (" + path + ").\nMove it away and try again.", 74)
+                fail("Others could have changed the unpacked files (" + path + ").\nMove it away and try again.", 74)
     except OSError as error:
         why = (error.strerror or str(error)) + " (" + str(error.filename or place) + ")"
         fail("It cannot be unpacked: " + why + ".\nMake room there, or set XDG_CACHE_HOME to a folder of yours.", 74)

@@ -96,11 +96,11 @@ def fitted(spec: RunRequest, given: Allocation) -> RunRequest:
             left_out[name] = "{} ({})".format(*lines[option])
         elif differs:
             hint = f"Leave {option} out: a run takes all nodes with all that the allocation has there."
-            problem = f"{option} asks for {value}, and the allocation has {has[name]}"
+            problem = f"{option} requests {value}, but the allocation has {has[name]}"
             raise UsageError(problem, place=f"job {given.job}", hint=hint)
         elif changes:
             hint = f"Leave {option} out here, and give it to salloc or sbatch."
-            raise UsageError(f"{option} cannot change the allocation that is there", place="hpcml run", hint=hint)
+            raise UsageError(f"{option} cannot change an existing allocation", place="hpcml run", hint=hint)
     if left_out:
         note(f"for a submission, and without effect in an allocation: {', '.join(left_out.values())}")
     minutes = max(1, int(given.end - time.time()) // 60) if given.end else 0

@@ -119,7 +119,7 @@ def test_a_record_is_not_written_through_a_link(world: World) -> None:
     for guess in (".submission.json.new", f".submission.json.{os.getpid()}", ".submission.json.new.new"):
         (directory / guess).symlink_to(victim)
     assert world.run("status", "last").returncode == 0
-    assert json.loads((directory / "submission.json").read_text())["job"] == name, "found again by its comment"
+    assert json.loads((directory / "submission.json").read_text())["job"] == name, "found the job by its comment"
     assert victim.read_text() == "mine\n"
 
 

@@ -177,7 +177,7 @@ def test_a_lost_answer_is_found_again_and_the_job_not_sent_twice(world: World, a
     world.answer("sbatch", then=True, **answer)
     code, err = submit(world, *QUICK)
     assert code == 0, err
-    assert "found again by its comment" in err
+    assert "found the job by its comment" in err
     assert len(world.calls("sbatch")) == len(world.jobs()) == 1
     record = json.loads((world.directory() / "submission.json").read_text())
     assert record["job"] == "101"
@@ -289,7 +289,7 @@ def test_an_answer_that_is_lost_for_a_job_that_is_not_there(world: World) -> Non
 def test_check_asks_and_leaves_nothing(world: World) -> None:
     done = world.run("submit", "--site", "slurm", "--check", "job.py")
     assert done.returncode == 0, done.stderr
-    assert "Slurm would take it" in done.stdout
+    assert "Slurm would accept it" in done.stdout
     assert world.left() == []
     assert world.jobs() == {}
     facts = json.loads(world.run("submit", "--site", "slurm", "--check", "--json", "job.py").stdout)

@@ -227,7 +227,7 @@ def test_a_bundle_holds_what_support_needs_and_no_secret(world: World) -> None:
     assert "plain words stay" in texts
     again = world.run("why", "--bundle")
     assert again.returncode == errors.STORAGE
-    assert "there already" in again.stderr
+    assert "already exists" in again.stderr
     packed.unlink()
     (directory / "attempts/0/secret/link").symlink_to(world.top / "foreign")
     refused = world.run("why", "--bundle")

@@ -59,7 +59,7 @@ def test_check_asks_the_live_controller(cluster: Cluster) -> None:
     script = cluster.write("ok.py", "pass\n")
     done = cluster.run("hpcml", "submit", "--check", "--nodes", "4", str(script))
     assert done.returncode == 0, done.stderr
-    assert "Slurm would take it" in done.stdout
+    assert "Slurm would accept it" in done.stdout
     before = [line.split()[0] for line in cluster.run("hpcml", "ls").stdout.splitlines()]
     refused = cluster.run("hpcml", "submit", "--check", "--partition", "nowhere", str(script))
     assert refused.returncode == 65
@@ -113,7 +113,7 @@ def _clean(cluster: Cluster) -> Iterator[None]:
 
 
 def test_ctrl_c_detaches_and_the_run_goes_on(cluster: Cluster, staying: Staying) -> None:
-    assert "Detached; the run goes on" in staying.shown
+    assert "Detached; the run continues" in staying.shown
     assert "\x1b[K" in staying.shown
     comments = cluster.run("squeue", "--me", "--noheader", "--format=%i|%k|%T").stdout
     assert f"{staying.job}|hpcml:{staying.directory.name}|RUNNING" in comments
@@ -176,7 +176,7 @@ def test_a_controller_that_falls_silent(cluster: Cluster, staying: Staying) -> N
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert "ran once" in out
-    assert "found again by its comment" in err
+    assert "found the job by its comment" in err
     comments = cluster.run("squeue", "--me", "--noheader", "--states=all", "--format=%k").stdout
     assert comments.count("hpcml:silent") == 1
     assert "own files" not in cluster.run("hpcml", "status", staying.job).stdout

@@ -130,7 +130,7 @@ def on_screen(work: Callable[[Callable[[View], None], Callable[[float], None]], 
     except QuitError:
         return 0
     except KeyboardInterrupt:
-        say("Stopped looking; the run goes on.", sys.stderr)
+        say("Stopped watching. The run continues.", sys.stderr)
         return 130
     if last:
         print_frame(last[0], screen.size()[1] - 1)
