@@ -92,7 +92,7 @@ def run(options: Namespace) -> int:
     """``hpcml image build|show|check|ls``."""
     loaded = common.load_site(options.site or "", common.here(), options.set or ())
     if loaded.is_from_project("runtime.container"):  # it does not say what is started here, on the login node
-        terminal.note(f"runtime.container of {loaded.project} counts in jobs, not for this command (--program does)")
+        terminal.note(f"runtime.container of {loaded.project} applies to jobs, not to this command (use --program)")
         runtime = loaded.site.runtime._replace(container="")
         return int(options.action(options, loaded.site._replace(runtime=runtime)))
     return int(options.action(options, loaded.site))

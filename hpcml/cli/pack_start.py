@@ -80,7 +80,7 @@ def unpacked(archive: str) -> str:
                 fail("Others could have changed the unpacked files (" + path + ").\nMove it away and try again.", 74)
     except OSError as error:
         why = (error.strerror or str(error)) + " (" + str(error.filename or place) + ")"
-        fail("It cannot be unpacked: " + why + ".\nMake room there, or set XDG_CACHE_HOME to a folder of yours.", 74)
+        fail("hpcml cannot unpack it: " + why + ".\nFree space there, or set XDG_CACHE_HOME to your own folder.", 74)
     finally:
         os.umask(mask)
     return folder

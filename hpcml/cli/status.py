@@ -108,7 +108,7 @@ def _lines(
     if allocation.job:
         lines.append(("job", f"{allocation.job} {allocation.job_state}".strip()))
     if allocation.silent:
-        lines.append(("slurm", f"{allocation.silent} (all this is from the run's own files)"))
+        lines.append(("slurm", f"{allocation.silent} (this comes from the run's own files)"))
     if allocation.estimate:
         lines.append(("estimate", f"Slurm expects a start at {allocation.estimate}"))
     if allocation.nodes:

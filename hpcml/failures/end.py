@@ -58,9 +58,9 @@ def parse(table: Mapping[str, Any]) -> End:
         value = table.get("state" if name == "ended_as" else name, default)
         if isinstance(default, tuple):
             if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
-                raise TypeError(f"{name} is of another kind")
+                raise TypeError(f"{name} has the wrong type")
             value = tuple(value)
         elif type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
-            raise TypeError(f"{name} is of another kind")
+            raise TypeError(f"{name} has the wrong type")
         values[name] = value
     return End(**values)

@@ -112,19 +112,19 @@ def _read(file: BinaryIO, path: Path) -> Image:
     if head[32:42] != _MAGIC:
         raise _DamagedError("not an image (SIF)" if head else "empty")
     if len(head) < _HEADER.size:
-        raise _DamagedError("cut off within its header")
+        raise _DamagedError("truncated within its header")
     _, architecture, created, count, start = _HEADER.unpack(head)
     if not (0 < count <= _MOST_DESCRIPTORS and start > 0):
         raise _DamagedError("damaged: its header is invalid")
     file.seek(start)
     table = file.read(count * _DESCRIPTOR.size)
     if len(table) < count * _DESCRIPTOR.size:
-        raise _DamagedError("cut off within its table of parts")
+        raise _DamagedError("truncated within its table of parts")
     for kind, used, offset, size, name, file_system in _DESCRIPTOR.iter_unpack(table):
         if not used:
             continue
         if offset < 0 or size < 0 or offset + size > about.st_size:
-            raise _DamagedError(f"cut off: it has {about.st_size} bytes, but a part of it ends at {offset + size}")
+            raise _DamagedError(f"truncated: it has {about.st_size} bytes, but a part of it ends at {offset + size}")
         if kind == _JSON and name.rstrip(b"\0") == _METADATA:
             if size > _LARGEST_TEXT:
                 raise _DamagedError(f"damaged: a text in it is {size} bytes long")

@@ -108,7 +108,7 @@ def places(control: str = "~/.hpcml/cm") -> Places:
     """
     home = process_environment().get("HOME", "")
     if not home.startswith("/"):
-        raise StorageError("HOME is not set", place="HOME", hint="Set it: ssh's files are in it.")
+        raise StorageError("HOME is not set", place="HOME", hint="Set it to your home folder, with ssh's files.")
     folder = Path(f"{home}/{control[2:]}" if control.startswith("~/") else control)
     for path in (both := Places(Path(home) / ".hpcml" / "ssh", folder)):
         private_folder(path)

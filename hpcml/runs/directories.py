@@ -101,7 +101,7 @@ def check_folder(folder: Path, trusted: Sequence[str]) -> list[str]:
         risks = files.replaceable(folder, trusted)
     for place, who, meant, unknown in risks:
         if not meant:
-            hint = "Choose a folder of yours with --set paths.runs=…."
+            hint = "Choose your own folder with --set paths.runs=…."
             if who == "everybody":
                 reason = f"Every user can replace the contents of {place}"
             elif unknown:  # to trust it would be to trust everybody whom this machine does not know

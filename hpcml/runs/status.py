@@ -376,8 +376,8 @@ def _ask_owner(current: Status, run: directories.Run, asked: JobState | None) ->
     """Ask the scheduler about a run that has not written its end."""
     if not run.submission:
         hint = (
-            f"If it was accepted, its comment is hpcml:{run.id} (squeue --me -o '%i %k'). "
-            f"Without such a job it is not submitted after {records.LOST_AFTER / 60:g} minutes."
+            f"If Slurm accepted it, its comment is hpcml:{run.id} (squeue --me -o '%i %k'). "
+            f"Without such a job, it counts as not submitted after {records.LOST_AFTER / 60:g} minutes."
         )
         return current.changed(phase="unknown", message="the answer to the submission was not recorded", hint=hint)
     try:

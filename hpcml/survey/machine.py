@@ -286,7 +286,7 @@ def _answer(folder: Path, job: str, seconds: float) -> Node:
             try:
                 return record.from_json(files.read_json(folder / _ANSWER))
             except (OSError, ValueError) as error:
-                hint = "Report it with hpcml --version."
+                hint = "Report it, with the output of hpcml --version."
                 raise SiteError(f"The job's answer cannot be read: {error}", place=f"job {job}", hint=hint) from error
         if over and time.monotonic() > over:
             raise _no_answer(folder, job, state)

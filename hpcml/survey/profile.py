@@ -317,9 +317,9 @@ class _Writer:
         threads = shape.threads or (seen.process.cpus.threads if seen else 0)
         if threads > 1:
             cores = shape.cpus // threads
-            draft.ask(table, f"{key}.cpus_per_node counts {threads} threads of each core: {cores} if cores are meant?")
+            draft.ask(table, f"{key}.cpus_per_node counts {threads} threads of each core: are {cores} cores correct?")
         elif shape.cpus and not threads:
-            draft.ask(table, f"{key}.cpus_per_node are Slurm's CPUs: fewer, if these are threads and cores are meant?")
+            draft.ask(table, f"{key}.cpus_per_node are Slurm's CPUs: are these threads instead of cores?")
         if shape.memory:
             allowed = "may a job ask for so much, and for memory at all (slurm.remove)?"
             draft.ask(table, f"{key}.memory_per_node {memory}: {allowed}")

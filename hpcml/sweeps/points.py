@@ -313,7 +313,7 @@ def _check_names(names: Iterable[str], place: str) -> None:
 def _check_count(count: int) -> None:
     if count > MOST:
         hint = "Split it into several sweeps, or draw points at random: --random 100 …."
-        raise _wrong(f"The sweep would have {count:,} points, and {MOST:,} are the most", "hpcml sweep", hint)
+        raise _wrong(f"The sweep would have {count:,} points, but at most {MOST:,} are allowed", "hpcml sweep", hint)
 
 
 def _wrong(message: str, place: str, hint: str) -> HpcmlError:

@@ -60,4 +60,4 @@ def test_a_run_from_python(cluster: Cluster) -> None:
     addresses = [event["address"], *(Path(directory) / "out/workers").read_text().split()]
     assert {address.rpartition(":")[0] for address in addresses} == {"tls://127.0.0.1"}
     assert "mutual TLS" in event["security"]
-    assert "open to whoever" not in event["security"]
+    assert "open to all users" not in event["security"]

@@ -82,9 +82,9 @@ def damaged(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize(
     ("how", "says"),
-    [("empty", "The file is empty"), ("text", "not an image (SIF)"), ("header", "cut off within its header"),
-     ("table", "cut off within its table"), ("data", "cut off: "), ("counts", "header is invalid"),
-     ("json", "metadata is not JSON"), ("list", "metadata is not a table"), ("size", "cut off: ")],
+    [("empty", "The file is empty"), ("text", "not an image (SIF)"), ("header", "truncated within its header"),
+     ("table", "truncated within its table"), ("data", "truncated: "), ("counts", "header is invalid"),
+     ("json", "metadata is not JSON"), ("list", "metadata is not a table"), ("size", "truncated: ")],
 )  # fmt: skip
 def test_what_is_no_image_or_a_damaged_one(tmp_path: Path, how: str, says: str) -> None:
     path = sif_file.make(tmp_path / "a.sif")
