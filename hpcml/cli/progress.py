@@ -95,7 +95,7 @@ def _past(status: Status) -> list[_Line]:
     script = f"{form.traits.title} {'starts' if form is Form.JUPYTER else 'runs'}"
     first, *others = kinds.get(status.planned.kind).startup
     runtime = "image" if status.planned.in_image else "python"
-    is_open = "open to all users who can reach it" in cluster.security
+    is_open = "; open to all users" in cluster.security
     lines = [
         _Line("ok", "image", f"copied to the nodes by {reported.staging}", "image-staged", "image-staging"),
         _Line("ok", "nodes", ", ".join(nodes), "allocated", "seen"),
