@@ -174,7 +174,7 @@ def run_rm(options: Namespace) -> int:
     """Show what would be removed, how old and how large it is, ask, and remove it."""
     if bool(options.run) == (options.failed or any(getattr(options, name) is not None for name in _LIMITS)):
         hint = (
-            "Name runs, or give --older-than 30d, --larger-than 2G, --failed, --keep 20, --until-free 500G or several."
+            "Name runs, or add --older-than 30d, --larger-than 2G, --failed, --keep 20, --until-free 500G or several."
         )
         raise UsageError("The command does not say which runs to remove", place="hpcml rm", hint=hint)
     least, wanted = _size(options.larger_than, "--larger-than"), _size(options.until_free, "--until-free")

@@ -48,7 +48,7 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """List the profiles, show the one in force, or compare two."""
     if options.what != "init" and (given := _given(options)):
-        raise UsageError(f"{given} is for hpcml site init", place=given, hint="Leave it out.")
+        raise UsageError(f"{given} is for hpcml site init", place=given, hint="Remove it.")
     most = _MOST[options.what]
     if len(options.names) > most or (options.what in ("diff", "init") and len(options.names) < most):
         many, example = _TAKES[options.what]

@@ -156,7 +156,7 @@ def prepare(
     user's own build arguments. With ``force`` an image that is there is replaced.
     """
     if out.exists() and not force:
-        hint = "Give --force to replace it, or another name."
+        hint = "Add --force to replace it, or use another name."
         raise UsageError("A file with this name already exists", place=str(out), hint=hint)
     if not out.parent.is_dir():
         raise NotFoundError(

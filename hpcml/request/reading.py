@@ -34,7 +34,7 @@ def request_of(given: Mapping[str, Any], code: Code) -> RunRequest:
         if option.kinds and request.kind not in option.kinds:
             kinds = " and ".join(sorted(option.kinds))
             message = f"{option.word} is for runs of kind {kinds}, but this run is of kind {request.kind}"
-            raise UsageError(message, place=option.word, hint="Leave it out.")
+            raise UsageError(message, place=option.word, hint="Remove it.")
         if name in request.optional:
             values[name] = option.read(given[name], option.word)
     if "gpus_per_node" in values:
@@ -66,7 +66,7 @@ def given_by_keywords(keywords: Mapping[str, Any], allowed: Collection[str], cal
     given: dict[str, Any] = {}
     for name, value in keywords.items():
         if name not in allowed:
-            hint = "Leave it out; hpcml.submit() has it." if name in of("python") else instead(as_word(name))
+            hint = "Remove it; hpcml.submit() has it." if name in of("python") else instead(as_word(name))
             hint = hint or did_you_mean(
                 nearest(name, allowed), "hpcml submit --help lists them. To wait, use run.wait()."
             )

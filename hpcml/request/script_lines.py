@@ -82,7 +82,7 @@ def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[st
     """Return a line's options by name, and the words without an option of hpcml; only #SBATCH lines may have such."""
     arguments = shlex.split(text.replace("--gres ", "--gres=") if sbatch else text, comments=sbatch)
     if not sbatch and {"-h", "--help"} & set(arguments):
-        raise UsageError("--help is for the command line", hint="Take it out.")
+        raise UsageError("--help is for the command line", hint="Remove it.")
     arguments = _gpus_of_gres(arguments) if sbatch else arguments
     options, rest = parser.parse_known_args([word for word in arguments if word not in ("-h", "--help")])
     if rest and not sbatch:

@@ -190,6 +190,6 @@ def sentence(bad: Sequence[BadNode]) -> str:
     first = bad[0]
     names = ",".join(one.node for one in bad)
     if len(bad) == 1:
-        return f"{first.node} failed a run within a day ({first.why}, {first.run}): leave it out with --exclude {names}"
+        return f"{first.node} failed a run within a day ({first.why}, {first.run}): exclude it with --exclude {names}"
     text = "; ".join(f"{one.node}: {one.why}" for one in bad[:3]) + ("; …" if len(bad) > 3 else "")
-    return f"{len(bad)} nodes failed runs within a day ({text}): leave them out with --exclude {names}"
+    return f"{len(bad)} nodes failed runs within a day ({text}): exclude them with --exclude {names}"

@@ -121,7 +121,7 @@ def test_a_second_job_leaves_the_run_alone(world: World) -> None:
     done = begin(directory, second)
     assert done.returncode == errors.USAGE
     assert done.stderr == (
-        f"This run is job {first}, so job {second} changes nothing in it; to run it again: hpcml rerun {directory.name}\n"
+        f"This run is job {first}, so job {second} does not change it; to run it again: hpcml rerun {directory.name}\n"
     )
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file()} == before
     assert json.loads(world.run("status", "last", "--json").stdout)["job"] == first

@@ -176,7 +176,7 @@ def test_what_is_stopped_at_the_end_does_not_keep_the_nodes(cluster: Cluster, st
     status = cluster.wait_status(directory)
     assert status["exit_status"] == 0, status
     cluster.wait_gone(directory, 90)
-    said = "the batch script was stopped" if stopped == "batch script" else "was it stopped (SIGSTOP)?"
+    said = "the batch script was stopped" if stopped == "batch script" else "it may have been stopped (SIGSTOP)"
     assert said in output(directory)
     shown = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
     assert (shown["state"], shown["exit_status"]) == ("COMPLETED", 0)

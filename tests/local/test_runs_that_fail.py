@@ -119,7 +119,7 @@ def test_nothing_that_the_script_leaves_behind_outlives_the_run(fails: Fails) ->
     assert len(fails.pids) == 2
     fails.here.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in fails.pids))
     assert fails.other_lives
-    assert "was left behind and is ended" in (fails.run / "logs/job.log").read_text()
+    assert "remained and is ended" in (fails.run / "logs/job.log").read_text()
 
 
 def test_dask_s_report(fails: Fails) -> None:

@@ -134,7 +134,7 @@ def test_the_keys_of_a_status_for_programs() -> None:
 
 
 @pytest.mark.parametrize(("word", "status"), [
-    ("missing, or not yours: /work/me/runs/a", errors.STORAGE), ("cannot be loaded: module cuda", errors.START_FAILED),
+    ("missing, or not yours: /work/me/runs/a", errors.STORAGE), ("cannot load the module cuda", errors.START_FAILED),
 ])  # fmt: skip
 def test_the_batch_script_s_own_end_is_told_with_its_status(run: directories.Run, word: str, status: int) -> None:
     run.paths.job_log.write_text(f"hpcml: {word}\n")
