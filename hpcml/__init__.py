@@ -67,7 +67,7 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if error.name not in ("hpcml.api", "hpcml.runs"):
             raise
-        reason = f"hpcml.{name} is for the machine that submits: inside a run hpcml has connect and run"
+        reason = f"hpcml.{name} works only where you submit. Inside a run, hpcml has connect and run"
         raise AttributeError(reason) from error
 
 

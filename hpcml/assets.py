@@ -37,7 +37,7 @@ def folder(kind: str) -> Path:
 
 def node_side() -> list[str]:
     """Return the modules that run on the nodes, relative to the folder that holds the package."""
-    own = (
+    paths = (
         "__init__.py",
         "script_api.py",
         "errors.py",
@@ -59,7 +59,7 @@ def node_side() -> list[str]:
     root = len(f"{_PACKAGE}/")
     folders = ("node", "kinds/dask/node", "kinds/ranks/node", "failures", "repairs", "report")
     node = [f"{at}/{name}"[root:] for one in folders for at, _, names in os.walk(_PACKAGE / one) for name in names]
-    return [f"hpcml/{name}" for name in (*own, *sorted(name for name in node if name.endswith(".py")))]
+    return [f"hpcml/{name}" for name in (*paths, *sorted(name for name in node if name.endswith(".py")))]
 
 
 class _Travelling(SourceFileLoader):

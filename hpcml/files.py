@@ -190,7 +190,7 @@ def open_regular(path: Path, *, ours: bool = True, follow: bool = False, obeyed:
         if ours and not (is_obeyed(status) if obeyed else is_ours(status)):
             raise ForeignError(f"it belongs to {account(status.st_uid)}", path)
         if obeyed and (who := written_by_others(status, path, descriptor)):
-            raise ForeignError(f"{who} may write to it", path, _closing(status, path))
+            raise ForeignError(f"{who} can write to it", path, _closing(status, path))
     except OSError:
         os.close(descriptor)
         raise
@@ -252,7 +252,7 @@ def read_setting(path: Path) -> str:
         if not (is_obeyed(above) or folder_is_ours(above)):
             raise ForeignError(f"its folder belongs to {account(above.st_uid)}", path)
         if not above.st_mode & stat.S_ISVTX and (who := written_by_others(above, place.parent)):
-            raise ForeignError(f"{who} may write to its folder", path, _closing(above, place.parent))
+            raise ForeignError(f"{who} can write to its folder", path, _closing(above, place.parent))
     try:
         return read(real, SETTINGS, obeyed=True).decode()
     except ForeignError as error:

@@ -212,11 +212,11 @@ _told: list[bool] = []  # whether this process was told to stop
 
 def _point() -> dict[str, Any]:
     """Return what the sweep says of its point, empty outside a sweep."""
-    facts: dict[str, Any] = json.loads(os.environ.get("HPCML_POINT", "{}"))
-    return facts
+    point: dict[str, Any] = json.loads(os.environ.get("HPCML_POINT", "{}"))
+    return point
 
 
-def _note(facts: dict[str, object]) -> None:
+def _note(record: dict[str, object]) -> None:
     """Tell the process that started this point, by a line in a file of the attempt; outside a sweep nothing happens."""
     point = _point()
     if run.directory is None or not point:
@@ -224,7 +224,7 @@ def _note(facts: dict[str, object]) -> None:
     path = run.directory / "attempts" / str(run.attempt) / f"point-{point['key']}.reports"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with open(descriptor, "w") as file:
-        file.write(json.dumps(facts) + "\n")
+        file.write(json.dumps(record) + "\n")
 
 
 def _is_pruned(report: dict[str, object]) -> bool:
@@ -287,7 +287,7 @@ def connect(*, backend: str = "", **options: Any) -> Client:
 
         return run_cluster.connect(of_client, of_cluster, backend)
     if backend not in ("", "auto", "cpu"):
-        raise ValueError(f"hpcml.connect(backend={backend!r}): outside a run workers have no GPU; use auto or cpu")
+        raise ValueError(f"hpcml.connect(backend={backend!r}): outside a run, workers use no GPU; use auto or cpu")
     from hpcml.kinds.dask.node.local_cluster import ClosedCluster
 
     of_both = {name: options[name] for name in ("asynchronous", "loop") if name in options}

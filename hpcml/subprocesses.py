@@ -128,7 +128,7 @@ def stream(
     end, kept, code = time.monotonic() + timeout, b"", None
     process: subprocess.Popen[bytes] | None = None
     try:
-        with _signals_held() as came, _starting(command):
+        with _signals_held() as signals, _starting(command):
             process = subprocess.Popen(
                 command,
                 env=environment,
@@ -137,7 +137,7 @@ def stream(
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        for number in came:
+        for number in signals:
             signal.raise_signal(number)
         assert process.stdout is not None
         with process.stdout as out, selectors.DefaultSelector() as selector:
@@ -165,13 +165,13 @@ def _signals_held() -> Iterator[list[int]]:
 
     Gives the list of those that came. Ignored and default ones stay as they are: the new process inherits them.
     """
-    came: list[int] = []
+    signals: list[int] = []
     held = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(number))]
     if threading.current_thread() is not threading.main_thread():  # handlers run in, and are set by, the main one
         held = []
-    before = {number: signal.signal(number, lambda caught, _: came.append(caught)) for number in held}
+    before = {number: signal.signal(number, lambda caught, _: signals.append(caught)) for number in held}
     try:
-        yield came
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -186,12 +186,12 @@ class Raw:
     a progress bar, which can hide nothing but a line of the same text. Elsewhere (a file, a pipe) they go byte for
     byte: what the program behind a pipe does with them is its own matter, as with ``cat``.
 
-    ``own``: the program is the user's, who has just started it and watches it; colours and bars pass as it wrote them.
+    ``of_user``: the user started the program and watches it. Its colours and bars pass unchanged.
     """
 
-    def __init__(self, stream: TextIO, *, own: bool = False) -> None:
+    def __init__(self, stream: TextIO, *, of_user: bool = False) -> None:
         self.stream = stream
-        self.guarded = stream.isatty() and not own
+        self.guarded = stream.isatty() and not of_user
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
 
     def write(self, data: bytes, *, last: bool = False) -> None:

@@ -31,11 +31,11 @@ if [ -n "${HPCML_CUPY_CACHE:-}" ]; then   # CuPy's compiled kernels outlive the 
     export "${prefix}CUPY_CACHE_DIR=$own"
     set -- --bind "$own:$own" "$@"
   else
-    echo "hpcml: compiled GPU kernels are not kept on $node: $kernels is not a folder of your own, or cannot be made." >&2
+    echo "hpcml: $node cannot keep compiled GPU kernels: $kernels is not your folder, or cannot be created." >&2
   fi
 fi
 case ${TMPDIR:-} in
-  *[,:\\]* | *[[:space:]]) echo "hpcml: TMPDIR cannot be bound into an image because of its ',', ':', '\\' or last blank: $TMPDIR" >&2; exit 88 ;;
+  *[,:\\]* | *[[:space:]]) echo "hpcml: TMPDIR cannot be bound into an image because it contains ',', ':', '\\' or a space at its end: $TMPDIR" >&2; exit 88 ;;
 esac
 # The inside cannot tell another user's folder from root's (hpcml/node/scratch.py), so it is looked at from here.
 at=$(cd "${TMPDIR:-/tmp}" 2>/dev/null && pwd -P)

@@ -8,7 +8,7 @@ umask 077
 fail() { rm -rf "$folder"; echo "failed $node: $1|$2"; exit 1; }
 trap 'rm -rf "$folder"; exit 143' HUP INT TERM
 trap '' USR1 USR2
-size=$(stat -Lc %s "$image" 2>/dev/null) || fail "the image does not exist: $image" "Put it on a file system that all nodes see."
+size=$(stat -Lc %s "$image" 2>/dev/null) || fail "the image does not exist: $image" "Put it on a file system that all nodes share."
 # loose PATH: which folder at or above PATH, or link on the way, somebody else could put another in the place of.
 loose() {
   at=$1
@@ -19,14 +19,14 @@ loose() {
 }
 mkdir "$folder" 2>/dev/null || {
   folder=/dev/null/none   # not ours
-  fail "no folder can be created in $place" "Set runtime.stage_to to a folder on the nodes' own disks that you may write to."
+  fail "no folder can be created in $place" "Set runtime.stage_to to a folder on the nodes' own disks with write permission."
 }
 open=$(loose "$place"; loose "$(cd "$place" && pwd -P)")
 [ -z "$open" ] || fail "other users may replace the contents of $(echo "$open" | head -n 1)" \
-  "Set runtime.stage_to to a folder that is yours or root's and that others cannot write to, or with the sticky bit; so for all above it."
+  "Set runtime.stage_to to a folder of yours or root, where others cannot write or the sticky bit is set. The same holds for the folders above."
 free=$(df -Pk "$folder" | awk 'NR == 2 { print $4 }')
 [ "$free" -gt $((size / 1024)) ] ||
-  fail "$((free / 1024)) MiB are free in $place, and the image has $((size / 1048576))" \
+  fail "$((free / 1024)) MiB are free in $place, but the image has $((size / 1048576))" \
     "Set runtime.stage_to to a folder with more space, or runtime.stage = 'none'."
 if command -v flock >/dev/null; then
   : >"$folder/.lives"
@@ -47,7 +47,7 @@ else
   read -r word; [ "$word" = go ] || { rm -rf "$folder"; exit 0; }
 fi
 [ "$(stat -c %s "$copy" 2>/dev/null)" = "$size" ] ||
-  fail "the copy in $place is not as large as the image" "Is it on the node's own disk? Set runtime.stage_to, or runtime.stage = 'none'."
+  fail "the copy in $place is not as large as the image" "Check that it is on the node's own disk. Set runtime.stage_to, or runtime.stage = 'none'."
 echo "ready $node"
 read -r word   # the run's end
 rm -rf "$folder"

@@ -29,7 +29,7 @@ stage() {
       echo "$said" >&2
       case $said in
         *"No space left"* | *"quota exceeded"*) not_staged "a node's disk is full (${staged%/*/*})|Set runtime.stage_to to a folder with more space, or runtime.stage = 'none'." ;;
-        *) not_staged "sbcast could not copy the image to ${staged%/*/*}: ${said##*error: }|Set runtime.stage = 'copy' or 'none'; is the folder on every node's own disk?" ;;
+        *) not_staged "sbcast could not copy the image to ${staged%/*/*}: ${said##*error: }|Set runtime.stage = 'copy' or 'none', and check that the folder is on every node's own disk." ;;
       esac
       return 1
     }
@@ -46,11 +46,11 @@ await() {
   local count=0 line
   while [ "$count" -lt "$nodes" ]; do
     IFS= read -r -t $((deadline > SECONDS ? deadline - SECONDS : 1)) -u "${keepers[0]}" line ||
-      { not_staged "the image was on $count of $nodes nodes within $seconds s|Give deadlines.stage more, or set runtime.stage = 'none'."; return 1; }
+      { not_staged "the image was on $count of $nodes nodes within $seconds s|Increase deadlines.stage, or set runtime.stage = 'none'."; return 1; }
     case $line in
       "$1 "*) count=$((count + 1)) ;;
       "failed "*) not_staged "${line#failed }"; return 1 ;;
-      "ended "*) not_staged "the step that copies the image ended with exit status ${line#ended }|Its words are in the job's log (hpcml logs RUN job)."; return 1 ;;
+      "ended "*) not_staged "the step that copies the image ended with exit status ${line#ended }|See the job's log (hpcml logs RUN job)."; return 1 ;;
       *) printf '%s\n' "$line" ;;   # srun's own words
     esac
   done
@@ -75,5 +75,5 @@ unstage() {
   while [ "$SECONDS" -lt "$deadline" ] && IFS= read -r -t $((deadline - SECONDS)) -u "${keepers[0]}" line; do
     case $line in "ended "*) return ;; esac
   done
-  echo "hpcml: the image's copies were not seen to go: ${staged%/*}" >&2
+  echo "hpcml: some copies of the image may remain: ${staged%/*}" >&2
 }

@@ -15,7 +15,7 @@ marked() {
 mapfile -t left < <(marked)
 [ "${#left[@]}" -gt 0 ] || exit 0
 for pid in "${left[@]}"; do
-  echo "hpcml: process $pid ($(tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | cut -c1-100)) was left behind and is ended."
+  echo "hpcml: process $pid ($(tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | cut -c1-100)) remained and is ended."
 done >>"$HPCML_RUN_DIR/logs/job.log"
 kill -TERM "${left[@]}" 2>/dev/null
 for _ in {1..20}; do

@@ -90,7 +90,7 @@ class ElasticJob(SLURMJob):  # type: ignore[misc]
         folder = RunPaths(Path(made.directory))
         self.run, self.log = RunPaths(folder.directory / "jobs" / str(name)), folder.logs / "job.log"
         self.problem: HpcmlError | None = None
-        self.came = False
+        self.joined = False
         self.key = ""  # names the job to Slurm: its number, and the comment that it carries
         directives = schedulers.other_jobs(site.scheduler).cluster_options(made.directives, str(name), folder.logs)
         self.job_header = "\n".join(f"{made.directive_word} {directive(option)}" for option in directives)
@@ -144,8 +144,8 @@ class WholeJobs(Adaptive):  # type: ignore[misc]
 
     async def scale_down(self, workers: Collection[str]) -> None:
         """Retire the workers of some jobs, which pass on what they hold, and end the jobs."""
-        there = [str(worker.name) for worker in self.cluster.scheduler.workers.values()]
-        if names := [name for name in there if self.cluster.job_of(name) in workers]:
+        present = [str(worker.name) for worker in self.cluster.scheduler.workers.values()]
+        if names := [name for name in present if self.cluster.job_of(name) in workers]:
             await self.scheduler.retire_workers(names=names, remove=True, close_workers=True)
         await self.cluster.scale_down(workers)
 
@@ -203,17 +203,21 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         self.status = Status.closed  # until there is something to close
         if not 0 <= minimum <= maximum or maximum < 1:
             hint = "Give 0 <= minimum <= maximum, and a maximum of 1 or more."
-            raise UsageError(f"minimum={minimum} and maximum={maximum} do not go together", place="maximum", hint=hint)
+            raise UsageError(
+                f"minimum={minimum} and maximum={maximum} are not a valid range", place="maximum", hint=hint
+            )
         self._range, self._idle, self._unused = (minimum, maximum), _seconds(idle, "idle"), _seconds(unused, "unused")
         code = Code(Path("elastic"), cwd=layers.here(), form=Form.ELASTIC)
         loaded, spec = job_request.parse(_NAME, "elastic", code, options)
         loaded, spec = _without_ucx(loaded), spec.changed(nodes=1)
         if schedulers.find_other_jobs(loaded.site.scheduler) is None:
             hint = "Use dask.distributed.LocalCluster() here, or name a site with Slurm."
-            raise SiteError(f"{_NAME} asks Slurm for its workers, and site {loaded.site.name} has none", hint=hint)
+            raise SiteError(
+                f"{_NAME} starts its workers with Slurm, which site {loaded.site.name} does not have", hint=hint
+            )
         if loaded.site.gpu.mode == "polars":
             hint = "Add set={'gpu.mode': 'dask'}, or submit a script: hpcml.submit()."
-            raise SiteError(f"{_NAME} has no workers for GPU mode polars", place="gpu.mode", hint=hint)
+            raise SiteError(f"{_NAME} does not support GPU mode polars", place="gpu.mode", hint=hint)
         self._scheduler_name = loaded.site.scheduler
         self.directory = job_request.place(loaded, _FOLDER, spec.name)
         made = job_request.plan_at(loaded, spec, self.directory)
@@ -332,14 +336,14 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
                 self.shutdown_scheduler = False  # it has done it
                 break
             for name, job in self.workers.items():
-                job.came = job.came or name in self.observed
+                job.joined = job.joined or name in self.observed
             for name, state in (await self._ended()).items():
                 job = self.workers.pop(name, None)
                 wanted = self.worker_spec.pop(name, None) is not None
                 if job is None:
                     continue
                 job.status = Status.closed
-                if job.came or not wanted:
+                if job.joined or not wanted:
                     failures = 0
                 elif not isinstance(job.problem, SlurmUnreachableError):
                     failures += 1
@@ -348,7 +352,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
             if failures < _MOST_FAILURES:
                 return
             say_message(f"hpcml: {self.problem}")
-            note(f"cluster {self.name} is closed: {failures} jobs one after another ended before a worker came")
+            note(f"cluster {self.name} is closed: {failures} consecutive jobs ended before a worker registered")
         await self._close()
 
     async def _ended(self) -> dict[str, str]:
@@ -393,21 +397,23 @@ def _without_ucx(loaded: LoadedSite) -> LoadedSite:
     """Return the site with workers that speak TLS; UsageError if the user asked for UCX."""
     network = loaded.site.network
     if network.protocol == "ucx" and loaded.layers.origin("network.protocol") == "--set":
-        what = "UCX cannot join jobs that start apart: workers that come later could not be reached, and those that go"
-        hint = "Leave it out: the workers speak TLS. For UCX and cuML's collectives submit a script: hpcml.submit()."
-        raise UsageError(f"{what} would break the others", place="network.protocol=ucx", hint=hint)
+        problem = (
+            "UCX cannot connect jobs that start at different times: it cannot reach later workers, and leaving ones"
+        )
+        hint = "Remove it: the workers use TLS. For UCX and cuML's collectives, submit a script: hpcml.submit()."
+        raise UsageError(f"{problem} break the others", place="network.protocol=ucx", hint=hint)
     return loaded._replace(site=loaded.site._replace(network=network._replace(protocol="tls")))
 
 
 def _seconds(value: str | float, name: str) -> float:
     """Return a duration in seconds; UsageError if it is not one."""
     try:
-        found = float(value) if isinstance(value, (int, float)) else units.parse_seconds(value)
+        seconds = float(value) if isinstance(value, (int, float)) else units.parse_seconds(value)
     except ValueError:
-        found = -1.0
-    if not found >= 0:  # not a number is not either
+        seconds = -1.0
+    if not seconds >= 0:  # not a number is not either
         raise UsageError(f"{value!r} is not a duration", place=f"{name}={value!r}", hint=f"Write {name}='10m'.")
-    return found
+    return seconds
 
 
 def _address(host: str, interface: str) -> str:
@@ -416,7 +422,10 @@ def _address(host: str, interface: str) -> str:
         try:
             socket.create_server((host, 0)).close()
         except OSError as error:
-            message, hint = f"This machine has no address {host}", "Give that of one of its interfaces (ip address)."
+            message, hint = (
+                f"This machine has no address {host}",
+                "Use the address of one of its interfaces (ip address).",
+            )
             raise UsageError(f"{message}: {error.strerror or error}", place="host", hint=hint) from error
         return host
     with contextlib.suppress(NoAddressError):
@@ -424,7 +433,7 @@ def _address(host: str, interface: str) -> str:
     try:
         return choose_address("", single_node=False)[0]
     except NoAddressError as error:
-        hint = "Give host=… the address at which the nodes reach this machine."
+        hint = "Set host=… to an address of this machine that the nodes can reach."
         raise SiteError(f"The nodes could not reach a scheduler here: {error}", place="host", hint=hint) from error
 
 
@@ -433,7 +442,7 @@ def _scratch_for(cluster: ElasticCluster) -> tuple[Path, Callable[[], object]]:
     try:
         return temporary_directory.of_cluster(cluster)
     except scratch.UnsafePlaceError as error:
-        hint = "Set TMPDIR to a folder of your own, or to a sticky one of root's."
+        hint = "Set TMPDIR to your own folder, or to a sticky folder of root."
         raise StorageError(str(error), place="TMPDIR", hint=hint) from error
 
 
@@ -459,7 +468,7 @@ def _prologue(made: Plan) -> list[str]:
         'unset "${!HPCML_@}"',
         f"export HPCML_RUN_DIR={quote(made.directory)} HPCML_GPUS={inside.gpus}",
         'if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then',
-        '  echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74',
+        '  echo "hpcml: missing, or not yours: $HPCML_RUN_DIR" >&2; exit 74',
         "fi",
         *job_request.environment(made),
         '. "$HPCML_RUN_DIR/environment.sh"',
@@ -472,6 +481,6 @@ def _prologue(made: Plan) -> list[str]:
 
 
 def _no_worker(job: ElasticJob, state: str) -> HpcmlError:
-    what = f"Job {job.job_id} ended before a worker came (Slurm says {state})"
-    hint = "Can the nodes reach this machine (host=…), and is Dask installed there? The log may say more."
-    return HpcmlError(what, place=str(job.log), hint=hint, quote=files.tail(job.log), exit_status=ALLOCATION_LOST)
+    problem = f"Job {job.job_id} ended before a worker registered (state in Slurm: {state})"
+    hint = "Check that the nodes can reach this machine (host=…) and have Dask. See also the job's log."
+    return HpcmlError(problem, place=str(job.log), hint=hint, quote=files.tail(job.log), exit_status=ALLOCATION_LOST)

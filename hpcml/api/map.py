@@ -84,10 +84,12 @@ def map(  # noqa: A001 - as every library calls it
     top = job_request.place(loaded, _FOLDER, spec.name)
     if "%" in str(top):
         hint = "Choose another folder for runs with set={'paths.runs': …}."
-        raise UsageError("The folder for runs holds '%', which begins submitit's patterns", place=str(top), hint=hint)
+        raise UsageError(
+            "The folder for runs contains '%', which starts submitit's patterns", place=str(top), hint=hint
+        )
     made = job_request.plan_at(loaded, spec, top / f"{top.name}.0")
     if made.inside.job.image:
-        hint = "Leave the image out (set={'runtime.kind': 'python'}), or use hpcml.submit() with a script."
+        hint = "Remove the image (set={'runtime.kind': 'python'}), or use hpcml.submit() with a script."
         raise SiteError("hpcml.map cannot run inside an image", place=made.inside.job.image, hint=hint)
     for text in made.notices:
         note(text)
@@ -109,15 +111,17 @@ def map(  # noqa: A001 - as every library calls it
 def _check(function: object, points: list[object], at_once: int | None) -> None:
     """Refuse what could not be called, or not be sent."""
     if not callable(function):
-        raise UsageError(f"{function!r} cannot be called", place="hpcml.map", hint="Give a function of one argument.")
+        raise UsageError(f"{function!r} is not callable", place="hpcml.map", hint="Use a function of one argument.")
     if at_once is not None and at_once < 1:
-        raise UsageError(f"at_once={at_once} lets no point run", place="hpcml.map", hint="Give 1 or more.")
-    for what, value in (("The function", function), ("A point", points)):
+        raise UsageError(
+            f"at_once={at_once} is too small: no point could run", place="hpcml.map", hint="Give 1 or more."
+        )
+    for role, value in (("The function", function), ("A point", points)):
         try:
             cloudpickle.dumps(value)
         except Exception as error:  # an object of the user's may fail in any way there
             hint = "Open files and connections in the function itself."
-            raise UsageError(f"{what} cannot be pickled: {error}", place="hpcml.map", hint=hint) from error
+            raise UsageError(f"{role} cannot be pickled: {error}", place="hpcml.map", hint=hint) from error
 
 
 class _Watcher(SlurmInfoWatcher):  # type: ignore[misc]
@@ -188,7 +192,7 @@ def submit(
     largest = schedulers.other_jobs(site.scheduler).most_tasks()
     if largest < 1:
         hint = "Submit each with hpcml.submit()."
-        raise SiteError("This Slurm has no job arrays", place="MaxArraySize", hint=hint)
+        raise SiteError("This Slurm does not support job arrays", place="MaxArraySize", hint=hint)
     arrays: list[list[SlurmPoint]] = []
     try:
         for first in range(0, len(points), largest):
@@ -225,14 +229,14 @@ def _script(made: Plan, run: RunPaths, count: int, at_once: int) -> str:
     on_every_node = next(step.launcher for step in made.steps if step.role == "worker")
     assert on_every_node is not None
     launcher = schedulers.other_jobs(_SCHEDULER).array_launcher(on_every_node, run.directory)
-    words = [*launcher.options, "/bin/bash", str(run.directory / "enter.sh"), *_SUBMITIT, str(run.directory)]
+    command = [*launcher.options, "/bin/bash", str(run.directory / "enter.sh"), *_SUBMITIT, str(run.directory)]
     lines = [
         "#!/bin/bash",
         *(f"{made.directive_word} {directive(option)}" for option in options),
         "umask 077",
         *made.prologue,
     ]
-    lines += ["export SUBMITIT_EXECUTOR=slurm", f"exec {launcher.program} {launcher.shell} {join(words)}", ""]
+    lines += ["export SUBMITIT_EXECUTOR=slurm", f"exec {launcher.program} {launcher.shell} {join(command)}", ""]
     return "\n".join(lines)
 
 

@@ -45,12 +45,12 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
     """
     if host := layers.process_environment().get("HPCML_HOST", ""):
         hint = f"Call it on the login node, or use the command: hpcml --host {host} submit."
-        raise UsageError("hpcml.submit() submits on this machine, and HPCML_HOST names another", place=host, hint=hint)
+        raise UsageError("hpcml.submit() submits on this machine, but HPCML_HOST names another", place=host, hint=hint)
     keywords = {name: _word(value) for name, value in options.items()}
     given = given_by_keywords(keywords, of("python"), "hpcml.submit()")
-    words = [os.fspath(script), *(["--"] if arguments else []), *map(str, arguments)]  # all of them are the script's
+    command = [os.fspath(script), *(["--"] if arguments else []), *map(str, arguments)]  # all of them are the script's
     with layers.narrowed_umask():
-        spec = submission.script_request(given, words, parser.of("submit"))
+        spec = submission.script_request(given, command, parser.of("submit"))
         by_hand = bool(given.get("prepare"))
         prepared = submission.prepare_request(spec, by_hand=by_hand)
         notes.show(prepared.notes)

@@ -45,17 +45,19 @@ def run_cancel(options: Namespace) -> int:
     from hpcml.runs import handle
 
     if options.all == bool(options.run):
-        hint = "Name a run, or give --all. Try hpcml cancel --help."
+        hint = "Name a run, or add --all. Try hpcml cancel --help."
         raise UsageError(
             "RUN is missing" if not options.all else "RUN and --all exclude each other", place="hpcml cancel", hint=hint
         )
     if options.all:
         return _cancel_all(options)
     run = common.find_run(options)
-    told, message = handle.cancel(run)
+    accepted, message = handle.cancel(run)
     others, failed = cancel_each(_dividing(run))
     if options.json:
-        common.print_json({"run": run.id, "cancelled": told, "words": message} | ({"others": others} if others else {}))
+        common.print_json(
+            {"run": run.id, "cancelled": accepted, "words": message} | ({"others": others} if others else {})
+        )
     else:
         say_fitted(message, sys.stdout)
         say_answers(others)
@@ -73,8 +75,8 @@ def going(runs: Path, ids: Sequence[str]) -> list[directories.Run]:
     """Return those of some runs that have not ended, or may not have."""
     from hpcml.runs import handle
 
-    found = [directories.load(runs / run_id) for run_id in ids if files.is_own_folder(runs / run_id)]
-    return [one.run for one in handle.standings(found) if one.alive]
+    runs_here = [directories.load(runs / run_id) for run_id in ids if files.is_own_folder(runs / run_id)]
+    return [one.run for one in handle.standings(runs_here) if one.alive]
 
 
 def cancel_each(runs: Sequence[directories.Run]) -> tuple[list[dict[str, Any]], int]:
@@ -85,10 +87,10 @@ def cancel_each(runs: Sequence[directories.Run]) -> tuple[list[dict[str, Any]], 
     failed = 0
     for run in runs:
         try:
-            told, message = handle.cancel(run)
+            accepted, message = handle.cancel(run)
         except HpcmlError as error:
-            told, message, failed = False, str(error), error.exit_status
-        answers.append({"run": run.id, "cancelled": told, "words": message})
+            accepted, message, failed = False, str(error), error.exit_status
+        answers.append({"run": run.id, "cancelled": accepted, "words": message})
     return answers, failed
 
 
@@ -101,16 +103,16 @@ def say_answers(answers: Sequence[dict[str, Any]]) -> None:
 
 def _cancel_all(options: Namespace) -> int:
     """Cancel all runs of this user that have not ended; return the status of the last that could not be."""
-    found = _all_going(options)
+    unfinished = _all_going(options)
     if not options.json:
-        for run in found:
+        for run in unfinished:
             say(f"{run.id}  {run.job}".rstrip())
-    if not found:
-        say("No run is going on.", sys.stderr)
-    elif not common.confirmed(f"Cancel {units.counted(len(found), 'run')}?", options.yes):
+    if not unfinished:
+        say("No run is active.", sys.stderr)
+    elif not common.confirmed(f"Cancel {units.counted(len(unfinished), 'run')}?", options.yes):
         say("Nothing was cancelled.", sys.stderr)
         return 1
-    answers, failed = cancel_each(found)
+    answers, failed = cancel_each(unfinished)
     if options.json:
         common.print_json(answers)
     else:
@@ -170,9 +172,9 @@ def run_rm(options: Namespace) -> int:
     """Show what would be removed, how old and how large it is, ask, and remove it."""
     if bool(options.run) == (options.failed or any(getattr(options, name) is not None for name in _LIMITS)):
         hint = (
-            "Name runs, or give --older-than 30d, --larger-than 2G, --failed, --keep 20, --until-free 500G or several."
+            "Name runs, or add --older-than 30d, --larger-than 2G, --failed, --keep 20, --until-free 500G or several."
         )
-        raise UsageError("Which runs are to be removed is not clear", place="hpcml rm", hint=hint)
+        raise UsageError("The command does not say which runs to remove", place="hpcml rm", hint=hint)
     least, wanted = _size(options.larger_than, "--larger-than"), _size(options.until_free, "--until-free")
     folder = common.runs_folder(options)
     ended, staying = _named(folder, options.run) if options.run else _matching(folder, options)
@@ -182,14 +184,14 @@ def run_rm(options: Namespace) -> int:
     sizes = _taken(ended, least, missing)
     total = sum(sizes.values()) + sum(left.values())
     also = f" and the rest of {len(rests)}" if rests else ""
-    words = f"{units.counted(len(sizes), 'run')}{also}, {units.format_bytes(total)}"
+    summary = f"{units.counted(len(sizes), 'run')}{also}, {units.format_bytes(total)}"
     if not options.json:
         _show([(path.name, path, size) for path, size in sizes.items()])
         _show([(f"the rest of {name}", path, left[path]) for name, path in rests])
     _say_what_stays(staying, each=bool(options.run))
     if (short := (missing or 0) - sum(sizes.values())) > 0:
-        note(f"{units.format_bytes(short)} of {units.format_bytes(wanted)} will not be free even so")
-    if (sizes or rests) and not common.confirmed(f"Remove {words}?", options.yes):
+        note(f"{units.format_bytes(short)} of {units.format_bytes(wanted)} cannot be freed")
+    if (sizes or rests) and not common.confirmed(f"Remove {summary}?", options.yes):
         say("Nothing was removed.", sys.stderr)
         return 1
     for path in sizes:
@@ -197,12 +199,12 @@ def run_rm(options: Namespace) -> int:
     for path in left:
         directories.remove_leftover(path)
     if options.json:
-        facts = {"removed": [path.name for path in sizes], "staying": list(staying)}
-        common.print_json({**facts, "leftovers": len(rests), "bytes": total})
+        result = {"removed": [path.name for path in sizes], "staying": list(staying)}
+        common.print_json({**result, "leftovers": len(rests), "bytes": total})
     else:
         verb = "stays" if len(staying) == 1 else "stay"
         stay = f"; {units.counted(len(staying), 'run')} {verb}" if options.run and staying else ""
-        say(f"Removed {words}{stay}." if sizes or rests else "Nothing was removed.", sys.stderr)
+        say(f"Removed {summary}{stay}." if sizes or rests else "Nothing was removed.", sys.stderr)
     return 1 if options.run and staying else 0
 
 
@@ -281,11 +283,11 @@ def _say_what_stays(staying: Mapping[str, str], *, each: bool) -> None:
     """Say why each of them stays, or in one line how many may be alive."""
     if each:
         for name, why in staying.items():
-            note(f"{name} stays, because it may still be going on ({why})")
+            note(f"{name} stays, because it may still be active ({why})")
     elif staying:
         why = next(filter(None, staying.values()), "")
         stay = "stays" if len(staying) == 1 else "stay"
-        note(f"{units.counted(len(staying), 'run')} may still be going on and {stay}{f' ({why})' if why else ''}")
+        note(f"{units.counted(len(staying), 'run')} may still be active and {stay}{f' ({why})' if why else ''}")
 
 
 def _size(text: str | None, option: str) -> int:

@@ -168,7 +168,7 @@ def build_parser(verb: str) -> Parser:
 
 def _examples(verb: str) -> str:
     host = "--host me@login.example.org " if verb == "fetch" else ""
-    lines = [f"  hpcml {host}{verb} {words}".rstrip() for words in COMMANDS[verb].examples]
+    lines = [f"  hpcml {host}{verb} {example}".rstrip() for example in COMMANDS[verb].examples]
     return "\n".join(["", f"example{'s' if len(lines) > 1 else ''}:", *lines, ""])
 
 
@@ -184,10 +184,10 @@ def split_script(verb: str, words: Sequence[str]) -> tuple[list[str], list[str]]
     return options, script
 
 
-def split_host(words: list[str]) -> tuple[str | None, list[str]]:
+def split_host(arguments: list[str]) -> tuple[str | None, list[str]]:
     """Divide a command line into the host before the command, None if none is named, and the rest."""
-    if words[:1] == ["--host"] and len(words) > 1:
-        return words[1], words[2:]
-    if words and words[0].startswith("--host="):
-        return words[0].removeprefix("--host="), words[1:]
-    return None, words
+    if arguments[:1] == ["--host"] and len(arguments) > 1:
+        return arguments[1], arguments[2:]
+    if arguments and arguments[0].startswith("--host="):
+        return arguments[0].removeprefix("--host="), arguments[1:]
+    return None, arguments

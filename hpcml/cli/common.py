@@ -50,15 +50,15 @@ def add_json(parser: ArgumentParser, text: str = "print facts as JSON") -> None:
     parser.add_argument("--json", action="store_true", help=text)
 
 
-def print_json(facts: object) -> None:
+def print_json(content: object) -> None:
     """Print facts for a program to read."""
-    say_lines(json_text(facts, indent=1))
+    say_lines(json_text(content, indent=1))
 
 
 def positive(text: str, option: str) -> int:
     """Return an option's whole number, which must be 1 at least."""
     if (number := whole(text, option)) < 1:
-        raise UsageError(f"{option} {number} is none", place=option, hint="Give a number from 1 on.")
+        raise UsageError(f"{option} {number} is too small", place=option, hint="Use a number of at least 1.")
     return number
 
 
@@ -110,7 +110,7 @@ def confirmed(question: str, yes: bool) -> bool:
         return True
     if not sys.stdin.isatty():
         raise UsageError(
-            "There is no terminal to ask on", place=question, hint="Give --yes to do it without a question."
+            "There is no terminal for the question", place=question, hint="Add --yes to continue without a question."
         )
     say(f"{question} [y/N] ", sys.stderr, end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes")

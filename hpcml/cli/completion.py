@@ -60,12 +60,12 @@ _MOST = 200
 class Line:
     """A command line up to the word that is being typed: the options before it, and what is still taken."""
 
-    def __init__(self, command: str, host: str | None, words: Sequence[str] = ()) -> None:
+    def __init__(self, command: str, host: str | None, arguments: Sequence[str] = ()) -> None:
         self.command, self.given = command, dict[str, list[str]]()
         self.environment = layers.process_environment()
         self.host = self.environment.get("HPCML_HOST", "") if host is None else host
         self.parser: argparse.ArgumentParser | None = commands.build_parser(command)
-        self.typed, self.script = commands.split_script(command, words)
+        self.typed, self.script = commands.split_script(command, arguments)
         self.left = self._positionals()
         self.awaited: argparse.Action | None = None  # the option that waits for a value
         for word in self.typed:
@@ -116,9 +116,9 @@ class Line:
         return directories.runs_folder(self.site().paths.runs, self.environment)
 
 
-def tell(words: Sequence[str]) -> int:
+def tell(arguments: Sequence[str]) -> int:
     """Print what the last of the words after ``hpcml`` may become, a candidate and what it is on each line."""
-    *before, current = words or [""]
+    *before, current = arguments or [""]
     name = current.partition("=")[0] if current.startswith("--") and "=" in current else ""
     head = f"{name}=" if name else ""
     try:
@@ -137,24 +137,24 @@ def _candidates(before: list[str], current: str, name: str) -> Iterable[Candidat
     """Return the candidates after some words, or after ``name=``; the typed beginning does not matter yet."""
     if before == ["--host"] or (not before and name == "--host"):
         return _hosts(Line("submit", ""), current)
-    host, words = commands.split_host(before)
+    host, rest = commands.split_host(before)
     verbs = [(verb, command.does) for verb, command in COMMANDS.items()]
-    if not words and current.startswith("-"):
+    if not rest and current.startswith("-"):
         options = {"--host": "run the command on that login node", "--help": "list the commands"}
         return [*options.items(), ("--version", "which hpcml this is")]
-    if not words:
+    if not rest:
         return [*verbs, ("help", "show the help of a command or a topic")]
-    if words == ["help"]:
+    if rest == ["help"]:
         from hpcml.cli import help as pages
 
         return [*verbs, *((page, title) for page, title in pages.pages().items() if page not in COMMANDS)]
-    return _of_command(Line(words[0], host, words[1:]), words, current, name) if words[0] in COMMANDS else ()
+    return _of_command(Line(rest[0], host, rest[1:]), rest, current, name) if rest[0] in COMMANDS else ()
 
 
-def _of_command(line: Line, words: list[str], current: str, name: str) -> Iterable[Candidate]:
+def _of_command(line: Line, arguments: list[str], current: str, name: str) -> Iterable[Candidate]:
     command = COMMANDS[line.command]
     has_words = command.takes == commands.SCRIPT_OR_WORDS
-    if command.takes and ("--" in words or (line.script and not has_words)):  # the script's own arguments
+    if command.takes and ("--" in arguments or (line.script and not has_words)):  # the script's own arguments
         return () if line.script == ["-m"] else [FILES]  # a module is no file
     if line.awaited is not None:
         return _values(line, line.awaited, current)

@@ -68,7 +68,7 @@ def run(options: Namespace) -> int:
     for name in ("nodes", "gpus_per_node"):
         if getattr(options, name) and not options.node:
             option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} is of the job that looks at nodes", place="hpcml doctor", hint="Add --node.")
+            raise UsageError(f"{option} is for the job that checks nodes", place="hpcml doctor", hint="Add --node.")
     if options.nodes:
         common.positive(options.nodes, "--nodes")
     here = common.here()
@@ -77,24 +77,24 @@ def run(options: Namespace) -> int:
     spec = request_of(vars(options), code)._replace(name="doctor")
     loaded, spec = nodes.request(wanted, spec)
     exam = Examination(loaded, wanted, spec, layers.process_environment(), seconds)
-    found = checks.examine(exam)
+    findings = checks.examine(exam)
     if options.node:
         common.end_by_signals()  # as by Ctrl-C the job is cancelled
-        found += nodes.look(exam, patience, lambda text: say(f"hpcml: {text}", sys.stderr))
-    return show(found, as_json=options.json, show_all=options.all)
+        findings += nodes.look(exam, patience, lambda text: say(f"hpcml: {text}", sys.stderr))
+    return show(findings, as_json=options.json, show_all=options.all)
 
 
-def show(found: Sequence[Finding], *, as_json: bool, show_all: bool) -> int:
+def show(findings: Sequence[Finding], *, as_json: bool, show_all: bool) -> int:
     """Print problems first, the rest of the findings or how many they are, and return the exit status."""
     from hpcml.doctor.finding import GREEN, NOT_APPLICABLE, RED, STATES, YELLOW
 
-    counts = {state: sum(one.state == state for one in found) for state in STATES}
+    counts = {state: sum(one.state == state for one in findings) for state in STATES}
     if as_json:
-        common.print_json({"counts": counts, "findings": [one.as_json() for one in found]})
+        common.print_json({"counts": counts, "findings": [one.as_json() for one in findings]})
         return UNFIT if counts[RED] else 0
     shown = (RED, YELLOW, GREEN, NOT_APPLICABLE) if show_all else (RED, YELLOW)
     for state in shown:
-        for one in found:
+        for one in findings:
             if one.state == state:
                 _say(one)
     if show_all:
@@ -141,15 +141,15 @@ def from_laptop(
     return show(_with_this_end(connection, login, typed, found), as_json=as_json, show_all=show_all)
 
 
-def _asked(connection: Connection, own: Sequence[str]) -> tuple[int, bytes]:
+def _asked(connection: Connection, options: Sequence[str]) -> tuple[int, bytes]:
     """Return the exit status and the output of the login node's own hpcml."""
     import threading
 
     from hpcml.remote import answers, channel
     from hpcml.subprocesses import PIPE
 
-    words = [word for word in own if word != "--json"]
-    call = channel.Call(connection, ["doctor", "--json", *words], channel.Guard(sys.stderr), out=PIPE)
+    arguments = [word for word in options if word != "--json"]
+    call = channel.Call(connection, ["doctor", "--json", *arguments], channel.Guard(sys.stderr), out=PIPE)
     said: list[bytes] = []
 
     def read() -> None:
@@ -167,24 +167,28 @@ def _asked(connection: Connection, own: Sequence[str]) -> tuple[int, bytes]:
     return status, said[0] if said else b""
 
 
-def _with_this_end(connection: Connection, login: Login, typed: str, found: Sequence[Finding]) -> list[Finding]:
+def _with_this_end(connection: Connection, login: Login, typed: str, findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings of the login node with those of this laptop in their places."""
     from hpcml.doctor import checks
     from hpcml.remote import ssh
 
-    facts = {one.check: one.facts for one in found if isinstance(one.facts, dict)}  # another host's may be text
+    facts_by_check = {
+        one.check: one.facts for one in findings if isinstance(one.facts, dict)
+    }  # another host's may be text
     ends = ssh.certificates(connection.settings)
-    start = str(facts.get("start", {}).get("start", ""))
+    start = str(facts_by_check.get("start", {}).get("start", ""))
     try:
         certificate = checks.judge_certificate(ends, start, time.time(), login.renew)
     except ValueError:  # what it said is no time
         certificate = checks.judge_certificate(ends, "", time.time(), login.renew)
-    there = facts.get("profile", {})
+    profile = facts_by_check.get("profile", {})
     of_profile = login.host != typed
-    if not of_profile and connection.settings.get("hostname") == [there.get("login_host")]:  # as the profile there says
-        listed = there.get("login_hosts")
+    if not of_profile and connection.settings.get("hostname") == [
+        profile.get("login_host")
+    ]:  # as the profile there says
+        listed = profile.get("login_hosts")
         hosts = tuple(map(str, listed)) if isinstance(listed, list) else ()
         login, of_profile = login._replace(hosts=login.hosts or hosts), True
-    node = checks.judge_login_node(login, str(there.get("host", "")), of_profile=of_profile)
-    own = {"certificate": certificate, "login-node": node}
-    return [own[one.check]._replace(check=one.check) if one.check in own else one for one in found]
+    node = checks.judge_login_node(login, str(profile.get("host", "")), of_profile=of_profile)
+    local = {"certificate": certificate, "login-node": node}
+    return [local[one.check]._replace(check=one.check) if one.check in local else one for one in findings]

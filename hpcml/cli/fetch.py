@@ -50,14 +50,14 @@ def run(options: Namespace) -> int:
     entries, others = transfer.listing(run.paths.out)
     if len(entries) > transfer.MOST_FILES:
         raise transfer.too_many(len(entries), str(run.paths.out))
-    own = _reports(run, {entry.name.partition("/")[0] for entry in entries})
-    entries += own
+    reports = _reports(run, {entry.name.partition("/")[0] for entry in entries})
+    entries += reports
     offer = json.dumps({"run": run.id, "files": entries, "others": others, "ended": _is_over(run)}).encode()
     out = sys.stdout.buffer
     out.write(session.header["nonce"].encode() + b" " + offer + b"\n")
     out.flush()
     for entry in _wanted(session, entries):
-        transfer.send(run.paths.directory if entry in own else run.paths.out, [entry], out.write)
+        transfer.send(run.paths.directory if entry in reports else run.paths.out, [entry], out.write)
     out.flush()
     return 0
 
@@ -75,18 +75,20 @@ def _wanted(session: RemoteSession, entries: list[Entry]) -> list[Entry]:
     try:
         return [entries[index] for index in parsed(json.loads, text.decode() or "[]") if index >= 0]
     except (ValueError, TypeError, IndexError) as error:
-        raise UsageError("The laptop wants files that it was not offered", place="hpcml fetch") from error
+        raise UsageError("The laptop requested files that the cluster did not offer", place="hpcml fetch") from error
 
 
 def _reports(run: directories.Run, taken: set[str]) -> list[Entry]:
     """Return the run's report; what has that name among the script's results counts instead."""
-    found = []
+    reports = []
     for path in (run.paths.report, run.paths.report_facts):
         with contextlib.suppress(OSError):  # there is none, or it is none
-            facts = path.lstat()
-            if stat.S_ISREG(facts.st_mode) and path.name not in taken:
-                found.append(Entry(path.name, facts.st_size, facts.st_mtime_ns, facts.st_mode & 0o777))
-    return found
+            stat_result = path.lstat()
+            if stat.S_ISREG(stat_result.st_mode) and path.name not in taken:
+                reports.append(
+                    Entry(path.name, stat_result.st_size, stat_result.st_mtime_ns, stat_result.st_mode & 0o777)
+                )
+    return reports
 
 
 def _is_over(run: directories.Run) -> bool:
@@ -102,17 +104,19 @@ def _is_over(run: directories.Run) -> bool:
 
 def from_laptop(connection: Connection, options: Namespace) -> int:
     """Bring a run's files into a folder of this laptop."""
-    words = ["fetch", *([f"--site={options.site}"] if options.site else [])]
-    words += [f"--set={value}" for value in options.set or ()]
+    arguments = ["fetch", *([f"--site={options.site}"] if options.site else [])]
+    arguments += [f"--set={value}" for value in options.set or ()]
     # `--` so that no name is taken for an option
-    call = channel.Call(connection, [*words, "--", options.run], channel.Guard(sys.stderr), out=subprocesses.PIPE)
+    call = channel.Call(connection, [*arguments, "--", options.run], channel.Guard(sys.stderr), out=subprocesses.PIPE)
     try:
         call.begin()
         with channel.patience(call.child, connection.host) as heard:
             assert call.child.out is not None
             mark = call.nonce.encode() + b" "
             line = channel.marked_line(call.child.out, mark, answers.LONGEST_LINE, connection.host)
-            facts = _take(call, transfer.offer_of(line, connection.host), options, heard) if line is not None else None
+            received = (
+                _take(call, transfer.offer_of(line, connection.host), options, heard) if line is not None else None
+            )
         status = call.end()
     except transfer.CutShortError:
         if (status := call.end()) == 0:
@@ -120,8 +124,8 @@ def from_laptop(connection: Connection, options: Namespace) -> int:
         return status  # the other end has said why
     finally:
         call.stop()
-    if status == 0 and facts is not None and options.json:
-        common.print_json(facts)
+    if status == 0 and received is not None and options.json:
+        common.print_json(received)
     return status
 
 
@@ -135,14 +139,14 @@ def _take(call: channel.Call, offer: Offer, options: Namespace, heard: Callable[
     size = sum(offer.files[index].size for index in wanted)
     here = len(offer.files) - len(wanted)
     also = (f"; {here} here already" if here else "") + (
-        f"; {offer.others} links or special files are not sent" if offer.others else ""
+        f"; {offer.others} links and special files are skipped" if offer.others else ""
     )
     say(f"{offer.run}: {len(wanted)} files, {format_bytes(size)} to {folder}{also}.", sys.stderr)
     if not offer.ended:
-        note("the run has not ended; fetch again for what comes later")
+        note("the run has not ended; fetch again later")
     if shutil.disk_usage(folder).free < size:
-        hint = "Free some, or name another folder: hpcml --host HOST fetch RUN DEST."
-        raise StorageError(f"There is no room for {format_bytes(size)}", place=str(folder), hint=hint)
+        hint = "Free space, or name another folder: hpcml --host HOST fetch RUN DEST."
+        raise StorageError(f"There is no space for {format_bytes(size)}", place=str(folder), hint=hint)
     call.write(json.dumps(wanted).encode() + b"\n")
     with metered(size) as received:
 
@@ -159,7 +163,7 @@ def _take(call: channel.Call, offer: Offer, options: Namespace, heard: Callable[
 def _here(folder: Path, entry: Entry) -> bool:
     """Whether a file of that size and time is here; no link is followed for the file itself."""
     try:
-        facts = (folder / entry.name).lstat()
+        stat_result = (folder / entry.name).lstat()
     except (OSError, ValueError):
         return False
-    return (facts.st_size, facts.st_mtime_ns) == (entry.size, entry.changed)
+    return (stat_result.st_size, stat_result.st_mtime_ns) == (entry.size, entry.changed)

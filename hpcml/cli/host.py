@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _CHOICES = ("wait", "detach", "json", "dry_run", "prepare", "check")  # who gives one of these has said whether to wait
 
 
-def run(host: str, named_by: str, command: str, options: Namespace, own: list[str], script: list[str]) -> int:
+def run(host: str, named_by: str, command: str, options: Namespace, given: list[str], script: list[str]) -> int:
     """Run a command of the login node's hpcml as if it were typed there; its output and exit status are passed on.
 
     Parameters
@@ -41,12 +41,12 @@ def run(host: str, named_by: str, command: str, options: Namespace, own: list[st
     common.end_by_signals()
     here = [word for word in getattr(options, "set", None) or () if word.startswith("login.")]
     if command == "sweep" and script:
-        hint = "Log in there and type it; sweep status, table, plot and cancel work from here."
-        raise UsageError("A sweep is begun on the login node", place=f"--host {host}", hint=hint)
+        hint = "Log in and run it there. From here use sweep status, table, plot and cancel."
+        raise UsageError("Start a sweep on the login node", place=f"--host {host}", hint=hint)
     login = login_of(host, here, place=named_by, load=common.load_site)
     connect = functools.partial(channel.connect, login)
     if command == "submit":
-        return _submit(connect, command, options, own, script)
+        return _submit(connect, command, options, given, script)
     if command == "fetch":
         from hpcml.cli import fetch
 
@@ -54,7 +54,7 @@ def run(host: str, named_by: str, command: str, options: Namespace, own: list[st
     if command == "doctor":
         from hpcml.cli import doctor
 
-        return doctor.from_laptop(login, connect, own, typed=host, as_json=options.json, show_all=options.all)
+        return doctor.from_laptop(login, connect, given, typed=host, as_json=options.json, show_all=options.all)
     if command == "pack":
         from hpcml.cli import pack
 
@@ -65,19 +65,19 @@ def run(host: str, named_by: str, command: str, options: Namespace, own: list[st
         if top_host.draws_here(command, options):
             return top_host.watch(connect(), options)
     arguments = script if command == "rerun" else []
-    return channel.run(connect(), [command, *_waiting(command, options, own), *arguments])
+    return channel.run(connect(), [command, *_waiting(command, options, given), *arguments])
 
 
-def _waiting(command: str, options: Namespace, own: list[str]) -> list[str]:
+def _waiting(command: str, options: Namespace, given: list[str]) -> list[str]:
     """Return a command's own words with --wait where this end's terminal decides: the other end has none."""
     chosen = any(getattr(options, name, False) for name in _CHOICES)
     if command not in ("submit", "rerun", "jupyter") or chosen or not (sys.stderr.isatty() and sys.stdout.isatty()):
-        return own
-    return ["--wait", *own]
+        return given
+    return ["--wait", *given]
 
 
 def _submit(
-    connect: Callable[[], Connection], command: str, options: Namespace, own: list[str], script: list[str]
+    connect: Callable[[], Connection], command: str, options: Namespace, given: list[str], script: list[str]
 ) -> int:
     here = Path.cwd()
     submit.check_misplaced(script, here, f"hpcml {command}")
@@ -86,10 +86,10 @@ def _submit(
         path = here / path  # what PATH leads to on this laptop does not count
     if form is Form.PROGRAM and programs.is_python(path):
         hint = f"Send the script itself: hpcml --host … {command} SCRIPT; runtime.python names its Python."
-        raise UsageError(f"The Python '{path}' of this laptop is not sent", place="--", hint=hint)
+        raise UsageError(f"hpcml cannot send the Python '{path}' of this laptop", place="--", hint=hint)
     if not path.is_absolute() or (form is Form.PROGRAM and programs.stays(path, here)):
-        hint = f"Send a script of yours that starts it (hpcml --host … {command} -- ./script.sh), or submit it there."
-        raise UsageError(f"There is no file '{path}' here that could be sent", place="--", hint=hint)
+        hint = f"Send your own script that starts it (hpcml --host … {command} -- ./script.sh), or submit it there."
+        raise UsageError(f"There is no file '{path}' here to send", place="--", hint=hint)
     if form is Form.NOTEBOOK:
         script_checks.check_notebook(path, arguments)
     elif form is Form.PROGRAM:
@@ -100,8 +100,8 @@ def _submit(
     limits = [word for word in options.set or () if word.startswith("code.")]
     code = common.load_site("", here, limits).site.code
     if code.snapshot == "none":
-        hint = "Leave it out, or copy the code there and submit it there."
-        raise UsageError("A script of this laptop cannot run where it lies", place="code.snapshot = 'none'", hint=hint)
+        hint = "Remove it, or copy the code to the cluster and submit it there."
+        raise UsageError("A script of this laptop cannot run without a copy", place="code.snapshot = 'none'", hint=hint)
     with tempfile.TemporaryDirectory(prefix="hpcml-upload-") as folder:  # 0700
         upload = channel.Upload(path, Path(folder), code, module=form is Form.MODULE)
         _check_upload(upload)
@@ -111,16 +111,21 @@ def _submit(
         connection = connect()
         many = counted(len(upload.entries), "file")
         say(f"  sending    {many}, {format_bytes(upload.size)} to {connection.host}", sys.stderr)
-        what = {Form.MODULE: ["-m", upload.script], Form.PROGRAM: ["--", f"./{upload.script}"]}
-        words = [command, *_waiting(command, options, own), *what.get(form, [f"./{upload.script}"]), *arguments]
-        return channel.run(connection, words, upload)
+        program = {Form.MODULE: ["-m", upload.script], Form.PROGRAM: ["--", f"./{upload.script}"]}
+        command_line = [
+            command,
+            *_waiting(command, options, given),
+            *program.get(form, [f"./{upload.script}"]),
+            *arguments,
+        ]
+        return channel.run(connection, command_line, upload)
 
 
 def _check_upload(upload: channel.Upload) -> None:
     """Say what is not sent, and refuse to send code without the modules that it imports."""
     if needed := snapshot.needed(upload.taken, upload.folder):
-        hint = "Raise that limit (--set code.…=…), or put the script into a folder with less beside it."
-        raise UsageError("The code needs what would not be sent", place=snapshot.listed(needed), hint=hint)
+        hint = "Raise that limit (--set code.…=…), or put the script into a folder with fewer files."
+        raise UsageError("hpcml would not send files that the code needs", place=snapshot.listed(needed), hint=hint)
     if upload.taken.missing:
         note(f"not sent: {snapshot.listed(upload.taken.missing)}")
     if above := upload.taken.above:

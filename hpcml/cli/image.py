@@ -92,7 +92,7 @@ def run(options: Namespace) -> int:
     """``hpcml image build|show|check|ls``."""
     loaded = common.load_site(options.site or "", common.here(), options.set or ())
     if loaded.is_from_project("runtime.container"):  # it does not say what is started here, on the login node
-        terminal.note(f"runtime.container of {loaded.project} counts in jobs, not for this command (--program does)")
+        terminal.note(f"runtime.container of {loaded.project} applies to jobs, not to this command (use --program)")
         runtime = loaded.site.runtime._replace(container="")
         return int(options.action(options, loaded.site._replace(runtime=runtime)))
     return int(options.action(options, loaded.site))
@@ -124,7 +124,7 @@ def _show(options: Namespace, _: Site) -> int:
     try:
         digest = build.digest(image.path)
     except OSError as error:
-        hint = "Does its file system answer?"
+        hint = "Check that its file system responds."
         raise NotFoundError(f"The image cannot be read: {error.strerror}", place=str(image.path), hint=hint) from error
     if options.json:
         table = {"image": image.path, "digest": digest, "kind": image.kind, "cuda": image.cuda}
@@ -180,7 +180,7 @@ def _ls(options: Namespace, site: Site) -> int:
         try:
             paths = sorted(path for path in folder.iterdir() if path.suffix == ".sif" and not path.name.startswith("."))
         except OSError as error:
-            hint = "Name the folder of your images."
+            hint = "Add the folder of your images."
             message = f"The folder cannot be listed: {error.strerror}"
             raise NotFoundError(message, place=str(folder), hint=hint) from error
         for path in paths:
@@ -238,5 +238,5 @@ def _check(options: Namespace, site: Site) -> int:
                 say(f"{'':<18}→ {finding.hint}")
     if bad:
         count = "one thing is" if len(bad) == 1 else f"{len(bad)} things are"
-        say(f"hpcml: the image cannot be used as it is: {count} bad.", sys.stderr)
+        say(f"hpcml: the image is not usable: {count} bad.", sys.stderr)
     return IMAGE if bad else 0

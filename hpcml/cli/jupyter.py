@@ -50,7 +50,7 @@ def parse_idle(text: str) -> float:
     """Return seconds without use after which a session ends, long enough to open a page; 0 for never."""
     if text.strip().lower() == "off":
         return 0.0
-    hint = "Write --idle 30m, or --idle off for a session that only you or the time limit ends."
+    hint = "Write --idle 30m, or --idle off for a session without this limit."
     try:
         seconds = units.parse_seconds(text)
     except ValueError as error:
@@ -64,7 +64,7 @@ def notebook_folder(here: Path, chosen: str) -> Path:
     """Return the folder that JupyterLab opens: the chosen one, else the current."""
     folder = here / layers.user_path(chosen)
     if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        place, hint = f"--notebook-dir: {folder}", "Make it first: mkdir."
-        raise NotFoundError(f"The folder for notebooks {what}", place=place, hint=hint)
+        problem = "is not a folder" if folder.exists() else "does not exist"
+        place, hint = f"--notebook-dir: {folder}", "Create it with mkdir."
+        raise NotFoundError(f"The folder for notebooks {problem}", place=place, hint=hint)
     return folder

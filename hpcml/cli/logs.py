@@ -88,13 +88,13 @@ def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:
 
     number = common.whole(options.attempt, "--attempt")
     if role != SCRIPT or options.follow or options.lines is not None:
-        hint = "Leave out ROLE, -f and -n."
-        raise UsageError("An attempt's own log is the script's, as a whole", place="--attempt", hint=hint)
+        hint = "Remove ROLE, -f and -n."
+        raise UsageError("--attempt shows only the script's whole log", place="--attempt", hint=hint)
     events = records.events(run)
     with complete(run.paths.directory):
         begins = {event.attempt: event.facts.get("log", int, 0) for event in events if event.name == _BEGIN}
     if number - 1 not in begins:
-        hint = f"It has: {', '.join(str(one + 1) for one in sorted(begins))}." if begins else "It has not begun."
+        hint = f"It has: {', '.join(str(one + 1) for one in sorted(begins))}." if begins else "It has not started."
         raise NotFoundError(f"The run has no attempt {number}", place=run.id, hint=hint)
     tail = Tail(run.paths.driver_log, sys.stdout)
     tail.mark()

@@ -72,7 +72,7 @@ def run(options: Namespace) -> int:
         say("You have no runs yet. Submit one: hpcml submit SCRIPT.", sys.stderr)
     elif rest and (options.failed or options.grep):
         matching = "match" if options.grep else "failed"
-        say(f"Older runs that {matching} are not shown, if there are any (add --all).", sys.stderr)
+        say(f"hpcml did not check older runs that {matching} (add --all).", sys.stderr)
     elif rest:
         say(f"{len(rest)} older runs are not shown (hpcml ls --all).", sys.stderr)
     return 0
@@ -100,7 +100,7 @@ def _moment(text: str | None) -> float:
             return time.time() - parse_seconds(text)
         except ValueError:
             hint = "Write --since 7d, --since 12h or --since 2026-11-20."
-            raise UsageError(f"'{text}' is neither an age nor a date", place="--since", hint=hint) from None
+            raise UsageError(f"'{text}' is not an age or a date", place="--since", hint=hint) from None
 
 
 def cells(row: run_status.Status, now: float) -> tuple[str, ...]:

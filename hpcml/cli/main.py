@@ -50,11 +50,11 @@ def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None)
     """Run the command line and return its exit status; ``caller`` is the laptop that sent it, if one did."""
     if argv is None and sys.flags.inspect:
         _start_without_inspect()
-    host, words = commands.split_host(list(sys.argv[1:] if argv is None else argv))
+    host, arguments = commands.split_host(list(sys.argv[1:] if argv is None else argv))
     _open_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # paths may hold anything
-    command, options = (words[0], words[1:]) if words else ("", [])
+    command, options = (arguments[0], arguments[1:]) if arguments else ("", [])
     if command == "help" and options:
         is_command = not options[1:] and (options[0] in COMMANDS or options[0].startswith("-"))
         command, options = (options[0], ["--help"]) if is_command else ("--topic", options)

@@ -76,9 +76,9 @@ def _write(path: Path, text: bytes) -> None:
     try:
         descriptor = files.create(path, 0o666)
     except FileExistsError:
-        raise UsageError(f"{path} is there already", place="hpcml new", hint="Choose another name.") from None
+        raise UsageError(f"{path} already exists", place="hpcml new", hint="Choose another name.") from None
     except OSError as error:
-        hint = "Go to a folder in which you may write."
+        hint = "Change to a folder with write permission."
         raise StorageError(f"{path} cannot be written: {error.strerror}", place="hpcml new", hint=hint) from error
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -87,7 +87,7 @@ def _write(path: Path, text: bytes) -> None:
         path.unlink()
         if not isinstance(error, OSError):
             raise  # Ctrl-C
-        hint = "Make room, or go to another folder."
+        hint = "Free space, or change to another folder."
         raise StorageError(f"{path} cannot be written: {error.strerror}", place="hpcml new", hint=hint) from error
 
 

@@ -50,18 +50,18 @@ def run(options: Namespace) -> int:
     """Write the file."""
     path = Path(options.output)
     if (path.exists() or path.is_symlink()) and not options.force:
-        raise UsageError(f"{path} is there already", place="hpcml pack", hint="Choose another name, or give --force.")
+        raise UsageError(f"{path} already exists", place="hpcml pack", hint="Choose another name, or add --force.")
     data = make()
     try:
         files.write(path, data, _MODE)
     except OSError as error:
-        hint = "Make room there, or name another file with -o."
+        hint = "Free space there, or choose another file with -o."
         raise StorageError(f"{path} cannot be written: {error.strerror}", place="hpcml pack", hint=hint) from error
     if options.json:
         common.print_json({"path": str(path.absolute()), "version": __version__, "bytes": len(data)})
         return 0
     say_fitted(
-        f"{path} is written: hpcml {__version__} with all that a login node needs, {format_bytes(len(data))}.",
+        f"{path} is written: hpcml {__version__} with all files for a login node, {format_bytes(len(data))}.",
         sys.stdout,
     )
     say_fitted(f"Copy it to the login node; there: python3 {path.name} --help", sys.stdout)
@@ -79,11 +79,11 @@ def send(connect: Callable[[], Connection], options: Namespace) -> int:
         files.write(Path(folder) / "hpcml.pyz", data, _MODE)
         delivery.send(Path(folder), sent)
     if options.json:
-        facts = {"host": connection.host, "path": delivery.path, "version": __version__, "bytes": len(data)}
-        common.print_json(facts)
+        result = {"host": connection.host, "path": delivery.path, "version": __version__, "bytes": len(data)}
+        common.print_json(result)
         return 0
-    what = f"hpcml {__version__} with all that a login node needs, {format_bytes(len(data))}"
-    say_fitted(f"{delivery.path} is on {connection.host}: {what}. There:", sys.stdout)
+    summary = f"hpcml {__version__} with all files for a login node, {format_bytes(len(data))}"
+    say_fitted(f"{delivery.path} is on {connection.host}: {summary}. There:", sys.stdout)
     say_fitted(f"  python3 {shlex.quote(delivery.path)} --help", sys.stdout)
     return 0
 

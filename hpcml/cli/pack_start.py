@@ -12,7 +12,7 @@ import zipfile
 
 DIGEST = "of what is in the file"  # which hpcml.cli.pack writes here
 OLDEST = (3, 11)
-OTHER = "Set XDG_CACHE_HOME to a folder of yours."
+OTHER = "Set XDG_CACHE_HOME to your own folder."
 USABLE = "import sys; sys.exit(sys.version_info < (3, 11))"
 
 
@@ -25,11 +25,11 @@ def fail(sentence: str, status: int) -> None:
 def become_newer() -> None:
     """Go on with the newest Python on PATH, if it is new enough."""
     for minor in range(40, OLDEST[1] - 1, -1):
-        found = shutil.which("python3." + str(minor))
-        if found and subprocess.call([found, "-I", "-c", USABLE], stderr=subprocess.DEVNULL) == 0:
-            os.execv(found, [found, *sys.argv])
+        interpreter = shutil.which("python3." + str(minor))
+        if interpreter and subprocess.call([interpreter, "-I", "-c", USABLE], stderr=subprocess.DEVNULL) == 0:
+            os.execv(interpreter, [interpreter, *sys.argv])
     here = ".".join(str(number) for number in sys.version_info[:2])
-    sentence = "It needs Python 3.11 or newer, and this is " + here + " (" + sys.executable + ").\n"
+    sentence = "It needs Python 3.11 or newer, but this is " + here + " (" + sys.executable + ").\n"
     fail(sentence + "Load a newer one (module avail python), or name it: python3.11 " + sys.argv[0] + " …", 78)
 
 
@@ -38,14 +38,14 @@ def refuse_shared(archive: str, path: str) -> None:
     with zipfile.ZipFile(archive) as members:
         names = {"__name__": "hpcml.files"}
         exec(members.read("lib/hpcml/files.py"), names)  # noqa: S102 - it is what runs next
-    for found in names["replaceable"](pathlib.Path(path)):  # type: ignore[operator]
+    for who in names["replaceable"](pathlib.Path(path)):  # type: ignore[operator]
         fail(
-            "Others may replace what it unpacks in "
+            "Others can replace the unpacked files in "
             + path
             + " ("
-            + found.who
+            + who.who
             + ", by "
-            + str(found.path)
+            + str(who.path)
             + ").\n"
             + OTHER,
             74,
@@ -75,12 +75,12 @@ def unpacked(archive: str) -> str:
             finally:
                 shutil.rmtree(new, ignore_errors=True)
         for path in (place, folder):
-            facts = os.lstat(path)
-            if facts.st_uid != os.geteuid() or not stat.S_ISDIR(facts.st_mode) or facts.st_mode & 0o022:
-                fail("Others could have changed what it unpacked (" + path + ").\nMove it away and try again.", 74)
+            status = os.lstat(path)
+            if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o022:
+                fail("Others could have changed the unpacked files (" + path + ").\nMove it away and try again.", 74)
     except OSError as error:
         why = (error.strerror or str(error)) + " (" + str(error.filename or place) + ")"
-        fail("It cannot be unpacked: " + why + ".\nMake room there, or set XDG_CACHE_HOME to a folder of yours.", 74)
+        fail("hpcml cannot unpack it: " + why + ".\nFree space there, or set XDG_CACHE_HOME to your own folder.", 74)
     finally:
         os.umask(mask)
     return folder

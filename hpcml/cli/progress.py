@@ -25,7 +25,7 @@ class Tail:
     """Pass on a growing file as it comes, byte for byte but for a terminal (:class:`hpcml.terminal.Raw`).
 
     ``before`` stands before the first of it; ``clear`` is called before each piece, to clear away what stands on the
-    terminal's line. ``own``: it is what the user's own script writes, which passes unchanged on a terminal too.
+    terminal's line. ``of_user``: the output is that of the script, which passes unchanged on a terminal too.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Tail:
         before: str = "",
         clear: Callable[[], None] = lambda: None,
         *,
-        own: bool = False,
+        of_user: bool = False,
     ) -> None:
         self.path, self.stream, self.before, self.clear = path, stream, before, clear
-        self.raw = Raw(stream, own=own)
+        self.raw = Raw(stream, of_user=of_user)
         self.position = self.seen = 0
         self.line_is_open = False
 
@@ -95,7 +95,7 @@ def _past(status: Status) -> list[_Line]:
     script = f"{form.traits.title} {'starts' if form is Form.JUPYTER else 'runs'}"
     first, *others = kinds.get(status.planned.kind).startup
     runtime = "image" if status.planned.in_image else "python"
-    is_open = "open to whoever reaches it" in cluster.security
+    is_open = "; open to all users" in cluster.security
     lines = [
         _Line("ok", "image", f"copied to the nodes by {reported.staging}", "image-staged", "image-staging"),
         _Line("ok", "nodes", ", ".join(nodes), "allocated", "seen"),
@@ -114,9 +114,11 @@ def _past(status: Status) -> list[_Line]:
 
 def _stage_line(status: Status, stage: Stage) -> _Line:
     """Return the line of a stage of the startup that has ended; all but the optional ones are timed from the start."""
-    facts = status.fields()
-    mark = "bad" if stage.good and not facts[stage.good] else "ok"
-    return _Line(mark, stage.name, stage.done.format_map(facts), stage.end, stage.begin if stage.asked else "allocated")
+    fields = status.fields()
+    mark = "bad" if stage.good and not fields[stage.good] else "ok"
+    return _Line(
+        mark, stage.name, stage.done.format_map(fields), stage.end, stage.begin if stage.asked else "allocated"
+    )
 
 
 def _present(status: Status) -> tuple[str, str] | None:
@@ -249,7 +251,7 @@ def _may_meet(out: TextIO, err: TextIO) -> bool:
         return False
     if (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino):
         return True
-    kinds = {(stream.isatty(), stat.S_IFMT(facts.st_mode)) for stream, facts in ((out, one), (err, other))}
+    kinds = {(stream.isatty(), stat.S_IFMT(stat_result.st_mode)) for stream, stat_result in ((out, one), (err, other))}
     return len(kinds) == 1 and not stat.S_ISREG(one.st_mode)  # two terminals, or two pipes to the same reader
 
 

@@ -64,7 +64,7 @@ def run(options: Namespace) -> int:
     except SlurmUnreachableError:
         others = []  # a note less
     if others:
-        note(f"other steps run in this allocation and share its nodes: {', '.join(others)}")
+        note(f"other job steps use nodes of this allocation: {', '.join(others)}")
     ending = _Ending()
     here = submission.submit(prepared)
     ending.begin(here.paths, given, prepared.plan.inside.job.signal_lead)
@@ -97,14 +97,14 @@ def fitted(spec: RunRequest, given: Allocation) -> RunRequest:
         if (differs or changes) and option in lines:
             left_out[name] = "{} ({})".format(*lines[option])
         elif differs:
-            hint = f"Leave {option} out: a run takes all nodes with all that the allocation has there."
-            what = f"{option} asks for {value}, and the allocation has {has[name]}"
-            raise UsageError(what, place=f"job {given.job}", hint=hint)
+            hint = f"Remove {option}: a run uses all nodes and resources of the allocation."
+            problem = f"{option} requests {value}, but the allocation has {has[name]}"
+            raise UsageError(problem, place=f"job {given.job}", hint=hint)
         elif changes:
-            hint = f"Leave {option} out here, and give it to salloc or sbatch."
-            raise UsageError(f"{option} cannot change the allocation that is there", place="hpcml run", hint=hint)
+            hint = f"Remove {option} here, and pass it to salloc or sbatch."
+            raise UsageError(f"{option} cannot change an existing allocation", place="hpcml run", hint=hint)
     if left_out:
-        note(f"for a submission, and without effect in an allocation: {', '.join(left_out.values())}")
+        note(f"without effect in an allocation: {', '.join(left_out.values())}")
     minutes = max(1, int(given.end - time.time()) // 60) if given.end else 0
     nothing = RunRequest()
     unasked = {name: nothing.value(name) for name in (*left_out, "sbatch") if name not in others}
@@ -125,7 +125,7 @@ def _prepare(spec: RunRequest) -> Prepared:
     loaded = common.load_site(spec.place.site, spec.code.cwd, spec.place.settings)
     if loaded.site.scheduler != "slurm":
         hint = "Name the machine's profile with --site (hpcml site ls)."
-        raise SiteError("The site has no Slurm, and so no allocation", place=f"site {loaded.site.name}", hint=hint)
+        raise SiteError("The site has no Slurm, so it has no allocations", place=f"site {loaded.site.name}", hint=hint)
     loaded = loaded._replace(site=loaded.site._replace(scheduler="allocation"))
     prepared = submission.prepare(loaded, spec)
     return prepared._replace(notes=(*prepared.notes, *prepared.plan.notices))
@@ -151,7 +151,7 @@ class _Ending:
     def _on_signal(self, number: int, _: object) -> None:
         if not self.asked:
             name = signal.Signals(number).name
-            say_lines(f"\nhpcml: the run is told to end ({name}); the allocation stays.", sys.stderr)
+            say_lines(f"\nhpcml: stopping the run ({name}); the allocation remains.", sys.stderr)
         self.asked = True
         if self.paths:
             allocation.note(self.paths, "terminate")
@@ -177,6 +177,6 @@ def _wait_for_steps(run: directories.Run) -> None:
     deadline = time.monotonic() + _STEPS_END
     while subprocesses.start_time(pid) == started:
         if time.monotonic() > deadline:
-            note(f"the run's steps have not ended {_STEPS_END:g} s after it")
+            note(f"the run's job steps have not ended {_STEPS_END:g} s later")
             return
         time.sleep(0.05)

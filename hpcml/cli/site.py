@@ -48,7 +48,7 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """List the profiles, show the one in force, or compare two."""
     if options.what != "init" and (given := _given(options)):
-        raise UsageError(f"{given} is for hpcml site init", place=given, hint="Leave it out.")
+        raise UsageError(f"{given} is for hpcml site init", place=given, hint="Remove it.")
     most = _MOST[options.what]
     if len(options.names) > most or (options.what in ("diff", "init") and len(options.names) < most):
         many, example = _TAKES[options.what]
@@ -72,7 +72,7 @@ def _site_show(options: Namespace) -> int:
         common.print_json({"site": table, "chosen_because": loaded.chosen_because, "origins": origins})
         return 0
     doubts = loaded.site.doubts()
-    also = f"; {doubts} values are only reported or guessed (--facts)" if doubts else ""
+    also = f"; {doubts} values are unconfirmed (--facts)" if doubts else ""
     say(f"# {loaded.site.name}: {loaded.chosen_because}{also}")
     for key, value in _flat(table):
         origin = f"  # {loaded.layers.origin(key)}" if options.origin else ""
@@ -119,16 +119,16 @@ def _facts(loaded: lookup.LoadedSite) -> Iterator[tuple[str, object, Fact | str]
             yield key, fact.value, fact
 
 
-def _told(known: Fact | str) -> dict[str, str]:
-    if isinstance(known, str):
-        return {"origin": known}
-    return {"source": known.source, "date": known.date, "confidence": known.confidence}
+def _told(source: Fact | str) -> dict[str, str]:
+    if isinstance(source, str):
+        return {"origin": source}
+    return {"source": source.source, "date": source.date, "confidence": source.confidence}
 
 
-def _words(known: Fact | str) -> str:
-    if isinstance(known, str):
-        return "hpcml's default" if known == "default" else f"from {known}"
-    return f"{known.confidence} {known.date}: {known.source}"
+def _words(source: Fact | str) -> str:
+    if isinstance(source, str):
+        return "hpcml's default" if source == "default" else f"from {source}"
+    return f"{source.confidence} {source.date}: {source.source}"
 
 
 def _site_diff(options: Namespace) -> int:
@@ -147,23 +147,26 @@ def show_difference(names: Sequence[str], called: Sequence[str], *, as_json: boo
     rows = []
     for key in dict.fromkeys([*first, *second]):
         sides = (first.get(key, _NOT_THERE), second.get(key, _NOT_THERE))
-        tells = (key in first and key in second) or any(known != "default" for _, known in sides)
+        tells = (key in first and key in second) or any(source != "default" for _, source in sides)
         if tells and sides[0][0] != sides[1][0]:
             rows.append((key, sides))
     if as_json:
         common.print_json(
-            [{"key": key, "sites": [{"value": value, **_told(known)} for value, known in sides]} for key, sides in rows]
+            [
+                {"key": key, "sites": [{"value": value, **_told(source)} for value, source in sides]}
+                for key, sides in rows
+            ]
         )
         return bool(rows)
     for key, sides in rows:
         say(key)
-        for name, (value, known) in zip(called, sides, strict=True):
+        for name, (value, source) in zip(called, sides, strict=True):
             text = "not there" if value is None else json_text(value)
             say_fitted(text, sys.stdout, first=f"  {name}: ", rest="      ")
             if value is not None:
-                say_fitted(_words(known), sys.stdout, first="      ", rest="      ")
+                say_fitted(_words(source), sys.stdout, first="      ", rest="      ")
     if not rows:
-        say("They do not differ.")
+        say("They are equal.")
     return bool(rows)
 
 
@@ -259,7 +262,7 @@ def _site_init(options: Namespace) -> int:
     (name,) = options.names
     if not _NAME.fullmatch(name) or name.endswith(".toml"):
         hint = "Write hpcml site init mycluster; its file is mycluster.toml."
-        raise UsageError(f"'{name}' cannot be a profile's name", place="SITE", hint=hint)
+        raise UsageError(f"'{name}' is not a valid profile name", place="SITE", hint=hint)
     environment = layers.process_environment()
     path = lookup.config_folders(environment)[-1] / "profiles" / f"{name}.toml"
     _check_place(path, options)
@@ -267,7 +270,7 @@ def _site_init(options: Namespace) -> int:
     survey = machine.Survey()
     if options.probe:
         common.end_by_signals()  # as by Ctrl-C the job is cancelled
-        say_message("hpcml: looking at a node by a job of two minutes at most; Ctrl-C cancels it.")
+        say_message("hpcml: examining a node with a job of at most two minutes; Ctrl-C cancels it.")
         survey.probe(options.account, options.partition, options.qos, seconds)
     kept = survey.keep_of(path) if options.refresh else []
     survey.check()
@@ -289,17 +292,17 @@ def _check_place(path: Path, options: Namespace) -> None:
     is_present = path.exists() or path.is_symlink()
     if options.refresh and not is_present:
         hint = f"Write it first: hpcml site init {path.stem}."
-        raise ConfigError("There is no profile to read again", place=str(path), hint=hint)
+        raise ConfigError("There is no profile to refresh", place=str(path), hint=hint)
     if is_present and not (options.force or options.refresh or options.print):
-        hint = "Give --refresh to see what differs, --force to replace it, or another name."
-        raise UsageError("There is a profile of that name", place=str(path), hint=hint)
+        hint = "Add --refresh to see the differences, add --force to replace it, or use another name."
+        raise UsageError("A profile with this name exists", place=str(path), hint=hint)
 
 
 def _heading(name: str, date: str) -> tuple[str, ...]:
     return (
-        f"{name}: what this machine said of itself on {date}, written by hpcml site init.",
-        "Change what is wrong, and take the value's fact out or write your own: --refresh then leaves it as it is.",
-        "QUESTION marks what no command tells. Answer it with a value, and take the line out.",
+        f"{name}: this machine's own answers of {date}, written by hpcml site init.",
+        "Correct wrong values, and remove or replace their facts: --refresh then keeps your values.",
+        "QUESTION marks values that no command shows. Set the value, and remove the line.",
     )
 
 
@@ -307,14 +310,14 @@ def _refresh(options: Namespace, path: Path, text: str, kept: list[str], *, diff
     from hpcml.survey import machine
 
     if kept:
-        say_fitted(f"Left as they are: {', '.join(kept)}.", sys.stdout, rest="  ")
+        say_fitted(f"Unchanged: {', '.join(kept)}.", sys.stdout, rest="  ")
     if not differs:
         return
     if not common.confirmed(f"Write it to {path}?", options.yes):
         say_fitted("Nothing is written.", sys.stdout)
         return
     machine.put(path, text, old=True)
-    say_fitted(f"{path} is written; the one before is beside it as {path.name}.old.", sys.stdout)
+    say_fitted(f"Wrote {path}; the old file is {path.name}.old.", sys.stdout)
 
 
 def _say_written(options: Namespace, path: Path, draft: Draft) -> None:

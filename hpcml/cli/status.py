@@ -64,7 +64,7 @@ def _tell(run: directories.Run, *, as_json: bool, all_notes: bool) -> int:
     for line in status.ending.quote:
         say(f"  | {line}")
     if status.phase == "prepared" and run.submission:
-        say("It waits for this line:")
+        say("Submit it with:")
         say(run.submission.line)  # whole, also on a narrow terminal: it is to be copied
     elif status.hint:
         say_fitted(status.hint, sys.stdout)
@@ -98,7 +98,7 @@ def _lines(
     if allocation.job:
         lines.append(("job", f"{allocation.job} {allocation.job_state}".strip()))
     if allocation.silent:
-        lines.append(("slurm", f"{allocation.silent} (all this is from the run's own files)"))
+        lines.append(("slurm", f"{allocation.silent} (this comes from the run's own files)"))
     if allocation.estimate:
         lines.append(("estimate", f"Slurm expects a start at {allocation.estimate}"))
     if allocation.nodes:

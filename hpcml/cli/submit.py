@@ -159,7 +159,7 @@ def _look_at_image(facts: dict[str, object]) -> None:
     for text in notes if isinstance(notes, list) else ():
         note(f"the image: {text}")
     if facts:
-        note("the image's file was read and nothing started; hpcml image check starts it")
+        note("hpcml read the image's file but did not start it; hpcml image check starts it")
 
 
 def check_modes(options: Namespace) -> None:
@@ -167,7 +167,7 @@ def check_modes(options: Namespace) -> None:
     modes = ("dry-run", "prepare", "check", "wait", "detach")
     chosen = [f"--{mode}" for mode in modes if getattr(options, mode.replace("-", "_"))]
     if len(chosen) > 1:
-        raise UsageError(f"{' and '.join(chosen)} exclude each other", place="hpcml submit", hint="Give one of them.")
+        raise UsageError(f"{' and '.join(chosen)} exclude each other", place="hpcml submit", hint="Use one of them.")
 
 
 def _check(prepared: submission.Prepared, options: Namespace) -> int:
@@ -177,7 +177,7 @@ def _check(prepared: submission.Prepared, options: Namespace) -> int:
     if options.json:
         common.print_json({"accepted": True, "answer": answer, "reasons": list(prepared.plan.reasons)})
     else:
-        say_fitted(f"Slurm would take it: {answer}.", sys.stdout)
+        say_fitted(f"Slurm would accept it: {answer}.", sys.stdout)
         for reason in prepared.plan.reasons:
             say_fitted(reason, sys.stdout, first="  ", rest="    ")
     return 0
@@ -204,7 +204,7 @@ def announce(run: directories.Run, *, as_json: bool) -> None:
     folder = common.typed(run.paths.directory, sys.stderr)
     say_fitted(f"{run.id}{job}  {folder}", sys.stderr, first="  run        ", rest=" " * 13)
     if run.submission.found_again:
-        text = "Slurm's answer was lost; the job was found again by its comment"
+        text = "Slurm's answer was lost; hpcml found the job by its comment"
         say_fitted(text, sys.stderr, first="  submission ", rest=" " * 13)
     from hpcml.runs import notes
 
@@ -223,7 +223,7 @@ def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
     from hpcml.cli.progress import Progress, Tail
     from hpcml.runs import handle, waiting
 
-    output = Tail(run.paths.driver_log, sys.stdout, own=True)
+    output = Tail(run.paths.driver_log, sys.stdout, of_user=True)
     progress = Progress(sys.stderr, layers.process_environment(), output)
     pass_on = (lambda: None) if as_json else output.copy_marked
 
@@ -243,7 +243,7 @@ def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
     except KeyboardInterrupt:
         progress.clear()
         say_lines(
-            f"\nDetached; the run goes on.\n  back to it  hpcml logs -f {run.id}\n  end it      hpcml cancel {run.id}",
+            f"\nDetached; the run continues.\n  follow it  hpcml logs -f {run.id}\n  end it     hpcml cancel {run.id}",
             sys.stderr,
         )
         return 130
@@ -377,14 +377,14 @@ def run_rerun(options: Namespace) -> int:
     request = directories.read_json(run.paths.request)
     plan = directories.read_json(run.paths.plan)
     if request is None or plan is None:
-        hint = "Submit it anew: hpcml submit SCRIPT."
-        raise StorageError("The run's record holds no request", place=str(run.paths.request), hint=hint)
+        hint = "Submit it again: hpcml submit SCRIPT."
+        raise StorageError("The run's record has no request", place=str(run.paths.request), hint=hint)
     with complete(run.paths.directory):
         recorded = Table(request.get("spec", dict))
         options.site = options.site or plan.get("site", str)
         if name := recorded.get("sweep", str, ""):
-            hint = "Type the command of the sweep again: it runs what is missing, with --only-failed what failed."
-            raise UsageError(f"The run is one of the sweep '{name}'", place=run.id, hint=hint)
+            hint = "Run the sweep's command again: it runs the missing points, or with --only-failed the failed ones."
+            raise UsageError(f"The run belongs to the sweep '{name}'", place=run.id, hint=hint)
         _take_over(options, recorded)
         if recorded.facts.get("environment"):
             options.env = [*_variables(run.paths.variables), *(options.env or ())]
@@ -423,7 +423,7 @@ def _variables(path: Path) -> list[str]:
     try:
         return [word for word in shlex.split(files.read(path).decode()) if word != "export"]
     except OSError as error:
-        hint = "Submit it anew: hpcml submit --env … SCRIPT."
+        hint = "Submit it again: hpcml submit --env … SCRIPT."
         raise StorageError(
             f"The run's variables cannot be read: {error.strerror}", place=str(path), hint=hint
         ) from error
@@ -445,8 +445,8 @@ def _recorded_spec(options: Namespace, recorded: Table, run: directories.Run) ->
     if staged:
         script, folder = run.paths.code / script.name, run.paths.code
     if form.service and options.script_words:
-        hint = "Leave out -- and what follows it."
-        raise UsageError("The run has no script that takes arguments", place=run.id, hint=hint)
+        hint = "Remove -- and the words after it."
+        raise UsageError("The run has no script with arguments", place=run.id, hint=hint)
     arguments = options.script_words[1:] if options.script_words else recorded.texts("arguments")
     if options.script_words and (old := recorded.texts("arguments")) and list(old) != list(arguments):
         note(f"the script's arguments change from {shlex.join(old)} to {shlex.join(arguments) or 'none'}")
@@ -483,13 +483,13 @@ def _show_measurement(options: Namespace) -> int:
     for name in ("nodes", "gpus_per_node", "dry_run", "prepare", "check", "wait", "detach"):
         if getattr(options, name):
             option = f"--{name.replace('_', '-')}"
-            hint = "Leave out RUN or the option."
-            raise UsageError(f"{option} is for measuring anew", place="hpcml fabric RUN", hint=hint)
+            hint = "Remove RUN or the option."
+            raise UsageError(f"{option} is for a new measurement", place="hpcml fabric RUN", hint=hint)
     run = common.find_run(options)
     attempts = sorted(run.paths.directory.glob("attempts/*/fabric.json"), key=lambda path: int(path.parent.name))
     if not attempts:
-        hint = "CPU runs over TLS check nothing; hpcml fabric --nodes N measures."
-        raise NotFoundError("The run has measured no interconnect", place=run.id, hint=hint)
+        hint = "CPU runs over TLS make no check. To measure: hpcml fabric --nodes N"
+        raise NotFoundError("The run did not measure the interconnect", place=run.id, hint=hint)
     table = directories.read_json(attempts[-1])
     facts: Any = table.facts if table else {}
     if options.json:
@@ -504,7 +504,7 @@ def _show_measurement(options: Namespace) -> int:
             rate = pair["bytes"] / 1024**3 / pair["seconds"] if pair["seconds"] else 0.0
             say(f"  {pair['scope']:<7} {pair['source']} → {pair['target']}  {pair['error'] or f'{rate:.2f} GiB/s'}")
     except (KeyError, TypeError, AttributeError) as error:
-        hint = "It was changed or cut short; measure anew with hpcml fabric --nodes N."
-        message = f"What was measured is not complete ({type(error).__name__}: {error})"
+        hint = "It was changed or truncated. Measure again with hpcml fabric --nodes N."
+        message = f"The measurement is not complete ({type(error).__name__}: {error})"
         raise StorageError(message, place=str(attempts[-1]), hint=hint) from error
     return 0

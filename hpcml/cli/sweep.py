@@ -129,10 +129,10 @@ def run(options: Namespace) -> int:
         hint = f"Did you mean hpcml sweep {near}?"
         raise NotFoundError(f"There is no script '{script}'", place="hpcml sweep", hint=hint)
     if options.words:
-        hint = "The script's own arguments go behind --, at the end."
+        hint = "The script's own arguments go after --, at the end."
         if "=" in verb:
-            hint = f"A parameter of the grid has an option of its own: --grid {verb}. {hint}"
-        raise UsageError(f"'{verb}' is no option", place="hpcml sweep", hint=hint)
+            hint = f"Write a parameter of the grid as --grid {verb}. {hint}"
+        raise UsageError(f"'{verb}' is not an option", place="hpcml sweep", hint=hint)
     if not options.script_words:
         raise UsageError("SCRIPT is missing", place="hpcml sweep", hint="Name a Python file.")
     return _begin(options)
@@ -152,11 +152,11 @@ def _begin(options: Namespace) -> int:
     spec = submit.script_spec(options)
     wanted = _wanted(options, study, seed)
     if spec.code.form is not Form.SCRIPT:
-        hint = "Submit it by itself, or call it from a Python file."
-        raise UsageError("A sweep starts a Python file, and this is none", place=spec.code.script.name, hint=hint)
+        hint = "Submit it without a sweep, or call it from a Python file."
+        raise UsageError("A sweep needs a Python file, but this is not one", place=spec.code.script.name, hint=hint)
     if spec.value("profile"):
         hint = "Profile one of its points: hpcml submit --profile … SCRIPT ARGS…."
-        raise UsageError("A sweep records no profile", place="--profile", hint=hint)
+        raise UsageError("A sweep cannot record a profile", place="--profile", hint=hint)
     names = {value.name for point in wanted for value in point} | (study.space.keys() if study else set())
     submission.check_names(names, spec.code.arguments)
     submit.check_modes(options)
@@ -184,7 +184,7 @@ def _begin(options: Namespace) -> int:
                 started = submission.submit(look, asked)
                 break
         told = agreed = True
-        question = f"{look.stale} points are stale, made by another script, image or arguments. Run them again?"
+        question = f"{look.stale} points are stale: the script, the image or the arguments changed. Run them again?"
         if not common.confirmed(question, yes=False):
             say("Nothing was submitted.", sys.stderr)
             return 1
@@ -217,7 +217,7 @@ def _jobs(options: Namespace) -> int:
     """Return in how many jobs at once the points are to run."""
     jobs = common.positive(options.jobs, "--jobs")
     if jobs > _MOST_JOBS:
-        hint = "More of a cluster is rarely free at once: each job takes points as long as there are some."
+        hint = "A cluster rarely starts more at once. Each job runs points until none are left."
         raise UsageError(f"{jobs} jobs are more than {_MOST_JOBS}", place="--jobs", hint=hint)
     return jobs
 
@@ -260,12 +260,12 @@ def _say_where_to_look(name: str) -> None:
 def _end_of_all(started: Sequence[directories.Run], ends: Sequence[int]) -> int:
     """Return the exit status of several runs: what became of the points counts, and not a run that others replaced."""
     given = record.given(started[0])
-    found: dict[str, record.Ended] = {}
+    ended: dict[str, record.Ended] = {}
     for run in started:
-        found |= record.records(run)
-    if any(key not in found for key in given.keys):
+        ended |= record.records(run)
+    if any(key not in ended for key in given.keys):
         return next((end for end in ends if end), 1)
-    return int(any(found[key].failed for key in given.keys))
+    return int(any(ended[key].failed for key in given.keys))
 
 
 def _wanted(options: Namespace, study: search.Search | None, seed: int) -> list[points.Point]:
@@ -330,7 +330,7 @@ def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int
         hours = jobs * inside.job.nodes * inside.job.time_limit / 3600
         _say("cost", f"at most {hours:.3g} node-hours: {nodes} for {format_seconds(inside.job.time_limit)}")
     else:
-        _say("cost", f"{nodes} until the last point ends: there is no time limit")
+        _say("cost", f"{nodes} until the last point ends: no time limit")
     if taken:
         middle = taken[len(taken) // 2]
         hours = inside.job.nodes * middle * count / 3600
@@ -355,17 +355,17 @@ def _facts(
 # -- a sweep that is there ---------------------------------------------------------------------------------------------
 
 
-def _look(options: Namespace, verb: str, words: list[str]) -> int:
+def _look(options: Namespace, verb: str, names: list[str]) -> int:
     """Show how sweeps stand, or one sweep's table or picture, or cancel it."""
     runs = common.runs_folder(options)
-    if len(words) > 1 or (verb != "status" and not words):
-        hint = "NAME stands before options. List them: hpcml sweep status."
-        raise UsageError("One sweep's NAME is wanted", place=f"hpcml sweep {verb}", hint=hint)
+    if len(names) > 1 or (verb != "status" and not names):
+        hint = "NAME goes before the options. List the names: hpcml sweep status."
+        raise UsageError("Add the NAME of one sweep", place=f"hpcml sweep {verb}", hint=hint)
     if verb != "status":
-        return {"table": _table, "plot": _plot, "cancel": _cancel}[verb](options, runs, words[0])
-    found = [record.find(runs, name) for name in words] or [record.find(runs, name) for name in record.names(runs)]
+        return {"table": _table, "plot": _plot, "cancel": _cancel}[verb](options, runs, names[0])
+    sweeps = [record.find(runs, name) for name in names] or [record.find(runs, name) for name in record.names(runs)]
     answers = []
-    for sweep in found:
+    for sweep in sweeps:
         progress = record.progress(runs, sweep)
         rows = _rows(options, runs, sweep, progress)
         answers.append({"sweep": sweep.name, **_counts(rows), "runs": list(sweep.runs)})
@@ -374,11 +374,11 @@ def _look(options: Namespace, verb: str, words: list[str]) -> int:
         say_fitted(results.counts(rows), sys.stdout, first=f"{sweep.name}  ", rest="  ")
         for text in progress.problems:
             say_fitted(text, sys.stdout, first="  ", rest="    ")
-        if words:
+        if names:
             _tell_causes(rows)
             say_fitted(" ".join(sweep.runs[-4:]), sys.stdout, first="  runs     ", rest=" " * 11)
     if options.json:
-        common.print_json(answers[0] if words else answers)
+        common.print_json(answers[0] if names else answers)
     return 0
 
 
@@ -397,7 +397,7 @@ def _cancel(options: Namespace, runs: Path, name: str) -> int:
         common.print_json({"sweep": name, **_counts(rows), "cancelled": answers})
         return failed
     if not answers:
-        say("No run of it goes on.", sys.stderr)
+        say("No run of it is active.", sys.stderr)
     cancel_rm.say_answers(answers)
     say_fitted(results.counts(rows), sys.stdout, first=f"{name}  ", rest="  ")
     return failed
@@ -436,7 +436,7 @@ def _plot(options: Namespace, runs: Path, name: str) -> int:
     printed, maximize = options.output == "-", options.maximize or sweep.maximize
     path = Path() if printed else _target(options, "--output", options.output or f"{name}.svg")
     if not printed and path.suffix not in _FORMS:
-        raise UsageError("The end of the name is no picture's", place=f"--output {path}", hint="Write NAME.svg.")
+        raise UsageError("The name has no ending of a picture", place=f"--output {path}", hint="Write NAME.svg.")
     picture = results.picture(name, rows, metric, maximize=maximize, form=path.suffix[1:] or "svg")
     if printed:
         Raw(sys.stdout).write(picture, last=True)
@@ -449,8 +449,8 @@ def _target(options: Namespace, option: str, text: str) -> Path:
     """Return the file that an option names; a laptop's is not on this machine."""
     if options.caller:
         printed = "plot NAME -o - > NAME.svg" if option == "--output" else "table NAME --csv > NAME.csv"
-        hint = f"Have it printed: hpcml --host HOST sweep {printed}."
-        raise UsageError("The file would be on the login node", place=option, hint=hint)
+        hint = f"Print it: hpcml --host HOST sweep {printed}."
+        raise UsageError("The file would be written on the login node", place=option, hint=hint)
     path = common.here() / layers.user_path(text)
     if path.is_dir():
         raise UsageError("That is a folder", place=f"{option} {text}", hint="Name a file in it.")

@@ -90,7 +90,9 @@ def _bridge(options: Namespace, run: directories.Run) -> int:
     common.end_by_signals()
     shown = _Shown(options, ssh.places().files)
     tunnel = Tunnel(run, request, _say, shown.show)
-    return _until_its_end(tunnel, shown, lambda: f"The way is closed; the run goes on. Again: hpcml tunnel {run.id}.")
+    return _until_its_end(
+        tunnel, shown, lambda: f"The tunnel is closed. The run continues. Again: hpcml tunnel {run.id}."
+    )
 
 
 def _until_its_end(tunnel: Tunnel, shown: _Shown, closed: Callable[[], str]) -> int:
@@ -124,8 +126,8 @@ def _login(options: Namespace) -> Login | None:
         return None
     if here.login.host:
         return here.login
-    hint = "Name its login node: hpcml tunnel --host user@login.example.org RUN; or write login.host into config.toml."
-    raise UsageError("Which cluster is meant is not known", place="hpcml tunnel", hint=hint)
+    hint = "Name its login node: hpcml tunnel --host user@login.example.org RUN. Or set login.host in config.toml."
+    raise UsageError("The cluster is unknown", place="hpcml tunnel", hint=hint)
 
 
 # -- on the laptop -----------------------------------------------------------------------------------------------------
@@ -148,12 +150,12 @@ def _keep(options: Namespace, login: Login) -> int:
     tunnel = Tunnel(connection, request, _say, shown.show, ask)
 
     def warning_now() -> str:
-        ends = tunnel.facts.ends if tunnel.facts else None
+        ends = tunnel.latest.ends if tunnel.latest else None
         return ssh.warning(certificates, ends, time.time(), login.renew)
 
     def closed() -> str:
-        name = tunnel.facts.run if tunnel.facts else options.run
-        return f"The tunnel is closed; the run goes on. Again: hpcml tunnel --host {login.host} {name}."
+        name = tunnel.latest.run if tunnel.latest else options.run
+        return f"The tunnel is closed. The run continues. Open it again: hpcml tunnel --host {login.host} {name}."
 
     shown.warning = warning_now
     return _until_its_end(tunnel, shown, closed)
@@ -163,8 +165,8 @@ def _port(text: str) -> int:
     if not text:
         return 0
     if not (text.isascii() and text.isdecimal() and 1024 <= int(text) <= 65535):
-        hint = "Give one from 1024 to 65535."
-        raise UsageError(f"'{text}' is not a port number that can be used", place="--port", hint=hint)
+        hint = "Use one from 1024 to 65535."
+        raise UsageError(f"'{text}' is not a valid port number", place="--port", hint=hint)
     return int(text)
 
 
@@ -196,7 +198,7 @@ class _Shown:
         plain = f"http://127.0.0.1:{port}{service.path}"
         secret = f"{plain}?token={token}" if token else plain
         if self.options.json:
-            facts = {
+            record = {
                 "url": plain,
                 "port": port,
                 "route": route,
@@ -204,7 +206,7 @@ class _Shown:
                 "pid": os.getpid(),
                 "token_file": service.token_file or None,
             }
-            say(json_text(facts))
+            say(json_text(record))
         elif self.last != (port, token):
             _say(f"{self.options.service} on {service.node}: {MEANING[route]}. Ctrl-C ends the tunnel, not the run.")
             say(secret if sys.stdout.isatty() else plain)
@@ -213,7 +215,7 @@ class _Shown:
             if warning := self.warning():
                 _say(f"Note: {warning}.")
         else:
-            _say(f"Open again, on the same port: {MEANING[route]}.")
+            _say(f"Connected again, on the same port: {MEANING[route]}.")
         self.last = (port, token)
         if self.options.open and not self.opened:
             self.opened = True
@@ -231,7 +233,7 @@ class _Shown:
                 file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(secret)}">\n')
             address = self.pages[-1].as_uri()
         if not webbrowser.open(address):
-            _say("No browser could be started here; open the address yourself.")
+            _say("No browser started. Open the address yourself.")
 
     def remove(self) -> None:
         """Remove the pages with a token in them."""
@@ -300,11 +302,11 @@ def _serve(options: Namespace) -> int:
         raise UsageError("This is for the laptop's hpcml", place="--serve", hint="Leave --serve out.")
     match options.serve:
         case "feed":
-            tunnel_server.feed(run, lambda facts: session.say(standing=facts.as_table()))
+            tunnel_server.feed(run, lambda answer: session.say(standing=answer.as_table()))
         case "hop":
             tunnel_server.hop(tunnel_server.service(run, options.service), lambda path: session.say(socket=path))
         case "prepare":
             session.say(relay=tunnel_server.prepare(run, options.key)._asdict())
         case other:
-            raise NotFoundError(f"There is no way to serve '{other}'", place="--serve", hint="Is one hpcml older?")
+            raise NotFoundError(f"Unknown service '{other}'", place="--serve", hint="Update the older hpcml.")
     return 0

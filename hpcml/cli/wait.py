@@ -29,8 +29,8 @@ def run(options: Namespace) -> int:
     answers, failed = [], 0
     try:
         if sys.stderr.isatty() and not options.json:
-            what = handles[0].id if len(handles) == 1 else f"{len(handles)} runs"
-            say_fitted(f"Waiting for {what}; Ctrl-C ends the waiting alone.", sys.stderr)
+            subject = handles[0].id if len(handles) == 1 else f"{len(handles)} runs"
+            say_fitted(f"Waiting for {subject}. Ctrl-C ends only the wait.", sys.stderr)
         for one in handles:
             last = one.wait_status()
             answers.append(last.as_json())
@@ -39,7 +39,7 @@ def run(options: Namespace) -> int:
             if not options.json:
                 say_fitted(f"{one.id}  {last.state}  {exit_status}  {last.message}", sys.stdout, rest="  ")
     except KeyboardInterrupt:
-        say_lines("\nStopped waiting; the runs go on.", sys.stderr)
+        say_lines("\nStopped waiting. The runs continue.", sys.stderr)
         return 130
     if options.json:
         common.print_json(answers)

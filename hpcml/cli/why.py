@@ -90,16 +90,16 @@ def _bundle(run: directories.Run, answer: Answer, host: str, *, as_json: bool) -
 
     target = common.here() / f"{run.id}.tar.gz"
     if target.exists():
-        raise StorageError("The file is there already", place=str(target), hint="Remove it, or go to another folder.")
+        raise StorageError("The file already exists", place=str(target), hint="Remove it, or change to another folder.")
     count = bundle.write(run, answer, target)
     if as_json:
         common.print_json({"bundle": str(target), "files": count})
     else:
         say(f"{host}{':' if host else ''}{target}: {count} files.")
         if host:
-            say_fitted("It is on the other machine: scp copies it from there.", sys.stdout)
-        taken = "The values of variables, and what looks like a secret, were taken out."
-        say_fitted(f"{taken} A secret in another form is still in it: look before you send it.", sys.stdout)
+            say_fitted("It is on the other machine. Copy it with scp.", sys.stdout)
+        taken = "hpcml removed the values of variables, and texts that look like secrets."
+        say_fitted(f"{taken} It may contain other secrets: check it before you send it.", sys.stdout)
     return 0
 
 

@@ -56,10 +56,10 @@ def profile(exam: Examination) -> Finding:
     }
     data |= {"login_host": site.login.host, "login_hosts": list(site.login.hosts)}
     if site.unsupported:
-        hint = "Use another machine; for CPU jobs the generic profile may do: --site slurm."
+        hint = "Use another machine. For CPU jobs, try the generic profile: --site slurm."
         return red(f"hpcml does not work on {site.name}: {site.unsupported}", hint, **data)
     doubts = site.doubts()
-    also = f"; {doubts} of its values are only reported or guessed" if doubts else ""
+    also = f"; {doubts} of its values are unconfirmed" if doubts else ""
     if site.name == "slurm":
         also += "; hpcml site init NAME --probe writes a profile of this machine"
     return green(f"site {site.name}: {exam.wanted.chosen_because}{also}", **data, doubts=doubts)
@@ -77,14 +77,14 @@ def library_path(exam: Examination) -> Finding:
             libraries = sorted(name for name in os.listdir(entry) if _DRIVER.fullmatch(name))
             if libraries and (entry in of_cuda or "stubs" in entry or "compat" in entry):
                 sentence = (
-                    f"LD_LIBRARY_PATH puts {entry} before the driver, and {libraries[0]} there is not the driver's"
+                    f"LD_LIBRARY_PATH puts {entry} before the driver, but {libraries[0]} there is not the driver's"
                 )
-                return red(sentence, f"Take {entry} out of LD_LIBRARY_PATH.", entry=entry, files=libraries)
+                return red(sentence, f"Remove {entry} from LD_LIBRARY_PATH.", entry=entry, files=libraries)
     if of_cuda:
-        sentence = f"LD_LIBRARY_PATH puts {of_cuda[0]} before the libraries of your environment and of the driver"
-        hint = f"Take {of_cuda[0]} out of LD_LIBRARY_PATH (Driver/library version mismatch)."
+        sentence = f"LD_LIBRARY_PATH puts {of_cuda[0]} before the libraries of the driver and of your environment"
+        hint = f"Remove {of_cuda[0]} from LD_LIBRARY_PATH (Driver/library version mismatch)."
         return yellow(sentence, hint, entry=of_cuda[0])
-    return green("LD_LIBRARY_PATH names no folder of CUDA's", entries=entries)
+    return green("LD_LIBRARY_PATH contains no CUDA folder", entries=entries)
 
 
 def adapters(exam: Examination) -> Finding:
@@ -93,9 +93,9 @@ def adapters(exam: Examination) -> Finding:
     variables = {**exam.environment, **exam.site.environment}
     values = {name: variables[name] for name in ADAPTERS if variables.get(name)}
     if not values:
-        return green("no variable chooses RDMA adapters")
+        return green("no variable selects RDMA adapters")
     if not has:
-        return not_applicable("the profile does not name the nodes' RDMA adapters; --node looks at them", **values)
+        return not_applicable("the profile does not name the nodes' RDMA adapters; --node checks them", **values)
     return judge_adapters(values, has)
 
 
@@ -119,12 +119,12 @@ def judge_adapters(
     for name, value in values.items():
         named = named_adapters(value)
         if strange := [one for one in named if one not in has]:
-            sentence = f"{name} names {', '.join(strange)}, and {where} {', '.join(has) or 'none'}"
+            sentence = f"{name} names {', '.join(strange)}, but {where} {', '.join(has) or 'none'}"
             return red(sentence, f"unset {name}, or write {','.join(uses) or 'nothing'}.", **values)
         if unused := [one for one in uses if named and one not in named]:
             sentence = f"{name} leaves {', '.join(unused)} unused"
             return yellow(sentence, f"unset {name}, or write {','.join(uses)}.", **values)
-    return green(f"{', '.join(values)} name adapters that the nodes have", **values)
+    return green(f"{', '.join(values)} name existing adapters of the nodes", **values)
 
 
 def _existing(folder: Path) -> Path:
@@ -148,7 +148,7 @@ def quota(exam: Examination) -> Finding:
         few = room.f_files and room.f_favail < _FEW_INODES
         if few or (room.f_blocks and free < _FEW_BYTES):
             left = f"{room.f_favail} files" if few else units.format_bytes(free)
-            low = low or f"only {left} more fit into {folder}"
+            low = low or f"only {left} more fit in {folder}"
     for finding in _quotas(exam, list(folders)):
         if finding.state == "red":
             return finding
@@ -156,7 +156,7 @@ def quota(exam: Examination) -> Finding:
         data |= finding.facts
     if low:
         return yellow(low, hint, **data)
-    return green("there is room for files and bytes in the folder for runs and in your home", **data)
+    return green("the folder for runs and your home have free space and inodes", **data)
 
 
 def _quotas(exam: Examination, folders: list[Path]) -> Iterator[Finding]:
@@ -180,7 +180,7 @@ def judge_quota(text: str) -> Iterator[Finding]:
             if not limit:
                 continue
             sentence = f"{used} of {limit} {unit} of your quota on {place} are used"
-            hint = "Remove what you no longer need (hpcml rm --older-than 30d removes old runs)."
+            hint = "Remove files that you no longer need (old runs: hpcml rm --older-than 30d)."
             if star or int(used) >= limit:
                 yield red(sentence, hint, **data)
             elif int(used) > 0.95 * limit:
@@ -211,15 +211,15 @@ def file_system(exam: Examination) -> Finding:
         full = directories.full(folder)
         return red(f"files cannot {doing} in {folder}: {full or error.strerror}", hint, folder=str(folder))
     if not replaced:
-        return red(f"a file that was renamed in {folder} is not there by its new name", hint, folder=str(folder))
+        return red(f"a file in {folder} has disappeared after it was renamed", hint, folder=str(folder))
     data = {"folder": str(folder), "ahead": round(ahead, 3), "locks": locks}
     if not locks:
-        return yellow(f"files cannot be locked in {folder}: the points of a sweep share nothing safely", hint, **data)
+        return yellow(f"files cannot be locked in {folder}: sweeps cannot share their points safely", hint, **data)
     if abs(ahead) > _SKEW:
         way = "ahead of" if ahead > 0 else "behind"
         sentence = f"the file system of {folder} is {abs(ahead):.0f} s {way} this machine's clock"
-        return yellow(sentence, "Tell the site: times of files are wrong.", **data)
-    return green(f"files in {folder} can be renamed and locked, and their times are right", **data)
+        return yellow(sentence, "Report it to the site's support: times of files are wrong.", **data)
+    return green(f"files in {folder} can be renamed and locked, and their times are correct", **data)
 
 
 @contextlib.contextmanager
@@ -230,7 +230,7 @@ def _trial(folder: Path) -> Iterator[int]:
     place = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.listdir(place):
-            raise files.ForeignError("somebody else replaces what is made there", path)
+            raise files.ForeignError("another user replaces files that are created there", path)
         try:
             yield place
         finally:
@@ -287,19 +287,19 @@ def limits(exam: Examination) -> Finding:
     data = {name: None if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
     low = [name for name, (_, least) in kinds.items() if soft[name] != resource.RLIM_INFINITY and soft[name] < least]
     sentences = {
-        "cpu_seconds": f"a process here is ended after {soft['cpu_seconds']} s of processor time (ulimit -t)",
-        "memory": f"a process here may take {units.format_bytes(max(0, soft['memory']))} of memory (ulimit -v)",
-        "processes": f"you may have {soft['processes']} processes here (ulimit -u)",
-        "open_files": f"a process may open {soft['open_files']} files here (ulimit -n)",
+        "cpu_seconds": f"a process on this machine is killed after {soft['cpu_seconds']} s of CPU time (ulimit -t)",
+        "memory": f"a process here may use {units.format_bytes(max(0, soft['memory']))} of memory (ulimit -v)",
+        "processes": f"you may have {soft['processes']} processes on this machine (ulimit -u)",
+        "open_files": f"a process on this machine may open {soft['open_files']} files (ulimit -n)",
     }
     if session := session_memory(_ROOT):
         data["session_memory"], file = session
-        sentences["session_memory"] = f"your session here may take {units.format_bytes(session[0])} of memory ({file})"
+        sentences["session_memory"] = f"your session here may use {units.format_bytes(session[0])} of memory ({file})"
         low += ["session_memory"] if session[0] < _MEMORY else []
     if low:
-        hint = "Submit with --detach, and look with hpcml status; long work belongs into jobs."
+        hint = "Submit with --detach, and check with hpcml status. Run long work in jobs."
         return yellow(sentences[low[0]], hint, **data)
-    return green("the limits of processes here are wide enough to wait for runs", **data)
+    return green("this machine's limits for processes are high enough to wait for runs", **data)
 
 
 def session_memory(root: Path) -> tuple[int, str] | None:
@@ -336,7 +336,7 @@ def image(exam: Examination) -> Finding:
     """Whether the image that runs use is one that this machine can start."""
     path = image_of(exam.site, exam.spec)
     if not path:
-        return not_applicable("runs use no image (--image, runtime.image)")
+        return not_applicable("runs do not use an image (--image, runtime.image)")
     try:
         described = sif.inspect(Path(path))
     except HpcmlError as error:
@@ -355,9 +355,9 @@ def failed_nodes(exam: Examination) -> Finding:
     bad_nodes.learn(exam.runs, exam.site.name, now)
     bad = bad_nodes.Memory(exam.site.name).nodes(now)
     if not bad:
-        return green("no node failed a run of yours within a day")
+        return green("no node failed any of your runs within a day")
     failures, _, option = bad_nodes.sentence(bad).partition(": leave ")
-    left_out = " (the profile leaves them out)" if exam.site.slurm.exclude_failed else ""
+    left_out = " (the profile excludes them)" if exam.site.slurm.exclude_failed else ""
     data = {"nodes": [one._asdict() for one in bad]}
     return yellow(failures + left_out, f"Leave {option}.", **data)
 
@@ -374,7 +374,7 @@ def certificate(exam: Examination) -> Finding:
     settings = ssh.effective(login.host, seconds=exam.left()) if login.host else {}
     ends = ssh.certificates(settings, exam.left())
     if not ends:
-        return not_applicable("no ssh certificate is on this machine; from a laptop: hpcml --host HOST doctor")
+        return not_applicable("this machine has no ssh certificate; from a laptop: hpcml --host HOST doctor")
     try:
         start = exam.start().start
     except HpcmlError:
@@ -385,16 +385,16 @@ def certificate(exam: Examination) -> Finding:
 def judge_certificate(ends: Sequence[float], start: str, now: float, renew: str) -> Finding:
     """Return whether a certificate lives until a job that starts then (ISO 8601, local time; empty: not known)."""
     if not ends:
-        return not_applicable("ssh needs no certificate here: there is none beside its keys or in the agent")
+        return not_applicable("ssh uses no certificate: your keys and the agent have none")
     last = max(ends)
     hint = f"Get a new one: {renew or 'see the documentation of your site'}."
     if last == float("inf"):
-        return green("your ssh certificate does not end")
+        return green("your ssh certificate does not expire")
     data = {"ends": round(last), "left": round(last - now), "start": start}
     if last <= now:
-        return red(f"your ssh certificate ended {ssh.clock(last, now)}", hint, **data)
+        return red(f"your ssh certificate expired {ssh.clock(last, now)}", hint, **data)
     begins = datetime.datetime.fromisoformat(start).timestamp() if start else now
-    sentence = f"your ssh certificate ends {ssh.clock(last, now)}, in {units.format_seconds(last - now)}"
+    sentence = f"your ssh certificate expires {ssh.clock(last, now)}, in {units.format_seconds(last - now)}"
     if begins > last:
         return yellow(f"{sentence}, and a job would start {ssh.clock(begins, now)}", hint, **data)
     if last - now < _SOON:
@@ -405,7 +405,7 @@ def judge_certificate(ends: Sequence[float], start: str, now: float, renew: str)
 def login_node(exam: Examination) -> Finding:
     """Say that the way in is looked at from outside."""
     del exam
-    return not_applicable("which login node ssh reaches is seen from a laptop: hpcml --host HOST doctor")
+    return not_applicable("check from a laptop which login node ssh reaches: hpcml --host HOST doctor")
 
 
 def judge_login_node(login: Login, answered: str, *, of_profile: bool = True) -> Finding:
@@ -425,17 +425,15 @@ def judge_login_node(login: Login, answered: str, *, of_profile: bool = True) ->
     names = (short, f"{short}-ext")
     answers = f"{login.host} answers (it is {answered or 'not named'})"
     if not login.hosts and of_profile and answered and login.host.rpartition("@")[2].partition(".")[0] not in names:
-        hint = "Write the login nodes' names into login.hosts of the profile: a tunnel must name one host."
-        return yellow(
-            f"{answers}: it may lead to another login node each time, and login.hosts names none", hint, **data
-        )
+        hint = "List the login nodes in login.hosts of the profile: a tunnel needs the name of one host."
+        return yellow(f"{answers}: each login may reach another login node, and login.hosts is empty", hint, **data)
     if login.host in login.hosts or not login.hosts:
         return green(answers, **data)
     if one := next((name for name in login.hosts if name.partition(".")[0] in names), ""):
-        return green(f"{login.host} answers as {one}; what you type by hand names that one", **data)
+        return green(f"{login.host} answers as {one}; use this name in your own ssh commands", **data)
     hint = f"Name one: hpcml --host {login.hosts[0]}."
     machine = answered or "the machine that answered"
-    return yellow(f"{login.host} stands for several login nodes, and {machine} is none of login.hosts", hint, **data)
+    return yellow(f"{login.host} is a name for several login nodes, but {machine} is not in login.hosts", hint, **data)
 
 
 def no_way(error: HpcmlError) -> Finding:
@@ -460,13 +458,13 @@ class Check(NamedTuple):
     remedy: str = ""
 
 
-_HANGS = "Is the file system well? Try: ls there. Keep runs elsewhere meanwhile (--set paths.runs=…)."
+_HANGS = "Test the file system with ls. Until it works, keep runs elsewhere (--set paths.runs=…)."
 
 CHECKS = (
     Check("profile", profile),
     Check("request", scheduler.request),
     Check("start", scheduler.start, of_slurm=True, late="Slurm's controller does not answer: it is down or busy",
-          remedy="Try again in some minutes; --deadline 30s waits longer."),
+          remedy="Try again in some minutes. To wait longer: --deadline 30s."),
     Check("partition", scheduler.partition, of_slurm=True),
     Check("account", scheduler.account, of_slurm=True),
     Check("budget", scheduler.budget, of_slurm=True),
@@ -515,12 +513,12 @@ def _made(check: Check, exam: Examination) -> Finding:
         reason = clause(error.message)
         if check.name == "request":
             return red(f"a run would be refused: {reason}", error.hint, place=error.place)
-        return not_applicable(f"it cannot be looked at: {reason}", error.hint)
+        return not_applicable(f"it cannot be checked: {reason}", error.hint)
     except (OSError, ValueError, subprocesses.CommandMissingError) as error:
-        return not_applicable(f"it cannot be looked at: {error}")
+        return not_applicable(f"it cannot be checked: {error}")
 
 
 def _late(check: Check, seconds: float) -> Finding:
     if check.late:
         return red(f"{check.late} (no answer within {seconds:g} s)", check.remedy)
-    return not_applicable(f"there was no answer within {seconds:g} s", "--deadline 30s waits longer.")
+    return not_applicable(f"no answer within {seconds:g} s", "--deadline 30s waits longer.")

@@ -60,9 +60,10 @@ def not_applicable(why: str, remedy: str = "", **facts: object) -> Finding:
 
 
 def leave_out(nodes: Iterable[str]) -> str:
-    """Return what to do about nodes that are not as they should be."""
+    """Return the remedy for nodes that have a fault."""
     names = list(nodes)
-    return f"Tell the site, and leave {'them' if len(names) > 1 else 'the node'} out: --exclude {','.join(names)}."
+    them = "them" if len(names) > 1 else "the node"
+    return f"Report it to the site's support, and exclude {them}: --exclude {','.join(names)}."
 
 
 def clause(message: str) -> str:

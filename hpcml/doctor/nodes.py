@@ -95,7 +95,7 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
         prepared = exam.prepared()
     except HpcmlError:
         return [
-            not_applicable("there is no request to submit: see request")._replace(check="job"),
+            not_applicable("no valid request to submit: see request")._replace(check="job"),
             *_nothing(names[1:]),
         ]
     try:
@@ -104,7 +104,7 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
         sentence = clause(error.message)
         first = red(f"the job for the nodes was not submitted: {sentence}", error.hint)
         return [first._replace(check="job"), *_nothing(names[1:])]
-    tell(f"a job looks at {units.counted(exam.spec.size.nodes, 'node')} (run {run.id})")
+    tell(f"a job checks {units.counted(exam.spec.size.nodes, 'node')} (run {run.id})")
     one = handle.RunHandle(run)
     try:
         status = one.wait_status(patience)
@@ -115,13 +115,13 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
         waited = one.now()
         why_not = f": {waited.message}" if waited.message else ""
         sentence = (
-            f"the job for the nodes did not end within {units.format_seconds(patience)}{why_not}; it is cancelled"
+            f"the job for the nodes did not end within {units.format_seconds(patience)}{why_not}; hpcml cancelled it"
         )
         return [not_applicable(sentence, "--patience 1h waits longer.")._replace(check="job"), *_nothing(names[1:])]
     if status.ending.exit_status:
         answer = why.of_status(run, status)
         sentence = f"the job for the nodes failed: {answer.cause or status.message}"
-        hint = answer.next_step or status.hint or f"hpcml why {run.id} says more."
+        hint = answer.next_step or status.hint or f"For more: hpcml why {run.id}"
         return [red(sentence, hint, run=run.id)._replace(check="job"), *_nothing(names[1:])]
     table = directories.read_json(run.paths.out / "doctor.json")
     answers = {name: node for name, node in (table.facts if table else {}).items() if isinstance(node, dict)}
@@ -137,15 +137,15 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
 def judge_answers(by_node: Mapping[str, object], nodes: Sequence[str], took: str) -> Finding:
     """Return whether each of the job's nodes told of itself; ``took``: how long the run lasted."""
     if not by_node:
-        return red("the run ended well, and no node told anything of itself", "Try again: hpcml doctor --node.")
+        return red("the run succeeded, but no node reported anything", "Try again: hpcml doctor --node.")
     if silent := [node for node in nodes if node not in by_node]:
-        sentence = f"the run ended well, and {', '.join(silent)} told nothing: nothing below is about it"
+        sentence = f"the run succeeded, but {', '.join(silent)} reported nothing: the results below are without it"
         return yellow(sentence, "Try again: hpcml doctor --node.")
     return green(f"a run came up on {', '.join(by_node)} and ended after {took}")
 
 
 def _nothing(names: Sequence[str]) -> list[Finding]:
-    return [not_applicable("the job told nothing of nodes: see job")._replace(check=name) for name in names]
+    return [not_applicable("the job reported no nodes: see job")._replace(check=name) for name in names]
 
 
 def judge(exam: Examination, answers: Mapping[str, object], clocks: Mapping[str, tuple[float, float]]) -> list[Finding]:
@@ -167,7 +167,7 @@ def _judged(name: str, exam: Examination, by_node: ByNode, clocks: Mapping[str, 
     try:
         return judging.check(exam, by_node) if name != "clocks" else _clocks(clocks, by_node)
     except HpcmlError as error:
-        return not_applicable(f"it cannot be judged: {error.message}")
+        return not_applicable(f"it cannot be checked: {error.message}")
     except KeyError as error:  # a record may lack what its tables should name
         return not_applicable(f"the answers of the nodes are not complete ({error})")
 
@@ -180,7 +180,7 @@ def _interface(exam: Examination, by_node: ByNode) -> Finding:
     wanted = exam.site.network.interface
     addresses = _by_value(by_node, lambda node: {one.name: one.ipv4 for one in node.network.interfaces if one.ipv4})
     if not wanted:
-        return green("the profile names no interface: each node chooses by its own rule", interfaces=addresses)
+        return green("the profile names no interface: each node chooses its own", interfaces=addresses)
     without = [node for node, names in addresses.items() if wanted not in names]
     if not without:
         return green(f"interface {wanted} has an IPv4 address on each node", interfaces=addresses)
@@ -196,21 +196,19 @@ def _distance(exam: Examination, by_node: ByNode) -> Finding:
     del exam
     gpus = _by_value(by_node, lambda node: [_slot_row(slot) for slot in node.gpu.slots])
     if not any(gpus.values()):
-        return not_applicable("the nodes have no GPU of NVIDIA's")
+        return not_applicable("the nodes have no NVIDIA GPU")
     pairs = [(node, gpu["bus_id"], gpu["nearest"]) for node, rows in gpus.items() for gpu in rows]
     if without := [node for node, rows in gpus.items() if not rows]:
-        sentence = (
-            f"{', '.join(without)} {'have' if len(without) > 1 else 'has'} no GPU of NVIDIA's, and other nodes do"
-        )
-        return yellow(sentence, "Ask for nodes of one kind, or tell the site if they should have some.", gpus=gpus)
+        sentence = f"{', '.join(without)} {'have' if len(without) > 1 else 'has'} no NVIDIA GPU, but other nodes do"
+        return yellow(sentence, "Request nodes of one kind, or report missing GPUs to the site's support.", gpus=gpus)
     if not any(near for _, _, near in pairs):
-        return not_applicable("the nodes have no active RDMA port beside their GPUs")
+        return not_applicable("the nodes do not have both GPUs and active RDMA ports")
     far = [(node, bus, near) for node, bus, near in pairs if near.get("distance") not in _NEAR]
     if far:
         node, bus, near = far[0]
         way = f"{near['distance']} away from {near['port']}" if near else "without a port"
         sentence = f"{len(far)} of {len(pairs)} GPUs share no PCIe switch with an RDMA port: {bus} of {node} is {way}"
-        return yellow(sentence, "Expect less than the port's speed; hpcml fabric measures it.", gpus=gpus)
+        return yellow(sentence, "Transfers may not reach the port's speed. Measure them with hpcml fabric.", gpus=gpus)
     return green("each GPU shares a PCIe switch with an RDMA port", gpus=gpus)
 
 
@@ -224,12 +222,12 @@ def _locked_memory(exam: Examination, by_node: ByNode) -> Finding:
     limits = _by_value(by_node, lambda node: node.process.limits["locked_memory"].soft)
     low = {name: limit for name, limit in limits.items() if limit is not None and by_node[name].network.infiniband}
     if not any(node.network.infiniband for node in by_node.values()):
-        return not_applicable("without RDMA no memory is locked", limits=limits)
+        return not_applicable("without RDMA, memory need not be locked", limits=limits)
     if not low:
         return green("locked memory is unlimited in jobs", limits=limits)
     node, least = min(low.items(), key=lambda one: one[1])
-    sentence = f"locked memory is limited to {units.format_bytes(least)} on {node}, and InfiniBand needs it unlimited"
-    hint = "Raise the shell's limit (ulimit -l unlimited), or ask the site for it in jobs."
+    sentence = f"locked memory is limited to {units.format_bytes(least)} on {node}, but InfiniBand needs it unlimited"
+    hint = "Raise the shell's limit (ulimit -l unlimited), or ask the site for unlimited locked memory in jobs."
     return red(sentence, hint, limits=limits)
 
 
@@ -239,15 +237,15 @@ def _shared_memory(exam: Examination, by_node: ByNode) -> Finding:
     for node, one in shm.items():
         if one["size"] < min(_SHM_LEAST, by_node[node].memory.total // 8):
             sentence = f"/dev/shm of {node} holds {units.format_bytes(one['size'])}: NCCL and UCX may not start with it"
-            return red(sentence, "Ask the site for a larger /dev/shm, or bind another folder there.", shm=shm)
+            return red(sentence, "Ask the site for a larger /dev/shm, or bind another folder to it.", shm=shm)
     for node, one in shm.items():
         if one["left_bytes"] >= _LEFT_LEAST:
             files_left = f"{len(one['left'])} old files of yours in /dev/shm of {node}"
             sentence = f"{files_left} take {units.format_bytes(one['left_bytes'])} of the memory of your jobs there"
-            hint = f"Remove those that no job of yours uses: rm /dev/shm/{one['left'][0]} …, in a job on {node}."
+            hint = f"Remove those that none of your jobs uses, in a job on {node}: rm /dev/shm/{one['left'][0]} …"
             return yellow(sentence, hint, shm=shm)
     size = units.format_bytes(min(one["size"] for one in shm.values())) if shm else "0 B"
-    return green(f"/dev/shm holds {size} and nothing old of yours", shm=shm)
+    return green(f"/dev/shm holds {size} and no old files of yours", shm=shm)
 
 
 def _shm_row(memory: record.Memory) -> dict[str, Any]:
@@ -261,9 +259,7 @@ def _scratch(exam: Examination, by_node: ByNode) -> Finding:
     for node, one in scratch.items():
         if one["type"] in ("tmpfs", "ramfs"):
             size = f" ({units.format_bytes(one['size'])})" if one["size"] else ""
-            sentence = (
-                f"{one['folder']} of {node} is a {one['type']}{size}: what is spilled there takes the job's memory"
-            )
+            sentence = f"{one['folder']} of {node} is a {one['type']}{size}: data spilled there uses the job's memory"
             return yellow(sentence, "Set paths.scratch to a disk of the node, if it has one.", scratch=scratch)
     folders = ", ".join(sorted({f"{one['folder']} ({one['type']})" for one in scratch.values()}))
     return green(f"node-local files go to {folders}", scratch=scratch)
@@ -277,7 +273,7 @@ def _scratch_row(disks: Disks) -> dict[str, Any]:
 def _clocks(clocks: Mapping[str, tuple[float, float]], by_node: ByNode) -> Finding:
     measured = {node: round(ahead, 3) for node, (ahead, within) in clocks.items() if math.isfinite(within)}
     if len(by_node) < 2:
-        return not_applicable("clocks are compared between nodes, and one was looked at")
+        return not_applicable("to compare clocks, check two nodes (--nodes 2)")
     surely = {node: max(0.0, abs(ahead) - within) for node, (ahead, within) in clocks.items()}
     node = max(surely, key=lambda one: surely[one], default="")
     if node and surely[node] > _SKEW:
@@ -296,20 +292,20 @@ def _shared_gpus(exam: Examination, by_node: ByNode) -> Finding:
     each = [(name, row) for name, node in by_node.items() for row in node.gpu.smi]
     if closed := [(name, row) for name, row in each if row.compute_mode == "Prohibited"]:
         name, row = closed[0]
-        return red(f"GPU {row.bus_id} of {name} takes no program (compute mode)", "Tell the site.", **data)
+        return red(f"GPU {row.bus_id} of {name} accepts no programs (compute mode)", "Tell the site.", **data)
     if busy := [name for name, node in by_node.items() if node.gpu.mps]:
         sentence = f"NVIDIA's MPS runs on {', '.join(busy)}: your workers would share GPUs with others"
-        hint = "Ask for whole GPUs, or end the server if it is yours (echo quit | nvidia-cuda-mps-control)."
+        hint = "Request whole GPUs, or stop the server if it is yours (echo quit | nvidia-cuda-mps-control)."
         return yellow(sentence, hint, **data)
     if parts := [(name, row) for name, row in each if row.mig == "Enabled"]:
         name, row = parts[0]
         sentence = f"MIG divides GPU {row.bus_id} of {name}: parts have neither NVLink nor CUDA IPC"
-        return yellow(sentence, "Ask for whole GPUs.", **data)
+        return yellow(sentence, "Request whole GPUs.", **data)
     if not each:
-        why_not = "nvidia-smi does not answer there" if any(node.gpu.slots for node in by_node.values()) else "no GPU"
-        return not_applicable(f"whether GPUs are divided is not known: {why_not}")
+        why_not = "nvidia-smi does not answer" if any(node.gpu.slots for node in by_node.values()) else "no GPU"
+        return not_applicable(f"it is unknown whether GPUs are divided: {why_not}")
     if silent := [name for name, node in by_node.items() if node.gpu.slots and not node.gpu.smi]:
-        sentence = f"nvidia-smi does not answer on {', '.join(silent)}, and it does on other nodes"
+        sentence = f"nvidia-smi does not answer on {', '.join(silent)}, but it does on other nodes"
         return yellow(sentence, leave_out(silent), **data)
     return green("the GPUs are whole, and no MPS runs", **data)
 
@@ -317,17 +313,17 @@ def _shared_gpus(exam: Examination, by_node: ByNode) -> Finding:
 def _driver(exam: Examination, by_node: ByNode) -> Finding:
     drivers = _by_value(by_node, lambda node: node.driver)
     if not any(drivers.values()):
-        return not_applicable("the nodes show no NVIDIA driver")
+        return not_applicable("the nodes have no NVIDIA driver")
     path = image_of(exam.site, exam.spec)
     cuda = sif.inspect(Path(path)).cuda if path else exam.site.gpu.cuda
     need = str(NEEDS[int(cuda)].driver) if cuda in map(str, NEEDS) else ""
     whose = f"the image's CUDA {cuda}" if path else f"CUDA {cuda} of the profile"
     data: dict[str, Any] = {"drivers": drivers, "cuda": cuda, "needs": need}
     if not need:
-        return not_applicable("which CUDA runs use is not said (gpu.cuda, --image)", **data)
+        return not_applicable("the CUDA version of runs is not set (gpu.cuda, --image)", **data)
     for node, driver in drivers.items():
         if record.major(driver) < int(need):
-            sentence = f"the driver of {node} is {driver or 'not there'}, and {whose} needs {need} or newer"
+            sentence = f"the driver of {node} is {driver or 'missing'}, but {whose} needs {need} or newer"
             return red(sentence, "Use an image for an older CUDA, or ask the site for a newer driver.", **data)
     return green(f"the driver, {' or '.join(sorted({*drivers.values()}))}, runs {whose}", **data)
 
@@ -342,9 +338,9 @@ def _container(exam: Examination, by_node: ByNode) -> Finding:
     if not without:
         return green(f"{program} is on each node", programs=paths)
     if not path:
-        return not_applicable(f"runs use no image, and {program} is not on {', '.join(without)}")
+        return not_applicable(f"runs do not use an image, and {program} is missing on {', '.join(without)}")
     hint = "Load its module (runtime.modules), or name another program (runtime.container)."
-    return red(f"{program} is not on {', '.join(without)}", hint)
+    return red(f"{program} is missing on {', '.join(without)}", hint)
 
 
 def _architecture(exam: Examination, by_node: ByNode) -> Finding:
@@ -355,17 +351,17 @@ def _architecture(exam: Examination, by_node: ByNode) -> Finding:
     built = sif.inspect(Path(path)).architecture if path else ""
     others = [node for node, machine in machines.items() if built and machine != built]
     if others:
-        hint = f"Build it on a machine that is {machines[others[0]]}."
-        sentence = f"the image is built for {built}, and the nodes are {names}"
+        hint = f"Build it on a {machines[others[0]]} machine."
+        sentence = f"the image is built for {built}, but the nodes are {names}"
         if len(others) < len(machines):
-            hint = f"Leave out those that are not: --exclude {','.join(others)}."
+            hint = f"Exclude the others: --exclude {','.join(others)}."
             sentence = (
-                f"the image is built for {built}, and {', '.join(others)} {'is' if len(others) == 1 else 'are'} not"
+                f"the image is built for {built}, but {', '.join(others)} {'is' if len(others) == 1 else 'are'} not"
             )
         return red(sentence, hint, machines=machines)
     if len({*machines.values()}) > 1:
         return yellow(
-            f"the nodes are of different architectures ({each})", "Ask for nodes of one kind.", machines=machines
+            f"the nodes are of different architectures ({each})", "Request nodes of one kind.", machines=machines
         )
     return green(f"the nodes are {names}{', as the image' if built else ''}", machines=machines)
 
@@ -400,11 +396,11 @@ def _port_row(port: Port) -> dict[str, Any]:
 def _faults(ports: Ports, named: Sequence[str]) -> Iterator[Finding]:
     without = [node for node, several in ports.items() if not several]
     if without and len(without) < len(ports):
-        sentence = f"{', '.join(without)} {'have' if len(without) > 1 else 'has'} no RDMA port, and other nodes do"
+        sentence = f"{', '.join(without)} {'have' if len(without) > 1 else 'has'} no RDMA port, but other nodes do"
         yield red(sentence, leave_out(without))
     elif without and named:
-        sentence = f"the profile names {', '.join(named)}, and the nodes have no RDMA port"
-        yield yellow(sentence, "Set network.adapters = [] in the profile, or ask for nodes that have them.")
+        sentence = f"the profile names {', '.join(named)}, but the nodes have no RDMA port"
+        yield yellow(sentence, "Set network.adapters = [] in the profile, or request nodes with RDMA ports.")
     elif not without:
         yield from _of_named(ports, named) if named else _of_all(ports)
 
@@ -418,7 +414,7 @@ def _of_named(ports: Ports, named: Sequence[str]) -> Iterator[Finding]:
     }
     if here:
         node, names = next(iter(here.items()))
-        yield red(f"{node} has no adapter {', '.join(names)}, and other nodes do", leave_out([*here]))
+        yield red(f"{node} has no adapter {', '.join(names)}, but other nodes do", leave_out([*here]))
     down = [(node, port) for node, several in ports.items() for port in _down(several) if port.device in named]
     yield from _told_down(down)
     layers = {
@@ -431,12 +427,10 @@ def _of_named(ports: Ports, named: Sequence[str]) -> Iterator[Finding]:
     if nowhere:
         nodes = ", ".join(ports)
         sentence = (
-            f"the profile names {', '.join(nowhere)}, and {nodes} {'have' if len(ports) > 1 else 'has'} no such adapter"
+            f"the profile names {', '.join(nowhere)}, but {nodes} {'have' if len(ports) > 1 else 'has'} no such adapter"
         )
         adapters = [name for name in named if name not in nowhere] or _on_each(ports)
-        yield yellow(
-            sentence, f"Set network.adapters = {adapters} in the profile, or tell the site that they are missing."
-        )
+        yield yellow(sentence, f"Set network.adapters = {adapters} in the profile, or report the missing adapters.")
 
 
 def _mixed(layers: Mapping[tuple[str, str], str], named: Sequence[str], nodes: int) -> Iterator[Finding]:
@@ -449,7 +443,7 @@ def _mixed(layers: Mapping[tuple[str, str], str], named: Sequence[str], nodes: i
     node, name = odd[0]
     others = [pair for pair, layer in layers.items() if layer == usual]
     at, other = min(others, key=lambda pair: (pair[1] != name, pair[0] != node))
-    sentence = f"adapter {name} of {node} is {layers[node, name]}, and {other} of {at} is {usual}"
+    sentence = f"adapter {name} of {node} is {layers[node, name]}, but {other} of {at} is {usual}"
     names = {one for _, one in odd}
     if len(odd) == nodes * len(names):  # the same on each node: so they are meant
         hint = f"Name adapters of one link type: network.adapters = {[one for one in named if one not in names]}."
@@ -466,14 +460,14 @@ def _of_all(ports: Ports) -> Iterator[Finding]:
     active = {node: _active(several) for node, several in ports.items()}
     if dark := [node for node in ports if not active[node]]:
         first = ports[dark[0]][0]
-        sentence = f"{_port_state(dark[0], first)}, and the node has no active one"
+        sentence = f"{_port_state(dark[0], first)}, and the node has no active port"
         expected = any(active.values()) or any(port.link.link_layer == _INFINIBAND for port in ports[dark[0]])
-        yield red(sentence, leave_out(dark)) if expected else yellow(sentence, "Tell the site if it should be active.")
+        yield red(sentence, leave_out(dark)) if expected else yellow(sentence, "If it should be active, tell the site.")
         return
     kinds = {node: _kind(several) for node, several in active.items()}
     if len({*kinds.values()}) > 1:
         each = "; ".join(f"{node}: {kind}" for node, kind in kinds.items())
-        yield red(f"nodes have ports of different link types ({each})", "Ask for nodes of one kind.")
+        yield red(f"nodes have ports of different link types ({each})", "Request nodes of one kind.")
         return
     kind = next(iter(kinds.values()))
     down = [(node, port) for node, several in ports.items() for port in _down(several) if port.link.link_layer == kind]
@@ -483,11 +477,11 @@ def _of_all(ports: Ports) -> Iterator[Finding]:
     counts = {node: sum(layer == kind for layer in several.values()) for node, several in active.items()}
     if fewer := [node for node, count in counts.items() if count < max(counts.values())]:
         most = max(counts, key=lambda node: counts[node])
-        sentence = f"{fewer[0]} has {counts[fewer[0]]} active adapters of {kind}, and {most} has {counts[most]}"
+        sentence = f"{fewer[0]} has {counts[fewer[0]]} active adapters of {kind}, but {most} has {counts[most]}"
         yield yellow(sentence, leave_out(fewer))
     if down:
         node, port = down[0]
-        sentence = f"{_port_state(node, port)}, and the profile does not say whether runs use it"
+        sentence = f"{_port_state(node, port)}, and the profile does not define whether runs use it"
         yield yellow(sentence, f"Set network.adapters = {_on_each(ports)} in the profile, or tell the site.")
 
 

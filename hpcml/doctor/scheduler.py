@@ -21,16 +21,14 @@ _NO_TIME = 0.2  # seconds; with less left the deadline ended the question
 def request(exam: Examination) -> Finding:
     """Whether hpcml itself would submit a request of this user."""
     if exam.site.unsupported:
-        return not_applicable("hpcml does not work here: see profile")
+        return not_applicable("hpcml does not work on this site: see profile")
     prepared = exam.prepared()
     if schedulers.get(exam.site.scheduler).ONE_MACHINE:
         return green("a run would start on this machine")
     chosen = dict(prepared.plan.directives)
     asked = {name: chosen.get(f"--{name}", "") for name in ("partition", "account", "qos")}
-    request_text = (
-        ", ".join(f"{name} {value}" for name, value in asked.items() if value) or "what Slurm gives by itself"
-    )
-    return green(f"a run would ask for {request_text}", **asked)
+    request_text = ", ".join(f"{name} {value}" for name, value in asked.items() if value) or "Slurm's default resources"
+    return green(f"a run would request {request_text}", **asked)
 
 
 def start(exam: Examination) -> Finding:
@@ -38,7 +36,7 @@ def start(exam: Examination) -> Finding:
     try:
         exam.prepared()
     except HpcmlError:
-        return not_applicable("there is no request to show to Slurm: see request")
+        return not_applicable("no valid request to test with Slurm: see request")
     try:
         start_time = exam.start().start
     except SlurmUnreachableError as error:
@@ -49,7 +47,7 @@ def start(exam: Examination) -> Finding:
         quoted = f" ({error.quote[-1]})" if error.quote else ""
         return red(f"Slurm would refuse a run: {clause(error.message)}{quoted}", error.hint)
     if not start_time:
-        return green("Slurm would take a job; it does not say when that would start")
+        return green("Slurm would accept a job, but gives no start time")
     begins = datetime.datetime.fromisoformat(start_time)
     waits = (begins - datetime.datetime.now()).total_seconds()  # noqa: DTZ005 - as sbatch tells it
     when = "now" if waits < _STARTS_SOON else f"in {units.format_seconds(waits)}"
@@ -62,26 +60,26 @@ def account(exam: Examination) -> Finding:
     name, partition, qos = (chosen.get(f"--{option}", "") for option in ("account", "partition", "qos"))
     associations = schedulers.machine_of(exam.site.scheduler).associations(exam.left())
     if isinstance(associations, str):
-        return not_applicable(f"Slurm's accounting tells nothing of your accounts: {associations}")
+        return not_applicable(f"Slurm's accounting does not list your accounts: {associations}")
     names = sorted({one.account for one in associations})
     if not names:
-        return red("Slurm's accounting knows no account of yours", "Ask your project's manager to add you.")
+        return red("Slurm's accounting has no account for you", "Ask your project's manager to add you.")
     details = {"account": name, "partition": partition, "accounts": names}
     if not name:
-        return green(f"a run names no account and gets your default one of: {', '.join(names)}", **details)
+        return green(f"runs use your default account of: {', '.join(names)}", **details)
     of_account = [one for one in associations if one.account == name]
     if not of_account:
-        hint = f"Give --account {names[0]}, or write it into [defaults] of ~/.config/hpcml/config.toml."
-        return red(f"account {name} is none of yours: {', '.join(names)}", hint, **details)
+        hint = f"Add --account {names[0]}, or set it in [defaults] of ~/.config/hpcml/config.toml."
+        return red(f"account {name} is not one of yours: {', '.join(names)}", hint, **details)
     fitting = [one for one in of_account if one.partition in ("", partition)]
     if not fitting:
         partitions = sorted({one.partition for one in of_account})
-        hint = f"Give --partition {partitions[0]}, or another --account."
-        return red(f"account {name} may not use partition {partition}, only {', '.join(partitions)}", hint, **details)
+        hint = f"Use --partition {partitions[0]}, or another --account."
+        return red(f"account {name} may use only {', '.join(partitions)}, not partition {partition}", hint, **details)
     allowed = sorted({word for one in fitting for word in one.qos})
     if qos and allowed and qos not in allowed:
-        hint = f"Give --qos {allowed[0]}, or ask your project's manager for {qos}."
-        return red(f"account {name} may not use QoS {qos}, only {', '.join(allowed)}", hint, **details, qos=allowed)
+        hint = f"Use --qos {allowed[0]}, or ask your project's manager for {qos}."
+        return red(f"account {name} may use only {', '.join(allowed)}, not QoS {qos}", hint, **details, qos=allowed)
     return green(f"account {name} may be charged{f' in partition {partition}' if partition else ''}", **details)
 
 
@@ -91,18 +89,18 @@ def budget(exam: Examination) -> Finding:
     name = chosen.get("--account", "")
     command = outlook.budget_command(exam.wanted, chosen.get("--partition", ""))
     if not command:
-        return not_applicable("the profile names no command that tells what is left of a grant (cost.budget)")
+        return not_applicable("the profile names no command for the rest of a grant (cost.budget)")
     if not name:
-        return not_applicable("no account is named, so no grant can be asked for")
+        return not_applicable("no account is set, so no grant can be checked")
     grant = outlook.ask_budget(command, exam.site.cost.budget_row, name, exam.left())
     if isinstance(grant, str):
-        return not_applicable(f"what is left of the grant is not known: {grant}")
+        return not_applicable(f"the rest of the grant is unknown: {grant}")
     details = {"account": name, "total": grant.total, "used": grant.used}
     sentence = f"{grant.left:g} of {grant.total:g} {exam.site.cost.unit} of account {name} are left"
     if grant.left <= 0:
-        return red(sentence, "Ask for more hours, or give another --account.", **details)
+        return red(sentence, "Apply for more hours, or use another --account.", **details)
     if grant.left < _FEW_LEFT * grant.total:
-        return yellow(sentence, "Ask for more hours before they are spent.", **details)
+        return yellow(sentence, "Apply for more hours in time.", **details)
     return green(sentence, **details)
 
 
@@ -110,23 +108,21 @@ def default_qos(exam: Examination) -> Finding:
     """Whether a run lands on nodes without GPUs because it names no QoS, or that one."""
     cpu_only = [name for name, one in exam.site.qos.items() if one.without_gpus]
     if not cpu_only:
-        return not_applicable("the profile knows no QoS of nodes without GPUs (qos.NAME.without_gpus)")
+        return not_applicable("the profile has no QoS for nodes without GPUs (qos.NAME.without_gpus)")
     chosen = exam.directives()
     asked, name = chosen.get("--qos", ""), chosen.get("--account", "")
     others = [one for one in exam.site.qos if one not in cpu_only]
-    hint = f"Give --qos {others[0]}, or write it into [defaults]." if others else "Give --qos with another."
+    hint = f"Use --qos {others[0]}, or set it in [defaults]." if others else "Use another --qos."
     if asked in cpu_only:
-        return red(f"a run asks for QoS {asked}, whose nodes have no GPUs", hint, asked=asked)
+        return red(f"runs use QoS {asked}, whose nodes have no GPUs", hint, asked=asked)
     if asked:
-        return green(
-            f"a run asks for QoS {asked}, and not for {', '.join(cpu_only)}, whose nodes have no GPUs", asked=asked
-        )
+        return green(f"runs use QoS {asked}, not {', '.join(cpu_only)}, whose nodes have no GPUs", asked=asked)
     associations = schedulers.machine_of(exam.site.scheduler).associations(exam.left())
     if isinstance(associations, str):
-        return yellow(f"a run names no QoS, and Slurm does not tell which it then gets: {associations}", hint)
+        return yellow(f"runs use the default QoS, which Slurm does not report: {associations}", hint)
     defaults = sorted({one.default_qos for one in associations if one.account == name or not name} - {""})
     if bad := sorted({*defaults} & {*cpu_only}):
-        return red(f"a run names no QoS and gets {bad[0]}, whose nodes have no GPUs", hint, defaults=defaults)
+        return red(f"runs use the default QoS {bad[0]}, whose nodes have no GPUs", hint, defaults=defaults)
     return green(f"the default QoS is {', '.join(defaults) or 'not set'}", defaults=defaults)
 
 
@@ -134,49 +130,49 @@ def submit_limit(exam: Examination) -> Finding:
     """How many more jobs of this user Slurm takes."""
     room = schedulers.machine_of(exam.site.scheduler).room([*exam.directives().items()], exam.left())
     if room is None:
-        return not_applicable("Slurm sets or tells no limit of submitted jobs")
+        return not_applicable("Slurm reports no limit of submitted jobs")
     if room == 0:
-        return red("you have as many jobs as Slurm takes of you", "Wait for some to end, or cancel one.", room=room)
-    return green(f"Slurm takes {units.counted(room, 'more job')} of yours", room=room)
+        return red("you have reached Slurm's limit of submitted jobs", "Wait, or cancel one.", room=room)
+    return green(f"Slurm accepts {units.counted(room, 'more job')} from you", room=room)
 
 
 def partition(exam: Examination) -> Finding:
     """Whether the partition is up, and has the limits that the profile believes."""
     name = exam.directives().get("--partition", "")
     if not name:
-        return not_applicable("a run names no partition")
+        return not_applicable("runs name no partition")
     settings = schedulers.machine_of(exam.site.scheduler).partition(name, exam.left())
     if isinstance(settings, str):
-        return not_applicable(f"Slurm does not tell of partition {name}: {settings}")
+        return not_applicable(f"Slurm does not describe partition {name}: {settings}")
     if not settings:
-        return red(f"there is no partition {name}", "Give another --partition (sinfo -s lists them).")
+        return red(f"there is no partition {name}", "Choose another --partition (list them: sinfo -s).")
     details = {key: settings.get(key, "") for key in ("State", "MaxTime", "MaxNodes")}
     if settings.get("State", "UP") != "UP":
-        hint = "Wait for the end of the maintenance, or give another --partition."
+        hint = "Wait for the end of the maintenance, or choose another --partition."
         return red(f"partition {name} is {settings['State']}: jobs wait", hint, **details)
     in_profile = exam.site.partitions.get(name, Partition())
     wrong = []
     if in_profile.max_time and settings.get("MaxTime", "") not in _NO_LIMIT:
         theirs = units.parse_time_limit(settings["MaxTime"])
         if int(in_profile.max_time) > theirs:
-            wrong.append(f"max_time {in_profile.max_time.text}, Slurm says {settings['MaxTime']}")
+            wrong.append(f"max_time {in_profile.max_time.text} instead of {settings['MaxTime']}")
     if (
         in_profile.max_nodes
         and settings.get("MaxNodes", "").isdecimal()
         and in_profile.max_nodes > int(settings["MaxNodes"])
     ):
-        wrong.append(f"max_nodes {in_profile.max_nodes}, Slurm says {settings['MaxNodes']}")
+        wrong.append(f"max_nodes {in_profile.max_nodes} instead of {settings['MaxNodes']}")
     if wrong:
-        hint = f"Write Slurm's into [partitions.{name}] of ~/.config/hpcml/config.toml."
-        return yellow(f"the profile says of partition {name}: {'; '.join(wrong)}", hint, **details)
-    return green(f"partition {name} is up{' and as the profile says' if in_profile != Partition() else ''}", **details)
+        hint = f"Set Slurm's value in [partitions.{name}] of ~/.config/hpcml/config.toml."
+        return yellow(f"the profile is wrong about partition {name}: {'; '.join(wrong)}", hint, **details)
+    return green(f"partition {name} is up{' and matches the profile' if in_profile != Partition() else ''}", **details)
 
 
 def configuration(exam: Examination) -> Finding:
     """Whether Slurm is configured as the profile and hpcml believe."""
     settings = schedulers.machine_of(exam.site.scheduler).configuration(exam.left())
     if isinstance(settings, str):
-        return not_applicable(f"Slurm does not tell its configuration: {settings}")
+        return not_applicable(f"Slurm does not report its configuration: {settings}")
     return judge_configuration(settings, exam)
 
 
@@ -195,24 +191,24 @@ def judge_configuration(settings: dict[str, str], exam: Examination) -> Finding:
 
     wait, grace = number("KillWait"), float(exam.site.deadlines.driver_grace)
     if wait is not None and wait < grace:
-        sentence = f"Slurm kills a job {wait} s after it was told to end (KillWait), and deadlines.driver_grace is"
+        sentence = f"Slurm kills a job {wait} s after the signal to end (KillWait), but deadlines.driver_grace is"
         hint = f"Set deadlines.driver_grace = '{max(1, wait // 2)}s' in the profile."
         return yellow(
             f"{sentence} {exam.site.deadlines.driver_grace.text}: a script may not finish saving", hint, **details
         )
     again = {word for key in ("RequeueExit", "RequeueExitHold") for word in re.findall(r"\d+", settings.get(key, ""))}
     if ours := sorted(int(word) for word in again if int(word) in MEANING):
-        hint = "Add --no-requeue to what you pass to sbatch, or ask the site's support."
-        return yellow(f"Slurm puts jobs back that end with {ours[0]}, which is a status of hpcml's", hint, **details)
+        hint = "Pass --no-requeue to sbatch, or ask the site's support."
+        return yellow(f"Slurm requeues jobs that exit with {ours[0]}, a status of hpcml", hint, **details)
     if (most := number("MaxArraySize")) is not None and most < 2:
         return yellow("job arrays are off (MaxArraySize)", "Use sweeps inside one job, not hpcml.map.", **details)
     theirs = "MAX_TRES" in settings.get("PriorityFlags", "").split(",")
     if exam.site.cost.weights and "PriorityFlags" in settings and theirs != exam.site.cost.largest:
-        counts = "the largest resource" if theirs else "the sum of all resources"
+        counts = "the largest resource" if theirs else "the sum of the resources"
         hint = f"Set cost.largest = {str(theirs).lower()} in the profile."
-        return yellow(f"Slurm charges {counts}, and the profile says otherwise: costs are told wrong", hint, **details)
+        return yellow(f"Slurm charges {counts}, but the profile does not: reported costs are wrong", hint, **details)
     version = settings.get(machine.VERSION, "of an unknown version")
-    return green(f"Slurm {version} is configured as hpcml and the profile believe", **details)
+    return green(f"Slurm {version} is configured as the profile and hpcml assume", **details)
 
 
 def variables(exam: Examination) -> Finding:
@@ -220,10 +216,10 @@ def variables(exam: Examination) -> Finding:
     outside = schedulers.get(exam.site.scheduler)
     names = [name for name in outside.foreign_variables() if exam.environment.get(name)]
     if not names:
-        return green("no variable changes what Slurm's commands do or print")
+        return green("no variable changes Slurm's commands or their output")
     shown = ", ".join(names[:6]) + ("…" if len(names) > 6 else "")
     hint = f"unset {' '.join(names[:6])}"
     if job := outside.outer_job():
         hint = "Submit from a login node's own shell."
-        return yellow(f"this shell is inside job {job}, whose variables count for what you type", hint, names=names)
-    return yellow(f"{shown} count for sbatch, srun and squeue that you type, and not for hpcml", hint, names=names)
+        return yellow(f"this shell is inside job {job}, whose variables affect your commands", hint, names=names)
+    return yellow(f"{shown} affect your own sbatch, srun and squeue, but not hpcml", hint, names=names)

@@ -49,18 +49,18 @@ class End(NamedTuple):
         return record
 
 
-def parse(facts: Mapping[str, Any]) -> End:
+def parse(table: Mapping[str, Any]) -> End:
     """Return the end that a table of status.json holds; KeyError or TypeError if it lacks something or is damaged."""
-    if missing := [name for name in _NEEDED if name not in facts]:
+    if missing := [name for name in _NEEDED if name not in table]:
         raise KeyError(missing[0])
     values: dict[str, Any] = {}
     for name, default in End._field_defaults.items():
-        value = facts.get("state" if name == "ended_as" else name, default)
+        value = table.get("state" if name == "ended_as" else name, default)
         if isinstance(default, tuple):
             if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
-                raise TypeError(f"{name} is of another kind")
+                raise TypeError(f"{name} has the wrong type")
             value = tuple(value)
         elif type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
-            raise TypeError(f"{name} is of another kind")
+            raise TypeError(f"{name} has the wrong type")
         values[name] = value
     return End(**values)

@@ -118,11 +118,11 @@ def _text(data: bytes) -> str:
 
 def hits(paths: RunPaths, most: int) -> list[Hit]:
     """Return the lines of a run's logs that a rule knows, in the order of the files."""
-    found: list[Hit] = []
+    found_hits: list[Hit] = []
     for source, node, path in logs(paths, most):
         for piece in pieces(path):
-            found += hits_in(piece, source, node, f"{path.parent.name}/{path.name}", _changed(path))
-    return found
+            found_hits += hits_in(piece, source, node, f"{path.parent.name}/{path.name}", _changed(path))
+    return found_hits
 
 
 def _changed(path: Path) -> float:
@@ -142,7 +142,7 @@ def hits_in(piece: Piece, source: str, node: str = "", name: str = "", changed: 
     for line in lines[:-1]:
         starts.append(starts[-1] + len(line) + 1)
     times: _Times | None = None  # most logs have no such line
-    found: dict[tuple[int, str], Hit] = {}
+    hit_by_line: dict[tuple[int, str], Hit] = {}
     for rule, pattern in _PATTERNS:
         for match in pattern.finditer(piece.text):
             index = bisect.bisect_right(starts, match.start()) - 1
@@ -155,8 +155,8 @@ def hits_in(piece: Piece, source: str, node: str = "", name: str = "", changed: 
             found_in = Line(text, source, name, number, seconds or changed, node)
             groups = tuple(group or "" for group in match.groups())
             hit = Hit(rule, found_in, groups, _place(lines, index), When(least, most, changed))
-            found.setdefault((index, rule.name), hit)
-    return [found[key] for key in sorted(found)]
+            hit_by_line.setdefault((index, rule.name), hit)
+    return [hit_by_line[key] for key in sorted(hit_by_line)]
 
 
 _TOLD_AS_INFO = {"worker-killed", "worker-segfault", "worker-abort", "worker-bus"}  # by Dask's nanny

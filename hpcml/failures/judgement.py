@@ -104,13 +104,13 @@ class Cause(NamedTuple):
     nodes: tuple[str, ...] = ()
 
 
-def kind_of(rule: str, *, known: bool = True) -> str:
+def kind_of(rule: str, *, evident: bool = True) -> str:
     """Return the kind of a failure by its rule (empty: there is none); unknown where nothing shows the cause."""
     if rule in ("rmm-pool", "gpu-memory"):  # more of the node's memory is no remedy
         return "oom"
     retry = BY_NAME[rule].retry if rule in BY_NAME else Retry.NONE
     kind = {Retry.MEMORY: "oom", Retry.TIME: "timeout", Retry.EXCLUDE: "node"}.get(retry, "error")
-    return kind if known else "unknown"
+    return kind if evident else "unknown"
 
 
 def of_run(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Cause | None:
@@ -155,11 +155,11 @@ def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:
 # -- causes ----------------------------------------------------------------------------------------------------------
 
 
-def _by_rule(rule: Rule, what: str = "", **facts: Any) -> Cause:
-    return Cause(what or rule.cause, rule.short, True, rule.name, rule.remedy, rule.retry, occurrences=1, **facts)
+def _by_rule(rule: Rule, clause: str = "", **fields: Any) -> Cause:
+    return Cause(clause or rule.cause, rule.short, True, rule.name, rule.remedy, rule.retry, occurrences=1, **fields)
 
 
-def _of(hit: Hit, hits: Sequence[Hit], what: str = "") -> Cause:
+def _of(hit: Hit, hits: Sequence[Hit], clause: str = "") -> Cause:
     """Return the cause that a line shows, with all lines that show the same, and what followed."""
     rule = hit.rule
     same = [other for other in hits if other.rule.name == rule.name]
@@ -173,10 +173,10 @@ def _of(hit: Hit, hits: Sequence[Hit], what: str = "") -> Cause:
     nodes = [line.node for line in first.values()]
     if rule.name in _OF_ANOTHER_NODE:
         nodes = _named_nodes((hit, *same))
-    what = what or filled(rule.cause, hit.groups)
+    clause = clause or filled(rule.cause, hit.groups)
     cause = _by_rule(
         rule,
-        f"{what} ({hit.place})" if hit.place else what,
+        f"{clause} ({hit.place})" if hit.place else clause,
         evidence=tuple(first.values())[:_SHOWN],
         followed=tuple(followed.values())[:_SHOWN],
         nodes=tuple(dict.fromkeys(filter(None, nodes))),
@@ -195,9 +195,9 @@ def _known(text: str, line: Line) -> Hit | None:
     return min(hits, key=lambda hit: hit.rule.role is not Role.ROOT, default=None)
 
 
-def _roots(hits: Sequence[Hit], *, own: bool) -> list[Hit]:
-    """Return the lines that begin a failure; ``own``: the script's output counts too."""
-    return [hit for hit in hits if hit.rule.role is Role.ROOT and (own or hit.line.source != SCRIPT)]
+def _roots(hits: Sequence[Hit], *, with_script: bool) -> list[Hit]:
+    """Return the lines that begin a failure; ``with_script``: also those of the script's output."""
+    return [hit for hit in hits if hit.rule.role is Role.ROOT and (with_script or hit.line.source != SCRIPT)]
 
 
 def _quoted(end: End) -> tuple[Line, ...]:
@@ -210,8 +210,8 @@ def _time_limit(case: Case, hits: Sequence[Hit]) -> Cause:
     waits = [hit for hit in hits if hit.rule.name in ("frozen", "thawed")][-1:]
     if waits and waits[0].rule.name == "frozen":
         cause = _of(waits[0], waits)
-        what = f"{cause.what}, until the time limit was reached"
-        return cause._replace(what=what, nodes=(waits[0].groups[0],), followed=shown)
+        text = f"{cause.what}, until the time limit was reached"
+        return cause._replace(what=text, nodes=(waits[0].groups[0],), followed=shown)
     startup = reversed(case.kind.startup if case.kind else ())
     phases = {
         f"{SCRIPT}-started": "while the script ran",
@@ -244,9 +244,9 @@ def _out_of_memory(end: End, hits: Sequence[Hit]) -> Cause:
     roles = {line.source for line in lines_of_roles}
     alone = len(roles) == 1 and roles != {SCRIPT} and not any(line.node for line in lines_of_roles)
     who = "the script" if end.by == "script" else f"the {roles.pop()}" if alone else ""
-    what = f"{who} was killed because the node's memory limit was reached" if who else cause.what
+    clause = f"{who} was killed because the node's memory limit was reached" if who else cause.what
     lines = tuple(hit.line for hit in confirmed)[:_SHOWN]
-    return cause._replace(what=what, rule=rule.name, evidence=lines, followed=(), short=rule.short)
+    return cause._replace(what=clause, rule=rule.name, evidence=lines, followed=(), short=rule.short)
 
 
 def _lost(case: Case, hits: Sequence[Hit]) -> Cause:
@@ -257,7 +257,7 @@ def _lost(case: Case, hits: Sequence[Hit]) -> Cause:
         nodes = tuple(dict.fromkeys(filter(None, _named_nodes(named))))
         return _by_rule(BY_NAME["node-failure"], evidence=tuple(hit.line for hit in named[:_SHOWN]), nodes=nodes)
     status, record, node = end.exit_status, Line(end.message, "record", "status.json"), _node_in(end.message)
-    if root := _first(_roots(hits, own=status != errors.WORKERS_NEVER_CAME)):
+    if root := _first(_roots(hits, with_script=status != errors.WORKERS_NEVER_CAME)):
         cause = _of(root, hits)
         if root.rule.name in _OF_ANOTHER_NODE and not cause.nodes and node:
             cause = cause._replace(nodes=(node,))
@@ -279,15 +279,15 @@ def _node_in(message: str) -> str:
 
 def _after(cascade: Hit, hits: Sequence[Hit]) -> Cause:
     """Return the earliest fault in the logs, where the script's end is a consequence; else an unknown cause."""
-    if root := _first(_roots(hits, own=False)):
+    if root := _first(_roots(hits, with_script=False)):
         cause = _of(root, hits)
         return cause._replace(followed=(cascade.line, *cause.followed)[:_SHOWN])
     if confirmed := [hit for hit in hits if hit.rule.role is Role.CONFIRMATION]:
         return _of(confirmed[0], hits)._replace(followed=(cascade.line,))
     rule = cascade.rule
     short = " ".join(rule.cause.split()[:6]).rstrip(",:;")
-    what = f"{rule.cause}; the run's logs do not show why"
-    return Cause(what, short, False, rule.name, evidence=(cascade.line,), occurrences=1)
+    clause = f"{rule.cause}; the run's logs do not show why"
+    return Cause(clause, short, False, rule.name, evidence=(cascade.line,), occurrences=1)
 
 
 def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
@@ -299,24 +299,28 @@ def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
         return _signalled(end, hits, signal.Signals(status - 128))
     kind = "program" if case.form is Form.PROGRAM else "script"
     if status in (126, 127) and kind == "program":
-        what = f"the program {'does not exist on the node' if status == 127 else 'cannot be executed'}"
+        clause = f"the program {'does not exist on the node' if status == 127 else 'cannot be executed'}"
         remedy = "Use a path that all nodes share."
-        return Cause(what, "program cannot be started", evidence=_quoted(end), remedy=remedy)
+        return Cause(clause, "program cannot be started", evidence=_quoted(end), remedy=remedy)
     if case.last_error:
         line = case.last_error._replace(time=case.times.get("driver-ended", 0.0))
-        if known := _known(line.text, line):
-            return _after(known, hits) if known.rule.role is Role.CASCADE else _of(known, [*hits, known])
-        name, what = line.text.partition(":")[0].rpartition(".")[2], f"the {kind} printed {line.text}"
+        if rule_of_line := _known(line.text, line):
+            return (
+                _after(rule_of_line, hits)
+                if rule_of_line.rule.role is Role.CASCADE
+                else _of(rule_of_line, [*hits, rule_of_line])
+            )
+        name, clause = line.text.partition(":")[0].rpartition(".")[2], f"the {kind} printed {line.text}"
         remedy = _remedy(name, line.text)
-        return Cause(what, name, True, "script-error", remedy, evidence=(line,), occurrences=1)
+        return Cause(clause, name, True, "script-error", remedy, evidence=(line,), occurrences=1)
     if crashed := [hit for hit in hits if hit.line.source == SCRIPT and hit.rule.name in _SIGNALS.values()]:
         return _of(crashed[0], hits)
-    what = f"the {kind} exited with status {status}"
+    clause = f"the {kind} exited with status {status}"
     remedy = "" if kind == "program" else "The script or a library called sys.exit or os._exit."
     if end.quote:
-        what += f"; its last line: {end.quote[-1][:_TOLD]}"
+        clause += f"; its last line: {end.quote[-1][:_TOLD]}"
     lines = tuple(Line(text, SCRIPT, f"logs/{SCRIPT}.log") for text in end.quote[-_SHOWN:])
-    return Cause(what, f"{kind} exited with status {status}", True, "exit", end.hint or remedy, evidence=lines)
+    return Cause(clause, f"{kind} exited with status {status}", True, "exit", end.hint or remedy, evidence=lines)
 
 
 def _of_points(case: Case) -> Cause:
@@ -324,24 +328,24 @@ def _of_points(case: Case) -> Cause:
     first = [str(text) for text in case.points.get("first", ())]
     short = f"{case.points['failed']} of {case.points.get('points')} points failed"
     lines = tuple(Line(text, SCRIPT, f"logs/{SCRIPT}.log") for text in first)
-    what = f"{short}, the first with {first[0][:_TOLD]}" if first else short
-    return Cause(what, short, True, "points", case.end.hint, evidence=lines, occurrences=len(lines))
+    clause = f"{short}, the first with {first[0][:_TOLD]}" if first else short
+    return Cause(clause, short, True, "points", case.end.hint, evidence=lines, occurrences=len(lines))
 
 
 def _signalled(end: End, hits: Sequence[Hit], number: signal.Signals) -> Cause:
-    what = f"the script was killed by {number.name}"
+    clause = f"the script was killed by {number.name}"
     if not (rule := BY_NAME.get(_SIGNALS.get(number, ""))):
         kernel = "The kernel sends SIGKILL when memory is full. Otherwise a person or the site killed it."
         remedy = kernel if number == signal.SIGKILL else ""
         short = f"killed by {number.name}"
-        return Cause(f"{what}; the sender is unknown", short, False, "signal", remedy, evidence=_quoted(end))
+        return Cause(f"{clause}; the sender is unknown", short, False, "signal", remedy, evidence=_quoted(end))
     of_script = [hit for hit in hits if hit.line.source == SCRIPT]
     failed = [hit for hit in of_script if hit.rule.name == "assertion"]
     if failed and number == signal.SIGABRT:
-        return _of(failed[-1], hits, f"{what}: {failed[-1].groups[0][:_TOLD]}")
-    what = f"{what}: {rule.cause}"
+        return _of(failed[-1], hits, f"{clause}: {failed[-1].groups[0][:_TOLD]}")
+    clause = f"{clause}: {rule.cause}"
     rule_hits = [hit for hit in of_script if hit.rule.name == rule.name]
-    return _of(rule_hits[-1], hits, what) if rule_hits else _by_rule(rule, what, evidence=_quoted(end))
+    return _of(rule_hits[-1], hits, clause) if rule_hits else _by_rule(rule, clause, evidence=_quoted(end))
 
 
 # -- errors of the script --------------------------------------------------------------------------------------------
@@ -359,9 +363,9 @@ def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
     if case.last_error and case.last_error.text.endswith(chain[0].split("\n")[0][:_TOLD]):
         lines[0] = lines[0]._replace(number=case.last_error.number)
     hit_by_index = {
-        index: found
+        index: known_hit
         for index, text in enumerate(chain)
-        if not errors_of_chain[index].get("hides") and (found := _known(text, lines[index]))
+        if not errors_of_chain[index].get("hides") and (known_hit := _known(text, lines[index]))
     }
     chain_rules = {hit.rule.name for hit in hit_by_index.values()}
     hits = [hit for hit in hits if hit.line.source != SCRIPT or hit.rule.name not in chain_rules]
@@ -385,16 +389,16 @@ def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
         line = line._replace(text=line.text.removeprefix("SystemExit: "))
     at = f"{file.rpartition('/')[2].replace(' ', '_')}:{number}" if located else ""
     short = f"{'sys.exit' if is_exit else name} in {at}" if at else name
-    what = f"the script {'exited:' if is_exit else 'raised'} {line.text}"
+    clause = f"the script {'exited:' if is_exit else 'raised'} {line.text}"
     if at and ":" not in chain[index]:  # as TimeoutError: its name is all there is
-        what += f" at {at}: {str(case.error.get('code') or '')[:_TOLD]}"
+        clause += f" at {at}: {str(case.error.get('code') or '')[:_TOLD]}"
     remedy = hint or ("" if is_exit else _remedy(name, line.text))
     nodes = dict.fromkeys(one.line.node for one in hits if one.rule.name == "task-error" and one.groups[0] == name)
     line = line._replace(text=f"{line.text}{place}")
-    return Cause(what, short, True, "script-error", remedy, Retry.NONE, (line,), later, 1, tuple(nodes))
+    return Cause(clause, short, True, "script-error", remedy, Retry.NONE, (line,), later, 1, tuple(nodes))
 
 
-def _beginning(chain: Sequence[Mapping[str, Any]], known: Mapping[int, Hit]) -> int:
+def _beginning(chain: Sequence[Mapping[str, Any]], hit_by_error: Mapping[int, Hit]) -> int:
     """Return which error of a chain came first, of which the last is the one that was raised first.
 
     One that was raised to be handled ("try this, else that") is no beginning, unless another was raised from it. An
@@ -406,9 +410,9 @@ def _beginning(chain: Sequence[Mapping[str, Any]], known: Mapping[int, Hit]) -> 
         if _NOT_REBUILT.fullmatch(str(chain[index].get("message"))):
             continue
         above = index
-        while above not in known and above and not chain[above].get("handled"):
+        while above not in hit_by_error and above and not chain[above].get("handled"):
             above -= 1
-        return above if above in known else index
+        return above if above in hit_by_error else index
     return 0
 
 
@@ -416,7 +420,9 @@ def _deeper(hit: Hit, hits: Sequence[Hit]) -> Cause | None:
     """Return the cause in a library's own log of an error that only passes it on; None if there is none."""
     if hit.rule.name not in _SPEAK_FOR_OTHERS:
         return None
-    behind = [other for other in _roots(hits, own=True) if other.line.source == "library" or "nccl" in other.rule.name]
+    behind = [
+        other for other in _roots(hits, with_script=True) if other.line.source == "library" or "nccl" in other.rule.name
+    ]
     one = _first([other for other in behind if other.rule.name not in _SPEAK_FOR_OTHERS])
     return _of(one, hits) if one else None
 
@@ -426,9 +432,9 @@ def _no_files(cause: Cause, error: Mapping[str, Any]) -> Cause:
     folder = error.get("no_files")
     if not isinstance(folder, str) or not folder:
         return cause
-    what = f"the file system of {folder[:_TOLD]} can hold no more files (no inodes are left)"
+    clause = f"the file system of {folder[:_TOLD]} can hold no more files (no inodes are left)"
     return cause._replace(
-        what=what, short="no space for more files", remedy="Remove files there. df -i shows how many exist."
+        what=clause, short="no space for more files", remedy="Remove files there. df -i shows how many exist."
     )
 
 

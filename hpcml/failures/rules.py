@@ -97,8 +97,8 @@ _OF_THE_PROGRAM = r"^(?:FATAL|ERROR  ):.*"  # how Apptainer and SingularityCE be
 SLURM = (
     Rule("memory-by-node", ROOT,
          r"(?i)^(?!.*unrecognized option).*(?:--mem(?![\w-]).*\b(?:not|use|instead)\b|memory by node|mem-per-cpu)",
-         "this site does not take memory by node (--mem)",
-         'Set slurm.remove=["--mem"]: --memory-per-node is then asked for by CPU. '
+         "this site does not accept memory per node (--mem)",
+         'Set slurm.remove=["--mem"]: hpcml then requests memory per CPU. '
          'Or slurm.extra=["--mem-per-cpu=4G"].', "no memory by node", where=Where.SUBMISSION),
     Rule("account", ROOT, r"(?i)invalid account or (?:account/partition combination|expired budget)",
          "Slurm rejected the account for this partition, or its budget is used up",
@@ -617,11 +617,11 @@ def of_role(status: int, log: Sequence[str]) -> Explanation:
     if status == NOT_EXECUTABLE and (program := _FORMAT.search("\n".join(log))):
         node = next((f"{match[1]} is {match[2]}" for match in map(_NODE.match, log) if match), "the node is not")
         kind = files.architecture_of(Path(program[1])) or "another processor"
-        what = f"exited with status {status}: its interpreter {program[1]} is for {kind}, {node}"
-        return Explanation(what, "Set runtime.python to an interpreter for the nodes' processors.")
+        clause = f"exited with status {status}: its interpreter {program[1]} is for {kind}, {node}"
+        return Explanation(clause, "Set runtime.python to an interpreter for the nodes' processors.")
     if status in _NOT_THERE:
-        what = f"exited with status {status}: its interpreter or a program before it {_NOT_THERE[status]}"
-        return Explanation(what, "Check that the interpreter exists on the compute nodes (runtime.python).")
+        clause = f"exited with status {status}: its interpreter or a program before it {_NOT_THERE[status]}"
+        return Explanation(clause, "Check that the interpreter exists on the compute nodes (runtime.python).")
     if status > 128 and status - 128 in signal.valid_signals():
         return Explanation(f"exited with status {status} (killed by {signal.Signals(status - 128).name})")
     if last.startswith(_OWN):
@@ -637,8 +637,8 @@ def of_role(status: int, log: Sequence[str]) -> Explanation:
 
 def not_entered(output: str, status: str) -> Explanation:
     """Return why an image could not be started, with the program's last line if no rule matches."""
-    if known := meaning(output, Where.IMAGE):
-        return Explanation(known.cause, known.remedy)
+    if rule := meaning(output, Where.IMAGE):
+        return Explanation(rule.cause, rule.remedy)
     lines = [line for line in COLOURS.sub("", output).splitlines() if line.strip()]
     fatal = [line for line in lines if line.lstrip().startswith("FATAL")] or lines
     last = _LEVEL.sub("", fatal[-1].strip()).rstrip(".") if fatal else f"exit status {status}"

@@ -156,7 +156,7 @@ def prepare(
     user's own build arguments. With ``force`` an image that is there is replaced.
     """
     if out.exists() and not force:
-        hint = "Give --force to replace it, or another name."
+        hint = "Add --force to replace it, or use another name."
         raise UsageError("A file with this name already exists", place=str(out), hint=hint)
     if not out.parent.is_dir():
         raise NotFoundError(
@@ -377,10 +377,10 @@ def _put(out: Path, new: Path, record: dict[str, object]) -> dict[str, object]:
     return record
 
 
-def parse_arguments(words: Sequence[str]) -> dict[str, str]:
+def parse_arguments(pairs: Sequence[str]) -> dict[str, str]:
     """Return the ``KEY=VALUE`` of ``--build-arg`` as a table; raise UsageError for a word of another form."""
     arguments = {}
-    for word in words:
+    for word in pairs:
         name, equals, value = word.partition("=")
         if not equals or not re.fullmatch(r"\w+", name):
             raise UsageError(f"'{word}' is not KEY=VALUE", place="--build-arg", hint="Use --build-arg NAME=VALUE.")

@@ -75,7 +75,7 @@ def of_the_definition(image: Image) -> Iterator[Finding]:
     if bases:
         yield from _of_the_last_stage(stages[-1], bases, image)
     else:
-        yield Finding("definition", NOTE, "spython finds nothing that it starts from", "Write From: IMAGE:VERSION.")
+        yield Finding("definition", NOTE, "spython finds no base image in it", "Write From: IMAGE:VERSION.")
 
 
 def _of_the_last_stage(stage: Any, bases: list[str], image: Image) -> Iterator[Finding]:
@@ -85,7 +85,7 @@ def _of_the_last_stage(stage: Any, bases: list[str], image: Image) -> Iterator[F
     different = min((name for name, value in labels if image.labels.get(name, value) != value), default="")
     moving = [base for base in bases if not re.search(r"[:@][^/]+$", base) or base.endswith(":latest")]
     if different:
-        sentence = f"it says {different} {stated[different]}, the image's label is {image.labels[different]}"
+        sentence = f"it states {different} {stated[different]}, but the image's label is {image.labels[different]}"
         yield Finding("definition", BAD, sentence, "The image was changed after its build. Build it again.")
     if moving:
         sentence = f"it starts from {moving[0]}, which changes every month"

@@ -112,19 +112,19 @@ def _read(file: BinaryIO, path: Path) -> Image:
     if head[32:42] != _MAGIC:
         raise _DamagedError("not an image (SIF)" if head else "empty")
     if len(head) < _HEADER.size:
-        raise _DamagedError("cut off within its header")
+        raise _DamagedError("truncated within its header")
     _, architecture, created, count, start = _HEADER.unpack(head)
     if not (0 < count <= _MOST_DESCRIPTORS and start > 0):
-        raise _DamagedError("damaged: its header makes no sense")
+        raise _DamagedError("damaged: its header is invalid")
     file.seek(start)
     table = file.read(count * _DESCRIPTOR.size)
     if len(table) < count * _DESCRIPTOR.size:
-        raise _DamagedError("cut off within its table of parts")
+        raise _DamagedError("truncated within its table of parts")
     for kind, used, offset, size, name, file_system in _DESCRIPTOR.iter_unpack(table):
         if not used:
             continue
         if offset < 0 or size < 0 or offset + size > about.st_size:
-            raise _DamagedError(f"cut off: {about.st_size} bytes are there, and a part of it ends at {offset + size}")
+            raise _DamagedError(f"truncated: it has {about.st_size} bytes, but a part of it ends at {offset + size}")
         if kind == _JSON and name.rstrip(b"\0") == _METADATA:
             if size > _LARGEST_TEXT:
                 raise _DamagedError(f"damaged: a text in it is {size} bytes long")
@@ -146,9 +146,9 @@ def _parsed(metadata: bytes) -> tuple[dict[str, str], str, str]:
         table = table.get(name, {}) if isinstance(table, dict) else None
     labels = table.get("labels") or {} if isinstance(table, dict) else None
     if not isinstance(labels, dict):
-        raise _DamagedError("damaged: its metadata is no table")
+        raise _DamagedError("damaged: its metadata is not a table")
     if wrong := [key for key, value in labels.items() if isinstance(value, (dict, list))]:  # no program writes such
-        raise _DamagedError(f"damaged: its label {wrong[0][:100]!a} is no text")
+        raise _DamagedError(f"damaged: its label {wrong[0][:100]!a} is not text")
     definition, text = (str(table.get(name) or "").strip() for name in ("deffile", "helpfile"))
     return {key: str(value) for key, value in labels.items()}, definition, text
 
@@ -212,7 +212,7 @@ def _version_problems(versions: Mapping[str, str], pinned: Mapping[str, str]) ->
     elif mixed and "rapids" in versions and versions["rapids"] == pinned.get("rapids"):
         has = ", ".join(f"{name} {versions[name]}" for name in mixed)
         wants = ", ".join(f"{name} {pinned[name]}" for name in mixed)
-        yield Problem(f"it mixes RAPIDS {versions['rapids']} with {has}, and that RAPIDS wants {wants}", rebuild)
+        yield Problem(f"it mixes RAPIDS {versions['rapids']} with {has}, but that RAPIDS needs {wants}", rebuild)
     elif other:
         named = ", ".join(f"{name} {value} (here {pinned[name]})" for name, value in other.items())
         hint = "It may work. hpcml image build makes one with these versions."

@@ -96,7 +96,7 @@ class Node:
 class Awaited(Protocol):
     """What the processes of a node wait for before they are complete; the agent looks for it on behalf of all."""
 
-    known: bool  # whether it is there
+    written: bool  # whether it is there
     interval: float  # seconds between two looks
     late: str  # the clause to print where it does not come
 
@@ -190,7 +190,7 @@ def keep(
         for slot in node.slots:
             if not slot.done and not slot.pid and now >= slot.start_at:
                 _start(node, slot, serve)
-        select.select([wake], [], [], TICK if awaited.known else awaited.interval)
+        select.select([wake], [], [], TICK if awaited.written else awaited.interval)
         with contextlib.suppress(BlockingIOError):
             os.read(wake, 4096)
         if not awaited.look():
@@ -287,11 +287,11 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
     node.mark("workers")
 
 
-def _tell(words: str) -> None:
+def _tell(message: str) -> None:
     """Print what happened to a process, with its time as Dask's lines have it: it may be the first of a failure."""
     now = time.time()
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-    print(f"{stamp},{int(now % 1 * 1000):03d} - hpcml: {words}", file=sys.stderr)
+    print(f"{stamp},{int(now % 1 * 1000):03d} - hpcml: {message}", file=sys.stderr)
 
 
 def _check_memory(node: Node, limit: int) -> None:

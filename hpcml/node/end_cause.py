@@ -132,7 +132,7 @@ class EndRequests:
         settings, seconds = self.context.settings, self.longest_save
         grace = settings.deadlines.script_grace
         if 2 * seconds > grace:
-            left = f"has {grace:g} s when the run is cancelled or preempted (deadlines.driver_grace)"
+            left = f"has {grace:g} s after a cancellation or preemption (deadlines.driver_grace)"
         elif 2 * seconds > self.lead or (self.lead > settings.job.signal_lead and not self._knows_its_end):
             left = f"has {settings.job.signal_lead:g} s before the time limit (slurm.signal_lead)"
         else:
@@ -218,6 +218,6 @@ def _told_by_signal(outcome: End) -> End:
         return outcome._replace(**(_PUT_BACK if not _in_allocation() and _put_back(job) else _PREEMPTED))
     if _in_allocation():
         return outcome
-    reason = "the run was told to end (SIGTERM to its job steps); Slurm's log does not name the reason"
+    reason = "the run received SIGTERM in its job steps; Slurm's log does not name the reason"
     hint = "" if job else "The node could not reach Slurm's controller."
     return outcome._replace(by=SLURM, message=reason, hint=hint)

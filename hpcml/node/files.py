@@ -21,18 +21,18 @@ def interval(lookers: int) -> float:
     return max(SOONEST, lookers / LOOKS)
 
 
-def write_json(path: Path, facts: object) -> None:
+def write_json(path: Path, content: object) -> None:
     """Put a JSON file in place."""
-    files.write(path, json.dumps(facts) + "\n")
+    files.write(path, json.dumps(content) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return a JSON file's table, or None if there is no such file."""
     try:
-        facts: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         return None
-    return facts
+    return content
 
 
 def write_service(path: Path, node: str, socket: Path, identity: str, /, **page: str | None) -> None:

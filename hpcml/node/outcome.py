@@ -31,10 +31,10 @@ class EventLog:
     def __exit__(self, *_: object) -> None:
         os.close(self.descriptor)
 
-    def write(self, event: str, **facts: object) -> None:
+    def write(self, event: str, **fields: object) -> None:
         """Write one event with its time (seconds since 1970) and the attempt it belongs to."""
         self.times[event] = time.time()
-        line = json.dumps({"time": round(self.times[event], 3), "attempt": self.attempt, "event": event, **facts})
+        line = json.dumps({"time": round(self.times[event], 3), "attempt": self.attempt, "event": event, **fields})
         whole = line.encode() + b"\n"
         try:
             before = os.fstat(self.descriptor).st_size
@@ -77,10 +77,10 @@ class RunEndedError(Exception):
         self.end = end
 
 
-def say(context: Context, words: str) -> None:
+def say(context: Context, message: str) -> None:
     """Write hpcml's own words into the job's log: the driver's log is the script's, and may be any bytes."""
     try:
         with context.run.job_log.open("a") as log:
-            log.write(f"hpcml: {words}\n")
+            log.write(f"hpcml: {message}\n")
     except OSError as error:
-        print(f"hpcml: {words} ({context.run.job_log} cannot be written: {error.strerror})", file=sys.stderr)
+        print(f"hpcml: {message} ({context.run.job_log} cannot be written: {error.strerror})", file=sys.stderr)

@@ -115,10 +115,10 @@ class Steps:
     def _note(self, line: str) -> None:
         """Take note of a line of the job's log; what is killed after srun has given the step up is no cause."""
         self.aborted = self.aborted or bool(_ABORTED.match(line))
-        for pattern, what in ((_TASK_KILLED, "was killed"), (_NOT_LAUNCHED, "could not be launched")):
+        for pattern, cause in ((_TASK_KILLED, "was killed"), (_NOT_LAUNCHED, "could not be launched")):
             if (match := pattern.match(line)) and not self.aborted:
                 with contextlib.suppress(ValueError):  # no list of nodes: another program's line
-                    clause = f"the {self.agent} task {what} ({line[:_LONGEST_LINE]})"
+                    clause = f"the {self.agent} task {cause} ({line[:_LONGEST_LINE]})"
                     self.tasks |= dict.fromkeys(expand_hosts(match[1]), clause)
 
     def alive(self) -> list[int]:

@@ -107,7 +107,7 @@ class Script:
         return status == 128 + signal.SIGKILL and not self.killed
 
     def out_of_memory(self, status: int) -> bool:
-        """Whether the kernel killed the script, or a process beside it that counted with it, for want of memory."""
+        """Whether the kernel killed the script, or a process counted with it, because it was out of memory."""
         return self.killed_by_others(status) and oom_kills() > self.oom_before
 
     def describe_end(self, status: int) -> str:
@@ -117,8 +117,8 @@ class Script:
             return f"JupyterLab ended: {ended}" if status == 0 else "JupyterLab could not be started"
         if status == START_FAILED and self.context.settings.code.form is Form.NOTEBOOK:
             return "the notebook could not be executed: the run's environment lacks the packages for it"
-        if self.context.settings.points.sweep and (told := files.read_json(self.context.attempt.points_end)):
-            return str(told["ended"])
+        if self.context.settings.points.sweep and (points := files.read_json(self.context.attempt.points_end)):
+            return str(points["ended"])
         if status == 0:
             return "the script exited with status 0"
         if status == STOPPED:
@@ -186,8 +186,8 @@ def answer(command: list[str], seconds: float) -> str:
 def oom_kills() -> int:
     """Return how many processes of this control group the kernel has killed for memory (cgroup v1 and v2)."""
     for path in _oom_files():
-        if found := re.search(r"^oom_kill (\d+)$", sysfs.read(path), re.MULTILINE):
-            return int(found[1])
+        if match := re.search(r"^oom_kill (\d+)$", sysfs.read(path), re.MULTILINE):
+            return int(match[1])
     return 0
 
 
@@ -275,7 +275,7 @@ def _hint(error: dict[str, Any], image: str) -> str:
 def _add_to_path(name: str, file: str) -> str:
     """Say how workers find a module that the script has found."""
     return (
-        f"The script has the module '{name}' ({file}), and the workers' path has not: add its folder to PYTHONPATH "
+        f"The script has the module '{name}' ({file}), but the workers' path lacks it. Add its folder to PYTHONPATH "
         "before you submit, or to sys.path before the script opens its cluster."
     )
 
@@ -304,8 +304,8 @@ def written_into_copy(copy: Path, since: int) -> str:
 def _newer(copy: Path, since: int) -> Iterator[str]:
     waiting, looked_at = [str(copy)], 0
     while waiting:
-        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as found:  # what is being removed, or closed
-            for entry in found:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:  # what is being removed, or closed
+            for entry in entries:
                 looked_at += 1
                 if looked_at > _MOST_ENTRIES:
                     return

@@ -31,12 +31,12 @@ def is_full(error: OSError) -> bool:
 
 def explanation(error: OSError, folder: Path) -> str:
     """Return that there is no room, and for what: bytes, files, or what the quota allows."""
-    what = FULL[error.errno or 0]
+    cause = FULL[error.errno or 0]
     with contextlib.suppress(OSError):  # who cannot be asked has been heard already
         room = os.statvfs(folder)
         if room.f_files and not room.f_favail and room.f_bavail:
-            what = "the file system can hold no more files (no inodes are left)"
-    return f"{what} ({folder})"
+            cause = "the file system can hold no more files (no inodes are left)"
+    return f"{cause} ({folder})"
 
 
 def trouble(folder: Path) -> str:
@@ -69,19 +69,19 @@ def scarce(folder: Path) -> str:
     return explanation(OSError(errno.ENOSPC, ""), folder) if full else ""
 
 
-def write_end(run: RunPaths, path: Path, facts: dict[str, Any]) -> bool:
+def write_end(run: RunPaths, path: Path, end: dict[str, Any]) -> bool:
     """Write a file of the run's end, into the reserve if there is no room; a full disk must not keep the nodes.
 
     Return whether it could be written.
     """
     try:
-        files.write_json(path, facts)
+        files.write_json(path, end)
         return True
     except OSError as error:
         failed = error
-    text = json.dumps(facts).encode()
+    text = json.dumps(end).encode()
     if len(text) > RESERVE_SIZE:
-        text = json.dumps({**facts, "quote": []}).encode()[:RESERVE_SIZE]
+        text = json.dumps({**end, "quote": []}).encode()[:RESERVE_SIZE]
     for name in sorted(files.listed(run.reserve)):
         try:
             _write_over(run.reserve / name, text)
@@ -90,7 +90,7 @@ def write_end(run: RunPaths, path: Path, facts: dict[str, Any]) -> bool:
             failed = error
         else:
             return True
-    print(f"hpcml: {path} cannot be written ({failed.strerror}): {facts}", file=sys.stderr)
+    print(f"hpcml: {path} cannot be written ({failed.strerror}): {end}", file=sys.stderr)
     return False
 
 

@@ -38,8 +38,8 @@ def main(kind: Kind) -> int:
     try:
         status = _supervise(context, kind)
     except OSError as error:  # before the first phase, or in the teardown: there is no supervisor that could say it
-        what = storage.explanation(error, context.run.directory) if storage.is_full(error) else str(error)
-        status = _refuse(context, errors.STORAGE, f"the supervisor failed: {what}", storage.HINT)
+        cause = storage.explanation(error, context.run.directory) if storage.is_full(error) else str(error)
+        status = _refuse(context, errors.STORAGE, f"the supervisor failed: {cause}", storage.HINT)
     _wake_batch_script(context, status)
     return status
 
@@ -274,7 +274,7 @@ def _cause(state: RunState, outcome: End) -> str:
         )
         cause = judgement.of_run(context.run, context.attempt, case)
     except Exception as error:  # noqa: BLE001 - the run's end must be written whatever happens
-        say(context, f"why the run failed could not be looked at: {error!r}")
+        say(context, f"the cause of the failure could not be examined: {error!r}")
         return ""
     return cause.short if cause and cause.known else ""
 

@@ -131,13 +131,13 @@ class Clocks:
         self.differences: dict[str, float] = {}
         self.bounds: dict[str, tuple[float, float]] = {}  # seconds ahead, and by how many that may be wrong
 
-    def take(self, node: str, told: float) -> None:
+    def take(self, node: str, seconds: float) -> None:
         """Take in the time that a role on a node told when it started, as soon as it is seen."""
         if node == self.node:
             return
         seen = time.time()
-        self.bounds[node] = (told - (seen + self.began) / 2, abs(seen - self.began) / 2)
-        least = max(0.0, told - seen) or min(0.0, told - self.began)
+        self.bounds[node] = (seconds - (seen + self.began) / 2, abs(seen - self.began) / 2)
+        least = max(0.0, seconds - seen) or min(0.0, seconds - self.began)
         if abs(least) > abs(self.differences.get(node, 0.0)) or node not in self.differences:
             self.differences[node] = least
 
@@ -176,7 +176,7 @@ class Comparison:
 
     def __init__(self, context: Context, roles: Sequence[Role], *, behind: float, ahead: float) -> None:
         self.context = context
-        self.own = here()
+        self.local = here()
         self.titles = {role.name: role.title for role in roles}
         nodes = context.node_names
         self.waiting = {f"{role.name}@{node}" for role in roles for node in (nodes if role.every_node else nodes[:1])}
@@ -199,13 +199,13 @@ class Comparison:
             if (who := f"{role}@{node}") in self.waiting:
                 self.waiting.remove(who)
                 self.clocks.take(node, float(versions_text))
-                if digest != _digest(self.own):
+                if digest != _digest(self.local):
                     self._compare(who, files.read_json(self.context.attempt.versions / name) or {})
 
     def _compare(self, who: str, theirs: Mapping[str, str]) -> None:
         role, _, node = who.partition("@")
         for name, count in AGREE.items():
-            mine, other = self.own.get(name, ""), theirs.get(name, "")
+            mine, other = self.local.get(name, ""), theirs.get(name, "")
             if mine != other:
                 table = self.fatal if _numbers(mine, count) != _numbers(other, count) else self.harmless
                 table.setdefault(name, {}).setdefault(other, []).append(f"{self.titles[role]} on {node}")
@@ -223,17 +223,17 @@ class Comparison:
     @property
     def notes(self) -> list[str]:
         """The differences that do no harm."""
-        return [self._sentence(name, found) for name, found in self.harmless.items()]
+        return [self._sentence(name, nodes_by_version) for name, nodes_by_version in self.harmless.items()]
 
-    def _sentence(self, name: str, found: Mapping[str, list[str]]) -> str:
-        versions = {self.own.get(name, ""): [f"the driver on {self.context.node}"], **found}
+    def _sentence(self, name: str, nodes_by_version: Mapping[str, list[str]]) -> str:
+        versions = {self.local.get(name, ""): [f"the driver on {self.context.node}"], **nodes_by_version}
         parts = [f"{version or 'missing'} in {_listed(who)}" for version, who in versions.items()]
         return f"{name} is {', '.join(parts)}"
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """What all have, for people."""
-        packages = [f"{name} {self.own[name]}" for name in ("python", "dask", "cudf", "ucx") if name in self.own]
+        packages = [f"{name} {self.local[name]}" for name in ("python", "dask", "cudf", "ucx") if name in self.local]
         return f"{self.roles} roles, {', '.join(packages)}"
 
 
@@ -242,5 +242,5 @@ def _numbers(version: str, count: int) -> tuple[str, ...]:
     return tuple(re.split(r"[.+-]", version)[:count]) if version else ()
 
 
-def _listed(words: list[str]) -> str:
-    return ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -107,9 +107,9 @@ def quote(value: object) -> str:
     return shlex.quote(_printable(str(value)))
 
 
-def join(words: Sequence[str]) -> str:
+def join(arguments: Sequence[str]) -> str:
     """Quote a command for bash."""
-    return " ".join(quote(word) for word in words)
+    return " ".join(quote(word) for word in arguments)
 
 
 def directive(option: tuple[str, str]) -> str:

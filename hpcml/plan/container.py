@@ -78,7 +78,7 @@ def entry(site: Site, spec: RunRequest, paths: RunPaths) -> tuple[str, ...]:
         If a path cannot be bound.
     """
     binds = [f"{path}:{path}{mode}" for path, mode in _own_binds(site, spec, paths)]
-    binds += [_bind(words, f"profile {site.name}: runtime.binds") for words in site.runtime.binds]
+    binds += [_bind(text, f"profile {site.name}: runtime.binds") for text in site.runtime.binds]
     return (
         "/bin/sh",
         str(paths.image),
@@ -126,16 +126,16 @@ def _own_binds(site: Site, spec: RunRequest, paths: RunPaths) -> list[tuple[str,
     return [(str(paths.directory), ""), (str(paths.library), ":ro"), *((folder, "") for folder in users)]
 
 
-def _bind(words: str, place: str) -> str:
+def _bind(text: str, place: str) -> str:
     """Return a bind of the profile (``SOURCE``, ``SOURCE:INSIDE``, ``SOURCE:INSIDE:ro``) as it stands, if it is one."""
-    source, *rest = words.split(":")
+    source, *rest = text.split(":")
     paths, mode = (source, *rest[:1]), rest[1] if len(rest) > 1 else "rw"
     right = len(rest) < 3 and mode in ("ro", "rw") and all(PurePosixPath(path).is_absolute() for path in paths)
     # Apptainer 1.4 cuts blanks off the end, and would bind another folder.
     if not right or any(path != path.rstrip() or divider in path for path in paths for divider in _DIVIDERS[1:]):
         hint = "Write /path, /path:/inside or /path:/inside:ro, without ',' and '\\', and without a space at the end."
-        raise ConfigError(f"{words!a} is not a valid bind", place=place, hint=hint)
-    return words
+        raise ConfigError(f"{text!a} is not a valid bind", place=place, hint=hint)
+    return text
 
 
 def stage(site: Site, image: str, layout: JobLayout) -> Stage | None:

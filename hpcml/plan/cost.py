@@ -83,15 +83,15 @@ def _gpus(text: str) -> int:
 
 def weights(texts: Mapping[str, str]) -> tuple[dict[str, float], list[str]]:
     """Return the weight of each resource by its name in small letters, memory's for a byte; and what is none."""
-    found, wrong = {}, []
+    weight_by_name, wrong = {}, []
     for name, text in texts.items():
         match = _WEIGHT.fullmatch(text.strip())
         if match is None or (match[2] and name.lower() != "mem"):
             wrong.append(f"cost.weights: '{text}' is not a valid weight of {name}")
             continue
         unit = 1024 ** MEMORY_EXPONENT[match[2].upper()] if name.lower() == "mem" else 1
-        found[name.lower()] = float(match[1]) / unit
-    return found, wrong
+        weight_by_name[name.lower()] = float(match[1]) / unit
+    return weight_by_name, wrong
 
 
 def billing(asked: Request, by_name: Mapping[str, float], *, largest: bool) -> float:

@@ -248,8 +248,8 @@ def _check_attempts(site: Site, spec: RunRequest) -> None:
     one = spec.size.nodes * int(spec.size.time) / 3600
     if spec.attempts.max_node_hours and one > spec.attempts.max_node_hours:
         hint = "Reduce --time, or allow more node-hours."
-        what = f"One attempt may take {one:g} node-hours, but the limit for all is {spec.attempts.max_node_hours:g}"
-        raise UsageError(what, place="--max-node-hours", hint=hint)
+        problem = f"One attempt may take {one:g} node-hours, but the limit for all is {spec.attempts.max_node_hours:g}"
+        raise UsageError(problem, place="--max-node-hours", hint=hint)
 
 
 def _signal_lead(site: Site, time_limit: int, reasons: list[str]) -> int:
@@ -277,7 +277,9 @@ def _environment(site: Site, spec: RunRequest, kind: Kind) -> tuple[tuple[str, s
     for name in site.environment:
         if not _VARIABLE.fullmatch(name):
             hint = "Use letters, digits and '_', and start with no digit."
-            raise ConfigError(f"'{name}' is not a variable's name", place=f"site {site.name}: environment", hint=hint)
+            raise ConfigError(
+                f"'{name}' is not a valid variable name", place=f"site {site.name}: environment", hint=hint
+            )
     inherited = dict.fromkeys((*site.environment, *(name for name, _ in spec.environment)))
     inner = (("HPCML_CONTAINER_ENV", " ".join(inherited)),) if spec.image else ()  # beside the run's own
     if spec.image and spec.size.gpus_per_node and "CUPY_CACHE_DIR" not in site.environment:

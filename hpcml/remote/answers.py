@@ -116,16 +116,16 @@ _token = _form(r"[A-Za-z0-9_.~-]{8,512}")
 _exit_status = _number(-255, 255)
 
 
-def service_of(facts: Any) -> Service:
+def service_of(value: Any) -> Service:
     """Return the record of a service; MalformedError names the part of it that has not its form."""
     missing = {"probe": "", "token_file": ""}
-    return Service(**_table({**missing, **facts} if isinstance(facts, dict) else facts, _forms(Service)))
+    return Service(**_table({**missing, **value} if isinstance(value, dict) else value, _forms(Service)))
 
 
 def _services(value: Any) -> dict[str, Service]:
     if not isinstance(value, dict) or len(value) > 20:
         raise MalformedError
-    return {_node(name): service_of(facts) for name, facts in value.items()}
+    return {_node(name): service_of(service) for name, service in value.items()}
 
 
 def _amount(value: Any) -> float:
@@ -222,16 +222,16 @@ def _forms_of_view() -> dict[str, Check]:
     return {name: _check_of(kinds[name]) for name in views.PRINTED}
 
 
-def _table(facts: Any, forms: Mapping[str, Check], *, part: bool = False) -> dict[str, Any]:
+def _table(table: Any, forms: Mapping[str, Check], *, part: bool = False) -> dict[str, Any]:
     """Return the facts that have a form, all of them unless a ``part`` is enough; others are left out."""
-    if not isinstance(facts, dict):
+    if not isinstance(table, dict):
         raise MalformedError
     checked = {}
     for name, check in forms.items():
-        if name not in facts and part:
+        if name not in table and part:
             continue
         try:
-            checked[name] = check(facts[name])
+            checked[name] = check(table[name])
         except KeyError as error:
             raise MalformedError(name) from error
         except MalformedError as error:
@@ -239,10 +239,10 @@ def _table(facts: Any, forms: Mapping[str, Check], *, part: bool = False) -> dic
     return checked
 
 
-def wrong(host: str, what: str) -> ConfigError:
+def wrong(host: str, problem: str) -> ConfigError:
     """Return the error for an answer that cannot be used."""
     hint = "Update the older hpcml. If the versions are equal, the machine may be compromised: ask the site's support."
-    return ConfigError(f"The answer of hpcml on {host} is invalid: {what}", place=host, hint=hint)
+    return ConfigError(f"The answer of hpcml on {host} is invalid: {problem}", place=host, hint=hint)
 
 
 def _parsed(line: str | bytes, host: str, longest: float = LONGEST) -> dict[str, Any]:
@@ -257,9 +257,9 @@ def _parsed(line: str | bytes, host: str, longest: float = LONGEST) -> dict[str,
     return content
 
 
-def _checked(facts: dict[str, Any], host: str, forms: Mapping[str, Check], *, part: bool = False) -> dict[str, Any]:
+def _checked(table: dict[str, Any], host: str, forms: Mapping[str, Check], *, part: bool = False) -> dict[str, Any]:
     try:
-        return _table(facts, forms, part=part)
+        return _table(table, forms, part=part)
     except MalformedError as error:
         raise wrong(host, f"its '{error}' is malformed") from error
 
@@ -272,9 +272,9 @@ def of_call(line: str | bytes, host: str) -> CallFacts:
     return cast("CallFacts", content)
 
 
-def mark(nonce: str, **facts: Any) -> bytes:
+def mark(nonce: str, **fields: Any) -> bytes:
     """Return facts as a marked line."""
-    return b"\x1e" + nonce.encode() + b" " + json.dumps(facts).encode() + b"\n"
+    return b"\x1e" + nonce.encode() + b" " + json.dumps(fields).encode() + b"\n"
 
 
 class StreamDemux:
@@ -293,7 +293,7 @@ class StreamDemux:
         ConfigError
             If a fact is malformed.
         """
-        facts: list[CallFacts] = []
+        marks: list[CallFacts] = []
         data, self.rest, plain = self.rest + data, b"", b""
         while (begin := data.find(b"\x1e")) >= 0:
             candidate = data[begin : begin + len(self.start)]
@@ -307,9 +307,9 @@ class StreamDemux:
                 if not last:
                     plain, self.rest, data = plain + data[:begin], data[begin:], b""
                 break
-            facts.append(of_call(data[begin + len(self.start) : end], self.host))
+            marks.append(of_call(data[begin + len(self.start) : end], self.host))
             plain, data = plain + data[:begin], data[end + 1 :]
-        return plain + data, facts
+        return plain + data, marks
 
 
 def of_view(line: str | bytes, host: str) -> views.View:

@@ -109,13 +109,13 @@ class Call:
     def __init__(
         self,
         connection: Connection,
-        words: Sequence[str],
+        arguments: Sequence[str],
         show: Callable[[bytes], object] | None = None,
         *,
         upload: Upload | None = None,
         out: int = subprocesses.NOWHERE,
     ) -> None:
-        self.connection, self.words, self.upload = connection, list(words), upload
+        self.connection, self.words, self.upload = connection, list(arguments), upload
         self.show = show or self._keep
         self.nonce = secrets.token_hex(8)
         self.facts: CallFacts = {}
@@ -324,9 +324,9 @@ class Call:
         return LinkError(message, place=host, hint=f"{nothing}Try again.")
 
 
-def run(connection: Connection, words: Sequence[str], upload: Upload | None = None) -> int:
+def run(connection: Connection, arguments: Sequence[str], upload: Upload | None = None) -> int:
     """Run a command of the login node's hpcml, pass on its output, and return its exit status."""
-    call = Call(connection, words, Guard(sys.stderr), upload=upload, out=subprocesses.PIPE)
+    call = Call(connection, arguments, Guard(sys.stderr), upload=upload, out=subprocesses.PIPE)
     reader = threading.Thread(target=call.pass_on, args=(call.child.out, Guard(sys.stdout)), daemon=True)
     reader.start()
     try:
@@ -337,9 +337,9 @@ def run(connection: Connection, words: Sequence[str], upload: Upload | None = No
         if not upload:
             raise
         run_id = call.facts.get("run")
-        what = f"to find out: hpcml --host {connection.host} status {run_id}" if run_id else "nothing was submitted"
+        advice = f"to find out: hpcml --host {connection.host} status {run_id}" if run_id else "nothing was submitted"
         say("", sys.stderr)
-        say(f"Interrupted; {what}.", sys.stderr)
+        say(f"Interrupted; {advice}.", sys.stderr)
         return 130
     finally:
         call.stop()
@@ -475,23 +475,23 @@ class Delivery:
             raise self._refusal(delivery)
         return delivery
 
-    def _refusal(self, facts: dict[str, Any]) -> HpcmlError:
+    def _refusal(self, answer: dict[str, Any]) -> HpcmlError:
         path, host = self.path, self.host
-        if facts["refused"] == "there":
+        if answer["refused"] == "there":
             hint = "Choose another with -o, or use --force."
             return UsageError(f"{path} already exists on {host}", place=self.command, hint=hint)
-        if facts["refused"] == "folder":
+        if answer["refused"] == "folder":
             hint = "Create it there, or choose another place with -o. Relative paths start in your home folder there."
             return StorageError(f"The folder for {path} does not exist on {host}", place=self.command, hint=hint)
-        if facts["refused"] == "open":
+        if answer["refused"] == "open":
             hint = "Choose your own folder with -o. Its parents must be yours or root's, not group-writable."
-            what = f"Other users may replace files in the folder of {path} on {host}"
-            return StorageError(what, place=self.command, hint=hint)
+            problem = f"Other users may replace files in the folder of {path} on {host}"
+            return StorageError(problem, place=self.command, hint=hint)
         hint = "Free space there, or choose another place with -o."
-        if facts["refused"] == "room":
-            why = f"{format_bytes(facts.get('free', 0))} are free"
+        if answer["refused"] == "room":
+            why = f"{format_bytes(answer.get('free', 0))} are free"
             return StorageError(f"There is no space for {path} on {host}: {why}", place=self.command, hint=hint)
-        why = facts.get("why") or facts["refused"]
+        why = answer.get("why") or answer["refused"]
         return StorageError(f"{path} cannot be written on {host}: {why}", place=self.command, hint=hint)
 
     def _why(self, child: subprocesses.Child) -> HpcmlError:

@@ -129,9 +129,9 @@ def main() -> int:
     source = sys.stdin.buffer
     ask = json.loads(source.readline().decode())
 
-    def answer(**facts: object) -> None:
+    def answer(**fields: object) -> None:
         with contextlib.suppress(OSError):  # the laptop has gone
-            sys.stdout.write(ask["mark"] + " " + json.dumps(facts) + "\n")
+            sys.stdout.write(ask["mark"] + " " + json.dumps(fields) + "\n")
             sys.stdout.flush()
 
     try:

@@ -228,7 +228,7 @@ class LocalRoute:
 Route = SshRoute | LocalRoute
 
 
-def start(name: str, connection: Connection | None, facts: RunFacts, service: str) -> Route:
+def start(name: str, connection: Connection | None, run: RunFacts, service: str) -> Route:
     """Open a route to a service of a run and return it when it can listen on a port.
 
     Parameters
@@ -250,8 +250,8 @@ def start(name: str, connection: Connection | None, facts: RunFacts, service: st
         If the connection to the login node is gone.
     """
     if connection is None:
-        return LocalRoute(facts.services[service])
-    return {"direct": _direct, "twohop": _twohop, "srun": _srun}[name](connection, facts, service)
+        return LocalRoute(run.services[service])
+    return {"direct": _direct, "twohop": _twohop, "srun": _srun}[name](connection, run, service)
 
 
 def in_order(connection: Connection | None, wanted: str) -> list[str]:
@@ -280,14 +280,14 @@ def _control(connection: Connection) -> Path:
     return ssh.control_socket(connection.places.control, f"{connection.name}-{os.urandom(4).hex()}")
 
 
-def _serve(what: str, facts: RunFacts, service: str, *options: str) -> list[str]:
+def _serve(role: str, run: RunFacts, service: str, *options: str) -> list[str]:
     """Return the words that have the login node's hpcml serve this tunnel."""
-    return ["tunnel", "--serve", what, *options, f"--service={service}", "--", facts.run]
+    return ["tunnel", "--serve", role, *options, f"--service={service}", "--", run.run]
 
 
-def _direct(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
+def _direct(connection: Connection, run: RunFacts, service: str) -> SshRoute:
     """The laptop is let in by the node itself; the login node only passes bytes on."""
-    target, control = facts.services[service], _control(connection)
+    target, control = run.services[service], _control(connection)
     settings = ssh.options(
         ControlMaster="yes",
         ControlPersist="no",
@@ -314,10 +314,10 @@ def _as_on_login(connection: Connection, node: str) -> list[str]:
     return options
 
 
-def _twohop(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
+def _twohop(connection: Connection, run: RunFacts, service: str) -> SshRoute:
     """The login node is let in by the node; a socket in a folder of the user's own lies between the two."""
-    call = Call(connection, _serve("hop", facts, service))
-    route = SshRoute("twohop", connection, facts.services[service], call, connection.control)
+    call = Call(connection, _serve("hop", run, service))
+    route = SshRoute("twohop", connection, run.services[service], call, connection.control)
     try:
         call.begin()
         route.target = call.fact("socket", READY["twohop"]) or ""
@@ -329,13 +329,13 @@ def _twohop(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
     return route
 
 
-def _srun(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
+def _srun(connection: Connection, run: RunFacts, service: str) -> SshRoute:
     """Nobody is let in by the node: an sshd in a job step speaks over srun's input and output, and opens no port."""
     folder = process_folder(connection.places.files, "session-")
     try:
         key, known_hosts, public = folder / "key", folder / "known_hosts", _session_key(folder)
-        remote, host_key = _prepared(connection, _serve("prepare", facts, service, f"--key={public}"))
-        name, control = f"hpcml-job-{facts.job}", _control(connection)
+        remote, host_key = _prepared(connection, _serve("prepare", run, service, f"--key={public}"))
+        name, control = f"hpcml-job-{run.job}", _control(connection)
         files.write(known_hosts, f"{name} {host_key}\n")
         settings = ssh.options(
             ControlMaster="yes",
@@ -351,12 +351,12 @@ def _srun(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
             HostKeyAlias=name,
             ServerAliveInterval="15",
             ForwardAgent="no",
-            ProxyCommand=proxy(connection.hpcml(*_serve("relay", facts, service, f"--relay={Path(remote).name}"))),
+            ProxyCommand=proxy(connection.hpcml(*_serve("relay", run, service, f"--relay={Path(remote).name}"))),
             User=connection.user,
         )
         command = ["ssh", "-F", "none", "-S", literal(str(control)), "-NT", *settings, "--", name]
         child = subprocesses.Child(command)
-        route = SshRoute("srun", connection, facts.services[service], child, control, folder)
+        route = SshRoute("srun", connection, run.services[service], child, control, folder)
         route.cleanup = connection.command(["rm", "-rf", "--", remote])
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -364,9 +364,9 @@ def _srun(connection: Connection, facts: RunFacts, service: str) -> SshRoute:
     return _wait(route)
 
 
-def _prepared(connection: Connection, words: list[str]) -> Relay:
+def _prepared(connection: Connection, command: list[str]) -> Relay:
     """Have the login node prepare an sshd."""
-    call = Call(connection, words)
+    call = Call(connection, command)
     try:
         call.begin()
         relay: Relay | None = call.fact("relay", READY["srun"])

@@ -40,18 +40,18 @@ class RemoteSession:
 
     def __init__(self, header: Mapping[str, Any], source: int) -> None:
         self.header, self.source = header, source
-        self.words = [str(word) for word in header["words"]]
+        self.arguments = [str(word) for word in header["words"]]
         self.host = str(header.get("host", ""))  # how the laptop names this machine; older versions do not say it
         self.staging: Path | None = None
         self._go = threading.Event()
         self._quiet = threading.Lock()  # held while the laptop's end may not interrupt
         self._over = self._gone = False
 
-    def say(self, **facts: Any) -> None:
+    def say(self, **fields: Any) -> None:
         """Tell the laptop a fact; one that has gone does not hear it."""
         with contextlib.suppress(OSError):
             sys.stderr.flush()
-            os.write(2, mark(self.header["nonce"], **facts))
+            os.write(2, mark(self.header["nonce"], **fields))
 
     def read(self, most: int) -> bytes:
         """Return some bytes of the input, none at its end."""
@@ -174,7 +174,7 @@ def serve(call: Callable[[list[str], RemoteSession], int]) -> int:
         session.say(exit_status=ConfigError.exit_status)
         message = f"Protocol version mismatch: laptop {protocol}, cluster {PROTOCOL}"
         raise ConfigError(message, place="hpcml", hint="Update the older hpcml.")
-    if session.words[:1] not in (["submit"], ["fetch"]):
+    if session.arguments[:1] not in (["submit"], ["fetch"]):
         session.watch()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -182,7 +182,7 @@ def serve(call: Callable[[list[str], RemoteSession], int]) -> int:
         home = process_environment().get("HOME", "/")
         with files(Path(home)):
             os.chdir(home)
-        status = call(session.words, session)
+        status = call(session.arguments, session)
     except BaseException:
         session.clean()
         raise

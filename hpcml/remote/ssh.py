@@ -108,7 +108,7 @@ def places(control: str = "~/.hpcml/cm") -> Places:
     """
     home = process_environment().get("HOME", "")
     if not home.startswith("/"):
-        raise StorageError("HOME is not set", place="HOME", hint="Set it: ssh's files are in it.")
+        raise StorageError("HOME is not set", place="HOME", hint="Set it to your home folder, with ssh's files.")
     folder = Path(f"{home}/{control[2:]}" if control.startswith("~/") else control)
     for path in (both := Places(Path(home) / ".hpcml" / "ssh", folder)):
         private_folder(path)
@@ -366,7 +366,7 @@ def warning(certificates: Sequence[float], until: float | None, now: float, rene
     ends = max(certificates)
     again = f": {renew}" if renew else ""
     if ends <= now:
-        return f"your certificate ended {clock(ends, now)}; a new login needs a new one{again}"
+        return f"your certificate expired {clock(ends, now)}; a new login needs a new one{again}"
     if until is not None and ends < until:
         return (
             f"your certificate ends {clock(ends, now)}, the run {clock(until, now)}: an open tunnel stays open, "
@@ -383,7 +383,7 @@ def literal(word: str) -> str:
     return word.replace("%", "%%")
 
 
-def proxy(words: Sequence[str], *, destination: bool = False) -> str:
+def proxy(command: Sequence[str], *, destination: bool = False) -> str:
     """Return a command for ``ProxyCommand``, which ssh hands to a shell: each word quoted, and none of it replaced.
 
     Parameters
@@ -391,7 +391,7 @@ def proxy(words: Sequence[str], *, destination: bool = False) -> str:
     destination
         Whether ``-W`` and the host and port that ssh wants to reach belong to it.
     """
-    quoted = [shlex.quote(literal(word)) for word in words]
+    quoted = [shlex.quote(literal(word)) for word in command]
     if destination:
         quoted[-1:-1] = ["-W", "'[%h]:%p'"]
     return " ".join(quoted)
@@ -520,21 +520,21 @@ class Connection:
 
     # -- using -----------------------------------------------------------------------------------------------------
 
-    def command(self, words: Sequence[str], control: Path | None = None) -> list[str]:
+    def command(self, arguments: Sequence[str], control: Path | None = None) -> list[str]:
         """Return the arguments that run a command on the login node; without the connection they fail at once.
 
         ``control`` is the control socket of another open connection, where the command is to go over that one.
         """
-        return self._command(shlex.join(words), control)
+        return self._command(shlex.join(arguments), control)
 
-    def hpcml(self, *words: str) -> list[str]:
+    def hpcml(self, *arguments: str) -> list[str]:
         """Return the arguments that run the cluster's own hpcml; ``login.hpcml`` may hold options."""
         program = _FIND.replace("PROGRAM", "hpcml") if self.login.hpcml == "hpcml" else self.login.hpcml
-        return self._command(f"{program} {shlex.join(words)}")
+        return self._command(f"{program} {shlex.join(arguments)}")
 
-    def python(self, *words: str) -> list[str]:
+    def python(self, *arguments: str) -> list[str]:
         """Return the arguments that run a Python 3 of the cluster, which may be too old for hpcml."""
-        return self._command(f"{_FIND.replace('PROGRAM', 'python3')} {shlex.join(words)}")
+        return self._command(f"{_FIND.replace('PROGRAM', 'python3')} {shlex.join(arguments)}")
 
     def _command(self, text: str, control: Path | None = None) -> list[str]:
         return [*self.over(control), "-T", "--", self.host, text]

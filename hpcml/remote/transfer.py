@@ -128,7 +128,7 @@ def parts_of(name: str) -> list[str]:
         bad = True  # half a character, which no file system holds
     if bad or any(part in ("", ".", "..") for part in parts):
         hint = "Nothing was written for it. Check whether someone tampered with the folder or with hpcml there."
-        raise StorageError("A file name that leads out of the folder is refused", place=repr(name), hint=hint)
+        raise StorageError("hpcml refused a file name outside the folder", place=repr(name), hint=hint)
     return parts
 
 

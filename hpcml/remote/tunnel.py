@@ -122,7 +122,7 @@ class Tunnel:
     ) -> None:
         self.cluster, self.request, self.say, self.opened, self.ask = cluster, request, say, opened, ask
         self.phase = _Phase(State.CONNECTING)
-        self.facts: RunFacts | None = None
+        self.latest: RunFacts | None = None
         self.open: _Open | None = None
         self.port = 0  # that it was open on last
         self.shown: tuple[str, ...] = ()
@@ -167,7 +167,7 @@ class Tunnel:
             self.close()
         self.phase = _Phase(state, due, deadline)
 
-    def step(self, facts: RunFacts) -> None:
+    def step(self, run: RunFacts) -> None:
         """Take in how the run is, change the state accordingly, and do what is due in it.
 
         Raises
@@ -175,12 +175,12 @@ class Tunnel:
         HpcmlError
             If the tunnel ends by it, otherwise than with a good end of the run.
         """
-        self.facts, service = facts, facts.services.get(self.request.service)
-        if facts.over:
+        self.latest, service = run, run.services.get(self.request.service)
+        if run.over:
             self._become(State.ENDED)
-            _show_end(facts, self.say)
+            _show_end(run, self.say)
             return
-        self._show(facts, service)
+        self._show(run, service)
         if self.open and service != self.open.service:
             if self.connection:
                 self.say(_moved(self.request.service, self.open.service, service))
@@ -194,10 +194,10 @@ class Tunnel:
             self._become(State.OPENING)
         if service and time.monotonic() >= self.phase.due:
             if self.open:
-                self._look(facts, self.open)
+                self._look(run, self.open)
             else:
-                self._open_or_wait(facts, service)
-        self._warn(facts)
+                self._open_or_wait(run, service)
+        self._warn(run)
 
     def _lose(self, connection: Connection) -> None:
         """Enter LOST unless another command has logged in again already."""
@@ -241,29 +241,29 @@ class Tunnel:
             if standing:
                 self.step(standing)
 
-    def _show(self, facts: RunFacts, service: Service | None) -> None:
+    def _show(self, run: RunFacts, service: Service | None) -> None:
         """Say how the run is, once for each change; nothing while the tunnel is open."""
-        message = facts.message
-        if facts.state == "PENDING":
+        message = run.message
+        if run.state == "PENDING":
             if any(sign in message for sign in _NEVER):
                 self.close()
-                hint = f"Show it: hpcml status {facts.run}. Cancel it: hpcml cancel {facts.run}."
+                hint = f"Show it: hpcml status {run.run}. Cancel it: hpcml cancel {run.run}."
                 message = f"The run will not start: {message}"
-                raise HpcmlError(message, place=f"job {facts.job}", hint=hint, exit_status=UNAVAILABLE)
-            estimate = facts.estimate
+                raise HpcmlError(message, place=f"job {run.job}", hint=hint, exit_status=UNAVAILABLE)
+            estimate = run.estimate
             message += f"; Slurm's estimate of the start: {estimate}" if estimate else "; Slurm has no estimate yet"
-        shown = (facts.state, message)
+        shown = (run.state, message)
         opens_at_once = service is not None and self.connection is None
         if shown != self.shown and not self.open and not opens_at_once:
-            self.say(f"{facts.run} is {facts.state}: {message}.")
+            self.say(f"{run.run} is {run.state}: {message}.")
         self.shown = shown
 
     # -- OPENING -----------------------------------------------------------------------------------------------------
 
-    def _open_or_wait(self, facts: RunFacts, service: Service) -> None:
+    def _open_or_wait(self, run: RunFacts, service: Service) -> None:
         """Open the tunnel; where it was open before, a failure may be the run's end, which Slurm tells later."""
         try:
-            self._open(facts, service)
+            self._open(run, service)
         except (TunnelError, ServiceGoneError) as error:
             now, deadline = time.monotonic(), self.phase.deadline
             if not self.port or now > deadline:
@@ -273,17 +273,17 @@ class Tunnel:
                 self.say(f"{error.message}; waiting for the cluster's answer about the run.")
             self._become(State.OPENING, now + RETRY, deadline)
 
-    def _open(self, facts: RunFacts, service: Service) -> None:
+    def _open(self, run: RunFacts, service: Service) -> None:
         """Find a route to the service and see that it answers there; the first that works is remembered."""
         refused: list[HpcmlError] = []
         for name in routes.in_order(self.connection, self.request.route):
             try:
-                route = routes.start(name, self.connection, facts, self.request.service)
+                route = routes.start(name, self.connection, run, self.request.service)
             except (TunnelError, ServiceGoneError) as error:
                 refused.append(error)
                 continue
             try:
-                token, wrong = self._through(route, facts, service)
+                token, wrong = self._through(route, run, service)
                 if wrong:
                     refused.append(route.failure(wrong))
                     route.close()
@@ -297,28 +297,28 @@ class Tunnel:
             routes.remember(self.connection, name)
             self.opened(self.port, service, token, name)
             return
-        raise self._refusal(refused, facts, service)
+        raise self._refusal(refused, run, service)
 
-    def _refusal(self, refused: list[HpcmlError], facts: RunFacts, service: Service) -> HpcmlError:
+    def _refusal(self, refused: list[HpcmlError], run: RunFacts, service: Service) -> HpcmlError:
         """Return what it means that no route leads to the service."""
         name = self.request.service
         if self.connection is None:
-            hint = f"See hpcml status {facts.run}."
+            hint = f"See hpcml status {run.run}."
             message = f"The {name} does not answer: {refused[0].message}"
             return ServiceGoneError(message, place=service.socket, hint=hint)
         quote = tuple(f"{error.place}: {error.message}" for error in refused)
         if any(isinstance(error, ServiceGoneError) for error in refused):
-            hint = f"See hpcml status {facts.run} (on the cluster)."
+            hint = f"See hpcml status {run.run} (on the cluster)."
             message = f"The {name}'s socket is not on {service.node}"
             return ServiceGoneError(message, place=service.socket, hint=hint, quote=quote)
         hint = "Show these lines to the site's support. A tunnel needs ssh or srun --overlap."
         message = f"The site does not allow a tunnel to {service.node}"
         return TunnelError(message, place=self.connection.host, hint=hint, quote=quote)
 
-    def _through(self, route: routes.Route, facts: RunFacts, service: Service) -> tuple[str, str]:
+    def _through(self, route: routes.Route, run: RunFacts, service: Service) -> tuple[str, str]:
         """Put the route on a local port and look through it; return the token, and what is wrong or nothing."""
         host, chosen = self.connection.host if self.connection else "", self.request.port
-        first = self.port or chosen or routes.port_of(host, facts.run, self.request.service)
+        first = self.port or chosen or routes.port_of(host, run.run, self.request.service)
         port = next((port for port in ([first] if chosen else routes.candidates(first)) if route.listen(port)), 0)
         if not port:
             raise _port_taken(first, chosen=bool(chosen))
@@ -332,22 +332,22 @@ class Tunnel:
 
     # -- OPEN --------------------------------------------------------------------------------------------------------
 
-    def _look(self, facts: RunFacts, link: _Open) -> None:
+    def _look(self, run: RunFacts, link: _Open) -> None:
         """Look through the open tunnel; a service that has not answered several times is gone."""
         self.phase = self.phase._replace(due=time.monotonic() + PROBE)
         wrong = routes.look(self.port, link.service, link.token)
         link.misses = link.misses + 1 if wrong else 0
         if link.misses >= MISSES:
-            hint = f"See its log: hpcml logs {facts.run} scheduler (on the cluster)."
+            hint = f"See its log: hpcml logs {run.run} scheduler (on the cluster)."
             message = f"The {self.request.service} does not answer, but the run continues: {wrong}"
             place = f"{link.service.node}:{link.service.socket}"
             raise ServiceGoneError(message, place=place, hint=hint)
 
-    def _warn(self, facts: RunFacts) -> None:
+    def _warn(self, run: RunFacts) -> None:
         """Say that the run's time limit is near."""
-        if self.open is None or not facts.ends:
+        if self.open is None or not run.ends:
             return
-        left = facts.ends - time.time()
+        left = run.ends - time.time()
         due = [limit for limit in WARN if left <= limit and limit not in self.warned]
         if due and left > 0:
             self.warned |= set(due)
@@ -417,9 +417,9 @@ def _remote_failure(call: Call, exit_status: int) -> HpcmlError:
     return HpcmlError(message, place=call.connection.host, hint=" ".join(lines[1:]), exit_status=status)
 
 
-def _show_end(facts: RunFacts, say: Callable[[str], None]) -> None:
+def _show_end(run: RunFacts, say: Callable[[str], None]) -> None:
     """Say how the run ended; raise unless it ended well."""
-    say(f"{facts.run} has ended: {facts.message}.")
-    if facts.exit_status:
-        message = f"The run ended with status {facts.exit_status}: {facts.message}"
-        raise HpcmlError(message, place=facts.run, hint=facts.hint, exit_status=UNAVAILABLE, quote=facts.quote)
+    say(f"{run.run} has ended: {run.message}.")
+    if run.exit_status:
+        message = f"The run ended with status {run.exit_status}: {run.message}"
+        raise HpcmlError(message, place=run.run, hint=run.hint, exit_status=UNAVAILABLE, quote=run.quote)

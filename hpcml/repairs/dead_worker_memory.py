@@ -98,16 +98,16 @@ def _mappings(driver: Any) -> Iterator[tuple[int, int]]:
         address = -(-low // PAGE) * PAGE
         while address < high:
             if time.monotonic() > ends:
-                raise MarkError(f"the mapped memory was not looked through within {_LONGEST_LOOK:g} s")
+                raise MarkError(f"the mapped memory was not searched within {_LONGEST_LOOK:g} s")
             status, start = driver.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address)
             if int(status) != 0 or not int(start):
                 address += PAGE
                 continue
             (size,) = _called(driver.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_RANGE_SIZE, address))
-            (own,) = _called(
+            (mappings,) = _called(
                 driver.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address)
             )
-            if not own:
+            if not mappings:
                 yield int(start), int(size)
             address = max(address + PAGE, -(-(int(start) + int(size)) // PAGE) * PAGE)
 
@@ -166,9 +166,9 @@ async def let_go(memory: Mapping[str, Any]) -> None:
     try:
         released = await asyncio.to_thread(release, Marker(str(memory["text"]), int(memory["offset"])))
     except MarkError as error:
-        print(f"hpcml: the memory of {memory['address']} may stay held here: {error}.", file=sys.stderr, flush=True)
+        print(f"hpcml: the memory of {memory['address']} may stay allocated: {error}.", file=sys.stderr, flush=True)
     else:
-        print(f"hpcml: let go of {released / 1024**3:.1f} GiB of {memory['address']}, which has died.", flush=True)
+        print(f"hpcml: released {released / 1024**3:.1f} GiB of {memory['address']}, a worker that died.", flush=True)
 
 
 class Neighbours:
@@ -178,12 +178,12 @@ class Neighbours:
         self._memories: dict[str, Mapping[str, Any]] = {}
         self._machines: dict[str, str] = {}
 
-    def add(self, facts: Mapping[str, Any]) -> None:
+    def add(self, worker: Mapping[str, Any]) -> None:
         """Take in what a worker says of its memory; one without this repair says nothing of it."""
-        if "machine" in facts:
-            self._machines[facts["address"]] = facts["machine"]
-        if "text" in facts:
-            self._memories[facts["address"]] = {name: facts[name] for name in ("address", *Marker._fields)}
+        if "machine" in worker:
+            self._machines[worker["address"]] = worker["machine"]
+        if "text" in worker:
+            self._memories[worker["address"]] = {name: worker[name] for name in ("address", *Marker._fields)}
 
     def remove(self, scheduler: Scheduler, worker: str) -> None:
         """Ask the neighbours of a worker that has gone to release its memory; at the run's end all becomes free."""

@@ -24,16 +24,16 @@ _LOADER = "rapids_dask_dependency.dask_loader"  # of 26.10: installed by a .pth 
 class _Importlib:
     """The module importlib for that finder, with another ``util.find_spec``."""
 
-    def __init__(self, own: Any) -> None:
-        self.own, self.util = own, self
+    def __init__(self, package: Any) -> None:
+        self.package, self.util = package, self
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
+        return getattr(self.package, name)
 
     def find_spec(self, name: str) -> ModuleSpec | None:
         """Return the spec of a module whose parent is there, or being imported."""
         parent = sys.modules.get(name.rpartition(".")[0])
-        spec: ModuleSpec | None = self.own.machinery.PathFinder.find_spec(name, getattr(parent, "__path__", None))
+        spec: ModuleSpec | None = self.package.machinery.PathFinder.find_spec(name, getattr(parent, "__path__", None))
         return spec
 
 

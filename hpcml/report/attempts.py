@@ -47,9 +47,9 @@ class Ending(NamedTuple):
         return {**self.end.as_json(), "exit_status": status, **others, **lines}
 
 
-def cause_sentence(cause: str, *, known: bool, occurrences: int = 0, nodes: Sequence[str] = ()) -> str:
+def cause_sentence(cause: str, *, evident: bool, occurrences: int = 0, nodes: Sequence[str] = ()) -> str:
     """Return a cause in one line."""
-    text = cause[:1].upper() + cause[1:] if known else f"Not known: {cause}"
+    text = cause[:1].upper() + cause[1:] if evident else f"Not known: {cause}"
     named = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more nodes" if len(nodes) > 4 else "")
     if occurrences > 1:
         text += f" ({occurrences} times{f' on {named}' if named else ''})"
@@ -107,7 +107,7 @@ def ending_of(paths: RunPaths, attempt: AttemptPaths, kind: Kind, times: Mapping
     judged = judgement.of_run(paths, attempt, judgement.Case(end, kind, times, form=form))
     if judged is None:
         return Ending(end, next_step=end.hint)
-    cause = cause_sentence(judged.what, known=judged.known, occurrences=judged.occurrences, nodes=judged.nodes)
+    cause = cause_sentence(judged.what, evident=judged.known, occurrences=judged.occurrences, nodes=judged.nodes)
     return Ending(end, cause, judged.evidence, judged.followed, judged.remedy or end.hint)
 
 

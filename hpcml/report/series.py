@@ -79,10 +79,10 @@ def nodes(attempt: AttemptPaths, most: int = 0) -> dict[str, Node]:
 
 def increase(counters: Column) -> float | None:
     """Return what a counter went up by in all, over its resets; None if nothing is known."""
-    known = [value for value in counters if value is not None]
-    if len(known) < 2:
+    numbers = [value for value in counters if value is not None]
+    if len(numbers) < 2:
         return None
-    return sum(max(0.0, now - before) for before, now in itertools.pairwise(known))
+    return sum(max(0.0, now - before) for before, now in itertools.pairwise(numbers))
 
 
 def in_order(rows: Iterable[T]) -> list[T]:
@@ -192,12 +192,12 @@ def _shares(ledger: Ledger, accounting: Accounting) -> dict[str, float]:
 def _of_the_script(unit: str, by_node: Mapping[str, Node], begin: float, end: float) -> dict[str, float]:
     """Return what GPUs or cores did while the script ran."""
     gpus = [_between(node.t, gpu.columns.use, begin, end) for node in by_node.values() for gpu in node.gpus]
-    if known := [use for use in gpus if use]:
-        means = [statistics.fmean(use) for use in known]
+    if used := [use for use in gpus if use]:
+        means = [statistics.fmean(use) for use in used]
         middle = statistics.median(means)
         figures = {
-            "gpus": float(len(known)),
-            "gpus_unused": float(sum(not any(use) for use in known)),
+            "gpus": float(len(used)),
+            "gpus_unused": float(sum(not any(use) for use in used)),
             "gpu_use": statistics.fmean(means),
         }
         return figures | ({"imbalance": 100 * (middle - min(means)) / middle} if middle > 0 and len(means) > 1 else {})

@@ -33,8 +33,8 @@ def request_of(given: Mapping[str, Any], code: Code) -> RunRequest:
             continue
         if option.kinds and request.kind not in option.kinds:
             kinds = " and ".join(sorted(option.kinds))
-            message = f"{option.word} is for runs of kind {kinds}, and this run is of kind {request.kind}"
-            raise UsageError(message, place=option.word, hint="Leave it out.")
+            message = f"{option.word} is for runs of kind {kinds}, but this run is of kind {request.kind}"
+            raise UsageError(message, place=option.word, hint="Remove it.")
         if name in request.optional:
             values[name] = option.read(given[name], option.word)
     if "gpus_per_node" in values:
@@ -66,16 +66,16 @@ def given_by_keywords(keywords: Mapping[str, Any], allowed: Collection[str], cal
     given: dict[str, Any] = {}
     for name, value in keywords.items():
         if name not in allowed:
-            hint = "Leave it out; hpcml.submit() has it." if name in of("python") else instead(as_word(name))
+            hint = "Remove it; hpcml.submit() has it." if name in of("python") else instead(as_word(name))
             hint = hint or did_you_mean(
-                nearest(name, allowed), "hpcml submit --help lists them; what waits is run.wait()."
+                nearest(name, allowed), "hpcml submit --help lists them. To wait, use run.wait()."
             )
             raise UsageError(f"{caller} has no option '{name}'", place=f"{name}={value!r}", hint=hint)
         if value is None or value is False:
             continue
         option = OPTIONS[name]
         if option.is_flag and value is not True:
-            raise UsageError(f"'{name}' takes True or False", place=f"{name}={value!r}", hint=f"Write {name}=True.")
+            raise UsageError(f"'{name}' must be True or False", place=f"{name}={value!r}", hint=f"Write {name}=True.")
         if option.passed:
             passed = option.word if option.is_flag else f"{option.word}={as_text(value)}"
             given.setdefault("sbatch", []).append(passed)

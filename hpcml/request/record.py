@@ -15,7 +15,7 @@ from hpcml.units import Memory, TimeLimit
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 LONGEST_NAME = 64
 NOT_SAID = -1  # a count that the user did not give
-ENDS = {"ok": "to end well", "any": "to end", "fail": "to fail"}
+ENDS = {"ok": "to succeed", "any": "to end", "fail": "to fail"}
 _MEASURES: dict[str, tuple[type[TimeLimit | Memory], str]] = {
     "time": (TimeLimit, "See sbatch(1), --time."),
     "memory_per_node": (Memory, "Units are powers of 1024."),
@@ -34,8 +34,8 @@ class Awaited(NamedTuple):
         """Read ``RUN`` or ``RUN:ok|any|fail``; UsageError if the text is neither."""
         run, colon, when = text.partition(":")
         if not run or (colon and when not in ENDS):
-            hint = "Write RUN (it is to end well), RUN:any or RUN:fail."
-            raise UsageError(f"'{text}' does not say which run to wait for", place="--after", hint=hint)
+            hint = "Write RUN (after success), RUN:any or RUN:fail."
+            raise UsageError(f"'{text}' does not name a run to wait for", place="--after", hint=hint)
         return cls(run, when or "ok")
 
     @property
@@ -43,7 +43,7 @@ class Awaited(NamedTuple):
         """The same as :meth:`of` reads it."""
         return f"{self.run}:{self.when}"
 
-    def words(self) -> str:
+    def clause(self) -> str:
         """Return the end that is waited for, in words."""
         return f"{self.run} {ENDS[self.when]}"
 
@@ -199,7 +199,7 @@ def job_name(spec: RunRequest) -> str:
     if spec.name:
         if _NOT_IN_A_NAME.search(spec.name) or len(spec.name) > LONGEST_NAME or not spec.name[0].isalnum():
             hint = f"Use letters, digits, '.', '_' and '-', at most {LONGEST_NAME}, a letter or digit first."
-            raise UsageError(f"The name {spec.name!r} cannot be used", place="--name", hint=hint)
+            raise UsageError(f"{spec.name!r} is not a valid name", place="--name", hint=hint)
         return spec.name
     name = spec.code.script.name if spec.code.form is Form.MODULE else spec.code.script.stem
     return _NOT_IN_A_NAME.sub("-", name).strip("-._")[:LONGEST_NAME] or "run"

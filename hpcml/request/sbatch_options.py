@@ -18,31 +18,31 @@ _MODULES = "Use --set 'runtime.modules=[\"NAME\"]', or write it into the site's 
 INSTEAD = {
     "--module": _MODULES,
     "--modules": _MODULES,
-    "--gpus": "Use --gpus-per-node: GPUs are asked for by node.",
-    "-G": "Use --gpus-per-node: GPUs are asked for by node.",
+    "--gpus": "Use --gpus-per-node: hpcml requests GPUs per node.",
+    "-G": "Use --gpus-per-node: hpcml requests GPUs per node.",
     "--gpus-per-task": "Use --gpus-per-node: each GPU gets a worker.",
-    "--gpus-per-socket": "Use --gpus-per-node: GPUs are asked for by node.",
+    "--gpus-per-socket": "Use --gpus-per-node: hpcml requests GPUs per node.",
     "--ntasks": "Use --nodes, and --set workers.per_node=N for more workers on a node.",
     "-n": "Use --nodes (-N), and --set workers.per_node=N for more workers on a node.",
     "--ntasks-per-node": "Use --set workers.per_node=N: one task per node starts all its workers.",
-    "--cpus-per-task": "Use --cpus-per-node; --set workers.threads=N says how many threads a worker has.",
-    "-c": "Use --cpus-per-node; --set workers.threads=N says how many threads a worker has.",
+    "--cpus-per-task": "Use --cpus-per-node; --set workers.threads=N sets the threads of a worker.",
+    "-c": "Use --cpus-per-node; --set workers.threads=N sets the threads of a worker.",
     "--cpus-per-gpu": "Use --cpus-per-node.",
-    "--mem-per-cpu": 'Use --memory-per-node; with slurm.remove=["--mem"] in the profile it is asked for by CPU.',
+    "--mem-per-cpu": 'Use --memory-per-node; with slurm.remove=["--mem"] in the profile, hpcml requests it per CPU.',
     "--mem-per-gpu": "Use --memory-per-node.",
     "--array": _SWEEP,
     "-a": _SWEEP,
-    "--output": "The output is kept in the run's logs: hpcml logs.",
-    "-o": "The output is kept in the run's logs: hpcml logs.",
-    "--error": "The output is kept in the run's logs: hpcml logs.",
-    "-e": "The output is kept in the run's logs: hpcml logs.",
-    "--open-mode": "The output is kept in the run's logs: hpcml logs.",
-    "--chdir": "The script runs in the folder that you submit from: change to it first.",
-    "-D": "The script runs in the folder that you submit from: change to it first.",
+    "--output": "The output is in the run's logs: hpcml logs.",
+    "-o": "The output is in the run's logs: hpcml logs.",
+    "--error": "The output is in the run's logs: hpcml logs.",
+    "-e": "The output is in the run's logs: hpcml logs.",
+    "--open-mode": "The output is in the run's logs: hpcml logs.",
+    "--chdir": "The script runs in the folder of the submission. Change to it first.",
+    "-D": "The script runs in the folder of the submission. Change to it first.",
     "--export": "Use --env NAME=VALUE.",
     "--export-file": "Use --env-file FILE.",
     "--signal": "Use --set slurm.signal_lead=TIME.",
-    "--comment": "By its comment hpcml finds the job again; --name names it.",
+    "--comment": "hpcml finds the job by its comment. Use --name for a name.",
     "--clusters": "Submit on a login node of that cluster.",
     "--cluster": "Submit on a login node of that cluster.",
     "-M": "Submit on a login node of that cluster.",
@@ -73,12 +73,12 @@ def directive(text: str, place: str) -> tuple[str, str]:
     if not _DIRECTIVE.fullmatch(option):
         raise UsageError(f"'{text}' is not an option of sbatch", place=place, hint="Write --sbatch=--constraint=fast.")
     if equals and not value:
-        raise UsageError(f"{option} is empty", place=place, hint="Leave it out, or give it a value.")
+        raise UsageError(f"{option} is empty", place=place, hint="Remove it, or give it a value.")
     if option != "--gres" and (why := instead(option) or _NAMES.get(option, "")):
-        raise UsageError(f"{option} is not passed to sbatch: hpcml decides it", place=place, hint=why)
+        raise UsageError(f"{option} is not passed to sbatch: hpcml sets it", place=place, hint=why)
     if option == "--gres" and "gpu" in re.split(r"[:,]", value):
         hint = "Use --gpus-per-node N or TYPE:N."
-        raise UsageError("--gres=gpu is not passed to sbatch: hpcml decides it", place=place, hint=hint)
+        raise UsageError("--gres=gpu is not passed to sbatch: hpcml sets it", place=place, hint=hint)
     return option, value
 
 

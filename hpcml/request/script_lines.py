@@ -56,7 +56,7 @@ def lay_below(given: dict[str, Any], script: Path, parser: ArgumentParser) -> tu
             else:
                 single[name] = (value, place)
     if unused:
-        note(f"of the #SBATCH lines in {script.name} these do not count, hpcml has no counterpart: {', '.join(unused)}")
+        note(f"hpcml ignores these #SBATCH lines in {script.name}: {', '.join(unused)}")
     return tuple(_laid(given, single, several))
 
 
@@ -80,11 +80,11 @@ def _laid(
 
 def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[str, Any], list[str]]:
     """Return a line's options by name, and the words without an option of hpcml; only #SBATCH lines may have such."""
-    words = shlex.split(text.replace("--gres ", "--gres=") if sbatch else text, comments=sbatch)
-    if not sbatch and {"-h", "--help"} & set(words):
-        raise UsageError("--help is for the command line", hint="Take it out.")
-    words = _gpus_of_gres(words) if sbatch else words
-    options, rest = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
+    arguments = shlex.split(text.replace("--gres ", "--gres=") if sbatch else text, comments=sbatch)
+    if not sbatch and {"-h", "--help"} & set(arguments):
+        raise UsageError("--help is for the command line", hint="Remove it.")
+    arguments = _gpus_of_gres(arguments) if sbatch else arguments
+    options, rest = parser.parse_known_args([word for word in arguments if word not in ("-h", "--help")])
     if rest and not sbatch:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     values = {name: value for name, value in vars(options).items() if value not in (None, False, parser)}
@@ -93,15 +93,15 @@ def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[st
     typed = [name for name, option in OPTIONS.items() if "lines" not in option.takers]
     for name in [name for name in typed if values.pop(name, None)]:
         if not sbatch:
-            raise UsageError(f"{as_word(name)} is for the command line", hint="Take it out of the script.")
+            raise UsageError(f"{as_word(name)} is for the command line", hint="Remove it from the script.")
         rest.append(f"--{name}")
     return values, rest
 
 
-def _gpus_of_gres(words: list[str]) -> list[str]:
+def _gpus_of_gres(arguments: list[str]) -> list[str]:
     """Return the words of sbatch with the GPUs of ``--gres=gpu:4`` as hpcml's option."""
     options = []
-    for word in words:
+    for word in arguments:
         option, _, value = word.partition("=")
         if option != "--gres" or not value:
             options.append(word)

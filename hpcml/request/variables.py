@@ -42,7 +42,7 @@ def _read(path: Path, shown: str) -> list[str]:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8"
-        hint = "Name a file of lines NAME=VALUE."
+        hint = "Use a text file of NAME=VALUE lines."
         raise NotFoundError(f"The file of variables cannot be read: {why}", place=shown, hint=hint) from error
 
 
@@ -52,9 +52,9 @@ def _variable(text: str, place: str) -> tuple[str, str]:
     name = name.strip() if place != "--env" else name
     if not _NAME.fullmatch(name):
         shown = name if equals else "what is there"
-        raise UsageError(f"{shown!a} is not a variable's name", place=place, hint="Write NAME=VALUE.")
+        raise UsageError(f"{shown!a} is not a valid variable name", place=place, hint="Write NAME=VALUE.")
     if name.startswith("HPCML_"):
-        raise UsageError(f"{name} belongs to hpcml", place=place, hint="Use --set for the profile's values.")
+        raise UsageError(f"{name} is reserved for hpcml", place=place, hint="Use --set for values of the profile.")
     if not equals:
         here = layers.process_environment()
         if name not in here:

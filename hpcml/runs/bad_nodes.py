@@ -57,21 +57,21 @@ class Memory:
         """Return the runs of the last day whose cause is known already."""
         return set(self._read(now)[1])
 
-    def add(self, runs: Sequence[str], found: Sequence[BadNode], now: float) -> None:
+    def add(self, runs: Sequence[str], bad: Sequence[BadNode], now: float) -> None:
         """Remember the nodes that some judged runs have shown; a file that cannot be written is left as it is."""
         if not self.usable or not runs:
             return
         with self._locked() as locked:
             if locked:
                 nodes, judged = self._read(now)
-                for one in found:
+                for one in bad:
                     if now - one.time < DAY and (one.node not in nodes or nodes[one.node].time < one.time):
                         nodes[one.node] = one
                 judged |= dict.fromkeys(runs, now)
                 newest = sorted(nodes.values(), key=lambda one: one.time)[-_MOST:]
-                facts = {"nodes": [one._asdict() for one in newest], "judged": judged}
+                content = {"nodes": [one._asdict() for one in newest], "judged": judged}
                 with contextlib.suppress(OSError):  # a full disk is told by the submission, which needs more of it
-                    files.write(self.path, json.dumps(facts, indent=1) + "\n")
+                    files.write(self.path, json.dumps(content, indent=1) + "\n")
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
@@ -95,12 +95,12 @@ class Memory:
         if not self.usable:
             return nodes, judged
         try:
-            facts = files.read_json(self.path, _LIMIT)
-            for one in facts["nodes"]:
+            content = files.read_json(self.path, _LIMIT)
+            for one in content["nodes"]:
                 bad = BadNode(str(one["node"]), str(one["why"]), str(one["run"]), float(one["time"]))
                 if _NAME.fullmatch(bad.node) and abs(now - bad.time) < DAY:  # the node's clock may be ahead
                     nodes[bad.node] = bad
-            judged = {str(run): float(at) for run, at in facts["judged"].items() if abs(now - float(at)) < DAY}
+            judged = {str(run): float(at) for run, at in content["judged"].items() if abs(now - float(at)) < DAY}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return nodes, judged
         return nodes, judged
@@ -119,7 +119,7 @@ def _lock(descriptor: int) -> bool:
             return True
 
 
-def at_fault(known: Status, rule: str, nodes: Sequence[str]) -> tuple[str, ...]:
+def at_fault(current: Status, rule: str, nodes: Sequence[str]) -> tuple[str, ...]:
     """Return the nodes that a run failed on by their own fault, judged by the rule that tells its cause.
 
     What all nodes of a run show is none of theirs. A node that alone did not get its workers up, or could not use
@@ -127,23 +127,23 @@ def at_fault(known: Status, rule: str, nodes: Sequence[str]) -> tuple[str, ...]:
     """
     retry = BY_NAME[rule].retry if rule in BY_NAME else Retry.NONE
     if retry is Retry.EXCLUDE:
-        found = tuple(node for node in nodes if node in known.allocation.nodes)
+        held = tuple(node for node in nodes if node in current.allocation.nodes)
     elif (
-        known.ending.by == "hpcml"
+        current.ending.by == "hpcml"
         and retry is not Retry.MEMORY
-        and known.ending.exit_status in (errors.WORKERS_NEVER_CAME, errors.IMAGE)
+        and current.ending.exit_status in (errors.WORKERS_NEVER_CAME, errors.IMAGE)
     ):
         named = [
-            node for node in known.allocation.nodes if re.search(rf"(?:^|[:;] ){re.escape(node)}: ", known.message)
+            node for node in current.allocation.nodes if re.search(rf"(?:^|[:;] ){re.escape(node)}: ", current.message)
         ]
-        first = known.ending.exit_status == errors.IMAGE and named == list(
-            known.allocation.nodes[:1]
+        first = current.ending.exit_status == errors.IMAGE and named == list(
+            current.allocation.nodes[:1]
         )  # it is the first that tries
-        found = tuple(named) if len(named) == 1 and not first else ()
+        held = tuple(named) if len(named) == 1 and not first else ()
     else:
         return ()
-    alone = len(known.allocation.nodes) == 1 and retry is Retry.EXCLUDE
-    return found if alone or set(found) < set(known.allocation.nodes) else ()
+    alone = len(current.allocation.nodes) == 1 and retry is Retry.EXCLUDE
+    return held if alone or set(held) < set(current.allocation.nodes) else ()
 
 
 def learn(folder: Path, site: str, now: float) -> None:
@@ -153,36 +153,36 @@ def learn(folder: Path, site: str, now: float) -> None:
     recent = [run_id for run_id in directories.ids(folder) if any(day in run_id for day in days)]
     judged = memory.judged(now) if recent else set()
     ended: list[str] = []
-    found: list[BadNode] = []
+    bad: list[BadNode] = []
     end = time.monotonic() + _JUDGED_WITHIN
     for run_id in reversed(directories.newest(folder, [one for one in recent if one not in judged], _LOOKED_AT)):
         if time.monotonic() > end:
             break
         with contextlib.suppress(HpcmlError):  # one that cannot be read tells nothing; ls names it
             run = directories.load(folder / run_id)
-            known = status(run, ask=False)
-            if known.phase != "ended" or known.planned.site != site or run.may_start_again:
+            current = status(run, ask=False)
+            if current.phase != "ended" or current.planned.site != site or run.may_start_again:
                 continue
             ended.append(run_id)
-            if known.allocation.job and known.ending.exit_status:
+            if current.allocation.job and current.ending.exit_status:
                 from hpcml.runs import why
 
-                found += _shown_by(known, why.of_status(run, known))
-    memory.add(ended, found, now)
+                bad += _shown_by(current, why.of_status(run, current))
+    memory.add(ended, bad, now)
 
 
-def remember(known: Status, answer: Answer) -> None:
+def remember(current: Status, answer: Answer) -> None:
     """Remember the nodes that a run has shown, of which the cause has just been looked for."""
-    if known.phase != "ended" or not (known.allocation.job and answer.failed):
+    if current.phase != "ended" or not (current.allocation.job and answer.failed):
         return
-    memory, now = Memory(known.planned.site), time.time()
-    if known.run not in memory.judged(now):
-        memory.add([known.run], _shown_by(known, answer), now)
+    memory, now = Memory(current.planned.site), time.time()
+    if current.run not in memory.judged(now):
+        memory.add([current.run], _shown_by(current, answer), now)
 
 
-def _shown_by(known: Status, answer: Answer) -> list[BadNode]:
-    when = max(known.progress.times.values(), default=directories.submitted_at(known.run) or 0.0)
-    return [BadNode(node, answer.short, known.run, when) for node in at_fault(known, answer.rule, answer.nodes)]
+def _shown_by(current: Status, answer: Answer) -> list[BadNode]:
+    when = max(current.progress.times.values(), default=directories.submitted_at(current.run) or 0.0)
+    return [BadNode(node, answer.short, current.run, when) for node in at_fault(current, answer.rule, answer.nodes)]
 
 
 def sentence(bad: Sequence[BadNode]) -> str:
@@ -190,6 +190,6 @@ def sentence(bad: Sequence[BadNode]) -> str:
     first = bad[0]
     names = ",".join(one.node for one in bad)
     if len(bad) == 1:
-        return f"{first.node} failed a run within a day ({first.why}, {first.run}): leave it out with --exclude {names}"
-    words = "; ".join(f"{one.node}: {one.why}" for one in bad[:3]) + ("; …" if len(bad) > 3 else "")
-    return f"{len(bad)} nodes failed runs within a day ({words}): leave them out with --exclude {names}"
+        return f"{first.node} failed a run within a day ({first.why}, {first.run}): exclude it with --exclude {names}"
+    text = "; ".join(f"{one.node}: {one.why}" for one in bad[:3]) + ("; …" if len(bad) > 3 else "")
+    return f"{len(bad)} nodes failed runs within a day ({text}): exclude them with --exclude {names}"

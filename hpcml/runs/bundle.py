@@ -97,9 +97,9 @@ def write(run: directories.Run, answer: Answer, target: Path) -> int:
 
 
 def _pack(run: directories.Run, answer: Answer, archive: tarfile.TarFile, values: list[str]) -> int:
-    facts = json.dumps(answer.as_json(), indent=1, default=str)
+    answer_json = json.dumps(answer.as_json(), indent=1, default=str)
     count = 0
-    for name, text in itertools.chain([("why.json", facts)], _texts(run)):
+    for name, text in itertools.chain([("why.json", answer_json)], _texts(run)):
         data = _clean(name, text, values).encode(errors="replace")
         member = tarfile.TarInfo(f"{run.id}/{name}")
         member.size, member.mode = len(data), 0o600
@@ -135,10 +135,10 @@ def _listed(folder: Path) -> list[Path]:
 
 def _values(run: directories.Run) -> list[str]:
     """Return the values of the run's variables and its live secrets, the longest first."""
-    found: set[str] = set()
+    values: set[str] = set()
     try:
         for word in shlex.split(files.read(run.paths.variables).decode(errors="replace")):
-            found.add(word.partition("=")[2])
+            values.add(word.partition("=")[2])
     except FileNotFoundError:
         pass  # a run without variables of its own
     except ValueError as error:
@@ -148,13 +148,13 @@ def _values(run: directories.Run) -> list[str]:
     plan = directories.read_json(run.paths.plan)
     for pair in plan.get("environment", list, []) if plan else ():
         if isinstance(pair, list) and len(pair) == 2:
-            found.add(str(pair[1]))
+            values.add(str(pair[1]))
     for attempt in _listed(run.paths.directory / "attempts"):
         for path in (attempt / "secret").glob("**/*"):  # those of tunnels are in folders
             with contextlib.suppress(FileNotFoundError):  # the run has just ended
                 if not files.is_own_folder(path):
-                    found.add(files.read(path, 65536).decode(errors="replace").strip())
-    texts = {value for value in found if len(value) >= _LEAST}
+                    values.add(files.read(path, 65536).decode(errors="replace").strip())
+    texts = {value for value in values if len(value) >= _LEAST}
     texts |= {json.dumps(value)[1:-1] for value in texts} | {
         line for value in texts for line in value.split("\n") if len(line) >= 16
     }

@@ -81,7 +81,7 @@ def runs_folder(setting: str, environment: Mapping[str, str]) -> Path:
     if missing:
         hint = f"Set {missing[0]}, or set paths.runs to a folder that all nodes share."
         raise StorageError(
-            f"{missing[0]} is not set, and the folder for runs needs it", place=f"paths.runs: {setting}", hint=hint
+            f"{missing[0]} is not set, but the folder for runs needs it", place=f"paths.runs: {setting}", hint=hint
         )
     if not text.startswith("/"):
         hint = "Set it to an absolute path that all nodes share."
@@ -101,19 +101,19 @@ def check_folder(folder: Path, trusted: Sequence[str]) -> list[str]:
         risks = files.replaceable(folder, trusted)
     for place, who, meant, unknown in risks:
         if not meant:
-            hint = "Choose a folder of yours with --set paths.runs=…."
+            hint = "Choose your own folder with --set paths.runs=…."
             if who == "everybody":
-                reason = f"Everybody may replace what is in {place}"
+                reason = f"Every user can replace the contents of {place}"
             elif unknown:  # to trust it would be to trust everybody whom this machine does not know
-                reason = f"{place} belongs to {who}: this machine cannot tell whose it is"
+                reason = f"{place} belongs to {who}: this machine cannot identify the owner"
             else:
-                reason = f"{place} belongs to {who}, who may replace what is in it"
-                hint = f"{hint[:-1]}, or say that you trust that account: --set 'paths.trust=[\"{who}\"]'."
+                reason = f"{place} belongs to {who}, who can replace its contents"
+                hint = f"{hint[:-1]}, or trust that account: --set 'paths.trust=[\"{who}\"]'."
             raise StorageError(f"Runs are not safe in this folder: {reason}", place=f"paths.runs: {folder}", hint=hint)
     return [
-        f"{who} may replace runs in {folder}, because it may write to {place} (paths.trust says that you know)"
+        f"{who} can replace runs in {folder}: it can write to {place} (allowed by paths.trust)"
         if who.startswith("group ")
-        else f"{who} may replace runs in {folder}: they may write to {place}"
+        else f"{who} can replace runs in {folder}: they can write to {place}"
         for place, who, *_ in risks
     ]
 
@@ -144,7 +144,7 @@ def submitted_at(run_id: str) -> float | None:
 _STORAGE_HINTS = {
     errno.ENOSPC: "The file system is full: free some space, or keep runs elsewhere (--set paths.runs=…).",
     errno.EDQUOT: "Your quota is used up: free some space, or keep runs elsewhere (--set paths.runs=…).",
-    errno.EFBIG: "A file may not become that large here (ulimit -f).",
+    errno.EFBIG: "The limit for the size of a file is reached (ulimit -f).",
 }
 
 
@@ -160,7 +160,7 @@ def full(folder: Path) -> str:
     if room.f_bavail * room.f_frsize < _LITTLE:
         return f"the file system of the run is full ({folder})"
     if room.f_files and not room.f_favail:
-        return f"the file system of the run can hold no more files, no inodes are left ({folder})"
+        return f"the file system of the run is full: no inodes are left ({folder})"
     return ""
 
 
@@ -208,12 +208,12 @@ def _check_owner(new: Path) -> None:
     """Refuse a file system on which a new folder is another's: its runs would be passed over as foreign."""
     if not files.is_own_folder(new):
         hint = "Keep runs on a file system that keeps owners (--set paths.runs=…)."
-        raise StorageError("What you make there is not yours", place=str(new.parent), hint=hint)
+        raise StorageError("Files that you create there do not belong to you", place=str(new.parent), hint=hint)
 
 
-def write_json(path: Path, facts: object) -> None:
+def write_json(path: Path, content: object) -> None:
     """Write a JSON file of the run."""
-    files.write(path, json.dumps(facts, indent=1, default=str) + "\n")
+    files.write(path, json.dumps(content, indent=1, default=str) + "\n")
 
 
 def load(directory: Path) -> Run:
@@ -226,10 +226,10 @@ def load(directory: Path) -> Run:
     """
     if not files.is_own_folder(directory):
         if directory.is_symlink():
-            hint = "Give the folder that it leads to its place; links are not followed, because others can set them."
+            hint = "Replace the link by its folder. hpcml does not follow links, because other users can create them."
             raise StorageError("The run's folder is a link", place=str(directory), hint=hint)
-        hint = "Runs of others are not looked at: what their files say would be done in your name."
-        raise StorageError("The folder is not yours, or is none", place=str(directory), hint=hint)
+        hint = "hpcml does not read runs of other users: their files could run commands as you."
+        raise StorageError("The path is not a folder of yours", place=str(directory), hint=hint)
     paths = RunPaths(directory)
     table = read_json(paths.submission)
     if not table or not table.facts:
@@ -281,17 +281,17 @@ def read_json(path: Path) -> Table | None:
     StorageError
         If it cannot be read or is not a JSON table.
     """
-    hint = "It was changed or cut short; the other files of the run may tell more."
+    hint = "It was changed or truncated. See the other files of the run."
     with storage(path):
         try:
-            facts = files.read_json(path)
+            content = files.read_json(path)
         except FileNotFoundError:
             return None
         except ValueError as error:
             raise StorageError(f"The file is not valid JSON: {error}", place=str(path), hint=hint) from error
-    if not isinstance(facts, dict):
-        raise StorageError("The file is not a JSON table", place=str(path), hint=hint)
-    return Table(facts)
+    if not isinstance(content, dict):
+        raise StorageError("The file is not a JSON object", place=str(path), hint=hint)
+    return Table(content)
 
 
 def ids(folder: Path, name: str = "") -> list[str]:
@@ -303,7 +303,7 @@ def ids(folder: Path, name: str = "") -> list[str]:
     with storage(folder):
         try:
             names = os.listdir(folder)
-            facts = folder.stat()
+            stat_result = folder.stat()
         except FileNotFoundError:
             return []
     dated = [
@@ -313,7 +313,7 @@ def ids(folder: Path, name: str = "") -> list[str]:
         if not name or match["name"] == name
     ]
     names_in_order = [run_id for _, run_id in sorted(dated)]
-    if files.is_ours(facts) and not files.written_by_others(facts, folder):
+    if files.is_ours(stat_result) and not files.written_by_others(stat_result, folder):
         return names_in_order
     return [run_id for run_id in names_in_order if files.is_own_folder(f"{folder}/{run_id}")]
 
@@ -325,13 +325,13 @@ def newest(folder: Path, run_ids: Sequence[str], most: int | None = None) -> lis
 
 def changed(folder: Path, run_ids: Sequence[str], most: int | None = None) -> dict[str, int]:
     """Return :func:`newest` runs with when each one's folder was last changed, in nanoseconds since 1970."""
-    own: list[tuple[str, int]] = []
+    stamps: list[tuple[str, int]] = []
     for name in reversed(run_ids):
-        if len(own) == most:
+        if len(stamps) == most:
             break
-        if facts := files.own_folder(f"{folder}/{name}"):
-            own.append((name, facts.st_mtime_ns))
-    return dict(reversed(own))
+        if stat_result := files.own_folder(f"{folder}/{name}"):
+            stamps.append((name, stat_result.st_mtime_ns))
+    return dict(reversed(stamps))
 
 
 def find(folder: Path, word: str) -> Run:
@@ -348,7 +348,7 @@ def find(folder: Path, word: str) -> Run:
     if word == "last":
         if last := newest(folder, run_ids, 1):
             return load(folder / last[0])
-        raise NotFoundError("There are no runs of yours", place=str(folder), hint="Submit one: hpcml submit SCRIPT.")
+        raise NotFoundError("You have no runs", place=str(folder), hint="Submit one: hpcml submit SCRIPT.")
     if word in run_ids:
         return load(folder / word)
     if word.isdecimal() and (run := _with_job(folder, run_ids, word)):
@@ -400,14 +400,14 @@ class Table:
         """
         value = self.facts[key] if default is None else self.facts.get(key, default)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise TypeError(f"{key} is of another kind")
+            raise TypeError(f"{key} has the wrong type")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of texts, empty if there is none; TypeError if it is of another kind."""
         values = self.get(key, list, [])
         if not all(isinstance(value, str) for value in values):
-            raise TypeError(f"{key} is of another kind")
+            raise TypeError(f"{key} has the wrong type")
         return tuple(values)
 
     def numbers(self, key: str) -> dict[str, float]:
@@ -439,7 +439,7 @@ def complete(directory: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
-        hint = "It was changed or cut short; the logs of the run may tell more."
+        hint = "It was changed or truncated. See the logs of the run."
         message = f"The run's record is not complete ({type(error).__name__}: {error})"
         raise StorageError(message, place=str(directory), hint=hint) from error
 
@@ -469,15 +469,15 @@ def leftovers(folder: Path) -> list[tuple[str, Path]]:
             names = sorted(os.listdir(folder))
         except FileNotFoundError:
             return []
-    found = []
+    paths = []
     for name in names:
         match, path = _LEFT.fullmatch(name), folder / name
         if not match or submitted_at(match["run"]) is None or not files.is_own_folder(path):
             continue
         with contextlib.suppress(FileNotFoundError):  # it is gone by now
             if match["end"] == "removed" or path.stat().st_ctime < time.time() - _NEW_FOR:
-                found.append((match["run"], path))
-    return found
+                paths.append((match["run"], path))
+    return paths
 
 
 def remove_folder(directory: Path) -> None:
@@ -493,7 +493,7 @@ def remove_folder(directory: Path) -> None:
     going = directory.with_name(f".{directory.name}.{os.urandom(8).hex()}.removed")
     with storage(directory):
         if not files.is_own_folder(directory):
-            hint = "Look at it, and remove it yourself."
+            hint = "Check the folder, and remove it yourself."
             raise StorageError("The run's folder is not yours, or is a link", place=str(directory), hint=hint)
         directory.rename(going)
     remove_leftover(going)
@@ -518,6 +518,6 @@ def remove_leftover(directory: Path) -> None:
 def _open_to_us(directory: os.PathLike[str]) -> None:
     """Let this user write to the folders below one, as a script may have forbidden."""
     for _, _, _, folder in os.fwalk(directory):
-        facts = os.fstat(folder)
-        if facts.st_uid == os.geteuid() and stat.S_IMODE(facts.st_mode) & stat.S_IRWXU != stat.S_IRWXU:
-            os.fchmod(folder, stat.S_IMODE(facts.st_mode) | stat.S_IRWXU)
+        stat_result = os.fstat(folder)
+        if stat_result.st_uid == os.geteuid() and stat.S_IMODE(stat_result.st_mode) & stat.S_IRWXU != stat.S_IRWXU:
+            os.fchmod(folder, stat.S_IMODE(stat_result.st_mode) | stat.S_IRWXU)

@@ -140,7 +140,7 @@ class RunHandle:
 
         def look() -> None:
             if end is not None and time.monotonic() >= end and not (last and last.over):
-                raise TimeoutError(f"the run {self.id} has not ended within {timeout:g} s; it goes on")
+                raise TimeoutError(f"the run {self.id} has not ended within {timeout:g} s; it continues")
 
         for last in waiting.follow(self.run, look):  # noqa: B007 - `look` reads it
             pass
@@ -203,10 +203,10 @@ class RunHandle:
             and (node := status.allocation.nodes[0]) != socket.gethostname().partition(".")[0]
         ):
             # whoever listens at that port here is another
-            message = f"The Dask scheduler of this run listens on the loopback address of {node} alone, as its one node"
-            hint = f"Use two nodes or more, or Python in a shell there: hpcml shell {self.id}."
+            message = f"The Dask scheduler of this one-node run listens only on the loopback address of {node}"
+            hint = f"Use two or more nodes, or run Python on the node: hpcml shell {self.id}."
             raise LinkError(message, place=scheduler.address, hint=hint)
-        hint = f"Try it on a login node of the cluster; the dashboard is shown by: hpcml tunnel {self.id}."
+        hint = f"Try a login node of the cluster. For the dashboard: hpcml tunnel {self.id}."
         try:
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_WITHIN).close()
             return script_api.connect_to(scheduler.attempt, scheduler.address, **options)
@@ -239,8 +239,8 @@ def log_files(run: directories.Run, role: str) -> list[Path]:
 
 def on_every_node(role: str) -> bool:
     """Whether a role has a log for each node."""
-    found = kinds.roles().get(role)
-    return found is not None and found.every_node
+    everywhere = kinds.roles().get(role)
+    return everywhere is not None and everywhere.every_node
 
 
 def cancel(run: directories.Run) -> Cancelled:
@@ -259,15 +259,17 @@ def cancel(run: directories.Run) -> Cancelled:
         return Cancelled(False, f"{run.id} has ended already: {before.message}.")
     if not (run.submission and run.submission.key):
         hint = f"It is not submitted. Remove it: hpcml rm {run.id}." if before.phase == "prepared" else before.hint
-        raise NotFoundError("The run has no job that could be cancelled", place=run.id, hint=hint)
+        raise NotFoundError("The run has no job to cancel", place=run.id, hint=hint)
     if (after := directories.follow_up(run)) and after.submission:  # first: it begins when this one ends
         waiting = schedulers.get(after.submission.scheduler).cancel(after.submission.key)
-    what = schedulers.get(run.submission.scheduler).cancel(run.submission.key)
+    result = schedulers.get(run.submission.scheduler).cancel(run.submission.key)
     if after and before.allocation.job == after.job:
-        what = waiting
-    if what and not run.submission.line:  # of a prepared run another job may be submitted
+        result = waiting
+    if result and not run.submission.line:  # of a prepared run another job may be submitted
         _note_cancel(run)
-    return Cancelled(bool(what), f"{run.id} is being cancelled ({what})." if what else f"{run.id} has just ended.")
+    return Cancelled(
+        bool(result), f"{run.id} is being cancelled ({result})." if result else f"{run.id} has just ended."
+    )
 
 
 def _note_cancel(run: directories.Run) -> None:
@@ -282,8 +284,8 @@ def scheduler_of(run: directories.Run, status: Status) -> Scheduler:
     attempt = run.paths.attempt(records.newest_attempt(run.paths) or 0)
     table = None if status.over or status.phase == "queued" else directories.read_json(attempt.scheduler)
     if table is None:
-        place, hint = f"{run.id}: {status.state}: {status.message}", f"See how it stands: hpcml status {run.id}."
-        raise NotFoundError("The run has no cluster now", place=place, hint=hint)
+        place, hint = f"{run.id}: {status.state}: {status.message}", f"Show its state: hpcml status {run.id}."
+        raise NotFoundError("The run's cluster is not running", place=place, hint=hint)
     with complete(run.paths.directory):
         return Scheduler(attempt, table.get("address", str), table.get("protocol", str))
 
@@ -305,7 +307,7 @@ def standings(runs: Sequence[directories.Run]) -> list[Standing]:
         jobs = records.of_open(runs)
         runs = [jobs.get(run.id, run) for run in runs]
         states = schedulers.states({run.id: run.submission for run in runs if run.submission and run.submission.key})
-        ended = [run for run in runs if run.may_start_again and (known := states.get(run.id)) and known.ended]
+        ended = [run for run in runs if run.may_start_again and (state := states.get(run.id)) and state.ended]
         next_ones = {run.id: after for run in ended if (after := directories.follow_up(run))}
         states |= schedulers.states({key: after.submission for key, after in next_ones.items() if after.submission})
         runs = [next_ones.get(run.id, run) for run in runs]
@@ -313,15 +315,15 @@ def standings(runs: Sequence[directories.Run]) -> list[Standing]:
         silent = error.message
     rows = []
     for run in runs:
-        known = states.get(run.id)
+        state = states.get(run.id)
         try:
             status = run_status.status(
-                run, None if known and known.state == schedulers.UNREADABLE else known, ask=False
+                run, None if state and state.state == schedulers.UNREADABLE else state, ask=False
             )
         except HpcmlError as error:
             rows.append(Standing(run, None, True, error.message))
             continue
-        alive = not status.over or bool(known and (known.pending or known.active))
+        alive = not status.over or bool(state and (state.pending or state.active))
         if status.phase == "prepared":
             alive = bool(silent)
         if silent and run.may_start_again:

@@ -55,8 +55,8 @@ def newest(
     while run_ids and (most is None or len(rows) < most):
         block_ids = directories.changed(folder, run_ids, None if most is None else block)
         run_ids = run_ids[: run_ids.index(next(iter(block_ids)))] if block_ids else []
-        found = _rows(folder, block_ids, said, ends, failed=failed)
-        rows = [row for row in found if _has_text(row, text)] + rows
+        listed = _rows(folder, block_ids, said, ends, failed=failed)
+        rows = [row for row in listed if _has_text(row, text)] + rows
         block = block and 2 * block  # few questions to Slurm, however far back a failure is
     if ends:
         ends.write(set(all_ids))
@@ -164,23 +164,23 @@ class Ends:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / f".ends.{os.geteuid()}"  # others may have runs in the folder
-        self.known = self._read()
+        self.recorded = self._read()
         self.new: dict[str, Kept] = {}
 
     def _read(self) -> dict[str, Kept]:
         try:
             form, *lines = files.read(self.path).decode().splitlines()
-            known = {}
+            ends = {}
             for line in lines if form == _FORM else ():
                 run, changed, failed, text = line.split(" ", 3)
-                known[run] = Kept(int(changed), failed == "1", text)
+                ends[run] = Kept(int(changed), failed == "1", text)
         except (OSError, ValueError):  # not there, or damaged: the runs themselves are read
             return {}
-        return known
+        return ends
 
     def find(self, run: str, changed: int) -> Kept | None:
         """Return what is known of a run whose folder was changed then (ns since 1970), None if that is not known."""
-        kept = self.known.get(run)
+        kept = self.recorded.get(run)
         return kept if kept and kept.changed == changed else None
 
     def status(self, run: str, kept: Kept) -> Status | None:
@@ -205,11 +205,11 @@ class Ends:
             }
             self.new[status.run] = Kept(changed, status.failed, json.dumps(values))
 
-    def write(self, there: set[str]) -> None:
-        """Write down what is new, if it is much; ``there`` are the runs that the folder has."""
+    def write(self, existing: set[str]) -> None:
+        """Write the new ends if there are many; ``existing``: the runs in the folder."""
         if len(self.new) < WORTH:
             return
-        all_of_them = {run: kept for run, kept in (self.known | self.new).items() if run in there}
+        all_of_them = {run: kept for run, kept in (self.recorded | self.new).items() if run in existing}
         lines = [f"{run} {kept.changed} {kept.failed:d} {kept.text}\n" for run, kept in all_of_them.items()]
         with contextlib.suppress(OSError):  # no room, or nothing may be written here: the listing is none the worse
             files.write(self.path, "".join([_FORM, "\n", *lines]))

@@ -72,7 +72,7 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
     request = cost.request(site, made.directives, made.inside.job.nodes, made.inside.job.time_limit).times(jobs)
     billed, problems = request_cost.bill(site, request)
     hours = request.seconds / 3600
-    found = Outlook(request, billed, site.cost.unit or "billing-h", account=request.account)
+    outlook = Outlook(request, billed, site.cost.unit or "billing-h", account=request.account)
     questions: dict[str, Callable[[], object]] = {}
     command = budget_command(prepared.loaded, request.partition)
     if command and request.account:
@@ -83,17 +83,17 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
     problems += [f"{name} gave no answer within {DEADLINE:g} s" for name in questions if name not in answers]
     problems += [str(answer) for answer in answers.values() if isinstance(answer, str)]
     if isinstance(budget := answers.get("budget"), Budget):
-        found = found._replace(budget=budget)
+        outlook = outlook._replace(budget=budget)
     if isinstance(said := answers.get("slurm"), schedulers.Prospect):
-        found = found._replace(start=said.start)
+        outlook = outlook._replace(start=said.start)
         theirs, more = cost.weights(said.weights)
         if hours and theirs and not more:
-            found = found._replace(by_slurm=cost.billing(request, theirs, largest=said.largest) * hours)
+            outlook = outlook._replace(by_slurm=cost.billing(request, theirs, largest=said.largest) * hours)
     most, limit = None, ""
     if made.inside.attempts.several_jobs:
         limits = made.inside.attempts
         most, limit = request_cost.most_hours(limits.max_restarts, limits.max_node_hours, request.node_hours)
-    return found._replace(advice=shorter(prepared), problems=tuple(problems), most=most, limit=limit)
+    return outlook._replace(advice=shorter(prepared), problems=tuple(problems), most=most, limit=limit)
 
 
 def budget_command(loaded: LoadedSite, partition: str) -> tuple[str, ...]:
@@ -101,10 +101,10 @@ def budget_command(loaded: LoadedSite, partition: str) -> tuple[str, ...]:
 
     That file may have come with somebody else's code.
     """
-    own = loaded.site.partitions.get(partition, Partition()).budget
-    key = f"partitions.{partition}.budget" if own else "cost.budget"
+    command = loaded.site.partitions.get(partition, Partition()).budget
+    key = f"partitions.{partition}.budget" if command else "cost.budget"
     foreign = any(loaded.is_from_project(one) for one in (key, "cost.budget_row"))
-    return () if foreign else own or loaded.site.cost.budget
+    return () if foreign else command or loaded.site.cost.budget
 
 
 def _answers(questions: dict[str, Callable[[], object]]) -> dict[str, object]:
@@ -150,10 +150,10 @@ def budget_of(text: str, row: str, account: str) -> Budget | str:
     try:
         match = re.search(row.replace("{account}", re.escape(account)), text, re.MULTILINE)
         if match is None:
-            return f"the budget command says nothing of account {account}"
+            return f"the budget command does not list account {account}"
         return Budget(float(match["total"]), float(match["used"]))
     except (re.error, IndexError, ValueError, TypeError) as error:
-        return f"cost.budget_row does not fit the answer: {error}"
+        return f"cost.budget_row does not match the answer: {error}"
 
 
 def shorter(prepared: Prepared) -> str:
@@ -164,8 +164,12 @@ def shorter(prepared: Prepared) -> str:
     taken: list[int] = []
     try:
         for run in _runs_like(prepared):
-            known = status(run, ask=False)
-            if known.phase == "ended" and known.ending.exit_status == 0 and (seconds := known.seconds()) is not None:
+            current = status(run, ask=False)
+            if (
+                current.phase == "ended"
+                and current.ending.exit_status == 0
+                and (seconds := current.seconds()) is not None
+            ):
                 taken.append(seconds)
             if len(taken) == _PAST:
                 break
@@ -194,52 +198,52 @@ def _runs_like(prepared: Prepared) -> Iterator[directories.Run]:
             yield run
 
 
-def lines(found: Outlook, now: datetime.datetime, *, whole: bool) -> list[tuple[str, str]]:
+def lines(outlook: Outlook, now: datetime.datetime, *, whole: bool) -> list[tuple[str, str]]:
     """Return what a submission asks for and costs at most, as titles and texts; ``whole``: all that is known."""
-    request = found.request
-    start = _start(found.start, now, "it" if request.jobs == 1 else "the first")
+    request = outlook.request
+    start = _start(outlook.start, now, "it" if request.jobs == 1 else "the first")
     asked = {"nodes": request.nodes, "partition": request.partition, "gpus": request.gpus}
-    text = request_cost.sentence({**asked, "time_limit": request.seconds, "cost": _cost(found)})
+    text = request_cost.sentence({**asked, "time_limit": request.seconds, "cost": _cost(outlook)})
     text = text if request.jobs == 1 else f"{text}, for {request.jobs} jobs"
     text = text if request.seconds else f"{text}, no time limit given: the cost is unknown"
     said = [("asks for", f"{text}; {start}" if start and not whole else text)]
-    if found.most is not None:
-        hours = request_cost.amount(found.most)
-        said.append(("", f"that is one attempt; all of them take at most {hours} node-h ({found.limit})"))
-    if whole and found.by_slurm is not None:
-        theirs = f"by Slurm's own weights {request_cost.amount(found.by_slurm)} {found.unit}"
-        differs = found.billed is not None and not math.isclose(found.by_slurm, found.billed, rel_tol=0.01)
+    if outlook.most is not None:
+        hours = request_cost.amount(outlook.most)
+        said.append(("", f"that is one attempt; all of them take at most {hours} node-h ({outlook.limit})"))
+    if whole and outlook.by_slurm is not None:
+        theirs = f"by Slurm's own weights {request_cost.amount(outlook.by_slurm)} {outlook.unit}"
+        differs = outlook.billed is not None and not math.isclose(outlook.by_slurm, outlook.billed, rel_tol=0.01)
         said.append(("", f"{theirs}: the profile's are others" if differs else theirs))
     if whole and start:
         said.append(("start", start))
-    if found.advice:
-        said.append(("time", found.advice))
+    if outlook.advice:
+        said.append(("time", outlook.advice))
     if whole:
-        said += [("not known", problem) for problem in found.problems]
+        said += [("not known", problem) for problem in outlook.problems]
     return said
 
 
-def _cost(found: Outlook) -> str:
+def _cost(outlook: Outlook) -> str:
     """Return the highest cost and its share of the grant, empty without a time limit."""
-    if not found.request.seconds:
+    if not outlook.request.seconds:
         return ""
-    text = request_cost.price(found.request, found.request.node_hours, found.billed, found.unit)
-    if found.budget is None:
+    text = request_cost.price(outlook.request, outlook.request.node_hours, outlook.billed, outlook.unit)
+    if outlook.budget is None:
         return text
-    if found.billed is None:
-        return f"{text} ({request_cost.amount(found.budget.left)} {found.unit} of {found.account} are left)"
-    share = 100 * found.billed / found.budget.total if found.budget.total else 100.0
-    left = f"{request_cost.amount(found.budget.left)} left"
-    left = f"only {left}" if found.billed > found.budget.left else left
-    return f"{text}, {request_cost.amount(share)} % of the grant of {found.account} ({left})"
+    if outlook.billed is None:
+        return f"{text} ({request_cost.amount(outlook.budget.left)} {outlook.unit} of {outlook.account} are left)"
+    share = 100 * outlook.billed / outlook.budget.total if outlook.budget.total else 100.0
+    left = f"{request_cost.amount(outlook.budget.left)} left"
+    left = f"only {left}" if outlook.billed > outlook.budget.left else left
+    return f"{text}, {request_cost.amount(share)} % of the grant of {outlook.account} ({left})"
 
 
-def _start(text: str, now: datetime.datetime, what: str) -> str:
+def _start(text: str, now: datetime.datetime, source: str) -> str:
     """Return Slurm's estimate for what is submitted as a person reads it; empty if there is none."""
     try:
         start = datetime.datetime.fromisoformat(text)
     except ValueError:
         return ""
     if (start - now).total_seconds() < 120:
-        return f"Slurm would start {what} now"
-    return f"Slurm would start {what} {start:{'%H:%M' if start.date() == now.date() else '%Y-%m-%d %H:%M'}}"
+        return f"Slurm would start {source} now"
+    return f"Slurm would start {source} {start:{'%H:%M' if start.date() == now.date() else '%Y-%m-%d %H:%M'}}"

@@ -38,14 +38,14 @@ def named(script: list[str], here: Path) -> tuple[Path, list[str], Form]:
         raise UsageError("MODULE is missing", place="-m", hint="Write hpcml submit -m package.module.")
     if form is Form.MODULE and not all(word.isidentifier() for word in script[1].split(".")):
         hint = "Write the dotted name, as for python -m: hpcml submit -m package.module."
-        raise UsageError(f"'{script[1]}' is no module's name", place="-m", hint=hint)
+        raise UsageError(f"'{script[1]}' is not a module name", place="-m", hint=hint)
     name = script[1]
     if form is Form.MODULE or "/" in name or ((here / name).is_file() and not shutil.which(name, path=_search_path())):
         return here / name, script[1:], form
     return Path(name), script[1:], form
 
 
-def code(words: list[str], here: Path) -> record.Code:
+def code(command: list[str], here: Path) -> record.Code:
     """Return what is started by the words of a script, of ``-m MODULE`` or of ``-- PROGRAM``.
 
     Raises
@@ -53,46 +53,46 @@ def code(words: list[str], here: Path) -> record.Code:
     UsageError
         If there is no module or program among them.
     """
-    path, words, form = named(words, here)
+    path, command, form = named(command, here)
     interpreter: tuple[str, ...] = ()
-    if form is Form.PROGRAM and (python := python_code(path, words[1:], here)):
-        interpreter, words, form = python
-        path = here / words[0]
+    if form is Form.PROGRAM and (python := python_code(path, command[1:], here)):
+        interpreter, command, form = python
+        path = here / command[0]
     sources = tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent))) if path.is_absolute() else ()
     in_place = form is Form.PROGRAM and stays(path, here)
-    return record.Code(path, tuple(words[1:]), here, form, interpreter, in_place, sources)
+    return record.Code(path, tuple(command[1:]), here, form, interpreter, in_place, sources)
 
 
 def is_python(program: Path) -> bool:
     """Return whether a program is a Python interpreter, by its name or that of the file to which it leads."""
-    found = str(program) if program.is_absolute() else shutil.which(program, path=_search_path())
-    return any(_PYTHON.fullmatch(os.path.basename(name)) for name in (program, os.path.realpath(found or program)))
+    executable = str(program) if program.is_absolute() else shutil.which(program, path=_search_path())
+    return any(_PYTHON.fullmatch(os.path.basename(name)) for name in (program, os.path.realpath(executable or program)))
 
 
 def python_code(program: Path, arguments: Sequence[str], here: Path) -> PythonCode | None:
     """Return the user's code that a Python interpreter is to run; None if it has none that can be copied."""
     if not is_python(program):
         return None
-    words, pathless = list(arguments), False
+    rest, pathless = list(arguments), False
     position = 0
-    while position < len(words):
-        word = words[position]
+    while position < len(rest):
+        word = rest[position]
         if word == "--" or not word.startswith("-"):
             position += word == "--"
-            script = here / words[position] if words[position:] else None
+            script = here / rest[position] if rest[position:] else None
             is_code = script is not None and _is_code(script, here)
-            return PythonCode((str(program), *words[:position]), words[position:], Form.SCRIPT) if is_code else None
+            return PythonCode((str(program), *rest[:position]), rest[position:], Form.SCRIPT) if is_code else None
         if word.startswith("--"):
             position += 1 + (word == "--check-hash-based-pycs")
             continue
         letter, value, kept = _split(word)
         pathless = pathless or any(one in _PATHLESS for one in kept)
         if letter in ("c", "m"):
-            named = [value, *words[position + 1 :]] if value else words[position + 1 :]
+            named = [value, *rest[position + 1 :]] if value else rest[position + 1 :]
             if letter == "c" or pathless or not named or not _is_module(named[0], here):
                 return None
-            own = [*words[:position], *([f"-{kept}"] if kept else [])]
-            return PythonCode((str(program), *own), named, Form.MODULE)
+            options = [*rest[:position], *([f"-{kept}"] if kept else [])]
+            return PythonCode((str(program), *options), named, Form.MODULE)
         position += 2 if letter and not value else 1
     return None
 

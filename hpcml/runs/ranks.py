@@ -71,11 +71,11 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
         return _launcher_in_ranks(name)
     if not name:
         text = _shell_script(spec)
-        found = _LINE_OF_A_LAUNCHER.search(text) if nodes > 1 else None
-        where = f"the program has a line with {found[1]}, and" if found else ""
-        return [f"{where} hpcml starts it once, on the first of {nodes} nodes ({PAGE})"] if found else []
-    own = " ".join(_own_words(spec.code.arguments[name == "accelerate launch" :]))
-    several = bool((_OF_SRUN if name == "srun" else _SEVERAL_NODES).search(own))
+        match = _LINE_OF_A_LAUNCHER.search(text) if nodes > 1 else None
+        where = f"the program has a line with {match[1]}, and" if match else ""
+        return [f"{where} hpcml starts it once, on the first of {nodes} nodes ({PAGE})"] if match else []
+    options = " ".join(_own_words(spec.code.arguments[name == "accelerate launch" :]))
+    several = bool((_OF_SRUN if name == "srun" else _SEVERAL_NODES).search(options))
     if nodes > 1 or several:
         where = f"on the first of {nodes} nodes" if nodes > 1 else "on one node"
         one = " Or take one node: --nodes 1." if nodes > 1 and not several else ""
@@ -111,15 +111,15 @@ def _has_pool(made: Plan) -> bool:
 
 def launcher(spec: RunRequest) -> str:
     """Return the launcher of ranks that a request starts, empty if it is none."""
-    words = [spec.code.script.name, *spec.code.arguments]
+    command = [spec.code.script.name, *spec.code.arguments]
     if spec.code.form is Form.MODULE:
-        return words[0] if words[0] in _LAUNCHER_MODULES else ""
+        return command[0] if command[0] in _LAUNCHER_MODULES else ""
     if spec.code.form is not Form.PROGRAM:
         return ""
-    if _LAUNCHER.fullmatch(words[0]) or words[:2] == ["accelerate", "launch"]:
-        return " ".join(words[:2]) if words[0] == "accelerate" else words[0]
-    found = (word for before, word in itertools.pairwise(words) if before == "-m" and word in _LAUNCHER_MODULES)
-    return next((f"-m {word}" for word in found), "")
+    if _LAUNCHER.fullmatch(command[0]) or command[:2] == ["accelerate", "launch"]:
+        return " ".join(command[:2]) if command[0] == "accelerate" else command[0]
+    modules = (word for before, word in itertools.pairwise(command) if before == "-m" and word in _LAUNCHER_MODULES)
+    return next((f"-m {word}" for word in modules), "")
 
 
 def _shell_script(spec: RunRequest) -> str:
@@ -157,17 +157,17 @@ def check_script(spec: RunRequest, python: str, workers: int, variables: Collect
         return []
     is_module = spec.code.form is Form.MODULE
     file = script_checks.module_file(spec.code.script) if is_module else spec.code.script
-    found = expected(file, spec.code.script.parent if is_module else file.resolve().parent, variables) if file else None
-    if file is None or found is None:
+    ranks = expected(file, spec.code.script.parent if is_module else file.resolve().parent, variables) if file else None
+    if file is None or ranks is None:
         return []
     base = spec.code.script.parent if spec.code.staged or is_module else spec.code.cwd
-    where = script_checks.place(base, file, found.line)
-    if not found.certain or spec.code.interpreter or spec.points.sweep:
-        what = f"{where} uses {found.what}, and hpcml starts one process"
+    where = script_checks.place(base, file, ranks.line)
+    if not ranks.certain or spec.code.interpreter or spec.points.sweep:
+        what = f"{where} uses {ranks.what}, and hpcml starts one process"
         return [f"{what}, beside {workers} workers of Dask; for ranks add --ranks ({PAGE})"] if workers > 1 else []
     typed = f"-m {spec.code.script.name}" if is_module else os.path.relpath(file, base)
     hint = f"Add --ranks gpu, --ranks node or --ranks N ({PAGE}). As one process: hpcml submit -- {python} {typed}."
-    raise ScriptError(f"The script needs ranks ({found.what}), and hpcml starts one process", place=where, hint=hint)
+    raise ScriptError(f"The script needs ranks ({ranks.what}), and hpcml starts one process", place=where, hint=hint)
 
 
 def expected(script: Path, folder: Path, variables: Collection[str] = ()) -> Expected | None:

@@ -115,7 +115,7 @@ def directives(plan: Table) -> list[tuple[str, str]]:
 
 def _kind(name: str) -> str:
     if name not in kinds.KINDS:
-        raise ValueError(f"{name!a} is not a kind of run")
+        raise ValueError(f"{name!a} is not a valid kind of run")
     return name
 
 
@@ -196,9 +196,9 @@ def driver_exit(paths: RunPaths) -> tuple[str, int] | None:
 
 def jupyter_node(paths: RunPaths) -> str:
     """Return the node on which the newest attempt's JupyterLab answers, empty while none does."""
-    facts = directories.read_json(paths.attempt(newest_attempt(paths) or 0).service_of("jupyter"))
+    service = directories.read_json(paths.attempt(newest_attempt(paths) or 0).service_of("jupyter"))
     with complete(paths.directory):
-        return facts.get("node", str) if facts else ""
+        return service.get("node", str) if service else ""
 
 
 # -- jobs that no submission names -------------------------------------------------------------------------------------
@@ -224,13 +224,13 @@ def adopt_all(runs: Sequence[directories.Run]) -> list[directories.Run]:
     SlurmUnreachableError
         If Slurm does not answer, so that nothing new is known.
     """
-    known = [(is_prepared(run) and _read_again(run)) or run for run in runs]
-    open_runs = {run.id: _scheduler(run) for run in known if is_open(run)}
-    found: dict[str, Submission] = {}
+    current = [(is_prepared(run) and _read_again(run)) or run for run in runs]
+    open_runs = {run.id: _scheduler(run) for run in current if is_open(run)}
+    submissions: dict[str, Submission] = {}
     for name in set(open_runs.values()):
-        found |= schedulers.get(name).find([run_id for run_id, one in open_runs.items() if one == name])
-    known = [_with_job(run, found[run.id]) if run.id in found else run for run in known]
-    return [_given_up(run) if run.id in open_runs and _is_lost(run) else run for run in known]
+        submissions |= schedulers.get(name).find([run_id for run_id, one in open_runs.items() if one == name])
+    current = [_with_job(run, submissions[run.id]) if run.id in submissions else run for run in current]
+    return [_given_up(run) if run.id in open_runs and _is_lost(run) else run for run in current]
 
 
 def is_open(run: directories.Run) -> bool:
@@ -272,7 +272,7 @@ def _given_up(run: directories.Run) -> directories.Run:
             return run  # it was removed meanwhile
     plan = planned(run)
     old = run.submission or Submission(plan.site, 0.0, plan.scheduler)
-    message = "The run was not submitted: there is no job of it"
+    message = "The run was not submitted: it has no job"
     hint = f"Submit it again: hpcml rerun {run.id}."
     new = old._replace(error=message, hint=hint, exit_status=ANSWER_LOST)
     directories.write_json(run.paths.submission, new.as_json())

@@ -30,7 +30,7 @@ def make(run: directories.Run) -> Path:
     status = run_status.status(run)
     attempt = records.newest_attempt(run.paths)
     if attempt is None or status.phase in ("refused", "prepared"):
-        hint = f"See its state: hpcml status {run.id}."
+        hint = f"Show its state: hpcml status {run.id}."
         raise NotFoundError("The run has not started, so it has no report", place=run.id, hint=hint)
     answer = why.of_status(run, status)
     ending = Ending(status.end, next_step=answer.next_step)
@@ -40,7 +40,7 @@ def make(run: directories.Run) -> Path:
         kind = kinds.get(records.planned(run).kind)
         return write(run.paths, attempt, kind, ending, _memory(run))
     except OSError as error:
-        hint = "Check the quota, and whether you may write there."
+        hint = "Check the free space, your quota and your write permission."
         raise StorageError(
             f"The report cannot be written: {error.strerror}", place=str(run.paths.directory), hint=hint
         ) from error

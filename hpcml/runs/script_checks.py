@@ -80,41 +80,41 @@ def check_file(script: Path) -> None:
     if not start:
         raise UsageError("The script is empty", place=str(script), hint="Was it saved?")
     if other := _other_language(script, start):
-        what, words = other
-        raise UsageError(f"SCRIPT is {what}, not Python", place=str(script), hint=words)
+        problem, remedy = other
+        raise UsageError(f"SCRIPT is {problem}, not Python", place=str(script), hint=remedy)
     if b"\0" in start:
-        raise UsageError("The script is not a text: it holds zero bytes", place=str(script), hint="Name a .py file.")
+        raise UsageError("The script is not text: it contains zero bytes", place=str(script), hint="Name a .py file.")
 
 
 def _start_of(script: Path, kind_of: str) -> bytes:
     """Return the first bytes of a file that is to be run."""
     if any(character in str(script) for character in "\n\r\0"):
-        raise UsageError("The script's path holds a line break", place=repr(str(script)), hint="Rename the file.")
+        raise UsageError("The script's path contains a line break", place=repr(str(script)), hint="Rename the file.")
     try:
         kind = stat.S_IFMT(script.stat().st_mode)
         if kind != stat.S_IFREG:  # asked first, because to open a pipe would be to wait for its writer
-            what = "a folder" if kind == stat.S_IFDIR else "not a regular file"
-            raise NotFoundError(f"{kind_of.upper()} is {what}", place=str(script), hint="Name a .py file.")
+            kind_name = "a folder" if kind == stat.S_IFDIR else "not a regular file"
+            raise NotFoundError(f"{kind_of.upper()} is {kind_name}", place=str(script), hint="Name a .py file.")
         with script.open("rb") as file:
             return file.read(4096)
     except (FileNotFoundError, NotADirectoryError) as error:
-        hint = "Check the spelling; options of hpcml go before SCRIPT, the script's own after it."
+        hint = "Check the spelling. Options of hpcml go before SCRIPT, those of the script after it."
         hint = did_you_mean(_near(script), _example(script) or hint)
         raise NotFoundError(f"There is no such {kind_of}", place=str(script), hint=hint) from error
     except OSError as error:
-        hint = "Let yourself read it (chmod u+r), or name another."
+        hint = "Give yourself read permission (chmod u+r)."
         raise NotFoundError(f"The {kind_of} cannot be read: {error.strerror}", place=str(script), hint=hint) from error
 
 
 def _other_language(script: Path, start: bytes) -> tuple[str, str] | None:
     """Return what a file is that is no Python, and what to do; None if it may be Python."""
     if start.startswith(b"\x7fELF"):
-        return "a compiled program", f"Run it so: hpcml submit -- {_as_path(script)}."
+        return "a compiled program", f"Run it with: hpcml submit -- {_as_path(script)}."
     if (program := _interpreter(start)) and "python" not in program and script.suffix != ".py":
         direct = _as_path(script) if os.access(script, os.X_OK) else f"{program} {os.path.relpath(script)}"
-        return f"a script for {program}", f"Run it so: hpcml submit -- {direct}."
+        return f"a script for {program}", f"Run it with: hpcml submit -- {direct}."
     if language := _LANGUAGES.get(script.suffix.lower()):
-        return language[0], f"Run it so: hpcml submit -- {language[1].format(os.path.relpath(script))}."
+        return language[0], f"Run it with: hpcml submit -- {language[1].format(os.path.relpath(script))}."
     return None
 
 
@@ -127,8 +127,8 @@ def _as_path(script: Path) -> str:
 def _interpreter(start: bytes) -> str:
     """Return the name of the program that a file's first line asks for, empty if it has no such line."""
     line = start.partition(b"\n")[0].decode(errors="replace")
-    words = line.removeprefix("#!").split() if line.startswith("#!") else []
-    names = [os.path.basename(word) for word in words if not word.startswith("-") and "=" not in word]
+    command = line.removeprefix("#!").split() if line.startswith("#!") else []
+    names = [os.path.basename(word) for word in command if not word.startswith("-") and "=" not in word]
     return next((name for name in names if name != "env"), "")
 
 
@@ -142,11 +142,11 @@ def check_notebook(notebook: Path, arguments: Sequence[str]) -> None:
     """
     _start_of(notebook, "notebook")
     try:
-        facts = json.loads(notebook.read_bytes())
-        cells, info = facts["cells"], facts.get("metadata", {}).get("kernelspec", {})
+        content = json.loads(notebook.read_bytes())
+        cells, info = content["cells"], content.get("metadata", {}).get("kernelspec", {})
         language = str(info.get("language") or "python").lower()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        hint = "Save it in Jupyter again; versions before 4 of the format are not read."
+        hint = "Save it again in Jupyter. hpcml reads version 4 of the format."
         raise UsageError("The file is not a notebook", place=str(notebook), hint=hint) from error
     if language != "python" or not isinstance(cells, list):
         raise UsageError(f"The notebook's language is {language}", place=str(notebook), hint="Python's are executed.")
@@ -175,17 +175,17 @@ def check_program(program: Path, path: str | None, *, prepared: bool) -> None:
     """
     if not program.is_absolute():
         if path is not None and not prepared and not shutil.which(program, path=path):
-            hint = "Check the spelling; a program of yours is named with its path, as ./program."
+            hint = "Check the spelling. Give the path of your own program: ./program."
             raise NotFoundError(f"There is no program '{program}' on PATH or in this folder", place="--", hint=hint)
         return
     start = _start_of(program, "program")
-    known = start.startswith((b"\x7fELF", b"#!"))
-    if not known or not os.access(program, os.X_OK):
+    is_program = start.startswith((b"\x7fELF", b"#!"))
+    if not is_program or not os.access(program, os.X_OK):
         shell = "bash" if not (language := _LANGUAGES.get(program.suffix.lower())) else language[1].split()[0]
         run = f"name what runs it: hpcml submit -- {shell} {program.name}"
-        hint = f"{'Make it so (chmod u+x), or' if known else 'Begin it with #!, or'} {run}."
-        what = "is not executable" if known else "has no first line that says what runs it (#!)"
-        raise UsageError(f"The program {what}", place=str(program), hint=hint)
+        hint = f"{'Make it executable (chmod u+x), or' if is_program else 'Add a first line with #!, or'} {run}."
+        problem = "is not executable" if is_program else "has no first line that names its interpreter (#!)"
+        raise UsageError(f"The program {problem}", place=str(program), hint=hint)
 
 
 def check_module_code(module: Path, python: str, *, image: bool = False, prepared: bool = False) -> list[str]:
@@ -196,17 +196,17 @@ def check_module_code(module: Path, python: str, *, image: bool = False, prepare
     ScriptError
         As there, and if it is certain that there is no such module, or that it is a package that cannot be run.
     """
-    folder, words = module.parent, module.name.split(".")
-    stem = folder.joinpath(*words)
+    folder, parts = module.parent, module.name.split(".")
+    stem = folder.joinpath(*parts)
     if file := module_file(module):
         return check_code(file, folder, python, folder=folder, image=image, prepared=prepared)
     if stem.is_dir():
-        hint = "Name a module in it, or give it a file __main__.py."
+        hint = "Name a module in it, or add a file __main__.py."
         raise ScriptError(f"The package {module.name} cannot be run: it has no __main__", place=str(stem), hint=hint)
     environment = _Environment(python)
-    beside = (folder / words[0]).is_dir()
-    if not image and not prepared and environment.known and (beside or not environment.has(words[0])):
-        hint = "Submit from the folder that holds its top-level package, as for python -m."
+    beside = (folder / parts[0]).is_dir()
+    if not image and not prepared and environment.readable and (beside or not environment.has(parts[0])):
+        hint = "Submit from the folder that contains its top-level package, as for python -m."
         raise ScriptError(f"There is no module '{module.name}'", place=str(folder), hint=hint)
     return []
 
@@ -250,22 +250,26 @@ def check_code(
         imports = _needed(script, folder or script.resolve().parent)
     except SyntaxError as error:
         where = place(base, error.filename, error.lineno)
-        own = ".".join(map(str, sys.version_info[:2]))
+        version = ".".join(map(str, sys.version_info[:2]))
         if image:
-            return [f"{where} does not compile by Python {own}: {error.msg}; the image's Python may be newer"]
+            return [f"{where} does not compile with Python {version}: {error.msg}; the image's Python may be newer"]
         if not _fails_too(python, Path(str(error.filename))):
-            return [f"{where} does not compile by Python {own}, which hpcml uses here: {error.msg}"]
+            return [f"{where} does not compile with Python {version}, which hpcml uses here: {error.msg}"]
         raise _does_not_compile(error, where) from error
     except ValueError as error:  # a zero byte in the file
         raise ScriptError(f"The script does not compile: {error}", place=place(base, script)) from error
     except (RecursionError, MemoryError, OSError):  # its own affair, which shows when it runs
         return []
-    told = [
-        f"{place(base, file)} hides the module {name}: rename it if that is not meant"
+    warnings = [
+        f"{place(base, file)} hides the module {name}: rename it if you did not intend this"
         for name, file in imports.hiding.items()
     ]
     certain = imports.plain and not prepared
-    return told if image else told + _tell_missing(script, base, imports.needed, _Environment(python), certain=certain)
+    return (
+        warnings
+        if image
+        else warnings + _tell_missing(script, base, imports.needed, _Environment(python), certain=certain)
+    )
 
 
 def check_packages(names: Sequence[str], python: str, option: str, *, sure: bool = False) -> None:
@@ -282,10 +286,10 @@ def check_packages(names: Sequence[str], python: str, option: str, *, sure: bool
         The package, and how it is added.
     """
     environment = _Environment(python)
-    for name in names if environment.known and (environment.certain or sure) else ():
+    for name in names if environment.readable and (environment.certain or sure) else ():
         if not environment.has(name):
-            hint = f"Add it, mostly by {python} -m pip install {name}; nothing was submitted."
-            raise ScriptError(f"The run's environment does not have the package {name}", place=option, hint=hint)
+            hint = f"Nothing was submitted. Install it, usually with: {python} -m pip install {name}"
+            raise ScriptError(f"The run's environment lacks the package {name}", place=option, hint=hint)
 
 
 def installed(python: str) -> tuple[str, ...]:
@@ -303,8 +307,10 @@ def missing_argument(script: Path, base: Path, given: int) -> list[str]:
     """Return a note where a script reads the scheduler's file from an argument of its own that is not given."""
     for node in _nodes(script):
         if isinstance(node, ast.keyword) and node.arg == "scheduler_file" and _number_of_argument(node.value) > given:
-            what = "takes the scheduler's file from an argument that is not given"
-            return [f"{place(base, script, node.value.lineno)} {what}; Client() is the run's, and so is any word there"]
+            problem = "reads the scheduler's file from an argument that you did not give"
+            return [
+                f"{place(base, script, node.value.lineno)} {problem}; any value or Client() gives the run's cluster"
+            ]
     return []
 
 
@@ -319,7 +325,7 @@ def lost_input(script: Path, base: Path, descriptor: int = 0) -> list[str]:
             continue
         if ast.unparse(node.func if isinstance(node, ast.Call) else node) in ("input", "sys.stdin"):
             where = place(base, script, node.lineno)
-            return [f"{where} reads standard input, which a run does not get: give the file's name as an argument"]
+            return [f"{where} reads standard input, which a run does not have: give the file's name as an argument"]
     return []
 
 
@@ -353,7 +359,7 @@ def _does_not_compile(error: SyntaxError, where: str) -> ScriptError:
         at = (error.offset or 0) - 1 - (len(line) - len(kept))
         length = (error.end_offset or 0) - (error.offset or 0) if error.end_lineno == error.lineno else 1
         quote = (kept, " " * at + "^" * max(1, min(length, len(kept) - at))) if at >= 0 else (kept,)
-    hint = "Correct that line; nothing was submitted."
+    hint = "Nothing was submitted. Correct that line."
     return ScriptError(f"The script does not compile: {error.msg}", place=where, hint=hint, quote=quote)
 
 
@@ -394,8 +400,8 @@ def _needed(script: Path, folder: Path) -> _Imports:
     """
     needed: list[_Import] = []
     # A package that libraries import is hidden from them too, by whatever the script imports itself.
-    there = _PACKAGES & {name.removesuffix(".py") for name in os.listdir(folder)}
-    hiding = {name: beside for name in sorted(there) if (beside := _beside(folder, name)) and beside.is_file()}
+    installed = _PACKAGES & {name.removesuffix(".py") for name in os.listdir(folder)}
+    hiding = {name: beside for name in sorted(installed) if (beside := _beside(folder, name)) and beside.is_file()}
     if script.suffix == ".py" and script.stem in _KNOWN and script.resolve().parent == folder.resolve():
         hiding[script.stem] = script
     plain = True
@@ -457,21 +463,21 @@ class _Environment:
     """Where an interpreter finds modules, as far as its files tell; ``certain`` if nothing else can add to it."""
 
     def __init__(self, python: str) -> None:
-        self.python, self.own = python, python == sys.executable
+        self.python, self.same = python, python == sys.executable
         prefix = Path(python).parent.parent
-        self.certain = self.known = False
+        self.certain = self.readable = False
         self.folders: list[str] = []
         settings = ""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             settings = (prefix / "pyvenv.cfg").read_text()
         closed = bool(settings) and "include-system-site-packages = true" not in settings.lower()
         self.folders = [str(path) for path in prefix.glob("lib*/python3.*/site-packages")]
-        if self.own:
-            self.known, self.certain = True, closed
+        if self.same:
+            self.readable, self.certain = True, closed
         elif self.folders and (closed or (prefix / "conda-meta").is_dir()):
-            self.known = True
-            own = layers.process_environment().get("PYTHONPATH", "").split(":")
-            self.folders += [*_named_by_pth(self.folders), *filter(None, own)]
+            self.readable = True
+            paths = layers.process_environment().get("PYTHONPATH", "").split(":")
+            self.folders += [*_named_by_pth(self.folders), *filter(None, paths)]
 
     def has(self, name: str) -> bool:
         """Whether a top-level module is there."""
@@ -480,7 +486,7 @@ class _Environment:
         from importlib.machinery import PathFinder
         from importlib.util import find_spec
 
-        if not self.own:
+        if not self.same:
             return PathFinder.find_spec(name, self.folders) is not None
         try:
             return name in sys.modules or find_spec(name) is not None
@@ -501,29 +507,31 @@ def _tell_missing(
     script: Path, base: Path, needed: list[_Import], environment: _Environment, *, certain: bool
 ) -> list[str]:
     """Return a note of the modules that are not found; a ScriptError where it is certain that the script ends there."""
-    if not environment.known:
+    if not environment.readable:
         return []
-    found: dict[str, bool] = {}
+    certain_by_name: dict[str, bool] = {}
     for one in needed:
-        if one.name not in found:
-            found[one.name] = environment.has(one.name)
-    elsewhere = {one.name: one for one in reversed(needed) if found[one.name] and one.name in _CLUSTERS_ELSEWHERE}
-    words = "opens a cluster elsewhere; in a run, Client() in its place is the run's own"
-    notes = [f"{name} ({place(base, one.file, one.line)}) {words}" for name, one in elsewhere.items()]
-    missing = list({one.name: one for one in reversed(needed) if not found[one.name]}.values())[::-1]
+        if one.name not in certain_by_name:
+            certain_by_name[one.name] = environment.has(one.name)
+    elsewhere = {
+        one.name: one for one in reversed(needed) if certain_by_name[one.name] and one.name in _CLUSTERS_ELSEWHERE
+    }
+    remedy = "opens another cluster; use Client() for the run's cluster"
+    notes = [f"{name} ({place(base, one.file, one.line)}) {remedy}" for name, one in elsewhere.items()]
+    missing = list({one.name: one for one in reversed(needed) if not certain_by_name[one.name]}.values())[::-1]
     if not missing:
         return notes
-    if certain and environment.certain and (own := [one for one in missing if one.file == script]):
-        first = own[0]
-        how = f"Add it, mostly by {sys.executable} -m pip install {first.name}; nothing was submitted."
+    if certain and environment.certain and (script_imports := [one for one in missing if one.file == script]):
+        first = script_imports[0]
+        how = f"Nothing was submitted. Install it, usually with: {sys.executable} -m pip install {first.name}"
         if first.name in _CLUSTERS_ELSEWHERE:
-            how = "It opens a cluster elsewhere: in a run, Client() in the place of that cluster is the run's own."
-        message = f"The script imports '{first.name}', which the run's environment does not have"
+            how = "It opens another cluster. Use Client() for the run's cluster."
+        message = f"The script imports '{first.name}', which the run's environment lacks"
         raise ScriptError(message, place=place(base, first.file, first.line), hint=how)
-    told = ", ".join(f"{one.name} ({place(base, one.file, one.line)})" for one in missing[:_NOTED])
+    listed = ", ".join(f"{one.name} ({place(base, one.file, one.line)})" for one in missing[:_NOTED])
     more = f" and {len(missing) - _NOTED} more" if len(missing) > _NOTED else ""
     where = f"the environment of {environment.python} as seen from here"
-    return [*notes, f"imported, and not found in {where}: {told}{more}"]
+    return [*notes, f"imported, but not found in {where}: {listed}{more}"]
 
 
 def _example(path: Path) -> str:
@@ -565,13 +573,13 @@ def options_taken(script: Path, folder: Path, options: Iterable[str]) -> set[str
     if not code and script.suffix != ".ipynb":  # perhaps of a newer Python
         text = script.read_text(encoding="utf-8", errors="replace")
         return {option for option in options if option in text}
-    words = [text for tree in code for text in texts(tree)]
+    strings = [text for tree in code for text in texts(tree)]
     names = {name for tree in code if _OPTIONS_BY_NAME & imported(tree) for name in _names(tree)}
     return {
         option
         for option in options
         if option[2:].replace("-", "_") in names
-        or any(re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text) for text in words)
+        or any(re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text) for text in strings)
     }
 
 
@@ -614,10 +622,10 @@ def _names(tree: ast.Module) -> Iterator[str]:
 
 def imported(tree: ast.Module) -> set[str]:
     """Return the top-level names of all that a file imports, wherever it does."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {one.name.partition(".")[0] for one in node.names}
+            names |= {one.name.partition(".")[0] for one in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-    return found
+            names.add(node.module.partition(".")[0])
+    return names

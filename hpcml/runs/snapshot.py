@@ -112,7 +112,7 @@ class _Choice:
             if entry.name == self.script or (self.home and entry.name == _OF_HOME):
                 continue
             if self.home and ranks[entry.name] > 1:
-                self._pass_over(entry, "the home folder's modules and packages alone are copied")
+                self._pass_over(entry, "of the home folder only modules and packages are copied")
             elif entry.name in walked:
                 self._take_folder(entry)
             else:
@@ -147,7 +147,7 @@ class _Choice:
             for one, size in zip(made, sizes, strict=True):
                 del one[size:]
             self.links.append(entry.name)
-            why = str(error) if isinstance(error, _TooMuchError) else "not all of it can be read"
+            why = str(error) if isinstance(error, _TooMuchError) else "parts of it cannot be read"
             self.leave_out(entry.name, why, slash=True)
 
     def _walk(self, top: os.DirEntry[str]) -> None:
@@ -178,7 +178,7 @@ class _Choice:
             if _is_folder(entry) and entry.is_symlink() and not entry.name.startswith("."):
                 self.leave_out(name, _A_LINK, slash=True)
         elif not self.linked and entry.is_symlink() and not self._holds(entry.path):
-            self.leave_out(name, "a link that leads out of the folder")
+            self.leave_out(name, "a link to a place outside the folder")
         elif size > self.largest:
             self.links.append(name)
             self.leave_out(name, f"larger than code.max_file = {self.code.max_file.text}")
@@ -321,9 +321,13 @@ def _link_rest(choice: _Choice, script: Path, target: Path) -> Taken:
         link = target / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(places[name] / name)
-    known = {one.name.rstrip("/"): one for one in choice.left_out}
-    missing = [known.pop(name) if name in known else _cut(places[name], name, choice.code) for name in names[most:]]
-    return Taken(tuple(known.values()), tuple(missing), (), tuple(dict.fromkeys(places[name] for name in names[:most])))
+    left_out = {one.name.rstrip("/"): one for one in choice.left_out}
+    missing = [
+        left_out.pop(name) if name in left_out else _cut(places[name], name, choice.code) for name in names[most:]
+    ]
+    return Taken(
+        tuple(left_out.values()), tuple(missing), (), tuple(dict.fromkeys(places[name] for name in names[:most]))
+    )
 
 
 def _cut(place: Path, name: str, code: Code) -> LeftOut:
@@ -393,11 +397,11 @@ def _imports(text: str) -> set[str]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set(_IMPORTED.findall(text))
-    found: set[str] = set()
+    imported: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [one.name for one in node.names]
             if isinstance(node, ast.ImportFrom):
                 names.append(node.module or "")
-            found.update(word for name in names for word in name.split("."))
-    return found - {""}
+            imported.update(word for name in names for word in name.split("."))
+    return imported - {""}

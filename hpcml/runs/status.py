@@ -36,7 +36,7 @@ from hpcml.runs.record import Event, Planned
 from hpcml.schedulers import JobState, Submission
 from hpcml.sites.layers import process_environment
 
-_REPLACED = "not there, or not yours: "  # how the batch script begins to say that the run's folder is another now
+_REPLACED = "missing, or not yours: "  # how the batch script begins to say that the run's folder is another now
 
 _JOB_ENDS = {  # the exit status and the sentence of an end that the run itself could not write, and the run's state
     "TIMEOUT": (TIME_LIMIT, "the time limit was reached", "TIMEOUT"),
@@ -44,7 +44,7 @@ _JOB_ENDS = {  # the exit status and the sentence of an end that the run itself 
     "CANCELLED": (CANCELLED, "the job was cancelled", "CANCELLED"),
     "OUT_OF_MEMORY": (
         137,
-        "Slurm says that a process of the job was killed for want of memory (OUT_OF_MEMORY)",
+        "Slurm reports that a process of the job was out of memory (OUT_OF_MEMORY)",
         "OUT_OF_MEMORY",
     ),
     "NODE_FAIL": (ALLOCATION_LOST, "a node of the allocation failed", "NODE_FAIL"),
@@ -158,11 +158,11 @@ class Status(NamedTuple):
     @property
     def end(self) -> End:
         """How it ended, or is now."""
-        words = (self.ending.by, self.message, self.hint, self.ending.quote, self.state)
+        texts = (self.ending.by, self.message, self.hint, self.ending.quote, self.state)
         return End(
             self.ending.exit_status or 0,
             "",
-            *words,
+            *texts,
             self.over,
             self.progress.attempt,
             self.ending.cause,
@@ -191,7 +191,7 @@ class Status(NamedTuple):
         if self.phase != "running":
             return ()
         return tuple(
-            f"{node}: silent for {max(0, int(time.time() - since)) // step * step} s (no heartbeat of a {self.noun})"
+            f"{node}: no heartbeat of a {self.noun} for {max(0, int(time.time() - since)) // step * step} s"
             for node, since in self.cluster.silent_workers.items()
         )
 
@@ -214,15 +214,15 @@ GROUP_BY_FIELD = {field: group for group in GROUPS for field in Status._field_de
 _NOT_PRINTED = ("ended_as", "form", "scheduler", "image", "time_limit", "after", "restart", "partition")
 
 
-def status(run: directories.Run, known: JobState | None = None, *, ask: bool = True) -> Status:
+def status(run: directories.Run, job: JobState | None = None, *, ask: bool = True) -> Status:
     """Return how a run stands now.
 
     Parameters
     ----------
-    known
-        The job's state if it was asked for already (one question for many runs).
+    job
+        The state of the job, if it was requested already (one question for many runs).
     ask
-        Whether to ask Slurm where ``known`` is not given; otherwise the run's own files are all there is.
+        Whether to ask Slurm if ``job`` is not given. Otherwise only the files of the run count.
 
     Raises
     ------
@@ -230,20 +230,20 @@ def status(run: directories.Run, known: JobState | None = None, *, ask: bool = T
         If the run's record lacks something, or cannot be read.
     """
     with complete(run.paths.directory):
-        own = _from_files(run)
-    if records.is_prepared(run) and not run.job and own.phase == "unknown":
-        hint = f"It waits for this line: {run.submission.line if run.submission else ''}"
-        return own.changed(phase="prepared", message="not submitted yet", hint=hint)
+        current = _from_files(run)
+    if records.is_prepared(run) and not run.job and current.phase == "unknown":
+        hint = f"Submit it with: {run.submission.line if run.submission else ''}"
+        return current.changed(phase="prepared", message="not submitted yet", hint=hint)
     if (
         not (run.submission and run.submission.error)
-        and (own.phase != "ended" or run.may_start_again)
-        and (ask or known is not None)
+        and (current.phase != "ended" or run.may_start_again)
+        and (ask or job is not None)
     ):
-        own = _ask_owner(own, run, known)
-    if own.phase in ("starting", "running", "ending") and (room := directories.full(run.paths.directory)):
-        hint = f"{room[0].upper()}{room[1:]}: what the script and the logs write now is lost."
-        return own.changed(hint=hint)
-    return own
+        current = _ask_owner(current, run, job)
+    if current.phase in ("starting", "running", "ending") and (room := directories.full(run.paths.directory)):
+        hint = f"{room[0].upper()}{room[1:]}: new output of the script and the logs is lost."
+        return current.changed(hint=hint)
+    return current
 
 
 def now(run: directories.Run) -> tuple[directories.Run, Status]:
@@ -253,8 +253,8 @@ def now(run: directories.Run) -> tuple[directories.Run, Status]:
         run = records.adopt(run)
     except SlurmUnreachableError as error:
         silent = error.message
-    known = status(run)
-    return run, known.changed(silent=known.allocation.silent or silent)
+    current = status(run)
+    return run, current.changed(silent=current.allocation.silent or silent)
 
 
 def has_results(run: directories.Run) -> bool:
@@ -328,28 +328,28 @@ def _with_end(current: Status, end: End) -> Status:
 
 def _after(current: Status, event: Event) -> Status:
     """Return a status after one more event."""
-    facts, reported = event.facts, current.progress
-    changes = kinds.get(current.planned.kind).seen(event.name, facts)
+    fields, reported = event.facts, current.progress
+    changes = kinds.get(current.planned.kind).seen(event.name, fields)
     changes["differences"] = reported.differences + changes.get("differences", ())
-    security = facts.get("security", str, current.cluster.security)
+    security = fields.get("security", str, current.cluster.security)
     current = current.changed(times={**reported.times, event.name: event.time}, security=security, **changes)
     match event.name:
         case "allocated":
-            return current.changed(phase="starting", nodes=facts.texts("nodes"), workers=0, warnings=())
+            return current.changed(phase="starting", nodes=fields.texts("nodes"), workers=0, warnings=())
         case "image-staging":
-            return current.changed(phase="starting", staging=facts.get("mode", str))
+            return current.changed(phase="starting", staging=fields.get("mode", str))
         case "environment-ready":
-            return current.changed(versions=facts.get("words", str), differences=facts.texts("differences"))
+            return current.changed(versions=fields.get("words", str), differences=fields.texts("differences"))
         case "clock":
-            clock = {facts.get("node", str): (facts.number("ahead"), facts.number("within"))}
+            clock = {fields.get("node", str): (fields.number("ahead"), fields.number("within"))}
             return current.changed(clocks={**reported.clocks, **clock})
         case "warning":
-            return current.changed(warnings=(*reported.warnings, facts.get("sentence", str)))
+            return current.changed(warnings=(*reported.warnings, fields.get("sentence", str)))
         case "driver-started":
             return current.changed(phase="running")
         case "time-limit-near":
             pages = current.planned.form is Form.JUPYTER
-            effect = "open pages are told to save" if pages else "hpcml.run.should_stop() is true now"
+            effect = "open pages save their documents" if pages else "hpcml.run.should_stop() is now true"
             return current.changed(hint=f"The time limit is near: {effect}.")
     return current
 
@@ -368,7 +368,7 @@ def _message(current: Status) -> str:
     if stage := later_stage(current):
         return stage.waiting.format_map(current.fields())
     if "image-staging" in times and "image-staged" not in times:
-        return f"the image is copied to the nodes ({current.progress.staging})"
+        return f"copying the image to the nodes ({current.progress.staging})"
     if current.progress.staging and "allocated" not in times:
         return "the roles enter the image"
     return kind.startup[0].waiting.format_map(current.fields())
@@ -388,35 +388,35 @@ def optional_stages(current: Status) -> list[Stage]:
     ]
 
 
-def _ask_owner(own: Status, run: directories.Run, known: JobState | None) -> Status:
+def _ask_owner(current: Status, run: directories.Run, asked: JobState | None) -> Status:
     """Ask the scheduler about a run that has not written its end."""
     if not run.submission:
         hint = (
-            f"If it was accepted, its comment is hpcml:{run.id} (squeue --me -o '%i %k'). "
-            f"Without such a job it is not submitted after {records.LOST_AFTER / 60:g} minutes."
+            f"If Slurm accepted it, its comment is hpcml:{run.id} (squeue --me -o '%i %k'). "
+            f"Without such a job, it counts as not submitted after {records.LOST_AFTER / 60:g} minutes."
         )
-        return own.changed(phase="unknown", message="the submission's answer was not recorded", hint=hint)
+        return current.changed(phase="unknown", message="the answer to the submission was not recorded", hint=hint)
     try:
         with complete(run.paths.directory):
-            run, job = present_job(run, known)
-            own = own.changed(job=run.job)
+            run, job = present_job(run, asked)
+            current = current.changed(job=run.job)
     except SlurmUnreachableError as error:
-        own = own.changed(silent=error.message)
+        current = current.changed(silent=error.message)
         if error.message == schedulers.NOT_ASKED:  # it may have ended since its own files were written
-            return own.changed(phase="unknown", message=error.message)
-        if own.phase == "unknown":
-            message = "the run has written nothing yet, and Slurm cannot be asked"
-            return own.changed(message=message, hint=error.hint)
-        return own
-    return _with_answer(own, run, job)
+            return current.changed(phase="unknown", message=error.message)
+        if current.phase == "unknown":
+            message = "the run has written nothing yet, and Slurm does not answer"
+            return current.changed(message=message, hint=error.hint)
+        return current
+    return _with_answer(current, run, job)
 
 
-def present_job(run: directories.Run, known: JobState | None = None) -> tuple[directories.Run, JobState]:
+def present_job(run: directories.Run, asked: JobState | None = None) -> tuple[directories.Run, JobState]:
     """Return a run with the job that is its own now, and that job's state: of a job that has ended, the one after it.
 
-    ``known`` is the state of the job that the run has, if it was asked for already.
+    ``asked``: the state of the job, if it was requested already.
     """
-    job = schedulers.state(run.submission or Submission()) if known is None else schedulers.readable(known)
+    job = schedulers.state(run.submission or Submission()) if asked is None else schedulers.readable(asked)
     if job.ended and (after := directories.follow_up(run)) and after.submission:
         return (run, job) if after.job == run.job else (after, schedulers.state(after.submission))  # it ended waiting
     if job.ended and run.may_start_again and (begun := directories.begun_job(run.paths)) not in ("", run.job):
@@ -426,29 +426,29 @@ def present_job(run: directories.Run, known: JobState | None = None) -> tuple[di
     return run, job
 
 
-def _with_answer(own: Status, run: directories.Run, job: JobState) -> Status:
+def _with_answer(current: Status, run: directories.Run, job: JobState) -> Status:
     """Take in what the scheduler says of the job; the run's own events are newer than Slurm's word."""
-    own = own.changed(job_state=job.state, estimate=job.start if job.pending else "")
-    if own.phase == "ended":
+    current = current.changed(job_state=job.state, estimate=job.start if job.pending else "")
+    if current.phase == "ended":
         if job.ended:
-            return _not_continued(own, run, job)
+            return _not_continued(current, run, job)
         # An attempt of a job that may be put back into the queue has ended: the run has not, the job is there still.
-        again = own.changed(phase="ending", exit_status=None, by="", hint="", cause="", quote=())
+        again = current.changed(phase="ending", exit_status=None, by="", hint="", cause="", quote=())
         return again.changed(phase="queued", message=_waits_again(run, job)) if job.pending else again
     if job.ended:
-        before = _never_started(own, run) or _cancelled_before_start(own, run, job)
-        return before or _ended_without_word(own, run, job)
-    if job.pending and own.phase != "unknown" and run.may_start_again:  # it was killed, and left no word
-        return own.changed(phase="queued", message=_waits_again(run, job))
-    if own.phase != "unknown":
-        return own
-    if own.planned.after and (job.reason == schedulers.FOR_JOBS or _waits_here(run, job)):
-        words = " and for ".join(one.words() for one in own.planned.after)
-        return own.changed(phase="queued", message=f"waiting for {words}", job_state="PENDING")
+        before = _never_started(current, run) or _cancelled_before_start(current, run, job)
+        return before or _ended_without_word(current, run, job)
+    if job.pending and current.phase != "unknown" and run.may_start_again:  # it was killed, and left no word
+        return current.changed(phase="queued", message=_waits_again(run, job))
+    if current.phase != "unknown":
+        return current
+    if current.planned.after and (job.reason == schedulers.FOR_JOBS or _waits_here(run, job)):
+        awaited = " and for ".join(one.clause() for one in current.planned.after)
+        return current.changed(phase="queued", message=f"waiting for {awaited}", job_state="PENDING")
     if job.pending:
-        return own.changed(phase="queued", message=job.reason)
+        return current.changed(phase="queued", message=job.reason)
     message = "the batch script starts" if job.active else f"Slurm says {job.state}"
-    return own.changed(phase="starting", message=message)
+    return current.changed(phase="starting", message=message)
 
 
 def _waits_again(run: directories.Run, job: JobState) -> str:
@@ -457,14 +457,14 @@ def _waits_again(run: directories.Run, job: JobState) -> str:
     return f"{'put back into the queue' if same else 'the next attempt waits'}: {job.reason}"
 
 
-def _not_continued(own: Status, run: directories.Run, job: JobState) -> Status:
+def _not_continued(current: Status, run: directories.Run, job: JobState) -> Status:
     """Return the end of a run of whose last attempt it is written; its next one may have ended before it began."""
     by_hpcml = job.state == schedulers.UNKNOWN.state and run.submission and run.submission.cancelled
-    if not (job.state == "CANCELLED" or by_hpcml) or not run.paths.attempt(own.progress.attempt).goes_on.exists():
-        return own
-    message = f"the run was cancelled while its next attempt waited; before: {own.message}"
-    hint = "What it saved is in checkpoints/ of its run directory."
-    return _with_end(own, records.cancelled(SLURM, message, hint))
+    if not (job.state == "CANCELLED" or by_hpcml) or not run.paths.attempt(current.progress.attempt).goes_on.exists():
+        return current
+    message = f"the run was cancelled while its next attempt waited; before that: {current.message}"
+    hint = "Its checkpoints are in checkpoints/ of its run directory."
+    return _with_end(current, records.cancelled(SLURM, message, hint))
 
 
 def _waits_here(run: directories.Run, job: JobState) -> bool:
@@ -476,39 +476,39 @@ def _waits_here(run: directories.Run, job: JobState) -> bool:
 def ended(status: Status) -> str:
     """Return in a clause how a run ended."""
     if status.ending.exit_status is None:
-        return f"nobody knows how it ended ({status.message})"
-    return "it ended well" if status.ending.exit_status == 0 else f"it ended with status {status.ending.exit_status}"
+        return f"its end is unknown ({status.message})"
+    return "it succeeded" if status.ending.exit_status == 0 else f"it exited with status {status.ending.exit_status}"
 
 
 def never_started(awaited: Awaited, status: Status) -> tuple[str, str]:
     """Return that a run never started because one that it waited for ended otherwise, and what to do."""
-    message = f"the run never started: it waited for {awaited.words()}, and {ended(status)}"
-    return message, f"See hpcml why {awaited.run}; then run both again, this one with --after."
+    message = f"the run never started: it waited for {awaited.clause()}, and {ended(status)}"
+    return message, f"See hpcml why {awaited.run}. Then submit both again, this one with --after."
 
 
-def _never_started(own: Status, run: directories.Run) -> Status | None:
+def _never_started(current: Status, run: directories.Run) -> Status | None:
     """Return the end of a run that Slurm dropped because one that it waited for ended otherwise; None of any other."""
-    if own.progress.times or records.newest_attempt(run.paths) is not None:
+    if current.progress.times or records.newest_attempt(run.paths) is not None:
         return None
-    for one in own.planned.after:
+    for one in current.planned.after:
         try:
             other = status(directories.load(run.paths.directory.with_name(one.run)))
         except StorageError:
             continue  # removed: nobody knows how it ended
         if other.over and not one.met_by(other.ending.exit_status):
             message, hint = never_started(one, other)
-            return _with_end(own, records.cancelled(SLURM, message, hint))
+            return _with_end(current, records.cancelled(SLURM, message, hint))
     return None
 
 
-def _cancelled_before_start(own: Status, run: directories.Run, job: JobState) -> Status | None:
+def _cancelled_before_start(current: Status, run: directories.Run, job: JobState) -> Status | None:
     """Return the end of a run whose job was cancelled before it started; None of any other.
 
     The end is written into the run's files, because Slurm forgets the job.
     """
     when = run.submission.cancelled if run.submission else 0.0
     cancelled = job.state == "CANCELLED" or (when and job.state == schedulers.UNKNOWN.state)
-    if not cancelled or own.progress.times or records.newest_attempt(run.paths) is not None:
+    if not cancelled or current.progress.times or records.newest_attempt(run.paths) is not None:
         return None
     message, by = "the job was cancelled (scancel) before it started", SLURM
     if when:
@@ -519,52 +519,52 @@ def _cancelled_before_start(own: Status, run: directories.Run, job: JobState) ->
     if run.submission and not run.submission.line:  # of a prepared run another job may be submitted
         with contextlib.suppress(OSError):  # a full disk is no reason not to show it
             directories.write_json(run.paths.status, end.as_json())
-    return _with_end(own, end)
+    return _with_end(current, end)
 
 
-def _ended_without_word(own: Status, run: directories.Run, job: JobState) -> Status:
+def _ended_without_word(current: Status, run: directories.Run, job: JobState) -> Status:
     """The run is over but did not write that it ended: its first node died, or it never got to the supervisor.
 
     What Slurm says is the cause, if it says one; without it step.sh's record counts, and then the job's log.
     """
-    if own.ending.exit_status is not None:
-        return own.changed(phase="ended")  # the end was written, the teardown was cut short
+    if current.ending.exit_status is not None:
+        return current.changed(phase="ended")  # the end was written, the teardown was cut short
     if job.state in _JOB_ENDS:
-        return _lost(own, run, *_JOB_ENDS[job.state])
+        return _lost(current, run, *_JOB_ENDS[job.state])
     if driver := records.driver_exit(run.paths):
-        return _step_ended(own, run, *driver)
-    if not own.progress.times and (log := files.tail(run.paths.job_log)) and log[-1].startswith("hpcml: "):
+        return _step_ended(current, run, *driver)
+    if not current.progress.times and (log := files.tail(run.paths.job_log)) and log[-1].startswith("hpcml: "):
         message = log[-1].removeprefix("hpcml: ").rstrip(".")  # the batch script's own word
-        return _lost(own, run, STORAGE if message.startswith(_REPLACED) else START_FAILED, message)
+        return _lost(current, run, STORAGE if message.startswith(_REPLACED) else START_FAILED, message)
     if job.state == "FAILED" and run.submission and schedulers.end(run.submission).exit_status == STORAGE:
-        message = "the run could not write how it ended: its file system was full, or refused to be written to"
-        return _lost(own, run, STORAGE, message)
-    forgotten = "Slurm knows no such job any more" if job == schedulers.UNKNOWN else f"Slurm: {job.state}"
+        message = "the run could not write its end: its file system was full or read-only"
+        return _lost(current, run, STORAGE, message)
+    forgotten = "Slurm no longer knows the job" if job == schedulers.UNKNOWN else f"Slurm: {job.state}"
     message = job.reason or f"the job ended without a status ({forgotten})"
-    end = _lost(own, run, ALLOCATION_LOST, message)
-    is_another = job.state == schedulers.UNKNOWN.state and own.allocation.job and job.reason
+    end = _lost(current, run, ALLOCATION_LOST, message)
+    is_another = job.state == schedulers.UNKNOWN.state and current.allocation.job and job.reason
     return end.changed(hint=f"Run it again: hpcml rerun {run.id}.") if is_another else end
 
 
-def _step_ended(own: Status, run: directories.Run, node: str, exit_status: int) -> Status:
+def _step_ended(before: Status, run: directories.Run, node: str, exit_status: int) -> Status:
     """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
-    if "allocated" in own.progress.times:  # what its log says is the script's
-        message = f"the {SCRIPT}'s step {rules.of_role(exit_status, ()).what} and left no word"
-        return _lost(own, run, exit_status, message)
+    if "allocated" in before.progress.times:  # what its log says is the script's
+        message = f"the {SCRIPT}'s step {rules.of_role(exit_status, ()).what}, without writing a status"
+        return _lost(before, run, exit_status, message)
     log = files.tail(run.paths.driver_log)
-    if image := own.planned.image:
+    if image := before.planned.image:
         full_log = files.tail(run.paths.driver_log, 200) or files.tail(run.paths.job_log, 200)
         why = rules.not_entered("\n".join(full_log), str(exit_status))
-        current = _lost(own, run, IMAGE, f"{node}: {why.what}")
+        current = _lost(before, run, IMAGE, f"{node}: {why.what}")
         hint = why.hint.replace("IMAGE", image)
     else:
         ended = rules.of_role(exit_status, log)
-        current = _lost(own, run, START_FAILED, f"the {SCRIPT}'s step could not start: it {ended.what}")
+        current = _lost(before, run, START_FAILED, f"the {SCRIPT}'s step could not start: it {ended.what}")
         hint = ended.hint or current.hint
     return current.changed(hint=hint, quote=log or current.ending.quote)
 
 
-def _lost(own: Status, run: directories.Run, exit_status: int, message: str, state: str = "FAILED") -> Status:
+def _lost(current: Status, run: directories.Run, exit_status: int, message: str, state: str = "FAILED") -> Status:
     quote = files.tail(run.paths.job_log)
     hint = f"The job's own log: {run.paths.job_log}."
     if room := directories.full(run.paths.directory):
@@ -572,11 +572,11 @@ def _lost(own: Status, run: directories.Run, exit_status: int, message: str, sta
         hint = "Free some space, or keep runs elsewhere (--set paths.runs=…); then submit again."
     elif state == "CANCELLED":
         hint = f"Run it again: hpcml rerun {run.id}."
-    elif not own.progress.times and not quote:
-        hint = "Is paths.runs on a file system that all nodes share? The job left nothing there."
+    elif not current.progress.times and not quote:
+        hint = "The job wrote nothing there. Check that all nodes share the file system of paths.runs."
         if bash_env := run.submission.bash_env if run.submission else "":
             hint = (
-                f"BASH_ENV was set: bash reads {bash_env} before the batch script. Does it call exit, or fail? "
+                f"BASH_ENV was set: bash reads {bash_env} before the batch script. Check whether it exits or fails. "
                 f"Otherwise: {hint[0].lower()}{hint[1:]}"
             )
-    return _with_end(own, End(exit_status, "", SLURM, message, hint, quote, state))
+    return _with_end(current, End(exit_status, "", SLURM, message, hint, quote, state))

@@ -49,14 +49,14 @@ _ASKED_WITHIN = 2.0  # seconds for a question to the scheduler before a submissi
 EXCLUDE_FAILED = "slurm.exclude_failed"  # where an option of a request comes from
 
 
-def script_request(given: dict[str, Any], words: list[str], parser: ArgumentParser) -> RunRequest:
+def script_request(given: dict[str, Any], arguments: list[str], parser: ArgumentParser) -> RunRequest:
     """Return the request for a script with its arguments; ``given`` gets the options in the script's own lines too."""
     here = layers.here()
-    first = 1 if words[0] in ("-m", "--") and words[1:] else 0  # the words before the name
-    if words[first + 1 : first + 2] == ["--"] and words[0] != "--":
-        words = [*words[: first + 1], *words[first + 2 :]]  # all that follows is the script's
-    origins = script_lines.lay_below(given, here / words[first], parser)
-    return request_of(given, programs.code(words, here))._replace(origins=origins)
+    first = 1 if arguments[0] in ("-m", "--") and arguments[1:] else 0  # the words before the name
+    if arguments[first + 1 : first + 2] == ["--"] and arguments[0] != "--":
+        arguments = [*arguments[: first + 1], *arguments[first + 2 :]]  # all that follows is the script's
+    origins = script_lines.lay_below(given, here / arguments[first], parser)
+    return request_of(given, programs.code(arguments, here))._replace(origins=origins)
 
 
 def prepare_request(spec: RunRequest, *, by_hand: bool = False, learn: bool = True) -> Prepared:
@@ -142,11 +142,11 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "") -> Prepared:
     notes += directories.check_folder(folder, loaded.site.paths.trust)
     template = next((str(path) for folder in own_templates if (path := folder / batch_script.TEMPLATE).is_file()), "")
     if loaded.project:
-        notes.append(f"the settings of {loaded.project} count")
+        notes.append(f"the settings of {loaded.project} apply")
     if template:
-        notes.append(f"the batch script is made by {template}")
-    there = spec.changed(cwd=RunPaths(directory).code) if spec.code.staged else spec
-    made = plan(loaded.site, there, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
+        notes.append(f"the batch script uses the template {template}")
+    staged = spec.changed(cwd=RunPaths(directory).code) if spec.code.staged else spec
+    made = plan(loaded.site, staged, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
     if spec.code.form.traits.is_main:
         set_here = {*loaded.site.environment, *(name for name, _ in spec.environment)}
         set_here |= ranks.VARIABLES if _is_prepared(loaded.site) else set()
@@ -174,7 +174,7 @@ def _check_script(site: Site, spec: RunRequest) -> None:
             script_checks.check_program(spec.code.script, path, prepared=_is_prepared(site))
         if programs.is_python(spec.code.script) and (not spec.code.arguments or spec.code.arguments[-1] == "-"):
             hint = f"Name it: hpcml submit -- {spec.code.script.name} SCRIPT."
-            raise UsageError("Python has no script here, and a run has no standard input", place="--", hint=hint)
+            raise UsageError("Python needs a script: a run has no standard input", place="--", hint=hint)
     elif spec.code.form is Form.NOTEBOOK:
         script_checks.check_notebook(spec.code.script, spec.code.arguments)
     elif spec.code.form is Form.SCRIPT:
@@ -189,7 +189,7 @@ def _check_processor(python: str) -> list[str]:
     if python == sys.executable or not (kind := files.architecture_of(Path(python))) or kind == os.uname().machine:
         return []
     here = os.uname().machine
-    return [f"runtime.python ({python}) is for {kind}, and this machine is {here}: the run works only on {kind} nodes"]
+    return [f"runtime.python ({python}) is for {kind}, but this machine is {here}: the run works only on {kind} nodes"]
 
 
 def _is_prepared(site: Site) -> bool:
@@ -219,10 +219,10 @@ def _two_pythons(spec: RunRequest, made: Plan) -> list[str]:
     ):
         return []
     workers = made.steps[-1].command[0]
-    found = shutil.which(program) or str(program)
-    if Path(found).parent == Path(workers).parent:
+    interpreter = shutil.which(program) or str(program)
+    if Path(interpreter).parent == Path(workers).parent:
         return []
-    return [f"{found} runs the script, and {workers} runs the workers (runtime.python): tasks import from the latter"]
+    return [f"{interpreter} runs the script, but {workers} runs the workers (runtime.python) and their imports"]
 
 
 def template_folders(cwd: Path) -> tuple[list[Path], list[str]]:
@@ -233,15 +233,15 @@ def template_folders(cwd: Path) -> tuple[list[Path], list[str]]:
         cwd / "templates" / "hpcml",
         *(place / "templates" for place in reversed(config_folders(layers.process_environment()))),
     ]
-    found, ignored = [], []
+    usable, ignored = [], []
     for folder in folders:
         if not folder.is_dir():
             continue
         if (path := folder / TEMPLATE).is_file() and (why := why_ignored(path)):
             ignored.append(why)
         else:
-            found.append(folder)
-    return found, ignored
+            usable.append(folder)
+    return usable, ignored
 
 
 def check(prepared: Prepared) -> str:
@@ -284,10 +284,10 @@ def submit(prepared: Prepared, *, by_hand: bool = False) -> directories.Run:
 
     def write(answer: Submission) -> directories.Run:
         bash_env = layers.process_environment().get("BASH_ENV", "")  # it may end bash before the batch script
-        facts = answer._replace(site=made.site, time=begun, scheduler=made.scheduler, requeue=made.may_start_again)
-        facts = facts._replace(notes=(*notes, *answer.notes), bash_env=bash_env)
-        directories.write_json(paths.submission, facts.as_json())
-        return directories.Run(made.run_id, paths, facts)
+        record = answer._replace(site=made.site, time=begun, scheduler=made.scheduler, requeue=made.may_start_again)
+        record = record._replace(notes=(*notes, *answer.notes), bash_env=bash_env)
+        directories.write_json(paths.submission, record.as_json())
+        return directories.Run(made.run_id, paths, record)
 
     if by_hand:
         return write(Submission(line=line))
@@ -312,13 +312,18 @@ def check_image(prepared: Prepared) -> dict[str, object]:
         return {}
     from hpcml.images import sif as images  # some milliseconds that only runs inside images need
 
-    facts = images.inspect(Path(settings.job.image))
+    inspection = images.inspect(Path(settings.job.image))
     gpus, cuda = settings.workers.gpu.count if settings.workers.gpu else 0, prepared.loaded.site.gpu.cuda
-    found = images.problems(facts, cuda=cuda, gpus=gpus, machine=images.machine())
-    if fatal := [problem for problem in found if problem.fatal]:
-        raise ImageError(f"The image cannot be used: {fatal[0].what}", place=str(facts.path), hint=fatal[0].hint)
-    known = {"path": str(facts.path), "size": facts.size, "modified": facts.modified, "labels": facts.labels}
-    return {**known, "digest": images.known_digest(facts), "notes": [problem.what for problem in found]}
+    problems = images.problems(inspection, cuda=cuda, gpus=gpus, machine=images.machine())
+    if fatal := [problem for problem in problems if problem.fatal]:
+        raise ImageError(f"The image cannot be used: {fatal[0].what}", place=str(inspection.path), hint=fatal[0].hint)
+    image = {
+        "path": str(inspection.path),
+        "size": inspection.size,
+        "modified": inspection.modified,
+        "labels": inspection.labels,
+    }
+    return {**image, "digest": images.known_digest(inspection), "notes": [problem.what for problem in problems]}
 
 
 def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
@@ -358,8 +363,8 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
         rules = loaded.site.code
         taken = snapshot.take(spec.code.script, paths.code, rules, linked=lasting, limited=lasting, module=module)
         if needed := snapshot.needed(taken, paths.code):
-            hint = "Raise that limit (--set code.…=…), or run the script where it lies (--set code.snapshot=none)."
-            raise UsageError("The code needs what its copy would not have", place=snapshot.listed(needed), hint=hint)
+            hint = "Raise that limit (--set code.…=…), or run the original (--set code.snapshot=none)."
+            raise UsageError("The copy of the code would lack required files", place=snapshot.listed(needed), hint=hint)
         if made.inside.job.image:
             linked = taken.places if loaded.site.code.snapshot != "none" else spec.code.sources
             files.write(paths.sources, "".join(f"{folder}\n" for folder in linked if folder != spec.code.cwd))

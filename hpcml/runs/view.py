@@ -147,9 +147,9 @@ class Reader:
     def look(self, run: directories.Run, attempt: int) -> Look:
         """Read the newest samples and the last lines of the script's output; what cannot be read is not there."""
         paths = run.paths.attempt(attempt)
-        found = {path.name.removesuffix(".jsonl"): self._node(path) for path in samples.files_of_nodes(paths)}
+        nodes = {path.name.removesuffix(".jsonl"): self._node(path) for path in samples.files_of_nodes(paths)}
         return Look(
-            {name: series for name, series in found.items() if series is not None},
+            {name: series for name, series in nodes.items() if series is not None},
             self._tasks(paths),
             last_lines(run.paths.driver_log),
         )
@@ -162,13 +162,13 @@ class Reader:
     def _node(self, path: Path) -> NodeSeries | None:
         if (stamp := _stamp(path)) is None:
             return None
-        known = self._nodes.get(path)
-        if known is None or known[0][0] != stamp[0] or known[1] is None:
+        reader = self._nodes.get(path)
+        if reader is None or reader[0][0] != stamp[0] or reader[1] is None:
             series = samples.last_of_node(path, most=_FIRST)
-        elif known[0] == stamp:
-            return known[1]
+        elif reader[0] == stamp:
+            return reader[1]
         elif series := samples.last_of_node(path, most=_NEWS):
-            series = series._replace(events=tuple(dict.fromkeys((*known[1].events, *series.events))))
+            series = series._replace(events=tuple(dict.fromkeys((*reader[1].events, *series.events))))
         self._nodes[path] = stamp, series
         return series
 
@@ -176,10 +176,10 @@ class Reader:
 def _stamp(path: Path) -> _Stamp | None:
     """Return what changes when a file does, None where there is none."""
     try:
-        facts = path.lstat()
+        stat_result = path.lstat()
     except OSError:
         return None
-    return facts.st_ino, facts.st_size, facts.st_mtime_ns
+    return stat_result.st_ino, stat_result.st_size, stat_result.st_mtime_ns
 
 
 def last_lines(path: Path, most: int = LINES) -> tuple[str, ...]:
@@ -251,11 +251,11 @@ def _times(status: Status, now: float) -> tuple[float | None, float | None]:
 
 def _events(nodes: Mapping[str, NodeSeries]) -> list[str]:
     """Return the samples' own events as warnings, the oldest first."""
-    found = []
+    events = []
     for name, series in nodes.items():
         of_host = series.header.scope.memory == "host"
-        found += [(event.t, text) for event in series.events if (text := event.sentence(name, of_host=of_host))]
-    return list(dict.fromkeys(text for _, text in sorted(found)))[-20:]
+        events += [(event.t, text) for event in series.events if (text := event.sentence(name, of_host=of_host))]
+    return list(dict.fromkeys(text for _, text in sorted(events)))[-20:]
 
 
 def _rate(before: Number | None, after: Number | None, seconds: float) -> float | None:
@@ -274,11 +274,11 @@ def _nodes(status: Status, look: Look, dask: DaskSample | None) -> tuple[Node, .
     names = dict.fromkeys([*status.allocation.nodes, *look.nodes])
     newest = max([series.samples[-1].t for series in look.nodes.values() if series.samples], default=0.0)
     workers, spilled = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
-    for name, facts in dask.workers.items() if dask else ():
+    for name, worker in dask.workers.items() if dask else ():
         node = name if name in workers else name.rpartition("-")[0]  # a node's only worker has its name
         if node in workers:
             workers[node] += 1
-            spilled[node] += facts.spilled or 0
+            spilled[node] += worker.spilled or 0
     return tuple(
         _node(name, look.nodes.get(name), newest)._replace(
             workers=workers[name] if dask else None, spilled=spilled[name] if dask else None
@@ -294,18 +294,18 @@ def _node(name: str, series: NodeSeries | None, newest: float) -> Node:
     before = series.samples[-2] if len(series.samples) > 1 else last
     passed = last.t - before.t
     gpus = []
-    for place, facts in enumerate(last.gpus):
-        known = header.gpus[place] if place < len(header.gpus) else None
-        old = before.gpus[place] if place < len(before.gpus) else facts
+    for place, use in enumerate(last.gpus):
+        gpu = header.gpus[place] if place < len(header.gpus) else None
+        old = before.gpus[place] if place < len(before.gpus) else use
         gpus.append(
             Gpu(
-                number=known.number if known else place,
-                use=facts.use,
-                memory=facts.memory,
-                memory_size=known.memory if known else None,
-                power=facts.power,
-                temperature=facts.temperature,
-                nvlink=_both_ways(old.nvlink, facts.nvlink, passed),
+                number=gpu.number if gpu else place,
+                use=use.use,
+                memory=use.memory,
+                memory_size=gpu.memory if gpu else None,
+                power=use.power,
+                temperature=use.temperature,
+                nvlink=_both_ways(old.nvlink, use.nvlink, passed),
             )
         )
     late = newest - last.t
@@ -330,16 +330,16 @@ def _work(series: Sequence[DaskSample]) -> Work:
     window = [sample for sample in series if last.t - sample.t <= _WINDOW]
     first, before = window[0], window[-2] if len(window) > 1 else last
     rate = _rate(first.tasks.done, last.tasks.done, last.t - first.t)
-    known, done = last.tasks.known, last.tasks.done
+    created, done = last.tasks.known, last.tasks.done
     # Only where no task was added for a while: a script that goes on submitting has no end that could be told.
-    steady = [sample for sample in window if sample.tasks.known == known]
+    steady = [sample for sample in window if sample.tasks.known == created]
     left = None
-    if rate and known is not None and done is not None and steady[0] is first and last.t - first.t >= _STEADY:
-        left = max(0.0, known - done) / rate
+    if rate and created is not None and done is not None and steady[0] is first and last.t - first.t >= _STEADY:
+        left = max(0.0, created - done) / rate
     passed = last.t - before.t
 
     return Work(
-        known=_count(known),
+        known=_count(created),
         done=_count(done),
         processing=_count(last.tasks.processing),
         erred=_count(last.tasks.erred),

@@ -57,7 +57,7 @@ def follow(
     last: Status | None = None
     seen: object = None
     over: Path | None = None
-    told: object = None  # what the run's files were when Slurm last answered
+    answered: object = None  # what the run's files were when Slurm last answered
     while True:
         now = time.monotonic()
         began = run.paths.events.exists() and over is None
@@ -68,7 +68,7 @@ def follow(
             stamps = [_stamp(run.paths.events), _stamp(run.paths.status)]
             try:
                 run, state = _present_job(run)
-                heard, told = now, stamps
+                heard, answered = now, stamps
             except SlurmUnreachableError:
                 if now - heard > patience:
                     raise
@@ -79,10 +79,10 @@ def follow(
         files = [_stamp(run.paths.events), _stamp(run.paths.status)]
         if files != seen or now >= look_at:  # reading the record is what costs; looking whether it changed does not
             seen, look_at = files, now + 1.0
-            fresh = state is not None and told == files
+            fresh = state is not None and answered == files
             # That the job waits is old where the run's files have changed since: it has begun.
-            known = None if state and state.pending and not fresh else state
-            current = run_status.status(run, known, ask=not run.job)
+            state_now = None if state and state.pending and not fresh else state
+            current = run_status.status(run, state_now, ask=not run.job)
             # Files alone cannot say that no attempt follows, nor an answer from before the attempt's end.
             asked = fresh or not (run.job and run.may_start_again)
             over_now = current.over
@@ -103,8 +103,8 @@ def _present_job(run: directories.Run) -> tuple[directories.Run, JobState | None
     """Return a run with its job now and that job's state; NotFoundError if it is prepared and has none."""
     run = records.adopt(directories.load(run.paths.directory) if run.may_start_again else run)
     if records.is_prepared(run) and not run.job:
-        hint = f"Type its line first: {run.submission.line if run.submission else ''}"
-        raise NotFoundError("The run is prepared, and nobody has submitted it", place=run.id, hint=hint)
+        hint = f"Submit it first: {run.submission.line if run.submission else ''}"
+        raise NotFoundError("The run is prepared but not submitted", place=run.id, hint=hint)
     return run_status.present_job(run) if run.job else (run, None)
 
 
@@ -139,37 +139,39 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
     notes = []
     for one in asked:
         run = records.adopt(directories.find(folder, one.run))
-        known = run_status.status(run)
-        found = one._replace(run=run.id, job=run.job)
-        if known.phase == "refused":
+        current = run_status.status(run)
+        awaited = one._replace(run=run.id, job=run.job)
+        if current.phase == "refused":
             raise SiteError("The run to wait for never ran: it was refused", place=run.id, hint=_again(run))
-        if known.over:
-            if not found.met_by(known.ending.exit_status):
-                what = f"The run is not to start: it waits for {found.words()}, and {run_status.ended(known)}"
-                raise SiteError(what, place=f"--after {one.run}:{one.when}", hint=_again(run))
-            notes.append(f"{run.id} has ended as --after asks: it is not waited for")
+        if current.over:
+            if not awaited.met_by(current.ending.exit_status):
+                problem = f"The run cannot start: it waits for {awaited.clause()}, and {run_status.ended(current)}"
+                raise SiteError(problem, place=f"--after {one.run}:{one.when}", hint=_again(run))
+            notes.append(f"{run.id} already ended as --after requires")
             continue
         if not (run.submission and run.submission.key):
-            raise NotFoundError("The run to wait for has no job", place=run.id, hint=known.hint or _again(run))
-        if known.allocation.silent:
+            raise NotFoundError("The run to wait for has no job", place=run.id, hint=current.hint or _again(run))
+        if current.allocation.silent:
             raise SlurmUnreachableError(
-                known.allocation.silent, transient=True, place=run.id, hint="Try again in some minutes."
+                current.allocation.silent, transient=True, place=run.id, hint="Try again in some minutes."
             )
-        if run.submission.scheduler != site.scheduler or (not here and known.planned.site != site.name):
-            where = "in an allocation" if run.submission.scheduler == "allocation" else f"on site {known.planned.site}"
-            what = f"A run on site {site.name} cannot wait for {run.id}, which is {where}"
+        if run.submission.scheduler != site.scheduler or (not here and current.planned.site != site.name):
+            where = (
+                "in an allocation" if run.submission.scheduler == "allocation" else f"on site {current.planned.site}"
+            )
+            problem = f"A run on site {site.name} cannot wait for {run.id}, which is {where}"
             hint = f"Wait first: hpcml wait {run.id} && hpcml submit …"
-            raise SiteError(what, place="--after", hint=hint)
+            raise SiteError(problem, place="--after", hint=hint)
         if not here and records.planned(run).several_jobs:
-            what = f"{run.id} goes on in several jobs (--until-done), and Slurm waits for one"
+            problem = f"{run.id} continues in several jobs (--until-done), but Slurm can wait for only one"
             hint = f"Wait first: hpcml wait {run.id} && hpcml submit …"
-            raise SiteError(what, place="--after", hint=hint)
-        open_runs[found] = None
+            raise SiteError(problem, place="--after", hint=hint)
+        open_runs[awaited] = None
     return tuple(open_runs), notes
 
 
 def _again(run: directories.Run) -> str:
-    return f"See hpcml why {run.id}; hpcml rerun {run.id} runs it again."
+    return f"See hpcml why {run.id}. Run it again: hpcml rerun {run.id}."
 
 
 def main(directory: Path) -> None:
@@ -182,10 +184,10 @@ def main(directory: Path) -> None:
     signal.signal(signal.SIGTERM, cancelled)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     for one in records.planned(run).after:
-        while not (known := _look(directory.with_name(one.run))).over:
+        while not (current := _look(directory.with_name(one.run))).over:
             time.sleep(_LOOK_AT_OTHERS)
-        if not one.met_by(known.ending.exit_status):
-            message, hint = run_status.never_started(one, known)
+        if not one.met_by(current.ending.exit_status):
+            message, hint = run_status.never_started(one, current)
             _end(run, "hpcml", message, hint)
     subprocesses.become(["bash", str(run.paths.script)], process_environment())
 

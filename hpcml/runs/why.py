@@ -31,7 +31,7 @@ from hpcml.units import Memory, TimeLimit, expand_hosts, format_memory_for_slurm
 MOST_LOGS = 128  # workers' logs that are read
 _MORE = 1.5  # times what was asked for is worth a try
 _NO_MORE_TIME = (
-    "The site allows no longer time limit: let the script save checkpoints and submit it with --until-done, "
+    "The site allows no longer time limit. Let the script save checkpoints and submit it with --until-done, "
     "or use more nodes."
 )
 _WARNINGS = 3
@@ -63,7 +63,7 @@ class Answer(NamedTuple):
     @property
     def sentence(self) -> str:
         """The cause in one line."""
-        return attempts.cause_sentence(self.cause, known=self.known, occurrences=self.occurrences, nodes=self.nodes)
+        return attempts.cause_sentence(self.cause, evident=self.known, occurrences=self.occurrences, nodes=self.nodes)
 
     def as_json(self) -> dict[str, object]:
         """Return the answer as a JSON-ready mapping."""
@@ -81,9 +81,9 @@ def look(run: directories.Run) -> tuple[Status, Answer]:
     StorageError
         If the run's record cannot be read.
     """
-    run, known = run_status.now(run)
-    before = tuple(map(attempts.sentence, attempts.earlier(run.paths, known.progress.attempt)))
-    return known, of_status(run, known)._replace(attempts=before)
+    run, current = run_status.now(run)
+    before = tuple(map(attempts.sentence, attempts.earlier(run.paths, current.progress.attempt)))
+    return current, of_status(run, current)._replace(attempts=before)
 
 
 def of_status(run: directories.Run, status: Status) -> Answer:
@@ -91,22 +91,22 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     if status.phase == "refused":
         return refused(status)
     sentences = (*status.progress.warnings[-_WARNINGS:], *status.silences())
-    told = tuple(Line(sentence, "record", "events.jsonl") for sentence in sentences)
+    lines = tuple(Line(sentence, "record", "events.jsonl") for sentence in sentences)
     if not status.over:
         never = "never start" in status.message
         cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message
         step = f"Cancel it: hpcml cancel {run.id}." if never else status.hint
         rule = "dependency" if never else ""
-        return Answer(run.id, status.state, never, cause, rule=rule, warnings=told, next_step=step)
+        return Answer(run.id, status.state, never, cause, rule=rule, warnings=lines, next_step=step)
     hits = evidence.hits(run.paths, MOST_LOGS)
-    found = judgement.judge(_case(run, status), hits)
-    if found is None:
-        return Answer(run.id, status.state, False, "the run ended well: there is no failure to explain", warnings=told)
-    if not found.known or (status.state == "NODE_FAIL" and not found.nodes):
-        found = _by_scheduler(run, status, found)
-    if found.rule == "no-module":
-        found = _removed_module(run, found)
-    retry, remedy = _within_limits(run, options(run, found), found.remedy)
+    judged = judgement.judge(_case(run, status), hits)
+    if judged is None:
+        return Answer(run.id, status.state, False, "the run succeeded: no failure to explain", warnings=lines)
+    if not judged.known or (status.state == "NODE_FAIL" and not judged.nodes):
+        judged = _by_scheduler(run, status, judged)
+    if judged.rule == "no-module":
+        judged = _removed_module(run, judged)
+    retry, remedy = _within_limits(run, options(run, judged), judged.remedy)
     warnings: dict[str, Line] = {}
     for hit in hits:
         if hit.rule.role is Role.WARNING:
@@ -115,13 +115,13 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         run.id,
         status.state,
         failed=True,
-        cause=found.what,
-        **{name: getattr(found, name) for name in _OF_THE_CAUSE},
+        cause=judged.what,
+        **{name: getattr(judged, name) for name in _OF_THE_CAUSE},
         warnings=tuple(warnings.values())[:_WARNINGS],
         next_step=remedy,
         options=retry,
         again=" ".join(("hpcml rerun", run.id, *retry)) if retry else "",
-        look=() if found.known else _where(run),
+        look=() if judged.known else _where(run),
     )
 
 
@@ -134,17 +134,17 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
         return (
             cause._replace(nodes=hosts(ended.failed_nodes)) if ended.failed_nodes else _first_node(run, status, cause)
         )
-    named = ended.signal in {known.value for known in signal.Signals}  # Slurm may tell it late
+    named = ended.signal in {number.value for number in signal.Signals}  # Slurm may tell it late
     if status.ending.exit_status != ALLOCATION_LOST or not (named or status.ending.by == "hpcml"):
         return cause
-    remedy = "It ran on the first node: a person, the site or the kernel ended it. Submit it again."
-    what = "the batch script was killed" + (f" by {signal.Signals(ended.signal).name}" if named else "")
-    return cause._replace(what=what, short="batch script killed", known=True, rule="batch-killed", remedy=remedy)
+    remedy = "A user, the site or the kernel killed it on the first node. Submit it again."
+    problem = "the batch script was killed" + (f" by {signal.Signals(ended.signal).name}" if named else "")
+    return cause._replace(what=problem, short="batch script killed", known=True, rule="batch-killed", remedy=remedy)
 
 
 def _removed_module(run: directories.Run, cause: Cause) -> Cause:
     """Return the cause with what is known of a missing module: whether it was installed at submission, and is now."""
-    missing = [found[1] for line in cause.evidence if (found := _NO_MODULE.search(line.text))]
+    missing = [match[1] for line in cause.evidence if (match := _NO_MODULE.search(line.text))]
     recorded, plan = directories.read_json(run.paths.request), directories.read_json(run.paths.plan)
     if not missing or not recorded or not plan:
         return cause
@@ -156,8 +156,8 @@ def _removed_module(run: directories.Run, cause: Cause) -> Cause:
     if name in script_checks.installed(python):
         remedy = f"This machine sees it in the environment of {python}. Put that on a file system that all nodes share."
         return cause._replace(remedy=remedy)
-    what = f"the module {name} was installed at submission and is not any more"
-    return cause._replace(what=what, remedy=f"Install it again in the environment of {python}, then submit again.")
+    problem = f"the module {name} was installed at submission and is now missing"
+    return cause._replace(what=problem, remedy=f"Install it again in the environment of {python}, then submit again.")
 
 
 def hosts(listed: str) -> tuple[str, ...]:
@@ -172,21 +172,21 @@ def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
     """Return the first node as the one that failed if the supervisor, which runs there, left no word of the end."""
     if run.paths.status.exists() or not status.allocation.nodes or not status.progress.times:
         return cause
-    what = "a node failed, or lost its network: the first one, whose supervisor left no word of the end"
-    return cause._replace(what=what, nodes=status.allocation.nodes[:1])
+    problem = "the first node failed or lost its network: its supervisor exited without writing a status"
+    return cause._replace(what=problem, nodes=status.allocation.nodes[:1])
 
 
 def refused(status: Status) -> Answer:
     """Return why Slurm or hpcml did not take a run."""
-    known = meaning("\n".join((status.message, *status.ending.quote)), Where.SUBMISSION)
+    rule = meaning("\n".join((status.message, *status.ending.quote)), Where.SUBMISSION)
     lines = tuple(Line(text, "record", "submission.json") for text in status.ending.quote[-3:])
     return Answer(
         status.run,
         status.state,
         True,
         status.message,
-        known.rule.short if known else "refused",
-        rule=known.rule.name if known else "",
+        rule.rule.short if rule else "refused",
+        rule=rule.rule.name if rule else "",
         evidence=lines,
         next_step=status.hint,
     )
@@ -287,11 +287,11 @@ def _excluded(run: directories.Run) -> list[str]:
     """Return the nodes that the request excludes already: the option given anew takes their place."""
     request = directories.read_json(run.paths.request)
     spec = Table(request.get("spec", dict, {})) if request else Table({})
-    found: list[str] = []
+    nodes: list[str] = []
     for option in spec.get("sbatch", list, []):
         if isinstance(option, list) and len(option) == 2 and option[0] == "--exclude":
-            found += hosts(str(option[1]))
-    return found
+            nodes += hosts(str(option[1]))
+    return nodes
 
 
 def _larger(size: float) -> str:
@@ -310,14 +310,14 @@ def _longer(seconds: int) -> str:
 
 def _where(run: directories.Run) -> tuple[str, ...]:
     """Return the commands that show what there is of a run whose cause is not known."""
-    found = [
+    places = [
         f"hpcml logs {run.id} {role}"
         for role in dict.fromkeys(("job", SCRIPT, *handle.LOGS.values()))
         if any(map(_has_text, handle.log_files(run, role)))
     ]
     if run.job:
-        found.append(f"sacct -j {run.job} --format=JobID,State,ExitCode,DerivedExitCode,NodeList,Elapsed")
-    return tuple(found)
+        places.append(f"sacct -j {run.job} --format=JobID,State,ExitCode,DerivedExitCode,NodeList,Elapsed")
+    return tuple(places)
 
 
 def _has_text(path: Path) -> bool:

@@ -224,7 +224,7 @@ def submit(site: Site, run: RunPaths) -> Submission:
     return Submission(job=given.job, pid=pid, started=started, directory=str(run.directory))
 
 
-def _not_started(job: str, run: RunPaths, what: str) -> HpcmlError:
+def _not_started(job: str, run: RunPaths, problem: str) -> HpcmlError:
     try:
         holders = other_steps(job)
     except HpcmlError:
@@ -235,7 +235,7 @@ def _not_started(job: str, run: RunPaths, what: str) -> HpcmlError:
         if holders
         else "Check that srun hostname works here."
     )
-    return SiteError(f"{what}{others}", place=f"job {job}", hint=hint, quote=files.tail(run.job_log))
+    return SiteError(f"{problem}{others}", place=f"job {job}", hint=hint, quote=files.tail(run.job_log))
 
 
 def _of_the_job(given: Allocation) -> dict[str, str]:

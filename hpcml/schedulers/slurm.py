@@ -191,8 +191,8 @@ def submit(site: Site, run: RunPaths) -> Submission:
     try:
         return _confirmed(sbatch(str(run.script), timeout)._replace(run=run_id))
     except AnswerLostError as lost:
-        if found := _look_again(run_id, min(timeout, _LOOK_AGAIN)):
-            return found
+        if job_id := _look_again(run_id, min(timeout, _LOOK_AGAIN)):
+            return job_id
         message = "It is unknown whether Slurm accepted the job"
         hint = f"hpcml did not send it twice. When Slurm answers again, run: hpcml status {run_id}"
         raise HpcmlError(message, place="sbatch", hint=hint, exit_status=ANSWER_LOST, quote=lost.quote) from lost
@@ -267,8 +267,8 @@ def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
         hint = f"Try again in some minutes; {effects.get(program, 'running jobs are not affected')}."
         message = f"Slurm's controller does not answer: {_last(answer)}"
         return SlurmUnreachableError(message, transient=True, place=program, hint=hint)
-    if program == "sbatch" and (known := meaning(answer.text, Where.SUBMISSION)):
-        return SiteError(known.sentence, place=program, hint=known.remedy, quote=_quote(answer))
+    if program == "sbatch" and (rule := meaning(answer.text, Where.SUBMISSION)):
+        return SiteError(rule.sentence, place=program, hint=rule.remedy, quote=_quote(answer))
     hint = "Slurm's message is above. The site's documentation may explain it."
     return SiteError("Slurm refused", place=program, hint=hint, quote=_quote(answer))
 
@@ -360,11 +360,11 @@ def jobs_of_clusters() -> dict[str, list[str]]:
     if answer.code != 0:
         raise silent(answer)
     over = ENDED | {"COMPLETING"}
-    found: dict[str, list[str]] = {}
+    jobs: dict[str, list[str]] = {}
     for row in rows_of(answer):
         if len(row) == 3 and row[1] not in over and (match := re.fullmatch(r"hpcml:(.+)\.\d+", row[2])):
-            found.setdefault(match[1], []).append(row[0])
-    return found
+            jobs.setdefault(match[1], []).append(row[0])
+    return jobs
 
 
 def _jobs_of_runs(rows: list[list[str]]) -> dict[str, str]:
@@ -420,7 +420,7 @@ def _accounted(keys: Sequence[str], fields: str) -> tuple[dict[str, list[str]], 
                 break
             rows += of_one
     count = fields.count(",") + 1
-    found: dict[str, list[str]] = {}
+    states: dict[str, list[str]] = {}
     for key in keys:
         job, run = _parts(key)
         job_rows = [row for row in rows if len(row) > count and _base(row[0]) == _base(job)]
@@ -428,9 +428,9 @@ def _accounted(keys: Sequence[str], fields: str) -> tuple[dict[str, list[str]], 
             job_rows = [row for row in job_rows if _is_accounted(row[count + 1 :], run)]
             job_rows = [row for row in job_rows if row[count + 4]] or job_rows
         if job_rows:
-            found[key] = job_rows[-1][1 : count + 1]
+            states[key] = job_rows[-1][1 : count + 1]
     not_asked = set(left[_ASKED_ALONE:])
-    return found, [key for key in keys if _parts(key)[0] in not_asked]
+    return states, [key for key in keys if _parts(key)[0] in not_asked]
 
 
 def _is_accounted(identity: list[str], run: str) -> bool:
@@ -498,7 +498,7 @@ def _states(jobs: Sequence[str]) -> dict[str, JobState]:
 
 
 def _unread(by_job: Mapping[str, JobState]) -> list[str]:
-    return [job for job, known in by_job.items() if known.state == UNREADABLE]
+    return [job for job, job_state in by_job.items() if job_state.state == UNREADABLE]
 
 
 def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
@@ -620,7 +620,7 @@ def most_tasks() -> int:
         return _USUAL_ARRAY  # scontrol is not there
     size = re.search(r"(?m)^MaxArraySize\s*=\s*(\d+)", config)
     tasks = re.search(r"(?m)^SchedulerParameters\s*=.*\bmax_array_tasks=(\d+)", config)
-    return min([int(found[1]) for found in (size, tasks) if found], default=_USUAL_ARRAY)
+    return min([int(limit[1]) for limit in (size, tasks) if limit], default=_USUAL_ARRAY)
 
 
 def task_states(jobs: Sequence[str]) -> dict[tuple[str, int], str]:

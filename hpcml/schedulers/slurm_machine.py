@@ -32,15 +32,15 @@ class _Questions:
         self.refused: Fields = {}
         self.unreachable: SlurmUnreachableError | None = None
 
-    def ask(self, name: str, *words: str) -> str:
+    def ask(self, name: str, *command: str) -> str:
         try:
-            answer = slurm.ask(list(words), max(0.5, min(_SECONDS, self.ends - time.monotonic())))
+            answer = slurm.ask(list(command), max(0.5, min(_SECONDS, self.ends - time.monotonic())))
         except SlurmUnreachableError as missing:
             self.refused[name], self.unreachable = "the command is not installed", self.unreachable or missing
             return ""
         if answer.code == 0:
             return answer.out
-        error = slurm.refusal(answer, words[0])
+        error = slurm.refusal(answer, command[0])
         if isinstance(error, SlurmUnreachableError):
             self.unreachable = self.unreachable or error
         lines = [line.strip() for line in answer.text.splitlines() if line.strip()]
@@ -100,14 +100,14 @@ def config_of(text: str) -> Fields:
 
 def records(text: str, first: str) -> dict[str, Fields]:
     """Return what ``scontrol show`` tells, by name; a record begins with its field ``first``, in one line or more."""
-    found: dict[str, Fields] = {}
+    record_by_name: dict[str, Fields] = {}
     for part in re.split(rf"(?m)^[ \t]*(?={first}=)", text):
         fields = dict(
             reversed(_PAIR.findall(part))
         )  # the first of a name counts: what follows may be an administrator's words
         if name := fields.get(first, ""):
-            found[name] = fields
-    return found
+            record_by_name[name] = fields
+    return record_by_name
 
 
 def table(text: str, needed: str) -> list[Fields]:
@@ -137,28 +137,28 @@ def _sinfo_rows(text: str) -> Iterator[Fields]:
 
 def kinds_of_sinfo(rows: Sequence[Fields]) -> tuple[Kind, ...]:
     """Return the kinds of nodes that sinfo's rows tell."""
-    found: dict[Kind, int] = {}
+    counts: dict[Kind, int] = {}
     for row in rows:
         count, types = gpus_of(row["%G"])
         cpus, threads, memory = (_number(row[name]) for name in ("%c", "%Z", "%m"))
         kind = Kind(row["%P"].rstrip("*"), 0, cpus, threads, memory, count, types)
-        same = next((known for known in found if known._replace(one="") == kind), None)
+        same = next((other for other in counts if other._replace(one="") == kind), None)
         if same is None:
-            found[kind._replace(one=_first(row["%N"]))] = int(row["%D"])
+            counts[kind._replace(one=_first(row["%N"]))] = int(row["%D"])
         else:  # of another state, or another limit of time
-            found[same] += int(row["%D"])
-    return tuple(kind._replace(nodes=nodes) for kind, nodes in found.items())
+            counts[same] += int(row["%D"])
+    return tuple(kind._replace(nodes=nodes) for kind, nodes in counts.items())
 
 
 def kinds_of_nodes(text: str) -> tuple[Kind, ...]:
     """Return the kinds of nodes that ``scontrol show node`` tells."""
-    found: dict[Kind, list[str]] = {}
+    nodes: dict[Kind, list[str]] = {}
     for name, fields in records(text, "NodeName").items():
         for partition in filter(None, fields.get("Partitions", "").split(",")):
             count, types = gpus_of(fields.get("Gres", ""))
             kind = _refined(Kind(partition, 0, 0, 1, 0, count, types), fields)
-            found.setdefault(kind, []).append(name)
-    return tuple(kind._replace(nodes=len(names), one=names[0]) for kind, names in found.items())
+            nodes.setdefault(kind, []).append(name)
+    return tuple(kind._replace(nodes=len(names), one=names[0]) for kind, names in nodes.items())
 
 
 def _refined(kind: Kind, fields: Fields) -> Kind:
@@ -231,22 +231,22 @@ def room(directives: Sequence[tuple[str, str]], timeout: float) -> int | None:
 
 def _submit_limits(user: str, account: str, qos: str, timeout: float) -> list[int]:
     """Return the limits of the account's associations and of the QoS; without one, of the user's default one."""
-    found = []
+    limits = []
     if not account:
         account = next((row[1] for row in _sacctmgr(["user", "where", f"user={user}"], timeout) if len(row) > 1), "")
     where = ["where", f"user={user}", *([f"account={account}"] if account else [])]
     rows = _sacctmgr(["assoc", *where, "format=MaxSubmitJobs,DefaultQOS"], timeout)
     for limit, default in rows:
-        found.append(limit)
+        limits.append(limit)
         qos = qos or default
     if qos:
         rows = _sacctmgr(["qos", "where", f"name={qos}", "format=MaxSubmitJobsPerUser,Name"], timeout)
-        found += [limit for limit, *_ in rows]
-    return [int(limit) for limit in found if limit.isdecimal()]
+        limits += [limit for limit, *_ in rows]
+    return [int(limit) for limit in limits if limit.isdecimal()]
 
 
-def _sacctmgr(words: Sequence[str], timeout: float) -> list[list[str]]:
-    answer = slurm.ask(["sacctmgr", "--noheader", "--parsable2", "show", *words], timeout)
+def _sacctmgr(arguments: Sequence[str], timeout: float) -> list[list[str]]:
+    answer = slurm.ask(["sacctmgr", "--noheader", "--parsable2", "show", *arguments], timeout)
     return slurm.rows_of(answer) if answer.code == 0 else []
 
 

@@ -63,9 +63,9 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     if request.spec.attempts.several_jobs and site.qos.get(qos, Qos()).max_jobs == 1:
         anew = "after each attempt the job is requeued and waits again"
         notices.append(f"QoS {qos} allows you one job: {anew}")
-    own, others = "NODE", "SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU"
+    kept, others = "NODE", "SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU"
     if "--mem" not in dict(directives):
-        own, others = "CPU", "SLURM_MEM_PER_NODE"
+        kept, others = "CPU", "SLURM_MEM_PER_NODE"
     return JobLayout(
         directives=directives,
         directive_word="#SBATCH",
@@ -73,7 +73,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         prologue=(
             'cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"',
             # sbatch that is typed in a job passes that job's on, and srun takes no two of them
-            f'if [ -n "${{SLURM_MEM_PER_{own}-}}" ]; then unset {others}; fi',
+            f'if [ -n "${{SLURM_MEM_PER_{kept}-}}" ]; then unset {others}; fi',
             NAMES,
         ),
         launchers={role.name: launcher(site, request, role) for role in (*request.roles, SUPERVISOR, STAGE)},
@@ -166,7 +166,7 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
     with_gpus = [name for name in in_order if gpus_idle and partitions.gpus_of_node(site, name, spec)]
     none_asked = [f"Partition '{name}' has GPUs, but the job requests none (--gpus-per-node)" for name in with_gpus]
     in_order.sort(key=lambda name: name in with_gpus)
-    misfits = {name: found for name in in_order if (found := partitions.misfit(site, name, spec))}
+    misfits = {name: reason for name in in_order if (reason := partitions.misfit(site, name, spec))}
     fitting = [name for name in in_order if name not in misfits]
     for candidate in sorted(fitting, key=lambda name: bool(partitions.doubtful_misfits(site, name, spec))):
         before = [misfits[name] for name in in_order[: in_order.index(candidate)] if name in misfits]

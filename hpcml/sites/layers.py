@@ -226,11 +226,13 @@ def _convert(kind: Any, value: Any, layers: Layers, key: str) -> Any:
     return _expect(str, value, "a string in quotes", layers, key)
 
 
-def _expect(kind: type, value: Any, words: str, layers: Layers, key: str) -> Any:
+def _expect(kind: type, value: Any, description: str, layers: Layers, key: str) -> Any:
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
     place = f"{layers.origin(key)}: {_shown(key)}"
-    raise ConfigError(f"The value {value!r} must be {words}", place=place, hint=f"Write it as {_EXAMPLES[words]}.")
+    raise ConfigError(
+        f"The value {value!r} must be {description}", place=place, hint=f"Write it as {_EXAMPLES[description]}."
+    )
 
 
 _EXAMPLES = {

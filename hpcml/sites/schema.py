@@ -8,22 +8,22 @@ from hpcml.units import Memory, Seconds, TimeLimit
 
 
 class Identify(NamedTuple):
-    """How a machine is recognised: every line that is given must match."""
+    """How hpcml recognises a machine: every line that is set must match."""
 
     hostname: tuple[str, ...] = ()
-    """Patterns of the shell: one of them must match the host's name."""
+    """Shell patterns: one of them must match the host's name."""
     environment: dict[str, str] = {}
-    """Variables and the patterns that they must match."""
+    """Variables, with the patterns that they must match."""
     command: str = ""
     """A program that must be on PATH."""
     order: int = 50
     """Of several profiles that match, the lowest is taken."""
     never: bool = False
-    """Never recognised, only named."""
+    """Recognised only by name."""
 
 
 class Defaults(NamedTuple):
-    """What is asked for when the command line does not say."""
+    """What a run requests unless the command line sets it."""
 
     nodes: int = 1
     """How many nodes."""
@@ -34,137 +34,136 @@ class Defaults(NamedTuple):
     account: str = ""
     """Slurm account."""
     partition: str = ""
-    """Slurm partition; another of the profile is taken, with a note, if the request does not fit it, or if its nodes
-    have GPUs and none is asked for.
+    """Slurm partition. If the request does not fit it, hpcml uses another of the profile and prints a note. It also
+    does so if the nodes have GPUs and the job requests none.
     """
     qos: str = ""
     """Slurm QoS."""
 
 
 class Resources(NamedTuple):
-    """What is asked for on each node."""
+    """What a run requests on each node."""
 
     cpus_per_node: int = 0
-    """CPUs to ask for on each node; 0: the partition's, else what Slurm gives. Where no partition is listed it is what
-    a node has: a job for some of ``resources.node_gpus`` asks for their share.
+    """CPUs to request on each node; 0: the partition's number, else Slurm's default. Without listed partitions it is
+    the number of a node: a job for some of ``resources.node_gpus`` requests their share.
     """
     memory_per_node: Memory = Memory()
-    """Memory to ask for on each node; empty: the partition's, else what Slurm gives. Where no partition is listed it is
-    divided in the same way.
+    """Memory to request on each node; empty: the partition's, else Slurm's default. Without listed partitions it is the
+    memory of a node, and shared in the same way.
     """
     node_gpus: int = 0
-    """GPUs that a node has, where no partition is listed; 0: not known. Not for a QoS that is ``without_gpus``."""
+    """GPUs of a node, without listed partitions; 0: unknown. Not for a QoS that is ``without_gpus``."""
     exclusive: bool = False
-    """Ask for whole nodes (``--exclusive``)."""
+    """Request whole nodes (``--exclusive``)."""
 
 
 class SlurmOptions(NamedTuple):
-    """How this Slurm wants to be asked."""
+    """How to request resources from this Slurm."""
 
     gpu_request: str = "gpus-per-node"
     """The option for GPUs: ``--gres=gpu:N``, ``--gpus-per-node=N``, or none."""
     gpu_type: str = ""
-    """Goes before the number: ``a100`` gives ``gpu:a100:4``."""
+    """Precedes the number: ``a100`` gives ``gpu:a100:4``."""
     extra: tuple[str, ...] = ()
-    """Directives of sbatch, added as they stand, as ``--constraint=gpu``; each replaces hpcml's own of that name.
-    ``--comment`` and ``--array`` are refused.
+    """Directives of sbatch, such as ``--constraint=gpu``. Each replaces hpcml's own of that name. ``--comment`` and
+    ``--array`` are refused.
     """
     remove: tuple[str, ...] = ()
-    """Options that are left out, as ``--mem``."""
+    """Options that hpcml must not pass, such as ``--mem``."""
     signal_lead: Seconds = Seconds("60s")
-    """How long before the time limit the script is told; at most half of the limit."""
+    """How long before the time limit the script gets its warning; at most half of the limit."""
     export: str = "ALL"
     """The value of sbatch's ``--export``."""
     account_required: bool = False
     """Refuse a job without an account."""
     srun_extra: tuple[str, ...] = ()
-    """Options that are added to each of the three ``srun``."""
+    """Options that hpcml adds to each of the three ``srun``."""
     timeout: Seconds = Seconds("60s")
     """How long sbatch may take to answer."""
     exclude_failed: bool = False
-    """Leave out the nodes that failed within a day, unless ``--exclude`` or ``--nodelist`` is given."""
+    """Exclude the nodes that failed within a day, unless ``--exclude`` or ``--nodelist`` is given."""
 
 
 class Partition(NamedTuple):
-    """A partition and its limits; one that is 0 or empty is not checked."""
+    """A partition and its limits. hpcml does not check a limit that is 0 or empty."""
 
     min_nodes: int = 0
-    """Nodes that one job must have."""
+    """Minimum of nodes for one job."""
     max_nodes: int = 0
-    """Nodes that one job may have."""
+    """Maximum of nodes for one job."""
     max_time: TimeLimit = TimeLimit()
     """Longest time limit."""
     gpus_per_node: int = 0
-    """GPUs that a node has."""
+    """GPUs of a node."""
     cpus_per_node: int = 0
-    """CPUs that a node has; asked for unless something else is. A job for some of the node's GPUs asks for their share.
-    """
+    """CPUs of a node, the default request. A job for some of the node's GPUs requests their share."""
     memory_per_node: Memory = Memory()
-    """Memory that a node has; asked for unless something else is, and shared in the same way."""
+    """Memory of a node, the default request, shared in the same way."""
     whole_nodes: bool = False
-    """Its jobs get whole nodes without ``--exclusive``: a part of a node is not asked for."""
+    """Jobs get whole nodes without ``--exclusive``: hpcml does not request a part of a node."""
     needs_gpus: bool = False
-    """A job that asks for no GPU is refused there."""
+    """The partition accepts only jobs with GPUs."""
     qos: str = ""
-    """QoS of the jobs of this partition."""
+    """QoS for the jobs of this partition."""
     budget: tuple[str, ...] = ()
-    """The words of the command that tells its grants, where it is another than ``cost.budget``."""
+    """The command that lists the grants, if it differs from ``cost.budget``."""
 
 
 class Qos(NamedTuple):
-    """A QoS that a job may ask for with ``--qos``; what it limits stands in the place of its partition's limit.
+    """A QoS that a job can request with ``--qos``. Its limits replace those of the partition.
 
-    A request beyond a limit is refused before Slurm sees it, with the partition or QoS that would take it. Where the
-    limit is only reported or guessed, a note says so, and Slurm decides.
+    hpcml refuses a request beyond a limit, and names a partition or QoS that would accept it. If the limit is only
+    reported or guessed, hpcml prints a note, and Slurm decides.
     """
 
     description: str = ""
     """What it is for."""
     partitions: tuple[str, ...] = ()
-    """The partitions that it is for; empty: all."""
+    """Its partitions; empty: all."""
     min_nodes: int = 0
-    """Nodes that one job must have."""
+    """Minimum of nodes for one job."""
     max_nodes: int = 0
-    """Nodes that one job may have."""
+    """Maximum of nodes for one job."""
     max_time: TimeLimit = TimeLimit()
     """Longest time limit."""
     max_jobs: int = 0
-    """Jobs that a user may have submitted at once; shown, not checked."""
+    """Maximum of submitted jobs of a user; shown, not checked."""
     whole_nodes: bool = False
-    """Its jobs get whole nodes without ``--exclusive``: a part of a node is not asked for."""
+    """Jobs get whole nodes without ``--exclusive``: hpcml does not request a part of a node."""
     without_gpus: bool = False
-    """Its jobs get nodes that have no GPUs: ``hpcml doctor`` warns where it is the default."""
+    """Its nodes have no GPUs: ``hpcml doctor`` warns if it is the default."""
 
 
 class Runtime(NamedTuple):
-    """What the roles run in."""
+    """The environment in which the roles run."""
 
     kind: str = "python"
     """``image``: all roles run inside ``runtime.image``; ``--image`` does the same for one run."""
     python: str = ""
-    """The interpreter on the nodes: an absolute path, taken as it stands (no ``~``, no ``$VARIABLE``); empty: the one
-    that runs hpcml; with ``kind = "image"`` the one in the image, empty: ``python3``.
+    """The interpreter on the nodes, as an absolute path without ``~`` and ``$VARIABLE``; empty: the one that runs
+    hpcml. With ``kind = "image"`` it is the one in the image; empty: ``python3``.
     """
     image: str = ""
-    """The image's path, absolute, on a file system that all nodes share."""
+    """The absolute path of the image, on a file system that all nodes share."""
     container: str = "apptainer"
     """The program that runs images: ``apptainer``, ``singularity``, or a path."""
     binds: tuple[str, ...] = ()
-    """What the inside sees beside the run's directory, the folder that you submit from, ``/tmp`` and the scratch:
-    ``"/data"``, ``"/data:/inside"``, ``"/data:/inside:ro"``.
+    """Paths that the image sees in addition to the run's directory, the folder of the submission, ``/tmp`` and the
+    scratch: ``"/data"``, ``"/data:/inside"``, ``"/data:/inside:ro"``.
     """
     options: tuple[str, ...] = ()
     """More options of the program, such as ``--writable-tmpfs``."""
     stage: str = "none"
-    """Copy the image to each node's own disk before the roles enter it."""
+    """Copy the image to each node's own disk before the roles start."""
     stage_to: str = ""
-    """The folder there; ``$VARIABLES`` of the first node are replaced; empty: ``paths.scratch``, else ``TMPDIR``, else
+    """The folder for this copy, with ``$VARIABLES`` of the first node; empty: ``paths.scratch``, else ``TMPDIR``, else
     ``/tmp``.
     """
     modules: tuple[str, ...] = ()
-    """Loaded with ``module load``, in order, after ``setup``."""
+    """Modules for ``module load``, in this order, after ``setup``."""
     setup: tuple[str, ...] = ()
-    """Lines of bash that run first in the job."""
+    """Lines of bash that the job runs first."""
 
 
 class Workers(NamedTuple):
@@ -173,81 +172,81 @@ class Workers(NamedTuple):
     per_node: int = 1
     """Dask workers on each node; with ``--gpus-per-node`` it is one per GPU."""
     threads: int = 0
-    """Threads of each; 0: an equal share of the node's CPUs, with GPUs one."""
+    """Threads of each worker; 0: an equal share of the node's CPUs, or one with GPUs."""
     memory_limit: Memory = Memory()
-    """Host memory of each; empty: an equal share of what the job has on the node; less than a worker needs to start (80
-    MiB at least) is refused.
+    """Host memory of each worker; empty: an equal share of the job's memory on the node. hpcml refuses less than a
+    worker needs to start (at least 80 MiB).
     """
     resources: tuple[str, ...] = ()
-    """Dask's worker resources, each ``NAME=NUMBER``, as ``GPU=1``."""
+    """Dask's worker resources, each as ``NAME=NUMBER``, such as ``GPU=1``."""
     restarts: int = 3
-    """How often one worker, or a node's whole worker task, may die before it counts as lost."""
+    """How often a worker, or a node's whole worker task, may die before it counts as lost."""
     on_loss: str = "continue"
-    """What a lost worker means: go on while one is left, or end the run with status 82."""
+    """After a lost worker: continue while one is left, or end the run with status 82."""
 
 
 class Gpu(NamedTuple):
-    """GPU workers, by the names of dask-cuda's options.
+    """GPU workers, with the names of dask-cuda's options.
 
     An amount of memory is a size (``40G``), a fraction of the GPU's memory (``0.8``) or ``none``.
     """
 
     cuda: str = "any"
-    """The CUDA that the machine's driver can run; an environment that is built for another is refused on the node."""
+    """The CUDA version that the machine's driver supports. The node refuses an environment for another one."""
     rmm_pool_size: str = "auto"
-    """RMM's memory pool: an amount, or ``auto``: nearly the whole GPU, less on the first."""
+    """RMM's memory pool: an amount, or ``auto``: nearly the whole GPU, less on the first one."""
     rmm_maximum_pool_size: str = "none"
-    """The amount to which the pool may grow."""
+    """The maximum size of the pool."""
     rmm_managed_memory: bool = False
-    """Managed memory; cuda_ipc does not carry it."""
+    """Managed memory. cuda_ipc cannot transfer it."""
     rmm_async: bool = False
-    """CUDA's own asynchronous allocator; cuda_ipc does not carry it."""
+    """CUDA's own asynchronous allocator. cuda_ipc cannot transfer its memory."""
     rmm_release_threshold: str = "none"
-    """With ``gpu.rmm_async``: the amount that stays with the process."""
+    """With ``gpu.rmm_async``: the amount that the process keeps."""
     rmm_allocator_libs: tuple[str, ...] = ("cupy",)
-    """Libraries, of ``cupy`` and ``torch``, that shall allocate from RMM, where they are installed."""
+    """Libraries that allocate from RMM if they are installed: ``cupy``, ``torch``."""
     rmm_log_directory: str = ""
-    """The folder for a log of every allocation, for each worker; ``$VARIABLES`` are replaced on the node."""
+    """The folder for each worker's log of all allocations, with ``$VARIABLES`` of the node."""
     rmm_track_allocations: bool = False
-    """Sums of allocations for Dask's dashboard; costs time."""
+    """Totals of allocations for Dask's dashboard; takes time."""
     device_memory_limit: str = "0.8"
-    """The amount from which Dask spills GPU data to host memory; ``none``: never."""
+    """The amount of GPU data above which Dask spills to host memory; ``none``: never."""
     spill_pinned: str = "auto"
-    """Host memory that each worker may pin for what leaves its GPU: a size; ``auto``: six tenths of the worker's
-    memory. ``none``: fresh memory for each value, as dask-cuda does.
+    """Host memory that each worker may pin for data from its GPU: a size; ``auto``: six tenths of the worker's memory.
+    ``none``: new memory for each value, as in dask-cuda.
     """
     spill_order: str = "keep"
-    """What leaves the GPU first: ``keep`` leaves a fixed part of the data there in passes over more than fits; ``lru``:
-    the least recently used, as dask-cuda does.
+    """Which data leaves the GPU first. ``keep`` keeps a fixed part on the GPU if a program passes over too much data;
+    ``lru``: the least recently used, as in dask-cuda.
     """
     cudf_spill: bool = False
-    """The spilling of cuDF itself."""
+    """cuDF's own spilling."""
     cudf_spill_stats: int = 0
-    """With ``gpu.cudf_spill``: how much it counts."""
+    """With ``gpu.cudf_spill``: the level of its statistics."""
     gds: str = "auto"
-    """How cuDF reads files: ``on`` by GPUDirect Storage (``KVIKIO_COMPAT_MODE=OFF``), which fails or hangs where cuFile
-    or the file system cannot; ``off`` by way of the host's memory; ``auto`` leaves the choice to KvikIO.
+    """How cuDF reads files. ``on``: with GPUDirect Storage (``KVIKIO_COMPAT_MODE=OFF``), which fails or hangs if cuFile
+    or the file system does not support it. ``off``: through the host's memory. ``auto``: KvikIO decides.
     """
     pre_import: tuple[str, ...] = ()
-    """Modules that are imported once on each node, before the workers are forked."""
+    """Modules that each node imports once, before it forks the workers."""
     mode: str = "dask"
-    """Whose the workers are: ``dask``, or ``polars`` for cuDF-Polars' DaskEngine, which takes memory and opens
-    connections itself; of these keys only ``gpu.cuda``, ``gpu.gds`` and ``gpu.pre_import`` count then.
+    """Who uses the GPUs: ``dask``, or ``polars`` for cuDF-Polars' DaskEngine. The engine allocates memory and opens
+    connections itself, so only ``gpu.cuda``, ``gpu.gds`` and ``gpu.pre_import`` apply.
     """
 
 
 class Network(NamedTuple):
-    """The network that Dask's comms use."""
+    """The network of Dask's connections."""
 
     interface: str = ""
-    """The interface for Dask, as ``ib0``; empty: the first InfiniBand interface that has an address, else that of the
-    node's name, else the first that is not loopback.
+    """The interface for Dask, such as ``ib0``; empty: the first InfiniBand interface with an address. Otherwise it is
+    the interface of the node's name, or the first that is not loopback.
     """
     protocol: str = "auto"
-    """``auto`` takes UCX where there are several GPUs on a node, or GPUs and InfiniBand, and TLS otherwise."""
+    """``auto``: UCX for several GPUs on a node, or for GPUs with InfiniBand; otherwise TLS."""
     adapters: tuple[str, ...] = ()
-    """The names of a node's RDMA adapters, as ``mlx5_0``; ``NCCL_IB_HCA`` and ``UCX_NET_DEVICES`` that name others are
-    told at the submission.
+    """A node's RDMA adapters, such as ``mlx5_0``. The submission warns if ``NCCL_IB_HCA`` or ``UCX_NET_DEVICES`` names
+    others.
     """
 
 
@@ -255,170 +254,171 @@ class Fabric(NamedTuple):
     """The check of the interconnect before the script."""
 
     require: str = "warn"
-    """What the check of the interconnect means: not made, told, or a slow transport ends the run with status 89."""
+    """The effect of the check: no check, a warning, or the end of the run with status 89 if the interconnect is slow.
+    """
     nccl: bool = True
-    """Have NCCL make an all-reduce too."""
+    """Also test an all-reduce with NCCL."""
 
 
 class Deadlines(NamedTuple):
-    """How long each phase may take, from the moment the one before it ended.
+    """How long each phase may take after the end of the one before.
 
-    The last four hold while the script runs.
+    The last four apply while the script runs.
     """
 
     stage: Seconds = Seconds("300s")
-    """For the copies of the image, with ``runtime.stage``."""
+    """For the copies of the image (``runtime.stage``)."""
     scheduler: Seconds = Seconds("60s")
-    """Until the scheduler is up."""
+    """For the start of the scheduler."""
     workers: Seconds = Seconds("120s")
-    """Until every worker has registered; while the script runs, how long workers may be away before they count as lost.
+    """For the registration of all workers. While the script runs: how long workers may be missing before they count as
+    lost.
     """
     fabric: Seconds = Seconds("30s")
     """For the check of the interconnect; half of it for NCCL."""
     driver_grace: Seconds = Seconds("20s")
     """For the script, from SIGTERM to SIGKILL; keep it below Slurm's ``KillWait`` (``scontrol show config``)."""
     teardown: Seconds = Seconds("10s")
-    """For scheduler and workers to end."""
+    """For the end of scheduler and workers."""
     answer: Seconds = Seconds("10m")
-    """How long scheduler and supervisor may not answer each other; said after a tenth of it, then the run ends (82)."""
+    """How long scheduler and supervisor may not answer each other. hpcml warns after a tenth of it; at its end the run
+    ends (82).
+    """
     connect_notice: Seconds = Seconds("60s")
-    """When it is said that the script has not connected to its cluster; ``0s``: never."""
+    """Warn after this time if the script has not connected to its cluster; ``0s``: never."""
     idle_notice: Seconds = Seconds("10m")
-    """When it is said that nothing uses the cluster; ``0s``: never."""
+    """Warn after this time if nothing uses the cluster; ``0s``: never."""
     idle: Seconds = Seconds("0s")
-    """When that ends the run (status 93); ``0s``: never."""
+    """End such a run after this time (status 93); ``0s``: never."""
 
 
 class Advice(NamedTuple):
-    """A rule of the report's advice that is changed, by its name.
+    """A change of a rule for the report's advice, by its name.
 
-    With a name that hpcml does not have it is a rule more, which needs ``figure``, a limit and ``sentence``.
+    A new name adds a rule, which needs ``figure``, a limit and ``sentence``.
     """
 
     figure: str = ""
-    """The figure that the rule looks at."""
+    """The figure that the rule checks."""
     above: str = ""
-    """A number: it is said where the figure is above."""
+    """A number: the advice appears if the figure is larger."""
     below: str = ""
-    """A number: it is said where the figure is below."""
+    """A number: the advice appears if the figure is smaller."""
     sentence: str = ""
-    """What is said; ``{figure}`` stands for a figure's value."""
+    """The advice; ``{figure}`` is replaced by a figure's value."""
     off: bool = False
-    """Take the rule away."""
+    """Switch the rule off."""
 
 
 class Report(NamedTuple):
-    """What a run measures of itself, and what its report advises."""
+    """What a run measures about itself, and the advice of its report."""
 
     sample_every: Seconds = Seconds("5s")
-    """Time between two samples of what a node uses, after the first minute; ``0s``: none."""
+    """Time between two samples of a node after the first minute; ``0s``: no samples."""
     advice: dict[str, Advice] = {}
 
 
 class Paths(NamedTuple):
-    """Where runs are kept, and where workers spill."""
+    """Where hpcml keeps runs, and where workers spill."""
 
     runs: str = "~/.hpcml/runs"
-    """The folder where runs are kept, on a file system that all nodes share; ``~`` and ``$VARIABLES`` are replaced."""
+    """The folder for runs, on a file system that all nodes share; ``~`` and ``$VARIABLES`` are replaced."""
     scratch: str = ""
-    """The folder where Dask spills, local to each node; ``$VARIABLES`` are replaced there, ``~`` is not; empty: Dask's
-    own ``temporary-directory``, else ``TMPDIR``, else ``/tmp``. A folder in which others could replace what is yours
-    is refused.
+    """The folder where Dask spills, local to each node, with ``$VARIABLES`` of the node but no ``~``; empty: Dask's own
+    ``temporary-directory``, else ``TMPDIR``, else ``/tmp``. hpcml refuses a folder whose contents others can replace.
     """
     trust: tuple[str, ...] = ()
-    """Accounts, and groups as ``@NAME``, that may replace what is in the folders above the runs."""
+    """Accounts, and groups as ``@NAME``, that may replace the contents of the folders above the runs."""
 
 
 class Login(NamedTuple):
-    """How the machine is reached from a laptop, by the OpenSSH program and the user's own ssh configuration."""
+    """How to reach the machine from a laptop, with OpenSSH and the user's own ssh configuration."""
 
     host: str = ""
-    """The login node, as ssh is called with it."""
+    """The login node, as in ``ssh HOST``."""
     hosts: tuple[str, ...] = ()
-    """The login nodes one by one, where ``login.host`` leads to any of them: ``hpcml tunnel`` on one of them prints
-    commands that name it.
+    """The names of the login nodes if ``login.host`` leads to any of them: ``hpcml tunnel`` on one of them prints
+    commands with its name.
     """
     hpcml: str = "hpcml"
-    """The command there, with options of its own if it needs any."""
+    """The command on the login node, with options if it needs any."""
     renew: str = ""
-    """What you type to get a new certificate."""
+    """The command for a new certificate."""
     route: str = "auto"
-    """The way to a node."""
+    """The route to a node."""
     logins: int = 5
-    """New logins per hour, at most."""
+    """Maximum of new logins per hour."""
     control: str = "~/.hpcml/cm"
-    """The folder of the control sockets, yours alone; the path must be short."""
+    """The folder of the control sockets, accessible only to you; the path must be short."""
 
 
 class Code(NamedTuple):
-    """The copy of the script's folder that each run takes."""
+    """Each run's copy of the script's folder."""
 
     snapshot: str = "folder"
-    """The script with the small files around it; the script alone; no copy: the script runs where it lies, with the
-    modules there.
+    """``folder``: the script and the small files of its folder. ``script``: the script alone. ``none``: no copy: the
+    run uses the original script and its modules.
     """
     max_file: Memory = Memory("1M")
-    """Larger files are linked."""
+    """Larger files become links."""
     max_total: Memory = Memory("50M")
-    """What may be copied in all; each folder is copied whole or linked whole."""
+    """The maximum size of all copies; hpcml copies or links whole folders."""
     max_files: int = 2000
-    """The same for the number of files; and as many links at most."""
+    """The same for the number of files; also the maximum of links."""
 
 
 class Cost(NamedTuple):
-    """What a job is charged, told before the submission; without these keys nothing is asked."""
+    """What a job is charged, shown before the submission. Without these keys hpcml shows nothing."""
 
     unit: str = ""
-    """The unit of the charge, as ``core-h``; empty: ``billing-h``."""
+    """The unit of the charge, such as ``core-h``; empty: ``billing-h``."""
     weights: dict[str, str] = {}
-    """What an hour of each resource costs, written as Slurm's ``TRESBillingWeights``: ``cpu``, ``gres/gpu``, ``node``,
-    and ``mem`` with a unit (``0.25G``: a quarter for a GiB).
+    """The price of an hour of each resource, in the form of Slurm's ``TRESBillingWeights``: ``cpu``, ``gres/gpu``,
+    ``node``, and ``mem`` with a unit (``0.25G``: a quarter for a GiB).
     """
     largest: bool = False
-    """The largest weighted resource is charged, not the sum (Slurm's ``PriorityFlags=MAX_TRES``)."""
+    """Only the largest weighted resource is charged, not the sum (Slurm's ``PriorityFlags=MAX_TRES``)."""
     budget: tuple[str, ...] = ()
-    """The words of the command that tells the grants, as ``["saldo", "-b"]``; that of a project's ``hpcml.toml`` does
-    not count.
-    """
+    """The command that lists the grants, as ``["saldo", "-b"]``. A project's ``hpcml.toml`` cannot set it."""
     budget_row: str = ""
-    """A regular expression for the row of an account in its answer: ``{account}`` stands for the name, the groups
-    ``total`` and ``used`` for the numbers, in ``cost.unit``.
+    """A regular expression for an account's row in the output. ``{account}`` is the account's name; the groups
+    ``total`` and ``used`` are the numbers, in ``cost.unit``.
     """
     ask: bool = False
-    """Ask Slurm when the job would start (``sbatch --test-only``), and with ``--dry-run`` how the partition is billed
+    """Ask Slurm for the start of the job (``sbatch --test-only``), and with ``--dry-run`` for the partition's charges
     (``scontrol show partition``).
     """
 
 
 class Notes(NamedTuple):
-    """What is said at a submission."""
+    """Notes at a submission."""
 
     always: str = ""
-    """A note at each submission."""
+    """A note for each submission."""
     nodes: str = ""
-    """The same, with several nodes."""
+    """A note for runs on several nodes."""
     gpus: str = ""
-    """The same, with GPUs."""
+    """A note for runs with GPUs."""
     image: str = ""
-    """The same, with an image."""
+    """A note for runs with an image."""
 
 
 class Fact(NamedTuple):
-    """How a value of a profile is known, under its key in quotes or under the key of a table for all values below it.
+    """The source of a profile's value, under its key in quotes, or under the key of a table for all its values.
 
-    All but ``value`` must be there.
+    Only ``value`` is optional.
     """
 
     confidence: str = ""
-    """``confirmed``: the machine's own answer or log shows it; ``documented``: the site's pages say it; ``reported``:
-    users say it, in job scripts and notes; ``guessed``: concluded from something else.
+    """``confirmed``: the machine's own answer or log shows it. ``documented``: on the site's pages. ``reported``: by
+    users, in job scripts and notes. ``guessed``: derived from something else.
     """
     date: str = ""
-    """The source's own day, as ``2026-11-20``, or else the day on which it was read."""
+    """The date of the source, as ``2026-11-20``, or else the day on which it was read."""
     source: str = ""
-    """Who says so, and where."""
+    """The page, the command or the person."""
     value: str = ""
-    """Only of a fact that is no setting, as how long a certificate lives."""
+    """Only for a fact that is not a setting, such as the lifetime of a certificate."""
 
 
 class Site(NamedTuple):
@@ -432,14 +432,14 @@ class Site(NamedTuple):
     description: str = ""
     """One line for ``hpcml site ls``."""
     extends: str = ""
-    """The profile whose values count where this one says nothing; ``identify`` and ``description`` are not inherited.
+    """The profile whose values apply if this one does not set them; ``identify`` and ``description`` are not inherited.
     """
     scheduler: str = "slurm"
     """Whether jobs go to Slurm or run on this machine."""
     repairs: bool = True
-    """Whether runs have hpcml's repairs of Dask, RAPIDS, UCX and cloudpickle; ``false``: all of these as released."""
+    """Whether runs have hpcml's repairs of Dask, RAPIDS, UCX and cloudpickle; ``false``: the released versions."""
     unsupported: str = ""
-    """What hpcml lacks for this machine; each submission is refused with that sentence (status 65)."""
+    """What hpcml lacks for this machine. hpcml refuses each submission with this sentence (status 65)."""
     notes: Notes = Notes()
     identify: Identify = Identify()
     defaults: Defaults = Defaults()
@@ -459,7 +459,7 @@ class Site(NamedTuple):
     cost: Cost = Cost()
     login: Login = Login()
     environment: dict[str, str] = {}
-    """Variables that are set in the job, for all roles and the script."""
+    """Environment variables of the job, for all roles and the script."""
     facts: dict[str, Fact] = {}
 
     def doubtful(self, key: str) -> str:

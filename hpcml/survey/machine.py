@@ -106,14 +106,15 @@ class Survey:
                     refused = error.message
                 if refused:
                     self.draft.ask(
-                        ("partitions", name), f"Slurm refused a whole node of {name}: {refused}. What is too much?"
+                        ("partitions", name),
+                        f"Slurm refused a whole node of {name}: {refused}. Which value is too large?",
                     )
 
     def _forgo_memory(self, name: str, refused: str) -> None:
         how = How(SLURM, f"sbatch --test-only in {name}: {refused}")
         self.draft.set(("slurm",), "remove", ["--mem"], how)
         self.draft.ask(
-            ("slurm",), f"{name} takes no job that asks for all memory of a node ({refused}): may a job ask for less?"
+            ("slurm",), f"{name} accepts no job with all memory of a node ({refused}): how much may a job request?"
         )
 
     @contextlib.contextmanager
@@ -165,7 +166,7 @@ def _mounts() -> dict[str, str]:
         lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
     except OSError:
         return {}
-    return {words[1]: words[2] for line in lines if len(words := line.split(" ")) > 2}
+    return {fields[1]: fields[2] for line in lines if len(fields := line.split(" ")) > 2}
 
 
 def put(path: Path, text: str, *, old: bool = False) -> None:
@@ -285,7 +286,7 @@ def _answer(folder: Path, job: str, seconds: float) -> Node:
             try:
                 return record.from_json(files.read_json(folder / _ANSWER))
             except (OSError, ValueError) as error:
-                hint = "Report it with hpcml --version."
+                hint = "Report it, with the output of hpcml --version."
                 raise SiteError(f"The job's answer cannot be read: {error}", place=f"job {job}", hint=hint) from error
         if over and time.monotonic() > over:
             raise _no_answer(folder, job, state)

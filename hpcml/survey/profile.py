@@ -166,7 +166,7 @@ class _Writer:
         draft.set(table, "environment", names, How(LOGIN, f"{', '.join(names)} in the environment"))
         draft.choose(table, "order", 5)  # before the profiles that ship with hpcml
         if not names and not re.search(r"[.\d]", host):
-            draft.ask(table, f"other machines may have a login node called {host}: what tells this one apart?")
+            draft.ask(table, f"other machines may have a login node called {host}: how is this one recognised?")
 
     def _defaults(self) -> None:
         draft, table = self.draft, ("defaults",)
@@ -176,8 +176,8 @@ class _Writer:
         draft.set(table, "partition", first, How(SLURM, question, concluded=not of_slurm))
         if len(self.partitions) > 1:
             which = f"{first} is Slurm's default" if of_slurm else f"{first} is the largest"
-            rule = "hpcml asks for the first below that fits a request, without GPUs for one that asks for none"
-            draft.ask(table, f"which partition is meant for what? {which}; {rule}")
+            rule = "hpcml uses the first below that fits a request, without GPUs if none are requested"
+            draft.ask(table, f"what is each partition for? {which}; {rule}")
         draft.choose(table, "time", "30")
         account = self.tables.account or next(iter(self.accounts), "")
         asked = How(SLURM, "sacctmgr show user, show assoc", concluded=not self.tables.account)
@@ -204,7 +204,7 @@ class _Writer:
             value = config.get(name, "")
             draft.tell(f"slurm.said.{name}", "" if value in _NO_LIMIT else value, asked)
         if plugins := ", ".join(_names(config.get("JobSubmitPlugins", ""))):
-            draft.ask(table, f"a plugin ({plugins}) looks at each submission: what does it want that is not said here?")
+            draft.ask(table, f"a plugin ({plugins}) checks each submission: what does it require?")
         refused = "; ".join(f"{command}: {why}" for command, why in self.tables.refused.items())
         draft.tell("slurm.denied", refused, How(SLURM, "the commands' own words"))
         if self.left_out:
@@ -302,7 +302,7 @@ class _Writer:
         draft.set(table, "memory_per_node", f"{memory}M" if memory else "", seen)
         if fields.get("OverSubscribe") == "EXCLUSIVE":
             draft.set(table, "whole_nodes", True, How(SLURM, "scontrol show partition"))
-        self._ask_of(name, shape, "was concluded from all of the partition" if seen.concluded else "is what Slurm has")
+        self._ask_of(name, shape, "was derived from the whole partition" if seen.concluded else "is what Slurm has")
         if self.default_qos and not default:
             self._qos_for(name, mine)
 
@@ -317,9 +317,9 @@ class _Writer:
         threads = shape.threads or (seen.process.cpus.threads if seen else 0)
         if threads > 1:
             cores = shape.cpus // threads
-            draft.ask(table, f"{key}.cpus_per_node counts {threads} threads of each core: {cores} if cores are meant?")
+            draft.ask(table, f"{key}.cpus_per_node counts {threads} threads of each core: are {cores} cores correct?")
         elif shape.cpus and not threads:
-            draft.ask(table, f"{key}.cpus_per_node are Slurm's CPUs: fewer, if these are threads and cores are meant?")
+            draft.ask(table, f"{key}.cpus_per_node are Slurm's CPUs: are these threads instead of cores?")
         if shape.memory:
             allowed = "may a job ask for so much, and for memory at all (slurm.remove)?"
             draft.ask(table, f"{key}.memory_per_node {memory}: {allowed}")
@@ -329,13 +329,13 @@ class _Writer:
         draft, table = self.draft, ("partitions", name)
         if mine:
             limits = {one: self._limits(one, name) for one in mine}
-            sizes = {one: (found.nodes or math.inf, found.time or math.inf) for one, found in limits.items()}
+            sizes = {one: (limit.nodes or math.inf, limit.time or math.inf) for one, limit in limits.items()}
             chosen = max(mine, key=lambda one: (not QUICK.search(one), sizes[one]))
             how = How(SLURM, f"AllowQos of {name}, sacctmgr show assoc", concluded=len(mine) > 1)
             draft.set(table, "qos", chosen, how)
             draft.ask(
                 table,
-                f"{name} does not take {self.default_qos}, the default QoS, but {', '.join(mine)}: is {chosen} meant?",
+                f"{name} accepts {', '.join(mine)}, not the default QoS {self.default_qos}: is {chosen} correct?",
             )
         draft.ask(table, f"must the partition {name} be named, or does the QoS choose the nodes?")
 
@@ -343,7 +343,7 @@ class _Writer:
         draft, table = self.draft, ("qos", name)
         homes = [one for one in self.partitions if name in self._qos_of(one)]
         asked = How(SLURM, "sacctmgr show qos")
-        draft.remark(table, f"Slurm: {_said(fields)}." if _said(fields) else "Slurm tells no limits of it.")
+        draft.remark(table, f"Slurm: {_said(fields)}." if _said(fields) else "Slurm reports no limits of it.")
         if homes and len(homes) < len(self.partitions):
             draft.set(table, "partitions", homes, How(SLURM, "AllowQos and DenyQos of the partitions"))
         shapes = {one: self._shape(one)[0] for one in homes}
@@ -383,7 +383,9 @@ class _Writer:
                 f"is it one of these modules: {', '.join(self.login.modules)}? Then runtime.modules loads it",
             )
         elif programs:
-            draft.ask(("runtime",), f"images: the nodes have {', '.join(sorted(programs))}, which hpcml does not know")
+            draft.ask(
+                ("runtime",), f"images: the nodes have {', '.join(sorted(programs))}, which hpcml does not support"
+            )
 
     def _gpus(self) -> None:
         draft, node = self.draft, self.node
@@ -412,7 +414,7 @@ class _Writer:
         if not node:
             draft.ask(
                 ("network",),
-                "which interface and adapters have the nodes? hpcml site init --probe asks one by a job of a minute",
+                "which interface and adapters have the nodes? hpcml site init --probe examines a node in a short job",
             )
             return
         ports = node.network.infiniband
@@ -453,7 +455,7 @@ class _Writer:
         else:
             draft.remark(("cost",), "The partitions are billed by different weights (TRESBillingWeights).")
         draft.ask(
-            ("cost",), "what is the unit of the charge, and which command tells the grants (cost.unit, cost.budget)?"
+            ("cost",), "what is the unit of the charge, and which command shows the grants (cost.unit, cost.budget)?"
         )
 
     def _disks(self) -> None:
@@ -474,9 +476,7 @@ class _Writer:
                 ("paths",),
                 "/tmp is in the nodes' memory, where Dask would spill: have they a disk of their own (paths.scratch)?",
             )
-        draft.ask(
-            ("paths",), "are all nodes to find the runs in your home folder, or is there a better one (paths.runs)?"
-        )
+        draft.ask(("paths",), "do all nodes share your home folder, or is another folder better for runs (paths.runs)?")
 
     def _rest(self) -> None:
         self.draft.ask(

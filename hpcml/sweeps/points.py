@@ -65,9 +65,9 @@ def points(request: Request) -> list[Point]:
     """
     axes: list[list[Point]] = []
     axes += [_grid(word) for word in request.grids]
-    axes += [_zip(words) for words in request.zips]
+    axes += [_zip(values) for values in request.zips]
     axes += [_file(path) for path in request.files]
-    axes += [_random(words, request.seed) for words in request.randoms]
+    axes += [_random(values, request.seed) for values in request.randoms]
     if not axes:
         raise _wrong("The sweep has no points", "hpcml sweep", "Use --grid k=8,16,32, or --points FILE.csv.")
     seen: set[str] = set()
@@ -82,7 +82,7 @@ def points(request: Request) -> list[Point]:
 
 def drawn(request: Request) -> str:
     """Return the numbers of draws and of different points of ``--random``, in words; empty where all differ."""
-    draws = [_random(words, request.seed) for words in request.randoms]
+    draws = [_random(values, request.seed) for values in request.randoms]
     repeated = [axis for axis in draws if len(set(axis)) < len(axis)]
     return "; ".join(f"--random: {len(axis)} draws, {len(set(axis))} different points" for axis in repeated)
 
@@ -103,8 +103,8 @@ def _grid(word: str) -> list[Point]:
     return [(Value(name, text, typed(text)),) for text in texts]
 
 
-def _zip(words: Sequence[str]) -> list[Point]:
-    axes = [_axis(word, "--zip") for word in words]
+def _zip(values: Sequence[str]) -> list[Point]:
+    axes = [_axis(word, "--zip") for word in values]
     lengths = {len(texts) for _, texts in axes}
     if len(lengths) > 1:
         counts = ", ".join(f"{name} has {len(texts)}" for name, texts in axes)
@@ -171,7 +171,7 @@ class Distribution(NamedTuple):
         return repr(math.exp(source.uniform(math.log(low), math.log(high))))
 
 
-def distributions(words: Sequence[str], option: str) -> tuple[int, dict[str, Distribution]]:
+def distributions(values: Sequence[str], option: str) -> tuple[int, dict[str, Distribution]]:
     """Return the number of draws that an option begins with, and its distributions by parameter.
 
     Raises
@@ -180,11 +180,11 @@ def distributions(words: Sequence[str], option: str) -> tuple[int, dict[str, Dis
         If a word is none, or there are too many draws.
     """
     hint = f"Write {option} 50 x=uniform(0,1) k=randint(1,10) c=choice(a,b) lr=loguniform(1e-4,1)."
-    if len(words) < 2 or not re.fullmatch("[0-9]{1,18}", words[0]) or not int(words[0]):
+    if len(values) < 2 or not re.fullmatch("[0-9]{1,18}", values[0]) or not int(values[0]):
         raise _wrong(f"{option} has no number and distributions", option, hint)
-    _check_count(int(words[0]))
+    _check_count(int(values[0]))
     parsed = []
-    for word in words[1:]:
+    for word in values[1:]:
         name, _, text = word.partition("=")
         _check_names([name], option)
         match = _DRAW.fullmatch(text)
@@ -193,12 +193,12 @@ def distributions(words: Sequence[str], option: str) -> tuple[int, dict[str, Dis
             raise _wrong(f"'{word}' is not a valid distribution", option, hint)
         parsed.append((name, one))
     _check_names([name for name, _ in parsed], option)
-    return int(words[0]), dict(parsed)
+    return int(values[0]), dict(parsed)
 
 
-def _random(words: Sequence[str], seed: int) -> list[Point]:
+def _random(values: Sequence[str], seed: int) -> list[Point]:
     """Return the draws; a draw depends on seed, name and number alone, so that more draws begin with the same."""
-    count, space = distributions(words, "--random")
+    count, space = distributions(values, "--random")
     rows = []
     for number in range(count):
         texts = [(name, one.draw(random.Random(f"{seed}/{name}/{number}"))) for name, one in space.items()]  # noqa: S311
@@ -206,16 +206,16 @@ def _random(words: Sequence[str], seed: int) -> list[Point]:
     return rows
 
 
-def _distribution(kind: str, words: list[str]) -> Distribution | None:
-    words = [word.strip() for word in words]
-    if kind == "choice" and words and "" not in words:
-        return Distribution(kind, tuple(words))
-    if len(words) != 2:
+def _distribution(kind: str, arguments: list[str]) -> Distribution | None:
+    arguments = [word.strip() for word in arguments]
+    if kind == "choice" and arguments and "" not in arguments:
+        return Distribution(kind, tuple(arguments))
+    if len(arguments) != 2:
         return None
-    if kind == "randint" and all(map(_WHOLE.fullmatch, words)) and int(words[0]) <= int(words[1]):
-        return Distribution(kind, (int(words[0]), int(words[1])))
+    if kind == "randint" and all(map(_WHOLE.fullmatch, arguments)) and int(arguments[0]) <= int(arguments[1]):
+        return Distribution(kind, (int(arguments[0]), int(arguments[1])))
     try:
-        low, high = map(float, words)
+        low, high = map(float, arguments)
     except ValueError:
         return None
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -313,7 +313,7 @@ def _check_names(names: Iterable[str], place: str) -> None:
 def _check_count(count: int) -> None:
     if count > MOST:
         hint = "Split it into several sweeps, or draw points at random: --random 100 …."
-        raise _wrong(f"The sweep would have {count:,} points, and {MOST:,} are the most", "hpcml sweep", hint)
+        raise _wrong(f"The sweep would have {count:,} points, but at most {MOST:,} are allowed", "hpcml sweep", hint)
 
 
 def _wrong(message: str, place: str, hint: str) -> HpcmlError:

@@ -59,7 +59,9 @@ class Search(NamedTuple):
         }
 
 
-def search(words: Sequence[str], sampler: str, pruner: str, metric: str, *, maximize: bool, seed: int) -> Search | None:
+def search(
+    values: Sequence[str], sampler: str, pruner: str, metric: str, *, maximize: bool, seed: int
+) -> Search | None:
     """Return what the command line says of Optuna, None if that is nothing.
 
     Parameters
@@ -74,18 +76,18 @@ def search(words: Sequence[str], sampler: str, pruner: str, metric: str, *, maxi
     UsageError
         If a word is none of these, or there is no metric.
     """
-    if sampler and not words:
+    if sampler and not values:
         raise UsageError("--sampler needs --search", place="--sampler", hint="Add --search N NAME=DISTRIBUTION.")
-    if not words and not pruner:
+    if not values and not pruner:
         return None
-    option = "--search" if words else "--pruner"
+    option = "--search" if values else "--pruner"
     if not metric:
         hint = "Choose one that the script reports: --metric loss. With --maximize the largest value is best."
         raise UsageError(f"{option} needs a metric", place=option, hint=hint)
     stops = _tool(pruner, "--pruner", _PRUNERS, "pruners") if pruner else ("", {})
-    if not words:
+    if not values:
         return Search(metric, maximize, seed, stops)
-    draws, space = points.distributions(words, "--search")
+    draws, space = points.distributions(values, "--search")
     if "draw" in space:
         raise UsageError("'draw' numbers the points of a search", place="--search", hint="Choose another name.")
     return Search(

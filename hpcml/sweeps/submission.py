@@ -90,7 +90,7 @@ class Faults:
         """Return why a run ended in which points were interrupted."""
         run, status = self._run(run_id)
         answer = why.of_status(run, status)
-        kind = judgement.kind_of(answer.rule, known=answer.known)
+        kind = judgement.kind_of(answer.rule, evident=answer.known)
         if status.state == "TIMEOUT" or status.ending.exit_status == TIME_LIMIT:
             kind = "timeout"
         by_rule = BY_NAME[answer.rule].retry if answer.rule in BY_NAME else Retry.NONE
@@ -155,44 +155,44 @@ def more(
     asked_for
         Whether the user asked for what failed: else only nodes are left out.
     """
-    words: list[str] = []
+    sentences: list[str] = []
     settings: list[str] = []
     options = [pair for fault in faults for pair in zip(fault.options[::2], fault.options[1::2], strict=True)]
     nodes = dict.fromkeys(node for option, text in options if option == "--exclude" for node in text.split(","))
     if nodes and "--nodelist" in dict(spec.place.sbatch):
-        words.append(f"the nodes {','.join(nodes)} are not excluded, because --nodelist is set")
+        sentences.append(f"the nodes {','.join(nodes)} are not excluded, because --nodelist is set")
     elif nodes:
         excluded = dict(spec.place.sbatch).get("--exclude", "")
         hosts = why.hosts(excluded)
         text = ",".join(filter(None, [excluded, *(node for node in nodes if node not in hosts)]))
         rest = tuple(pair for pair in spec.place.sbatch if pair[0] != "--exclude")
         spec = spec.changed(sbatch=(*rest, ("--exclude", text)))
-        words.append(f"{','.join(nodes)} excluded: points failed there because of the node")
+        sentences.append(f"{','.join(nodes)} excluded: points failed there because of the node")
     if not asked_for:
-        return More(spec, (), tuple(words))
+        return More(spec, (), tuple(sentences))
 
     if times := [int(TimeLimit(text)) for option, text in options if option == "--time"]:
         wanted = _capped(max(times), partition.max_time)
         if wanted > now["time"]:
             spec = spec.changed(time=TimeLimit(units.format_time_limit(wanted)))
-            words.append(_raised("time", *map(units.format_time_limit, (now["time"], wanted))))
+            sentences.append(_raised("time", *map(units.format_time_limit, (now["time"], wanted))))
         else:
-            words.append(_not_raised("time", units.format_time_limit(now["time"]), name, full=wanted < max(times)))
+            sentences.append(_not_raised("time", units.format_time_limit(now["time"]), name, full=wanted < max(times)))
     if sizes := [int(Memory(text)) for option, text in options if option == "--memory-per-node"]:
         wanted = _capped(max(sizes), partition.memory_per_node)
         if wanted > now["memory"]:
             spec = spec.changed(memory_per_node=Memory(units.format_memory_for_slurm(wanted)))
-            words.append(_raised("memory of a node", *map(units.format_bytes, (now["memory"], wanted))))
+            sentences.append(_raised("memory of a node", *map(units.format_bytes, (now["memory"], wanted))))
         else:
             text = units.format_bytes(now["memory"])
-            words.append(_not_raised("memory of a node", text, name, full=wanted < max(sizes)))
+            sentences.append(_not_raised("memory of a node", text, name, full=wanted < max(sizes)))
     limits = [text.partition("=")[2] for option, text in options if option == "--set"]
     if limits and (wanted := max(int(Memory(text)) for text in limits)) > now["memory_limit"]:
         settings.append(f"workers.memory_limit={units.format_memory_for_slurm(wanted)}")
-        words.append(_raised("memory of a worker", *map(units.format_bytes, (now["memory_limit"], wanted))))
+        sentences.append(_raised("memory of a worker", *map(units.format_bytes, (now["memory_limit"], wanted))))
     if not (sizes or limits) and any(fault.kind == "oom" for fault in faults):
-        words.append("memory is not raised: the profile does not give a node's memory. Use fewer workers per node")
-    return More(spec, tuple(settings), tuple(words))
+        sentences.append("memory is not raised: the profile does not give a node's memory. Use fewer workers per node")
+    return More(spec, tuple(settings), tuple(sentences))
 
 
 def _capped(wanted: int, most: int) -> int:

@@ -171,7 +171,7 @@ TEXTS: dict[str, list[str]] = {
     "nccl-nvls": ["n1:71:71 [0] nvls.cc:376 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 1"],
     "nccl-mixed": ["n1:71:71 [0] NCCL WARN NET/IB : Remote IB device is incompatible with the local [1]mlx5_1:1/RoCE. Try selecting NICs of only one link type using NCCL_IB_HCA"],
     "container-program": ["hpcml: there is no apptainer on n2 (profile: runtime.container)."],
-    "tmpdir": ["hpcml: TMPDIR cannot be bound into an image because of its ',', ':', '\\' or last blank: /t,mp"],
+    "tmpdir": ["hpcml: TMPDIR cannot be bound into an image because it contains ',', ':', '\\' or a space at its end: /t,mp"],
     "fuse": ["Failed to open /dev/fuse: Permission denied",
              "FATAL:   container creation failed: image driver mount failure: image driver squashfuse_ll instance exited with error: "
              "squashfuse_ll exited: fuse: failed to open /dev/fuse: Permission denied"],

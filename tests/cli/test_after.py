@@ -44,7 +44,7 @@ def test_runs_by_name_id_and_job_become_slurm_s_dependency(world: World) -> None
     assert asked["--kill-on-invalid-dep"] == "yes"
     assert "--kill-on-invalid-dep" not in directives(first)
     world.set_job("104", reason="Dependency")
-    ends = f"{first.name} to end well and for {second.name} to end and for {third.name} to fail"
+    ends = f"{first.name} to succeed and for {second.name} to end and for {third.name} to fail"
     facts = status(world, waiting)
     assert (facts["state"], facts["message"]) == ("PENDING", f"waiting for {ends}")
     world.set_job("104", reason="Resources")
@@ -62,7 +62,7 @@ def test_a_run_that_has_ended_is_judged_by_its_own_record(world: World, subtests
             run = world.submit("--after", word)
             assert "--dependency" not in directives(run)
             assert "--kill-on-invalid-dep" not in directives(run)
-    for word, ended in (("well:fail", "it ended well"), ("badly", "it ended with status 3")):
+    for word, ended in (("well:fail", "it succeeded"), ("badly", "it exited with status 3")):
         with subtests.test(word=word):
             assert ended in refused(world, "--after", word)
 
@@ -79,12 +79,12 @@ def test_what_cannot_be_waited_for_is_one_sentence(world: World, subtests: pytes
         (("nosuch",), errors.NOT_FOUND, "There is no run 'nosuch'"),
         (("prepared",), errors.NOT_FOUND, line),
         (("refused",), errors.REFUSED, "never ran: it was refused"),
-        (("there:never",), errors.USAGE, "'there:never' does not say which run"),
-        ((":ok",), errors.USAGE, "':ok' does not say which run"),
-        (("",), errors.USAGE, "'' does not say which run"),
+        (("there:never",), errors.USAGE, "'there:never' does not name a run"),
+        ((":ok",), errors.USAGE, "':ok' does not name a run"),
+        (("",), errors.USAGE, "'' does not name a run"),
         (("there", "--dependency", "afterok:1?afterok:2"), errors.USAGE, "--after adds a condition"),
         (("there", "--site", "local"), errors.REFUSED, "cannot wait for there-"),
-        (("goes-on",), errors.REFUSED, "goes on in several jobs"),
+        (("goes-on",), errors.REFUSED, "continues in several jobs"),
     ):
         with subtests.test(words=words):
             done = world.run("submit", "--site", "slurm", "--after", *words, "job.py")
@@ -105,7 +105,7 @@ def test_a_run_that_slurm_dropped_says_for_what_it_waited(world: World, subtests
                 world.set_job("102", state="CANCELLED")
             facts = status(world, waiting)
             assert (facts["state"], facts["exit_status"]) == ("CANCELLED", errors.CANCELLED)
-            said = f"the run never started: it waited for {first.name} to end well, and it ended with status 3"
+            said = f"the run never started: it waited for {first.name} to succeed, and it exited with status 3"
             assert facts["message"] == said
             why = json.loads(world.run("why", "waiting", "--json").stdout)
             assert (why["failed"], why["rule"], why["cause"]) == (True, "dependency", said)

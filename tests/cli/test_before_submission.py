@@ -65,7 +65,7 @@ def test_what_it_costs_and_when_it_starts(priced: World) -> None:
     assert done.returncode == 0
     assert "#SBATCH" in done.stdout
     assert "node-h" not in done.stdout
-    assert "the budget command says nothing of account nobody" in done.stderr
+    assert "the budget command does not list account nobody" in done.stderr
     assert "start      Slurm would start it now" in done.stderr
 
 

@@ -36,7 +36,7 @@ def test_fetch_brings_files_whole_once_and_nothing_else(laptop: Laptop) -> None:
     assert found == set(names)
     for name in names:
         assert (target / name).read_bytes() == (source / name).read_bytes()
-    assert "2 links or special files are not sent" in done.stderr
+    assert "2 links and special files are skipped" in done.stderr
     (source / "a b'c").write_text("changed")
     (target / "own").write_text("mine")
     facts = json.loads(laptop.run("fetch", "last", "results", "--json").stdout)
@@ -68,7 +68,7 @@ def test_fetch_brings_the_report_unless_the_script_has_one_of_that_name(laptop: 
 def test_fetch_says_that_a_run_has_not_ended_until_its_report_is_there(laptop: Laptop) -> None:
     """The end is written before the processes are ended, and again after the report was made."""
     run = out(laptop).parent
-    end = End(0, "running", "script", "it ended well")
+    end = End(0, "running", "script", "it succeeded")
     for status, told in (("", True), (end._replace(over=False).as_json(), True), ("{", True), (end.as_json(), False)):
         if status:
             (run / "status.json").write_text(status if isinstance(status, str) else json.dumps(status))

@@ -29,7 +29,7 @@ def hostile(folder: Path) -> dict[str, Path]:
     )
     found["texts"] = sif_file.make(folder / "texts.sif", definition=f"{sif_file.DEFINITION}\n# {text}\n", text=text)
     found["deep"] = sif_file.make(folder / "deep.sif", None, more=((0x4006, "inspect-metadata.json", NESTED),))
-    for name, labels in (("no text", {"a": {"b": [1, {"c": 2}]}}), ("no table", ["a"])):
+    for name, labels in (("not text", {"a": {"b": [1, {"c": 2}]}}), ("not a table", ["a"])):
         data = sif_file.metadata(labels)
         found[name] = sif_file.make(folder / f"{name}.sif", None, more=((0x4006, "inspect-metadata.json", data),))
     for make in (planted.hole, planted.endless, planted.pipe, planted.ring, planted.folder):

@@ -214,7 +214,7 @@ def test_a_project_does_not_say_what_looks_at_images_here(world: World) -> None:
     sif_file.make(world.project / "x.sif", None)
     for words in (("show", "x.sif"), ("check", "x.sif"), ("ls", ".")):
         done = world.run("image", *words)
-        assert "counts in jobs" in done.stderr, done.stderr
+        assert "applies to jobs" in done.stderr, done.stderr
         assert not (world.project / "OWNED").exists()
     assert (
         "program" in world.run("submit", "--site", "slurm", "--dry-run=script", "--image", "x.sif", "job.py").stdout

@@ -50,9 +50,7 @@ def test_an_image_that_holds_something_else(
     world: World, program: Program, changed: dict[str, object], subject: str, says: str
 ) -> None:
     probed(world, program, sif_file.SAID, **changed)
-    done = image(
-        world, "check", "a.sif", status=errors.IMAGE, says=(says, "the image cannot be used as it is: one thing is bad")
-    )
+    done = image(world, "check", "a.sif", status=errors.IMAGE, says=(says, "the image is not usable: one thing is bad"))
     (line,) = [line for line in done.stdout.splitlines() if " bad " in line]
     assert line.startswith(subject)
 

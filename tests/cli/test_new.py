@@ -46,7 +46,7 @@ def test_nothing_is_overwritten(world: World) -> None:
     for name in ("job", "job.py", "link"):
         done = world.run("new", name, "kmeans")
         assert done.returncode == errors.USAGE
-        assert "is there already" in done.stderr
+        assert "already exists" in done.stderr
         assert "Choose another name." in done.stderr
     assert world.script.read_text() == before
     assert sorted(os.listdir(world.project)) == ["job.py", "link.py"]

@@ -35,7 +35,7 @@ def test_help_fits(world: World) -> None:
 
 ERRORS: dict[str, tuple[list[str], str]] = {
     "script": (["submit", "--site", "local", "typo.py"], "The script does not compile: '(' was never closed (typo.py:2)."),
-    "module": (["submit", "--site", "local", "absent.py"], "The script imports 'sklaern', which the run's environment does not have (absent.py:1)."),
+    "module": (["submit", "--site", "local", "absent.py"], "The script imports 'sklaern', which the run's environment lacks (absent.py:1)."),
     "argument": (["image", "check"], "IMAGE is missing (hpcml image check)."),
     "option": (["submit", "--nodse", "2", "a.py"], "There is no option '--nodse' (hpcml submit)."),
 }  # fmt: skip
@@ -179,8 +179,8 @@ def test_a_path_is_whole_in_a_pipe(world: World) -> None:
 def test_who_waits_on_a_terminal_is_told_so(world: World) -> None:
     world.submit("--name", "long")
     seen = run(
-        [str(world.command), "wait", "long"], 80, world.environment, world.project, keys={"waiting alone": b"\x03"}
+        [str(world.command), "wait", "long"], 80, world.environment, world.project, keys={"only the wait": b"\x03"}
     )
     assert seen.status == 130
     assert seen.text[0].startswith("Waiting for long-")
-    assert seen.text[-1] == "Stopped waiting; the runs go on."
+    assert seen.text[-1] == "Stopped waiting. The runs continue."

@@ -96,7 +96,7 @@ def test_it_replaces_nothing_unasked(world: World) -> None:
     before = world.script.read_bytes()
     done = world.run("pack", "-o", "job.py")
     assert (done.returncode, world.script.read_bytes()) == (64, before)
-    assert "job.py is there already" in done.stderr
+    assert "job.py already exists" in done.stderr
     assert world.run("pack", "-o", "nowhere/hpcml.pyz").returncode == 74
     assert world.run("pack", "-o", "job.py", "--force").returncode == 0
 
@@ -107,7 +107,7 @@ def test_what_was_unpacked_is_the_user_s_own(login: Login) -> None:
     folder.chmod(0o777)
     done = login.run("--version")
     assert (done.returncode, done.stdout) == (74, "")
-    assert "Others could have changed what it unpacked" in done.stderr
+    assert "Others could have changed the unpacked files" in done.stderr
     cache = login.world.top / "shared"  # in which others could give the cache another name, between look and import
     (cache / "below").mkdir(parents=True)
     for mode in (0o777, 0o755):
@@ -115,7 +115,7 @@ def test_what_was_unpacked_is_the_user_s_own(login: Login) -> None:
         for place in (cache, cache / "below"):
             done = login.run("--version", XDG_CACHE_HOME=str(place))
             assert done.returncode == (74 if mode == 0o777 else 0), done.stderr
-            assert ("Others may replace what it unpacks" in done.stderr) == (mode == 0o777)
+            assert ("Others can replace the unpacked files" in done.stderr) == (mode == 0o777)
             assert (place / "hpcml").exists() == (mode == 0o755)
     done = login.run("--version", XDG_CACHE_HOME="/proc/nowhere")
     assert done.returncode == 74

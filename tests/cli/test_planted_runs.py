@@ -119,7 +119,7 @@ def test_a_record_is_not_written_through_a_link(world: World) -> None:
     for guess in (".submission.json.new", f".submission.json.{os.getpid()}", ".submission.json.new.new"):
         (directory / guess).symlink_to(victim)
     assert world.run("status", "last").returncode == 0
-    assert json.loads((directory / "submission.json").read_text())["job"] == name, "found again by its comment"
+    assert json.loads((directory / "submission.json").read_text())["job"] == name, "found the job by its comment"
     assert victim.read_text() == "mine\n"
 
 
@@ -146,8 +146,8 @@ def test_a_folder_for_runs_that_others_could_replace(world: World) -> None:
     for mode, uid, gid, status, says in (
         (0o755, planted.STRANGER, 0, errors.STORAGE, f"belongs to uid {planted.STRANGER}"),
         (0o1777, planted.STRANGER, 0, errors.STORAGE, f"belongs to uid {planted.STRANGER}"),
-        (0o777, 0, 0, errors.STORAGE, "Everybody may replace"),
-        (0o2770, 0, planted.STRANGER, 0, f"note: group gid {planted.STRANGER} may replace runs"),
+        (0o777, 0, 0, errors.STORAGE, "Every user can replace"),
+        (0o2770, 0, planted.STRANGER, 0, f"note: group gid {planted.STRANGER} can replace runs"),
         (0o1777, 0, 0, 0, ""),
         (0o755, 0, planted.STRANGER, 0, ""),
     ):
@@ -161,7 +161,7 @@ def test_a_folder_for_runs_that_others_could_replace(world: World) -> None:
                 done = world.run(*command, "--site", "slurm", "--set", f"paths.runs={runs}", "job.py")
                 assert done.returncode == status, (mode, uid, done.stderr)
                 assert says in done.stderr
-                assert says or "may replace" not in done.stderr
+                assert says or "can replace" not in done.stderr
             if status:
                 assert list(above.iterdir()) == []
             shutil.rmtree(above)
@@ -180,7 +180,7 @@ def test_a_folder_for_runs_that_others_could_replace(world: World) -> None:
         "job.py",
     )
     assert done.returncode == 0, done.stderr
-    assert "may replace" not in done.stderr
+    assert "can replace" not in done.stderr
 
 
 def test_a_run_that_was_replaced_while_it_waited(world: World) -> None:
@@ -201,7 +201,7 @@ def test_a_run_that_was_replaced_while_it_waited(world: World) -> None:
             os.chown(directory, planted.STRANGER if make == "stranger-s-link" else 0, 0, follow_symlinks=False)
         done = subprocess.run(["bash", script], env=world.environment, check=False, capture_output=True, text=True)
         assert done.returncode == errors.STORAGE, (make, done.stderr)
-        assert "not there, or not yours" in done.stderr
+        assert "missing, or not yours" in done.stderr
         assert not owned.exists()
         if directory.is_symlink():
             directory.unlink()

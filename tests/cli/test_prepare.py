@@ -71,7 +71,7 @@ def test_it_is_listed_and_says_its_line(world: World) -> None:
     assert "not submitted yet" in row
     told = world.run("status", "last").stdout
     assert "PREPARED: not submitted yet" in told
-    assert told.endswith(f"It waits for this line:\n{line}\n")
+    assert told.endswith(f"Submit it with:\n{line}\n")
     for words, place in (
         (("wait", "last"), line),
         (("logs", "-f", "last"), line),
@@ -121,7 +121,7 @@ def test_a_second_job_leaves_the_run_alone(world: World) -> None:
     done = begin(directory, second)
     assert done.returncode == errors.USAGE
     assert done.stderr == (
-        f"This run is job {first}, so job {second} changes nothing in it; to run it again: hpcml rerun {directory.name}\n"
+        f"This run is job {first}, so job {second} does not change it; to run it again: hpcml rerun {directory.name}\n"
     )
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file()} == before
     assert json.loads(world.run("status", "last", "--json").stdout)["job"] == first
@@ -170,7 +170,7 @@ def test_what_it_does_not_go_with(world: World) -> None:
 
 def test_variables_that_sbatch_reads_are_named(world: World) -> None:
     done = world.run(*SLURM, "--prepare", "job.py", env={"SBATCH_EXPORT": "NONE"})
-    assert "SBATCH_EXPORT count when the line is typed" in " ".join(done.stderr.split())
+    assert "SBATCH_EXPORT apply when you run the line" in " ".join(done.stderr.split())
 
 
 def test_a_run_is_prepared_again(world: World) -> None:

@@ -81,7 +81,7 @@ def test_a_module_and_a_program_are_sent_with_their_folder(laptop: Laptop) -> No
     assert laptop.run("submit", "--dry-run", "-m", "pack.part").returncode == 0
     done = laptop.run("submit", "--", "bash", "x.sh")
     assert done.returncode == errors.USAGE
-    assert "no file 'bash' here that could be sent" in done.stderr
+    assert "no file 'bash' here to send" in done.stderr
     done = laptop.run("submit", "-m", "nowhere.part")
     assert done.returncode == errors.REFUSED
     assert "no module 'nowhere.part'" in done.stderr
@@ -391,7 +391,7 @@ def test_code_whose_modules_would_not_be_sent_is_refused(laptop: Laptop) -> None
     (laptop.world.project / "tables.py").write_text("#" * 2_000_000)
     done = laptop.run("submit", "job.py")
     assert done.returncode == errors.USAGE, done.stderr
-    assert "The code needs what would not be sent (tables.py (larger than code.max_file = 1M))" in done.stderr
+    assert "hpcml would not send files that the code needs (tables.py (larger than code.max_file = 1M))" in done.stderr
     assert not laptop.runs()
     assert laptop.run("submit", "--set", "code.max_file=3M", "job.py").returncode == 0
     (run,) = laptop.runs()

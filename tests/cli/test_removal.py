@@ -62,7 +62,7 @@ def test_a_run_that_may_be_alive_stays(world: World) -> None:
     ended(world, "gone")
     done = world.run("rm", "waiting", "ending", "gone", "--yes")
     assert done.returncode == 1
-    assert done.stderr.count("stays, because it may still be going on") == 2
+    assert done.stderr.count("stays, because it may still be active") == 2
     assert done.stderr.splitlines()[-1].startswith("Removed 1 run, ")
     assert done.stderr.splitlines()[-1].endswith("; 2 runs stay.")
     assert world.left() == sorted([waiting.name, ending.name])
@@ -140,7 +140,7 @@ def test_all_are_cancelled(world: World) -> None:
     done = world.run("cancel", "--all", "--yes")
     assert done.returncode == 0, done.stderr
     assert [call["arguments"] for call in world.calls("scancel")] == [["102"], ["103"]]
-    assert world.run("cancel", "--all", "--yes").stderr == "No run is going on.\n"
+    assert world.run("cancel", "--all", "--yes").stderr == "No run is active.\n"
 
 
 def aged(directory: Path, name: str) -> Path:
@@ -181,7 +181,7 @@ def test_rm_until_so_much_is_free(world: World, subtests: pytest.Subtests) -> No
     assert world.run("rm", "--until-free", "much").returncode == errors.USAGE
     assert json.loads(world.run("rm", "--until-free", "1M", "--yes", "--json").stdout)["removed"] == []
     done = world.run("rm", "--until-free", "99999T", "--older-than", "30d", "--yes")
-    assert "will not be free even so" in done.stderr
+    assert "cannot be freed" in done.stderr
     assert world.left() == sorted([kept.name, waiting.name])
     folders = [world.top / name for name in "abc"]
     for folder in folders:
@@ -207,7 +207,7 @@ def test_rm_leaves_what_may_be_alive_or_is_not_a_run(world: World) -> None:
     (world.runs / "link-20200101-000000-0000").symlink_to(mine)
     done = world.run("rm", "--keep", "0", "--yes")
     assert done.returncode == 0, done.stderr
-    assert "3 runs may still be going on and stay" in done.stderr
+    assert "3 runs may still be active and stay" in done.stderr
     assert f"{unreadable.name} stays" in done.stderr
     left = {waiting.name, ending.name, unreadable.name, unsaid.name, mine.name, "link-20200101-000000-0000"}
     assert set(world.left()) == left

@@ -34,8 +34,8 @@ REFUSALS = {
                       "No node of the partition matches", "another --partition"),
     "test": ("allocation failure: Requested node configuration is not available\n", "or the QoS allows more nodes", "submit the job"),
     "memory": ("sbatch: error: Memory specification can not be satisfied\n", "that much memory", "--memory-per-node"),
-    "memory by node": ("sbatch: error: --mem is not supported on this cluster, please use --mem-per-cpu instead\n"
-                       "sbatch: error: Batch job submission failed: Unspecified error\n", "memory by node (--mem)", 'slurm.remove=["--mem"]'),
+    "memory per node": ("sbatch: error: --mem is not supported on this cluster, please use --mem-per-cpu instead\n"
+                       "sbatch: error: Batch job submission failed: Unspecified error\n", "memory per node (--mem)", 'slurm.remove=["--mem"]'),
     "cpus": ("sbatch: error: Batch job submission failed: More processors requested than permitted\n", "not have that many CPUs", "--cpus-per-node"),
     "policy": ("sbatch: error: QOSMaxNodePerJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS "
                "policy (job submit limit, user's size and/or time limits)\n", "exceeds a limit", "--qos"),
@@ -103,8 +103,8 @@ def test_a_controller_that_is_down_is_told(world: World) -> None:
 def test_without_slurm_the_run_is_on_this_machine(world: World) -> None:
     path = {"PATH": str(world.bin)}
     done = world.run("submit", "--dry-run", "--nodes", "2", "job.py", env=path)
-    assert "this machine: no sbatch was found; all 2 nodes of the run are this machine" in done.stderr
-    assert "no sbatch was found" not in world.run("submit", "--dry-run", "--site", "local", "job.py", env=path).stderr
+    assert "this machine: sbatch was not found; all 2 nodes of the run are this machine" in done.stderr
+    assert "sbatch was not found" not in world.run("submit", "--dry-run", "--site", "local", "job.py", env=path).stderr
 
 
 def test_no_sbatch(world: World) -> None:
@@ -177,7 +177,7 @@ def test_a_lost_answer_is_found_again_and_the_job_not_sent_twice(world: World, a
     world.answer("sbatch", then=True, **answer)
     code, err = submit(world, *QUICK)
     assert code == 0, err
-    assert "found again by its comment" in err
+    assert "found the job by its comment" in err
     assert len(world.calls("sbatch")) == len(world.jobs()) == 1
     record = json.loads((world.directory() / "submission.json").read_text())
     assert record["job"] == "101"
@@ -289,7 +289,7 @@ def test_an_answer_that_is_lost_for_a_job_that_is_not_there(world: World) -> Non
 def test_check_asks_and_leaves_nothing(world: World) -> None:
     done = world.run("submit", "--site", "slurm", "--check", "job.py")
     assert done.returncode == 0, done.stderr
-    assert "Slurm would take it" in done.stdout
+    assert "Slurm would accept it" in done.stdout
     assert world.left() == []
     assert world.jobs() == {}
     facts = json.loads(world.run("submit", "--site", "slurm", "--check", "--json", "job.py").stdout)
@@ -505,7 +505,7 @@ def test_a_run_that_was_cancelled_while_it_waited_stays_cancelled(world: World) 
     assert {row["state"] for row in json.loads(world.run("ls", "--json").stdout)} == {"CANCELLED"}
     waits = world.run("submit", "--site", "slurm", "--after", "mine", "job.py")
     assert waits.returncode == errors.REFUSED
-    assert "it ended with status 86" in waits.stderr
+    assert "it exited with status 86" in waits.stderr
     assert world.run("rm", "--yes", "mine").returncode == 0
 
 
@@ -564,7 +564,7 @@ def test_defaults_of_the_users_shell_count_below_the_command_line(world: World) 
     assert "#SBATCH --time=01:00:00" in done.stdout
     assert "#SBATCH --constraint=fast" in done.stdout
     assert "--time 1:00:00: SBATCH_TIMELIMIT" in done.stderr
-    assert "SBATCH_NO_REQUEUE do not count here" in done.stderr
+    assert "SBATCH_NO_REQUEUE have no effect here" in done.stderr
     inside = world.run(*options, env={**SHELL, "SLURM_JOB_ID": "1"})
     assert "SBATCH_" not in inside.stderr
     assert "fast" not in inside.stdout

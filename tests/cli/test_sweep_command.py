@@ -319,13 +319,13 @@ def test_without_optuna_nothing_is_submitted(world: World) -> None:
     python = f"runtime.python={env}/bin/python"
     _, said = sweep(world, *GRID, "--pruner", "median", "--metric", "loss", "--set", python, status=errors.REFUSED)
     assert said.splitlines()[-2:] == [
-        "hpcml: The run's environment does not have the package optuna (extra 'sweep').",
-        f"Add it, mostly by {env}/bin/python -m pip install optuna; nothing was submitted.",
+        "hpcml: The run's environment lacks the package optuna (extra 'sweep').",
+        f"Nothing was submitted. Install it, usually with: {env}/bin/python -m pip install optuna",
     ]
     (env / "lib/python3.11/site-packages/optuna").mkdir()
     search = ("--search", "5", "x=uniform(0,1)", "--metric", "loss", "--sampler", "cmaes")
     _, said = sweep(world, "job.py", *search, "--set", python, status=errors.REFUSED)
-    assert "does not have the package cmaes (--sampler)" in said
+    assert "lacks the package cmaes (--sampler)" in said
     _, said = sweep(world, "job.py", *search, "--set", python, "--set", "runtime.setup=['true']", "--dry-run")
     assert "--sampler needs the package cmaes in the nodes' Python, which this machine cannot check" in " ".join(
         said.split()
@@ -336,10 +336,10 @@ def test_without_optuna_nothing_is_submitted(world: World) -> None:
 REFUSED: list[tuple[tuple[str, ...], str]] = [
     ((), "SCRIPT is missing"),
     (("job.py",), "The sweep has no points"),
-    (("job.py", "--grid", "k=1", "other"), "'other' is no option"),
+    (("job.py", "--grid", "k=1", "other"), "'other' is not an option"),
     (
         ("job.py", "--grid", "k=1", "lr=2"),
-        "'lr=2' is no option (hpcml sweep).\nA parameter of the grid has an option of its own: --grid lr=2.",
+        "'lr=2' is not an option (hpcml sweep).\nWrite a parameter of the grid as --grid lr=2.",
     ),
     (("job.py", "--grid", "k=1", "--", "--k", "3"), "--k is set by the script's arguments and by the points"),
     (("job.py", "--grid", "k=1", "--max-fails", "x"), "'x' is not a whole number"),
@@ -355,13 +355,13 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("job.py", "--grid", "k=1", "--metric", "m", "--pruner", "asha(eta=3)"), "Optuna refuses 'asha(eta=3)'"),
     (("job.py", "--grid", "k=1", "--metric", "m", "--pruner", "asha(reduction_factor=1)"), "Optuna refuses 'asha("),
     (("job.py", "--grid", "k=1", "--wait", "--detach"), "--wait and --detach exclude each other"),
-    (("job.py", "--grid", "k=1", "--profile", "dask"), "A sweep records no profile"),
-    (("book.ipynb", "--grid", "k=1"), "A sweep starts a Python file"),
+    (("job.py", "--grid", "k=1", "--profile", "dask"), "A sweep cannot record a profile"),
+    (("book.ipynb", "--grid", "k=1"), "A sweep needs a Python file"),
     (("job.py", "--grid", "a=range(1000)", "--grid", "b=range(1000)"), "The sweep would have 1,000,000 points"),
-    (("table",), "One sweep's NAME is wanted"),
-    (("plot",), "One sweep's NAME is wanted"),
-    (("plot", "-o", "a.svg"), "One sweep's NAME is wanted"),
-    (("table", "a", "b"), "One sweep's NAME is wanted"),
+    (("table",), "Add the NAME of one sweep"),
+    (("plot",), "Add the NAME of one sweep"),
+    (("plot", "-o", "a.svg"), "Add the NAME of one sweep"),
+    (("table", "a", "b"), "Add the NAME of one sweep"),
 ]
 
 
@@ -376,10 +376,10 @@ def test_what_is_refused(world: World, subtests: pytest.Subtests) -> None:
     sweep(world, *GRID)
     done = world.run("rerun", "last")
     assert done.returncode == errors.USAGE
-    assert done.stderr.startswith("hpcml: The run is one of the sweep 'job'")
+    assert done.stderr.startswith("hpcml: The run belongs to the sweep 'job'")
     done = world.run("--host", "nowhere.invalid", "sweep", *GRID)
     assert done.returncode == errors.USAGE
-    assert done.stderr.startswith("hpcml: A sweep is begun on the login node")
+    assert done.stderr.startswith("hpcml: Start a sweep on the login node")
 
 
 def test_options_stand_before_or_behind_the_script(world: World) -> None:
@@ -400,7 +400,7 @@ def test_cancel_ends_all_runs_of_a_sweep(world: World) -> None:
     assert (facts["points"], facts["ok"]) == (4, 1)
     assert sorted(call["arguments"][0] for call in world.calls("scancel")) == ["101", "102", "103"]
     out, said = sweep(world, "cancel", "job")
-    assert (out, said) == ("job  4 points: 1 ok, 3 missing\n", "No run of it goes on.\n")
+    assert (out, said) == ("job  4 points: 1 ok, 3 missing\n", "No run of it is active.\n")
     sweep(world, "cancel", "none", status=errors.NOT_FOUND)
     assert sweep(world, "cancel", status=errors.USAGE)
 

@@ -122,7 +122,7 @@ def texts(seen: Result, moment: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("key", "status", "said"), [(b"q", 0, []), (b"\x03", 130, ["Stopped looking; the run goes on."])]
+    ("key", "status", "said"), [(b"q", 0, []), (b"\x03", 130, ["Stopped watching. The run continues."])]
 )
 def test_leaving_gives_the_terminal_back(job: Job, world: World, key: bytes, status: int, said: list[str]) -> None:
     job.begin()
@@ -148,7 +148,7 @@ def test_a_stop_gives_the_terminal_back_and_takes_it_again(job: Job, world: Worl
     assert drawn
     assert texts(seen, "stopped")[-1] == "stopped"
     assert not any("100/512" in line for line in texts(seen, "stopped"))
-    assert seen.text[-3:] == ["cooked", "Stopped looking; the run goes on.", "status 130"]
+    assert seen.text[-3:] == ["cooked", "Stopped watching. The run continues.", "status 130"]
 
 
 def test_a_run_that_has_ended_is_shown_with_its_cause(job: Job, world: World) -> None:

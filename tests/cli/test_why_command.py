@@ -73,7 +73,7 @@ def test_a_module_that_was_removed_after_the_submission(world: World) -> None:
     assert "This machine sees it" in why(world)["next_step"]
     (packages / "msgpack").rmdir()
     found = why(world)
-    assert found["cause"] == "the module msgpack was installed at submission and is not any more"
+    assert found["cause"] == "the module msgpack was installed at submission and is now missing"
     (directory / "logs/scheduler.log").write_text("ModuleNotFoundError: No module named 'numpy'\n")
     assert found["rule"] == (again := why(world))["rule"] == "no-module"
     assert again["cause"] == "a process of the run did not find the module numpy"
@@ -237,7 +237,7 @@ def test_a_bundle_holds_what_support_needs_and_no_secret(world: World) -> None:
     assert "plain words stay" in texts
     again = world.run("why", "--bundle")
     assert again.returncode == errors.STORAGE
-    assert "there already" in again.stderr
+    assert "already exists" in again.stderr
     packed.unlink()
     (directory / "attempts/0/secret/link").symlink_to(world.top / "foreign")
     refused = world.run("why", "--bundle")

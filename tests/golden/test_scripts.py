@@ -120,7 +120,7 @@ def test_a_runs_folder_that_could_not_work_is_refused_in_words(bad: str) -> None
 
 @pytest.mark.parametrize("name", ["1A", "A B", "A;id", "", "A-B", "é"])
 def test_a_variable_name_that_bash_would_not_take_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is not a variable's name"):
+    with pytest.raises(ConfigError, match="is not a valid variable name"):
         text("slurm", CASES[0]._replace(settings={"environment": {name: "x"}}))
 
 

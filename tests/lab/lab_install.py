@@ -89,7 +89,7 @@ def install(*, accounting: bool) -> list[str]:
     if os.geteuid() != 0:
         raise LabError(NEEDS_ROOT)
     if not _debian_like():
-        raise LabError(f"The lab installs with apt, and this machine is neither Debian nor Ubuntu ({PROGRAM}).")
+        raise LabError(f"The lab installs with apt, but this machine is neither Debian nor Ubuntu ({PROGRAM}).")
     return fetch([*PACKAGES, *(ACCOUNTING_PACKAGES if accounting else ())])
 
 

@@ -34,15 +34,13 @@ def test_runs_wait_for_one_that_fails(cluster: Cluster) -> None:
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))
 
-    assert wait_for(lambda: facts(well.name)["message"] == f"waiting for {first.name} to end well", 30), facts(
-        well.name
-    )
+    assert wait_for(lambda: facts(well.name)["message"] == f"waiting for {first.name} to succeed", 30), facts(well.name)
     cluster.run("touch", str(first / "out/stop"))
     assert cluster.wait_status(first)["exit_status"] == 3
     assert wait_for(lambda: facts(well.name)["state"] == "CANCELLED", 90), facts(well.name)
     why = facts(well.name, "why")
     assert why["rule"] == "dependency"
-    assert why["cause"] == f"the run never started: it waited for {first.name} to end well, and it ended with status 3"
+    assert why["cause"] == f"the run never started: it waited for {first.name} to succeed, and it exited with status 3"
     for run in (failed, last):
         assert cluster.wait_status(run, 90)["exit_status"] == 0
     assert wait_for(lambda: bool(facts(plain.name, "why")["failed"]), 90), facts(plain.name, "why")
@@ -52,4 +50,4 @@ def test_runs_wait_for_one_that_fails(cluster: Cluster) -> None:
     cluster.run("hpcml", "cancel", "plain")
     refused = cluster.run(*cluster.command("pass\n", *ONE, "--after", "first"))
     assert refused.returncode == 65, refused.stderr
-    assert "ended with status 3" in refused.stderr
+    assert "exited with status 3" in refused.stderr

@@ -361,7 +361,7 @@ def test_shared_memory_of_a_ucx_run(cluster: Cluster) -> None:
         assert cluster.wait_event(directory, "scheduler-up")["address"].startswith("tls://127.0.0.1:")
         security = cluster.wait_event(directory, "ucx-up")["security"]
         assert "mutual TLS" in security
-        assert "open to whoever" not in security
+        assert "open to all users" not in security
     finally:
         cluster.run("scancel", job)
         cluster.wait_status(directory)

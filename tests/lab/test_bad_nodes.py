@@ -37,7 +37,7 @@ def test_the_next_submission_names_the_node(cluster: Cluster, broken_there: Path
     assert ended.code == errors.WORKERS_NEVER_CAME, ended.err
     again = ("--nodes", "3", "--dry-run=script", *there)
     told = cluster.run(*cluster.command("print('hello')\n", *again))
-    assert "leave it out with --exclude n3" in " ".join(told.stderr.split()), told.stderr
+    assert "exclude it with --exclude n3" in " ".join(told.stderr.split()), told.stderr
     assert "--exclude" not in told.stdout
     without = cluster.run(*cluster.command("print('hello')\n", *again, "--set", "slurm.exclude_failed=true"))
     assert "#SBATCH --exclude=n3\n" in without.stdout

@@ -166,27 +166,31 @@ def test_faults_of_the_login_node(cluster: Cluster, tools: Path, nobody_failed: 
     expect(
         findings(of_another, errors.UNFIT),
         {
-            "account": ("red", "account chemistry is none of yours: physics", "--account physics"),
-            "slurm-variables": ("yellow", "SBATCH_NICE, SQUEUE_FORMAT count for", "unset SBATCH_NICE SQUEUE_FORMAT"),
-            "library-path": ("red", "libcuda.so.1 there is not the driver's", f"Take {stub} out of LD_LIBRARY_PATH"),
+            "account": ("red", "account chemistry is not one of yours: physics", "--account physics"),
+            "slurm-variables": (
+                "yellow",
+                "SBATCH_NICE, SQUEUE_FORMAT affect your own",
+                "unset SBATCH_NICE SQUEUE_FORMAT",
+            ),
+            "library-path": ("red", "libcuda.so.1 there is not the driver's", f"Remove {stub} from LD_LIBRARY_PATH"),
             "adapters": ("red", "NCCL_IB_HCA names mlx5_4", "unset NCCL_IB_HCA, or write mlx5_0,mlx5_1"),
             "quota": ("red", "no inodes are left", "hpcml rm"),
             "file-system": ("red", "no inodes are left", "--set paths.runs="),
             "slurm-config": ("yellow", "kills a job 10 s after", "deadlines.driver_grace = '5s'"),
-            "partition": ("yellow", "max_time 2-00:00:00, Slurm says 1-00:00:00", "[partitions.boost]"),
+            "partition": ("yellow", "max_time 2-00:00:00 instead of 1-00:00:00", "[partitions.boost]"),
             "bad-nodes": ("yellow", "n3 failed a run within a day", "--exclude n3"),
-            "image": ("red", "built for aarch64", "Build it on a machine"),
-            "certificate": ("red", "your ssh certificate ended", "renew-it"),
+            "image": ("red", "built for aarch64", "Build it on a"),
+            "certificate": ("red", "your ssh certificate expired", "renew-it"),
         },
     )
     expect(
         findings(of_mine, errors.UNFIT),
         {
             "account": ("green", "account physics may be charged", ""),
-            "budget": ("red", "0 of 1000", "Ask for more hours"),
+            "budget": ("red", "0 of 1000", "Apply for more hours"),
             "default-qos": ("red", "gets cpu_qos, whose nodes have no GPUs", "--qos gpu_qos"),
-            "submit-limit": ("red", "as many jobs as Slurm takes", "cancel one"),
-            "limits": ("yellow", "600 s of processor time", "--detach"),
+            "submit-limit": ("red", "Slurm's limit of submitted jobs", "cancel one"),
+            "limits": ("yellow", "600 s of CPU time", "--detach"),
         },
     )
 
@@ -282,7 +286,7 @@ def test_faults_of_nodes(cluster: Cluster, tools: Path) -> None:
             "scratch": ("yellow", "/tmp of n1 is a tmpfs", "paths.scratch"),
             "shared-gpus": ("yellow", "MIG divides GPU 00000000:1D:00.0 of n1", "whole GPUs"),
             "driver": ("red", "is 470.82.01, and CUDA 12 of the profile needs 535", "older CUDA"),
-            "container": ("n/a", "shifter is not on n1, n2", ""),
+            "container": ("n/a", "shifter is missing on n1, n2", ""),
         },
     )
 
@@ -310,12 +314,12 @@ def test_from_a_laptop(outside: Outside) -> None:
             found,
             {
                 "start": ("green", "Slurm would start a job", ""),
-                "certificate": ("green", "your ssh certificate ends", ""),
+                "certificate": ("green", "your ssh certificate expires", ""),
                 "login-node": ("green", "lab answers", ""),
             },
         )
         lab_ssh.certify(outside.lab.places, "alice", seconds=300)
-        expect(findings(doctor(), 0), {"certificate": ("yellow", "your ssh certificate ends", "Get a new one")})
+        expect(findings(doctor(), 0), {"certificate": ("yellow", "your ssh certificate expires", "Get a new one")})
         wrong = doctor("--nodes", "2")
         assert wrong.returncode == errors.USAGE
         assert "Add --node" in wrong.stderr

@@ -123,7 +123,7 @@ def test_ctrl_c_ends_what_follows_a_run_and_not_the_run(outside: Outside, projec
         terminal.shown("first\n")
         terminal.type("\x03")
         assert terminal.ended() == 130, terminal.text
-    assert "Detached; the run goes on." in terminal.text
+    assert "Detached; the run continues." in terminal.text
     assert "From here: hpcml --host lab logs -f says-" in terminal.text
     facts = json.loads(hpcml(outside, project, "status", "says", "--json").stdout)
     assert facts["state"] == "RUNNING"

@@ -176,7 +176,7 @@ def test_what_is_stopped_at_the_end_does_not_keep_the_nodes(cluster: Cluster, st
     status = cluster.wait_status(directory)
     assert status["exit_status"] == 0, status
     cluster.wait_gone(directory, 90)
-    said = "the batch script was stopped" if stopped == "batch script" else "was it stopped (SIGSTOP)?"
+    said = "the batch script was stopped" if stopped == "batch script" else "it may have been stopped (SIGSTOP)"
     assert said in output(directory)
     shown = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
     assert (shown["state"], shown["exit_status"]) == ("COMPLETED", 0)
@@ -205,7 +205,7 @@ def test_an_end_that_cannot_be_written_has_a_status(cluster: Cluster) -> None:
     """The script ended well, and its file system takes nothing any more."""
     done = cluster.run(*cluster.command(UNWRITABLE, "--wait", "--json", *SMALL))
     assert done.returncode == errors.STORAGE, done.stderr
-    assert "could not write how it ended" in done.stdout + done.stderr
+    assert "could not write its end" in done.stdout + done.stderr
 
 
 def test_the_step_of_the_workers_is_gone_while_the_script_runs(cluster: Cluster) -> None:

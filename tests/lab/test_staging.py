@@ -90,7 +90,7 @@ def test_a_node_whose_disk_is_too_small(cluster: Cluster, image: Path) -> None:
         ended = cluster.run_together(commands, timeout=150)
     for done in ended:
         assert done.returncode == errors.IMAGE, done.stderr
-        assert f"N2: 100 MiB are free in /tmp/small, and the image has {image.stat().st_size >> 20}" in done.stderr
+        assert f"N2: 100 MiB are free in /tmp/small, but the image has {image.stat().st_size >> 20}" in done.stderr
         assert "runtime.stage_to" in done.stderr
         assert "the script ran" not in done.stdout
     _gone(cluster, "/tmp/small")
@@ -132,7 +132,7 @@ def test_a_disk_that_fills_up_meanwhile(cluster: Cluster, image: Path) -> None:
         status = cluster.wait_status(directory)
         cluster.run("rm", "/tmp/small/other", node="n2", user="root")
     assert status["exit_status"] == errors.IMAGE
-    early = r"n2: \d+ MiB are free in /tmp/small, and the image has \d+"  # the file was there before the space was asked for
+    early = r"n2: \d+ MiB are free in /tmp/small, but the image has \d+"  # the file was there before the space was asked for
     late = r"a node's disk is full \(/tmp/small\)|sbcast could not copy the image"
     assert re.match(f"{early}|{late}", status["message"]), status
     cluster.wait_idle(30)

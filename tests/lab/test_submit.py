@@ -100,7 +100,7 @@ def _clean(cluster: Cluster) -> Iterator[None]:
 
 
 def test_ctrl_c_detaches_and_the_run_goes_on(cluster: Cluster, staying: Staying) -> None:
-    assert "Detached; the run goes on" in staying.shown
+    assert "Detached; the run continues" in staying.shown
     assert "\x1b[K" in staying.shown
     comments = cluster.run("squeue", "--me", "--noheader", "--format=%i|%k|%T").stdout
     assert f"{staying.job}|hpcml:{staying.directory.name}|RUNNING" in comments
@@ -142,7 +142,7 @@ def test_a_controller_that_falls_silent(cluster: Cluster, staying: Staying) -> N
         assert done.returncode == 0, done.stderr
         assert "state      RUNNING: the script runs" in done.stdout
         assert "nodes      n1, n2" in done.stdout
-        assert "(all this is from the run's own files)" in done.stdout
+        assert "(this comes from the run's own files)" in done.stdout
         row = json.loads(listed.stdout)[-1]
         assert (row["run"], row["state"]) == (staying.directory.name, "RUNNING")
         assert row["silent"]
@@ -153,7 +153,7 @@ def test_a_controller_that_falls_silent(cluster: Cluster, staying: Staying) -> N
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert "ran once" in out
-    assert "found again by its comment" in err
+    assert "found the job by its comment" in err
     comments = cluster.run("squeue", "--me", "--noheader", "--states=all", "--format=%k").stdout
     assert comments.count("hpcml:silent") == 1
     assert "own files" not in cluster.run("hpcml", "status", staying.job).stdout

@@ -137,7 +137,7 @@ def test_a_certificate_that_ends_keeps_the_tunnel_and_stops_the_next_login(
         assert outside.status_of(port) == "200"
         other = outside.tunnel(dashboard[0], "--route", "twohop", "--port", "9321")
         assert other.up()["port"] == 9321  # a new session on the old connection
-        assert "your certificate ended" in other.said
+        assert "your certificate expired" in other.said
         other.stop()
         before = len(lab_ssh.log(outside.lab.places, "login"))
         outside.kill_sessions("login")

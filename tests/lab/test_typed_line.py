@@ -47,7 +47,9 @@ def test_typed_twice_the_first_run_goes_on(cluster: Cluster) -> None:
     second = type_line(cluster, line)
     assert wait_for(lambda: cluster.job(second)["JobState"] == "FAILED", 30)
     assert cluster.job(second)["ExitCode"] == f"{errors.USAGE}:0"
-    said = f"This run is job {first}, so job {second} changes nothing in it; to run it again: hpcml rerun {directory.name}\n"
+    said = (
+        f"This run is job {first}, so job {second} does not change it; to run it again: hpcml rerun {directory.name}\n"
+    )
     assert said in cluster.run("hpcml", "logs", directory.name, "job").stdout
     facts = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
     assert (facts["state"], facts["job"]) == ("RUNNING", first)

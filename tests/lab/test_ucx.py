@@ -71,7 +71,7 @@ def test_the_verdict_tells_the_wire(cluster: Cluster, target: Target) -> None:
     assert {(pair["source"], pair["target"]) for pair in facts["measurement"]["pairs"]} == {("n1", "n2"), ("n2", "n1")}
     assert not [pair for pair in facts["measurement"]["pairs"] if pair["error"]]
     status = cluster.run("hpcml", "status", target.directory.name).stdout
-    assert "not encrypted; open to everyone who can connect: UCX's TCP on " in status
+    assert "not encrypted; open to all users who can connect: UCX's TCP on " in status
     shown = cluster.run("hpcml", "fabric", target.directory.name)
     assert facts["verdict"]["line"] in shown.stdout
     probes = {path.stem for path in (target.directory / "attempts/0/probe").glob("*.json")}

@@ -107,7 +107,7 @@ def test_a_day_of_a_cluster(tmp_path: Path) -> None:
     assert (facts["sum"], facts["others"]) == (28, True)
     assert (facts["open"], facts["secret"]) == (["tls-cert.pem", "tls-key.pem"], [])
     assert "no such thing" in facts["problem"]
-    assert "3 jobs one after another ended" in errors
+    assert "3 consecutive jobs ended" in errors
     assert "was not used for 2.0 s" in errors
     assert facts["error"] == "FutureCancelledError"
     assert (facts["asynchronous"], facts["after"], facts["end"]) == (6, [], [])

@@ -50,7 +50,7 @@ LACKING = {
     "slurm_cluster": [
         "SLURMCluster in line 30: the workers do not get module load cuda (set runtime.modules or runtime.setup); "
         "GPUs of --gres=gpu:1 (submit with --gpus-per-node).",
-        "Client in line 54: clusters opened before have the same workers, which now get LATER, SCALE.",
+        "Client in line 54: clusters that were opened earlier have the same workers; these now get LATER, SCALE.",
     ]
 }
 APART = ", in separate processes: tasks do not change the script's memory"
@@ -156,7 +156,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         done = here.run("submit", "--nodes", "2", "--wait", script, timeout=1200)
         said = outputs(done.stdout)
         for name in said.keys() - {"slurm_cluster"}:  # they know of each other's clusters, which some leave open
-            said[name] = [line for line in said[name] if "clusters opened before have the same workers" not in line]
+            said[name] = [
+                line for line in said[name] if "clusters that were opened earlier have the same workers" not in line
+            ]
         yield Ran(here, done.returncode, said)
 
 
@@ -164,7 +166,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
 def test_a_script_that_opens_its_own_cluster_gets_the_runs(ran: Ran, name: str) -> None:
     said, notes = ran.said[name], ran.notes(name)
     assert "result True" in said, said
-    used = [note for note in notes if "workers do not get" not in note and "which now get" not in note]
+    used = [note for note in notes if "workers do not get" not in note and "these now get" not in note]
     assert [re.sub(r"\([^:]*\) in", " in", note) for note in notes if note not in used] == LACKING.get(name, [])
     assert [re.sub(r"\(.*\) in line", "", note.rpartition(": this")[0]) for note in used] == NOTES[name]
     given = f"{GIVEN}{APART}." if name == "threads" else f"{GIVEN}."
@@ -186,7 +188,7 @@ def test_a_scheduler_by_hand_is_used_and_has_no_page_for_everybody(ran: Ran) -> 
     assert "result True" in said
     assert "WARNING" not in "\n".join(said)
     (note,) = ran.notes("scheduler_by_hand")
-    assert re.match(r"Client\('tls://.* in line 13: the scheduler that answers there is used, and none of this run's 2 "
+    assert re.match(r"Client\('tls://.* in line 13: the script uses the scheduler at this address, not this run's 2 "
                     r"workers on 2 nodes\.$", note)  # fmt: skip
 
 
@@ -207,7 +209,7 @@ def test_a_script_that_counts_workers_in_a_loop_is_told_that_no_more_come(ran: R
     assert "result True" in ran.said["counts_workers"]
     used, *told = ran.notes("counts_workers")
     assert used.startswith("LocalCluster(n_workers=16)")
-    there = "this run's 2 workers on 2 nodes are all there will be."
+    there = "this run's 2 workers on 2 nodes are the maximum."
     assert told == [
         f"scheduler_info(), asked 10 times in line 8: {there}",
         f"scheduler_info, asked 10 times in line 10: {there}",
@@ -269,7 +271,7 @@ def test_own_clusters_are_closed_to_others(here: Here) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert 'result [2, ["127.0.0.1"], 5, 3, true]' in done.stdout  # a scheduler, two workers, their Nannies
     assert done.stdout.splitlines()[-3:] == ["1 ", "True", "['Own', 'ClosedCluster']"]
-    beside = "a cluster of its own on this node (--own-clusters), beside this run's 1 worker on 1 node."
+    beside = "a separate cluster on this node (--own-clusters), beside this run's 1 worker on 1 node."
     notes = [line.removeprefix("hpcml: ") for line in done.stdout.splitlines() if line.startswith("hpcml: ")]
     assert notes == [f"LocalCluster(n_workers=2, threads_per_worker=1) in line 7: {beside}",
                      f"LocalCluster(n_workers=1) in line 13: {beside}"]  # fmt: skip

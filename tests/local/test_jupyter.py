@@ -188,7 +188,7 @@ def test_dask_labextension_starts_no_cluster_of_its_own(session: Session) -> Non
     """It would listen on loopback, with a door open to all."""
     status, text = session.server.request("PUT", "/dask/clusters/")
     assert status == 500
-    assert "this session has its run's cluster" in text + session.log()
+    assert "connect to the cluster of this session" in text + session.log()
 
 
 # -- a browser, and ends -------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def test_what_the_machine_lacks_ends_the_start(here: Here, name: str) -> None:
     assert done.returncode == status, done.stderr
     assert done.stdout == ""
     assert all(text in done.stderr for text in words), done.stderr
-    assert "left no word" not in done.stderr
+    assert "without writing a status" not in done.stderr
     assert "times" not in done.stderr  # no worker was started to die of it
     said = here.run("logs")
     assert said.stdout == ""
@@ -103,7 +103,7 @@ def test_an_interpreter_for_another_processor_is_told(here: Here) -> None:
     done = here.submit("print(1)", "--set", f"runtime.python={python}")
     assert done.returncode == errors.START_FAILED, done.stderr
     note, _, end = done.stderr.partition("\n  run ")
-    assert f"runtime.python ({python}) is for {other}, and this machine is {os.uname().machine}" in note
+    assert f"runtime.python ({python}) is for {other}, but this machine is {os.uname().machine}" in note
     assert f"its interpreter {python} is for {other}, local is {os.uname().machine}" in end
     assert here.run("report").returncode == 0
     ending = report(Path(here.status()["directory"]))["ending"]

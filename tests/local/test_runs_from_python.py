@@ -57,7 +57,7 @@ def test_runs_that_wait_for_each_other() -> None:
 
     assert never.wait(60) == 86
     assert never.state == "CANCELLED"
-    assert never.status().message == f"the run never started: it waited for {before.id} to fail, and it ended well"
+    assert never.status().message == f"the run never started: it waited for {before.id} to fail, and it succeeded"
     while second.status().phase != "running":
         assert second.exit_status is None, second.status()
     assert second.cancel()  # which counts as a failure
@@ -73,7 +73,7 @@ def test_runs_that_wait_for_each_other() -> None:
 
 def is_used_until_its_end(run: hpcml.RunHandle) -> None:
     assert run.exit_status is None
-    with pytest.raises(TimeoutError, match="it goes on"):
+    with pytest.raises(TimeoutError, match="it continues"):
         run.wait(0.2)
     while run.status().phase != "running":
         assert run.exit_status is None, run.status()
@@ -88,7 +88,7 @@ def is_used_until_its_end(run: hpcml.RunHandle) -> None:
     assert "arguments ['0', '--k', '8'] False" in run.logs()
     assert "==> worker-local.log <==" in run.logs("workers")
     assert run.cancel() is False
-    with pytest.raises(hpcml.HpcmlError, match="has no cluster now"):
+    with pytest.raises(hpcml.HpcmlError, match="cluster is not running"):
         run.cluster()
 
 

@@ -119,7 +119,7 @@ def test_nothing_that_the_script_leaves_behind_outlives_the_run(fails: Fails) ->
     assert len(fails.pids) == 2
     fails.here.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in fails.pids))
     assert fails.other_lives
-    assert "was left behind and is ended" in (fails.run / "logs/job.log").read_text()
+    assert "remained and is ended" in (fails.run / "logs/job.log").read_text()
 
 
 def test_dask_s_report(fails: Fails) -> None:
@@ -227,7 +227,7 @@ def test_what_nobody_waited_for_is_told_of_a_script_that_ended_well(here: Here) 
     assert undone.startswith("3 tasks were not finished when the script ended or deleted the future")
     assert all(words in " ".join(done.stderr.split()) for words in (warning, failed, undone))
     why = here.json("why")
-    assert (why["failed"], why["cause"]) == (False, "the run ended well: there is no failure to explain")
+    assert (why["failed"], why["cause"]) == (False, "the run succeeded: no failure to explain")
     assert re.search(r"local: worker local was ended, over its memory limit: \d+ MiB of 200 MiB", warning)
     assert warning in done.stderr
     assert "killed by SIGKILL" not in here.run("logs", "last", "worker").stdout

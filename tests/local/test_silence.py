@@ -55,7 +55,7 @@ def test_what_waits_is_told_while_it_waits(here: Here) -> None:
         WAITS, "--set", "deadlines.connect_notice=2s", "--set", "deadlines.idle_notice=3s", "--set", "deadlines.answer=60s",
         "--set", "deadlines.workers=25s", "--set", "deadlines.driver_grace=1s",
     )  # fmt: skip
-    here.until(lambda: warned(here, directory, "has run for 2 s without connecting to its cluster"), 60)
+    here.until(lambda: warned(here, directory, "has not connected to its cluster for 2 s"), 60)
     here.until(
         lambda: warned(here, directory, "Nothing has used the cluster for 3 s, and its node stays reserved."), 60
     )

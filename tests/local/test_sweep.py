@@ -142,7 +142,7 @@ def test_what_was_interrupted_is_missing_and_what_goes_on_is_not_submitted_twice
         command.send_signal(signal.SIGINT)
         _, said = command.communicate(timeout=240)
     assert command.returncode == 130
-    assert "Detached; the run goes on." in said
+    assert "Detached; the run continues." in said
     again = sweep("train.py", *zips)
     assert again.returncode == 0
     assert "2 under way, 0 to run" in again.stderr

@@ -78,7 +78,7 @@ def test_a_plain_client_with_the_scripts_environment(keyed: Cluster, paths: Atte
     assert done.stdout.split() == ["50000000", keyed.addresses["scheduler"]], done.stderr
     without = "import sys; sys.modules['distributed_ucxx'] = None; from distributed import Client; Client()"
     done = keyed.against("scheduler", without, **own)
-    assert "ImportError: This run's Dask speaks UCX, and distributed-ucxx cannot be imported" in done.stderr
+    assert "ImportError: This run's Dask uses UCX, but distributed-ucxx cannot be imported" in done.stderr
 
 
 def test_many_connections_at_once(scheduler: Cluster) -> None:
@@ -93,7 +93,7 @@ def test_a_client_of_dask_as_it_comes(scheduler: Cluster, plain: Cluster) -> Non
     done = scheduler.against("scheduler", identity(patience=5))
     assert "CommClosedError" in done.stderr
     assert not done.stdout
-    scheduler.wait_for("scheduler", "hpcml.ucx: refused a UCX peer: it does not speak this handshake", before)
+    scheduler.wait_for("scheduler", "hpcml.ucx: refused a UCX peer: it does not use this handshake", before)
     scheduler.serves("scheduler")
 
 
@@ -142,10 +142,10 @@ asyncio.run(main())
 
 
 RAW = {  # what a peer does on the raw endpoint, and what the role says of it
-    "garbage": ("await ep.send(os.urandom(51))", "it does not speak this handshake"),
+    "garbage": ("await ep.send(os.urandom(51))", "it does not use this handshake"),
     "a truncated hello": ("await ep.send(b'\\x01' + bytes(20))", "which is not here"),
-    "too much": ("await ep.send(b'\\x01' * 4096)", "it broke off"),
-    "far too much": ("sending = asyncio.ensure_future(ep.send(bytes(50_000_000)))", "it broke off"),
+    "too much": ("await ep.send(b'\\x01' * 4096)", "the connection was lost"),
+    "far too much": ("sending = asyncio.ensure_future(ep.send(bytes(50_000_000)))", "the connection was lost"),
     "a truncated proof": ("await ep.send(hello); await ep.recv(bytearray(65)); await ep.send(b'\\x01')", "another key"),
     "another port": ("await ep.send(hello[:17] + b'\\x00' + hello[18:])", "which is not here"),
     "its own proof": (
@@ -191,7 +191,7 @@ asyncio.run(main())
             peer.stdin.flush()
             assert peer.stdout.readline() == f"act_{at}\n", what
             text = worker.wait_for("worker", said, before)
-        assert re.search("it broke off|TimeoutError", text)  # the early close, as it was noticed
+        assert re.search("the connection was lost|TimeoutError", text)  # the early close, as it was noticed
         before = worker.size("worker")
         peer.stdin.write("\n")
         peer.stdin.flush()
@@ -300,7 +300,7 @@ def test_a_peer_cannot_write_memory(scheduler: Cluster) -> None:
 UNSAFE = {  # what a process does, and the end that it gets
     "import ucxx; ucxx.get_active_transports(); install()": "UCX was used in this process before",
     "install(); install(); ucx_auth.install(Path(os.environ['WRONG']))": "already uses the key of another run",
-    "import ucxx; install(); ucxx.get_active_transports(); ucx_auth.start_ucx()": "let its peers into the memory",
+    "import ucxx; install(); ucxx.get_active_transports(); ucx_auth.start_ucx()": "give peers access to the memory",
 }
 
 

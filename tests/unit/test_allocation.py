@@ -74,9 +74,9 @@ def spec(**asked: object) -> RunRequest:
 
 
 @pytest.mark.parametrize(("asked", "sentence"), [
-    ({"nodes": 4}, "--nodes asks for 4, and the allocation has 3"),
-    ({"gpus_per_node": 4}, "--gpus-per-node asks for 4, and the allocation has 2"),
-    ({"time": TimeLimit("5")}, "--time cannot change the allocation"),
+    ({"nodes": 4}, "--nodes requests 4, but the allocation has 3"),
+    ({"gpus_per_node": 4}, "--gpus-per-node requests 4, but the allocation has 2"),
+    ({"time": TimeLimit("5")}, "--time cannot change an existing allocation"),
     ({"memory_per_node": Memory("1G")}, "--memory-per-node cannot change"),
     ({"account": "acc"}, "--account cannot change"),
     ({"sbatch": (("--constraint", "a"), ("--exclusive", ""))}, "--constraint cannot change"),

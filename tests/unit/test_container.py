@@ -173,7 +173,7 @@ def test_kernels_are_not_loaded_from_what_somebody_else_laid_there(tmp_path: Pat
     assert done.returncode == 0, "the run goes on without"
     assert "CUPY" not in done.stdout
     assert str(folder) not in done.stdout
-    assert f"{folder} is not a folder of your own" in done.stderr
+    assert f"{folder} is not your folder" in done.stderr
 
 
 @pytest.mark.parametrize("how", ["open", "above", "another user's", "sticky"])

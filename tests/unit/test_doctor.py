@@ -104,21 +104,21 @@ def ports(**changes: str) -> list[dict[str, Any]]:
 NODE_FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
     ("interface", {"interfaces": interfaces(lo=["127.0.0.1"], hsn0=["10.0.0.1"])}, "red", "interface ib0 has no IPv4 address on n1"),
     ("ports", {"infiniband": ports(state="DOWN", physical_state="Polling")}, "red", "mlx5_0:1 of n1 is DOWN (Polling)"),
-    ("ports", {"infiniband": ports(link_layer="Ethernet")}, "red", "adapter mlx5_0 of n1 is Ethernet, and mlx5_0 of n2 is InfiniBand"),
-    ("ports", {"infiniband": []}, "red", "n1 has no RDMA port, and other nodes do"),
+    ("ports", {"infiniband": ports(link_layer="Ethernet")}, "red", "adapter mlx5_0 of n1 is Ethernet, but mlx5_0 of n2 is InfiniBand"),
+    ("ports", {"infiniband": []}, "red", "n1 has no RDMA port, but other nodes do"),
     ("ports", {"environment": {"NCCL_IB_HCA": "mlx5_4"}}, "red", "NCCL_IB_HCA names mlx5_4"),
     ("ports", {"environment": {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}}, "yellow", "leaves mlx5_2, mlx5_3 unused"),
     ("gpu-distance", {"slots": [slot("g", "mlx5_3:1", "SYS")]}, "yellow", "g of n1 is SYS away from mlx5_3:1"),
-    ("gpu-distance", {"slots": []}, "yellow", "n1 has no GPU of NVIDIA's, and other nodes do"),
+    ("gpu-distance", {"slots": []}, "yellow", "n1 has no NVIDIA GPU, but other nodes do"),
     ("locked-memory", {"limits": locked(8 << 20)}, "red", "limited to 8.0 MiB on n1"),
     ("shared-memory", {"memory": shm(64 << 20)}, "red", "/dev/shm of n1 holds 64 MiB"),
     ("shared-memory", {"memory": shm(1 << 38, "a", taken=4 << 30)}, "yellow", "1 old files of yours"),
     ("scratch", {"disks": disks("/tmp", "tmpfs", 10 << 30)}, "yellow", "/tmp of n1 is a tmpfs (10 GiB)"),
     ("shared-gpus", {"smi": [smi("g", mig="Enabled")]}, "yellow", "MIG divides GPU g of n1"),
-    ("shared-gpus", {"smi": [smi("g", mig="[N/A]", mode="Prohibited")]}, "red", "GPU g of n1 takes no program"),
-    ("shared-gpus", {"smi": []}, "yellow", "nvidia-smi does not answer on n1, and it does on other nodes"),
+    ("shared-gpus", {"smi": [smi("g", mig="[N/A]", mode="Prohibited")]}, "red", "GPU g of n1 accepts no programs"),
+    ("shared-gpus", {"smi": []}, "yellow", "nvidia-smi does not answer on n1, but it does on other nodes"),
     ("shared-gpus", {"mps": True}, "yellow", "MPS runs on n1"),
-    ("driver", {"smi": [], "driver": "470.82.01"}, "red", "the driver of n1 is 470.82.01, and CUDA 12 of the profile needs 535"),
+    ("driver", {"smi": [], "driver": "470.82.01"}, "red", "the driver of n1 is 470.82.01, but CUDA 12 of the profile needs 535"),
     ("architecture", {"machine": "aarch64"}, "yellow", "different architectures (n1: aarch64; n2: x86_64)"),
 ]  # fmt: skip
 
@@ -166,22 +166,22 @@ ETHERNET = [port(0, layer="Ethernet"), port(1, layer="Ethernet")]
 NAMED: Table = [
     ("well", {"n1": PAIR, "n2": PAIR}, "green", "mlx5_0, mlx5_1 are active and of one link type on each node", ""),
     ("RoCE", {"n1": ETHERNET, "n2": ETHERNET}, "green", "of one link type on each node", ""),
-    ("one lacks one", {"n1": PAIR, "n2": [port(0)]}, "red", "n2 has no adapter mlx5_1, and other nodes do", "--exclude n2."),
+    ("one lacks one", {"n1": PAIR, "n2": [port(0)]}, "red", "n2 has no adapter mlx5_1, but other nodes do", "--exclude n2."),
     ("each lacks another", {"n1": [port(0)], "n2": [port(1)]}, "red", "n1 has no adapter mlx5_1", "--exclude n1,n2."),
-    ("all lack one", {"n1": [port(0)], "n2": [port(0), port(2)]}, "yellow", "names mlx5_1, and n1, n2 have no such", "['mlx5_0']"),
+    ("all lack one", {"n1": [port(0)], "n2": [port(0), port(2)]}, "yellow", "names mlx5_1, but n1, n2 have no such", "['mlx5_0']"),
     ("all lack one, one is down", {"n1": [port(0)], "n2": [port(0, "DOWN")]}, "red", "mlx5_0:1 of n2 is DOWN", "--exclude n2."),
-    ("the only node lacks one", {"n1": [port(0)]}, "yellow", "names mlx5_1, and n1 has no such adapter", "['mlx5_0']"),
-    ("none has any", {"n1": [], "n2": []}, "yellow", "names mlx5_0, mlx5_1, and the nodes have no RDMA port", "[]"),
-    ("one has none", {"n1": PAIR, "n2": []}, "red", "n2 has no RDMA port, and other nodes do", "--exclude n2."),
+    ("the only node lacks one", {"n1": [port(0)]}, "yellow", "names mlx5_1, but n1 has no such adapter", "['mlx5_0']"),
+    ("none has any", {"n1": [], "n2": []}, "yellow", "names mlx5_0, mlx5_1, but the nodes have no RDMA port", "[]"),
+    ("one has none", {"n1": PAIR, "n2": []}, "red", "n2 has no RDMA port, but other nodes do", "--exclude n2."),
     ("down", {"n1": PAIR, "n2": [port(0), port(1, "DOWN")]}, "red", "InfiniBand port mlx5_1:1 of n2 is DOWN (Disabled)", "--exclude n2."),
     ("RoCE is down", {"n1": ETHERNET, "n2": [ETHERNET[0], port(1, "DOWN", "Ethernet")]}, "red",
         "Ethernet port mlx5_1:1 of n2 is DOWN (Disabled)", "--exclude n2."),
     ("down, and Ethernet then", {"n1": PAIR, "n2": [port(0), port(1, "DOWN", "Ethernet")]}, "red", "mlx5_1:1 of n2 is DOWN", "--exclude n2."),
     ("no state", {"n1": PAIR, "n2": [port(0), port(1, "")]}, "red", "mlx5_1:1 of n2 is in no known state", "--exclude n2."),
     ("mixed within each", {"n1": [port(0), ETHERNET[1]], "n2": [port(0), ETHERNET[1]]}, "red",
-        "adapter mlx5_1 of n1 is Ethernet, and mlx5_0 of n1 is InfiniBand", "network.adapters = ['mlx5_0']"),
+        "adapter mlx5_1 of n1 is Ethernet, but mlx5_0 of n1 is InfiniBand", "network.adapters = ['mlx5_0']"),
     ("mixed within one", {"n1": PAIR, "n2": [port(0), ETHERNET[1]]}, "red",
-        "adapter mlx5_1 of n2 is Ethernet, and mlx5_1 of n1 is InfiniBand", "--exclude n2."),
+        "adapter mlx5_1 of n2 is Ethernet, but mlx5_1 of n1 is InfiniBand", "--exclude n2."),
     ("mixed within the only one", {"n1": [port(0), ETHERNET[1]]}, "red", "adapter mlx5_1 of n1 is Ethernet", "['mlx5_0']"),
     ("spare is down", {"n1": [*PAIR, port(2, "DOWN")], "n2": [*PAIR, port(2)]}, "green", "mlx5_2, not used, is down", ""),
     ("spare Ethernet", {"n1": [*PAIR, port(2, layer="Ethernet")], "n2": PAIR}, "green", "of one link type on each node", ""),
@@ -189,14 +189,14 @@ NAMED: Table = [
 ]  # fmt: skip
 NOT_NAMED: Table = [
     ("well", {"n1": PAIR, "n2": PAIR}, "green", "mlx5_0, mlx5_1 are active and of one link type", ""),
-    ("one lacks one", {"n1": PAIR, "n2": [port(0)]}, "yellow", "n2 has 1 active adapters of InfiniBand, and n1 has 2", "--exclude n2."),
+    ("one lacks one", {"n1": PAIR, "n2": [port(0)]}, "yellow", "n2 has 1 active adapters of InfiniBand, but n1 has 2", "--exclude n2."),
     ("down on one", {"n1": PAIR, "n2": [port(0), port(1, "DOWN")]}, "red", "mlx5_1:1 of n2 is DOWN", "--exclude n2."),
     ("RoCE is down on one", {"n1": ETHERNET, "n2": [ETHERNET[0], port(1, "DOWN", "Ethernet")]}, "red", "mlx5_1:1 of n2 is DOWN", "--exclude n2."),
     ("down on each", {"n1": [port(0), port(1, "DOWN")]}, "yellow", "mlx5_1:1 of n1 is DOWN", "network.adapters = ['mlx5_0']"),
-    ("no port is active", {"n1": [port(0, "DOWN")]}, "red", "mlx5_0:1 of n1 is DOWN (Disabled), and the node has no active one", "--exclude n1."),
-    ("no Ethernet port is active", {"n1": [port(0, "DOWN", "Ethernet")]}, "yellow", "mlx5_0:1 of n1 is DOWN", "Tell the site"),
+    ("no port is active", {"n1": [port(0, "DOWN")]}, "red", "mlx5_0:1 of n1 is DOWN (Disabled), and the node has no active port", "--exclude n1."),
+    ("no Ethernet port is active", {"n1": [port(0, "DOWN", "Ethernet")]}, "yellow", "mlx5_0:1 of n1 is DOWN", "tell the site"),
     ("only one node's Ethernet is active", {"n1": ETHERNET, "n2": [port(0, "DOWN", "Ethernet")]}, "red", "mlx5_0:1 of n2 is DOWN", "--exclude n2."),
-    ("other kinds", {"n1": PAIR, "n2": ETHERNET}, "red", "different link types (n1: InfiniBand; n2: Ethernet)", "Ask for nodes"),
+    ("other kinds", {"n1": PAIR, "n2": ETHERNET}, "red", "different link types (n1: InfiniBand; n2: Ethernet)", "Request nodes"),
     ("Ethernet beside it", {"n1": [port(0), ETHERNET[1]], "n2": [port(0), port(1, "DOWN", "Ethernet")]}, "green", "of mlx5_0 are active", ""),
     ("other names", {"n1": [port(0)], "n2": [port(1)]}, "green", "the nodes' ports are active", ""),
     ("one has none", {"n1": PAIR, "n2": []}, "red", "n2 has no RDMA port", "--exclude n2."),
@@ -224,7 +224,7 @@ def test_variables_against_the_ports_of_each_node(tmp_path: Path, subtests: pyte
     spare = {"n1": [*PAIR, port(2)], "n2": [*PAIR, port(2, "DOWN")]}
     cases = [
         ("mlx5_0,mlx5_1", "green", "of one link type", ""),
-        ("mlx5_0,mlx5_1,mlx5_2", "red", "NCCL_IB_HCA names mlx5_2, and the active adapters of n2 are mlx5_0, mlx5_1", "mlx5_0,mlx5_1."),
+        ("mlx5_0,mlx5_1,mlx5_2", "red", "NCCL_IB_HCA names mlx5_2, but the active adapters of n2 are mlx5_0, mlx5_1", "mlx5_0,mlx5_1."),
         ("mlx5_0", "yellow", "NCCL_IB_HCA leaves mlx5_1 unused", "write mlx5_0,mlx5_1."),
     ]  # fmt: skip
     exam = examination(tmp_path, 'network.adapters=["mlx5_0","mlx5_1"]')
@@ -241,7 +241,7 @@ def test_a_node_that_tells_nothing_is_not_green() -> None:
     told_by = {"n1": node()}
     assert nodes.judge_answers(told_by, ("n1",), "9 s").state == "green"
     silent = nodes.judge_answers(told_by, ("n1", "n2"), "9 s")
-    assert told(silent) == ("yellow", "the run ended well, and n2 told nothing: nothing below is about it")
+    assert told(silent) == ("yellow", "the run succeeded, but n2 reported nothing: the results below are without it")
     assert nodes.judge_answers({}, ("n1", "n2"), "9 s").state == "red"
 
 
@@ -249,7 +249,7 @@ def test_the_worst_of_the_gpus_is_told(tmp_path: Path) -> None:
     exam = examination(tmp_path)
     closed = node(smi=[smi("g", mode="Prohibited")])
     found = {one.check: one for one in nodes.judge(exam, {"n1": node(mps=True), "n2": closed}, {})}
-    assert told(found["shared-gpus"]) == ("red", "GPU g of n2 takes no program (compute mode)")
+    assert told(found["shared-gpus"]) == ("red", "GPU g of n2 accepts no programs (compute mode)")
     cut = node(infiniband=[], limits=locked(8 << 20))
     found = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": cut}, {})}
     assert found["locked-memory"].state == "green", "n2 has no RDMA, for which memory is locked"
@@ -261,15 +261,15 @@ def test_the_image_on_nodes(tmp_path: Path) -> None:
     found = {one.check: one for one in nodes.judge(exam, {"n1": node(programs={})}, {})}
     assert told(found["driver"]) == (
         "red",
-        "the driver of n1 is 535.274.02, and the image's CUDA 13 needs 580 or newer",
+        "the driver of n1 is 535.274.02, but the image's CUDA 13 needs 580 or newer",
     )
-    assert told(found["architecture"]) == ("red", "the image is built for aarch64, and the nodes are x86_64")
-    assert told(found["container"]) == ("red", "singularity is not on n1")
+    assert told(found["architecture"]) == ("red", "the image is built for aarch64, but the nodes are x86_64")
+    assert told(found["container"]) == ("red", "singularity is missing on n1")
     two = {"n1": node(in_image=True, machine="aarch64"), "n2": node(programs={})}
     found = {one.check: one for one in nodes.judge(exam, two, {})}
-    assert told(found["architecture"]) == ("red", "the image is built for aarch64, and n2 is not")
+    assert told(found["architecture"]) == ("red", "the image is built for aarch64, but n2 is not")
     assert "--exclude n2" in found["architecture"].remedy
-    assert told(found["container"]) == ("red", "singularity is not on n2")
+    assert told(found["container"]) == ("red", "singularity is missing on n2")
     assert checks.image(exam).state == "red"
     missing = checks.image(examination(tmp_path, image="/nowhere/a.sif", account="astro"))
     assert missing.state == "red"
@@ -282,10 +282,10 @@ def test_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return told(scheduler.account(examination(tmp_path, **options)))
 
     assert asked(KNOWN, account="astro")[0] == "green"
-    assert asked(KNOWN, account="chem") == ("red", "account chem is none of yours: astro, bio")
-    assert asked(KNOWN, account="bio") == ("red", "account bio may not use partition boost_usr_prod, only cpu")
-    assert asked(KNOWN, account="astro", qos="boost_qos_dbg")[1].endswith("only dbg, normal")
-    assert asked([], account="astro") == ("red", "Slurm's accounting knows no account of yours")
+    assert asked(KNOWN, account="chem") == ("red", "account chem is not one of yours: astro, bio")
+    assert asked(KNOWN, account="bio") == ("red", "account bio may use only cpu, not partition boost_usr_prod")
+    assert asked(KNOWN, account="astro", qos="boost_qos_dbg")[1].endswith("only dbg, normal, not QoS boost_qos_dbg")
+    assert asked([], account="astro") == ("red", "Slurm's accounting has no account for you")
     assert asked("Access/permission denied", account="astro")[0] == "n/a"
 
 
@@ -295,7 +295,7 @@ def test_the_default_qos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     own: dict[str, Any] = {"site": "marenostrum5", "account": "bsc"}
     assert scheduler.default_qos(examination(tmp_path, **own)).state == "green"
     unsaid = scheduler.default_qos(examination(tmp_path, "defaults.qos=", **own))
-    assert told(unsaid) == ("red", "a run names no QoS and gets gp_ehpc, whose nodes have no GPUs")
+    assert told(unsaid) == ("red", "runs use the default QoS gp_ehpc, whose nodes have no GPUs")
     assert "--qos acc_ehpc" in unsaid.remedy
     assert scheduler.default_qos(examination(tmp_path, **own, qos="gp_ehpc")).state == "red"
     monkeypatch.setattr(slurm_machine, "associations", lambda _: "denied")
@@ -309,10 +309,10 @@ def test_slurms_configuration(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, str], str, str]] = [
         ({}, "green", "Slurm 23.11.10"),
         ({"KillWait": "10 sec"}, "yellow", "kills a job 10 s after"),
-        ({"RequeueExit": "1-9,85"}, "yellow", "end with 85"),
-        ({"RequeueExitHold": "64-66"}, "yellow", "end with 64"),
+        ({"RequeueExit": "1-9,85"}, "yellow", "exit with 85"),
+        ({"RequeueExitHold": "64-66"}, "yellow", "exit with 64"),
         ({"MaxArraySize": "1"}, "yellow", "job arrays are off"),
-        ({"PriorityFlags": ""}, "yellow", "the sum of all resources"),
+        ({"PriorityFlags": ""}, "yellow", "the sum of the resources"),
     ]
     for told_by, state, words in cases:
         found = scheduler.judge_configuration(believed | told_by, exam)
@@ -329,7 +329,7 @@ def test_the_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked(Answer(0, "PartitionName=p MaxNodes=UNLIMITED MaxTime=UNLIMITED State=UP", ""))[0] == "green"
     assert asked(Answer(0, "PartitionName=p MaxNodes=8 MaxTime=12:00:00 State=UP", "")) == (
         "yellow",
-        "the profile says of partition boost_usr_prod: max_time 1-00:00:00, Slurm says 12:00:00; max_nodes 64, Slurm says 8",
+        "the profile is wrong about partition boost_usr_prod: max_time 1-00:00:00 instead of 12:00:00; max_nodes 64 instead of 8",
     )
     assert asked(Answer(0, "PartitionName=p State=DRAIN", ""))[0] == "red"
     assert asked(Answer(1, "", "Partition boost_usr_prod not found"))[0] == "red"
@@ -370,7 +370,7 @@ def test_the_login_node_that_answers() -> None:
     assert "--host login01-ext.x.it" in strange.remedy
     many = checks.judge_login_node(Login(host="login.y.de"), "y1")
     assert many.state == "yellow"
-    assert many.sentence.startswith("login.y.de answers (it is y1): it may lead to another login node")
+    assert many.sentence.startswith("login.y.de answers (it is y1): each login may reach another login node")
     assert "login.hosts" in many.remedy
     alone = [("y1.y.de", "y1.y.local"), ("me@y1.y.de", "y1"), ("y1-ext.y.de", "y1"), ("login.y.de", "")]
     assert {checks.judge_login_node(Login(host=host), name).state for host, name in alone} == {"green"}
@@ -477,8 +477,8 @@ def test_room_for_bytes_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return told(checks.quota(exam))
 
     assert with_(1 << 28, 1 << 19)[0] == "green"
-    assert with_(1 << 28, 500) == ("yellow", f"only 500 files more fit into {tmp_path}")
-    assert with_(1 << 15, 1 << 19) == ("yellow", f"only 128 MiB more fit into {tmp_path}")
+    assert with_(1 << 28, 500) == ("yellow", f"only 500 files more fit in {tmp_path}")
+    assert with_(1 << 15, 1 << 19) == ("yellow", f"only 128 MiB more fit in {tmp_path}")
     assert "no inodes are left" in with_(1 << 28, 0)[1]
     assert with_(0, 1 << 19)[0] == "red"
 
@@ -535,7 +535,7 @@ def test_what_the_shell_and_the_machine_allow(tmp_path: Path, monkeypatch: pytes
     assert scheduler.variables(exam).state == "green"
     monkeypatch.setenv("SQUEUE_FORMAT", "%i")
     exam.environment = dict(os.environ)
-    assert told(scheduler.variables(exam))[1].startswith("SQUEUE_FORMAT count for")
+    assert told(scheduler.variables(exam))[1].startswith("SQUEUE_FORMAT affect your own")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     exam.environment = dict(os.environ)
     assert "inside job 7" in scheduler.variables(exam).sentence

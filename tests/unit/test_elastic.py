@@ -60,7 +60,7 @@ class Asked:
             "tls://10.0.0.1:8786", "name", site=self.loaded.site, made=self.made, **about
         ).job_script()
         monkeypatch.setenv("HPCML_RUN_DIR", str(self.folder))
-        self.words = elastic_worker.words(load(), "name", "/scratch/mine")
+        self.words = elastic_worker.worker_command(load(), "name", "/scratch/mine")
 
 
 def directives(script: str) -> list[str]:
@@ -137,7 +137,7 @@ def test_a_scheduler_without_a_folder_of_its_own_is_refused() -> None:
 
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"protocol": "ucx"}, 64, "no option 'protocol'"),
-    ({"set": {"network.protocol": "ucx"}}, 64, "UCX cannot join jobs that start apart"),
+    ({"set": {"network.protocol": "ucx"}}, 64, "UCX cannot connect jobs that start at different times"),
     ({"site": "local"}, 65, "Use dask.distributed.LocalCluster()"),
     ({"nodes": 2}, 64, "no option 'nodes'"),
     ({"after": "x"}, 64, "no option 'after'"),
@@ -145,7 +145,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"idle": "soon"}, 64, "Write idle='10m'."),
     ({"unused": -1}, 64, "is not a duration"),
     ({"idle": float("nan")}, 64, "is not a duration"),
-    ({"maximum": 0}, 64, "do not go together"),
+    ({"maximum": 0}, 64, "are not a valid range"),
     ({"host": "192.0.2.77"}, 64, "This machine has no address 192.0.2.77"),
     ({"image": "/nosuch.sif"}, 66, "The image cannot be read"),
 ]

@@ -76,7 +76,7 @@ def test_a_module_that_the_script_has_is_missing_elsewhere(tmp_path: Path) -> No
     """In a task: pip would install another of its name."""
     (tmp_path / "mine.py").write_text("")
     hint, _ = run(tmp_path, "import mine\nraise ModuleNotFoundError(\"No module named 'mine'\", name='mine')")
-    assert hint.startswith(f"The script has the module 'mine' ({tmp_path}/mine.py), and the workers' path has not: ")
+    assert hint.startswith(f"The script has the module 'mine' ({tmp_path}/mine.py), but the workers' path lacks it. ")
 
 
 def test_of_a_sweep_it_is_the_sweep_s_own_command(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_group_of_one_s_own(
     if ours:
         assert files.read_setting(path) == "x"
     else:
-        with pytest.raises(files.ForeignError, match=f"group {name} may write to it"):
+        with pytest.raises(files.ForeignError, match=f"group {name} can write to it"):
             files.read_setting(path)
 
 
@@ -141,7 +141,7 @@ def test_an_acl_is_no_group_of_one_s_own(tmp_path: Path, monkeypatch: pytest.Mon
 
     give_by_acl(path)
     with pytest.raises(
-        files.ForeignError, match=r"others, by an ACL \(getfacl .*a b/hpcml.toml'\), may write to it"
+        files.ForeignError, match=r"others, by an ACL \(getfacl .*a b/hpcml.toml'\), can write to it"
     ) as told:
         files.read_setting(path)
     assert told.value.hint == f"chmod go-w '{path}'"
@@ -149,14 +149,14 @@ def test_an_acl_is_no_group_of_one_s_own(tmp_path: Path, monkeypatch: pytest.Mon
     assert files.read_setting(path) == "x"
 
     give_by_acl(folder)
-    with pytest.raises(files.ForeignError, match=r"others, by an ACL .*, may write to its folder") as told:
+    with pytest.raises(files.ForeignError, match=r"others, by an ACL .*, can write to its folder") as told:
         files.read_setting(path)
     assert told.value.hint == f"chmod go-w '{folder}'"
     assert replaceable(folder / "runs") == [("a b", f"others, by an ACL (getfacl '{folder}'),", True)]
     (note,) = directories.check_folder(folder / "runs", [f"@{me}"])
     assert (
         note
-        == f"others, by an ACL (getfacl '{folder}'), may replace runs in {folder / 'runs'}: they may write to {folder}"
+        == f"others, by an ACL (getfacl '{folder}'), can replace runs in {folder / 'runs'}: they can write to {folder}"
     )
 
 
@@ -182,7 +182,7 @@ def test_settings_of_the_account_that_installed_hpcml(tmp_path: Path, root: None
     assert f"it belongs to uid {STRANGER + 1}" in read().stderr
     os.chown(path, STRANGER, -1)
     path.chmod(0o666)
-    assert "everybody may write to it" in read().stderr
+    assert "everybody can write to it" in read().stderr
 
 
 def test_folders_of_whom_a_user_namespace_does_not_know(tmp_path: Path, root: None) -> None:
@@ -208,7 +208,7 @@ def test_folders_of_whom_a_user_namespace_does_not_know(tmp_path: Path, root: No
 
 def test_nobody_is_never_to_be_trusted(tmp_path: Path, root: None) -> None:
     os.chown(tmp_path, files.overflow_user(), -1)
-    with pytest.raises(StorageError, match="this machine cannot tell whose it is") as told:
+    with pytest.raises(StorageError, match="this machine cannot identify the owner") as told:
         directories.check_folder(tmp_path / "runs", [])
     assert "paths.trust" not in told.value.hint
     os.chown(tmp_path, STRANGER, -1)

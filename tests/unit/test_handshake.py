@@ -90,7 +90,7 @@ def test_one_holds_another_key(connector: bytes, listener: bytes) -> None:
 def test_messages_passed_on_to_another_listener() -> None:
     """Who sits on the port of a worker that died cannot pass a connector's messages on to one that lives."""
     _, listener, _, two = talk(own=THERE, dialled=HERE)
-    assert str(listener) == "it wanted 10.0.0.1 port 4711, which is not here"
+    assert str(listener) == "it requested 10.0.0.1 port 4711, which is not here"
     assert not two.sent
 
 
@@ -109,7 +109,7 @@ async def _attack(listener: End, attacker: End, hello: bytes, proof: bytes | Non
 def test_replay_and_reflection(reflect: bool) -> None:
     """A recorded handshake opens nothing, nor does the listener's own proof."""
     hello, proof = talk()[2].sent
-    with pytest.raises(RefusedError, match="it proved another key, or none"):
+    with pytest.raises(RefusedError, match="it has another key, or none"):
         asyncio.run(_attack(End(), End(), hello, None if reflect else proof))
 
 
@@ -176,8 +176,8 @@ def test_nobody_fills_the_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(("content", "mode", "said"), [
-    (32, 0o644, "others may use the key .*mode 0644, not 0600"), (32, 0o660, "mode 0660"), (31, 0o600, "no key of 32 bytes"),
-    (33, 0o600, "no key of 32 bytes"), (None, 0o600, "a file of your own")])  # fmt: skip
+    (32, 0o644, "others can read the key .*mode 0644, not 0600"), (32, 0o660, "mode 0660"), (31, 0o600, "not a key of 32 bytes"),
+    (33, 0o600, "not a key of 32 bytes"), (None, 0o600, "your own file")])  # fmt: skip
 def test_a_key_file_that_is_no_good(tmp_path: Path, content: int | None, mode: int, said: str) -> None:
     path = tmp_path / "key"
     os.mkfifo(path, mode) if content is None else path.write_bytes(bytes(content))
@@ -192,7 +192,7 @@ def test_a_key_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     path.chmod(0o600)
     assert read_key(path) == KEY
     monkeypatch.setattr("os.geteuid", lambda: path.stat().st_uid + 1)
-    with pytest.raises(UcxAuthError, match="a file of your own"):
+    with pytest.raises(UcxAuthError, match="your own file"):
         read_key(path)
 
 

@@ -46,7 +46,7 @@ def test_a_script_that_never_connects_is_told_and_goes_on() -> None:
     run.at(61, connected=False, idle=61)
     run.at(90, connected=False, idle=90)
     assert len(run.said) == 1
-    assert "has run for 60 s without connecting" in run.said[0]
+    assert "has not connected to its cluster for 60 s" in run.said[0]
     assert "Client(scheduler_file=…)" in run.said[0]
 
 

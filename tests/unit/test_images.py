@@ -82,9 +82,9 @@ def damaged(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize(
     ("how", "says"),
-    [("empty", "The file is empty"), ("text", "not an image (SIF)"), ("header", "cut off within its header"),
-     ("table", "cut off within its table"), ("data", "cut off: "), ("counts", "header makes no sense"),
-     ("json", "metadata is not JSON"), ("list", "metadata is no table"), ("size", "cut off: ")],
+    [("empty", "The file is empty"), ("text", "not an image (SIF)"), ("header", "truncated within its header"),
+     ("table", "truncated within its table"), ("data", "truncated: "), ("counts", "header is invalid"),
+     ("json", "metadata is not JSON"), ("list", "metadata is not a table"), ("size", "truncated: ")],
 )  # fmt: skip
 def test_what_is_no_image_or_a_damaged_one(tmp_path: Path, how: str, says: str) -> None:
     path = sif_file.make(tmp_path / "a.sif")
@@ -176,8 +176,8 @@ CUDA = "it is built for CUDA 12, but gpu.cuda of the site is 13"
     (facts(), {"cuda": "12", "gpus": 4}, [UNKNOWN]),
     (rapids(dask="2026.9.0"), {}, [("it mixes dask 2026.9.0 and distributed 2026.7.1", True)]),
     (rapids(dask="2026.9.0", distributed="2026.9.0"), {}, [("it mixes RAPIDS 26.10 with dask 2026.9.0, distributed 2026.9.0, "
-                                                            "and that RAPIDS wants dask 2026.7.1, distributed 2026.7.1", True)]),
-    (rapids(ucxx="0.50.0"), {}, [("it mixes RAPIDS 26.10 with ucxx 0.50.0, and that RAPIDS wants ucxx 0.52.0", True)]),
+                                                            "but that RAPIDS needs dask 2026.7.1, distributed 2026.7.1", True)]),
+    (rapids(ucxx="0.50.0"), {}, [("it mixes RAPIDS 26.10 with ucxx 0.50.0, but that RAPIDS needs ucxx 0.52.0", True)]),
     (rapids(**OLDER), {"cuda": "12", "gpus": 1}, [(f"its versions differ from those of this hpcml: {OTHERS}ucxx 0.51.0 (here 0.52.0)", False)]),
     (facts(), {"machine": "aarch64"}, [ARCHITECTURE, UNKNOWN]),  # the fatal come first
 ])  # fmt: skip
@@ -202,7 +202,7 @@ def test_a_definition_in_order() -> None:
 def test_labels_that_were_changed_afterwards() -> None:
     ((state, said),) = looked_at(sif_file.DEFINITION, kind="cpu", dask="2026.9.0")
     assert state == "bad"
-    assert "it says org.hpcml.dask 2026.7.1" in said
+    assert "it states org.hpcml.dask 2026.7.1" in said
 
 
 def test_a_base_that_moves() -> None:
@@ -219,7 +219,7 @@ def test_what_spython_cannot_read_is_said_and_not_passed_over() -> None:
     assert looked_at("Bootstrap: debootstrap\nOSVersion: bookworm\n")[0][0] == "note"
     ((state, said),) = looked_at("# a bootstrap of our own\nBootstrap: docker\nFrom: python:3.12\n")
     assert (state, "spython cannot read the definition" in said) == ("note", True)
-    assert looked_at("Bootstrap: docker\n%post\n  true\n")[0] == ("note", "spython finds nothing that it starts from")
+    assert looked_at("Bootstrap: docker\n%post\n  true\n")[0] == ("note", "spython finds no base image in it")
     assert looked_at("")[0][0] == "note"
 
 

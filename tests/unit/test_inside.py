@@ -118,14 +118,16 @@ def test_ucx_shares_no_memory_with_the_group(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("UCX_TLS", raising=False)
     assert network.ucx_environment(single_node=False) == {"UCX_TLS": "^sysv"}
     said = tls.explanation("ucx", {"lo"}, gpus=False, group_memory=True)
-    assert said.endswith("; open to everyone who can connect: UCX's System V shared memory, for your group (UCX_TLS)")
+    assert said.endswith(
+        "; open to all users who can connect: UCX's System V shared memory, open to your group (UCX_TLS)"
+    )
 
 
 @pytest.mark.parametrize(("protocol", "devices", "gpus", "words"), [
     ("tls", set(), False, "mutual TLS"),
-    ("tls", set(), True, "mutual TLS; open to everyone who can connect: NCCL, raft-dask"),
+    ("tls", set(), True, "mutual TLS; open to all users who can connect: NCCL, raft-dask"),
     ("ucx", {"lo"}, False, "mutual TLS to the scheduler; both ends of a UCX connection prove the run's key, not encrypted"),
-    ("ucx", {"lo", "ib0"}, True, "mutual TLS to the scheduler; both ends of a UCX connection prove the run's key, not encrypted; open to everyone who can connect:"
+    ("ucx", {"lo", "ib0"}, True, "mutual TLS to the scheduler; both ends of a UCX connection prove the run's key, not encrypted; open to all users who can connect:"
      " UCX's TCP on ib0, NCCL, raft-dask"),
 ])  # fmt: skip
 def test_security_in_words(protocol: str, devices: set[str], gpus: bool, words: str) -> None:
@@ -134,7 +136,7 @@ def test_security_in_words(protocol: str, devices: set[str], gpus: bool, words: 
 
 def test_the_connections_of_cudf_polars_are_named_as_open() -> None:
     said = tls.explanation("tls", set(), gpus=True, polars=True)
-    assert said == "mutual TLS; open to everyone who can connect: cuDF-Polars' own UCX (rapidsmpf), NCCL, raft-dask"
+    assert said == "mutual TLS; open to all users who can connect: cuDF-Polars' own UCX (rapidsmpf), NCCL, raft-dask"
 
 
 @pytest.mark.parametrize(("wanted", "gpus", "nodes", "protocol"), [

@@ -90,7 +90,7 @@ def test_keywords_that_are_none(name: str) -> None:
 
 
 def test_a_flag_has_no_other_value() -> None:
-    with pytest.raises(hpcml.HpcmlError, match="'exclusive' takes True or False"):
+    with pytest.raises(hpcml.HpcmlError, match="'exclusive' must be True or False"):
         reading.given_by_keywords({"exclusive": "user"}, options.of("python"), "hpcml.submit()")
 
 

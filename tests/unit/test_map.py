@@ -168,7 +168,7 @@ def test_a_refusal_of_a_later_array_takes_the_first_back(tmp_path: Path, monkeyp
     with pytest.raises(SiteError, match="exceeds a limit"):
         Submitted(tmp_path, monkeypatch, cancelled, taken=2)
     assert cancelled == [f"101 {ID}.0", f"102 {ID}.1"]
-    with pytest.raises(SiteError, match="no job arrays"):
+    with pytest.raises(SiteError, match="not support job arrays"):
         Submitted(tmp_path, monkeypatch, most=0)
 
 
@@ -201,10 +201,10 @@ LOCK = threading.Lock()
 
 
 @pytest.mark.parametrize(("words", "options", "status", "said"), [
-    ((3, [1]), {}, 64, "3 cannot be called"),
+    ((3, [1]), {}, 64, "3 is not callable"),
     ((abs, [LOCK]), {}, 64, "A point cannot be pickled"),
     ((lambda x, _=LOCK: x, [1]), {}, 64, "The function cannot be pickled"),
-    ((abs, [1]), {"at_once": 0}, 64, "at_once=0 lets no point run"),
+    ((abs, [1]), {"at_once": 0}, 64, "at_once=0 is too small: no point could run"),
     ((abs, [1]), {"partitoin": "x"}, 64, "hpcml.map has no option 'partitoin'"),
     ((abs, [1]), {"image": "x.sif"}, 64, "hpcml.map has no option 'image'"),
     ((abs, [1]), {"until_done": True}, 64, "hpcml.map has no option 'until_done'"),
@@ -212,8 +212,8 @@ LOCK = threading.Lock()
     ((abs, [1]), {"time": "soon"}, 64, "'soon' is not a time"),
     ((abs, [1]), {"account": " "}, 64, "--account is empty"),
     ((abs, [1]), {"sbatch": "--nodes=2"}, 64, "--nodes is not passed to sbatch"),
-    ((abs, [1]), {"env": ["SECRET of mine"]}, 64, "'what is there' is not a variable's name"),
-    ((abs, [1]), {"env": {"HPCML_X": "secret"}}, 64, "HPCML_X belongs to hpcml"),
+    ((abs, [1]), {"env": ["SECRET of mine"]}, 64, "'what is there' is not a valid variable name"),
+    ((abs, [1]), {"env": {"HPCML_X": "secret"}}, 64, "HPCML_X is reserved for hpcml"),
     ((abs, [1]), {"set": {"runtime.kind": "image", "runtime.image": "/x.sif"}}, 65, "hpcml.map cannot run inside an image"),
     ((abs, [1]), {"nodes": 2, "gpus_per_node": 1}, 65, "The local site has one machine"),
     ((abs, [1]), {"site": "nosuch"}, 78, ""),

@@ -78,10 +78,10 @@ def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"the package {name}, which" in profilers.missing(context)
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(__spec__=1))
     assert profilers.missing(context) == ""
-    closed = SimpleNamespace(known=True, certain=True, has=lambda name: name == "bokeh")
+    closed = SimpleNamespace(readable=True, certain=True, has=lambda name: name == "bokeh")
     monkeypatch.setattr(script_checks, "_Environment", lambda _: closed)
     script_checks.check_packages(["bokeh"], "/usr/bin/python3", "--profile")
-    with pytest.raises(ScriptError, match="does not have the package memray"):
+    with pytest.raises(ScriptError, match="lacks the package memray"):
         script_checks.check_packages(["bokeh", "memray"], "/usr/bin/python3", "--profile")
     closed.certain = False  # the nodes will tell
     script_checks.check_packages(["memray"], "/usr/bin/python3", "--profile")

@@ -20,6 +20,7 @@ import pytest
 from hpcml.cli import submit
 from hpcml.cli.progress import Progress, Tail
 from hpcml.errors import StorageError
+from hpcml.kinds.dask.node import tls
 from hpcml.runs.status import Status
 
 QUEUED = "waiting for free nodes, and for a reservation whose name is as long as a name can be, or longer still"
@@ -210,7 +211,7 @@ def test_colours_pass_to_the_terminal_only_from_the_user_s_own_script(own: bool,
     log.write_bytes(b"\x1b[31mred\x1b[0m\n")
 
     def act(stream: TextIO) -> None:
-        Tail(log, stream, own=own).copy()
+        Tail(log, stream, of_user=own).copy()
 
     shown = on_a_terminal(80, act)
     assert shown[0] == ("red" if own else r"\x1b[31mred\x1b[0m")
@@ -288,3 +289,11 @@ def test_no_line_of_a_phase_is_broken_by_the_terminal(columns: int, tmp_path: Pa
     assert " ".join(" ".join(shown[first:]).split()) == " ".join(whole.split())
     assert shown[first] == whole if len(whole) <= columns else shown[first + 1].startswith(" " * 13)
     assert any(line.endswith(("  0.5 s", " " * 13 + "0.5 s")) for line in shown)
+
+
+def test_a_cluster_that_others_can_reach_is_shown_at_once() -> None:
+    shown = io.StringIO()
+    progress = Progress(shown, {})
+    security = f"mutual TLS; {tls.OPEN}: NCCL"
+    progress.show(Status.of("r", "lab", "starting", "", times=STARTED, security=security))
+    assert "open to all users who can connect: NCCL" in shown.getvalue()

@@ -72,7 +72,7 @@ def test_a_folder_that_somebody_made_meanwhile_is_looked_at(tmp_path: Path) -> N
     assert directories.check_folder(place, []) == []
     place.mkdir()
     place.chmod(0o777)
-    with pytest.raises(StorageError, match="not safe in this folder: Everybody"), directories.creating(place / "a"):
+    with pytest.raises(StorageError, match="not safe in this folder: Every user"), directories.creating(place / "a"):
         pytest.fail("nothing may be written there")
     assert list(place.iterdir()) == []
 
@@ -371,7 +371,7 @@ def test_a_folder_that_cannot_be_read_is_linked(project: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "scandir", scandir)
     files, found = taken(project)
     assert files == {"job.py"}
-    assert found.left_out == (snapshot.LeftOut("closed/", "not all of it can be read"),)
+    assert found.left_out == (snapshot.LeftOut("closed/", "parts of it cannot be read"),)
 
 
 @pytest.mark.parametrize(("line", "leads"), [
@@ -513,7 +513,7 @@ def test_links_out_of_the_folder_are_not_sent(project: Path, tmp_path: Path) -> 
     (project / "same.py").symlink_to("inner.py")
     files, found = taken(project, linked=False)
     assert files == {"job.py", "inner.py", "same.py"}
-    why = "a link that leads out of the folder"
+    why = "a link to a place outside the folder"
     assert found.missing == (snapshot.LeftOut("key.txt", why), snapshot.LeftOut("data/key", why))
     shutil.rmtree(tmp_path / "target")
     assert taken(project)[0] == {"job.py", "inner.py", "same.py", "key.txt", "data/key"}

@@ -57,7 +57,7 @@ def test_what_hpcml_decides_is_not_passed_on(subtests: pytest.Subtests) -> None:
         with subtests.test(option=option):
             if not option.startswith("--") or option == "--gres":
                 continue
-            with pytest.raises(UsageError, match="hpcml decides it") as caught:
+            with pytest.raises(UsageError, match="hpcml sets it") as caught:
                 request(f"--sbatch={option}=1")
             assert caught.value.hint.endswith((".", "hpcml logs."))
 

@@ -59,8 +59,8 @@ def other_python(folder: Path, answer: str) -> str:
 
 def test_a_newer_interpreter_decides_itself_what_it_compiles(tmp_path: Path) -> None:
     path = script(tmp_path, "x = = 1\n")
-    assert "does not compile by Python" in check(path, other_python(tmp_path, "exit 0"))[0]
-    assert "does not compile by Python" in check(path, "/nowhere/bin/python")[0]
+    assert "does not compile with Python" in check(path, other_python(tmp_path, "exit 0"))[0]
+    assert "does not compile with Python" in check(path, "/nowhere/bin/python")[0]
     assert "the image's Python may be newer" in check(path, image=True)[0]
     refusing = other_python(tmp_path / "other", "echo SyntaxError: no >&2; exit 1")
     with pytest.raises(ScriptError):
@@ -113,20 +113,18 @@ def test_a_package_that_opens_clusters_elsewhere_is_told_of(tmp_path: Path, monk
         check(path)
     assert caught.value.place == "main.py:1"
     assert "pip" not in caught.value.hint
-    assert "Client() in the place of that cluster" in caught.value.hint
+    assert "Use Client() for the run's cluster" in caught.value.hint
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "coiled.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path / "there")
-    assert check(path) == [
-        "coiled (main.py:1) opens a cluster elsewhere; in a run, Client() in its place is the run's own"
-    ]
+    assert check(path) == ["coiled (main.py:1) opens another cluster; use Client() for the run's cluster"]
 
 
 def test_a_scheduler_file_that_no_argument_names_is_told_of(tmp_path: Path) -> None:
     """The IndexError would come on a node."""
     path = script(tmp_path, "import sys\nfrom distributed import Client\nclient = Client(scheduler_file=sys.argv[1])\n")
     (note,) = script_checks.missing_argument(path, tmp_path, 0)
-    assert note.startswith("main.py:3 takes the scheduler's file from an argument that is not given; Client() is")
+    assert note.startswith("main.py:3 reads the scheduler's file from an argument that you did not give; any value")
     assert script_checks.missing_argument(path, tmp_path, 1) == []
     other = script(
         tmp_path, "Client(scheduler_file=argv[-1], name=sys.argv[3])\nClient(scheduler_file=f(sys.argv[1]))\n"
@@ -235,16 +233,16 @@ def test_a_file_beside_the_script_that_hides_a_known_module_is_told(tmp_path: Pa
     (tmp_path / "json").mkdir()
     (tmp_path / "json" / "__init__.py").write_text("")
     assert check(script(tmp_path, "import helper\nimport sys\n", "dask.py")) == [
-        "dask.py hides the module dask: rename it if that is not meant",
-        "json/__init__.py hides the module json: rename it if that is not meant",
+        "dask.py hides the module dask: rename it if you did not intend this",
+        "json/__init__.py hides the module json: rename it if you did not intend this",
     ]
     (tmp_path / "dask.py").unlink()
     assert check(script(tmp_path, "import sys\n", "sys.py")) == []  # Python's own is there before
     for name in ("random", "joblib", "dask"):  # a library imports it, not the script
         assert check(script(tmp_path, "import distributed\n", f"{name}.py")) == [
-            f"{name}.py hides the module {name}: rename it if that is not meant"
+            f"{name}.py hides the module {name}: rename it if you did not intend this"
         ]
         if name != "dask":
             (tmp_path / f"{name}.py").unlink()
     told = check(script(tmp_path, "import hpcml\nhpcml.connect()\n", "main.py"))
-    assert told == ["dask.py hides the module dask: rename it if that is not meant"]
+    assert told == ["dask.py hides the module dask: rename it if you did not intend this"]

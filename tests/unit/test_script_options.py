@@ -51,7 +51,7 @@ def test_the_first_lines_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[
         "--gres=tmpfs:1g": "line 9 of train.py",
     }
     told = capsys.readouterr().err
-    assert told.count("hpcml has no counterpart") == 1
+    assert told.count("hpcml ignores these") == 1
     assert "--ntasks-per-node=4 (line 6), --output=out-%j.txt (line 7)" in told
 
 

@@ -82,7 +82,7 @@ WRONG: list[tuple[Request, str]] = [
     (Request(grids=["k=1", "k=2"]), "'k' is given by two options"),
     (Request(zips=[["a=1,2", "b=3"]]), "The lists of --zip differ in length: a has 2, b has 1"),
     (Request(zips=[["a=1", "a=2"]]), "'a' is given twice"),
-    (Request(grids=["a=range(1000)", "b=range(1000)"]), "The sweep would have 1,000,000 points, and 10,000 are the most"),
+    (Request(grids=["a=range(1000)", "b=range(1000)"]), "The sweep would have 1,000,000 points, but at most 10,000 are allowed"),
     (Request(grids=["a=range(1000000000000000)"]), "The sweep would have 1,000,000,000,000,000 points"),
     (Request(randoms=[["1000000", "x=uniform(0,1)"]]), "The sweep would have 1,000,000 points"),
     (Request(randoms=[["x=uniform(0,1)"]]), "--random has no number and distributions"),

@@ -87,7 +87,7 @@ def test_of_which_kind_a_point_s_failure_is(tmp_path: Path, subtests: pytest.Sub
         with subtests.test(error=error, worker=worker, status=status):
             found = records.cause_of(run, log, error, status, began, out_of_memory=False)
             assert found
-            assert judgement.kind_of(found.rule, known=found.known) == kind
+            assert judgement.kind_of(found.rule, evident=found.known) == kind
     killed_for_memory = records.cause_of(run, log, {}, 137, began, out_of_memory=True)
     assert killed_for_memory
-    assert judgement.kind_of(killed_for_memory.rule, known=killed_for_memory.known) == "oom"
+    assert judgement.kind_of(killed_for_memory.rule, evident=killed_for_memory.known) == "oom"

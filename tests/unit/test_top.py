@@ -51,7 +51,7 @@ def failed(folder: Path) -> View:
     facts: dict[str, Any] = {
         "exit_status": 137,
         "ended_as": "OUT_OF_MEMORY",
-        "message": "a worker was killed for want of memory",
+        "message": "a worker was killed: out of memory",
     }
     return run.view(
         status(("n1",), "ended", hint="Ask for more memory.", **facts), cause="The node had no memory left (on n1)."
@@ -191,7 +191,7 @@ def test_a_run_without_samples_says_so(tmp_path: Path) -> None:
 
 def test_a_failed_run_shows_the_cause_and_what_to_do(tmp_path: Path) -> None:
     shown = drawn(failed(tmp_path), 80, 24)
-    assert shown[1] == "OUT_OF_MEMORY a worker was killed for want of memory"
+    assert shown[1] == "OUT_OF_MEMORY a worker was killed: out of memory"
     assert shown[2:5] == [
         "exit      137",
         "cause     The node had no memory left (on n1).",

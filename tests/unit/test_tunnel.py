@@ -130,8 +130,8 @@ def test_a_run_is_waited_for_followed_to_its_next_node_and_ends_it(world: World)
     assert world.said[-1] == "The run is now on n1."
     assert [(port, node) for port, node, _ in world.opened] == [(first[0], node) for node in ("n1", "n2", "n1")]
     assert world.are_open == 1
-    assert world.step(1, facts(state="COMPLETED", message="it ended well")) is State.ENDED
-    assert (world.are_open, world.said[-1]) == (0, f"{RUN} has ended: it ended well.")
+    assert world.step(1, facts(state="COMPLETED", message="it succeeded")) is State.ENDED
+    assert (world.are_open, world.said[-1]) == (0, f"{RUN} has ended: it succeeded.")
 
 
 def test_a_bad_end_is_an_error_and_closes_too(world: World) -> None:
@@ -282,14 +282,14 @@ def test_a_run_of_this_machine_takes_the_route_without_ssh(tmp_path: Path, monke
         assert len(bridges) == 1
         step(facts())
         assert not bridges
-        step(facts(state="COMPLETED", message="it ended well"))
+        step(facts(state="COMPLETED", message="it succeeded"))
 
     monkeypatch.setattr(routes, "Bridge", Bridge)
     monkeypatch.setattr(routes, "look", lambda *_: wrong[0])
     monkeypatch.setattr(tunnel_server, "feed", feed)
     run = directories.load(directory)
     Tunnel(run, TunnelRequest(RUN), said.append, lambda *words: opened.append(words[3])).run()
-    assert (opened, said) == (["local"], [f"{RUN} has ended: it ended well."])
+    assert (opened, said) == (["local"], [f"{RUN} has ended: it succeeded."])
     wrong[0] = "another service answers"
     with pytest.raises(ServiceGoneError, match="The dashboard does not answer: another service answers"):
         Tunnel(run, TunnelRequest(RUN), said.append, lambda *_: None).run()

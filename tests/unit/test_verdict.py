@@ -242,7 +242,7 @@ def test_lanes_promise_what_no_counter_shows() -> None:
     found = decide(measured(both(ib=STILL)))
     assert not found.ok
     assert found.problems == (
-        "rc_mlx5 is wired across nodes, but the InfiniBand ports of n1 and n2 did not move by what was sent (unknown"
+        "UCX reported rc_mlx5 across nodes, but the InfiniBand ports of n1 and n2 did not change by the bytes sent (unknown"
         " reason)",
     )
     assert "UCX_PROTO_INFO=y" in found.remedy
@@ -285,7 +285,7 @@ def test_both_directions_of_every_node_must_show_it(way: str) -> None:
         facts[way] = 0
     found = decide(measured(nodes))
     assert not found.ok
-    assert "the InfiniBand ports of n2 did not move" in found.problems[0]
+    assert "the InfiniBand ports of n2 did not change" in found.problems[0]
     assert found.across is not None
     assert found.across.proof[1].startswith("n2: InfiniBand ports moved 0 B of 4.0 GiB")
 
@@ -310,7 +310,7 @@ def test_nvlink_that_stood_still() -> None:
     gpus = {"GPU-a": gpu(0, 0, ["GPU-b"]), "GPU-b": gpu(1, 0, None)}
     found = decide(measured({"n1": moved(nvlink=gpus)}))
     assert not found.ok
-    assert "cuda_ipc is wired within nodes, but on n1 NVLink moved 0 B of 4.0 GiB" in found.line
+    assert "UCX reported cuda_ipc within nodes, but on n1 NVLink moved 0 B of 4.0 GiB" in found.line
     fallen = decide(measured({"n1": moved(nvlink=gpus, lo=2 * SENT)}))
     assert fallen.line.startswith("UCX fell back to tcp on lo within nodes")
 
@@ -319,7 +319,7 @@ def test_staged_through_shared_memory() -> None:
     said = "UCX  INFO  c intra-node cfg#4 tag(sysv/memory cma/memory cuda_copy/cuda)\n"
     found = decide(measured({"n1": moved(nvlink=None)}, said=said))
     assert not found.ok
-    assert found.line.startswith("UCX: no cuda_ipc is wired within nodes")
+    assert found.line.startswith("UCX: UCX uses no cuda_ipc within nodes")
     assert found.within is not None
     assert found.within.transports == ("cma", "sysv")
 
@@ -327,7 +327,7 @@ def test_staged_through_shared_memory() -> None:
 def test_no_log_no_counters() -> None:
     found = decide(measured({"n1": {}, "n2": {}}, said="", transports=()))
     assert not found.ok
-    assert "UCX has not said which lanes it wired across nodes" in found.line
+    assert "UCX did not report its lanes across nodes" in found.line
     assert not decide(measured({"n1": {}, "n2": {}})).ok
 
 
@@ -368,7 +368,7 @@ def test_why_not_infiniband(change: Table, reason: str, remedy: str) -> None:
     [
         ({"environment": {"UCX_TLS": "tcp,cuda_copy"}}, "UCX_TLS=tcp,cuda_copy leaves cuda_ipc out", "UCX_TLS"),
         ({"environment": {"UCX_TLS": "^cuda_ipc"}}, "leaves cuda_ipc out", "UCX_TLS"),
-        ({"environment": {"CUDA_VISIBLE_DEVICES": "0"}}, "n1-0 sees no GPU but its own", "--gpus-per-task"),
+        ({"environment": {"CUDA_VISIBLE_DEVICES": "0"}}, "n1-0 sees only its own GPU", "--gpus-per-task"),
         ({"transports": ("tcp", "rc_mlx5")}, "this UCX offers no cuda_ipc", "built with CUDA"),
         ({"memory_resource": "CudaAsyncMemoryResource"}, "RMM's CudaAsyncMemoryResource", "rmm_pool_size"),
         ({"memory_resource": "ManagedMemoryResource"}, "RMM's ManagedMemoryResource", "rmm_pool_size"),
@@ -388,5 +388,5 @@ def test_why_not_cuda_ipc(change: Table, reason: str, remedy: str) -> None:
 def test_ports_that_rdma_leaves_idle() -> None:
     found = decide(two(pairs=[Pair("n1-0", "n2-0", "across", SENT, 1.0)]))
     assert found.ok
-    assert found.problems == ("n1 sends 2.0 GiB/s across nodes, of 23 GiB/s that its InfiniBand ports carry",)
+    assert found.problems == ("n1 sends 2.0 GiB/s across nodes, but its InfiniBand ports carry 23 GiB/s",)
     assert "nvidia_peermem" in found.remedy

@@ -80,7 +80,7 @@ def test_all_alike(context: Context) -> None:
         tell(context, who, OWN)
     compared.look()
     assert (compared.complete, compared.ends, compared.notes) == (True, "", [])
-    assert compared.words == "5 roles, python 3.12.4, dask 2026.7.1"
+    assert compared.summary == "5 roles, python 3.12.4, dask 2026.7.1"
 
 
 @pytest.mark.usefixtures("own")

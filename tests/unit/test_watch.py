@@ -72,20 +72,20 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Ru
     assert "fabric" not in shown(status)
     diary(run, "fabric-checking")
     status = run_status.status(run, ask=False)
-    assert status.message == "the interconnect between the workers is checked"
-    assert "· fabric     the interconnect between the workers is checked" in shown(status)
+    assert status.message == "checking the interconnect between the workers"
+    assert "· fabric     checking the interconnect between the workers" in shown(status)
     diary(run, "fabric-checked")
     status = run_status.status(run, ask=False)
     assert (status.message, status.cluster.fabric) == ("the script starts", "TCP on eth0")
-    assert "is checked" not in shown(status)
+    assert "checking the" not in shown(status)
 
 
 def test_a_silent_worker_is_told_with_its_seconds(run: directories.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 165.4)
     diary(run, *UP, "workers-ready", "driver-started", "workers-silent")
     status = run_status.status(run, ask=False)
-    assert status.silences() == ("n4: silent for 65 s (no heartbeat of a worker)",)
-    assert status.silences(30) == ("n4: silent for 60 s (no heartbeat of a worker)",)
+    assert status.silences() == ("n4: no heartbeat of a worker for 65 s",)
+    assert status.silences(30) == ("n4: no heartbeat of a worker for 60 s",)
     assert why.of_status(run, status).warnings[-1].text == status.silences()[0]
     with run.paths.events.open("a") as file:
         file.write('{"event": "workers-silent", "time": 166, "attempt": 0, "since": {}}\n')
@@ -118,7 +118,11 @@ def test_another_kind_of_run_is_told_in_its_own_words(run: directories.Run, monk
     diary(run, "ranks-up", "driver-started")
     status = run_status.status(run, ask=False)
     assert status.message == "the script runs, with 3 of 8 ranks"
-    assert status.changed(silent_workers={"n1": time.time() - 9}).silences()[0].endswith("(no heartbeat of a rank)")
+    assert (
+        status.changed(silent_workers={"n1": time.time() - 9})
+        .silences()[0]
+        .startswith("n1: no heartbeat of a rank for")
+    )
 
 
 def test_the_keys_of_a_status_for_programs() -> None:
@@ -130,7 +134,7 @@ def test_the_keys_of_a_status_for_programs() -> None:
 
 
 @pytest.mark.parametrize(("word", "status"), [
-    ("not there, or not yours: /work/me/runs/a", errors.STORAGE), ("cannot be loaded: module cuda", errors.START_FAILED),
+    ("missing, or not yours: /work/me/runs/a", errors.STORAGE), ("cannot load the module cuda", errors.START_FAILED),
 ])  # fmt: skip
 def test_the_batch_script_s_own_end_is_told_with_its_status(run: directories.Run, word: str, status: int) -> None:
     run.paths.job_log.write_text(f"hpcml: {word}\n")

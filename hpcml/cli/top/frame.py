@@ -122,7 +122,7 @@ def _facts(view: View) -> list[tuple[str, str]]:
     if status.allocation.estimate and status.phase == "queued":
         rows.append(("estimate", f"Slurm expects a start at {status.allocation.estimate}"))
     if status.allocation.silent:
-        rows.append(("slurm", f"{status.allocation.silent} (all this is from the run's own files)"))
+        rows.append(("slurm", f"{status.allocation.silent} (this comes from the run's own files)"))
     if status.hint and status.phase != "queued":
         rows.append(("next" if status.over else "note", status.hint))
     if status.phase in ("starting", "running", "ending"):
@@ -430,5 +430,5 @@ def _fraction(part: float | None, whole: float | None) -> float | None:
 
 
 def _mean(values: Sequence[float | None], whole: float) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) / whole if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) / whole if numbers else None

@@ -130,7 +130,7 @@ def on_screen(work: Callable[[Callable[[View], None], Callable[[float], None]], 
     except QuitError:
         return 0
     except KeyboardInterrupt:
-        say("Stopped looking; the run goes on.", sys.stderr)
+        say("Stopped watching. The run continues.", sys.stderr)
         return 130
     if last:
         print_frame(last[0], screen.size()[1] - 1)
@@ -149,20 +149,20 @@ def _follow(
     from hpcml.runs import waiting
 
     view_of = _source(run)
-    known: list[run_status.Status] = []
+    statuses: list[run_status.Status] = []
     due = 0.0
 
     def each() -> None:
         nonlocal due
         poll(0.0)
-        if known and time.monotonic() >= due:
+        if statuses and time.monotonic() >= due:
             due = time.monotonic() + every
-            show(view_of(known[0]))
+            show(view_of(statuses[0]))
 
     for status in waiting.follow(run, each):
-        if eager or not known or known[0].phase != status.phase:
+        if eager or not statuses or statuses[0].phase != status.phase:
             due = 0.0
-        known[:] = [status]
+        statuses[:] = [status]
 
 
 def _source(run: directories.Run) -> Callable[[run_status.Status], View]:

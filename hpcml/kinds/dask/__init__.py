@@ -13,20 +13,20 @@ SCHEDULER = Role("scheduler", f"{_NODE}.scheduler", every_node=False, title="the
 WORKER = Role("worker", f"{_NODE}.workers", every_node=True, title="the workers")
 
 
-def _seen(event: str, facts: Facts) -> dict[str, Any]:
+def _seen(event: str, fields: Facts) -> dict[str, Any]:
     """Return the new values of a status's fields after an event of the cluster."""
     match event:
         case "worker-added" | "worker-removed":
-            return {"workers": facts.get("count", int)}
+            return {"workers": fields.get("count", int)}
         case "workers-silent":
-            return {"silent_workers": facts.numbers("since")}
+            return {"silent_workers": fields.numbers("since")}
         case "scheduler-up":
-            return {"protocol": f"{facts.get('protocol', str)} ({facts.get('because', str)})"}
+            return {"protocol": f"{fields.get('protocol', str)} ({fields.get('because', str)})"}
         case "fabric-checked":
-            line, problem = facts.get("line", str), facts.get("problem", str)
+            line, problem = fields.get("line", str), fields.get("problem", str)
             text = line if line and problem in line else "; ".join(part for part in (line, problem) if part)
-            is_good = facts.get("ok", bool) and not problem
-            return {"fabric": text, "fabric_ok": is_good, "differences": facts.texts("differences")}
+            is_good = fields.get("ok", bool) and not problem
+            return {"fabric": text, "fabric_ok": is_good, "differences": fields.texts("differences")}
     return {}
 
 
@@ -67,8 +67,8 @@ KIND = Kind(
             "fabric",
             begin="workers-ready",
             end="fabric-checked",
-            waiting="the interconnect between the workers is checked",
-            short="the interconnect between the workers is checked",
+            waiting="checking the interconnect between the workers",
+            short="checking the interconnect between the workers",
             done="{fabric}",
             during="while the interconnect was checked",
             asked="fabric-checking",

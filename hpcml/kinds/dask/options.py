@@ -8,8 +8,8 @@ from hpcml.request.option import CONTINUED, RUNS, KindOptions, Option, flag, joi
 from hpcml.request.record import RunRequest
 
 PROFILERS = {"dask": "bokeh", "memray": "memray", "nsys": "", "rmm": "rmm"}  # and the package that each needs
-_WORKERS = "Use --set workers.per_node=N: so many workers on each node."
-_THREADS = "Use --set workers.threads=N: so many threads in each worker."
+_WORKERS = "Use --set workers.per_node=N for the workers on each node."
+_THREADS = "Use --set workers.threads=N for the threads of each worker."
 
 
 class Dask(NamedTuple):

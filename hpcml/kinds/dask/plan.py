@@ -23,7 +23,7 @@ _LEAST_FOR_A_WORKER = 80 * 1024**2
 _LIBRARIES = ("cupy", "torch")  # those whose allocator dask-cuda can replace by RMM's
 OF_POLARS = (
     "GPU mode polars: Dask's own messages go over TLS, and the workers have no RMM pool; cuDF-Polars' DaskEngine takes "
-    "the GPUs' memory itself and opens UCX connections of its own (rapidsmpf), which ask nobody for a key"
+    "the GPUs' memory itself and opens UCX connections of its own (rapidsmpf), which require no key"
 )
 # Queries are no tasks of Dask's: what these rules say of tasks would be wrong.
 _RULES_OF_TASKS = ("no-tasks", "idle-tail", "tasks-without-gpu")

@@ -127,9 +127,9 @@ class Measurement:
             self.before = {name: self.before[name] + count for name, count in self.last.items()}
             self.functions_before = self.functions
         self.last = counted
-        known, done, erred = (self.before[name] + counted[name] for name in ("known", "done", "erred"))
+        created, done, erred = (self.before[name] + counted[name] for name in ("known", "done", "erred"))
         # A task that was lost and computed again was done twice.
-        return Tasks(known, min(done, known), now["processing"], now["waiting"], now["queued"], erred)
+        return Tasks(created, min(done, created), now["processing"], now["waiting"], now["queued"], erred)
 
     def _workers(self) -> dict[str, WorkerSample]:
         return {

@@ -126,8 +126,8 @@ def port_counters(root: Path) -> dict[str, dict[str, Any]]:
 def port_bytes(root: Path, port: Port) -> dict[str, int | None]:
     """Return the bytes ``tx`` and ``rx`` of one of :func:`rdma_ports` (None: not known)."""
     folder, moved = root / "sys/class/infiniband" / port.device / "ports" / str(port.port), {}
-    for way, words, octets in (("tx", "port_xmit_data", "tx_bytes"), ("rx", "port_rcv_data", "rx_bytes")):
-        value = _number(folder / "counters" / words)
+    for way, name, octets in (("tx", "port_xmit_data", "tx_bytes"), ("rx", "port_rcv_data", "rx_bytes")):
+        value = _number(folder / "counters" / name)
         # Amazon's EFA has no port counters, but bytes among its own (Linux, drivers/infiniband/hw/efa/efa_verbs.c).
         of_efa = _number(folder / "hw_counters" / octets) if value is None else None
         moved[way] = of_efa if value is None else None if value == _STUCK else value * _WORD

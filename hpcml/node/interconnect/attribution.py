@@ -100,9 +100,9 @@ def by_ip(measurement: Measurement, scope: str, pairs: Iterable[Pair]) -> DataPa
     expected = _expected(measurement, pairs)
     moved: dict[str, float] = defaultdict(float)
     for node in expected:
-        for name, facts in (measurement.nodes[node].moved.get("interfaces") or {}).items():
-            if (name == "lo") == (scope == "within") and not facts["lower"]:
-                moved[name] += facts["tx"] or 0
+        for name, interface in (measurement.nodes[node].moved.get("interfaces") or {}).items():
+            if (name == "lo") == (scope == "within") and not interface["lower"]:
+                moved[name] += interface["tx"] or 0
     sent = sum(flow.tx for flow in expected.values())
     names = sorted(name for name, size in moved.items() if size > 0.05 * sent)
     figures = f"{', '.join(names) or 'the IP interfaces'} moved {_of(sum(moved.values()), sent)}"
@@ -134,11 +134,11 @@ def across(measurement: Measurement, pairs: Sequence[Pair]) -> DataPath:
         slow = by_ip(measurement, "across", pairs)
         slow = replace(slow, proof=(*proof, *slow.proof), unproven=tuple(unproven))
         if not lanes and not went_by_ip:
-            return replace(slow, transports=(), doubt="UCX has not said which lanes it wired across nodes")
+            return replace(slow, transports=(), doubt="UCX did not report its lanes across nodes")
         return replace(slow, doubt="tcp carries the bytes across nodes")
     devices = _ports(measurement, expected, lanes)
     path = DataPath("across", tuple(sorted(fast)), devices, proof=tuple(proof), unproven=tuple(unproven))
-    return _partly(path, went_by_ip, f"the InfiniBand ports of {listed(unproven)} did not move by what was sent")
+    return _partly(path, went_by_ip, f"the InfiniBand ports of {listed(unproven)} did not change by the bytes sent")
 
 
 def within(measurement: Measurement, pairs: Sequence[Pair]) -> DataPath:
@@ -169,7 +169,7 @@ def within(measurement: Measurement, pairs: Sequence[Pair]) -> DataPath:
     path = replace(path, over="")
     if not fast:
         wish = "cuda_ipc" if measurement.memory == "cuda" else "shared memory"
-        return replace(path, transports=tuple(sorted(_transports(lanes))), doubt=f"no {wish} is wired within nodes")
+        return replace(path, transports=tuple(sorted(_transports(lanes))), doubt=f"UCX uses no {wish} within nodes")
     return _partly(path, went_by_ip, doubts[0])
 
 
@@ -181,7 +181,7 @@ def _partly(path: DataPath, went_by_ip: set[str], doubt: str) -> DataPath:
         doubt = f"tcp carries the bytes of {listed(went_by_ip)} {WORDS[path.scope]}"
         transports = (*path.transports, "tcp")
         return replace(path, transports=transports, devices=(), doubt=doubt, unproven=tuple(sorted(went_by_ip)))
-    return replace(path, doubt=f"{' and '.join(path.transports)} is wired {WORDS[path.scope]}, but {doubt}")
+    return replace(path, doubt=f"UCX reported {' and '.join(path.transports)} {WORDS[path.scope]}, but {doubt}")
 
 
 def _judge_node(
@@ -249,14 +249,14 @@ def _ip(moved: Mapping[str, Any], *, local: bool) -> Flow | None:
     interfaces = moved.get("interfaces") or {}
     if local:
         return _sum([interfaces["lo"]] if "lo" in interfaces else [])
-    return _sum(facts for name, facts in interfaces.items() if name != "lo" and not facts["lower"])
+    return _sum(interface for name, interface in interfaces.items() if name != "lo" and not interface["lower"])
 
 
 def _rdma(moved: Mapping[str, Any]) -> Flow | None:
     """Return what the InfiniBand ports moved beyond IP over InfiniBand, which they count too."""
     ports = _sum((moved.get("infiniband") or {}).values())
     interfaces = (moved.get("interfaces") or {}).values()
-    ipoib = _sum([facts for facts in interfaces if facts["type"] == _IPOIB]) or Flow(0, 0)
+    ipoib = _sum([interface for interface in interfaces if interface["type"] == _IPOIB]) or Flow(0, 0)
     return None if ports is None else Flow(max(0, ports.tx - ipoib.tx), max(0, ports.rx - ipoib.rx))
 
 
@@ -284,7 +284,7 @@ def _nvlink_across(measurement: Measurement, pairs: Sequence[Pair], expected: Ma
     proof = []
     for node, flow in expected.items():
         gpus = measurement.nodes[node].moved.get("nvlink") or {}
-        node_workers = {name for name, facts in measurement.workers.items() if facts.node == node}
+        node_workers = {name for name, worker in measurement.workers.items() if worker.node == node}
         moved = _sum(gpus[uuid] for uuid in {_gpu(gpus, measurement.workers[name].gpu) for name in node_workers} - {""})
         inner = sum(pair.sent for pair in measurement.pairs if pair.scope == "within" and pair.source in node_workers)
         if moved is None or max(moved) - inner < MOST * max(flow):
@@ -297,7 +297,7 @@ def _gpu(gpus: Mapping[str, Any], name: str) -> str:
     """Return the UUID of a GPU given by UUID or by NVML's index, "" if it is not there."""
     if name in gpus:
         return name
-    return next((uuid for uuid, facts in gpus.items() if str(facts["index"]) == name), "")
+    return next((uuid for uuid, gpu in gpus.items() if str(gpu["index"]) == name), "")
 
 
 def _ports(measurement: Measurement, expected: Mapping[str, Flow], lanes: Iterable[str]) -> tuple[str, ...]:
@@ -306,8 +306,8 @@ def _ports(measurement: Measurement, expected: Mapping[str, Flow], lanes: Iterab
     used = {
         name
         for node, flow in expected.items()
-        for name, facts in (measurement.nodes[node].moved.get("infiniband") or {}).items()
-        if (facts["tx"] or 0) + (facts["rx"] or 0) > 0.01 * sum(flow)
+        for name, port in (measurement.nodes[node].moved.get("infiniband") or {}).items()
+        if (port["tx"] or 0) + (port["rx"] or 0) > 0.01 * sum(flow)
     }
     return tuple(sorted(wired & used or wired or used))
 
@@ -351,7 +351,7 @@ def cause_across(measurement: Measurement, bad: Iterable[str]) -> Cause:
     ports = {name: node.moved.get("infiniband") for name, node in nodes.items()}
     unknown = Cause(
         "unknown reason",
-        f"run with UCX_PROTO_INFO=y and read in the worker's log which lane UCX chose, on {listed(nodes)}",
+        f"run with UCX_PROTO_INFO=y, and find the lane that UCX chose in the workers' logs of {listed(nodes)}",
     )
     return next(chain(_set(workers, ports), _no_port(ports), _no_library(workers), _no_access(workers, nodes)), unknown)
 
@@ -375,12 +375,12 @@ def _no_port(ports_of: _PortsOf) -> Iterator[Cause]:
     if without := [name for name, ports in ports_of.items() if ports is not None and not ports]:
         yield Cause(
             f"{listed(without)} {'has' if len(without) == 1 else 'have'} no InfiniBand device",
-            'ask for nodes that have one (partition, constraint), or take it as it is with fabric.require = "none";'
+            'request nodes with one (partition, constraint), or accept it with fabric.require = "none";'
             " a container must not hide /sys and /dev (apptainer --contain)",
         )
     for name, ports in ports_of.items():
         if ports and not any(port["state"] in ("ACTIVE", "") for port in ports.values()):
-            states = ", ".join(f"{port} is {facts['state']}" for port, facts in ports.items())
+            states = ", ".join(f"{port} is {state['state']}" for port, state in ports.items())
             yield Cause(
                 f"on {name} {states}", f"exclude the node (sbatch --exclude={name}) and report it to the site's support"
             )
@@ -403,7 +403,7 @@ def _no_library(workers: list[WorkerFacts]) -> Iterator[Cause]:
 
 def _no_access(workers: list[WorkerFacts], nodes: Mapping[str, NodeFacts]) -> Iterator[Cause]:
     for worker in filter(_locked_out, workers):
-        yield Cause(f"locked memory is limited on {worker.node}, as UCX says", _UNLIMIT)
+        yield Cause(f"UCX reports that locked memory is limited on {worker.node}", _UNLIMIT)
     for name, node in nodes.items():
         probe = node.probe or {}
         if probe.get("modules", {}).get("verbs") == []:
@@ -424,7 +424,7 @@ def _locked_out(worker: WorkerFacts) -> bool:
 def cause_within(measurement: Measurement, bad: Iterable[str]) -> Cause:
     """Return why cuda_ipc did not carry the bytes between the GPUs of these nodes."""
     nodes = set(bad)
-    return next(_causes_within({name: facts for name, facts in measurement.workers.items() if facts.node in nodes}))
+    return next(_causes_within({name: worker for name, worker in measurement.workers.items() if worker.node in nodes}))
 
 
 def _causes_within(workers: Mapping[str, WorkerFacts]) -> Iterator[Cause]:
@@ -435,13 +435,13 @@ def _causes_within(workers: Mapping[str, WorkerFacts]) -> Iterator[Cause]:
         visible = worker.environment.get("CUDA_VISIBLE_DEVICES", "")
         if visible and "," not in visible and on_node.count(worker.node) > 1:
             yield Cause(
-                f"{name} sees no GPU but its own (CUDA_VISIBLE_DEVICES={visible})",
-                "give all GPUs of a node to one task (no --gpus-per-task, no --gpu-bind): cuda_ipc opens the memory of"
-                " a GPU that both sides see",
+                f"{name} sees only its own GPU (CUDA_VISIBLE_DEVICES={visible})",
+                "give all GPUs of a node to one task (no --gpus-per-task, no --gpu-bind): cuda_ipc needs a GPU"
+                " that both sides see",
             )
         if worker.transports and "cuda_ipc" not in worker.transports:
             yield Cause(
-                "this UCX offers no cuda_ipc", "use a UCX built with CUDA (libucx-cu12 or -cu13, as the driver wants)"
+                "this UCX offers no cuda_ipc", "use a UCX built with CUDA (libucx-cu12 or -cu13, to match the driver)"
             )
         if _NO_GPU_POOL.search(worker.memory_resource):
             yield Cause(

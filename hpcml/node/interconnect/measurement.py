@@ -161,7 +161,7 @@ def counter_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> d
             moved[kind] = None
             moved["nvlink_why"] = after["nvlink_why"] or before["nvlink_why"]
             continue
-        moved[kind] = {name: _subtract(then.get(name, {}), facts) for name, facts in now.items()}
+        moved[kind] = {name: _subtract(then.get(name, {}), counters) for name, counters in now.items()}
     return moved
 
 
@@ -196,7 +196,7 @@ def parse_ucx_log(text: str) -> dict[str, Any]:
     UCX_ variables that it read; ``warnings`` and ``errors``: its other words, each once.
     """
     operations: dict[str, dict[str, set[str]]] = {scope: {} for scope in _SCOPES.values()}
-    facts: dict[str, Any] = {"version": "", "library": "", "unavailable": [], "available": [], "settings": {}}
+    settings_seen: dict[str, Any] = {"version": "", "library": "", "unavailable": [], "available": [], "settings": {}}
     warnings: dict[str, None] = {}
     errors: dict[str, None] = {}
     for line in text.splitlines():
@@ -205,31 +205,33 @@ def parse_ucx_log(text: str) -> dict[str, Any]:
             continue
         message = match["text"]
         if version := _UCX_VERSION.search(message):
-            facts |= version.groupdict()
+            settings_seen |= version.groupdict()
         elif wired := _UCX_LANES.search(message):
             lanes_by_operation = operations[_SCOPES[wired["scope"]]]
             for operation, lanes in _UCX_OPERATION.findall(wired["lanes"]):
                 lanes_by_operation.setdefault(operation, set()).update(lanes.split())
         elif absent := _UCX_ABSENT.search(message):
-            facts["unavailable"] = re.findall(r"'([^']*)'", absent["asked"])
-            facts["available"] = absent["there"].split(", ")
+            settings_seen["unavailable"] = re.findall(r"'([^']*)'", absent["asked"])
+            settings_seen["available"] = absent["there"].split(", ")
             warnings[message] = None
         elif "env variables:" in message:
-            facts["settings"] |= dict(_UCX_SETTING.findall(message))
+            settings_seen["settings"] |= dict(_UCX_SETTING.findall(message))
         elif match["level"] in ("ERROR", "FATAL"):
             errors[message] = None
         elif match["level"] == "WARN" and "unused environment variable" not in message and "to suppress" not in message:
             warnings[message] = None  # UCXX itself sets the variable that is unused
     lanes_of = {
-        scope: sorted({lane for operation, lanes in own.items() if operation != _KEEPALIVE for lane in lanes})
-        for scope, own in operations.items()
+        scope: sorted(
+            {lane for operation, lanes in operation_lanes.items() if operation != _KEEPALIVE for lane in lanes}
+        )
+        for scope, operation_lanes in operations.items()
     }
     by_operation = {
-        scope: {operation: sorted(lanes) for operation, lanes in sorted(own.items())}
-        for scope, own in operations.items()
+        scope: {operation: sorted(lanes) for operation, lanes in sorted(operation_lanes.items())}
+        for scope, operation_lanes in operations.items()
     }
     return {
-        **facts,
+        **settings_seen,
         "lanes": lanes_of,
         "operations": by_operation,
         "warnings": list(warnings),
@@ -246,32 +248,32 @@ def parse_nccl_log(text: str) -> dict[str, Any]:
     go straight to GPU memory; ``channels`` and ``nvls_channels`` of a collective; ``nvls``: whether NVLink multicast is
     offered (None if not said); ``settings``: the variables that it read; ``warnings``.
     """
-    facts: dict[str, Any] = {"version": "", "net": "", "channels": 0, "nvls_channels": 0, "nvls": None, "gdr": 0}
+    summary: dict[str, Any] = {"version": "", "net": "", "channels": 0, "nvls_channels": 0, "nvls": None, "gdr": 0}
     within: Counter[str] = Counter()
     across: Counter[str] = Counter()
     devices: dict[str, list[str]] = {}
     for line in text.splitlines():
         if version := _NCCL_VERSION.search(line):
-            facts["version"] = version[1].partition("+")[0]
+            summary["version"] = version[1].partition("+")[0]
         elif via := _NCCL_VIA.search(line):
             parts = via["via"].split("/")
             if parts[0] == "NET":
                 across[f"NET/{parts[1]}"] += 1
             else:  # P2P/CUMEM of P2P/CUMEM/read, P2P/direct pointer, and SHM of SHM/direct/direct
                 within["/".join(parts[:2]) if parts[0] == "P2P" else parts[0]] += 1
-            facts["gdr"] += parts[-1] == "GDRDMA"
+            summary["gdr"] += parts[-1] == "GDRDMA"
         elif net := _NCCL_NET.search(line):
-            facts["net"] = net["net"]
+            summary["net"] = net["net"]
         elif using := _NCCL_USING.search(line):
             listed = _NCCL_DEVICE.findall(using["devices"])
             devices[using["net"]] = [":".join(filter(None, parts)) for parts in listed]
         elif channels := _NCCL_CHANNELS.search(line):
-            facts["channels"], facts["nvls_channels"] = int(channels[1]), int(channels[2])
+            summary["channels"], summary["nvls_channels"] = int(channels[1]), int(channels[2])
         elif multicast := _NCCL_NVLS.search(line):
-            facts["nvls"] = not multicast[1]
-    listed_as = next((net for net in devices if facts["net"].startswith(net)), "")
+            summary["nvls"] = not multicast[1]
+    listed_as = next((net for net in devices if summary["net"].startswith(net)), "")
     return {
-        **facts,
+        **summary,
         "devices": devices.get(listed_as, []),
         "within": dict(within),
         "across": dict(across),

@@ -115,20 +115,20 @@ def _draw(figure: Any, names: list[str], cells: _Cells, size: int, heading: str)
                 continue
             gid = f"{_TOOLTIP}{source} to {target}:{f' {_number(cell.speed)} GiB/s' if cell.speed else ''}"
             gid += ("; slow" if cell.slow else "") + (" failed" if cell.failed else "")
-            own: dict[str, Any] = {"gid": gid, "in_layout": False}
+            node_json: dict[str, Any] = {"gid": gid, "in_layout": False}
             fill = scale.to_rgba(cell.speed) if cell.speed else "white"
-            axes.add_artist(Rectangle((column, row), 1, 1, fc=fill, ec="white" if cell.speed else "black", **own))
+            axes.add_artist(Rectangle((column, row), 1, 1, fc=fill, ec="white" if cell.speed else "black", **node_json))
             if cell.slow:
                 frame, corner = (column + 0.06, row + 0.06), [(column + 0.66, row), (column + 1, row)]
-                axes.add_artist(Rectangle(frame, 0.88, 0.88, fill=False, ec=_VERMILION, lw=size / 12, **own))
-                axes.add_artist(Polygon([*corner, (column + 1, row + 0.34)], fc=_VERMILION, ec="white", **own))
+                axes.add_artist(Rectangle(frame, 0.88, 0.88, fill=False, ec=_VERMILION, lw=size / 12, **node_json))
+                axes.add_artist(Polygon([*corner, (column + 1, row + 0.34)], fc=_VERMILION, ec="white", **node_json))
             if cell.failed:
                 at, length = ((column + 0.2, row + 0.8), 0.25) if cell.speed else ((column + 0.5, row + 0.5), 0.5)
-                mark: dict[str, Any] = {"marker": "x", "c": "black", "mec": "black", "ls": "", **own}
+                mark: dict[str, Any] = {"marker": "x", "c": "black", "mec": "black", "ls": "", **node_json}
                 axes.add_artist(Line2D([at[0]], [at[1]], ms=size * length, **mark))
             if cell.speed and size >= _WITH_NUMBER:
                 light = sum(part * weight for part, weight in zip(fill, (0.299, 0.587, 0.114), strict=False))
-                style: dict[str, Any] = {"ha": "center", "va": "center", "size": min(14.0, size * 0.36), **own}
+                style: dict[str, Any] = {"ha": "center", "va": "center", "size": min(14.0, size * 0.36), **node_json}
                 ink = "black" if light > 0.5 else "white"
                 axes.text(column + 0.5, row + 0.5, _number(cell.speed), c=ink, **style)
     _label(axes, names, size, heading)
@@ -167,11 +167,12 @@ def _table(pairs: Sequence[Pair], nodes: Mapping[str, str]) -> tuple[list[str], 
         by_place[label[pair.source], label[pair.target]].append(pair)
     cells = {
         place: _Cell(
-            median([pair.bandwidth for pair in own if pair.bandwidth] or [0.0]),
-            2 * sum(id(pair) in too_slow for pair in own) >= max(1, sum(bool(pair.bandwidth) for pair in own)),
-            not all(pair.bandwidth for pair in own),
+            median([pair.bandwidth for pair in pairs_here if pair.bandwidth] or [0.0]),
+            2 * sum(id(pair) in too_slow for pair in pairs_here)
+            >= max(1, sum(bool(pair.bandwidth) for pair in pairs_here)),
+            not all(pair.bandwidth for pair in pairs_here),
         )
-        for place, own in by_place.items()
+        for place, pairs_here in by_place.items()
     }
     return sorted(dict.fromkeys(label.values()), key=_natural), cells
 

@@ -143,7 +143,7 @@ def _worst(measurement: Measurement, pairs: Sequence[Pair]) -> list[str]:
     for pair in pairs:
         for worker in (pair.source, pair.target) if pair.scope == "across" else ():
             of_node[measurement.workers[worker].node].append(pair)
-    nodes = sorted(node for node, own in of_node.items() if all(pair in slow_pairs for pair in own))
+    nodes = sorted(node for node, pairs_of_node in of_node.items() if all(pair in slow_pairs for pair in pairs_of_node))
     named = [pair for node in nodes for pair in of_node[node]]
     return [*nodes, *(pair.name for pair in slow_pairs if pair not in named)]
 
@@ -190,7 +190,7 @@ def _idle_ports(measurement: Measurement, path: DataPath | None, pairs: Iterable
     if not idle:
         return []
     speed, most = sums[idle[0]], _ports_rate(measurement, idle[0])
-    return [f"{idle[0]} sends {rate(speed)} across nodes, of {rate(most)} that its InfiniBand ports carry"]
+    return [f"{idle[0]} sends {rate(speed)} across nodes, but its InfiniBand ports carry {rate(most)}"]
 
 
 def _line(measurement: Measurement, paths: Mapping[str, DataPath], causes: Mapping[str, attribution.Cause]) -> str:

@@ -90,7 +90,7 @@ class Host:
         )
 
     def new_oom_kills(self) -> int:
-        """Return how many processes the kernel has killed for want of memory since the last call."""
+        """Return how many processes the kernel has killed (out of memory) since the last call."""
         before, self.kills = self.kills, self._oom_kills()
         return max(0, self.kills - before)
 

@@ -30,18 +30,18 @@ def take_of_script(path: list[str], folder: str, umask: int) -> None:
 
 def _environment_of_script() -> dict[str, str]:
     """Return the variables with which the supervisor started the script: those of the oldest process below it."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     pid = "self"
     while True:
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 entries = [os.fsdecode(entry).partition("=") for entry in file.read().split(b"\0") if entry]
         except OSError:  # of another user, or ended
-            return found
+            return result
         variables = {name: value for name, _, value in entries}
         if "HPCML_RUN_DIR" not in variables or "HPCML_PYTHONPATH" in variables:  # the supervisor, or beyond
-            return found
-        found, pid = variables, _lines(f"../{pid}/status", 6).get("PPid:", "0")
+            return result
+        result, pid = variables, _lines(f"../{pid}/status", 6).get("PPid:", "0")
 
 
 def current() -> dict[str, Any]:

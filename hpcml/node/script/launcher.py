@@ -82,8 +82,8 @@ def main() -> None:
 
         recording = profilers.allocations(_MEMRAY)
     if any(os.path.exists(f"{folder}/{name}") for name in ("hpcml.py", "hpcml/__init__.py")):
-        print("hpcml: a module hpcml beside the script hides hpcml's own: the script gets no hpcml.connect(), and what"
-              " it opens as a cluster is its own; another name for it ends that.", file=sys.stderr)  # fmt: skip
+        print("hpcml: a module hpcml beside the script hides hpcml: the script has no hpcml.connect(), and it"
+              " opens its own clusters. Rename the module.", file=sys.stderr)  # fmt: skip
         for name in [name for name in sys.modules if name.partition(".")[0] == "hpcml"]:
             del sys.modules[name]
     else:

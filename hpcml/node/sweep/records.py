@@ -95,7 +95,7 @@ def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
     if cause and cause.known and any(line.source not in _OF_THE_POINT for line in cause.evidence):
         cause_text = cause.what[:_LONGEST]  # what the script raised only followed from it
     rule, nodes = (cause.rule, list(cause.nodes)) if cause else ("", [])
-    kind = judgement.kind_of(rule, known=cause.known) if cause else "unknown"
+    kind = judgement.kind_of(rule, evident=cause.known) if cause else "unknown"
     if kind == "node" and not nodes and context.settings.job.nodes == 1:
         nodes = [context.node]  # the script's own error names none
     return {"cause": cause_text, "kind": kind, "rule": rule, "nodes": nodes}

@@ -291,7 +291,7 @@ class Sweep:
 
     def _lose(self) -> None:
         """End the points that others have by now; nothing is written of them."""
-        self.stopped = "this run gave no sign of life for so long that other runs took its points"
+        self.stopped = "this run sent no heartbeat for too long, so other runs took its points"
         for slot in self.slots:
             slot.point = None
             if slot.pid:
@@ -325,7 +325,7 @@ class Sweep:
         record, stops = records.kept(self.context, point, end, pruned)
         if stops:
             self._look()
-            self.stopped = self.stopped or "the run was told to end"
+            self.stopped = self.stopped or "the run received the signal to end"
         try:
             if self.leases:
                 self.leases.check()
@@ -356,7 +356,7 @@ class Sweep:
         if self.stopped:
             return
         if self.told_to_end or self.context.attempt.terminate.exists():
-            self.stopped = "the run was told to end"
+            self.stopped = "the run received the signal to end"
         elif self.context.attempt.time_limit.exists():
             self.stopped = "the time limit is near"
         elif self.plan.max_fails is not None and self._failures() > self.plan.max_fails:

@@ -9,7 +9,7 @@ export HPCML_RUN_DIR=/scratch/alice/runs/image-20261121-074500-1a2b
 export HPCML_ATTEMPT=0 HPCML_RESTARTS=3 HPCML_NODES=2 HPCML_GPUS=0
 HPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before
 # This script is the scheduler's own copy: what else is run comes from that folder, which may have been replaced meanwhile.
-if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi
+if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: missing, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
 # write_end EXIT_STATUS PHASE MESSAGE HINT: the run's end where no supervisor can write it, into a file that is there already: the
 # disk may be full.
@@ -23,7 +23,7 @@ write_end() {
 said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" 2>&1) || {
   echo "$said" >&2
   write_end 74 allocated "the run's directory cannot be written: $(printf %s "$said" | tail -n 1)" \
-    "Is the disk full, or the quota used up? Free space, or choose another folder for runs (--set paths.runs=…). Then submit again."
+    "The disk or the quota may be full. Free space, or choose another folder for runs (--set paths.runs=…). Then submit again."
   exit 74
 }
 
@@ -53,7 +53,7 @@ while wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; kill -0 "$driv
 # A step whose supervisor has ended may be stopped (SIGSTOP): it has half a minute.
 for _ in {1..600}; do kill -0 "$driver" 2>/dev/null || break; sleep 0.05; done
 if kill -0 "$driver" 2>/dev/null; then
-  echo "hpcml: the script's step did not end after its supervisor, and was killed: was it stopped (SIGSTOP)?" >&2
+  echo "hpcml: the script's step did not end after its supervisor, and was killed: it may have been stopped (SIGSTOP)" >&2
   kill -KILL -- "-$driver" 2>/dev/null
 fi
 

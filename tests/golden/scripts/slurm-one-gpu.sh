@@ -20,11 +20,11 @@ export HPCML_RUN_DIR=/scratch/alice/runs/one-gpu-20261121-074500-1a2b
 export HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}" HPCML_RESTARTS=3 HPCML_NODES=1 HPCML_GPUS=1
 HPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before
 # This script is the scheduler's own copy: what else is run comes from that folder, which may have been replaced meanwhile.
-if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi
+if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: missing, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi
 # A run is one job: the first that leaves its id here, and the same one when it starts again. A link has its text at once.
 this_job="$SLURM_JOB_ID"; ln -sn "$this_job" "$HPCML_RUN_DIR/job" 2>/dev/null; job=$(readlink "$HPCML_RUN_DIR/job")
 if [ -n "$job" ] && [ "$job" != "$this_job" ]; then
-  echo "This run is job $job, so job $this_job changes nothing in it; to run it again: hpcml rerun" one-gpu-20261121-074500-1a2b >&2
+  echo "This run is job $job, so job $this_job does not change it; to run it again: hpcml rerun" one-gpu-20261121-074500-1a2b >&2
   exit 64
 fi
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
@@ -40,7 +40,7 @@ write_end() {
 said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" 2>&1) || {
   echo "$said" >&2
   write_end 74 allocated "the run's directory cannot be written: $(printf %s "$said" | tail -n 1)" \
-    "Is the disk full, or the quota used up? Free space, or choose another folder for runs (--set paths.runs=…). Then submit again."
+    "The disk or the quota may be full. Free space, or choose another folder for runs (--set paths.runs=…). Then submit again."
   exit 74
 }
 
@@ -74,7 +74,7 @@ while wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; kill -0 "$driv
 # A step whose supervisor has ended may be stopped (SIGSTOP): it has half a minute.
 for _ in {1..600}; do kill -0 "$driver" 2>/dev/null || break; sleep 0.05; done
 if kill -0 "$driver" 2>/dev/null; then
-  echo "hpcml: the script's step did not end after its supervisor, and was killed: was it stopped (SIGSTOP)?" >&2
+  echo "hpcml: the script's step did not end after its supervisor, and was killed: it may have been stopped (SIGSTOP)" >&2
   kill -KILL -- "-$driver" 2>/dev/null
 fi
 

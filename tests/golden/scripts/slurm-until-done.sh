@@ -20,17 +20,17 @@ export HPCML_RUN_DIR=/scratch/alice/runs/until-done-20261121-074500-1a2b
 export HPCML_ATTEMPT="${SLURM_RESTART_COUNT:-0}" HPCML_RESTARTS=3 HPCML_NODES=2 HPCML_GPUS=0
 HPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before
 # This script is the scheduler's own copy: what else is run comes from that folder, which may have been replaced meanwhile.
-if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: not there, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi
+if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: missing, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi
 # Attempts follow one another: under a scheduler each is a job, and the next one waits in the queue while this one runs.
 HPCML_ATTEMPT=0; while [ -e "$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT" ]; do HPCML_ATTEMPT=$((HPCML_ATTEMPT + 1)); done
 [ "$(readlink "$HPCML_RUN_DIR/next-job")" != "$SLURM_JOB_ID" ] || mv -T "$HPCML_RUN_DIR/next-job" "$HPCML_RUN_DIR/job"
 # A run is one job: the first that leaves its id here, and the same one when it starts again. A link has its text at once.
 this_job="$SLURM_JOB_ID"; ln -sn "$this_job" "$HPCML_RUN_DIR/job" 2>/dev/null; job=$(readlink "$HPCML_RUN_DIR/job")
 if [ -n "$job" ] && [ "$job" != "$this_job" ]; then
-  echo "This run is job $job, so job $this_job changes nothing in it; to run it again: hpcml rerun" until-done-20261121-074500-1a2b >&2
+  echo "This run is job $job, so job $this_job does not change it; to run it again: hpcml rerun" until-done-20261121-074500-1a2b >&2
   exit 64
 fi
-if [ "$HPCML_ATTEMPT" -gt 3 ]; then echo "hpcml: no other attempt begins: --max-restarts" 3 >&2; exit 64; fi
+if [ "$HPCML_ATTEMPT" -gt 3 ]; then echo "hpcml: no further attempt: --max-restarts" 3 >&2; exit 64; fi
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
 # write_end EXIT_STATUS PHASE MESSAGE HINT: the run's end where no supervisor can write it, into a file that is there already: the
 # disk may be full.
@@ -44,7 +44,7 @@ write_end() {
 said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" 2>&1) || {
   echo "$said" >&2
   write_end 74 allocated "the run's directory cannot be written: $(printf %s "$said" | tail -n 1)" \
-    "Is the disk full, or the quota used up? Free space, or choose another folder for runs (--set paths.runs=…). Then submit again."
+    "The disk or the quota may be full. Free space, or choose another folder for runs (--set paths.runs=…). Then submit again."
   exit 74
 }
 
@@ -62,7 +62,7 @@ hand_over() {
     rm -f "$HPCML_RUN_DIR/next-job"; [ "$next" = "$this_job" ] || scancel "$next"
   elif [ "$next" = "$this_job" ] && ! said=$(timeout 60 scontrol requeue "$this_job" 2>&1); then
     rm -f "$HPCML_RUN_DIR/next-job"
-    write_end "${status:-87}" driver "no other attempt follows: Slurm did not put the job back into its queue: $said" "Its checkpoints are whole."
+    write_end "${status:-87}" driver "no other attempt follows: Slurm did not requeue the job: $said" "Its checkpoints are complete."
   fi
 }
 trap hand_over EXIT
@@ -94,7 +94,7 @@ while wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; kill -0 "$driv
 # A step whose supervisor has ended may be stopped (SIGSTOP): it has half a minute.
 for _ in {1..600}; do kill -0 "$driver" 2>/dev/null || break; sleep 0.05; done
 if kill -0 "$driver" 2>/dev/null; then
-  echo "hpcml: the script's step did not end after its supervisor, and was killed: was it stopped (SIGSTOP)?" >&2
+  echo "hpcml: the script's step did not end after its supervisor, and was killed: it may have been stopped (SIGSTOP)" >&2
   kill -KILL -- "-$driver" 2>/dev/null
 fi
 

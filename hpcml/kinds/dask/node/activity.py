@@ -144,15 +144,15 @@ class Activity:
             self.warned = False
             return False
         state = self.supervisor.state if self.supervisor else ""
-        what = _STATES.get(state, "")
+        state_name = _STATES.get(state, "")
         if not self.warned:
             self.warned = True
-            sentence = f"the supervisor on {self.context.node} has not answered for {silent:.0f} s{what}"
+            sentence = f"the supervisor on {self.context.node} has not answered for {silent:.0f} s{state_name}"
             ends = f"; the run ends if it does not within {deadline:g} s" if state in _STOPPED else ""
             self.telling = asyncio.create_task(asyncio.to_thread(self._tell, f"{sentence}{ends}"))
         if silent <= deadline or state not in _STOPPED or self.supervisor is None:
             return False
-        reason = f"the run's supervisor on {self.context.node} did not answer for {silent:.0f} s{what}"
+        reason = f"the run's supervisor on {self.context.node} did not answer for {silent:.0f} s{state_name}"
         await asyncio.to_thread(self._end_supervisor, self.supervisor.pid, reason)
         return True
 
@@ -165,7 +165,7 @@ class Activity:
             traceback.print_exc()
 
     def _end_supervisor(self, pid: int, reason: str) -> None:
-        end = End(errors.ROLE_LOST, "driver", "hpcml", reason, "It may have been stopped by hand. Submit again.")
+        end = End(errors.ROLE_LOST, "driver", "hpcml", reason, "A user may have stopped it. Submit again.")
         try:
             write_status(end, self.context, over=False)
             report_end(end, self.context)
@@ -198,13 +198,13 @@ class TaskEnds(SchedulerPlugin):  # type: ignore[misc]
         self.failed = self.given_up = 0
         self.first = ""
 
-    def transition(self, key: Any, start: str, finish: str, *_: Any, stimulus_id: str = "", **facts: Any) -> None:
+    def transition(self, key: Any, start: str, finish: str, *_: Any, stimulus_id: str = "", **details: Any) -> None:
         """Dask's hook: a task has another state."""
         if start not in _BEFORE_THEY_RAN:
             return
-        if finish == "erred" and facts.get("cause") == key:  # what only waits for a failed task has no cause here
+        if finish == "erred" and details.get("cause") == key:  # what only waits for a failed task has no cause here
             self.failed += 1
-            self.first = self.first or _described(**facts)
+            self.first = self.first or _described(**details)
         elif finish in {"released", "forgotten"} and stimulus_id.startswith(_BY_THE_SCRIPT):
             self.given_up += 1
 

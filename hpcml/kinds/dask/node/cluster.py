@@ -154,12 +154,12 @@ class Processes:
         if was_complete:
             return
         if compared.ends:
-            what = "image" if self.settings.job.image else "environment"
+            origin = "image" if self.settings.job.image else "environment"
             where = "The image" if self.settings.job.image else "The environment of runtime.python"
-            hint = f"{where} must be the same on all nodes. Keep it on a shared file system, or copy it again."
-            raise RunEndedError(End(errors.VERSIONS, what, "hpcml", compared.ends, hint))
+            hint = f"{where} must be equal on all nodes. Keep it on a shared file system, or copy it again."
+            raise RunEndedError(End(errors.VERSIONS, origin, "hpcml", compared.ends, hint))
         if compared.complete:
-            comparison = {"words": compared.words, "versions": compared.own, "differences": compared.notes}
+            comparison = {"words": compared.summary, "versions": compared.local, "differences": compared.notes}
             state.events.write("environment-ready", seconds=state.seconds, **comparison)
             if compared.clocks.note:
                 state.warn(
@@ -246,7 +246,7 @@ class Processes:
             self.state.warn(f"UCX did not start in the scheduler, so it cannot reach workers: {message['problem']}")
             return
         pool, wanted = (gpus.in_gib(int(message[key])) for key in ("pool", "wanted"))
-        self.state.warn(f"GPU worker {message['worker']} works with {pool} of memory, not {wanted}: no more was free")
+        self.state.warn(f"GPU worker {message['worker']} uses {pool} of memory, not {wanted}: no more was free")
 
     # -- what a loss means ----------------------------------------------------------------------------------------
 
@@ -357,9 +357,9 @@ class Hangs:
         held = f"{settings.job.nodes} nodes stay reserved" if settings.job.nodes > 1 else "its node stays reserved"
         if not self.use["connected"] and ran > settings.deadlines.connect_notice > 0:
             self.warn(
-                f"The script has run for {settings.deadlines.connect_notice:g} s without connecting to its cluster. "
+                f"The script has not connected to its cluster for {settings.deadlines.connect_notice:g} s. "
                 "Client() and hpcml.connect() find it; in processes that the script starts, Client(scheduler_file=…), "
-                "another address and LocalCluster() do not. A script that needs no cluster goes on."
+                "another address and LocalCluster() do not. A script that needs no cluster continues."
             )
         if idle > settings.deadlines.idle_notice > 0:
             self.warn(f"Nothing has used the cluster for {_duration(settings.deadlines.idle_notice)}, and {held}.")

@@ -70,7 +70,9 @@ def _answer(handler: RequestHandler, status: int, text: str) -> None:
 
 class _Refused(RequestHandler):  # type: ignore[misc]
     def prepare(self) -> None:
-        _answer(self, 403, "This is the dashboard of an hpcml run; it answers to localhost and 127.0.0.1 only.\n")
+        _answer(
+            self, 403, "This is the dashboard of an hpcml run; it accepts only requests for localhost and 127.0.0.1.\n"
+        )
 
 
 class _Identity(RequestHandler):  # type: ignore[misc]

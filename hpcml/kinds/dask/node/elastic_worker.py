@@ -43,7 +43,7 @@ class ElasticWorker(connection_limits.Guarded, Worker):  # type: ignore[misc]
         """Open no port: nothing but Dask's TLS comms listens on a node."""
 
 
-def words(context: Context, name: str, folder: str) -> list[str]:
+def worker_command(context: Context, name: str, folder: str) -> list[str]:
     """Return the options of Dask's command for the workers of this node; of dask-cuda's with GPUs."""
     settings, keys = context.settings, AttemptPaths(context.run.directory)
     share = Share.of_node(context, settings.workers.per_node)
@@ -112,7 +112,7 @@ def main() -> int:
         tempfile.tempdir = None
         scratch.name_semaphores(folder.path)
         module = "dask_cuda.cli" if context.settings.workers.gpu else "distributed.cli.dask_worker"
-        sys.argv = [module, address, *words(context, name, folder_path)]
+        sys.argv = [module, address, *worker_command(context, name, folder_path)]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0
 

@@ -75,7 +75,7 @@ class Handover:
         changed = [name for mine, theirs in named for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
         others = {"path": "sys.path", "folder": "the working directory", "argv": "sys.argv", "umask": "umask",
                   "limits": "limits", "resources": "resources"}  # fmt: skip
-        return changed + [words for name, words in others.items() if getattr(self, name) != getattr(last, name)]
+        return changed + [sentence for name, sentence in others.items() if getattr(self, name) != getattr(last, name)]
 
 
 def collect(environment: Mapping[str, str], argv: Sequence[str], *, gpus: bool) -> tuple[Handover, list[str]]:
@@ -136,11 +136,11 @@ def _of_nanny() -> dict[str, str | None]:
     """Return the variables for workers that the script has put into Dask's own settings for them."""
     usual: dict[str, Any] = {}
     dask.config.refresh(usual, defaults=dask.config.defaults, env=interpreter.BEFORE["environment"])
-    found: dict[str, str | None] = {}
+    changed: dict[str, str | None] = {}
     for key in ("distributed.nanny.pre-spawn-environ", "distributed.nanny.environ"):
         now, before = dask.config.get(key, {}), dask.config.get(key, {}, config=usual)
-        found |= {name: str(value) for name, value in now.items() if before.get(name) != value and value is not None}
-    return {name: os.environ.get(name, value) for name, value in found.items()}
+        changed |= {name: str(value) for name, value in now.items() if before.get(name) != value and value is not None}
+    return {name: os.environ.get(name, value) for name, value in changed.items()}
 
 
 def _settings(start: Mapping[str, str], changed: Mapping[str, str | None]) -> tuple[dict[str, Any], list[str]]:
@@ -180,16 +180,16 @@ def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
 
 def _of_multiprocessing() -> dict[str, Any]:
     """Return a start method that was set, and the key of managers if the script has one."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if context := sys.modules.get("multiprocessing.context"):
         chosen = context._default_context  # noqa: SLF001 - to ask get_start_method is to choose one
         actual, usual = chosen._actual_context, chosen._default_context  # noqa: SLF001
-        found["start_method"] = "" if actual in (None, usual) else str(actual.get_start_method())
+        settings["start_method"] = "" if actual in (None, usual) else str(actual.get_start_method())
     if "multiprocessing.managers" in sys.modules:
         from multiprocessing import current_process
 
-        found["authkey"] = bytes(current_process().authkey)
-    return found
+        settings["authkey"] = bytes(current_process().authkey)
+    return settings
 
 
 def _has_threadpoolctl() -> bool:
@@ -215,7 +215,7 @@ class HandoverPlugin(WorkerPlugin):  # type: ignore[misc]
         worker.of_script = [(one, value) for one, value in now.items() if before.get(one) is not value]
         _of_memory(self.handover.settings, self.undo, worker)
         for problem in self.problems:
-            print(f"hpcml: not taken over from the script: {problem}.", file=sys.stderr, flush=True)
+            print(f"hpcml: the workers do not get this setting of the script: {problem}.", file=sys.stderr, flush=True)
         if self.handover.resources:
             await worker.set_resources(**self.handover.resources)
 

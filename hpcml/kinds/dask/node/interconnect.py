@@ -66,7 +66,7 @@ async def check(scheduler: Scheduler, context: Context, protocol: str) -> dict[s
     result = decide(measurement)
     if context.settings.for_polars:
         result = replace(result, line=f"{result.line}; {OWN_CONNECTIONS}")
-    probes = {node: record.from_json(facts.probe) for node, facts in measurement.nodes.items() if facts.probe}
+    probes = {node: record.from_json(measured.probe) for node, measured in measurement.nodes.items() if measured.probe}
     check_record = {"differences": preflight.differences(probes), "seconds": round(time.monotonic() - began, 3)}
     table = {"verdict": result.to_json(), "measurement": asdict(measurement), **check_record}
     files.write_json(context.attempt.fabric, table)
@@ -297,22 +297,22 @@ class Transfers:
         answer = await self.worker.rpc(source).hpcml_give(size=size)
         seconds = time.perf_counter() - begin
         if (got := _length(answer["data"])) != size:
-            raise ValueError(f"{got} bytes came from {source}, {size} were asked for")
+            raise ValueError(f"{source} sent {got} bytes, {size} were requested")
         return seconds
 
     def facts(self) -> dict[str, Any]:
         """Return what this worker's UCX may use, what it wired, and the variables that steer it (`WorkerFacts`)."""
-        facts: dict[str, Any] = {"gpu": self.device, "environment": transport_variables(os.environ)}
+        transfers: dict[str, Any] = {"gpu": self.device, "environment": transport_variables(os.environ)}
         ucxx = sys.modules.get("ucxx")  # imported by Dask's UCX backend, if that is in use
         if ucxx is not None:
-            facts["transports"] = sorted(ucxx.get_active_transports())
-            facts["version"] = ".".join(str(part) for part in ucxx.get_ucx_version())
-            facts["log"] = parse_ucx_log(_text(self.logs / f"ucx-{os.getpid()}.log"))
+            transfers["transports"] = sorted(ucxx.get_active_transports())
+            transfers["version"] = ".".join(str(part) for part in ucxx.get_ucx_version())
+            transfers["log"] = parse_ucx_log(_text(self.logs / f"ucx-{os.getpid()}.log"))
         if self.device:
             import rmm
 
-            facts["memory_resource"] = type(rmm.mr.get_current_device_resource()).__name__
-        return facts
+            transfers["memory_resource"] = type(rmm.mr.get_current_device_resource()).__name__
+        return transfers
 
     def counters(self) -> dict[str, Any]:
         """Return the counters of this node's adapters and GPUs."""
@@ -443,8 +443,8 @@ def main() -> int:
         measurement: Measurement = client.run_on_scheduler(module.measure_all)
     result = decide(measurement)
     out = load().run.out
-    facts = {"verdict": result.to_json(), "measurement": asdict(measurement)}
-    (out / "fabric.json").write_text(json.dumps(facts, indent=1) + "\n")
+    record_json = {"verdict": result.to_json(), "measurement": asdict(measurement)}
+    (out / "fabric.json").write_text(json.dumps(record_json, indent=1) + "\n")
     nodes = {name: worker.node for name, worker in measurement.workers.items()}
     if not measurement.pairs:
         say(f"{result.line}: this run has one worker.")

@@ -31,7 +31,7 @@ class Missing:
 
     ``final`` means that waiting longer would not help, and ``quote`` is its log's end only then: logs of nodes that may
     still come are not read at each look. ``remedy`` is what to do where an image was not entered; ``memory`` is which
-    of its workers was ended for want of memory, empty if none was.
+    of its workers was ended because it was out of memory, empty if none was.
     """
 
     node: str
@@ -84,7 +84,7 @@ def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -
     if mark and mark["refused"]:
         return str(mark["refused"]), True, ""
     if mark and (failed := mark["failed"]):
-        return f"worker {failed[0]['name']} ended repeatedly ({failed[0]['why']})", True, ""
+        return f"worker {failed[0]['name']} exited repeatedly ({failed[0]['why']})", True, ""
     if ended:
         status = context.attempt.exit_of(WORKER.name, node).read_text().strip()
         if not_entered(context, status):
@@ -95,7 +95,7 @@ def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -
     if not mark:
         return "the worker task did not start", False, ""
     for name in mark["deaths"]:
-        return f"worker {name} has ended: {mark['last_ends'][name]}", False, ""
+        return f"worker {name} exited: {mark['last_ends'][name]}", False, ""
     if mark["state"] == "starting":
         return "the worker task started but is still importing Dask", False, ""
     return "its workers started but did not register", False, ""
@@ -185,13 +185,13 @@ def worker_log(context: Context, node: str, most: tuple[int, int] = _QUOTE) -> t
 
 
 class Losses:
-    """The nodes whose workers are away, for how long, and what has been told of them."""
+    """The nodes whose workers are away, for how long, and the nodes that were reported."""
 
     def __init__(self, context: Context, events: EventLog, clock: OwnTime, warn: Callable[[str], None]) -> None:
         self.context, self.events, self.clock, self.warn = context, events, clock, warn
         self.away: dict[str, float] = {}
         self.killed: set[str] = set()
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
         self.starved: set[str] = set()
         self.stopped: dict[str, float] = {}
 
@@ -216,12 +216,12 @@ class Losses:
             if node.memory and node.node not in self.starved:  # they come back, and the script gets slow
                 self.starved.add(node.node)
                 self.warn(f"{node.node}: {node.memory}; more of these are in its log.")
-            if not node.final or node.node in self.told:
+            if not node.final or node.node in self.reported:
                 continue
-            self.told.add(node.node)
+            self.reported.add(node.node)
             self.events.write("workers-lost", node=node.node, workers=list(node.workers))
             lost = "a worker" if len(node.workers) == 1 else f"{len(node.workers)} workers"
-            self.warn(f"{node.node} lost {lost} for good: {node.why}; {total - away} of {total} workers are left.")
+            self.warn(f"{node.node} lost {lost} permanently: {node.why}; {total - away} of {total} workers are left.")
 
     def tell_stopped(self, node: str) -> None:
         """Tell of a worker task that was stopped and goes on, as one of its workers said; each of them may say it."""

@@ -65,7 +65,7 @@ class Opening:
             _last = (packed, self.handover)
         if (owner := self.owner()) is not None:
             _opened.add(owner)
-        if lacking := [words for words in self.lacking if words not in _said]:
+        if lacking := [sentence for sentence in self.lacking if sentence not in _said]:
             _said.update(lacking)
             notes.append(f"the workers do not get {'; '.join(lacking)}")
         return notes
@@ -85,7 +85,11 @@ class Opening:
         running = (Status.running, "running")
         others = [one for one in _opened if one is not self.owner() and one.status in running]
         changes = ", ".join(self.handover.changes(_last[1]))
-        return [f"clusters opened before have the same workers, which now get {changes}"] if others and changes else []
+        return (
+            [f"clusters that were opened earlier have the same workers; these now get {changes}"]
+            if others and changes
+            else []
+        )
 
     async def _less_memory(self, scheduler: Any) -> list[str]:
         """Return in words that workers have less memory than was asked for."""
@@ -196,7 +200,7 @@ def exports(lines: Iterable[str], environment: Mapping[str, str]) -> tuple[dict[
         for name, equals, value in (word.partition("=") for word in arguments[is_export:]):
             if equals:
                 variables = {**environment, **plain, **exported}
-                value = _REFERENCE.sub(lambda found: variables.get(found[1] or found[2], ""), value)  # noqa: B023, PLW2901
+                value = _REFERENCE.sub(lambda match: variables.get(match[1] or match[2], ""), value)  # noqa: B023, PLW2901
             if is_export or name in exported or name in environment:
                 exported[name] = value if equals else plain.get(name, environment.get(name, ""))
             else:

@@ -150,8 +150,8 @@ async def release(dask_scheduler: Any, keep: str) -> int | None:
     while set(dask_scheduler.client_comms) - {keep} and time.monotonic() < deadline:  # noqa: ASYNC110 - Dask tells nobody
         await asyncio.sleep(0.005)
     for extension, store in _STORES.items():
-        if found := dask_scheduler.extensions.get(extension):
-            getattr(found, store).clear()
+        if plugin := dask_scheduler.extensions.get(extension):
+            getattr(plugin, store).clear()
     for name, client in list(dask_scheduler.clients.items()):
         if name not in dask_scheduler.client_comms:
             dask_scheduler.client_releases_keys(keys=[task.key for task in client.wants_what], client=name)
@@ -176,9 +176,9 @@ def workers(dask_scheduler: Any) -> list[str]:
 async def replaced(dask_scheduler: Any, old: list[str]) -> None:
     """On the scheduler: wait until there are as many workers as before, and none of them is an old one."""
     deadline = time.monotonic() + BACK
-    while set(there := workers(dask_scheduler)) & set(old) or len(there) < len(old):
+    while set(present := workers(dask_scheduler)) & set(old) or len(present) < len(old):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"of {len(old)} workers {len(set(there) - set(old))} were back after {BACK:g} s")
+            raise TimeoutError(f"of {len(old)} workers {len(set(present) - set(old))} were back after {BACK:g} s")
         await asyncio.sleep(0.02)
 
 

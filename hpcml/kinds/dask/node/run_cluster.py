@@ -67,7 +67,7 @@ def replacement(kind: str, original: Any) -> Any:
         original.start_http_server = _open_no_port
         return original
     if own_clusters():
-        return own(original) if isinstance(original, type) and issubclass(original, LocalCluster) else original
+        return subclass_of(original) if isinstance(original, type) and issubclass(original, LocalCluster) else original
     if kind == "cluster":
         return type(original.__name__, (RunCluster,), _members(original))
     return {"initialize": _initialize, "execute": _execute, "nothing": _nothing}[kind]
@@ -158,7 +158,7 @@ class RunCluster(Cluster):  # type: ignore[misc]
         options = {"job_name": "dask-worker", **vars(self).get("_options", {})}
         if name.startswith("_") or name not in options:
             raise AttributeError(
-                f"{type(self).__name__}.{name}: this is the run's cluster, which has no {name}. Use scheduler_info, "
+                f"{type(self).__name__}.{name}: the run's cluster has no {name}. Use scheduler_info, "
                 "workers or job_script()."
             )
         return options[name]
@@ -205,9 +205,9 @@ class RunCluster(Cluster):  # type: ignore[misc]
     async def _wait_for_workers(self, n_workers: int = 0, timeout: float | None = None) -> None:  # noqa: ASYNC109
         wanted = min(n_workers, self.n_workers) if n_workers <= self.asked else n_workers
         deadline = time.monotonic() + (parse_timedelta(timeout) if timeout else math.inf)
-        while (there := await self._count()) < wanted:
+        while (count := await self._count()) < wanted:
             if time.monotonic() > deadline:
-                raise WorkerStartTimeoutError(there, wanted, timeout)
+                raise WorkerStartTimeoutError(count, wanted, timeout)
             await asyncio.sleep(0.1)  # as Dask does: so often, it tells the scheduler that the script waits
 
     async def _count(self) -> int:
@@ -232,8 +232,8 @@ class _Workers(dict[Any, Any]):
     """Workers by number; one is found by its address too."""
 
     def __init__(self, workers: Mapping[str, Any]) -> None:
-        self.by_address = {address: _Worker(facts, worker_address=address, address=address)
-                           for address, facts in workers.items()}  # fmt: skip
+        self.by_address = {address: _Worker(worker, worker_address=address, address=address)
+                           for address, worker in workers.items()}  # fmt: skip
         super().__init__(enumerate(sorted(self.by_address.values(), key=_number)))
 
     def __missing__(self, address: Any) -> Any:
@@ -280,7 +280,7 @@ def _bounds(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @functools.cache
-def own(original: type) -> type:
+def subclass_of(original: type) -> type:
     """Return a LocalCluster class that opens its own cluster beside the run's, with no port for others, and says so."""
     from hpcml.kinds.dask.node.dask_worker import PrivateWorker
     from hpcml.kinds.dask.node.local_cluster import ClosedCluster, NoHttpPort
@@ -292,7 +292,7 @@ def own(original: type) -> type:
     class Own(*base):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **options: Any) -> None:
             asked = _call(original.__name__, arguments, options)
-            _note(asked, f"a cluster of its own on this node (--own-clusters), beside {_size().rpartition(' ')[0]}")
+            _note(asked, f"a separate cluster on this node (--own-clusters), beside {_size().rpartition(' ')[0]}")
             if arguments and of_cpus:
                 raise TypeError("in a run LocalCluster takes keyword arguments only")
             super().__init__(*arguments, **closed | options)
@@ -325,12 +325,12 @@ def adopt(client: type) -> type:
         if not isinstance(target, str | None) or _answers(target, given):
             original(self, *arguments, **options)
             if isinstance(target, str | None) and "inproc:" not in str(target) and given.get("security") is None:
-                _note(asked, f"the scheduler that answers there is used, and none of {_size().rpartition(' ')[0]}")
+                _note(asked, f"the script uses the scheduler at this address, not {_size().rpartition(' ')[0]}")
             return
         kept = {name: value for name, value in given.items() if name in named - {"self", "address", "scheduler_file"}}
         of_a_cluster = given.get("kwargs", {})
         if of_a_cluster and own_clusters():
-            closed = own(LocalCluster)(
+            closed = subclass_of(LocalCluster)(
                 **of_a_cluster, **{name: kept[name] for name in ("asynchronous", "loop") if name in kept}
             )
             original(self, closed, **kept)
@@ -561,7 +561,7 @@ def _note_polling(asked: str) -> None:
     place = (asked, frame.f_code.co_filename, frame.f_lineno)
     _polls[place] += 1
     if _polls[place] == _LOOP:
-        _note(f"{asked}, asked {_LOOP} times", f"{_size()} all there will be")
+        _note(f"{asked}, asked {_LOOP} times", f"{_size()} the maximum")
 
 
 def _scripts_frame() -> types.FrameType:

@@ -119,9 +119,9 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         self.neighbours = dead_worker_memory.Neighbours()
         self.tasks_print = False
 
-    def send(self, **facts: object) -> None:
+    def send(self, **fields: object) -> None:
         """Send one line."""
-        self.writer.write(json.dumps(facts).encode() + b"\n")
+        self.writer.write(json.dumps(fields).encode() + b"\n")
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Dask's hook: a worker has registered."""

@@ -109,7 +109,7 @@ def dask_settings(paths: AttemptPaths, address: str, protocol: str) -> dict[str,
     return settings
 
 
-OPEN = "open to everyone who can connect"  # what the progress tells at once, not only on asking
+OPEN = "open to all users who can connect"  # what the progress tells at once, not only on asking
 
 
 def explanation(
@@ -125,7 +125,7 @@ def explanation(
         protection = "mutual TLS to the scheduler; both ends of a UCX connection prove the run's key, not encrypted"
         reached = sorted(tcp_devices - {"lo"})
         ways = [f"UCX's TCP on {' and '.join(reached)}"] if reached else []
-        ways += ["UCX's System V shared memory, for your group (UCX_TLS)"] if group_memory else []
+        ways += ["UCX's System V shared memory, open to your group (UCX_TLS)"] if group_memory else []
     else:
         protection, ways = "mutual TLS", []
     ways += ["cuDF-Polars' own UCX (rapidsmpf)"] if polars else []

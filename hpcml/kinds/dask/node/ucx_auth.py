@@ -44,8 +44,8 @@ logger.addFilter(LineLimit())  # so that nobody can fill the disk by knocking
 DEADLINE = 10.0  # seconds for the three messages: a busy process on the other side may take some
 MOST_HALF_OPEN = 256  # handshakes under way at one listener
 OPEN_TCP = (
-    "its tcp lets whoever can connect write this process's memory, and no key helps (docs/security.md). "
-    "Use tls, or UCX_TLS=^tcp,sysv where InfiniBand joins the nodes, or UCX_NET_DEVICES=lo on a single node"
+    "with UCX's tcp, others can write to this process's memory, in spite of the key (docs/security.md). "
+    "Use tls, or UCX_TLS=^tcp,sysv where InfiniBand connects the nodes, or UCX_NET_DEVICES=lo on a single node"
 )
 FEATURES = ("TAG", "STREAM", "WAKEUP")  # messages, the exchange of their tags, and sleep while nothing comes
 
@@ -79,7 +79,7 @@ def install(key_file: Path) -> None:
     try:
         import distributed_ucxx
     except ImportError as error:
-        sentence = "This run's Dask speaks UCX, and distributed-ucxx cannot be imported"
+        sentence = "This run's Dask uses UCX, but distributed-ucxx cannot be imported"
         raise ImportError(f"{sentence}: {error} (hpcml's extras cuda12, cuda13 and ucx have it)") from error
     with _LOCK:
         current = registry.backends.get("ucx")
@@ -199,7 +199,9 @@ class _Listener:
 def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    return str(error) if isinstance(error, RefusedError) else f"it broke off: {error or type(error).__name__}"
+    return (
+        str(error) if isinstance(error, RefusedError) else f"the connection was lost: {error or type(error).__name__}"
+    )
 
 
 def _log_refusal(reason: str) -> None:
@@ -232,7 +234,7 @@ def start_ucx() -> None:
             logging.getLogger("ucx").addFilter(_no_traceback)
         context = _context()
         if context is None or context.context.feature_flags != sum(feature.value for feature in _features()):
-            raise UcxAuthError("UCX was started in this process with features that let its peers into the memory")
+            raise UcxAuthError("UCX was started in this process with features that give peers access to the memory")
 
 
 @contextlib.contextmanager
@@ -298,19 +300,19 @@ class Handshake:
         await self._send(_HELLO, address, mine)
         theirs, proof = await self._receive(_ANSWER)
         if not hmac.compare_digest(proof, _mac(key, b"server", address, mine, theirs)):
-            raise RefusedError("the other end proved another key, or none")
+            raise RefusedError("the other end has another key, or none")
         await self._send(_PROOF, _mac(key, b"client", address, mine, theirs))
 
-    async def prove_as_listener(self, key: bytes, own: set[bytes]) -> None:
+    async def prove_as_listener(self, key: bytes, addresses: set[bytes]) -> None:
         """Prove it to who has connected to one of the own addresses, and have it prove it; errors as above."""
         address, theirs = await self._receive(_HELLO)
-        if address not in own:
-            raise RefusedError(f"it wanted {_unpack(address)}, which is not here")
+        if address not in addresses:
+            raise RefusedError(f"it requested {_unpack(address)}, which is not here")
         mine = secrets.token_bytes(32)
         await self._send(_ANSWER, mine, _mac(key, b"server", address, theirs, mine))
         (proof,) = await self._receive(_PROOF)
         if not hmac.compare_digest(proof, _mac(key, b"client", address, theirs, mine)):
-            raise RefusedError("it proved another key, or none")
+            raise RefusedError("it has another key, or none")
 
     async def _send(self, form: struct.Struct, *fields: bytes) -> None:
         await self._endpoint.send(form.pack(_VERSION, *fields))
@@ -321,7 +323,7 @@ class Handshake:
         await self._endpoint.recv(buffer)
         version, *fields = form.unpack(buffer)
         if version != _VERSION:
-            raise RefusedError("it does not speak this handshake")
+            raise RefusedError("it does not use this handshake")
         return tuple(fields)
 
 
@@ -348,10 +350,10 @@ def read_key(path: Path) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise UcxAuthError(f"{path}: the key of the UCX connections must be a file of your own")
+            raise UcxAuthError(f"{path}: the key of the UCX connections must be your own file")
         if (mode := stat.S_IMODE(status.st_mode)) & 0o077:
-            raise UcxAuthError(f"{path}: others may use the key of the UCX connections (mode {mode:04o}, not 0600)")
+            raise UcxAuthError(f"{path}: others can read the key of the UCX connections (mode {mode:04o}, not 0600)")
         key = file.read(KEY_BYTES + 1)
     if len(key) != KEY_BYTES:
-        raise UcxAuthError(f"{path}: holds no key of {KEY_BYTES} bytes")
+        raise UcxAuthError(f"{path}: not a key of {KEY_BYTES} bytes")
     return key

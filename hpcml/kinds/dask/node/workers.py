@@ -102,20 +102,20 @@ class Address:
         self.context, self.local = context, local
         self.interval = files.interval(context.settings.job.nodes)
         self.deadline = time.monotonic() + context.settings.deadlines.scheduler + context.settings.deadlines.workers
-        self.known = False
+        self.written = False
         self.late = "the scheduler did not write its address (scheduler.json) in time"
 
     def look(self) -> bool:
         """Pass the address on once it is there; return False if it will never be."""
-        if self.known:
+        if self.written:
             return True
         entries = files.listed(self.context.attempt.directory)
         if self.context.attempt.scheduler.name in entries:
             scheduler_record = files.read_json(self.context.attempt.scheduler) or {}
             addresses = [scheduler_record["address"], *scheduler_record.get("shares", ())]
             write(self.local, "".join(f"{address} {scheduler_record['protocol']}\n" for address in addresses))
-            self.known = True
-        return self.known or (self.context.attempt.ended.name not in entries and time.monotonic() < self.deadline)
+            self.written = True
+        return self.written or (self.context.attempt.ended.name not in entries and time.monotonic() < self.deadline)
 
 
 def early_imports(settings: Settings) -> list[str]:

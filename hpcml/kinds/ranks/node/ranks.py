@@ -52,7 +52,7 @@ def main() -> int:
 class Ranks:
     """The ranks of this node, and its line to the supervisor: the agent looks at both."""
 
-    known, interval = True, agent.TICK
+    written, interval = True, agent.TICK
     late = "the connection with the supervisor was lost"
 
     def __init__(self, context: Context, node: agent.Node, line: link.Line, ways: dict[str, str]) -> None:

@@ -30,17 +30,17 @@ _PAGE_SCRIPT = """\
 (() => {
   const plugin = {
     id: 'hpcml-session:plugin',
-    description: 'Saves all documents before the run ends, and says that it ends.',
+    description: 'Saves all documents before the run ends, and shows a warning.',
     autoStart: true,
     activate: app => {
       const {wsUrl, token, appendToken} = app.serviceManager.serverSettings;
       const url = new URL('hpcml/session', wsUrl);
       if (appendToken && token) url.searchParams.set('token', token);
-      let line = null, told = '';
+      let line = null, last = '';
       const say = (message, type, actions) =>
         app.commands.execute('apputils:notify', {message, type, options: {autoClose: false, actions}});
       app.commands.addCommand('hpcml-session:stay', {
-        label: 'Go on with this session', execute: () => line.send('stay')
+        label: 'Continue this session', execute: () => line.send('stay')
       });
       const save = async () => {
         if (app.commands.hasCommand('docmanager:save-all')) await app.commands.execute('docmanager:save-all');
@@ -48,9 +48,9 @@ _PAGE_SCRIPT = """\
         await Promise.all(unsaved.map(widget => widget.context.save()));
       };
       const heed = async ({state, words}) => {
-        const stay = [{label: 'Go on', commandId: 'hpcml-session:stay', args: {}}];
-        if (words && words !== told) say(words, 'warning', state === 'idle' ? stay : []);
-        told = words;
+        const stay = [{label: 'Continue', commandId: 'hpcml-session:stay', args: {}}];
+        if (words && words !== last) say(words, 'warning', state === 'idle' ? stay : []);
+        last = words;
         if (state === 'running') return;
         try {
           await save();
@@ -193,7 +193,7 @@ class NoCluster:
     """What dask-labextension makes when it is asked for a cluster: nothing, and it says why."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        raise RuntimeError("this session has its run's cluster: client = hpcml.connect()")
+        raise RuntimeError("connect to the cluster of this session: client = hpcml.connect()")
 
 
 def check(server: ServerApp, places: Places) -> None:
@@ -203,22 +203,22 @@ def check(server: ServerApp, places: Places) -> None:
     settings = server.web_app.settings
     longest = len(os.fsencode(places.runtime)) + len("/kernel--ipc-5") + 36
     wrong = {
-        "it does not listen on its socket alone": server.sock != str(places.socket),
+        "it listens not only on its socket": server.sock != str(places.socket),
         "it has no token": not server.identity_provider.token,
-        "another part decides who may enter": type(server.identity_provider) is not PasswordIdentityProvider,
-        "it lets in other pages' scripts": bool(
+        "another component controls the access": type(server.identity_provider) is not PasswordIdentityProvider,
+        "it accepts scripts of other pages": bool(
             server.allow_origin
             or server.allow_origin_pat
             or server.disable_check_xsrf
             or settings.get("disable_check_xsrf")
         ),
-        "it does not check the Host": bool(server.allow_remote_access),
+        "it does not check the Host header": bool(server.allow_remote_access),
         "its kernels use ports": server.config.KernelManager.transport != "ipc",
         f"its kernels' sockets need {longest} bytes": longest > _LONGEST_SOCKET,
     }
-    for what, is_so in wrong.items():
+    for problem, is_so in wrong.items():
         if is_so:
-            raise UnsafeError(what)
+            raise UnsafeError(problem)
 
 
 def check_socket(socket: Path) -> None:

@@ -152,7 +152,9 @@ class Session:
             try:
                 files.write_json(service, {**(files.read_json(service) or {}), "ended": reason})
             except OSError as error:
-                print(f"hpcml: the status does not say why the session ends: {error}", file=sys.stderr, flush=True)
+                print(
+                    f"hpcml: the reason for the session's end cannot be written: {error}", file=sys.stderr, flush=True
+                )
         elif left < warning and self.state == "running":
             self._become("idle", f"This session is idle. It ends in {_rounded(warning)}.")
         elif left >= warning and self.state == "idle":
@@ -299,8 +301,8 @@ async def _announce(context: Context, server: ServerApp, socket: Path, token: st
         except (config.UnsafeError, OSError, ValueError, TimeoutError) as error:
             unsafe = isinstance(error, config.UnsafeError)
             if unsafe or time.monotonic() > deadline:
-                what = f"is ended: {error}." if unsafe else f"does not answer: {error}"
-                print(f"hpcml: JupyterLab {what}", file=sys.stderr)
+                state = f"is ended: {error}." if unsafe else f"does not answer: {error}"
+                print(f"hpcml: JupyterLab {state}", file=sys.stderr)
                 server.stop()
                 return
             await asyncio.sleep(0.2)
