@@ -259,7 +259,7 @@ FAULTS = (
     F("hpcml/kinds/dask/node/ucx_auth.py", "hmac.digest(key, label + _VERSION", "hmac.digest(key, _VERSION", "a peer without the key gives the proof back and enters"),
     F("hpcml/kinds/dask/node/tls.py", "require_encryption=True, tls_ca_file", "require_encryption=False, tls_ca_file", "a plain connection is allowed"),
     F("hpcml/kinds/dask/node/tls.py", "path.parent.chmod(0o700)", "pass", "a folder of keys stays open to others"),
-    F("hpcml/node/files.py", "attempt.ucx_key, attempt.jupyter_token):", "attempt.ucx_key):", "a browser's token outlives the run"),
+    F("hpcml/node/files.py", "attempt.jupyter_token, attempt.ranks_key):", "attempt.ranks_key):", "a browser's token outlives the run"),
     F("hpcml/kinds/dask/node/tls.py", "timedelta(seconds=EARLY)", "timedelta(seconds=-EARLY)", "a certificate that is not valid yet"),
     F("hpcml/kinds/dask/node/tls.py", "[_PRELOAD, *(name for name in others if name != _PRELOAD)]", "[*(name for name in others if name != _PRELOAD), _PRELOAD]", "a preload of the user's starts UCX before its key"),
     F("hpcml/kinds/dask/node/ucx_auth.py", '("TAG", "STREAM", "WAKEUP")', '("TAG", "STREAM", "WAKEUP", "RMA")', "a UCX peer without the key reads a worker's memory", True),
