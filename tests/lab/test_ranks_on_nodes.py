@@ -1,0 +1,160 @@
+"""Ranks on four nodes: one world by an address that all reach, ends of single ranks and nodes, and another account.
+
+No lower tier has more than one node, a cgroup's memory, or Slurm's own variables.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beside import PART, SMALL
+from conftest import ALL_NODES, Cluster, Ended
+from hpcml import errors
+from lab_state import wait_for
+from test_losses import roles
+
+pytestmark = [pytest.mark.lab, pytest.mark.beside]
+
+FOUR = ("--nodes", "4", *PART, "--ranks", "2")
+TWO = (*SMALL, "--ranks", "1")
+# Rank 0 waits for the others at MASTER_ADDR; each tells what it is by both sets of variables.
+MEET = """
+import json, os, socket, sys
+import hpcml
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+names = ("PROCID", "NTASKS", "LOCALID", "NODEID", "STEP_NUM_TASKS")
+me = {"rank": [rank, size, int(os.environ["LOCAL_RANK"]), int(os.environ["NODE_RANK"]), size],
+      "slurm": [int(os.environ["SLURM_" + name]) for name in names], "host": os.uname().nodename,
+      "processors": len(os.sched_getaffinity(0)), "place": place, "interface": os.environ["NCCL_SOCKET_IFNAME"]}
+if rank:
+    while True:
+        try:
+            master = socket.create_connection(place)
+            break
+        except ConnectionRefusedError: pass
+    master.sendall(json.dumps(me).encode() + b"\\n")
+    sys.exit()
+in_use = socket.socket().connect_ex(place) == 0
+server = socket.create_server(place, backlog=size)
+told = [json.loads(server.accept()[0].makefile().readline()) for _ in range(size - 1)]
+(hpcml.run.out / "ranks.json").write_text(json.dumps({"ranks": [me, *told], "in_use": in_use}))
+"""
+# Rank 3 fails with the status that it is given; the others wait for ever, and rank 6 has a child in another session.
+FAILS = """
+import os, subprocess, sys, time
+rank = int(os.environ["RANK"])
+if rank == 6:
+    subprocess.Popen(["setsid", "sh", "-c", "trap '' TERM; echo $$ >$0.new; mv $0.new $0; sleep 1000",
+                      sys.argv[2]])
+while rank == 3 and not os.path.exists(sys.argv[2]): time.sleep(0.05)
+if rank == 3:
+    if sys.argv[1] == "memory":
+        taken = [bytes(1) * (32 << 20) for _ in range(64)]
+    sys.exit(int(sys.argv[1]))
+time.sleep(1000)
+"""
+# Rank 0 ends well at once; rank 1 goes on until a file that the first rank's end does not bring.
+ONE_ENDS = """
+import os, sys, time
+import hpcml
+if os.environ["RANK"] == "0": sys.exit()
+while not os.path.exists(sys.argv[1]): time.sleep(0.1)
+(hpcml.run.out / "whole").write_text("yes")
+"""
+WAITS = "import time\nprint('here', flush=True)\ntime.sleep(1000)\n"
+
+
+def met(run: Ended) -> dict[str, Any]:
+    assert run.code == 0, (run.out, run.err)
+    answer: dict[str, Any] = json.loads((run.directory / "out/ranks.json").read_text())
+    return answer
+
+
+def test_eight_ranks_on_four_nodes_are_one_world(cluster: Cluster) -> None:
+    answer = met(cluster.submit(MEET, *FOUR))
+    ranks = {one["rank"][0]: one for one in answer["ranks"]}
+    assert sorted(ranks) == list(range(8))
+    for number, one in ranks.items():
+        assert one["rank"] == one["slurm"] == [number, 8, number % 2, number // 2, 8]
+        assert (one["host"], one["processors"]) == (ALL_NODES[number // 2], 1)
+    assert {tuple(one["place"]) for one in ranks.values()} == {tuple(ranks[0]["place"])}
+    assert not ranks[0]["place"][0].startswith("127.")
+    assert not answer["in_use"]
+    assert len({one["interface"] for one in ranks.values()}) == 1
+
+
+def test_a_name_that_means_another_host_does_not_matter(cluster: Cluster) -> None:
+    """Debian's /etc/hosts gives a machine's own name 127.0.1.1 (pytorch#79388)."""
+    add = 'cp /etc/hosts /tmp/hosts; echo "127.0.1.1 $(uname -n)" >/tmp/hosts.new; cat /tmp/hosts >>/tmp/hosts.new'
+    for node in ALL_NODES:
+        cluster.run("sh", "-c", f"{add}; mount --bind /tmp/hosts.new /etc/hosts", node=node, user="root")
+    try:
+        met(cluster.submit(MEET, *FOUR))
+    finally:
+        for node in ALL_NODES:
+            cluster.run("umount", "/etc/hosts", node=node, user="root")
+
+
+@pytest.mark.parametrize(("how", "status", "sentence"), [
+    ("7", 7, "rank 3 on n2 exited with status 7"),
+    ("memory", 137, "rank 3 on n2 was killed because the node's memory limit was reached"),
+])  # fmt: skip
+def test_the_first_rank_that_fails_ends_all(cluster: Cluster, how: str, status: int, sentence: str) -> None:
+    path = cluster.work / f"child-{how}"
+    run = cluster.submit(FAILS, *FOUR, arguments=(how, str(path)))
+    assert run.code == status, run.err
+    assert sentence in run.status["message"]
+    if how == "memory":
+        assert "out of memory" in cluster.run("hpcml", "why", run.directory.name).stdout
+    assert wait_for(lambda: not Path("/proc", path.read_text().strip()).exists(), 30)
+
+
+def test_a_rank_that_ends_well_ends_nobody(cluster: Cluster) -> None:
+    """Slurm's own --kill-on-bad-exit and WaitTime would, and a launcher that waits for all would hang at a failure."""
+    path = cluster.work / "go-on"
+    _, directory = cluster.detach(ONE_ENDS, *TWO, arguments=(str(path),))
+    agent = "rank 0 ended"
+    cluster.wait_event(directory, "ranks-running")
+    log = directory / "logs/rank-n1.log"
+    assert wait_for(lambda: not roles(cluster, directory, "rank", "n1"), 60), log.read_text()
+    assert agent not in log.read_text()
+    cluster.write(path.name, "")
+    assert cluster.wait_status(directory)["exit_status"] == 0
+    assert (directory / "out/whole").exists()
+
+
+def test_a_lost_agent_and_a_killed_rank_are_named(cluster: Cluster) -> None:
+    _, directory = cluster.detach(WAITS, *FOUR)
+    cluster.wait_event(directory, "ranks-running")
+    (agent,) = (pid for pid in roles(cluster, directory, "rank", "n3")[:1])
+    cluster.run("kill", f"-{signal.SIGKILL}", str(agent), node="n3")
+    end = cluster.wait_status(directory)
+    assert (end["exit_status"], "n3" in end["message"]) == (errors.ROLE_LOST, True), end
+    assert wait_for(lambda: not any("script" in line and "-u -c" in line for _, line in cluster.processes()), 30)
+
+
+def test_another_account_gets_no_word_in(cluster: Cluster) -> None:
+    _, directory = cluster.detach(WAITS, *TWO)
+    cluster.wait_event(directory, "ranks-running")
+    places = json.loads((directory / "attempts/0/control.json").read_text())["places"]
+    code = (
+        "import socket, sys\n"
+        "s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)\n"
+        "s.recv(64); s.sendall(b'0' * 64 + b' ' + b'0' * 32 + b' n2\\n' + b'{\"event\": \"rank-ended\"}\\n')\n"
+        "print(len(s.recv(64)))\n"
+    )
+    for address, port in places:
+        for user in ("mallory", "alice"):
+            done = cluster.run("python3", "-c", code, address, str(port), node="n2", user=user)
+            assert done.stdout.strip() == "0" or "reset" in done.stderr, (done.stdout, done.stderr)
+    read = cluster.run("cat", str(directory / "attempts/0/secret/ranks.key"), node="n2", user="mallory")
+    assert "Permission denied" in read.stderr
+    assert cluster.run("hpcml", "status", directory.name, "--json").returncode == 0
+    cluster.run("hpcml", "cancel", directory.name)
+    assert cluster.wait_status(directory)["exit_status"] == errors.CANCELLED
