@@ -111,7 +111,7 @@ def test_the_first_rank_that_fails_ends_all(cluster: Cluster, how: str, status: 
     assert run.code == status, run.err
     assert sentence in run.status["message"]
     if how == "memory":
-        assert "out of memory" in cluster.run("hpcml", "why", run.directory.name).stdout
+        assert "memory limit was reached" in cluster.run("hpcml", "why", run.directory.name).stdout
     assert wait_for(lambda: not Path("/proc", path.read_text().strip()).exists(), 30)
 
 
