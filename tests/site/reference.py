@@ -23,10 +23,10 @@ COMMANDS = """\
 # Options of the commands
 
 All words and options of each command.
-[Commands](commands.md) tells what they do, and
-[exit status](exit-status.md) how they end. Each takes `-h`,
-`--help` too. A default stands in brackets; one with a dot
-in it is [a key of the profile](reference-profile.md).
+[Commands](commands.md) describes them, and
+[exit status](exit-status.md) lists their ends. Each also
+accepts `-h`, `--help`. Defaults are in brackets; a default
+with a dot is [a key of the profile](reference-profile.md).
 
 `make reference` writes this page from the parsers.
 """
