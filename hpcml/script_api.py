@@ -73,9 +73,9 @@ class Run:
         return int(_point().get("seed", 0))
 
     def report(self, *, step: int | None = None, **metrics: float) -> None:
-        """Tell the sweep how good its point is: ``hpcml.run.report(loss=0.3, step=10)``.
+        """Report a metric of the sweep's point: ``hpcml.run.report(loss=0.3, step=10)``.
 
-        Outside a sweep nothing is kept. Of each metric the last value counts in the table of the sweep.
+        Outside a sweep nothing is kept. The table of the sweep shows the last value of each metric.
 
         In a sweep with ``--pruner`` it ends a point that the pruner stops, by ``SystemExit`` with status 94:
         ``finally`` and ``with`` do their work, and nothing need be caught. ``step`` is then how far training is
@@ -87,7 +87,7 @@ class Run:
             If the point is to stop. A script that catches that, or reports from a thread, goes on, and each further
             report raises it again.
         ValueError
-            If there is no metric, or one is no number.
+            If there is no metric, or one is not a number.
         """
         if not metrics:
             raise ValueError("hpcml.run.report() has no metric. Example: hpcml.run.report(loss=0.3)")
@@ -106,7 +106,7 @@ class Run:
             raise SystemExit(PRUNED)
 
     def should_stop(self) -> bool:
-        """Whether the time limit is near (or the run is being ended): save what matters and return.
+        """Whether the time limit is near, or the run is being stopped: save your state and return.
 
         It becomes true ``slurm.signal_lead`` seconds before the time limit, and earlier if a save takes long. Cheap
         enough for every iteration of a training loop (one look at a file).
@@ -122,7 +122,7 @@ class Run:
     def checkpoint_dir(self) -> Path:
         """The folder for checkpoints, created when first asked for: ``checkpoints/`` of the run, else of this folder.
 
-        It lies on the file system that the nodes share, and all attempts of a run have the same one. A point of a sweep
+        All nodes and all attempts of a run share it. A point of a sweep
         has one of its own in it.
         """
         from hpcml.node.script import checkpoints
@@ -135,7 +135,7 @@ class Run:
         return folder
 
     def save(self, name: str, writer: Callable[[Path], object]) -> Path:
-        """Save a checkpoint and return its path; a kill at any moment leaves it or the one before, whole.
+        """Save a checkpoint and return its path. A kill at any moment leaves a complete checkpoint, new or old.
 
         The time that it takes counts: the script is told to stop twice that time before the time limit, if that is more
         than ``slurm.signal_lead``.
@@ -160,7 +160,7 @@ class Run:
         return checkpoints.save(self.checkpoint_dir, self._attempt.saves if self._attempt else None, name, writer)
 
     def saved(self, name: str) -> Path | None:
-        """Return the newest whole checkpoint of a name, None if there is none yet."""
+        """Return the newest complete checkpoint of a name, or None."""
         from hpcml.node.script import checkpoints
 
         return checkpoints.saved(self.checkpoint_dir, name)
@@ -178,15 +178,15 @@ class Run:
         save
             Called without arguments. What it saves should belong together at any moment: give one name a whole state.
         every
-            How often it is called besides, e.g. ``15m`` or seconds: a node that fails sends no signal. An error of
-            such a save is printed, and the script goes on.
+            How often to call it in addition, e.g. ``15m`` or seconds: a node that fails sends no signal. An error of
+            such a save is printed, and the script continues.
 
         Raises
         ------
         RuntimeError
             If this is not the script's main thread.
         ValueError
-            If ``every`` is no duration.
+            If ``every`` is not a duration.
         """
         from hpcml.node.script import checkpoints
 
@@ -240,9 +240,9 @@ run = Run()
 
 
 def connect(*, backend: str = "", **options: Any) -> Client:
-    """Return a ``distributed.Client`` that is right for where the script runs.
+    """Return a ``distributed.Client`` for the run's cluster, or outside a run for a local cluster.
 
-    In a run it is connected to the run's cluster, all of whose workers are there already. Elsewhere a cluster of
+    In a run it is connected to the run's cluster, with all workers ready. Elsewhere a cluster of
     this machine's CPUs is started (for this process's lifetime), closed to other users of the machine by mutual TLS;
     it has no dashboard and opens no HTTP port. A script needs no main guard: the workers do not import it. In an
     allocation made by hand (``salloc``) that is the node where the script runs: ``hpcml submit`` uses them all.
@@ -261,9 +261,9 @@ def connect(*, backend: str = "", **options: Any) -> Client:
     ------
     RuntimeError
         If Dask's ``distributed`` is not installed in this environment, or if, outside a run, others could replace
-        what lies in the folder for temporary files.
+        the contents of the folder for temporary files.
     ValueError
-        If ``backend`` is another word, or ``gpu`` where the workers have no GPU.
+        If ``backend`` is invalid, or ``gpu`` while the workers have no GPU.
     OSError
         If the run's scheduler does not answer (``distributed``'s own time-out).
     """

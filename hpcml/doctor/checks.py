@@ -356,10 +356,10 @@ def failed_nodes(exam: Examination) -> Finding:
     bad = bad_nodes.Memory(exam.site.name).nodes(now)
     if not bad:
         return green("no node failed any of your runs within a day")
-    failures, _, option = bad_nodes.sentence(bad).partition(": leave ")
+    failures, _, option = bad_nodes.sentence(bad).partition(": exclude ")
     left_out = " (the profile excludes them)" if exam.site.slurm.exclude_failed else ""
     data = {"nodes": [one._asdict() for one in bad]}
-    return yellow(failures + left_out, f"Leave {option}.", **data)
+    return yellow(failures + left_out, f"Exclude {option}.", **data)
 
 
 # -- the way to the cluster: the user's certificate, and which login node is meant ------------------------------------

@@ -124,7 +124,7 @@ def test_a_worker_task_that_cannot_come_back_is_lost(cluster: Cluster, on_loss: 
     )  # fmt: skip
     os.kill(roles(cluster, directory, "worker", "n2")[0], signal.SIGKILL)
     assert cluster.wait_event(directory, "workers-lost")["workers"] == ["n2-0", "n2-1"]
-    said = "n2 lost 2 workers for good: the worker task exited with status 137 (killed by SIGKILL); 2 of 4 workers are left."
+    said = "n2 lost 2 workers permanently: the worker task exited with status 137 (killed by SIGKILL); 2 of 4 workers are left."
     if on_loss == "fail":
         status = cluster.wait_status(directory)
         assert (status["exit_status"], status["warnings"]) == (errors.ROLE_LOST, [said])

@@ -23,11 +23,11 @@ COMMANDS = """\
 # Options of the commands
 
 All words and options of each command.
-[Commands](commands.md) tells what they do, and
-[exit status](exit-status.md) how they end. Each takes `-h`,
-`--help` too, and where that shows only common options,
-`--help-all`. Defaults are in brackets; one with a dot is
-[a key of the profile](reference-profile.md).
+[Commands](commands.md) describes them, and
+[exit status](exit-status.md) lists their ends. Each also
+accepts `-h`, `--help`; where that shows only common
+options, `--help-all` shows the rest. Defaults are in brackets; a default
+with a dot is [a key of the profile](reference-profile.md).
 
 `make reference` writes this page from the parsers.
 """

@@ -115,7 +115,7 @@ def test_a_writer_that_fails_leaves_what_was_there(run: RunPaths) -> None:
 
 def test_names_that_no_checkpoint_can_have(run: RunPaths, subtests: pytest.Subtests) -> None:
     for name in ("", "a/b", "..", ".hidden", "x" * 201, "a\0b"):
-        with subtests.test(name=name), pytest.raises(ValueError, match="is no name for a checkpoint"):
+        with subtests.test(name=name), pytest.raises(ValueError, match="is not a valid name"):
             Run().save(name, lambda path: path.write_text(""))
 
 

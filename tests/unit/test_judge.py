@@ -124,7 +124,7 @@ def test_cpu_workers_across_nodes_over_ucxs_tcp() -> None:
     assert not found.ok
     assert found.line.startswith(
         "UCX fell back to tcp on eth0 across nodes (n1 and n2 have no InfiniBand device): 0.9 GiB/s; tcp on lo within"
-        " nodes 1.2 GiB/s; remedy: ask for nodes"
+        " nodes 1.2 GiB/s; remedy: request nodes"
     )
     assert "n1 and n2 have no InfiniBand device" in check_policy("rdma", found)
 

@@ -73,7 +73,7 @@ def test_a_node_whose_task_has_ended_is_told_once(context: Context, capsys: pyte
         missing = found.look({"n1-0", "n1-1"}, step_gone=False)
         found.tell(missing)
     assert [node.final for node in missing] == [True]
-    words = "n2 lost 2 workers for good: the worker task exited with status 137 (killed by SIGKILL); 2 of 4 workers are left."
+    words = "n2 lost 2 workers permanently: the worker task exited with status 137 (killed by SIGKILL); 2 of 4 workers are left."
     assert capsys.readouterr().out == f"{words}\n"
     assert [(event["event"], event["workers"]) for event in told(context)] == [("workers-lost", ["n2-0", "n2-1"])]
 

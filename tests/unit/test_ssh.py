@@ -85,7 +85,7 @@ def test_certificates_ends_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second == float("inf")
     assert ssh.clock(first, first) == "21:00"
     found = [first]
-    assert "ended" in ssh.warning(found, None, first + 1, "renew me")
+    assert "expired" in ssh.warning(found, None, first + 1, "renew me")
     assert "an open tunnel stays open" in ssh.warning(found, first + 3600, first - 60, "")
     assert ssh.warning(found, first - 10, first - 60, "") == ""
     assert ssh.warning([], first, first, "") == ""
