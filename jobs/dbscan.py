@@ -50,7 +50,7 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constraine
 left.plot(share, curve)
 left.axhline(eps, color="black", linestyle="--", label=f"eps {eps:.3f}, at the knee")
 left.set(xlabel="share of the rows", ylabel=f"distance to neighbour {min_samples}")
-left.legend()
+left.legend(loc="upper right")
 right.scatter(*points[labels < 0].T, s=2, color="lightgrey")
 right.scatter(*points[labels >= 0].T, s=2, c=labels[labels >= 0], cmap="tab10")
 right.set(xlabel="column 0", ylabel="column 1", title=f"{clusters} clusters, {noise:,} rows of noise in grey")

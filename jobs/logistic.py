@@ -51,7 +51,7 @@ out = hpcml.run.out  # the run's folder for results; outside a run ./out
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
 left.hist([chance[true == 0], chance[true == 1]], bins=40, stacked=True, label=["truly class 0", "truly class 1"])
 left.set(xlabel="predicted probability of class 1", ylabel="rows")
-left.legend()
+left.legend(loc="upper right")
 false_positive, true_positive, _ = roc_curve(true, chance)
 right.plot(false_positive, true_positive)
 right.set(xlabel="false positive rate", ylabel="true positive rate", title=f"area under the curve {area:.3f}")

@@ -54,7 +54,7 @@ result = {"read": len(trips), "used": len(both), "model": kept, "error": error, 
 figure, axes = plt.subplots(layout="constrained")
 axes.hist([true - true.mean(), true - predicted], bins=80, histtype="step", label=["the mean", "the model"])
 axes.set(xlabel="error, dollars", ylabel="rows kept apart")
-axes.legend()
+axes.legend(loc="upper right")
 figure.savefig(out / "pipeline.png", dpi=150)
 print(f"error {error:.2f} dollars, by the mean {guess:.2f}; {len(both):,} rows in {seconds:.1f} s")
 print(f"picture: {out / 'pipeline.png'}")

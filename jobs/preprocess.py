@@ -51,7 +51,7 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constraine
 shown = prepared[NUMBERS].partitions[0].to_backend("pandas").compute()
 left.hist([shown[name] for name in NUMBERS], bins=60, histtype="step", label=NUMBERS)
 left.set(xlabel="deviations from the mean; gaps lie at 0", ylabel="rows of the first partition")
-left.legend()
+left.legend(loc="upper right")
 for name in CATEGORIES:
     right.barh([f"{name} {value}" for value in categories[name]], list(categories[name].values()))
 right.set(xlabel="rows", title="a column for each value")

@@ -54,7 +54,7 @@ axes.plot(GRID, scores, color="lightgrey", label=["one fold", *[None] * (FOLDS -
 axes.plot(GRID, result["r2"], marker="o", label="mean of the folds")
 axes.axvline(GRID[best], color="black", linestyle="--", label=f"best alpha: {GRID[best]:.3g}")
 axes.set(xscale="log", xlabel="alpha", ylabel="R² on rows outside the fit")
-axes.legend()
+axes.legend(loc="upper right")
 figure.savefig(out / "search.png", dpi=150)
 print(f"best of {len(GRID)}: alpha {GRID[best]:.3g}, R² {result['best_r2']:.4f}; {scores.size} fits in {seconds:.1f} s")
 print(f"picture: {out / 'search.png'}")

@@ -51,7 +51,7 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constraine
 left.plot(history["train"]["rmse"], label="rows trained on")
 left.plot(history["test"]["rmse"], label="rows kept apart")
 left.set(xlabel="trees", ylabel="root mean square error", ylim=(0, None))
-left.legend()
+left.legend(loc="upper right")
 right.barh(list(gain), [share / sum(gain.values()) for share in gain.values()])
 right.set(xlabel="share of the gain", ylabel="feature")
 figure.savefig(out / "xgboost_train.png", dpi=150)
