@@ -93,7 +93,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                default="resources.exclusive"),
     ),
     "what to do": (
-        Option("dry_run", "show the request; =script: the batch script; submit nothing", SUBMISSIONS | {"run"},
+        Option("dry_run", "show what would be asked, or the batch script", SUBMISSIONS | {"run"},
                metavar="script", values=("script", "summary"), alone="summary", common=ALL),
         Option("prepare", "write the run and print the sbatch line that submits it; submit nothing",
                SUBMISSIONS | {"python"}, read=flag),

@@ -76,14 +76,14 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, learn: bool = Tr
     notes += prepared.notes
     if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults():
         if by_hand:
-            notes.append(f"{', '.join(ignored)} count when the line is typed: sbatch reads them")
+            notes.append(f"{', '.join(ignored)} apply when you run the line: sbatch reads them")
         else:
-            hint = "give the option, or write [defaults] into the site's settings"
-            notes.append(f"{', '.join(ignored)} do not count here: {hint}")
+            hint = "give the option, or set [defaults] in the site's settings"
+            notes.append(f"{', '.join(ignored)} have no effect here: {hint}")
     if prepared.loaded.chosen_because == lookup.BY_DEFAULT:
         nodes = prepared.plan.inside.job.nodes
         which = f"; all {nodes} nodes of the run are this machine" if nodes > 1 else ""
-        notes.append(f"the run is on this machine: no sbatch was found{which}")
+        notes.append(f"the run uses this machine: sbatch was not found{which}")
     return prepared._replace(notes=(*notes, *prepared.plan.notices))
 
 

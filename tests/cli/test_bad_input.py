@@ -184,7 +184,7 @@ CASES = [
     Bad("empty-name", _submit("--name", ""), U, ("--name is empty", "Remove it")),
     Bad("empty-account", _submit("--account", " "), U, ("--account is empty",)),
     Bad("newline-in-account", _submit("--account", "a\nb"), U, ("line break", "Rename it")),
-    Bad("wait-and-detach", _submit("--wait", "--detach"), U, ("--wait and --detach exclude each other", "Give one")),
+    Bad("wait-and-detach", _submit("--wait", "--detach"), U, ("--wait and --detach exclude each other", "Use one")),
     Bad("script-named-like-an-example", ("submit", "kmaens.py"), errors.NOT_FOUND, ("hpcml new kmeans",)),
     Bad("dry-run-and-check", _submit("--dry-run", "--check"), U, ("exclude each other",)),
     Bad("check-on-local", ("submit", "--site", "local", "--check", "job.py"), U, ("no Slurm", "Remove --check")),

@@ -206,7 +206,7 @@ def lost(world: World, node: str, *words: str) -> Path:
 
 def test_a_node_that_failed_is_named_for_a_day(world: World) -> None:
     run = lost(world, "n3")
-    told = f"n3 failed a run within a day (GPU gone, {run.name}): leave it out with --exclude n3"
+    told = f"n3 failed a run within a day (GPU gone, {run.name}): exclude it with --exclude n3"
     assert "--exclude n3" not in submit(world, "--dry-run=script"), "a dry run writes nothing"
     assert told in " ".join(submit(world).split())
     assert "--exclude" not in (world.runs / max(world.left(), key=lambda name: name[-20:]) / "job.sh").read_text()

@@ -117,7 +117,11 @@ def test_what_others_could_have_written_does_not_count(world: World, place: str)
 def test_one_s_own_counts(world: World, place: str) -> None:
     path = write(world, place, PLACES[place])
     done = world.run("submit", "--dry-run=script", "--site", "slurm", "job.py")
-    named = f"the settings of {path} count" if place.endswith("hpcml.toml") else f"the batch script is made by {path}"
+    named = (
+        f"the settings of {path} apply"
+        if place.endswith("hpcml.toml")
+        else f"the batch script uses the template {path}"
+    )
     assert (named in done.stderr) == place.endswith(("hpcml.toml", ".j2")), done.stderr
     directory = world.submit()
     assert OWNED in (directory / "job.sh").read_text()

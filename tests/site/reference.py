@@ -26,8 +26,9 @@ All words and options of each command.
 [Commands](commands.md) describes them, and
 [exit status](exit-status.md) lists their ends. Each also
 accepts `-h`, `--help`; where that shows only common
-options, `--help-all` shows the rest. Defaults are in brackets; a default
-with a dot is [a key of the profile](reference-profile.md).
+options, `--help-all` shows the rest. Defaults are in
+brackets; a default with a dot is
+[a key of the profile](reference-profile.md).
 
 `make reference` writes this page from the parsers.
 """

@@ -35,7 +35,6 @@ OPTIONS = KindOptions(
     },
     {
         "--nproc-per-node": "Use --ranks N: so many ranks on each node.",
-        "--nproc_per_node": "Use --ranks N: so many ranks on each node.",
         "--nnodes": "Use --nodes.",
     },
 )
