@@ -91,7 +91,8 @@ def test_a_constant_of_what_is_not_repeated_is_left_out(tmp_path: Path, capfd: p
     """A worker takes no part in what a script does with its cluster; it has all else."""
     script = tmp_path / "script.py"
     script.write_text(
-        "workers = set(client.nthreads())\nCOUNT = len(workers)\nFACTOR = 2\ndef f(x):\n    return FACTOR * x\n"
+        "from __future__ import annotations\nworkers = set(client.nthreads())\nCOUNT = len(workers)\nFACTOR = 2\n"
+        "def f(x: Unknown) -> int:\n    return FACTOR * x\n"
     )
     found = script_module.definitions(str(script))
     assert (found["f"](3), "COUNT" in found) == (6, False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from hpcml.files import tail, write
-from hpcml.kinds.dask.node import dask_worker, gpus, losses, tls
+from hpcml.kinds.dask.node import dask_worker, gpus, losses, messages, tls
 from hpcml.node import files
 from hpcml.node import settings as node_settings
 from hpcml.node.hardware import network, sysfs
@@ -61,8 +62,22 @@ def test_who_is_missing(context: node_settings.Context) -> None:
     assert ended.final
     assert "127" in ended.sentence()
     assert ended.quote == ("sh: python: not found",)
+    failed = losses.of_the_workers(context, set(), 120.0)
+    assert failed
+    assert "127" in failed.message
+    assert "n1" not in failed.message, "it may only be slow"
     (unheard,) = losses.missing_nodes(context, {"n1", "n2"})  # the scheduler may not know yet of the task's end
     assert unheard.workers == ("n2",)
+
+
+def test_a_line_of_the_scheduler_may_come_in_pieces(tmp_path: Path) -> None:
+    with messages.Channel(tmp_path / "s") as channel, socket.socket(socket.AF_UNIX) as scheduler:
+        scheduler.connect(str(channel.path))
+        assert channel.receive(60) == []
+        scheduler.sendall(b'{"event": "gone"}\n{"worker": ')
+        assert channel.receive(60) == [{"event": "gone"}]
+        scheduler.sendall(b'"n1"}\n')
+        assert channel.receive(60) == [{"worker": "n1"}]
 
 
 def test_of_many_lost_nodes_four_are_named() -> None:

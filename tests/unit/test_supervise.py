@@ -143,23 +143,25 @@ def test_a_script_that_has_saved_stopped_at_the_time_limit(
 
 
 @pytest.mark.parametrize(
-    ("end", "status"),
+    ("note", "end", "status", "state"),
     [
-        (f"raise SystemExit({errors.STOPPED})", errors.CANCELLED),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", errors.CANCELLED),
-        ("raise SystemExit(1)", errors.CANCELLED),
-        ("", 0),
+        ("terminate", f"raise SystemExit({errors.STOPPED})", errors.CANCELLED, "CANCELLED"),
+        ("terminate", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", errors.CANCELLED, "CANCELLED"),
+        ("terminate", "raise SystemExit(1)", errors.CANCELLED, "CANCELLED"),
+        ("terminate", "", 0, "CANCELLED"),
+        ("time_limit", f"raise SystemExit({errors.STOPPED})", errors.STOPPED, "TIMEOUT"),
+        ("time_limit", "raise SystemExit(1)", 1, "FAILED"),
     ],
 )
 def test_a_script_that_saw_the_end_first_is_told_as_what_it_was(
-    end: str, status: int, cluster: Broken, monkeypatch: pytest.MonkeyPatch
+    note: str, end: str, status: int, state: str, cluster: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ended before the supervisor had looked: the run is cancelled, and no other attempt follows."""
-    touched = str(cluster.context.attempt.terminate)
+    """It ended before the supervisor had looked: a run that is cancelled stays so, and no other attempt follows."""
+    touched = str(getattr(cluster.context.attempt, note))
     code = f"open({touched!r}, 'w').close()\n{end}\n"
     monkeypatch.setattr(supervisor, "_must_end", lambda *_: None)
     outcome = end_of(cluster, None, code, monkeypatch)
-    assert (outcome.exit_status, outcome.state) == (status, "CANCELLED")
+    assert (outcome.exit_status, outcome.state) == (status, state)
 
 
 SAYS = """
