@@ -54,6 +54,14 @@ def test_a_run_that_failed(world: World) -> None:
     assert f"<pre>hpcml rerun {directory.name} --time 3:00:00</pre>" in page
 
 
+def test_the_newest_measurement_is_shown(world: World) -> None:
+    directory = ended(world)
+    for number in (9, 10):
+        (directory / f"attempts/{number}").mkdir()
+        (directory / f"attempts/{number}/fabric.json").write_text(json.dumps({"number": number}))
+    assert json.loads(world.run("fabric", directory.name, "--json").stdout) == {"number": 10}
+
+
 def test_a_file_in_the_place_of_the_report_is_not_written_through(world: World) -> None:
     directory = ended(world)
     other = world.top / "other"

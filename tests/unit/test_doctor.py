@@ -611,3 +611,10 @@ def test_what_a_login_node_says_is_checked() -> None:
     for wrong in ({**one, "state": "purple"}, {**one, "facts": []}, {**one, "check": "a\nb"}):
         with pytest.raises(ConfigError, match="is invalid"):
             answers.of_findings(json.dumps({"findings": [wrong]}), "there")
+
+
+def test_a_refused_request_is_judged_by_what_is_given(tmp_path: Path) -> None:
+    exam = examination(
+        tmp_path, "defaults.account=the-profile-s", account="mine", partition="boost_usr_prod", nodes=9999
+    )
+    assert (exam.directives()["--account"], exam.directives()["--partition"]) == ("mine", "boost_usr_prod")

@@ -288,3 +288,14 @@ def test_no_line_of_a_phase_is_broken_by_the_terminal(columns: int, tmp_path: Pa
     assert " ".join(" ".join(shown[first:]).split()) == " ".join(whole.split())
     assert shown[first] == whole if len(whole) <= columns else shown[first + 1].startswith(" " * 13)
     assert any(line.endswith(("  0.5 s", " " * 13 + "0.5 s")) for line in shown)
+
+
+def test_a_second_attempt_shows_its_phases_again(tmp_path: Path) -> None:
+    def act(stream: TextIO) -> None:
+        progress = Progress(stream, {}, Tail(tmp_path / "log", stream))
+        for attempt in (0, 1):
+            progress.show(Status.of("r", "lab", "starting", attempt=attempt, times=STARTED, nodes=("n1",)))
+
+    shown = [line.partition("  ")[0] for line in on_a_terminal(80, act) if line]
+    assert shown.index("· attempt") < len(shown) - 1
+    assert shown.count("✓ nodes") == 2

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import tomllib
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcml.cli import site as command
 from hpcml.errors import SlurmUnreachableError
 from hpcml.node.hardware import record
 from hpcml.schedulers import slurm, slurm_machine
@@ -275,3 +277,11 @@ def test_a_draft_is_toml_whatever_it_holds() -> None:
     found = tomllib.loads(draft.text(("one\ntwo",)))
     assert found["partitions"]["a.b c"]["qos"] == 'x"\\\x7f\x01é'
     assert read_by(found["facts"]["partitions.a.b c.qos"]["source"]) == SLURM
+
+
+def test_a_refreshed_profile_keeps_the_old_one_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("# old\n")
+    command._refresh(Namespace(yes=True), path, "# new\n", ["defaults.time"], differs=True)
+    assert (path.read_text(), (tmp_path / "mine.toml.old").read_text()) == ("# new\n", "# old\n")
+    assert "mine.toml.old" in capsys.readouterr().out

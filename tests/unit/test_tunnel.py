@@ -299,10 +299,12 @@ def test_a_run_of_this_machine_takes_the_route_without_ssh(tmp_path: Path, monke
     assert not bridges
 
 
-def test_a_page_with_the_token_goes_with_the_tunnel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_with_the_token_goes_with_the_tunnel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda address: not opened.append(Path(address[7:]).read_text()))
-    shown = command._Shown(Namespace(json=True, open=True), tmp_path)
+    shown = command._Shown(Namespace(json=False, open=True, service="dashboard"), tmp_path)
 
     class Kept:
         def run(self) -> None:
@@ -315,3 +317,6 @@ def test_a_page_with_the_token_goes_with_the_tunnel(tmp_path: Path, monkeypatch:
     assert command._until_its_end(Kept(), shown, str) == 130  # type: ignore[arg-type]
     assert "token=s3cret" in opened[0]
     assert not list(tmp_path.iterdir())
+    printed = capsys.readouterr()
+    assert printed.out == "http://127.0.0.1:8787/status\n", "others may read a file"
+    assert "s3cret" not in printed.err
