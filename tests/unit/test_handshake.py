@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,6 +158,18 @@ def test_too_many_half_open_handshakes() -> None:
         return ended
 
     assert asyncio.run(main()) == ["a dropped", "c", "b"]
+
+
+def test_who_connects_and_says_nothing_is_dropped() -> None:
+    closed: list[bool] = []
+
+    async def main() -> object:
+        listener: Any = object.__new__(connection_limits._Listener)
+        listener.half_open = HalfOpen(0, 2)
+        silent = SimpleNamespace(wait_for_handshake=asyncio.Future, close=lambda: closed.append(True))
+        return await asyncio.wait_for(listener._prepare_stream(silent, "10.0.0.9:7"), 20)
+
+    assert (asyncio.run(main()), closed) == (None, [True])
 
 
 def test_nobody_fills_the_log(caplog: pytest.LogCaptureFixture) -> None:

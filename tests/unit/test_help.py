@@ -10,6 +10,7 @@ import re
 import pytest
 
 from hpcml.cli import commands, main
+from hpcml.request import parser
 from hpcml.terminal import columns, folded
 
 
@@ -71,3 +72,11 @@ def test_a_pipe_has_no_width() -> None:
 ])  # fmt: skip
 def test_words_stay_whole(text: str, lines: list[str]) -> None:
     assert folded(text, 5) == lines
+
+
+def test_an_example_that_is_broken_goes_on_in_a_shell() -> None:
+    example, remark = "hpcml submit --nodes 2 --time 30 train.py", "a remark that is as long as the example"
+    first, *others = parser._indented([f"  {example}   {remark}"], 30)
+    assert first.endswith(" \\")
+    assert " ".join([first, *others]).replace(" \\", "").split() == f"{example} {remark}".split()
+    assert not others[-1].endswith("\\")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import socket
@@ -14,7 +15,7 @@ import pytest
 
 from hpcml.files import tail, write
 from hpcml.kinds.dask.node import dask_worker, gpus, losses, messages, tls
-from hpcml.node import files
+from hpcml.node import files, storage
 from hpcml.node import settings as node_settings
 from hpcml.node.hardware import network, sysfs
 from hpcml.plan import plan
@@ -207,3 +208,24 @@ def test_addresses() -> None:
     assert network.choose_address("lo", single_node=False) == ("127.0.0.1", "interface lo of the profile")
     with pytest.raises(network.NoAddressError, match="no IPv4 address"):
         network.choose_address("nowhere0", single_node=False)
+
+
+def test_a_scratch_folder_is_as_long_as_its_bytes(context: node_settings.Context, tmp_path: Path) -> None:
+    folder = tmp_path / ("\u00fc" * 40)
+    job = context.settings.job._replace(scratch=str(folder))
+    context = context._replace(settings=context.settings._replace(job=job))
+    assert context.scratch(longest=len(str(folder).encode())) == str(folder)
+    assert context.scratch(longest=len(str(folder))) == "/tmp"
+
+
+def test_a_full_disk_takes_an_end_without_its_lines(
+    context: node_settings.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    storage.renew(context.run)
+    monkeypatch.setattr(storage.files, "write_json", refuse)
+    facts = {"exit_status": 3, "quote": ["x" * 4096] * 20}
+    assert storage.write_end(context.run, context.run.status, facts)
+    assert json.loads(context.run.status.read_text()) == {"exit_status": 3, "quote": []}

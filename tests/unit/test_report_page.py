@@ -86,6 +86,8 @@ def test_texts_of_others_stay_texts(tmp_path: Path) -> None:
         drawing=found.drawing._replace(series={HOSTILE: hostile_node}),
     )
     text = page.html(hostile)
+    good = found._replace(interconnect=Interconnect("InfiniBand", fabric_ok=True, fabric_remedy="use another"))
+    assert ("Remedy:" in text, "Remedy:" in page.html(good)) == (True, False)
     tags = [tag for tag, _ in Reader(text).elements]
     assert tags.count("script") == plain.count("script") == 1
     assert "img" not in tags

@@ -19,8 +19,8 @@ from hpcml.failures.end import End
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.cluster import Processes
 from hpcml.node import script_process as scripts
-from hpcml.node import supervisor
-from hpcml.node.outcome import EventLog, RunEndedError
+from hpcml.node import storage, supervisor
+from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
 from hpcml.node.run_state import RunState, Steps
 from hpcml.node.settings import Context
 from hpcml.node.supervisor import run_script, tear_down
@@ -214,3 +214,12 @@ def test_silent_workers_are_written_down_when_they_change(cluster: Broken) -> No
         [],
     ]
     assert "Dask removed worker n4-0" in cluster.state.warnings[0]
+
+
+@pytest.mark.parametrize(("by", "status"), [("script", 3), ("hpcml", errors.STORAGE)])
+def test_a_full_disk_leaves_a_script_its_status(
+    by: str, status: int, cluster: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "trouble", lambda _: "the disk is full")
+    end = or_a_full_disk(End(3, "driver", by, "it ended"), cluster.state.context)
+    assert (end.exit_status, "the disk is full" in end.message) == (status, True)
