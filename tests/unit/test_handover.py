@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import contextlib
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from distributed.exceptions import WorkerStartTimeoutError
 
-from hpcml.kinds.dask.node import handover, opening
+from hpcml.kinds.dask.node import handover, opening, run_cluster
 from hpcml.node import script_module
 
 HOME = {"HOME": "/home/a", "OLD": "1", "PATH": "/bin"}
@@ -109,3 +113,24 @@ def test_a_umask_of_zero_is_handed_over_and_a_priority_once(monkeypatch: pytest.
     for nice in (5, 5, 0, 7):
         handover._of_process(handover.Handover(nice=nice), contextlib.ExitStack(), [])
     assert added == [5, 2]
+
+
+def test_what_a_script_asks_of_the_run_s_cluster() -> None:
+    """It waits for no more workers than the run has; its notes show no value that may be secret."""
+
+    async def count() -> int:
+        return 3
+
+    cluster: Any = SimpleNamespace(n_workers=3, asked=4, _count=count)
+    asyncio.run(run_cluster.RunCluster._wait_for_workers(cluster, 4, 1.0))
+    with pytest.raises(WorkerStartTimeoutError):
+        asyncio.run(run_cluster.RunCluster._wait_for_workers(cluster, 5, 0.01))
+    values = {"n_workers": 4, "memory_limit": "4GB", "env": {"TOKEN": "s"}, "name": "a b"}
+    assert run_cluster._call("Cluster", (), values) == "Cluster(n_workers=4, memory_limit='4GB', env=…, name=…)"
+
+
+def test_an_error_whose_traceback_is_text_is_an_error() -> None:
+    module = SimpleNamespace(clean_exception=lambda error, traceback, **_: (error, traceback))
+    run_cluster._take_errors_without_traceback(module)
+    error = RecursionError("too deep")
+    assert module.clean_exception(error, "File a.py, line 1") == (error, None)

@@ -203,11 +203,15 @@ def test_many_workers_connect_one_after_the_other() -> None:
     assert dask_worker.stagger(context(9, 4), 3) == pytest.approx(0.35)
 
 
-def test_addresses() -> None:
+def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert network.choose_address("", single_node=True)[0] == "127.0.0.1"
     assert network.choose_address("lo", single_node=False) == ("127.0.0.1", "interface lo of the profile")
     with pytest.raises(network.NoAddressError, match="no IPv4 address"):
         network.choose_address("nowhere0", single_node=False)
+    own = [(socket.AF_INET, 0, 0, "", (address, 0)) for address in ("127.0.1.1", "10.0.0.5")]
+    monkeypatch.setattr(network.sysfs, "interfaces", lambda _: [])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: own)
+    assert network.choose_address("", single_node=False)[0] == "10.0.0.5"
 
 
 def test_a_scratch_folder_is_as_long_as_its_bytes(context: node_settings.Context, tmp_path: Path) -> None:
