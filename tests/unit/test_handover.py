@@ -25,6 +25,7 @@ HOME = {"HOME": "/home/a", "OLD": "1", "PATH": "/bin"}
     (["A=1", "B=$A export=2"], {}),
     (["A=1", "export A"], {"A": "1"}),
     (["OLD=2"], {"OLD": "2"}),
+    (["export OLD"], {"OLD": "1"}),
     (["export PATH=/x:$PATH", "export LIB=${HOME}/lib", "export LIB2=$LIB/2"],
      {"PATH": "/x:/bin", "LIB": "/home/a/lib", "LIB2": "/home/a/lib/2"}),
 ])  # fmt: skip

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import dask.config
 import pytest
 
 from hpcml.kinds.dask.node import connection_limits, ucx_auth
@@ -224,3 +225,6 @@ def test_the_environment_of_the_script(tmp_path: Path) -> None:
     preload = "DASK_DISTRIBUTED__CLIENT__PRELOAD"
     assert added == {"HPCML_UCX_KEY": str(paths.ucx_key), preload: "['hpcml.kinds.dask.node.ucx_preload']"}
     assert ucx["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "True"
+    with dask.config.set({"distributed.client.preload": ["mine", "hpcml.kinds.dask.node.ucx_preload"]}):
+        ucx = secure.client_environment(paths, "tls://127.0.0.1:1", "ucx")
+    assert ucx[preload] == "['hpcml.kinds.dask.node.ucx_preload', 'mine']", "the key first: a preload may start UCX"
