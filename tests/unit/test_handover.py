@@ -135,3 +135,23 @@ def test_an_error_whose_traceback_is_text_is_an_error() -> None:
     run_cluster._take_errors_without_traceback(module)
     error = RecursionError("too deep")
     assert module.clean_exception(error, "File a.py, line 1") == (error, None)
+
+
+@pytest.mark.parametrize(("last", "given"), [(b"umask", 1), (b"", 0), (b"now", 0)])
+def test_what_a_script_takes_back_is_handed_over_too(last: bytes, given: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gave: list[object] = []
+
+    async def give(_: object, what: object, **__: object) -> list[str]:
+        gave.append(what)
+        return []
+
+    async def less(_: object) -> list[str]:
+        return []
+
+    one: Any = object.__new__(opening.Opening)
+    one.handover, one.lacking, one.shared, one.owner = handover.Handover(), [], False, lambda: None
+    one._packed, one._of_others, one._less_memory = lambda: b"now", list, less
+    monkeypatch.setattr(opening, "_last", (last, handover.Handover(umask=0)))
+    monkeypatch.setattr(handover, "give", give)
+    asyncio.run(one.hand_over(None))
+    assert len(gave) == given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -12,14 +13,19 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 import hpcml
 from hpcml import assets, files
 from hpcml.errors import NotFoundError, StorageError
-from hpcml.runs import directories, snapshot
+from hpcml.paths import RunPaths
+from hpcml.request.record import Awaited
+from hpcml.runs import directories, snapshot, waiting
+from hpcml.runs.status import Status
 from hpcml.sites.schema import Code
 from hpcml.units import Memory
 
@@ -554,3 +560,29 @@ def test_a_disk_whose_rest_is_root_s_is_full(tmp_path: Path, monkeypatch: pytest
     rest = os.statvfs_result((4096, 4096, 1 << 20, 1000, 0, 1 << 20, 1000, 1000, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: rest)
     assert directories.full(tmp_path) == f"the file system of the run is full ({tmp_path})"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "fits"), [(True, bool, True), (True, int, False), (1, int, True), ("1", int, False)]
+)
+def test_a_value_of_a_record_is_of_its_kind(value: object, kind: type, fits: bool) -> None:
+    with contextlib.nullcontext() if fits else pytest.raises(TypeError, match="a is of another kind"):
+        directories.Table({"a": value}).get("a", kind)
+
+
+@pytest.mark.parametrize(
+    ("when", "status", "starts"), [("any", 3, True), ("ok", 3, False), ("fail", 3, True), ("ok", 0, True)]
+)
+def test_a_run_of_this_machine_waits_for_the_end_that_was_asked_for(
+    when: str, status: int, starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Status.of("before", phase="ended", exit_status=status, ended_as="FAILED" if status else "COMPLETED")
+    became: list[list[str]] = []
+    monkeypatch.setattr(waiting, "signal", mock.MagicMock())
+    monkeypatch.setattr(directories, "load", lambda _: directories.Run("after", RunPaths(tmp_path), None))
+    monkeypatch.setattr(waiting.records, "planned", lambda _: SimpleNamespace(after=(Awaited("before", when),)))
+    monkeypatch.setattr(waiting, "_look", lambda _: before)
+    monkeypatch.setattr(waiting.subprocesses, "become", lambda command, _: became.append(command))
+    with contextlib.nullcontext() if starts else pytest.raises(SystemExit):
+        waiting.main(tmp_path)
+    assert (len(became), (tmp_path / "status.json").exists()) == (int(starts), not starts)
