@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from pathlib import Path
 
@@ -215,3 +216,11 @@ def test_why_and_status_remember_too(world: World) -> None:
         run = lost(world, "n3")
         assert world.run(verb, run.name).returncode == 0
         assert run.name in (world.home / ".hpcml/nodes/slurm.json").read_text()
+
+
+def test_a_variable_s_value_is_no_command(world: World) -> None:
+    value = "a'b $(touch owned)"
+    variables = world.submit("--env", f"NOTE={value}") / "environment.sh"
+    command = ["bash", "-c", '. "$0"; printf %s "$NOTE"', str(variables)]
+    done = subprocess.run(command, cwd=world.project, capture_output=True, text=True, check=True)
+    assert (done.stdout, (world.project / "owned").exists()) == (value, False)

@@ -110,13 +110,14 @@ def test_a_flag_has_no_other_value() -> None:
         reading.given_by_keywords({"exclusive": "user"}, options.of("python"), "hpcml.submit()")
 
 
-def test_the_umask_is_the_program_s_again() -> None:
-    before = os.umask(0o027)
+@pytest.mark.parametrize("umask", [0o027, 0o002])
+def test_the_umask_is_the_program_s_again(umask: int) -> None:
+    before = os.umask(umask)
     try:
         with layers.narrowed_umask():
-            assert layers.user_umask() == 0o027
-            assert os.umask(0o027) & 0o022 == 0o022
-        assert os.umask(0o027) == 0o027
+            assert layers.user_umask() == umask
+            assert os.umask(umask) & 0o022 == 0o022
+        assert os.umask(umask) == umask
     finally:
         os.umask(before)
 

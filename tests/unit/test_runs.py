@@ -586,3 +586,14 @@ def test_a_run_of_this_machine_waits_for_the_end_that_was_asked_for(
     with contextlib.nullcontext() if starts else pytest.raises(SystemExit):
         waiting.main(tmp_path)
     assert (len(became), (tmp_path / "status.json").exists()) == (int(starts), not starts)
+
+
+@pytest.mark.parametrize(("note", "stops"), [("", False), ("time_limit", True), ("terminate", True)])
+def test_a_script_is_told_to_stop(note: str, stops: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCML_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("HPCML_ATTEMPT", "0")
+    attempt = RunPaths(tmp_path).attempt(0)
+    attempt.directory.mkdir(parents=True)
+    if note:
+        getattr(attempt, note).touch()
+    assert hpcml.run.should_stop() == stops
