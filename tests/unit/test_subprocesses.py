@@ -71,3 +71,9 @@ def test_standard_error_is_closed_after_a_slow_hearer() -> None:
     go_on.set()
     child._reader.join(60)
     assert source.closed, "or it is closed by the garbage collector, with a warning"
+
+
+def test_a_command_that_hangs_is_killed(tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    answer = subprocesses.run([sys.executable, "-c", f"import time; time.sleep(20); open({str(ended)!r}, 'w')"], 0.01)
+    assert (answer.code, ended.exists()) == (None, False)
