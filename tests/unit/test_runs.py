@@ -597,3 +597,9 @@ def test_a_script_is_told_to_stop(note: str, stops: bool, tmp_path: Path, monkey
     if note:
         getattr(attempt, note).touch()
     assert hpcml.run.should_stop() == stops
+
+
+def test_each_point_of_a_sweep_has_results_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCML_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("HPCML_POINT", json.dumps({"key": "k=1"}))
+    assert hpcml.run.out == tmp_path / "out/k=1"

@@ -77,3 +77,16 @@ def test_a_command_that_hangs_is_killed(tmp_path: Path) -> None:
     ended = tmp_path / "ended"
     answer = subprocesses.run([sys.executable, "-c", f"import time; time.sleep(20); open({str(ended)!r}, 'w')"], 0.01)
     assert (answer.code, ended.exists()) == (None, False)
+
+
+def test_a_group_that_ignores_signals_is_killed() -> None:
+    code = "import signal\nfor number in (2, 15): signal.signal(number, signal.SIG_IGN)\nprint(1, flush=True)\nsignal.pause()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            subprocesses._end_group(process, grace=0.01)
+            process.wait(60)
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGKILL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,3 +105,10 @@ def test_the_end_of_several_runs_is_that_of_their_points(
     monkeypatch.setattr(record, "given", lambda _: record.Given(["p0", "p1"], ""))
     monkeypatch.setattr(record, "records", lambda run: points if run == "second" else {})
     assert command._end_of_all(["first", "second"], ends) == status  # type: ignore[list-item]
+
+
+def test_a_point_that_another_run_computes_is_not_submitted() -> None:
+    planned: list[Any] = [SimpleNamespace(key=key) for key in ("running", "ended", "new")]
+    progress: Any = SimpleNamespace(under_way={"running": "r"}, ended={"ended": None})
+    faults: Any = SimpleNamespace(of=lambda _: None)
+    assert [one.key for one in submission._to_run(planned, progress, faults, ())] == ["new"]
