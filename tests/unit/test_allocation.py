@@ -147,6 +147,6 @@ def test_a_process_that_has_the_pid_of_an_ended_run_gets_no_signal() -> None:
 def test_a_run_whose_step_is_gone_has_ended(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its allocation goes on."""
     monkeypatch.setattr(allocation, "_steps", lambda _: [("291.0", "there", "n1")])
-    monkeypatch.setattr(allocation.slurm, "states", lambda jobs: dict.fromkeys(jobs, JobState(state)))
+    monkeypatch.setattr("hpcml.schedulers.slurm.states", lambda jobs: dict.fromkeys(jobs, JobState(state)))
     found = allocation.states(["291 7 /runs/gone", "291 8 /runs/there"])
     assert (found["291 7 /runs/gone"].ended, found["291 8 /runs/there"].active) == (True, True)

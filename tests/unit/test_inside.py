@@ -209,7 +209,7 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(network.NoAddressError, match="no IPv4 address"):
         network.choose_address("nowhere0", single_node=False)
     own = [(socket.AF_INET, 0, 0, "", (address, 0)) for address in ("127.0.1.1", "10.0.0.5")]
-    monkeypatch.setattr(network.sysfs, "interfaces", lambda _: [])
+    monkeypatch.setattr(sysfs, "interfaces", lambda _: [])
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: own)
     assert network.choose_address("", single_node=False)[0] == "10.0.0.5"
 
@@ -229,7 +229,7 @@ def test_a_full_disk_takes_an_end_without_its_lines(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     storage.renew(context.run)
-    monkeypatch.setattr(storage.files, "write_json", refuse)
+    monkeypatch.setattr(files, "write_json", refuse)
     facts = {"exit_status": 3, "quote": ["x" * 4096] * 20}
     assert storage.write_end(context.run, context.run.status, facts)
     assert json.loads(context.run.status.read_text()) == {"exit_status": 3, "quote": []}

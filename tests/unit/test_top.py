@@ -341,7 +341,7 @@ def test_a_pipe_sees_each_phase_and_the_end(tmp_path: Path, monkeypatch: pytest.
             yield status(("n1",), phase)
             each()
 
-    shown: list[str] = []
+    shown: list[object] = []
     monkeypatch.setattr("hpcml.runs.waiting.follow", follow)
     monkeypatch.setattr(live, "_source", lambda _: lambda status: status.phase)
     live._follow(Run(ID, RunPaths(tmp_path), None), 3600.0, shown.append)

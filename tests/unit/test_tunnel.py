@@ -303,7 +303,12 @@ def test_a_page_with_the_token_goes_with_the_tunnel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", lambda address: not opened.append(Path(address[7:]).read_text()))
+
+    def browse(address: str) -> bool:
+        opened.append(Path(address.removeprefix("file://")).read_text())
+        return True
+
+    monkeypatch.setattr("webbrowser.open", browse)
     shown = command._Shown(Namespace(json=False, open=True, service="dashboard"), tmp_path)
 
     class Kept:
