@@ -90,3 +90,11 @@ def test_a_group_that_ignores_signals_is_killed() -> None:
         finally:
             process.kill()
     assert process.returncode == -signal.SIGKILL
+
+
+def test_a_dead_process_that_nobody_collected_has_no_start() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert subprocesses.start_time(process.pid)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert subprocesses.start_time(process.pid) == ""
