@@ -223,3 +223,14 @@ def test_a_full_disk_leaves_a_script_its_status(
     monkeypatch.setattr(storage, "trouble", lambda _: "the disk is full")
     end = or_a_full_disk(End(3, "driver", by, "it ended"), cluster.state.context)
     assert (end.exit_status, "the disk is full" in end.message) == (status, True)
+
+
+@pytest.mark.parametrize(("written", "status"), [(True, 0), (False, errors.STORAGE)])
+def test_a_run_whose_end_is_nowhere_written_fails(
+    written: bool, status: int, cluster: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.context.run.events.unlink(missing_ok=True)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(supervisor, "_run", lambda *_: End(0, "driver", "script", "the script ended"))
+    monkeypatch.setattr(supervisor, "tear_down", lambda *_: written)
+    assert supervisor._supervise(cluster.context, KIND) == status
