@@ -203,7 +203,8 @@ def planted(checkout: Path, fault: Fault) -> Iterator[None]:
 
 def failing(checkout: Path, tests: Sequence[str]) -> str:
     """Return the first of some tests that fails, empty if none does."""
-    of_lab = tests[0].startswith("tests/lab")
+    tier = tests[0].split("/")[1]
+    of_lab = tier == "lab"
     python = str(checkout / ".venv/bin/python")
     if of_lab:
         done = subprocess.run(
@@ -212,15 +213,17 @@ def failing(checkout: Path, tests: Sequence[str]) -> str:
         if done.returncode:
             return "the lab's installation"
     command = [python, "-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:cacheprovider", *tests]
-    try:
-        done = subprocess.run(
-            command, cwd=checkout, capture_output=True, text=True, timeout=2 * TIERS["lab"] + 300, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return "its deadline"
-    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    if done.returncode and not found:
-        return f"pytest itself: {(done.stdout + done.stderr).strip().splitlines()[-1:]}"
+    with subprocess.Popen(
+        command, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        try:
+            text, _ = process.communicate(timeout=2 * TIERS.get(tier, 60.0) + (300 if of_lab else 60))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return "its deadline"
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.MULTILINE)
+    if process.returncode and not found:
+        return f"pytest itself: {text.strip().splitlines()[-1:]}"
     return found[1] if found else ""
 
 

@@ -54,6 +54,9 @@ def test_a_run_between_two_attempts(world: World, waiting: Path) -> None:
     assert report.returncode == 0, report.stderr
     (attempt,) = json.loads(report.stdout)["attempts"]
     assert (attempt["exit_status"], attempt["end"] - attempt["begin"], attempt["hours"]) == (92, 3600, 1)
+    world.answer("squeue", code=1, err="slurm_load_jobs error: Unable to contact slurm controller\n")
+    assert (world.run("rm", "long", "--yes").returncode, waiting.exists()) == (1, True), "its next attempt may run"
+    world.answer("squeue")
     done = world.run("cancel", "long")
     assert (done.returncode, done.stdout) == (0, f"{waiting.name} is being cancelled (job 102).\n"), done.stderr
     assert world.jobs()["102"]["state"] == "CANCELLED"

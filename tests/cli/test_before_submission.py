@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from pathlib import Path
 
@@ -296,3 +297,11 @@ def test_a_partition_that_is_nowhere_is_refused_with_the_nearest_name(world: Wor
     done = world.run(*words)
     assert done.returncode == 0, "Slurm decides"
     assert "note: unknown partition bost: did you mean boost_usr?" in done.stderr
+
+
+def test_a_variable_s_value_is_no_command(world: World) -> None:
+    value = "a'b $(touch owned)"
+    variables = world.submit("--env", f"NOTE={value}") / "environment.sh"
+    command = ["bash", "-c", '. "$0"; printf %s "$NOTE"', str(variables)]
+    done = subprocess.run(command, cwd=world.project, capture_output=True, text=True, check=True)
+    assert (done.stdout, (world.project / "owned").exists()) == (value, False)

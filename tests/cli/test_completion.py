@@ -126,7 +126,7 @@ def test_runs(world: World) -> None:
     ids = words_of(world, "logs", "train-", **site)
     assert sorted(ids) == [name for name in world.left() if name.startswith("train-")]
     assert words_of(world, "status", "", HPCML_HOST="far") == []  # they are there, and nobody is asked at a TAB
-    assert words_of(world, "--host", "far", "status", "") == []
+    assert words_of(world, "--host", "slurm", "status", "") == words_of(world, "--host", "far", "status", "") == []
     assert words_of(world, "ls", "--set", "paths.runs=/nowhere", "--name", "", **site) == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import resource
 from pathlib import Path
 
 from hpcml import errors
@@ -69,3 +70,9 @@ def test_an_unknown_example(world: World) -> None:
         assert hint in done.stderr
     assert os.listdir(world.project) == ["job.py"]
     assert world.run("new", "kmean", "minimal").returncode == 0
+
+
+def test_a_full_disk_leaves_nothing(world: World) -> None:
+    done = world.run("new", "first", before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)))
+    assert (done.returncode, "cannot be written" in done.stderr) == (errors.STORAGE, True), done.stderr
+    assert not (world.project / "first.py").exists()

@@ -156,7 +156,9 @@ def test_the_doctor_tells_of_the_way_in(laptop: Laptop) -> None:
     """A name that the profile gives several login nodes is told, an alias of the user's is not; and ssh is quoted."""
 
     def login_node(host: str = "cluster") -> dict[str, str]:
-        found = json.loads(laptop.run("doctor", "--json", host=host).stdout)["findings"]
+        done = laptop.run("doctor", "--json", host=host)
+        found = json.loads(done.stdout)["findings"]
+        assert done.returncode == (errors.UNFIT if any(one["state"] == "red" for one in found) else 0)
         return next(one for one in found if one["check"] == "login-node")
 
     assert login_node()["state"] == "green"

@@ -137,6 +137,11 @@ def test_all_are_cancelled(world: World) -> None:
     assert world.run("cancel", "--all", "a").returncode == errors.USAGE
     assert world.run("cancel", "--all").returncode == errors.USAGE
     assert world.calls("scancel") == []
+    world.answer("scancel", code=1, err="scancel: error: Kill job error on job id 102: Access/permission denied\n")
+    assert world.run("cancel", "--all", "--yes").returncode != 0
+    assert len(world.calls("scancel")) == 2, "each is asked for"
+    world.answer("scancel")
+    (world.state / "calls").unlink()
     done = world.run("cancel", "--all", "--yes")
     assert done.returncode == 0, done.stderr
     assert [call["arguments"] for call in world.calls("scancel")] == [["102"], ["103"]]

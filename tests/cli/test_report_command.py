@@ -16,14 +16,14 @@ ENDED = {"over": True, "state": "FAILED", "time": 1e9 + 50, "attempt": 0, "exit_
          "message": "the script exited with status 1"}  # fmt: skip
 
 
-def ended(world: World) -> Path:
+def ended(world: World, **end: object) -> Path:
     """Submit a run and write what it would have written that failed."""
-    directory = world.submit("--name", "job")
+    directory = world.submit("--name", "job", "--time", "2:00:00")
     (directory / "attempts/0").mkdir(parents=True)
     lines = [{"time": 1e9 + 10 * place, "attempt": 0, "event": name} for place, name in enumerate(EVENTS)]
     lines[0]["nodes"] = ["n1", "n2"]
     (directory / "events.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    (directory / "status.json").write_text(json.dumps(ENDED))
+    (directory / "status.json").write_text(json.dumps({**ENDED, **end}))
     return directory
 
 
@@ -36,7 +36,9 @@ def test_a_run_that_has_not_started_has_no_report(world: World) -> None:
 
 
 def test_a_run_that_failed(world: World) -> None:
-    directory = ended(world)
+    directory = ended(
+        world, exit_status=errors.TIME_LIMIT, by="scheduler", state="TIMEOUT", message="the time limit was reached"
+    )
     (directory / "logs").mkdir(exist_ok=True)
     (directory / "logs/driver.log").write_text(f"<script>{planted.ESCAPES}</script>\n")
     assert "report " not in world.run("status").stdout
@@ -47,7 +49,17 @@ def test_a_run_that_failed(world: World) -> None:
     assert found["ledger"]["unit"] == "node"
     assert found["ledger"]["paid"] == pytest.approx(2 * 50 / 3600)
     assert found["ending"]["cause"]
-    assert "<script>\x1b" not in (directory / "report.html").read_text()
+    page = (directory / "report.html").read_text()
+    assert "<script>\x1b" not in page
+    assert f"<pre>hpcml rerun {directory.name} --time 3:00:00</pre>" in page
+
+
+def test_the_newest_measurement_is_shown(world: World) -> None:
+    directory = ended(world)
+    for number in (9, 10):
+        (directory / f"attempts/{number}").mkdir()
+        (directory / f"attempts/{number}/fabric.json").write_text(json.dumps({"number": number}))
+    assert json.loads(world.run("fabric", directory.name, "--json").stdout) == {"number": 10}
 
 
 def test_a_file_in_the_place_of_the_report_is_not_written_through(world: World) -> None:

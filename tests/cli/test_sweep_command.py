@@ -382,6 +382,12 @@ def test_what_is_refused(world: World, subtests: pytest.Subtests) -> None:
     assert done.stderr.startswith("hpcml: Start a sweep on the login node")
 
 
+def test_a_script_may_be_called_nearly_as_a_verb(world: World) -> None:
+    sweep(world, "plot.py", "--grid", "k=1,2", status=errors.NOT_FOUND)
+    world.script.rename(world.project / "plot.py")
+    sweep(world, "plot.py", "--grid", "k=1,2", "--dry-run")
+
+
 def test_options_stand_before_or_behind_the_script(world: World) -> None:
     sweep(world, "--zip", "a=1,2", "b=3,4", "--random", "2", "x=uniform(0,1)", "job.py", "-N2", "--name", "mine")
     [run] = [name for name in world.left() if name.startswith("mine-")]

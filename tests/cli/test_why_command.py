@@ -169,17 +169,17 @@ def test_status_and_ls_show_the_cause(world: World) -> None:
 
 
 SECRETS = {
-    "environment.sh": "export HF_HOME='/home/me/very private' API=hunter2hunter2\n",
+    "environment.sh": "export HF_HOME='/home/me/very private' API=hunter2-tail99 PART=hunter2\n",
     "logs/driver.log": "token=tok-123456 and /home/me/very private\nAuthorization: Bearer abcdef123456\npassword: 'swordfish1'\n"
     "https://me:passw0rd9@host.example/x?token=qqq111\nAKIAABCDEFGHIJKLMNOP hf_abcdefghijklmnopqrst\n"
-    "-----BEGIN RSA PRIVATE KEY-----\nMIIEzzz\n-----END RSA PRIVATE KEY-----\nthe value is hunter2hunter2\nplain words stay\n",
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIEzzz\n-----END RSA PRIVATE KEY-----\nthe value is hunter2-tail99\nplain words stay\n",
     "attempts/0/secret/jupyter.token": "jupytersecret77",
     "attempts/0/secret/relay-1/host": "relaysecret88",
     "logs/job.log": "open http://n1/lab with jupytersecret77, relaysecret88\n",
     "code/secret.py": "K = 'in the code'\n",
     "out/result.txt": "a result\n",
 }
-PLANTED = ("very private", "hunter2", "tok-123456", "abcdef123456", "swordfish1", "passw0rd9", "qqq111", "AKIAABCDEFGHIJKLMNOP",
+PLANTED = ("very private", "hunter2", "tail99", "tok-123456", "abcdef123456", "swordfish1", "passw0rd9", "qqq111", "AKIAABCDEFGHIJKLMNOP",
            "hf_abcdefghijklmnopqrst", "MIIEzzz", "jupytersecret77", "relaysecret88", "in the code", "a result", "argument99", "of a stranger")  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from hpcml.errors import HpcmlError, SiteError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.request.record import NOT_SAID, RunRequest
-from hpcml.schedulers import allocation, local
+from hpcml.schedulers import JobState, allocation, local
 from hpcml.schedulers.allocation import Allocation
 from hpcml.sites.schema import Site, SlurmOptions
 from hpcml.units import Memory, TimeLimit
@@ -137,3 +137,12 @@ def test_a_process_that_has_the_pid_of_an_ended_run_gets_no_signal() -> None:
         assert process.poll() is None
         assert local.cancel(f"{process.pid} {subprocesses.start_time(process.pid)}") == f"process {process.pid}"
         assert process.wait() == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING", "UNKNOWN"])
+def test_a_run_whose_step_is_gone_has_ended(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its allocation goes on."""
+    monkeypatch.setattr(allocation, "_steps", lambda _: [("291.0", "there", "n1")])
+    monkeypatch.setattr("hpcml.schedulers.slurm.states", lambda jobs: dict.fromkeys(jobs, JobState(state)))
+    found = allocation.states(["291 7 /runs/gone", "291 8 /runs/there"])
+    assert (found["291 7 /runs/gone"].ended, found["291 8 /runs/there"].active) == (True, True)

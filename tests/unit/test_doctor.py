@@ -611,3 +611,19 @@ def test_what_a_login_node_says_is_checked() -> None:
     for wrong in ({**one, "state": "purple"}, {**one, "facts": []}, {**one, "check": "a\nb"}):
         with pytest.raises(ConfigError, match="is invalid"):
             answers.of_findings(json.dumps({"findings": [wrong]}), "there")
+
+
+def test_a_refused_request_is_judged_by_what_is_given(tmp_path: Path) -> None:
+    exam = examination(
+        tmp_path, "defaults.account=the-profile-s", account="mine", partition="boost_usr_prod", nodes=9999
+    )
+    assert (exam.directives()["--account"], exam.directives()["--partition"]) == ("mine", "boost_usr_prod")
+
+
+def test_each_task_of_an_array_is_a_job_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(command: list[str], _: float) -> Answer:
+        return Answer(0, "7_1\n7_2\n7_3\n" if "--array" in command else "7_[1-3]\n", "")
+
+    monkeypatch.setattr(slurm_machine, "_submit_limits", lambda *_: [10, 20])
+    monkeypatch.setattr(slurm, "ask", ask)
+    assert slurm_machine.room([], 1.0) == 7

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from distributed import Security
+from distributed import Adaptive
 from distributed.cli.dask_worker import main as dask_worker
+from distributed.core import Status
 
 import hpcml
 from hpcml.api import elastic as cluster
@@ -186,3 +188,39 @@ def test_a_slurm_that_does_not_answer_ends_no_job(
     here: Any = SimpleNamespace(workers=jobs, observed=set(), name="c", _scheduler_name="slurm")
     assert asyncio.run(cluster.ElasticCluster._ended(here)) == {"x": ""}
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("workers", "jobs"), [(0, 0), (1, 1), (4, 1), (5, 2)])
+def test_work_for_less_than_a_whole_job_gets_one(workers: int, jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def target(_: object) -> int:
+        return workers
+
+    monkeypatch.setattr(Adaptive, "target", target)
+    monkeypatch.setattr(Adaptive, "__del__", lambda _: None)  # it was never started
+    policy: Any = object.__new__(cluster.WholeJobs)
+    policy.cluster = SimpleNamespace(workers_per_job=4)
+    assert asyncio.run(policy.target()) == jobs
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_jobs_that_end_without_a_worker_close_it_unless_they_were_given_back(
+    wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[bool] = []
+    problem = SiteError("it was refused")
+    jobs = {f"j{number}": SimpleNamespace(came=False, problem=problem) for number in range(cluster._MOST_FAILURES)}
+
+    async def ended() -> dict[str, str]:
+        one.status = Status.closing
+        return dict.fromkeys(jobs, "CANCELLED")
+
+    async def close() -> None:
+        closed.append(True)
+
+    one: Any = SimpleNamespace(
+        status=Status.running, scheduler=SimpleNamespace(status=Status.running), workers=dict(jobs), observed=set(),
+        worker_spec=dict(jobs) if wanted else {}, _ended=ended, _close=close, name="cluster", problem=None,
+    )  # fmt: skip
+    monkeypatch.setattr(cluster, "_LOOK", 0.0)
+    asyncio.run(hpcml.ElasticCluster._watch(one))
+    assert bool(closed) == wanted

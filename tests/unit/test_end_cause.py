@@ -77,3 +77,8 @@ def test_a_job_that_ends_in_its_grace_time_is_put_back_if_it_may_be(
     asked = "Requeue=1" in record and "None" not in record
     assert (tmp_path / "put-back").exists() == asked
     assert not asked or (tmp_path / "put-back").read_text() == "45\n"
+
+
+@pytest.mark.parametrize(("by", "state"), [("scheduler", "NODE_FAIL"), ("script", "FAILED"), ("user", "FAILED")])
+def test_a_lost_node_is_slurm_s_word_alone(by: str, state: str) -> None:
+    assert End(errors.ALLOCATION_LOST, by=by).state == state

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from traceback import TracebackException
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -151,3 +153,16 @@ def test_the_line_that_is_told_is_the_script_s_not_hpcml_s(tmp_path: Path) -> No
     run(tmp_path, "import helper")
     facts = json.loads(AttemptPaths(tmp_path).script_error.read_text())
     assert (Path(facts["file"]).name, facts["line"]) == ("helper.py", 3), facts
+
+
+def test_a_traceback_shows_the_lines_that_ran(tmp_path: Path) -> None:
+    copy, original = tmp_path / "copy", tmp_path / "original"
+    for folder, text in ((copy, "1 / 0  # ran\n"), (original, "edited = 'since'\n")):
+        folder.mkdir()
+        (folder / "a.py").write_text(text)
+    try:
+        runpy.run_path(str(copy / "a.py"))
+    except ZeroDivisionError as error:
+        described = TracebackException.from_exception(error, lookup_lines=False)
+    launcher._name_originals(described, str(copy), str(original))
+    assert f'  File "{original}/a.py", line 1, in <module>\n    1 / 0  # ran\n' in "".join(described.format())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,3 +132,14 @@ def test_a_large_transfer_that_takes_longer_than_expected_counts_against_the_bud
     worker._one = one
     found = asyncio.run(worker.fetch("n1", 3.0))
     assert (found["bytes"], found["seconds"]) == (interconnect.LARGEST, 5.0)
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_a_transfer_that_comes_short_is_no_bandwidth(short: int) -> None:
+    async def give(size: int) -> dict[str, bytes]:
+        return {"data": bytes(size - short)}
+
+    worker: Any = object.__new__(interconnect.Transfers)
+    worker.worker = SimpleNamespace(rpc=lambda _: SimpleNamespace(hpcml_give=give))
+    with pytest.raises(ValueError, match="99 bytes came from n1, 100") if short else contextlib.nullcontext():
+        asyncio.run(worker._one("n1", 100))

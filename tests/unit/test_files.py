@@ -87,6 +87,15 @@ def test_a_file_is_read_up_to_a_size(tmp_path: Path) -> None:
         files.read(Path("/proc/self/exe"))
 
 
+def test_a_record_of_another_user_is_not_read(tmp_path: Path, root: None) -> None:
+    path = tmp_path / "a"
+    path.write_text("theirs")
+    os.chown(path, STRANGER, STRANGER)
+    assert files.read(path, ours=False) == b"theirs"
+    with pytest.raises(files.ForeignError, match=f"belongs to uid {STRANGER}"):
+        files.read(path)
+
+
 def replaceable(path: Path, *trusted: str) -> list[tuple[str, str, bool]]:
     found = files.replaceable(path, trusted)
     return [(one.path.name, one.who, one.meant) for one in found]

@@ -6,8 +6,11 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from hpcml.node.sweep.forks import Fork
 from hpcml.node.sweep.records import Point
@@ -52,3 +55,22 @@ def test_a_point_whose_forks_have_ended_has_ended() -> None:
     assert os.waitpid(slot.pid, 0) == (second.pid, 0)
     assert first.reports.fileno() == -1, "it is closed"
     second.reports.close()
+
+
+@pytest.mark.parametrize(("failed", "done", "status", "stopped"), [
+    (0, 3, 0, False), (0, 2, 1, False), (2, 1, 1, False), (3, 0, 1, True),
+])  # fmt: skip
+def test_failures_and_points_that_remain_count(
+    failed: int, done: int, status: int, stopped: bool, tmp_path: Path
+) -> None:
+    """``--max-fails 2`` lets two fail."""
+    attempt = SimpleNamespace(
+        terminate=tmp_path / "terminate", time_limit=tmp_path / "limit", points_end=tmp_path / "end.json"
+    )
+    sweep: Any = object.__new__(Sweep)
+    sweep.context, sweep.told_to_end, sweep.stopped, sweep.leases = SimpleNamespace(attempt=attempt), False, "", None
+    sweep.plan = SimpleNamespace(points=[None] * 3, max_fails=2)
+    sweep.ended, sweep.first_failures = {"ok": done, "failed": failed, "pruned": 0}, []
+    sweep._look()
+    sweep._end()
+    assert (sweep.exit_status, bool(sweep.stopped)) == (status, stopped)

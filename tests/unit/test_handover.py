@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import contextlib
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from distributed.exceptions import WorkerStartTimeoutError
 
-from hpcml.kinds.dask.node import handover, opening
+from hpcml.kinds.dask.node import handover, opening, run_cluster
 from hpcml.node import script_module
 
 HOME = {"HOME": "/home/a", "OLD": "1", "PATH": "/bin"}
@@ -21,6 +25,7 @@ HOME = {"HOME": "/home/a", "OLD": "1", "PATH": "/bin"}
     (["A=1", "B=$A export=2"], {}),
     (["A=1", "export A"], {"A": "1"}),
     (["OLD=2"], {"OLD": "2"}),
+    (["export OLD"], {"OLD": "1"}),
     (["export PATH=/x:$PATH", "export LIB=${HOME}/lib", "export LIB2=$LIB/2"],
      {"PATH": "/x:/bin", "LIB": "/home/a/lib", "LIB2": "/home/a/lib/2"}),
 ])  # fmt: skip
@@ -91,7 +96,8 @@ def test_a_constant_of_what_is_not_repeated_is_left_out(tmp_path: Path, capfd: p
     """A worker takes no part in what a script does with its cluster; it has all else."""
     script = tmp_path / "script.py"
     script.write_text(
-        "workers = set(client.nthreads())\nCOUNT = len(workers)\nFACTOR = 2\ndef f(x):\n    return FACTOR * x\n"
+        "from __future__ import annotations\nworkers = set(client.nthreads())\nCOUNT = len(workers)\nFACTOR = 2\n"
+        "def f(x: Unknown) -> int:\n    return FACTOR * x\n"
     )
     found = script_module.definitions(str(script))
     assert (found["f"](3), "COUNT" in found) == (6, False)
@@ -108,3 +114,44 @@ def test_a_umask_of_zero_is_handed_over_and_a_priority_once(monkeypatch: pytest.
     for nice in (5, 5, 0, 7):
         handover._of_process(handover.Handover(nice=nice), contextlib.ExitStack(), [])
     assert added == [5, 2]
+
+
+def test_what_a_script_asks_of_the_run_s_cluster() -> None:
+    """It waits for no more workers than the run has; its notes show no value that may be secret."""
+
+    async def count() -> int:
+        return 3
+
+    cluster: Any = SimpleNamespace(n_workers=3, asked=4, _count=count)
+    asyncio.run(run_cluster.RunCluster._wait_for_workers(cluster, 4, 1.0))
+    with pytest.raises(WorkerStartTimeoutError):
+        asyncio.run(run_cluster.RunCluster._wait_for_workers(cluster, 5, 0.01))
+    values = {"n_workers": 4, "memory_limit": "4GB", "env": {"TOKEN": "s"}, "name": "a b"}
+    assert run_cluster._call("Cluster", (), values) == "Cluster(n_workers=4, memory_limit='4GB', env=…, name=…)"
+
+
+def test_an_error_whose_traceback_is_text_is_an_error() -> None:
+    module = SimpleNamespace(clean_exception=lambda error, traceback, **_: (error, traceback))
+    run_cluster._take_errors_without_traceback(module)
+    error = RecursionError("too deep")
+    assert module.clean_exception(error, "File a.py, line 1") == (error, None)
+
+
+@pytest.mark.parametrize(("last", "given"), [(b"umask", 1), (b"", 0), (b"now", 0)])
+def test_what_a_script_takes_back_is_handed_over_too(last: bytes, given: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gave: list[object] = []
+
+    async def give(_: object, what: object, **__: object) -> list[str]:
+        gave.append(what)
+        return []
+
+    async def less(_: object) -> list[str]:
+        return []
+
+    one: Any = object.__new__(opening.Opening)
+    one.handover, one.lacking, one.shared, one.owner = handover.Handover(), [], False, lambda: None
+    one._packed, one._of_others, one._less_memory = lambda: b"now", list, less
+    monkeypatch.setattr(opening, "_last", (last, handover.Handover(umask=0)))
+    monkeypatch.setattr(handover, "give", give)
+    asyncio.run(one.hand_over(None))
+    assert len(gave) == given

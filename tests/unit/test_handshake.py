@@ -7,8 +7,10 @@ import logging
 import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import dask.config
 import pytest
 
 from hpcml.kinds.dask.node import connection_limits, ucx_auth
@@ -159,6 +161,18 @@ def test_too_many_half_open_handshakes() -> None:
     assert asyncio.run(main()) == ["a dropped", "c", "b"]
 
 
+def test_who_connects_and_says_nothing_is_dropped() -> None:
+    closed: list[bool] = []
+
+    async def main() -> object:
+        listener: Any = object.__new__(connection_limits._Listener)
+        listener.half_open = HalfOpen(0, 2)
+        silent = SimpleNamespace(wait_for_handshake=asyncio.Future, close=lambda: closed.append(True))
+        return await asyncio.wait_for(listener._prepare_stream(silent, "10.0.0.9:7"), 20)
+
+    assert (asyncio.run(main()), closed) == (None, [True])
+
+
 def test_nobody_fills_the_log(caplog: pytest.LogCaptureFixture) -> None:
     (limit,) = ucx_auth.logger.filters
     assert isinstance(limit, connection_limits.LineLimit)
@@ -211,3 +225,6 @@ def test_the_environment_of_the_script(tmp_path: Path) -> None:
     preload = "DASK_DISTRIBUTED__CLIENT__PRELOAD"
     assert added == {"HPCML_UCX_KEY": str(paths.ucx_key), preload: "['hpcml.kinds.dask.node.ucx_preload']"}
     assert ucx["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "True"
+    with dask.config.set({"distributed.client.preload": ["mine", "hpcml.kinds.dask.node.ucx_preload"]}):
+        ucx = secure.client_environment(paths, "tls://127.0.0.1:1", "ucx")
+    assert ucx[preload] == "['hpcml.kinds.dask.node.ucx_preload', 'mine']", "the key first: a preload may start UCX"

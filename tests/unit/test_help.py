@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.cli import commands, help, main  # noqa: A004 - hpcml's
+from hpcml.request import parser
 from hpcml.terminal import columns, folded
 
 QUESTIONS = json.loads((Path(__file__).parents[1] / "site/questions.json").read_text())
@@ -110,3 +111,11 @@ def test_pages_fit_the_width(subtests: pytest.Subtests, capsys: pytest.CaptureFi
             text, code = capsys.readouterr().out, "    "
             assert not [line for line in text.splitlines() if len(line) > 100 and not line.startswith(code)]
             assert not re.search(r"<!--|\]\(|^```", text, re.MULTILINE)
+
+
+def test_an_example_that_is_broken_goes_on_in_a_shell() -> None:
+    example, remark = "hpcml submit --nodes 2 --time 30 train.py", "a remark that is as long as the example"
+    first, *others = parser._indented([f"  {example}   {remark}"], 30)
+    assert first.endswith(" \\")
+    assert " ".join([first, *others]).replace(" \\", "").split() == f"{example} {remark}".split()
+    assert not others[-1].endswith("\\")

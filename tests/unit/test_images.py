@@ -260,6 +260,7 @@ def test_the_shipped_definitions_that_spython_can_read() -> None:
 
 
 def test_the_program_inside_an_image_needs_no_hpcml_and_no_new_python() -> None:
+    assert software.within(["/data", "/data/a.so", "/data2/a.so"], ["/data"]) == ["/data", "/data/a.so"]
     tree = ast.parse(Path(software.__file__).read_text(), feature_version=(3, 9))
     modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     modules |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}

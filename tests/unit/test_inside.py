@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
+import socket
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +14,8 @@ from typing import Any
 import pytest
 
 from hpcml.files import tail, write
-from hpcml.kinds.dask.node import dask_worker, gpus, losses, tls
-from hpcml.node import files
+from hpcml.kinds.dask.node import dask_worker, gpus, losses, messages, tls
+from hpcml.node import files, storage
 from hpcml.node import settings as node_settings
 from hpcml.node.hardware import network, sysfs
 from hpcml.plan import plan
@@ -54,8 +56,22 @@ def test_who_is_missing(context: node_settings.Context) -> None:
     assert ended.final
     assert "127" in ended.sentence()
     assert ended.quote == ("sh: python: not found",)
+    failed = losses.of_the_workers(context, set(), 120.0)
+    assert failed
+    assert "127" in failed.message
+    assert "n1" not in failed.message, "it may only be slow"
     (unheard,) = losses.missing_nodes(context, {"n1", "n2"})  # the scheduler may not know yet of the task's end
     assert unheard.workers == ("n2",)
+
+
+def test_a_line_of_the_scheduler_may_come_in_pieces(tmp_path: Path) -> None:
+    with messages.Channel(tmp_path / "s") as channel, socket.socket(socket.AF_UNIX) as scheduler:
+        scheduler.connect(str(channel.path))
+        assert channel.receive(60) == []
+        scheduler.sendall(b'{"event": "gone"}\n{"worker": ')
+        assert channel.receive(60) == [{"event": "gone"}]
+        scheduler.sendall(b'"n1"}\n')
+        assert channel.receive(60) == [{"worker": "n1"}]
 
 
 def test_of_many_lost_nodes_four_are_named() -> None:
@@ -182,8 +198,33 @@ def test_many_workers_connect_one_after_the_other() -> None:
     assert dask_worker.stagger(context(9, 4), 3) == pytest.approx(0.35)
 
 
-def test_addresses() -> None:
+def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert network.choose_address("", single_node=True)[0] == "127.0.0.1"
     assert network.choose_address("lo", single_node=False) == ("127.0.0.1", "interface lo of the profile")
     with pytest.raises(network.NoAddressError, match="no IPv4 address"):
         network.choose_address("nowhere0", single_node=False)
+    own = [(socket.AF_INET, 0, 0, "", (address, 0)) for address in ("127.0.1.1", "10.0.0.5")]
+    monkeypatch.setattr(sysfs, "interfaces", lambda _: [])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: own)
+    assert network.choose_address("", single_node=False)[0] == "10.0.0.5"
+
+
+def test_a_scratch_folder_is_as_long_as_its_bytes(context: node_settings.Context, tmp_path: Path) -> None:
+    folder = tmp_path / ("\u00fc" * 40)
+    job = context.settings.job._replace(scratch=str(folder))
+    context = context._replace(settings=context.settings._replace(job=job))
+    assert context.scratch(longest=len(str(folder).encode())) == str(folder)
+    assert context.scratch(longest=len(str(folder))) == "/tmp"
+
+
+def test_a_full_disk_takes_an_end_without_its_lines(
+    context: node_settings.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    storage.renew(context.run)
+    monkeypatch.setattr(files, "write_json", refuse)
+    facts = {"exit_status": 3, "quote": ["x" * 4096] * 20}
+    assert storage.write_end(context.run, context.run.status, facts)
+    assert json.loads(context.run.status.read_text()) == {"exit_status": 3, "quote": []}

@@ -40,6 +40,18 @@ def test_a_name_whose_package_is_missing_says_how_to_install_it(
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(("missing", "raised"), [("hpcml.api", AttributeError), ("numpy", ModuleNotFoundError)])
+def test_a_module_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, missing: str, raised: type) -> None:
+    """Inside a run hpcml has no part that submits; another package that lacks is the user's to install."""
+
+    def fail(_: str) -> None:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr("importlib.import_module", fail)
+    with pytest.raises(raised):
+        hpcml.__getattr__("submit")
+
+
 def test_importing_hpcml_imports_little() -> None:
     code = "import sys, hpcml; print(*(name for name in sys.modules if name.startswith('hpcml') or name == 'dask'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -94,13 +106,14 @@ def test_a_flag_has_no_other_value() -> None:
         reading.given_by_keywords({"exclusive": "user"}, options.of("python"), "hpcml.submit()")
 
 
-def test_the_umask_is_the_program_s_again() -> None:
-    before = os.umask(0o027)
+@pytest.mark.parametrize("umask", [0o027, 0o002])
+def test_the_umask_is_the_program_s_again(umask: int) -> None:
+    before = os.umask(umask)
     try:
         with layers.narrowed_umask():
-            assert layers.user_umask() == 0o027
-            assert os.umask(0o027) & 0o022 == 0o022
-        assert os.umask(0o027) == 0o027
+            assert layers.user_umask() == umask
+            assert os.umask(umask) & 0o022 == 0o022
+        assert os.umask(umask) == umask
     finally:
         os.umask(before)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -103,10 +104,19 @@ def test_the_configuration_is_closed(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "outer", "good"), [(0o600, 0o700, True), (0o660, 0o700, False), (0o600, 0o755, False)]
+    ("mode", "outer", "mine", "good"),
+    [
+        (0o600, 0o700, True, True),
+        (0o660, 0o700, True, False),
+        (0o600, 0o755, True, False),
+        (0o600, 0o700, False, False),
+    ],
 )
-def test_a_socket_that_others_reach_is_refused(folder: Path, mode: int, outer: int, good: bool) -> None:
-    path = folder / "s"
+def test_a_socket_that_others_reach_is_refused(
+    folder: Path, mode: int, outer: int, mine: bool, good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, me = folder / "s", os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: me if mine else me + 1)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         path.chmod(mode)

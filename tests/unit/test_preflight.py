@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,6 +187,22 @@ def test_the_fatal_comes_first(node: Facts) -> None:
 
 def nodes(node: Facts, count: int, **changes: Change) -> dict[str, Facts]:
     return {f"n{number}": changed(node, changes.get(f"n{number}", lambda _: None)) for number in range(1, count + 1)}
+
+
+def test_what_does_not_end_a_run_is_told_too(node: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu, network = SimpleNamespace(count=4, cuda="12"), SimpleNamespace(protocol="ucx")
+    inspection: Any = object.__new__(preflight.Inspection)
+    settings = SimpleNamespace(workers=SimpleNamespace(gpu=gpu), network=network)
+    attempt = SimpleNamespace(probe_of=lambda _: tmp_path / "n1.json")
+    inspection.context = SimpleNamespace(settings=settings, attempt=attempt, node="n1")
+    for facts, fatal in (
+        (changed(node, set_in("infiniband", 1, "state", to="DOWN")), False),
+        (changed(node, both(set_in("ucx_error", to="too old"), set_in("ucx", "transports", to={}))), True),
+    ):
+        inspection.question = SimpleNamespace(answer=lambda _, answer=facts: answer)
+        with pytest.raises(preflight.UnfitError) if fatal else contextlib.nullcontext():
+            inspection.end()
+        assert all(one.sentence in capsys.readouterr().err for one in found(facts)[:1])
 
 
 def test_equal_nodes(node: Facts) -> None:

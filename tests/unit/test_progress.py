@@ -297,3 +297,14 @@ def test_a_cluster_that_others_can_reach_is_shown_at_once() -> None:
     security = f"mutual TLS; {tls.OPEN}: NCCL"
     progress.show(Status.of("r", "lab", "starting", "", times=STARTED, security=security))
     assert "open to all users who can connect: NCCL" in shown.getvalue()
+
+
+def test_a_second_attempt_shows_its_phases_again(tmp_path: Path) -> None:
+    def act(stream: TextIO) -> None:
+        progress = Progress(stream, {}, Tail(tmp_path / "log", stream))
+        for attempt in (0, 1):
+            progress.show(Status.of("r", "lab", "starting", attempt=attempt, times=STARTED, nodes=("n1",)))
+
+    shown = [line.partition("  ")[0] for line in on_a_terminal(80, act) if line]
+    assert shown.index("· attempt") < len(shown) - 1
+    assert shown.count("✓ nodes") == 2

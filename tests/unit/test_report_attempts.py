@@ -61,6 +61,11 @@ def test_all_attempts_are_told_and_added_up(tmp_path: Path) -> None:
     assert paths.attempt(0).ledger.stat().st_mtime_ns == kept_before  # what has been added up is not read again
     assert json.loads(paths.report_facts.read_text())["total"] == found["total"]
 
+    kept = json.loads(paths.attempt(0).ledger.read_text())
+    paths.attempt(0).ledger.write_text(json.dumps({**kept, "unit": "GPU"}))
+    make(paths, 2, kinds.get("dask"))
+    assert sum(json.loads(paths.report_facts.read_text())["total"].values()) == pytest.approx(2 * 1300 / 3600)
+
     wrong_clock = {"time": 1.79e9, "attempt": 7, "event": "allocated", "began": 1.0}
     paths.events.write_text(json.dumps(wrong_clock) + "\n")
     assert attempts.one(paths, 7).seconds == 0

@@ -57,6 +57,7 @@ def test_each_part(subtests: pytest.Subtests) -> None:
         "used after the last task": (usage(50), tasks(3, until=90), {"useful": 50, "tasks": 25, "tail": 35}),
         "no samples at all": (Usage(Device("n1", 0, 2), 1.0, [], []), tasks(3), {"unknown": 100}),
         "samples that stop": (usage(100, until=90), tasks(3), {"useful": 50, "unknown": 50}),
+        "a gap": (usage(100)._replace(t=[40.0, 45.0, 105.0, 110.0], use=[100.0] * 4), tasks(3), {"useful": 10, "unknown": 90}),
         "NVML did not answer": (usage(None), tasks(3), {"unknown": 100}),
         "no samples of Dask": (usage(25), None, {"useful": 25, "unknown": 75}),
     }  # fmt: skip

@@ -93,6 +93,8 @@ def test_texts_of_others_stay_texts(tmp_path: Path) -> None:
     hostile = hostile._replace(findings=hostile.findings._replace(functions=(function,)))
     text = page.html(hostile)
     assert text.count(str(escape(HOSTILE))) >= 10
+    good = found._replace(interconnect=Interconnect("InfiniBand", fabric_ok=True, fabric_remedy="use another"))
+    assert ("Remedy:" in text, "Remedy:" in page.html(good)) == (True, False)
     tags = [tag for tag, _ in Reader(text).elements]
     assert tags.count("script") == plain.count("script") == 1
     assert "img" not in tags

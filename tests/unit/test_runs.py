@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -12,14 +13,19 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 import hpcml
 from hpcml import assets, files
 from hpcml.errors import NotFoundError, StorageError
-from hpcml.runs import directories, snapshot
+from hpcml.paths import RunPaths
+from hpcml.request.record import Awaited
+from hpcml.runs import directories, snapshot, waiting
+from hpcml.runs.status import Status
 from hpcml.sites.schema import Code
 from hpcml.units import Memory
 
@@ -555,3 +561,46 @@ def test_a_disk_whose_rest_is_root_s_is_full(tmp_path: Path, monkeypatch: pytest
     rest = os.statvfs_result((4096, 4096, 1 << 20, 1000, 0, 1 << 20, 1000, 1000, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: rest)
     assert directories.full(tmp_path) == f"the file system of the run is full ({tmp_path})"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "fits"), [(True, bool, True), (True, int, False), (1, int, True), ("1", int, False)]
+)
+def test_a_value_of_a_record_is_of_its_kind(value: object, kind: type, fits: bool) -> None:
+    with contextlib.nullcontext() if fits else pytest.raises(TypeError, match="a is of another kind"):
+        directories.Table({"a": value}).get("a", kind)
+
+
+@pytest.mark.parametrize(
+    ("when", "status", "starts"), [("any", 3, True), ("ok", 3, False), ("fail", 3, True), ("ok", 0, True)]
+)
+def test_a_run_of_this_machine_waits_for_the_end_that_was_asked_for(
+    when: str, status: int, starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Status.of("before", phase="ended", exit_status=status, ended_as="FAILED" if status else "COMPLETED")
+    became: list[list[str]] = []
+    monkeypatch.setattr(waiting, "signal", mock.MagicMock())
+    monkeypatch.setattr(directories, "load", lambda _: directories.Run("after", RunPaths(tmp_path), None))
+    monkeypatch.setattr("hpcml.runs.record.planned", lambda _: SimpleNamespace(after=(Awaited("before", when),)))
+    monkeypatch.setattr(waiting, "_look", lambda _: before)
+    monkeypatch.setattr("hpcml.subprocesses.become", lambda command, _: became.append(command))
+    with contextlib.nullcontext() if starts else pytest.raises(SystemExit):
+        waiting.main(tmp_path)
+    assert (len(became), (tmp_path / "status.json").exists()) == (int(starts), not starts)
+
+
+@pytest.mark.parametrize(("note", "stops"), [("", False), ("time_limit", True), ("terminate", True)])
+def test_a_script_is_told_to_stop(note: str, stops: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCML_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("HPCML_ATTEMPT", "0")
+    attempt = RunPaths(tmp_path).attempt(0)
+    attempt.directory.mkdir(parents=True)
+    if note:
+        getattr(attempt, note).touch()
+    assert hpcml.run.should_stop() == stops
+
+
+def test_each_point_of_a_sweep_has_results_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCML_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("HPCML_POINT", json.dumps({"key": "k=1"}))
+    assert hpcml.run.out == tmp_path / "out/k=1"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tomllib
+from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hpcml.cli import site as command
 from hpcml.errors import SlurmUnreachableError
 from hpcml.node.hardware import record
 from hpcml.schedulers import slurm, slurm_machine
@@ -269,3 +273,35 @@ def test_a_draft_is_toml_whatever_it_holds() -> None:
     found = tomllib.loads(draft.text(("one\ntwo",)))
     assert found["partitions"]["a.b c"]["qos"] == 'x"\\\x7f\x01é'
     assert read_by(found["facts"]["partitions.a.b c.qos"]["source"]) == SLURM
+
+
+def test_a_refreshed_profile_keeps_the_old_one_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("# old\n")
+    command._refresh(Namespace(yes=True), path, "# new\n", ["defaults.time"], differs=True)
+    assert (path.read_text(), (tmp_path / "mine.toml.old").read_text()) == ("# new\n", "# old\n")
+    assert "mine.toml.old" in capsys.readouterr().out
+
+
+def test_a_no_is_a_value_and_nothing_is_none() -> None:
+    draft = Draft("2026-11-26")
+    for name, value in (("no", False), ("yes", True), ("zero", 0), ("empty", "")):
+        draft.set((), name, value, How(SLURM, "scontrol"))
+    assert draft.values[()] == {"no": False, "yes": True}
+
+
+def test_a_partition_of_large_jobs_is_asked_for_its_least(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = tmp_path / "new.toml"
+    profile.write_text("extends = 'slurm'\n[partitions.large]\nmin_nodes = 4\n[partitions.any]\n")
+    asked: dict[str, int] = {}
+
+    def plan(_: object, spec: Any, __: object) -> Any:
+        asked[spec.place.partition] = spec.size.nodes
+        return SimpleNamespace(directives=())
+
+    monkeypatch.setattr("hpcml.plan.plan.plan", plan)
+    monkeypatch.setattr(machine, "_refused", lambda *_: "")
+    survey: Any = object.__new__(machine.Survey)
+    survey.on_disk = lambda _: contextlib.nullcontext(profile)
+    survey.check()
+    assert asked == {"large": 4, "any": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -316,3 +317,12 @@ def test_accounting_is_asked_for_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     for answer in ([], [["12", "16G", "", "16"]], [["12", "an error"]]):
         rows[:] = answer
         assert slurm.requested_memory("12") == 0
+
+
+@pytest.mark.parametrize(("said", "ended"), [
+    ("Invalid job id specified", True), ("Job/step already completing or completed", True), ("Access/permission denied", False),
+])  # fmt: skip
+def test_a_job_that_has_just_ended_is_cancelled(answers: Path, said: str, ended: bool) -> None:
+    say(answers, "scancel", err=f"scancel: error: Kill job error on job id 12: {said}\n", code=1)
+    with contextlib.nullcontext() if ended else pytest.raises(SiteError):
+        assert slurm.cancel("12") == "job 12"

@@ -71,3 +71,30 @@ def test_standard_error_is_closed_after_a_slow_hearer() -> None:
     go_on.set()
     child._reader.join(60)
     assert source.closed, "or it is closed by the garbage collector, with a warning"
+
+
+def test_a_command_that_hangs_is_killed(tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    answer = subprocesses.run([sys.executable, "-c", f"import time; time.sleep(20); open({str(ended)!r}, 'w')"], 0.01)
+    assert (answer.code, ended.exists()) == (None, False)
+
+
+def test_a_group_that_ignores_signals_is_killed() -> None:
+    code = "import signal\nfor number in (2, 15): signal.signal(number, signal.SIG_IGN)\nprint(1, flush=True)\nsignal.pause()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            subprocesses._end_group(process, grace=0.01)
+            process.wait(60)
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_dead_process_that_nobody_collected_has_no_start() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert subprocesses.start_time(process.pid)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert subprocesses.start_time(process.pid) == ""

@@ -19,8 +19,8 @@ from hpcml.failures.end import End
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.cluster import Processes
 from hpcml.node import script_process as scripts
-from hpcml.node import supervisor
-from hpcml.node.outcome import EventLog, RunEndedError
+from hpcml.node import storage, supervisor
+from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
 from hpcml.node.run_state import RunState, Steps
 from hpcml.node.settings import Context
 from hpcml.node.supervisor import run_script, tear_down
@@ -143,23 +143,25 @@ def test_a_script_that_has_saved_stopped_at_the_time_limit(
 
 
 @pytest.mark.parametrize(
-    ("end", "status"),
+    ("note", "end", "status", "state"),
     [
-        (f"raise SystemExit({errors.STOPPED})", errors.CANCELLED),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", errors.CANCELLED),
-        ("raise SystemExit(1)", errors.CANCELLED),
-        ("", 0),
+        ("terminate", f"raise SystemExit({errors.STOPPED})", errors.CANCELLED, "CANCELLED"),
+        ("terminate", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", errors.CANCELLED, "CANCELLED"),
+        ("terminate", "raise SystemExit(1)", errors.CANCELLED, "CANCELLED"),
+        ("terminate", "", 0, "CANCELLED"),
+        ("time_limit", f"raise SystemExit({errors.STOPPED})", errors.STOPPED, "TIMEOUT"),
+        ("time_limit", "raise SystemExit(1)", 1, "FAILED"),
     ],
 )
 def test_a_script_that_saw_the_end_first_is_told_as_what_it_was(
-    end: str, status: int, cluster: Broken, monkeypatch: pytest.MonkeyPatch
+    note: str, end: str, status: int, state: str, cluster: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ended before the supervisor had looked: the run is cancelled, and no other attempt follows."""
-    touched = str(cluster.context.attempt.terminate)
+    """It ended before the supervisor had looked: a run that is cancelled stays so, and no other attempt follows."""
+    touched = str(getattr(cluster.context.attempt, note))
     code = f"open({touched!r}, 'w').close()\n{end}\n"
     monkeypatch.setattr(supervisor, "_must_end", lambda *_: None)
     outcome = end_of(cluster, None, code, monkeypatch)
-    assert (outcome.exit_status, outcome.state) == (status, "CANCELLED")
+    assert (outcome.exit_status, outcome.state) == (status, state)
 
 
 SAYS = """
@@ -212,3 +214,23 @@ def test_silent_workers_are_written_down_when_they_change(cluster: Broken) -> No
         [],
     ]
     assert "Dask removed worker n4-0" in cluster.state.warnings[0]
+
+
+@pytest.mark.parametrize(("by", "status"), [("script", 3), ("hpcml", errors.STORAGE)])
+def test_a_full_disk_leaves_a_script_its_status(
+    by: str, status: int, cluster: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "trouble", lambda _: "the disk is full")
+    end = or_a_full_disk(End(3, "driver", by, "it ended"), cluster.state.context)
+    assert (end.exit_status, "the disk is full" in end.message) == (status, True)
+
+
+@pytest.mark.parametrize(("written", "status"), [(True, 0), (False, errors.STORAGE)])
+def test_a_run_whose_end_is_nowhere_written_fails(
+    written: bool, status: int, cluster: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.context.run.events.unlink(missing_ok=True)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(supervisor, "_run", lambda *_: End(0, "driver", "script", "the script ended"))
+    monkeypatch.setattr(supervisor, "tear_down", lambda *_: written)
+    assert supervisor._supervise(cluster.context, KIND) == status

@@ -177,3 +177,8 @@ def test_which_files_are_the_code(tmp_path: Path) -> None:
         assert (points.code_digest(script) != before) == counts, name
         (tmp_path / name).write_text(text)
     assert points.code_digest(script) == before
+
+
+def test_two_parameters_draw_apart() -> None:
+    draws = points._random(["3", "a=uniform(0,1)", "b=uniform(0,1)"], 1)
+    assert all(first.text != second.text for first, second in draws)

@@ -13,6 +13,10 @@ import pytest
 
 from hpcml import leases
 from hpcml.errors import StorageError, UsageError
+from hpcml.paths import RunPaths
+from hpcml.runs import directories, handle
+from hpcml.runs.status import Status
+from hpcml.schedulers import Submission
 from hpcml.sweeps import record
 
 
@@ -108,3 +112,26 @@ def test_nothing_is_made_in_a_folder_of_another_account_s(tmp_path: Path) -> Non
             pass
         assert list(folder.iterdir()) == []
         folder.unlink() if linked else folder.rmdir()
+
+
+def test_leases_of_runs_that_go_on_stay(tmp_path: Path) -> None:
+    used, left = record.new_leases(tmp_path, "job"), record.new_leases(tmp_path, "job")
+    for folder in (used, left):
+        folder.mkdir(parents=True, exist_ok=True)
+    record.remove_leases(tmp_path, "job", frozenset({str(used)}))
+    assert (used.is_dir(), left.is_dir()) == (True, False)
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_run_that_slurm_restarts_keeps_its_points(
+    restarts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first attempt has written how it ended."""
+    run = directories.Run("job-1", RunPaths(tmp_path / "job-1"), Submission(job="7", requeue=restarts))
+    over = Status.of("job-1", phase="ended")
+    run.paths.directory.mkdir(mode=0o700)
+    monkeypatch.setattr(directories, "load", lambda _: run)
+    monkeypatch.setattr(record, "given", lambda _: record.Given(["a"], ""))
+    monkeypatch.setattr(handle, "standings", lambda _: [handle.Standing(run, over, alive=True)])
+    found = record.progress(tmp_path, record.Sweep("job", runs=("job-1",)))
+    assert found.under_way == ({"a": "job-1"} if restarts else {})

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hpcml.cli import sweep as command
 from hpcml.failures import judgement
 from hpcml.node.sweep import records
 from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest
 from hpcml.sites.schema import Partition
-from hpcml.sweeps import submission
+from hpcml.sweeps import record, submission
 from hpcml.sweeps.submission import Fault
 from hpcml.units import Memory, TimeLimit
 
@@ -91,3 +93,23 @@ def test_of_which_kind_a_point_s_failure_is(tmp_path: Path, subtests: pytest.Sub
     killed_for_memory = records.cause_of(run, log, {}, 137, began, out_of_memory=True)
     assert killed_for_memory
     assert judgement.kind_of(killed_for_memory.rule, evident=killed_for_memory.known) == "oom"
+    assert judgement.kind_of(killed_for_memory.rule, XX) == "oom"
+
+
+@pytest.mark.parametrize(("states", "ends", "status"), [
+    (("ok", "ok"), [1, 0], 0), (("ok", "failed"), [0, 0], 1), (("ok", "pruned"), [0, 0], 0), (("ok",), [0, 86], 86),
+])  # fmt: skip
+def test_the_end_of_several_runs_is_that_of_their_points(
+    states: tuple[str, ...], ends: list[int], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = {f"p{number}": record.Ended("r", state, 1.0, {}, (), "") for number, state in enumerate(states)}
+    monkeypatch.setattr(record, "given", lambda _: record.Given(["p0", "p1"], ""))
+    monkeypatch.setattr(record, "records", lambda run: points if run == "second" else {})
+    assert command._end_of_all(["first", "second"], ends) == status  # type: ignore[list-item]
+
+
+def test_a_point_that_another_run_computes_is_not_submitted() -> None:
+    planned: list[Any] = [SimpleNamespace(key=key) for key in ("running", "ended", "new")]
+    progress: Any = SimpleNamespace(under_way={"running": "r"}, ended={"ended": None})
+    faults: Any = SimpleNamespace(of=lambda _: None)
+    assert [one.key for one in submission._to_run(planned, progress, faults, ())] == ["new"]

@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcml import kinds, samples
-from hpcml.cli.top import frame
+from hpcml.cli.top import frame, live
 from hpcml.cli.top.frame import Piece
 from hpcml.cli.top.live import Lines
 from hpcml.errors import ConfigError
+from hpcml.paths import RunPaths
 from hpcml.remote import answers
 from hpcml.runs import view as views
+from hpcml.runs.directories import Run
+from hpcml.runs.status import Status
 from hpcml.runs.view import View
 from hpcml.samples import NodeSample, Traffic
 from planted import ESCAPES, HOSTILE, put
-from top_runs import GIB, NOW, Written, cpu_run, dask_tables, gpu_run, lines, node_tables, status
+from top_runs import GIB, ID, NOW, Written, cpu_run, dask_tables, gpu_run, lines, node_tables, status
 
 WIDTHS, HEIGHTS = (60, 80, 120), (10, 24, 60)
 
@@ -328,3 +331,18 @@ def test_lines_for_a_pipe_tell_all_by_themselves(tmp_path: Path) -> None:
     )
     assert "gpu3=97% gpu3-memory=71GiB/141GiB gpu3-power=540W gpu3-nvlink=2.0GiB/s" in first[3]
     assert [line.split()[0] for line in printer.of(view)] == ["run", "node", "node"]
+
+
+def test_a_pipe_sees_each_phase_and_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change within a phase waits for the next look."""
+
+    def follow(_: Run, each: Callable[[], None]) -> Iterator[Status]:
+        for phase in ("running", "running", "ended"):
+            yield status(("n1",), phase)
+            each()
+
+    shown: list[object] = []
+    monkeypatch.setattr("hpcml.runs.waiting.follow", follow)
+    monkeypatch.setattr(live, "_source", lambda _: lambda status: status.phase)
+    live._follow(Run(ID, RunPaths(tmp_path), None), 3600.0, shown.append)
+    assert shown == ["running", "ended"]

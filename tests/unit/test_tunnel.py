@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hpcml.errors import UNAVAILABLE, HpcmlError, LinkError, ServiceGoneError, TunnelError
+from hpcml.cli import tunnel as command
+from hpcml.errors import NO_ACCESS, UNAVAILABLE, HpcmlError, LinkError, ServiceGoneError, TunnelError
 from hpcml.remote import routes, tunnel, tunnel_server
 from hpcml.remote.answers import RunFacts, Service
 from hpcml.remote.ssh import Connection
@@ -150,8 +152,9 @@ def test_a_run_that_is_held_ends_it(world: World) -> None:
 def test_a_first_refusal_ends_it(world: World) -> None:
     for refusal, message in ((TunnelError, "The site does not allow a tunnel to n1"), (ServiceGoneError, "socket is not on n1")):  # fmt: skip
         world.refuse = refusal
-        with pytest.raises(refusal, match=message):
+        with pytest.raises(refusal, match=message) as caught:
             world.step(0, facts(N1))
+        assert caught.value.exit_status == (NO_ACCESS if refusal is TunnelError else UNAVAILABLE)
     world.refuse, world.wrong = None, "it answers with status 500"
     with pytest.raises(TunnelError, match="The site does not allow a tunnel"):
         world.step(0, facts(N1))
@@ -294,3 +297,31 @@ def test_a_run_of_this_machine_takes_the_route_without_ssh(tmp_path: Path, monke
     with pytest.raises(ServiceGoneError, match="The dashboard does not answer: another service answers"):
         Tunnel(run, TunnelRequest(RUN), said.append, lambda *_: None).run()
     assert not bridges
+
+
+def test_a_page_with_the_token_goes_with_the_tunnel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[str] = []
+
+    def browse(address: str) -> bool:
+        opened.append(Path(address.removeprefix("file://")).read_text())
+        return True
+
+    monkeypatch.setattr("webbrowser.open", browse)
+    shown = command._Shown(Namespace(json=False, open=True, service="dashboard"), tmp_path)
+
+    class Kept:
+        def run(self) -> None:
+            shown.show(8787, N1, "s3cret", "local")
+            raise KeyboardInterrupt
+
+        def close(self) -> None:
+            pass
+
+    assert command._until_its_end(Kept(), shown, str) == 130  # type: ignore[arg-type]
+    assert "token=s3cret" in opened[0]
+    assert not list(tmp_path.iterdir())
+    printed = capsys.readouterr()
+    assert printed.out == "http://127.0.0.1:8787/status\n", "others may read a file"
+    assert "s3cret" not in printed.err
