@@ -11,8 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from distributed import Security
-from distributed import Adaptive
+from distributed import Adaptive, Security
 from distributed.cli.dask_worker import main as dask_worker
 from distributed.core import Status
 
@@ -208,7 +207,7 @@ def test_jobs_that_end_without_a_worker_close_it_unless_they_were_given_back(
 ) -> None:
     closed: list[bool] = []
     problem = SiteError("it was refused")
-    jobs = {f"j{number}": SimpleNamespace(came=False, problem=problem) for number in range(cluster._MOST_FAILURES)}
+    jobs = {f"j{number}": SimpleNamespace(joined=False, problem=problem) for number in range(cluster._MOST_FAILURES)}
 
     async def ended() -> dict[str, str]:
         one.status = Status.closing

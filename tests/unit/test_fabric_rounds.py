@@ -141,5 +141,5 @@ def test_a_transfer_that_comes_short_is_no_bandwidth(short: int) -> None:
 
     worker: Any = object.__new__(interconnect.Transfers)
     worker.worker = SimpleNamespace(rpc=lambda _: SimpleNamespace(hpcml_give=give))
-    with pytest.raises(ValueError, match="99 bytes came from n1, 100") if short else contextlib.nullcontext():
+    with pytest.raises(ValueError, match="n1 sent 99 bytes, 100 were requested") if short else contextlib.nullcontext():
         asyncio.run(worker._one("n1", 100))

@@ -192,7 +192,7 @@ def nodes(node: Facts, count: int, **changes: Change) -> dict[str, Facts]:
 def test_what_does_not_end_a_run_is_told_too(node: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gpu, network = SimpleNamespace(count=4, cuda="12"), SimpleNamespace(protocol="ucx")
     inspection: Any = object.__new__(preflight.Inspection)
-    settings = SimpleNamespace(workers=SimpleNamespace(gpu=gpu), network=network)
+    settings = SimpleNamespace(gpus=4, workers=SimpleNamespace(gpu=gpu), network=network)
     attempt = SimpleNamespace(probe_of=lambda _: tmp_path / "n1.json")
     inspection.context = SimpleNamespace(settings=settings, attempt=attempt, node="n1")
     for facts, fatal in (

@@ -567,7 +567,7 @@ def test_a_disk_whose_rest_is_root_s_is_full(tmp_path: Path, monkeypatch: pytest
     ("value", "kind", "fits"), [(True, bool, True), (True, int, False), (1, int, True), ("1", int, False)]
 )
 def test_a_value_of_a_record_is_of_its_kind(value: object, kind: type, fits: bool) -> None:
-    with contextlib.nullcontext() if fits else pytest.raises(TypeError, match="a is of another kind"):
+    with contextlib.nullcontext() if fits else pytest.raises(TypeError, match="a has the wrong type"):
         directories.Table({"a": value}).get("a", kind)
 
 
