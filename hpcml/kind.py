@@ -137,6 +137,7 @@ class Kind(NamedTuple):
     threads: str  # the setting for the threads of one process, empty without one
     ends: tuple[EndOfKind, ...]
     seen: Callable[[str, Facts], dict[str, Any]]  # by an event: new values of fields of Status; differences add up
+    services: tuple[str, ...] = ()  # the web services that its runs may have, to which tunnels lead
     samples: str = ""  # the module with SCHEMA: what its own processes measure (hpcml.samples), empty without one
     accounting: str = ""  # the module with ACCOUNTING: its part of the report (hpcml.report.ledger), empty without one
 

@@ -83,9 +83,10 @@ def _local_run(options: Namespace) -> directories.Run | None:
 
 def _bridge(options: Namespace, run: directories.Run) -> int:
     """Keep a tunnel to a run of this machine."""
-    from hpcml.remote import ssh
+    from hpcml.remote import ssh, tunnel_server
     from hpcml.remote.tunnel import Tunnel, TunnelRequest
 
+    tunnel_server.check_kind(run, options.service)
     request = TunnelRequest(run.id, options.service, port=_port(options.port))
     common.end_by_signals()
     shown = _Shown(options, ssh.places().files)
@@ -302,6 +303,7 @@ def _serve(options: Namespace) -> int:
         raise UsageError("This is for the laptop's hpcml", place="--serve", hint="Leave --serve out.")
     match options.serve:
         case "feed":
+            tunnel_server.check_kind(run, options.service)
             tunnel_server.feed(run, lambda answer: session.say(standing=answer.as_table()))
         case "hop":
             tunnel_server.hop(tunnel_server.service(run, options.service), lambda path: session.say(socket=path))

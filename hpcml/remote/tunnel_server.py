@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcml import files, schedulers, subprocesses
+from hpcml import files, kinds, schedulers, subprocesses
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
 from hpcml.forms import Form
 from hpcml.remote import routes
@@ -83,6 +83,14 @@ def service(run: directories.Run, name: str) -> Service:
         hint = f"Try again after it has started: hpcml status {run.id}."
         raise NotFoundError(f"The run's {name} is starting", place=run.id, hint=hint)
     raise NotFoundError(f"The run has no {name} now", place=run.id, hint=hint)
+
+
+def check_kind(run: directories.Run, name: str) -> None:
+    """Raise NotFoundError if the runs of its kind never have a service of that name."""
+    kind = kinds.get(run_record.planned(run).kind)
+    if name not in kind.services:
+        message, hint = f"A run of kind {kind.name} has no {name}", f"Its state: hpcml status {run.id}."
+        raise NotFoundError(message, place=run.id, hint=hint)
 
 
 def facts(run: directories.Run, status: run_status.Status) -> RunFacts:

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from hpcml.errors import STOPPED, HpcmlError
+from hpcml.errors import STOPPED, HpcmlError, NotFoundError
 from hpcml.kinds.ranks.node import link
 from hpcml.kinds.ranks.node.processes import ENDING, FOLLOW, LEFT, Ranks
 from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
 from hpcml.node import job
 from hpcml.plan.plan import RunLocation, plan
+from hpcml.remote import tunnel_server
 from hpcml.request.reading import request_of
 from hpcml.request.record import Code
 from matrix import site_of
@@ -235,3 +236,11 @@ def test_a_node_that_does_not_answer_does_not_keep_the_run(ended: Ended) -> None
     ended.ranks.kill()
     ended.clock.seconds += ENDING + 1
     assert ended.ranks.poll() == 0
+
+
+def test_a_tunnel_to_a_dashboard_that_never_comes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    run: Any = SimpleNamespace(id="train-1", paths=None)
+    for kind, wrong in (("ranks", True), ("dask", False)):
+        monkeypatch.setattr(tunnel_server.run_record, "planned", lambda _, kind=kind: SimpleNamespace(kind=kind))
+        with pytest.raises(NotFoundError, match="kind ranks has no dashboard") if wrong else contextlib.nullcontext():
+            tunnel_server.check_kind(run, "dashboard")

@@ -76,6 +76,7 @@ KIND = Kind(
         ),
     ),
     ready="workers-ready",
+    services=("dashboard", "jupyter"),
     samples=f"{__name__}.samples",
     accounting=f"{__name__}.accounting",
     noun="worker",
