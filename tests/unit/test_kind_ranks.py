@@ -241,6 +241,6 @@ def test_a_node_that_does_not_answer_does_not_keep_the_run(ended: Ended) -> None
 def test_a_tunnel_to_a_dashboard_that_never_comes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     run: Any = SimpleNamespace(id="train-1", paths=None)
     for kind, wrong in (("ranks", True), ("dask", False)):
-        monkeypatch.setattr(tunnel_server.run_record, "planned", lambda _, kind=kind: SimpleNamespace(kind=kind))
+        monkeypatch.setattr("hpcml.runs.record.planned", lambda _, kind=kind: SimpleNamespace(kind=kind))
         with pytest.raises(NotFoundError, match="kind ranks has no dashboard") if wrong else contextlib.nullcontext():
             tunnel_server.check_kind(run, "dashboard")
