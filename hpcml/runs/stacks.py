@@ -144,7 +144,8 @@ def told(threads: Sequence[Sequence[Frame]]) -> tuple[tuple[Frame, ...], ...]:
     """
     own = []
     for thread in threads:
-        first = next((place for place, frame in enumerate(thread) if frame.is_of_user()), None)
+        by_hpcml = len(thread) > 1 and thread[1].file.startswith("lib.zip/")  # the first is then its own `python -c`
+        first = next((place for place, frame in enumerate(thread) if frame.is_of_user() and place >= by_hpcml), None)
         if first is not None:
             own.append(tuple(thread[first:]))
     return tuple(own) or tuple(tuple(thread) for thread in threads[-1:])

@@ -43,7 +43,7 @@ def test_equal_stacks_are_one_group_and_a_silent_node_is_named(tmp_path: Path, m
         (attempt.stacks / "n2.json").write_text(answer(paths.code, request, "n2", ["rank 2"], waits="pipe_read"))
 
     monkeypatch.setattr(stacks, "WAIT", 0.0)
-    monkeypatch.setattr(stacks.time, "sleep", nodes_answer)
+    monkeypatch.setattr("time.sleep", nodes_answer)
     status = Status.of("a", phase="running", nodes=("n1", "n2", "n3"))
     answered = stacks.ask(directories.Run("a", paths, None), status)
     assert answered.missing == ("n3",)
