@@ -56,11 +56,8 @@ def run(options: Namespace) -> int:
 
 
 def _show(group: Group) -> None:
-    count = len(group.processes)
-    say_fitted(f"{count} process{'es' if count > 1 else ''} {group.place}", sys.stdout, rest="  ")
-    names = sorted((one.title for one in group.processes), key=lambda name: (len(name), name))
-    more = f" and {count - _NAMED} more" if count > _NAMED else ""
-    say_fitted(f"{', '.join(names[:_NAMED])}{more}", sys.stdout, first="  ", rest="  ")
+    say_fitted(group.sentence, sys.stdout, rest="  ")
+    say_fitted(group.names(_NAMED), sys.stdout, first="  ", rest="  ")
     if not group.processes[0].stacks:
         say(_cut(f"  | {group.processes[0].command}"))
     for number, stack in enumerate(group.processes[0].stacks):

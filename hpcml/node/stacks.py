@@ -27,6 +27,7 @@ FILE = "/dev/shm/hpcml-stacks."  # and the process's pid
 EVERY = 1.0  # seconds between two looks for a request
 ANSWER = 2.0  # seconds for all processes of a node together
 YOUNGEST = 0.5  # seconds; a younger process may be about to become another program, which the signal would end
+BEFORE_END = 4.0  # seconds by which a run ends later whose stacks are wanted
 _STEADY = 3  # looks in a row after which a dump that does not grow is whole
 _LOOK = 0.01  # seconds between them
 _MOST = 1024  # processes of a node
@@ -57,6 +58,19 @@ class Requests:
             return None
         self.answered = request["id"]
         return request
+
+
+def ask(context: Context, script: int) -> str:
+    """Ask all nodes for the stacks of their processes; return the number of the request."""
+    request = os.urandom(8).hex()
+    files.write_json(context.attempt.stacks_request, {"id": request, "script": script})
+    return request
+
+
+def are_all_written(context: Context, request: str) -> bool:
+    """Whether all nodes have answered a request."""
+    answers = [files.read_json(context.attempt.stacks / f"{node}.json") for node in context.node_names]
+    return all(answer and answer["id"] == request for answer in answers)
 
 
 def write(context: Context, request: Mapping[str, Any], members: Mapping[int, str]) -> int:

@@ -63,6 +63,17 @@ class Group(NamedTuple):
     processes: tuple[Process, ...]
 
     @property
+    def sentence(self) -> str:
+        """How many they are, and where."""
+        count = len(self.processes)
+        return f"{count} process{'es' if count > 1 else ''} {self.place}"
+
+    def names(self, most: int) -> str:
+        """Return the names of the first so many."""
+        names = sorted((one.title for one in self.processes), key=lambda name: (len(name), name))
+        return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+    @property
     def place(self) -> str:
         """Where they are: the user's innermost line, and the function that it called."""
         first = self.processes[0]
@@ -117,6 +128,16 @@ def ask(run: directories.Run, status: Status) -> Answer:
                 with complete(run.paths.directory):
                     processes += [_process(node, facts, sources) for facts in answer["processes"]]
     return Answer(tuple(grouped(processes)), tuple(node for node in status.allocation.nodes if node in waiting))
+
+
+def at_the_end(run: directories.Run, status: Status) -> list[Group]:
+    """Return the groups of the stacks that the nodes wrote last: of a run that did nothing, before its end."""
+    attempt, sources = run.paths.attempt(status.progress.attempt), _Sources(run.paths.code)
+    with complete(run.paths.directory):
+        asked = request.get("id", str) if (request := directories.read_json(attempt.stacks_request)) else ""
+        written = _answers(attempt, status.allocation.nodes).items()
+        answers = [(node, answer["processes"]) for node, answer in written if answer["id"] == asked]
+        return grouped(_process(node, one, sources) for node, processes in answers for one in processes)
 
 
 def _answers(attempt: AttemptPaths, nodes: Iterable[str]) -> dict[str, dict[str, Any]]:
