@@ -214,13 +214,8 @@ def _write_stacks(node: Node, requests: stacks.Requests) -> None:
     if not (request := requests.look()):
         return
     parent, members = os.getpid(), {slot.pid: f"{node.members.noun} {slot.name}" for slot in node.slots if slot.pid}
-
-    def write() -> int:
-        processes.end_with(parent)
-        return stacks.write(node.context, request, members)
-
     try:
-        fork(write)  # _reap() takes the child's end
+        fork(lambda: stacks.write(node.context, request, members, parent))  # _reap() takes the child's end
     except OSError as error:
         print(f"hpcml: {node.context.node} cannot show its stacks: {error.strerror}.", file=sys.stderr)
 

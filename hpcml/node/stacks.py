@@ -73,8 +73,9 @@ def are_all_written(context: Context, request: str) -> bool:
     return all(answer and answer["id"] == request for answer in answers)
 
 
-def write(context: Context, request: Mapping[str, Any], members: Mapping[int, str]) -> int:
+def write(context: Context, request: Mapping[str, Any], members: Mapping[int, str], agent: int) -> int:
     """In a fork of the agent: write the stacks of this node's processes; ``members`` are the agent's, with names."""
+    processes.end_with(agent)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     script = {int(request["script"]): "script"} if request["script"] and context.node == context.node_names[0] else {}
