@@ -115,6 +115,8 @@ class AttemptPaths(Folder):
     points_end = Below("points-end.json")
     fabric = Below("fabric.json")
     samples = Below("samples")
+    stacks = Below("stacks")
+    stacks_request = Below("stacks-request")
 
     def exit_of(self, role: str, node: str) -> Path:
         """Return where a role's exit status on a node is written."""

@@ -66,6 +66,7 @@ GROUPS = {
         "status": Command("show the state of a run", "[-f] [RUN]", "", "train --json"),
         "top": Command("watch a run live: nodes, GPUs, tasks, output", "[OPTIONS] [RUN]", "", "--once train"),
         "why": Command("explain why a run failed, and what to do", "[RUN]", "", "train --json"),
+        "stacks": Command("show where all processes of a run are: their Python stacks", "[RUN]", "", "train --json"),
         "report": Command(
             "write the report of a run: a page that shows where its hours went", "[RUN] [--open]", "", "train --open"),
         "logs": Command("show a run's logs", "[-f] [-n N] [RUN] [ROLE]", "", "-f -n 20 last worker"),

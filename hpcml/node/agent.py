@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from hpcml.node import files, processes, scratch, script_environment
+from hpcml.node import files, processes, scratch, script_environment, stacks
 from hpcml.node.script_process import oom_kills
 from hpcml.node.settings import Context
 from hpcml.units import in_mib
@@ -185,6 +185,7 @@ def keep(
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     node.mark("workers")
+    requests = stacks.Requests(node.context)
     while not all(slot.done for slot in node.slots):
         now = time.monotonic()
         for slot in node.slots:
@@ -199,12 +200,24 @@ def keep(
         _reap(node, at_end)
         _check_memory(node, memory_limit)
         _keep_going(node)
+        _write_stacks(node, requests)
         _stop_if_ended(node)
         if os.getppid() != node.parent:
             return node.refuse(f"the job step of the {node.members.noun} task ended")
     failed = any(slot.failed for slot in node.slots)
     node.mark("failed" if failed else "ended")
     return node.members.failed if failed else 0
+
+
+def _write_stacks(node: Node, requests: stacks.Requests) -> None:
+    """Have a child process write the stacks of this node's processes, if the user asks for them."""
+    if not (request := requests.look()):
+        return
+    parent, members = os.getpid(), {slot.pid: f"{node.members.noun} {slot.name}" for slot in node.slots if slot.pid}
+    try:
+        fork(lambda: stacks.write(node.context, request, members, parent))  # _reap() takes the child's end
+    except OSError as error:
+        print(f"hpcml: {node.context.node} cannot show its stacks: {error.strerror}.", file=sys.stderr)
 
 
 def _stop_if_ended(node: Node) -> None:

@@ -15,7 +15,7 @@ from hpcml import errors
 from hpcml.failures.end import SLURM, End
 from hpcml.files import size_of, tail, write
 from hpcml.kind import Kind, Processes, RunningScript
-from hpcml.node import attempts, end_cause, files, scratch, script_process, storage
+from hpcml.node import attempts, end_cause, files, scratch, script_process, stacks, storage
 from hpcml.node.job import job_id
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
 from hpcml.node.processes import Process
@@ -163,6 +163,7 @@ def _follow(state: RunState, processes: Processes, script: RunningScript) -> End
             if not slow and (slow := state.end_requests.slow_save()):
                 state.warn(f"{slow}.")
         if must_end is None and (must_end := _must_end(state, processes)):
+            _keep_stacks(state, processes, script, must_end)
             state.events.write("ending", message=must_end.message)
             kill_at = time.monotonic() + state.context.settings.deadlines.script_grace
             if not state.end_requests.signalled:
@@ -174,6 +175,19 @@ def _follow(state: RunState, processes: Processes, script: RunningScript) -> End
         state.end_requests.look_again()
         must_end = state.end_requests.asked(state.phase)
     return _end_of(state, script, status, must_end)
+
+
+def _keep_stacks(state: RunState, processes: Processes, script: RunningScript, end: End) -> None:
+    """Before a run ends that does nothing, have all nodes write where their processes are, for ``hpcml why``."""
+    if end.exit_status != errors.IDLE:
+        return
+    context, until = state.context, time.monotonic() + stacks.BEFORE_END
+    try:
+        request = stacks.ask(context, script.pid)
+        while time.monotonic() < until and not (state.time_to_look() and stacks.are_all_written(context, request)):
+            processes.step()
+    except OSError as error:
+        say(context, f"the stacks of the processes were not written: {error}")
 
 
 def _end_of(state: RunState, script: RunningScript, status: int, must_end: End | None) -> End:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import kinds, schedulers
-from hpcml.errors import ALLOCATION_LOST, ConfigError
+from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError
 from hpcml.failures import evidence, judgement
 from hpcml.failures.end import SLURM
 from hpcml.failures.evidence import Line
@@ -19,7 +19,7 @@ from hpcml.forms import Form
 from hpcml.paths import SCRIPT
 from hpcml.report import attempts
 from hpcml.request.record import RunRequest
-from hpcml.runs import directories, handle, script_checks
+from hpcml.runs import directories, handle, script_checks, stacks
 from hpcml.runs import status as run_status
 from hpcml.runs.directories import Table, complete
 from hpcml.runs.status import Status
@@ -35,7 +35,8 @@ _NO_MORE_TIME = (
     "or use more nodes."
 )
 _WARNINGS = 3
-_OF_THE_CAUSE = ("short", "known", "rule", "occurrences", "nodes", "evidence", "followed")
+_OF_THE_CAUSE = ("short", "known", "rule", "occurrences", "nodes", "followed")
+_GROUPS, _NAMED = 6, 4  # groups of processes with equal stacks that are quoted, and processes of each
 _NO_MODULE = re.compile(r"No module named \\?'(\w+)")
 
 
@@ -117,12 +118,22 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         failed=True,
         cause=judged.what,
         **{name: getattr(judged, name) for name in _OF_THE_CAUSE},
+        evidence=(*judged.evidence, *_stacks(run, status)),
         warnings=tuple(warnings.values())[:_WARNINGS],
         next_step=remedy,
         options=retry,
         again=" ".join(("hpcml rerun", run.id, *retry)) if retry else "",
         look=() if judged.known else _where(run),
     )
+
+
+def _stacks(run: directories.Run, status: Status) -> list[Line]:
+    """Return where the processes were when hpcml ended a run that did nothing: the lines of ``hpcml stacks``."""
+    if status.ending.exit_status != IDLE:
+        return []
+    groups = stacks.at_the_end(run, status)
+    place = f"attempts/{status.progress.attempt}/stacks"
+    return [Line(f"{group.sentence}: {group.names(_NAMED)}", "record", place) for group in groups[:_GROUPS]]
 
 
 def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:

@@ -1,7 +1,8 @@
 """The ``sitecustomize`` of a run: processes that the script starts open the run's cluster, as the script does.
 
 The run's library has this module under that name, so each Python that inherits PYTHONPATH imports it at its start. It
-waits for the first import of Dask, and imports nothing of hpcml before. Any Python reads it, an old one too.
+waits for the first import of Dask, and imports nothing of hpcml before. Any Python reads it, an old one too. Each also
+writes its stacks when ``hpcml stacks`` asks (hpcml/node/stacks.py).
 """
 
 import os
@@ -54,6 +55,21 @@ def _is_child():
     return not any("hpcml.node." in word or "hpcml.kinds." in word for word in sys.orig_argv[:5])
 
 
+def _answer_stacks():
+    # type: () -> None
+    """Have a signal write this process's stacks into a file that has no name any more; so in each fork."""
+    import _signal  # type: ignore[import-not-found] # the module signal would be imported for its number alone
+    import faulthandler
+
+    path = "/dev/shm/hpcml-stacks.%d" % os.getpid()  # noqa: UP031 - an old Python compiles it too
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.unlink(path)  # noqa: PTH108 - pathlib is not loaded before a script
+    except OSError:  # this machine has no such folder, or no room: hpcml stacks shows what the kernel knows
+        return
+    faulthandler.register(_signal.SIGRTMIN + 5, file)
+
+
 def _import_next():
     # type: () -> None
     """Import the environment's own sitecustomize, which this module hides; an error is that of the import."""
@@ -68,4 +84,7 @@ def _import_next():
 
 if _is_child():
     sys.meta_path.insert(0, _OnDask())  # type: ignore[arg-type]
+if sys.version_info >= (3, 11) and "HPCML_RUN_DIR" in os.environ:
+    _answer_stacks()
+    os.register_at_fork(after_in_child=_answer_stacks)
 _import_next()

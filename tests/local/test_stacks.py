@@ -1,0 +1,81 @@
+"""``hpcml stacks`` of a run whose script, workers and children each wait elsewhere."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from homes import Here, here
+
+pytestmark = pytest.mark.local
+
+__all__ = ["here"]
+
+HANGS = """
+import os, subprocess, sys, threading
+import hpcml
+def read():
+    return os.read(os.pipe()[0], 1)
+def lock():
+    one = threading.Lock()
+    one.acquire()
+    one.acquire()
+client = hpcml.connect()
+names = sorted(worker["name"] for worker in client.scheduler_info()["workers"].values())
+tasks = [client.submit(one, workers=[name]) for one, name in zip((read, lock), names)]
+children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE), subprocess.Popen(["sleep", "600"])]
+tasks[0].result()
+"""
+
+# Rank 0 waits for what rank 1 never sends.
+IDLE = """
+import os, threading
+def send():
+    os.read(os.pipe()[0], 1)
+def receive():
+    threading.Event().wait()
+send() if os.environ["RANK"] == "1" else receive()
+"""
+
+
+def test_the_stacks_of_all_processes_are_shown_at_once(here: Here) -> None:
+    directory = here.started(HANGS, "--nodes", "3")
+    places: dict[str, list[str]] = {}
+
+    def are_all_there() -> bool:
+        answer: Any = json.loads(here.run("stacks", directory.name, "--json").stdout)
+        assert answer["missing"] == []
+        places.clear()
+        for group in answer["groups"]:
+            places[group["place"]] = [one["name"] for one in group["processes"]]
+        return {"at my script.py:5 read", "at my script.py:9 lock", "at <string>:1 <module>"} <= {*places}
+
+    here.until(are_all_there)
+    assert places.pop("at my script.py:5 read") == ["worker local-0"]
+    assert places.pop("at my script.py:9 lock") == ["worker local-1"]
+    assert places.pop("at <string>:1 <module>") == ["script"]
+    assert ["script"] in [
+        names for place, names in places.items() if place.startswith("at my script.py:14 <module>, which called ")
+    ]
+    assert ["script"] in [
+        names for place, names in places.items() if place.startswith("without a Python stack: state S")
+    ]
+    shown = here.run("stacks", directory.name)
+    assert shown.returncode == 0, shown.stderr
+    assert "1 process at my script.py:9 lock\n  worker local-1\n" in shown.stdout
+    assert "  | my script.py:9 lock: one.acquire()\n" in shown.stdout
+    here.run("cancel", directory.name)
+    here.ended(directory)
+    ended = here.run("stacks", directory.name)
+    assert (ended.returncode, ended.stdout) == (66, "")
+    assert "The run has no processes now" in ended.stderr
+
+
+def test_why_quotes_the_stacks_of_ranks_that_hpcml_ended(here: Here) -> None:
+    done = here.submit(IDLE, "--ranks", "3", "--set", "deadlines.idle=3")
+    assert done.returncode == 93, done.stderr
+    lines = [line["text"] for line in here.json("why", "last")["evidence"]]
+    assert "1 process at my script.py:4 send: rank 1 (local)" in lines
+    assert any(line.startswith("2 processes at my script.py:6 receive, which called threading.py:") for line in lines)

@@ -1,0 +1,66 @@
+"""Which stacks of a process are shown, which are equal, and which nodes have not answered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcml.node.stacks import parsed
+from hpcml.paths import RunPaths
+from hpcml.runs import directories, stacks
+from hpcml.runs.status import Status
+
+DUMP = """Thread 0x00007f1c2a7fc6c0 [Dask-Default-Thr] (most recent call first):
+  File "{copy}/data.py", line 2 in read
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Current thread 0x00007f1c34f0e040 (most recent call first):
+  File "/usr/lib/python3.11/selectors.py", line ??? in select
+  File "lib.zip/hpcml/node/__main__.py", line 36 in main
+"""
+
+
+def answer(copy: Path, request: str, node: str, names: list[str], waits: str = "") -> str:
+    threads = [] if waits else parsed(DUMP.format(copy=copy))
+    facts = {"child": False, "command": "a", "state": "S", "wait": waits, "by": "faulthandler", "threads": threads}
+    processes = [{**facts, "pid": number, "name": name} for number, name in enumerate(names)]
+    return json.dumps({"id": request, "node": node, "processes": processes})
+
+
+def test_equal_stacks_are_one_group_and_a_silent_node_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = RunPaths(tmp_path)
+    attempt = paths.attempt(0)
+    attempt.stacks.mkdir(parents=True)
+    paths.code.mkdir()
+    (paths.code / "data.py").write_text("def read(file):\n    return file.read()\n")
+    (attempt.stacks / "n3.json").write_text(answer(paths.code, "of an earlier request", "n3", ["rank 9"]))
+
+    def nodes_answer(_: float) -> None:
+        request = json.loads(attempt.stacks_request.read_text())["id"]
+        (attempt.stacks / "n1.json").write_text(answer(paths.code, request, "n1", ["rank 0", "rank 1"]))
+        (attempt.stacks / "n2.json").write_text(answer(paths.code, request, "n2", ["rank 2"], waits="pipe_read"))
+
+    monkeypatch.setattr(stacks, "WAIT", 0.0)
+    monkeypatch.setattr("time.sleep", nodes_answer)
+    status = Status.of("a", phase="running", nodes=("n1", "n2", "n3"))
+    answered = stacks.ask(directories.Run("a", paths, None), status)
+    assert answered.missing == ("n3",)
+    assert [(group.place, [one.title for one in group.processes]) for group in answered.groups] == [
+        ("at data.py:2 read", ["rank 0 (n1)", "rank 1 (n1)"]),
+        ("without a Python stack: state S, in pipe_read", ["rank 2 (n2)"]),
+    ]
+    (stack,) = answered.groups[0].processes[0].stacks
+    assert stack == (stacks.Frame("data.py", 2, "read", "return file.read()"),)
+
+
+def test_where_no_thread_runs_the_user_s_code_the_main_thread_counts() -> None:
+    main = [
+        stacks.Frame("lib.zip/hpcml/node/agent.py", 1, "keep", ""),
+        stacks.Frame("/usr/lib/python3.11/a.py", 2, "b", ""),
+    ]
+    pool = [stacks.Frame("/x/lib/python3.11/site-packages/dask/c.py", 3, "d", "")]
+    assert stacks.told([pool, main]) == (tuple(main),)
+    process = stacks.Process("n1", 1, "worker n1-0", False, "", "faulthandler", "", stacks.told([pool, main]))
+    assert stacks.Group((process,)).place == "outside your code, at a.py:2 b"
