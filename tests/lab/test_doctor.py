@@ -188,7 +188,7 @@ def test_faults_of_the_login_node(cluster: Cluster, tools: Path, nobody_failed: 
         {
             "account": ("green", "account physics may be charged", ""),
             "budget": ("red", "0 of 1000", "Apply for more hours"),
-            "default-qos": ("red", "gets cpu_qos, whose nodes have no GPUs", "--qos gpu_qos"),
+            "default-qos": ("red", "the default QoS cpu_qos, whose nodes have no GPUs", "--qos gpu_qos"),
             "submit-limit": ("red", "Slurm's limit of submitted jobs", "cancel one"),
             "limits": ("yellow", "600 s of CPU time", "--detach"),
         },
@@ -285,7 +285,7 @@ def test_faults_of_nodes(cluster: Cluster, tools: Path) -> None:
             "shared-memory": ("yellow", "1 old files of yours in /dev/shm of n2", "rm /dev/shm/left-over"),
             "scratch": ("yellow", "/tmp of n1 is a tmpfs", "paths.scratch"),
             "shared-gpus": ("yellow", "MIG divides GPU 00000000:1D:00.0 of n1", "whole GPUs"),
-            "driver": ("red", "is 470.82.01, and CUDA 12 of the profile needs 535", "older CUDA"),
+            "driver": ("red", "is 470.82.01, but CUDA 12 of the profile needs 535", "older CUDA"),
             "container": ("n/a", "shifter is missing on n1, n2", ""),
         },
     )

@@ -150,7 +150,7 @@ def test_workers_that_are_stopped_are_told_and_go_on(cluster: Cluster) -> None:
         os.kill(pid, signal.SIGSTOP)
     assert list(cluster.wait_event(directory, "workers-silent", 90)["since"]) == ["n2"]
     for verb in ("status", "why"):
-        assert "n2: silent for " in cluster.run("hpcml", verb, directory.name).stdout
+        assert "n2: no heartbeat of a worker for " in cluster.run("hpcml", verb, directory.name).stdout
     os.kill(task, signal.SIGCONT)
     log = directory / "logs/worker-n2.log"
     assert wait_for(lambda: log.read_text().count("was stopped (SIGSTOP): continued.") == len(workers), 60), (
