@@ -68,7 +68,7 @@ GROUPS = {
         "why": Command("explain why a run failed, and what to do", "[RUN]", "", "train --json"),
         "stacks": Command("show where all processes of a run are: their Python stacks", "[RUN]", "", "train --json"),
         "report": Command(
-            "write the report of a run: a page that shows where its hours went", "[RUN] [--open]", "", "train --open"),
+            "write the report of a run: how its hours were used", "[RUN] [--open]", "", "train --open"),
         "logs": Command("show a run's logs", "[-f] [-n N] [RUN] [ROLE]", "", "-f -n 20 last worker"),
         "wait": Command("wait until runs end", "[OPTIONS] RUN…", "last", "prepare train"),
         "shell": Command("open a shell on a node of a run", "RUN [NODE]", "last", "train n2"),

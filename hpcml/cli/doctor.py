@@ -40,9 +40,9 @@ def add_options(parser: ArgumentParser) -> None:
     for name, text in _OF_RUNS.items():
         words, help_text = (OPTIONS[name].word, *OPTIONS[name].also), f"{text} of your runs (default: as in submit)"
         parser.add_argument(*words, metavar=name.upper(), help=help_text)
-    parser.add_argument("--node", action="store_true", help="look at nodes too, with one short job")
+    parser.add_argument("--node", action="store_true", help="also check nodes, with one short job")
     group = parser.add_argument_group("with --node")
-    how_many = "how many (default: 2, or what the partition allows)"
+    how_many = "number of nodes to check (default: 2, or what the partition allows)"
     group.add_argument("--nodes", *OPTIONS["nodes"].also, metavar="N", help=how_many)
     group.add_argument("--gpus-per-node", metavar="N", help="GPUs to ask for (default: 1 if the partition has GPUs)")
     group.add_argument(

@@ -39,7 +39,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="all of them")
     parser.add_argument("--failed", action="store_true", help=common.FAILED)
     parser.add_argument("--since", metavar="WHEN", help="submitted since: 7d, 12h, or a date, 2026-11-20")
-    parser.add_argument("--name", metavar="PATTERN", help="of this name, also a shell pattern: 'kmeans*'")
+    parser.add_argument("--name", metavar="PATTERN", help="runs with this name, or a shell pattern: 'kmeans*'")
     parser.add_argument("--grep", default="", metavar="TEXT", help="with this text in id, name or command, in any case")
 
 

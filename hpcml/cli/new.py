@@ -29,7 +29,7 @@ def examples() -> dict[str, Path]:
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
-    parser.epilog = f"EXAMPLE is one of {', '.join(examples())}. hpcml new alone says what each of them does."
+    parser.epilog = f"EXAMPLE is one of {', '.join(examples())}. hpcml new without arguments describes each example."
     parser.add_argument("name", nargs="?", default="", metavar="NAME", help="the script to write: NAME or NAME.py")
     parser.add_argument(
         "example", nargs="?", default="", metavar="EXAMPLE", help="default: the example called NAME, or minimal"

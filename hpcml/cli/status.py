@@ -25,7 +25,9 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_site(parser)
     common.add_json(parser)
     parser.add_argument("--notes", action="store_true", help="show all notes on its submission")
-    parser.add_argument("-f", "--follow", action="store_true", help="continue until the run ends, as hpcml top")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="update the display until the run ends, like hpcml top"
+    )
 
 
 def run(options: Namespace) -> int:

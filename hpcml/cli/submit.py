@@ -446,7 +446,7 @@ def _recorded_spec(options: Namespace, recorded: Table, run: directories.Run) ->
         script, folder = run.paths.code / script.name, run.paths.code
     if form.service and options.script_words:
         hint = "Remove -- and the words after it."
-        raise UsageError("The run has no script with arguments", place=run.id, hint=hint)
+        raise UsageError("The run has no script that takes arguments", place=run.id, hint=hint)
     arguments = options.script_words[1:] if options.script_words else recorded.texts("arguments")
     if options.script_words and (old := recorded.texts("arguments")) and list(old) != list(arguments):
         note(f"the script's arguments change from {shlex.join(old)} to {shlex.join(arguments) or 'none'}")

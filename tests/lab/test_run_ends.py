@@ -55,7 +55,7 @@ ENDS = {
     "killed": End(CONNECT + "os.kill(os.getpid(), signal.SIGKILL)\n", 137),
     "no worker comes": End(
         CONNECT + RAN, errors.WORKERS_NEVER_CAME, setting(IN_TIME, PRELOAD.format("WORKER")), ways=("submit",),
-        mark="ended repeatedly (exit status 1", says=(NO_MODULE,),
+        mark="exited repeatedly (exit status 1", says=(NO_MODULE,),
     ),
     "no scheduler": End(CONNECT + RAN, errors.START_FAILED, setting(PRELOAD.format("SCHEDULER")), ways=("submit",), says=(NO_MODULE,)),
     "no interpreter": End(CONNECT + RAN, errors.START_FAILED, setting("runtime.python=/opt/gone/python"),
@@ -197,7 +197,7 @@ def test_ctrl_c_on_a_terminal(cluster: Cluster) -> None:
         terminal.type(f"hpcml run {words}\n")
         terminal.shown("waiting\n")
         terminal.type("\x03")
-        terminal.shown("is told to end (SIGINT)")
+        terminal.shown("stopping the run (SIGINT)")
         terminal.type("echo status $?; srun hostname | sort | tail -n 1 | sed s/^/last-/; exit\n")
         terminal.shown(f"status {errors.CANCELLED}")
         terminal.shown("last-n2")

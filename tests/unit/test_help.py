@@ -56,7 +56,7 @@ def test_has_the_values_of_the_site() -> None:
         "site: boost_usr_prod",
         "site: 01:30:00",
         r"site: 100%\x1b",
-        "worker each (default: 0",
+        "worker per GPU (default: 0",
     ):
         assert default in text
     other = commands.build_parser("submit")
