@@ -239,7 +239,7 @@ def test_a_node_that_goes_down_is_the_cause_in_each_phase(cluster: Cluster, subt
     try:
         for name, stage in DOWN.items():
             found = answer(cluster, started[name], 120)
-            says = "a node failed" if stage.nodes else "exited with status 3"
+            says = "node failed" if stage.nodes else "exited with status 3"
             record(name, found, says)
             with subtests.test(name):
                 assert (found["known"], found["nodes"]) == (True, list(stage.nodes)), found
