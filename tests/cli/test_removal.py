@@ -158,7 +158,7 @@ def aged(directory: Path, name: str) -> Path:
 def test_rm_by_age_size_and_number(world: World) -> None:
     kept = ended(world, "new")
     old = [aged(kept, f"old-2020010{day}-000000-0000") for day in (1, 2, 3)]
-    (old[1] / "out/large").write_bytes(b"x" * (3 << 20))
+    (old[1] / "out/large").write_bytes(b"x" * (20 << 20))
 
     def taken(*words: str) -> object:
         return json.loads(world.run("rm", *words, "--yes", "--json").stdout)["removed"]
@@ -172,7 +172,7 @@ def test_rm_by_age_size_and_number(world: World) -> None:
     assert "--yes" in asked.stderr
     assert [line.split()[0] for line in asked.stdout.splitlines()] == [run.name for run in old]
     assert all(run.is_dir() for run in old)
-    assert taken("--older-than", "30d", "--larger-than", "3M") == [old[1].name]
+    assert taken("--older-than", "30d", "--larger-than", "20M") == [old[1].name]
     assert taken("--older-than", "30d", "--keep", "2") == [old[0].name]
     assert taken("--keep", "0", "--older-than", "30d") == [old[2].name]
     assert world.left() == [kept.name]

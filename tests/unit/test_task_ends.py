@@ -38,7 +38,9 @@ def lives_with_it(client: Client, _: Path) -> None:
 def all_is_well(client: Client, folder: Path) -> None:
     client.gather(client.map(invert, [1, 2]))
     client.submit(at_the_third_try, folder / "tries", retries=5).result()
-    Variable("kept", client=client).set(client.submit(invert, 1))
+    kept = client.submit(invert, 1)
+    wait(kept)  # it may be computed once more
+    Variable("kept", client=client).set(kept)
     fire_and_forget(client.submit(invert, 3))
     wait(client.submit(invert, 3))
 
