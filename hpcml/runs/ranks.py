@@ -79,17 +79,23 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
     if nodes > 1 or several:
         where = f"on the first of {nodes} nodes" if nodes > 1 else "on one node"
         one = " Or take one node: --nodes 1." if nodes > 1 and not several else ""
-        starts_tasks = name.partition(".")[0] in _STARTS_TASKS
-        way = f"Leave out {name}, and add --ranks N (N on each node)" if starts_tasks else "Add --ranks node"
+        way = "Add --ranks node"
+        if _starts_tasks(name):
+            way = f"Leave out {name}, and add --ranks N (N on each node)"
         hint = f"{way}.{one} More: {PAGE}."
         raise UsageError(f"{name} starts ranks, and hpcml starts one process, {where}", place="--", hint=hint)
     pool = ", whose pool takes the GPUs' memory (--set gpu.rmm_pool_size=none)" if _has_pool(made) else ""
     return [f"{name} starts its processes on the first node, beside the run's workers{pool} ({PAGE})"]
 
 
+def _starts_tasks(launcher: str) -> bool:
+    """Whether a launcher starts the processes of all nodes itself."""
+    return launcher.partition(".")[0] in _STARTS_TASKS
+
+
 def _launcher_in_ranks(name: str) -> list[str]:
     """Refuse a launcher that would start all ranks again in each rank."""
-    if name.partition(".")[0] in _STARTS_TASKS:
+    if _starts_tasks(name):
         hint = f"Leave out {name}: hpcml starts the ranks."
         raise UsageError(f"{name} in each rank would start all ranks again", place="--ranks", hint=hint)
     return []
