@@ -53,8 +53,6 @@ def of_rank(world: World, rank: int, *, interface: str, threads: int, errors: st
         "MASTER_ADDR": world.address,
         "MASTER_PORT": world.port,
         "JAX_COORDINATOR_ADDRESS": f"{world.address}:{world.coordinator}",
-        "JAX_NUM_PROCESSES": world.size,
-        "JAX_PROCESS_ID": rank,
         "TORCHELASTIC_ERROR_FILE": errors,
         "OMP_NUM_THREADS": threads,
     }
