@@ -177,6 +177,11 @@ class Process:
         return bool(self.state)
 
 
+def pids() -> Iterator[int]:
+    """Return the processes of this node that can be seen."""
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
 def _fields(pid: int) -> tuple[str, str]:
     """Return the state and the start time of a process (proc(5), stat), both empty if there is none."""
     if sys.platform != "linux":

@@ -24,7 +24,8 @@ from hpcml.node.settings import Context
 
 SIGNAL = signal.SIGRTMIN + 5
 FILE = "/dev/shm/hpcml-stacks."  # and the process's pid
-EVERY = 1.0  # seconds between two looks for a request
+EVERY = 1.0  # seconds between two looks of a node for a request
+LOOKS = 20  # a second, of all nodes together at the shared file system: the run lasts longer than its start
 ANSWER = 2.0  # seconds for all processes of a node together
 YOUNGEST = 0.5  # seconds; a younger process may be about to become another program, which the signal would end
 BEFORE_END = 4.0  # seconds by which a run ends later whose stacks are wanted
@@ -43,7 +44,7 @@ class Requests:
 
     def __init__(self, context: Context) -> None:
         self.context, self.next_look, self.answered = context, 0.0, ""
-        self.every = max(EVERY, files.interval(context.settings.job.nodes))
+        self.every = max(EVERY, context.settings.job.nodes / LOOKS)
 
     def look(self) -> dict[str, Any] | None:
         """Return a request that this node has not answered yet, None if there is none."""
@@ -92,15 +93,11 @@ def _scheduler(context: Context) -> dict[int, str]:
     run = f"HPCML_RUN_DIR={context.run.directory}".encode()
     return {
         pid: "scheduler"
-        for pid in _pids()
+        for pid in processes.pids()
         if _bytes(pid, "cmdline").split(b"\0")[-4:-1] == started
         and _is_python(pid)
         and run in _bytes(pid, "environ").split(b"\0")
     }
-
-
-def _pids() -> Iterator[int]:
-    return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def _bytes(pid: int, name: str) -> bytes:
@@ -113,7 +110,7 @@ def _bytes(pid: int, name: str) -> bytes:
 def _of_run(members: Mapping[int, str]) -> Iterator[dict[str, Any]]:
     """Return what is known of the named processes and of all that they started, without their stacks."""
     children: dict[int, list[int]] = {}
-    for pid in _pids():
+    for pid in processes.pids():
         with contextlib.suppress(ValueError, IndexError):
             children.setdefault(int(_bytes(pid, "stat").rpartition(b")")[2].split()[1]), []).append(pid)
     waiting = [(pid, name, False) for pid, name in members.items()]

@@ -18,7 +18,7 @@ from hpcml.runs.directories import Table, complete
 from hpcml.runs.status import Status
 
 WAIT = 10.0  # seconds for the answers of all nodes
-WAIT_EACH = 0.01  # seconds more for each node
+WAIT_EACH = 0.1  # seconds more for each node: many nodes look seldom
 _LOOK = 0.1  # seconds between two looks at the answers
 _LONGEST_LINE = 100  # characters of a source line
 # Where Python's own and installed modules are; `lib.zip` is hpcml's part of a run.

@@ -156,6 +156,7 @@ class Ended:
             run=run,
             attempt=attempt,
             node_names=("n1", "n2"),
+            worker_names=lambda _: ("0", "1"),
             settings=SimpleNamespace(job=SimpleNamespace(one_machine=False)),
         )
         self.clock = SimpleNamespace(seconds=100.0)

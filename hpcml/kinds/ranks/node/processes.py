@@ -14,7 +14,7 @@ from hpcml.failures.end import End
 from hpcml.files import tail, write
 from hpcml.kinds.ranks import RANK
 from hpcml.kinds.ranks.node.link import Hub
-from hpcml.kinds.ranks.node.ranks import error_of
+from hpcml.kinds.ranks.node.ranks import error_of, numbers_of
 from hpcml.kinds.ranks.variables import OPEN, World
 from hpcml.node import files
 from hpcml.node.hardware import network, sysfs
@@ -245,11 +245,7 @@ class Ranks:
 
     def over_on(self, node: str) -> bool:
         """Whether all ranks of a node have ended."""
-        context, each = self.state.context, self.world.each
-        if context.settings.job.one_machine:
-            return not self.left
-        first = context.node_names.index(node) * each
-        return not self.left & set(range(first, first + each))
+        return self.left.isdisjoint(numbers_of(self.state.context, node))
 
     def poll(self) -> int | None:
         """Return the exit status of the first rank that failed, else of rank 0; None while a rank runs."""

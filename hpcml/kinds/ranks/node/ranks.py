@@ -13,7 +13,7 @@ from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.kinds.ranks import RANK
 from hpcml.kinds.ranks.node import link
 from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
-from hpcml.node import agent, files, job, script_environment
+from hpcml.node import agent, files, job, processes, script_environment
 from hpcml.node.hardware import sysfs
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.script_process import command_of_script, variables_of_script
@@ -90,17 +90,10 @@ class Ranks:
         own = self.ways.get(world.address, "")
         self.world = world
         self.interface = next((name for name, several in sysfs.addresses().items() if own in several), "")
-        self.node.slots = [agent.Slot(str(rank)) for rank in self._numbers()]
+        self.node.slots = [agent.Slot(str(rank)) for rank in numbers_of(self.context, self.context.node)]
         variables = of_rank(world, 0, interface=self.interface, threads=1, errors="")
         for note in with_users_own(variables, os.environ)[1]:
             self.line.send(event="note", text=f"{self.context.node}: {note}")
-
-    def _numbers(self) -> list[int]:
-        """Return the numbers of this node's ranks; on one machine all are here."""
-        count = len(self.context.worker_names(self.context.node))
-        one_machine = self.context.settings.job.one_machine
-        first = 0 if one_machine else self.context.node_names.index(self.context.node) * count
-        return list(range(first, first + count))
 
     def _become_rank(self, slot: agent.Slot) -> int:
         """In a fork of the agent: become the rank. It returns only if the program cannot be started."""
@@ -142,7 +135,7 @@ class Ranks:
         may use all of them.
         """
         allowed = sorted(os.sched_getaffinity(0))
-        numbers = self._numbers()
+        numbers = numbers_of(self.context, self.context.node)
         place, share = numbers.index(rank), len(allowed) // len(numbers)
         if share and len(numbers) > 1:
             os.sched_setaffinity(0, allowed[place * share : (place + 1) * share])
@@ -171,6 +164,13 @@ class Ranks:
                     os.killpg(slot.pid, signal.SIGKILL)
 
 
+def numbers_of(context: Context, node: str) -> range:
+    """Return the numbers of a node's ranks; on one machine all are there."""
+    count = len(context.worker_names(node))
+    first = 0 if context.settings.job.one_machine else context.node_names.index(node) * count
+    return range(first, first + count)
+
+
 def log_of(context: Context, rank: int) -> Path:
     """Return the log of a rank: that of rank 0 is the script's."""
     return context.run.driver_log if rank == 0 else context.run.log(RANK.name, f"{context.node}-{rank}")
@@ -184,9 +184,8 @@ def error_of(context: Context, rank: int) -> Path:
 def _processor_seconds(leaders: list[int]) -> float:
     """Return the processor time that the process groups of some processes have used, in seconds."""
     ticks, groups = 0, {str(pid) for pid in leaders if pid}
-    for name in os.listdir("/proc") if groups else ():
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                fields = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2].split()
-                ticks += int(fields[11]) + int(fields[12]) if fields[2] in groups else 0
+    for pid in processes.pids() if groups else ():
+        with contextlib.suppress(OSError):
+            fields = Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12]) if fields[2] in groups else 0
     return ticks / os.sysconf("SC_CLK_TCK")
