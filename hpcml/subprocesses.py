@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, cast
 
 NOWHERE, PIPE = subprocess.DEVNULL, subprocess.PIPE  # where a child's standard output goes
@@ -128,7 +129,7 @@ def stream(
     end, kept, code = time.monotonic() + timeout, b"", None
     process: subprocess.Popen[bytes] | None = None
     try:
-        with _signals_held() as signals, _starting(command):
+        with signals_held() as signals, _starting(command):
             process = subprocess.Popen(
                 command,
                 env=environment,
@@ -160,16 +161,25 @@ def stream(
 
 
 @contextlib.contextmanager
-def _signals_held() -> Iterator[list[int]]:
-    """Keep signals whose handlers may raise for later, so that none comes while a process starts that nobody could end.
+def signals_held(*, second_counts: bool = False) -> Iterator[list[int]]:
+    """Keep signals whose handlers may raise for later, so that none comes while something starts that nobody could end.
 
-    Gives the list of those that came. Ignored and default ones stay as they are: the new process inherits them.
+    Gives the list of those that came. Ignored and default ones stay as they are: a new process inherits them.
+    ``second_counts``: the second signal of a number is handled at once, where the first may have to wait for seconds.
     """
     signals: list[int] = []
-    held = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(number))]
+    before: dict[int, Any] = {}
+
+    def keep(number: int, frame: FrameType | None) -> None:
+        again = number in signals
+        signals.append(number)
+        if second_counts and again and callable(handler := before[number]):
+            handler(number, frame)
+
+    held: list[int] = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(one))]
     if threading.current_thread() is not threading.main_thread():  # handlers run in, and are set by, the main one
         held = []
-    before = {number: signal.signal(number, lambda caught, _: signals.append(caught)) for number in held}
+    before.update((number, signal.signal(number, keep)) for number in held)
     try:
         yield signals
     finally:

@@ -104,9 +104,9 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
         sentence = clause(error.message)
         first = red(f"the job for the nodes was not submitted: {sentence}", error.hint)
         return [first._replace(check="job"), *_nothing(names[1:])]
-    tell(f"a job checks {units.counted(exam.spec.size.nodes, 'node')} (run {run.id})")
     one = handle.RunHandle(run)
     try:
+        tell(f"a job checks {units.counted(exam.spec.size.nodes, 'node')} (run {run.id})")
         status = one.wait_status(patience)
     except BaseException as error:
         handle.cancel(run)

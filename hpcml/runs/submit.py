@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import stat
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml import __version__, assets, files, schedulers
+from hpcml import __version__, assets, files, schedulers, subprocesses
 from hpcml.errors import HpcmlError, ImageError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
 from hpcml.kinds.dask.options import PROFILERS
@@ -263,7 +264,8 @@ def check(prepared: Prepared) -> str:
 def submit(prepared: Prepared, *, by_hand: bool = False) -> directories.Run:
     """Write the run's directory, hand the script over and record the answer.
 
-    With ``by_hand`` nothing is handed over: the record holds the line with which a person does it.
+    With ``by_hand`` nothing is handed over: the record holds the line with which a person does it. A signal that comes
+    while Slurm takes the job counts after its answer, and cancels the job; a second one counts at once.
 
     Raises
     ------
@@ -291,12 +293,20 @@ def submit(prepared: Prepared, *, by_hand: bool = False) -> directories.Run:
 
     if by_hand:
         return write(Submission(line=line))
-    try:
-        return write(scheduler.submit(prepared.loaded.site, paths))
-    except HpcmlError as error:
-        refusal = Submission(error=error.message, place=error.place, hint=error.hint, exit_status=error.exit_status)
-        write(refusal._replace(quote=error.quote))
-        raise
+    with subprocesses.signals_held(second_counts=True) as signals:
+        try:
+            run = write(scheduler.submit(prepared.loaded.site, paths))
+        except HpcmlError as error:
+            refusal = Submission(error=error.message, place=error.place, hint=error.hint, exit_status=error.exit_status)
+            write(refusal._replace(quote=error.quote))
+            raise
+    if signals:
+        from hpcml.runs import handle
+
+        handle.cancel(run)
+    for number in signals:
+        signal.raise_signal(number)
+    return run
 
 
 def check_image(prepared: Prepared) -> dict[str, object]:

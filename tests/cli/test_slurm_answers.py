@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 import zipfile
@@ -16,6 +18,7 @@ import pytest
 from hpcml import errors
 from hpcml.runs import directories, waiting
 from hpcml.runs import record as records
+from test_delivery import until
 from world import World
 
 # What sbatch 22.05 said on the lab of tests/lab, with and without accounting.
@@ -578,3 +581,26 @@ def test_an_account_of_the_users_shell_is_enough_where_one_is_wanted(world: Worl
     assert "--account mine: SBATCH_ACCOUNT" in plan["reasons"]
     wrong = world.run(*command, env={"SBATCH_TIMELIMIT": "soon"})
     assert (wrong.returncode, "SBATCH_TIMELIMIT" in wrong.stderr) == (errors.USAGE, True)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_while_slurm_takes_the_job(world: World, times: int) -> None:
+    """The job exists before sbatch says its number: the first waits for that and cancels the job, a second does not."""
+    answered = world.state / "answered"
+    world.answer("sbatch", until=str(answered), then=True)
+    words = [str(world.command), "submit", "--site", "slurm", str(world.script)]
+    process = subprocess.Popen(words, env=world.environment, cwd=world.project, stdin=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+    until((world.state / "jobs").exists)
+    for _ in range(times):
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.5)
+    if times == 1:
+        assert process.returncode is None
+        answered.touch()
+    _, said = process.communicate(timeout=120)
+    assert (process.returncode, said.endswith("Interrupted.\n")) == (130, True), said
+    if times == 1:
+        assert [job["state"] for job in world.jobs().values()] == ["CANCELLED"]
+        assert "cancelled" in json.loads((world.directory() / "submission.json").read_text())
