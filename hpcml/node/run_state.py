@@ -14,6 +14,7 @@ from hpcml.kind import Kind
 from hpcml.node.end_cause import EndRequests
 from hpcml.node.outcome import EventLog, RunEndedError, say
 from hpcml.node.processes import OwnTime, Process
+from hpcml.node.script import interpreter
 from hpcml.node.settings import Context
 from hpcml.units import expand_hosts
 
@@ -50,6 +51,12 @@ class RunState:
     def seconds(self) -> float:
         """The seconds since the supervisor started, for the events."""
         return round(time.monotonic() - self.started, 3)
+
+    @property
+    def script_variables(self) -> dict[str, str]:
+        """The variables by which the script's process knows the run's kind."""
+        variables = {interpreter.IN_SCRIPT: self.kind.in_script}
+        return variables | ({interpreter.RESETS: self.kind.reset} if self.context.settings.points.sweep else {})
 
     def warn(self, sentence: str) -> None:
         """Say once, in the job's log, the events and the run's end, what the user has to know although it goes on."""

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from hpcml.errors import MEANING, START_FAILED, STOPPED
 from hpcml.forms import Form
 from hpcml.node import files, processes, script_environment
 from hpcml.node.hardware import sysfs
+from hpcml.node.script import launcher
 from hpcml.node.settings import Context
 
 # The working directory is no place for hpcml itself. No -P: processes that the script starts would inherit it.
@@ -49,10 +50,13 @@ _NAMED_FILES = 3
 class Script:
     """The running script, in a process group of its own so that nothing it started outlives it."""
 
-    def __init__(self, context: Context, environment: dict[str, str], programs: Mapping[Form, str]) -> None:
+    def __init__(
+        self, context: Context, environment: dict[str, str], programs: Mapping[Form, str], *, waits: bool = False
+    ) -> None:
         """Start it; an OSError if its folder is not there, or the interpreter cannot be started.
 
-        ``programs`` are those of the run's kind, which start with -P: they import nothing of the user's folder.
+        ``programs`` are those of the run's kind, which start with -P: they import nothing of the user's folder. With
+        ``waits`` the interpreter starts, and the script's first line runs after :meth:`begin` (see :func:`can_wait`).
         """
         self.context = context
         settings, form = context.settings, context.settings.code.form
@@ -60,19 +64,54 @@ class Script:
         if "memray" in settings.report.profilers and form.traits.is_script:
             path = context.run.profiles / f"memray-script.{context.number}.bin"
             environment |= {"HPCML_MEMRAY": str(path)}
-        jupyter = form is Form.JUPYTER
-        if not jupyter:  # which takes up both itself, when its own files are made
+        if form is not Form.JUPYTER:  # which takes up both itself, when its own files are made
             script_environment.restore(environment)
         self.oom_before = oom_kills()
-        self.process = subprocess.Popen(
-            command_of_script(context, programs),
+        self._begin: int | None = None
+        descriptors = os.pipe() if waits else ()
+        if descriptors:
+            environment[launcher.BEGIN], self._begin = str(descriptors[0]), descriptors[1]
+        try:
+            self.process = self._start(environment, programs, descriptors[:1])
+        except OSError:
+            self._close()
+            raise
+        finally:
+            for descriptor in descriptors[:1]:
+                os.close(descriptor)
+        self.signalled = self.killed = False
+
+    def _start(
+        self, environment: Mapping[str, str], programs: Mapping[Form, str], descriptors: Sequence[int]
+    ) -> subprocess.Popen[bytes]:
+        settings = self.context.settings
+        return subprocess.Popen(
+            command_of_script(self.context, programs),
             cwd=settings.code.cwd,
             env=environment,
             process_group=0,
-            umask=0o077 if jupyter else settings.code.umask,
+            umask=0o077 if settings.code.form is Form.JUPYTER else settings.code.umask,
+            pass_fds=descriptors,
             preexec_fn=functools.partial(processes.end_with, os.getpid()),  # noqa: PLW1509 - the supervisor has one thread
         )
-        self.signalled = self.killed = False
+
+    def begin(self) -> None:
+        """Let a script that waits run its first line."""
+        if self._begin is not None:
+            self.oom_before = oom_kills()
+            with contextlib.suppress(BrokenPipeError):  # it has ended, which poll() tells
+                os.write(self._begin, b"\n")
+        self._close()
+
+    def end_unbegun(self) -> None:
+        """Kill the script if it was never begun."""
+        if self._begin is not None:
+            self.kill()
+
+    def _close(self) -> None:
+        if self._begin is not None:
+            os.close(self._begin)
+            self._begin = None
 
     @property
     def pid(self) -> int:
@@ -92,6 +131,7 @@ class Script:
 
     def kill(self) -> None:
         """Send SIGKILL to everything that is left of the script's process group, and reap it."""
+        self._close()
         self.killed = self.killed or self.process.poll() is None
         self._signal(signal.SIGKILL)
         self.process.wait()
@@ -128,6 +168,13 @@ class Script:
         if status > 128 and status - 128 in signal.valid_signals():
             return f"the script was killed by {signal.Signals(status - 128).name}"
         return f"the script exited with status {status}"
+
+
+def can_wait(context: Context, programs: Mapping[Form, str]) -> bool:
+    """Whether hpcml's own launcher runs the script, which can start the interpreter and wait before the first line."""
+    code = context.settings.code
+    plain = code.form in (Form.SCRIPT, Form.MODULE) and code.form not in programs
+    return plain and not code.interpreter and not context.settings.points.sweep
 
 
 def command_of_script(context: Context, programs: Mapping[Form, str]) -> list[str]:

@@ -20,7 +20,6 @@ from hpcml.node.job import job_id
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
 from hpcml.node.processes import Process
 from hpcml.node.run_state import RunState
-from hpcml.node.script import interpreter
 from hpcml.node.script_process import HUNG_AFTER, FileSystemHang
 from hpcml.node.settings import Context, load
 from hpcml.paths import SCRIPT
@@ -119,11 +118,8 @@ def _run(state: RunState, processes: Processes) -> End:
 def run_script(state: RunState, processes: Processes, environment: dict[str, str]) -> End:
     """Run the script to its end and return how it ended."""
     state.phase, state.script_began = SCRIPT, True
-    environment = environment | {interpreter.IN_SCRIPT: state.kind.in_script}
-    if state.context.settings.points.sweep:
-        environment |= {interpreter.RESETS: state.kind.reset}
     try:
-        script = processes.run_script(environment)
+        script = processes.run_script(environment | state.script_variables)
     except OSError as error:
         reason = f"the script could not be started: {error.strerror}: {error.filename}"
         hint = (

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from hpcml.forms import Form
-from hpcml.kinds.dask.node import workers
+from hpcml.kinds.dask.node import replacements, workers
+from hpcml.node import script_process
+from hpcml.node.script import launcher
 from node_settings import settings as settings_of
 
 
@@ -54,3 +60,47 @@ def test_what_cannot_be_imported_is_left_to_the_graph_that_needs_it(
     )
     assert told.out.endswith(" s: imported_early_a\n")
     assert told.err == ""
+
+
+@pytest.mark.parametrize(("text", "beside", "is_early"), [
+    ('"""What it does."""\nfrom __future__ import annotations\nimport os, numpy\nfrom dask.distributed import Client', (), True),
+    ("import hpcml\nclient = hpcml.connect()", ("data", "notes.txt"), True),
+    ("import os\nos.environ['DASK_X'] = '1'\nimport distributed", (), False),
+    ("import mine\nimport distributed", ("mine.py",), False),
+    ("import not_installed_anywhere\nimport distributed", (), False),
+    ("from . import mine\nimport distributed", (), False),
+    ("import distributed", ("queue.py",), False),
+    ("import distributed", ("tornado",), False),
+    ("import numpy", (), False),
+    ("", (), False),
+])  # fmt: skip
+def test_a_script_s_interpreter_imports_dask_early_where_that_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, beside: tuple[str, ...], is_early: bool
+) -> None:
+    folder, elsewhere = tmp_path / "code", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    for name in beside:
+        (folder / name).touch()
+    (elsewhere / "imported_early_c.py").touch()
+    monkeypatch.syspath_prepend(elsewhere)
+    monkeypatch.delitem(sys.modules, "imported_early_c", raising=False)
+    monkeypatch.setattr(replacements, "_EARLY", dict.fromkeys(replacements._EARLY, "imported_early_c"))
+    replacements.import_early(ast.parse(text), str(folder))
+    assert ("imported_early_c" in sys.modules) == is_early
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_script_that_waits_begins_at_the_supervisor_s_word(tmp_path: Path, begins: bool) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import os\nprint('{launcher.BEGIN}' in os.environ, flush=True)\n")
+    wait, begin = os.pipe()
+    environment = os.environ | {launcher.BEGIN: str(wait)}
+    process = subprocess.Popen([sys.executable, "-c", script_process._START, str(script)], env=environment,
+                               stdout=subprocess.PIPE, text=True, pass_fds=(wait,))  # fmt: skip
+    os.close(wait)
+    if begins:
+        os.write(begin, b"\n")
+    os.close(begin)
+    out, _ = process.communicate(timeout=120)
+    assert (out, process.returncode) == (("False\n", 0) if begins else ("", 1))

@@ -70,12 +70,18 @@ def _lines(name: str, width: int) -> dict[str, str]:
         return {}
 
 
-def install_kind() -> None:
-    """Have the run's kind change this process; processes that the script starts do not find the variable."""
-    if name := os.environ.pop(IN_SCRIPT, ""):
-        import importlib
+def install_kind() -> Any:
+    """Have the run's kind change this process, and return its module for that; None if it has none.
 
-        importlib.import_module(name).install()
+    Processes that the script starts do not find the variable.
+    """
+    if not (name := os.environ.pop(IN_SCRIPT, "")):
+        return None
+    import importlib
+
+    module = importlib.import_module(name)
+    module.install()
+    return module
 
 
 def name_originals() -> None:

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
 
+BEGIN = "HPCML_SCRIPT_BEGIN"  # names the descriptor that says when the script may begin: its cluster starts meanwhile
+
 _CODE_OF = os.environ.pop("HPCML_CODE_OF", "")  # the folder whose copy the script is in
 _NOTE = os.environ.pop("HPCML_SCRIPT_ERROR", "")  # where an error that ends the script is written down
 _MEMRAY = os.environ.pop("HPCML_MEMRAY", "")  # where memray records what the script allocates
 _PROCESS = os.getpid()
+_ONLY_TREE = 0x400  # ast.PyCF_ONLY_AST
 _FOLDER = ""  # the script's, once it is on the path
 _LONGEST = 2000  # characters of a message that are written down
 
@@ -77,6 +80,8 @@ def main() -> None:
     folder = os.path.dirname(os.path.realpath(path))  # noqa: PTH120 - pathlib is not loaded before a script
     sys.excepthook = print_error
     recording: Any = _Nothing()
+    tree: Any = None if is_module else _tree(path)
+    kind = None
     if _MEMRAY:  # before the script's folder is on the path
         from hpcml.node import profilers
 
@@ -87,7 +92,8 @@ def main() -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "hpcml"]:
             del sys.modules[name]
     else:
-        interpreter.install_kind()
+        kind = interpreter.install_kind()
+    _wait(kind, tree, folder)
     if not os.environ.get("PYTHONSAFEPATH"):
         _FOLDER = folder
         sys.path.insert(0, folder)
@@ -95,8 +101,7 @@ def main() -> None:
         code, module_globals = _of_module(os.path.basename(path))
         sys.argv[0] = module_globals["__file__"]
     else:
-        with open(path, "rb") as file:
-            code = compile(file.read(), path, "exec", dont_inherit=True)
+        code = compile(tree, path, "exec", dont_inherit=True)
         loader = importlib.machinery.SourceFileLoader("__main__", path)
         module_globals = {
             "__file__": path,
@@ -118,6 +123,23 @@ def main() -> None:
             with _StandardLibrary() as library:
                 _write_down(end, _described(SystemExit, end, end.__traceback__), library)
         raise
+
+
+def _tree(path: str) -> Any:
+    """Return the script's syntax tree; SyntaxError as Python has it."""
+    with open(path, "rb") as file:
+        return compile(file.read(), path, "exec", _ONLY_TREE, dont_inherit=True)
+
+
+def _wait(kind: Any, tree: Any, folder: str) -> None:
+    """Wait where the cluster still starts, and meanwhile import what makes no difference to the script."""
+    if not (word := os.environ.pop(BEGIN, "")):
+        return
+    if kind and tree and not _MEMRAY:  # which would not record the script's own import then
+        kind.import_early(tree, folder)
+    if not os.read(int(word), 1):  # the supervisor has ended
+        os._exit(1)
+    os.close(int(word))
 
 
 def _of_module(name: str) -> tuple[CodeType, dict[str, Any]]:

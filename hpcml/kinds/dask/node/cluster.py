@@ -21,7 +21,7 @@ from hpcml.node.hardware.network import ucx_environment
 from hpcml.node.outcome import RunEndedError, say
 from hpcml.node.processes import OwnTime
 from hpcml.node.run_state import LAST_WORDS, TICK, RunState
-from hpcml.node.script_process import Script
+from hpcml.node.script_process import Script, can_wait
 from hpcml.node.settings import Context
 from hpcml.node.versions import Comparison
 
@@ -54,6 +54,7 @@ class Processes:
         self.closing = False  # whether the supervisor has told it to close
         self.silent_nodes: set[str] = set()  # those whose workers send no heartbeats
         self.closed_at = 0.0
+        self.waiting: Script | None = None  # the script, whose interpreter starts before the workers are there
 
     # -- startup --------------------------------------------------------------------------------------------------
 
@@ -66,6 +67,7 @@ class Processes:
         state.phase = SCHEDULER.name
         self._until(lambda: bool(self.address), settings.deadlines.scheduler, self._scheduler_missing)
         environment = self._environment()  # now, because it imports Dask's settings: the workers need longer
+        self._start_script(environment | state.script_variables)
         state.phase = "workers"
         count = settings.worker_count
         self._until(lambda: len(self.present) >= count, settings.deadlines.workers, self._workers_missing)
@@ -98,6 +100,14 @@ class Processes:
         client_variables = tls.client_environment(self.context.attempt, self.address, self.protocol)
         client_variables |= tls.as_variables({"temporary-directory": self._dask_folder()})
         return {**chosen, **os.environ, **client_variables}  # what the user chose of UCX stays
+
+    def _start_script(self, environment: dict[str, str]) -> None:
+        """Start the script's interpreter, which imports Dask and waits: the workers need longer."""
+        programs = self.state.kind.programs
+        if can_wait(self.context, programs):
+            with contextlib.suppress(OSError):  # then it cannot be started later either, which run_script() says
+                self.waiting = Script(self.context, environment, programs, waits=True)
+                self.folders.callback(self.waiting.end_unbegun)
 
     def _dask_folder(self) -> str:
         """Make the folder for what the script has Dask start: in Dask's own place in /tmp anybody may put modules."""
@@ -280,7 +290,8 @@ class Processes:
 
     def run_script(self, environment: dict[str, str]) -> Script:
         """Start the script, and begin to watch whether it uses the cluster."""
-        script = Script(self.context, environment, self.state.kind.programs)
+        script = self.waiting or Script(self.context, environment, self.state.kind.programs)
+        script.begin()
         self.hangs.begin()
         return script
 

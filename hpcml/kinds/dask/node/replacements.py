@@ -6,14 +6,17 @@ define those ways, and replaces them as each is imported. Nothing is imported be
 
 from __future__ import annotations
 
+import os
 import sys
 
 from hpcml.node.script import interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
 # By package, what stands in place of each name: a class as RunCluster, a function, Client with the run's address, or
 # the servers that a script opens by hand, without Dask's pages.
@@ -27,6 +30,8 @@ NAMES = {
     "dask_mpi": {"initialize": "initialize", "execute": "execute", "send_close_signal": "nothing"},
 }  # fmt: skip
 _PICKLES = "cloudpickle"  # it makes the script's functions travel
+_EARLY = {"dask": "dask", "distributed": "distributed", "dask.distributed": "distributed", "hpcml": "distributed"}
+_MOST_BESIDE = 200  # files beside the script that are looked at
 # Packages that do nothing else: a script may import them where they are not installed.
 _ABSENT = ("dask_jobqueue", "dask_jobqueue.core", "dask_jobqueue.slurm", "dask_mpi")
 
@@ -38,13 +43,56 @@ def install() -> None:
     sys.meta_path.append(_Absent())
 
 
+def import_early(tree: Any, folder: str) -> None:
+    """Import Dask while the cluster starts, where the script's first statements do that.
+
+    It makes no difference to the script: only imports of installed modules come before, and no file beside the script
+    hides one of them. An import that fails is left to the script, which then says it.
+    """
+    beside = {entry.partition(".")[0] for entry in os.listdir(folder)}
+    if len(beside) > _MOST_BESIDE or any(_is_installed(name) for name in beside if name.isidentifier()):
+        return
+    for name in _first_imports(tree, beside):
+        if name in _EARLY:
+            try:
+                __import__(_EARLY[name])
+            except Exception:  # noqa: BLE001 - a library's import may raise anything, and will again
+                return
+
+
+def _first_imports(tree: Any, beside: set[str]) -> Iterator[str]:
+    """Return the modules that the script's first statements import, up to the first that is not an installed one."""
+    for statement in tree.body:
+        match type(statement).__name__:
+            case "Expr" if type(statement.value).__name__ == "Constant":  # the docstring
+                continue
+            case "Import":
+                names = [alias.name for alias in statement.names]
+            case "ImportFrom" if not statement.level:
+                names = [statement.module]
+            case _:
+                return
+        for name in names:
+            if name.partition(".")[0] in beside or not _is_installed(name.partition(".")[0]):
+                return
+            yield name
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a module of this name is Python's own, or of a package in the environment."""
+    from importlib.machinery import PathFinder
+
+    if name in sys.stdlib_module_names or name == "hpcml":
+        return True
+    origin = getattr(PathFinder.find_spec(name), "origin", None) or ""
+    return origin.startswith((sys.prefix, sys.base_prefix))
+
+
 def install_in_child(path: list[str]) -> bool:
     """Install in a process that the script started; return False if its Dask cannot talk to the run's scheduler.
 
     ``path`` is the path of modules at the start of this process.
     """
-    import os
-
     from hpcml.kinds.dask import SCHEDULER
     from hpcml.node import versions
     from hpcml.node.settings import load
