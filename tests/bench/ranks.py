@@ -3,7 +3,10 @@
 
     python3 tests/bench/ranks.py --gpus 2 --json ranks.json       on a machine with two GPUs
     python3 tests/bench/ranks.py --python /env/bin/python         on CPUs, by Gloo; the Python that has torch
+    python3 tests/bench/gpu/slurm.py up --nodes 2 --gpus-per-node 1 --slurm FOLDER
+    python3 tests/bench/gpu/slurm.py exec -- python3 tests/bench/ranks.py --nodes 2 --gpus 1 --python /env/bin/python
 
+With --nodes both are jobs of Slurm: by hand a batch script in which `srun` starts one torchrun on each node.
 Each round starts the same script by both, in turn. *startup* is the time from the command to the end of the first training
 step; *steps* is the rate of the steps after the tenth. The programs after it run once by each: their results must be equal.
 """
@@ -15,6 +18,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -104,12 +108,16 @@ class Model(L.LightningModule):
     def configure_optimizers(self): return torch.optim.SGD(self.parameters(), 0.05)
 x = torch.arange(1024.0).reshape(64, 16) / 1024
 cuda = torch.cuda.is_available()
-trainer = L.Trainer(accelerator="gpu" if cuda else "cpu", devices=int(sys.argv[1]), strategy="ddp", max_epochs=2, logger=False,
+trainer = L.Trainer(accelerator="gpu" if cuda else "cpu", devices=int(sys.argv[1]), num_nodes=int(sys.argv[2]), strategy="ddp", max_epochs=2, logger=False,
                     enable_checkpointing=False, enable_progress_bar=False)
 model = Model()
 trainer.fit(model, DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8))
 if trainer.global_rank == 0:
     print("RESULT", json.dumps({"weights": round(float(model.layer.weight.sum()), 5), "world": trainer.world_size}))
+"""
+BATCH = """#!/bin/bash
+head=$(scontrol --oneliner show node "$(scontrol show hostnames | head -n 1)" | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)
+exec srun --kill-on-bad-exit=1 {run} {rendezvous} {script}
 """
 PROGRAMS = {"fsdp": TRAIN, "jax": JAX, "accelerate": ACCELERATE, "lightning": LIGHTNING}
 
@@ -118,32 +126,46 @@ class Machine:
     """How a script is started here: by hpcml and by hand."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self.python, self.gpus, self.folder = options.python, options.gpus, folder
-        self.count = options.gpus or options.ranks
+        self.python, self.gpus, self.folder, self.nodes = options.python, options.gpus, folder, options.nodes
+        self.per_node = options.gpus or options.ranks
+        self.count = self.per_node * (options.nodes or 1)
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         self.environment = {**os.environ, "HOME": str(folder), "PYTHONPATH": path}
         if not self.gpus:
             self.environment["CUDA_VISIBLE_DEVICES"] = ""
 
     def by_hpcml(self, script: Path, *arguments: str) -> dict[str, Any]:
-        size = ["--gpus-per-node", str(self.gpus), "--ranks", "gpu"] if self.gpus else ["--ranks", str(self.count)]
-        site = ["--site", "local", "--set", f"runtime.python={self.python}", "--set", "report.sample_every=0"]
+        size = ["--gpus-per-node", str(self.gpus), "--ranks", "gpu"] if self.gpus else ["--ranks", str(self.per_node)]
+        site = ["--site", "slurm", "--nodes", str(self.nodes), "--time", "10"] if self.nodes else ["--site", "local"]
+        site += ["--set", f"runtime.python={self.python}", "--set", "report.sample_every=0"]
         command = [sys.executable, "-m", "hpcml", "submit", "--wait", *site, *size, str(script), *arguments]
         return self.result(command)
 
     def by_hand(self, script: Path, *arguments: str) -> dict[str, Any]:
-        run = [self.python, "-m", "torch.distributed.run", "--nproc-per-node", str(self.count)]
-        return self.result([*run, str(script), *arguments])
+        run = [self.python, "-m", "torch.distributed.run", "--nproc-per-node", str(self.per_node)]
+        if not self.nodes:
+            return self.result([*run, str(script), *arguments])
+        rendezvous = '--nnodes $SLURM_NNODES --rdzv-backend c10d --rdzv-endpoint "$head:29511" --rdzv-id $SLURM_JOB_ID'
+        job = self.folder / "by_hand.sh"
+        job.write_text(
+            BATCH.format(run=shlex.join(run), rendezvous=rendezvous, script=shlex.join([str(script), *arguments]))
+        )
+        size = ["--nodes", str(self.nodes), "--ntasks-per-node=1", "--exclusive", "--time=10"]
+        size += [f"--gpus-per-node={self.gpus}"] if self.gpus else []
+        output = self.folder / "by_hand.log"
+        output.unlink(missing_ok=True)
+        return self.result(["sbatch", "--quiet", "--wait", *size, f"--output={output}", str(job)], output)
 
-    def result(self, command: list[str]) -> dict[str, Any]:
-        """Return what a run printed as its result, with the seconds to its first step and in all."""
+    def result(self, command: list[str], output: Path | None = None) -> dict[str, Any]:
+        """Return what a run printed as its result, or wrote to ``output``, with the seconds to its first step and in all."""
         began = time.time()
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=240, env=self.environment, cwd=self.folder
         )
-        line = re.search(r"RESULT (\{.*\})", done.stdout)
+        text = output.read_text() if output and output.exists() else done.stdout
+        line = re.search(r"RESULT (\{.*\})", text)
         if done.returncode or line is None:
-            return {"error": (done.stderr or done.stdout)[-1500:], "exit_status": done.returncode}
+            return {"error": (done.stderr or text)[-1500:], "exit_status": done.returncode}
         found: dict[str, Any] = json.loads(line[1])
         if "first" in found:
             found["startup"] = found.pop("first") - began
@@ -153,8 +175,9 @@ class Machine:
 def main() -> int:
     """Run both, print the table, write the figures; return 1 if a run failed or results differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpus", type=int, default=0, help="GPUs of this machine to use (default: none)")
-    parser.add_argument("--ranks", type=int, default=2, help="ranks without GPUs (default 2)")
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs of this machine, or of each node (default: none)")
+    parser.add_argument("--ranks", type=int, default=2, help="ranks of a node without GPUs (default 2)")
+    parser.add_argument("--nodes", type=int, default=0, help="nodes of Slurm (default: none, on this machine)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--budget", type=float, default=3600, help="seconds after which no round begins")
@@ -181,7 +204,9 @@ def main() -> int:
                 continue
             script = Path(folder, f"with_{name}.py")
             script.write_text(text)
-            given = {"fsdp": ("fsdp", "20"), "lightning": (str(machine.count),)}.get(name, ())
+            given = {"fsdp": ("fsdp", "20"), "lightning": (str(machine.per_node), str(options.nodes or 1))}.get(
+                name, ()
+            )
             by_hand = ("--by-hand",) if name == "jax" else ()
             programs[name] = {
                 "hpcml": machine.by_hpcml(script, *given),
@@ -189,7 +214,7 @@ def main() -> int:
             }
             print(name, json.dumps(programs[name]), flush=True)
     document = {
-        "command": f"tests/bench/ranks.py --gpus {options.gpus} --rounds {options.rounds}",
+        "command": shlex.join(["tests/bench/ranks.py", *sys.argv[1:]]),
         "machine": {"cpus": os.cpu_count(), "gpus": options.gpus, "python": platform.python_version()},
         "versions": _versions(options.python),
         "rounds": rounds,
