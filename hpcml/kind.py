@@ -22,6 +22,7 @@ class Role(NamedTuple):
     module: str  # the module whose main() runs it and returns its exit status
     every_node: bool  # one process on each node; otherwise one on the first node
     title: str  # its name in a sentence
+    connected: bool = False  # whether it tells the supervisor its versions over a connection, and not by a file
 
 
 class Stage(NamedTuple):

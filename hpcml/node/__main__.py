@@ -30,11 +30,11 @@ def main(arguments: list[str]) -> int:
         with long_import():
             supervisor = importlib.import_module("hpcml.node.supervisor")
         return int(supervisor.main(kind))
-    note = versions.tell(context, role.name)  # the supervisor compares them with its own
+    note = None if role.connected else versions.tell(context, role.name)  # the supervisor compares them with its own
     with long_import():
         module = importlib.import_module(role.module)
     status = int(module.main())
-    if role.every_node and status == 0:
+    if note and role.every_node and status == 0:
         versions.forget(note)
     return status
 

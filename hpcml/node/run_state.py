@@ -8,6 +8,7 @@ import re
 import time
 from pathlib import Path
 
+from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.files import size_of
 from hpcml.kind import Kind
@@ -16,6 +17,7 @@ from hpcml.node.outcome import EventLog, RunEndedError, say
 from hpcml.node.processes import OwnTime, Process
 from hpcml.node.script import interpreter
 from hpcml.node.settings import Context
+from hpcml.node.versions import Comparison
 from hpcml.units import expand_hosts
 
 TICK = 0.05  # seconds between looks at this node's processes
@@ -42,6 +44,7 @@ class RunState:
         self.warnings: list[str] = []
         self.clocks: dict[str, tuple[float, float]] = {}  # by node: seconds ahead of this one, and the uncertainty
         self.measured: set[str] = set()  # the nodes whose own processes measured their clock
+        self.environment_known = False  # whether all roles have told their versions
         self.looked = 0.0
         self.clock = OwnTime()
         self.steps = Steps(kind, self.clock, context.run.job_log)
@@ -68,6 +71,29 @@ class RunState:
     def end(self, status: int, reason: str, hint: str = "", quote: tuple[str, ...] = ()) -> RunEndedError:
         """Return the exception that ends the run in this phase."""
         return RunEndedError(End(status, self.phase, "hpcml", reason, hint, quote))
+
+    def judge(self, compared: Comparison) -> None:
+        """End the run if a role has other versions than the driver; write down once when all have told theirs."""
+        self.clocks = compared.clocks.bounds | {node: self.clocks[node] for node in self.measured}
+        if compared.clocks.fatal:
+            hint = "The run's certificate is not valid there. Exclude the node, and report it to the site's support."
+            raise self.end(errors.WORKERS_NEVER_CAME, compared.clocks.fatal, hint)
+        if self.environment_known:
+            return
+        if compared.ends:
+            is_image = bool(self.context.settings.job.image)
+            where = "The image" if is_image else "The environment of runtime.python"
+            hint = f"{where} must be equal on all nodes. Keep it on a shared file system, or copy it again."
+            origin = "image" if is_image else "environment"
+            raise RunEndedError(End(errors.VERSIONS, origin, "hpcml", compared.ends, hint))
+        if compared.complete:
+            self.environment_known = True
+            comparison = {"words": compared.summary, "versions": compared.local, "differences": compared.notes}
+            self.events.write("environment-ready", seconds=self.seconds, **comparison)
+            if compared.clocks.note:
+                self.warn(
+                    f"{compared.clocks.note}. Report this to the site's support: logs and files have wrong times."
+                )
 
     def tell_clocks(self) -> None:
         """Write down what is known of the clocks of nodes whose workers have not measured them."""

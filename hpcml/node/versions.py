@@ -5,12 +5,14 @@ versions are a small file whose *name* holds their digest, and the role's time: 
 folder shows it, and no file is read.
 
 A role began after the batch script and before its file was seen, both by the driver's clock; what it tells as its time
-must lie between. No file's time is asked, because some file systems take it from the client.
+must lie between. No file's time is asked, because some file systems take it from the client. Ranks tell theirs over
+their connection, without a file.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -54,9 +56,14 @@ AGREE = {
     "polars": 2,
     "cudf-polars": 2,
     "rapidsmpf": 2,
+    "torch": 2,
+    "nccl": 2,
+    "jax": 2,
+    "jaxlib": 2,
+    "mpi4py": 1,
 }
 NOTED = 10.0  # seconds between two nodes' clocks from which on it is told
-_OTHER_NAMES = {"libucx": "ucx", "nvidia-cuda-runtime": "cuda", "cuda-cudart": "cuda"}
+_OTHER_NAMES = {"libucx": "ucx", "nvidia-cuda-runtime": "cuda", "cuda-cudart": "cuda", "nvidia-nccl": "nccl"}
 _CUDA = re.compile(r"-cu(da)?1\d(x)?$")  # how wheels say for which CUDA they are
 _INSTALLED = re.compile(r"(.+?)-([^-]+)(-py\d[\d.]*)?\.(dist|egg)-info")
 _CONDA = re.compile(r"(ucx|cuda-cudart)-([^-]+)-[^-]+\.json")
@@ -131,13 +138,16 @@ class Clocks:
         self.differences: dict[str, float] = {}
         self.bounds: dict[str, tuple[float, float]] = {}  # seconds ahead, and by how many that may be wrong
 
-    def take(self, node: str, seconds: float) -> None:
-        """Take in the time that a role on a node told when it started, as soon as it is seen."""
+    def take(self, node: str, seconds: float, began: float = 0.0) -> None:
+        """Take in the time that a role on a node told when it started, as soon as it is seen.
+
+        ``began`` is a time here before which it cannot have told; 0: when the batch script began.
+        """
         if node == self.node:
             return
-        seen = time.time()
-        self.bounds[node] = (seconds - (seen + self.began) / 2, abs(seen - self.began) / 2)
-        least = max(0.0, seconds - seen) or min(0.0, seconds - self.began)
+        seen, began = time.time(), began or self.began
+        self.bounds[node] = (seconds - (seen + began) / 2, abs(seen - began) / 2)
+        least = max(0.0, seconds - seen) or min(0.0, seconds - began)
         if abs(least) > abs(self.differences.get(node, 0.0)) or node not in self.differences:
             self.differences[node] = least
 
@@ -171,11 +181,19 @@ class Comparison:
     """The driver's versions against those of all other roles, as they come.
 
     ``complete`` once all have told; ``ends`` is why the run must end, empty if it need not; ``notes`` are differences
-    that do no harm. ``behind`` and ``ahead``: see :class:`Clocks`.
+    that do no harm. ``behind`` and ``ahead``: see :class:`Clocks`. ``shown`` are the packages of the summary.
     """
 
-    def __init__(self, context: Context, roles: Sequence[Role], *, behind: float, ahead: float) -> None:
-        self.context = context
+    def __init__(
+        self,
+        context: Context,
+        roles: Sequence[Role],
+        *,
+        behind: float = math.inf,
+        ahead: float = math.inf,
+        shown: Sequence[str] = ("python", "dask", "cudf", "ucx"),
+    ) -> None:
+        self.context, self.shown = context, shown
         self.local = here()
         self.titles = {role.name: role.title for role in roles}
         nodes = context.node_names
@@ -201,6 +219,13 @@ class Comparison:
                 self.clocks.take(node, float(versions_text))
                 if digest != _digest(self.local):
                     self._compare(who, files.read_json(self.context.attempt.versions / name) or {})
+
+    def take(self, role: str, node: str, theirs: Mapping[str, str], seconds: float, began: float) -> None:
+        """Take in what a role on a node told over a connection: its versions, and its time (:meth:`Clocks.take`)."""
+        if (who := f"{role}@{node}") in self.waiting:
+            self.waiting.remove(who)
+            self.clocks.take(node, seconds, began)
+            self._compare(who, theirs)
 
     def _compare(self, who: str, theirs: Mapping[str, str]) -> None:
         role, _, node = who.partition("@")
@@ -233,7 +258,7 @@ class Comparison:
     @property
     def summary(self) -> str:
         """What all have, for people."""
-        packages = [f"{name} {self.local[name]}" for name in ("python", "dask", "cudf", "ucx") if name in self.local]
+        packages = [f"{name} {self.local[name]}" for name in self.shown if name in self.local]
         return f"{self.roles} roles, {', '.join(packages)}"
 
 

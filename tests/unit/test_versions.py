@@ -10,6 +10,7 @@ import pytest
 
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import tls
+from hpcml.kinds.ranks import KIND as RANKS
 from hpcml.node import files, versions
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
@@ -116,6 +117,20 @@ def test_a_difference_is_known_before_all_have_told(context: Context) -> None:
     compared.look()
     assert "2020.1.0 in the scheduler on n1" in compared.ends
     assert not compared.complete
+
+
+@pytest.mark.usefixtures("own")
+def test_what_ranks_tell_over_their_connection(context: Context) -> None:
+    compared = versions.Comparison(context, RANKS.roles, shown=("python", "torch"))
+    began = time.time() - 0.5
+    for node, theirs, ahead in (("n1", OWN, 0.0), ("n2", OWN | {"torch": "2.11.0"}, 0.0), ("n3", OWN, 60.0)):
+        compared.take("rank", node, theirs, time.time() + ahead, began)
+    assert compared.complete
+    assert compared.ends.endswith("torch is missing in the driver on n1, 2.11.0 in the ranks on n2")
+    assert compared.summary == "4 roles, python 3.12.4"
+    assert compared.clocks.bounds["n2"][1] < 30  # not the time since the batch script began
+    assert "that of n3 is 60 s or more ahead of n1's" in compared.clocks.note
+    assert compared.clocks.fatal == ""  # ranks have no certificate
 
 
 @pytest.mark.usefixtures("own")

@@ -8,7 +8,7 @@ from hpcml import errors
 from hpcml.kind import EndOfKind, Facts, Kind, Role, Stage
 
 _NODE = f"{__name__}.node"
-RANK = Role("rank", f"{_NODE}.ranks", every_node=True, title="the ranks")
+RANK = Role("rank", f"{_NODE}.ranks", every_node=True, title="the ranks", connected=True)
 
 
 def _seen(event: str, facts: Facts) -> dict[str, Any]:

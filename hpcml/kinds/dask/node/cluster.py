@@ -153,28 +153,9 @@ class Processes:
         return None
 
     def _compare_versions(self) -> None:
-        """End the run if a role has other versions than the driver; write down when all have told theirs."""
-        state, compared = self.state, self.versions
-        was_complete = compared.complete
-        compared.look()
-        state.clocks = compared.clocks.bounds | {node: state.clocks[node] for node in state.measured}
-        if compared.clocks.fatal:
-            hint = "The run's certificate is not valid there. Exclude the node, and report it to the site's support."
-            raise state.end(errors.WORKERS_NEVER_CAME, compared.clocks.fatal, hint)
-        if was_complete:
-            return
-        if compared.ends:
-            origin = "image" if self.settings.job.image else "environment"
-            where = "The image" if self.settings.job.image else "The environment of runtime.python"
-            hint = f"{where} must be equal on all nodes. Keep it on a shared file system, or copy it again."
-            raise RunEndedError(End(errors.VERSIONS, origin, "hpcml", compared.ends, hint))
-        if compared.complete:
-            comparison = {"words": compared.summary, "versions": compared.local, "differences": compared.notes}
-            state.events.write("environment-ready", seconds=state.seconds, **comparison)
-            if compared.clocks.note:
-                state.warn(
-                    f"{compared.clocks.note}. Report this to the site's support: logs and files have wrong times."
-                )
+        """End the run if a role has other versions than the driver, or if a clock makes the certificate invalid."""
+        self.versions.look()
+        self.state.judge(self.versions)
 
     def _check_fabric(self) -> None:
         """Have the scheduler measure the network between the workers; the policy decides what its answer means."""

@@ -92,6 +92,7 @@ class Hub:
         self.key, self.lines = key, dict[str, Line]()
         self.listeners = [socket.create_server((address, 0), backlog=1024) for address in addresses]
         self.strangers: list[_Stranger] = []
+        self.began: dict[str, float] = {}  # by node, when its connection was accepted, in seconds since 1970
 
     def __enter__(self) -> Self:
         return self
@@ -150,7 +151,7 @@ class Hub:
         line = Line(stranger.connection, self.key, b"hub" + both, b"agent" + both)
         if node in self.lines:  # its agent was started again
             self.lines[node].close()
-        self.lines[node] = line
+        self.lines[node], self.began[node] = line, stranger.began
         return [(node, message) for message in ({"event": "connected"}, *(line.take(rest) if rest else ()))]
 
     def _turn_away(self) -> None:
@@ -172,6 +173,7 @@ class _Stranger:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection, self.since, self.said = connection, time.monotonic(), b""
+        self.began = time.time()
         self.nonce = secrets.token_hex(_NONCE)
         connection.sendall(self.nonce.encode() + b"\n")
 

@@ -20,6 +20,7 @@ from hpcml.node import files
 from hpcml.node.hardware import network, sysfs
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.run_state import TICK, RunState
+from hpcml.node.versions import Comparison
 from hpcml.paths import SCRIPT
 
 FOLLOW = 5.0  # seconds after the first failure, in which other ranks write their errors, until they are told to end
@@ -42,6 +43,7 @@ class Processes:
         self.folders = folders
         self.world = World()
         self.lost: set[str] = set()  # nodes whose connection has ended
+        self.versions = Comparison(state.context, state.kind.roles, shown=("python", "torch", "jax", "mpi4py"))
         self.reached: dict[str, list[str]] = {}  # by node, the addresses of this one that it reached
         self.heard: dict[str, float] = {}  # by node, when it was last heard, by the supervisor's clock
         self.idle: dict[str, tuple[float, float, float]] = {}  # by node: since when, at which time, with which seconds
@@ -72,10 +74,12 @@ class Processes:
         while len(self.reached) < len(context.node_names):
             self.step()
             self.check()
+            state.judge(self.versions)
             state.end_requests.check(state.phase)
             late = state.clock.seconds > deadline
             if late or state.time_to_look():
                 self._end_without_nodes(late=late)
+        state.judge(self.versions)
         self.world = self._world()
         state.events.write("ranks-ready", address=self.world.address, seconds=state.seconds, security=OPEN)
         return {}
@@ -146,6 +150,7 @@ class Processes:
         match message["event"]:
             case "ready":
                 self.reached[node] = message["reached"]
+                self.versions.take(RANK.name, node, message["versions"], float(message["time"]), self.hub.began[node])
                 each = len(self.context.worker_names(self.context.node))
                 self.state.events.write("node-ready", node=node, count=len(self.reached) * each)
             case "alive":

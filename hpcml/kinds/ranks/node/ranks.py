@@ -13,7 +13,7 @@ from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.kinds.ranks import RANK
 from hpcml.kinds.ranks.node import link
 from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
-from hpcml.node import agent, files, job, processes, script_environment
+from hpcml.node import agent, files, job, processes, script_environment, versions
 from hpcml.node.hardware import sysfs
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.script_process import command_of_script, variables_of_script
@@ -60,7 +60,7 @@ class Ranks:
         self.next_sign = 0.0
         self.world: World | None = None
         self.interface = ""
-        self.line.send(event="ready", reached=list(ways), pid=os.getpid())
+        self.line.send(event="ready", reached=list(ways), versions=versions.here(), time=time.time())
 
     def serve(self) -> int:
         """Wait for the start, run the ranks, and return the agent's exit status."""
