@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hpcml import errors
+from hpcml.failures import rules
 from hpcml.failures.end import SLURM, End
 from hpcml.failures.rules import BY_NAME
 from hpcml.node import files, storage
@@ -21,6 +23,8 @@ LINE = 1.0  # seconds that Slurm's line has, which another process writes beside
 ASK = 3.0  # seconds that the controller has to answer
 NOTES_TICK = 0.25  # seconds between looks at the files that the batch script leaves
 SETTLE = 0.3  # seconds for Slurm's own signal to arrive beside the batch script's file
+_WHOLE = (200, 4096)  # lines and characters of each: Apptainer's hold paths, and all its options behind a wrong one
+_NOT_ENTERED = (str(errors.IMAGE), str(rules.CONTAINER_FAILED))  # image.sh's own, and Apptainer's
 _TOLD_TO_END = {"CANCELLED": errors.CANCELLED, "TIMEOUT": errors.TIME_LIMIT}
 _CANCELLED: dict[str, Any] = {
     "exit_status": errors.CANCELLED,
@@ -161,6 +165,18 @@ def from_slurm(context: Context, outcome: End, since: int) -> End:
     state = _by_cause(outcome._replace(exit_status=_TOLD_TO_END[outcome.state], by="user", ended_as=""), cause).state
     told_by_signal = cause is None and state == "CANCELLED" and not _in_allocation()
     return outcome._replace(ended_as="" if told_by_signal else state)
+
+
+def not_entered(
+    context: Context, status: str, log: Callable[[tuple[int, int]], Iterable[str]]
+) -> rules.Explanation | None:
+    """Return why a role could not enter the image, None if its exit status says nothing of that.
+
+    ``log`` returns its last lines: at most so many, of so many characters each.
+    """
+    if not context.settings.job.image or status not in _NOT_ENTERED:
+        return None
+    return rules.not_entered("\n".join(log(_WHOLE)), status)
 
 
 def _in_allocation() -> bool:

@@ -12,16 +12,20 @@ from typing import Any
 
 import pytest
 
-from hpcml.errors import STOPPED, HpcmlError, NotFoundError
+from hpcml.errors import IMAGE, STOPPED, HpcmlError, NotFoundError
 from hpcml.kinds.ranks.node import link
-from hpcml.kinds.ranks.node.processes import ENDING, FOLLOW, LEFT, Ranks
+from hpcml.kinds.ranks.node.processes import ENDING, FOLLOW, LEFT, Processes, Ranks
 from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
 from hpcml.node import job
+from hpcml.node.outcome import RunEndedError
+from hpcml.node.settings import Context
+from hpcml.paths import RunPaths
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.remote import tunnel_server
 from hpcml.request.reading import request_of
 from hpcml.request.record import Code
 from matrix import site_of
+from node_settings import settings as settings_of
 
 KEY = b"k" * 32
 WORLD = World(nodes=2, each=2, address="10.0.0.1", port=4000, coordinator=4001, run="ddp-1")
@@ -141,6 +145,25 @@ def test_a_line_that_was_changed_or_said_again_ends_the_connection(change: Any) 
     assert receiver.closed
     ours.close()
     theirs.close()
+
+
+def test_a_node_that_cannot_enter_the_image_ends_the_run_as_such(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    for folder in (run.attempt(0).nodes, run.attempt(0).exits, run.logs):
+        folder.mkdir(parents=True)
+    settings = settings_of(job__one_machine=False, job__image="/images/dask.sif")
+    processes: Any = object.__new__(Processes)
+    processes.context = Context(run, run.attempt(0), 0, settings, "n1", ("n1", "n2", "n3"))
+    processes.state = SimpleNamespace(steps=SimpleNamespace(lost_tasks=dict, gone=lambda _: False))
+    processes.settings, processes.reached = settings, {"n1": ["10.0.0.1"]}
+    (run.attempt(0).exits / "rank@n2").write_text("255\n")
+    run.log("rank", "n2").write_text("FATAL:   container creation failed: it is cut off\n")
+    with pytest.raises(RunEndedError) as caught:
+        processes._end_without_nodes(late=True)
+    end = caught.value.end
+    assert (end.exit_status, end.phase) == (IMAGE, "image")
+    assert end.message == "n2: the image could not be started: container creation failed: it is cut off"
+    assert end.hint
 
 
 class Ended:

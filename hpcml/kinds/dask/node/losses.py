@@ -13,15 +13,14 @@ from hpcml.failures.end import End
 from hpcml.files import tail
 from hpcml.kinds.dask import SCHEDULER, WORKER
 from hpcml.node import files
+from hpcml.node.end_cause import not_entered
 from hpcml.node.outcome import EventLog
 from hpcml.node.processes import OwnTime
 from hpcml.node.settings import Context
 
-_WHOLE = (200, 4096)  # lines and characters of each: Apptainer's hold paths, and all its options behind a wrong one
 _QUOTE = (12, 300)
 _NAMED = 4  # nodes that a sentence names
 _STEP_GONE = "the job step of the worker tasks ended (its srun may have been killed)"
-_NOT_ENTERED = (str(errors.IMAGE), str(rules.CONTAINER_FAILED))  # image.sh's own, and Apptainer's
 AGAIN = 3.0  # seconds in which the workers of a node tell of one and the same stop of their task
 
 
@@ -87,8 +86,7 @@ def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -
         return f"worker {failed[0]['name']} exited repeatedly ({failed[0]['why']})", True, ""
     if ended:
         status = context.attempt.exit_of(WORKER.name, node).read_text().strip()
-        if not_entered(context, status):
-            cause = rules.not_entered("\n".join(worker_log(context, node, _WHOLE)), status)
+        if cause := not_entered(context, status, lambda most: worker_log(context, node, most)):
             return cause.what, True, cause.hint
         cause = rules.of_role(int(status), worker_log(context, node))
         return f"the worker task {cause.what}", status != "0", ""  # 0: its workers were retired
@@ -107,11 +105,6 @@ def sentences(nodes: Sequence[Missing]) -> str:
     return "; ".join(node.sentence() for node in nodes[:_NAMED]) + more
 
 
-def not_entered(context: Context, status: str) -> bool:
-    """Whether an exit status says that a role could not enter the image."""
-    return bool(context.settings.job.image) and status in _NOT_ENTERED
-
-
 def _scheduler_status(context: Context) -> str:
     """Return the exit status that the scheduler's step has recorded, empty while there is none."""
     path = context.attempt.exit_of(SCHEDULER.name, context.node)
@@ -128,8 +121,7 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
     quote = scheduler_log(context)
     name = f"the Dask scheduler on {context.node}"
     if status := _scheduler_status(context):
-        if not_entered(context, status):
-            cause = rules.not_entered("\n".join(scheduler_log(context, _WHOLE)), status)
+        if cause := not_entered(context, status, lambda most: scheduler_log(context, most)):
             return End(errors.IMAGE, "image", "hpcml", f"{context.node}: {cause.what}", cause.hint, quote)
         ended = rules.of_role(int(status), quote)
         reason, hint = f"{name} {ended.what}", ended.hint or hint

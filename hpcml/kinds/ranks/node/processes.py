@@ -9,14 +9,15 @@ import socket
 from typing import Any
 
 from hpcml import errors
-from hpcml.failures import rules
 from hpcml.failures.end import End
+from hpcml.failures.rules import Explanation, of_role
 from hpcml.files import tail, write
 from hpcml.kinds.ranks import RANK
 from hpcml.kinds.ranks.node.link import Hub
 from hpcml.kinds.ranks.node.ranks import error_of, numbers_of
 from hpcml.kinds.ranks.variables import OPEN, World
 from hpcml.node import files
+from hpcml.node.end_cause import not_entered
 from hpcml.node.hardware import network, sysfs
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.run_state import TICK, RunState
@@ -89,29 +90,38 @@ class Processes:
         missing = [node for node in self.context.node_names if node not in self.reached]
         reasons = {node: reason for node in missing if (reason := self._refusal(node))}
         if late:
-            limit = f"did not start within {self.settings.deadlines.workers:g} s"
+            limit = Explanation(f"did not start within {self.settings.deadlines.workers:g} s")
             reasons |= {node: limit for node in missing if node not in reasons}
-        if reasons:
+        outside = {node: reason for node, reason in reasons.items() if reason.hint}  # the image was not entered
+        if reasons := outside or reasons:
             first = next(iter(reasons))
-            named = "; ".join(f"{node}: {reason}" for node, reason in list(reasons.items())[:_NAMED])
+            named = "; ".join(f"{node}: {reason.what}" for node, reason in list(reasons.items())[:_NAMED])
             more = f"; and {len(reasons) - _NAMED} more nodes" if len(reasons) > _NAMED else ""
+            if outside:
+                end = End(errors.IMAGE, "image", "hpcml", named + more, reasons[first].hint, self._log_of(first))
+                raise RunEndedError(end)
             raise self.state.end(errors.WORKERS_NEVER_CAME, named + more, quote=self._log_of(first))
 
-    def _refusal(self, node: str) -> str:
-        """Return why a node will have no ranks, empty if it still may."""
+    def _refusal(self, node: str) -> Explanation | None:
+        """Return why a node will have no ranks, with a hint if it did not enter the image; None if it still may."""
         attempt = self.context.attempt
         if lost := self.state.steps.lost_tasks().get(node):
-            return lost
+            return Explanation(lost)
         mark = files.read_json(attempt.mark_of(node)) if f"{node}.json" in files.listed(attempt.nodes) else None
         if mark and mark["refused"]:
-            return str(mark["refused"])
+            return Explanation(str(mark["refused"]))
         path = attempt.exit_of(RANK.name, node)
         if path.name in files.listed(attempt.exits):
-            return f"the agent {rules.of_role(int(path.read_text()), self._log_of(node)).what}"
-        return "the job step of the ranks ended" if self.state.steps.gone(RANK.name) else ""
+            status = path.read_text().strip()
+            cause = not_entered(self.context, status, lambda most: self._log_of(node, most))
+            return cause or Explanation(f"the agent {of_role(int(status), self._log_of(node)).what}")
+        return Explanation("the job step of the ranks ended") if self.state.steps.gone(RANK.name) else None
 
-    def _log_of(self, node: str) -> tuple[str, ...]:
-        return tuple(tail(self.context.run.log(RANK.name, node), *_QUOTE))
+    def _log_of(self, node: str, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
+        """Return the last lines of an agent's log, or those of the job's log (srun's own words) if it has none."""
+        if lines := tail(self.context.run.log(RANK.name, node), *most):
+            return tuple(lines)
+        return tuple(line for line in tail(self.context.run.job_log, *most) if "srun" in line or node in line)
 
     def _world(self) -> World:
         """Return what all ranks share: an address that each node has reached, and free ports there."""
