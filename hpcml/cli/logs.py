@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from hpcml import files, kinds
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
+from hpcml.kinds.ranks import KIND as RANKS
+from hpcml.kinds.ranks import RANK
 from hpcml.paths import SCRIPT
 from hpcml.runs import directories
-from hpcml.terminal import say, shown
+from hpcml.terminal import Raw, say, shown
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -28,7 +30,7 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_site(parser)
     common.add_json(parser, argparse.SUPPRESS)
     roles = ", ".join([f"{SCRIPT} (default)", *kinds.roles()])
-    parser.add_argument("role", metavar="ROLE", nargs="?", help=f"{roles} or job")
+    parser.add_argument("role", metavar="ROLE", nargs="?", help=f"{roles} (default of ranks), rank:N or job")
     parser.add_argument("-f", "--follow", action="store_true", help="continue until the run ends")
     parser.add_argument("-n", "--lines", metavar="N", help="start with the last N lines of each log")
     parser.add_argument("--attempt", metavar="N", help="only the script's output of attempt N, from 1")
@@ -36,46 +38,93 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Print a role's log, and what comes to it."""
-    from hpcml.cli.progress import Tail
-    from hpcml.runs import handle, waiting
     from hpcml.runs import record as records
     from hpcml.runs import status as run_status
+    from hpcml.runs import waiting
 
     most = None if options.lines is None else common.whole(options.lines, "-n")
     role = _role(options)
     run = common.find_run(options)
+    of_ranks = records.load(run).planned.kind == RANKS.name and options.attempt is None
+    if of_ranks and options.role is None:
+        role = RANK.name
     if options.attempt is not None:
         return _attempt_alone(options, run, role)
-    tails: dict[Path, Tail] = {}
-
-    def copy() -> None:
-        for path in handle.log_files(run, role):
-            header = f"==> {shown(path.name)} <==\n" if handle.on_every_node(role) else ""
-            if path not in tails:
-                tails[path] = Tail(path, sys.stdout, header)
-                tails[path].position = 0 if most is None else _start_of_last(path, most)
-            while tails[path].copy():
-                pass
-
+    logs = (_RanksTogether if of_ranks and role == RANK.name else _OneByOne)(run, role, most)
     if options.follow:
-        for _ in waiting.follow(run, copy):
+        for _ in waiting.follow(run, logs.copy):
             pass
     else:
-        copy()
-    if role == SCRIPT and (end := records.end_of(run)) and end.by != "script":
+        logs.copy()
+    logs.end()
+    if role in (SCRIPT, RANK.name) and (end := records.end_of(run)) and end.by != "script":
         say(f"hpcml: {end.message}.", sys.stderr)  # the log itself is the script's alone
-    if not tails and not options.follow:
+    if not logs.has_any and not options.follow:
         state = run_status.status(records.adopt(run) if records.is_prepared(run) else run)
         hint = f"It is {state.state}: {state.message}."
         raise NotFoundError(f"The run has no {role} log yet", place=run.id, hint=hint)
     return 0
 
 
+class _OneByOne:
+    """The logs of a role, each from its last so many lines on."""
+
+    def __init__(self, run: directories.Run, role: str, most: int | None) -> None:
+        from hpcml.cli.progress import Tail
+
+        self.run, self.role, self.most = run, role, most
+        self.tails: dict[Path, Tail] = {}
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self.tails)
+
+    def copy(self) -> None:
+        """Print what is new."""
+        from hpcml.cli.progress import Tail
+        from hpcml.runs import handle
+
+        for path in handle.log_files(self.run, self.role):
+            header = f"==> {shown(path.name)} <==\n" if handle.on_every_node(self.role) else ""
+            if path not in self.tails:
+                self.tails[path] = Tail(path, sys.stdout, header)
+                self.tails[path].position = 0 if self.most is None else _start_of_last(path, self.most)
+            while self.tails[path].copy():
+                pass
+
+    def end(self) -> None:
+        """Print nothing more."""
+
+
+class _RanksTogether:
+    """The lines of all ranks, each after its rank."""
+
+    def __init__(self, run: directories.Run, _: str, most: int | None) -> None:
+        from hpcml.runs import rank_logs
+
+        self.raw = Raw(sys.stdout)
+        self.logs = rank_logs.Merged(run, lambda path: 0 if most is None else _start_of_last(path, most))
+
+    @property
+    def has_any(self) -> bool:
+        return any(path.exists() for path in self.logs.names)
+
+    def copy(self) -> None:
+        """Print the lines that are new."""
+        for line in self.logs.lines():
+            self.raw.write(line)
+
+    def end(self) -> None:
+        """Print the lines that have not ended."""
+        for line in self.logs.rest():
+            self.raw.write(line)
+
+
 def _role(options: Namespace) -> str:
     """Return the role whose log is meant: ``hpcml logs worker`` names one of the last run."""
-    from hpcml.runs import handle
+    from hpcml.runs import handle, rank_logs
 
-    if options.role is None and options.run in handle.LOGS:
+    if options.role is None and (options.run in handle.LOGS or rank_logs.OF_ONE.fullmatch(options.run)):
         options.run, options.role = "last", options.run
     return handle.role_of(options.role or SCRIPT)
 

@@ -20,8 +20,10 @@ from hpcml.errors import (
     did_you_mean,
     nearest,
 )
+from hpcml.kinds.ranks import KIND as RANKS
+from hpcml.kinds.ranks import RANK
 from hpcml.paths import SCRIPT, AttemptPaths
-from hpcml.runs import directories, waiting
+from hpcml.runs import directories, rank_logs, waiting
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
 from hpcml.runs.directories import complete
@@ -150,6 +152,8 @@ class RunHandle:
     def logs(self, role: str = SCRIPT) -> str:
         """Return the log of ``driver`` (what the script printed), ``scheduler``, ``worker`` (of all nodes) or ``job``.
 
+        Of ranks: ``rank`` are the lines of all, each after its rank; ``rank:3`` is the log of one.
+
         Raises
         ------
         UsageError
@@ -158,6 +162,9 @@ class RunHandle:
             If a log cannot be read, or holds more than a GiB.
         """
         role, texts = role_of(role), []
+        if role == RANK.name and records.load(self.run).planned.kind == RANKS.name:
+            logs = rank_logs.Merged(self.run)
+            return b"".join([*logs.lines(), *logs.rest()]).decode(errors="replace")
         for path in log_files(self.run, role):
             with directories.storage(path):
                 text = files.read(path, _LONGEST_LOG).decode(errors="replace")
@@ -225,7 +232,9 @@ def exit_status_of(last: Status) -> int:
 
 
 def role_of(word: str) -> str:
-    """Return the role whose logs a word means; UsageError if there is none."""
+    """Return the role whose logs a word means, or the word of one rank; UsageError if there is none."""
+    if rank_logs.OF_ONE.fullmatch(word):
+        return word
     if word not in LOGS:
         hint = did_you_mean(nearest(word, LOGS), f"One of: {', '.join(sorted({*LOGS.values()}))}.")
         raise UsageError(f"There is no role '{word}'", place="hpcml logs", hint=hint)
@@ -233,7 +242,10 @@ def role_of(word: str) -> str:
 
 
 def log_files(run: directories.Run, role: str) -> list[Path]:
-    """Return the logs of a role that are there."""
+    """Return the logs of a role, or of one rank, that are there."""
+    if one := rank_logs.OF_ONE.fullmatch(role):
+        path = rank_logs.of_ranks(run).get(int(one[1]))
+        return [path] if path and path.exists() else []
     return sorted(run.paths.logs.glob(f"{role}-*.log" if on_every_node(role) else f"{role}.log"))
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from hpcml.errors import WORKERS_NEVER_CAME
+from hpcml.files import size_of
 from hpcml.kinds.ranks import RANK
 from hpcml.kinds.ranks.node import link
 from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
@@ -20,6 +21,8 @@ from hpcml.node.script_process import command_of_script, variables_of_script
 from hpcml.node.settings import Context, load
 
 ALIVE = 5.0  # seconds between two signs of life
+GROWTH = 1.0  # seconds between two looks at the sizes of the logs, and more in long runs:
+PRECISION = 0.001  # of the time since the start
 IN_VAIN = 127  # the exit status of a rank that cannot be started
 
 
@@ -57,7 +60,9 @@ class Ranks:
 
     def __init__(self, context: Context, node: agent.Node, line: link.Line, ways: dict[str, str]) -> None:
         self.context, self.node, self.line, self.ways = context, node, line, ways
-        self.next_sign = 0.0
+        self.next_sign = self.next_growth = 0.0
+        self.sizes: dict[str, int] = {}  # of the logs, by name, as last written down
+        self.began = time.time()
         self.world: World | None = None
         self.interface = ""
         self.line.send(event="ready", reached=list(ways), versions=versions.here(), time=time.time())
@@ -84,6 +89,8 @@ class Ranks:
         if time.monotonic() >= self.next_sign:
             self.next_sign = time.monotonic() + ALIVE
             self.line.send(event="alive", processors=_processor_seconds([slot.pid for slot in self.node.slots]))
+        if self.world and time.time() >= self.next_growth:
+            self._note_growth()
         return not self.line.closed
 
     def _begin(self, world: World) -> None:
@@ -147,7 +154,19 @@ class Ranks:
             os.killpg(pid, signal.SIGKILL)
         status = 128 - code if code < 0 else code
         memory = bool(code) and "memory limit" in slot.last_end
+        self._note_growth()
         self.line.send(event="rank-ended", rank=int(slot.name), status=status, memory=memory)
+
+    def _note_growth(self) -> None:
+        """Write down the sizes of the logs that have grown: `hpcml logs` merges the ranks' lines by it."""
+        now, run = time.time(), self.context.run
+        self.next_growth = now + max(GROWTH, PRECISION * (now - self.began))
+        logs = [log_of(self.context, int(slot.name)) for slot in self.node.slots]
+        sizes = {path.name: size_of(path) for path in (*logs, run.log(RANK.name, self.context.node))}
+        grown = {name: size for name, size in sizes.items() if size > self.sizes.get(name, 0)}
+        self.sizes |= grown
+        with contextlib.suppress(OSError), growth_of(self.context).open("a") as file:  # a full disk loses their order
+            file.writelines(f"{now:.1f} {size} {name}\n" for name, size in grown.items())
 
     def _signal(self, number: int) -> None:
         """Send a signal to the ranks' main processes, and to none that they started."""
@@ -174,6 +193,11 @@ def numbers_of(context: Context, node: str) -> range:
 def log_of(context: Context, rank: int) -> Path:
     """Return the log of a rank: that of rank 0 is the script's."""
     return context.run.driver_log if rank == 0 else context.run.log(RANK.name, f"{context.node}-{rank}")
+
+
+def growth_of(context: Context) -> Path:
+    """Return where this node writes down the sizes of its ranks' logs."""
+    return context.run.log(RANK.name, context.node).with_suffix(".times")
 
 
 def error_of(context: Context, rank: int) -> Path:
