@@ -108,7 +108,8 @@ def _lines(
     if status.phase in ("starting", "running"):
         lines.append((f"{status.noun}s", f"{status.cluster.workers}/{status.planned.expected}"))
     values = status.fields()
-    lines += [(key, values[key]) for key in ("jupyter", "versions", "protocol", "security", "fabric") if values[key]]
+    keys = ("jupyter", "versions", "protocol", "address", "security", "fabric")
+    lines += [(key, values[key]) for key in keys if values[key]]
     lines += [("differ", difference) for difference in progress.differences]
     lines += [("warning", warning) for warning in (*progress.warnings, *status.silences())]
     lines += phases(status)

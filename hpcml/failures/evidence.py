@@ -82,6 +82,9 @@ def logs(paths: RunPaths, most: int) -> Iterator[tuple[str, str, Path]]:
             log_names = sorted(log_names, key=lambda name: _size(paths.logs / name))[:most]
         for name in log_names:
             node = name.removeprefix(begin).removesuffix(".log")
+            of_one, _, number = node.rpartition("-")  # a rank's log is named like its agent's, and by its number
+            if number.isdecimal() and f"{begin}{of_one}.log" in names:
+                node = of_one
             yield source, node.rpartition(".")[0] or node if source == "library" else node, paths.logs / name
 
 

@@ -126,7 +126,7 @@ def run_script(state: RunState, processes: Processes, environment: dict[str, str
             NO_FOLDER if error.filename == state.context.settings.code.cwd else ""
         )  # else the interpreter, or a limit
         return End(errors.START_FAILED, state.phase, "hpcml", reason, hint)
-    state.events.write("driver-started", pid=script.pid)
+    state.events.write("driver-started", **({"pid": script.pid} if script.pid else {}))
     began = state.context.run.events.stat().st_mtime_ns  # by the clock of the file system that has the copy of the code
     try:
         outcome = _follow(state, processes, script)

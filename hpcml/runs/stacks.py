@@ -115,7 +115,7 @@ def ask(run: directories.Run, status: Status) -> Answer:
     started = [one for one in records.events(run) if one.name == "driver-started" and one.attempt == number]
     before = {node: answer["id"] for node, answer in _answers(attempt, status.allocation.nodes).items()}
     with complete(run.paths.directory):
-        script = started[-1].facts.get("pid", int) if started else 0
+        script = started[-1].facts.get("pid", int, 0) if started else 0
     directories.write_json(attempt.stacks_request, {"id": os.urandom(8).hex(), "script": script})
     deadline = time.monotonic() + WAIT + WAIT_EACH * len(status.allocation.nodes)
     waiting, processes = set(status.allocation.nodes), []

@@ -88,11 +88,12 @@ class Progress(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """The Dask cluster of the newest attempt."""
+    """The Dask cluster of the newest attempt, or its ranks."""
 
-    workers: int = 0  # that are registered
+    workers: int = 0  # that are registered; the ranks that can start
     silent_workers: Mapping[str, float] = {}  # by node with a worker without heartbeats: since when, s since 1970
     protocol: str = ""  # how workers exchange data, and why so
+    address: str = ""  # at which the ranks meet: their MASTER_ADDR
     security: str = ""  # who may connect, in a sentence
     fabric: str = ""  # the result of the interconnect's check, in a sentence, empty without one
     fabric_ok: bool = True  # False if the interconnect is not as it was asked for

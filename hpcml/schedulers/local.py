@@ -36,7 +36,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     if count > 1 and request.spec.size.gpus_per_node:
         hint = "Use one node. Set the number of GPUs with --gpus-per-node."
         raise SiteError("The local site has one machine, so GPU runs use one node", place="--nodes", hint=hint)
-    reason = f"the local site has one machine: the workers of {count} nodes all run on it"
+    reason = f"the local site has one machine: it runs the processes of all {count} nodes"
     prologue = ("export HPCML_NODE=local HPCML_NODE_NAMES=local",)
     passed = ", ".join(option for option, _ in request.spec.place.sbatch)
     return JobLayout(

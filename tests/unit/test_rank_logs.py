@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcml.failures import evidence
 from hpcml.paths import RunPaths
 from hpcml.runs import directories
 from hpcml.runs.rank_logs import Merged, of_ranks
@@ -38,6 +39,11 @@ def test_lines_come_in_the_order_of_their_times(run: directories.Run) -> None:
         file.write("c\n")
     assert list(logs.lines()) == [b"rank 0 | cc\n"]
     assert list(logs.rest()) == []
+
+
+def test_evidence_names_the_node_of_a_rank(run: directories.Run) -> None:
+    nodes = {path.stem: node for source, node, path in evidence.logs(run.paths, 16) if source == "rank"}
+    assert nodes == {"rank-n1": "n1", "rank-n1-1": "n1", "rank-n-2": "n-2", "rank-n-2-2": "n-2"}
 
 
 def test_a_last_line_without_an_end_is_shown(run: directories.Run) -> None:

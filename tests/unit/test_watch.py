@@ -127,7 +127,7 @@ def test_another_kind_of_run_is_told_in_its_own_words(run: directories.Run, monk
 
 def test_the_keys_of_a_status_for_programs() -> None:
     assert " ".join(sorted(run_status.Status("r").as_json())) == (
-        "attempt by cause clocks command differences directory estimate exit_status expected fabric fabric_ok hint in_image job job_state "
+        "address attempt by cause clocks command differences directory estimate exit_status expected fabric fabric_ok hint in_image job job_state "
         "jupyter kind message node_count nodes phase protocol quote run seconds security service silent silent_workers site staging "
         "state times versions warnings workers"
     )

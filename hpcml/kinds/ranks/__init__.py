@@ -17,7 +17,7 @@ def _seen(event: str, facts: Facts) -> dict[str, Any]:
         case "node-ready" | "ranks-running":
             return {"workers": facts.get("count", int)}
         case "ranks-ready":
-            return {"protocol": f"MASTER_ADDR {facts.get('address', str)}, which each node has connected to"}
+            return {"address": facts.get("address", str)}
     return {}
 
 
