@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from hpcml import kinds
 from hpcml.cli import common
 from hpcml.forms import Form
+from hpcml.kinds.ranks import KIND as RANKS
+from hpcml.kinds.ranks import variables
 from hpcml.paths import RunPaths
 from hpcml.runs import snapshot
 from hpcml.terminal import say_fitted
@@ -36,6 +38,7 @@ def show(prepared: Prepared, outlook: Sequence[tuple[str, str]]) -> None:
         ("processes", _processes(made)),
         ("image", made.inside.job.image) if made.inside.job.image else ("python", python),
         ("network", _network(made)),
+        *(("variables" if not number else "", text) for number, text in enumerate(_variables(made))),
         ("code", _code(prepared)),
         ("results", common.typed(paths.out, sys.stdout)),
         *(("because" if not number else "", reason) for number, reason in enumerate(made.reasons)),
@@ -76,11 +79,20 @@ def _processes(made: Plan) -> str:
     return f"{kind.name}: {', '.join([*roles, many])}"
 
 
+def _variables(made: Plan) -> list[str]:
+    """Return what the ranks find in their environment; nothing of another kind."""
+    inside = made.inside
+    world = variables.World(inside.job.nodes, inside.workers.per_node, inside.gpus)
+    return variables.described(world, made.variables) if inside.kind == RANKS.name else []
+
+
 def _network(made: Plan) -> str:
     inside = made.inside
     if inside.single_node:
         return "none: all processes are on one machine"
     network = inside.network
+    if inside.kind == RANKS.name:
+        return f"interface {network.interface}" if network.interface else "an address that all nodes reach"
     protocol = "protocol chosen on the nodes" if network.protocol == "auto" else f"protocol {network.protocol}"
     interface = f", interface {network.interface}" if network.interface else ""
     is_checked = inside.gpus or network.protocol == "ucx" or network.interconnect == "rdma"

@@ -15,7 +15,7 @@ import pytest
 from hpcml.errors import IMAGE, STOPPED, HpcmlError, NotFoundError
 from hpcml.kinds.ranks.node import link
 from hpcml.kinds.ranks.node.processes import ENDING, FOLLOW, LEFT, Processes, Ranks
-from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
+from hpcml.kinds.ranks.variables import World, described, of_rank, with_users_own
 from hpcml.node import job
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.settings import Context
@@ -24,6 +24,7 @@ from hpcml.plan.plan import RunLocation, plan
 from hpcml.remote import tunnel_server
 from hpcml.request.reading import request_of
 from hpcml.request.record import Code
+from hpcml.terminal import fitted
 from matrix import site_of
 from node_settings import settings as settings_of
 
@@ -82,6 +83,16 @@ def test_a_user_s_own_value_wins_unless_it_cannot_work() -> None:
     assert (made["OMP_NUM_THREADS"], made["NCCL_SOCKET_IFNAME"], made["RANK"], notes) == ("2", "^lo", "0", [])
     made, notes = with_users_own(computed, {"GLOO_SOCKET_IFNAME": "^lo"})
     assert (made["GLOO_SOCKET_IFNAME"], len(notes)) == ("ib0", 1)
+
+
+def test_the_variables_before_the_start_fill_six_lines_at_most() -> None:
+    for each in (1, 4):
+        texts = described(World(nodes=2, each=each, gpus=4), ["MASTER_PORT", "OTHER"])
+        assert {"WORLD_SIZE=2", "RANK=0…1"} <= {*texts[0].split()} or each == 4
+        assert texts[0].endswith("MASTER_PORT (yours)")
+        names = {word.partition("=")[0] for text in texts for word in text.split()}
+        assert of_rank(WORLD._replace(each=each), 0, interface="ib0", threads=1, errors="").keys() <= names
+        assert sum(len(fitted(text, 80, first=" " * 11, rest=" " * 11)) for text in texts) <= 6
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 OPEN = (  # what of a run is secured
@@ -75,6 +75,26 @@ USERS = (
     "MASTER_PORT", "JAX_COORDINATOR_ADDRESS", "TORCHELASTIC_ERROR_FILE", "OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME",
     "GLOO_SOCKET_IFNAME", "PET_NPROC_PER_NODE", "PET_RDZV_BACKEND",
 )  # fmt: skip
+
+
+_ON_NODES = {  # what only the nodes know
+    "MASTER_ADDR", "MASTER_PORT", "JAX_COORDINATOR_ADDRESS", "TORCHELASTIC_ERROR_FILE", "OMP_NUM_THREADS",
+    "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "PET_RDZV_ENDPOINT", "PET_RDZV_ID",
+}  # fmt: skip
+
+
+def described(world: World, given: Collection[str]) -> list[str]:
+    """Return the variables of the ranks before the start, some together in a text; ``given`` are the user's own."""
+    first, last = (of_rank(world, rank, interface="-", threads=1, errors="") for rank in (0, world.size - 1))
+    users = [name for name in USERS if name in given]
+    rest = [name for name in first if name in _ON_NODES and name not in users]
+    known = [
+        f"{name}={value}" if value == last[name] else f"{name}={value}…{last[name]}"
+        for name, value in first.items()
+        if name not in (*rest, *users)
+    ]
+    yours = [f"{name} (yours)" for name in users]
+    return [" ".join([*known, *yours]), f"set on the nodes: {' '.join(rest)} and those of srun"]
 
 
 def with_users_own(variables: Mapping[str, str], environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
