@@ -170,7 +170,8 @@ def check_script(spec: RunRequest, python: str, workers: int, variables: Collect
     where = script_checks.place(base, file, ranks.line)
     if not ranks.certain or spec.code.interpreter or spec.points.sweep:
         what = f"{where} uses {ranks.what}, and hpcml starts one process"
-        return [f"{what}, beside {workers} workers of Dask; for ranks add --ranks ({PAGE})"] if workers > 1 else []
+        way = "a sweep has no ranks: submit each point with --ranks" if spec.points.sweep else "for ranks add --ranks"
+        return [f"{what}, beside {workers} workers of Dask; {way} ({PAGE})"] if workers > 1 else []
     typed = f"-m {spec.code.script.name}" if is_module else os.path.relpath(file, base)
     hint = f"Add --ranks gpu, --ranks node or --ranks N ({PAGE}). As one process: hpcml submit -- {python} {typed}."
     raise ScriptError(f"The script needs ranks ({ranks.what}), and hpcml starts one process", place=where, hint=hint)

@@ -72,9 +72,10 @@ def test_a_script_that_is_nothing_without_ranks_is_refused(tmp_path: Path, what:
         ranks.check_script(spec(tmp_path, text), "/env/bin/python", 1, ())
     assert f"The script needs ranks ({what}), and hpcml starts one process (s.py:" in str(caught.value)
     assert f"--ranks N ({ranks.PAGE}). As one process: hpcml submit -- /env/bin/python s.py." in str(caught.value)
-    for asked in ({"interpreter": ("python",)}, {"sweep": "one"}):  # one process is what was asked for
+    for asked, way in (({"interpreter": ("python",)}, "for ranks add"), ({"sweep": "one"}, "submit each point with")):
         (told,) = ranks.check_script(spec(tmp_path, text, **asked), "python", 4, ())
-        assert f"uses {what}, and hpcml starts one process, beside 4 workers of Dask; for ranks add --ranks" in told
+        assert f"uses {what}, and hpcml starts one process, beside 4 workers of Dask; " in told
+        assert f"{way} --ranks" in told  # one process is what was asked for
     module = spec(tmp_path, text, script=tmp_path / "s", form=Form.MODULE)
     with pytest.raises(ScriptError, match=r"-- python -m s\."):
         ranks.check_script(module, "python", 1, ())

@@ -36,6 +36,7 @@ OPTIONS = KindOptions(
     {
         "--nproc-per-node": "Use --ranks N: so many ranks on each node.",
         "--nnodes": "Use --nodes.",
+        "--ranks": "Ranks are for hpcml submit, rerun and run. Submit each point of a sweep as a run of its own.",
     },
 )
 # fmt: on
