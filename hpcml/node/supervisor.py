@@ -158,7 +158,7 @@ def _follow(state: RunState, processes: Processes, script: RunningScript) -> End
                 state.warn(f"The script is stopped (SIGSTOP). Continue it ({pid}) or cancel the run.")
             if not slow and (slow := state.end_requests.slow_save()):
                 state.warn(f"{slow}.")
-        if must_end is None and (must_end := _must_end(state, processes)):
+        if must_end is None and (must_end := _must_end(state, processes, script)):
             _keep_stacks(state, processes, script, must_end)
             state.events.write("ending", message=must_end.message)
             kill_at = time.monotonic() + state.context.settings.deadlines.script_grace
@@ -175,15 +175,20 @@ def _follow(state: RunState, processes: Processes, script: RunningScript) -> End
 
 def _keep_stacks(state: RunState, processes: Processes, script: RunningScript, end: End) -> None:
     """Before a run ends that does nothing, have all nodes write where their processes are, for ``hpcml why``."""
-    if end.exit_status != errors.IDLE:
+    until = time.monotonic() + stacks.BEFORE_END
+    if end.exit_status != errors.IDLE or not (request := _ask_for_stacks(state, script)):
         return
-    context, until = state.context, time.monotonic() + stacks.BEFORE_END
+    while time.monotonic() < until and not (state.time_to_look() and stacks.are_all_written(state.context, request)):
+        processes.step()
+
+
+def _ask_for_stacks(state: RunState, script: RunningScript) -> str:
+    """Have all nodes write where their processes are; return the number of the request, empty without one."""
     try:
-        request = stacks.ask(context, script.pid)
-        while time.monotonic() < until and not (state.time_to_look() and stacks.are_all_written(context, request)):
-            processes.step()
+        return stacks.ask(state.context, script.pid)
     except OSError as error:
-        say(context, f"the stacks of the processes were not written: {error}")
+        say(state.context, f"the stacks of the processes were not written: {error}")
+        return ""
 
 
 def _end_of(state: RunState, script: RunningScript, status: int, must_end: End | None) -> End:
@@ -223,13 +228,17 @@ def _look_for_hang(state: RunState, hang: FileSystemHang, *, told_to_end: bool) 
         state.warn(f"{node}: the file system responds again; the script continues.")
 
 
-def _must_end(state: RunState, processes: Processes) -> End | None:
+def _must_end(state: RunState, processes: Processes, script: RunningScript) -> End | None:
     """Return why the script has to end before its own end, None if it has not to."""
+    was_near = state.end_requests.time_limit_near
     try:
         state.end_requests.check(state.phase)
         processes.check()
     except RunEndedError as ended:
         return ended.end
+    finally:
+        if state.end_requests.time_limit_near and not was_near:  # for `hpcml why`, while the script can still answer
+            _ask_for_stacks(state, script)
     return None
 
 

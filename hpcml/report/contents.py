@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcml import samples
+from hpcml.failures import stacks
 from hpcml.failures.end import End
 from hpcml.failures.evidence import table
 from hpcml.forms import Form
@@ -24,6 +25,7 @@ from hpcml.report.series import Node, figures_of, hot_share
 from hpcml.units import format_bytes, format_seconds
 
 MOST_EVENTS = 20  # of the nodes, in the report
+MOST_GROUPS, MOST_NAMES = 20, 8  # of processes with equal stacks, and of names in each
 _TITLES = {"starting": "Starting", "script": "Script", "tail": "End"}
 
 
@@ -88,6 +90,7 @@ class Findings(NamedTuple):
     script_alone: float | None  # seconds of them in which no task ran; None if that is not known
     asked: tuple[tuple[str, str, str], ...]  # a resource, asked for, used
     happened: tuple[str, ...]  # events of the nodes, as sentences
+    processes: tuple[str, ...]  # where they were before an end by the time limit or by hpcml, as lines
     unknown: tuple[str, ...]  # what the report cannot tell, as sentences
     profiles: tuple[str, ...]  # the command that opens each
 
@@ -215,6 +218,7 @@ def load(
         figures |= of_tasks
     rules = advice.changed((*advice.RULES, *measured.accounting.rules), _changes(inside))
     unknown = _unknown(measured, status, machines.devices, _per_node(inside))
+    places, damaged = _places(paths, attempt, ending.end)
     sweep = str(_table(inside.get("points")).get("sweep", ""))
     return Report(
         run=Identity(
@@ -236,8 +240,9 @@ def load(
             script_seconds=script[1] - script[0],
             script_alone=sum(alone) if measured.activity and phases.script else None,
             asked=_asked(figures, plan, measured.names, phases),
+            processes=places,
             happened=_happened(by_node, machines.devices, phases.began),
-            unknown=(*unknown, *uncounted, *_thinned(paths, attempt, most)),
+            unknown=(*unknown, *uncounted, *damaged, *_thinned(paths, attempt, most)),
             profiles=tuple(attempts.profile_commands(paths)),
         ),
         results=results.results_of(paths),
@@ -506,6 +511,17 @@ def _unknown(
     if not status:
         sentences.append("The run exited without writing a status: its last sign counts as its end.")
     return tuple(sentences)
+
+
+def _places(paths: RunPaths, attempt: int, end: End) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return where the processes were before the end, and a sentence if that cannot be read."""
+    if end.exit_status not in stacks.KEPT:
+        return (), ()
+    try:
+        groups = stacks.kept(paths, attempt)
+    except (KeyError, TypeError, ValueError) as error:
+        return (), (f"The stacks of the processes are damaged ({type(error).__name__}: {error}).",)
+    return tuple(f"{group.sentence}: {group.names(MOST_NAMES)}" for group in groups[:MOST_GROUPS]), ()
 
 
 def _thinned(paths: RunPaths, attempt: int, most: int) -> tuple[str, ...]:

@@ -225,6 +225,9 @@ of them {{ report.hours.total.useful | hours }} useful. The rest of this page sh
 <section><h2>Profiler output</h2><p class="soft">These commands open it:</p>
 {% for line in report.findings.profiles %}<pre>{{ line }}</pre>{% endfor %}</section>
 {% endif %}
+{% if report.findings.processes %}
+<section><h2>Where the processes were before the end</h2>{% for text in report.findings.processes %}<p>{{ text }}</p>{% endfor %}</section>
+{% endif %}
 {% if report.findings.happened %}
 <section><h2>On the nodes</h2>{% for text in report.findings.happened %}<p>{{ text }}</p>{% endfor %}</section>
 {% endif %}

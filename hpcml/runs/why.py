@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import kinds, schedulers
-from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError
-from hpcml.failures import evidence, judgement
+from hpcml.errors import ALLOCATION_LOST, ConfigError
+from hpcml.failures import evidence, judgement, stacks
 from hpcml.failures.end import SLURM
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Case, Cause
@@ -19,7 +19,7 @@ from hpcml.forms import Form
 from hpcml.paths import SCRIPT
 from hpcml.report import attempts
 from hpcml.request.record import RunRequest
-from hpcml.runs import directories, handle, script_checks, stacks
+from hpcml.runs import directories, handle, script_checks
 from hpcml.runs import status as run_status
 from hpcml.runs.directories import Table, complete
 from hpcml.runs.status import Status
@@ -128,10 +128,11 @@ def of_status(run: directories.Run, status: Status) -> Answer:
 
 
 def _stacks(run: directories.Run, status: Status) -> list[Line]:
-    """Return where the processes were when hpcml ended a run that did nothing: the lines of ``hpcml stacks``."""
-    if status.ending.exit_status != IDLE:
+    """Return where the processes were before the end of a run: the lines of ``hpcml stacks``."""
+    if status.ending.exit_status not in stacks.KEPT:
         return []
-    groups = stacks.at_the_end(run, status)
+    with complete(run.paths.directory):
+        groups = stacks.kept(run.paths, status.progress.attempt)
     place = f"attempts/{status.progress.attempt}/stacks"
     return [Line(f"{group.sentence}: {group.names(_NAMED)}", "record", place) for group in groups[:_GROUPS]]
 

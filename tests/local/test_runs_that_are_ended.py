@@ -65,12 +65,13 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
         here.until(lambda: log.exists() and "waiting" in log.read_text(), 60)
         note("second runs")
         for seconds in (15, 30, 60, 120):  # a busy machine may need more time until the script runs: twice as much
-            limit = here.submit(CONNECT + TOLD, "--time", f"{seconds}s", "--set", "slurm.signal_lead=5s",
+            limit = here.submit(CONNECT + TOLD, "--time", f"{seconds}s", "--set", f"slurm.signal_lead={seconds // 3}s",
                                 "--set", "deadlines.driver_grace=1s")  # fmt: skip
-            if "told" in limit.stdout or limit.returncode != errors.TIME_LIMIT:
+            why, row = here.json("why"), here.json("ls")[-1]
+            done = "told" in limit.stdout and any("stacks" in line["file"] for line in why["evidence"])
+            if done or limit.returncode != errors.TIME_LIMIT:
                 break
         note("third ended")
-        why, row = here.json("why"), here.json("ls")[-1]
         assert here.run("cancel", deaf.name).returncode == 0
         here.ended(deaf)
         here.until(lambda: not here.left())
@@ -98,7 +99,10 @@ def test_the_time_limit(ended: Ended) -> None:
     assert "while the script ran" in why["cause"]
     assert "More: hpcml why" in ended.limit.stderr
     assert ended.row_limit["cause"] == "time limit"
-    assert report(Path(ended.here.status()["directory"]))["ending"]["state"] == "TIMEOUT"
+    found = report(Path(ended.here.status()["directory"]))
+    assert found["ending"]["state"] == "TIMEOUT"
+    (line,) = (line for line in found["processes"] if line.endswith(": script (local)"))
+    assert line in [one["text"] for one in why["evidence"]]
 
 
 def test_cancel(ended: Ended) -> None:

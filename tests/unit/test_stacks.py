@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcml.failures import stacks as kept
 from hpcml.node.stacks import parsed
 from hpcml.paths import RunPaths
 from hpcml.runs import directories, stacks
@@ -52,15 +53,15 @@ def test_equal_stacks_are_one_group_and_a_silent_node_is_named(tmp_path: Path, m
         ("without a Python stack: state S, in pipe_read", ["rank 2 (n2)"]),
     ]
     (stack,) = answered.groups[0].processes[0].stacks
-    assert stack == (stacks.Frame("data.py", 2, "read", "return file.read()"),)
+    assert stack == (kept.Frame("data.py", 2, "read", "return file.read()"),)
 
 
 def test_where_no_thread_runs_the_user_s_code_the_main_thread_counts() -> None:
     main = [
-        stacks.Frame("lib.zip/hpcml/node/agent.py", 1, "keep", ""),
-        stacks.Frame("/usr/lib/python3.11/a.py", 2, "b", ""),
+        kept.Frame("lib.zip/hpcml/node/agent.py", 1, "keep", ""),
+        kept.Frame("/usr/lib/python3.11/a.py", 2, "b", ""),
     ]
-    pool = [stacks.Frame("/x/lib/python3.11/site-packages/dask/c.py", 3, "d", "")]
-    assert stacks.told([pool, main]) == (tuple(main),)
-    process = stacks.Process("n1", 1, "worker n1-0", False, "", "faulthandler", "", stacks.told([pool, main]))
-    assert stacks.Group((process,)).place == "outside your code, at a.py:2 b"
+    pool = [kept.Frame("/x/lib/python3.11/site-packages/dask/c.py", 3, "d", "")]
+    assert kept.told([pool, main]) == (tuple(main),)
+    process = kept.Process("n1", 1, "worker n1-0", False, "", "faulthandler", "", kept.told([pool, main]))
+    assert kept.Group((process,)).place == "outside your code, at a.py:2 b"
