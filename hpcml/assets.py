@@ -54,6 +54,7 @@ def node_side() -> list[str]:
         "kinds/dask/accounting.py",
         "kinds/dask/samples.py",
         "kinds/ranks/__init__.py",
+        "kinds/ranks/accounting.py",
         "kinds/ranks/variables.py",
     )
     root = len(f"{_PACKAGE}/")

@@ -42,6 +42,7 @@ class GpuSummary(NamedTuple):
     """One GPU over the whole run; None: not known."""
 
     label: str
+    process: str  # which process of the run has it, empty if that is not known
     name: str
     use: float | None  # mean, percent
     memory: float | None  # highest, bytes
@@ -207,7 +208,7 @@ def load(
     phases, by_node = measured.phases, measured.by_node
     ending = attempts.ending_of(paths, paths.attempt(attempt), kind, measured.times) if ending is None else ending
     hours, uncounted = _hours(paths, attempt, ending.end, measured)
-    machines = _machines(measured)
+    machines = _machines(measured, int(number(_table(inside.get("workers")).get("per_node")) or 0))
     memory = attempts.memory_in_plan(plan) or memory
     figures = figures_of(measured.ledger, measured.accounting, phases, by_node, job, memory)
     words: dict[str, str] = {}
@@ -218,7 +219,7 @@ def load(
         figures |= of_tasks
     rules = advice.changed((*advice.RULES, *measured.accounting.rules), _changes(inside))
     unknown = _unknown(measured, status, machines.devices, _per_node(inside))
-    places, damaged = _places(paths, attempt, ending.end)
+    places, damaged = _places(paths, attempt, ending)
     sweep = str(_table(inside.get("points")).get("sweep", ""))
     return Report(
         run=Identity(
@@ -241,7 +242,10 @@ def load(
             script_alone=sum(alone) if measured.activity and phases.script else None,
             asked=_asked(figures, plan, measured.names, phases),
             processes=places,
-            happened=_happened(by_node, machines.devices, phases.began),
+            happened=(
+                *measured.accounting.sentences(measured.events),
+                *_happened(by_node, machines.devices, phases.began),
+            ),
             unknown=(*unknown, *uncounted, *damaged, *_thinned(paths, attempt, most)),
             profiles=tuple(attempts.profile_commands(paths)),
         ),
@@ -281,7 +285,8 @@ def _measure(
 
 def _per_node(inside: Mapping[str, Any]) -> int:
     """Return the planned GPUs of a node."""
-    return int(number(_table(_table(inside.get("workers")).get("gpu")).get("count")) or 0)
+    of_workers, of_job = _table(_table(inside.get("workers")).get("gpu")), _table(inside.get("job"))
+    return int(number(of_workers.get("count")) or number(of_job.get("gpus")) or 0)
 
 
 def _command(code: Mapping[str, Any]) -> str:
@@ -405,23 +410,31 @@ def _hours(paths: RunPaths, attempt: int, end: End, measured: _Measured) -> tupl
 # -- machines --------------------------------------------------------------------------------------------------------
 
 
-def _machines(measured: _Measured) -> Machines:
+def _machines(measured: _Measured, each: int) -> Machines:
+    """Return what the run had; ``each`` are the processes of a node."""
+    process, names = measured.accounting.process, measured.names
+    places = [
+        (name, gpu, f"{process} {_place(name, names) * each + place}" if process and len(node.gpus) == each else "")
+        for name, node in measured.by_node.items()
+        for place, gpu in enumerate(node.gpus)
+    ]
     versions = _table(measured.event("environment-ready").get("versions"))
     return Machines(
         measured.names,
-        tuple(_summary(name, gpu) for name, node in measured.by_node.items() for gpu in node.gpus),
+        tuple(_summary(name, gpu, process) for name, gpu, process in places),
         tuple((name, _topology(node)) for name, node in measured.by_node.items()),
         tuple(sorted((name, str(version)) for name, version in versions.items())),
     )
 
 
-def _summary(name: str, gpu: series.Gpu) -> GpuSummary:
+def _summary(name: str, gpu: series.Gpu, process: str) -> GpuSummary:
     columns, energy = gpu.columns, series.increase(gpu.columns.energy)
     use, memory, power = (
         [value for value in column if value is not None] for column in (columns.use, columns.memory, columns.power)
     )
     return GpuSummary(
         f"{name}:{gpu.number}",
+        process,
         gpu.name,
         use=statistics.fmean(use) if use else None,
         memory=max(memory, default=None),
@@ -513,10 +526,10 @@ def _unknown(
     return tuple(sentences)
 
 
-def _places(paths: RunPaths, attempt: int, end: End) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _places(paths: RunPaths, attempt: int, ending: Ending) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return where the processes were before the end, and a sentence if that cannot be read."""
-    if end.exit_status not in stacks.KEPT:
-        return (), ()
+    if ending.end.exit_status not in stacks.KEPT or any(line.file.endswith("/stacks") for line in ending.evidence):
+        return (), ()  # `hpcml report` quotes them as evidence
     try:
         groups = stacks.kept(paths, attempt)
     except (KeyError, TypeError, ValueError) as error:

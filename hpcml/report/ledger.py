@@ -117,6 +117,8 @@ class Accounting(NamedTuple):
     figures: tuple[ShareFigure, ...] = ()
     rules: tuple[Rule, ...] = ()
     plots: tuple[Plot, ...] = ()
+    process: str = ""  # the noun of processes that have a GPU each, where a node has as many; empty: none have
+    sentences: Callable[[Sequence[Mapping[str, Any]]], tuple[str, ...]] = lambda _: ()  # by the run's events
 
 
 PLAIN = Accounting()

@@ -205,7 +205,7 @@ of them {{ report.hours.total.useful | hours }} useful. The rest of this page sh
 {% if report.machines.devices %}
 <section><h2>GPUs</h2><div class="wide"><table><tr><th>GPU</th><th>model</th><th class="n">mean use</th><th class="n">highest memory</th>
 <th class="n">mean power</th><th class="n">energy</th></tr>
-{% for one in report.machines.devices[:256] %}<tr><td>{{ one.label }}</td><td>{{ one.name }}</td><td class="n">{{ one.use | percent }}</td>
+{% for one in report.machines.devices[:256] %}<tr><td>{{ one.label }}{% if one.process %}, {{ one.process }}{% endif %}</td><td>{{ one.name }}</td><td class="n">{{ one.use | percent }}</td>
 <td class="n">{{ one.memory | size }}{% if one.memory_size %} of {{ one.memory_size | size }}{% endif %}</td>
 <td class="n">{% if one.power is none %}–{% else %}{{ "%.0f" | format(one.power) }} W{% endif %}</td>
 <td class="n">{% if one.energy is none %}–{% else %}{{ "%.3f" | format(one.energy) }} kWh{% endif %}</td></tr>

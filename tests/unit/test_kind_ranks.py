@@ -184,6 +184,7 @@ class Ended:
         (folder / "logs").mkdir()
         self.orders: list[dict[str, Any]] = []
         self.warnings: list[str] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
         run = SimpleNamespace(log=lambda role, node: folder / "logs" / f"{role}-{node}.log", driver_log=folder / "out")
         attempt = SimpleNamespace(directory=folder, script_error=folder / "script-error.json")
         context = SimpleNamespace(
@@ -198,7 +199,7 @@ class Ended:
             context=context,
             clock=self.clock,
             warn=self.warnings.append,
-            events=SimpleNamespace(write=lambda *_, **__: 0),
+            events=SimpleNamespace(write=lambda name, **facts: self.events.append((name, facts))),
         )
         hub = SimpleNamespace(send=lambda **order: self.orders.append(order))
         processes: Any = SimpleNamespace(state=state, world=WORLD, hub=hub)
@@ -263,6 +264,15 @@ def test_memory_that_ran_out_in_a_rank_is_told_apart(ended: Ended) -> None:
     ended.end(1, 137, memory=True)
     assert ended.ranks.out_of_memory(137)
     assert "rank 1 on n1 was killed because the node's memory limit was reached" in ended.ranks.describe_end(137)
+
+
+def test_the_rank_that_ends_last_is_written_down(ended: Ended) -> None:
+    for rank in (2, 0, 3):
+        ended.end(rank, 0)
+    ended.clock.seconds += 7
+    assert not ended.events
+    ended.end(1, 0)
+    assert ended.events == [("ranks-ended", {"first": 2, "last": 1, "node": "n1", "apart": 7})]
 
 
 def test_a_node_that_does_not_answer_does_not_keep_the_run(ended: Ended) -> None:

@@ -223,6 +223,26 @@ def test_events_of_the_nodes_are_told(tmp_path: Path) -> None:
     assert found.findings.happened[0] in page.html(found)
 
 
+def test_ranks_are_named_with_their_gpus_and_the_slowest_one(tmp_path: Path) -> None:
+    paths = report_samples.write(tmp_path / "run", Shape(nodes=2, gpus=2, seconds=90))
+    plan = json.loads(paths.plan.read_text())
+    plan["inside"] |= {"kind": "ranks", "workers": {"per_node": 2, "gpu": None}}
+    plan["inside"]["job"] |= {"gpus": 2}
+    paths.plan.write_text(json.dumps(plan))
+    event = {"event": "ranks-ended", "time": report_samples.BEGAN + 80, "attempt": 0}
+    with paths.events.open("a") as file:
+        file.write(json.dumps(event | {"first": 2, "last": 1, "node": "n1", "apart": 7.25}) + "\n")
+    found = contents.load(paths, 0, kinds.get("ranks"))
+    assert [(one.label, one.process) for one in found.machines.devices] == [
+        ("n1:0", "rank 0"), ("n1:1", "rank 1"), ("n2:0", "rank 2"), ("n2:1", "rank 3"),
+    ]  # fmt: skip
+    assert found.findings.happened[0] == "Rank 1 on n1 ended last, 7.2 s after rank 2."
+    assert ("GPUs", "4") in [row[:2] for row in found.findings.asked]
+    text = page.html(found)
+    assert "n2:1, rank 3" in text
+    assert "Dask" not in text
+
+
 def test_the_report_of_a_large_run_takes_some_samples(tmp_path: Path) -> None:
     """The nodes wait for it; what it says is nearly the same, and it tells."""
     paths = report_samples.write(tmp_path / "run", Shape(nodes=6, gpus=2, seconds=1800))

@@ -49,4 +49,5 @@ KIND = Kind(
         EndOfKind(errors.ROLE_LOST, "a node was lost", followed=True),
     ),
     seen=_seen,
+    accounting=f"{__name__}.accounting",
 )

@@ -244,6 +244,7 @@ class Ranks:
             tuple[int, dict[str, Any]]
         ] = []  # ranks and their ends in order, until they are told to end
         self.first_end = self.first_failure = self.killed_at = 0.0  # by the supervisor's clock; 0: not yet
+        self.first = -1  # the rank that ended first
         self.told = False
 
     def take(self, node: str, end: dict[str, Any]) -> None:
@@ -251,12 +252,16 @@ class Ranks:
         rank, status, now = int(end["rank"]), int(end["status"]), self.state.clock.seconds
         self.left.discard(rank)
         self.node_by_rank[rank], self.statuses[rank] = node, status
-        self.first_end = self.first_end or now
+        if not self.first_end:
+            self.first, self.first_end = rank, now
         if status not in (0, errors.STOPPED) and not self.told:
             self.failures.append((rank, end))
             if not self.first_failure:
                 self.first_failure = now
                 self.state.events.write("rank-failed", rank=rank, node=node, status=status)
+        if not (self.left or self.told or self.failures):
+            apart = round(now - self.first_end, 3)
+            self.state.events.write("ranks-ended", first=self.first, last=rank, node=node, apart=apart)
 
     def over_on(self, node: str) -> bool:
         """Whether all ranks of a node have ended."""

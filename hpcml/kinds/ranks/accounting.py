@@ -1,0 +1,30 @@
+"""The ranks' part of the report: which rank has which GPU, and which one ended last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpcml.report.attempts import number
+from hpcml.report.ledger import Accounting, Part
+from hpcml.units import format_seconds
+
+_SHORT = 1.0  # seconds between the first and the last end that need no explanation
+
+
+def _sentences(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return which rank ended last, if all of them ended well."""
+    end = next((one for one in events if one["event"] == "ranks-ended"), None)
+    first, last, apart = (number(end.get(name)) if end else None for name in ("first", "last", "apart"))
+    if end is None or first is None or last is None or apart is None:
+        return ()
+    if apart < _SHORT:
+        return ("All ranks ended within a second.",)
+    return (f"Rank {last:.0f} on {end.get('node', '')} ended last, {format_seconds(apart)} after rank {first:.0f}.",)
+
+
+ACCOUNTING = Accounting(
+    parts={"starting": Part("Starting", "hpcml started on all nodes, and these connected.", "#8c959f", "#6e7681")},
+    process="rank",
+    sentences=_sentences,
+)
