@@ -91,6 +91,7 @@ def meaning(text: str, where: Where) -> Meaning | None:
 ROOT, CASCADE, CONFIRMATION, TEARDOWN, WARNING = Role.ROOT, Role.CASCADE, Role.CONFIRMATION, Role.TEARDOWN, Role.WARNING
 _REFUSED, _ENTERING = Where.LOG | Where.SUBMISSION, Where.LOG | Where.IMAGE
 _ELSEWHERE = "Try another node, and report this one to the site's support."
+COLLECTIVE = "collective-timeout"  # the rule by which a rank waits in vain for another that may still live
 _ONE_IMAGE = "Use one image or environment for all nodes."
 _OF_THE_PROGRAM = r"^(?:FATAL|ERROR  ):.*"  # how Apptainer and SingularityCE begin what they report
 
@@ -481,8 +482,11 @@ NETWORK = (
     Rule("nccl-shm", ROOT, r"failed to extend /dev/shm/nccl-\S+ to \d+ bytes",
          "/dev/shm is full: killed jobs left files there, or its limit is small",
          "Remove your own /dev/shm/nccl-* on the node.", "/dev/shm full"),
-    Rule("nccl-watchdog", CASCADE, r"Watchdog caught collective operation timeout",
-         "a rank did not join a collective operation"),
+    Rule(COLLECTIVE, ROOT,
+         r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:recv|send) operation",
+         "a rank did not join a collective operation in time",
+         "Look where the ranks that did not fail were; while a run hangs, hpcml stacks shows it.",
+         "collective operation timed out"),
     Rule("nccl-same-gpu", ROOT, r"Multiple Ranks are using the same GPU|Duplicate GPU detected",
          "two ranks use the same GPU", "Give each rank its own GPU.", "two ranks, one GPU"),
     Rule("nccl-version", ROOT, r"Mismatched NCCL version detected",

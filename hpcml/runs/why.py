@@ -14,7 +14,7 @@ from hpcml.failures import evidence, judgement, stacks
 from hpcml.failures.end import SLURM
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Case, Cause
-from hpcml.failures.rules import Retry, Role, Where, meaning
+from hpcml.failures.rules import COLLECTIVE, Retry, Role, Where, meaning
 from hpcml.forms import Form
 from hpcml.paths import SCRIPT
 from hpcml.report import attempts
@@ -118,7 +118,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         failed=True,
         cause=judged.what,
         **{name: getattr(judged, name) for name in _OF_THE_CAUSE},
-        evidence=(*judged.evidence, *_stacks(run, status)),
+        evidence=(*judged.evidence, *_stacks(run, status, judged.rule)),
         warnings=tuple(warnings.values())[:_WARNINGS],
         next_step=remedy,
         options=retry,
@@ -127,9 +127,9 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     )
 
 
-def _stacks(run: directories.Run, status: Status) -> list[Line]:
+def _stacks(run: directories.Run, status: Status, rule: str) -> list[Line]:
     """Return where the processes were before the end of a run: the lines of ``hpcml stacks``."""
-    if status.ending.exit_status not in stacks.KEPT:
+    if status.ending.exit_status not in stacks.KEPT and rule != COLLECTIVE:
         return []
     with complete(run.paths.directory):
         groups = stacks.kept(run.paths, status.progress.attempt)

@@ -186,7 +186,9 @@ class Ended:
         self.warnings: list[str] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         run = SimpleNamespace(log=lambda role, node: folder / "logs" / f"{role}-{node}.log", driver_log=folder / "out")
-        attempt = SimpleNamespace(directory=folder, script_error=folder / "script-error.json")
+        attempt = SimpleNamespace(
+            directory=folder, script_error=folder / "script-error.json", stacks_request=folder / "stacks-request"
+        )
         context = SimpleNamespace(
             run=run,
             attempt=attempt,

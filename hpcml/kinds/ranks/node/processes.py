@@ -16,10 +16,10 @@ from hpcml.kinds.ranks import RANK
 from hpcml.kinds.ranks.node.link import Hub
 from hpcml.kinds.ranks.node.ranks import error_of, numbers_of
 from hpcml.kinds.ranks.variables import OPEN, World
-from hpcml.node import files
+from hpcml.node import files, stacks
 from hpcml.node.end_cause import not_entered
 from hpcml.node.hardware import network, sysfs
-from hpcml.node.outcome import RunEndedError
+from hpcml.node.outcome import RunEndedError, say
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.versions import Comparison
 from hpcml.paths import SCRIPT
@@ -259,9 +259,18 @@ class Ranks:
             if not self.first_failure:
                 self.first_failure = now
                 self.state.events.write("rank-failed", rank=rank, node=node, status=status)
+                self._keep_stacks()
         if not (self.left or self.told or self.failures):
             apart = round(now - self.first_end, 3)
             self.state.events.write("ranks-ended", first=self.first, last=rank, node=node, apart=apart)
+
+    def _keep_stacks(self) -> None:
+        """Have the nodes write where the other ranks are, while they still live: one may be why this one failed."""
+        if self.left:
+            try:
+                stacks.ask(self.state.context, self.pid)
+            except OSError as error:
+                say(self.state.context, f"the stacks of the ranks were not written: {error}")
 
     def over_on(self, node: str) -> bool:
         """Whether all ranks of a node have ended."""
