@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hpcml.cli import common
-from hpcml.errors import UsageError
+from hpcml.errors import UsageError, did_you_mean, nearest
 from hpcml.runs import directories
 from hpcml.terminal import columns, say, say_state, shown
 from hpcml.units import format_age, format_time_limit, parse_seconds
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 HEADER = ("RUN", "STATE", "EXIT", "NODES", "AGE", "TIME", "JOB", "SITE", "WHAT", "COMMAND")
 _NUMBERS = {HEADER.index(title) for title in ("EXIT", "NODES", "AGE", "TIME", "JOB")}  # aligned to the right
-_LEAST_WANTED = [HEADER.index(title) for title in ("SITE", "JOB", "AGE", "EXIT", "TIME", "NODES")]
-_LESS_THAN_COMMAND = _LEAST_WANTED[:3]
+_LEAST_WANTED = [HEADER.index(title) for title in ("SITE", "JOB", "AGE", "EXIT", "NODES", "TIME")]
+_LESS_THAN_COMMAND, _LESS_THAN_ITS_START = _LEAST_WANTED[:3], _LEAST_WANTED[3:5]
 _WHAT, _COMMAND = HEADER.index("WHAT"), HEADER.index("COMMAND")
 _SHORTEST = 12  # characters of WHAT and COMMAND; less tells nothing
 _ENOUGH = 16  # characters of COMMAND, for which less wanted columns go
@@ -33,6 +33,7 @@ _USUAL_RUN = 32  # characters; a longer id stands on a line of its own where the
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
+    parser.epilog = "If a run had several attempts, TIME is that of the last one."
     common.add_site(parser)
     common.add_json(parser)
     parser.add_argument("--last", default="20", metavar="N", help="how many runs, newest last (default: 20)")
@@ -70,6 +71,8 @@ def run(options: Namespace) -> int:
             say_state(text, position, colour=colour and is_row)
     if not all_ids:
         say("You have no runs yet. Submit one: hpcml submit SCRIPT.", sys.stderr)
+    elif not rows and most != 0:
+        say(_no_match(options, all_ids), sys.stderr)
     elif rest and (options.failed or options.grep):
         matching = "match" if options.grep else "failed"
         say(f"hpcml did not check older runs that {matching} (add --all).", sys.stderr)
@@ -84,9 +87,29 @@ def _chosen(options: Namespace, run_ids: Sequence[str]) -> list[str]:
     return [
         run_id
         for run_id in run_ids
-        if (pattern is None or fnmatch.fnmatchcase(directories.name_of(run_id), pattern))
+        if (pattern is None or _is_named(directories.name_of(run_id), pattern))
         and (not since or (directories.submitted_at(run_id) or 0) >= since)
     ]
+
+
+def _is_named(name: str, pattern: str) -> bool:
+    """Whether a run has a name; that of its script, ``train.py``, may be given too."""
+    return any(fnmatch.fnmatchcase(name, one) for one in (pattern, pattern.removesuffix(".py")))
+
+
+def _no_match(options: Namespace, run_ids: Sequence[str]) -> str:
+    """Return that no run has what the options ask for, and which names runs have if none has this one."""
+    given = [
+        f"--{option} {value}" if isinstance(value, str) else f"--{option}"
+        for option in ("name", "grep", "since", "failed")
+        if (value := getattr(options, option))
+    ]
+    names = list(dict.fromkeys(map(directories.name_of, reversed(run_ids))))
+    if options.name is None or any(_is_named(name, options.name) for name in names):
+        return f"No run matches {' '.join(given)}."
+    near = nearest(options.name, names)
+    hint = did_you_mean(near and f"--name {near}", f"Names of runs: {', '.join(names[:4])}.")
+    return f"No run matches {' '.join(given)}. {hint}"
 
 
 def _moment(text: str | None) -> float:
@@ -138,9 +161,9 @@ def table(rows: Sequence[Sequence[str]], width: int, causes: Sequence[str] = ())
     """Return a header and rows in aligned columns of two spaces between; ``width`` 0 is as wide as they are.
 
     Where they are too wide, the command is cut, then what a run waits for or how it ended. Then a long id takes a line
-    of its own, then whole columns go: site, job and age to make room for the command, then the others. An id is cut
-    only where the terminal is narrower than itself. ``causes`` are why runs failed, row by row: one that finds no room
-    in its column is a line below its row.
+    of its own, then whole columns go to make room for the command: site, job, age, exit status and nodes. The time goes
+    last. An id is cut only where the terminal is narrower than itself. ``causes`` are why runs failed, row by row: one
+    that finds no room in its column is a line below its row.
     """
     lines = [HEADER, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
@@ -149,8 +172,10 @@ def table(rows: Sequence[Sequence[str]], width: int, causes: Sequence[str] = ())
         if _sum(widths, kept) > width:
             widths[0] = max(len(line[0]) for line in lines if len(line[0]) <= _USUAL_RUN)
         command = min(widths[_COMMAND], _ENOUGH) + 2 if any(row[_COMMAND] for row in rows) else 0
+        start = min(command, _SHORTEST + 2)
         for column in _LEAST_WANTED:
-            if _sum(widths, kept) + (command if column in _LESS_THAN_COMMAND else 0) > width:
+            room = command if column in _LESS_THAN_COMMAND else start if column in _LESS_THAN_ITS_START else 0
+            if _sum(widths, kept) + room > width:
                 kept.remove(column)
         _fill(rows, widths, kept, width, command)
     texts = []

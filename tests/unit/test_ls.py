@@ -88,7 +88,8 @@ def test_a_cause_is_told_at_every_width(width: int, below: bool) -> None:
         (140, "train.py --epochs 3"),
         (104, "train.py --epoc…"),
         (80, "train.py --epochs…"),
-        (60, ""),
+        (60, "train.py --epoc…"),
+        (52, ""),
     ],
 )
 def test_a_command_has_what_the_other_columns_leave(width: int, seen: str) -> None:
