@@ -248,7 +248,7 @@ def _runs(line: Line, current: str) -> Iterator[Candidate]:
     run_ids = directories.ids(line.runs())[::-1]
     if not run_ids:
         return
-    yield "last", run_ids[0]
+    yield "last", "the newest run that was submitted"
     of_name: dict[str, list[str]] = {}
     for run_id in run_ids:
         of_name.setdefault(directories.name_of(run_id), []).append(run_id)

@@ -66,11 +66,13 @@ def _newest_failed(folder: Path) -> tuple[directories.Run, run_status.Status, An
     """
     from hpcml.runs import directories, listing, why
 
-    run = directories.find(folder, "last")
+    run_ids = directories.ids(folder)
+    newest = directories.newest(folder, run_ids, 1)  # "last" may be older: it is not a refused run
+    run = directories.load(folder / newest[0]) if newest else directories.find(folder, "last")
     known, answer = why.look(run)
     if answer.failed:
         return run, known, answer, ""
-    failed, _ = listing.newest(folder, directories.ids(folder), 1, failed=True)
+    failed, _ = listing.newest(folder, run_ids, 1, failed=True)
     if not failed:
         return run, known, answer, ""
     ended = "ended well" if known.over and known.state != "CANCELLED" else f"is {known.state} ({known.message})"

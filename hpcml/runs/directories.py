@@ -337,6 +337,8 @@ def changed(folder: Path, run_ids: Sequence[str], most: int | None = None) -> di
 def find(folder: Path, word: str) -> Run:
     """Return the run that the user means: a run id, its beginning, a name (the newest), a job id, or ``last``.
 
+    ``last`` is the newest run that was submitted, or a refused one if there is no other.
+
     Raises
     ------
     NotFoundError
@@ -346,8 +348,8 @@ def find(folder: Path, word: str) -> Run:
     if not run_ids:
         raise NotFoundError("There are no runs", place=str(folder), hint="Submit one: hpcml submit SCRIPT.")
     if word == "last":
-        if last := newest(folder, run_ids, 1):
-            return load(folder / last[0])
+        if last := _last(folder, run_ids):
+            return last
         raise NotFoundError("You have no runs", place=str(folder), hint="Submit one: hpcml submit SCRIPT.")
     if word in run_ids:
         return load(folder / word)
@@ -364,6 +366,17 @@ def find(folder: Path, word: str) -> Run:
         hint = did_you_mean(near, "List them with: hpcml ls.")
         raise NotFoundError(f"There is no run '{word}'", place=str(folder), hint=hint)
     return load(folder / begun[0])
+
+
+def _last(folder: Path, run_ids: Sequence[str]) -> Run | None:
+    refused = None
+    for run_id in reversed(run_ids):
+        if files.is_own_folder(f"{folder}/{run_id}"):
+            run = load(folder / run_id)
+            if not (run.submission and run.submission.error):
+                return run
+            refused = refused or run
+    return refused
 
 
 def _with_job(folder: Path, run_ids: list[str], job: str) -> Run | None:

@@ -222,7 +222,14 @@ def test_runs_are_found(tmp_path: Path) -> None:
         ("a-x-20261121", names[1]),
     ):
         assert directories.find(tmp_path, word).id == name
-    for word in ("a", "a-", "", "c", "999", "notes"):
+    refused = tmp_path / "c-20261123-074501-0000"
+    refused.mkdir()
+    directories.write_json(refused / "submission.json", {"error": "no such account", "exit_status": 72})
+    assert directories.find(tmp_path, "last").id == names[2]
+    for name in names:
+        shutil.rmtree(tmp_path / name)
+    assert directories.find(tmp_path, "last").id == refused.name
+    for word in ("a", "a-", "", "d", "999", "notes"):
         with pytest.raises(NotFoundError):
             directories.find(tmp_path, word)
 
