@@ -147,9 +147,9 @@ def _all_going(options: Namespace) -> list[directories.Run]:
 def add_rm_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     parser.epilog = (
-        "Without RUN, each run is removed for which all given options hold, and what an interrupted removal left. "
-        "One that may still be going on is never removed; where Slurm does not answer, that is each that Slurm would "
-        "have to be asked about."
+        "Without RUN, hpcml removes the runs that match all given options, and the rest of interrupted removals. "
+        "Runs that may still be active stay. If Slurm does not answer, hpcml also keeps the runs that it must ask "
+        "Slurm about."
     )
     parser.add_argument("run", metavar="RUN", nargs="*", help=common.RUN)
     parser.add_argument("--older-than", metavar="TIME", help="runs submitted longer ago than this, e.g. 30d, 12h")
@@ -161,11 +161,10 @@ def add_rm_options(parser: ArgumentParser) -> None:
         metavar="SIZE",
         help="also remove the oldest runs until this much space is free, e.g. 500G, 2T",
     )
+    parser.add_argument("--dry-run", action="store_true", help="show what would be removed; remove nothing")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     common.add_site(parser)
-    common.add_json(
-        parser, "print facts as JSON: what was removed, the bytes, and runs that stay because they may be active"
-    )
+    common.add_json(parser, "print JSON: removed runs, their bytes, and runs that stay because they may be active")
 
 
 def run_rm(options: Namespace) -> int:
@@ -186,25 +185,27 @@ def run_rm(options: Namespace) -> int:
     also = f" and the rest of {len(rests)}" if rests else ""
     summary = f"{units.counted(len(sizes), 'run')}{also}, {units.format_bytes(total)}"
     if not options.json:
-        _show([(path.name, path, size) for path, size in sizes.items()])
-        _show([(f"the rest of {name}", path, left[path]) for name, path in rests])
+        rows = [(path.name, path, size) for path, size in sizes.items()]
+        _show([*rows, *((f"the rest of {name}", path, left[path]) for name, path in rests)])
     _say_what_stays(staying, each=bool(options.run))
     if (short := (missing or 0) - sum(sizes.values())) > 0:
         note(f"{units.format_bytes(short)} of {units.format_bytes(wanted)} cannot be freed")
-    if (sizes or rests) and not common.confirmed(f"Remove {summary}?", options.yes):
+    if not options.dry_run and (sizes or rests) and not common.confirmed(f"Remove {summary}?", options.yes):
         say("Nothing was removed.", sys.stderr)
         return 1
-    for path in sizes:
+    for path in sizes if not options.dry_run else ():
         directories.remove_folder(path)
-    for path in left:
+    for path in left if not options.dry_run else ():
         directories.remove_leftover(path)
     if options.json:
-        result = {"removed": [path.name for path in sizes], "staying": list(staying)}
+        key = "would_remove" if options.dry_run else "removed"
+        result = {key: [path.name for path in sizes], "staying": list(staying)}
         common.print_json({**result, "leftovers": len(rests), "bytes": total})
     else:
         verb = "stays" if len(staying) == 1 else "stay"
         stay = f"; {units.counted(len(staying), 'run')} {verb}" if options.run and staying else ""
-        say(f"Removed {summary}{stay}." if sizes or rests else "Nothing was removed.", sys.stderr)
+        done = "Without --dry-run, hpcml would remove" if options.dry_run else "Removed"
+        say(f"{done} {summary}{stay}." if sizes or rests else "Nothing was removed.", sys.stderr)
     return 1 if options.run and staying else 0
 
 
@@ -271,11 +272,14 @@ def _free(folder: Path) -> int:
 
 
 def _show(rows: Sequence[tuple[str, Path, int]]) -> None:
+    width = max((len(name) for name, *_ in rows), default=0)
+    cells = []
     for name, path, size in rows:
         submitted = directories.submitted_at(name)
         age = "-" if submitted is None else units.format_age(time.time() - submitted)
-        line = f"{name}  {age:>4}  {units.format_bytes(size):>8}  {common.typed(path, sys.stdout)}"
-        say_fitted(line, sys.stdout, rest="  ")
+        cells.append((name, age, units.format_bytes(size), common.typed(path, sys.stdout)))
+    for name, age, amount, folder in [("RUN", "AGE", "SIZE", "FOLDER"), *cells] if rows else ():
+        say_fitted(f"{name:<{width}}  {age:>4}  {amount:>8}  {folder}", sys.stdout, rest="  ")
     sys.stdout.flush()  # the list stands before what is said of it, in a file too
 
 

@@ -160,17 +160,22 @@ def test_rm_by_age_size_and_number(world: World) -> None:
     old = [aged(kept, f"old-2020010{day}-000000-0000") for day in (1, 2, 3)]
     (old[1] / "out/large").write_bytes(b"x" * (20 << 20))
 
-    def taken(*words: str) -> object:
-        return json.loads(world.run("rm", *words, "--yes", "--json").stdout)["removed"]
+    def taken(*words: str, key: str = "removed") -> object:
+        return json.loads(world.run("rm", *words, "--yes", "--json").stdout)[key]
 
     assert world.run("rm").returncode == errors.USAGE
     assert world.run("rm", "--older-than", "soon").returncode == errors.USAGE
     assert world.run("rm", "--larger-than", "much").returncode == errors.USAGE
     assert taken("--older-than", "30d", "--keep", "4") == taken("--keep", "9") == taken("--larger-than", "40M") == []
+    shown = world.run("rm", "--older-than", "30d", "--dry-run")
+    assert shown.stderr.startswith("Without --dry-run, hpcml would remove 3 runs, ")
+    assert taken("--older-than", "30d", "--dry-run", key="would_remove") == [run.name for run in old]
     asked = world.run("rm", "--older-than", "30d")
+    assert asked.stdout == shown.stdout
+    assert asked.stdout.split()[:4] == ["RUN", "AGE", "SIZE", "FOLDER"]
     assert asked.returncode == errors.USAGE
     assert "--yes" in asked.stderr
-    assert [line.split()[0] for line in asked.stdout.splitlines()] == [run.name for run in old]
+    assert [line.split()[0] for line in asked.stdout.splitlines()[1:]] == [run.name for run in old]
     assert all(run.is_dir() for run in old)
     assert taken("--older-than", "30d", "--larger-than", "20M") == [old[1].name]
     assert taken("--older-than", "30d", "--keep", "2") == [old[0].name]
