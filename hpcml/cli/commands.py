@@ -48,7 +48,7 @@ GROUPS = {
             "train.py --epochs 10", takes=SCRIPT),
         "sweep": Command(
             "run a script once for each point of a grid or a search",
-            "[OPTIONS] SCRIPT --grid … | status | table | plot",
+            "SCRIPT --grid … [OPTIONS] | status | table | plot",
             "train.py --grid k=8,16 -- --epochs 10", "a.py --search 50 'k=randint(1,9)' --metric m",
             "table train --csv", takes=SCRIPT_OR_WORDS,
             values={"SCRIPT": {"status": "the state of sweeps", "table": "the points of a sweep"},

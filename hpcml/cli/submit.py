@@ -384,12 +384,15 @@ def run_rerun(options: Namespace) -> int:
         options.site = options.site or plan.get("site", str)
         if name := recorded.get("sweep", str, ""):
             hint = "Run the sweep's command again: it runs the missing points, or with --only-failed the failed ones."
+            hint += f" For an older run, give its id: hpcml ls --name {run.name}."
             raise UsageError(f"The run belongs to the sweep '{name}'", place=run.id, hint=hint)
         _take_over(options, recorded)
         if recorded.facts.get("environment"):
             options.env = [*_variables(run.paths.variables), *(options.env or ())]
         options.set = [*_settings(request.get("site", dict)), *(options.set or ())]
         spec = _recorded_spec(options, recorded, run)
+    if options.run != run.id:
+        note(f"this run repeats {run.id}")
     return start(options, spec)
 
 

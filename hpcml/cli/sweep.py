@@ -50,8 +50,8 @@ _FORMS = (".svg", ".pdf", ".png")  # of a picture, by the end of its file's name
 def add_options(parser: Parser) -> None:
     """Add a submission's options, the points, and what is to be done with them."""
     parser.usage = (
-        "hpcml sweep [OPTIONS] SCRIPT --grid NAME=VALUES… [-- ARGS…]\n"
-        "hpcml sweep [OPTIONS] SCRIPT --search N NAME=… --metric NAME [-- ARGS…]\n"
+        "hpcml sweep SCRIPT --grid NAME=VALUES… [OPTIONS] [-- ARGS…]\n"
+        "hpcml sweep SCRIPT --search N NAME=… --metric NAME [OPTIONS] [-- ARGS…]\n"
         "hpcml sweep status|table|plot|cancel [NAME]"
     )
     add = parser.add_argument_group("points, each row of one option with each of the others").add_argument

@@ -36,6 +36,7 @@ def test_the_same_request(world: World) -> None:
     done = world.run("submit", "--site", "slurm", *OPTIONS, "job.py", "--", "--nodes", "9", "a b", "")
     assert done.returncode == 0, done.stderr
     first = world.directory()
+    assert f"this run repeats {first.name}" in world.run("rerun", "first", "--dry-run").stderr
     again = rerun(world, "last")
     assert spec(again) == spec(first)
     one, other = plan(first), plan(again)
