@@ -72,6 +72,13 @@ def run(topic: str) -> int:
     return 0
 
 
+def say_more(command: str) -> None:
+    """Name the page of a command below its help, and the page's title."""
+    titles = pages()
+    page = next((page for page in (command, f"{command}s") if page in titles), "commands")
+    say_lines(f"More: hpcml help {_name(page)}  ({titles[page]})")
+
+
 # -- the search --------------------------------------------------------------------------------------------------------
 
 

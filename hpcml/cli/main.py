@@ -56,10 +56,10 @@ def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None)
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # paths may hold anything
     command, options = (arguments[0], arguments[1:]) if arguments else ("", [])
     if command == "help" and options:
-        is_command = not options[1:] and (options[0] in COMMANDS or options[0].startswith("-"))
-        command, options = (options[0], ["--help"]) if is_command else ("--topic", options)
+        is_option = not options[1:] and options[0].startswith("-")
+        command, options = (options[0], ["--help"]) if is_option else ("--topic", options)
     try:
-        if command in ("", "-h", "--help", "help", "--version"):
+        if command in ("", "-h", "--help", "--help-all", "help", "--version"):
             sys.stdout.write(f"hpcml {__version__}\n" if command == "--version" else overview())
             status = 0 if command else errors.USAGE
         elif command == "--complete":  # asked by a shell at TAB
@@ -112,7 +112,7 @@ def _dispatch(command: str, words: list[str], script: list[str], host: str | Non
 
         return server.serve(main)
     if command == "--topic":
-        return int(commands.module_of("help").run(" ".join(words)))
+        return _help(words, host, caller)
     if command not in COMMANDS:
         raise _no_command(command)
     try:
@@ -135,6 +135,16 @@ def _dispatch(command: str, words: list[str], script: list[str], host: str | Non
             return on_host.run(*chosen, command, options, words, script)
         options.host = options.host or chosen[0]  # a verb that connects by itself
     return commands.run(command, options)
+
+
+def _help(words: list[str], host: str | None, caller: RemoteSession | None) -> int:
+    """Show the help of a command and name its page, or show the page of a topic."""
+    pages = commands.module_of("help")
+    if words[1:] or words[0] not in COMMANDS:
+        return int(pages.run(" ".join(words)))
+    status = _dispatch(words[0], ["--help"], [], host, caller)
+    pages.say_more(words[0])
+    return status
 
 
 def _host(given: str | None) -> tuple[str, str] | None:

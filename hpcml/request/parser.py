@@ -31,6 +31,7 @@ class Parser(argparse.ArgumentParser):
         self.examples = ""
         self.host = ""  # the login node that runs the command
         self.add_argument("-h", "--help", dest="help", action=_Help, help="show this help")
+        self.help_all = self.add_argument("--help-all", dest="help", action=_Help, help=argparse.SUPPRESS)
 
     def format_help(self, *, whole: bool = False) -> str:
         """Return the help: of the common options in the order in which they were added, or of all by group."""
@@ -100,7 +101,7 @@ def of(verb: str) -> Parser:
 
 
 class _Help(argparse.Action):
-    """``--help``, and ``--help-all`` of a command with the table of options."""
+    """``--help``, and ``--help-all``, which shows more if a command has the table of options."""
 
     def __init__(self, option_strings: list[str], dest: str, **settings: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, **settings)
@@ -118,7 +119,7 @@ class _Help(argparse.Action):
 
 def add_to(parser: Parser, verb: str) -> None:
     """Add the options that a verb takes, by group."""
-    parser.add_argument("--help-all", dest="help", action=_Help, help="show all options")
+    parser.help_all.help = "show all options"
     for title, group in options.GROUPS.items():
         if taken := [option for option in group if verb in option.takers]:
             added = parser.add_argument_group(title)

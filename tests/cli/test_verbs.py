@@ -54,12 +54,17 @@ def test_the_last_lines_of_a_log(world: World) -> None:
 
 
 def test_help_takes_a_command(world: World) -> None:
-    for name in ("submit", "image"):
+    for name, more in (
+        ("submit", "commands  (Commands)"),
+        ("image", "images  (Images)"),
+        ("doctor", "doctor.md  (The doctor)"),
+    ):
         done = world.run("help", name)
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == world.run(name, "--help").stdout
+        assert done.stdout == f"{world.run(name, '--help').stdout}More: hpcml help {more}\n"
         assert done.stdout.startswith(f"usage: hpcml {name}")
-    assert world.run("help").stdout == world.run("--help").stdout
+    assert world.run("help").stdout == world.run("--help").stdout == world.run("--help-all").stdout
+    assert world.run("ls", "--help-all").stdout == world.run("ls", "--help").stdout
 
 
 def test_ls_by_name_date_and_failure(world: World) -> None:
@@ -91,6 +96,11 @@ def test_ls_by_name_date_and_failure(world: World) -> None:
     assert listed("--since", "2030-01-01") == listed("--name", "bad") == []
     assert "hpcml did not check older runs that failed" in world.run("ls", "--failed", "--last", "1").stderr
     assert world.run("ls", "--name", "*d*", "--last", "1").stderr == "3 older runs are not shown (hpcml ls --all).\n"
+    assert listed("--name", "bad-one.py") == [old.name, bad.name]
+    assert world.run("ls", "--name", "bad").stderr == "No run matches --name bad. Did you mean --name bad-one?\n"
+    assert world.run("ls", "--name", "good", "--failed").stderr == "No run matches --name good --failed.\n"
+    assert json.loads(world.run("why", "--json").stdout)["run"] == refused
+    assert json.loads(world.run("status", "--json").stdout)["run"] == waiting.name
     assert world.run("ls", "--since", "yesterday").returncode == errors.USAGE
 
 
