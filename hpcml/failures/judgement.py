@@ -446,7 +446,7 @@ def _remedy(kind: str, text: str) -> str:
         return f"If {variable[1]} is an environment variable, set it for the whole run: --env {variable[1]}=VALUE."
     if kind == "FileNotFoundError" and (path := re.search(r": '([^/'][^']*)'$", text)):
         return f"{path[1]} is relative to the folder of the submission. Use an absolute path."
-    return "See the traceback in the script's log (hpcml logs)."
+    return "See the traceback in the script's log: hpcml logs RUN."
 
 
 # -- which line was written first, though each has the time of its own node's clock -----------------------------------
