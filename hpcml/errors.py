@@ -60,7 +60,7 @@ MEANING = {
     CANCELLED: "the run was cancelled",
     ALLOCATION_LOST: "the allocation ended without a status (a node failed, or the job was killed)",
     IMAGE: "the image cannot be used, or was not built",
-    FABRIC: "the interconnect between the workers is not the one that fabric.require demands",
+    FABRIC: "the interconnect between the workers does not meet fabric.require",
     VERSIONS: "the roles of the run have different versions",
     PREEMPTED: "the job was preempted: Slurm gave its nodes to another",
     STOPPED: "the script saved its state and stopped; the run can be continued",

@@ -32,9 +32,7 @@ _LIMITS = ("older_than", "larger_than", "keep", "until_free")  # of what rm remo
 def add_cancel_options(parser: ArgumentParser) -> None:
     """Add the common options."""
     common.add_run(parser, default="")
-    parser.add_argument(
-        "--all", action="store_true", help="all runs of yours in this folder for runs that have not ended"
-    )
+    parser.add_argument("--all", action="store_true", help="all your active runs in this folder for runs")
     parser.add_argument("--yes", action="store_true", help="with --all: do not ask")
     common.add_site(parser)
     common.add_json(parser)
@@ -152,7 +150,7 @@ def add_rm_options(parser: ArgumentParser) -> None:
         "Slurm about."
     )
     parser.add_argument("run", metavar="RUN", nargs="*", help=common.RUN)
-    parser.add_argument("--older-than", metavar="TIME", help="runs submitted longer ago than this, e.g. 30d, 12h")
+    parser.add_argument("--older-than", metavar="TIME", help="runs older than this, e.g. 30d, 12h")
     parser.add_argument("--larger-than", metavar="SIZE", help="runs of at least this size, e.g. 500M, 2G")
     parser.add_argument("--failed", action="store_true", help=common.FAILED)
     parser.add_argument("--keep", metavar="N", help="keep the newest N runs; 0 keeps none")

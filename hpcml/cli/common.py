@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 here, load_site, whole = layers.here, lookup.load_here, request_option.whole
-FAILED = "runs that failed or were refused, not those that were cancelled"
+FAILED = "failed or refused runs, without cancelled ones"
 RUN = "run id, its beginning, name, Slurm job id, or 'last'"  # what names a run
 
 
@@ -34,9 +34,9 @@ def add_run(parser: ArgumentParser, *, default: str | None = "last") -> None:
         parser.add_argument("run", metavar="RUN", help=RUN, nargs="?", default=default)
 
 
-def add_site(parser: ArgumentParser, whose: str = "folder for runs to look in") -> None:
+def add_site(parser: ArgumentParser, text: str = "site of the runs") -> None:
     """Add the site, and single values of its profile."""
-    parser.add_argument("--site", metavar="SITE", help=f"whose {whose} (default: the one recognised)")
+    parser.add_argument("--site", metavar="SITE", help=f"{text} (default: the detected one)")
     add_set(parser)
 
 
@@ -45,7 +45,7 @@ def add_set(parser: ArgumentParser) -> None:
     parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting, e.g. paths.runs=/scratch/runs")
 
 
-def add_json(parser: ArgumentParser, text: str = "print facts as JSON") -> None:
+def add_json(parser: ArgumentParser, text: str = "print JSON") -> None:
     """Add the answer for programs."""
     parser.add_argument("--json", action="store_true", help=text)
 

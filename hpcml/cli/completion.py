@@ -35,10 +35,10 @@ SHELLS = ("bash", "zsh", "fish")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the name of the shell."""
     parser.epilog = (
-        "In ~/.bashrc: . <(hpcml completion bash). In ~/.zshrc, behind compinit: . <(hpcml completion zsh). For fish: "
+        "In ~/.bashrc: . <(hpcml completion bash). In ~/.zshrc, after compinit: . <(hpcml completion zsh). For fish: "
         "hpcml completion fish > ~/.config/fish/completions/hpcml.fish."
     )
-    parser.add_argument("shell", metavar="bash|zsh|fish", choices=SHELLS, help="whose lines to print")
+    parser.add_argument("shell", metavar="bash|zsh|fish", choices=SHELLS, help="shell that will read the script")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -141,7 +141,7 @@ def _candidates(before: list[str], current: str, name: str) -> Iterable[Candidat
     verbs = [(verb, command.does) for verb, command in COMMANDS.items()]
     if not rest and current.startswith("-"):
         options = {"--host": "run the command on that login node", "--help": "list the commands"}
-        return [*options.items(), ("--version", "which hpcml this is")]
+        return [*options.items(), ("--version", "show the version")]
     if not rest:
         return [*verbs, ("help", "show the help of a command or a topic")]
     if rest == ["help"]:
@@ -263,7 +263,7 @@ def _runs(line: Line, current: str) -> Iterator[Candidate]:
 def _after(line: Line, current: str) -> Iterator[Candidate]:
     run, colon, _ = current.partition(":")
     if colon:
-        texts = {"ok": "when it has ended well", "any": "when it has ended", "fail": "when it failed"}
+        texts = {"ok": "after it succeeded", "any": "after it ended", "fail": "after it failed"}
         for when, text in texts.items():
             yield f"{run}:{when}", text
     else:

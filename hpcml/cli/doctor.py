@@ -28,33 +28,33 @@ _OF_RUNS = {
     "account": "Slurm account to charge",
     "partition": "Slurm partition",
     "qos": "Slurm quality of service",
-    "image": "the Apptainer image",
+    "image": "Apptainer image to check",
 }
 _WIDE = 26  # columns before a sentence
 
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
-    parser.epilog = "Nothing is changed. Without --node nothing is submitted, and it takes 3 s at most."
-    common.add_site(parser, "profile counts")
+    parser.epilog = "The doctor changes nothing. Without --node it submits no job and takes at most 3 s."
+    common.add_site(parser, "site to check")
     for name, text in _OF_RUNS.items():
-        words, help_text = (OPTIONS[name].word, *OPTIONS[name].also), f"{text} of your runs (default: as in submit)"
+        words, help_text = (OPTIONS[name].word, *OPTIONS[name].also), f"{text} (default: as in submit)"
         parser.add_argument(*words, metavar=name.upper(), help=help_text)
-    parser.add_argument("--node", action="store_true", help="also check nodes, with one short job")
+    parser.add_argument("--node", action="store_true", help="also check nodes with one short job")
     group = parser.add_argument_group("with --node")
     how_many = "number of nodes to check (default: 2, or what the partition allows)"
     group.add_argument("--nodes", *OPTIONS["nodes"].also, metavar="N", help=how_many)
-    group.add_argument("--gpus-per-node", metavar="N", help="GPUs to ask for (default: 1 if the partition has GPUs)")
+    group.add_argument("--gpus-per-node", metavar="N", help="GPUs to request (default: 1 if the partition has GPUs)")
     group.add_argument(
         "--patience",
         metavar="TIME",
         default="10m",
-        help="cancel the job if it has not ended after this time (default: 10m)",
+        help="cancel the job after this time (default: 10m)",
     )
     parser.add_argument(
-        "--deadline", metavar="TIME", default="2.2s", help="how long all other checks may take (default: 2.2s)"
+        "--deadline", metavar="TIME", default="2.2s", help="time limit of all other checks (default: 2.2s)"
     )
-    parser.add_argument("--all", action="store_true", help="show the checks that passed or do not apply here too")
+    parser.add_argument("--all", action="store_true", help="also show passed checks and checks that do not apply")
     common.add_json(parser)
 
 

@@ -31,13 +31,11 @@ if TYPE_CHECKING:
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what this verb takes."""
-    parser.epilog = "On a laptop: hpcml --host HOST fetch RUN. What is here already is not sent twice."
+    parser.epilog = "On a laptop: hpcml --host HOST fetch RUN. Files that are already here are not sent again."
     common.add_run(parser, default=None)
     common.add_site(parser)
-    common.add_json(parser, "print facts as JSON: the folder, how many files and bytes came, how many were here")
-    parser.add_argument(
-        "dest", metavar="DEST", nargs="?", default="", help="folder here (default: ./ and the run's id)"
-    )
+    common.add_json(parser, "print JSON: the folder, copied files and bytes, and files that were already here")
+    parser.add_argument("dest", metavar="DEST", nargs="?", default="", help="local folder (default: ./RUN)")
 
 
 def run(options: Namespace) -> int:
@@ -45,7 +43,7 @@ def run(options: Namespace) -> int:
     session: RemoteSession | None = options.caller
     run = common.find_run(options)
     if session is None:
-        message = "The run's results are on this machine already"
+        message = "The run's results are already on this machine"
         raise UsageError(message, place=str(run.paths.out), hint="On a laptop: hpcml --host HOST fetch RUN.")
     entries, others = transfer.listing(run.paths.out)
     if len(entries) > transfer.MOST_FILES:
@@ -138,7 +136,7 @@ def _take(call: channel.Call, offer: Offer, options: Namespace, heard: Callable[
     wanted = [index for index, entry in enumerate(offer.files) if not _here(folder, entry)]
     size = sum(offer.files[index].size for index in wanted)
     here = len(offer.files) - len(wanted)
-    also = (f"; {here} here already" if here else "") + (
+    also = (f"; {here} already here" if here else "") + (
         f"; {offer.others} links and special files are skipped" if offer.others else ""
     )
     say(f"{offer.run}: {len(wanted)} files, {format_bytes(size)} to {folder}{also}.", sys.stderr)

@@ -41,7 +41,7 @@ def run(host: str, named_by: str, command: str, options: Namespace, given: list[
     common.end_by_signals()
     here = [word for word in getattr(options, "set", None) or () if word.startswith("login.")]
     if command == "sweep" and script:
-        hint = "Log in and run it there. From here use sweep status, table, plot and cancel."
+        hint = "Log in and run it there. From here, use sweep status, table, plot and cancel."
         raise UsageError("Start a sweep on the login node", place=f"--host {host}", hint=hint)
     login = login_of(host, here, place=named_by, load=common.load_site)
     connect = functools.partial(channel.connect, login)
@@ -85,7 +85,7 @@ def _submit(
     if form is Form.PROGRAM and (here / path).is_file():
         path = here / path  # what PATH leads to on this laptop does not count
     if form is Form.PROGRAM and programs.is_python(path):
-        hint = f"Send the script itself: hpcml --host … {command} SCRIPT; runtime.python names its Python."
+        hint = f"Send the script itself: hpcml --host … {command} SCRIPT. Set its Python with runtime.python."
         raise UsageError(f"hpcml cannot send the Python '{path}' of this laptop", place="--", hint=hint)
     if not path.is_absolute() or (form is Form.PROGRAM and programs.stays(path, here)):
         hint = f"Send your own script that starts it (hpcml --host … {command} -- ./script.sh), or submit it there."
@@ -129,4 +129,4 @@ def _check_upload(upload: channel.Upload) -> None:
     if upload.taken.missing:
         note(f"not sent: {snapshot.listed(upload.taken.missing)}")
     if above := upload.taken.above:
-        note(f"{', '.join(above[:3])} leads above the script's folder, where nothing is sent")
+        note(f"{', '.join(above[:3])} is outside the script's folder: hpcml does not send it")

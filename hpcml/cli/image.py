@@ -43,30 +43,28 @@ def add_options(parser: ArgumentParser) -> None:
             what, help=text, description=description, usage=f"hpcml image {what} {usage[what]}", allow_abbrev=False
         )
         verb.set_defaults(action=action)
-        common.add_site(verb, "program and folder for images")
+        common.add_site(verb, "site of the images")
         common.add_json(verb)
         if what in ("build", "check"):
-            text = "what builds and runs images: a name or path (default: runtime.container, else the one that is here)"
+            text = "program for images: name or path (default: runtime.container, else the installed one)"
             verb.add_argument("--program", metavar="PROGRAM", default="", help=text)
         return verb
 
     build_ = add("build", "build an image and its record", _build)
     build_.epilog = parser.epilog
     build_.add_argument("definition", metavar="DEFINITION", help="a .def file, or one that ships with hpcml")
-    build_.add_argument(
-        "out", metavar="OUT.sif", nargs="?", default="", help="the image to be (default: NAME.sif here)"
-    )
+    build_.add_argument("out", metavar="OUT.sif", nargs="?", default="", help="the new image (default: ./NAME.sif)")
     build_.add_argument(
         "--fakeroot",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="build as root of a namespace of your own (default: unless you are root)",
+        help="build as root in your own namespace (default: unless you are root)",
     )
     build_.add_argument(
         "--build-arg",
         action="append",
         metavar="NAME=VALUE",
-        help="an argument of the definition (default: its own, and what is known here; repeatable)",
+        help="a value for the definition (default: the definition's, or detected; repeatable)",
     )
     build_.add_argument("--force", action="store_true", help="replace an existing image")
     plain = build_.parse_known_args
@@ -79,11 +77,11 @@ def add_options(parser: ArgumentParser) -> None:
         return build_.parse_known_intermixed_args(args, namespace)
 
     build_.parse_known_args = intermixed  # type: ignore[method-assign,assignment]
-    show = add("show", "show what an image says of itself", _show)
+    show = add("show", "show the record of an image", _show)
     show.add_argument("image", metavar="IMAGE", help="a .sif file")
-    check_ = add("check", "look at an image, and start it", _check)
+    check_ = add("check", "examine an image, and start it", _check)
     check_.add_argument("image", metavar="IMAGE", help="a .sif file")
-    check_.add_argument("--gpu", action="store_true", help="also on one GPU of this machine")
+    check_.add_argument("--gpu", action="store_true", help="also test one GPU of this machine")
     ls = add("ls", "list the images in folders", _ls)
     ls.add_argument("folders", metavar="FOLDER", nargs="*", help="default: the folder of the profile's image")
 
@@ -237,6 +235,6 @@ def _check(options: Namespace, site: Site) -> int:
             if finding.hint:
                 say(f"{'':<18}→ {finding.hint}")
     if bad:
-        count = "one thing is" if len(bad) == 1 else f"{len(bad)} things are"
-        say(f"hpcml: the image is not usable: {count} bad.", sys.stderr)
+        count = "one check" if len(bad) == 1 else f"{len(bad)} checks"
+        say(f"hpcml: the image is not usable: {count} failed.", sys.stderr)
     return IMAGE if bad else 0

@@ -24,7 +24,7 @@ SHORTEST_IDLE = 5.0  # seconds; less would end a session before anybody can open
 def add_options(parser: Parser) -> None:
     """Add a submission's options and the session's own."""
     submit.add_options(parser, "jupyter")
-    parser.epilog = "Reach it from your laptop: hpcml tunnel --host HOST --service jupyter RUN."
+    parser.epilog = "Open it on your laptop: hpcml tunnel --host HOST --service jupyter RUN."
     group = parser.add_argument_group("the session")
     group.add_argument(
         "--idle", metavar="TIME", default="1h", help="end after this time without use, or off (default: 1h)"
@@ -41,7 +41,7 @@ def run(options: Namespace) -> int:
     spec = spec.changed(idle=idle, cwd=notebook_folder(spec.code.cwd, options.notebook_dir))
     status = submit.start(options, spec)
     if status == 0 and options.detach and not options.json:
-        text = "hpcml status shows when it is up, and what to type on your laptop"
+        text = "hpcml status shows when it is ready, and the command for your laptop"
         say_fitted(text, sys.stderr, first="  next       ", rest=" " * 13)
     return status
 

@@ -31,7 +31,7 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_json(parser, argparse.SUPPRESS)
     roles = ", ".join([f"{SCRIPT} (default)", *kinds.roles()])
     parser.add_argument("role", metavar="ROLE", nargs="?", help=f"{roles} (default of ranks), rank:N or job")
-    parser.add_argument("-f", "--follow", action="store_true", help="continue until the run ends")
+    parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the run ends")
     parser.add_argument("-n", "--lines", metavar="N", help="start with the last N lines of each log")
     parser.add_argument("--attempt", metavar="N", help="only the script's output of attempt N, from 1")
 

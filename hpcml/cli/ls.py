@@ -36,12 +36,14 @@ def add_options(parser: ArgumentParser) -> None:
     parser.epilog = "If a run had several attempts, TIME is that of the last one."
     common.add_site(parser)
     common.add_json(parser)
-    parser.add_argument("--last", default="20", metavar="N", help="how many runs, newest last (default: 20)")
-    parser.add_argument("--all", action="store_true", help="all of them")
+    parser.add_argument("--last", default="20", metavar="N", help="number of runs, newest last (default: 20)")
+    parser.add_argument("--all", action="store_true", help="all runs")
     parser.add_argument("--failed", action="store_true", help=common.FAILED)
-    parser.add_argument("--since", metavar="WHEN", help="submitted since: 7d, 12h, or a date, 2026-11-20")
+    parser.add_argument("--since", metavar="WHEN", help="runs submitted since 7d, 12h or 2026-11-20")
     parser.add_argument("--name", metavar="PATTERN", help="runs with this name, or a shell pattern: 'kmeans*'")
-    parser.add_argument("--grep", default="", metavar="TEXT", help="with this text in id, name or command, in any case")
+    parser.add_argument(
+        "--grep", default="", metavar="TEXT", help="runs with this text in id, name or command (any case)"
+    )
 
 
 def run(options: Namespace) -> int:

@@ -174,7 +174,7 @@ def _defect(error: Exception) -> errors.HpcmlError:
             say_lines(part.rstrip("\n"), sys.stderr)
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{os.path.basename(last.filename)}:{last.lineno}"
-    hint = "Please report it, with what HPCML_TRACEBACK=1 shows."
+    hint = "Please report it with the output of HPCML_TRACEBACK=1."
     return errors.HpcmlError(f"This is a defect in hpcml: {type(error).__name__}: {error}", place=place, hint=hint)
 
 

@@ -34,7 +34,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "example", nargs="?", default="", metavar="EXAMPLE", help="default: the example called NAME, or minimal"
     )
-    common.add_json(parser, "print facts as JSON: the path and the example, or what each example does")
+    common.add_json(parser, "print JSON: the path and the example, or all examples")
 
 
 def run(options: Namespace) -> int:
@@ -51,8 +51,8 @@ def run(options: Namespace) -> int:
     if options.json:
         common.print_json({"path": str(path.absolute()), "example": example})
         return 0
-    say_fitted(f"{path} is written: {_does(text.decode())}", sys.stdout)
-    say_fitted(f"Its first lines say what to change. On this machine: python {path}; as a run: hpcml submit {path}",
+    say_fitted(f"Wrote {path}: {_does(text.decode())}", sys.stdout)
+    say_fitted(f"Edit its first lines. On this machine: python {path}; as a run: hpcml submit {path}",
                sys.stdout)  # fmt: skip
     return 0
 

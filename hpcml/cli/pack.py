@@ -34,13 +34,13 @@ _SHEBANG = b"#!/usr/bin/env python3\n"
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes."""
-    parser.epilog = "It runs there by any Python from 3.11 on: python3 hpcml.pyz submit script.py."
+    parser.epilog = "Run it there with Python 3.11 or newer: python3 hpcml.pyz submit script.py."
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
         default="hpcml.pyz",
-        help="the file to write, with --host relative to your home there (default: hpcml.pyz)",
+        help="file to write; with --host, a path in your home there (default: hpcml.pyz)",
     )
     parser.add_argument("--force", action="store_true", help="replace an existing file")
     common.add_json(parser)
@@ -61,10 +61,10 @@ def run(options: Namespace) -> int:
         common.print_json({"path": str(path.absolute()), "version": __version__, "bytes": len(data)})
         return 0
     say_fitted(
-        f"{path} is written: hpcml {__version__} with all files for a login node, {format_bytes(len(data))}.",
+        f"Wrote {path}: hpcml {__version__} with all files for a login node, {format_bytes(len(data))}.",
         sys.stdout,
     )
-    say_fitted(f"Copy it to the login node; there: python3 {path.name} --help", sys.stdout)
+    say_fitted(f"Copy it to the login node. There, type: python3 {path.name} --help", sys.stdout)
     return 0
 
 

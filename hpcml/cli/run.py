@@ -36,10 +36,10 @@ _REFUSED = {name for name, one in OPTIONS.items() if one.asks_slurm and name not
 def add_options(parser: Parser) -> None:
     """Add a submission's options; the help leaves out those that ``run`` refuses."""
     submit.add_options(parser, "run")
-    here = {"--dry-run": "print a summary and run nothing; =script: print the batch script; with --json: the plan"}
+    here = {"--dry-run": "print a summary and run nothing; =script prints the batch script, --json the plan"}
     here["--json"] = "print how the run ended as JSON; the script's output stays in logs/driver.log"
-    here |= {OPTIONS[name].word: "accepted only if it equals the allocation's number" for name in _GIVEN}
-    here["--gpus-per-node"] = "0: workers on CPUs; else accepted only if it equals the allocation's number"
+    here |= {OPTIONS[name].word: "must be the allocation's number" for name in _GIVEN}
+    here["--gpus-per-node"] = "0: workers on CPUs; any other number must be the allocation's"
     here |= {OPTIONS[name].word: argparse.SUPPRESS for name in _REFUSED}
     for action in parser._actions:  # noqa: SLF001 - argparse tells them nowhere else
         action.help = here.get("".join(action.option_strings[:1]), action.help)
@@ -104,7 +104,7 @@ def fitted(spec: RunRequest, given: Allocation) -> RunRequest:
             hint = f"Remove {option} here, and pass it to salloc or sbatch."
             raise UsageError(f"{option} cannot change an existing allocation", place="hpcml run", hint=hint)
     if left_out:
-        note(f"without effect in an allocation: {', '.join(left_out.values())}")
+        note(f"ignored in an existing allocation: {', '.join(left_out.values())}")
     minutes = max(1, int(given.end - time.time()) // 60) if given.end else 0
     nothing = RunRequest()
     unasked = {name: nothing.value(name) for name in (*left_out, "sbatch") if name not in others}

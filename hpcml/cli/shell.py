@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
-    parser.epilog = "In it, distributed.Client() and hpcml.connect() are connected to the run's cluster."
+    parser.epilog = "There, distributed.Client() and hpcml.connect() use the run's cluster."
     common.add_run(parser)
     parser.add_argument(
         "node", metavar="NODE", nargs="?", default="", help="one of the run's nodes (default: the first)"

@@ -34,14 +34,12 @@ def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     common.add_set(parser)
     common.add_json(parser)
-    text = "list the profiles, show one in force, compare two, or write one from what this machine says"
+    text = "list profiles, show or compare them, or write one for this machine"
     parser.add_argument("what", metavar="ls|show|diff|init", choices=tuple(_MOST), help=text)
-    text = (
-        "show: a profile (default: the site found here); diff: two profiles, by name or file; init: the new one's name"
-    )
+    text = "show: a profile (default: the detected site); diff: two names or files; init: the new name"
     parser.add_argument("names", nargs="*", metavar="SITE", help=text)
-    parser.add_argument("--origin", action="store_true", help="say where each value comes from")
-    parser.add_argument("--facts", action="store_true", help="say of each value who says so, when, and how surely")
+    parser.add_argument("--origin", action="store_true", help="show the origin of each value")
+    parser.add_argument("--facts", action="store_true", help="show the source, date and certainty of each value")
     _add_options_of_init(parser)
 
 
@@ -214,34 +212,34 @@ def _add_options_of_init(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--probe",
         action="store_true",
-        help="init: look at a node too, by a job of two minutes at most on one or two nodes",
+        help="init: also examine one or two nodes, with a job of at most two minutes",
     )
     parser.add_argument("--print", action="store_true", help="init: print the profile, and write nothing")
-    parser.add_argument("--force", action="store_true", help="init: replace a profile that is there")
+    parser.add_argument("--force", action="store_true", help="init: replace an existing profile")
     parser.add_argument(
         "--refresh",
         action="store_true",
-        help="init: read again, show the difference, and write if you agree; your own values stay",
+        help="init: read the machine again, show differences and ask; your own values stay",
     )
-    parser.add_argument("--yes", action="store_true", help="init --refresh: agree beforehand")
+    parser.add_argument("--yes", action="store_true", help="init --refresh: do not ask")
     parser.add_argument(
-        "--account", "-A", metavar="ACCOUNT", default="", help="init --probe: account of its job (default: Slurm's)"
+        "--account", "-A", metavar="ACCOUNT", default="", help="init --probe: account of the job (default: Slurm's)"
     )
     parser.add_argument(
         "--partition",
         "-p",
         metavar="PARTITION",
         default="",
-        help="init --probe: where it runs (default: the first that has GPUs)",
+        help="init --probe: partition of the job (default: the first with GPUs)",
     )
     parser.add_argument(
-        "--qos", "-q", metavar="QOS", default="", help="init --probe: its QoS (default: one for quick tests)"
+        "--qos", "-q", metavar="QOS", default="", help="init --probe: QoS of the job (default: one for quick tests)"
     )
     parser.add_argument(
         "--deadline",
         metavar="TIME",
         default=_DEADLINE,
-        help="init --probe: cancel it if it has not ended after this time (default: 10m)",
+        help="init --probe: cancel the job after this time (default: 10m)",
     )
 
 
@@ -261,7 +259,7 @@ def _site_init(options: Namespace) -> int:
 
     (name,) = options.names
     if not _NAME.fullmatch(name) or name.endswith(".toml"):
-        hint = "Write hpcml site init mycluster; its file is mycluster.toml."
+        hint = "Write hpcml site init mycluster. Its file is mycluster.toml."
         raise UsageError(f"'{name}' is not a valid profile name", place="SITE", hint=hint)
     environment = layers.process_environment()
     path = lookup.config_folders(environment)[-1] / "profiles" / f"{name}.toml"
@@ -300,7 +298,7 @@ def _check_place(path: Path, options: Namespace) -> None:
 
 def _heading(name: str, date: str) -> tuple[str, ...]:
     return (
-        f"{name}: this machine's own answers of {date}, written by hpcml site init.",
+        f"{name}: the machine's answers of {date}, written by hpcml site init.",
         "Correct wrong values, and remove or replace their facts: --refresh then keeps your values.",
         "QUESTION marks values that no command shows. Set the value, and remove the line.",
     )
@@ -314,7 +312,7 @@ def _refresh(options: Namespace, path: Path, text: str, kept: list[str], *, diff
     if not differs:
         return
     if not common.confirmed(f"Write it to {path}?", options.yes):
-        say_fitted("Nothing is written.", sys.stdout)
+        say_fitted("Nothing was written.", sys.stdout)
         return
     machine.put(path, text, old=True)
     say_fitted(f"Wrote {path}; the old file is {path.name}.old.", sys.stdout)
@@ -329,8 +327,8 @@ def _say_written(options: Namespace, path: Path, draft: Draft) -> None:
         common.print_json({"path": str(path), **names, "questions": draft.questions})
         return
     counts = f"{len(names['partitions'])} partitions, {len(names['qos'])} QoS"
-    say_fitted(f"{common.typed(path, sys.stdout)} is written: {counts}.", sys.stdout)
-    say_fitted(f"{len(draft.questions)} questions in it are for you; they begin with QUESTION.", sys.stdout)
+    say_fitted(f"Wrote {common.typed(path, sys.stdout)}: {counts}.", sys.stdout)
+    say_fitted(f"{len(draft.questions)} questions are for you. They begin with QUESTION.", sys.stdout)
     say_fitted(f"  hpcml site show {path.stem} --facts", sys.stdout)
     say_fitted(f"  hpcml doctor --site {path.stem}", sys.stdout)
     say_fitted(f"  hpcml submit --site {path.stem} --check first.py", sys.stdout)

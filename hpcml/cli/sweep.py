@@ -54,8 +54,13 @@ def add_options(parser: Parser) -> None:
         "hpcml sweep SCRIPT --search N NAME=… --metric NAME [OPTIONS] [-- ARGS…]\n"
         "hpcml sweep status|table|plot|cancel [NAME]"
     )
-    add = parser.add_argument_group("points, each row of one option with each of the others").add_argument
-    add("--grid", action="append", metavar="NAME=VALUES", help="k=8,16,32 or k=range(1,4) (repeatable)")
+    add = parser.add_argument_group("points (each option is combined with the others)").add_argument
+    add(
+        "--grid",
+        action="append",
+        metavar="NAME=VALUES",
+        help="values: k=8,16,32 or k=range(1,4) (repeatable)",
+    )
     text = "N draws: 50 x=uniform(0,1) k=randint(1,9) c=choice(a,b) r=loguniform(1e-4,1) (repeatable)"
     add("--random", action="append", nargs="+", metavar="N NAME=…", help=text)
     text = "N points that Optuna chooses: 50 x=uniform(0,1)"
@@ -63,13 +68,17 @@ def add_options(parser: Parser) -> None:
     parser.rare += [
         add("--zip", action="append", nargs="+", metavar="NAME=VALUES", help="pairs: a=1,2 b=3,4 (repeatable)"),
         add("--points", action="append", metavar="FILE", help="one point per row: .csv, .jsonl (repeatable)"),
-        add("--sampler", metavar="SAMPLER", help="of --search: tpe, cmaes, tpe(n_startup_trials=20) (default: tpe)"),
-        add("--seed", metavar="N", default="0", help="of --random and --search (default: 0)"),
+        add(
+            "--sampler",
+            metavar="SAMPLER",
+            help="sampler of --search: tpe, cmaes, tpe(n_startup_trials=20) (default: tpe)",
+        ),
+        add("--seed", metavar="N", default="0", help="random seed of --random and --search (default: 0)"),
     ]
     add = parser.add_argument_group("sweep").add_argument
     text = "metric that --search, --pruner and table use (default: the first reported)"
     add("--metric", metavar="NAME", default="", help=text)
-    add("--maximize", action="store_true", help="the largest value is the best")
+    add("--maximize", action="store_true", help="a larger metric is better")
     add("--dry-run", action="store_true", help="show the points and their cost; submit nothing")
     text = "rerun failed points: all, or oom, timeout, node, error, unknown"
     add("--only-failed", nargs="?", const="all", default="", metavar="CAUSE,…", help=text)
@@ -77,16 +86,16 @@ def add_options(parser: Parser) -> None:
     add("--at-once", metavar="N", default="1", help=text)
     add("--jobs", metavar="N", default="1", help="Slurm jobs that share the points (default: 1)")
     text = "stop points early by their metric: asha, median, hyperband, asha(reduction_factor=3)"
-    changed = "rerun points whose script, image or arguments changed, without asking"
-    picture = "of plot: .svg, .pdf or .png file (default: NAME.svg); - prints it"
+    changed = "do not ask before points with a changed script, image or arguments run again"
+    picture = "with plot: .svg, .pdf or .png file (default: NAME.svg); - prints it"
     parser.rare += [
         add("--pruner", metavar="PRUNER", help=text),
-        add("--max-fails", metavar="N", help="start no more points after more than N failures (default: all points)"),
+        add("--max-fails", metavar="N", help="stop after more than N failed points (default: never)"),
         add("--yes", action="store_true", help=changed),
-        add("--csv", nargs="?", const="-", metavar="FILE", help="of table: as CSV, into a file or printed"),
+        add("--csv", nargs="?", const="-", metavar="FILE", help="with table: print CSV, or write it into FILE"),
         add("--output", "-o", metavar="FILE", help=picture),
         parser.add_argument(
-            "words", nargs="*", metavar="status|table|plot|cancel NAME", help="look at a sweep, or end it"
+            "words", nargs="*", metavar="status|table|plot|cancel NAME", help="show a sweep, or cancel it"
         ),
     ]
     submit.add_options(parser, "sweep")
@@ -313,7 +322,7 @@ def _tell(
     _say("count", ", ".join([f"{len(planned)} points", *filter(None, words), f"{len(chosen)} to run"]))
     if not chosen:
         if failed and not busy:
-            _say("next", "run again what failed: --only-failed")
+            _say("next", "run failed points again: --only-failed")
         return
     for text in more:
         _say("again", text)
@@ -334,7 +343,7 @@ def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int
     if taken:
         middle = taken[len(taken) // 2]
         hours = inside.job.nodes * middle * count / 3600
-        _say("", f"about {hours:.3g} node-hours if they take as long as those before: {format_seconds(middle)} each")
+        _say("", f"about {hours:.3g} node-hours if each point takes {format_seconds(middle)}, as before")
 
 
 def _facts(
@@ -436,7 +445,7 @@ def _plot(options: Namespace, runs: Path, name: str) -> int:
     printed, maximize = options.output == "-", options.maximize or sweep.maximize
     path = Path() if printed else _target(options, "--output", options.output or f"{name}.svg")
     if not printed and path.suffix not in _FORMS:
-        raise UsageError("The name has no ending of a picture", place=f"--output {path}", hint="Write NAME.svg.")
+        raise UsageError("The file name has no suffix of a picture", place=f"--output {path}", hint="Write NAME.svg.")
     picture = results.picture(name, rows, metric, maximize=maximize, form=path.suffix[1:] or "svg")
     if printed:
         Raw(sys.stdout).write(picture, last=True)
@@ -453,7 +462,7 @@ def _target(options: Namespace, option: str, text: str) -> Path:
         raise UsageError("The file would be written on the login node", place=option, hint=hint)
     path = common.here() / layers.user_path(text)
     if path.is_dir():
-        raise UsageError("That is a folder", place=f"{option} {text}", hint="Name a file in it.")
+        raise UsageError("The path is a folder", place=f"{option} {text}", hint="Name a file in it.")
     return path
 
 

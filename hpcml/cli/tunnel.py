@@ -33,23 +33,21 @@ def add_options(parser: ArgumentParser) -> None:
     parser.epilog = "On a login node, without --host, it prints the ssh commands for a laptop without hpcml."
     common.add_run(parser)
     common.add_site(parser)
-    common.add_json(parser, "print facts as JSON, a line whenever the tunnel is open")
+    common.add_json(parser, "print JSON, one line each time the tunnel opens")
     parser.add_argument(
         "--host",
         metavar="HOST",
         default="",
-        help="on a laptop: the login node as ssh knows it, or a site that names it (login.host)",
+        help="on a laptop: the login node for ssh, or a site with login.host",
     )
     parser.add_argument(
-        "--service", metavar="NAME", default="dashboard", help="which of the run's services (default: dashboard)"
+        "--service", metavar="NAME", default="dashboard", help="service of the run (default: dashboard)"
     )
     parser.add_argument("--open", action="store_true", help="open the browser")
     parser.add_argument("--port", metavar="PORT", default="", help="local port (default: one fixed port per run)")
+    parser.add_argument("--route", metavar="ROUTE", default="", help="direct, twohop or srun (default: the site's)")
     parser.add_argument(
-        "--route", metavar="ROUTE", default="", help="direct, twohop or srun (default: what the site allows)"
-    )
-    parser.add_argument(
-        "--retry-for", metavar="TIME", default="10m", help="how long to retry a lost cluster (default: 10m)"
+        "--retry-for", metavar="TIME", default="10m", help="time to retry a lost connection (default: 10m)"
     )
     parser.add_argument("--patience", dest="retry_for", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for hidden in ("--serve", "--relay", "--key"):  # what the laptop's hpcml says to the login node's
@@ -300,7 +298,7 @@ def _serve(options: Namespace) -> int:
     if options.serve == "relay":  # its input and output are the tunnel's
         tunnel_server.relay(run, tunnel_server.service(run, options.service), options.relay)
     if session is None:
-        raise UsageError("This is for the laptop's hpcml", place="--serve", hint="Leave --serve out.")
+        raise UsageError("Only hpcml on a laptop uses this option", place="--serve", hint="Remove --serve.")
     match options.serve:
         case "feed":
             tunnel_server.check_kind(run, options.service)

@@ -26,14 +26,14 @@ _WIDEST = 240  # characters of a quoted line
 
 def add_options(parser: ArgumentParser) -> None:
     """Add the common options."""
-    parser.epilog = "Without RUN: the newest run that failed."
+    parser.epilog = "Without RUN, it explains the newest failed run."
     common.add_run(parser, default="")
     common.add_site(parser)
     common.add_json(parser)
     parser.add_argument(
         "--bundle",
         action="store_true",
-        help="pack what support needs into RUN.tar.gz here: cause, record and logs, no code or results",
+        help="write RUN.tar.gz for support: cause, record and logs, no code or results",
     )
 
 

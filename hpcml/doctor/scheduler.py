@@ -89,7 +89,7 @@ def budget(exam: Examination) -> Finding:
     name = chosen.get("--account", "")
     command = outlook.budget_command(exam.wanted, chosen.get("--partition", ""))
     if not command:
-        return not_applicable("the profile names no command for the rest of a grant (cost.budget)")
+        return not_applicable("the profile has no command that shows grants (cost.budget)")
     if not name:
         return not_applicable("no account is set, so no grant can be checked")
     grant = outlook.ask_budget(command, exam.site.cost.budget_row, name, exam.left())
@@ -114,15 +114,15 @@ def default_qos(exam: Examination) -> Finding:
     others = [one for one in exam.site.qos if one not in cpu_only]
     hint = f"Use --qos {others[0]}, or set it in [defaults]." if others else "Use another --qos."
     if asked in cpu_only:
-        return red(f"runs use QoS {asked}, whose nodes have no GPUs", hint, asked=asked)
+        return red(f"runs use QoS {asked}, which has no GPUs", hint, asked=asked)
     if asked:
-        return green(f"runs use QoS {asked}, not {', '.join(cpu_only)}, whose nodes have no GPUs", asked=asked)
+        return green(f"runs use QoS {asked}, not one without GPUs ({', '.join(cpu_only)})", asked=asked)
     associations = schedulers.machine_of(exam.site.scheduler).associations(exam.left())
     if isinstance(associations, str):
         return yellow(f"runs use the default QoS, which Slurm does not report: {associations}", hint)
     defaults = sorted({one.default_qos for one in associations if one.account == name or not name} - {""})
     if bad := sorted({*defaults} & {*cpu_only}):
-        return red(f"runs use the default QoS {bad[0]}, whose nodes have no GPUs", hint, defaults=defaults)
+        return red(f"runs use the default QoS {bad[0]}, which has no GPUs", hint, defaults=defaults)
     return green(f"the default QoS is {', '.join(defaults) or 'not set'}", defaults=defaults)
 
 
@@ -221,5 +221,5 @@ def variables(exam: Examination) -> Finding:
     hint = f"unset {' '.join(names[:6])}"
     if job := outside.outer_job():
         hint = "Submit from a login node's own shell."
-        return yellow(f"this shell is inside job {job}, whose variables affect your commands", hint, names=names)
+        return yellow(f"this shell is inside job {job}: its variables affect your commands", hint, names=names)
     return yellow(f"{shown} affect your own sbatch, srun and squeue, but not hpcml", hint, names=names)

@@ -83,7 +83,7 @@ def find_program(wanted: str, first: str = "") -> Program:
         raise ImageError(f"There is no {' and no '.join(names)} here", place="PATH", hint=hint)
     answer = ask([path, "--version"], TIMEOUT)
     if answer.code != 0:
-        message = f"It {'does not answer' if answer.code is None else 'fails'} when asked for its version"
+        message = f"Its --version {'does not answer' if answer.code is None else 'fails'}"
         hint = "Run it yourself. Check that its module is loaded and its file system is mounted."
         raise ImageError(message, place=path, hint=hint, quote=last_lines(answer.text))
     return identify(path, answer.text)

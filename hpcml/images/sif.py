@@ -124,10 +124,10 @@ def _read(file: BinaryIO, path: Path) -> Image:
         if not used:
             continue
         if offset < 0 or size < 0 or offset + size > about.st_size:
-            raise _DamagedError(f"truncated: it has {about.st_size} bytes, but a part of it ends at {offset + size}")
+            raise _DamagedError(f"truncated: {about.st_size} bytes instead of {offset + size}")
         if kind == _JSON and name.rstrip(b"\0") == _METADATA:
             if size > _LARGEST_TEXT:
-                raise _DamagedError(f"damaged: a text in it is {size} bytes long")
+                raise _DamagedError(f"damaged: it contains a text of {size} bytes")
             file.seek(offset)
             metadata = file.read(size)
         encrypted = encrypted or (kind == _PARTITION and file_system == _ENCRYPTED)
@@ -189,7 +189,7 @@ def _problems(image: Image, cuda: str, gpus: int, machine: str) -> Iterator[Prob
     if image.encrypted:
         yield Problem("it is encrypted, but a batch job has no key for it", "Build it without --encrypt.")
     if not image.kind:
-        clause = "it has no labels of hpcml, so its contents are unknown before it runs"
+        clause = "it has no labels of hpcml: its contents are unknown until it runs"
         yield Problem(
             clause, "Check it with hpcml image check, or build one with labels (hpcml image build).", fatal=False
         )
@@ -212,7 +212,7 @@ def _version_problems(versions: Mapping[str, str], pinned: Mapping[str, str]) ->
     elif mixed and "rapids" in versions and versions["rapids"] == pinned.get("rapids"):
         has = ", ".join(f"{name} {versions[name]}" for name in mixed)
         wants = ", ".join(f"{name} {pinned[name]}" for name in mixed)
-        yield Problem(f"it mixes RAPIDS {versions['rapids']} with {has}, but that RAPIDS needs {wants}", rebuild)
+        yield Problem(f"its RAPIDS {versions['rapids']} needs {wants}, not {has}", rebuild)
     elif other:
         named = ", ".join(f"{name} {value} (here {pinned[name]})" for name, value in other.items())
         hint = "It may work. hpcml image build makes one with these versions."
@@ -273,4 +273,4 @@ def find_definition(word: str, folder: Path) -> Definition:
         hint = did_you_mean(nearest(word, names), f"Choose a .def file, or one of: {', '.join(names)}.")
         raise NotFoundError(f"The definition cannot be read: {error.strerror}", place=str(path), hint=hint) from error
     except UnicodeDecodeError as error:
-        raise NotFoundError("The definition is not a text", place=str(path), hint="Name a .def file.") from error
+        raise NotFoundError("The definition is not text", place=str(path), hint="Name a .def file.") from error

@@ -62,7 +62,7 @@ def waits_anew(context: Context) -> str:
     job, waiting = job_id(), context.run.next_job
     if not (context.settings.attempts.several_jobs and job and waiting.is_symlink() and str(waiting.readlink()) == job):
         return ""
-    return "Slurm accepts no second job. When this one ends, hpcml requeues it, and it waits again."
+    return "Slurm accepts no second job. hpcml requeues this one when it ends."
 
 
 def no_progress(context: Context, outcome: End) -> bool:

@@ -169,7 +169,7 @@ def serve(call: Callable[[list[str], RemoteSession], int]) -> int:
         protocol = header["protocol"]
     except (ValueError, TypeError, KeyError, OSError) as error:
         hint = "Call it from a laptop: hpcml --host HOST COMMAND."
-        raise UsageError("This is for the laptop's hpcml", place="hpcml", hint=hint) from error
+        raise UsageError("Only hpcml on a laptop uses this option", place="hpcml", hint=hint) from error
     if protocol != PROTOCOL:
         session.say(exit_status=ConfigError.exit_status)
         message = f"Protocol version mismatch: laptop {protocol}, cluster {PROTOCOL}"

@@ -209,7 +209,7 @@ def write_config(folder: Path, host: str, settings: Mapping[str, list[str]]) -> 
 def check_host(host: str, place: str = "--host") -> str:
     """Return a host's name if ssh can be called with it."""
     if not host or host.startswith("-") or any(not letter.isprintable() or letter.isspace() for letter in host):
-        hint = "Use a name that ssh knows (user@login.example.org), or a site whose profile has login.host."
+        hint = "Use a name that ssh knows (user@login.example.org), or a site with login.host in its profile."
         raise UsageError(f"{host!r} is not the name of a host", place=place, hint=hint)
     return host
 

@@ -518,9 +518,7 @@ def _unknown(
     if per_node and by_node and not devices:
         sentences.append("There are no samples of the GPUs: NVML did not answer.")
     if any(node.of_host for node in by_node.values()):
-        sentences.append(
-            "Use of cores and memory is that of all programs on the machine: the job has no readable cgroup."
-        )
+        sentences.append("Cores and memory include all programs on the machine: the job has no readable cgroup.")
     if not status:
         sentences.append("The run exited without writing a status: its last sign counts as its end.")
     return tuple(sentences)

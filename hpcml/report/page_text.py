@@ -177,7 +177,7 @@ PAGE = """<!doctype html>
 {% endfor %}</div>
 <table>{% for one in report.results.files if not one.picture %}<tr><td><a href="{{ one.link }}">{{ one.name }}</a></td><td class="n">{{ one.size | size }}</td></tr>
 {% endfor %}</table>
-<p class="soft">Links work beside the run's folder out.{% if report.results.others %} {{ report.results.others }} more files are in it.{% endif %}</p></section>
+<p class="soft">Links need the run's folder out.{% if report.results.others %} {{ report.results.others }} more files are in it.{% endif %}</p></section>
 {% endif %}
 {% if report.hours.attempts | length > 1 %}
 <section><h2>All attempts</h2>

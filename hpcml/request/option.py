@@ -49,7 +49,7 @@ def hours(text: str, option: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < 1e9:  # nor is "nan" in this range
-        raise UsageError(f"'{text}' is no number of hours", place=option, hint=f"Write {option} 500.")
+        raise UsageError(f"'{text}' is not a number of hours", place=option, hint=f"Write {option} 500.")
     return number
 
 

@@ -35,7 +35,7 @@ def _of_kinds(title: str) -> tuple[Option, ...]:
 # fmt: off
 GROUPS: dict[str, tuple[Option, ...]] = {
     "where": (
-        Option("site", "a site of hpcml site ls", default="name",
+        Option("site", "site name, from hpcml site ls", default="name",
                otherwise="detected", common=ALL),
         Option("account", "Slurm account to charge", also=("-A",), slurm=("--account",), default="defaults.account",
                common=ALL),
@@ -45,7 +45,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                otherwise="the partition's"),
         Option("dependency", "Slurm dependency, e.g. afterok:123", ALL - {"elastic"},
                also=("-d",), slurm=("--dependency",)),
-        Option("after", "start after RUN succeeded; RUN:any: after it ended; RUN:fail: after it failed",
+        Option("after", "start after RUN succeeds; RUN:any: after it ends; RUN:fail: after it fails",
                RUNS, read=awaited, slurm=("--dependency",), metavar="RUN[:END]"),
     ),
     "how much": (
@@ -69,7 +69,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("set", "a setting, e.g. workers.per_node=4", read=texts, metavar="KEY=VALUE",
                common=FEW),
         Option("image", "Apptainer image to run in", ALL - {"map"}, common=FEW, otherwise="the site's"),
-        Option("env", "variable of the run; without a value, as it is here", read=texts,
+        Option("env", "variable of the run; without VALUE, this shell's", read=texts,
                metavar="NAME[=VALUE]", common=FEW),
         Option("env_file", "file of NAME=VALUE lines, with # comments; --env overrides it", read=texts, metavar="FILE"),
         *_of_kinds("how"),
@@ -93,11 +93,11 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                default="resources.exclusive"),
     ),
     "what to do": (
-        Option("dry_run", "show what would be requested, or the batch script", SUBMISSIONS | {"run"},
+        Option("dry_run", "show the request, or the batch script", SUBMISSIONS | {"run"},
                metavar="script", values=("script", "summary"), alone="summary", common=ALL),
-        Option("prepare", "write the run and print the sbatch line that submits it; submit nothing",
+        Option("prepare", "write the run and print its sbatch line; submit nothing",
                SUBMISSIONS | {"python"}, read=flag),
-        Option("check", "ask Slurm whether it would take the job (sbatch --test-only); submit nothing", SUBMISSIONS,
+        Option("check", "test the job with sbatch --test-only; submit nothing", SUBMISSIONS,
                read=flag),
         Option("wait", "wait, show the script's output, exit with its status", SUBMISSIONS | {"sweep"}, read=flag,
                otherwise="on a terminal", common=FEW),

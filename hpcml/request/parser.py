@@ -84,7 +84,7 @@ class Parser(argparse.ArgumentParser):
         if action.option_strings and action.nargs is None and arg_strings == ["--"]:
             option = action.option_strings[0]
             hint = f"Try {self.prog} --help."
-            raise errors.UsageError(f"{option} has no value: '--' is none", place=self.prog, hint=hint)
+            raise errors.UsageError(f"{option} has no value", place=self.prog, hint=hint)
         return super()._get_values(action, arg_strings)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -154,7 +154,7 @@ def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
     if not hint and parser.prog == "hpcml rerun":
         hint = f"To replace the script's arguments, write all of them after --: hpcml rerun RUN -- {word} …"
     if not hint and "nodes" in long_options and option.startswith("--"):
-        hint = f"If it is sbatch's, pass it on: --sbatch={word}. Otherwise try {parser.prog} --help."
+        hint = f"Pass an option of sbatch as --sbatch={word}. Otherwise try {parser.prog} --help."
     hint = hint or f"Try {parser.prog} --help."
     return errors.UsageError(f"There is no option '{option}'", place=parser.prog, hint=hint)
 
@@ -167,7 +167,7 @@ def _check_choice(word: str, choices: Iterable[str] | None, words: str) -> None:
     near = errors.nearest(word, valid)
     command = words.split(" --", maxsplit=1)[0].strip()
     hint = errors.did_you_mean(near and f"{words}{near}", f"Try {command} --help.")
-    raise errors.UsageError(f"'{word}' is none of: {', '.join(valid)}", place=words.rstrip(" ="), hint=hint)
+    raise errors.UsageError(f"'{word}' is not one of: {', '.join(valid)}", place=words.rstrip(" ="), hint=hint)
 
 
 # -- the layout of help ------------------------------------------------------------------------------------------------

@@ -182,7 +182,9 @@ def shorter(prepared: Prepared) -> str:
         return ""
     enough = units.format_time_limit(seconds)
     took, limit = units.format_time_limit(max(taken)), units.format_time_limit(asked)
-    return f"the last {len(taken)} runs of it took {took} at most of the {limit} asked: --time {enough} may do"
+    return (
+        f"the last {len(taken)} runs of it took {took} at most of the requested {limit}: --time {enough} may be enough"
+    )
 
 
 def _runs_like(prepared: Prepared) -> Iterator[directories.Run]:

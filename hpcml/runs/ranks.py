@@ -84,8 +84,8 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
             way = f"Leave out {name}, and add --ranks N (N on each node)"
         hint = f"{way}.{one} More: {PAGE}."
         raise UsageError(f"{name} starts ranks, and hpcml starts one process, {where}", place="--", hint=hint)
-    pool = ", whose pool takes the GPUs' memory (--set gpu.rmm_pool_size=none)" if _has_pool(made) else ""
-    return [f"{name} starts its processes on the first node, beside the run's workers{pool} ({PAGE})"]
+    pool = " and their GPU memory pool (--set gpu.rmm_pool_size=none)" if _has_pool(made) else ""
+    return [f"{name} starts its processes on the first node, next to the run's workers{pool} ({PAGE})"]
 
 
 def _starts_tasks(launcher: str) -> bool:
@@ -171,7 +171,7 @@ def check_script(spec: RunRequest, python: str, workers: int, variables: Collect
     if not ranks.certain or spec.code.interpreter or spec.points.sweep:
         what = f"{where} uses {ranks.what}, and hpcml starts one process"
         way = "a sweep has no ranks: submit each point with --ranks" if spec.points.sweep else "for ranks add --ranks"
-        return [f"{what}, beside {workers} workers of Dask; {way} ({PAGE})"] if workers > 1 else []
+        return [f"{what}, next to {workers} workers of Dask; {way} ({PAGE})"] if workers > 1 else []
     typed = f"-m {spec.code.script.name}" if is_module else os.path.relpath(file, base)
     hint = f"Add --ranks gpu, --ranks node or --ranks N ({PAGE}). As one process: hpcml submit -- {python} {typed}."
     raise ScriptError(f"The script needs ranks ({ranks.what}), and hpcml starts one process", place=where, hint=hint)

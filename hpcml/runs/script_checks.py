@@ -182,7 +182,7 @@ def check_program(program: Path, path: str | None, *, prepared: bool) -> None:
     is_program = start.startswith((b"\x7fELF", b"#!"))
     if not is_program or not os.access(program, os.X_OK):
         shell = "bash" if not (language := _LANGUAGES.get(program.suffix.lower())) else language[1].split()[0]
-        run = f"name what runs it: hpcml submit -- {shell} {program.name}"
+        run = f"name its interpreter: hpcml submit -- {shell} {program.name}"
         hint = f"{'Make it executable (chmod u+x), or' if is_program else 'Add a first line with #!, or'} {run}."
         problem = "is not executable" if is_program else "has no first line that names its interpreter (#!)"
         raise UsageError(f"The program {problem}", place=str(program), hint=hint)
@@ -530,7 +530,7 @@ def _tell_missing(
         raise ScriptError(message, place=place(base, first.file, first.line), hint=how)
     listed = ", ".join(f"{one.name} ({place(base, one.file, one.line)})" for one in missing[:_NOTED])
     more = f" and {len(missing) - _NOTED} more" if len(missing) > _NOTED else ""
-    where = f"the environment of {environment.python} as seen from here"
+    where = f"the environment of {environment.python} on this machine"
     return [*notes, f"imported, but not found in {where}: {listed}{more}"]
 
 

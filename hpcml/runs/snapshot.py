@@ -65,7 +65,7 @@ class Taken(NamedTuple):
         if self.missing:
             found.append(f"not in the run's copy of the code: {listed(self.missing)}; {instead}")
         if self.above:
-            found.append(f"{', '.join(self.above[:_NAMED])} leads above the copied folder; {instead}")
+            found.append(f"{', '.join(self.above[:_NAMED])} is outside the copied folder; {instead}")
         return found
 
 
@@ -112,7 +112,7 @@ class _Choice:
             if entry.name == self.script or (self.home and entry.name == _OF_HOME):
                 continue
             if self.home and ranks[entry.name] > 1:
-                self._pass_over(entry, "of the home folder only modules and packages are copied")
+                self._pass_over(entry, "from the home folder, only modules and packages are copied")
             elif entry.name in walked:
                 self._take_folder(entry)
             else:

@@ -13,47 +13,48 @@ class Identify(NamedTuple):
     hostname: tuple[str, ...] = ()
     """Shell patterns: one of them must match the host's name."""
     environment: dict[str, str] = {}
-    """Variables, with the patterns that they must match."""
+    """Environment variables, each with a shell pattern for its value."""
     command: str = ""
     """A program that must be on PATH."""
     order: int = 50
-    """Of several profiles that match, the lowest is taken."""
+    """If several profiles match, hpcml uses the lowest."""
     never: bool = False
-    """Recognised only by name."""
+    """Use this profile only by its name."""
 
 
 class Defaults(NamedTuple):
     """What a run requests unless the command line sets it."""
 
     nodes: int = 1
-    """How many nodes."""
+    """The default number of nodes."""
     gpus_per_node: int = 0
-    """GPUs on each node."""
+    """The default number of GPUs per node."""
     time: TimeLimit = TimeLimit()
-    """Time limit; empty: the partition's default, on the local site none."""
+    """The default time limit; empty: the partition's, or none on the local site."""
     account: str = ""
-    """Slurm account."""
+    """The default Slurm account."""
     partition: str = ""
-    """Slurm partition. If the request does not fit it, hpcml uses another of the profile and prints a note. It also
-    does so if the nodes have GPUs and the job requests none.
+    """The default partition. hpcml uses another one, with a note, if the request does not fit. It does the same if the
+    nodes have GPUs and the job requests none.
     """
     qos: str = ""
-    """Slurm QoS."""
+    """The default Slurm QoS."""
 
 
 class Resources(NamedTuple):
     """What a run requests on each node."""
 
     cpus_per_node: int = 0
-    """CPUs to request on each node; 0: the partition's number, else Slurm's default. Without listed partitions it is
-    the number of a node: a job for some of ``resources.node_gpus`` requests their share.
+    """CPUs to request per node; 0: the partition's number, else Slurm's default. If the profile lists no partitions, it
+    is the number of CPUs in a node. A job for some of ``resources.node_gpus`` then requests their share.
     """
     memory_per_node: Memory = Memory()
-    """Memory to request on each node; empty: the partition's, else Slurm's default. Without listed partitions it is the
-    memory of a node, and shared in the same way.
+    """Memory to request per node; empty: the partition's, else Slurm's default. If the profile lists no partitions, it
+    is the memory of a node. GPUs divide it in the same way.
     """
     node_gpus: int = 0
-    """GPUs of a node, without listed partitions; 0: unknown. Not for a QoS that is ``without_gpus``."""
+    """The number of GPUs in a node if the profile lists no partitions; 0: unknown. A QoS ``without_gpus`` ignores it.
+    """
     exclusive: bool = False
     """Request whole nodes (``--exclusive``)."""
 
@@ -62,46 +63,46 @@ class SlurmOptions(NamedTuple):
     """How to request resources from this Slurm."""
 
     gpu_request: str = "gpus-per-node"
-    """The option for GPUs: ``--gres=gpu:N``, ``--gpus-per-node=N``, or none."""
+    """The Slurm option for GPUs: ``--gres=gpu:N``, ``--gpus-per-node=N``, or none."""
     gpu_type: str = ""
-    """Precedes the number: ``a100`` gives ``gpu:a100:4``."""
+    """The GPU type in a request: ``a100`` gives ``gpu:a100:4``."""
     extra: tuple[str, ...] = ()
-    """Directives of sbatch, such as ``--constraint=gpu``. Each replaces hpcml's own of that name. ``--comment`` and
-    ``--array`` are refused.
+    """More sbatch options, such as ``--constraint=gpu``. Each replaces hpcml's own option of that name. ``--comment``
+    and ``--array`` are refused.
     """
     remove: tuple[str, ...] = ()
-    """Options that hpcml must not pass, such as ``--mem``."""
+    """Options that hpcml must not pass to sbatch, such as ``--mem``."""
     signal_lead: Seconds = Seconds("60s")
-    """How long before the time limit the script gets its warning; at most half of the limit."""
+    """Time between the script's warning and the time limit; at most half of the limit."""
     export: str = "ALL"
     """The value of sbatch's ``--export``."""
     account_required: bool = False
     """Refuse a job without an account."""
     srun_extra: tuple[str, ...] = ()
-    """Options that hpcml adds to each of the three ``srun``."""
+    """Options that hpcml adds to each ``srun``."""
     timeout: Seconds = Seconds("60s")
-    """How long sbatch may take to answer."""
+    """The longest wait for an answer of sbatch."""
     exclude_failed: bool = False
-    """Exclude the nodes that failed within a day, unless ``--exclude`` or ``--nodelist`` is given."""
+    """Exclude nodes that failed within a day. ``--exclude`` and ``--nodelist`` switch this off."""
 
 
 class Partition(NamedTuple):
     """A partition and its limits. hpcml does not check a limit that is 0 or empty."""
 
     min_nodes: int = 0
-    """Minimum of nodes for one job."""
+    """The smallest number of nodes for one job."""
     max_nodes: int = 0
-    """Maximum of nodes for one job."""
+    """The largest number of nodes for one job."""
     max_time: TimeLimit = TimeLimit()
-    """Longest time limit."""
+    """The longest time limit."""
     gpus_per_node: int = 0
-    """GPUs of a node."""
+    """The number of GPUs in each node."""
     cpus_per_node: int = 0
-    """CPUs of a node, the default request. A job for some of the node's GPUs requests their share."""
+    """The number of CPUs in each node, also the default request. A job for some of the GPUs requests their share."""
     memory_per_node: Memory = Memory()
-    """Memory of a node, the default request, shared in the same way."""
+    """The memory of each node, also the default request. GPUs divide it in the same way."""
     whole_nodes: bool = False
-    """Jobs get whole nodes without ``--exclusive``: hpcml does not request a part of a node."""
+    """Jobs get whole nodes without ``--exclusive``. hpcml then requests no part of a node."""
     needs_gpus: bool = False
     """The partition accepts only jobs with GPUs."""
     qos: str = ""
@@ -118,31 +119,31 @@ class Qos(NamedTuple):
     """
 
     description: str = ""
-    """What it is for."""
+    """The purpose of the QoS."""
     partitions: tuple[str, ...] = ()
-    """Its partitions; empty: all."""
+    """The partitions of the QoS; empty: all."""
     min_nodes: int = 0
-    """Minimum of nodes for one job."""
+    """The smallest number of nodes for one job."""
     max_nodes: int = 0
-    """Maximum of nodes for one job."""
+    """The largest number of nodes for one job."""
     max_time: TimeLimit = TimeLimit()
-    """Longest time limit."""
+    """The longest time limit."""
     max_jobs: int = 0
-    """Maximum of submitted jobs of a user; shown, not checked."""
+    """The largest number of submitted jobs per user. hpcml shows it, but does not check it."""
     whole_nodes: bool = False
-    """Jobs get whole nodes without ``--exclusive``: hpcml does not request a part of a node."""
+    """Jobs get whole nodes without ``--exclusive``. hpcml then requests no part of a node."""
     without_gpus: bool = False
-    """Its nodes have no GPUs: ``hpcml doctor`` warns if it is the default."""
+    """The nodes of the QoS have no GPUs. ``hpcml doctor`` warns if this QoS is the default."""
 
 
 class Runtime(NamedTuple):
     """The environment in which the roles run."""
 
     kind: str = "python"
-    """``image``: all roles run inside ``runtime.image``; ``--image`` does the same for one run."""
+    """``image``: all processes run inside ``runtime.image``. ``--image`` does the same for one run."""
     python: str = ""
-    """The interpreter on the nodes, as an absolute path without ``~`` and ``$VARIABLE``; empty: the one that runs
-    hpcml. With ``kind = "image"`` it is the one in the image; empty: ``python3``.
+    """The Python on the nodes, as an absolute path without ``~`` and ``$VARIABLE``; empty: the Python that runs hpcml.
+    With ``kind = "image"`` it is a Python in the image; empty: ``python3``.
     """
     image: str = ""
     """The absolute path of the image, on a file system that all nodes share."""
@@ -170,9 +171,9 @@ class Workers(NamedTuple):
     """The Dask workers."""
 
     per_node: int = 1
-    """Dask workers on each node; with ``--gpus-per-node`` it is one per GPU."""
+    """Dask workers per node. With ``--gpus-per-node`` each GPU gets one."""
     threads: int = 0
-    """Threads of each worker; 0: an equal share of the node's CPUs, or one with GPUs."""
+    """Threads per worker; 0: an equal share of the node's CPUs, or one thread per GPU worker."""
     memory_limit: Memory = Memory()
     """Host memory of each worker; empty: an equal share of the job's memory on the node. hpcml refuses less than a
     worker needs to start (at least 80 MiB).
@@ -180,7 +181,7 @@ class Workers(NamedTuple):
     resources: tuple[str, ...] = ()
     """Dask's worker resources, each as ``NAME=NUMBER``, such as ``GPU=1``."""
     restarts: int = 3
-    """How often a worker, or a node's whole worker task, may die before it counts as lost."""
+    """The number of restarts before a worker, or a node's whole worker task, counts as lost."""
     on_loss: str = "continue"
     """After a lost worker: continue while one is left, or end the run with status 82."""
 
@@ -194,21 +195,21 @@ class Gpu(NamedTuple):
     cuda: str = "any"
     """The CUDA version that the machine's driver supports. The node refuses an environment for another one."""
     rmm_pool_size: str = "auto"
-    """RMM's memory pool: an amount, or ``auto``: nearly the whole GPU, less on the first one."""
+    """The size of RMM's memory pool; ``auto``: nearly the whole GPU, less on the first one."""
     rmm_maximum_pool_size: str = "none"
     """The maximum size of the pool."""
     rmm_managed_memory: bool = False
-    """Managed memory. cuda_ipc cannot transfer it."""
+    """Use managed memory. cuda_ipc cannot transfer it."""
     rmm_async: bool = False
-    """CUDA's own asynchronous allocator. cuda_ipc cannot transfer its memory."""
+    """Use CUDA's asynchronous allocator. cuda_ipc cannot transfer its memory."""
     rmm_release_threshold: str = "none"
-    """With ``gpu.rmm_async``: the amount that the process keeps."""
+    """With ``gpu.rmm_async``: the amount of free memory that the process keeps."""
     rmm_allocator_libs: tuple[str, ...] = ("cupy",)
     """Libraries that allocate from RMM if they are installed: ``cupy``, ``torch``."""
     rmm_log_directory: str = ""
     """The folder for each worker's log of all allocations, with ``$VARIABLES`` of the node."""
     rmm_track_allocations: bool = False
-    """Totals of allocations for Dask's dashboard; takes time."""
+    """Show totals of allocations in Dask's dashboard. This takes time."""
     device_memory_limit: str = "0.8"
     """The amount of GPU data above which Dask spills to host memory; ``none``: never."""
     spill_pinned: str = "auto"
@@ -216,22 +217,22 @@ class Gpu(NamedTuple):
     ``none``: new memory for each value, as in dask-cuda.
     """
     spill_order: str = "keep"
-    """Which data leaves the GPU first. ``keep`` keeps a fixed part on the GPU if a program passes over too much data;
-    ``lru``: the least recently used, as in dask-cuda.
+    """The order of spilling. ``keep``: a fixed part stays on the GPU if a program reads too much data repeatedly.
+    ``lru``: the least recently used data leaves first, as in dask-cuda.
     """
     cudf_spill: bool = False
-    """cuDF's own spilling."""
+    """Use cuDF's own spilling."""
     cudf_spill_stats: int = 0
     """With ``gpu.cudf_spill``: the level of its statistics."""
     gds: str = "auto"
-    """How cuDF reads files. ``on``: with GPUDirect Storage (``KVIKIO_COMPAT_MODE=OFF``), which fails or hangs if cuFile
-    or the file system does not support it. ``off``: through the host's memory. ``auto``: KvikIO decides.
+    """How cuDF reads files. ``on``: with GPUDirect Storage (``KVIKIO_COMPAT_MODE=OFF``). It fails or hangs without
+    support of cuFile and the file system. ``off``: through host memory. ``auto``: KvikIO decides.
     """
     pre_import: tuple[str, ...] = ()
     """Modules that each node imports once, before it forks the workers."""
     mode: str = "dask"
-    """Who uses the GPUs: ``dask``, or ``polars`` for cuDF-Polars' DaskEngine. The engine allocates memory and opens
-    connections itself, so only ``gpu.cuda``, ``gpu.gds`` and ``gpu.pre_import`` apply.
+    """The user of the GPUs: ``dask``, or ``polars`` for cuDF-Polars' DaskEngine. This engine manages memory and
+    connections itself: only ``gpu.cuda``, ``gpu.gds`` and ``gpu.pre_import`` apply.
     """
 
 
@@ -267,21 +268,19 @@ class Deadlines(NamedTuple):
     """
 
     stage: Seconds = Seconds("300s")
-    """For the copies of the image (``runtime.stage``)."""
+    """Copy the image (``runtime.stage``)."""
     scheduler: Seconds = Seconds("60s")
-    """For the start of the scheduler."""
+    """Start the scheduler."""
     workers: Seconds = Seconds("120s")
-    """For the registration of all workers. While the script runs: how long workers may be missing before they count as
-    lost.
-    """
+    """Register all workers. While the script runs, workers that are missing for this time count as lost."""
     fabric: Seconds = Seconds("30s")
-    """For the check of the interconnect; half of it for NCCL."""
+    """Check the interconnect; NCCL gets half of this time."""
     driver_grace: Seconds = Seconds("20s")
-    """For the script, from SIGTERM to SIGKILL; keep it below Slurm's ``KillWait`` (``scontrol show config``)."""
+    """End the script: from SIGTERM to SIGKILL. Keep it below Slurm's ``KillWait`` (``scontrol show config``)."""
     teardown: Seconds = Seconds("10s")
-    """For the end of scheduler and workers."""
+    """End the scheduler and the workers."""
     answer: Seconds = Seconds("10m")
-    """How long scheduler and supervisor may not answer each other. hpcml warns after a tenth of it; at its end the run
+    """Wait for an answer between scheduler and supervisor. hpcml warns after a tenth of this time. At its end, the run
     ends (82).
     """
     connect_notice: Seconds = Seconds("60s")
@@ -289,7 +288,7 @@ class Deadlines(NamedTuple):
     idle_notice: Seconds = Seconds("10m")
     """Warn after this time if nothing uses the cluster; ``0s``: never."""
     idle: Seconds = Seconds("0s")
-    """End such a run after this time (status 93); ``0s``: never."""
+    """End an idle run after this time (status 93); ``0s``: never."""
 
 
 class Advice(NamedTuple):
@@ -301,9 +300,9 @@ class Advice(NamedTuple):
     figure: str = ""
     """The figure that the rule checks."""
     above: str = ""
-    """A number: the advice appears if the figure is larger."""
+    """Show the advice if the figure is larger than this number."""
     below: str = ""
-    """A number: the advice appears if the figure is smaller."""
+    """Show the advice if the figure is smaller than this number."""
     sentence: str = ""
     """The advice; ``{figure}`` is replaced by a figure's value."""
     off: bool = False
@@ -324,11 +323,11 @@ class Paths(NamedTuple):
     runs: str = "~/.hpcml/runs"
     """The folder for runs, on a file system that all nodes share; ``~`` and ``$VARIABLES`` are replaced."""
     scratch: str = ""
-    """The folder where Dask spills, local to each node, with ``$VARIABLES`` of the node but no ``~``; empty: Dask's own
-    ``temporary-directory``, else ``TMPDIR``, else ``/tmp``. hpcml refuses a folder whose contents others can replace.
+    """The node-local folder for spilled data, with ``$VARIABLES`` of the node but no ``~``. Empty: Dask's
+    ``temporary-directory``, else ``TMPDIR``, else ``/tmp``. hpcml refuses a folder if others can replace its contents.
     """
     trust: tuple[str, ...] = ()
-    """Accounts, and groups as ``@NAME``, that may replace the contents of the folders above the runs."""
+    """Accounts and groups (``@NAME``) that may replace the contents of the folders above the runs."""
 
 
 class Login(NamedTuple):
@@ -337,8 +336,8 @@ class Login(NamedTuple):
     host: str = ""
     """The login node, as in ``ssh HOST``."""
     hosts: tuple[str, ...] = ()
-    """The names of the login nodes if ``login.host`` leads to any of them: ``hpcml tunnel`` on one of them prints
-    commands with its name.
+    """The names of all login nodes behind ``login.host``. ``hpcml tunnel`` on one of them prints commands with its
+    name.
     """
     hpcml: str = "hpcml"
     """The command on the login node, with options if it needs any."""
@@ -347,24 +346,24 @@ class Login(NamedTuple):
     route: str = "auto"
     """The route to a node."""
     logins: int = 5
-    """Maximum of new logins per hour."""
+    """The largest number of new logins per hour."""
     control: str = "~/.hpcml/cm"
-    """The folder of the control sockets, accessible only to you; the path must be short."""
+    """The folder of ssh's control sockets. Its path must be short, and only you may have access."""
 
 
 class Code(NamedTuple):
     """Each run's copy of the script's folder."""
 
     snapshot: str = "folder"
-    """``folder``: the script and the small files of its folder. ``script``: the script alone. ``none``: no copy: the
-    run uses the original script and its modules.
+    """``folder``: copy the script and the small files of its folder. ``script``: copy only the script. ``none``: the
+    run uses the original files.
     """
     max_file: Memory = Memory("1M")
-    """Larger files become links."""
+    """Files above this size become links."""
     max_total: Memory = Memory("50M")
-    """The maximum size of all copies; hpcml copies or links whole folders."""
+    """The largest size of all copies. hpcml copies or links whole folders."""
     max_files: int = 2000
-    """The same for the number of files; also the maximum of links."""
+    """The largest number of copied files, and of links."""
 
 
 class Cost(NamedTuple):
@@ -373,19 +372,19 @@ class Cost(NamedTuple):
     unit: str = ""
     """The unit of the charge, such as ``core-h``; empty: ``billing-h``."""
     weights: dict[str, str] = {}
-    """The price of an hour of each resource, in the form of Slurm's ``TRESBillingWeights``: ``cpu``, ``gres/gpu``,
-    ``node``, and ``mem`` with a unit (``0.25G``: a quarter for a GiB).
+    """The hourly price of each resource, as in Slurm's ``TRESBillingWeights``: ``cpu``, ``gres/gpu``, ``node``, and
+    ``mem`` with a unit (``0.25G``: 0.25 per GiB).
     """
     largest: bool = False
-    """Only the largest weighted resource is charged, not the sum (Slurm's ``PriorityFlags=MAX_TRES``)."""
+    """Charge only the most expensive resource, not the sum (Slurm's ``PriorityFlags=MAX_TRES``)."""
     budget: tuple[str, ...] = ()
-    """The command that lists the grants, as ``["saldo", "-b"]``. A project's ``hpcml.toml`` cannot set it."""
+    """The command that lists the grants, such as ``["saldo", "-b"]``. A project's ``hpcml.toml`` cannot set it."""
     budget_row: str = ""
-    """A regular expression for an account's row in the output. ``{account}`` is the account's name; the groups
-    ``total`` and ``used`` are the numbers, in ``cost.unit``.
+    """A regular expression for an account's row in that output. ``{account}`` is the account's name. The groups
+    ``total`` and ``used`` are numbers in ``cost.unit``.
     """
     ask: bool = False
-    """Ask Slurm for the start of the job (``sbatch --test-only``), and with ``--dry-run`` for the partition's charges
+    """Ask Slurm for the job's start (``sbatch --test-only``). With ``--dry-run``, also ask for the partition's charges
     (``scontrol show partition``).
     """
 
@@ -410,11 +409,11 @@ class Fact(NamedTuple):
     """
 
     confidence: str = ""
-    """``confirmed``: the machine's own answer or log shows it. ``documented``: on the site's pages. ``reported``: by
-    users, in job scripts and notes. ``guessed``: derived from something else.
+    """``confirmed``: shown by the machine itself. ``documented``: on the site's pages. ``reported``: by users, in job
+    scripts and notes. ``guessed``: derived from something else.
     """
     date: str = ""
-    """The date of the source, as ``2026-11-20``, or else the day on which it was read."""
+    """The date of the source, as ``2026-11-20``, or the day on which you read it."""
     source: str = ""
     """The page, the command or the person."""
     value: str = ""
@@ -432,14 +431,15 @@ class Site(NamedTuple):
     description: str = ""
     """One line for ``hpcml site ls``."""
     extends: str = ""
-    """The profile whose values apply if this one does not set them; ``identify`` and ``description`` are not inherited.
+    """Another profile: its values apply if this one does not set them. ``identify`` and ``description`` are not
+    inherited.
     """
     scheduler: str = "slurm"
-    """Whether jobs go to Slurm or run on this machine."""
+    """``slurm``, or ``local`` to run jobs on this machine."""
     repairs: bool = True
-    """Whether runs have hpcml's repairs of Dask, RAPIDS, UCX and cloudpickle; ``false``: the released versions."""
+    """Use hpcml's repairs of Dask, RAPIDS, UCX and cloudpickle; ``false``: the released versions."""
     unsupported: str = ""
-    """What hpcml lacks for this machine. hpcml refuses each submission with this sentence (status 65)."""
+    """The reason why hpcml does not work here. hpcml refuses each submission with this sentence (status 65)."""
     notes: Notes = Notes()
     identify: Identify = Identify()
     defaults: Defaults = Defaults()

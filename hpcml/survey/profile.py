@@ -166,7 +166,7 @@ class _Writer:
         draft.set(table, "environment", names, How(LOGIN, f"{', '.join(names)} in the environment"))
         draft.choose(table, "order", 5)  # before the profiles that ship with hpcml
         if not names and not re.search(r"[.\d]", host):
-            draft.ask(table, f"other machines may have a login node called {host}: how is this one recognised?")
+            draft.ask(table, f"other machines may have a login node called {host}: how can hpcml recognise this one?")
 
     def _defaults(self) -> None:
         draft, table = self.draft, ("defaults",)
@@ -176,7 +176,7 @@ class _Writer:
         draft.set(table, "partition", first, How(SLURM, question, concluded=not of_slurm))
         if len(self.partitions) > 1:
             which = f"{first} is Slurm's default" if of_slurm else f"{first} is the largest"
-            rule = "hpcml uses the first below that fits a request, without GPUs if none are requested"
+            rule = "hpcml uses the first that fits a request; requests without GPUs prefer nodes without GPUs"
             draft.ask(table, f"what is each partition for? {which}; {rule}")
         draft.choose(table, "time", "30")
         account = self.tables.account or next(iter(self.accounts), "")
@@ -321,7 +321,7 @@ class _Writer:
         elif shape.cpus and not threads:
             draft.ask(table, f"{key}.cpus_per_node are Slurm's CPUs: are these threads instead of cores?")
         if shape.memory:
-            allowed = "may a job ask for so much, and for memory at all (slurm.remove)?"
+            allowed = "may a job request that much, or any memory (slurm.remove)?"
             draft.ask(table, f"{key}.memory_per_node {memory}: {allowed}")
 
     def _qos_for(self, name: str, mine: tuple[str, ...]) -> None:
@@ -414,7 +414,7 @@ class _Writer:
         if not node:
             draft.ask(
                 ("network",),
-                "which interface and adapters have the nodes? hpcml site init --probe examines a node in a short job",
+                "which interface and adapters do the nodes have? hpcml site init --probe examines a node by a job",
             )
             return
         ports = node.network.infiniband
@@ -474,7 +474,7 @@ class _Writer:
         if "/tmp" in disks and disks["/tmp"].kind == "tmpfs":
             draft.ask(
                 ("paths",),
-                "/tmp is in the nodes' memory, where Dask would spill: have they a disk of their own (paths.scratch)?",
+                "/tmp is in the nodes' memory, where Dask would spill: do they have a local disk (paths.scratch)?",
             )
         draft.ask(("paths",), "do all nodes share your home folder, or is another folder better for runs (paths.runs)?")
 

@@ -82,14 +82,16 @@ def search(
         return None
     option = "--search" if values else "--pruner"
     if not metric:
-        hint = "Choose one that the script reports: --metric loss. With --maximize the largest value is best."
+        hint = "Choose one that the script reports: --metric loss. With --maximize a larger value is better."
         raise UsageError(f"{option} needs a metric", place=option, hint=hint)
     stops = _tool(pruner, "--pruner", _PRUNERS, "pruners") if pruner else ("", {})
     if not values:
         return Search(metric, maximize, seed, stops)
     draws, space = points.distributions(values, "--search")
     if "draw" in space:
-        raise UsageError("'draw' numbers the points of a search", place="--search", hint="Choose another name.")
+        raise UsageError(
+            "'draw' is reserved: it numbers the points of a search", place="--search", hint="Choose another name."
+        )
     return Search(
         metric, maximize, seed, stops, _tool(sampler or "tpe", "--sampler", _SAMPLERS, "samplers"), draws, space
     )

@@ -244,7 +244,7 @@ def check_worker_groups(prepared: Prepared) -> None:
         if inside.workers.gpu
         else f"more of them (--set workers.per_node={-(-inside.points.at_once // inside.job.nodes)}), or "
     )
-    raise UsageError(message, place="--at-once", hint=f"Ask for {more}more nodes.")
+    raise UsageError(message, place="--at-once", hint=f"Request {more}more nodes.")
 
 
 # -- a submission ------------------------------------------------------------------------------------------------------

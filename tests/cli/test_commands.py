@@ -194,4 +194,4 @@ def test_submit_says_where_the_run_is(world: World) -> None:
     assert done.stdout == ""
     assert " job 102 " in done.stderr
     fetched = world.run("fetch", "last")
-    assert (fetched.returncode, "on this machine already" in fetched.stderr) == (errors.USAGE, True)
+    assert (fetched.returncode, "already on this machine" in fetched.stderr) == (errors.USAGE, True)

@@ -50,7 +50,7 @@ def test_an_image_that_holds_something_else(
     world: World, program: Program, changed: dict[str, object], subject: str, says: str
 ) -> None:
     probed(world, program, sif_file.SAID, **changed)
-    done = image(world, "check", "a.sif", status=errors.IMAGE, says=(says, "the image is not usable: one thing is bad"))
+    done = image(world, "check", "a.sif", status=errors.IMAGE, says=(says, "the image is not usable: one check failed"))
     (line,) = [line for line in done.stdout.splitlines() if " bad " in line]
     assert line.startswith(subject)
 
@@ -116,4 +116,4 @@ def test_a_gpu_image(world: World, program: Program) -> None:
     probed(world, program, GPU_LABELS, **fine, failed=missing)
     image(world, "check", "--gpu", "a.sif", status=errors.IMAGE, says=("imports     bad   missing: cudf, cuml",))
     probed(world, program, sif_file.SAID)
-    image(world, "check", "--gpu", "a.sif", status=errors.IMAGE, says=("it has no GPU packages", "one thing is bad"))
+    image(world, "check", "--gpu", "a.sif", status=errors.IMAGE, says=("it has no GPU packages", "one check failed"))

@@ -25,7 +25,7 @@ def test_it_writes_an_example(world: World) -> None:
         path = world.project / f"{words[0].removesuffix('.py')}.py"
         assert path.read_bytes() == (JOBS / f"{example}.py").read_bytes()
         sentence = (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()[0]
-        assert f"{path.name} is written: {sentence}" in done.stdout
+        assert f"Wrote {path.name}: {sentence}" in done.stdout
         assert f"hpcml submit {path.name}" in done.stdout
         path.unlink()
     found = json.loads(world.run("new", "--json", "first", "etl").stdout)

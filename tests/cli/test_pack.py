@@ -40,7 +40,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory, hpcml_command: Path) -> Pat
     world = World(tmp_path_factory.mktemp("packed"), hpcml_command)
     done = world.run("pack")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "hpcml.pyz is written" in done.stdout
+    assert "Wrote hpcml.pyz: " in done.stdout
     return world.project / "hpcml.pyz"
 
 
@@ -52,7 +52,7 @@ def login(world: World, packed: Path) -> Login:
 def test_it_does_what_hpcml_does(login: Login) -> None:
     assert login.run("--version").stdout == login.world.run("--version").stdout
     assert login.run("site", "ls").stdout == login.world.run("site", "ls").stdout
-    assert "first.py is written" in login.run("new", "first", "kmeans").stdout
+    assert "Wrote first.py: " in login.run("new", "first", "kmeans").stdout
     own = login.folder / "templates"
     own.mkdir()
     (own / "batch.sh.j2").write_text(

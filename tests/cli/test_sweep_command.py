@@ -93,7 +93,7 @@ def test_only_what_is_missing_is_submitted(world: World) -> None:
     assert "4 points, 4 to run" in said, "another point has another key"
     _, said = sweep(world, *GRID)
     assert "4 points, 1 done, 1 failed, 2 to run" in said
-    assert "if they take as long as those before: 2.0 s each" in said
+    assert "if each point takes 2.0 s, as before" in said
     second = run_of(world)
     assert [one["key"] for one in points_of(second)] == [points[2]["key"], points[3]["key"]]
     for point in points_of(second):
@@ -348,7 +348,10 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("job.py", "--grid", "k=1", "--pruner", "asha"), "--pruner needs a metric"),
     (("job.py", "--search", "5", "x=uniform(0,1)"), "--search needs a metric"),
     (("job.py", "--search", "5", "--metric", "m"), "--search has no number and distributions"),
-    (("job.py", "--search", "5", "draw=uniform(0,1)", "--metric", "m"), "'draw' numbers the points of a search"),
+    (
+        ("job.py", "--search", "5", "draw=uniform(0,1)", "--metric", "m"),
+        "'draw' is reserved: it numbers the points of a search",
+    ),
     (("job.py", "--search", "5", "x=uniform(0,1)", "--grid", "k=1", "--metric", "m"), "--search and --grid exclude"),
     (("job.py", "--search", "5", "x=uniform(0,1)", "--metric", "m", "--", "--x=3"), "--x is set by the script's"),
     (("job.py", "--grid", "k=1", "--metric", "m", "--pruner", "best"), "'best' is not one of asha, median, hyperband"),

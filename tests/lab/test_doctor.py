@@ -188,7 +188,7 @@ def test_faults_of_the_login_node(cluster: Cluster, tools: Path, nobody_failed: 
         {
             "account": ("green", "account physics may be charged", ""),
             "budget": ("red", "0 of 1000", "Apply for more hours"),
-            "default-qos": ("red", "the default QoS cpu_qos, whose nodes have no GPUs", "--qos gpu_qos"),
+            "default-qos": ("red", "the default QoS cpu_qos, which has no GPUs", "--qos gpu_qos"),
             "submit-limit": ("red", "Slurm's limit of submitted jobs", "cancel one"),
             "limits": ("yellow", "600 s of CPU time", "--detach"),
         },

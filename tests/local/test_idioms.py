@@ -199,9 +199,7 @@ def test_a_script_that_looks_into_the_scheduler_is_told_where_it_is(ran: Ran) ->
         "LocalCluster(n_workers=2) in line 5",
         "scale(0) in line 7",
     ]
-    assert said[-1].startswith(
-        "AttributeError: cluster.scheduler.retire_workers: the run's scheduler is a process of its own;"
-    )
+    assert said[-1].startswith("AttributeError: cluster.scheduler.retire_workers: the scheduler is a separate process.")
 
 
 def test_a_script_that_counts_workers_in_a_loop_is_told_that_no_more_come(ran: Ran) -> None:
@@ -272,7 +270,7 @@ def test_own_clusters_are_closed_to_others(here: Here) -> None:
     assert 'result [2, ["127.0.0.1"], 5, 3, true]' in done.stdout  # a scheduler, two workers, their Nannies
     own = [line for line in done.stdout.splitlines() if " - distributed" not in line]  # Dask's, on a slow machine
     assert own[-3:] == ["1 ", "True", "['Own', 'ClosedCluster']"]
-    beside = "a separate cluster on this node (--own-clusters), beside this run's 1 worker on 1 node."
+    beside = "a separate cluster on this node (--own-clusters), in addition to this run's 1 worker on 1 node."
     notes = [line.removeprefix("hpcml: ") for line in done.stdout.splitlines() if line.startswith("hpcml: ")]
     assert notes == [f"LocalCluster(n_workers=2, threads_per_worker=1) in line 7: {beside}",
                      f"LocalCluster(n_workers=1) in line 13: {beside}"]  # fmt: skip

@@ -27,7 +27,7 @@ All words and options of each command.
 [exit status](exit-status.md) lists their ends. Each also
 accepts `-h`, `--help`; where that shows only common
 options, `--help-all` shows the rest. Defaults are in
-brackets; a default with a dot is
+brackets. A default with a dot is
 [a key of the profile](reference-profile.md).
 
 `make reference` writes this page from the parsers.
@@ -36,8 +36,8 @@ PROFILE = """\
 # Keys of a profile
 
 All keys of [a profile and of settings](sites.md): the kind
-of the value, the default (where none is named it is empty,
-which means "not said"), and the meaning. The key
+of the value, the default (empty if none is named), and the
+meaning. The key
 `workers.per_node` is `per_node` below `[workers]` in a
 file, `HPCML_WORKERS__PER_NODE` as a variable, and
 `--set workers.per_node=4` as an option.

@@ -295,7 +295,7 @@ def test_the_default_qos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     own: dict[str, Any] = {"site": "marenostrum5", "account": "bsc"}
     assert scheduler.default_qos(examination(tmp_path, **own)).state == "green"
     unsaid = scheduler.default_qos(examination(tmp_path, "defaults.qos=", **own))
-    assert told(unsaid) == ("red", "runs use the default QoS gp_ehpc, whose nodes have no GPUs")
+    assert told(unsaid) == ("red", "runs use the default QoS gp_ehpc, which has no GPUs")
     assert "--qos acc_ehpc" in unsaid.remedy
     assert scheduler.default_qos(examination(tmp_path, **own, qos="gp_ehpc")).state == "red"
     monkeypatch.setattr(slurm_machine, "associations", lambda _: "denied")

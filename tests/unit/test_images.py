@@ -159,7 +159,7 @@ def rapids(**other: str) -> sif.Image:
 
 OLDER = {"rapids": "26.08", "dask": "2026.5.0", "distributed": "2026.5.0", "dask_cuda": "26.8.0", "ucxx": "0.51.0"}
 OTHERS = "rapids 26.08 (here 26.10), dask 2026.5.0 (here 2026.7.1), distributed 2026.5.0 (here 2026.7.1), dask-cuda 26.8.0 (here 26.10.0), "
-UNKNOWN = ("it has no labels of hpcml, so its contents are unknown before it runs", False)
+UNKNOWN = ("it has no labels of hpcml: its contents are unknown until it runs", False)
 ARCHITECTURE = ("it is built for x86_64, but this machine is aarch64", True)
 CUDA = "it is built for CUDA 12, but gpu.cuda of the site is 13"
 

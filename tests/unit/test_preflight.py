@@ -93,12 +93,12 @@ ABSENT = both(
 SLOW_NVML = both(ABSENT, set_in("late", to=["nvml"]))
 CASES: list[tuple[str, Change, str, str, bool]] = [
     ("driver of CUDA 12, packages of 13", environment("rmm-cu13", "cudf-cu13"),
-     "driver 535.274.02 speaks CUDA 12.2, but this environment's RAPIDS is built for CUDA 13, which needs driver 580 or newer",
+     "driver 535.274.02 supports CUDA 12.2, but this environment's RAPIDS is built for CUDA 13, which needs driver 580 or newer",
      "Use the cuda12 extra or image.", True),
     ("too old for either", newer("470.82.01", "11.4", "rmm-cu12"),
-     "driver 470.82.01 speaks CUDA 11.4, but this environment's RAPIDS is built for CUDA 12, which needs driver 535 or newer",
+     "driver 470.82.01 supports CUDA 11.4, but this environment's RAPIDS is built for CUDA 12, which needs driver 535 or newer",
      "Ask the site for a newer driver, or use an older RAPIDS.", True),
-    ("CUDA 12.1 is not enough", newer("530.30.02", "12.1", "rmm-cu12"), "driver 530.30.02 speaks CUDA 12.1,", "newer driver", True),
+    ("CUDA 12.1 is not enough", newer("530.30.02", "12.1", "rmm-cu12"), "driver 530.30.02 supports CUDA 12.1,", "newer driver", True),
     ("the profile is out of date", newer("580.95.05", "13.0", "rmm-cu13"),
      "the profile's gpu.cuda is 12, but this environment's RAPIDS is built for CUDA 13, which driver 580.95.05 can run",
      "Use the cuda12 extra or image, or correct gpu.cuda.", False),

@@ -74,7 +74,7 @@ def test_a_script_that_is_nothing_without_ranks_is_refused(tmp_path: Path, what:
     assert f"--ranks N ({ranks.PAGE}). As one process: hpcml submit -- /env/bin/python s.py." in str(caught.value)
     for asked, way in (({"interpreter": ("python",)}, "for ranks add"), ({"sweep": "one"}, "submit each point with")):
         (told,) = ranks.check_script(spec(tmp_path, text, **asked), "python", 4, ())
-        assert f"uses {what}, and hpcml starts one process, beside 4 workers of Dask; " in told
+        assert f"uses {what}, and hpcml starts one process, next to 4 workers of Dask; " in told
         assert f"{way} --ranks" in told  # one process is what was asked for
     module = spec(tmp_path, text, script=tmp_path / "s", form=Form.MODULE)
     with pytest.raises(ScriptError, match=r"-- python -m s\."):
@@ -84,7 +84,7 @@ def test_a_script_that_is_nothing_without_ranks_is_refused(tmp_path: Path, what:
 @pytest.mark.parametrize(("what", "text"), [(what, text) for what, texts in MAY_DO_WITHOUT.items() for text in texts])
 def test_a_script_that_may_do_without_ranks_is_noted(tmp_path: Path, what: str, text: str) -> None:
     (told,) = ranks.check_script(spec(tmp_path, text), "python", 4, ())
-    assert f"uses {what}, and hpcml starts one process, beside 4 workers" in told
+    assert f"uses {what}, and hpcml starts one process, next to 4 workers" in told
     assert ranks.check_script(spec(tmp_path, text), "python", 1, ()) == []
 
 
@@ -119,7 +119,7 @@ def test_a_launcher_starts_nothing_on_several_nodes(tmp_path: Path, words: tuple
     assert "Or take one node: --nodes 1." in caught.value.hint
     assert ("Leave out" if words[1] in ("srun", "mpiexec.hydra") else "Add --ranks node.") in caught.value.hint
     (told,) = check_program(tmp_path, 1, *words)
-    assert "starts its processes on the first node, beside the run's workers (docs" in told
+    assert "starts its processes on the first node, next to the run's workers (docs" in told
 
 
 def test_a_launcher_on_gpus_is_told_of_the_workers_pool(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     common.add_run(parser)
     common.add_site(parser)
-    common.add_json(parser, "print facts as JSON, a line for each look")
+    common.add_json(parser, "print JSON, one line per update")
     parser.add_argument("--once", action="store_true", help="show one update")
     parser.add_argument(
         "--interval", metavar="TIME", help="time between updates, 0.5s or more (default: 2s on a terminal, else 10s)"

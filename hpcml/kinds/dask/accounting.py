@@ -262,7 +262,7 @@ ACCOUNTING = Accounting(
         *map(ShareFigure, ("few_tasks", "straggler", "tiny_tasks", "on_files")),
     ),
     plots=(
-        Plot("Tasks being worked on", "processing", "tasks", always=True),
+        Plot("Tasks on workers", "processing", "tasks", always=True),
         Plot("Spilled by Dask", "spilled", "spilled", unit="GiB"),
     ),
     rules=(
@@ -297,7 +297,7 @@ ACCOUNTING = Accounting(
             "straggler",
             "straggler",
             "One task was much slower than the others: one of {function} took {longest}, the others {others} on "
-            "average. {straggler} % of the workers' time they had no task. Divide the work into equal pieces, and "
+            "average. Workers had no task for {straggler} % of their time. Divide the work into equal pieces, and "
             "start the largest first.",
             above=20,
             weight=1.5,
@@ -306,7 +306,7 @@ ACCOUNTING = Accounting(
         Rule(
             "few-tasks",
             "few_tasks",
-            "There were too few tasks: {few_tasks} % of the workers' time they had none while others worked. Divide "
+            "There were too few tasks: workers had none for {few_tasks} % of their time, while others worked. Divide "
             "the work into more pieces, or use fewer workers.",
             above=40,
             shortest=0,

@@ -24,11 +24,11 @@ OPTIONS = KindOptions(
     Dask(),
     {
         "how": (
-            Option("profile", "record profiler output: dask, memray, nsys, rmm, several with commas", RUNS, read=joined,
+            Option("profile", "record profiler output: dask, memray, nsys, rmm (comma-separated)", RUNS, read=joined,
                    metavar="TOOL,…", values=tuple(PROFILERS)),
         ),
         "what to do": (
-            Option("own_clusters", "let the script open Dask clusters of its own beside the run's",
+            Option("own_clusters", "let the script open its own Dask clusters",
                    CONTINUED | {"jupyter", "run"}, read=flag),
         ),
     },

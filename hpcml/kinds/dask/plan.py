@@ -22,8 +22,8 @@ _AMOUNTS = ("rmm_maximum_pool_size", "rmm_release_threshold", "device_memory_lim
 _LEAST_FOR_A_WORKER = 80 * 1024**2
 _LIBRARIES = ("cupy", "torch")  # those whose allocator dask-cuda can replace by RMM's
 OF_POLARS = (
-    "GPU mode polars: Dask's own messages go over TLS, and the workers have no RMM pool; cuDF-Polars' DaskEngine takes "
-    "the GPUs' memory itself and opens UCX connections of its own (rapidsmpf), which require no key"
+    "GPU mode polars: Dask uses TLS, and the workers have no RMM pool. cuDF-Polars' DaskEngine manages "
+    "GPU memory and opens its own UCX connections (rapidsmpf), which need no key"
 )
 # Queries are no tasks of Dask's: what these rules say of tasks would be wrong.
 _RULES_OF_TASKS = ("no-tasks", "idle-tail", "tasks-without-gpu")

@@ -93,4 +93,4 @@ def choose_address(interface: str, *, single_node: bool) -> tuple[str, str]:
     for name in names:
         if not addresses.get(name, "127.").startswith("127."):
             return addresses[name], f"interface {name}"
-    raise NoAddressError("this node has no IPv4 address but loopback")
+    raise NoAddressError("this node has only the loopback IPv4 address")

@@ -142,7 +142,7 @@ def _wrong_cuda(node: Node, cuda: str) -> Iterable[Trouble]:
     if built in NEEDS and driver and not _runs(built, driver, speaks):
         fitting = [major for major in NEEDS if _runs(major, driver, speaks)]
         hint = f"Use the cuda{fitting[-1]} extra or image." if fitting else ""
-        sentence = f"driver {driver} speaks CUDA {speaks or 'of an unknown version'}, {environment}"
+        sentence = f"driver {driver} supports CUDA {speaks or 'of an unknown version'}, {environment}"
         yield Trouble(
             f"{sentence}, which needs driver {NEEDS[built].driver} or newer",
             hint or "Ask the site for a newer driver, or use an older RAPIDS.",

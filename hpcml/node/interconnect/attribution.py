@@ -341,7 +341,7 @@ class Cause(NamedTuple):
     remedy: str
 
 
-TLS = Cause("TLS was requested", "set network.protocol=ucx, with GPU workers and an image whose UCX has InfiniBand")
+TLS = Cause("TLS was requested", "set network.protocol=ucx, with GPU workers and an image with InfiniBand in its UCX")
 
 
 def cause_across(measurement: Measurement, bad: Iterable[str]) -> Cause:

@@ -266,8 +266,8 @@ class _Elsewhere:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"cluster.scheduler.{name}: the run's scheduler is a process of its own; client.scheduler_info() tells of "
-            "it, and client.run_on_scheduler() calls a function there"
+            f"cluster.scheduler.{name}: the scheduler is a separate process. "
+            "client.scheduler_info() describes it; client.run_on_scheduler() calls a function there"
         )
 
 
@@ -292,7 +292,9 @@ def subclass_of(original: type) -> type:
     class Own(*base):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **options: Any) -> None:
             asked = _call(original.__name__, arguments, options)
-            _note(asked, f"a separate cluster on this node (--own-clusters), beside {_size().rpartition(' ')[0]}")
+            _note(
+                asked, f"a separate cluster on this node (--own-clusters), in addition to {_size().rpartition(' ')[0]}"
+            )
             if arguments and of_cpus:
                 raise TypeError("in a run LocalCluster takes keyword arguments only")
             super().__init__(*arguments, **closed | options)

@@ -44,7 +44,7 @@ logger.addFilter(LineLimit())  # so that nobody can fill the disk by knocking
 DEADLINE = 10.0  # seconds for the three messages: a busy process on the other side may take some
 MOST_HALF_OPEN = 256  # handshakes under way at one listener
 OPEN_TCP = (
-    "with UCX's tcp, others can write to this process's memory, in spite of the key (docs/security.md). "
+    "with UCX's tcp, others can write to this process's memory, despite the key (docs/security.md). "
     "Use tls, or UCX_TLS=^tcp,sysv where InfiniBand connects the nodes, or UCX_NET_DEVICES=lo on a single node"
 )
 FEATURES = ("TAG", "STREAM", "WAKEUP")  # messages, the exchange of their tags, and sleep while nothing comes
