@@ -120,7 +120,7 @@ def _check(function: object, points: list[object], at_once: int | None) -> None:
         try:
             cloudpickle.dumps(value)
         except Exception as error:  # an object of the user's may fail in any way there
-            hint = "Open files and connections in the function itself."
+            hint = "Open files and connections inside the function."
             raise UsageError(f"{role} cannot be pickled: {error}", place="hpcml.map", hint=hint) from error
 
 

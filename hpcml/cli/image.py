@@ -164,7 +164,7 @@ def _own_folder(setting: str) -> Path:
     try:
         return directories.runs_folder(setting or "~/.hpcml/images/x", layers.process_environment()).parent
     except StorageError as error:
-        message = "The image's path is not absolute, or a variable in it is not set"
+        message = "The image's path is not absolute, or one of its variables is not set"
         raise ConfigError(message, hint="Correct it.", place=f"runtime.image: {setting}") from error
 
 

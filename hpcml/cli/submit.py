@@ -36,10 +36,10 @@ _PYTHON = (".py", ".ipynb")  # with these ends a file is no program, behind `--`
 def add_options(parser: Parser, verb: str = "submit") -> None:
     """Add the options of a run that a verb takes."""
     parser.epilog = (
-        "Give hpcml's options before SCRIPT, and the script's own after it; all words after -- are the script's. "
-        "In the place of SCRIPT: -m package.module, or -- ./program. "
-        "Without --ranks it is started once, on the first node. "
-        "To save its work and continue later: hpcml help checkpoints."
+        "Give hpcml's options before SCRIPT and the script's arguments after it. "
+        "All words after -- belong to the script. SCRIPT can also be -m package.module, or -- ./program. "
+        "Without --ranks it starts once, on the first node. "
+        "To save work and continue later: hpcml help checkpoints."
     )
     add_to(parser, verb)
 
@@ -364,9 +364,9 @@ def add_rerun_options(parser: Parser) -> None:
     """Add a submission's options, and the run whose request it is."""
     add_options(parser, "rerun")
     parser.epilog = (
-        "Options that you leave out keep the run's values. "
-        "The script is taken as it is now, in the folder from which the run was submitted. "
-        "ARGS replace all arguments of the script; nothing after -- removes them."
+        "Omitted options keep the run's values. "
+        "hpcml runs the current script, in the folder of the submission. "
+        "ARGS replace all arguments of the script. A bare -- removes them."
     )
     common.add_run(parser, default=None)
 

@@ -406,7 +406,7 @@ def _cancel(options: Namespace, runs: Path, name: str) -> int:
         common.print_json({"sweep": name, **_counts(rows), "cancelled": answers})
         return failed
     if not answers:
-        say("No run of it is active.", sys.stderr)
+        say("The sweep has no active run.", sys.stderr)
     cancel_rm.say_answers(answers)
     say_fitted(results.counts(rows), sys.stdout, first=f"{name}  ", rest="  ")
     return failed

@@ -385,7 +385,7 @@ def certificate(exam: Examination) -> Finding:
 def judge_certificate(ends: Sequence[float], start: str, now: float, renew: str) -> Finding:
     """Return whether a certificate lives until a job that starts then (ISO 8601, local time; empty: not known)."""
     if not ends:
-        return not_applicable("ssh uses no certificate: your keys and the agent have none")
+        return not_applicable("ssh uses no certificate: neither your keys nor the agent has one")
     last = max(ends)
     hint = f"Get a new one: {renew or 'see the documentation of your site'}."
     if last == float("inf"):

@@ -186,7 +186,7 @@ def _interface(exam: Examination, by_node: ByNode) -> Finding:
         return green(f"interface {wanted} has an IPv4 address on each node", interfaces=addresses)
     others = sorted(set.intersection(*(set(names) for names in addresses.values())) - {"lo"})
     sentence = (
-        f"interface {wanted} has no IPv4 address on {', '.join(without)} (with one: {', '.join(others) or 'none'})"
+        f"interface {wanted} has no IPv4 address on {', '.join(without)} (with address: {', '.join(others) or 'none'})"
     )
     hint = f"Set network.interface = '{others[0]}', or leave it empty." if others else "Leave network.interface empty."
     return red(sentence, hint, interfaces=addresses)
@@ -242,7 +242,7 @@ def _shared_memory(exam: Examination, by_node: ByNode) -> Finding:
         if one["left_bytes"] >= _LEFT_LEAST:
             files_left = f"{len(one['left'])} old files of yours in /dev/shm of {node}"
             sentence = f"{files_left} take {units.format_bytes(one['left_bytes'])} of the memory of your jobs there"
-            hint = f"Remove those that none of your jobs uses, in a job on {node}: rm /dev/shm/{one['left'][0]} …"
+            hint = f"Remove the unused ones, in a job on {node}: rm /dev/shm/{one['left'][0]} …"
             return yellow(sentence, hint, shm=shm)
     size = units.format_bytes(min(one["size"] for one in shm.values())) if shm else "0 B"
     return green(f"/dev/shm holds {size} and no old files of yours", shm=shm)
@@ -299,7 +299,7 @@ def _shared_gpus(exam: Examination, by_node: ByNode) -> Finding:
         return yellow(sentence, hint, **data)
     if parts := [(name, row) for name, row in each if row.mig == "Enabled"]:
         name, row = parts[0]
-        sentence = f"MIG divides GPU {row.bus_id} of {name}: parts have neither NVLink nor CUDA IPC"
+        sentence = f"MIG divides GPU {row.bus_id} of {name}: its parts have no NVLink and no CUDA IPC"
         return yellow(sentence, "Request whole GPUs.", **data)
     if not each:
         why_not = "nvidia-smi does not answer" if any(node.gpu.slots for node in by_node.values()) else "no GPU"
@@ -462,7 +462,11 @@ def _of_all(ports: Ports) -> Iterator[Finding]:
         first = ports[dark[0]][0]
         sentence = f"{_port_state(dark[0], first)}, and the node has no active port"
         expected = any(active.values()) or any(port.link.link_layer == _INFINIBAND for port in ports[dark[0]])
-        yield red(sentence, leave_out(dark)) if expected else yellow(sentence, "If it should be active, tell the site.")
+        yield (
+            red(sentence, leave_out(dark))
+            if expected
+            else yellow(sentence, "If it should be active, report it to the site.")
+        )
         return
     kinds = {node: _kind(several) for node, several in active.items()}
     if len({*kinds.values()}) > 1:
@@ -481,8 +485,8 @@ def _of_all(ports: Ports) -> Iterator[Finding]:
         yield yellow(sentence, leave_out(fewer))
     if down:
         node, port = down[0]
-        sentence = f"{_port_state(node, port)}, and the profile does not define whether runs use it"
-        yield yellow(sentence, f"Set network.adapters = {_on_each(ports)} in the profile, or tell the site.")
+        sentence = f"{_port_state(node, port)}, and the profile does not say if runs use it"
+        yield yellow(sentence, f"Set network.adapters = {_on_each(ports)} in the profile, or report it to the site.")
 
 
 def _told_down(down: Sequence[tuple[str, Port]]) -> Iterator[Finding]:

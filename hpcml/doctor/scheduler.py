@@ -70,7 +70,7 @@ def account(exam: Examination) -> Finding:
     of_account = [one for one in associations if one.account == name]
     if not of_account:
         hint = f"Add --account {names[0]}, or set it in [defaults] of ~/.config/hpcml/config.toml."
-        return red(f"account {name} is not one of yours: {', '.join(names)}", hint, **details)
+        return red(f"account {name} is not among yours: {', '.join(names)}", hint, **details)
     fitting = [one for one in of_account if one.partition in ("", partition)]
     if not fitting:
         partitions = sorted({one.partition for one in of_account})
@@ -80,7 +80,7 @@ def account(exam: Examination) -> Finding:
     if qos and allowed and qos not in allowed:
         hint = f"Use --qos {allowed[0]}, or ask your project's manager for {qos}."
         return red(f"account {name} may use only {', '.join(allowed)}, not QoS {qos}", hint, **details, qos=allowed)
-    return green(f"account {name} may be charged{f' in partition {partition}' if partition else ''}", **details)
+    return green(f"you may use account {name}{f' in partition {partition}' if partition else ''}", **details)
 
 
 def budget(exam: Examination) -> Finding:
@@ -164,7 +164,7 @@ def partition(exam: Examination) -> Finding:
         wrong.append(f"max_nodes {in_profile.max_nodes} instead of {settings['MaxNodes']}")
     if wrong:
         hint = f"Set Slurm's value in [partitions.{name}] of ~/.config/hpcml/config.toml."
-        return yellow(f"the profile is wrong about partition {name}: {'; '.join(wrong)}", hint, **details)
+        return yellow(f"the profile has wrong values for partition {name}: {'; '.join(wrong)}", hint, **details)
     return green(f"partition {name} is up{' and matches the profile' if in_profile != Partition() else ''}", **details)
 
 

@@ -333,7 +333,7 @@ FILES_AND_PYTHON = (
          "If it is your own file, add its folder to PYTHONPATH before you submit. Else install it (in "
          "runtime.python, or the Python of your command), or build an image that has it.", "module {0} missing"),
     Rule("import-name", ROOT, r"ImportError: cannot import name '([^']+)' from '([^']+)'",
-         "the module {1} has no {0}: its version differs from what the script expects, or a file of yours has its name",
+         "the module {1} has no {0}: it has another version, or your own file has its name",
          "Compare the versions on this machine and in the run.", "import of {0} failed"),
     Rule("rank-variable", ROOT,
          r"(?:KeyError: '|environment variable )((?:LOCAL_|GROUP_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)|"
@@ -386,7 +386,7 @@ FILES_AND_PYTHON = (
          "the script asked for input, but a batch job has no keyboard",
          "Replace input() by arguments or a file.", "no keyboard"),
     Rule("debugger", ROOT, r"^(?:bdb\.)?BdbQuit\b",
-         "the debugger (breakpoint(), pdb) needs a keyboard, but a batch job has none",
+         "the debugger (breakpoint(), pdb) needs a keyboard, but a batch job has no keyboard",
          "Remove breakpoint() and pdb, or debug in a notebook (hpcml jupyter).", "debugger without a keyboard"),
     Rule("recursion", ROOT, r"RecursionError(?:: |\(\\?['\"])maximum recursion depth exceeded",
          "functions call each other endlessly", "The traceback shows which functions.", "endless recursion"),
@@ -515,7 +515,7 @@ IMAGES = (
     Rule("namespace", ROOT, r"(?i)user namespaces? (?:(?:are|is) )?(?:disabled|not)\b|failed to create user namespace|"
          r"create namespace: user|max_user_namespaces",
          "the machine does not allow user namespaces, which images need",
-         "Ask the site's support for them, or to install the program setuid; or try another node.",
+         "Try another node, or ask the site's support for them, or for a setuid program.",
          "images not allowed", Retry.EXCLUDE, _ENTERING | Where.BUILD),
     Rule("bind-source", ROOT, r"mount source (\S+) doesn't exist",
          "a path in runtime.binds does not exist on the node: {0}",

@@ -237,9 +237,7 @@ def _arguments(definition: Definition, given: Mapping[str, str]) -> tuple[dict[s
         settings = pip_settings()
         index, certificates = settings.get("index-url", ""), settings.get("cert", "")
         if "@" in urllib.parse.urlsplit(index).netloc:
-            notes.append(
-                "the address of pip's index contains a password, which the image would store: it is not passed on"
-            )
+            notes.append("pip's index has a password in its address: hpcml does not write it into the image")
         elif index:
             arguments.setdefault("PIP_INDEX", index)
     if "MIRROR" in definition.used and not arguments.setdefault("MIRROR", apt_mirror()):

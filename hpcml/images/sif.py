@@ -184,7 +184,7 @@ def _problems(image: Image, cuda: str, gpus: int, machine: str) -> Iterator[Prob
     if image.architecture and image.architecture != machine:
         yield Problem(
             f"it is built for {image.architecture}, but this machine is {machine}",
-            f"Build it on a machine that is {machine}.",
+            f"Build it on a {machine} machine.",
         )
     if image.encrypted:
         yield Problem("it is encrypted, but a batch job has no key for it", "Build it without --encrypt.")

@@ -317,7 +317,7 @@ class Call:
             hint = f"The run continues. Reconnect: hpcml --host {host} logs -f {run}."
             return LinkError(message, place=host, hint=hint)
         if run:
-            message += "; it is unknown whether the run was submitted"
+            message += "; the run may have been submitted"
             hint = f"hpcml did not send it twice. To find out: hpcml --host {host} status {run}."
             return HpcmlError(message, place=host, hint=hint, exit_status=ANSWER_LOST)
         nothing = "Nothing was submitted. " if self.words[:1] in (["submit"], ["jupyter"], ["fabric"]) else ""
@@ -381,7 +381,7 @@ def marked_line(source: IO[bytes], mark: bytes, longest: int, host: str) -> byte
 
 def talks_on(host: str) -> ConfigError:
     """Return the error for a login node that says more before its hpcml begins than a shell does."""
-    return answers.wrong(host, "it prints endless text before it starts")
+    return answers.wrong(host, "it prints too much text before it starts")
 
 
 def unsent(arguments: Sequence[str], here: Path, sent: Sequence[Entry]) -> list[str]:

@@ -127,7 +127,7 @@ def parts_of(name: str) -> list[str]:
     except UnicodeEncodeError:
         bad = True  # half a character, which no file system holds
     if bad or any(part in ("", ".", "..") for part in parts):
-        hint = "Nothing was written for it. Check whether someone tampered with the folder or with hpcml there."
+        hint = "Nothing was written for it. Someone may have changed the folder or hpcml there: check both."
         raise StorageError("hpcml refused a file name outside the folder", place=repr(name), hint=hint)
     return parts
 

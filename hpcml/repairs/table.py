@@ -12,9 +12,9 @@ class Repair(NamedTuple):
     package: str
     """The package that it repairs, as in ``tests/versions-3.11.txt`` or ``containers/versions.toml``."""
     needed_with: str
-    """The newest release of the package with which the fault was seen."""
+    """The newest release of the package that has the fault."""
     fixed_in: str
-    """The release that makes the repair needless; empty: none so far."""
+    """The release that no longer needs the repair; empty: none so far."""
     fault: str
     upstream: str
     """The pull request that brought the fault, or the patch in docs/upstream that mends it."""
@@ -27,7 +27,7 @@ REPAIRS = (
         package="rapids-dask-dependency",
         needed_with="26.10.0",
         fixed_in="",
-        fault="Two threads that import parts of Dask wait for each other for ever",
+        fault="Two threads that import parts of Dask wait for each other forever",
         upstream="[patch](rapids-dask-dependency.patch)",
         gain="no hang",
     ),
@@ -45,7 +45,7 @@ REPAIRS = (
         package="distributed",
         needed_with="2026.7.1",
         fixed_in="",
-        fault="A scheduler that closes tells all workers of each worker that leaves",
+        fault="A closing scheduler informs all workers about each leaving worker",
         upstream="[patch](distributed-close.patch)",
         gain="1,000 workers: 13.8 s of processor time become 0.6 s",
     ),
@@ -54,7 +54,7 @@ REPAIRS = (
         package="dask-cuda",
         needed_with="26.10.0",
         fixed_in="",
-        fault="GPU data goes to fresh host memory, and the chunk that is needed soonest leaves first",
+        fault="GPU data is copied to new host memory, and the chunk for the next task leaves first",
         upstream="[patch](dask-cuda-pinned.patch), [patch](dask-cuda-order.patch)",
         gain="7.6 times as fast on one H100",
     ),

@@ -152,7 +152,7 @@ def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
         near = errors.nearest(option[2:], sorted(long_options))
         hint = errors.did_you_mean(near and f"--{near}", "")
     if not hint and parser.prog == "hpcml rerun":
-        hint = f"To replace the script's arguments, write all of them after --: hpcml rerun RUN -- {word} …"
+        hint = f"To replace the script's arguments, write all arguments after --: hpcml rerun RUN -- {word} …"
     if not hint and "nodes" in long_options and option.startswith("--"):
         hint = f"Pass an option of sbatch as --sbatch={word}. Otherwise try {parser.prog} --help."
     hint = hint or f"Try {parser.prog} --help."

@@ -270,7 +270,7 @@ def cancel(run: directories.Run) -> Cancelled:
     if before.over:
         return Cancelled(False, f"{run.id} has ended already: {before.message}.")
     if not (run.submission and run.submission.key):
-        hint = f"It is not submitted. Remove it: hpcml rm {run.id}." if before.phase == "prepared" else before.hint
+        hint = f"It was not submitted. Remove it: hpcml rm {run.id}." if before.phase == "prepared" else before.hint
         raise NotFoundError("The run has no job to cancel", place=run.id, hint=hint)
     if (after := directories.follow_up(run)) and after.submission:  # first: it begins when this one ends
         waiting = schedulers.get(after.submission.scheduler).cancel(after.submission.key)

@@ -183,7 +183,7 @@ def shorter(prepared: Prepared) -> str:
     enough = units.format_time_limit(seconds)
     took, limit = units.format_time_limit(max(taken)), units.format_time_limit(asked)
     return (
-        f"the last {len(taken)} runs of it took {took} at most of the requested {limit}: --time {enough} may be enough"
+        f"the last {len(taken)} such runs took at most {took} of the requested {limit}: --time {enough} may be enough"
     )
 
 

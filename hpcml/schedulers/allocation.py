@@ -76,7 +76,7 @@ def current() -> Allocation:
         raise UsageError("A run cannot start inside another run", place=f"HPCML_RUN_DIR={run}", hint=hint)
     tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1" and not sys.stdin.isatty():
-        hint = "Call hpcml run without srun: hpcml starts a process on each node itself."
+        hint = "Call hpcml run without srun: hpcml itself starts a process on each node."
         raise UsageError(f"srun starts this command {tasks} times", place="hpcml run", hint=hint)
     if environment.get("SLURM_HET_SIZE"):
         hint = "Use an allocation with one kind of nodes."

@@ -206,7 +206,7 @@ def _confirmed(answer: Submission) -> Submission:
         except SlurmUnreachableError:
             return answer
         if state.state == UNKNOWN.state:
-            raise AnswerLostError("sbatch printed a number that is not the job's", quote=answer.notes)
+            raise AnswerLostError("sbatch printed a wrong job id", quote=answer.notes)
     return answer
 
 

@@ -203,7 +203,7 @@ def _directives(
     partition = site.partitions.get(partition_name, Partition())
     cpus, memory, _ = _of_node(site, request, partition_name)
     if not cpus and not site.resources.exclusive:
-        reasons.append("one CPU per node: neither the request nor the profile sets more (--cpus-per-node)")
+        reasons.append("one CPU per node: request and profile set no number (--cpus-per-node)")
     valued = (
         ("--job-name", spec.name),
         ("--comment", f"hpcml:{request.paths.directory.name}"),

@@ -184,7 +184,7 @@ class _Writer:
         draft.set(table, "account", account, asked)
         if len(self.accounts) > 1:
             have = ", ".join(self.accounts)
-            draft.ask(table, f"which account pays? You have {have}; a profile for all users names none")
+            draft.ask(table, f"which account pays? You have {have}; a profile for all users should not name one")
 
     def _requests(self) -> None:
         """Set how this Slurm wants to be asked, and tell what of its configuration matters to a job."""
@@ -241,7 +241,7 @@ class _Writer:
             except ValueError:
                 memory = 0
         if nodes:
-            how = How(SLURM, "scontrol show partition, all of it divided by the nodes", concluded=True)
+            how = How(SLURM, "scontrol show partition, divided by the nodes", concluded=True)
             return Kind(name, nodes, cpus // nodes, 0, memory // nodes, gpus // nodes, ()), how
         if self.node and self.node.job.partition == name:
             how = How(NODE, f"what {self.node.job.node} has", concluded=True)
@@ -343,7 +343,7 @@ class _Writer:
         draft, table = self.draft, ("qos", name)
         homes = [one for one in self.partitions if name in self._qos_of(one)]
         asked = How(SLURM, "sacctmgr show qos")
-        draft.remark(table, f"Slurm: {_said(fields)}." if _said(fields) else "Slurm reports no limits of it.")
+        draft.remark(table, f"Slurm: {_said(fields)}." if _said(fields) else "Slurm reports no limits.")
         if homes and len(homes) < len(self.partitions):
             draft.set(table, "partitions", homes, How(SLURM, "AllowQos and DenyQos of the partitions"))
         shapes = {one: self._shape(one)[0] for one in homes}

@@ -246,7 +246,7 @@ def _file(path: Path) -> list[Point]:
     place, readers = _place(path), {".csv": _csv, ".jsonl": _jsonl}
     if path.suffix not in readers:
         hint = "Rename it to end with .csv or .jsonl."
-        raise _wrong("The file of points is neither .csv nor .jsonl", place, hint)
+        raise _wrong("The file of points is not .csv or .jsonl", place, hint)
     text = _text(path)
     rows = []
     for row in readers[path.suffix](text, place):

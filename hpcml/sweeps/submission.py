@@ -52,7 +52,7 @@ def asked(text: str) -> tuple[str, ...]:
         return judgement.KINDS
     kinds = tuple(word.strip() for word in text.split(","))
     if wrong := [word for word in kinds if word not in judgement.KINDS]:
-        hint = f"Use {', '.join(judgement.KINDS)}, or no value for all of them."
+        hint = f"Use {', '.join(judgement.KINDS)}, or no value for all kinds."
         raise UsageError(f"'{wrong[0]}' is not a kind of failure", place="--only-failed", hint=hint)
     return kinds
 

@@ -158,7 +158,7 @@ FAULTS = (
     F("hpcml/node/versions.py", "least < -self.behind or", "", "a clock too far behind is found out by a hang"),
     F("hpcml/kinds/dask/node/jupyter/config.py", '"metadata": {"debugger": False}', '"metadata": {"debugger": True}', "a kernel's debugger opens a port to everybody on its node", True),
     F("hpcml/kinds/dask/node/jupyter/config.py", "if status.st_mode != mode or status.st_uid != os.getuid():", "if status.st_mode != mode:", "JupyterLab is announced on a socket that another user owns"),
-    F("hpcml/kinds/dask/node/jupyter/execute.py", "the notebook's kernel has ended; the notebook up to there is {kept}\", file=sys.stderr)\n        return 1", "the notebook's kernel has ended; the notebook up to there is {kept}\", file=sys.stderr)\n        return 0", "a notebook whose kernel dies ends with 0", True),
+    F("hpcml/kinds/dask/node/jupyter/execute.py", "the notebook's kernel has ended. The results so far: {kept}\", file=sys.stderr)\n        return 1", "the notebook's kernel has ended. The results so far: {kept}\", file=sys.stderr)\n        return 0", "a notebook whose kernel dies ends with 0", True),
     F("hpcml/kinds/dask/node/jupyter/kernel.py", "    os.umask(umask)\n", "", "files that a cell writes are closed to the user's group", True),
     F("hpcml/kinds/dask/node/jupyter/config.py", "'error', []);\n          return;\n", "'error', []);\n", "a page whose save failed says that it has saved", True),
     F("hpcml/kinds/dask/node/jupyter/server.py", "return TERMINATED if session.signalled else 0", "return 0", "a cancelled Jupyter session ends as if its user closed it", True),

@@ -172,7 +172,7 @@ CASES = [
     Bad("stage-unknown", _submit("--set", "runtime.stage=bcast"), C, ("runtime.stage", "sbcast")),
     Bad("stage-to", _submit("--image", "x.sif", "--set", "runtime.stage=copy", "--set", "runtime.stage_to=here"), C,
         ("not an absolute path", "runtime.stage_to")),
-    Bad("image-not-named", _submit("--set", "runtime.kind=image"), C, ("names none", "--image")),
+    Bad("image-not-named", _submit("--set", "runtime.kind=image"), C, ("does not name one", "--image")),
     Bad("image-bind", _submit("--image", "x.sif", "--set", 'runtime.binds=["data"]'), C, ("'data' is not a valid bind", "runtime.binds")),
     Bad("protocol-unknown", _submit("--set", "network.protocol=ib"), C, ("'ib' is not allowed", "auto, tls, ucx")),
     Bad("unknown-site", ("submit", "--site", "leonrado", "job.py"), C, ("Unknown site 'leonrado'", "Did you mean leonardo?")),

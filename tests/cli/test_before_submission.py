@@ -177,7 +177,10 @@ def test_runs_before_that_took_much_less(world: World) -> None:
     assert "  time " not in submit(world), "one run tells nothing"
     past(world, 440)
     past(world, 7100, 1)
-    assert "the last 2 runs of it took 00:07:20 at most of the 02:00:00 asked: --time 00:15:00 may do" in submit(world)
+    assert (
+        "the last 2 such runs took at most 00:07:20 of the requested 02:00:00: --time 00:15:00 may be enough"
+        in submit(world)
+    )
     assert "  time " not in submit(world, "--nodes", "3")
     assert "  time " not in submit(world, "--time", "15"), "no more than was asked for"
     (past(world, 430) / "request.json").write_text("{")

@@ -62,7 +62,7 @@ def test_talk_without_an_end_is_cut_off(laptop: Laptop, command: str) -> None:
     for text in ("while True: sys.stderr.write('x' * 65536)", "while True: sys.stderr.write('welcome\\n' * 9999)"):
         done = laptop.run(command, *(["last"] if command == "fetch" else []), env=stand_in(laptop, text))
         assert done.returncode == errors.CONFIG, done.stderr[-2000:]
-        assert "endless text" in done.stderr
+        assert "too much text" in done.stderr
     if command == "fetch":
         text = f"sys.stderr.write(mark + {HELLO!r} + '\\n'); sys.stderr.flush()\nwhile True: print('welcome' * 1000)"
         done = laptop.run(command, "last", env=stand_in(laptop, text))
@@ -78,7 +78,7 @@ def test_output_before_the_greeting_has_a_limit_in_a_file_too(laptop: Laptop) ->
             words, env=env, cwd=laptop.world.project, stdout=file, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == errors.CONFIG, done.stderr
-    assert "endless text" in done.stderr
+    assert "too much text" in done.stderr
     assert target.stat().st_size <= 2 << 20
 
 

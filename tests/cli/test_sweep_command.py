@@ -409,7 +409,7 @@ def test_cancel_ends_all_runs_of_a_sweep(world: World) -> None:
     assert (facts["points"], facts["ok"]) == (4, 1)
     assert sorted(call["arguments"][0] for call in world.calls("scancel")) == ["101", "102", "103"]
     out, said = sweep(world, "cancel", "job")
-    assert (out, said) == ("job  4 points: 1 ok, 3 missing\n", "No run of it is active.\n")
+    assert (out, said) == ("job  4 points: 1 ok, 3 missing\n", "The sweep has no active run.\n")
     sweep(world, "cancel", "none", status=errors.NOT_FOUND)
     assert sweep(world, "cancel", status=errors.USAGE)
 

@@ -166,7 +166,7 @@ def test_faults_of_the_login_node(cluster: Cluster, tools: Path, nobody_failed: 
     expect(
         findings(of_another, errors.UNFIT),
         {
-            "account": ("red", "account chemistry is not one of yours: physics", "--account physics"),
+            "account": ("red", "account chemistry is not among yours: physics", "--account physics"),
             "slurm-variables": (
                 "yellow",
                 "SBATCH_NICE, SQUEUE_FORMAT affect your own",
@@ -186,7 +186,7 @@ def test_faults_of_the_login_node(cluster: Cluster, tools: Path, nobody_failed: 
     expect(
         findings(of_mine, errors.UNFIT),
         {
-            "account": ("green", "account physics may be charged", ""),
+            "account": ("green", "you may use account physics", ""),
             "budget": ("red", "0 of 1000", "Apply for more hours"),
             "default-qos": ("red", "the default QoS cpu_qos, which has no GPUs", "--qos gpu_qos"),
             "submit-limit": ("red", "Slurm's limit of submitted jobs", "cancel one"),

@@ -277,4 +277,4 @@ def test_what_the_copy_leaves_out_is_found_by_script_and_tasks(children: Childre
     said = children.done.stderr
     assert "big/huge.py (larger than code.max_file = 4K), table.csv (larger than code.max_file = 4K)" in said
     assert "large/ (more than code.max_files = 20)" in said
-    assert "extension.py:3 leads above the copied folder" in said
+    assert "extension.py:3 is outside the copied folder" in said

@@ -50,7 +50,7 @@ LACKING = {
     "slurm_cluster": [
         "SLURMCluster in line 30: the workers do not get module load cuda (set runtime.modules or runtime.setup); "
         "GPUs of --gres=gpu:1 (submit with --gpus-per-node).",
-        "Client in line 54: clusters that were opened earlier have the same workers; these now get LATER, SCALE.",
+        "Client in line 54: earlier clusters have the same workers, which now get LATER, SCALE.",
     ]
 }
 APART = ", in separate processes: tasks do not change the script's memory"
@@ -156,9 +156,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         done = here.run("submit", "--nodes", "2", "--wait", script, timeout=1200)
         said = outputs(done.stdout)
         for name in said.keys() - {"slurm_cluster"}:  # they know of each other's clusters, which some leave open
-            said[name] = [
-                line for line in said[name] if "clusters that were opened earlier have the same workers" not in line
-            ]
+            said[name] = [line for line in said[name] if "earlier clusters have the same workers" not in line]
         yield Ran(here, done.returncode, said)
 
 
@@ -166,7 +164,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
 def test_a_script_that_opens_its_own_cluster_gets_the_runs(ran: Ran, name: str) -> None:
     said, notes = ran.said[name], ran.notes(name)
     assert "result True" in said, said
-    used = [note for note in notes if "workers do not get" not in note and "these now get" not in note]
+    used = [note for note in notes if "workers do not get" not in note and "which now get" not in note]
     assert [re.sub(r"\([^:]*\) in", " in", note) for note in notes if note not in used] == LACKING.get(name, [])
     assert [re.sub(r"\(.*\) in line", "", note.rpartition(": this")[0]) for note in used] == NOTES[name]
     given = f"{GIVEN}{APART}." if name == "threads" else f"{GIVEN}."

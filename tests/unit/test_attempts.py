@@ -132,7 +132,7 @@ def test_the_job_that_is_put_back_itself(tmp_path: Path, monkeypatch: pytest.Mon
     assert attempts.waits_anew(here) == ""
     here.run.next_job.unlink()
     here.run.next_job.symlink_to("12")
-    assert "requeues it" in attempts.waits_anew(here)
+    assert "requeues this one" in attempts.waits_anew(here)
 
 
 def test_a_qos_that_takes_one_job_is_told_at_submission(tmp_path: Path) -> None:

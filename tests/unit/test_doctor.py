@@ -194,7 +194,7 @@ NOT_NAMED: Table = [
     ("RoCE is down on one", {"n1": ETHERNET, "n2": [ETHERNET[0], port(1, "DOWN", "Ethernet")]}, "red", "mlx5_1:1 of n2 is DOWN", "--exclude n2."),
     ("down on each", {"n1": [port(0), port(1, "DOWN")]}, "yellow", "mlx5_1:1 of n1 is DOWN", "network.adapters = ['mlx5_0']"),
     ("no port is active", {"n1": [port(0, "DOWN")]}, "red", "mlx5_0:1 of n1 is DOWN (Disabled), and the node has no active port", "--exclude n1."),
-    ("no Ethernet port is active", {"n1": [port(0, "DOWN", "Ethernet")]}, "yellow", "mlx5_0:1 of n1 is DOWN", "tell the site"),
+    ("no Ethernet port is active", {"n1": [port(0, "DOWN", "Ethernet")]}, "yellow", "mlx5_0:1 of n1 is DOWN", "report it to the site"),
     ("only one node's Ethernet is active", {"n1": ETHERNET, "n2": [port(0, "DOWN", "Ethernet")]}, "red", "mlx5_0:1 of n2 is DOWN", "--exclude n2."),
     ("other kinds", {"n1": PAIR, "n2": ETHERNET}, "red", "different link types (n1: InfiniBand; n2: Ethernet)", "Request nodes"),
     ("Ethernet beside it", {"n1": [port(0), ETHERNET[1]], "n2": [port(0), port(1, "DOWN", "Ethernet")]}, "green", "of mlx5_0 are active", ""),
@@ -282,7 +282,7 @@ def test_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return told(scheduler.account(examination(tmp_path, **options)))
 
     assert asked(KNOWN, account="astro")[0] == "green"
-    assert asked(KNOWN, account="chem") == ("red", "account chem is not one of yours: astro, bio")
+    assert asked(KNOWN, account="chem") == ("red", "account chem is not among yours: astro, bio")
     assert asked(KNOWN, account="bio") == ("red", "account bio may use only cpu, not partition boost_usr_prod")
     assert asked(KNOWN, account="astro", qos="boost_qos_dbg")[1].endswith("only dbg, normal, not QoS boost_qos_dbg")
     assert asked([], account="astro") == ("red", "Slurm's accounting has no account for you")
@@ -329,7 +329,7 @@ def test_the_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked(Answer(0, "PartitionName=p MaxNodes=UNLIMITED MaxTime=UNLIMITED State=UP", ""))[0] == "green"
     assert asked(Answer(0, "PartitionName=p MaxNodes=8 MaxTime=12:00:00 State=UP", "")) == (
         "yellow",
-        "the profile is wrong about partition boost_usr_prod: max_time 1-00:00:00 instead of 12:00:00; max_nodes 64 instead of 8",
+        "the profile has wrong values for partition boost_usr_prod: max_time 1-00:00:00 instead of 12:00:00; max_nodes 64 instead of 8",
     )
     assert asked(Answer(0, "PartitionName=p State=DRAIN", ""))[0] == "red"
     assert asked(Answer(1, "", "Partition boost_usr_prod not found"))[0] == "red"

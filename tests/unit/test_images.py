@@ -175,9 +175,9 @@ CUDA = "it is built for CUDA 12, but gpu.cuda of the site is 13"
     (rapids(), {"cuda": "any", "gpus": 4}, []),
     (facts(), {"cuda": "12", "gpus": 4}, [UNKNOWN]),
     (rapids(dask="2026.9.0"), {}, [("it mixes dask 2026.9.0 and distributed 2026.7.1", True)]),
-    (rapids(dask="2026.9.0", distributed="2026.9.0"), {}, [("it mixes RAPIDS 26.10 with dask 2026.9.0, distributed 2026.9.0, "
-                                                            "but that RAPIDS needs dask 2026.7.1, distributed 2026.7.1", True)]),
-    (rapids(ucxx="0.50.0"), {}, [("it mixes RAPIDS 26.10 with ucxx 0.50.0, but that RAPIDS needs ucxx 0.52.0", True)]),
+    (rapids(dask="2026.9.0", distributed="2026.9.0"), {}, [("its RAPIDS 26.10 needs dask 2026.7.1, distributed 2026.7.1, "
+                                                            "not dask 2026.9.0, distributed 2026.9.0", True)]),
+    (rapids(ucxx="0.50.0"), {}, [("its RAPIDS 26.10 needs ucxx 0.52.0, not ucxx 0.50.0", True)]),
     (rapids(**OLDER), {"cuda": "12", "gpus": 1}, [(f"its versions differ from those of this hpcml: {OTHERS}ucxx 0.51.0 (here 0.52.0)", False)]),
     (facts(), {"machine": "aarch64"}, [ARCHITECTURE, UNKNOWN]),  # the fatal come first
 ])  # fmt: skip

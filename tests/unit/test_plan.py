@@ -173,7 +173,7 @@ def test_the_mode_for_polars_is_told_and_reaches_the_nodes() -> None:
     made = plan.plan(site({"network": {"protocol": "ucx"}, "gpu": {"mode": "polars"}}), spec(gpus_per_node=2), PLACE)
     assert made.inside.for_polars
     assert made.inside.network.protocol == "tls"
-    assert any("require no key" in reason for reason in made.reasons)
+    assert any("need no key" in reason for reason in made.reasons)
 
 
 def test_the_local_site_launches_nothing() -> None:

@@ -105,7 +105,7 @@ CASES: list[tuple[str, Change, str, str, bool]] = [
     ("fewer GPUs", both(set_in("visible_count", to=3), set_in("visible_devices", to="0,1,2")),
      "3 GPUs visible, 4 requested (CUDA_VISIBLE_DEVICES is '0,1,2', the driver shows 4)", "slurm.gpu_request", True),
     ("no GPU shown", both(set_in("visible_count", to=0), set_in("visible_devices", to="NoDevFiles")),
-     "0 GPUs visible, 4 requested", "this node works", True),
+     "0 GPUs visible, 4 requested", "check this node", True),
     ("no driver's library in the container", ABSENT,
      "no GPU is visible (NVML Shared Library Not Found)", "--nv", True),
     ("no driver on the node", both(ABSENT, set_in("modules", "nvidia", to=None)), "no GPU is visible", "nodes with GPUs", True),
@@ -139,7 +139,7 @@ CASES: list[tuple[str, Change, str, str, bool]] = [
     ("Volta and CUDA 13", both(newer("580.95.05", "13.0", "rmm-cu13"), set_in("gpus", 0, "capability", to=[7, 0])),
      "compute capability 7.0, and RAPIDS for CUDA 13 needs 7.5", "newer GPUs", True),
     ("CPUs of the other half", set_in("cpus", to=cpus(16, "0-15")),
-     "this task may use the CPUs 0-15, none of those next to GPUs 2 and 3 (16-31)", "all CPUs", False),
+     "this task may use the CPUs 0-15, but not those next to GPUs 2 and 3 (16-31)", "all CPUs", False),
 ]  # fmt: skip
 
 

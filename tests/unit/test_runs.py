@@ -401,7 +401,7 @@ def test_lines_that_lead_above_the_folder_are_named(project: Path, line: str, *,
     (project / "pack/deep.py").write_text(f"{line}\n")  # one level more is the script's folder
     found = taken(project)[1]
     assert found.above == (("job.py:2",) if leads else ())
-    assert any("job.py:2 leads above the copied folder" in note for note in found.notes()) == leads
+    assert any("job.py:2 is outside the copied folder" in note for note in found.notes()) == leads
 
 
 def test_what_the_code_imports_is_not_left_behind_when_it_is_sent(project: Path) -> None:

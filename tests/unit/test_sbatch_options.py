@@ -59,7 +59,7 @@ def test_what_hpcml_decides_is_not_passed_on(subtests: pytest.Subtests) -> None:
                 continue
             with pytest.raises(UsageError, match="hpcml sets it") as caught:
                 request(f"--sbatch={option}=1")
-            assert caught.value.hint.endswith((".", "hpcml logs."))
+            assert caught.value.hint.endswith((".", "hpcml logs RUN."))
 
 
 @pytest.mark.parametrize("text", ["constraint=x", "-C x", "", "--constraint=", "--gres=gpu:2", "--gres=tmpfs:1,gpu:2"])

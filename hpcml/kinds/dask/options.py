@@ -24,7 +24,7 @@ OPTIONS = KindOptions(
     Dask(),
     {
         "how": (
-            Option("profile", "record profiler output: dask, memray, nsys, rmm (comma-separated)", RUNS, read=joined,
+            Option("profile", "record profiler output: dask, memray, nsys or rmm", RUNS, read=joined,
                    metavar="TOOL,…", values=tuple(PROFILERS)),
         ),
         "what to do": (

@@ -131,7 +131,7 @@ def _gpus_missing(node: Node, expected: int) -> Iterable[Trouble]:
     if seen < expected:
         why = "CUDA_VISIBLE_DEVICES is not set" if given is None else f"CUDA_VISIBLE_DEVICES is '{given}'"
         sentence = f"{_count(seen, 'GPU') or '0 GPUs'} visible, {expected} requested"
-        hint = "Check how the profile requests GPUs (slurm.gpu_request), and whether this node works."
+        hint = "Check slurm.gpu_request in the profile, and check this node."
         yield Trouble(f"{sentence} ({why}, the driver shows {count})", hint, fatal=True)
 
 
@@ -252,7 +252,7 @@ def _gpu_parts(node: Node) -> Iterable[Trouble]:
     far = [gpu for gpu in gpus if gpu.shape.cpus and not allowed & from_ranges(gpu.shape.cpus)]
     if allowed and far:
         cores = _and(sorted({gpu.shape.cpus for gpu in far}))
-        sentence = f"this task may use the CPUs {cpus}, none of those next to {_gpus(far)} ({cores})"
+        sentence = f"this task may use the CPUs {cpus}, but not those next to {_gpus(far)} ({cores})"
         yield Trouble(sentence, "Request all CPUs of the node.")
 
 

@@ -150,9 +150,7 @@ def _of_module(name: str) -> tuple[CodeType, dict[str, Any]]:
     if spec and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")
         if spec is None:
-            raise ImportError(
-                f"No module named {name}.__main__; '{name}' is a package and has none to be run", name=name
-            )
+            raise ImportError(f"No module named {name}.__main__; '{name}' is a package without __main__", name=name)
     if spec is None or spec.loader is None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]

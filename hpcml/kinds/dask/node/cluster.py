@@ -357,7 +357,7 @@ class Hangs:
             self.warn(f"Nothing has used the cluster for {_duration(settings.deadlines.idle_notice)}, and {held}.")
         if idle > settings.deadlines.idle_end > 0:
             reason = f"nothing used the cluster for {_duration(settings.deadlines.idle_end)}"
-            hint = "deadlines.idle ends such a run. Set it to 0s to keep the run."
+            hint = "deadlines.idle ends idle runs. Set it to 0s to keep the run."
             raise _ended(errors.IDLE, reason, hint)
 
     def _look_at_waiting(self, waited: float, missing: int) -> None:

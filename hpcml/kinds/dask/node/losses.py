@@ -207,7 +207,7 @@ class Losses:
         for node in missing:
             if node.memory and node.node not in self.starved:  # they come back, and the script gets slow
                 self.starved.add(node.node)
-                self.warn(f"{node.node}: {node.memory}; more of these are in its log.")
+                self.warn(f"{node.node}: {node.memory}; its log has more of these.")
             if not node.final or node.node in self.reported:
                 continue
             self.reported.add(node.node)

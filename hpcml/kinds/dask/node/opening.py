@@ -85,11 +85,7 @@ class Opening:
         running = (Status.running, "running")
         others = [one for one in _opened if one is not self.owner() and one.status in running]
         changes = ", ".join(self.handover.changes(_last[1]))
-        return (
-            [f"clusters that were opened earlier have the same workers; these now get {changes}"]
-            if others and changes
-            else []
-        )
+        return [f"earlier clusters have the same workers, which now get {changes}"] if others and changes else []
 
     async def _less_memory(self, scheduler: Any) -> list[str]:
         """Return in words that workers have less memory than was asked for."""

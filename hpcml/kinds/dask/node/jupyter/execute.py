@@ -76,11 +76,11 @@ def _execute(context: Context, notebook: Any, folder: Path) -> int:
     except CellExecutionError as error:
         number = _failed(notebook)
         print(_COLOURS.sub("", error.traceback), file=sys.stderr)
-        print(f"hpcml: cell {number} failed; the notebook up to there is {kept}", file=sys.stderr)
+        print(f"hpcml: cell {number} failed. The results so far: {kept}", file=sys.stderr)
         _write_down(context, error, number)
         return 1
     except DeadKernelError:
-        print(f"hpcml: the notebook's kernel has ended; the notebook up to there is {kept}", file=sys.stderr)
+        print(f"hpcml: the notebook's kernel has ended. The results so far: {kept}", file=sys.stderr)
         return 1
     finally:
         keep()
