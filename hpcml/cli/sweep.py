@@ -80,13 +80,13 @@ def add_options(parser: Parser) -> None:
     add("--metric", metavar="NAME", default="", help=text)
     add("--maximize", action="store_true", help="a larger metric is better")
     add("--dry-run", action="store_true", help="show the points and their cost; submit nothing")
-    text = "rerun failed points: all, or oom, timeout, node, error, unknown"
+    text = "rerun failed points, all or by cause: oom, timeout, node, error, unknown"
     add("--only-failed", nargs="?", const="all", default="", metavar="CAUSE,…", help=text)
     text = "points to run in parallel in a job (default: 1)"
     add("--at-once", metavar="N", default="1", help=text)
     add("--jobs", metavar="N", default="1", help="Slurm jobs that share the points (default: 1)")
     text = "stop points early by their metric: asha, median, hyperband, asha(reduction_factor=3)"
-    changed = "do not ask before points with a changed script, image or arguments run again"
+    changed = "rerun points with a changed script, image or arguments without asking"
     picture = "with plot: .svg, .pdf or .png file (default: NAME.svg); - prints it"
     parser.rare += [
         add("--pruner", metavar="PRUNER", help=text),
@@ -101,8 +101,8 @@ def add_options(parser: Parser) -> None:
     submit.add_options(parser, "sweep")
     parser._option_string_actions["--profile"].help = SUPPRESS  # noqa: SLF001 - refused: a sweep has many scripts
     parser.epilog = (
-        "Each point's values follow the script's own arguments as options: SCRIPT ARGS… --lr 0.1 --k 16. "
-        "How a script reports a metric: hpcml help metrics."
+        "hpcml adds each point's values as options: SCRIPT ARGS… --lr 0.1 --k 16. "
+        "To report a metric from the script: hpcml help metrics."
     )
     parser.set_defaults(prepare=False, check=False)
 
@@ -368,7 +368,7 @@ def _look(options: Namespace, verb: str, names: list[str]) -> int:
     """Show how sweeps stand, or one sweep's table or picture, or cancel it."""
     runs = common.runs_folder(options)
     if len(names) > 1 or (verb != "status" and not names):
-        hint = "NAME goes before the options. List the names: hpcml sweep status."
+        hint = "Write NAME before the options. List the names: hpcml sweep status."
         raise UsageError("Add the NAME of one sweep", place=f"hpcml sweep {verb}", hint=hint)
     if verb != "status":
         return {"table": _table, "plot": _plot, "cancel": _cancel}[verb](options, runs, names[0])

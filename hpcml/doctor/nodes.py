@@ -139,7 +139,7 @@ def judge_answers(by_node: Mapping[str, object], nodes: Sequence[str], took: str
     if not by_node:
         return red("the run succeeded, but no node reported anything", "Try again: hpcml doctor --node.")
     if silent := [node for node in nodes if node not in by_node]:
-        sentence = f"the run succeeded, but {', '.join(silent)} reported nothing: the results below are without it"
+        sentence = f"the run succeeded, but {', '.join(silent)} reported nothing: the results below do not include it"
         return yellow(sentence, "Try again: hpcml doctor --node.")
     return green(f"a run came up on {', '.join(by_node)} and ended after {took}")
 

@@ -119,7 +119,7 @@ SLURM = (
     # what --test-only says alone: it does not look at a QoS's PartitionMaxNodes (Slurm 22.05, 24.11, 26.05)
     Rule("configuration-tested", ROOT, r"allocation failure: Requested node configuration is not available",
          "no node of the partition matches the request, or the QoS allows more nodes than the partition",
-         "Request less per node, or choose another --partition. With such a QoS submit the job: "
+         "Request less per node, or choose another --partition. In the second case, submit the job: "
          "only Slurm's test fails.",
          "no such nodes", where=Where.SUBMISSION),
     Rule("configuration", ROOT, r"Requested node configuration is not available",

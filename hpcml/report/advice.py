@@ -75,7 +75,7 @@ RULES = (
     Rule(
         "slow-start",
         "bring_up",
-        "{bring_up} % of the time paid passed before the script started. An image on the nodes' own disks "
+        "The script started after {bring_up} % of the paid time. An image on the nodes' own disks "
         "(runtime.stage), or a Python environment with fewer small files, starts faster.",
         above=20,
     ),

@@ -399,7 +399,9 @@ def _hours(paths: RunPaths, attempt: int, end: End, measured: _Measured) -> tupl
             parts = _table(kept.get("parts"))
             total = {name: hours + (number(parts.get(name)) or 0.0) for name, hours in total.items()}
         else:
-            uncounted.append(f"The sum lacks the {counted.unit}-hours of attempt {one.number + 1}: it has no samples.")
+            uncounted.append(
+                f"The sum does not include the {counted.unit}-hours of attempt {one.number + 1}: it has no samples."
+            )
     this = attempts.one(paths, attempt)._replace(begin=phases.began, end=phases.end)
     this = this._replace(hours=counted.paid, useful=counted.share("useful"))
     if end.over:
@@ -520,7 +522,7 @@ def _unknown(
     if any(node.of_host for node in by_node.values()):
         sentences.append("Cores and memory include all programs on the machine: the job has no readable cgroup.")
     if not status:
-        sentences.append("The run exited without writing a status: its last sign counts as its end.")
+        sentences.append("The run exited without writing a status: its last record counts as its end.")
     return tuple(sentences)
 
 

@@ -282,7 +282,7 @@ def _of_kind(report: Report) -> list[_Picture]:
 
 
 def _map(title: str, curves: Sequence[Curve], row: str, seconds: float, gap: float) -> _Drawn:
-    note = f"Darker is more: a row is a {row}, from 0 to 100 %."
+    note = f"Darker means more. Each row is a {row}, from 0 to 100 %."
     return title, note, heat(curves, seconds, name=f"{title} over time", gap=gap), []
 
 

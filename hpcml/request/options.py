@@ -69,7 +69,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("set", "a setting, e.g. workers.per_node=4", read=texts, metavar="KEY=VALUE",
                common=FEW),
         Option("image", "Apptainer image for the run", ALL - {"map"}, common=FEW, otherwise="the site's"),
-        Option("env", "variable of the run; without VALUE, this shell's", read=texts,
+        Option("env", "variable for the run; without VALUE, this shell's value", read=texts,
                metavar="NAME[=VALUE]", common=FEW),
         Option("env_file", "file of NAME=VALUE lines, with # comments; --env overrides it", read=texts, metavar="FILE"),
         *_of_kinds("how"),

@@ -228,7 +228,7 @@ def load(directory: Path) -> Run:
         if directory.is_symlink():
             hint = "Replace the link by its folder. hpcml does not follow links, because other users can create them."
             raise StorageError("The run's folder is a link", place=str(directory), hint=hint)
-        hint = "hpcml does not read runs of other users: their files could run commands as you."
+        hint = "hpcml does not read runs of other users: their files could run commands with your account."
         raise StorageError("The path is not a folder of yours", place=str(directory), hint=hint)
     paths = RunPaths(directory)
     table = read_json(paths.submission)

@@ -481,7 +481,7 @@ class _Writer:
     def _rest(self) -> None:
         self.draft.ask(
             ("login",),
-            "how is this machine reached from a laptop (login.host, login.renew), and do its nodes reach the internet?",
+            "how does a laptop reach this machine (login.host, login.renew), and do its nodes reach the internet?",
         )
 
 

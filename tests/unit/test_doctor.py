@@ -241,7 +241,7 @@ def test_a_node_that_tells_nothing_is_not_green() -> None:
     told_by = {"n1": node()}
     assert nodes.judge_answers(told_by, ("n1",), "9 s").state == "green"
     silent = nodes.judge_answers(told_by, ("n1", "n2"), "9 s")
-    assert told(silent) == ("yellow", "the run succeeded, but n2 reported nothing: the results below are without it")
+    assert told(silent) == ("yellow", "the run succeeded, but n2 reported nothing: the results below do not include it")
     assert nodes.judge_answers({}, ("n1", "n2"), "9 s").state == "red"
 
 

@@ -350,8 +350,8 @@ class Hangs:
         if not self.use["connected"] and ran > settings.deadlines.connect_notice > 0:
             self.warn(
                 f"The script has not connected to its cluster for {settings.deadlines.connect_notice:g} s. "
-                "Client() and hpcml.connect() find it; in processes that the script starts, Client(scheduler_file=…), "
-                "another address and LocalCluster() do not. A script that needs no cluster continues."
+                "Client() and hpcml.connect() find it. In child processes, Client(scheduler_file=…), "
+                "LocalCluster() and other addresses do not. A script that needs no cluster continues."
             )
         if idle > settings.deadlines.idle_notice > 0:
             self.warn(f"Nothing has used the cluster for {_duration(settings.deadlines.idle_notice)}, and {held}.")

@@ -300,7 +300,7 @@ class Handshake:
         await self._send(_HELLO, address, mine)
         theirs, proof = await self._receive(_ANSWER)
         if not hmac.compare_digest(proof, _mac(key, b"server", address, mine, theirs)):
-            raise RefusedError("the other end has another key, or none")
+            raise RefusedError("the other end has another key or no key")
         await self._send(_PROOF, _mac(key, b"client", address, mine, theirs))
 
     async def prove_as_listener(self, key: bytes, addresses: set[bytes]) -> None:
@@ -312,7 +312,7 @@ class Handshake:
         await self._send(_ANSWER, mine, _mac(key, b"server", address, theirs, mine))
         (proof,) = await self._receive(_PROOF)
         if not hmac.compare_digest(proof, _mac(key, b"client", address, theirs, mine)):
-            raise RefusedError("it has another key, or none")
+            raise RefusedError("it has another key or no key")
 
     async def _send(self, form: struct.Struct, *fields: bytes) -> None:
         await self._endpoint.send(form.pack(_VERSION, *fields))
