@@ -50,7 +50,7 @@ class Resources(NamedTuple):
     """
     memory_per_node: Memory = Memory()
     """Memory to request per node; empty: the partition's, else Slurm's default. If the profile lists no partitions, it
-    is the memory of a node. GPUs divide it in the same way.
+    is the memory of a node. A job for some of the GPUs requests their share.
     """
     node_gpus: int = 0
     """The number of GPUs in a node if the profile lists no partitions; 0: unknown. A QoS ``without_gpus`` ignores it.
@@ -100,7 +100,7 @@ class Partition(NamedTuple):
     cpus_per_node: int = 0
     """The number of CPUs in each node, also the default request. A job for some of the GPUs requests their share."""
     memory_per_node: Memory = Memory()
-    """The memory of each node, also the default request. GPUs divide it in the same way."""
+    """The memory of each node, also the default request. A job for some of the GPUs requests their share."""
     whole_nodes: bool = False
     """Jobs get whole nodes without ``--exclusive``. hpcml then requests no part of a node."""
     needs_gpus: bool = False

@@ -197,8 +197,8 @@ def inside_or_outside(document: Run) -> str:
     rounds = len(_values(runs, ours, "usable"))
     return "\n".join(
         [
-            f"On four nodes a script in an image has all its workers {middle(ours):.1f} s after the job's start; without an "
-            f"image after {middle('hpcml'):.1f} s. A",
+            f"On four nodes a run in an image has all workers {middle(ours):.1f} s after the job's start, without an image "
+            f"after {middle('hpcml'):.1f} s. A",
             f"batch script by hand, with `apptainer exec` before each role, takes {middle(theirs):.1f} s: hpcml needs "
             f"**{middle(ours) / middle(theirs):.2f}** of that. Medians of {rounds}",
             f"rounds on {document['machine']['cores']} cores that all four nodes share.",
