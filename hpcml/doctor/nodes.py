@@ -95,7 +95,7 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
         prepared = exam.prepared()
     except HpcmlError:
         return [
-            not_applicable("no valid request to submit: see request")._replace(check="job"),
+            not_applicable("not submitted, because the check request failed")._replace(check="job"),
             *_nothing(names[1:]),
         ]
     try:

@@ -433,7 +433,7 @@ def advice(site: Site, kind: Kind) -> dict[str, dict[str, str]]:
                 hint = f"Write {key} = 20."
                 raise ConfigError(f"'{set_keys[key]}' is not a number", place=f"{place}.{key}", hint=hint) from error
         if name not in rules and not (rule.figure and rule.sentence and (rule.above or rule.below)):
-            hint = f"It needs figure, sentence, and above or below; hpcml has: {', '.join(rules)}."
+            hint = f"A new rule needs figure, sentence, and above or below. Known rules: {', '.join(rules)}."
             raise ConfigError(f"Unknown rule '{name}', and this is not a complete new one", place=place, hint=hint)
         if rule.figure and rule.figure not in figures:
             hint = f"Use one of: {', '.join(figures)}."

@@ -46,7 +46,7 @@ def ask_nvml() -> dict[str, Any]:
     try:
         import pynvml
     except ImportError:
-        return {"error": "nvidia-ml-py is not installed, so NVML cannot be asked for GPUs"}
+        return {"error": "nvidia-ml-py is not installed: hpcml cannot query NVML"}
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
