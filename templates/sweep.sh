@@ -15,7 +15,8 @@ marked() {
 mapfile -t left < <(marked)
 [ "${#left[@]}" -gt 0 ] || exit 0
 for pid in "${left[@]}"; do
-  echo "hpcml: process $pid ($(tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | cut -c1-100)) remained and is ended."
+  command=$(tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | cut -c1-100)
+  [ -z "$command" ] || echo "hpcml: process $pid ($command) remained and is ended."   # else it has ended meanwhile
 done >>"$HPCML_RUN_DIR/logs/job.log"
 kill -TERM "${left[@]}" 2>/dev/null
 for _ in {1..20}; do

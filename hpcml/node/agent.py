@@ -291,8 +291,8 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
     slot.cause = ""
     age = time.monotonic() - slot.started
     slot.deaths += 1
-    times = "once" if slot.deaths == 1 else f"{slot.deaths} times"
-    slot.last_end = f"{how} {'after' if age > LIVED else 'only'} {age:.1f} s, {times}"
+    times = f", {slot.deaths} times" if slot.deaths > 1 else ""
+    slot.last_end = f"{how} after {'' if age > LIVED else 'only '}{age:.1f} s{times}"
     _tell(f"{node.members.noun} {slot.name} ended: {slot.last_end}.")
     if slot.deaths > node.members.restarts:
         slot.done = slot.failed = True

@@ -185,14 +185,15 @@ class Processes:
     def check(self) -> None:
         """End the run if a node does not answer, or if no rank does anything."""
         now, deadlines = self.state.clock.seconds, self.settings.deadlines
+        lost = errors.ROLE_LOST if self.script else errors.WORKERS_NEVER_CAME
         for node, heard in self.heard.items():
             if self.script and self.script.over_on(node):
                 continue
             if node in self.lost:
-                raise self.state.end(errors.ROLE_LOST, f"the connection to {node} was lost", quote=self._log_of(node))
+                raise self.state.end(lost, f"the connection to {node} was lost", quote=self._log_of(node))
             if now - heard > deadlines.answer:
                 reason = f"{node} has not answered for {deadlines.answer:g} s"
-                raise self.state.end(errors.ROLE_LOST, reason, quote=self._log_of(node))
+                raise self.state.end(lost, reason, quote=self._log_of(node))
         if self.script is None:
             return
         self.script.note_rest(now)
@@ -326,9 +327,7 @@ class Ranks:
     def describe_end(self, status: int) -> str:
         """Return how the script ended, with the rank that failed first."""
         if not self.failures:
-            return (
-                "the script exited with status 0 in all ranks" if status == 0 else f"rank 0 exited with status {status}"
-            )
+            return f"{'all ranks' if status == 0 else 'rank 0'} exited with status {status}"
         rank, end = self.failures[0]
         status, others = int(end["status"]), len(self.failures) - 1
         followed = f"; {others} other rank{'s' if others > 1 else ''} followed" if others else ""
