@@ -222,7 +222,7 @@ def _of_run(view: View) -> dict[str, str]:
         "phase": view.status.phase,
         "for": "" if view.elapsed is None else duration(view.elapsed),
         "left": "" if view.left is None else duration(view.left),
-        "workers": f"{view.status.cluster.workers}/{view.status.planned.expected}",
+        f"{view.status.noun}s": f"{view.status.cluster.workers}/{view.status.planned.expected}",
     }
     if (work := view.work) is not None:
         values |= {
