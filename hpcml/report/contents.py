@@ -527,7 +527,7 @@ def _unknown(
 
 
 def _places(paths: RunPaths, attempt: int, ending: Ending) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return where the processes were before the end, and a sentence if that cannot be read."""
+    """Return the places of the processes before the end, a line each, and a sentence if these cannot be read."""
     if ending.end.exit_status not in stacks.KEPT or any(line.file.endswith("/stacks") for line in ending.evidence):
         return (), ()  # `hpcml report` quotes them as evidence
     try:

@@ -1,4 +1,4 @@
-"""The ranks' part of the report: which rank has which GPU, and which one ended last."""
+"""The ranks' part of the report: the rank of each GPU, and the rank that ended last."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHORT = 1.0  # seconds between the first and the last end that need no explanat
 
 
 def _sentences(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return which rank ended last, if all of them ended well."""
+    """Return a sentence on the rank that ended last, if all ranks ended well."""
     end = next((one for one in events if one["event"] == "ranks-ended"), None)
     first, last, apart = (number(end.get(name)) if end else None for name in ("first", "last", "apart"))
     if end is None or first is None or last is None or apart is None:

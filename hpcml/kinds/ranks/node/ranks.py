@@ -196,7 +196,7 @@ def log_of(context: Context, rank: int) -> Path:
 
 
 def growth_of(context: Context) -> Path:
-    """Return where this node writes down the sizes of its ranks' logs."""
+    """Return the file of this node with the sizes of its ranks' logs over time."""
     return context.run.log(RANK.name, context.node).with_suffix(".times")
 
 
