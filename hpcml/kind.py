@@ -42,6 +42,19 @@ class Stage(NamedTuple):
     good: str = ""  # the field that is false where the stage ended badly; empty without one
 
 
+FABRIC = Stage(
+    "fabric",
+    begin="",
+    end="fabric-checked",
+    waiting="checking the interconnect",
+    short="checking the interconnect",
+    done="{fabric}",
+    during="while the interconnect was checked",
+    asked="fabric-checking",
+    good="fabric_ok",
+)  # of every kind that checks its interconnect; ``begin`` is the kind's own
+
+
 class RunningScript(Protocol):
     """The user's script, as the supervisor follows it: one process beside it, or the kind's own processes."""
 
@@ -87,6 +100,16 @@ class Facts(Protocol):
 
     def numbers(self, key: str) -> dict[str, float]:
         """Return a table of numbers."""
+
+
+def seen_of_fabric(event: str, facts: Facts) -> dict[str, Any]:
+    """Return what the interconnect's check means for a status's fields (see ``Kind.seen``)."""
+    if event != "fabric-checked":
+        return {}
+    line, problem = facts.get("line", str), facts.get("problem", str)
+    text = line if line and problem in line else "; ".join(part for part in (line, problem) if part)
+    is_good = facts.get("ok", bool) and not problem
+    return {"fabric": text, "fabric_ok": is_good, "differences": facts.texts("differences")}
 
 
 class Processes(Protocol):

@@ -72,8 +72,8 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Ru
     assert "fabric" not in shown(status)
     diary(run, "fabric-checking")
     status = run_status.status(run, ask=False)
-    assert status.message == "checking the interconnect between the workers"
-    assert "· fabric     checking the interconnect between the workers" in shown(status)
+    assert status.message == "checking the interconnect"
+    assert "· fabric     checking the interconnect" in shown(status)
     diary(run, "fabric-checked")
     status = run_status.status(run, ask=False)
     assert (status.message, status.cluster.fabric) == ("the script starts", "TCP on eth0")

@@ -6,7 +6,7 @@ from typing import Any
 
 from hpcml import errors
 from hpcml.forms import Form
-from hpcml.kind import EndOfKind, Facts, Kind, Role, Stage
+from hpcml.kind import FABRIC, EndOfKind, Facts, Kind, Role, Stage, seen_of_fabric
 
 _NODE = f"{__name__}.node"
 SCHEDULER = Role("scheduler", f"{_NODE}.scheduler", every_node=False, title="the scheduler")
@@ -22,12 +22,7 @@ def _seen(event: str, fields: Facts) -> dict[str, Any]:
             return {"silent_workers": fields.numbers("since")}
         case "scheduler-up":
             return {"protocol": f"{fields.get('protocol', str)} ({fields.get('because', str)})"}
-        case "fabric-checked":
-            line, problem = fields.get("line", str), fields.get("problem", str)
-            text = line if line and problem in line else "; ".join(part for part in (line, problem) if part)
-            is_good = fields.get("ok", bool) and not problem
-            return {"fabric": text, "fabric_ok": is_good, "differences": fields.texts("differences")}
-    return {}
+    return seen_of_fabric(event, fields)
 
 
 KIND = Kind(
@@ -63,17 +58,7 @@ KIND = Kind(
             done="{expected}/{expected}",
             during="before all workers had started",
         ),
-        Stage(
-            "fabric",
-            begin="workers-ready",
-            end="fabric-checked",
-            waiting="checking the interconnect between the workers",
-            short="checking the interconnect between the workers",
-            done="{fabric}",
-            during="while the interconnect was checked",
-            asked="fabric-checking",
-            good="fabric_ok",
-        ),
+        FABRIC._replace(begin="workers-ready"),
     ),
     ready="workers-ready",
     services=("dashboard", "jupyter"),

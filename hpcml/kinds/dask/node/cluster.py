@@ -18,7 +18,8 @@ from hpcml.kinds.dask.node.losses import Losses
 from hpcml.kinds.dask.node.messages import Channel, warn_after
 from hpcml.node import files, scratch
 from hpcml.node.hardware.network import ucx_environment
-from hpcml.node.outcome import RunEndedError, say
+from hpcml.node.interconnect import record
+from hpcml.node.outcome import RunEndedError
 from hpcml.node.processes import OwnTime
 from hpcml.node.run_state import LAST_WORDS, TICK, RunState
 from hpcml.node.script_process import Script, can_wait
@@ -147,8 +148,7 @@ class Processes:
 
     def _fabric_missing(self, late: float, _: bool) -> End | None:
         if late:
-            problem = f"the interconnect check did not end within {late:g} s"
-            self.fabric = {"line": "", "ok": False, "problem": problem}
+            self.fabric = record.too_late(late)
             self.state.events.write("fabric-checked", **self.fabric)
         return None
 
@@ -163,18 +163,7 @@ class Processes:
         state.events.write("fabric-checking")
         self.channel.send(do="check-fabric")
         self._until(lambda: self.fabric is not None, settings.deadlines.interconnect, self._fabric_missing)
-        answer = self.fabric or {}
-        if line := str(answer.get("line", "")):
-            say(self.context, f"fabric: {line}")
-        for difference in answer.get("differences", ()):
-            say(self.context, f"nodes differ: {difference}")
-        if not answer["problem"]:
-            return
-        say(self.context, f"fabric: {answer['problem']}")
-        if settings.network.interconnect == "rdma":
-            where = "See fabric.json in the run's directory. With fabric.require = 'warn' the run continues."
-            hint = str(answer.get("remedy") or where)
-            raise state.end(errors.FABRIC, str(answer["problem"]), hint, (line,) if line else ())
+        record.obey(state, self.fabric or {})
 
     # -- what it reports ------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from distributed import Client, Scheduler, Worker
 from distributed.protocol import to_serialize
 
 from hpcml.node import files
-from hpcml.node.hardware import preflight, record
+from hpcml.node.interconnect import record
 from hpcml.node.interconnect.measurement import (
     Measurement,
     NodeFacts,
@@ -32,7 +32,7 @@ from hpcml.node.interconnect.measurement import (
     read_counters,
     transport_variables,
 )
-from hpcml.node.interconnect.result import check_policy, decide
+from hpcml.node.interconnect.result import decide
 from hpcml.node.settings import Context, load
 from hpcml.terminal import say, say_lines
 
@@ -55,29 +55,14 @@ NCCL_REPEATS = 5
 async def check(scheduler: Scheduler, context: Context, protocol: str) -> dict[str, Any]:
     """Make the transfers, judge them and write ``fabric.json``.
 
-    Returns
-    -------
-    dict
-        ``line`` (the result), ``ok``, ``problem`` (why ``fabric.require`` is not met, empty if it is), ``problems``,
-        ``remedy``, ``differences`` between nodes, ``seconds``.
+    It returns the fields of the event (:func:`hpcml.node.interconnect.record.write`).
     """
     began = time.monotonic()
     measurement = await measure(scheduler, context, protocol, by_node(scheduler, context))
     result = decide(measurement)
     if context.settings.for_polars:
         result = replace(result, line=f"{result.line}; {OWN_CONNECTIONS}")
-    probes = {node: record.from_json(measured.probe) for node, measured in measurement.nodes.items() if measured.probe}
-    check_record = {"differences": preflight.differences(probes), "seconds": round(time.monotonic() - began, 3)}
-    table = {"verdict": result.to_json(), "measurement": asdict(measurement), **check_record}
-    files.write_json(context.attempt.fabric, table)
-    return {
-        "line": result.line,
-        "ok": result.ok,
-        "problem": check_policy(context.settings.network.interconnect, result),
-        "remedy": result.remedy,
-        "problems": list(result.problems),
-        **check_record,
-    }
+    return record.write(context, measurement, result, time.monotonic() - began)
 
 
 def by_node(scheduler: Scheduler, context: Context) -> Workers:

@@ -1,0 +1,59 @@
+"""The record of the interconnect's check, and what its result means for the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from hpcml import errors
+from hpcml.node import files
+from hpcml.node.hardware import preflight, record
+from hpcml.node.interconnect.measurement import Measurement
+from hpcml.node.interconnect.result import Result, check_policy
+from hpcml.node.outcome import say
+from hpcml.node.run_state import RunState
+from hpcml.node.settings import Context
+
+
+def write(context: Context, measurement: Measurement, result: Result, seconds: float) -> dict[str, Any]:
+    """Write ``fabric.json``.
+
+    Returns
+    -------
+    dict
+        ``line`` (the result), ``ok``, ``problem`` (why ``fabric.require`` is not met, empty if it is), ``problems``,
+        ``remedy``, ``differences`` between nodes, ``seconds``.
+    """
+    probes = {node: record.from_json(measured.probe) for node, measured in measurement.nodes.items() if measured.probe}
+    check_record = {"differences": preflight.differences(probes), "seconds": round(seconds, 3)}
+    table = {"verdict": result.to_json(), "measurement": asdict(measurement), **check_record}
+    files.write_json(context.attempt.fabric, table)
+    return {
+        "line": result.line,
+        "ok": result.ok,
+        "problem": check_policy(context.settings.network.interconnect, result),
+        "remedy": result.remedy,
+        "problems": list(result.problems),
+        **check_record,
+    }
+
+
+def too_late(seconds: float) -> dict[str, Any]:
+    """Return the record of a check that its deadline ended."""
+    return {"line": "", "ok": False, "problem": f"the interconnect check did not end within {seconds:g} s"}
+
+
+def obey(state: RunState, answer: Mapping[str, Any]) -> None:
+    """Say what a check's record says; end the run (RunEndedError) if ``fabric.require`` demands it."""
+    if line := str(answer.get("line", "")):
+        say(state.context, f"fabric: {line}")
+    for difference in answer.get("differences", ()):
+        say(state.context, f"nodes differ: {difference}")
+    if not (problem := str(answer["problem"])):
+        return
+    say(state.context, f"fabric: {problem}")
+    if state.context.settings.network.interconnect == "rdma":
+        where = "See fabric.json in the run's directory. With fabric.require = 'warn' the run continues."
+        hint = str(answer.get("remedy") or where)
+        raise state.end(errors.FABRIC, problem, hint, (line,) if line else ())
