@@ -258,7 +258,7 @@ class Fabric(NamedTuple):
     """The effect of the check: no check, a warning, or the end of the run with status 89 if the interconnect is slow.
     """
     nccl: bool = True
-    """Also test an all-reduce with NCCL."""
+    """Also test an all-reduce with NCCL; of ranks on GPUs, nothing else is tested."""
 
 
 class Deadlines(NamedTuple):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +15,12 @@ from typing import Any
 import pytest
 
 from hpcml.errors import IMAGE, STOPPED, HpcmlError, NotFoundError
-from hpcml.kinds.ranks.node import link
+from hpcml.forms import Form
+from hpcml.kinds.ranks.node import interconnect, link
 from hpcml.kinds.ranks.node.processes import ENDING, FOLLOW, LEFT, Processes, Ranks
 from hpcml.kinds.ranks.variables import World, described, of_rank, with_users_own
 from hpcml.node import job
+from hpcml.node.interconnect.measurement import parse_nccl_log
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
@@ -291,3 +295,88 @@ def test_a_tunnel_to_a_dashboard_that_never_comes_is_refused(monkeypatch: pytest
         monkeypatch.setattr("hpcml.runs.record.planned", lambda _, kind=kind: SimpleNamespace(kind=kind))
         with pytest.raises(NotFoundError, match="kind ranks has no dashboard") if wrong else contextlib.nullcontext():
             tunnel_server.check_kind(run, "dashboard")
+
+
+def settings_of(folder: Path, **given: Any) -> Any:
+    """Return the settings of a run of ranks that starts a program in a folder."""
+    words = {"ranks": "1", "nodes": "2", **{name: str(value) for name, value in given.items() if name != "require"}}
+    request = request_of(words, Code(Path("solver"), form=Form.PROGRAM, cwd=folder))
+    site = site_of({"scheduler": "slurm", "fabric": {"require": given.get("require", "warn")}})
+    return plan(site, request, RunLocation(folder / "run", sys.executable, "1")).inside
+
+
+@pytest.mark.parametrize(("given", "wanted"), [
+    ({}, False),  # on CPUs, importing torch would cost more than the start
+    ({"require": "rdma"}, True),
+    ({"require": "rdma", "nodes": 1}, False),
+    ({"gpus_per_node": 1}, True),
+    ({"gpus_per_node": 1, "nodes": 1}, False),
+    ({"gpus_per_node": 2, "nodes": 1}, True),
+    ({"gpus_per_node": 2, "require": "none"}, False),
+])  # fmt: skip
+def test_which_ranks_have_their_interconnect_checked(given: dict[str, Any], wanted: bool, tmp_path: Path) -> None:
+    assert interconnect.is_wanted(settings_of(tmp_path, **given)) is wanted
+
+
+@pytest.mark.parametrize(("first", "python"), [
+    ("#!/opt/env/bin/python3.12 -s", ["/opt/env/bin/python3.12", "-s"]),
+    ("#!/usr/bin/env python3", ["/usr/bin/env", "python3"]),
+    ("#!/bin/sh", []),
+    ("\x7fELF", []),
+])  # fmt: skip
+def test_the_python_of_a_launcher_is_in_its_first_line(
+    first: str, python: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "solver").write_text(f"{first}\n")
+    (tmp_path / "solver").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert interconnect.python_of_ranks(settings_of(tmp_path)) == python
+
+
+def test_ranks_without_torch_are_not_checked_and_rdma_refuses_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "solver").write_text(f"#!{sys.executable} -S\n")  # without site-packages
+    (tmp_path / "solver").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for require in ("warn", "rdma"):
+        context: Any = SimpleNamespace(
+            settings=settings_of(tmp_path, require=require),
+            node="n1",
+            scratch=lambda: str(tmp_path),
+            run=SimpleNamespace(log=lambda *_: tmp_path / "log"),
+        )
+        part = interconnect.Part(context, "gloo", {rank: {"RANK": str(rank)} for rank in range(2)})
+        children = list(part.children.values())
+        deadline = time.monotonic() + 60
+        while (answer := part.look()) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert part.look() is None
+        assert all(child.poll() is None for child in children)  # other ranks may still need them
+        part.end()
+        assert all(child.returncode is not None for child in children)
+        made = interconnect.judged(context, {"n1": answer}, 1.0)
+        assert made["line"] == f"not checked: {sys.executable} has no torch (n1)"
+        assert (made["ok"], bool(made["problem"])) == (require == "warn", require == "rdma")
+    assert not list(tmp_path.glob("hpcml_*"))
+
+
+def test_the_slowest_process_of_all_nodes_counts(tmp_path: Path) -> None:
+    log = parse_nccl_log("")
+    seconds = iter((1.0, 2.0, 1.0, 1.0))
+    answers: dict[str, Any] = {
+        node: {"results": [{"bytes": 8, "seconds": next(seconds), "right": True} for _ in range(2)],
+               "log": log, "moved": {}, "interface": "ib0"}
+        for node in ("n1", "n2")
+    }  # fmt: skip
+    attempt = SimpleNamespace(probe_of=lambda node: tmp_path / node)
+    context: Any = SimpleNamespace(settings=settings_of(tmp_path, gpus_per_node=2), attempt=attempt)
+    made = interconnect.measurement(context, answers)
+    assert made.nccl is not None
+    assert (made.protocol, made.interface, made.nccl["bandwidth"]) == ("nccl", "ib0", 2 * 3 / 4 * 8 / 2)
+    answers["n2"]["results"][1]["right"] = False
+    assert (interconnect.measurement(context, answers).nccl or {})["error"] == "the all-reduce returned a wrong sum"
+    answers["n1"]["results"][0] = {"error": "RuntimeError: refused"}
+    assert interconnect.is_complete({"n1": answers["n1"]}, 2)
+    assert (interconnect.measurement(context, answers).nccl or {})["error"] == "n1: RuntimeError: refused"

@@ -13,7 +13,15 @@ import pytest
 
 from hpcml import units
 from hpcml.node.interconnect import attribution
-from hpcml.node.interconnect.measurement import Measurement, NodeFacts, Pair, WorkerFacts, parse_ucx_log
+from hpcml.node.interconnect.measurement import (
+    Measurement,
+    NodeFacts,
+    Pair,
+    WorkerFacts,
+    merge_nccl_logs,
+    parse_nccl_log,
+    parse_ucx_log,
+)
 from hpcml.node.interconnect.result import check_policy, decide
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures/fabric"
@@ -390,3 +398,82 @@ def test_ports_that_rdma_leaves_idle() -> None:
     assert found.ok
     assert found.problems == ("n1 sends 2.0 GiB/s across nodes, but its InfiniBand ports carry 23 GiB/s",)
     assert "nvidia_peermem" in found.remedy
+
+
+def all_reduce(logs: Sequence[str], *, nodes: int = 2, backend: str = "nccl", **change: Any) -> Measurement:
+    """Return an all-reduce of 1 GiB in a second by four ranks, with what NCCL wrote on each node."""
+    log_of_all = merge_nccl_logs([parse_nccl_log(text) for text in logs])
+    ports = change.pop("ports", {"mlx5_0:1": port(0, 0)})
+    nccl = {"bytes": GIB, "seconds": 1.0, "bandwidth": 1.5 * GIB, "log": log_of_all, "error": "", **change}
+    facts = {f"n{number}": NodeFacts({"infiniband": ports}, None) for number in range(1, nodes + 1)}
+    return Measurement(backend, "cuda" if backend == "nccl" else "host", (), {}, facts, nccl=nccl, interface="eth0")
+
+
+SOCKETS = """c NCCL INFO Using network Socket
+c NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>
+c NCCL INFO Channel 00/0 : 0[0] -> 2[0] [send] via NET/Socket/0
+"""
+PEERS = "c NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n"
+
+
+def test_an_all_reduce_over_infiniband_is_proven_by_nccl_s_own_lines() -> None:
+    result = decide(all_reduce([log("nccl-infiniband")] * 2))
+    assert result.ok
+    assert not check_policy("rdma", result)
+    assert result.line == (
+        "NCCL: NET/IB on mlx5_0, mlx5_2 across nodes; P2P/CUMEM within nodes; bus bandwidth 1.5 GiB/s"
+    )
+    assert result.problems == ()
+    without = [log("nccl-infiniband").replace("/GDRDMA", "")]
+    assert "no GPUDirect RDMA" in decide(all_reduce(without)).problems[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "remedy"),
+    [
+        ({"ports": {}}, "n1 and n2 have no InfiniBand device", "request nodes with one"),
+        ({}, "NCCL did not use the InfiniBand ports of n1 and n2", "install libibverbs"),
+        (
+            {"setting": "NCCL_IB_DISABLE set by environment to 1.\n"},
+            "NCCL_IB_DISABLE=1 is set",
+            "remove NCCL_IB_DISABLE",
+        ),
+        ({"setting": "NCCL_NET set by environment to Socket.\n"}, "NCCL_NET=Socket is set", "remove NCCL_NET"),
+    ],
+)
+def test_gpus_over_tcp_are_told_with_the_reason(change: Table, reason: str, remedy: str) -> None:
+    setting = change.pop("setting", "")
+    result = decide(all_reduce([SOCKETS + PEERS, setting + SOCKETS], **change))
+    assert result.line.startswith(
+        f"NCCL uses TCP sockets across nodes ({reason}): NET/Socket on eth0 across nodes; P2P/"
+    )
+    assert remedy in result.line
+    for policy in ("warn", "rdma"):
+        assert check_policy(policy, result) == f"NCCL uses TCP sockets across nodes ({reason})"
+
+
+def test_the_gpus_of_one_node_need_peer_access() -> None:
+    assert decide(all_reduce([PEERS], nodes=1)).line == "NCCL: P2P/CUMEM within nodes; bus bandwidth 1.5 GiB/s"
+    staged = decide(
+        all_reduce(["NCCL_P2P_DISABLE set by environment to 1\n" + PEERS.replace("P2P/CUMEM", "SHM/direct")], nodes=1)
+    )
+    assert "NCCL uses SHM within nodes (NCCL_P2P_DISABLE=1 is set)" in check_policy("warn", staged)
+    neither = decide(all_reduce([SOCKETS], nodes=1))
+    assert "NCCL uses TCP sockets within nodes (no peer access between the GPUs)" in check_policy("rdma", neither)
+    assert decide(all_reduce([PEERS.replace("CUMEM", "MNNVL")])).ok
+    assert "did not report its transport across nodes" in check_policy("warn", decide(all_reduce([PEERS])))
+
+
+def test_an_all_reduce_that_failed_is_no_speed() -> None:
+    result = decide(all_reduce([""], error="n2: RuntimeError: NCCL error", bandwidth=0))
+    assert (result.ok, result.line) == (False, "NCCL failed: n2: RuntimeError: NCCL error")
+    assert check_policy("warn", result) == result.line
+    assert not check_policy("none", result)
+
+
+def test_gloo_is_tcp_which_only_rdma_refuses() -> None:
+    result = decide(all_reduce([""], backend="gloo"))
+    assert result.line == "Gloo: tcp on eth0 across nodes; bus bandwidth 1.5 GiB/s"
+    assert not check_policy("warn", result)
+    assert check_policy("rdma", result) == "Gloo uses TCP across nodes"
+    assert decide(all_reduce([""], backend="gloo", nodes=1)).ok

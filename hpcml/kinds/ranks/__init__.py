@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hpcml import errors
-from hpcml.kind import EndOfKind, Facts, Kind, Role, Stage
+from hpcml.forms import Form
+from hpcml.kind import FABRIC, EndOfKind, Facts, Kind, Role, Stage, seen_of_fabric
 
 _NODE = f"{__name__}.node"
 RANK = Role("rank", f"{_NODE}.ranks", every_node=True, title="the ranks", connected=True)
@@ -18,7 +19,7 @@ def _seen(event: str, facts: Facts) -> dict[str, Any]:
             return {"workers": facts.get("count", int)}
         case "ranks-ready":
             return {"address": facts.get("address", str)}
-    return {}
+    return seen_of_fabric(event, facts)
 
 
 KIND = Kind(
@@ -29,7 +30,7 @@ KIND = Kind(
     processes=f"{_NODE}.processes",
     reset="",
     in_script="",
-    programs={},
+    programs={Form.FABRIC: f"{_NODE}.interconnect"},
     startup=(
         Stage(
             "nodes",
@@ -40,6 +41,7 @@ KIND = Kind(
             done="{expected}/{expected} ranks",
             during="before all nodes were ready",
         ),
+        FABRIC._replace(begin="ranks-ready"),
     ),
     ready="ranks-ready",
     noun="rank",
@@ -47,6 +49,7 @@ KIND = Kind(
     ends=(
         EndOfKind(errors.WORKERS_NEVER_CAME, "nodes did not start", followed=True),
         EndOfKind(errors.ROLE_LOST, "a node was lost", followed=True),
+        EndOfKind(errors.FABRIC, "not the required interconnect", followed=False),
     ),
     seen=_seen,
     accounting=f"{__name__}.accounting",

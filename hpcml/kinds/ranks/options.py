@@ -8,7 +8,7 @@ from hpcml.errors import UsageError
 from hpcml.request.option import CONTINUED, KindOptions, Option
 from hpcml.request.record import RunRequest
 
-_TAKERS = CONTINUED | {"run"}
+_TAKERS = CONTINUED | {"run", "fabric"}
 
 
 class Ranks(NamedTuple):

@@ -10,7 +10,7 @@ from hpcml.node.settings import Workers
 from hpcml.request.record import RunRequest
 from hpcml.sites.schema import Site
 
-_FORMS = (Form.SCRIPT, Form.MODULE, Form.PROGRAM)
+_FORMS = (Form.SCRIPT, Form.MODULE, Form.PROGRAM, Form.FABRIC)
 
 
 def decided(site: Site, spec: RunRequest) -> Site:
@@ -26,7 +26,6 @@ def decided(site: Site, spec: RunRequest) -> Site:
     return site._replace(
         gpu=site.gpu._replace(mode="dask"),
         network=site.network._replace(protocol="tls"),
-        fabric=site.fabric._replace(require="none", nccl=False),
     )
 
 

@@ -341,6 +341,7 @@ class Cause(NamedTuple):
     remedy: str
 
 
+GLOO = Cause("torch's Gloo has TCP alone", "use NCCL or MPI, or set fabric.require=warn")
 TLS = Cause("TLS was requested", "set network.protocol=ucx, with GPU workers and an image with InfiniBand in its UCX")
 
 
@@ -453,6 +454,64 @@ def _causes_within(workers: Mapping[str, WorkerFacts]) -> Iterator[Cause]:
         "let the node's workers share one container or at least its IPC and PID namespaces (apptainer without"
         " --containall, --ipc and --pid), and run with UCX_PROTO_INFO=y",
     )
+
+
+def of_collective(measurement: Measurement, scope: str, library: str) -> DataPath:
+    """Return the transports of a collective within or across nodes, as NCCL's logs tell; Gloo has TCP alone.
+
+    On several nodes NCCL's network counts as the way across, as it tells no nodes apart; peer access (P2P) may lead
+    across nodes too, in racks made for it.
+    """
+    log, is_single = (measurement.nccl or {}).get("log", {}), len(measurement.nodes) == 1
+    if library == "Gloo":
+        by_tcp = ("tcp",) if is_single == (scope == "within") else ()
+        device = ("lo",) if is_single else tuple(filter(None, [measurement.interface]))
+        doubt = "" if is_single or not by_tcp else "Gloo uses TCP across nodes"
+        return DataPath(scope, by_tcp, device, ok=is_single, doubt=doubt, wanted=not is_single)
+    network, direct = {*log.get("across", ())}, {*log.get("within", ())}
+    if scope == "within":
+        used = direct | network if is_single else direct - {"P2P/MNNVL"}
+        slow = sorted(used) if not any(name.startswith("P2P") for name in used) else []
+    else:
+        used = (network or direct & {"P2P/MNNVL"}) if not is_single else set()
+        slow = sorted(used & {"NET/Socket"})
+    doubt = f"NCCL uses {' and '.join(slow)} {WORDS[scope]}" if slow else ""
+    if not used and scope == "across" and not is_single:
+        doubt = "NCCL did not report its transport across nodes"
+    if slow == ["NET/Socket"]:
+        doubt = f"NCCL uses TCP sockets {WORDS[scope]}"
+    devices = tuple(log.get("devices", ())) if used & network else ()
+    return DataPath(scope, tuple(sorted(used)), devices, ok=bool(used) and not doubt, doubt=doubt)
+
+
+_NCCL_STEERS = {
+    "across": ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_HCA"),
+    "within": ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"),
+}
+
+
+def cause_of_collective(measurement: Measurement, scope: str) -> Cause:
+    """Return why a collective does not use the fast transport within or across nodes."""
+    return next(_causes_of_collective(measurement, scope))
+
+
+def _causes_of_collective(measurement: Measurement, scope: str) -> Iterator[Cause]:
+    if measurement.protocol == "gloo":
+        yield GLOO
+    nodes = dict(sorted(measurement.nodes.items()))
+    if scope == "across":
+        yield from _no_port({name: node.moved.get("infiniband") for name, node in nodes.items()})
+    settings = (measurement.nccl or {}).get("log", {}).get("settings", {})
+    for name in _NCCL_STEERS[scope]:
+        if (value := settings.get(name, "0")) != "0":
+            yield Cause(f"{name}={value} is set", f"remove {name} from the environment, the profile and nccl.conf")
+    if scope == "across":
+        yield from _no_access([], nodes)
+        yield Cause(
+            f"NCCL did not use the InfiniBand ports of {listed(nodes)}",
+            "install libibverbs and its providers (rdma-core), or the vendor's NCCL plugin, where the ranks run",
+        )
+    yield Cause("no peer access between the GPUs", "compare `nvidia-smi topo -p2p r`; virtual machines often lack it")
 
 
 def setting(worker: WorkerFacts, name: str) -> str:

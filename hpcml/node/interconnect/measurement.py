@@ -97,8 +97,9 @@ class NodeFacts:
 class Measurement:
     """All of it: the transfers, and facts by worker's name and by node's name.
 
-    ``protocol`` is ucx or tls; ``memory``, where the buffers lay, cuda or host. ``nccl`` is None without NCCL, else a
-    collective over all workers: ``bytes``, ``seconds``, ``bandwidth`` (bytes per second), ``log``
+    ``protocol`` is ucx or tls, or nccl or gloo where a collective alone was measured; ``memory``, where the buffers
+    lay, cuda or host. ``nccl`` is None without a collective, else one over all workers: ``bytes``, ``seconds``,
+    ``bandwidth`` (bytes per second), ``log``
     (:func:`parse_nccl_log`), ``error``. ``interface`` is the one that the profile names.
     """
 
@@ -280,3 +281,15 @@ def parse_nccl_log(text: str) -> dict[str, Any]:
         "settings": dict(_NCCL_SETTING.findall(text)),
         "warnings": list(dict.fromkeys(_NCCL_WARNING.findall(text))),
     }
+
+
+def merge_nccl_logs(logs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return several processes' logs (:func:`parse_nccl_log`) as one: counts are added, lists and settings united."""
+    merged: dict[str, Any] = dict(logs[0]) if logs else {}
+    for log in logs[1:]:
+        for name in ("within", "across"):
+            merged[name] = dict(Counter(merged[name]) + Counter(log[name]))
+        for name in ("devices", "warnings"):
+            merged[name] = list(dict.fromkeys([*merged[name], *log[name]]))
+        merged |= {"gdr": merged["gdr"] + log["gdr"], "settings": {**merged["settings"], **log["settings"]}}
+    return merged

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from hpcml import errors
 from hpcml.node import files
 from hpcml.node.hardware import preflight, record
+from hpcml.node.interconnect.attribution import listed
 from hpcml.node.interconnect.measurement import Measurement
 from hpcml.node.interconnect.result import Result, check_policy
 from hpcml.node.outcome import say
@@ -39,9 +40,11 @@ def write(context: Context, measurement: Measurement, result: Result, seconds: f
     }
 
 
-def too_late(seconds: float) -> dict[str, Any]:
-    """Return the record of a check that its deadline ended."""
-    return {"line": "", "ok": False, "problem": f"the interconnect check did not end within {seconds:g} s"}
+def too_late(seconds: float, silent: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the record of a check that its deadline ended; ``silent`` are nodes that have not answered."""
+    missing = f" ({listed(silent)} did not answer)" if silent else ""
+    problem = f"the interconnect check did not end within {seconds:g} s{missing}"
+    return {"line": "", "ok": False, "problem": problem, "remedy": "increase deadlines.fabric"}
 
 
 def obey(state: RunState, answer: Mapping[str, Any]) -> None:

@@ -14,6 +14,8 @@ from hpcml.node.interconnect.measurement import GIB, Measurement, Pair, slow
 
 IDLE = 0.2  # of what a node's ports carry: less than this is worth a word
 _MOST_NAMES = 6
+_LIBRARIES = {"nccl": "NCCL", "gloo": "Gloo"}  # of a collective, by protocol
+_BY_TCP = ("tls", "gloo")  # which cannot be fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class Result:
     """The judgement; ``within`` and ``across`` are None where nothing was measured."""
 
     line: str  # all of it
-    protocol: str  # ucx or tls
+    protocol: str  # ucx, tls, nccl or gloo
     nodes: int  # how many took part
     within: DataPath | None
     across: DataPath | None
@@ -51,8 +53,8 @@ def check_policy(policy: str, result: Result) -> str:
     """Return why a result does not meet ``fabric.require``, "" if it does.
 
     ``none`` asks for nothing. ``warn`` asks that UCX use fast transports, that no transfer fail and that no pair or
-    node be slow; TLS, which cannot be fast, was chosen and passes. ``rdma`` asks for RDMA across nodes and cuda_ipc
-    between the GPUs of a node, both proven, and that NCCL use no sockets between nodes.
+    node be slow; TLS and Gloo, which cannot be fast, were chosen and pass. ``rdma`` asks for RDMA across nodes and
+    cuda_ipc between the GPUs of a node, both proven, and that NCCL use no sockets between nodes.
 
     Raises
     ------
@@ -64,7 +66,7 @@ def check_policy(policy: str, result: Result) -> str:
     if policy not in ("warn", "rdma"):
         raise ValueError(f"unknown policy '{policy}': use none, warn or rdma")
     reasons = list(result.failed)
-    if result.protocol != "tls" or policy == "rdma":
+    if result.protocol not in _BY_TCP or policy == "rdma":
         reasons += result.doubts
     reasons += filter(None, [result.nccl_doubt])
     if policy == "rdma" and result.nodes > 1 and result.across is None and not reasons:
@@ -76,6 +78,8 @@ def check_policy(policy: str, result: Result) -> str:
 
 def decide(measurement: Measurement) -> Result:
     """Return the judgement on a measurement."""
+    if measurement.protocol in _LIBRARIES:
+        return _of_collective(measurement, measurement.nccl or {})
     timed = [pair for pair in measurement.pairs if pair.bandwidth]
     failed = tuple(f"the transfer {pair.name} failed: {pair.error}" for pair in measurement.pairs if not pair.bandwidth)
     paths: dict[str, DataPath] = {}
@@ -108,6 +112,44 @@ def decide(measurement: Measurement) -> Result:
         worst=worst,
         failed=failed,
         problems=tuple(filter(None, problems)),
+        remedy=remedy,
+    )
+
+
+def _of_collective(measurement: Measurement, collective: Mapping[str, Any]) -> Result:
+    """Return the judgement on an all-reduce of NCCL or Gloo over all ranks, of which no single pairs are known."""
+    library, nodes = _LIBRARIES[measurement.protocol], len(measurement.nodes)
+    failed = (f"{library} failed: {collective['error']}",) if collective.get("error") else ()
+    speed = float(collective.get("bandwidth", 0)) / GIB
+    paths: dict[str, DataPath] = {}
+    cause: attribution.Cause | None = None
+    for scope in ("across", "within") if speed else ():
+        path = attribution.of_collective(measurement, scope, library)
+        if path.transports or (scope == "across" and nodes > 1):
+            paths[scope] = replace(path, bandwidth=speed, slowest=speed)
+        if path.doubt and scope in paths:
+            cause = attribution.cause_of_collective(measurement, scope)
+            reason = "" if cause is attribution.GLOO else f" ({cause.reason})"
+            paths[scope] = replace(paths[scope], doubt=path.doubt + reason)
+    doubts = [path.doubt for path in paths.values() if path.doubt]
+    bounces = bool(paths) and nodes > 1 and library == "NCCL" and paths["across"].ok and not collective["log"]["gdr"]
+    slow_gpus = "NCCL copies GPU memory through the hosts: no GPUDirect RDMA" if bounces else ""
+    remedy = cause.remedy if cause else attribution.GPUDIRECT if bounces else ""
+    ways = [f"{path} {attribution.WORDS[scope]}" for scope, path in paths.items() if path.transports]
+    measured = "; ".join([*ways, f"bus bandwidth {rate(speed)}"] if speed else [])
+    head = library if cause in (None, attribution.GLOO) else "; ".join(doubts)
+    line = f"{head}: {measured}" if speed else "; ".join(failed)
+    return Result(
+        line=f"{line}; remedy: {remedy}" if head != library and remedy else line,
+        protocol=measurement.protocol,
+        nodes=nodes,
+        within=paths.get("within"),
+        across=paths.get("across"),
+        nccl="",
+        nccl_doubt="",
+        worst=(),
+        failed=failed,
+        problems=tuple(filter(None, [*failed, *doubts, slow_gpus])),
         remedy=remedy,
     )
 

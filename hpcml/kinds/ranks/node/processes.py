@@ -13,12 +13,14 @@ from hpcml.failures.end import End
 from hpcml.failures.rules import Explanation, of_role
 from hpcml.files import tail, write
 from hpcml.kinds.ranks import RANK
+from hpcml.kinds.ranks.node import interconnect
 from hpcml.kinds.ranks.node.link import Hub
 from hpcml.kinds.ranks.node.ranks import error_of, numbers_of
 from hpcml.kinds.ranks.variables import OPEN, World
 from hpcml.node import files, stacks
 from hpcml.node.end_cause import not_entered
 from hpcml.node.hardware import network, sysfs
+from hpcml.node.interconnect import record
 from hpcml.node.outcome import RunEndedError, say
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.versions import Comparison
@@ -48,6 +50,7 @@ class Processes:
         self.reached: dict[str, list[str]] = {}  # by node, the addresses of this one that it reached
         self.heard: dict[str, float] = {}  # by node, when it was last heard, by the supervisor's clock
         self.idle: dict[str, tuple[float, float, float]] = {}  # by node: since when, at which time, with which seconds
+        self.measured: dict[str, dict[str, Any]] = {}  # by node: its part of the interconnect's check
         self.script: Ranks | None = None
         self.closing = False
 
@@ -83,7 +86,31 @@ class Processes:
         state.judge(self.versions)
         self.world = self._world()
         state.events.write("ranks-ready", address=self.world.address, seconds=state.seconds, security=OPEN)
+        if interconnect.is_wanted(self.settings):
+            self._check_interconnect()
         return {}
+
+    def _check_interconnect(self) -> None:
+        """Have the agents make an all-reduce; ``fabric.require`` decides what its result means."""
+        state, limit = self.state, self.settings.deadlines.interconnect
+        state.phase = "fabric"
+        state.events.write("fabric-checking")
+        began = state.clock.seconds
+        world = interconnect.world_of_check(self.world, self.settings, self._reserved(self.world.address))
+        self.hub.send(do="check", world=world._asdict())
+        while not (is_complete := interconnect.is_complete(self.measured, len(self.context.node_names))):
+            self.step()
+            self.check()
+            state.end_requests.check(state.phase)
+            if state.clock.seconds - began > limit:
+                break
+        self.hub.send(do="checked")
+        if is_complete:
+            answer = interconnect.judged(self.context, self.measured, state.clock.seconds - began)
+        else:
+            answer = record.too_late(limit, [node for node in self.context.node_names if node not in self.measured])
+        state.events.write("fabric-checked", **answer)
+        record.obey(state, answer)
 
     def _end_without_nodes(self, *, late: bool) -> None:
         """End the run if a node cannot come any more, or with the deadline if one has not come."""
@@ -165,6 +192,8 @@ class Processes:
                 self.state.events.write("node-ready", node=node, count=len(self.reached) * each)
             case "alive":
                 self._note_use(node, float(message["processors"]))
+            case "fabric":
+                self.measured[node] = message
             case "note":
                 self.state.warn(message["text"])
             case "rank-ended" if self.script:

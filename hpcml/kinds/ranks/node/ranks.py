@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.files import size_of
-from hpcml.kinds.ranks import RANK
-from hpcml.kinds.ranks.node import link
+from hpcml.kinds.ranks import KIND, RANK
+from hpcml.kinds.ranks.node import interconnect, link
 from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
 from hpcml.node import agent, files, job, processes, script_environment, versions
 from hpcml.node.hardware import sysfs
@@ -64,7 +64,8 @@ class Ranks:
         self.sizes: dict[str, int] = {}  # of the logs, by name, as last written down
         self.began = time.time()
         self.world: World | None = None
-        self.interface = ""
+        self.interface = ""  # the one that leads to the first node, as soon as a world is known
+        self.check: interconnect.Part | None = None
         self.line.send(event="ready", reached=list(ways), versions=versions.here(), time=time.time())
 
     def serve(self) -> int:
@@ -79,6 +80,10 @@ class Ranks:
         """Do what the supervisor orders, and show that this node lives; return False if the line is closed."""
         for order in self.line.receive():
             match order["do"]:
+                case "check":
+                    self._check(World(**order["world"]))
+                case "checked":
+                    self._end_check()
                 case "start":
                     self._begin(World(**order["world"]))
                 case "signal":
@@ -91,12 +96,34 @@ class Ranks:
             self.line.send(event="alive", processors=_processor_seconds([slot.pid for slot in self.node.slots]))
         if self.world and time.time() >= self.next_growth:
             self._note_growth()
+        if self.check and (answer := self.check.look()):
+            self.line.send(event="fabric", interface=self.interface, **answer)
         return not self.line.closed
 
+    def _interface_to(self, address: str) -> str:
+        """Return the interface of this node that leads to an address of the first, empty if it is not known."""
+        own = self.ways.get(address, "")
+        return next((name for name, several in sysfs.addresses().items() if own in several), "")
+
+    def _check(self, world: World) -> None:
+        """Start the interconnect's check on this node."""
+        settings = self.context.settings
+        self.interface, error = self._interface_to(world.address), self.context.attempt.script_error
+        each = world.each * (settings.job.nodes if settings.job.one_machine else 1)
+        first = 0 if settings.job.one_machine else self.context.node_names.index(self.context.node) * each
+        variables = {
+            rank: self._variables(world, rank, 1, error) | {"MASTER_PORT": str(world.port)}
+            for rank in range(first, first + each)
+        }
+        self.check = interconnect.Part(self.context, interconnect.backend(settings), variables)
+
+    def _end_check(self) -> None:
+        if self.check:
+            self.check.end()
+            self.check = None
+
     def _begin(self, world: World) -> None:
-        own = self.ways.get(world.address, "")
-        self.world = world
-        self.interface = next((name for name, several in sysfs.addresses().items() if own in several), "")
+        self.world, self.interface = world, self._interface_to(world.address)
         self.node.slots = [agent.Slot(str(rank)) for rank in numbers_of(self.context, self.context.node)]
         variables = of_rank(world, 0, interface=self.interface, threads=1, errors="")
         for note in with_users_own(variables, os.environ)[1]:
@@ -109,20 +136,8 @@ class Ranks:
         os.setpgid(0, 0)  # what it starts ends with it
         rank = int(slot.name)
         threads = self._take_processors(rank)
-        command = command_of_script(context, {})
-        environment = variables_of_script(context, os.environ, error_of(context, rank))
-        own = of_rank(
-            world,
-            rank,
-            interface=self.interface,
-            threads=threads,
-            errors=str(context.attempt.directory / f"torch-error-{rank}.json"),
-        )
-        environment |= with_users_own(own, environment)[0]
-        environment |= job.task_variables(
-            rank=rank, local=rank % world.each, node=rank // world.each, each=world.each, nodes=world.nodes
-        )
-        script_environment.restore(environment)
+        command = command_of_script(context, KIND.programs)
+        environment = self._variables(world, rank, threads, error_of(context, rank))
         os.umask(0o077)
         log = os.open(log_of(context, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for standard in (1, 2):
@@ -134,6 +149,18 @@ class Ranks:
         except OSError as error:
             print(f"hpcml: rank {rank} could not be started: {error.strerror}: {command[0]}", file=sys.stderr)
         return IN_VAIN
+
+    def _variables(self, world: World, rank: int, threads: int, error: Path) -> dict[str, str]:
+        """Return all variables of a rank's process; ``error`` is the file for the error that ends a script."""
+        environment = variables_of_script(self.context, os.environ, error)
+        torch_error = str(self.context.attempt.directory / f"torch-error-{rank}.json")
+        own = of_rank(world, rank, interface=self.interface, threads=threads, errors=torch_error)
+        environment |= with_users_own(own, environment)[0]
+        environment |= job.task_variables(
+            rank=rank, local=rank % world.each, node=rank // world.each, each=world.each, nodes=world.nodes
+        )
+        script_environment.restore(environment)
+        return environment
 
     def _take_processors(self, rank: int) -> int:
         """Bind this process to its share of the node's processors, and return how many threads it has.
@@ -176,7 +203,8 @@ class Ranks:
                     os.kill(slot.pid, number)
 
     def kill(self) -> None:
-        """Kill the ranks and all that they started."""
+        """Kill the ranks and all that they started, and the check's processes."""
+        self._end_check()
         for slot in self.node.slots:
             if slot.pid:
                 with contextlib.suppress(ProcessLookupError):
