@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 from hpcml.errors import IMAGE, STOPPED, HpcmlError, NotFoundError
 from hpcml.forms import Form
-from hpcml.kinds.ranks.node import interconnect, link
+from hpcml.kinds.ranks.node import interconnect, link, rapidsmpf
 from hpcml.kinds.ranks.node.processes import ENDING, FOLLOW, LEFT, Processes, Ranks
 from hpcml.kinds.ranks.variables import World, described, of_rank, with_users_own
 from hpcml.node import job
@@ -72,6 +73,8 @@ def test_a_rank_has_the_variables_of_torchrun_and_of_slurm(monkeypatch: pytest.M
     assert (made["NCCL_SOCKET_IFNAME"], made["GLOO_SOCKET_IFNAME"]) == ("=ib0", "ib0")
     assert not any(name.startswith("PET_") for name in made)  # a torchrun of a rank would join the ranks
     assert of_rank(WORLD._replace(each=1, gpus=4), 1, interface="", threads=8, errors="")["PET_NPROC_PER_NODE"] == "4"
+    made = of_rank(WORLD._replace(rapidsmpf=4002), 3, interface="ib0", threads=8, errors="")
+    assert [made[f"RRUN_{name}"] for name in ("RANK", "NRANKS", "SOCKET_ADDR")] == ["3", "4", "10.0.0.1:4002"]
     numbers = {"rank": 3, "local": 1, "node": 1, "each": 2, "nodes": 2}
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert job.task_variables(**numbers)["SLURM_JOB_ID"] == "0"
@@ -179,6 +182,48 @@ def test_a_node_that_cannot_enter_the_image_ends_the_run_as_such(tmp_path: Path)
     assert (end.exit_status, end.phase) == (IMAGE, "image")
     assert end.message == "n2: the image could not be started: container creation failed: it is cut off"
     assert end.hint
+
+
+class RapidsmpfRank:
+    """A connection as rapidsmpf's SocketBackend opens it."""
+
+    def __init__(self, port: int, rank: int, token: str, size: int = 2) -> None:
+        self.connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self.file = self.connection.makefile("rwb")
+        self.admitted = self.ask(f"AUTH rank={rank} nranks={size} token={token}")
+
+    def ask(self, question: str, value: bytes = b"") -> str:
+        """Return the answer to a question, or the value that it announces; nothing if the connection is closed."""
+        self.file.write(question.encode() + b"\n" + value)
+        self.file.flush()
+        answer = self.file.readline().decode().rstrip("\n")
+        length = answer.partition("VALUE valuelen=")[2]
+        return self.file.read(int(length)).decode() if length else answer
+
+    def close(self) -> None:
+        self.file.close()
+        self.connection.close()
+
+
+def test_rapidsmpf_s_ranks_meet_by_its_own_protocol() -> None:
+    token = rapidsmpf.token_of(KEY)
+    with rapidsmpf.Server("127.0.0.1", 2, token) as server, ThreadPoolExecutor(2) as pool:
+        for wrong in ((0, "x" * 64, 2), (2, token, 2), (0, token, 3)):
+            with contextlib.closing(RapidsmpfRank(server.port, *wrong)) as stranger:
+                assert stranger.admitted == ""
+        root, other = RapidsmpfRank(server.port, 0, token), RapidsmpfRank(server.port, 1, token)
+        with contextlib.closing(root), contextlib.closing(other):
+            assert (root.admitted, other.admitted) == ("OK", "OK")
+            late = pool.submit(other.ask, "GET key=ucxx_root_address timeout=20000")
+            assert root.ask("PUT key=ucxx_root_address valuelen=5", b"a\nb c") == "OK"
+            assert late.result() == "a\nb c"
+            assert other.ask("GET key=other timeout=1") == "TIMEOUT"
+            for wait in ("SYNC", "BARRIER", "SYNC"):
+                one = pool.submit(root.ask, wait)
+                assert other.ask(wait) == one.result() == "OK"
+            assert other.ask("PUT key=mine valuelen=1", b"x").startswith("ERROR only rank 0")
+    with pytest.raises(ConnectionRefusedError):
+        RapidsmpfRank(server.port, 0, token)
 
 
 class Ended:
@@ -297,7 +342,7 @@ def test_a_tunnel_to_a_dashboard_that_never_comes_is_refused(monkeypatch: pytest
             tunnel_server.check_kind(run, "dashboard")
 
 
-def settings_of(folder: Path, **given: Any) -> Any:
+def inside_of(folder: Path, **given: Any) -> Any:
     """Return the settings of a run of ranks that starts a program in a folder."""
     words = {"ranks": "1", "nodes": "2", **{name: str(value) for name, value in given.items() if name != "require"}}
     request = request_of(words, Code(Path("solver"), form=Form.PROGRAM, cwd=folder))
@@ -315,7 +360,7 @@ def settings_of(folder: Path, **given: Any) -> Any:
     ({"gpus_per_node": 2, "require": "none"}, False),
 ])  # fmt: skip
 def test_which_ranks_have_their_interconnect_checked(given: dict[str, Any], wanted: bool, tmp_path: Path) -> None:
-    assert interconnect.is_wanted(settings_of(tmp_path, **given)) is wanted
+    assert interconnect.is_wanted(inside_of(tmp_path, **given)) is wanted
 
 
 @pytest.mark.parametrize(("first", "python"), [
@@ -330,7 +375,7 @@ def test_the_python_of_a_launcher_is_in_its_first_line(
     (tmp_path / "solver").write_text(f"{first}\n")
     (tmp_path / "solver").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert interconnect.python_of_ranks(settings_of(tmp_path)) == python
+    assert interconnect.python_of_ranks(inside_of(tmp_path)) == python
 
 
 def test_ranks_without_torch_are_not_checked_and_rdma_refuses_them(
@@ -341,7 +386,7 @@ def test_ranks_without_torch_are_not_checked_and_rdma_refuses_them(
     monkeypatch.setenv("PATH", str(tmp_path))
     for require in ("warn", "rdma"):
         context: Any = SimpleNamespace(
-            settings=settings_of(tmp_path, require=require),
+            settings=inside_of(tmp_path, require=require),
             node="n1",
             scratch=lambda: str(tmp_path),
             run=SimpleNamespace(log=lambda *_: tmp_path / "log"),
@@ -371,7 +416,7 @@ def test_the_slowest_process_of_all_nodes_counts(tmp_path: Path) -> None:
         for node in ("n1", "n2")
     }  # fmt: skip
     attempt = SimpleNamespace(probe_of=lambda node: tmp_path / node)
-    context: Any = SimpleNamespace(settings=settings_of(tmp_path, gpus_per_node=2), attempt=attempt)
+    context: Any = SimpleNamespace(settings=inside_of(tmp_path, gpus_per_node=2), attempt=attempt)
     made = interconnect.measurement(context, answers)
     assert made.nccl is not None
     assert (made.protocol, made.interface, made.nccl["bandwidth"]) == ("nccl", "ib0", 2 * 3 / 4 * 8 / 2)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 OPEN = (  # what of a run is secured
-    "hpcml's own connections are authenticated; torch's TCPStore, Gloo, NCCL and MPI accept anybody who reaches their "
-    "ports"
+    "hpcml's own connections are authenticated; torch's TCPStore, Gloo, NCCL, UCX and MPI accept anybody who reaches "
+    "their ports"
 )
 
 
@@ -20,6 +20,7 @@ class World(NamedTuple):
     address: str = ""  # IPv4 address of the first node, which every node has connected to
     port: int = 0  # free on the first node: MASTER_PORT
     coordinator: int = 0  # another free port there, for JAX's coordinator
+    rapidsmpf: int = 0  # the port there at which rapidsmpf's ranks meet; 0: none
     run: str = ""  # the run's id
 
     @property
@@ -58,6 +59,9 @@ def of_rank(world: World, rank: int, *, interface: str, threads: int, errors: st
     }
     if interface:
         variables |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
+    if world.rapidsmpf:
+        place = f"{world.address}:{world.rapidsmpf}"
+        variables |= {"RRUN_RANK": rank, "RRUN_NRANKS": world.size, "RRUN_SOCKET_ADDR": place}
     if world.each == 1:  # elsewhere a torchrun that a rank starts would join the ranks' own group
         variables |= {
             "PET_NNODES": world.nodes,

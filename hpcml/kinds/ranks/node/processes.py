@@ -16,6 +16,7 @@ from hpcml.kinds.ranks import RANK
 from hpcml.kinds.ranks.node import interconnect
 from hpcml.kinds.ranks.node.link import Hub
 from hpcml.kinds.ranks.node.ranks import error_of, numbers_of
+from hpcml.kinds.ranks.node.rapidsmpf import Server, token_of
 from hpcml.kinds.ranks.variables import OPEN, World
 from hpcml.node import files, stacks
 from hpcml.node.end_cause import not_entered
@@ -162,7 +163,11 @@ class Processes:
         each = self.settings.workers.per_node
         ports = [self._reserved(common[0]) for _ in range(2)]
         nodes, gpus = self.settings.job.nodes, self.settings.gpus
-        return World(nodes, each, gpus, common[0], ports[0], ports[1], self.context.run.directory.name)
+        world = World(nodes, each, gpus, common[0], ports[0], ports[1], run=self.context.run.directory.name)
+        if gpus and world.size > 1:  # nothing of rapidsmpf runs without GPUs
+            server = self.folders.enter_context(Server(common[0], world.size, token_of(self.key)))
+            world = world._replace(rapidsmpf=server.port)
+        return world
 
     def _reserved(self, address: str) -> int:
         """Return a port that no other program is given while the run lasts: it is bound here, and not listened on.

@@ -13,6 +13,7 @@ from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.files import size_of
 from hpcml.kinds.ranks import KIND, RANK
 from hpcml.kinds.ranks.node import interconnect, link
+from hpcml.kinds.ranks.node.rapidsmpf import token_of
 from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
 from hpcml.node import agent, files, job, processes, script_environment, versions
 from hpcml.node.hardware import sysfs
@@ -41,10 +42,11 @@ def main() -> int:
     if not files.wait_for(context.attempt.control, deadline, files.interval(context.settings.job.nodes)):
         return node.refuse("the supervisor did not write its address (control.json) in time")
     places = [(str(address), int(port)) for address, port in (files.read_json(context.attempt.control) or {})["places"]]
-    line, ways = link.connect(places, context.attempt.ranks_key.read_bytes(), context.node)
+    key = context.attempt.ranks_key.read_bytes()
+    line, ways = link.connect(places, key, context.node)
     if line is None:
         return node.refuse(f"no address of {context.node_names[0]} answers: {', '.join(place for place, _ in places)}")
-    ranks = Ranks(context, node, line, ways)
+    ranks = Ranks(context, node, line, ways, token_of(key))
     try:
         return ranks.serve()
     finally:
@@ -58,8 +60,8 @@ class Ranks:
     written, interval = True, agent.TICK
     late = "the connection with the supervisor was lost"
 
-    def __init__(self, context: Context, node: agent.Node, line: link.Line, ways: dict[str, str]) -> None:
-        self.context, self.node, self.line, self.ways = context, node, line, ways
+    def __init__(self, context: Context, node: agent.Node, line: link.Line, ways: dict[str, str], token: str) -> None:
+        self.context, self.node, self.line, self.ways, self.token = context, node, line, ways, token
         self.next_sign = self.next_growth = 0.0
         self.sizes: dict[str, int] = {}  # of the logs, by name, as last written down
         self.began = time.time()
@@ -155,6 +157,7 @@ class Ranks:
         environment = variables_of_script(self.context, os.environ, error)
         torch_error = str(self.context.attempt.directory / f"torch-error-{rank}.json")
         own = of_rank(world, rank, interface=self.interface, threads=threads, errors=torch_error)
+        own |= {"RRUN_SOCKET_TOKEN": self.token} if world.rapidsmpf else {}
         environment |= with_users_own(own, environment)[0]
         environment |= job.task_variables(
             rank=rank, local=rank % world.each, node=rank // world.each, each=world.each, nodes=world.nodes
