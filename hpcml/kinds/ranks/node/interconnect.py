@@ -40,8 +40,6 @@ from hpcml.node.interconnect.result import decide
 from hpcml.node.settings import Context, Settings, load
 from hpcml.terminal import say
 
-# The code is an argument, as the file may be in an archive.
-_START = "import sys; sys.path[:] = filter(None, sys.path); exec(sys.argv.pop(1))"
 _SUBSYSTEMS = "INIT,ENV,NET,P2P,SHM"  # of NCCL: what it read, and the way of each channel
 _ENDING = 5.0  # seconds for a killed process to give its GPU back
 _MOST_WARNINGS, _LONGEST = 4, 300
@@ -86,6 +84,8 @@ class Part:
         if python := python_of_ranks(context.settings):
             try:
                 self.folder = scratch.Folder(context.scratch())
+                self.program = self.folder.path / "all_reduce.py"
+                self.program.write_text(inspect.getsource(all_reduce))  # the file itself may be in an archive
                 for rank, environment in variables.items():
                     self.children[rank] = self._started(python, self.folder.path, rank, environment)
             except (OSError, scratch.UnsafePlaceError) as error:
@@ -101,7 +101,7 @@ class Part:
         logging = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": _SUBSYSTEMS, "NCCL_DEBUG_FILE": f"{folder}/nccl-%p.log"}
         with self.log.open("ab") as output:
             return subprocess.Popen(
-                [*python, "-c", _START, inspect.getsource(all_reduce), self.backend, file, seconds],
+                [*python, str(self.program), self.backend, file, seconds],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
