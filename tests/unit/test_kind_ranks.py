@@ -73,7 +73,7 @@ def test_a_rank_has_the_variables_of_torchrun_and_of_slurm(monkeypatch: pytest.M
     assert (made["NCCL_SOCKET_IFNAME"], made["GLOO_SOCKET_IFNAME"]) == ("=ib0", "ib0")
     assert not any(name.startswith("PET_") for name in made)  # a torchrun of a rank would join the ranks
     assert of_rank(WORLD._replace(each=1, gpus=4), 1, interface="", threads=8, errors="")["PET_NPROC_PER_NODE"] == "4"
-    made = of_rank(WORLD._replace(rapidsmpf=4002), 3, interface="ib0", threads=8, errors="")
+    made = of_rank(WORLD._replace(rapidsmpf=4002, gpus=2), 3, interface="ib0", threads=8, errors="")
     assert [made[f"RRUN_{name}"] for name in ("RANK", "NRANKS", "SOCKET_ADDR")] == ["3", "4", "10.0.0.1:4002"]
     numbers = {"rank": 3, "local": 1, "node": 1, "each": 2, "nodes": 2}
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
@@ -97,6 +97,7 @@ def test_the_variables_before_the_start_fill_six_lines_at_most() -> None:
         texts = described(World(nodes=2, each=each, gpus=4), ["MASTER_PORT", "OTHER"])
         assert {"WORLD_SIZE=2", "RANK=0…1"} <= {*texts[0].split()} or each == 4
         assert texts[0].endswith("MASTER_PORT (yours)")
+        assert texts[1].endswith("and srun's, rrun's")
         names = {word.partition("=")[0] for text in texts for word in text.split()}
         assert of_rank(WORLD._replace(each=each), 0, interface="ib0", threads=1, errors="").keys() <= names
         assert sum(len(fitted(text, 80, first=" " * 11, rest=" " * 11)) for text in texts) <= 6

@@ -11,6 +11,9 @@ OPEN = (  # what of a run is secured
 )
 
 
+TOKEN = "RRUN_SOCKET_TOKEN"  # noqa: S105 - the variable by which rapidsmpf's ranks show that they belong to the run
+
+
 class World(NamedTuple):
     """What all ranks of a run share."""
 
@@ -20,13 +23,18 @@ class World(NamedTuple):
     address: str = ""  # IPv4 address of the first node, which every node has connected to
     port: int = 0  # free on the first node: MASTER_PORT
     coordinator: int = 0  # another free port there, for JAX's coordinator
-    rapidsmpf: int = 0  # the port there at which rapidsmpf's ranks meet; 0: none
+    rapidsmpf: int = 0  # the port there at which rapidsmpf's ranks meet, if it may be used
     run: str = ""  # the run's id
 
     @property
     def size(self) -> int:
         """The number of ranks."""
         return self.nodes * self.each
+
+    @property
+    def may_use_rapidsmpf(self) -> bool:
+        """Whether the ranks may meet by rapidsmpf: nothing of it runs without GPUs."""
+        return self.gpus > 0 and self.size > 1
 
 
 def of_rank(world: World, rank: int, *, interface: str, threads: int, errors: str) -> dict[str, str]:
@@ -42,6 +50,8 @@ def of_rank(world: World, rank: int, *, interface: str, threads: int, errors: st
         The CPUs that it has.
     errors
         The file into which torch writes an error.
+
+    :data:`TOKEN` is left empty: it is a secret.
     """
     node, local = divmod(rank, world.each)
     variables = {
@@ -59,9 +69,9 @@ def of_rank(world: World, rank: int, *, interface: str, threads: int, errors: st
     }
     if interface:
         variables |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
-    if world.rapidsmpf:
+    if world.may_use_rapidsmpf:
         place = f"{world.address}:{world.rapidsmpf}"
-        variables |= {"RRUN_RANK": rank, "RRUN_NRANKS": world.size, "RRUN_SOCKET_ADDR": place}
+        variables |= {"RRUN_RANK": rank, "RRUN_NRANKS": world.size, "RRUN_SOCKET_ADDR": place, TOKEN: ""}
     if world.each == 1:  # elsewhere a torchrun that a rank starts would join the ranks' own group
         variables |= {
             "PET_NNODES": world.nodes,
@@ -95,10 +105,11 @@ def described(world: World, given: Collection[str]) -> list[str]:
     known = [
         f"{name}={value}" if value == last[name] else f"{name}={value}…{last[name]}"
         for name, value in first.items()
-        if name not in (*rest, *users)
+        if name not in (*rest, *users) and not name.startswith("RRUN_")
     ]
     yours = [f"{name} (yours)" for name in users]
-    return [" ".join([*known, *yours]), f"set on the nodes: {' '.join(rest)} and those of srun"]
+    others = "srun's, rrun's" if world.may_use_rapidsmpf else "those of srun"
+    return [" ".join([*known, *yours]), f"set on the nodes: {' '.join(rest)} and {others}"]
 
 
 def with_users_own(variables: Mapping[str, str], environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:

@@ -164,7 +164,7 @@ class Processes:
         ports = [self._reserved(common[0]) for _ in range(2)]
         nodes, gpus = self.settings.job.nodes, self.settings.gpus
         world = World(nodes, each, gpus, common[0], ports[0], ports[1], run=self.context.run.directory.name)
-        if gpus and world.size > 1:  # nothing of rapidsmpf runs without GPUs
+        if world.may_use_rapidsmpf:
             server = self.folders.enter_context(Server(common[0], world.size, token_of(self.key)))
             world = world._replace(rapidsmpf=server.port)
         return world

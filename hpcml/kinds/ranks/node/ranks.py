@@ -14,7 +14,7 @@ from hpcml.files import size_of
 from hpcml.kinds.ranks import KIND, RANK
 from hpcml.kinds.ranks.node import interconnect, link
 from hpcml.kinds.ranks.node.rapidsmpf import token_of
-from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
+from hpcml.kinds.ranks.variables import TOKEN, World, of_rank, with_users_own
 from hpcml.node import agent, files, job, processes, script_environment, versions
 from hpcml.node.hardware import sysfs
 from hpcml.node.hardware.preflight import Inspection, UnfitError
@@ -157,7 +157,7 @@ class Ranks:
         environment = variables_of_script(self.context, os.environ, error)
         torch_error = str(self.context.attempt.directory / f"torch-error-{rank}.json")
         own = of_rank(world, rank, interface=self.interface, threads=threads, errors=torch_error)
-        own |= {"RRUN_SOCKET_TOKEN": self.token} if world.rapidsmpf else {}
+        own |= {TOKEN: self.token} if TOKEN in own else {}
         environment |= with_users_own(own, environment)[0]
         environment |= job.task_variables(
             rank=rank, local=rank % world.each, node=rank // world.each, each=world.each, nodes=world.nodes
