@@ -103,8 +103,8 @@ class Facts(Protocol):
 
 
 def seen_of_fabric(event: str, facts: Facts) -> dict[str, Any]:
-    """Return what the interconnect's check means for a status's fields (see ``Kind.seen``)."""
-    if event != "fabric-checked":
+    """Return what the interconnect's check, or a look at it later, means for a status's fields (see ``Kind.seen``)."""
+    if event not in ("fabric-checked", "fabric-seen"):
         return {}
     line, problem = facts.get("line", str), facts.get("problem", str)
     text = line if line and problem in line else "; ".join(part for part in (line, problem) if part)

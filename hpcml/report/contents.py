@@ -457,7 +457,7 @@ def _topology(node: Node) -> str:
 
 
 def _interconnect(measured: _Measured, fabric: Mapping[str, Any]) -> Interconnect:
-    checked = measured.event("fabric-checked")
+    checked = measured.event("fabric-checked") or measured.event("fabric-seen")
     return Interconnect(
         str(checked.get("line") or fabric.get("line") or ""),
         bool(checked.get("ok", True)) and not checked.get("problem"),

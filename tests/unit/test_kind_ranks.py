@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 import threading
@@ -355,13 +356,49 @@ def inside_of(folder: Path, **given: Any) -> Any:
     ({}, False),  # on CPUs, importing torch would cost more than the start
     ({"require": "rdma"}, True),
     ({"require": "rdma", "nodes": 1}, False),
-    ({"gpus_per_node": 1}, True),
+    ({"gpus_per_node": 1, "require": "rdma"}, True),
+    ({"gpus_per_node": 1}, "logs"),  # the ranks' own NCCL costs no time
     ({"gpus_per_node": 1, "nodes": 1}, False),
-    ({"gpus_per_node": 2, "nodes": 1}, True),
+    ({"gpus_per_node": 2, "nodes": 1}, "logs"),
     ({"gpus_per_node": 2, "require": "none"}, False),
 ])  # fmt: skip
-def test_which_ranks_have_their_interconnect_checked(given: dict[str, Any], wanted: bool, tmp_path: Path) -> None:
-    assert interconnect.is_wanted(inside_of(tmp_path, **given)) is wanted
+def test_which_ranks_have_their_interconnect_checked(given: dict[str, Any], wanted: bool | str, tmp_path: Path) -> None:
+    settings = inside_of(tmp_path, **given)
+    assert interconnect.is_wanted(settings) is (wanted is True)
+    assert interconnect.reads_logs(settings) is (wanted == "logs")
+
+
+def test_the_ways_of_nccl_are_read_from_the_first_rank_s_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = os.uname().nodename.partition(".")[0]
+    ways = interconnect.Ways(tmp_path)
+    log = tmp_path / f"nccl-{host}.17.log"
+
+    def look() -> dict[str, Any] | None:
+        ways.next_look = 0.0
+        return ways.look()
+
+    assert look() is None
+    log.write_text("c NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\nc NCCL INFO Using network Socket\n")
+    (tmp_path / f"nccl-other-{host}.17.log").write_text("c NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n")
+    assert [look(), look()] == [None, None]  # no collective operation yet
+    with log.open("a") as file:
+        file.write("c NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n")
+    assert look() is None  # it may still grow
+    found = look()
+    assert found
+    assert (found["net"], found["across"], found["within"]) == ("Socket", {"NET/Socket": 1}, {})
+    assert look() is None
+    attempt = SimpleNamespace(probe_of=lambda node: tmp_path / node, fabric=tmp_path / "fabric.json")
+    context: Any = SimpleNamespace(settings=inside_of(tmp_path, gpus_per_node=1), attempt=attempt)
+    answer = interconnect.judged_by_logs(context, {"n1": found, "n2": found}, "eth0")
+    assert answer["problem"].startswith("NCCL uses TCP sockets across nodes (")
+    assert "NET/Socket on eth0 across nodes" in answer["line"]
+    assert "bandwidth" not in answer["line"]
+    for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"):
+        monkeypatch.delenv(name, raising=False)
+    assert interconnect.logging({"NCCL_DEBUG_FILE": "of hpcml"})["NCCL_DEBUG"] == "INFO"
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")  # the user's
+    assert interconnect.logging({"NCCL_DEBUG_FILE": "of hpcml"}) == {}
 
 
 @pytest.mark.parametrize(("first", "python"), [

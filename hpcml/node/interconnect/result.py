@@ -120,10 +120,11 @@ def _of_collective(measurement: Measurement, collective: Mapping[str, Any]) -> R
     """Return the judgement on an all-reduce of NCCL or Gloo over all ranks, of which no single pairs are known."""
     library, nodes = _LIBRARIES[measurement.protocol], len(measurement.nodes)
     failed = (f"{library} failed: {collective['error']}",) if collective.get("error") else ()
-    speed = float(collective.get("bandwidth", 0)) / GIB
+    speed, log = float(collective.get("bandwidth", 0)) / GIB, collective.get("log", {})
+    is_known = bool(speed or log.get("within") or log.get("across")) and not failed
     paths: dict[str, DataPath] = {}
     cause: attribution.Cause | None = None
-    for scope in ("across", "within") if speed else ():
+    for scope in ("across", "within") if is_known else ():
         path = attribution.of_collective(measurement, scope, library)
         if path.transports or (scope == "across" and nodes > 1):
             paths[scope] = replace(path, bandwidth=speed, slowest=speed)
@@ -136,9 +137,9 @@ def _of_collective(measurement: Measurement, collective: Mapping[str, Any]) -> R
     slow_gpus = "NCCL copies GPU memory through the hosts: no GPUDirect RDMA" if bounces else ""
     remedy = cause.remedy if cause else attribution.GPUDIRECT if bounces else ""
     ways = [f"{path} {attribution.WORDS[scope]}" for scope, path in paths.items() if path.transports]
-    measured = "; ".join([*ways, f"bus bandwidth {rate(speed)}"] if speed else [])
+    measured = "; ".join([*ways, f"bus bandwidth {rate(speed)}"] if speed else ways)
     head = library if cause in (None, attribution.GLOO) else "; ".join(doubts)
-    line = f"{head}: {measured}" if speed else "; ".join(failed)
+    line = f"{head}: {measured}" if is_known else "; ".join(failed)
     return Result(
         line=f"{line}; remedy: {remedy}" if head != library and remedy else line,
         protocol=measurement.protocol,

@@ -1,8 +1,8 @@
-"""The interconnect's check before the ranks: an all-reduce by torch between all GPUs, or one process on each CPU node.
+"""The interconnect of ranks: what NCCL's own logs say of it, or an all-reduce of all GPUs or CPU nodes before them.
 
-Each agent starts the processes of its node (:mod:`all_reduce`) in the ranks' own Python and environment; the supervisor
-judges their figures and NCCL's logs. Importing torch costs seconds, so CPU ranks are checked only if the settings ask
-for it.
+By default the first rank of each node has NCCL write down its ways (:class:`Ways`), which costs no time. For
+``fabric.require = "rdma"`` each agent starts the processes of a check (:mod:`all_reduce`) in the ranks' own Python and
+environment, before the ranks: importing torch and joining NCCL costs five to seven seconds. The supervisor judges both.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,18 +42,24 @@ from hpcml.node.settings import Context, Settings, load
 from hpcml.terminal import say
 
 _SUBSYSTEMS = "INIT,ENV,NET,P2P,SHM"  # of NCCL: what it read, and the way of each channel
+_LOOK, _LOOKS = 1.0, 0.1  # seconds between two looks at NCCL's logs, and as a share of the time since the start
+_LAST_LOOK = 600.0  # seconds after the start
+_LARGEST = 1 << 20  # bytes of a log that are read
 _ENDING = 5.0  # seconds for a killed process to give its GPU back
 _MOST_WARNINGS, _LONGEST = 4, 300
 
 
 def is_wanted(settings: Settings) -> bool:
-    """Whether the settings ask for a check, and the run has something between which to make it."""
-    network = settings.network
+    """Whether the settings ask for a check before the ranks, and the run has something between which to make it."""
     if settings.job.nodes * _each(settings) < 2:
         return False
-    if settings.code.form is Form.FABRIC:
-        return True
-    return network.interconnect == "rdma" or (network.interconnect == "warn" and settings.gpus > 0 and network.nccl)
+    return settings.code.form is Form.FABRIC or settings.network.interconnect == "rdma"
+
+
+def reads_logs(settings: Settings) -> bool:
+    """Whether the logs of NCCL in the ranks tell of the interconnect."""
+    network, count = settings.network, settings.job.nodes * _each(settings)
+    return settings.gpus > 0 and count > 1 and network.interconnect == "warn" and network.nccl
 
 
 def _each(settings: Settings) -> int:
@@ -68,6 +75,46 @@ def world_of_check(world: World, settings: Settings, port: int) -> World:
 def backend(settings: Settings) -> str:
     """Return the library that makes the all-reduce: nccl or gloo."""
     return "nccl" if settings.gpus else "gloo"
+
+
+def logging(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which NCCL writes its ways into the run's logs; none where the user has set some."""
+    if {"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"} & os.environ.keys() or "NCCL_DEBUG_FILE" not in variables:
+        return {}
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": _SUBSYSTEMS}
+
+
+class Ways:
+    """The ways that NCCL took in this node's first rank, as its log in the run's folder ``logs`` tells."""
+
+    def __init__(self, logs: Path) -> None:
+        self.logs, self.began, self.next_look = logs, time.monotonic(), 0.0
+        self.size, self.is_reported = -1, False
+
+    def look(self) -> dict[str, Any] | None:
+        """Return once what the log says (:func:`parse_nccl_log`), when it has not grown since the last look."""
+        now = time.monotonic()
+        if self.is_reported or now < self.next_look or now - self.began > _LAST_LOOK:
+            return None
+        self.next_look = now + max(_LOOK, _LOOKS * (now - self.began))
+        begin = f"nccl-{os.uname().nodename.partition('.')[0]}."
+        texts = [beginning_of(self.logs / name) for name in files.listed(self.logs) if name.startswith(begin)]
+        is_whole, self.size = self.size == sum(map(len, texts)), sum(map(len, texts))
+        log = parse_nccl_log("\n".join(texts))
+        if not is_whole or not (log["within"] or log["across"]):
+            return None
+        self.is_reported = True
+        log["warnings"] = [warning[:_LONGEST] for warning in log["warnings"][:_MOST_WARNINGS]]
+        return log
+
+
+def beginning_of(path: Path) -> str:
+    """Return the beginning of a log, empty if it cannot be read."""
+    try:
+        with path.open(errors="replace") as file:
+            return file.read(_LARGEST)
+    except OSError:
+        return ""
 
 
 class Part:
@@ -182,6 +229,14 @@ def judged(context: Context, answers: Mapping[str, Mapping[str, Any]], seconds: 
             return {"line": line, "ok": not is_required, "problem": line if is_required else "", "remedy": remedy}
     measured = measurement(context, answers)
     return record.write(context, measured, decide(measured), seconds)
+
+
+def judged_by_logs(context: Context, logs: Mapping[str, Mapping[str, Any]], interface: str) -> dict[str, Any]:
+    """Judge the ways that NCCL took by node (:class:`Ways`), and write ``fabric.json``; it measures no bandwidth."""
+    nodes = {node: NodeFacts({}, files.read_json(context.attempt.probe_of(node))) for node in logs}
+    collective = {"log": merge_nccl_logs(list(logs.values())), "error": ""}
+    found = Measurement(backend(context.settings), "cuda", (), {}, nodes, nccl=collective, interface=interface)
+    return record.write(context, found, decide(found), 0.0)
 
 
 def measurement(context: Context, answers: Mapping[str, Mapping[str, Any]]) -> Measurement:

@@ -51,7 +51,7 @@ class Processes:
         self.reached: dict[str, list[str]] = {}  # by node, the addresses of this one that it reached
         self.heard: dict[str, float] = {}  # by node, when it was last heard, by the supervisor's clock
         self.idle: dict[str, tuple[float, float, float]] = {}  # by node: since when, at which time, with which seconds
-        self.measured: dict[str, dict[str, Any]] = {}  # by node: its part of the interconnect's check
+        self.measured: dict[str, dict[str, Any]] = {}  # by node: its part of the interconnect's check, or NCCL's log
         self.script: Ranks | None = None
         self.closing = False
 
@@ -112,6 +112,13 @@ class Processes:
             answer = record.too_late(limit, [node for node in self.context.node_names if node not in self.measured])
         state.events.write("fabric-checked", **answer)
         record.obey(state, answer)
+
+    def _tell_ways(self, interface: str) -> None:
+        """Write down by which ways NCCL goes in the ranks, and warn if it is TCP."""
+        answer = interconnect.judged_by_logs(self.context, self.measured, interface)
+        self.state.events.write("fabric-seen", **answer)
+        if problem := answer["problem"]:
+            self.state.warn(f"{problem}{f'. To change that, {remedy}' if (remedy := answer['remedy']) else ''}.")
 
     def _end_without_nodes(self, *, late: bool) -> None:
         """End the run if a node cannot come any more, or with the deadline if one has not come."""
@@ -199,6 +206,10 @@ class Processes:
                 self._note_use(node, float(message["processors"]))
             case "fabric":
                 self.measured[node] = message
+            case "nccl":
+                self.measured[node] = message["log"]
+                if len(self.measured) == len(self.context.node_names):
+                    self._tell_ways(message["interface"])
             case "note":
                 self.state.warn(message["text"])
             case "rank-ended" if self.script:

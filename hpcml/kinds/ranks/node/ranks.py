@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.files import size_of
@@ -68,6 +69,7 @@ class Ranks:
         self.world: World | None = None
         self.interface = ""  # the one that leads to the first node, as soon as a world is known
         self.check: interconnect.Part | None = None
+        self.nccl: interconnect.Ways | None = None
         self.line.send(event="ready", reached=list(ways), versions=versions.here(), time=time.time())
 
     def serve(self) -> int:
@@ -81,18 +83,7 @@ class Ranks:
     def look(self) -> bool:
         """Do what the supervisor orders, and show that this node lives; return False if the line is closed."""
         for order in self.line.receive():
-            match order["do"]:
-                case "check":
-                    self._check(World(**order["world"]))
-                case "checked":
-                    self._end_check()
-                case "start":
-                    self._begin(World(**order["world"]))
-                case "signal":
-                    self._signal(int(order["number"]))
-                case "close":
-                    self.node.ending = True
-                    self.kill()
+            self._obey(order)
         if time.monotonic() >= self.next_sign:
             self.next_sign = time.monotonic() + ALIVE
             self.line.send(event="alive", processors=_processor_seconds([slot.pid for slot in self.node.slots]))
@@ -100,7 +91,23 @@ class Ranks:
             self._note_growth()
         if self.check and (answer := self.check.look()):
             self.line.send(event="fabric", interface=self.interface, **answer)
+        if self.nccl and (log := self.nccl.look()):
+            self.line.send(event="nccl", interface=self.interface, log=log)
         return not self.line.closed
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        match order["do"]:
+            case "check":
+                self._check(World(**order["world"]))
+            case "checked":
+                self._end_check()
+            case "start":
+                self._begin(World(**order["world"]))
+            case "signal":
+                self._signal(int(order["number"]))
+            case "close":
+                self.node.ending = True
+                self.kill()
 
     def _interface_to(self, address: str) -> str:
         """Return the interface of this node that leads to an address of the first, empty if it is not known."""
@@ -127,6 +134,8 @@ class Ranks:
     def _begin(self, world: World) -> None:
         self.world, self.interface = world, self._interface_to(world.address)
         self.node.slots = [agent.Slot(str(rank)) for rank in numbers_of(self.context, self.context.node)]
+        if interconnect.reads_logs(self.context.settings):
+            self.nccl = interconnect.Ways(self.context.run.logs)
         variables = of_rank(world, 0, interface=self.interface, threads=1, errors="")
         for note in with_users_own(variables, os.environ)[1]:
             self.line.send(event="note", text=f"{self.context.node}: {note}")
@@ -140,6 +149,8 @@ class Ranks:
         threads = self._take_processors(rank)
         command = command_of_script(context, KIND.programs)
         environment = self._variables(world, rank, threads, error_of(context, rank))
+        if self.nccl and rank == numbers_of(context, context.node)[0]:
+            environment |= interconnect.logging(environment)
         os.umask(0o077)
         log = os.open(log_of(context, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for standard in (1, 2):
