@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcml import schedulers
 from hpcml.errors import ScriptError, UsageError
 from hpcml.forms import Form
 from hpcml.kinds.ranks import KIND
@@ -24,7 +25,8 @@ _LAUNCHER = re.compile(
     r"orterun|prterun|srun|torchrun|deepspeed|horovodrun|aprun|jsrun"
 )
 # Launchers that start the processes of all nodes themselves; the others start those of their own node.
-_STARTS_TASKS = {"mpirun", "mpiexec", "srun", "orterun", "prterun", "aprun", "jsrun", "horovodrun"}
+_STARTS_TASKS = {"mpirun", "mpiexec", "srun", "orterun", "prterun", "aprun", "jsrun", "horovodrun", "deepspeed"}
+_OF_MACHINES = re.compile(r"--(?:num_machines|machine_rank|main_process_ip)\b")  # of accelerate launch
 _LAUNCHER_MODULES = (
     "accelerate.commands.launch",
     "deepspeed.launcher.runner",
@@ -40,8 +42,8 @@ VARIABLES = {
     "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
 }  # fmt: skip
 _PACKAGES = ("mpi4py", "torch.distributed", "horovod", "deepspeed", "accelerate")
-_MENTIONED = re.compile(rb"mpi4py|torch|horovod|deepspeed|accelerate|environ")  # else nothing expects ranks
-_DASK = re.compile(r"dask\w*|distributed|hpcml|coiled")
+_MENTIONED = re.compile(rb"mpi4py|torch|jax|horovod|deepspeed|accelerate|environ")  # else nothing expects ranks
+_DASK = re.compile(r"dask\w*|distributed|coiled")
 _OWN_RANKS = ("spawn", "start_processes", "Spawn", "Spawn_multiple", "Process")  # the script starts them itself
 
 
@@ -67,14 +69,14 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
         If it is such a launcher.
     """
     name, nodes = launcher(spec), made.inside.job.nodes
+    options = " ".join(_own_words(spec.code.arguments[name == "accelerate launch" :]))
     if spec.kind == KIND.name:
-        return _launcher_in_ranks(name)
+        return _launcher_in_ranks(name, options)
     if not name:
         text = _shell_script(spec)
         match = _LINE_OF_A_LAUNCHER.search(text) if nodes > 1 else None
         where = f"the program has a line with {match[1]}, and" if match else ""
         return [f"{where} hpcml starts it once, on the first of {nodes} nodes ({PAGE})"] if match else []
-    options = " ".join(_own_words(spec.code.arguments[name == "accelerate launch" :]))
     several = bool((_OF_SRUN if name == "srun" else _SEVERAL_NODES).search(options))
     if nodes > 1 or several:
         where = f"on the first of {nodes} nodes" if nodes > 1 else "on one node"
@@ -82,7 +84,8 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
         way = "Add --ranks node"
         if _starts_tasks(name):
             way = f"Leave out {name}, and add --ranks N (N on each node)"
-        hint = f"{way}.{one} More: {PAGE}."
+        without = f", without {', '.join(_OF_MACHINES.findall(options))}" if _OF_MACHINES.search(options) else ""
+        hint = f"{way}{without}.{one} More: {PAGE}."
         raise UsageError(f"{name} starts ranks, and hpcml starts one process, {where}", place="--", hint=hint)
     pool = " and their GPU memory pool (--set gpu.rmm_pool_size=none)" if _has_pool(made) else ""
     return [f"{name} starts its processes on the first node, next to the run's workers{pool} ({PAGE})"]
@@ -93,11 +96,14 @@ def _starts_tasks(launcher: str) -> bool:
     return launcher.partition(".")[0] in _STARTS_TASKS
 
 
-def _launcher_in_ranks(name: str) -> list[str]:
-    """Refuse a launcher that would start all ranks again in each rank."""
+def _launcher_in_ranks(name: str, options: str) -> list[str]:
+    """Refuse a launcher that would start all ranks again in each rank, or that would be the first on each node."""
     if _starts_tasks(name):
         hint = f"Leave out {name}: hpcml starts the ranks."
         raise UsageError(f"{name} in each rank would start all ranks again", place="--ranks", hint=hint)
+    if name == "accelerate launch" and (machines := _OF_MACHINES.findall(options)):
+        hint = f"Leave out {', '.join(machines)}."
+        raise UsageError("accelerate launch gets the nodes and their numbers from hpcml", place="--ranks", hint=hint)
     return []
 
 
@@ -187,9 +193,11 @@ def expected(script: Path, folder: Path, variables: Collection[str] = ()) -> Exp
     if not trees:
         return None
     uses_dask = any(_DASK.fullmatch(name) for tree in trees for name in script_checks.imported(tree))
+    uses_dask = uses_dask or any(_connects(tree) for tree in trees)
     uses_dask = uses_dask or any("dask" in text for tree in trees for text in script_checks.texts(tree))
     main = _Script(trees[0])
-    certain = next((one for one in (*main.mpi(), *main.torch(), *main.environment(set(variables)))), None)
+    found = (*main.mpi(), *main.torch(), *main.jax(), *main.environment(set(variables)))
+    certain = next(iter(found), None)
     if certain and not uses_dask:
         return certain
     imports = list(main.imports())
@@ -227,12 +235,20 @@ class _Script:
                 yield Expected("MPI.COMM_WORLD", node.lineno, certain=True)
 
     def torch(self) -> Iterator[Expected]:
-        """Yield calls that wait for other ranks, where the call itself does not say how many there are."""
+        """Yield calls that wait for other ranks, where nothing but the environment says how many there are."""
         for call in self.calls:
             given = {one.arg for one in call.keywords}
             alone = not given & {"world_size", "rank", "store"} and not self.starts_ranks
-            if _name(call.func) == "init_process_group" and alone and self._always(call) and not self._has_variables():
+            expects = (alone and not self._has_variables()) or self._reads_task()
+            if _name(call.func) == "init_process_group" and expects and self._always(call):
                 yield Expected("init_process_group()", call.lineno, certain=True)
+
+    def jax(self) -> Iterator[Expected]:
+        """Yield calls that ask the environment for the coordinator of all ranks."""
+        for call in self.calls:
+            given = call.args or {one.arg for one in call.keywords} & {"coordinator_address", "num_processes", None}
+            if ast.unparse(call.func) == "jax.distributed.initialize" and not given and self._always(call):
+                yield Expected("jax.distributed.initialize()", call.lineno, certain=True)
 
     def environment(self, given: Collection[str]) -> Iterator[Expected]:
         """Yield variables of a rank that the script reads and nobody sets; what else mentions one may ask for it."""
@@ -249,6 +265,11 @@ class _Script:
     def _has_variables(self) -> bool:
         """Return whether the script names a variable that init_process_group() reads: it may set it."""
         return any(_constant(node) in ("MASTER_ADDR", "WORLD_SIZE", "RANK") for node in self.nodes)
+
+    def _reads_task(self) -> bool:
+        """Return whether the script takes its number from Slurm's task, as those that srun starts."""
+        reads = (node for node in self.nodes if isinstance(node, ast.Subscript) and _name(node.value) == "environ")
+        return not self.starts_ranks and any(_constant(one.slice) in schedulers.OF_A_TASK for one in reads)
 
     def _knows_one_rank(self) -> bool:
         """Return whether the script compares the number of ranks with 1, and so may do without others."""
@@ -278,6 +299,13 @@ def _modules(node: ast.Import | ast.ImportFrom) -> Sequence[str]:
     if isinstance(node, ast.Import):
         return [one.name for one in node.names]
     return [node.module or "", *(f"{node.module}.{one.name}" for one in node.names)]
+
+
+def _connects(tree: ast.Module) -> bool:
+    """Return whether a script may call hpcml.connect(), which is for runs with a Dask cluster."""
+    names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
+    return "hpcml" in script_checks.imported(tree) and "connect" in names
 
 
 def _name(node: ast.expr) -> str:

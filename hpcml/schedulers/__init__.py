@@ -14,6 +14,8 @@ from hpcml.request.record import RunRequest
 from hpcml.schedulers.machine import Machine
 from hpcml.sites.schema import Site
 
+OF_A_TASK = ("SLURM_PROCID", "SLURM_NTASKS")  # variables by which a script knows which of several tasks it is
+
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
 _LOST = {"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "PREEMPTED", "REVOKED", "UNKNOWN"}

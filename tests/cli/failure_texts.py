@@ -121,6 +121,7 @@ TEXTS: dict[str, list[str]] = {
     "debugger": ["bdb.BdbQuit"],
     "rank-variable": ["KeyError: 'RANK'", "KeyError: 'LOCAL_RANK'", "KeyError: 'MASTER_ADDR'", "KeyError: 'OMPI_COMM_WORLD_RANK'",
                       "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable WORLD_SIZE expected, but not set"],
+    "jax-ranks": ["ValueError: coordinator_address should be defined."],
     "mpi-rank": ["mpi4py.MPI.Exception: MPI_ERR_RANK: invalid rank",
                  "mpi4py.MPI.Exception: Invalid rank, error stack:",
                  "MPIDI_Send_unsafe(120): Invalid rank has value 1 but must be nonnegative and less than 1"],

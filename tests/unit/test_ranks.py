@@ -24,7 +24,11 @@ NEEDS_RANKS = {
         "import torch.distributed as dist\ndist.init_process_group('nccl')",
         "from torch.distributed import init_process_group\ndef setup():\n    init_process_group(backend='gloo')\n"
         "def main():\n    setup()\nif __name__ == '__main__':\n    main()",
+        "import hpcml\nimport torch.distributed as dist\ndist.init_process_group()\nhpcml.run.should_stop()",
+        "import os\nimport torch.distributed as dist\nos.environ['RANK'] = os.environ['SLURM_PROCID']\ndist.init_process_group()",
+        "import os\nimport torch.distributed as dist\ndist.init_process_group('nccl', rank=int(os.environ['SLURM_PROCID']), world_size=2)",
     ],
+    "jax.distributed.initialize()": ["import jax\njax.distributed.initialize()", "import jax\nimport hpcml\njax.distributed.initialize(local_device_ids=[0])"],
     "the variable LOCAL_RANK": ["import os\nlocal = int(os.environ['LOCAL_RANK'])\nprint(local)"],
     "the variable RANK": ["from os import environ\nrank = int(environ['RANK'])"],
 }  # fmt: skip
@@ -55,13 +59,14 @@ NOTHING = [
     "import torch\nprint(torch.ones(1))  # mpi4py",
     "import torch.distributed\nfrom dask.distributed import Client",
     "print 'mpi4py'",
+    "import jax\njax.distributed.initialize('10.0.0.1:1', num_processes=1, process_id=0)",
     "import os\nprint(os.environ['SCALE'])",
 ]
 
 
 def spec(tmp_path: Path, text: str, **facts: object) -> RunRequest:
     (tmp_path / "s.py").write_text(text)
-    (tmp_path / "helper.py").write_text("import hpcml\n")
+    (tmp_path / "helper.py").write_text("import hpcml\nclient = hpcml.connect()\n")
     asked = RunRequest.of(tmp_path / "s.py", (), tmp_path)
     return asked.changed(**facts)
 
@@ -98,9 +103,12 @@ def test_a_variable_that_the_run_sets_is_there(tmp_path: Path) -> None:
     assert ranks.check_script(asked, "python", 4, {"RANK"}) == []
 
 
-def check_program(tmp_path: Path, nodes: int, *words: str, gpus: int = 0, pool: str = "auto") -> list[str]:
+def check_program(
+    tmp_path: Path, nodes: int, *words: str, gpus: int = 0, pool: str = "auto", ranks_asked: str = ""
+) -> list[str]:
     path, script, form = programs.named(list(words), tmp_path)
     spec = RunRequest.of(path, tuple(script[1:]), tmp_path, form=form, nodes=nodes, gpus_per_node=gpus)
+    spec = spec.changed(kind="ranks").changed(ranks=ranks_asked) if ranks_asked else spec
     site = layers.build(schema.Site, layers.Layers())
     site = site._replace(gpu=site.gpu._replace(rmm_pool_size=pool))
     return ranks.check_program(spec, plan(site, spec, RunLocation(tmp_path, "/usr/bin/python3", "0")))
@@ -117,7 +125,9 @@ def test_a_launcher_starts_nothing_on_several_nodes(tmp_path: Path, words: tuple
     ) as caught:
         check_program(tmp_path, 2, *words)
     assert "Or take one node: --nodes 1." in caught.value.hint
-    assert ("Leave out" if words[1] in ("srun", "mpiexec.hydra") else "Add --ranks node.") in caught.value.hint
+    assert (
+        "Leave out" if words[1] in ("srun", "mpiexec.hydra", "deepspeed") else "Add --ranks node."
+    ) in caught.value.hint
     (told,) = check_program(tmp_path, 1, *words)
     assert "starts its processes on the first node, next to the run's workers (docs" in told
 
@@ -134,6 +144,15 @@ def test_a_launcher_on_gpus_is_told_of_the_workers_pool(tmp_path: Path) -> None:
 def test_a_launcher_of_several_nodes_is_refused_on_one(tmp_path: Path, words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="starts ranks, and hpcml starts one process, on one node"):
         check_program(tmp_path, 1, "--", *words)
+
+
+def test_accelerate_gets_the_nodes_from_hpcml(tmp_path: Path) -> None:
+    words = ("--", "accelerate", "launch", "--num_machines", "2", "--machine_rank=0", "a.py")
+    for ranks_asked in ("", "node"):
+        with pytest.raises(UsageError) as caught:
+            check_program(tmp_path, 2, *words, ranks_asked=ranks_asked)
+        assert "--num_machines, --machine_rank." in caught.value.hint
+    assert check_program(tmp_path, 2, "--", "accelerate", "launch", "a.py", "--machine_rank", ranks_asked="node") == []
 
 
 def test_other_programs_are_not_launchers(tmp_path: Path) -> None:
