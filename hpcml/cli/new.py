@@ -52,7 +52,9 @@ def run(options: Namespace) -> int:
         common.print_json({"path": str(path.absolute()), "example": example})
         return 0
     say_fitted(f"Wrote {path}: {_does(text.decode())}", sys.stdout)
-    say_fitted(f"Edit its first lines. On this machine: python {path}; as a run: hpcml submit {path}",
+    ranks = "--ranks 2 " if b"--ranks" in text else ""
+    here = f"hpcml submit --site local {ranks}{path}" if ranks else f"python {path}"
+    say_fitted(f"Edit its first lines. On this machine: {here}; as a run: hpcml submit {ranks}{path}",
                sys.stdout)  # fmt: skip
     return 0
 

@@ -1,5 +1,7 @@
 """Run the examples one after the other on one cluster: ``all_examples.py SECONDS [NAME …]``; all, if none is named.
 
+Examples for --ranks have no cluster: they are left out.
+
 It stands beside them. What an example writes goes to a folder of its name in the run's out/; statuses.json there has for
 each the seconds that it took and the error, empty if there was none, and is written after every example. One that takes
 longer than SECONDS is broken off, and the next one runs.
@@ -21,7 +23,7 @@ from typing import Any
 
 import hpcml
 
-NEEDS = {"to_torch": "torch", "query": "polars"}
+NEEDS = {"query": "polars"}
 OF_POLARS = "on GPUs it needs --set gpu.mode=polars"
 CANNOT = (OF_POLARS, *(f"{package} is not installed" for package in NEEDS.values()))  # why an example was left out
 
@@ -68,7 +70,8 @@ def main(seconds: int, names: list[str]) -> int:
         hpcml.connect = lambda **_: client
     statuses: dict[str, dict[str, Any]] = {}
     for path in sorted(here.glob("*.py")):
-        if path.name != Path(__file__).name and path.stem in (names or [path.stem]):
+        of_ranks = "--ranks" in path.read_text(encoding="utf-8")
+        if path.name != Path(__file__).name and not of_ranks and path.stem in (names or [path.stem]):
             print("==", path.stem, flush=True)
             start = time.perf_counter()
             error = run(path, out / path.stem, seconds)

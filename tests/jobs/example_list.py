@@ -23,6 +23,7 @@ EXAMPLES: dict[str, dict[str, float]] = {
     "resume": {"rows": 0, "centres": 1e-6},
     "score": {"rows": 0, "files": 0, "error": 1e-9},
     "search": {"fits": 0, "r2": 0.001},
-    "to_torch": {"accuracy": 0.05},
     "xgboost_train": {"rows": 0, "r2": 0.01},
 }
+# Examples for --ranks, each with the package that it needs.
+RANKS = {"ddp": "torch", "jax_train": "jax"}

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ast
 import gc
-import importlib.util
 import json
 import os
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,10 +35,10 @@ import xgboost
 from distributed import Client
 
 import hpcml
-from tests.jobs.example_list import EXAMPLES
+from tests.jobs.example_list import EXAMPLES, RANKS
 
 JOBS = Path(__file__).resolve().parent.parent.parent / "jobs"
-assert {path.stem for path in JOBS.glob("*.py")} == {*EXAMPLES}, (
+assert {path.stem for path in JOBS.glob("*.py")} == {*EXAMPLES, *RANKS}, (
     "give each example its line in tests/jobs/example_list.py"
 )
 
@@ -373,16 +373,23 @@ def test_score(run_example: RunExample, tmp_path_factory: pytest.TempPathFactory
     assert result["error"] == pytest.approx(np.sqrt(np.mean((told - table["price"]) ** 2)), rel=1e-9)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None,
-    reason="PyTorch is not in this environment; to run this: pip install torch",
-)
-def test_to_torch(run_example: RunExample) -> None:
-    result, _, variables, _ = run_example("to_torch")
-    x, y = variables["features"], variables["target"]
-    alone = sklearn.linear_model.LogisticRegression().fit(x[4_000:], y[4_000:])
-    assert result["accuracy"] > alone.score(x[:4_000], y[:4_000]) + 0.05  # a network sees what no straight line does
-    assert result["losses"][-1] < 0.7 * result["losses"][0]
+@pytest.mark.parametrize(("name", "package"), RANKS.items())
+def test_an_example_of_ranks(name: str, package: str, tmp_path: Path) -> None:
+    """Two ranks of this machine have all rows between them, and lower the loss."""
+    python = os.environ.get("HPCML_TEST_RANKS", sys.executable)  # PyTorch and JAX are too large for the tests' own
+    found = subprocess.run([python, "-c", f"import {package}"], capture_output=True, check=False, timeout=300)
+    if found.returncode:
+        pytest.skip(f"{python} has no {package}; to run this: HPCML_TEST_RANKS=PYTHON")
+    own = {key: value for key, value in os.environ.items() if not key.startswith(("HPCML_", "SLURM_"))}
+    settings = ["--set", f"runtime.python={python}", "--set", "report.sample_every=0"]
+    words = ["submit", "--site", "local", "--wait", "--ranks", "2", *settings, str(JOBS / f"{name}.py")]
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcml", *words], cwd=tmp_path, env={**own, "HOME": str(tmp_path)}, capture_output=True,
+        text=True, check=False, timeout=600)  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    losses = re.search(r"^loss ([\d.]+), then ([\d.]+) after \d+ steps on 2 ranks$", done.stdout, re.MULTILINE)
+    assert losses, done.stdout
+    assert float(losses[2]) < 0.2 * float(losses[1])
 
 
 def test_minimal(

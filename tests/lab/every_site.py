@@ -30,7 +30,7 @@ SITES = {
     for name in lookup.profile_files(ENVIRONMENT)
     if (site := lookup.load_profile(name, ENVIRONMENT).site).scheduler == "slurm" and not site.unsupported
 }
-JOBS = sorted(path.name for path in assets.folder("jobs").glob("*.py"))
+JOBS = sorted(path.name for path in assets.folder("jobs").glob("*.py") if "--ranks" not in path.read_text())
 
 
 @pytest.fixture(scope="module")

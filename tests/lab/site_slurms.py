@@ -195,8 +195,7 @@ class SiteSlurms:
         """Start munge and accounting, and tell it of all machines."""
         if reason := lab_install.missing_for_accounting():
             raise LabError(reason)
-        # The lab's environment has no PyTorch, and without it there to_torch.py would be refused.
-        copy = f'cp "$(python -c "{JOBS}")"/*.py .; touch torch.py'
+        copy = f'cp "$(python -c "{JOBS}")"/*.py .'
         self.lab.exec(["mkdir", "-p", str(self.scripts)])
         lab_services.prepare_folders(self.places)
         assert self.lab.exec(["bash", "-ec", copy], cwd=self.scripts).returncode == 0
