@@ -96,6 +96,7 @@ CHECK = 'check() { [ "$1" = "$2" ] || { echo "$3: exit status $1, $2 expected" >
 GIVEN = {  # scripts of the user's that pages speak of
     "train.py": "import hpcml\nprint(hpcml.connect().submit(sum, [1, 2]).result())\n",
     "first.py": "import hpcml\nprint(len(hpcml.connect().scheduler_info()['workers']))\n",
+    "application": "#!/bin/sh\nhostname\n",
 }
 
 
@@ -111,7 +112,8 @@ def is_named(block: Block, blocks: list[Block]) -> bool:
 
 def session(blocks: list[Block], *, on_lab: bool = False) -> str:
     """Return the runnable blocks of a page as one bash script; Python is saved, and run here if it says with what."""
-    lines = [CHECK, TERMINAL, *(saved(name, text) for name, text in GIVEN.items()), 'top="$PWD"']
+    lines = [CHECK, TERMINAL, *(saved(name, text) for name, text in GIVEN.items()), "chmod +x application",
+             'top="$PWD"']  # fmt: skip
     for block in blocks:
         run = block.run or {}
         if block.language in ("yaml", "sh", "python"):

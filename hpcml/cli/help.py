@@ -31,7 +31,20 @@ _ITEM = re.compile(r"(\s*(?:[*-]|\d+\.|>|#+)\s+)(.*)")
 _IN_HEADING, _IN_TITLE = 6, 8  # how often a word of a section's heading, or of its page's title, counts
 _SATURATION, _LENGTH = 2.5, 0.3  # of BM25: how soon repetition counts less, and how much a long section does
 _LOOKED_UP = 0.5  # weight of pages that list every option or key
+_LISTED = 0.9  # weight of the list of examples
 _WIDEST = 100  # columns
+EXAMPLES = "examples"  # the page beside the examples
+# Words of a question, and what the pages write.
+_MEANING = {
+    "clean": "hpcml rm",
+    "mpiexec": "mpirun",
+    "share": "hand colleague",
+    "timeout": "beyond time limit",
+    "walltime": "beyond time limit",
+    "week": "hpcml ls",
+    "yesterday": "hpcml ls",
+}
+_MEANING_OF = re.compile(rf"\b(?:{'|'.join(_MEANING)})\b")
 
 
 class _Section(NamedTuple):
@@ -42,10 +55,8 @@ class _Section(NamedTuple):
 
 def pages() -> dict[str, str]:
     """Return the title of each page by its name."""
-    return {
-        path.stem: _text(path.stem).partition("\n")[0].strip("# ")
-        for path in sorted(assets.folder("docs").glob("*.md"))
-    }
+    names = [path.stem for path in assets.folder("docs").glob("*.md")]
+    return {page: _text(page).partition("\n")[0].strip("# ") for page in sorted([*names, EXAMPLES])}
 
 
 def run(topic: str) -> int:
@@ -91,11 +102,11 @@ def find(question: str) -> list[tuple[str, str]]:
     for section in sections:
         long = _SATURATION * (1 - _LENGTH + _LENGTH * section.words.total() / mean)
         score = 0.0
-        for word in dict.fromkeys(_words(question)):
+        for word in dict.fromkeys(_words(_MEANING_OF.sub(lambda word: _MEANING[word[0]], question.lower()))):
             rarity = math.log(1 + (len(sections) - frequency[word] + 0.5) / (frequency[word] + 0.5))
             score += rarity * section.words[word] / (section.words[word] + long)
         if score:
-            weight = _LOOKED_UP if section.page.startswith("reference-") else 1
+            weight = _LOOKED_UP if section.page.startswith("reference-") else _LISTED if section.page == EXAMPLES else 1
             found.setdefault(section.page, []).append((score * weight, section.heading))
     ranked = []
     for page, hits in found.items():
@@ -132,7 +143,8 @@ def _name(page: str) -> str:
 
 
 def _text(page: str) -> str:
-    return _MARK.sub("", (assets.folder("docs") / f"{page}.md").read_text(encoding="utf-8"))
+    file = assets.folder("jobs") / "README.md" if page == EXAMPLES else assets.folder("docs") / f"{page}.md"
+    return _MARK.sub("", file.read_text(encoding="utf-8"))
 
 
 def _rendered(text: str, width: int) -> Iterator[str]:

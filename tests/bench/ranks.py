@@ -3,6 +3,7 @@
 
     python3 tests/bench/ranks.py --gpus 2 --json ranks.json       on a machine with two GPUs
     python3 tests/bench/ranks.py --python /env/bin/python         on CPUs, by Gloo; the Python that has torch
+    python3 tests/bench/ranks.py --gpus 2 --examples              the examples of jobs/ alone, each in every form
     python3 tests/bench/gpu/slurm.py up --nodes 2 --gpus-per-node 1 --slurm FOLDER
     python3 tests/bench/gpu/slurm.py exec -- python3 tests/bench/ranks.py --nodes 2 --gpus 1 --python /env/bin/python
 
@@ -119,6 +120,13 @@ BATCH = """#!/bin/bash
 head=$(scontrol --oneliner show node "$(scontrol show hostnames | head -n 1)" | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)
 exec srun --kill-on-bad-exit=1 {run} {rendezvous} {script}
 """
+# What is submitted of each example, after the site and the GPUs; {bin}: the folder of the Python that has torch.
+EXAMPLES = {
+    "ddp": ["--ranks", "{ranks}", "jobs/ddp.py"],
+    "ddp by torchrun": ["--ranks", "node", "--", "{bin}/torchrun", "--nproc-per-node", "{each}", "jobs/ddp.py"],
+    "ddp by accelerate": ["--ranks", "node", "--", "{bin}/accelerate", "launch", *"--multi_gpu --num_processes {each} jobs/ddp.py".split()],
+    "jax_train": ["--ranks", "{ranks}", "jobs/jax_train.py"],
+}  # fmt: skip
 PROGRAMS = {"fsdp": TRAIN, "jax": JAX, "accelerate": ACCELERATE, "lightning": LIGHTNING}
 
 
@@ -134,12 +142,15 @@ class Machine:
         if not self.gpus:
             self.environment["CUDA_VISIBLE_DEVICES"] = ""
 
-    def by_hpcml(self, script: Path, *arguments: str) -> dict[str, Any]:
-        size = ["--gpus-per-node", str(self.gpus), "--ranks", "gpu"] if self.gpus else ["--ranks", str(self.per_node)]
+    def submission(self) -> list[str]:
+        """Return the words that submit a run here, up to what is submitted, and how many ranks it has."""
         site = ["--site", "slurm", "--nodes", str(self.nodes), "--time", "10"] if self.nodes else ["--site", "local"]
         site += ["--set", f"runtime.python={self.python}", "--set", "report.sample_every=0"]
-        command = [sys.executable, "-m", "hpcml", "submit", "--wait", *site, *size, str(script), *arguments]
-        return self.result(command)
+        return [sys.executable, "-m", "hpcml", "submit", "--wait", *site, "--gpus-per-node", str(self.gpus)]
+
+    def by_hpcml(self, script: Path, *arguments: str) -> dict[str, Any]:
+        ranks = "gpu" if self.gpus else str(self.per_node)
+        return self.result([*self.submission(), "--ranks", ranks, str(script), *arguments])
 
     def by_hand(self, script: Path, *arguments: str) -> dict[str, Any]:
         run = [self.python, "-m", "torch.distributed.run", "--nproc-per-node", str(self.per_node)]
@@ -155,6 +166,19 @@ class Machine:
         output = self.folder / "by_hand.log"
         output.unlink(missing_ok=True)
         return self.result(["sbatch", "--quiet", "--wait", *size, f"--output={output}", str(job)], output)
+
+    def example(self, words: list[str]) -> str:
+        """Run an example; return what is wrong, empty if its loss fell on all ranks."""
+        ranks = "gpu" if self.gpus else str(self.per_node)
+        facts = {"ranks": ranks, "each": self.per_node, "bin": Path(self.python).parent}
+        command = [*self.submission(), *(word.format(**facts) for word in words)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=240, env=self.environment, cwd=ROOT
+        )
+        pattern = rf"^loss ([\d.]+), then ([\d.]+) after \d+ steps on {self.count} ranks$"
+        losses = re.search(pattern, done.stdout, re.MULTILINE)
+        fell = losses and float(losses[2]) < float(losses[1]) / 5
+        return "" if fell and not done.returncode else (done.stderr + done.stdout)[-3000:]
 
     def result(self, command: list[str], output: Path | None = None) -> dict[str, Any]:
         """Return what a run printed as its result, or wrote to ``output``, with the seconds to its first step and in all."""
@@ -182,11 +206,14 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--budget", type=float, default=3600, help="seconds after which no round begins")
     parser.add_argument("--python", default=sys.executable, help="a Python with torch (default: this one)")
+    parser.add_argument("--examples", action="store_true", help="run the examples of jobs/ alone")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
     ends = time.monotonic() + options.budget
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine(options, Path(folder))
+        if options.examples:
+            return examples(machine)
         train = Path(folder, "train.py")
         train.write_text(TRAIN)
         rounds: list[dict[str, Any]] = []
@@ -223,6 +250,14 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps(document, indent=1) + "\n")
     return summary(document)
+
+
+def examples(machine: Machine) -> int:
+    """Run each example in all its forms; print what is wrong; return 1 if something is."""
+    wrong = {name: machine.example(words) for name, words in EXAMPLES.items()}
+    for name, text in wrong.items():
+        print(f"{name}: {text or 'ok'}")
+    return int(any(wrong.values()))
 
 
 def _versions(python: str) -> dict[str, str]:

@@ -71,7 +71,6 @@ kept = dict(os.environ)
 for name in NAMES:
     os.environ.clear()
     os.environ.update(kept)
-    sys.argv[1:] = ["of-last-week.json"][: name.startswith("port-")]
     print("script", name, flush=True)
     try:
         ran = run(name)
@@ -98,13 +97,12 @@ class LocalCUDACluster(LocalCluster):
         self.new_spec["options"]["preload"] = []
 """
 
-PORTS = PAGE.read_text().partition("## Seven ports")[2].partition("\n## ")[0]
+PORTS = PAGE.read_text().partition("## Four ports")[2].partition("\n## ")[0]
 PAIRS = {
     part.partition("\n")[0]: tuple(re.findall(r"```python\n(.*?)```", part, re.DOTALL))
     for part in PORTS.split("\n### ")[1:]
 }
-NOTED = {"LocalCluster": 1, "LocalCUDACluster": 1, "SLURMCluster": 2, "SLURMRunner": 1, "dask_mpi": 1,
-         "A scheduler started by hand": 1, "joblib": 1}  # fmt: skip
+NOTED = {"LocalCluster": 1, "LocalCUDACluster": 1, "SLURMCluster": 2, "joblib": 1}
 # The second scripts of the pairs by plain Python, on one cluster.
 ALONE = """
 import hpcml, runpy, sys

@@ -101,7 +101,8 @@ def test_words_stay_whole(text: str, lines: list[str]) -> None:
 
 @pytest.mark.parametrize("asked", QUESTIONS, ids=lambda asked: asked["question"])
 def test_finds_the_page_of_a_question(asked: dict[str, str]) -> None:
-    assert f"docs/{help.find(asked['question'])[0][0]}.md" == asked["page"]
+    page = help.find(asked["question"])[0][0]
+    assert ("jobs/README.md" if page == help.EXAMPLES else f"docs/{page}.md") == asked["page"]
 
 
 def test_pages_fit_the_width(subtests: pytest.Subtests, capsys: pytest.CaptureFixture[str]) -> None:
