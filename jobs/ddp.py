@@ -1,8 +1,7 @@
 """Data-parallel training in PyTorch (DDP) with checkpoints: one rank per GPU, or some on each CPU node.
 
     hpcml submit --nodes 2 --gpus-per-node 4 --ranks gpu --until-done --time 4:00:00 ddp.py
-    hpcml submit --site local --ranks 2 ddp.py              a laptop; torchrun --nproc-per-node 2 ddp.py works too
-Your own data, in the place of the synthetic rows: features and target in float32, the same on all ranks.
+On a laptop: hpcml submit --site local --ranks 2 ddp.py, or torchrun --nproc-per-node 2 ddp.py.
 """
 
 import os
@@ -18,7 +17,7 @@ device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.d
 dist.init_process_group("nccl" if gpu else "gloo", device_id=device if gpu else None)
 rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)  # the same rows and first weights on all ranks
-features = torch.randn(20_000, 8).to(device)
+features = torch.randn(20_000, 8).to(device)  # in their place your own data, in float32
 target = torch.sin(features[:, :1]) + features[:, 1:2] * features[:, 2:3]
 net = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.GELU(), torch.nn.Linear(64, 1)).to(device)
 model = torch.nn.parallel.DistributedDataParallel(net)
@@ -52,6 +51,7 @@ while state["step"] < STEPS:
         if rank == 0 and (stop or state["step"] % 100 == 0):
             hpcml.run.save("state.pt", lambda path: torch.save((state, net.state_dict(), optimizer.state_dict()), path))
         if stop:
+            dist.destroy_process_group()
             hpcml.run.stop()  # status 92: --until-done starts the next attempt
 after = mean_loss()
 dist.destroy_process_group()

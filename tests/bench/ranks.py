@@ -124,7 +124,7 @@ exec srun --kill-on-bad-exit=1 {run} {rendezvous} {script}
 EXAMPLES = {
     "ddp": ["--ranks", "{ranks}", "jobs/ddp.py"],
     "ddp by torchrun": ["--ranks", "node", "--", "{bin}/torchrun", "--nproc-per-node", "{each}", "jobs/ddp.py"],
-    "ddp by accelerate": ["--ranks", "node", "--", "{bin}/accelerate", "launch", *"--multi_gpu --num_processes {each} jobs/ddp.py".split()],
+    "ddp by accelerate": ["--ranks", "node", "--", "{bin}/accelerate", "launch", "--multi_gpu", "--num_processes", "{each}", "jobs/ddp.py"],
     "jax_train": ["--ranks", "{ranks}", "jobs/jax_train.py"],
 }  # fmt: skip
 PROGRAMS = {"fsdp": TRAIN, "jax": JAX, "accelerate": ACCELERATE, "lightning": LIGHTNING}
@@ -143,7 +143,7 @@ class Machine:
             self.environment["CUDA_VISIBLE_DEVICES"] = ""
 
     def submission(self) -> list[str]:
-        """Return the words that submit a run here, up to what is submitted, and how many ranks it has."""
+        """Return the words that submit a run here, up to its ranks and what is submitted."""
         site = ["--site", "slurm", "--nodes", str(self.nodes), "--time", "10"] if self.nodes else ["--site", "local"]
         site += ["--set", f"runtime.python={self.python}", "--set", "report.sample_every=0"]
         return [sys.executable, "-m", "hpcml", "submit", "--wait", *site, "--gpus-per-node", str(self.gpus)]
