@@ -60,11 +60,11 @@ SLURMS = (
          (*CORE, "tests/lab/long_pages.py", "tests/lab/every_site.py"), OWN),
     *(Tier(f"slurm-{version}", f"the core scenarios of the lab on Slurm {version}", CORE, version) for version in ("24.11", "26.05")),
 )  # fmt: skip
-# In the order in which a pytest begins their files: the longest first.
+# In the order in which a pytest begins their files, as given: docs is one long file, and the short ones of unit end it.
 TIERS = (
+    Tier("docs", "what is typed in the documentation, typed", ("tests/test_docs_run.py",)),
     Tier("local", "real Dask under bash on this machine", ("tests/local",)),
     Tier("jobs", "every example against scikit-learn, pandas and NumPy", ("tests/jobs",)),
-    Tier("docs", "what is typed in the documentation, typed", ("tests/test_docs_run.py",)),
     Tier("cli", "exit statuses and messages of the installed command", ("tests/cli",)),
     Tier("unit", "decisions, parsers, architecture, packaging", (
         "tests/unit", "tests/golden", "tests/test_architecture.py", "tests/test_wheel.py", "tests/test_docs.py")),
@@ -156,7 +156,7 @@ def run_here(tiers: Sequence[Tier]) -> Run:
     """Run tiers in one pytest, a process for each processor."""
     show(f"{', '.join(tier.name for tier in tiers)}: {'; '.join(tier.proves for tier in tiers)}")
     few = len(tiers) == 1 and tiers[0].name == "one-run"
-    spread = [] if few else ["-n", str(os.cpu_count() or 1), "--dist", "loadfile"]
+    spread = [] if few else ["-n", str(os.cpu_count() or 1), "--dist", "loadfile", "--no-loadscope-reorder"]
     # What only computes leaves the cores to what has deadlines.
     return pytest(["nice", "-n", "5"], "here", [path for tier in tiers for path in tier.paths], *spread)
 
