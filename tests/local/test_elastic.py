@@ -20,8 +20,9 @@ pytestmark = pytest.mark.local
 
 START = """
 import json, os, subprocess, sys, time
-import hpcml
+import hpcml, hpcml.api.elastic
 from distributed import Client
+hpcml.api.elastic._LOOK = 1.0  # Slurm is asked often, so that nothing waits for the next look
 def jobs(): return subprocess.run(["squeue", "--format=%i"], capture_output=True, text=True, check=True).stdout.split()
 def until(condition):
     deadline = time.monotonic() + 120
@@ -35,11 +36,11 @@ asked = {"site": "slurm", "time": "10m", "cpus_per_node": 1, "memory_per_node": 
 # idle is longer than the pause between two computations, and shorter than the patience of until()
 DAY = """
 facts = {}
-with hpcml.ElasticCluster(maximum=4, idle="8s", **asked) as cluster, Client(cluster) as client:
+with hpcml.ElasticCluster(maximum=4, idle="5s", **asked) as cluster, Client(cluster) as client:
     facts["before"] = jobs()
     facts["answer"] = client.submit(abs, -3).result(120)
     first = jobs()
-    time.sleep(3)
+    time.sleep(1)
     client.submit(abs, -4).result(120)
     facts["kept"] = jobs() == first
     facts["html"] = "workers" in cluster._repr_html_().lower() and "Client" in client._repr_html_()
