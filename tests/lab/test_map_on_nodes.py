@@ -26,6 +26,9 @@ def waits(x):
     time.sleep(600)
 def memory(x): return len([bytearray(10**7) for _ in range(10**4)])
 
+import submitit
+submitit.Job._results_timeout_s = 1  # all nodes have one file system, which shows at once what is written
+
 share = {"cpus_per_node": 2, "memory_per_node": "900M"}
 facts = {"most": slurm.most_tasks()}
 slurm.most_tasks = lambda: 3
