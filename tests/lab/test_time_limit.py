@@ -80,9 +80,9 @@ def at_rest(pids: list[int]) -> bool:
 
 def test_a_suspended_job_does_not_hang(cluster: Cluster) -> None:
     """Slurm stops all of it at once; a deadline passes when the run itself has run for so long, and no worker is lost."""
-    deadline, stopped_for = 45, 50
-    options = (f"deadlines.{name}={deadline}s" for name in ("idle", "idle_notice", "workers"))
-    asked = [word for option in ("deadlines.answer=15s", *options) for word in ("--set", option)]
+    deadline, stopped_for = 20, 50
+    options = ("answer=15s", "workers=45s", f"idle={deadline}s", f"idle_notice={deadline}s")
+    asked = [word for option in options for word in ("--set", f"deadlines.{option}")]
     directory = start(cluster, SAVES + WAIT, *TWO_BY_TWO, *asked)
     began = cluster.wait_event(directory, "driver-started")["time"]
     job = json.loads((directory / "submission.json").read_text())["job"]
