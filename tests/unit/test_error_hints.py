@@ -66,6 +66,14 @@ def test_the_script_ends_and_says_what_it_does_under_plain_python(tmp_path: Path
     assert (here.returncode, here.stdout, here.stderr) == (plain.returncode, plain.stdout, plain.stderr)
 
 
+@pytest.mark.parametrize(("end", "abort"), [("raise TypeError", "1"), ("sys.exit(7)", "7"), ("sys.exit(92)", "")])
+def test_a_rank_of_mpi4py_that_fails_does_not_wait_for_the_others(tmp_path: Path, end: str, abort: str) -> None:
+    text = "import os, sys, types\nos.environ['WORLD_SIZE'] = '2'\nmpi = types.ModuleType('mpi4py.MPI')\n"
+    text += "mpi._set_abort_status = lambda status: print('abort', status, file=sys.stderr)\nsys.modules['mpi4py.MPI'] = mpi\n"
+    said = run(tmp_path, text + end)[1]
+    assert said.rpartition("abort ")[2].strip() == abort, said
+
+
 @pytest.mark.parametrize("text", [
     "1 / 0", "raise SystemExit(3)", "raise TypeError('x')", "import os.nowhere", "print(1)", "import os; os._exit(1)",
     "import os\nif not os.fork():\n    input()\nos.wait(); os._exit(1)",

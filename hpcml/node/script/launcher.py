@@ -25,6 +25,7 @@ _MEMRAY = os.environ.pop("HPCML_MEMRAY", "")  # where memray records what the sc
 _PROCESS = os.getpid()
 _ONLY_TREE = 0x400  # ast.PyCF_ONLY_AST
 _FOLDER = ""  # the script's, once it is on the path
+_STOPPED = 92  # hpcml.errors.STOPPED
 _LONGEST = 2000  # characters of a message that are written down
 
 
@@ -122,6 +123,8 @@ def main() -> None:
         if end.code is not None and not isinstance(end.code, int):
             with _StandardLibrary() as library:
                 _write_down(end, _described(SystemExit, end, end.__traceback__), library)
+        if end.code not in (None, 0, _STOPPED):
+            _leave_mpi(end.code if isinstance(end.code, int) else 1)
         raise
 
 
@@ -174,6 +177,15 @@ def print_error(kind: type[BaseException], error: BaseException, trace: Tracebac
         _write_down(error, described, library)
     if issubclass(kind, KeyboardInterrupt):
         _end_by_sigint()
+    else:
+        _leave_mpi(1)
+
+
+def _leave_mpi(status: int) -> None:
+    """Have mpi4py end this rank by MPI_Abort, as ``python -m mpi4py`` does: MPI_Finalize would wait for all others."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi and os.environ.get("WORLD_SIZE", "1") != "1":
+        mpi._set_abort_status(status)  # noqa: SLF001 - as mpi4py.run does
 
 
 def _end_by_sigint() -> None:
