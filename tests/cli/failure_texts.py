@@ -125,6 +125,7 @@ TEXTS: dict[str, list[str]] = {
     "mpi-rank": ["mpi4py.MPI.Exception: MPI_ERR_RANK: invalid rank",
                  "mpi4py.MPI.Exception: Invalid rank, error stack:",
                  "MPIDI_Send_unsafe(120): Invalid rank has value 1 but must be nonnegative and less than 1"],
+    "no-pmi": ['The application appears to have been direct launched using "srun",'],
     "assertion": ["solver.c:212: solve: Assertion `n > 0' failed."],
     "recursion": ["Exception: RecursionError('maximum recursion depth exceeded')", "RecursionError: maximum recursion depth exceeded"],
     "gpu-arrays": ["TypeError: Unsupported type <class 'numpy.ndarray'>",
