@@ -23,6 +23,8 @@ class Role(NamedTuple):
     every_node: bool  # one process on each node; otherwise one on the first node
     title: str  # its name in a sentence
     connected: bool = False  # whether it tells the supervisor its versions over a connection, and not by a file
+    tasks: int = 1  # processes on each node, of a role on every node
+    mpi: str = ""  # the kind of PMI by which Slurm connects them, as for srun --mpi; empty: the site's default
 
 
 class Stage(NamedTuple):
@@ -150,7 +152,7 @@ class Kind(NamedTuple):
     name: str
     options: str  # the login node's module with the options that only this kind has: OPTIONS, a KindOptions
     plan: str  # the login node's module with its part of the plan, hpcml.plan.plan.KindPlan
-    roles: tuple[Role, ...]  # in the order in which the batch script starts them, before the supervisor
+    roles: tuple[Role, ...]  # in the batch script's order; a run may lack the last ones (KindPlan.roles)
     processes: str  # the module on the nodes that has the class Processes(state, folders)
     reset: str  # the module that resets the processes between two points of a sweep; empty: no sweeps in one job
     in_script: str  # the module whose install() changes the script's interpreter, empty without one

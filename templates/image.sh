@@ -8,6 +8,7 @@ help=$("$program" exec --help 2>/dev/null)   # one question for all, since each 
 case $help in *apptainer*) prefix=APPTAINERENV_ ;; *) prefix=SINGULARITYENV_ ;; esac
 for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
   case " $HPCML_CONTAINER_ENV " in *" $name "*) passed=yes ;; *) passed= ;; esac
+  case "$name $*" in PMI*" hpcml.node mpi") passed=yes ;; esac   # srun's task gives them to the agent
   case $name in
     APPTAINERENV_* | SINGULARITYENV_* | APPTAINER_BIND* | SINGULARITY_BIND*) unset "$name" ;;   # they get in uncalled
     HPCML_* | SLURM* | CUDA_VISIBLE_DEVICES | UCX_* | UCXPY_* | NCCL_* | DASK_* | RAPIDS_* | CUDF_* | *_NUM_THREADS | \

@@ -37,6 +37,6 @@ while [ "$role" = worker ] && [ "$status" -gt 128 ] && [ "$status" -lt 193 ] && 
 done
 [ "$status" -ne 126 ] || echo "hpcml: $node is $(uname -m)" >&2   # its program may be for another processor
 [ "$role" = driver ] && [ -s "${exits%/exit}/lost" ] && read -r status <"${exits%/exit}/lost"   # the scheduler ended it
-printf '%s\n' "$status" >"$file.new" && mv "$file.new" "$file"
+printf '%s\n' "$status" >"$file.$$" && mv "$file.$$" "$file"   # MPI's tasks of a node write the same file
 [ "$role" = driver ] && [ -e "$HPCML_RUN_DIR/sweep.sh" ] && bash "$HPCML_RUN_DIR/sweep.sh"   # a run without Slurm
 exit "$status"

@@ -62,6 +62,11 @@ def task_variables(*, rank: int, local: int, node: int, each: int, nodes: int) -
     }
 
 
+def task_rank() -> int:
+    """Return the number of this process among the tasks of its step."""
+    return int(os.environ["SLURM_PROCID"])
+
+
 def placement() -> dict[str, str]:
     """Return the partition, the QoS and the nodes that Slurm gave to the job, by the ends of its variables' names."""
     return {name: os.environ.get(f"SLURM_{name}", "") for name in ("JOB_PARTITION", "JOB_QOS", "JOB_NODELIST")}

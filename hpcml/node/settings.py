@@ -78,6 +78,7 @@ class Workers(NamedTuple):
     resources: tuple[tuple[str, float], ...]  # Dask's abstract resources of each: name and amount
     gpu: Gpu | None  # None: CPU workers
     own_clusters: bool  # a Dask cluster that the script opens is one beside the run's
+    mpi: str = ""  # the kind of PMI by which srun connects ranks: pmix or pmi2; empty: it does not
 
 
 class Network(NamedTuple):

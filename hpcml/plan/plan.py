@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hpcml import kinds, repairs, schedulers
 from hpcml.errors import ConfigError, SiteError, UsageError
-from hpcml.kind import Kind
+from hpcml.kind import Kind, Role
 from hpcml.node.settings import (
     Attempts,
     Code,
@@ -40,6 +40,9 @@ class KindPlan(Protocol):
 
     def decided(self, site: Site, request: RunRequest) -> Site:
         """Return the site with what the kind decides; UsageError or ConfigError if the request cannot be met."""
+
+    def roles(self, request: RunRequest) -> tuple[Role, ...]:
+        """Return those of the kind's roles that the run has, in their order."""
 
     def workers(self, site: Site, request: RunRequest, memory: int) -> Workers:
         """Return the processes of each node, which has so many bytes of memory, 0 if that is unknown."""
@@ -142,7 +145,8 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         hint = "Use its absolute path on the compute nodes."
         raise ConfigError(f"{site.runtime.python!a} is not an absolute path", place="runtime.python", hint=hint)
     paths = RunPaths(location.directory)
-    request = JobRequest(spec, asked, paths, _signal_lead(site, spec.size.time, reasons), kind.roles)
+    roles = of_kind.roles(spec)
+    request = JobRequest(spec, asked, paths, _signal_lead(site, spec.size.time, reasons), roles)
     layout = schedulers.get(site.scheduler).lay_out(site, request)
     reasons += layout.reasons
     origins = [f"{option}: {origin}" for option, origin in spec.origins]
@@ -184,7 +188,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         put_back=layout.put_back,
         entry=entry(site, spec, paths) if spec.image else (),
         stage=staged,
-        steps=_steps(paths, kind, layout, python),
+        steps=_steps(paths, roles, layout, python),
         scripts=tuple(script.name for script in scripts),
         inside=_inside(site, request, layout, kind, location.umask),
         reasons=tuple(reasons),
@@ -331,8 +335,8 @@ def named_adapters(value: str) -> list[str]:
     return sorted(word for word in named if word.startswith("mlx"))
 
 
-def _steps(paths: RunPaths, kind: Kind, layout: JobLayout, python: str) -> tuple[Step, ...]:
-    logs = {role.name: paths.log(role.name, "local" if role.every_node else "") for role in kind.roles}
+def _steps(paths: RunPaths, roles: tuple[Role, ...], layout: JobLayout, python: str) -> tuple[Step, ...]:
+    logs = {role.name: paths.log(role.name, "local" if role.every_node else "") for role in roles}
     logs[SCRIPT] = paths.driver_log
     return tuple(
         Step(

@@ -34,7 +34,8 @@ def request_of(given: Mapping[str, Any], code: Code) -> RunRequest:
         if option.kinds and request.kind not in option.kinds:
             kinds = " and ".join(sorted(option.kinds))
             message = f"{option.word} is for runs of kind {kinds}, but this run is of kind {request.kind}"
-            raise UsageError(message, place=option.word, hint="Remove it.")
+            choice = next((f", or add {as_word(kind)}" for kind in option.kinds if kind in OPTIONS), "")
+            raise UsageError(message, place=option.word, hint=f"Remove it{choice}.")
         if name in request.optional:
             values[name] = option.read(given[name], option.word)
     if "gpus_per_node" in values:

@@ -15,6 +15,7 @@ from hpcml import schedulers
 from hpcml.errors import ScriptError, UsageError
 from hpcml.forms import Form
 from hpcml.kinds.ranks import KIND
+from hpcml.kinds.ranks.options import asked
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import script_checks
@@ -42,6 +43,7 @@ VARIABLES = {
     "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
 }  # fmt: skip
 _PACKAGES = ("mpi4py", "torch.distributed", "horovod", "deepspeed", "accelerate")
+_OF_MPI = ("MPI.", "mpi4py")
 _MENTIONED = re.compile(rb"mpi4py|torch|jax|horovod|deepspeed|accelerate|environ")  # else nothing expects ranks
 _DASK = re.compile(r"dask\w*|distributed|coiled")
 _OWN_RANKS = ("spawn", "start_processes", "Spawn", "Spawn_multiple", "Process")  # the script starts them itself
@@ -83,7 +85,7 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
         one = " Or take one node: --nodes 1." if nodes > 1 and not several else ""
         way = "Add --ranks node"
         if _starts_tasks(name):
-            way = f"Leave out {name}, and add --ranks N (N on each node)"
+            way = f"Leave out {name}, and add --ranks N (N on each node), for MPI --mpi pmix too"
         without = f", without {', '.join(_OF_MACHINES.findall(options))}" if _OF_MACHINES.search(options) else ""
         hint = f"{way}{without}.{one} More: {PAGE}."
         raise UsageError(f"{name} starts ranks, and hpcml starts one process, {where}", place="--", hint=hint)
@@ -99,7 +101,7 @@ def _starts_tasks(launcher: str) -> bool:
 def _launcher_in_ranks(name: str, options: str) -> list[str]:
     """Refuse a launcher that would start all ranks again in each rank, or that would be the first on each node."""
     if _starts_tasks(name):
-        hint = f"Leave out {name}: hpcml starts the ranks."
+        hint = f"Leave out {name}: hpcml starts the ranks. For MPI add --mpi pmix."
         raise UsageError(f"{name} in each rank would start all ranks again", place="--ranks", hint=hint)
     if name == "accelerate launch" and (machines := _OF_MACHINES.findall(options)):
         hint = f"Leave out {', '.join(machines)}."
@@ -165,7 +167,7 @@ def check_script(spec: RunRequest, python: str, workers: int, variables: Collect
     ScriptError
         The line that expects ranks, and the way to run it as one process.
     """
-    if spec.kind == KIND.name:
+    if spec.kind == KIND.name and asked(spec).mpi:
         return []
     is_module = spec.code.form is Form.MODULE
     file = script_checks.module_file(spec.code.script) if is_module else spec.code.script
@@ -174,12 +176,17 @@ def check_script(spec: RunRequest, python: str, workers: int, variables: Collect
         return []
     base = spec.code.script.parent if spec.code.staged or is_module else spec.code.cwd
     where = script_checks.place(base, file, ranks.line)
+    by_mpi = ranks.what.startswith(_OF_MPI)
+    if spec.kind == KIND.name:
+        note = f"{where} uses {ranks.what}: without --mpi pmix or --mpi pmi2 the ranks do not find each other ({PAGE})"
+        return [note] if by_mpi else []
     if not ranks.certain or spec.code.interpreter or spec.points.sweep:
         what = f"{where} uses {ranks.what}, and hpcml starts one process"
         way = "a sweep has no ranks: submit each point with --ranks" if spec.points.sweep else "for ranks add --ranks"
         return [f"{what}, next to {workers} workers of Dask; {way} ({PAGE})"] if workers > 1 else []
     typed = f"-m {spec.code.script.name}" if is_module else os.path.relpath(file, base)
-    hint = f"Add --ranks gpu, --ranks node or --ranks N ({PAGE}). As one process: hpcml submit -- {python} {typed}."
+    way = "--ranks N --mpi pmix" if by_mpi else "--ranks gpu, --ranks node or --ranks N"
+    hint = f"Add {way} ({PAGE}). As one process: hpcml submit -- {python} {typed}."
     raise ScriptError(f"The script needs ranks ({ranks.what}), and hpcml starts one process", place=where, hint=hint)
 
 

@@ -16,6 +16,7 @@ from hpcml import __version__, assets, files, schedulers, subprocesses
 from hpcml.errors import HpcmlError, ImageError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
 from hpcml.kinds.dask.options import PROFILERS
+from hpcml.kinds.ranks.options import PMI
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.request import script_lines
@@ -163,7 +164,18 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "") -> Prepared:
         needed = [PROFILERS[name] for name in made.inside.report.profilers if PROFILERS[name]]
         script_checks.check_packages(needed, python, "--profile")
         script_checks.check_packages(spec.code.form.traits.packages, python, "extra 'jupyter'", sure=True)
+    _check_mpi(made)
     return Prepared(loaded, spec, made, batch_script.render(made, own_templates), template, tuple(notes))
+
+
+def _check_mpi(made: Plan) -> None:
+    """Refuse a kind of PMI that the scheduler does not have, if it answers."""
+    asked = made.inside.workers.mpi
+    kinds = schedulers.get(made.scheduler).mpi_kinds(_ASKED_WITHIN) if asked else ()
+    if kinds and asked not in kinds:
+        usable = [f"--mpi {kind}" for kind in PMI if kind in kinds]
+        hint = f"Use {usable[0]}, with an MPI that speaks it." if usable else "Use mpirun in your own batch script."
+        raise SiteError(f"Slurm has no --mpi={asked} here: {', '.join(kinds)}", place="srun --mpi=list", hint=hint)
 
 
 def _check_script(site: Site, spec: RunRequest) -> None:

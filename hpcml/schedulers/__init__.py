@@ -224,6 +224,9 @@ class Scheduler(Protocol):
     def has_partition(self, name: str, seconds: float) -> bool:
         """Return whether it has a partition, True also if it gives no answer within a deadline."""
 
+    def mpi_kinds(self, seconds: float) -> tuple[str, ...]:
+        """Return the kinds of PMI by which it connects MPI's ranks; none without an answer within a deadline."""
+
     def with_variables(self, spec: RunRequest, overridden: Callable[[str], bool]) -> RunRequest:
         """Return a request with what the user's variables for the scheduler say where the command line says nothing.
 

@@ -26,6 +26,7 @@ clean_environment = slurm.clean_environment  # without what the allocation, or a
 foreign_variables, outer_job, gpu_directives = slurm.foreign_variables, slurm.outer_job, slurm.gpu_directives
 # Nothing is submitted and no default counts; the run's own files say how it ended.
 find, end, prospect, has_partition = local.find, local.end, local.prospect, local.has_partition
+mpi_kinds = slurm.mpi_kinds
 with_variables, ignored_defaults = local.with_variables, local.ignored_defaults
 _JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CLUSTER_NAME")  # what srun and the roles need of the job
 _GONE = JobState("UNKNOWN", "the run's job steps exited without writing a status (they may have been killed)")

@@ -36,6 +36,9 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     if count > 1 and request.spec.size.gpus_per_node:
         hint = "Use one node. Set the number of GPUs with --gpus-per-node."
         raise SiteError("The local site has one machine, so GPU runs use one node", place="--nodes", hint=hint)
+    if any(role.mpi for role in request.roles):
+        hint = "Choose a site with Slurm (--site), or start mpirun: hpcml submit --site local -- mpirun -n N PROGRAM."
+        raise SiteError("--mpi needs srun, which the local site does not have", place="--mpi", hint=hint)
     reason = f"the local site has one machine: it runs the processes of all {count} nodes"
     prologue = ("export HPCML_NODE=local HPCML_NODE_NAMES=local",)
     passed = ", ".join(option for option, _ in request.spec.place.sbatch)
@@ -111,6 +114,11 @@ def prospect(script: Path, partition: str, seconds: float) -> Prospect:
 def has_partition(name: str, seconds: float) -> bool:
     """Return that nothing is known against a partition: there is nobody to ask."""
     return True
+
+
+def mpi_kinds(seconds: float) -> tuple[str, ...]:
+    """Return nothing: there is nobody to ask."""
+    return ()
 
 
 def with_variables(spec: RunRequest, overridden: Callable[[str], bool]) -> RunRequest:

@@ -329,6 +329,16 @@ def has_partition(name: str, seconds: float) -> bool:
     return f"Partition {name} not found" not in answer.out + answer.err
 
 
+def mpi_kinds(seconds: float) -> tuple[str, ...]:
+    """Return what ``srun --mpi=list`` names, nothing without an answer within a deadline."""
+    try:
+        answer = ask(["srun", "--mpi=list"], seconds)
+    except SlurmUnreachableError:
+        return ()
+    names = re.findall(r"(?m)^(?:srun:)?[ \t]*([a-z]\w*)[ \t]*$", answer.text)  # old versions write on standard error
+    return tuple(names) if answer.code == 0 else ()
+
+
 def line(run: RunPaths) -> str:
     """Return the line that submits a run's batch script, whose directives say all else."""
     return f"sbatch {shlex.quote(str(run.script))}"

@@ -340,9 +340,12 @@ def launcher(site: Site, request: JobRequest, role: Role) -> Launcher:
     count = request.spec.size.nodes
     everywhere = role.every_node
     pattern = filename_pattern(request.paths.logs / role.name) + ("-%N.log" if everywhere else ".log")
-    where = (
-        (f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1") if everywhere else ("--nodes=1", "--ntasks=1")
-    )
+    where: tuple[str, ...] = ("--nodes=1", "--ntasks=1")
+    if everywhere:
+        where = (f"--nodes={count}", f"--ntasks={count * role.tasks}", f"--ntasks-per-node={role.tasks}")
+    # Such tasks only wait, and neighbouring ones are on one node.
+    mpi = (f"--mpi={role.mpi}", "--distribution=block", "--overcommit") if role.mpi else ()
+    cpus = "1" if role.mpi else '"$cpus"'
     # the node of the batch script by its name: Slurm 24.11 takes --relative=0 for any node
     here = "" if everywhere else ' --nodelist="$HPCML_NODE"'
     fixed = ("--overlap", f"--kill-on-bad-exit={0 if everywhere else 1}", "--wait=0", "--cpu-bind=none", "--export=ALL")
@@ -353,8 +356,8 @@ def launcher(site: Site, request: JobRequest, role: Role) -> Launcher:
     unsaid = role == STAGE or by_task  # the copy of the image speaks to the batch script
     output = () if unsaid else (f"--output={pattern}", "--open-mode=append")
     begin = ("/bin/sh", "-c", f'export {_NODE}; exec "$@"{opened}', "sh")
-    options = (*fixed, *bind, *where, f"--job-name={role.name}", *output, *site.slurm.srun_extra, *begin)
-    return Launcher("srun", f'--cpus-per-task="$cpus"{here}', options)
+    options = (*fixed, *bind, *where, f"--job-name={role.name}", *output, *site.slurm.srun_extra, *mpi, *begin)
+    return Launcher("srun", f"--cpus-per-task={cpus}{here}", options)
 
 
 def step_on(job: str, node: str, name: str) -> list[str]:

@@ -85,6 +85,9 @@ class Pbs:
     def has_partition(self, name: str, seconds: float) -> bool:
         return True
 
+    def mpi_kinds(self, seconds: float) -> tuple[str, ...]:
+        return ()
+
     def prospect(self, script: Path, partition: str, seconds: float) -> Prospect:
         return Prospect()
 

@@ -5,6 +5,7 @@ No lower tier has more than one node, a cgroup's memory, or Slurm's own variable
 
 from __future__ import annotations
 
+import ctypes
 import json
 import signal
 from typing import Any
@@ -21,6 +22,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.beside]
 
 FOUR = ("--nodes", "4", *PART, "--ranks", "2")
 TWO = (*SMALL, "--ranks", "1")
+MPI = (*SMALL, "--ranks", "2")
 # Rank 0 waits for the others at MASTER_ADDR; each tells what it is by both sets of variables.
 MEET = """
 import json, os, socket, sys
@@ -66,7 +68,38 @@ if os.environ["RANK"] == "0": sys.exit()
 while not os.path.exists(sys.argv[1]): time.sleep(0.1)
 (hpcml.run.out / "whole").write_text("yes")
 """
+# A real MPI without mpi4py and compiler: constants are numbers in MPICH and objects of the library in Open MPI.
+LIBRARIES = {"pmix": "libmpi.so.40", "pmi2": "libmpich.so.12"}
+ALLREDUCE = """
+import ctypes, os, sys, time
+import hpcml
+mpi = ctypes.CDLL(sys.argv[1])
+names = ("ompi_mpi_comm_world", "ompi_mpi_int", "ompi_mpi_op_sum")
+mpich = 0x44000000, 0x4c000405, 0x58000003
+world, kind, add = mpich if "mpich" in sys.argv[1] else [ctypes.byref(ctypes.c_void_p.in_dll(mpi, name)) for name in names]
+mpi.MPI_Init(None, None)
+rank, size, total = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+mpi.MPI_Comm_rank(world, ctypes.byref(rank))
+mpi.MPI_Comm_size(world, ctypes.byref(size))
+assert rank.value == int(os.environ["RANK"])
+mpi.MPI_Allreduce(ctypes.byref(ctypes.c_int(10 ** rank.value)), ctypes.byref(total), 1, kind, add, world)
+(hpcml.run.out / str(rank.value)).write_text(f"{size.value} {total.value} {os.uname().nodename}")
+if len(sys.argv) > 2 and rank.value == 3: os._exit(int(sys.argv[2]))
+if len(sys.argv) > 2: time.sleep(1000)
+mpi.MPI_Finalize()
+"""
 WAITS = "import time\nprint('here', flush=True)\ntime.sleep(1000)\n"
+
+
+def library(cluster: Cluster, kind: str) -> str:
+    """Return the library of an MPI that speaks a kind of PMI, skip where it or Slurm's part is missing."""
+    if kind not in cluster.run("srun", "--mpi=list").stdout:
+        pytest.skip(f"this Slurm has no {kind}")
+    try:
+        ctypes.CDLL(LIBRARIES[kind])
+    except OSError:
+        pytest.skip(f"no {LIBRARIES[kind]} here")
+    return LIBRARIES[kind]
 
 
 def met(run: Ended) -> dict[str, Any]:
@@ -112,6 +145,22 @@ def test_the_first_rank_that_fails_ends_all(cluster: Cluster, how: str, status: 
     if how == "memory":
         assert "memory limit was reached" in cluster.run("hpcml", "why", run.directory.name).stdout
     assert wait_for(lambda: not any(line.endswith(str(path)) for _, line in cluster.processes()), 30)
+
+
+@pytest.mark.parametrize("kind", LIBRARIES)
+def test_ranks_of_mpi_find_each_other_through_slurm(cluster: Cluster, kind: str) -> None:
+    run = cluster.submit(ALLREDUCE, *MPI, "--mpi", kind, arguments=(library(cluster, kind),))
+    assert run.code == 0, (run.err, run.log("driver.log"), run.log("mpi-n2.log"))
+    answers = [path.read_text() for path in sorted((run.directory / "out").iterdir())]
+    assert answers == [f"4 1111 {node}" for node in ("n1", "n1", "n2", "n2")]
+
+
+def test_the_first_rank_of_mpi_that_fails_is_named(cluster: Cluster) -> None:
+    """Slurm kills the tasks of a step whose PMIx client has gone: the other ranks, and what would tell of the first."""
+    run = cluster.submit(ALLREDUCE, *MPI, "--mpi", "pmix", arguments=(library(cluster, "pmix"), "7"))
+    assert run.code == 7, run.err
+    assert "rank 3 on n2 exited with status 7" in run.status["message"]
+    assert wait_for(lambda: not any(str(run.directory) in line for _, line in cluster.processes()), 30)
 
 
 def test_a_rank_that_ends_well_ends_nobody(cluster: Cluster) -> None:

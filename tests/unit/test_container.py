@@ -100,11 +100,11 @@ def test_scratch_is_bound_where_its_path_is_known_beforehand() -> None:
 
 FAKE = """#!/bin/sh
 [ "$2" = --help ] && { echo "apptainer exec --no-eval"; exit 0; }
-printf '%s\\n' "$@"; env | grep '^APPTAINERENV_CUPY_CACHE_DIR='; exit 0
+printf '%s\\n' "$@"; env | grep -E '^APPTAINERENV_(CUPY_CACHE_DIR|PMI_RANK)='; exit 0
 """
 
 
-def enter(tmp_path: Path, kernels: str, **more: str) -> subprocess.CompletedProcess[str]:
+def enter(tmp_path: Path, kernels: str, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run image.sh as a run in tmp_path/runs would, with a program that says how it was called."""
     (tmp_path / "bin").mkdir(exist_ok=True)
     program = tmp_path / "bin/apptainer"
@@ -114,7 +114,7 @@ def enter(tmp_path: Path, kernels: str, **more: str) -> subprocess.CompletedProc
     run.mkdir(parents=True, exist_ok=True)
     environment = {"PATH": f"{program.parent}:{os.environ['PATH']}", "HPCML_RUN_DIR": str(run), "HPCML_CONTAINER_ENV": ""}  # fmt: skip
     script = assets.folder("templates") / "image.sh"
-    return subprocess.run(["/bin/sh", str(script), "apptainer", "exec", "--nv", "/i/a.sif", "true"], text=True, check=False,
+    return subprocess.run(["/bin/sh", str(script), "apptainer", "exec", "--nv", "/i/a.sif", *(command or ("true",))], text=True, check=False,
                           env=environment | {"HPCML_CUPY_CACHE": kernels} | more, capture_output=True, timeout=30)  # fmt: skip
 
 
@@ -125,6 +125,13 @@ def test_a_tmpdir_that_cannot_be_bound(tmp_path: Path) -> None:
     assert done.returncode == 88
     assert "TMPDIR cannot be bound" in done.stderr
     assert str(place) in done.stderr
+
+
+def test_srun_s_tasks_alone_take_their_connection_along(tmp_path: Path) -> None:
+    last = {
+        role: enter(tmp_path, "", "python3", "-m", "hpcml.node", role, PMI_RANK="3").stdout for role in ("mpi", "rank")
+    }
+    assert ["APPTAINERENV_PMI_RANK=3" in last[role] for role in ("mpi", "rank")] == [True, False]
 
 
 def test_folders_that_the_code_has_links_to_are_bound_where_the_node_has_them(tmp_path: Path) -> None:

@@ -18,18 +18,20 @@ import pytest
 
 from hpcml.errors import IMAGE, STOPPED, HpcmlError, NotFoundError
 from hpcml.forms import Form
-from hpcml.kinds.ranks.node import interconnect, link, rapidsmpf
+from hpcml.kinds.ranks.node import interconnect, link, rapidsmpf, tasks
 from hpcml.kinds.ranks.node.processes import ENDING, FOLLOW, LEFT, Processes, Ranks
 from hpcml.kinds.ranks.variables import World, described, of_rank, with_users_own
 from hpcml.node import job
 from hpcml.node.interconnect.measurement import parse_nccl_log
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.settings import Context
-from hpcml.paths import RunPaths
+from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.remote import tunnel_server
 from hpcml.request.reading import request_of
 from hpcml.request.record import Code
+from hpcml.schedulers import slurm
+from hpcml.subprocesses import Answer
 from hpcml.terminal import fitted
 from matrix import site_of
 from node_settings import settings as settings_of
@@ -46,6 +48,9 @@ WORLD = World(nodes=2, each=2, address="10.0.0.1", port=4000, coordinator=4001, 
     ({"ranks": "5", "cpus_per_node": "4"}, "5 ranks share 4 CPUs on each node"),
     ({"ranks": "5", "gpus_per_node": "4"}, "5 ranks share 4 GPUs on each node"),
     ({"ranks": "2", "own_clusters": True}, "--own-clusters is for runs of kind dask"),
+    ({"ranks": "2", "mpi": "openmpi"}, "'openmpi' is not pmix or pmi2"),
+    ({"mpi": "pmix"}, "--mpi is for runs of kind ranks"),
+    ({"ranks": "2", "mpi": "pmix", "scheduler": "local"}, "--mpi needs srun, which the local site does not have"),
 ])  # fmt: skip
 def test_ranks_that_cannot_be_are_refused(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(HpcmlError) as caught:
@@ -56,7 +61,8 @@ def test_ranks_that_cannot_be_are_refused(given: dict[str, Any], sentence: str) 
 
 def planned(given: dict[str, Any]) -> Any:
     request = request_of(given, Code(Path("/x/train.py"), cwd=Path("/x")))
-    return plan(site_of({"scheduler": "slurm"}), request, RunLocation(Path("/r/run"), "/usr/bin/python3", "1"))
+    site = site_of({"scheduler": given.get("scheduler", "slurm"), "slurm": {"srun_extra": ["--mpi=none"]}})
+    return plan(site, request, RunLocation(Path("/r/run"), "/usr/bin/python3", "1"))
 
 
 @pytest.mark.parametrize(("text", "each"), [("gpu", 4), ("node", 1), ("3", 3)])
@@ -65,6 +71,79 @@ def test_a_plan_of_ranks_has_one_step_and_no_dask(text: str, each: int) -> None:
     assert made.roles == ("rank",)
     assert (made.inside.worker_count, made.inside.gpus, made.inside.workers.gpu) == (2 * each, 4, None)
     assert f"{2 * each} ranks, {each} on each node, without Dask" in made.reasons
+
+
+def test_a_plan_with_mpi_has_a_task_of_srun_for_each_rank() -> None:
+    made = planned({"ranks": "gpu", "nodes": "2", "gpus_per_node": "4", "mpi": "pmi2"})
+    assert (made.roles, made.inside.workers.mpi) == (("rank", "mpi"), "pmi2")
+    agents, tasks, _ = [step.launcher for step in made.steps]
+    assert {"--ntasks=2", "--ntasks-per-node=1"} <= {*agents.options}
+    assert {"--ntasks=8", "--ntasks-per-node=4", "--distribution=block", "--kill-on-bad-exit=0"} <= {*tasks.options}
+    assert [word for word in tasks.options if word.startswith("--mpi")][-1] == "--mpi=pmi2"
+    assert tasks.shell == "--cpus-per-task=1"
+
+
+@pytest.mark.parametrize(("out", "err", "kinds"), [
+    ("MPI plugin types are...\n\tpmix\n\tnone\n\tcray_shasta\n\tpmi2\nspecific pmix plugin versions available: pmix_v4\n", "",
+     ("pmix", "none", "cray_shasta", "pmi2")),
+    ("", "srun: MPI types are...\nsrun: none\nsrun: pmi2\n", ("none", "pmi2")),
+    ("", "srun: fatal: Could not establish a configuration source\n", ()),
+])  # fmt: skip
+def test_slurm_lists_its_kinds_of_pmi(
+    monkeypatch: pytest.MonkeyPatch, out: str, err: str, kinds: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(slurm, "ask", lambda *_: Answer(0, out, err))
+    assert slurm.mpi_kinds(2.0) == kinds
+
+
+def on_a_node(folder: Path) -> Any:
+    """Return the context of an agent, and of the tasks of srun beside it."""
+    attempt = AttemptPaths(folder)
+    attempt.secret.mkdir()
+    attempt.ranks_key.write_bytes(KEY)
+    attempt.control.write_text("{}")
+    return SimpleNamespace(attempt=attempt, node="n2", settings=settings_of(workers__per_node=1, job__image="/a.sif"))
+
+
+def test_another_user_s_process_is_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = on_a_node(tmp_path)
+    agent = tasks.Tasks(context, range(3, 4))
+    caller = tasks._call(tasks._place(context), time.monotonic() + 60)
+    assert caller
+    with caller, agent.listener:
+        assert not agent.are_complete()  # without waiting for a message
+        caller.send(b'{"rank": 3, "variables": {}}')
+        monkeypatch.setattr("os.geteuid", lambda: 12345)
+        assert not agent.are_complete()
+        with pytest.raises(ConnectionResetError):
+            caller.recv(1)
+
+
+def test_a_rank_has_the_connection_of_its_task_with_slurm(tmp_path: Path) -> None:
+    context = on_a_node(tmp_path)
+    agent = tasks.Tasks(context, range(3, 4))
+    rank, slurms = socket.socketpair()
+    with rank, slurms:
+        if not (pid := os.fork()):
+            os.environ |= {"PMI_FD": str(rank.fileno()), "PMI_RANK": "3", "SLURM_PROCID": "3"}
+            vars(tasks)["load"] = lambda: context
+            os._exit(tasks.main())
+        deadline = time.monotonic() + 60
+        while not agent.are_complete():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert not any(map(os.get_inheritable, agent.by_rank[3].sockets))
+        made = agent.connected(3, {"PMI_RANK": "0", "PMIX_RANK": "0", "HOME": "/h"})
+        number = int(made.pop("PMI_FD"))
+        assert made == {"PMI_RANK": "3", "PMIX_MCA_gds": "hash", "HOME": "/h"}
+        assert os.get_inheritable(number)
+        with socket.socket(fileno=number) as theirs:
+            theirs.sendall(b"init")
+        assert slurms.recv(4) == b"init"
+    assert os.waitpid(pid, os.WNOHANG) == (0, 0)  # Slurm's side must last as long as the ranks
+    agent.by_rank[3].connection.close()
+    assert os.waitpid(pid, 0) == (pid, 0)
+    agent.listener.close()
 
 
 def test_a_rank_has_the_variables_of_torchrun_and_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,8 @@ def test_a_script_that_is_nothing_without_ranks_is_refused(tmp_path: Path, what:
     with pytest.raises(ScriptError) as caught:
         ranks.check_script(spec(tmp_path, text), "/env/bin/python", 1, ())
     assert f"The script needs ranks ({what}), and hpcml starts one process (s.py:" in str(caught.value)
-    assert f"--ranks N ({ranks.PAGE}). As one process: hpcml submit -- /env/bin/python s.py." in str(caught.value)
+    mpi = " --mpi pmix" if what.startswith("MPI") else ""
+    assert f"--ranks N{mpi} ({ranks.PAGE}). As one process: hpcml submit -- /env/bin/python s.py." in str(caught.value)
     for asked, way in (({"interpreter": ("python",)}, "for ranks add"), ({"sweep": "one"}, "submit each point with")):
         (told,) = ranks.check_script(spec(tmp_path, text, **asked), "python", 4, ())
         assert f"uses {what}, and hpcml starts one process, next to 4 workers of Dask; " in told
@@ -96,6 +97,15 @@ def test_a_script_that_may_do_without_ranks_is_noted(tmp_path: Path, what: str, 
 @pytest.mark.parametrize("text", NOTHING)
 def test_what_expects_no_ranks_is_not_noted(tmp_path: Path, text: str) -> None:
     assert ranks.check_script(spec(tmp_path, text), "python", 4, ()) == []
+
+
+def test_ranks_of_mpi_without_its_option_are_noted(tmp_path: Path) -> None:
+    def told(what: str, **facts: object) -> str:
+        asked = spec(tmp_path, NEEDS_RANKS[what][0], kind="ranks").changed(ranks="2", **facts)
+        return " ".join(ranks.check_script(asked, "python", 2, ()))
+
+    assert "s.py:2 uses MPI.COMM_WORLD: without --mpi pmix or --mpi pmi2 the ranks" in told("MPI.COMM_WORLD")
+    assert told("MPI.COMM_WORLD", mpi="pmi2") == told("init_process_group()") == ""
 
 
 def test_a_variable_that_the_run_sets_is_there(tmp_path: Path) -> None:

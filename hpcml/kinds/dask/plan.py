@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from hpcml import units
 from hpcml.errors import ConfigError, SiteError, UsageError, did_you_mean, nearest
+from hpcml.kind import Role
+from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.options import PROFILERS, asked
 from hpcml.node.settings import Gpu, Workers
 from hpcml.request.record import RunRequest
@@ -64,6 +66,11 @@ def profilers(spec: RunRequest) -> tuple[str, ...]:
     if "rmm" in names and not spec.size.gpus_per_node:
         raise UsageError("The RMM profiler needs GPUs", place="--profile rmm", hint="Add --gpus-per-node.")
     return tuple(name for name in PROFILERS if name in names)
+
+
+def roles(spec: RunRequest) -> tuple[Role, ...]:  # noqa: ARG001 - of KindPlan
+    """Return the scheduler and the workers."""
+    return KIND.roles
 
 
 def worker_resources(site: Site) -> tuple[tuple[str, float], ...]:

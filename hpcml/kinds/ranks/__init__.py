@@ -10,6 +10,7 @@ from hpcml.kind import FABRIC, EndOfKind, Facts, Kind, Role, Stage, seen_of_fabr
 
 _NODE = f"{__name__}.node"
 RANK = Role("rank", f"{_NODE}.ranks", every_node=True, title="the ranks", connected=True)
+MPI = Role("mpi", f"{_NODE}.tasks", every_node=True, title="the MPI tasks", connected=True)  # of runs with --mpi
 
 
 def _seen(event: str, facts: Facts) -> dict[str, Any]:
@@ -26,7 +27,7 @@ KIND = Kind(
     name="ranks",
     options=f"{__name__}.options",
     plan=f"{__name__}.plan",
-    roles=(RANK,),
+    roles=(RANK, MPI),
     processes=f"{_NODE}.processes",
     reset="",
     in_script="",

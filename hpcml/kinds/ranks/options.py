@@ -9,12 +9,14 @@ from hpcml.request.option import CONTINUED, KindOptions, Option
 from hpcml.request.record import RunRequest
 
 _TAKERS = CONTINUED | {"run", "fabric"}
+PMI = ("pmix", "pmi2")  # kinds that srun --mpi may have
 
 
 class Ranks(NamedTuple):
     """How many processes of the script a node has."""
 
     ranks: str = ""  # gpu, node or a number
+    mpi: str = ""  # pmix or pmi2: srun's own tasks connect the ranks; empty: they do not
 
 
 def read(text: str, option: str) -> str:
@@ -24,6 +26,14 @@ def read(text: str, option: str) -> str:
     raise UsageError(f"'{text}' is not gpu, node or a number of ranks", place=option, hint=f"Write {option} gpu.")
 
 
+def read_mpi(text: str, option: str) -> str:
+    """Return the kind of PMI by which MPI's ranks find each other: ``pmix`` or ``pmi2``."""
+    if text in PMI:
+        return text
+    hint = f"Write {option} pmix for Open MPI, {option} pmi2 for MPICH and Intel MPI."
+    raise UsageError(f"'{text}' is not {' or '.join(PMI)}", place=option, hint=hint)
+
+
 # fmt: off
 OPTIONS = KindOptions(
     Ranks(),
@@ -31,6 +41,8 @@ OPTIONS = KindOptions(
         "how much": (
             Option("ranks", "ranks per GPU, per node, or N per node; no Dask", _TAKERS,
                    read=read, metavar="gpu|node|N", values=("gpu", "node"), common=_TAKERS),
+            Option("mpi", "with --ranks: Slurm connects the ranks of an MPI program", CONTINUED | {"run"},
+                   read=read_mpi, metavar="pmix|pmi2", values=PMI),
         ),
     },
     {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from hpcml.errors import UsageError
 from hpcml.forms import Form
+from hpcml.kind import Role
+from hpcml.kinds.ranks import MPI, RANK
 from hpcml.kinds.ranks.options import asked
 from hpcml.kinds.ranks.variables import OPEN
 from hpcml.node.settings import Workers
@@ -51,6 +53,12 @@ def count(spec: RunRequest) -> int:
     return ranks
 
 
+def roles(spec: RunRequest) -> tuple[Role, ...]:
+    """Return the agents, and for MPI the tasks of srun, one for each rank."""
+    mpi = asked(spec).mpi
+    return (RANK, MPI._replace(tasks=count(spec), mpi=mpi)) if mpi else (RANK,)
+
+
 def workers(site: Site, spec: RunRequest, memory: int) -> Workers:  # noqa: ARG001 - of KindPlan
     """Return the ranks of each node: one that ends is not replaced."""
     return Workers(
@@ -62,6 +70,7 @@ def workers(site: Site, spec: RunRequest, memory: int) -> Workers:  # noqa: ARG0
         resources=(),
         gpu=None,
         own_clusters=True,
+        mpi=asked(spec).mpi,
     )
 
 
@@ -79,7 +88,8 @@ def reasons(site: Site, spec: RunRequest) -> list[str]:  # noqa: ARG001 - of Kin
     """Return how many ranks the run has."""
     each = count(spec)
     total = each * spec.size.nodes
-    return [f"{total} ranks, {each} on each node, without Dask", OPEN]
+    mpi = [f"srun --mpi={asked(spec).mpi} connects the ranks"] if asked(spec).mpi else []
+    return [f"{total} ranks, {each} on each node, without Dask", *mpi, OPEN]
 
 
 def rules_without_meaning(site: Site) -> tuple[str, ...]:  # noqa: ARG001 - of KindPlan

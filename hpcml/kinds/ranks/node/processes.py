@@ -12,7 +12,7 @@ from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.failures.rules import Explanation, of_role
 from hpcml.files import tail, write
-from hpcml.kinds.ranks import RANK
+from hpcml.kinds.ranks import MPI, RANK
 from hpcml.kinds.ranks.node import interconnect
 from hpcml.kinds.ranks.node.link import Hub
 from hpcml.kinds.ranks.node.ranks import error_of, numbers_of
@@ -47,7 +47,7 @@ class Processes:
         self.folders = folders
         self.world = World()
         self.lost: set[str] = set()  # nodes whose connection has ended
-        self.versions = Comparison(state.context, state.kind.roles, shown=("python", "torch", "jax", "mpi4py"))
+        self.versions = Comparison(state.context, (RANK,), shown=("python", "torch", "jax", "mpi4py"))
         self.reached: dict[str, list[str]] = {}  # by node, the addresses of this one that it reached
         self.heard: dict[str, float] = {}  # by node, when it was last heard, by the supervisor's clock
         self.idle: dict[str, tuple[float, float, float]] = {}  # by node: since when, at which time, with which seconds
@@ -150,7 +150,13 @@ class Processes:
             status = path.read_text().strip()
             cause = not_entered(self.context, status, lambda most: self._log_of(node, most))
             return cause or Explanation(f"the agent {of_role(int(status), self._log_of(node)).what}")
-        return Explanation("the job step of the ranks ended") if self.state.steps.gone(RANK.name) else None
+        path = attempt.exit_of(MPI.name, node)
+        if path.name in files.listed(attempt.exits) and (code := int(path.read_text())):
+            log = tail(self.context.run.log(MPI.name, node), *_QUOTE)
+            return Explanation(f"a task of srun {of_role(code, log).what}")
+        gone = [role.name for role in (RANK, MPI) if self.state.steps.gone(role.name)]
+        told = [line for line in tail(self.context.run.job_log, *_QUOTE) if line.startswith("srun: ")]
+        return Explanation(": ".join([f"the job step '{gone[0]}' ended", *told[-1:]])) if gone else None
 
     def _log_of(self, node: str, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
         """Return the last lines of an agent's log, or those of the job's log (srun's own words) if it has none."""
@@ -235,6 +241,8 @@ class Processes:
             if self.script and self.script.over_on(node):
                 continue
             if node in self.lost:
+                if self.script is None:
+                    self._end_without_nodes(late=False)  # if its agent has written why
                 raise self.state.end(lost, f"the connection to {node} was lost", quote=self._log_of(node))
             if now - heard > deadlines.answer:
                 reason = f"{node} has not answered for {deadlines.answer:g} s"

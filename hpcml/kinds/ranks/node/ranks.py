@@ -15,6 +15,7 @@ from hpcml.files import size_of
 from hpcml.kinds.ranks import KIND, RANK
 from hpcml.kinds.ranks.node import interconnect, link
 from hpcml.kinds.ranks.node.rapidsmpf import token_of
+from hpcml.kinds.ranks.node.tasks import Tasks
 from hpcml.kinds.ranks.variables import TOKEN, World, of_rank, with_users_own
 from hpcml.node import agent, files, job, processes, script_environment, versions
 from hpcml.node.hardware import sysfs
@@ -70,13 +71,16 @@ class Ranks:
         self.interface = ""  # the one that leads to the first node, as soon as a world is known
         self.check: interconnect.Part | None = None
         self.nccl: interconnect.Ways | None = None
-        self.line.send(event="ready", reached=list(ways), versions=versions.here(), time=time.time())
+        self.tasks = Tasks(context, numbers_of(context, context.node)) if context.settings.workers.mpi else None
+        self.ready = False
 
     def serve(self) -> int:
         """Wait for the start, run the ranks, and return the agent's exit status."""
         while self.world is None:
             if not self.look() or os.getppid() != self.node.parent:
                 return 0  # the supervisor ended the run, and says why
+            if self.tasks and (others := self.tasks.by_rank.keys() - {*self.tasks.ranks}):
+                return self.node.refuse(f"srun started rank {min(others)} here: hpcml expects ranks in blocks")
             time.sleep(agent.TICK / 4)
         return agent.keep(self.node, self._become_rank, 0, self, self._report)
 
@@ -84,6 +88,9 @@ class Ranks:
         """Do what the supervisor orders, and show that this node lives; return False if the line is closed."""
         for order in self.line.receive():
             self._obey(order)
+        if not self.ready and (self.tasks is None or self.tasks.are_complete()):
+            self.ready = True
+            self.line.send(event="ready", reached=list(self.ways), versions=versions.here(), time=time.time())
         if time.monotonic() >= self.next_sign:
             self.next_sign = time.monotonic() + ALIVE
             self.line.send(event="alive", processors=_processor_seconds([slot.pid for slot in self.node.slots]))
@@ -149,6 +156,8 @@ class Ranks:
         threads = self._take_processors(rank)
         command = command_of_script(context, KIND.programs)
         environment = self._variables(world, rank, threads, error_of(context, rank))
+        if self.tasks:
+            environment = self.tasks.connected(rank, environment)
         if self.nccl and rank == numbers_of(context, context.node)[0]:
             environment |= interconnect.logging(environment)
         os.umask(0o077)

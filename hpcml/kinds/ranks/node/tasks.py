@@ -1,0 +1,136 @@
+"""The tasks of ``srun --mpi``: each gives its PMI variables and socket to the agent of its node, and waits.
+
+The agent starts the ranks, as without MPI. Slurm kills all tasks of a step in which an MPI program fails: the ranks are
+processes of another step, so hpcml still sees which of them failed first, and how.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from hpcml.errors import WORKERS_NEVER_CAME
+from hpcml.node import files, job
+from hpcml.node.settings import Context, load
+
+_PASSED = "PMI"  # begins the names of all variables by which PMI-1, PMI-2 and PMIx find Slurm
+_SOCKET = "PMI_FD"  # the number of an open socket, for PMI-1 and PMI-2
+_LOOK = 0.05  # seconds between two calls of an agent that has not begun to listen
+_LONGEST = 1 << 17  # bytes of the variables
+_CREDENTIALS = struct.Struct("3i")  # pid, user, group (unix(7), SO_PEERCRED)
+
+
+def main() -> int:
+    """Give this task's connection with Slurm to the agent, and wait for the agent's end."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # the ranks answer them, and need Slurm until they have ended
+    context = load()
+    deadline = time.monotonic() + context.settings.deadlines.workers
+    if not files.wait_for(context.attempt.control, deadline, files.interval(context.settings.worker_count)):
+        print("hpcml: the supervisor did not write its address (control.json) in time.", file=sys.stderr)
+        return WORKERS_NEVER_CAME
+    agent = _call(_place(context), deadline)
+    if agent is None:
+        print(f"hpcml: the agent of {context.node} does not listen.", file=sys.stderr)
+        return WORKERS_NEVER_CAME
+    variables = {name: value for name, value in os.environ.items() if name.startswith(_PASSED)}
+    if context.settings.job.image:  # PMIx's other ways of storage are files of slurmd, which the image does not show
+        variables.setdefault("PMIX_MCA_gds", "hash")
+    message = json.dumps({"rank": job.task_rank(), "variables": variables}).encode()
+    with agent, contextlib.suppress(ConnectionError):  # it has ended, which the supervisor notices
+        socket.send_fds(agent, [message], [int(variables[_SOCKET])] if _SOCKET in variables else [])
+        agent.recv(1)
+    return 0
+
+
+def _call(place: str, deadline: float) -> socket.socket | None:
+    """Return a connection to a node's agent, None if it does not listen until ``deadline`` (of time.monotonic)."""
+    while time.monotonic() < deadline:
+        connection = _socket()
+        try:
+            connection.connect(place)
+        except ConnectionRefusedError:
+            connection.close()
+            time.sleep(_LOOK)
+        else:
+            return connection
+    return None
+
+
+def _socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _place(context: Context) -> str:
+    """Return the name of the agent's socket: abstract, and known only to who can read the run's key."""
+    name = hmac.new(context.attempt.ranks_key.read_bytes(), f"tasks {context.node}".encode(), hashlib.sha256)
+    return f"\0hpcml-{name.hexdigest()}"
+
+
+class Task(NamedTuple):
+    """A task of srun that waits."""
+
+    connection: socket.socket  # its other end; the task ends when it is closed
+    variables: dict[str, str]
+    sockets: list[int]  # of PMI-1 and PMI-2 one
+
+
+class Tasks:
+    """The tasks on this node, by rank, as its agent has them; ``ranks`` are the node's."""
+
+    def __init__(self, context: Context, ranks: range) -> None:
+        self.ranks = ranks
+        self.by_rank: dict[int, Task] = {}
+        self.listener = _socket()
+        self.listener.bind(_place(context))
+        self.listener.listen(len(ranks))
+        self.listener.setblocking(False)
+        self.callers: list[socket.socket] = []  # connections without a message
+
+    def are_complete(self) -> bool:
+        """Take in what has arrived, and return whether there is a task for each rank of the node."""
+        try:
+            while len(self.by_rank) < len(self.ranks):
+                self.callers.append(self.listener.accept()[0])
+                self.callers[-1].setblocking(False)
+        except BlockingIOError:
+            pass  # nobody else calls now
+        self.callers = [caller for caller in self.callers if not self._take(caller)]
+        return self.by_rank.keys() == {*self.ranks}
+
+    def _take(self, caller: socket.socket) -> bool:
+        """Take in a task's message; return False if it has not arrived."""
+        _, user, _ = _CREDENTIALS.unpack(caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if user != os.geteuid():
+            caller.close()
+            return True
+        try:
+            data, sockets, _, _ = socket.recv_fds(caller, _LONGEST, 1)
+        except BlockingIOError:
+            return False
+        if data:  # else the task has ended, which srun reports
+            for number in sockets:
+                os.set_inheritable(number, False)  # by the other ranks
+            message = json.loads(data)
+            self.by_rank[int(message["rank"])] = Task(caller, message["variables"], sockets)
+        return True
+
+    def connected(self, rank: int, environment: Mapping[str, str]) -> dict[str, str]:
+        """In a rank's process: return its environment with the connection of its task with Slurm."""
+        task = self.by_rank[rank]
+        others = {name: value for name, value in environment.items() if not name.startswith(_PASSED)}
+        made = others | task.variables
+        for number in task.sockets:
+            os.set_inheritable(number, True)
+            made[_SOCKET] = str(number)
+        return made
