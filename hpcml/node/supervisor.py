@@ -183,7 +183,12 @@ def _keep_stacks(state: RunState, processes: Processes, script: RunningScript, e
 
 
 def _ask_for_stacks(state: RunState, script: RunningScript) -> str:
-    """Have all nodes write where their processes are; return the number of the request, empty without one."""
+    """Have all nodes write where their processes are; return the number of the request, empty without one.
+
+    A script that a file system blocks could not answer, and the signal would look like an end of its wait.
+    """
+    if state.frozen:
+        return ""
     try:
         return stacks.ask(state.context, script.pid)
     except OSError as error:

@@ -216,7 +216,10 @@ def test_the_report_of_a_run_that_ended_well(well: Well) -> None:
     assert (found["ending"]["state"], found["ending"]["cause"]) == ("COMPLETED", "")
     assert {one["rule"] for one in found["advice"]} <= {"no-tasks", "idle-tail"}  # Python's start, on a busy machine
     assert found["functions"]
-    assert [phase["title"] for phase in found["phases"]] == ["Starting", "Importing", "Interconnect", "Script", "End"]
+    titles = [
+        phase["title"] for phase in found["phases"] if phase["title"] != "Interconnect"
+    ]  # it lasts no millisecond
+    assert titles == ["Starting", "Importing", "Script", "End"]
     assert str(well.directory / "report.html") in well.here.run("status").stdout
     log = well.directory / "logs/job.log"
     assert not log.exists() or "report" not in log.read_text()
