@@ -118,6 +118,7 @@ def _run(state: RunState, processes: Processes) -> End:
 def run_script(state: RunState, processes: Processes, environment: dict[str, str]) -> End:
     """Run the script to its end and return how it ended."""
     state.phase, state.script_began = SCRIPT, True
+    began = state.context.run.events.stat().st_mtime_ns  # by the clock of the file system that has the copy of the code
     try:
         script = processes.run_script(environment | state.script_variables)
     except OSError as error:
@@ -127,7 +128,6 @@ def run_script(state: RunState, processes: Processes, environment: dict[str, str
         )  # else the interpreter, or a limit
         return End(errors.START_FAILED, state.phase, "hpcml", reason, hint)
     state.events.write("driver-started", **({"pid": script.pid} if script.pid else {}))
-    began = state.context.run.events.stat().st_mtime_ns  # by the clock of the file system that has the copy of the code
     try:
         outcome = _follow(state, processes, script)
     finally:
