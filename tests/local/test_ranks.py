@@ -53,7 +53,10 @@ rank = int(os.environ["RANK"])
 print(f"rank {rank} speaks", flush=True)
 if rank == 1:
     subprocess.Popen(["sh", "-c", "trap '' TERM; echo $$ >new; mv new child; while :; do sleep 1; done"])
-while rank == 2 and not os.path.exists("child"): time.sleep(0.05)
+if rank != 2:
+    time.sleep(1)  # a younger process is not asked for its stacks
+    open(f"old{rank}", "w").close()
+while rank == 2 and not all(map(os.path.exists, ("child", "old0", "old1", "old3"))): time.sleep(0.05)
 if rank == 2:
     raise RuntimeError("Timed out waiting 7ms for recv operation to complete")
 while True: time.sleep(1)
@@ -147,7 +150,7 @@ def test_the_first_rank_that_fails_is_named_and_nothing_is_left(failed: Ran) -> 
     assert failed.here.run("logs", failed.run.name, "rank:3").stdout == "rank 3 speaks\n"
     answer = failed.here.json("why", failed.run.name)
     assert answer["cause"] == "a rank did not join a collective operation in time"
-    assert "3 processes at my script.py:10 <module>: rank 0 (local), rank 1 (local), rank 3 (local)" in [
+    assert "3 processes at my script.py:13 <module>: rank 0 (local), rank 1 (local), rank 3 (local)" in [
         line["text"] for line in answer["evidence"]
     ]
     assert not [line for line in failed.here.processes().values() if "while :" in line]

@@ -44,8 +44,8 @@ def main() -> int:
         print(f"hpcml: the agent of {context.node} does not listen.", file=sys.stderr)
         return WORKERS_NEVER_CAME
     variables = {name: value for name, value in os.environ.items() if name.startswith(_PASSED)}
-    if context.settings.job.image:  # PMIx's other ways of storage are files of slurmd, which the image does not show
-        variables.setdefault("PMIX_MCA_gds", "hash")
+    # PMIx's other ways of storage are files of slurmd: an image does not show them, and clients have crashed on them.
+    variables.setdefault("PMIX_MCA_gds", "hash")
     message = json.dumps({"rank": job.task_rank(), "variables": variables}).encode()
     with agent, contextlib.suppress(ConnectionError):  # it has ended, which the supervisor notices
         socket.send_fds(agent, [message], [int(variables[_SOCKET])] if _SOCKET in variables else [])
