@@ -5,9 +5,10 @@
     python3 tests/bench/ranks_fabric.py --nodes 2 --gpus 1                   on two nodes of the Slurm at hand
     python3 tests/bench/ranks_fabric.py --python /env/bin/python             Gloo, on CPUs; the Python that has torch
 
-NCCL is steered by its own variables, so that each transport comes up: peer access, shared memory, sockets. The script then
-measures the same all-reduce itself: both figures must agree within a factor of 1.5 (Gloo: 3). It returns 1 if something
-is wrong.
+NCCL is steered by its own variables, so that each transport comes up: peer access, shared memory, sockets. By default hpcml
+reads the log of the ranks' own NCCL; with fabric.require=rdma it measures, and the script then measures the same all-reduce
+itself: both figures must agree within a factor of 1.5 (Gloo: 3). It returns 1 if something is wrong. The figures in
+docs/benchmarks are of the time when it measured by default too.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ reduce(5)
 seconds = (time.perf_counter() - began) / 5
 if dist.get_rank() == 0:
     print("RESULT", json.dumps({"first": first, "bandwidth": 2 * (size - 1) / size * count / seconds / 1024**3}), flush=True)
+time.sleep(4)  # by default hpcml reads NCCL's log while the ranks run
 dist.destroy_process_group()
 """
 
@@ -60,7 +62,7 @@ NO_PEERS = {"NCCL_P2P_DISABLE": "1"}
 NO_MEMORY = {**NO_PEERS, "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
 ON_ONE_NODE = (
     Case("without", {}, ("fabric.require=none",), r"^$"),
-    Case("default", {}, (), r"^NCCL: P2P/\S+( and P2P/\S+)* within nodes; bus bandwidth"),
+    Case("default", {}, (), r"^NCCL: P2P/\S+( and P2P/\S+)* within nodes$"),
     Case("rdma", {}, ("fabric.require=rdma",), r"^NCCL: P2P/"),
     Case("shared memory", NO_PEERS, (), r"NCCL uses SHM within nodes \(NCCL_P2P_DISABLE=1 is set\)"),
     Case("sockets", NO_MEMORY, (), r"NCCL uses TCP sockets within nodes .*NET/Socket on"),
@@ -100,7 +102,7 @@ def run(options: argparse.Namespace, folder: Path, case: Case) -> dict[str, Any]
     )
     runs = sorted((folder / ".hpcml/runs").iterdir(), key=lambda path: path.stat().st_mtime)
     events = [json.loads(line) for line in (runs[-1] / "events.jsonl").read_text().splitlines()] if runs else []
-    checked: dict[str, Any] = next((one for one in events if one["event"] == "fabric-checked"), {})
+    checked: dict[str, Any] = next((one for one in events if one["event"] in ("fabric-checked", "fabric-seen")), {})
     line = re.search(r"RESULT (\{.*\})", done.stdout)
     result = json.loads(line[1]) if line else {}
     figure = re.search(r"bus bandwidth ([0-9.]+) (GiB|MiB)/s", checked.get("line", ""))
