@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import shutil
 import sys
@@ -25,15 +24,15 @@ pytestmark = pytest.mark.local
 SLOW = Path(__file__).with_name("slow")
 # A script, how its workers are, the first words of the first advice, and the function that its table must name.
 CAUSES = {
-    "serial_loop": (("workers.threads=4",), "The script itself took ", "lambda"),
-    "tiny_tasks": (("workers.threads=4",), "The tasks are too small: ", "add_one"),
+    "serial_loop": (("workers.per_node=4",), "The script itself took ", "lambda"),
+    "tiny_tasks": (("workers.per_node=4",), "The tasks are too small: ", "add_one"),
     "one_straggler": (
-        ("workers.threads=4",),
+        ("workers.per_node=4",),
         "One task was much slower than the others: one of compute took ",
         "compute",
     ),
-    "spilling": (("workers.threads=1", "workers.memory_limit=800MiB"), "Spilling took ", "first"),
-    "shared_file": (("workers.threads=4",), "Tasks waited for the file system ", "append"),
+    "spilling": (("workers.per_node=2", "workers.memory_limit=400MiB"), "Spilling took ", "first"),
+    "shared_file": (("workers.per_node=4",), "Tasks waited for the file system ", "append"),
 }
 
 BROWSER = pytest.mark.skipif(not shutil.which("chromium") or importlib.util.find_spec("playwright") is None,
@@ -41,28 +40,23 @@ BROWSER = pytest.mark.skipif(not shutil.which("chromium") or importlib.util.find
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Here, dict[str, Path]]]:
-    """Yield the runs of all slow scripts, all at once: what each does is bounded by time, not by work."""
-    with home(tmp_path_factory.mktemp("slow")) as here:
-        submitted = {}
-        for name, (options, _, _) in CAUSES.items():
-            words = [word for option in ("workers.per_node=1", *options) for word in ("--set", option)]
-            done = here.run("submit", "--json", *words, str(SLOW / f"{name}.py"))
-            assert done.returncode == 0, done.stderr
-            submitted[name] = Path(json.loads(done.stdout)["directory"])
-        yield here, submitted
-        here.run("cancel", "--all", "--yes")  # where one test alone was asked for
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
+    """Yield a home for all runs of slow scripts."""
+    with home(tmp_path_factory.mktemp("slow")) as place:
+        yield place
 
 
 @pytest.mark.parametrize("name", CAUSES)
-def test_the_page_names_first_why_a_script_is_slow(runs: tuple[Here, dict[str, Path]], name: str) -> None:
+def test_the_page_names_first_why_a_script_is_slow(shared: Here, name: str) -> None:
     """However fast the machine is, nearly all of the script's time has one cause."""
-    (here, directories), (_, cause, function) = runs, CAUSES[name]
-    assert here.ended(directories[name], 120)["exit_status"] == 0
-    text = (directories[name] / "report.html").read_text()
+    options, cause, function = CAUSES[name]
+    words = [word for option in ("workers.threads=1", *options) for word in ("--set", option)]
+    done = shared.run("submit", "--wait", *words, str(SLOW / f"{name}.py"))
+    assert done.returncode == 0, done.stderr
+    text = (Path(shared.status()["directory"]) / "report.html").read_text()
     first = re.findall(r'<p class="advice">(.*?)</p>', text)[:1]
     assert first, text
-    assert first[0].startswith(cause), here.run("report", directories[name].name, "--json").stdout
+    assert first[0].startswith(cause), shared.run("report", "--json").stdout
     assert text.index(first[0]) < text.index('class="cards"')
     assert re.search(rf"<tr><td>{function}</td>", text)
 
