@@ -277,7 +277,8 @@ def submit(prepared: Prepared, *, by_hand: bool = False) -> directories.Run:
     """Write the run's directory, hand the script over and record the answer.
 
     With ``by_hand`` nothing is handed over: the record holds the line with which a person does it. A signal that comes
-    while Slurm takes the job counts after its answer, and cancels the job; a second one counts at once.
+    while Slurm takes the job is handled after its answer; if that ends the program, the job is cancelled. A second one
+    is handled at once.
 
     Raises
     ------
@@ -312,12 +313,14 @@ def submit(prepared: Prepared, *, by_hand: bool = False) -> directories.Run:
             refusal = Submission(error=error.message, place=error.place, hint=error.hint, exit_status=error.exit_status)
             write(refusal._replace(quote=error.quote))
             raise
-    if signals:
+    try:
+        for number in signals:
+            signal.raise_signal(number)
+    except BaseException:  # the handler ends this program, and with it the only one who knows of the job
         from hpcml.runs import handle
 
         handle.cancel(run)
-    for number in signals:
-        signal.raise_signal(number)
+        raise
     return run
 
 
