@@ -449,6 +449,7 @@ def test_which_ranks_have_their_interconnect_checked(given: dict[str, Any], want
 
 def test_the_ways_of_nccl_are_read_from_the_first_rank_s_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = os.uname().nodename.partition(".")[0]
+    (tmp_path / f"nccl-{host}.16.log").write_text("c NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n")  # earlier
     ways = interconnect.Ways(tmp_path)
     log = tmp_path / f"nccl-{host}.17.log"
 

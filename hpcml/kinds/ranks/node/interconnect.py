@@ -89,6 +89,7 @@ class Ways:
 
     def __init__(self, logs: Path) -> None:
         self.logs, self.began, self.next_look = logs, time.monotonic(), 0.0
+        self.earlier = {*files.listed(logs)}  # of the attempts before this one
         self.size, self.is_reported = -1, False
 
     def look(self) -> dict[str, Any] | None:
@@ -98,7 +99,8 @@ class Ways:
             return None
         self.next_look = now + max(_LOOK, _LOOKS * (now - self.began))
         begin = f"nccl-{os.uname().nodename.partition('.')[0]}."
-        texts = [beginning_of(self.logs / name) for name in files.listed(self.logs) if name.startswith(begin)]
+        names = [name for name in files.listed(self.logs) if name.startswith(begin) and name not in self.earlier]
+        texts = [beginning_of(self.logs / name) for name in names]
         is_whole, self.size = self.size == sum(map(len, texts)), sum(map(len, texts))
         log = parse_nccl_log("\n".join(texts))
         if not is_whole or not (log["within"] or log["across"]):
