@@ -90,6 +90,10 @@ def test_a_script_s_interpreter_imports_dask_early_where_that_changes_nothing(
     assert ("imported_early_c" in sys.modules) == is_early
 
 
+def test_a_folder_that_cannot_be_listed_is_no_error(tmp_path: Path) -> None:
+    replacements.import_early(ast.parse("import distributed"), str(tmp_path / "none"))
+
+
 @pytest.mark.parametrize("begins", [True, False])
 def test_a_script_that_waits_begins_at_the_supervisor_s_word(tmp_path: Path, begins: bool) -> None:
     script = tmp_path / "script.py"

@@ -49,7 +49,10 @@ def import_early(tree: Any, folder: str) -> None:
     It makes no difference to the script: only imports of installed modules come before, and no file beside the script
     hides one of them. An import that fails is left to the script, which then says it.
     """
-    beside = {entry.partition(".")[0] for entry in os.listdir(folder)}
+    try:
+        beside = {entry.partition(".")[0] for entry in os.listdir(folder)}
+    except OSError:  # it may be entered and not read
+        return
     if len(beside) > _MOST_BESIDE or any(_is_installed(name) for name in beside if name.isidentifier()):
         return
     for name in _first_imports(tree, beside):
