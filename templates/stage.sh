@@ -6,7 +6,7 @@
 # stage MODE FOLDER IMAGE SECONDS NODES LAUNCHER...: MODE is sbcast or copy; FOLDER may hold $VARIABLES of the first node.
 stage() {
   local mode=$1 folder=$2 image=$3 deadline=$((SECONDS + $4)) seconds=$4 nodes=$5 began left name said token took; shift 5
-  trap '' USR1   # the time limit is near: there is no script yet that could be told
+  trap '' USR1   # which would end a wait; the supervisor knows the time limit too
   left=${folder:-${TMPDIR:-/tmp}} folder=
   while [[ $left =~ ^([^$]*)\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?(.*)$ ]]; do
     name=${BASH_REMATCH[2]} folder+=${BASH_REMATCH[1]} left=${BASH_REMATCH[3]}
@@ -38,7 +38,7 @@ stage() {
   await ready || return 1
   took=$(($(date +%s%3N) - began))
   note_event image-staged "\"mode\": \"$mode\", \"seconds\": $((took / 1000)).$(printf %03d $((took % 1000)))"
-  trap - USR1
+  trap 'near=1' USR1
 }
 
 # await WORD: until each keeper has said it, or one of them cannot.

@@ -22,6 +22,7 @@ from hpcml.node.settings import Context
 LINE = 1.0  # seconds that Slurm's line has, which another process writes beside its signal
 ASK = 3.0  # seconds that the controller has to answer
 NOTES_TICK = 0.25  # seconds between looks at the files that the batch script leaves
+_SIGNAL_EARLY = 90.0  # seconds: Slurm's signal comes up to 60 s before its time, and a job takes a moment to begin
 SETTLE = 0.3  # seconds for Slurm's own signal to arrive beside the batch script's file
 _WHOLE = (200, 4096)  # lines and characters of each: Apptainer's hold paths, and all its options behind a wrong one
 _NOT_ENTERED = (str(errors.IMAGE), str(rules.CONTAINER_FAILED))  # image.sh's own, and Apptainer's
@@ -63,7 +64,7 @@ class EndRequests:
         self.requested_at = self.listed_at = 0.0
         self.names: set[str] = set()
         self.longest_save = 0.0
-        self.ends = end_time()
+        self.ends = _end_time(context)
         self.batch = Process.named(int(os.environ.get("HPCML_BATCH", "0")))
 
     def check(self, phase: str) -> None:
@@ -120,9 +121,13 @@ class EndRequests:
         return max(settings.job.signal_lead, min(2 * self.longest_save, most))
 
     def _margin_reached(self, left: float) -> bool:
-        """Whether the time limit is near; Slurm's own signal tells of the margin that was asked for at submission."""
-        settings = self.context.settings
-        if left == float("inf") and self.lead > settings.job.signal_lead and not settings.job.one_machine:
+        """Whether the time limit is near.
+
+        Slurm's signal tells of the margin that was asked for, also where an administrator has moved the limit. In a
+        short job Slurm may send it before the job's processes can take it, and never again.
+        """
+        job = self.context.settings.job
+        if left == float("inf") and (self.lead > job.signal_lead or job.time_limit < job.signal_lead + _SIGNAL_EARLY):
             left = self.ends - time.time()
         return left < self.lead
 
@@ -146,6 +151,14 @@ class EndRequests:
     @property
     def _knows_its_end(self) -> bool:
         return self.context.settings.job.one_machine or self.ends < float("inf")
+
+
+def _end_time(context: Context) -> float:
+    """Return when Slurm ends the job, in seconds since 1970; infinite if that is unknown."""
+    said, limit = end_time(), context.settings.job.time_limit
+    if said < float("inf") or not limit or _in_allocation():
+        return said
+    return float(os.environ.get("HPCML_BEGAN") or "inf") + limit
 
 
 def from_slurm(context: Context, outcome: End, since: int) -> End:

@@ -470,7 +470,7 @@ FAULTS = (
     F("templates/batch.sh.j2", '[ -n "$job" ] && [ "$job" != "$this_job" ]', '[ -z "$job" ]', "a second job of one script spoils the run", True),
     F("templates/batch.sh.j2", "|| {{ plan.forget | comment }}", "|| : {{ plan.forget | comment }}", "a follow-up that nobody wants stays in the queue", True),
     F("templates/batch.sh.j2", " >&2; exit 80; }", " >&2; }", "a run goes on without a module it asked for"),
-    F("templates/batch.sh.j2", ': >"$attempt/time-limit"', ': >"$attempt/terminate"', "Slurm's early warning ends the run at once", True),
+    F("templates/batch.sh.j2", "trap ': >\"$attempt/time-limit\"'", "trap ': >\"$attempt/terminate\"'", "Slurm's early warning ends the run at once", True),
     F("templates/batch.sh.j2", '[ -s "$own" ] && read -r status <"$own"', ":", "a kill for memory replaces the script's own exit status", True),
     F("templates/batch.sh.j2", '"-${{ role | comment }}"{% endfor %} 2>/dev/null', '{% if loop.first %}"-${{ role | comment }}"{% endif %}{% endfor %} 2>/dev/null', "workers outlive a run whose supervisor was killed", True),
     F("templates/image.sh", '*--no-eval*) set -- --no-eval "$@" ;;', "*--no-eval*) ;;", "an image runs what stands between a variable's backquotes", True),

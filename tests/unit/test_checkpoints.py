@@ -259,6 +259,20 @@ def test_the_margin_grows_with_the_cost_of_a_save(run: RunPaths, monkeypatch: py
     assert requests(run, job__time_limit=120).lead == 60.0
 
 
+@pytest.mark.parametrize(("limit", "near"), [(60, True), (3600, False)])
+def test_a_short_job_knows_its_limit_though_slurm_s_signal_came_before_it(
+    run: RunPaths, monkeypatch: pytest.MonkeyPatch, limit: int, near: bool
+) -> None:
+    """Slurm sends it once, and up to a minute early; in a long job a limit that was moved counts, which only Slurm knows."""
+    for name in ("SLURM_JOB_END_TIME", "HPCML_BATCH", "HPCML_ALLOCATION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HPCML_BEGAN", str(int(time.time()) - limit + 20))
+    found = requests(run, job__time_limit=limit, job__signal_lead=30.0)
+    found.check("driver")
+    assert found.time_limit_near == near
+    assert run.attempt(0).time_limit.exists() == near
+
+
 def test_a_cancellation_counts_though_the_time_limit_is_near(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one machine, where nothing else ends a run before its limit; and though the script has seen it first."""
     monkeypatch.delenv("HPCML_BATCH", raising=False)
