@@ -7,6 +7,10 @@ where they are missing: in an elastic cluster's job, in the survey's, and for wh
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
+
+_PMI = re.compile("PMI_|PMI2_|PMIX_(?!MCA_)")
 
 
 def job_id() -> str:
@@ -42,6 +46,14 @@ def requested_memory(cpus: int) -> int:
 def end_time() -> float:
     """Return when the job reaches its time limit, in seconds since 1970; infinite if the scheduler is silent."""
     return float(os.environ.get("SLURM_JOB_END_TIME") or "inf")  # Slurm 22.05 does not set it
+
+
+def without_pmi(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return variables without Slurm's own for MPI: a process that is not Slurm's task would join as another one.
+
+    Slurm sets them where a site's default is a kind of PMI. What configures PMIx (``PMIX_MCA_``) stays.
+    """
+    return {name: value for name, value in variables.items() if not _PMI.match(name)}
 
 
 def task_variables(*, rank: int, local: int, node: int, each: int, nodes: int) -> dict[str, str]:

@@ -32,7 +32,8 @@ place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 names = ("PROCID", "NTASKS", "LOCALID", "NODEID", "STEP_NUM_TASKS")
 me = {"rank": [rank, size, int(os.environ["LOCAL_RANK"]), int(os.environ["NODE_RANK"]), size],
       "slurm": [int(os.environ["SLURM_" + name]) for name in names], "host": os.uname().nodename,
-      "processors": len(os.sched_getaffinity(0)), "place": place, "interface": os.environ["NCCL_SOCKET_IFNAME"]}
+      "processors": len(os.sched_getaffinity(0)), "place": place, "interface": os.environ["NCCL_SOCKET_IFNAME"],
+      "pmi": [name for name in os.environ if name.startswith(("PMI", "PMIX"))]}
 if rank:
     while True:
         try:
@@ -119,6 +120,13 @@ def test_eight_ranks_on_four_nodes_are_one_world(cluster: Cluster) -> None:
     assert not ranks[0]["place"][0].startswith("127.")
     assert not answer["in_use"]
     assert len({one["interface"] for one in ranks.values()}) == 1
+
+
+def test_a_site_s_own_pmi_is_not_the_ranks_own(cluster: Cluster) -> None:
+    """Where MpiDefault or SLURM_MPI_TYPE is a kind of PMI, each agent is a task of MPI."""
+    library(cluster, "pmix")
+    options = (*SMALL, "--ranks", "2", "--set", 'slurm.srun_extra=["--mpi=pmix"]')
+    assert [one["pmi"] for one in met(cluster.submit(MEET, *options))["ranks"]] == [[]] * 4
 
 
 def test_a_name_that_means_another_host_does_not_matter(cluster: Cluster) -> None:

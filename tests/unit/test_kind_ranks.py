@@ -162,6 +162,8 @@ def test_a_rank_has_the_variables_of_torchrun_and_of_slurm(monkeypatch: pytest.M
     made = job.task_variables(**numbers)
     assert [made[f"SLURM_{name}"] for name in ("PROCID", "LOCALID", "NTASKS", "STEP_TASKS_PER_NODE")] == [
         "3", "1", "4", "2(x2)"]  # fmt: skip
+    slurms = {"PMIX_RANK": "0", "PMI_FD": "3", "PMI2_LIBRARY": "x"}
+    assert job.without_pmi({**slurms, "PMIX_MCA_gds": "hash"}) == {"PMIX_MCA_gds": "hash"}
 
 
 def test_a_user_s_own_value_wins_unless_it_cannot_work() -> None:

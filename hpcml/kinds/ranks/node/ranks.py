@@ -174,7 +174,7 @@ class Ranks:
 
     def _variables(self, world: World, rank: int, threads: int, error: Path) -> dict[str, str]:
         """Return all variables of a rank's process; ``error`` is the file for the error that ends a script."""
-        environment = variables_of_script(self.context, os.environ, error)
+        environment = variables_of_script(self.context, job.without_pmi(os.environ), error)
         torch_error = str(self.context.attempt.directory / f"torch-error-{rank}.json")
         own = of_rank(world, rank, interface=self.interface, threads=threads, errors=torch_error)
         own |= {TOKEN: self.token} if TOKEN in own else {}
