@@ -89,6 +89,13 @@ if len(sys.argv) > 2 and rank.value == 3: os._exit(int(sys.argv[2]))
 if len(sys.argv) > 2: time.sleep(1000)
 mpi.MPI_Finalize()
 """
+# Ranks 0 to 2 end well; rank 3 waits for them (torchx#479).
+BARRIER = """
+import os, socket
+def barrier():
+    socket.create_server(("", 0)).accept()
+if os.environ["RANK"] == "3": barrier()
+"""
 WAITS = "import time\nprint('here', flush=True)\ntime.sleep(1000)\n"
 
 
@@ -185,6 +192,16 @@ def test_a_rank_that_ends_well_ends_nobody(cluster: Cluster) -> None:
     assert (directory / "out/whole").exists()
 
 
+def test_a_rank_that_waits_for_ranks_that_ended_is_named(cluster: Cluster) -> None:
+    """Slurm would keep the nodes until the time limit; the stack that `why` quotes comes from the other node."""
+    options = (*MPI, "--set", "deadlines.idle=8s", "--env", "GLOO_SOCKET_IFNAME=^lo")
+    run = cluster.submit(BARRIER, *options)
+    assert run.code == errors.IDLE, run.err
+    assert "GLOO_SOCKET_IFNAME" in " ".join(run.status["warnings"]), run.status
+    why = cluster.run("hpcml", "why", run.directory.name).stdout
+    assert "barrier: rank 3 (n2)" in why
+
+
 def test_a_lost_agent_and_a_killed_rank_are_named(cluster: Cluster) -> None:
     _, directory = cluster.detach(WAITS, *FOUR)
     cluster.wait_event(directory, "ranks-running")
@@ -211,6 +228,12 @@ def test_another_account_gets_no_word_in(cluster: Cluster) -> None:
             assert done.stdout.strip() == "0" or "reset" in done.stderr, (done.stdout, done.stderr)
     read = cluster.run("cat", str(directory / "attempts/0/secret/ranks.key"), node="n2", user="mallory")
     assert "Permission denied" in read.stderr
-    assert cluster.run("hpcml", "status", directory.name, "--json").returncode == 0
+
+    def both_wait_in_the_script() -> bool:
+        groups = json.loads(cluster.run("hpcml", "stacks", directory.name, "--json").stdout)["groups"]
+        waits = [[one["name"] for one in group["processes"]] for group in groups if "<module>" in group["place"]]
+        return waits == [["rank 0", "rank 1"]]
+
+    assert wait_for(both_wait_in_the_script, 60), cluster.run("hpcml", "stacks", directory.name).stdout
     cluster.run("hpcml", "cancel", directory.name)
     assert cluster.wait_status(directory)["exit_status"] == errors.CANCELLED

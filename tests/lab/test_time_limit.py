@@ -23,9 +23,21 @@ pytestmark = [pytest.mark.lab, pytest.mark.beside(at_once=8)]
 UNTIL_TOLD = CONNECT + "while not hpcml.run.should_stop():\n    time.sleep(0.2)\n"
 STAYS = UNTIL_TOLD + "print('told', flush=True)\ntime.sleep(300)\n"
 HEEDS = UNTIL_TOLD + "print('stopped in time')\n"
+# Each rank saves; its loaders are forks of it and must not save too (EgoVerse#621).
+SAVES_ONCE = """
+import multiprocessing, os, time
+import hpcml
+def save():
+    with (hpcml.run.out / os.environ["RANK"]).open("a") as file: file.write(f"{os.getpid() - main}\\n")
+main = os.getpid()
+hpcml.run.on_stop(save)
+with multiprocessing.get_context("fork").Pool(2) as pool: pool.map(time.sleep, [1000, 1000])
+"""
 TOLD_BEFORE = ("--set", "slurm.signal_lead=30s")
 # The four that wait for their limit share two nodes, the others have the other two.
 LIMITED = ("--nodes", "2", "--nodelist", "n3,n4", "--cpus-per-node", "2", "--memory-per-node", "900M", "--time", "1")
+RANKS = ("--ranks", "1", "--nodes", "2", "--nodelist", "n1,n2", "--cpus-per-node", "2", "--memory-per-node", "900M",
+         "--time", "1")  # fmt: skip
 SALLOC = ("salloc", "--quiet", "--nodes=2", "--nodelist=n3,n4", "--ntasks-per-node=1", "--cpus-per-task=2", "--mem=900M",
           "--time=1")  # fmt: skip
 
@@ -65,6 +77,14 @@ def test_a_script_that_heeds_the_time_limit_ends_well(cluster: Cluster) -> None:
     assert heeds.code == 0, heeds.err
     assert "stopped in time" in heeds.out
     assert slurm_exit(cluster, heeds.directory) == "COMPLETED 0:0"
+
+
+def test_each_rank_saves_once_before_the_time_limit(cluster: Cluster) -> None:
+    """Slurm's signal reaches the ranks' main processes of every node, never their loaders."""
+    saves = cluster.submit(SAVES_ONCE, *RANKS, *TOLD_BEFORE, timeout=200)
+    assert saves.code == errors.STOPPED, saves.err
+    assert saves.status["message"] == errors.MEANING[errors.STOPPED]
+    assert [(saves.directory / "out" / rank).read_text() for rank in "01"] == ["0\n", "0\n"]
 
 
 def at_rest(pids: list[int]) -> bool:

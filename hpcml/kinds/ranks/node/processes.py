@@ -379,6 +379,8 @@ class Ranks:
 
     def describe_end(self, status: int) -> str:
         """Return how the script ended, with the rank that failed first."""
+        if not self.failures and status == errors.STOPPED:
+            return errors.MEANING[status]
         if not self.failures:
             return f"{'all ranks' if status == 0 else 'rank 0'} exited with status {status}"
         rank, end = self.failures[0]
