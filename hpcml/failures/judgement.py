@@ -61,6 +61,7 @@ _PASSED_ON = (
     "StopAsyncIteration",
     "RemoteTraceback",
     "_RemoteTraceback",
+    "JaxStackTraceBeforeTransformation",  # the traceback of the error that it causes
 )
 _TRIED = ("ImportError", "ModuleNotFoundError", "KeyError", "AttributeError", "FileNotFoundError", *_PASSED_ON)
 _NOT_REBUILT = re.compile(r"function takes exactly \d+ arguments? \(\d+ given\)")  # type(error)(text) of a UnicodeError
@@ -357,8 +358,7 @@ def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
     chain = [f"{one.get('type')}: {one.get('message')}".rstrip(": ") for one in errors_of_chain]
     file, number = str(case.error.get("file") or ""), case.error.get("line")
     when = case.times.get("driver-ended", 0.0)
-    # in one line: the first line of a library's message often tells too little
-    shown = [" ".join(filter(None, map(str.strip, text.split("\n"))))[:_TOLD] for text in chain]
+    shown = [_in_one_line(text)[:_TOLD] for text in chain]
     lines = [Line(text, SCRIPT, f"logs/{SCRIPT}.log", 0, when) for text in shown]
     if case.last_error and case.last_error.text.endswith(chain[0].split("\n")[0][:_TOLD]):
         lines[0] = lines[0]._replace(number=case.last_error.number)
@@ -396,6 +396,16 @@ def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
     nodes = dict.fromkeys(one.line.node for one in hits if one.rule.name == "task-error" and one.groups[0] == name)
     line = line._replace(text=f"{line.text}{place}")
     return Cause(clause, short, True, "script-error", remedy, Retry.NONE, (line,), later, 1, tuple(nodes))
+
+
+def _in_one_line(text: str) -> str:
+    """Return a message in one line, because a library's first line often says too little; without a traceback in it."""
+    kept, in_traceback = [], False
+    for line in text.split("\n"):
+        head, begins, _ = line.partition("Traceback (most recent call last):")
+        in_traceback = bool(begins) or (in_traceback and line.startswith(" "))
+        kept += [head.strip()] if begins or not in_traceback else []
+    return " ".join(filter(None, kept))
 
 
 def _beginning(chain: Sequence[Mapping[str, Any]], hit_by_error: Mapping[int, Hit]) -> int:

@@ -243,7 +243,7 @@ def _write_down(error: BaseException | None, described: TracebackException, libr
     while error is not None and len(chain) < 10:
         one = {
             "type": type(error).__name__,
-            "message": _message(error)[:_LONGEST],
+            "message": _shortened(_message(error)),
             "name": getattr(error, "name", None),
         }
         chain.append({**one, "handled": handled, "no_files": _without_files(error), "hides": _hides(error, library),
@@ -273,6 +273,12 @@ def _message(error: BaseException) -> str:
         except TypeError:  # other arguments than Python's own
             return ""
     return str(error)
+
+
+def _shortened(text: str) -> str:
+    """Return the beginning and the end of a long text: a message that holds a traceback ends with the error."""
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]}\n {text[-half:]}"
 
 
 def _hides(error: BaseException, library: _StandardLibrary) -> str:
