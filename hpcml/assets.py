@@ -88,7 +88,8 @@ def node_archive() -> bytes:
     import zlib
 
     names = node_side()
-    states = [(name, state.st_mtime_ns, state.st_size) for name in names if (state := (_PACKAGE.parent / name).stat())]
+    parts = (*names, *RENAMED.values(), "hpcml/assets.py")
+    states = [(name, state.st_mtime_ns, state.st_size) for name in parts if (state := (_PACKAGE.parent / name).stat())]
     folder, prefix = _PACKAGE / "__pycache__", f"lib.{sys.implementation.cache_tag}."
     kept = folder / f"{prefix}{zlib.crc32(repr(states).encode()):08x}.zip"
     with contextlib.suppress(OSError):

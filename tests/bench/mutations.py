@@ -7,14 +7,16 @@ The faults are in ``planted_faults.py``. All of this works in a second checkout 
     tests/bench/mutations.py try /tmp/second [TIER ...]        each fault against the tests that reach it
 
 ``record`` writes which faults each test reached, in whatever process, into ``reached.json`` of the checkout. ``try`` asks
-the cheapest tier first, in it the shortest tests first, until one test fails; of faults that cross processes it goes on
+the cheapest tier first, in it the likeliest tests first, until one test fails; of faults that cross processes it goes on
 with the next tiers. ``docs/benchmarks/mutations.json`` is what it wrote. It ends with 1 if a fault was not noticed.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
+import math
 import os
 import re
 import signal
@@ -24,7 +26,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ from tests import run_tiers
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs/benchmarks/mutations.json"
 REACHED = "reached.json"
+LAST = "noticed.txt"  # what pytest wrote of the last test that failed
 TIERS = {
     "unit": 120.0,
     "cli": 90.0,
@@ -156,13 +159,17 @@ def try_one(checkout: Path, fault: Fault, tiers: Iterable[str], known: dict[str,
             asked[tier] = len(tests)
             if tests and (found := failing(checkout, tests)):
                 noticed[tier] = found
+    for tier in tiers:  # a test that fails without the fault too has not noticed it
+        if tier in noticed and noticed[tier] in candidates(checkout, fault, tier):
+            noticed |= {tier: ""} if failing(checkout, [noticed[tier]]) else {}
+    noticed = {tier: test for tier, test in noticed.items() if test}
     words = ", ".join(f"{tier}: {test}" for tier, test in noticed.items()) or f"NOT NOTICED {asked}"
     print(f"{time.monotonic() - start:5.1f} s  {fault.module}: {fault.breaks}: {words}", flush=True)
     return {**fault._asdict(), "noticed": noticed, "asked": asked}
 
 
 def candidates(checkout: Path, fault: Fault, tier: str) -> list[str]:
-    """Return the tests of a tier that reach a fault and passed, the shortest first, up to what the tier may cost."""
+    """Return the tests of a tier that reach a fault and passed, the likeliest first, up to what the tier may cost."""
     reached = json.loads((checkout / REACHED).read_text())
     number = FAULTS.index(fault)
     numbers = {number}
@@ -173,18 +180,42 @@ def candidates(checkout: Path, fault: Fault, tier: str) -> list[str]:
         numbers = {at for at, one in enumerate(FAULTS) if one.module.startswith(near)}
     tests = reached["tests"].items()
     able = [
-        (facts["seconds"], test)
+        (-round(likeness(checkout, fault, test)), facts["seconds"], test)
         for test, facts in tests
         if facts["tier"] == tier and facts["ended"] == "passed" and numbers & set(facts["hits"])
     ]
     left = TIERS[tier]
     chosen: list[str] = []
-    for seconds, test in sorted(able):
+    for _, seconds, test in sorted(able):
         left -= seconds
         if left < 0 and chosen:
             break
         chosen.append(test)
     return chosen
+
+
+def likeness(checkout: Path, fault: Fault, test: str) -> float:
+    """Return how much of what a fault changes and breaks a test speaks of: rare words count most."""
+    sources = functions(checkout / test.partition("::")[0])
+    of_test = words(test) | sources.get(test.rpartition("::")[2].partition("[")[0], set())
+    changed = words(f"{fault.was} {fault.becomes} {fault.breaks}")
+    count = len(sources) or 1
+    return sum(
+        math.log((1 + count) / (1 + sum(one in source for source in sources.values()))) for one in changed & of_test
+    )
+
+
+@cache
+def functions(path: Path) -> dict[str, set[str]]:
+    """Return the words of each function of a file of tests."""
+    text = path.read_text()
+    return {node.name: words(ast.get_source_segment(text, node) or "")
+            for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)}  # fmt: skip
+
+
+def words(text: str) -> set[str]:
+    """Return the words of a text in small letters, each without its ending."""
+    return {word.lower()[:6] for word in re.findall(r"[A-Za-z]{4,}", text)}
 
 
 @contextmanager
@@ -221,6 +252,8 @@ def failing(checkout: Path, tests: Sequence[str]) -> str:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             return "its deadline"
+    if process.returncode:
+        (checkout / LAST).write_text(text)
     found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.MULTILINE)
     if process.returncode and not found:
         return f"pytest itself: {text.strip().splitlines()[-1:]}"

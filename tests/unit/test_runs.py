@@ -196,11 +196,18 @@ def test_the_archive_is_kept_until_a_module_changes(tmp_path: Path) -> None:
     assert kept.read_bytes() == first
     kept.write_bytes(b"kept")
     assert made() == b"kept"
-    with (package / "units.py").open("a") as file:
-        file.write("# changed\n")
+    for name in ("units.py", "node/command_line.py"):  # the second one travels as hpcml/__main__.py
+        with (package / name).open("a") as file:
+            file.write("# changed\n")
+        changed = made()
+    with zipfile.ZipFile(io.BytesIO(changed)) as members:
+        for name in ("units.py", "__main__.py"):
+            assert members.read(f"hpcml/{name}").endswith(b"# changed\n")
+    with (package / "assets.py").open("a") as file:
+        file.write("RENAMED = {}\n")  # which names the modules of an archive have
     changed = made()
     with zipfile.ZipFile(io.BytesIO(changed)) as members:
-        assert members.read("hpcml/units.py").endswith(b"# changed\n")
+        assert "sitecustomize.py" not in members.namelist()
     (kept,) = package.glob("__pycache__/lib.*.zip")
     assert kept.read_bytes() == changed
 
