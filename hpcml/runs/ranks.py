@@ -20,7 +20,7 @@ from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import script_checks
 
-PAGE = "docs/ranks.md"
+PAGE = "hpcml help ranks"
 _LAUNCHER = re.compile(
     r"(?:mpirun|mpiexec)(?:\.(?:hydra|mpich|mpd|openmpi|slurm))?|"
     r"orterun|prterun|srun|torchrun|deepspeed|horovodrun|aprun|jsrun"
@@ -77,8 +77,11 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
     if not name:
         text = _shell_script(spec)
         match = _LINE_OF_A_LAUNCHER.search(text) if nodes > 1 else None
-        where = f"the program has a line with {match[1]}, and" if match else ""
-        return [f"{where} hpcml starts it once, on the first of {nodes} nodes ({PAGE})"] if match else []
+        if not match:
+            return []
+        workers = f"{made.inside.worker_count} Dask workers{', which use the GPUs' if made.inside.workers.gpu else ''}"
+        what = f"the program has a line with {match[1]}. hpcml starts it once, on the first of {nodes} nodes"
+        return [f"{what}, next to {workers}. For ranks, add --ranks and remove {match[1]}: {PAGE}"]
     several = bool((_OF_SRUN if name == "srun" else _SEVERAL_NODES).search(options))
     if nodes > 1 or several:
         where = f"on the first of {nodes} nodes" if nodes > 1 else "on one node"

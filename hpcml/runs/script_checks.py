@@ -112,10 +112,18 @@ def _other_language(script: Path, start: bytes) -> tuple[str, str] | None:
         return "a compiled program", f"Run it with: hpcml submit -- {_as_path(script)}."
     if (program := _interpreter(start)) and "python" not in program and script.suffix != ".py":
         direct = _as_path(script) if os.access(script, os.X_OK) else f"{program} {os.path.relpath(script)}"
-        return f"a script for {program}", f"Run it with: hpcml submit -- {direct}."
+        return f"a script for {program}", f"Run it with: hpcml submit -- {direct}.{_of_batch_script(start)}"
     if language := _LANGUAGES.get(script.suffix.lower()):
-        return language[0], f"Run it with: hpcml submit -- {language[1].format(os.path.relpath(script))}."
+        command = language[1].format(os.path.relpath(script))
+        return language[0], f"Run it with: hpcml submit -- {command}.{_of_batch_script(start)}"
     return None
+
+
+def _of_batch_script(start: bytes) -> str:
+    """Return what else to know of a file that has lines for sbatch."""
+    if not re.search(rb"^#SBATCH\s", start, re.MULTILINE):
+        return ""
+    return " Its #SBATCH lines apply. To convert it to hpcml: hpcml help from-batch-scripts."
 
 
 def _as_path(script: Path) -> str:

@@ -57,7 +57,10 @@ def script_request(given: dict[str, Any], arguments: list[str], parser: Argument
     first = 1 if arguments[0] in ("-m", "--") and arguments[1:] else 0  # the words before the name
     if arguments[first + 1 : first + 2] == ["--"] and arguments[0] != "--":
         arguments = [*arguments[: first + 1], *arguments[first + 2 :]]  # all that follows is the script's
-    origins = script_lines.lay_below(given, here / arguments[first], parser)
+    file = here / arguments[first]
+    if arguments[0] == "--" and arguments[2:] and programs.stays(programs.named(arguments, here)[0], here):
+        file = here / arguments[2]  # as in: bash job.sh
+    origins = script_lines.lay_below(given, file, parser)
     return request_of(given, programs.code(arguments, here))._replace(origins=origins)
 
 

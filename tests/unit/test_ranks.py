@@ -139,7 +139,7 @@ def test_a_launcher_starts_nothing_on_several_nodes(tmp_path: Path, words: tuple
         "Leave out" if words[1] in ("srun", "mpiexec.hydra", "deepspeed") else "Add --ranks node."
     ) in caught.value.hint
     (told,) = check_program(tmp_path, 1, *words)
-    assert "starts its processes on the first node, next to the run's workers (docs" in told
+    assert "starts its processes on the first node, next to the run's workers (hpcml help ranks)" in told
 
 
 def test_a_launcher_on_gpus_is_told_of_the_workers_pool(tmp_path: Path) -> None:
@@ -187,5 +187,6 @@ def test_other_programs_are_not_launchers(tmp_path: Path) -> None:
     for by in ((), ("bash",)):
         whole: tuple[str, ...] = (*by, "./run.sh")
         (told,) = check_program(tmp_path, 2, "--", *whole)
-        assert told.startswith("the program has a line with srun, and hpcml starts it once, on the first of 2 nodes")
+        assert told.startswith("the program has a line with srun. hpcml starts it once, on the first of 2 nodes")
+        assert told.endswith(f"next to 2 Dask workers. For ranks, add --ranks and remove srun: {ranks.PAGE}")
         assert check_program(tmp_path, 1, "--", *whole) == []

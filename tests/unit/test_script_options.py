@@ -10,6 +10,7 @@ import pytest
 from hpcml.cli import commands, submit
 from hpcml.errors import UsageError
 from hpcml.request.record import NOT_SAID, RunRequest
+from hpcml.runs import script_checks
 
 TEXT = """#!/usr/bin/env python
 # A script of mine.
@@ -90,6 +91,21 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, says: str) -> None:
     assert says in str(caught.value)
     if "sbatch" not in line:
         assert "line 1 of train.py" in str(caught.value)
+
+
+@pytest.mark.parametrize("program", [("bash",), ("./job.sh",), ("/bin/bash",)])
+def test_the_lines_of_a_batch_script_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=2 --gpus-per-node=4\nhostname\n")
+    options = commands.build_parser("submit").parse_args([])
+    options.caller, options.script_words = None, ["--", *program, "job.sh"]
+    spec = submit.script_spec(options)
+    assert (spec.size.nodes, spec.size.gpus_per_node) == (2, 4)
+    with pytest.raises(UsageError, match="not Python") as caught:
+        script_checks.check_file(tmp_path / "job.sh")
+    assert "hpcml submit -- bash job.sh. Its #SBATCH lines apply." in caught.value.hint
 
 
 def test_a_script_without_such_lines_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
