@@ -8,7 +8,10 @@ from typing import Self
 
 # Nine digits at most: beyond that no number is meant, and Python refuses to convert some thousands.
 _LIMIT = re.compile(r"(?:(?P<days>[0-9]{1,9})-)?(?P<a>[0-9]{1,9})(?::(?P<b>[0-9]{1,2}))?(?::(?P<c>[0-9]{1,2}))?")
-_WORDED_TIME = re.compile(r"(?:([0-9]{1,9})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m(?:in)?)?(?:([0-9]{1,9})s)?")
+_WORDED_TIME = re.compile(
+    r"(?:([0-9]{1,9})w)?(?:([0-9]{1,9})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m(?:in)?)?(?:([0-9]{1,9})s)?"
+)
+_UNITS = (7 * 86400, 86400, 3600, 60, 1)  # seconds, in the order of _WORDED_TIME
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?s?")
 _MEMORY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(?:([KMGT])i?B?|(B))?", re.IGNORECASE)
 MEMORY_EXPONENT = {"": 2, "B": 0, "K": 1, "M": 2, "G": 3, "T": 4}  # powers of 1024; without a unit it is MiB
@@ -21,7 +24,7 @@ def parse_time_limit(text: str) -> int:
     """Return a time limit in seconds from Slurm's notation or from words.
 
     Slurm's forms are ``MINUTES``, ``MM:SS``, ``HH:MM:SS``, ``D-HH``, ``D-HH:MM`` and ``D-HH:MM:SS`` (sbatch(1),
-    ``--time``); ``90m``, ``2h`` and ``1d12h`` are accepted beside them.
+    ``--time``); ``90m``, ``2h``, ``1d12h`` and ``1w`` are accepted beside them.
 
     Raises
     ------
@@ -41,8 +44,7 @@ def parse_time_limit(text: str) -> int:
         if second > 59 or third > 59:
             raise ValueError(f"'{text}' has more than 59 minutes or seconds")
     elif text and (match := _WORDED_TIME.fullmatch(text)):
-        days, hours, minutes, rest = (int(part or 0) for part in match.groups())
-        seconds = days * 86400 + hours * 3600 + minutes * 60 + rest
+        seconds = _worded_seconds(match)
     else:
         raise ValueError(f"'{text}' is not a time limit; write 30 (minutes), 2:00:00, 1-12:00:00, 90m or 2h")
     if seconds == 0:
@@ -58,7 +60,7 @@ def format_time_limit(seconds: int) -> str:
 
 
 def parse_seconds(text: str) -> float:
-    """Return a duration in seconds from ``20``, ``1.5s``, ``2m`` or ``1h30m`` (a bare number is seconds).
+    """Return a duration in seconds from ``20``, ``1.5s``, ``2m``, ``1h30m`` or ``1w`` (a bare number is seconds).
 
     Raises
     ------
@@ -70,9 +72,12 @@ def parse_seconds(text: str) -> float:
         return float(text.rstrip("s"))
     match = _WORDED_TIME.fullmatch(text)
     if not text or match is None:
-        raise ValueError(f"'{text}' is not a duration; write 20s, 2m or 1h30m")
-    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
-    return float(days * 86400 + hours * 3600 + minutes * 60 + rest)
+        raise ValueError(f"'{text}' is not a duration; write 20s, 2m, 1h30m, 7d or 1w")
+    return float(_worded_seconds(match))
+
+
+def _worded_seconds(match: re.Match[str]) -> int:
+    return sum(int(part or 0) * unit for part, unit in zip(match.groups(), _UNITS, strict=True))
 
 
 def format_seconds(seconds: float) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcml import files, units
-from hpcml.cli import common
+from hpcml.cli import common, ls
 from hpcml.errors import HpcmlError, StorageError, UsageError
 from hpcml.runs import directories
 from hpcml.terminal import note, say, say_fitted
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from hpcml.runs import handle
 
-_LIMITS = ("older_than", "larger_than", "keep", "until_free")  # of what rm removes
+_RULES = ("name", "older_than", "larger_than", "failed", "keep", "until_free")  # of what rm removes
 
 
 # -- cancel ------------------------------------------------------------------------------------------------------------
@@ -150,7 +150,8 @@ def add_rm_options(parser: ArgumentParser) -> None:
         "Slurm about."
     )
     parser.add_argument("run", metavar="RUN", nargs="*", help=common.RUN)
-    parser.add_argument("--older-than", metavar="TIME", help="runs older than this, e.g. 30d, 12h")
+    ls.add_name(parser)
+    parser.add_argument("--older-than", metavar="TIME", help="runs older than this, e.g. 30d, 1w, 12h")
     parser.add_argument("--larger-than", metavar="SIZE", help="runs of at least this size, e.g. 500M, 2G")
     parser.add_argument("--failed", action="store_true", help=common.FAILED)
     parser.add_argument("--keep", metavar="N", help="keep the newest N runs; 0 keeps none")
@@ -167,10 +168,13 @@ def add_rm_options(parser: ArgumentParser) -> None:
 
 def run_rm(options: Namespace) -> int:
     """Show what would be removed, how old and how large it is, ask, and remove it."""
-    if bool(options.run) == (options.failed or any(getattr(options, name) is not None for name in _LIMITS)):
-        hint = (
-            "Name runs, or add --older-than 30d, --larger-than 2G, --failed, --keep 20, --until-free 500G or several."
-        )
+    given = {f"--{name.replace('_', '-')}": getattr(options, name) for name in _RULES}
+    rules = [word if value is True else f"{word} {value}" for word, value in given.items() if value not in (None, False)]
+    if options.run and rules:
+        message = f"RUN and {' '.join(rules)} exclude each other"
+        raise UsageError(message, place="hpcml rm", hint="Name runs, or use options.")
+    if not (options.run or rules):
+        hint = "Name runs, or add --name PATTERN, --older-than 30d, --failed, --keep 20 or several."
         raise UsageError("The command does not say which runs to remove", place="hpcml rm", hint=hint)
     least, wanted = _size(options.larger_than, "--larger-than"), _size(options.until_free, "--until-free")
     folder = common.runs_folder(options)
@@ -203,7 +207,8 @@ def run_rm(options: Namespace) -> int:
         verb = "stays" if len(staying) == 1 else "stay"
         stay = f"; {units.counted(len(staying), 'run')} {verb}" if options.run and staying else ""
         done = "Without --dry-run, hpcml would remove" if options.dry_run else "Removed"
-        say(f"{done} {summary}{stay}." if sizes or rests else "Nothing was removed.", sys.stderr)
+        nothing = "Nothing was removed." if options.run else f"No ended run matches {' '.join(rules)}."
+        say(f"{done} {summary}{stay}." if sizes or rests else nothing, sys.stderr)
     return 1 if options.run and staying else 0
 
 
@@ -212,6 +217,10 @@ def _named(folder: Path, names: Sequence[str]) -> tuple[list[Path], dict[str, st
     from hpcml.runs import handle
 
     runs = [directories.find(folder, name) for name in names]
+    for name, run in zip(names, runs, strict=True):
+        if others := [one for one in directories.ids(folder) if one != run.id and directories.name_of(one) == name]:
+            have = "have" if len(others) > 1 else "has"
+            note(f"'{name}' means {run.id}, its newest run; {len(others)} more {have} this name (--name {name})")
     standings = handle.standings(list({run.id: run for run in runs}.values()))
     staying = {one.run.id: _why_alive(one) for one in standings if one.alive}
     return [one.run.paths.directory for one in standings if not one.alive], staying
@@ -223,7 +232,8 @@ def _matching(folder: Path, options: Namespace) -> tuple[list[Path], dict[str, s
 
     before = time.time() - _seconds(options.older_than, "--older-than")
     keep = 0 if options.keep is None else common.whole(options.keep, "--keep")
-    old = directories.newest(folder, directories.ids(folder))[: -keep or None]
+    named = [one for one in directories.ids(folder) if ls.is_named(directories.name_of(one), options.name or "*")]
+    old = directories.newest(folder, named)[: -keep or None]
     standings = handle.standings(_loaded(folder, old, before))
     runs = [one for one in standings if one.status and one.status.failed] if options.failed else standings
     ended = [one.run.paths.directory for one in runs if not one.alive]
@@ -242,6 +252,8 @@ def _taken(ended: Sequence[Path], least: int, missing: float | None) -> dict[Pat
 
 
 def _why_alive(one: handle.Standing) -> str:
+    if one.status and one.status.over and not one.problem:
+        return "its job is still ending: try again in a minute"
     return one.problem or (one.status.message if one.status else "") or "it has not ended"
 
 

@@ -39,11 +39,16 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--last", default="20", metavar="N", help="number of runs, newest last (default: 20)")
     parser.add_argument("--all", action="store_true", help="all runs")
     parser.add_argument("--failed", action="store_true", help=common.FAILED)
-    parser.add_argument("--since", metavar="WHEN", help="runs submitted since 7d, 12h or 2026-11-20")
-    parser.add_argument("--name", metavar="PATTERN", help="runs with this name, or a shell pattern: 'kmeans*'")
+    parser.add_argument("--since", metavar="WHEN", help="runs submitted since 7d, 1w, 12h or 2026-11-20")
+    add_name(parser)
     parser.add_argument(
         "--grep", default="", metavar="TEXT", help="runs with this text in id, name or command (any case)"
     )
+
+
+def add_name(parser: ArgumentParser) -> None:
+    """Add the option that chooses runs by their names."""
+    parser.add_argument("--name", metavar="PATTERN", help="runs with this name, or a shell pattern: 'kmeans*'")
 
 
 def run(options: Namespace) -> int:
@@ -89,12 +94,12 @@ def _chosen(options: Namespace, run_ids: Sequence[str]) -> list[str]:
     return [
         run_id
         for run_id in run_ids
-        if (pattern is None or _is_named(directories.name_of(run_id), pattern))
+        if (pattern is None or is_named(directories.name_of(run_id), pattern))
         and (not since or (directories.submitted_at(run_id) or 0) >= since)
     ]
 
 
-def _is_named(name: str, pattern: str) -> bool:
+def is_named(name: str, pattern: str) -> bool:
     """Whether a run has a name; that of its script, ``train.py``, may be given too."""
     return any(fnmatch.fnmatchcase(name, one) for one in (pattern, pattern.removesuffix(".py")))
 
@@ -107,7 +112,7 @@ def _no_match(options: Namespace, run_ids: Sequence[str]) -> str:
         if (value := getattr(options, option))
     ]
     names = list(dict.fromkeys(map(directories.name_of, reversed(run_ids))))
-    if options.name is None or any(_is_named(name, options.name) for name in names):
+    if options.name is None or any(is_named(name, options.name) for name in names):
         return f"No run matches {' '.join(given)}."
     near = nearest(options.name, names)
     hint = did_you_mean(near and f"--name {near}", f"Names of runs: {', '.join(names[:4])}.")

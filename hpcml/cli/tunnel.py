@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import html
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -89,9 +90,16 @@ def _bridge(options: Namespace, run: directories.Run) -> int:
     common.end_by_signals()
     shown = _Shown(options, ssh.places().files)
     tunnel = Tunnel(run, request, _say, shown.show)
-    return _until_its_end(
-        tunnel, shown, lambda: f"The tunnel is closed. The run continues. Again: hpcml tunnel {run.id}."
-    )
+    return _until_its_end(tunnel, shown, lambda: _again(options, run.id))
+
+
+def _again(options: Namespace, run: str, host: str = "") -> str:
+    """Return how to open a tunnel again that the user closed, with the same options."""
+    words = ["hpcml", "tunnel", *(["--host", host] if host else [])]
+    words += ["--service", options.service] if options.service != "dashboard" else []
+    words += [word for name in ("port", "route") if (text := getattr(options, name)) for word in (f"--{name}", text)]
+    words += ["--open"] if options.open else []
+    return f"The tunnel is closed. The run continues. To open it again: {shlex.join([*words, run])}"
 
 
 def _until_its_end(tunnel: Tunnel, shown: _Shown, closed: Callable[[], str]) -> int:
@@ -153,8 +161,7 @@ def _keep(options: Namespace, login: Login) -> int:
         return ssh.warning(certificates, ends, time.time(), login.renew)
 
     def closed() -> str:
-        name = tunnel.latest.run if tunnel.latest else options.run
-        return f"The tunnel is closed. The run continues. Open it again: hpcml tunnel --host {login.host} {name}."
+        return _again(options, tunnel.latest.run if tunnel.latest else options.run, login.host)
 
     shown.warning = warning_now
     return _until_its_end(tunnel, shown, closed)

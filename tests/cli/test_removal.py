@@ -63,6 +63,7 @@ def test_a_run_that_may_be_alive_stays(world: World) -> None:
     done = world.run("rm", "waiting", "ending", "gone", "--yes")
     assert done.returncode == 1
     assert done.stderr.count("stays, because it may still be active") == 2
+    assert "(its job is still ending: try again in a minute)" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("Removed 1 run, ")
     assert done.stderr.splitlines()[-1].endswith("; 2 runs stay.")
     assert world.left() == sorted([waiting.name, ending.name])
@@ -83,8 +84,19 @@ def test_by_age_and_by_failure(world: World) -> None:
     assert json.loads(world.run("rm", "--failed", "--older-than", "30d", "--yes", "--json").stdout)["removed"] == []
     assert [row["run"] for row in json.loads(world.run("ls", "--failed", "--json").stdout)] == [failed.name]
     assert json.loads(world.run("rm", "--failed", "--yes", "--json").stdout)["removed"] == [failed.name]
-    assert world.run("rm", "--failed", "--keep", "0").stderr == "Nothing was removed.\n"
+    assert world.run("rm", "--failed", "--keep", "0").stderr == "No ended run matches --failed --keep 0.\n"
     assert world.left() == sorted([kept.name, cancelled.name])
+
+
+def test_by_name(world: World) -> None:
+    older, newer, other = ended(world, "a"), ended(world, "a"), ended(world, "b")
+    done = world.run("rm", "--dry-run", "a")
+    assert f"'a' means {newer.name}, its newest run; 1 more has this name (--name a)" in done.stderr
+    done = world.run("rm", "a", "--older-than", "1w")
+    assert (done.returncode, "RUN and --older-than 1w exclude each other" in done.stderr) == (errors.USAGE, True)
+    assert json.loads(world.run("rm", "--name", "a", "--keep", "1", "--yes", "--json").stdout)["removed"] == [older.name]
+    assert json.loads(world.run("rm", "--name", "a*", "--yes", "--json").stdout)["removed"] == [newer.name]
+    assert world.left() == [other.name]
 
 
 @pytest.mark.parametrize("words", [[], ["--older-than", "soon"], ["last", "--failed"], ["nosuch", "--yes"]])
@@ -181,7 +193,7 @@ def test_rm_by_age_size_and_number(world: World) -> None:
     assert taken("--older-than", "30d", "--keep", "2") == [old[0].name]
     assert taken("--keep", "0", "--older-than", "30d") == [old[2].name]
     assert world.left() == [kept.name]
-    assert world.run("rm", "--older-than", "30d").stderr == "Nothing was removed.\n"
+    assert world.run("rm", "--older-than", "30d").stderr == "No ended run matches --older-than 30d.\n"
 
 
 def test_rm_until_so_much_is_free(world: World, subtests: pytest.Subtests) -> None:

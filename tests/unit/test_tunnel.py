@@ -325,3 +325,12 @@ def test_a_page_with_the_token_goes_with_the_tunnel(
     printed = capsys.readouterr()
     assert printed.out == "http://127.0.0.1:8787/status\n", "others may read a file"
     assert "s3cret" not in printed.err
+
+
+def test_the_line_that_opens_it_again_has_the_same_options() -> None:
+    typed = Namespace(service="jupyter", port="9000", route="", open=True)
+    assert command._again(typed, RUN, "login").endswith(
+        f": hpcml tunnel --host login --service jupyter --port 9000 --open {RUN}"
+    )
+    typed = Namespace(service="dashboard", port="", route="", open=False)
+    assert command._again(typed, RUN).endswith(f": hpcml tunnel {RUN}")

@@ -12,7 +12,7 @@ from hpcml import units
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("30", 1800), ("90:30", 5430), ("1:02:03", 3723), ("2-0", 172800), ("1-12:30", 131400), ("1-12:00:05", 129605), ("90m", 5400),
-     ("90min", 5400), ("2h", 7200), ("1d12h", 129600), (" 5 ", 300), ("45s", 45)],
+     ("90min", 5400), ("2h", 7200), ("1d12h", 129600), ("1w", 604800), ("1w1d", 691200), (" 5 ", 300), ("45s", 45)],
 )  # fmt: skip
 def test_time_limits(text: str, seconds: int) -> None:
     assert units.parse_time_limit(text) == seconds
