@@ -169,7 +169,9 @@ def add_rm_options(parser: ArgumentParser) -> None:
 def run_rm(options: Namespace) -> int:
     """Show what would be removed, how old and how large it is, ask, and remove it."""
     given = {f"--{name.replace('_', '-')}": getattr(options, name) for name in _RULES}
-    rules = [word if value is True else f"{word} {value}" for word, value in given.items() if value not in (None, False)]
+    rules = [
+        word if value is True else f"{word} {value}" for word, value in given.items() if value not in (None, False)
+    ]
     if options.run and rules:
         message = f"RUN and {' '.join(rules)} exclude each other"
         raise UsageError(message, place="hpcml rm", hint="Name runs, or use options.")

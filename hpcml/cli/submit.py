@@ -91,7 +91,7 @@ def start(options: Namespace, spec: RunRequest) -> int:
     from hpcml.runs import submit as submission
 
     check_modes(options)
-    prepared = submission.prepare_request(spec, by_hand=options.prepare, learn=not options.dry_run)
+    prepared = submission.prepare_request(spec, by_hand=options.prepare, dry_run=bool(options.dry_run))
     tell_notes(prepared, seen=not (options.dry_run or options.check))
     if options.dry_run:
         show(options, prepared)

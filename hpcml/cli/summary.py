@@ -38,6 +38,7 @@ def show(prepared: Prepared, outlook: Sequence[tuple[str, str]]) -> None:
         ("processes", _processes(made)),
         ("image", made.inside.job.image) if made.inside.job.image else ("python", python),
         ("network", _network(made)),
+        *([("security", variables.OPEN)] if made.inside.kind == RANKS.name else []),
         *(("variables" if not number else "", text) for number, text in enumerate(_variables(made))),
         ("code", _code(prepared)),
         ("results", common.typed(paths.out, sys.stdout)),
@@ -92,7 +93,7 @@ def _network(made: Plan) -> str:
         return "none: all processes are on one machine"
     network = inside.network
     if inside.kind == RANKS.name:
-        return f"interface {network.interface}" if network.interface else "an address that all nodes reach"
+        return f"interface {network.interface}" if network.interface else "interface chosen on the nodes"
     protocol = "protocol chosen on the nodes" if network.protocol == "auto" else f"protocol {network.protocol}"
     interface = f", interface {network.interface}" if network.interface else ""
     is_checked = inside.gpus or network.protocol == "ucx" or network.interconnect == "rdma"
@@ -110,4 +111,5 @@ def _code(prepared: Prepared) -> str:
     module = spec.code.form is Form.MODULE
     count, left_out = snapshot.preview(spec.code.script, Path(prepared.plan.directory), rules, module=module)
     rest = f"; not copied: {snapshot.listed(left_out)}" if left_out else ""
-    return f"{counted(count, 'file')} of {common.typed(spec.code.script.resolve().parent, sys.stdout)} copied{rest}"
+    folder = common.typed(spec.code.script.resolve().parent, sys.stdout)
+    return f"would copy {counted(count, 'file')} of {folder}{rest}"

@@ -172,7 +172,7 @@ def _begin(options: Namespace) -> int:
     max_fails = None if options.max_fails is None else common.whole(options.max_fails, "--max-fails")
     jobs, name = _jobs(options), job_name(spec)
     spec = spec.changed(name=name, sweep=name, at_once=common.positive(options.at_once, "--at-once"))
-    prepared = runs_submit.prepare_request(spec, learn=not options.dry_run)
+    prepared = runs_submit.prepare_request(spec, dry_run=bool(options.dry_run))
     submit.tell_notes(prepared, seen=not options.dry_run)
     submission.check_worker_groups(prepared)
     if study:
@@ -182,6 +182,7 @@ def _begin(options: Namespace) -> int:
     asked = submission.Asked(max_fails, jobs, options.metric, options.maximize, study, key)
     if options.dry_run:
         _look_again(options, asked, prepared, planned, say_it=True)
+        say("Nothing was submitted.", sys.stderr)
         return 0
     agreed, told = options.yes, False
     while True:  # once, or twice where a question is asked: it holds up nobody else
@@ -213,7 +214,7 @@ def _look_again(
     chosen, more = submission.choose(prepared, planned, progress, options.only_failed)
     if more.spec != prepared.spec or more.settings:
         loaded = common.load_site(options.site or "", more.spec.code.cwd, [*(options.set or ()), *more.settings])
-        prepared = runs_submit.prepare(loaded, more.spec, run_id=prepared.plan.run_id)
+        prepared = runs_submit.prepare(loaded, more.spec, prepared.plan.run_id, dry_run=bool(options.dry_run))
     if say_it:
         _tell(prepared, planned, chosen, progress, more.words, min(asked.jobs, len(chosen)))
     if options.json and (options.dry_run or not chosen):

@@ -459,6 +459,11 @@ def _remedy(kind: str, text: str) -> str:
     return "See the traceback in the script's log: hpcml logs RUN."
 
 
+def with_run(remedy: str, run: str) -> str:
+    """Return a next step with the run's id in its command."""
+    return remedy.replace("hpcml logs RUN", f"hpcml logs {run}")
+
+
 # -- which line was written first, though each has the time of its own node's clock -----------------------------------
 
 

@@ -53,7 +53,7 @@ def reached(context: Context) -> str:
         more = f", and another may take {one:.3g}" if one else ""
         return f"{used:.3g} of --max-node-hours {settings.attempts.max_node_hours:g} are used{more}"
     if not settings.job.one_machine and not context.run.next_job.is_symlink():
-        return "the next job could not be queued (see hpcml logs RUN job)"
+        return f"the next job could not be queued (see hpcml logs {context.run.directory.name} job)"
     return ""
 
 

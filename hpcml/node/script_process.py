@@ -305,7 +305,16 @@ def next_step(context: Context) -> str:
         if hint := _hint(one, context.settings.job.image):
             return hint
     sweep = context.settings.points.sweep
-    return f"See the failed points: hpcml sweep status {sweep}" if sweep else ""
+    return f"{_failed_point(context)}See the failed points: hpcml sweep status {sweep}" if sweep else ""
+
+
+def _failed_point(context: Context) -> str:
+    """Return where the output of the first failed point is, empty if none failed."""
+    try:
+        logs = (files.read_json(context.attempt.points_end) or {}).get("logs")
+    except (OSError, ValueError):
+        return ""
+    return f"The first failed point's output is in {logs[0]}. " if logs else ""
 
 
 def _hint(error: dict[str, Any], image: str) -> str:

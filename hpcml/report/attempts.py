@@ -108,7 +108,8 @@ def ending_of(paths: RunPaths, attempt: AttemptPaths, kind: Kind, times: Mapping
     if judged is None:
         return Ending(end, next_step=end.hint)
     cause = cause_sentence(judged.what, evident=judged.known, occurrences=judged.occurrences, nodes=judged.nodes)
-    return Ending(end, cause, judged.evidence, judged.followed, judged.remedy or end.hint)
+    next_step = judgement.with_run(judged.remedy, paths.directory.name) or end.hint
+    return Ending(end, cause, judged.evidence, judged.followed, next_step)
 
 
 class Attempt(NamedTuple):

@@ -196,7 +196,9 @@ def check_program(program: Path, path: str | None, *, prepared: bool) -> None:
         raise UsageError(f"The program {problem}", place=str(program), hint=hint)
 
 
-def check_module_code(module: Path, python: str, *, image: bool = False, prepared: bool = False) -> list[str]:
+def check_module_code(
+    module: Path, python: str, *, image: bool = False, prepared: bool = False, dry_run: bool = False
+) -> list[str]:
     """Do what :func:`check_code` does for a module by its name, in the folder or in the environment.
 
     Raises
@@ -207,7 +209,7 @@ def check_module_code(module: Path, python: str, *, image: bool = False, prepare
     folder, parts = module.parent, module.name.split(".")
     stem = folder.joinpath(*parts)
     if file := module_file(module):
-        return check_code(file, folder, python, folder=folder, image=image, prepared=prepared)
+        return check_code(file, folder, python, folder=folder, image=image, prepared=prepared, dry_run=dry_run)
     if stem.is_dir():
         hint = "Name a module in it, or add a file __main__.py."
         raise ScriptError(f"The package {module.name} cannot be run: it has no __main__", place=str(stem), hint=hint)
@@ -227,7 +229,14 @@ def module_file(module: Path) -> Path | None:
 
 
 def check_code(
-    script: Path, base: Path, python: str, *, folder: Path | None = None, image: bool = False, prepared: bool = False
+    script: Path,
+    base: Path,
+    python: str,
+    *,
+    folder: Path | None = None,
+    image: bool = False,
+    prepared: bool = False,
+    dry_run: bool = False,
 ) -> list[str]:
     """Compile a script and the modules beside it that it imports, and look for the modules that they need.
 
@@ -243,6 +252,8 @@ def check_code(
         Whether that is inside an image, which is not asked here.
     prepared
         Whether the site loads modules or runs lines of its own before, which may change what is found.
+    dry_run
+        Whether nothing will be submitted: a missing module of the script is a note.
 
     Returns
     -------
@@ -276,7 +287,8 @@ def check_code(
     return (
         warnings
         if image
-        else warnings + _tell_missing(script, base, imports.needed, _Environment(python), certain=certain)
+        else warnings
+        + _tell_missing(script, base, imports.needed, _Environment(python), certain=certain, dry_run=dry_run)
     )
 
 
@@ -512,7 +524,7 @@ def _named_by_pth(folders: list[str]) -> list[str]:
 
 
 def _tell_missing(
-    script: Path, base: Path, needed: list[_Import], environment: _Environment, *, certain: bool
+    script: Path, base: Path, needed: list[_Import], environment: _Environment, *, certain: bool, dry_run: bool
 ) -> list[str]:
     """Return a note of the modules that are not found; a ScriptError where it is certain that the script ends there."""
     if not environment.readable:
@@ -529,9 +541,11 @@ def _tell_missing(
     missing = list({one.name: one for one in reversed(needed) if not certain_by_name[one.name]}.values())[::-1]
     if not missing:
         return notes
-    if certain and environment.certain and (script_imports := [one for one in missing if one.file == script]):
+    refused = certain and environment.certain
+    if refused and not dry_run and (script_imports := [one for one in missing if one.file == script]):
         first = script_imports[0]
-        how = f"Nothing was submitted. Install it, usually with: {sys.executable} -m pip install {first.name}"
+        install = f"Nothing was submitted. Install it, usually with: {sys.executable} -m pip install {first.name}"
+        how = f"{install}. To use another Python: --set runtime.python=…"
         if first.name in _CLUSTERS_ELSEWHERE:
             how = "It opens another cluster. Use Client() for the run's cluster."
         message = f"The script imports '{first.name}', which the run's environment lacks"
@@ -539,7 +553,8 @@ def _tell_missing(
     listed = ", ".join(f"{one.name} ({place(base, one.file, one.line)})" for one in missing[:_NOTED])
     more = f" and {len(missing) - _NOTED} more" if len(missing) > _NOTED else ""
     where = f"the environment of {environment.python} on this machine"
-    return [*notes, f"imported, but not found in {where}: {listed}{more}"]
+    remedy = ". Before you submit, install them or set runtime.python" if refused else ""
+    return [*notes, f"imported, but not found in {where}: {listed}{more}{remedy}"]
 
 
 def _example(path: Path) -> str:

@@ -64,19 +64,20 @@ def script_request(given: dict[str, Any], arguments: list[str], parser: Argument
     return request_of(given, programs.code(arguments, here))._replace(origins=origins)
 
 
-def prepare_request(spec: RunRequest, *, by_hand: bool = False, learn: bool = True) -> Prepared:
+def prepare_request(spec: RunRequest, *, by_hand: bool = False, dry_run: bool = False) -> Prepared:
     """Return what is to be submitted of a request on its site, with all notes on it.
 
     Parameters
     ----------
     by_hand
         Whether the user types the line that submits it.
-    learn
-        Whether runs that ended meanwhile are looked at for nodes that failed.
+    dry_run
+        Whether nothing will be submitted. Then hpcml does not search ended runs for failed nodes, and a package that
+        this machine lacks is a note.
     """
     loaded = lookup.load_here(spec.place.site, spec.code.cwd, spec.place.settings)
-    spec, notes = _without_bad_nodes(loaded.site, spec, learn=learn)
-    prepared = prepare(loaded, spec)
+    spec, notes = _without_bad_nodes(loaded.site, spec, learn=not dry_run)
+    prepared = prepare(loaded, spec, dry_run=dry_run)
     _check_partition(prepared)
     notes += prepared.notes
     if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults():
@@ -122,7 +123,7 @@ def _without_bad_nodes(site: Site, spec: RunRequest, *, learn: bool) -> tuple[Ru
     return spec.changed(sbatch=(*spec.place.sbatch, ("--exclude", names)), origins=(*spec.origins, origin)), notes
 
 
-def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "") -> Prepared:
+def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: bool = False) -> Prepared:
     """Plan and render a request without touching the disk; the run gets ``run_id``, or an id of its own.
 
     Raises
@@ -156,7 +157,7 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "") -> Prepared:
         set_here = {*loaded.site.environment, *(name for name, _ in spec.environment)}
         set_here |= ranks.VARIABLES if _is_prepared(loaded.site) else set()
         notes += ranks.check_script(spec, made.steps[-1].command[0], made.inside.worker_count, set_here)
-        notes += _check_code(loaded.site, spec, made)
+        notes += _check_code(loaded.site, spec, made, dry_run=dry_run)
     if spec.code.form in (Form.MODULE, Form.PROGRAM):
         notes += ranks.check_program(spec, made)
     notes += _two_pythons(spec, made)
@@ -214,15 +215,18 @@ def _is_prepared(site: Site) -> bool:
     return bool(site.runtime.modules or site.runtime.setup or changed)
 
 
-def _check_code(site: Site, spec: RunRequest, made: Plan) -> list[str]:
+def _check_code(site: Site, spec: RunRequest, made: Plan, *, dry_run: bool) -> list[str]:
     """Return what is to be noted of the script's code, as the run's interpreter will see it."""
     base = spec.code.script.parent if spec.code.staged else spec.code.cwd
-    python, image, prepared = made.steps[-1].command[0], bool(made.inside.job.image), _is_prepared(site)
+    python = made.steps[-1].command[0]
+    image, prepared = bool(made.inside.job.image), _is_prepared(site)
     if spec.code.interpreter:
         python = shutil.which(spec.code.interpreter[0]) or spec.code.interpreter[0]
     if spec.code.form is Form.MODULE:
-        return script_checks.check_module_code(spec.code.script, python, image=image, prepared=prepared)
-    notes = script_checks.check_code(spec.code.script, base, python, image=image, prepared=prepared)
+        return script_checks.check_module_code(
+            spec.code.script, python, image=image, prepared=prepared, dry_run=dry_run
+        )
+    notes = script_checks.check_code(spec.code.script, base, python, image=image, prepared=prepared, dry_run=dry_run)
     notes += script_checks.missing_argument(spec.code.script, base, len(spec.code.arguments))
     return notes + script_checks.lost_input(spec.code.script, base)
 

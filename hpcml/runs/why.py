@@ -120,7 +120,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         **{name: getattr(judged, name) for name in _OF_THE_CAUSE},
         evidence=(*judged.evidence, *_stacks(run, status, judged.rule)),
         warnings=tuple(warnings.values())[:_WARNINGS],
-        next_step=remedy,
+        next_step=judgement.with_run(remedy, run.id),
         options=retry,
         again=" ".join(("hpcml rerun", run.id, *retry)) if retry else "",
         look=() if judged.known else _where(run),

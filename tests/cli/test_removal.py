@@ -94,7 +94,9 @@ def test_by_name(world: World) -> None:
     assert f"'a' means {newer.name}, its newest run; 1 more has this name (--name a)" in done.stderr
     done = world.run("rm", "a", "--older-than", "1w")
     assert (done.returncode, "RUN and --older-than 1w exclude each other" in done.stderr) == (errors.USAGE, True)
-    assert json.loads(world.run("rm", "--name", "a", "--keep", "1", "--yes", "--json").stdout)["removed"] == [older.name]
+    assert json.loads(world.run("rm", "--name", "a", "--keep", "1", "--yes", "--json").stdout)["removed"] == [
+        older.name
+    ]
     assert json.loads(world.run("rm", "--name", "a*", "--yes", "--json").stdout)["removed"] == [newer.name]
     assert world.left() == [other.name]
 

@@ -58,14 +58,14 @@ def directives(run: Path) -> dict[str, str]:
 
 def test_points_and_cost_are_said_before_the_submission(world: World) -> None:
     _, said = sweep(world, *GRID, "--dry-run", "--time", "30", "--", "--epochs", "3")
-    assert [line for line in said.splitlines() if not line.startswith("hpcml: note")][:7] == [
+    assert [line for line in said.splitlines() if not line.startswith("hpcml: note")][:8] == [
         "  points     k=8 lr=0.1",
         "             k=8 lr=0.01",
         "             k=16 lr=0.1",
         "             … and 1 more",
         "  count      4 points, 4 to run",
         "  asks for   2 nodes, time limit 00:30:00, at most 1 node-h",
-    ] + [line for line in said.splitlines() if line.startswith("  start")]
+    ] + [line for line in said.splitlines() if line.startswith(("  start", "Nothing was submitted."))]
     for jobs, cost in (("3", "3 jobs"), ("9", "4 jobs")):  # no more of them than points
         _, said = sweep(world, *GRID, "--dry-run", "--time", "30", "--jobs", jobs)
         assert f", at most {cost[0]} node-h, for {cost}\n" in said

@@ -97,7 +97,10 @@ def test_a_sweep_and_again(sweep: Sweep, here: Here) -> None:
     why = json.loads(here.run("why", "--json").stdout)
     assert why["cause"] == "3 of 6 points failed, the first with k=1 mode=crash: ValueError: no 1 (train.py:15)"
     assert [line["text"].partition(": ")[2] for line in why["evidence"][1:]] == ["killed by SIGKILL", "exit status 3"]
-    assert here.status()["hint"] == "See the failed points: hpcml sweep status train"
+    output, _, table = here.status()["hint"].partition(". See ")
+    assert table == "the failed points: hpcml sweep status train"
+    log = Path(output.removeprefix("The first failed point's output is in "))
+    assert "ValueError: no 1" in log.read_text()
     assert sweep.started == ["1crash", "2run", "3run", "4kill", "5run", "6three"]
     rows = sweep.rows()
     assert [(row["values"]["k"], row["state"], row["cause"]) for row in rows] == [

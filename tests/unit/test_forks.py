@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -70,7 +71,8 @@ def test_failures_and_points_that_remain_count(
     sweep: Any = object.__new__(Sweep)
     sweep.context, sweep.told_to_end, sweep.stopped, sweep.leases = SimpleNamespace(attempt=attempt), False, "", None
     sweep.plan = SimpleNamespace(points=[None] * 3, max_fails=2)
-    sweep.ended, sweep.first_failures = {"ok": done, "failed": failed, "pruned": 0}, []
+    sweep.ended, sweep.first_failures = {"ok": done, "failed": failed, "pruned": 0}, {"/run/points/k.log": "k: x"}
     sweep._look()
     sweep._end()
     assert (sweep.exit_status, bool(sweep.stopped)) == (status, stopped)
+    assert json.loads(attempt.points_end.read_text())["logs"] == ["/run/points/k.log"]

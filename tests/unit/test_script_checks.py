@@ -20,8 +20,10 @@ def script(folder: Path, text: str, name: str = "main.py") -> Path:
     return path
 
 
-def check(path: Path, python: str = sys.executable, *, image: bool = False, prepared: bool = False) -> list[str]:
-    return script_checks.check_code(path, path.parent, python, image=image, prepared=prepared)
+def check(
+    path: Path, python: str = sys.executable, *, image: bool = False, prepared: bool = False, dry_run: bool = False
+) -> list[str]:
+    return script_checks.check_code(path, path.parent, python, image=image, prepared=prepared, dry_run=dry_run)
 
 
 def test_a_syntax_error_is_told_with_its_line_and_a_mark(tmp_path: Path) -> None:
@@ -98,6 +100,8 @@ def test_a_missing_module_is_an_error_where_nothing_can_add_it(tmp_path: Path) -
     assert caught.value.place == "main.py:2"
     assert f"{sys.executable} -m pip install nowhere_here" in caught.value.hint
     assert "nowhere_here (main.py:2)" in check(path, prepared=True)[0]
+    (note,) = check(path, dry_run=True)
+    assert note.endswith("nowhere_here (main.py:2). Before you submit, install them or set runtime.python")
     assert check(path, image=True) == []
 
 

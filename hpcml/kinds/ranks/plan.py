@@ -7,7 +7,6 @@ from hpcml.forms import Form
 from hpcml.kind import Role
 from hpcml.kinds.ranks import MPI, RANK
 from hpcml.kinds.ranks.options import asked
-from hpcml.kinds.ranks.variables import OPEN
 from hpcml.node.settings import Workers
 from hpcml.request.record import RunRequest
 from hpcml.sites.schema import Site
@@ -89,7 +88,7 @@ def reasons(site: Site, spec: RunRequest) -> list[str]:  # noqa: ARG001 - of Kin
     each = count(spec)
     total = each * spec.size.nodes
     mpi = [f"srun --mpi={asked(spec).mpi} connects the ranks"] if asked(spec).mpi else []
-    return [f"{total} ranks, {each} on each node, without Dask", *mpi, OPEN]
+    return [f"{total} ranks, {each} on each node, without Dask", *mpi]
 
 
 def rules_without_meaning(site: Site) -> tuple[str, ...]:  # noqa: ARG001 - of KindPlan

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 OPEN = (  # what of a run is secured
-    "hpcml's own connections are authenticated; torch's TCPStore, Gloo, NCCL, UCX and MPI accept anybody who reaches "
-    "their ports"
+    "only hpcml's own connections are authenticated; other users who reach the ports of TCPStore, Gloo, NCCL, UCX or "
+    "MPI can connect"
 )
 
 
@@ -108,8 +108,8 @@ def described(world: World, given: Collection[str]) -> list[str]:
         if name not in (*rest, *users) and not name.startswith("RRUN_")
     ]
     yours = [f"{name} (yours)" for name in users]
-    others = "srun's, rrun's" if world.may_use_rapidsmpf else "those of srun"
-    return [" ".join([*known, *yours]), f"set on the nodes: {' '.join(rest)} and {others}"]
+    others = "SLURM_… RRUN_…" if world.may_use_rapidsmpf else "SLURM_…"
+    return [" ".join([*known, *yours]), f"set on the nodes: {' '.join(rest)} {others}"]
 
 
 def with_users_own(variables: Mapping[str, str], environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:

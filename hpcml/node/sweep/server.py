@@ -106,7 +106,7 @@ class Sweep:
         self.slots: list[Slot] = []
         self.next_fork: Fork | None = None
         self.ended: Counter[str] = Counter()  # points by their state: ok, failed, pruned, interrupted
-        self.first_failures: list[str] = []
+        self.first_failures: dict[str, str] = {}  # by the log of the point
         self.out_of_points: float | None = None  # since when, by the clock of the leases
         self.stopped = ""  # why no more points begin
         self.told_to_end = False
@@ -382,7 +382,9 @@ class Sweep:
             how = f"{record['seconds']:.1f} s {metrics}".rstrip()
             if record["status"] == "failed":
                 how = f"failed: {record['cause']}"
-                self.first_failures += [f"{point.shown}: {record['cause']}"[:400]][: _FIRST - len(self.first_failures)]
+                if len(self.first_failures) < _FIRST:
+                    log = str(self.context.run.log_of(point.key))
+                    self.first_failures[log] = f"{point.shown}: {record['cause']}"[:400]
             how += f"  {record['cause']}" if record["status"] == "pruned" else ""
         number = self.ended.total()
         say(f"point {number} of {len(self.plan.points)}  {point.shown}  {how}")
@@ -406,7 +408,8 @@ class Sweep:
         self.exit_status = 1 if failed or left else 0
         if left and self.context.attempt.time_limit.exists():
             self.exit_status = errors.TIME_LIMIT
-        table = {"ended": summary, "points": len(points), "failed": failed, "first": self.first_failures}
+        table = {"ended": summary, "points": len(points), "failed": failed, "first": list(self.first_failures.values())}
+        table["logs"] = list(self.first_failures)
         files.write_json(self.context.attempt.points_end, table)
         say(f"sweep: {summary}.")
 
