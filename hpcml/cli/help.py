@@ -34,10 +34,13 @@ _LOOKED_UP = 0.5  # weight of pages that list every option or key
 _LISTED = 0.9  # weight of the list of examples
 _WIDEST = 100  # columns
 EXAMPLES = "examples"  # the page beside the examples
+_OF_DEVELOPERS = ("architecture", "words")  # pages that answer no question of a user
 # Words of a question, and what the pages write.
 _MEANING = {
     "clean": "hpcml rm",
+    "ddp": "ranks pytorch",
     "mpiexec": "mpirun",
+    "sbatch": "batch script",
     "share": "hand colleague",
     "timeout": "beyond time limit",
     "walltime": "beyond time limit",
@@ -65,7 +68,9 @@ def run(topic: str) -> int:
     name = re.sub(r"\s+", "-", topic.strip().lower().removeprefix("docs/").removesuffix(".md"))
     if name == "topics":
         for page, title in titles.items():
-            say_fitted(title, sys.stdout, first=f"{_name(page):<28}", rest=" " * 28)
+            if page not in _OF_DEVELOPERS:
+                say_fitted(title, sys.stdout, first=f"{_name(page):<28}", rest=" " * 28)
+        say_fitted("NAME.md is a page. The same NAME without .md is the help of a command.", sys.stdout)
         return 0
     answers = [(name, "")] if name in titles else find(topic)
     if not answers:
@@ -94,18 +99,23 @@ def say_more(command: str) -> None:
 
 
 def find(question: str) -> list[tuple[str, str]]:
-    """Return the pages that answer a question, each with its best section, the best first: BM25 over sections."""
+    """Return the pages that answer a question, each with its best section, the best first: BM25 over sections.
+
+    A section with less than half of the question's words is no answer.
+    """
     sections = list(_sections())
     frequency = Counter(word for section in sections for word in section.words)
     mean = sum(section.words.total() for section in sections) / len(sections)
     found: dict[str, list[tuple[float, str]]] = {}
+    meant = _MEANING_OF.sub(lambda word: _MEANING[word[0]], question.lower())
+    asked, plain = dict.fromkeys(_words(meant)), set(_plain_words(meant))
     for section in sections:
         long = _SATURATION * (1 - _LENGTH + _LENGTH * section.words.total() / mean)
         score = 0.0
-        for word in dict.fromkeys(_words(_MEANING_OF.sub(lambda word: _MEANING[word[0]], question.lower()))):
+        for word in asked:
             rarity = math.log(1 + (len(sections) - frequency[word] + 0.5) / (frequency[word] + 0.5))
             score += rarity * section.words[word] / (section.words[word] + long)
-        if score:
+        if score and 2 * len(plain & section.words.keys()) >= len(plain):
             weight = _LOOKED_UP if section.page.startswith("reference-") else _LISTED if section.page == EXAMPLES else 1
             found.setdefault(section.page, []).append((score * weight, section.heading))
     ranked = []
@@ -117,6 +127,8 @@ def find(question: str) -> list[tuple[str, str]]:
 
 def _sections() -> Iterator[_Section]:
     for page, title in pages().items():
+        if page in _OF_DEVELOPERS:
+            continue
         code, section = False, _Section(page, "", Counter())
         for line in _text(page).splitlines():
             code ^= line.startswith("```")
@@ -130,8 +142,12 @@ def _sections() -> Iterator[_Section]:
 def _words(text: str) -> list[str]:
     """Return the words of a text without their endings, and each two neighbours as one: "VS Code" is "vscode"."""
     text = _LINK.sub(r"\1", text).lower()
-    plain = [_ENDING.sub("", word) for word in re.findall(r"[a-z0-9]+", text) if not _IGNORED.fullmatch(word)]
+    plain = _plain_words(text)
     return plain + [first + second for first, second in itertools.pairwise(plain)]
+
+
+def _plain_words(text: str) -> list[str]:
+    return [_ENDING.sub("", word) for word in re.findall(r"[a-z0-9]+", text) if not _IGNORED.fullmatch(word)]
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -153,11 +169,14 @@ def _rendered(text: str, width: int) -> Iterator[str]:
     text = _LINK.sub(lambda link: f"{link[1]} ({link[2]})" if link[2].startswith("http") else link[1], text)
     for line in [*text.splitlines(), ""]:
         fence = line.startswith("```")
+        if not code and re.fullmatch(r"\|[|\s:-]+", line):
+            block = ""  # the head of the table
+            continue
         if code or fence or not line.strip() or line.startswith("|") or _ITEM.match(line):
             yield from _folded(block, width)
             block = ""
         code ^= fence
-        if fence or re.fullmatch(r"[|\s:-]+", line):
+        if fence:
             continue
         if code or not line.strip():
             yield f"    {line}".rstrip() if code else ""

@@ -105,6 +105,18 @@ def test_finds_the_page_of_a_question(asked: dict[str, str]) -> None:
     assert ("jobs/README.md" if page == help.EXAMPLES else f"docs/{page}.md") == asked["page"]
 
 
+def test_pages_of_developers_answer_no_question(capsys: pytest.CaptureFixture[str]) -> None:
+    assert help.find("words subject verb object")[:1] != [("words", "# Words")]
+    assert help.find("git push") == []
+    help.run("topics")
+    assert not {"words", "architecture"} & {line.partition(" ")[0] for line in capsys.readouterr().out.splitlines()}
+    assert help.run("words") == 0
+
+
+def test_the_head_of_a_table_is_not_an_item() -> None:
+    assert list(help._rendered("| a | b |\n|---|---|\n| c | d |\n", 80)) == ["* c: d", ""]
+
+
 def test_pages_fit_the_width(subtests: pytest.Subtests, capsys: pytest.CaptureFixture[str]) -> None:
     for page in help.pages():
         with subtests.test(page=page):
