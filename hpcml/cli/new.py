@@ -54,8 +54,7 @@ def run(options: Namespace) -> int:
     say_fitted(f"Wrote {path}: {_does(text.decode())}", sys.stdout)
     ranks = "--ranks 2 " if b"--ranks" in text else ""
     here = f"hpcml submit --site local {ranks}{path}" if ranks else f"python {path}"
-    say_fitted(f"Edit its first lines. On this machine: {here}; as a run: hpcml submit {ranks}{path}",
-               sys.stdout)  # fmt: skip
+    say_fitted(f"Edit its first lines. On this machine: {here}. On the cluster: hpcml submit {ranks}{path}", sys.stdout)
     return 0
 
 

@@ -159,7 +159,7 @@ def show_difference(names: Sequence[str], called: Sequence[str], *, as_json: boo
     for key, sides in rows:
         say(key)
         for name, (value, source) in zip(called, sides, strict=True):
-            text = "not there" if value is None else json_text(value)
+            text = "not set" if value is None else json_text(value)
             say_fitted(text, sys.stdout, first=f"  {name}: ", rest="      ")
             if value is not None:
                 say_fitted(_words(source), sys.stdout, first="      ", rest="      ")
@@ -196,6 +196,8 @@ def _site_ls(options: Namespace) -> int:
     for row in rows:
         mark = "*" if row["here"] else " "
         say_fitted(str(row["description"]), sys.stdout, first=f"{mark} {row['site']:<12} ", rest=" " * 15)
+    if chosen:
+        say("* used without --site", sys.stderr)
     return 0
 
 

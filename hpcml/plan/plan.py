@@ -149,7 +149,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     request = JobRequest(spec, asked, paths, _signal_lead(site, spec.size.time, reasons), roles)
     layout = schedulers.get(site.scheduler).lay_out(site, request)
     reasons += layout.reasons
-    origins = [f"{option}: {origin}" for option, origin in spec.origins]
+    origins = [f"{option} ({origin})" for option, origin in spec.origins]
     reasons += origins
     reasons += of_kind.reasons(site, spec)
     _check_attempts(site, spec)
@@ -193,7 +193,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         inside=_inside(site, request, layout, kind, location.umask),
         reasons=tuple(reasons),
         notices=(
-            *([f"set by profile or configuration: {', '.join(origins)}"] if origins else ()),
+            *([f"options not from the command line: {', '.join(origins)}"] if origins else ()),
             *layout.notices,
             *_notices(site, spec),
         ),

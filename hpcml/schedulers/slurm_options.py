@@ -143,7 +143,8 @@ def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tup
     key = f"partitions.{name}.gpus_per_node" if name in site.partitions else "resources.node_gpus"
     unknown = f"the profile does not give the GPUs of a node ({key})"
     if part.whole:
-        return [f"whole nodes are reserved, and {unknown}: GPUs beyond --gpus-per-node {part.gpus} stay unused"]
+        more = f"whole nodes are reserved, and GPUs beyond --gpus-per-node {part.gpus} stay unused"
+        return [f"{more}: the profile does not say how many a node has ({key})"]
     return [f"{unknown}, so {amounts} are requested (for less: {options})"] if shares else []
 
 
@@ -171,7 +172,8 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
     for candidate in sorted(fitting, key=lambda name: bool(partitions.doubtful_misfits(site, name, spec))):
         before = [misfits[name] for name in in_order[: in_order.index(candidate)] if name in misfits]
         passed_over = before if candidate in with_gpus else [*none_asked, *before]
-        reasons += [f"partition {candidate}: the first that fits", *passed_over]
+        why = "the site's default (defaults.partition)" if candidate == named else "the first in the profile that fits"
+        reasons += [f"partition {candidate}: {why}", *passed_over]
         if passed_over and named and candidate != named:
             notices.append(f"partition {candidate} is used, because: {passed_over[0]}")
         notices += partitions.doubtful_misfits(site, candidate, spec)

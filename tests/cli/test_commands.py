@@ -126,7 +126,7 @@ def test_facts_of_a_site_and_what_differs_between_two(world: World) -> None:
     shown = world.run("site", "diff", "leonardo", str(mine)).stdout
     assert "partitions.boost_usr_prod.max_nodes\n  leonardo: 64\n      documented 2025-03-20: " in shown
     assert f"  {mine}: 8\n      from {mine}\n" in shown
-    assert f"partitions.new.max_nodes\n  leonardo: not there\n  {mine}: 3\n" in shown, "one has a partition more"
+    assert f"partitions.new.max_nodes\n  leonardo: not set\n  {mine}: 3\n" in shown, "one has a partition more"
     assert "network" not in shown, "a project's settings do not count"
     differ = json.loads(world.run("site", "diff", "juwels", "vega", "--json").stdout)
     partition = next(row for row in differ if row["key"] == "defaults.partition")

@@ -566,7 +566,7 @@ def test_defaults_of_the_users_shell_count_below_the_command_line(world: World) 
     assert "#SBATCH --partition=small" in done.stdout
     assert "#SBATCH --time=01:00:00" in done.stdout
     assert "#SBATCH --constraint=fast" in done.stdout
-    assert "--time 1:00:00: SBATCH_TIMELIMIT" in done.stderr
+    assert "--time 1:00:00 (SBATCH_TIMELIMIT)" in done.stderr
     assert "SBATCH_NO_REQUEUE have no effect here" in done.stderr
     inside = world.run(*options, env={**SHELL, "SLURM_JOB_ID": "1"})
     assert "SBATCH_" not in inside.stderr
@@ -578,7 +578,7 @@ def test_an_account_of_the_users_shell_is_enough_where_one_is_wanted(world: Worl
     assert world.run(*command).returncode == errors.USAGE
     plan = json.loads(world.run(*command, env=SHELL | {"SBATCH_PARTITION": "boost_usr_prod"}).stdout)
     assert ["--account", "mine"] in plan["directives"]
-    assert "--account mine: SBATCH_ACCOUNT" in plan["reasons"]
+    assert "--account mine (SBATCH_ACCOUNT)" in plan["reasons"]
     wrong = world.run(*command, env={"SBATCH_TIMELIMIT": "soon"})
     assert (wrong.returncode, "SBATCH_TIMELIMIT" in wrong.stderr) == (errors.USAGE, True)
 

@@ -105,8 +105,8 @@ SAID: list[tuple[Site, dict[str, Any], list[str]]] = [
       "are requested (for less: --cpus-per-node, --memory-per-node)"]),
     (one({"gpus_per_node": 0}), {"gpus_per_node": 1, "cpus_per_node": 2, "memory_per_node": "2G"}, []),
     (shipped("slurm"), {"gpus_per_node": 1},
-     ["whole nodes are reserved, and the profile does not give the GPUs of a node (resources.node_gpus): GPUs beyond "
-      "--gpus-per-node 1 stay unused"]),
+     ["whole nodes are reserved, and GPUs beyond --gpus-per-node 1 stay unused: the profile does not say how many a "
+      "node has (resources.node_gpus)"]),
     (shipped("slurm"), {}, []),
     (shipped("marenostrum5"), {"nodes": 2},
      ["this job reserves 8 GPUs and uses none: add --gpus-per-node 4, or choose --qos gp_ehpc"]),
