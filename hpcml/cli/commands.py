@@ -86,7 +86,7 @@ GROUPS = {
     "Laptop": {
         "fetch": Command("copy a run's results to your laptop", "RUN [DEST]", "last results"),
         "tunnel": Command(
-            "open a run's dashboard on your laptop", "[OPTIONS] [RUN]",
+            "open a run's dashboard, or its JupyterLab, on your laptop", "[OPTIONS] [RUN]",
             "last", "--host me@login.example.org --open last",
             values={"NAME": {"dashboard": "of Dask", "jupyter": "JupyterLab"},
                     "ROUTE": {"direct": "", "twohop": "", "srun": ""}}),

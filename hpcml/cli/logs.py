@@ -33,7 +33,11 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("role", metavar="ROLE", nargs="?", help=f"{roles} (default of ranks), rank:N or job")
     parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the run ends")
     parser.add_argument("-n", "--lines", metavar="N", help="start with the last N lines of each log")
-    parser.add_argument("--attempt", metavar="N", help="only the script's output of attempt N (1 is the first)")
+    parser.add_argument(
+        "--attempt",
+        metavar="N",
+        help="only the script's output of attempt N (the first is 1; hpcml.run.attempt counts from 0)",
+    )
 
 
 def run(options: Namespace) -> int:

@@ -33,7 +33,10 @@ _USUAL_RUN = 32  # characters; a longer id stands on a line of its own where the
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
-    parser.epilog = "If a run had several attempts, TIME is that of the last one."
+    parser.epilog = (
+        "AGE is the time since the submission. TIME is how long the last attempt ran. "
+        "WHAT says what the run waits for or why it failed."
+    )
     common.add_site(parser)
     common.add_json(parser)
     parser.add_argument("--last", default="20", metavar="N", help="number of runs, newest last (default: 20)")

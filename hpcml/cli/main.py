@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from hpcml.remote.server import RemoteSession
 
 TEXT = """hpcml runs a plain Python script on N nodes of a Slurm machine. One allocation holds a Dask scheduler,
-the workers and the script; nobody else can connect. Without a cluster, add --site local: hpcml runs the script on this machine."""
+the workers and the script; nobody else can connect. Without a cluster, add --site local: hpcml runs the script on this
+machine."""
 EXAMPLES = (
     "  hpcml new kmeans                   create an example",
     "  hpcml submit --nodes 2 kmeans.py   run it on two nodes",

@@ -286,8 +286,11 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
 
     answer = why.of_status(run, last)
     bad_nodes.remember(last, answer)
-    if answer.failed and answer.rule not in ("", "exit") and answer.cause != last.message:
+    is_said = bool(last.message) and answer.cause.startswith(last.message)
+    if answer.failed and answer.rule not in ("", "exit") and not is_said:
         say_message(f"hpcml: cause: {answer.sentence} More: hpcml why {run.id}.")
+    if answer.again:
+        say_message(f"hpcml: to run it again: {answer.again}")
     if last.ending.by == "script" and last.hint:
         say_message(f"hpcml: {last.hint}")
 
@@ -300,7 +303,7 @@ def explain(last: run_status.Status) -> None:
         return  # the last line said it all: the run was cancelled
     error = HpcmlError(
         last.message[:1].upper() + last.message[1:],
-        place=f"status {status}: {meaning}" if meaning else "",
+        place=f"status {status}" + (f": {meaning}" if not last.message.startswith(meaning) else "") if meaning else "",
         hint=last.hint,
         quote=last.ending.quote,
     )

@@ -122,7 +122,9 @@ def _show(answer: Answer, command: str, host: str) -> None:
     say_fitted(text, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
     if command:
         say_fitted(command, sys.stdout, first=f"{'command':<10} ", rest=" " * 11)
-    for title, lines in (("evidence", answer.evidence), ("then", answer.followed), ("warning", answer.warnings)):
+    evident = {line.text for line in answer.evidence}
+    later = [line for line in answer.followed if line.text not in evident]
+    for title, lines in (("evidence", answer.evidence), ("then", later), ("warning", answer.warnings)):
         for line in lines:
             if place := _place(line):
                 say(f"{title:<10} {place}")

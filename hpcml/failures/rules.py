@@ -179,7 +179,7 @@ SLURM = (
          "Slurm received too many requests"),
     Rule("time-limit", ROOT, r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO TIME LIMIT \*\*\*",
          "the time limit was reached",
-         "Increase --time, or let the script save checkpoints and continue from them.", "time limit",
+         "Increase --time, or continue from checkpoints: hpcml help checkpoints.", "time limit",
          Retry.TIME),
     Rule("preempted", ROOT, r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO PREEMPTION \*\*\*",
          "the job was preempted: Slurm gave its nodes to another",

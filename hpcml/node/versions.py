@@ -251,7 +251,7 @@ class Comparison:
         return [self._sentence(name, nodes_by_version) for name, nodes_by_version in self.harmless.items()]
 
     def _sentence(self, name: str, nodes_by_version: Mapping[str, list[str]]) -> str:
-        versions = {self.local.get(name, ""): [f"the driver on {self.context.node}"], **nodes_by_version}
+        versions = {self.local.get(name, ""): [f"the script on {self.context.node}"], **nodes_by_version}
         parts = [f"{version or 'missing'} in {_listed(who)}" for version, who in versions.items()]
         return f"{name} is {', '.join(parts)}"
 
@@ -259,7 +259,7 @@ class Comparison:
     def summary(self) -> str:
         """What all have, for people."""
         packages = [f"{name} {self.local[name]}" for name in self.shown if name in self.local]
-        return f"{self.roles} roles, {', '.join(packages)}"
+        return f"{self.roles} processes, {', '.join(packages)}"
 
 
 def _numbers(version: str, count: int) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     ),
     "how": (
         Option("name", "the run's name", also=("-J", "--job-name"),
-               slurm=("--job-name",), otherwise="the script's", common=FEW),
+               slurm=("--job-name",), otherwise="what it runs", common=FEW),
         Option("set", "a setting, e.g. workers.per_node=4", read=texts, metavar="KEY=VALUE",
                common=FEW),
         Option("image", "Apptainer image for the run", ALL - {"map"}, common=FEW, otherwise="the site's"),

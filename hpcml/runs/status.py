@@ -448,7 +448,7 @@ def _with_answer(current: Status, run: directories.Run, job: JobState) -> Status
         return current.changed(phase="queued", message=f"waiting for {awaited}", job_state="PENDING")
     if job.pending:
         return current.changed(phase="queued", message=job.reason)
-    message = "the batch script starts" if job.active else f"Slurm reports {job.state}"
+    message = "the run starts" if job.active else f"Slurm reports {job.state}"
     return current.changed(phase="starting", message=message)
 
 

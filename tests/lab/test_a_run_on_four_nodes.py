@@ -159,14 +159,14 @@ def test_all_roles_have_the_same_versions(cluster: Cluster, whole: Whole) -> Non
     version = cluster.run("python", "-c", "import distributed; print(distributed.__version__)").stdout.strip()
     ready = next(event for event in whole.ended.events if event["event"] == "environment-ready")
     assert (ready["versions"]["distributed"], ready["differences"]) == (version, [])
-    assert ready["words"].startswith("6 roles, python 3.")
+    assert ready["words"].startswith("6 processes, python 3.")
     times = whole.ended.times()
     assert 0 < ready["seconds"] < times["environment-ready"] - times["allocated"] + 1  # from the supervisor's start
     assert times["environment-ready"] <= times["driver-started"]
     left = [path.name.partition("@")[0] for path in whole.ended.directory.glob("attempts/0/versions/*")]
     assert left == ["scheduler"]  # a worker task with the same versions takes its own note away at its end
-    assert f"✓ {'python':<10} 6 roles, python 3." in whole.ended.err
-    assert "versions   6 roles, python 3." in whole.status
+    assert f"✓ {'python':<10} 6 processes, python 3." in whole.ended.err
+    assert "versions   6 processes, python 3." in whole.status
     assert f"phase      {'versions':<10}" in whole.status
 
 

@@ -48,6 +48,7 @@ def limit_reached(cluster: Cluster, *options: str) -> None:
     assert stays.code == errors.TIME_LIMIT, stays.err
     assert "told" in stays.out
     assert stays.status["message"] == "the time limit was reached"
+    assert stays.err.count("he time limit was reached") == 2, "the line of the end, and the next step"
     assert "Increase --time" in stays.err
     assert slurm_exit(cluster, stays.directory).startswith("TIMEOUT")
     cluster.wait_gone(stays.directory, 60)

@@ -44,7 +44,7 @@ def test_a_node_with_another_environment(cluster: Cluster, where: str, request: 
     cluster.run("rm", "-rf", "/tmp/skew", node="n2", user="root")
     assert ended.code == errors.VERSIONS, ended.err
     assert "the script ran" not in ended.out
-    assert f"distributed is {version} in the driver on n1, 2020.1.0 in the {role} on n2" in ended.err
+    assert f"distributed is {version} in the script on n1, 2020.1.0 in the {role} on n2" in ended.err
     assert (ended.status["phase"], ended.status["by"]) == (where, "hpcml")
     assert ended.status["exit_status"] == errors.VERSIONS
     assert ("must be equal on all nodes" if where == "image" else "runtime.python") in ended.err

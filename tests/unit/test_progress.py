@@ -13,14 +13,18 @@ import termios
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from types import SimpleNamespace
+from typing import Any, TextIO
 
 import pytest
 
 from hpcml.cli import submit
+from hpcml.cli import why as why_command
 from hpcml.cli.progress import Progress, Tail
 from hpcml.errors import StorageError
+from hpcml.failures.evidence import Line
 from hpcml.kinds.dask.node import tls
+from hpcml.runs import why
 from hpcml.runs.status import Status
 
 QUEUED = "waiting for free nodes, and for a reservation whose name is as long as a name can be, or longer still"
@@ -82,7 +86,7 @@ def test_a_long_wait_stays_one_line(columns: int, tmp_path: Path) -> None:
         for number in range(5):
             progress.show(Status.of("r", "lab", "queued", f"{number}: {QUEUED}", job="12"))
         progress.show(
-            Status.of("r", "lab", "starting", "the scheduler starts", nodes=("n1",), times={"allocated": 1.0})
+            Status.of("r", "lab", "starting", "the Dask scheduler starts", nodes=("n1",), times={"allocated": 1.0})
         )
 
     shown = on_a_terminal(columns, act)
@@ -259,14 +263,37 @@ def test_an_end_is_explained_where_there_is_more_to_say(
     assert bool(capsys.readouterr().err) == more
 
 
+def test_an_end_is_explained_once_with_the_next_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reached = "the time limit was reached"
+    answer = why.Answer(
+        "r", "FAILED", True, f"{reached} while the script ran", rule="time-limit", again="hpcml rerun r"
+    )
+    monkeypatch.setattr(why, "of_status", lambda *_: answer)
+    last = Status.of("r", "lab", "ended", reached, exit_status=85, by="slurm", hint="Increase --time.")
+    run: Any = SimpleNamespace(id="r")
+    submit._tell_end(run, last, as_json=False)
+    said = capsys.readouterr().err
+    assert (said.count("he time limit was reached"), "Increase --time." in said) == (1, True)
+    assert said.endswith("hpcml: to run it again: hpcml rerun r\n")
+
+
+def test_a_line_is_evidence_or_what_followed(capsys: pytest.CaptureFixture[str]) -> None:
+    line = Line("ValueError: x", "script", "logs/driver.log")
+    answer = why.Answer("r", "FAILED", True, "x", evidence=(line,), followed=(line, line._replace(text="then")))
+    why_command._show(answer, "", "")
+    assert capsys.readouterr().out.count("ValueError: x") == 1
+
+
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_a_long_line_goes_on_below_its_text(columns: int) -> None:
-    reason = "3 roles, python 3.11.2, dask 2026.7.1, ucx 1.21.0, pandas 3.0.1, cudf 26.10.00"
+    reason = "3 processes, python 3.11.2, dask 2026.7.1, ucx 1.21.0, pandas 3.0.1, cudf 26.10.00"
     status = Status.of("r", "lab", "starting", versions=reason, times={"allocated": 1.0, "environment-ready": 2.0,
                     "scheduler-up": 2.0})  # fmt: skip
 
     shown = on_a_terminal(columns, lambda stream: Progress(stream, {"TERM": "xterm"}).show_past(status))
-    line = next(number for number, text in enumerate(shown) if text.startswith("✓ python     3 roles"))
+    line = next(number for number, text in enumerate(shown) if text.startswith("✓ python     3 processes"))
     text = " ".join("\n".join(shown[line:]).split())
     assert text.startswith(f"✓ python {reason} 1.0 s")
     if columns < 120:
@@ -276,7 +303,7 @@ def test_a_long_line_goes_on_below_its_text(columns: int) -> None:
 @pytest.mark.parametrize("columns", range(60, 76))
 def test_no_line_of_a_phase_is_broken_by_the_terminal(columns: int, tmp_path: Path) -> None:
     """Also where it just fits, mark and duration included."""
-    versions = "3 roles, python 3.11.2, dask 2026.7.1, ucx 1.21.0"
+    versions = "3 processes, python 3.11.2, dask 2026.7.1, ucx 1.21.0"
     facts = {"times": {**STARTED, "environment-ready": 1.5}, "versions": versions, "protocol": "tls"}
 
     def act(stream: TextIO) -> None:

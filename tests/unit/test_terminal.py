@@ -10,6 +10,7 @@ import pty
 import sys
 import unicodedata
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from hpcml import terminal
 from hpcml.errors import HpcmlError
 from hpcml.node.sweep.records import Point
 from hpcml.node.sweep.server import Sweep
+from hpcml.paths import RunPaths
 
 EVIL = (
     "\x1b[2J\x1b[H", "\x1b]0;owned\x07", "\x1b]52;c;cm0gLXJm\x07", "\x9b31m", "\x1bP+q544e\x1b\\", "a\rb", "a\nfake row", "a\x0bb",
@@ -43,7 +45,8 @@ def test_nothing_in_a_line_is_obeyed(subtests: pytest.Subtests, capsys: pytest.C
 
 def test_the_lines_of_a_sweep_obey_no_points_file(capsys: pytest.CaptureFixture[str]) -> None:
     """They pass byte for byte from the script's log to the terminal of who waits."""
-    sweep = SimpleNamespace(plan=SimpleNamespace(points=[1]), first_failures=[], ended=Counter(ok=1))
+    context = SimpleNamespace(run=RunPaths(Path("/run")))
+    sweep = SimpleNamespace(plan=SimpleNamespace(points=[1]), first_failures={}, ended=Counter(ok=1), context=context)
     for text in EVIL:
         for status in ("ok", "failed"):
             record = {"metrics": {f"loss{text}": 1.0}, "seconds": 1.0, "status": status, "cause": f"why{text}"}
@@ -105,11 +108,11 @@ def test_what_stands_behind_a_text_keeps_its_distance(subtests: pytest.Subtests)
     for width in range(14, 60):
         with subtests.test(width=width):
             lines = terminal.fitted(
-                "3 roles, python 3.11.2, dask 2026.7.1", width, first="✓ python     ", rest=" " * 13, last="0.5 s"
+                "3 processes, python 3.11.2, dask 2026.7.1", width, first="✓ python     ", rest=" " * 13, last="0.5 s"
             )
             assert "".join(lines).endswith(("  0.5 s", " " * 13 + "0.5 s"))
             assert all(len(line) <= width or len(line.split()) <= 3 for line in lines)
-            assert " ".join(" ".join(lines).split()) == "✓ python 3 roles, python 3.11.2, dask 2026.7.1 0.5 s"
+            assert " ".join(" ".join(lines).split()) == "✓ python 3 processes, python 3.11.2, dask 2026.7.1 0.5 s"
 
 
 def test_a_word_as_wide_as_the_terminal_has_no_margin() -> None:

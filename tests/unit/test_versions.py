@@ -81,7 +81,7 @@ def test_all_alike(context: Context) -> None:
         tell(context, who, OWN)
     compared.look()
     assert (compared.complete, compared.ends, compared.notes) == (True, "", [])
-    assert compared.summary == "5 roles, python 3.12.4, dask 2026.7.1"
+    assert compared.summary == "5 processes, python 3.12.4, dask 2026.7.1"
 
 
 @pytest.mark.usefixtures("own")
@@ -95,14 +95,14 @@ def test_files_of_roles_that_agree_are_not_read(context: Context, monkeypatch: p
 
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize(("change", "ends"), [
-    ({"distributed": "2026.7.0"}, "distributed is 2026.7.1 in the driver on n1, 2026.7.0 in the workers on n2"),
-    ({"python": "3.11.9"}, "python is 3.12.4 in the driver on n1, 3.11.9 in the workers on n2"),
-    ({"numpy": "1.26.4"}, "numpy is 2.4.6 in the driver on n1, 1.26.4 in the workers on n2"),
-    ({"lz4": "4.4.4"}, "lz4 is missing in the driver on n1, 4.4.4 in the workers on n2"),
+    ({"distributed": "2026.7.0"}, "distributed is 2026.7.1 in the script on n1, 2026.7.0 in the workers on n2"),
+    ({"python": "3.11.9"}, "python is 3.12.4 in the script on n1, 3.11.9 in the workers on n2"),
+    ({"numpy": "1.26.4"}, "numpy is 2.4.6 in the script on n1, 1.26.4 in the workers on n2"),
+    ({"lz4": "4.4.4"}, "lz4 is missing in the script on n1, 4.4.4 in the workers on n2"),
     ({"python": "3.11.9", "dask": "1.0"}, "in the workers on n2; so does dask"),
     ({"python": "3.11.9", "dask": "1.0", "lz4": "4"}, "in the workers on n2; so do dask, lz4"),
     ({"python": "3.12.9", "numpy": "2.4.5"}, ""),
-    ({"cudf": "26.10.0"}, "cudf is missing in the driver on n1, 26.10.0 in the workers on n2"),
+    ({"cudf": "26.10.0"}, "cudf is missing in the script on n1, 26.10.0 in the workers on n2"),
 ])  # fmt: skip
 def test_what_ends_a_run(context: Context, change: dict[str, str], ends: str) -> None:
     compared = tell_all(context, worker_n2={**OWN, **change})
@@ -126,8 +126,8 @@ def test_what_ranks_tell_over_their_connection(context: Context) -> None:
     for node, theirs, ahead in (("n1", OWN, 0.0), ("n2", OWN | {"torch": "2.11.0"}, 0.0), ("n3", OWN, 60.0)):
         compared.take("rank", node, theirs, time.time() + ahead, began)
     assert compared.complete
-    assert compared.ends.endswith("torch is missing in the driver on n1, 2.11.0 in the ranks on n2")
-    assert compared.summary == "4 roles, python 3.12.4"
+    assert compared.ends.endswith("torch is missing in the script on n1, 2.11.0 in the ranks on n2")
+    assert compared.summary == "4 processes, python 3.12.4"
     assert compared.clocks.bounds["n2"][1] < 30  # not the time since the batch script began
     assert "that of n3 is 60 s or more ahead of n1's" in compared.clocks.note
     assert compared.clocks.fatal == ""  # ranks have no certificate
