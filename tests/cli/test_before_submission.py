@@ -81,7 +81,7 @@ def test_a_dry_run_is_a_summary(priced: World) -> None:
     assert facts.pop("results").endswith("/runs/job-…/out")
     assert facts.pop("python").startswith("/")
     assert "large.csv (larger than code.max_file" in facts["code"]
-    assert facts.pop("code").startswith("2 files of ")
+    assert facts.pop("code").startswith("would copy 2 files of ")
     assert facts == {
         "run": "job on site slurm; nothing is submitted",
         "command": "job.py --k 'a b'",
