@@ -198,7 +198,8 @@ def test_a_warning_is_said_once_and_kept(tmp_path: Path) -> None:
     paths.logs.mkdir()
     events = EventLog(paths.events, 0)
     events.write("allocated", nodes=["n1"], job="7", node="n1")
-    context = SimpleNamespace(run=paths, number=0)
+    settings = SimpleNamespace(job=SimpleNamespace(time_limit=0))
+    context = SimpleNamespace(run=paths, number=0, settings=settings)
     state = RunState(context, KIND, events, tmp_path)  # type: ignore[arg-type]
     for _ in range(2):
         state.warn("n2 works with less memory")

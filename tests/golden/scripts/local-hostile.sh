@@ -4,6 +4,7 @@
 # teardown are in `python -m hpcml.node`; this script's exit status is the supervisor's.
 set -u
 umask 077
+trap 'near=1' USR1   # it may come as soon as the job begins
 unset "${!HPCML_@}"   # those of another run, or of the shell from which a person submits
 export HPCML_RUN_DIR='/scratch/a b/it'"'"'s "x" $HOME `id` #1 50%j/é/hostile-20261121-074500-1a2b'
 export HPCML_ATTEMPT=0 HPCML_RESTARTS=3 HPCML_NODES=2 HPCML_GPUS=0
@@ -42,6 +43,7 @@ set +m   # or `wait` would return when the job is suspended
 # The supervisor in the driver's step looks for these files. A trapped signal also interrupts `wait`, and of two at once the
 # second ends the next `wait` without its trap: so the loop asks whether the step has ended.
 trap ': >"$attempt/time-limit"' USR1
+[ -z "${near-}" ] || : >"$attempt/time-limit"
 trap ': >"$attempt/terminate"' TERM INT HUP
 trap : CONT   # the supervisor's last act, after its status
 own="$attempt/exit/driver@${HPCML_NODE:-local}"
