@@ -169,7 +169,7 @@ def try_one(checkout: Path, fault: Fault, tiers: Iterable[str], known: dict[str,
 
 
 def candidates(checkout: Path, fault: Fault, tier: str) -> list[str]:
-    """Return the tests of a tier that reach a fault and passed, the likeliest first, up to what the tier may cost."""
+    """Return the tests of a tier whose file reaches a fault, and which passed, the likeliest first, up to what the tier may cost."""
     reached = json.loads((checkout / REACHED).read_text())
     number = FAULTS.index(fault)
     numbers = {number}
@@ -179,10 +179,12 @@ def candidates(checkout: Path, fault: Fault, tier: str) -> list[str]:
             near = ROLES if why == "no Python" else (fault.module.rpartition("/")[0],)
         numbers = {at for at, one in enumerate(FAULTS) if one.module.startswith(near)}
     tests = reached["tests"].items()
+    # what a file's tests share runs in the first of them
+    reaching = {test.partition("::")[0] for test, facts in tests if numbers & set(facts["hits"])}
     able = [
         (-round(likeness(checkout, fault, test)), facts["seconds"], test)
         for test, facts in tests
-        if facts["tier"] == tier and facts["ended"] == "passed" and numbers & set(facts["hits"])
+        if facts["tier"] == tier and facts["ended"] == "passed" and test.partition("::")[0] in reaching
     ]
     left = TIERS[tier]
     chosen: list[str] = []
