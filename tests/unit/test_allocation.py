@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -129,6 +130,29 @@ def test_a_note_is_for_the_newest_attempt(tmp_path: Path) -> None:
         (tmp_path / "attempts" / name).mkdir(parents=True)
     assert allocation.note(run_paths, "terminate")
     assert [path.parent.name for path in tmp_path.glob("attempts/*/terminate")] == ["10"]
+
+
+def test_a_limit_that_was_put_off_is_not_near_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "attempts/0").mkdir(parents=True)
+    ending, asked = run._Ending.__new__(run._Ending), []  # whose signals stay those of pytest
+    ending.paths, began = RunPaths(tmp_path), time.time()
+    monkeypatch.setattr(run, "_LONGER", 0.1)
+
+    def current() -> Allocation:
+        asked.append((tmp_path / "attempts/0/time-limit").exists())
+        return GIVEN._replace(end=began + 1.5)
+
+    monkeypatch.setattr(allocation, "current", current)
+    ending._tell_of_the_limit(began + 1, 1.0)
+    assert asked == [False, False], "the second look finds the same limit"
+    assert (tmp_path / "attempts/0/time-limit").exists()
+
+
+def test_the_next_line_of_a_batch_script_waits_for_the_run_s_steps() -> None:
+    with subprocess.Popen(["sleep", "1"]) as steps:
+        started = subprocesses.start_time(steps.pid)
+        run._wait_for_steps(SimpleNamespace(submission=SimpleNamespace(pid=steps.pid, started=started)))  # type: ignore[arg-type]
+        assert subprocesses.start_time(steps.pid) != started
 
 
 def test_a_process_that_has_the_pid_of_an_ended_run_gets_no_signal() -> None:

@@ -118,6 +118,10 @@ def enter(tmp_path: Path, kernels: str, *command: str, **more: str) -> subproces
                           env=environment | {"HPCML_CUPY_CACHE": kernels} | more, capture_output=True, timeout=30)  # fmt: skip
 
 
+def test_no_shell_inside_reads_a_value_again(tmp_path: Path) -> None:
+    assert "--no-eval" in enter(tmp_path, "").stdout.splitlines()
+
+
 def test_a_tmpdir_that_cannot_be_bound(tmp_path: Path) -> None:
     """It is known on the node only: the profile's setup lines may set it."""
     (place := tmp_path / "a,b").mkdir()

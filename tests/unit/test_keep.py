@@ -107,6 +107,51 @@ def test_a_folder_that_is_none(tmp_path: Path, image: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "local: NOT_SET is not set|Correct runtime.stage_to.\n"), done.stderr
 
 
+def test_half_a_copy_is_not_entered(tmp_path: Path, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = tmp_path / "bin/cp"
+    cut.parent.mkdir()
+    cut.write_text('#!/bin/sh\nhead -c 100 "$2" >"$3"\n')
+    cut.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{cut.parent}:{os.environ['PATH']}")
+    with keeper(image, place_of(tmp_path)) as process:
+        out, _ = process.communicate("", timeout=120)
+    assert out.startswith("failed local: the copy in "), out
+
+
+@pytest.mark.parametrize(("mode", "nodes", "sentence"), [
+    ("sbcast", 1, "sbcast could not copy the image to"), ("copy", 2, "the image was on 1 of 2 nodes within 2 s")])  # fmt: skip
+def test_an_image_that_does_not_come_in_time(
+    tmp_path: Path, image: Path, monkeypatch: pytest.MonkeyPatch, mode: str, nodes: int, sentence: str
+) -> None:
+    """An sbcast that hangs, and a node of two that says nothing."""
+    hangs = tmp_path / "bin/sbcast"
+    hangs.parent.mkdir()
+    hangs.write_text("#!/bin/sh\nexec sleep 600\n")
+    hangs.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{hangs.parent}:{os.environ['PATH']}")
+    script = f"""
+    not_staged() {{ echo "$1"; }}; note_event() {{ :; }}; write_end() {{ echo "$3"; }}
+    HPCML_RUN_DIR={Path(KEEP).parent} HPCML_ATTEMPT=0
+    . {Path(KEEP).with_name("stage.sh")}
+    note_event() {{ :; }}; write_end() {{ echo "$3"; }}
+    stage {mode} {place_of(tmp_path)} {image} 2 {nodes}; echo "status $?"; unstage
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert sentence in done.stdout, done
+    assert "status 1" in done.stdout
+
+
+def test_what_ignores_sigterm_is_killed_at_the_end_of_a_run_without_slurm(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    stays = "trap '' TERM; echo here; while :; do sleep 0.1; done"
+    run = {**os.environ, "HPCML_RUN_DIR": str(tmp_path)}
+    with subprocess.Popen(["bash", "-c", stays], env=run, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        subprocess.run(["bash", Path(KEEP).with_name("sweep.sh")], env=run, timeout=120, check=True)
+        assert process.wait(120) == -signal.SIGKILL
+
+
 STAGED = """
 export HPCML_RUN_DIR=$1 HPCML_ATTEMPT=0
 . "$1/stage.sh"

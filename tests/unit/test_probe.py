@@ -171,6 +171,15 @@ def test_what_fails_says_so_beside_what_works(tmp_path: Path) -> None:
     assert len(facts["interfaces"]) == 10
 
 
+def test_a_node_whose_key_is_unknown_gets_no_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/words\necho in\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert "lets you in" in probe._ssh("n1", "n[1-2]")
+    assert "-o ForwardAgent=no" in (tmp_path / "words").read_text()
+
+
 def test_a_gpu_that_answers_in_part(tmp_path: Path) -> None:
     nothing: dict[str, Any] = {"memory": None, "bar1": None, "capability": None, "mig": None, "affinity": None, "nvlinks": [],
                "p2p": {"1": None}, "errors": {"memory": "GPU is lost"}, "bus_id": ""}  # fmt: skip

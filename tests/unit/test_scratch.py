@@ -116,6 +116,16 @@ def test_a_role_that_is_killed_leaves_a_folder_that_is_swept(place: Path) -> Non
             time.sleep(0.02)
 
 
+def test_a_fork_leaves_its_parent_s_folder(place: Path) -> None:
+    with Folder(place) as folder:
+        pid = os.fork()
+        if not pid:
+            folder.remove()
+            os._exit(0)
+        assert os.waitpid(pid, 0) == (pid, 0)
+        assert folder.path.exists()
+
+
 def test_who_lives_in_anothers_folder_keeps_it(place: Path) -> None:
     """The scheduler, in that of the supervisor."""
     folder = left(place)
