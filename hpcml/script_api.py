@@ -317,7 +317,7 @@ def connect_to(attempt: AttemptPaths, address: str, **options: Any) -> Client:
     try:
         from distributed import Client
     except ImportError as error:
-        reason = "a client of a run needs distributed: install hpcml with its extra 'node' or 'local'"
+        reason = "a client needs the package 'distributed'. Install it: pip install 'hpcml[node]' or 'hpcml[local]'"
         raise RuntimeError(reason) from error
     file_names.keep()
     from hpcml.kinds.dask.node import tls

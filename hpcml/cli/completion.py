@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "In ~/.bashrc: . <(hpcml completion bash). In ~/.zshrc, after compinit: . <(hpcml completion zsh). For fish: "
         "hpcml completion fish > ~/.config/fish/completions/hpcml.fish."
     )
-    parser.add_argument("shell", metavar="bash|zsh|fish", choices=SHELLS, help="shell that will read the script")
+    parser.add_argument("shell", metavar="bash|zsh|fish", choices=SHELLS, help="your shell")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -85,10 +85,11 @@ def _submit(
     if form is Form.PROGRAM and (here / path).is_file():
         path = here / path  # what PATH leads to on this laptop does not count
     if form is Form.PROGRAM and programs.is_python(path):
-        hint = f"Send the script itself: hpcml --host … {command} SCRIPT. Set its Python with runtime.python."
+        hint = f"Send the script itself: hpcml --host … {command} SCRIPT. "
+        hint += "Choose the Python on HOST: --set runtime.python=/path/to/python."
         raise UsageError(f"hpcml cannot send the Python '{path}' of this laptop", place="--", hint=hint)
     if not path.is_absolute() or (form is Form.PROGRAM and programs.stays(path, here)):
-        hint = f"Send your own script that starts it (hpcml --host … {command} -- ./script.sh), or submit it there."
+        hint = f"Send a script that starts the program (hpcml --host … {command} -- ./script.sh), or submit there."
         raise UsageError(f"There is no file '{path}' here to send", place="--", hint=hint)
     if form is Form.NOTEBOOK:
         script_checks.check_notebook(path, arguments)
@@ -100,14 +101,13 @@ def _submit(
     limits = [word for word in options.set or () if word.startswith("code.")]
     code = common.load_site("", here, limits).site.code
     if code.snapshot == "none":
-        hint = "Remove it, or copy the code to the cluster and submit it there."
+        hint = "Remove this setting, or copy the code to the cluster and submit there."
         raise UsageError("A script of this laptop cannot run without a copy", place="code.snapshot = 'none'", hint=hint)
     with tempfile.TemporaryDirectory(prefix="hpcml-upload-") as folder:  # 0700
         upload = channel.Upload(path, Path(folder), code, module=form is Form.MODULE)
         _check_upload(upload)
         if missing := channel.unsent(arguments, here, upload.entries):
-            verb = "names a file of this laptop that is" if len(missing) == 1 else "name files of this laptop that are"
-            note(f"{', '.join(map(repr, missing))} {verb} not sent; paths are the cluster's")
+            note(f"hpcml does not send {', '.join(map(repr, missing))}: paths in arguments are paths on the cluster")
         connection = connect()
         many = counted(len(upload.entries), "file")
         say(f"  sending    {many}, {format_bytes(upload.size)} to {connection.host}", sys.stderr)

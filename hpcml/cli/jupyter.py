@@ -41,7 +41,7 @@ def run(options: Namespace) -> int:
     spec = spec.changed(idle=idle, cwd=notebook_folder(spec.code.cwd, options.notebook_dir))
     status = submit.start(options, spec)
     if status == 0 and options.detach and not options.json:
-        text = "hpcml status shows when it is ready, and the command for your laptop"
+        text = "hpcml status shows when JupyterLab is ready. Then it prints the command for your laptop."
         say_fitted(text, sys.stderr, first="  next       ", rest=" " * 13)
     return status
 

@@ -32,9 +32,13 @@ def add_options(parser: ArgumentParser) -> None:
     parser.epilog = f"EXAMPLE is one of {', '.join(examples())}. hpcml new without arguments describes each example."
     parser.add_argument("name", nargs="?", default="", metavar="NAME", help="the script to write: NAME or NAME.py")
     parser.add_argument(
-        "example", nargs="?", default="", metavar="EXAMPLE", help="default: the example called NAME, or minimal"
+        "example",
+        nargs="?",
+        default="",
+        metavar="EXAMPLE",
+        help="example to copy (default: the one called NAME, else minimal)",
     )
-    common.add_json(parser, "print JSON: the path and the example, or all examples")
+    common.add_json(parser, "print JSON: the new file and its example; without NAME all examples")
 
 
 def run(options: Namespace) -> int:

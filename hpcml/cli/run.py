@@ -37,7 +37,7 @@ def add_options(parser: Parser) -> None:
     """Add a submission's options; the help leaves out those that ``run`` refuses."""
     submit.add_options(parser, "run")
     here = {"--dry-run": "print a summary and run nothing; =script prints the batch script, --json the plan"}
-    here["--json"] = "print how the run ended as JSON; the script's output stays in logs/driver.log"
+    here["--json"] = "print JSON about the run's end; the script's output stays in logs/driver.log"
     here |= {OPTIONS[name].word: "must be the allocation's number" for name in _GIVEN}
     here["--gpus-per-node"] = "0: workers on CPUs; any other number must be the allocation's"
     here |= {OPTIONS[name].word: argparse.SUPPRESS for name in _REFUSED}

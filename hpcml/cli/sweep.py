@@ -63,10 +63,11 @@ def add_options(parser: Parser) -> None:
     )
     text = "N draws: 50 x=uniform(0,1) k=randint(1,9) c=choice(a,b) r=loguniform(1e-4,1) (repeatable)"
     add("--random", action="append", nargs="+", metavar="N NAME=…", help=text)
+    beside = "values side by side: a=1,2 b=3,4 makes the points a=1 b=3 and a=2 b=4 (repeatable)"
     text = "N points that Optuna chooses: 50 x=uniform(0,1)"
     add("--search", nargs="+", metavar="N NAME=…", help=text)
     parser.rare += [
-        add("--zip", action="append", nargs="+", metavar="NAME=VALUES", help="pairs: a=1,2 b=3,4 (repeatable)"),
+        add("--zip", action="append", nargs="+", metavar="NAME=VALUES", help=beside),
         add("--points", action="append", metavar="FILE", help="one point per row: .csv, .jsonl (repeatable)"),
         add(
             "--sampler",

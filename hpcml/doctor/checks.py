@@ -82,7 +82,7 @@ def library_path(exam: Examination) -> Finding:
                 return red(sentence, f"Remove {entry} from LD_LIBRARY_PATH.", entry=entry, files=libraries)
     if of_cuda:
         sentence = f"LD_LIBRARY_PATH puts {of_cuda[0]} before the libraries of the driver and of your environment"
-        hint = f"Remove {of_cuda[0]} from LD_LIBRARY_PATH (Driver/library version mismatch)."
+        hint = f"Remove {of_cuda[0]} from LD_LIBRARY_PATH. It can cause 'Driver/library version mismatch'."
         return yellow(sentence, hint, entry=of_cuda[0])
     return green("LD_LIBRARY_PATH contains no CUDA folder", entries=entries)
 

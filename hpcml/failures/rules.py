@@ -396,7 +396,7 @@ FILES_AND_PYTHON = (
          "the debugger (breakpoint(), pdb) needs a keyboard, but a batch job has no keyboard",
          "Remove breakpoint() and pdb, or debug in a notebook (hpcml jupyter).", "debugger without a keyboard"),
     Rule("recursion", ROOT, r"RecursionError(?:: |\(\\?['\"])maximum recursion depth exceeded",
-         "functions call each other endlessly", "The traceback shows which functions.", "endless recursion"),
+         "the recursion has no end (RecursionError)", "The traceback shows which functions.", "endless recursion"),
 )  # fmt: skip
 
 GPU = (

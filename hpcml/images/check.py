@@ -212,7 +212,7 @@ def _of_the_transports(contents: Contents, devices: subprocesses.Answer) -> Iter
     elif "ib" in ucx.modules:
         yield Finding("ucx", GOOD, f"{name} has InfiniBand; {here}")
     else:
-        sentence = f"it has no InfiniBand: {name} would use TCP between nodes, without a message; {here}"
+        sentence = f"the image lacks InfiniBand support. {name} would use TCP between nodes without an error; {here}"
         hint = "Build rapids-cu12 or rapids-cu13 (conda-forge's ucx), or of -wheels with --build-arg UCX_SOURCE=FILE."
         yield Finding("ucx", BAD, sentence, hint)
     if contents.verbs:

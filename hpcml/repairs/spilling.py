@@ -247,7 +247,7 @@ class PinnedPool:
                 self.free[block].append(memory)
             if refusal and not self.refused:
                 self.refused = True
-                print(f"hpcml: {self.held >> 20} MiB of host memory are pinned, and no more can be: {refusal}.",
+                print(f"hpcml: the worker pinned {self.held >> 20} MiB of host memory and cannot pin more: {refusal}.",
                       file=sys.stderr, flush=True)  # fmt: skip
             if self.refused:
                 self.most = min(self.most, self.held)

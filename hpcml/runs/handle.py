@@ -237,7 +237,7 @@ def role_of(word: str) -> str:
         return word
     if word not in LOGS:
         hint = did_you_mean(nearest(word, LOGS), f"One of: {', '.join(sorted({*LOGS.values()}))}.")
-        raise UsageError(f"There is no role '{word}'", place="hpcml logs", hint=hint)
+        raise UsageError(f"A run has no log '{word}'", place="hpcml logs", hint=hint)
     return LOGS[word]
 
 

@@ -27,7 +27,6 @@ from hpcml.failures import rules
 from hpcml.failures.end import SLURM, End
 from hpcml.forms import Form
 from hpcml.kind import Stage
-from hpcml.paths import SCRIPT
 from hpcml.request.record import Awaited
 from hpcml.runs import directories
 from hpcml.runs import record as records
@@ -550,7 +549,7 @@ def _ended_without_word(current: Status, run: directories.Run, job: JobState) ->
 def _step_ended(before: Status, run: directories.Run, node: str, exit_status: int) -> Status:
     """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
     if "allocated" in before.progress.times:  # what its log says is the script's
-        message = f"the {SCRIPT}'s step {rules.of_role(exit_status, ()).what}, without writing a status"
+        message = f"the script's job step {rules.of_role(exit_status, ()).what} before hpcml recorded the end"
         return _lost(before, run, exit_status, message)
     log = files.tail(run.paths.driver_log)
     if image := before.planned.image:
@@ -560,7 +559,7 @@ def _step_ended(before: Status, run: directories.Run, node: str, exit_status: in
         hint = why.hint.replace("IMAGE", image)
     else:
         ended = rules.of_role(exit_status, log)
-        current = _lost(before, run, START_FAILED, f"the {SCRIPT}'s step could not start: it {ended.what}")
+        current = _lost(before, run, START_FAILED, f"the script's job step could not start: it {ended.what}")
         hint = ended.hint or current.hint
     return current.changed(hint=hint, quote=log or current.ending.quote)
 

@@ -105,7 +105,7 @@ def test_a_gpu_image(world: World, program: Program) -> None:
         ({"driver": "470.1"}, "gpu", "needs 535 or newer"),
         ({"driver": ""}, "gpu", "driver does not respond"),
         ({"compute": "MemoryError: x"}, "gpu", "cannot add three numbers"),
-        ({"ucx": NO_UCX | {"modules": ["cuda"]}}, "ucx", "it has no InfiniBand"),
+        ({"ucx": NO_UCX | {"modules": ["cuda"]}}, "ucx", "the image lacks InfiniBand support"),
         ({"verbs": "libibverbs.so.1: cannot open"}, "rdma-core", "libibverbs cannot be loaded"),
         ({"failed": {"cuml": "ImportError: x"}}, "imports", "cuml cannot be imported"),
     ):

@@ -384,7 +384,7 @@ def test_arguments_that_name_files_of_the_laptop(laptop: Laptop) -> None:
         "submit", "--dry-run", "job.py", "small.txt", "data.bin", "--in=../project/job.py", "/cluster/data", "5"
     )
     assert done.returncode == 0, done.stderr
-    assert "note: 'data.bin', '--in=../project/job.py' name files of this laptop that are not sent" in done.stderr
+    assert "note: hpcml does not send 'data.bin', '--in=../project/job.py': paths in arguments" in done.stderr
     assert "note: not sent: data.bin (larger than code.max_file = 1M)." in done.stderr
 
 

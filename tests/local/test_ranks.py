@@ -131,7 +131,7 @@ def test_a_run_of_ranks_is_told_of_as_such(met: Ran) -> None:
     assert (status["address"], status["protocol"]) == ("127.0.0.1", "")
     assert status["versions"].startswith("2 processes, python 3.")
     assert "other users who reach the ports of TCPStore, Gloo, NCCL, UCX or MPI can connect" in status["security"]
-    assert any("Gloo takes a plain name, not GLOO_SOCKET_IFNAME=^lo: lo is used" in one for one in status["warnings"])
+    assert any("hpcml ignores GLOO_SOCKET_IFNAME=^lo and uses lo" in one for one in status["warnings"])
     report = json.loads((met.run / "report.json").read_text())
     assert report["ledger"]["paid"] > 0
     assert "Dask" not in (met.run / "report.html").read_text()

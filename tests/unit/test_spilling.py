@@ -99,7 +99,7 @@ def test_blocks_are_kept_and_bounded(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err == ""
     pool = PinnedPool(1 << 30, allocate)
     assert pool.take(5 << 20) is None
-    assert "no more can be: no more can be locked" in capsys.readouterr().err
+    assert "cannot pin more: no more can be locked" in capsys.readouterr().err
     assert pool.take(1 << 20) is None  # it has not asked again
 
 

@@ -48,7 +48,8 @@ def count(spec: RunRequest) -> int:
     for unit, has in (("GPU", gpus), ("CPU", cpus)):
         if 0 < has < ranks:
             hint = f"Use --ranks {has}, or more {unit}s: --{unit.lower()}s-per-node {ranks}."
-            raise UsageError(f"{ranks} ranks share {has} {unit}s on each node", place="--ranks", hint=hint)
+            problem = f"{ranks} ranks per node need {ranks} {unit}s, but each node has {has}"
+            raise UsageError(problem, place="--ranks", hint=hint)
     return ranks
 
 

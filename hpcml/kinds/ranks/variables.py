@@ -118,6 +118,7 @@ def with_users_own(variables: Mapping[str, str], environment: Mapping[str, str])
     notes = []
     if (given := kept.get("GLOO_SOCKET_IFNAME", "")) and not given.replace(",", "").replace("-", "").isalnum():
         used = variables.get("GLOO_SOCKET_IFNAME", "")
-        notes.append(f"Gloo takes a plain name, not GLOO_SOCKET_IFNAME={given}: {used or 'none'} is used")
+        instead = f" and uses {used}" if used else ""
+        notes.append(f"Gloo needs names of interfaces: hpcml ignores GLOO_SOCKET_IFNAME={given}{instead}")
         del kept["GLOO_SOCKET_IFNAME"]
     return {**variables, **kept}, notes

@@ -451,8 +451,8 @@ def _causes_within(workers: Mapping[str, WorkerFacts]) -> Iterator[Cause]:
             )
     yield Cause(
         "unknown reason",
-        "let the node's workers share one container or at least its IPC and PID namespaces (apptainer without"
-        " --containall, --ipc and --pid), and run with UCX_PROTO_INFO=y",
+        "run a node's workers in one container, or with shared IPC and PID namespaces (no --containall, --ipc, --pid)."
+        " For details set UCX_PROTO_INFO=y",
     )
 
 
