@@ -61,7 +61,7 @@ MEANING = {
     ALLOCATION_LOST: "the allocation ended without a status (a node failed, or the job was killed)",
     IMAGE: "the image cannot be used, or was not built",
     FABRIC: "the interconnect between the workers does not meet fabric.require",
-    VERSIONS: "the roles of the run have different versions",
+    VERSIONS: "the processes of the run have different versions",
     PREEMPTED: "the job was preempted: Slurm gave its nodes to another",
     STOPPED: "the script saved its state and stopped; the run can be continued",
     IDLE: "the cluster was idle longer than deadlines.idle allows",

@@ -51,7 +51,7 @@ def test_its_words_are_known(cluster: Cluster, image: Path, subtests: pytest.Sub
         ("none", f"the image does not exist: {cluster.work}/none.sif", "move it after the submission"),
         ("text", "the file is not an image", "hpcml image build"),
         ("cut", "the image is damaged or cut off", "Copy it again"),
-        ("closed", "there is no permission to read the image", "permissions"),
+        ("closed", "you have no permission to read the image", "permissions"),
         ("foreign", "the image is for arm64 processors, but the machine has amd64", "Build the image"),
     ):
         path = another(cluster, image, kind)
