@@ -145,7 +145,7 @@ def _all_going(options: Namespace) -> list[directories.Run]:
 def add_rm_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     parser.epilog = (
-        "Without RUN, hpcml removes the runs that match all given options, and the rest of interrupted removals. "
+        "Without RUN, hpcml removes the runs that match all given options, and what interrupted removals left. "
         "Runs that may still be active stay. If Slurm does not answer, hpcml also keeps the runs that it must ask "
         "Slurm about."
     )
@@ -186,7 +186,7 @@ def run_rm(options: Namespace) -> int:
     missing = None if options.until_free is None else wanted - _free(folder) - sum(left.values())
     sizes = _taken(ended, least, missing)
     total = sum(sizes.values()) + sum(left.values())
-    also = f" and the rest of {len(rests)}" if rests else ""
+    also = f" and what {units.counted(len(rests), 'interrupted removal')} left" if rests else ""
     summary = f"{units.counted(len(sizes), 'run')}{also}, {units.format_bytes(total)}"
     if not options.json:
         rows = [(path.name, path, size) for path, size in sizes.items()]

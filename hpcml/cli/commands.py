@@ -66,10 +66,10 @@ GROUPS = {
         "status": Command("show the state of a run", "[-f] [RUN]", "", "train --json"),
         "top": Command("watch a run live: nodes, GPUs, tasks, output", "[OPTIONS] [RUN]", "", "--once train"),
         "why": Command("explain why a run failed, and what to do", "[RUN]", "", "train --json"),
-        "stacks": Command("show where all processes of a run are: their Python stacks", "[RUN]", "", "train --json"),
+        "stacks": Command("show the Python stacks of all processes of a run", "[RUN]", "", "train --json"),
         "report": Command(
             "write the report of a run: how its hours were used", "[RUN] [--open]", "", "train --open"),
-        "logs": Command("show a run's logs", "[-f] [-n N] [RUN] [ROLE]", "", "-f -n 20 last worker"),
+        "logs": Command("show a run's logs", "[-f] [-n N] [RUN] [LOG]", "", "-f -n 20 last worker"),
         "wait": Command("wait until runs end", "[OPTIONS] RUN…", "last", "prepare train"),
         "shell": Command("open a shell on a node of a run", "RUN [NODE]", "last", "train n2"),
     },

@@ -58,7 +58,7 @@ def add_options(parser: ArgumentParser) -> None:
         "--fakeroot",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="build as root in your own namespace (default: unless you are root)",
+        help="build as root in a user namespace (default: yes, unless you are root)",
     )
     build_.add_argument(
         "--build-arg",
@@ -133,8 +133,8 @@ def _show(options: Namespace, _: Site) -> int:
         ("image", str(image.path)),
         ("size", units.format_bytes(image.size)),
         ("built", _date(image.created or image.modified)),
-        ("machine", image.architecture or "not said"),
-        ("kind", image.kind or "not one of hpcml's"),
+        ("machine", image.architecture or "unknown"),
+        ("kind", image.kind or "not built by hpcml"),
         ("cuda", image.cuda),
         ("versions", ", ".join(f"{name} {value}" for name, value in image.versions.items())),
         ("digest", digest),

@@ -30,7 +30,7 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_site(parser)
     common.add_json(parser, argparse.SUPPRESS)
     roles = ", ".join([f"{SCRIPT} (default)", *kinds.roles()])
-    parser.add_argument("role", metavar="ROLE", nargs="?", help=f"{roles} (default of ranks), rank:N or job")
+    parser.add_argument("role", metavar="LOG", nargs="?", help=f"{roles} (default with --ranks), rank:N or job")
     parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the run ends")
     parser.add_argument("-n", "--lines", metavar="N", help="start with the last N lines of each log")
     parser.add_argument(
@@ -65,7 +65,7 @@ def run(options: Namespace) -> int:
         say(f"hpcml: {end.message}.", sys.stderr)  # the log itself is the script's alone
     if not logs.has_any and not options.follow:
         state = run_status.status(records.adopt(run) if records.is_prepared(run) else run)
-        hint = f"It is {state.state}: {state.message}."
+        hint = f"The run is {state.state}: {state.message}."
         raise NotFoundError(f"The run has no {role} log yet", place=run.id, hint=hint)
     return 0
 
@@ -141,13 +141,14 @@ def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:
 
     number = common.whole(options.attempt, "--attempt")
     if role != SCRIPT or options.follow or options.lines is not None:
-        hint = "Remove ROLE, -f and -n."
+        hint = "Remove LOG, -f and -n."
         raise UsageError("--attempt shows only the script's whole log", place="--attempt", hint=hint)
     events = records.events(run)
     with complete(run.paths.directory):
         begins = {event.attempt: event.facts.get("log", int, 0) for event in events if event.name == _BEGIN}
     if number - 1 not in begins:
-        hint = f"It has: {', '.join(str(one + 1) for one in sorted(begins))}." if begins else "It has not started."
+        attempts = ", ".join(str(one + 1) for one in sorted(begins))
+        hint = f"Its attempts: {attempts}." if begins else "The run has not started."
         raise NotFoundError(f"The run has no attempt {number}", place=run.id, hint=hint)
     tail = Tail(run.paths.driver_log, sys.stdout)
     tail.mark()

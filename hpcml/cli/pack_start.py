@@ -29,8 +29,8 @@ def become_newer() -> None:
         if interpreter and subprocess.call([interpreter, "-I", "-c", USABLE], stderr=subprocess.DEVNULL) == 0:
             os.execv(interpreter, [interpreter, *sys.argv])
     here = ".".join(str(number) for number in sys.version_info[:2])
-    sentence = "It needs Python 3.11 or newer, but this is " + here + " (" + sys.executable + ").\n"
-    fail(sentence + "Load a newer one (module avail python), or name it: python3.11 " + sys.argv[0] + " …", 78)
+    sentence = "hpcml needs Python 3.11 or newer, but this is Python " + here + " (" + sys.executable + ").\n"
+    fail(sentence + "Load a newer Python (module avail python), or name it: python3.11 " + sys.argv[0] + " …", 78)
 
 
 def refuse_shared(archive: str, path: str) -> None:

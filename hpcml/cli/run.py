@@ -177,6 +177,6 @@ def _wait_for_steps(run: directories.Run) -> None:
     deadline = time.monotonic() + _STEPS_END
     while subprocesses.start_time(pid) == started:
         if time.monotonic() > deadline:
-            note(f"the run's job steps have not ended {_STEPS_END:g} s later")
+            note(f"the run's job steps did not end within {_STEPS_END:g} s after the run")
             return
         time.sleep(0.05)

@@ -55,7 +55,9 @@ def run(options: Namespace) -> int:
     try:
         subprocesses.become(command, environment)
     except subprocesses.CommandMissingError as error:
-        raise NotFoundError(f"The shell cannot be started: {error}", place="PATH", hint="Is SHELL right?") from error
+        raise NotFoundError(
+            f"The shell cannot be started: {error}", place="PATH", hint="Check the variable SHELL."
+        ) from error
     return 0
 
 

@@ -164,7 +164,7 @@ def show_difference(names: Sequence[str], called: Sequence[str], *, as_json: boo
             if value is not None:
                 say_fitted(_words(source), sys.stdout, first="      ", rest="      ")
     if not rows:
-        say("They are equal.")
+        say("The profiles are equal.")
     return bool(rows)
 
 

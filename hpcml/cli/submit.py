@@ -38,7 +38,7 @@ def add_options(parser: Parser, verb: str = "submit") -> None:
     parser.epilog = (
         "Give hpcml's options before SCRIPT and the script's arguments after it. "
         "All words after -- belong to the script. SCRIPT can also be -m package.module, or -- ./program. "
-        "Without --ranks it starts once, on the first node. "
+        "Without --ranks the script starts once, on the first node. "
         "To save work and continue later: hpcml help checkpoints."
     )
     add_to(parser, verb)
@@ -494,7 +494,7 @@ def _show_measurement(options: Namespace) -> int:
     run = common.find_run(options)
     attempts = sorted(run.paths.directory.glob("attempts/*/fabric.json"), key=lambda path: int(path.parent.name))
     if not attempts:
-        hint = "CPU runs over TLS make no check. To measure: hpcml fabric --nodes N"
+        hint = "CPU runs over TLS do not measure it. To measure: hpcml fabric --nodes N."
         raise NotFoundError("The run did not measure the interconnect", place=run.id, hint=hint)
     table = directories.read_json(attempts[-1])
     facts: Any = table.facts if table else {}

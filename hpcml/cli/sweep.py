@@ -447,7 +447,11 @@ def _plot(options: Namespace, runs: Path, name: str) -> int:
     printed, maximize = options.output == "-", options.maximize or sweep.maximize
     path = Path() if printed else _target(options, "--output", options.output or f"{name}.svg")
     if not printed and path.suffix not in _FORMS:
-        raise UsageError("The file name has no suffix of a picture", place=f"--output {path}", hint="Write NAME.svg.")
+        raise UsageError(
+            "The file name has no ending of a picture (.svg, .pdf, .png)",
+            place=f"--output {path}",
+            hint="Write NAME.svg.",
+        )
     picture = results.picture(name, rows, metric, maximize=maximize, form=path.suffix[1:] or "svg")
     if printed:
         Raw(sys.stdout).write(picture, last=True)

@@ -157,7 +157,7 @@ def test_logs_before_there_are_any(world: World) -> None:
         done = world.run("logs", *arguments)
         assert done.returncode == errors.NOT_FOUND
         assert "log yet" in done.stderr
-        assert "It is PENDING: waiting for jobs with higher priority" in done.stderr
+        assert "The run is PENDING: waiting for jobs with higher priority" in done.stderr
 
 
 def test_logs_of_each_role(world: World) -> None:

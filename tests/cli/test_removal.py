@@ -255,7 +255,7 @@ def test_rm_takes_what_a_killed_removal_left(world: World) -> None:
     assert json.loads(world.run("ls", "--all", "--json").stdout)[0]["run"] == directory.name
     done = world.run("rm", "--older-than", "30d", "--yes")
     assert done.returncode == 0, done.stderr
-    assert "the rest of 1" in done.stderr
+    assert "what 1 interrupted removal left" in done.stderr
     assert set(world.left()) == {directory.name, new.name, other.name}
 
 
