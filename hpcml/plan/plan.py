@@ -155,7 +155,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     _check_attempts(site, spec)
     python = interpreter(site) if spec.image else site.runtime.python or location.python
     if spec.image:
-        reasons.append(f"all roles run in {spec.image}, with {site.runtime.container}")
+        reasons.append(f"all processes run in {spec.image}, with {site.runtime.container}")
     staged = stage(site, spec.image, layout)
     if staged:
         reasons.append(f"the image is copied to each node by {staged.mode}")

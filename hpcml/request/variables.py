@@ -51,8 +51,8 @@ def _variable(text: str, place: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     name = name.strip() if place != "--env" else name
     if not _NAME.fullmatch(name):
-        shown = name if equals else "what is there"
-        raise UsageError(f"{shown!a} is not a valid variable name", place=place, hint="Write NAME=VALUE.")
+        shown = ascii(name) if equals else "The text"
+        raise UsageError(f"{shown} is not a valid variable name", place=place, hint="Write NAME=VALUE.")
     if name.startswith("HPCML_"):
         raise UsageError(f"{name} is reserved for hpcml", place=place, hint="Use --set for values of the profile.")
     if not equals:

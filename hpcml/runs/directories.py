@@ -229,7 +229,7 @@ def load(directory: Path) -> Run:
             hint = "Replace the link by its folder. hpcml does not follow links, because other users can create them."
             raise StorageError("The run's folder is a link", place=str(directory), hint=hint)
         hint = "hpcml does not read runs of other users: their files could run commands with your account."
-        raise StorageError("The path is not a folder of yours", place=str(directory), hint=hint)
+        raise StorageError("The path is not your own folder", place=str(directory), hint=hint)
     paths = RunPaths(directory)
     table = read_json(paths.submission)
     if not table or not table.facts:
@@ -522,7 +522,7 @@ def remove_leftover(directory: Path) -> None:
             pass
         except OSError as error:
             hint = f"Remove the rest yourself: {directory}."
-            message = f"Not all of the run could be removed: {error.strerror}"
+            message = f"The run could not be removed completely: {error.strerror}"
             raise StorageError(message, place=str(error.filename), hint=hint) from error
         if not os.path.lexists(directory):
             return

@@ -211,11 +211,11 @@ def lines(outlook: Outlook, now: datetime.datetime, *, whole: bool) -> list[tupl
     said = [("asks for", f"{text}; {start}" if start and not whole else text)]
     if outlook.most is not None:
         hours = request_cost.amount(outlook.most)
-        said.append(("", f"that is one attempt; all of them take at most {hours} node-h ({outlook.limit})"))
+        said.append(("", f"this is for one attempt; all attempts take at most {hours} node-h ({outlook.limit})"))
     if whole and outlook.by_slurm is not None:
-        theirs = f"by Slurm's own weights {request_cost.amount(outlook.by_slurm)} {outlook.unit}"
+        theirs = f"by Slurm's weights {request_cost.amount(outlook.by_slurm)} {outlook.unit}"
         differs = outlook.billed is not None and not math.isclose(outlook.by_slurm, outlook.billed, rel_tol=0.01)
-        said.append(("", f"{theirs}: the profile's are others" if differs else theirs))
+        said.append(("", f"{theirs}; the profile's weights differ" if differs else theirs))
     if whole and start:
         said.append(("start", start))
     if outlook.advice:

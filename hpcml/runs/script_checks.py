@@ -78,7 +78,7 @@ def check_file(script: Path) -> None:
     """
     start = _start_of(script, "script")
     if not start:
-        raise UsageError("The script is empty", place=str(script), hint="Was it saved?")
+        raise UsageError("The script is empty", place=str(script), hint="Save it first.")
     if other := _other_language(script, start):
         problem, remedy = other
         raise UsageError(f"SCRIPT is {problem}, not Python", place=str(script), hint=remedy)
@@ -157,7 +157,7 @@ def check_notebook(notebook: Path, arguments: Sequence[str]) -> None:
         hint = "Save it again in Jupyter. hpcml reads version 4 of the format."
         raise UsageError("The file is not a notebook", place=str(notebook), hint=hint) from error
     if language != "python" or not isinstance(cells, list):
-        raise UsageError(f"The notebook's language is {language}", place=str(notebook), hint="Python's are executed.")
+        raise UsageError(f"The notebook's language is {language}", place=str(notebook), hint="It must be Python.")
     if arguments:
         raise UsageError("A notebook takes no arguments", place=" ".join(arguments), hint="Use environment variables.")
 
@@ -327,10 +327,8 @@ def missing_argument(script: Path, base: Path, given: int) -> list[str]:
     """Return a note where a script reads the scheduler's file from an argument of its own that is not given."""
     for node in _nodes(script):
         if isinstance(node, ast.keyword) and node.arg == "scheduler_file" and _number_of_argument(node.value) > given:
-            problem = "reads the scheduler's file from an argument that you did not give"
-            return [
-                f"{place(base, script, node.value.lineno)} {problem}; any value or Client() gives the run's cluster"
-            ]
+            problem = "reads the scheduler's file from an argument that the command lacks"
+            return [f"{place(base, script, node.value.lineno)} {problem}; Client() connects to the run's cluster"]
     return []
 
 

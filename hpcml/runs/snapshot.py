@@ -61,7 +61,7 @@ class Taken(NamedTuple):
             words = f"{'is' if one else 'are'} not copied: do not change {'it' if one else 'them'} until the run ends"
             found.append(f"{listed(self.left_out)} {words}")
         if any(one.name.endswith("/") and one.why != _A_LINK for one in self.left_out):
-            found.append("folders that are not copied are links, which os.walk and rglob do not enter")
+            found.append("the copy has links to folders that are not copied; os.walk and rglob do not enter links")
         if self.missing:
             found.append(f"not in the run's copy of the code: {listed(self.missing)}; {instead}")
         if self.above:

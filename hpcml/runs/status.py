@@ -370,7 +370,7 @@ def _message(current: Status) -> str:
     if "image-staging" in times and "image-staged" not in times:
         return f"copying the image to the nodes ({current.progress.staging})"
     if current.progress.staging and "allocated" not in times:
-        return "the roles enter the image"
+        return "the processes of the run start in the image"
     return kind.startup[0].waiting.format_map(current.fields())
 
 
@@ -392,8 +392,8 @@ def _ask_owner(current: Status, run: directories.Run, asked: JobState | None) ->
     """Ask the scheduler about a run that has not written its end."""
     if not run.submission:
         hint = (
-            f"If Slurm accepted it, its comment is hpcml:{run.id} (squeue --me -o '%i %k'). "
-            f"Without such a job, it counts as not submitted after {records.LOST_AFTER / 60:g} minutes."
+            f"Look for a job with the comment hpcml:{run.id}: squeue --me -o '%i %k'. "
+            f"Without one, the run counts as not submitted after {records.LOST_AFTER / 60:g} minutes."
         )
         return current.changed(phase="unknown", message="the answer to the submission was not recorded", hint=hint)
     try:

@@ -242,7 +242,7 @@ def _two_pythons(spec: RunRequest, made: Plan) -> list[str]:
     interpreter = shutil.which(program) or str(program)
     if Path(interpreter).parent == Path(workers).parent:
         return []
-    return [f"{interpreter} runs the script, but {workers} runs the workers (runtime.python) and their imports"]
+    return [f"{interpreter} runs the script, but {workers} (runtime.python) runs the workers and their imports"]
 
 
 def template_folders(cwd: Path) -> tuple[list[Path], list[str]]:

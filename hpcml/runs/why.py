@@ -31,7 +31,7 @@ from hpcml.units import Memory, TimeLimit, expand_hosts, format_memory_for_slurm
 MOST_LOGS = 128  # workers' logs that are read
 _MORE = 1.5  # times what was asked for is worth a try
 _NO_MORE_TIME = (
-    "The site allows no longer time limit. Let the script save checkpoints and submit it with --until-done, "
+    "The site does not allow a longer time limit. Let the script save checkpoints and submit it with --until-done, "
     "or use more nodes."
 )
 _WARNINGS = 3
@@ -166,7 +166,7 @@ def _removed_module(run: directories.Run, cause: Cause) -> Cause:
             return cause
         python = str(plan.get("steps", list)[-1]["command"][0])
     if name in script_checks.installed(python):
-        remedy = f"This machine sees it in the environment of {python}. Put that on a file system that all nodes share."
+        remedy = f"The environment of {python} has it on this machine. Put this environment on a shared file system."
         return cause._replace(remedy=remedy)
     problem = f"the module {name} was installed at submission and is now missing"
     return cause._replace(what=problem, remedy=f"Install it again in the environment of {python}, then submit again.")

@@ -118,7 +118,7 @@ class AnswerLostError(HpcmlError):
 UNKNOWN = JobState("UNKNOWN")
 FOR_JOBS = "waiting for the jobs it depends on"  # why a job waits
 UNREADABLE = "UNREADABLE"
-NOT_ASKED = "Slurm did not answer a query for many jobs at once. Ask for this one alone."
+NOT_ASKED = "Slurm did not answer a query for many jobs at once. Query this job alone."
 
 
 class Prospect(NamedTuple):

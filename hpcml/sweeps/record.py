@@ -146,7 +146,7 @@ def make_folder(runs: Path, name: str) -> None:
         for folder in (path.parent.parent, path.parent):
             folder.mkdir(mode=0o700, exist_ok=True)
             if not files.is_own_folder(folder):
-                raise StorageError("The path is not a folder of yours", place=str(folder), hint="Remove it.")
+                raise StorageError("The path is not your own folder", place=str(folder), hint="Remove it.")
 
 
 def progress(runs: Path, sweep: Sweep) -> Progress:

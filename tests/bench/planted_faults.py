@@ -62,7 +62,7 @@ FAULTS = (
     F("hpcml/cli/top/frame.py", "-node.silent, _use(node) or 0.0, node.name", "-node.silent, -(_use(node) or 0.0), node.name", "hpcml top takes the busiest nodes for the worst"),
     F("hpcml/cli/tunnel.py", "say(secret if sys.stdout.isatty() else plain)", "say(secret)", "a tunnel's output in a file holds the token"),
     F("hpcml/cli/tunnel.py", "        tunnel.close()\n        shown.remove()", "        tunnel.close()", "a page with the token outlives the tunnel"),
-    F("hpcml/request/variables.py", 'shown = name if equals else "what is there"', "shown = name", "an error message quotes a secret from an env file"),
+    F("hpcml/request/variables.py", 'shown = ascii(name) if equals else "The text"', "shown = name", "an error message quotes a secret from an env file"),
     F("hpcml/cli/why.py", 'if host and command.startswith("hpcml "):', "if False:", "the commands that a laptop is told to type lack --host"),
     F("hpcml/doctor/checks.py", "if begins > last:", "if begins > last + _SOON:", "a certificate that ends just before the start is green"),
     F("hpcml/doctor/checks.py", "thread.join(max(0.0, exam.end + _LAST - time.monotonic()))", "thread.join()", "a hung file system holds hpcml doctor for ever"),

@@ -107,11 +107,11 @@ def test_slurm_s_own_weights_are_compared(priced: World) -> None:
     """Of the two questions of --dry-run the fake answers with one text, as if both were in it."""
     out = "PartitionName=x\n   TRESBillingWeights=CPU=2.0,Mem=0.25G,GRES/gpu=2.0\nPriorityFlags           = MAX_TRES,FAIR_TREE\n"
     priced.answer("scontrol", out=out)
-    assert "by Slurm's own weights 32 core-h: the profile's are others" in submit(
+    assert "by Slurm's weights 32 core-h; the profile's weights differ" in submit(
         priced, "--dry-run=script", "--partition", "x"
     )
     priced.answer("scontrol", out=out.replace("CPU=2.0", "CPU=1.0"))
-    assert "by Slurm's own weights 16 core-h\n" in submit(priced, "--dry-run=script", "--partition", "x")
+    assert "by Slurm's weights 16 core-h\n" in submit(priced, "--dry-run=script", "--partition", "x")
     for no in ("PartitionName=x TRESBillingWeights=(null)\n", out.replace("MAX_TRES", "MAX_TRES_GRES"), ""):
         priced.answer("scontrol", out=no)
         assert "own weights" not in submit(priced, "--dry-run=script", "--partition", "x")
@@ -129,7 +129,7 @@ def test_without_the_keys_nobody_is_asked(world: World) -> None:
     assert world.calls("scontrol") == []
     for words, most in ((("--max-restarts", "2"), 12), (("--max-node-hours", "9"), 9)):
         dry = submit(world, "--dry-run=script", "--until-done", *words)
-        assert f"that is one attempt; all of them take at most {most} node-h ({' '.join(words)})" in dry
+        assert f"this is for one attempt; all attempts take at most {most} node-h ({' '.join(words)})" in dry
 
 
 def test_what_fails_or_hangs_stops_no_submission(priced: World) -> None:

@@ -212,7 +212,7 @@ LOCK = threading.Lock()
     ((abs, [1]), {"time": "soon"}, 64, "'soon' is not a time"),
     ((abs, [1]), {"account": " "}, 64, "--account is empty"),
     ((abs, [1]), {"sbatch": "--nodes=2"}, 64, "--nodes is not passed to sbatch"),
-    ((abs, [1]), {"env": ["SECRET of mine"]}, 64, "'what is there' is not a valid variable name"),
+    ((abs, [1]), {"env": ["SECRET of mine"]}, 64, "The text is not a valid variable name"),
     ((abs, [1]), {"env": {"HPCML_X": "secret"}}, 64, "HPCML_X is reserved for hpcml"),
     ((abs, [1]), {"set": {"runtime.kind": "image", "runtime.image": "/x.sif"}}, 65, "hpcml.map cannot run inside an image"),
     ((abs, [1]), {"nodes": 2, "gpus_per_node": 1}, 65, "The local site has one machine"),

@@ -142,7 +142,7 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
             bare._replace(most=168.0, limit="--max-restarts 20"),
             [
                 ("asks for", one),
-                ("", "that is one attempt; all of them take at most 168 node-h (--max-restarts 20)"),
+                ("", "this is for one attempt; all attempts take at most 168 node-h (--max-restarts 20)"),
             ],
         ),
         (bare._replace(budget=Budget(10, 4)), [("asks for", f"{one} (6 core-h of a are left)")]),
@@ -157,7 +157,7 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
     whole = outlook.lines(known._replace(by_slurm=512.0, problems=("saldo failed",)), NOW, whole=True)
     assert whole == [
         ("asks for", share),
-        ("", "by Slurm's own weights 512 core-h: the profile's are others"),
+        ("", "by Slurm's weights 512 core-h; the profile's weights differ"),
         ("start", "Slurm would start it 14:20"),
         ("time", "x"),
         ("not known", "saldo failed"),

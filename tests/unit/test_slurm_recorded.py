@@ -117,7 +117,7 @@ def test_jobs_in_the_queue(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) 
         "dependent": "waiting for the jobs it depends on",
         "later": "waiting for its start time",
         "depends": "waiting for the jobs it depends on",
-        "too many": "more nodes than the QoS allows: it will never start",
+        "too many": "the job will never start: more nodes than the QoS allows",
     }
     assert slurm.task_states([jobs["array"]]) == {
         (jobs["array"], index): "RUNNING" if index < 2 else "PENDING" for index in range(6)
