@@ -95,7 +95,7 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
         prepared = exam.prepared()
     except HpcmlError:
         return [
-            not_applicable("not submitted, because the check request failed")._replace(check="job"),
+            not_applicable("not submitted, because the check 'request' failed")._replace(check="job"),
             *_nothing(names[1:]),
         ]
     try:
@@ -145,7 +145,7 @@ def judge_answers(by_node: Mapping[str, object], nodes: Sequence[str], took: str
 
 
 def _nothing(names: Sequence[str]) -> list[Finding]:
-    return [not_applicable("the job reported no nodes: see job")._replace(check=name) for name in names]
+    return [not_applicable("the job reported no nodes: see the check 'job'")._replace(check=name) for name in names]
 
 
 def judge(exam: Examination, answers: Mapping[str, object], clocks: Mapping[str, tuple[float, float]]) -> list[Finding]:
@@ -292,7 +292,9 @@ def _shared_gpus(exam: Examination, by_node: ByNode) -> Finding:
     each = [(name, row) for name, node in by_node.items() for row in node.gpu.smi]
     if closed := [(name, row) for name, row in each if row.compute_mode == "Prohibited"]:
         name, row = closed[0]
-        return red(f"GPU {row.bus_id} of {name} accepts no programs (compute mode)", "Tell the site.", **data)
+        return red(
+            f"GPU {row.bus_id} of {name} accepts no programs (compute mode)", "Report it to the site's support.", **data
+        )
     if busy := [name for name, node in by_node.items() if node.gpu.mps]:
         sentence = f"NVIDIA's MPS runs on {', '.join(busy)}: your workers would share GPUs with others"
         hint = "Request whole GPUs, or stop the server if it is yours (echo quit | nvidia-cuda-mps-control)."
@@ -363,7 +365,7 @@ def _architecture(exam: Examination, by_node: ByNode) -> Finding:
         return yellow(
             f"the nodes are of different architectures ({each})", "Request nodes of one kind.", machines=machines
         )
-    return green(f"the nodes are {names}{', as the image' if built else ''}", machines=machines)
+    return green(f"the nodes are {names}{', like the image' if built else ''}", machines=machines)
 
 
 # -- RDMA ports: those of the adapters that the profile names, or all that carry data ---------------------------------

@@ -36,7 +36,7 @@ def start(exam: Examination) -> Finding:
     try:
         exam.prepared()
     except HpcmlError:
-        return not_applicable("not tested, because the check request failed")
+        return not_applicable("not tested, because the check 'request' failed")
     try:
         start_time = exam.start().start
     except SlurmUnreachableError as error:

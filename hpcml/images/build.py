@@ -193,7 +193,7 @@ def check_subordinate(table: Path) -> None:
     except OSError:
         owners = set()  # no table is the same as no line in it
     if not names & owners:
-        hint = "Ask for an entry there and in /etc/subgid, build elsewhere and copy the image, or try --no-fakeroot."
+        hint = "Ask for an entry in /etc/subuid and /etc/subgid. Or build elsewhere, or try --no-fakeroot."
         message = "You have no subordinate user ids for a build as root (--fakeroot)"
         raise ImageError(message, place=str(table), hint=hint)
 
@@ -423,5 +423,5 @@ def _full(path: str, order: Order) -> tuple[str, str, str]:
     if "/cache/" in path:
         hint = f"Set {name}_CACHEDIR to a folder with more space, or empty it ({program.path} cache clean)."
         return " in the cache", path.partition("/cache/")[0] + "/cache", hint
-    hint = f"Set {name}_TMPDIR and {name}_CACHEDIR to folders with more space, and write the image to another."
+    hint = f"Set {name}_TMPDIR and {name}_CACHEDIR to folders with more space, and write the image to another folder."
     return "", str(order.definition.path), hint

@@ -75,7 +75,7 @@ def of_the_definition(image: Image) -> Iterator[Finding]:
     if bases:
         yield from _of_the_last_stage(stages[-1], bases, image)
     else:
-        yield Finding("definition", NOTE, "spython finds no base image in it", "Write From: IMAGE:VERSION.")
+        yield Finding("definition", NOTE, "spython finds no base image in the definition", "Write From: IMAGE:VERSION.")
 
 
 def _of_the_last_stage(stage: Any, bases: list[str], image: Image) -> Iterator[Finding]:
@@ -85,10 +85,12 @@ def _of_the_last_stage(stage: Any, bases: list[str], image: Image) -> Iterator[F
     different = min((name for name, value in labels if image.labels.get(name, value) != value), default="")
     moving = [base for base in bases if not re.search(r"[:@][^/]+$", base) or base.endswith(":latest")]
     if different:
-        sentence = f"it states {different} {stated[different]}, but the image's label is {image.labels[different]}"
+        sentence = (
+            f"the definition states {different} {stated[different]}, but the image's label is {image.labels[different]}"
+        )
         yield Finding("definition", BAD, sentence, "The image was changed after its build. Build it again.")
     if moving:
-        sentence = f"it starts from {moving[0]}, which changes every month"
+        sentence = f"the definition starts from {moving[0]}, which changes every month"
         yield Finding("definition", NOTE, sentence, "Use a fixed version, so that the same build gives the same image.")
     if not different and not moving:
         sentence = f"starts from {', '.join(bases)}, {len(stage.install)} commands, labels as stated"
@@ -153,13 +155,16 @@ def _contents(answer: subprocesses.Answer) -> Contents | None:
 def _no_start(answer: subprocesses.Answer, program: Program) -> Finding:
     if answer.code is None:
         return Finding(
-            "starts", BAD, f"it did not answer within {units.format_seconds(_TIMEOUT)}", "The disk may be slow."
+            "starts", BAD, f"the image did not answer within {units.format_seconds(_TIMEOUT)}", "The disk may be slow."
         )
     if rule := meaning(answer.text, Where.IMAGE):
         return Finding("starts", BAD, rule.cause, rule.remedy)
     why = " / ".join(last_lines(answer.err or answer.out, 2)) or f"exit status {answer.code}"
     return Finding(
-        "starts", BAD, f"{program} cannot run Python in it: {why}", "Run it yourself: apptainer exec IMAGE python3."
+        "starts",
+        BAD,
+        f"{program} cannot run Python in the image: {why}",
+        "Run it yourself: apptainer exec IMAGE python3.",
     )
 
 
@@ -179,7 +184,9 @@ def _of_the_packages(contents: Contents, image: Image, *, gpu: bool) -> Iterator
     stated = {name: value for name, value in image.versions.items() if name in has}
     wrong = [name for name, value in stated.items() if has[name] != value]
     for name in wrong:
-        yield Finding("versions", BAD, f"its label says {name} {stated[name]}, but it contains {has[name]}", _ANEW)
+        yield Finding(
+            "versions", BAD, f"the image's label says {name} {stated[name]}, but the image contains {has[name]}", _ANEW
+        )
     if not wrong:
         listed = ", ".join(f"{name} {value}" for name, value in versions.items())
         as_labelled = ", as labelled" if stated.keys() & versions.keys() else ""
@@ -193,7 +200,7 @@ def _of_the_hosts(contents: Contents, program: Program) -> Iterator[Finding]:
     for name in set_here:
         yield Finding("host", NOTE, f"{name} puts libraries of this machine before those of the image", f"unset {name}")
     if contents.outside:
-        sentence = f"it uses files of this machine: {', '.join(contents.outside[:3])}"
+        sentence = f"the image uses files of this machine: {', '.join(contents.outside[:3])}"
         yield Finding("host", BAD, sentence, "Set PYTHONNOUSERSITE=1 in %environment, or do not bind that folder.")
     elif contents.library_path and not set_here:
         sentence = f"LD_LIBRARY_PATH contains folders of this machine: {', '.join(contents.library_path)}"
@@ -216,7 +223,9 @@ def _of_the_transports(contents: Contents, devices: subprocesses.Answer) -> Iter
         hint = "Build rapids-cu12 or rapids-cu13 (conda-forge's ucx), or of -wheels with --build-arg UCX_SOURCE=FILE."
         yield Finding("ucx", BAD, sentence, hint)
     if contents.verbs:
-        yield Finding("rdma-core", BAD, f"libibverbs cannot be loaded: {contents.verbs}", "Install rdma-core in it.")
+        yield Finding(
+            "rdma-core", BAD, f"libibverbs cannot be loaded: {contents.verbs}", "Install rdma-core in the image."
+        )
     else:
         yield Finding("rdma-core", GOOD, "libibverbs is installed")
 
@@ -225,7 +234,7 @@ def _of_the_gpu(contents: Contents, image: Image) -> Finding:
     driver = contents.driver
     need = NEEDS[int(image.cuda)].driver if image.cuda in map(str, NEEDS) else 0
     if not driver:
-        return Finding("gpu", BAD, "NVIDIA's driver does not respond", "Check it on a node with GPUs, with srun.")
+        return Finding("gpu", BAD, "NVIDIA's driver does not respond", "Run this check on a node with GPUs, with srun.")
     if record.major(driver) < need:
         hint = "Use an image of rapids-cu12." if image.cuda == "13" else "Ask the site for a newer driver."
         return Finding("gpu", BAD, f"the driver is {driver}, but CUDA {image.cuda} needs {need} or newer", hint)

@@ -42,8 +42,8 @@ def test_a_good_image(world: World, program: Program) -> None:
 @pytest.mark.parametrize(
     ("changed", "subject", "says"),
     [({"failed": {"distributed": "ModuleNotFoundError: x"}}, "imports", "distributed cannot be imported: ModuleNotFoundError"),
-     ({"packages": {"dask": "2026.9.0", "distributed": "2026.7.1"}}, "versions", "its label says dask 2026.7.1, but it contains 2026.9.0"),
-     ({"python": "3.11"}, "versions", "its label says python 3.12, but it contains 3.11"),
+     ({"packages": {"dask": "2026.9.0", "distributed": "2026.7.1"}}, "versions", "label says dask 2026.7.1, but the image contains 2026.9.0"),
+     ({"python": "3.11"}, "versions", "label says python 3.12, but the image contains 3.11"),
      ({"outside": ["/home/ada/.local/lib/python3.12/site-packages/dask/__init__.py"]}, "host", "files of this machine: /home/ada")],
 )  # fmt: skip
 def test_an_image_that_holds_something_else(
@@ -60,7 +60,7 @@ def test_an_image_that_holds_something_else(
     [('echo "FATAL: squashfuse_ll exited: fuse: failed to open /dev/fuse: Permission denied" >&2; exit 255', "/dev/fuse cannot be used"),
      ('echo "FATAL: \\"python3\\": executable file not found in $PATH" >&2; exit 255', "this Python does not exist in the image"),
      ('echo "FATAL: the moon is full" >&2; exit 255', "the moon is full"),
-     ("echo hello", "cannot run Python in it: hello")],
+     ("echo hello", "cannot run Python in the image: hello")],
 )  # fmt: skip
 def test_an_image_that_does_not_start(world: World, program: Program, text: str, says: str) -> None:
     sif_file.make(world.project / "a.sif")

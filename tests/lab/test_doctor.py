@@ -242,7 +242,7 @@ def test_a_partition_that_is_down(cluster: Cluster) -> None:
         {
             "partition": ("red", "partition boost is DOWN", "another --partition"),
             "job": ("n/a", "did not end within 3.0 s", "--patience"),
-            "interface": ("n/a", "see job", ""),
+            "interface": ("n/a", "see the check 'job'", ""),
         },
     )
     assert cluster.run("squeue", "--me", "--noheader").stdout == ""
@@ -296,7 +296,7 @@ def test_a_job_that_fails_is_told_as_why_tells_it(cluster: Cluster) -> None:
     found = findings(
         cluster.run("hpcml", "doctor", "--node", *PATIENT, *own_runs(cluster), *broken, timeout=240), errors.UNFIT
     )
-    expect(found, {"job": ("red", "the job for the nodes failed", ""), "ports": ("n/a", "see job", "")})
+    expect(found, {"job": ("red", "the job for the nodes failed", ""), "ports": ("n/a", "see the check 'job'", "")})
     assert found["job"]["remedy"]
 
 

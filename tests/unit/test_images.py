@@ -202,7 +202,7 @@ def test_a_definition_in_order() -> None:
 def test_labels_that_were_changed_afterwards() -> None:
     ((state, said),) = looked_at(sif_file.DEFINITION, kind="cpu", dask="2026.9.0")
     assert state == "bad"
-    assert "it states org.hpcml.dask 2026.7.1" in said
+    assert "the definition states org.hpcml.dask 2026.7.1" in said
 
 
 def test_a_base_that_moves() -> None:
@@ -219,7 +219,10 @@ def test_what_spython_cannot_read_is_said_and_not_passed_over() -> None:
     assert looked_at("Bootstrap: debootstrap\nOSVersion: bookworm\n")[0][0] == "note"
     ((state, said),) = looked_at("# a bootstrap of our own\nBootstrap: docker\nFrom: python:3.12\n")
     assert (state, "spython cannot read the definition" in said) == ("note", True)
-    assert looked_at("Bootstrap: docker\n%post\n  true\n")[0] == ("note", "spython finds no base image in it")
+    assert looked_at("Bootstrap: docker\n%post\n  true\n")[0] == (
+        "note",
+        "spython finds no base image in the definition",
+    )
     assert looked_at("")[0][0] == "note"
 
 
@@ -237,7 +240,7 @@ def test_all_stages_are_looked_at_and_names_keep_their_letters() -> None:
     )
     assert looked_at(text.format("") + "%post\n  true\n")[0] == (
         "note",
-        "it starts from x.org/Foo/Bar, which changes every month",
+        "the definition starts from x.org/Foo/Bar, which changes every month",
     )
 
 
