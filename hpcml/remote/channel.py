@@ -302,12 +302,12 @@ class Call:
         if held is None:
             return self._lost(f"hpcml on {host} exited with status {code} without a message")
         if code in (126, 127):
-            hint = "Install it there, or set its path (login.hpcml in ~/.config/hpcml/config.toml, or --set)."
+            hint = "Install hpcml there, or set its path (login.hpcml in ~/.config/hpcml/config.toml, or --set)."
             return NotFoundError(f"hpcml is not installed on {host}", place="login.hpcml", hint=hint, quote=quote)
         if code == 255:
             hint = "Close other sessions to it, or ask the site about MaxSessions."
             return LinkError(f"{host} allows no further session on this connection", place=host, hint=hint, quote=quote)
-        hint = f"This is hpcml {__version__}. Install the same there, or name another with login.hpcml."
+        hint = f"This is hpcml {__version__}. Install the same version there, or name another hpcml with login.hpcml."
         message = f"hpcml on {host} cannot be called from a laptop: it has another version, or is not hpcml"
         return ConfigError(message, place="login.hpcml", hint=hint, quote=quote)
 
@@ -357,7 +357,7 @@ def patience(child: subprocesses.Child, host: str) -> Iterator[Callable[[], None
         with child.patience(SILENCE) as heard:
             yield heard
     except subprocesses.SilentError:
-        hint = f"Is its file system slow? Try: ssh {host} ls."
+        hint = f"Its file system may be slow. Try: ssh {host} ls."
         raise LinkError(f"{host} has not answered for {SILENCE:g} s", place=host, hint=hint) from None
 
 

@@ -81,10 +81,10 @@ def entries_of(rows: Any, place: str) -> list[Entry]:
     for entry in entries:
         parts_of(entry.name)
         if not 0 <= entry.size < _LARGEST or abs(entry.changed) >= _LARGEST:
-            message = "A file of an impossible size or time was announced; nothing was written"
+            message = "The other side announced a file of an impossible size or time; nothing was written"
             raise StorageError(message, place=repr(entry.name))
     if len({entry.name for entry in entries}) != len(entries):
-        raise StorageError("A file was announced twice; nothing was written", place=place)
+        raise StorageError("The other side announced a file twice; nothing was written", place=place)
     return entries
 
 

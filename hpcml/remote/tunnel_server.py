@@ -275,7 +275,7 @@ def prepare(run: directories.Run, public: str) -> Relay:
     """
     number = run_record.newest_attempt(run.paths)
     if number is None:
-        raise NotFoundError("The run has not started", place=run.id, hint="Wait for it.")
+        raise NotFoundError("The run has not started", place=run.id, hint="Wait until it starts.")
     if len(public.split()) < 2 or "\n" in public.strip() or not public.startswith("ssh-"):
         raise TunnelError("The data is not a public key", place="srun")
     secret = run.paths.attempt(number).secret
