@@ -271,7 +271,9 @@ def connect(*, backend: str = "", **options: Any) -> Client:
         import dask.config
         from distributed import Client
     except ImportError as error:
-        reason = "hpcml.connect() needs distributed: install hpcml with its extra 'node' or 'local'"
+        reason = (
+            "hpcml.connect() needs the package 'distributed'. Install it: pip install 'hpcml[node]' or 'hpcml[local]'"
+        )
         raise RuntimeError(reason) from error
     file_names.keep()
     if os.environ.get("HPCML_UCX_KEY"):  # it goes before UCX here, so Dask need not import what does that, and say so

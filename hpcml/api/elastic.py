@@ -397,11 +397,9 @@ def _without_ucx(loaded: LoadedSite) -> LoadedSite:
     """Return the site with workers that speak TLS; UsageError if the user asked for UCX."""
     network = loaded.site.network
     if network.protocol == "ucx" and loaded.layers.origin("network.protocol") == "--set":
-        problem = (
-            "UCX cannot connect jobs that start at different times: it cannot reach later workers, and leaving ones"
-        )
+        problem = "UCX cannot connect jobs that start at different times"
         hint = "Remove it: the workers use TLS. For UCX and cuML's collectives, submit a script: hpcml.submit()."
-        raise UsageError(f"{problem} break the others", place="network.protocol=ucx", hint=hint)
+        raise UsageError(problem, place="network.protocol=ucx", hint=hint)
     return loaded._replace(site=loaded.site._replace(network=network._replace(protocol="tls")))
 
 

@@ -226,7 +226,8 @@ def _look_for_hang(state: RunState, hang: FileSystemHang, *, told_to_end: bool) 
     if waits := hang.look(state.clock.seconds):
         state.frozen = True
         state.warn(
-            f"{node}: the script has been blocked on a file system for {HUNG_AFTER:g} s: it does not respond ({waits})."
+            f"{node}: the script has been blocked on a file system for {HUNG_AFTER:g} s: "
+            f"the file system does not respond ({waits})."
         )
     elif state.frozen:
         state.frozen = False

@@ -167,8 +167,8 @@ class Clocks:
             return ""
         if len(wrong) == len(self.differences) > 1 and len({least > 0 for least in wrong.values()}) == 1:
             nearest = min(wrong.values(), key=abs)  # all others agree that it is this one
-            return f"clocks differ: that of {self.node} is {_by(-nearest)} all other nodes'"
-        named = [f"that of {node} is {_by(least)} {self.node}'s" for node, least in wrong.items()]
+            return f"clocks differ: the clock of {self.node} is {_by(-nearest)} all other nodes'"
+        named = [f"the clock of {node} is {_by(least)} {self.node}'s" for node, least in wrong.items()]
         more = f", and {len(named) - 4} more" if len(named) > 4 else ""
         return f"clocks differ: {', '.join(named[:4])}{more}"
 
@@ -243,7 +243,7 @@ class Comparison:
         name, versions_found = next(iter(self.fatal.items()))
         others = list(self.fatal)[1:]
         more = f"; so {'does' if len(others) == 1 else 'do'} {_listed(others)}" if others else ""
-        return f"the roles' versions differ: {self._sentence(name, versions_found)}{more}"
+        return f"the versions of the run's processes differ: {self._sentence(name, versions_found)}{more}"
 
     @property
     def notes(self) -> list[str]:

@@ -101,7 +101,7 @@ TEXTS: dict[str, list[str]] = {
     "no-module": ["ModuleNotFoundError: No module named 'xgboost'",
                   """Exception: 'ModuleNotFoundError("No module named \\'xgboost\\'")'""",
                   """Exception: "ModuleNotFoundError(\\"No module named 'xgboost'\\")\""""],
-    "frozen": ["hpcml: warning: n3: the script has been blocked on a file system for 20 s: it does not respond (/data/a.npy, request_wait_answer)."],
+    "frozen": ["hpcml: warning: n3: the script has been blocked on a file system for 20 s: the file system does not respond (/data/a.npy, request_wait_answer)."],
     "thawed": ["hpcml: warning: n3: the file system responds again; the script continues."],
     "task-error": ["Exception: \"FileNotFoundError(2, 'No such file or directory')\""],
     "import-name": ["ImportError: cannot import name 'fit' from 'mymodule' (/home/me/mymodule.py)"],

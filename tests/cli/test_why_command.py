@@ -302,7 +302,7 @@ def test_a_supervisor_that_left_no_word_was_on_the_node_that_failed(world: World
 def test_a_run_that_goes_on_shows_what_it_has_warned_of(world: World) -> None:
     directory = failed(world)
     (directory / "status.json").unlink()
-    said = "n3: the script has been blocked on a file system for 20 s: it does not respond (/data/a.npy, request_wait_answer)."
+    said = "n3: the script has been blocked on a file system for 20 s: the file system does not respond (/data/a.npy, request_wait_answer)."
     with (directory / "events.jsonl").open("a") as file:
         file.writelines(
             json.dumps({"time": 2.0, "attempt": 0, **facts}) + "\n"

@@ -34,7 +34,7 @@ def test_what_the_start_itself_explains_is_nothing(clocks: Clocks, told: float) 
 def test_a_difference_that_the_certificate_bears(clocks: Clocks, told: float, words: str) -> None:
     clocks.take("n2", told)
     clocks.take("n3", NOW)
-    assert (clocks.note, clocks.fatal) == (f"clocks differ: that of n2 is {words}", "")
+    assert (clocks.note, clocks.fatal) == (f"clocks differ: the clock of n2 is {words}", "")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_difference_that_it_does_not_bear(clocks: Clocks, told: float, *, fata
 def test_a_first_node_that_is_wrong_is_named_itself(clocks: Clocks) -> None:
     for node, late in (("n2", 7200.0), ("n3", 7201.0), ("n4", 7199.0)):
         clocks.take(node, NOW + late)
-    assert clocks.fatal == "clocks differ: that of n1 is 7199 s or more behind all other nodes'"
+    assert clocks.fatal == "clocks differ: the clock of n1 is 7199 s or more behind all other nodes'"
 
 
 def test_the_own_node_is_not_compared(clocks: Clocks) -> None:
@@ -67,4 +67,4 @@ def test_a_first_node_whose_clock_was_set_since_the_batch_script_began(monkeypat
     monkeypatch.setattr(time, "time", lambda: ahead)
     found = Clocks("n1", BEHIND, AHEAD)
     found.take("n2", ahead - 30 * 86400)
-    assert re.fullmatch(r"clocks differ: that of n2 is 25\d{5} s or more behind n1's", found.fatal)
+    assert re.fullmatch(r"clocks differ: the clock of n2 is 25\d{5} s or more behind n1's", found.fatal)

@@ -142,8 +142,8 @@ def test_ucx_shares_no_memory_with_the_group(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(("protocol", "devices", "gpus", "words"), [
     ("tls", set(), False, "mutual TLS"),
     ("tls", set(), True, "mutual TLS; open to all users who can connect: NCCL, raft-dask"),
-    ("ucx", {"lo"}, False, "mutual TLS to the scheduler; both ends of a UCX connection prove the run's key, not encrypted"),
-    ("ucx", {"lo", "ib0"}, True, "mutual TLS to the scheduler; both ends of a UCX connection prove the run's key, not encrypted; open to all users who can connect:"
+    ("ucx", {"lo"}, False, "mutual TLS to the scheduler; UCX connections need the run's key but are not encrypted"),
+    ("ucx", {"lo", "ib0"}, True, "mutual TLS to the scheduler; UCX connections need the run's key but are not encrypted; open to all users who can connect:"
      " UCX's TCP on ib0, NCCL, raft-dask"),
 ])  # fmt: skip
 def test_security_in_words(protocol: str, devices: set[str], gpus: bool, words: str) -> None:

@@ -125,7 +125,7 @@ def test_a_script_that_dies_of_its_time_limit_has_waited_for_the_file_system(
         monkeypatch.setattr(supervisor, "_must_end", lambda *_: None)
     end_of(cluster, End(errors.TIME_LIMIT, "driver", "scheduler", "the time limit was reached"), BY_ITSELF, monkeypatch)
     assert [text for text in cluster.state.warnings if "file system" in text] == [
-        "n1: the script has been blocked on a file system for 20 s: it does not respond (/data/a.npy, request_wait_answer)."
+        "n1: the script has been blocked on a file system for 20 s: the file system does not respond (/data/a.npy, request_wait_answer)."
     ]
 
 

@@ -94,7 +94,7 @@ def test_what_ended_without_a_number_teaches_nothing(tmp_path: Path, capsys: Any
         one.begin(point(key, k=1, name="text"))
         one.end(key, record)
     assert [trial.state.name for trial in one.study.trials] == ["COMPLETE", "FAIL", "FAIL", "FAIL"]
-    assert capsys.readouterr().out.count("the search ignores it") == 1
+    assert capsys.readouterr().out.count("the search ignores this point") == 1
     trial = one.study.trials[0]
     assert (trial.params, trial.user_attrs) == ({"k": 1.0}, {"point": "a", "name": "text"})
 

@@ -431,7 +431,7 @@ def test_an_all_reduce_over_infiniband_is_proven_by_nccl_s_own_lines() -> None:
 @pytest.mark.parametrize(
     ("change", "reason", "remedy"),
     [
-        ({"ports": {}}, "n1 and n2 have no InfiniBand device", "request nodes with one"),
+        ({"ports": {}}, "n1 and n2 have no InfiniBand device", "request nodes with InfiniBand"),
         ({}, "NCCL did not use the InfiniBand ports of n1 and n2", "install libibverbs"),
         (
             {"setting": "NCCL_IB_DISABLE set by environment to 1.\n"},

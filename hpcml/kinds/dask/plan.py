@@ -42,7 +42,7 @@ def decided(site: Site, spec: RunRequest) -> Site:
     if site.gpu.mode != "polars" or not spec.size.gpus_per_node:  # the mode is for runs with GPUs
         return site._replace(gpu=site.gpu._replace(mode="dask"))
     if "rmm" in profilers(spec):
-        hint = "Remove it. With RAPIDSMPF_STATISTICS=1 the engine counts its own."
+        hint = "Remove it. With RAPIDSMPF_STATISTICS=1 the engine counts its own memory."
         raise UsageError("RMM's log does not contain the memory of cuDF-Polars", place="--profile rmm", hint=hint)
     if site.fabric.require == "rdma":
         sentence = "No check can prove RDMA in GPU mode polars: cuDF-Polars' own connections are not measured"

@@ -39,14 +39,14 @@ OPTIONS = KindOptions(
     Ranks(),
     {
         "how much": (
-            Option("ranks", "ranks per GPU, per node, or N per node; no Dask", _TAKERS,
+            Option("ranks", "start one rank per GPU, one per node, or N per node, without Dask", _TAKERS,
                    read=read, metavar="gpu|node|N", values=("gpu", "node"), common=_TAKERS),
             Option("mpi", "with --ranks: Slurm connects the ranks of an MPI program", CONTINUED | {"run"},
                    read=read_mpi, metavar="pmix|pmi2", values=PMI),
         ),
     },
     {
-        "--nproc-per-node": "Use --ranks N: so many ranks on each node.",
+        "--nproc-per-node": "Use --ranks N: N ranks on each node.",
         "--nnodes": "Use --nodes.",
         "--ranks": "Ranks are for hpcml submit, rerun and run. Submit each point of a sweep as a run of its own.",
     },

@@ -23,7 +23,7 @@ def decided(site: Site, spec: RunRequest) -> Site:
         If what the run starts cannot be ranks.
     """
     if spec.code.form not in _FORMS:
-        raise UsageError(f"A {spec.code.form} cannot be ranks", place="--ranks", hint="Leave out --ranks.")
+        raise UsageError(f"A {spec.code.form} cannot run as ranks", place="--ranks", hint="Leave out --ranks.")
     return site._replace(
         gpu=site.gpu._replace(mode="dask"),
         network=site.network._replace(protocol="tls"),
@@ -42,7 +42,7 @@ def count(spec: RunRequest) -> int:
     if text == "gpu":
         if not gpus:
             hint = "Add --gpus-per-node N, or use --ranks node."
-            raise UsageError("--ranks gpu needs GPUs, and none are requested", place="--ranks", hint=hint)
+            raise UsageError("--ranks gpu needs GPUs, but the run requests none", place="--ranks", hint=hint)
         return gpus
     ranks = 1 if text == "node" else int(text)
     for unit, has in (("GPU", gpus), ("CPU", cpus)):

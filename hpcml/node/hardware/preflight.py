@@ -123,7 +123,7 @@ def _gpus_missing(node: Node, expected: int) -> Iterable[Trouble]:
             hint = "The driver starts slowly or hangs. If the workers do not start either, exclude this node."
         elif node.system.modules.nvidia:
             hint = "The node has NVIDIA's driver: start the container with --nv,"
-            hint += " and have nvidia-ml-py in the environment."
+            hint += " and install nvidia-ml-py in the environment."
         yield Trouble(f"no GPU is visible ({fault})", hint, fatal=not late)
         return
     if fault:

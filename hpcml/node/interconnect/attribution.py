@@ -42,8 +42,8 @@ GPUDIRECT = (
 )
 _UNSET = "remove UCX_TLS from the environment of the submission and of the profile"
 _UNLIMIT = (
-    "let slurmd start jobs without this limit (LimitMEMLOCK=infinity in its unit, and"
-    " PropagateResourceLimitsExcept=MEMLOCK in slurm.conf); the site's administrators can"
+    "ask the site's administrators to remove this limit (LimitMEMLOCK=infinity in slurmd's unit, and"
+    " PropagateResourceLimitsExcept=MEMLOCK in slurm.conf)"
 )
 
 
@@ -341,7 +341,7 @@ class Cause(NamedTuple):
     remedy: str
 
 
-GLOO = Cause("torch's Gloo has TCP alone", "use NCCL or MPI, or set fabric.require=warn")
+GLOO = Cause("torch's Gloo supports only TCP", "use NCCL or MPI, or set fabric.require=warn")
 TLS = Cause("TLS was requested", "set network.protocol=ucx, with GPU workers and an image with InfiniBand in its UCX")
 
 
@@ -376,8 +376,8 @@ def _no_port(ports_of: _PortsOf) -> Iterator[Cause]:
     if without := [name for name, ports in ports_of.items() if ports is not None and not ports]:
         yield Cause(
             f"{listed(without)} {'has' if len(without) == 1 else 'have'} no InfiniBand device",
-            'request nodes with one (partition, constraint), or accept it with fabric.require = "none";'
-            " a container must not hide /sys and /dev (apptainer --contain)",
+            'request nodes with InfiniBand (partition, constraint), or set fabric.require = "none".'
+            " A container must not hide /sys and /dev (no apptainer --contain)",
         )
     for name, ports in ports_of.items():
         if ports and not any(port["state"] in ("ACTIVE", "") for port in ports.values()):
@@ -397,7 +397,7 @@ def _no_library(workers: list[WorkerFacts]) -> Iterator[Cause]:
             yield Cause("this UCX, the one of pip's libucx, has no InfiniBand support", PIP_REMEDY)
         yield Cause(
             f"this UCX{f', {library},' if library else ''} offers no InfiniBand transport",
-            "install rdma-core (libibverbs and its providers) in the image and see that `ucx_info -d` lists rc_mlx5 or"
+            "install rdma-core (libibverbs and its providers) in the image. `ucx_info -d` must list rc_mlx5 or"
             f" rc_verbs; with pip's libucx, {PIP_REMEDY}",
         )
 

@@ -96,7 +96,7 @@ class Resetter:
         """
         try:
             if not self.connection.poll():
-                raise ResetError(f"the cluster could not be cleaned within {ANSWER:g} s")
+                raise ResetError(f"the cluster could not be reset within {ANSWER:g} s")
             answer: dict[str, str] = self.connection.recv()
         except (OSError, EOFError) as error:
             raise ResetError("the process that resets the cluster ended") from error

@@ -122,7 +122,7 @@ def explanation(
     ``polars``: cuDF-Polars' DaskEngine connects the workers by itself.
     """
     if protocol == "ucx":
-        protection = "mutual TLS to the scheduler; both ends of a UCX connection prove the run's key, not encrypted"
+        protection = "mutual TLS to the scheduler; UCX connections need the run's key but are not encrypted"
         reached = sorted(tcp_devices - {"lo"})
         ways = [f"UCX's TCP on {' and '.join(reached)}"] if reached else []
         ways += ["UCX's System V shared memory, open to your group (UCX_TLS)"] if group_memory else []

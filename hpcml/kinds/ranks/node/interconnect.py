@@ -140,7 +140,7 @@ class Part:
             except (OSError, scratch.UnsafePlaceError) as error:
                 self.results = {-1: {"error": str(error)}}
         else:
-            self.results = {-1: {"missing": f"{context.settings.code.script} is no Python program"}}
+            self.results = {-1: {"missing": f"{context.settings.code.script} is not a Python program"}}
 
     def _started(
         self, python: list[str], folder: Path, rank: int, environment: dict[str, str]
@@ -272,7 +272,7 @@ def main() -> int:
     events = context.run.events.read_text().splitlines()
     checked = [one for one in map(json.loads, events) if one["event"] == "fabric-checked"]
     if not checked:
-        say("There is nothing between which to measure. Use --nodes 2, or two GPUs.")
+        say("A measurement needs two nodes or two GPUs. Use --nodes 2, or two GPUs.")
         return 0
     if (table := files.read_json(context.attempt.fabric)) is not None:
         files.write_json(context.run.out / "fabric.json", table)
