@@ -398,7 +398,9 @@ def _without_ucx(loaded: LoadedSite) -> LoadedSite:
     network = loaded.site.network
     if network.protocol == "ucx" and loaded.layers.origin("network.protocol") == "--set":
         problem = "UCX cannot connect jobs that start at different times"
-        hint = "Remove it: the workers use TLS. For UCX and cuML's collectives, submit a script: hpcml.submit()."
+        hint = (
+            "Remove the setting: the workers use TLS. For UCX and cuML's collectives, submit a script: hpcml.submit()."
+        )
         raise UsageError(problem, place="network.protocol=ucx", hint=hint)
     return loaded._replace(site=loaded.site._replace(network=network._replace(protocol="tls")))
 

@@ -44,7 +44,7 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
         ``ANSWER_LOST`` if it is not known whether the job exists.
     """
     if host := layers.process_environment().get("HPCML_HOST", ""):
-        hint = f"Call it on the login node, or use the command: hpcml --host {host} submit."
+        hint = f"Call hpcml.submit() on the login node, or use the command: hpcml --host {host} submit."
         raise UsageError("hpcml.submit() submits on this machine, but HPCML_HOST names another", place=host, hint=hint)
     keywords = {name: _word(value) for name, value in options.items()}
     given = given_by_keywords(keywords, of("python"), "hpcml.submit()")

@@ -41,7 +41,7 @@ def run(host: str, named_by: str, command: str, options: Namespace, given: list[
     common.end_by_signals()
     here = [word for word in getattr(options, "set", None) or () if word.startswith("login.")]
     if command == "sweep" and script:
-        hint = "Log in and run it there. From here, use sweep status, table, plot and cancel."
+        hint = "Log in, and start the sweep there. From here, use sweep status, table, plot and cancel."
         raise UsageError("Start a sweep on the login node", place=f"--host {host}", hint=hint)
     login = login_of(host, here, place=named_by, load=common.load_site)
     connect = functools.partial(channel.connect, login)

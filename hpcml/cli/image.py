@@ -122,7 +122,7 @@ def _show(options: Namespace, _: Site) -> int:
     try:
         digest = build.digest(image.path)
     except OSError as error:
-        hint = "Check that its file system responds."
+        hint = "Check that the file system of the image responds."
         raise NotFoundError(f"The image cannot be read: {error.strerror}", place=str(image.path), hint=hint) from error
     if options.json:
         table = {"image": image.path, "digest": digest, "kind": image.kind, "cuda": image.cuda}

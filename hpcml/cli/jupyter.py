@@ -24,7 +24,7 @@ SHORTEST_IDLE = 5.0  # seconds; less would end a session before anybody can open
 def add_options(parser: Parser) -> None:
     """Add a submission's options and the session's own."""
     submit.add_options(parser, "jupyter")
-    parser.epilog = "Open it on your laptop: hpcml tunnel --host HOST --service jupyter RUN."
+    parser.epilog = "Open the session on your laptop: hpcml tunnel --host HOST --service jupyter RUN."
     group = parser.add_argument_group("the session")
     group.add_argument(
         "--idle", metavar="TIME", default="1h", help="end after this time without use, or off (default: 1h)"
@@ -65,6 +65,6 @@ def notebook_folder(here: Path, chosen: str) -> Path:
     folder = here / layers.user_path(chosen)
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
-        place, hint = f"--notebook-dir: {folder}", "Create it with mkdir."
+        place, hint = f"--notebook-dir: {folder}", "Create the folder with mkdir."
         raise NotFoundError(f"The folder for notebooks {problem}", place=place, hint=hint)
     return folder

@@ -80,7 +80,7 @@ def run(options: Namespace) -> int:
             is_row = " " not in text[:position].strip()  # not a cause below its row
             say_state(text, position, colour=colour and is_row)
     if not all_ids:
-        say("You have no runs yet. Submit one: hpcml submit SCRIPT.", sys.stderr)
+        say("You have no runs yet. Submit a run: hpcml submit SCRIPT.", sys.stderr)
     elif not rows and most != 0:
         say(_no_match(options, all_ids), sys.stderr)
     elif rest and (options.failed or options.grep):

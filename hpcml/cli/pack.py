@@ -34,7 +34,7 @@ _SHEBANG = b"#!/usr/bin/env python3\n"
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes."""
-    parser.epilog = "Run it there with Python 3.11 or newer: python3 hpcml.pyz submit script.py."
+    parser.epilog = "Run the file there with Python 3.11 or newer: python3 hpcml.pyz submit script.py."
     parser.add_argument(
         "-o",
         "--output",
@@ -64,7 +64,7 @@ def run(options: Namespace) -> int:
         f"Wrote {path}: hpcml {__version__} with all files for a login node, {format_bytes(len(data))}.",
         sys.stdout,
     )
-    say_fitted(f"Copy it to the login node. There, type: python3 {path.name} --help", sys.stdout)
+    say_fitted(f"Copy the file to the login node. There, type: python3 {path.name} --help", sys.stdout)
     return 0
 
 

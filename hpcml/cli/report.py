@@ -26,7 +26,7 @@ def run(options: Namespace) -> int:
     from hpcml.runs import report
 
     if options.open and options.caller:
-        hint = f"Copy it here with hpcml --host HOST fetch {options.run}, and open report.html."
+        hint = f"Copy the report here with hpcml --host HOST fetch {options.run}, and open report.html."
         raise UsageError("The page would open on the login node", place="--open", hint=hint)
     page = report.make(common.find_run(options))
     if options.json:

@@ -32,7 +32,7 @@ def run(options: Namespace) -> int:
     from hpcml.runs import handle
 
     if options.caller or not sys.stdin.isatty():
-        hint = "Log in with a terminal (ssh -t HOST), and run it there."
+        hint = "Log in with a terminal (ssh -t HOST), and run hpcml shell there."
         raise UsageError("A shell needs a terminal", place="hpcml shell", hint=hint)
     one = handle.RunHandle(common.find_run(options))
     status = one.now()

@@ -291,7 +291,7 @@ def _site_init(options: Namespace) -> int:
 def _check_place(path: Path, options: Namespace) -> None:
     is_present = path.exists() or path.is_symlink()
     if options.refresh and not is_present:
-        hint = f"Write it first: hpcml site init {path.stem}."
+        hint = f"Write the profile first: hpcml site init {path.stem}."
         raise ConfigError("There is no profile to refresh", place=str(path), hint=hint)
     if is_present and not (options.force or options.refresh or options.print):
         hint = "Add --refresh to see the differences, add --force to replace it, or use another name."

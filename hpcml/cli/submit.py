@@ -177,7 +177,7 @@ def _check(prepared: submission.Prepared, options: Namespace) -> int:
     if options.json:
         common.print_json({"accepted": True, "answer": answer, "reasons": list(prepared.plan.reasons)})
     else:
-        say_fitted(f"Slurm would accept it: {answer}.", sys.stdout)
+        say_fitted(f"Slurm would accept the job: {answer}.", sys.stdout)
         for reason in prepared.plan.reasons:
             say_fitted(reason, sys.stdout, first="  ", rest="    ")
     return 0
@@ -510,7 +510,7 @@ def _show_measurement(options: Namespace) -> int:
             rate = pair["bytes"] / 1024**3 / pair["seconds"] if pair["seconds"] else 0.0
             say(f"  {pair['scope']:<7} {pair['source']} → {pair['target']}  {pair['error'] or f'{rate:.2f} GiB/s'}")
     except (KeyError, TypeError, AttributeError) as error:
-        hint = "It was changed or truncated. Measure again with hpcml fabric --nodes N."
+        hint = "The record was changed or truncated. Measure again with hpcml fabric --nodes N."
         message = f"The measurement is not complete ({type(error).__name__}: {error})"
         raise StorageError(message, place=str(attempts[-1]), hint=hint) from error
     return 0

@@ -162,7 +162,7 @@ def _begin(options: Namespace) -> int:
     spec = submit.script_spec(options)
     wanted = _wanted(options, study, seed)
     if spec.code.form is not Form.SCRIPT:
-        hint = "Submit it without a sweep, or call it from a Python file."
+        hint = "Submit the program without a sweep, or call it from a Python file."
         raise UsageError("A sweep needs a Python file, but this is not one", place=spec.code.script.name, hint=hint)
     if spec.value("profile"):
         hint = "Profile one of its points: hpcml submit --profile … SCRIPT ARGS…."
@@ -468,7 +468,7 @@ def _target(options: Namespace, option: str, text: str) -> Path:
         raise UsageError("The file would be written on the login node", place=option, hint=hint)
     path = common.here() / layers.user_path(text)
     if path.is_dir():
-        raise UsageError("The path is a folder", place=f"{option} {text}", hint="Name a file in it.")
+        raise UsageError("The path is a folder", place=f"{option} {text}", hint="Name a file in the folder.")
     return path
 
 

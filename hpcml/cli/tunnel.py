@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what this verb takes."""
-    parser.epilog = "On a login node, without --host, it prints the ssh commands for a laptop without hpcml."
+    parser.epilog = "On a login node, without --host, hpcml prints the ssh commands for a laptop without hpcml."
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser, "print JSON, one line each time the tunnel opens")
@@ -171,7 +171,7 @@ def _port(text: str) -> int:
     if not text:
         return 0
     if not (text.isascii() and text.isdecimal() and 1024 <= int(text) <= 65535):
-        hint = "Use one from 1024 to 65535."
+        hint = "Use a port from 1024 to 65535."
         raise UsageError(f"'{text}' is not a valid port number", place="--port", hint=hint)
     return int(text)
 

@@ -26,7 +26,7 @@ _WIDEST = 240  # characters of a quoted line
 
 def add_options(parser: ArgumentParser) -> None:
     """Add the common options."""
-    parser.epilog = "Without RUN, it explains the newest failed run."
+    parser.epilog = "Without RUN, hpcml explains the newest failed run."
     common.add_run(parser, default="")
     common.add_site(parser)
     common.add_json(parser)
@@ -92,14 +92,16 @@ def _bundle(run: directories.Run, answer: Answer, host: str, *, as_json: bool) -
 
     target = common.here() / f"{run.id}.tar.gz"
     if target.exists():
-        raise StorageError("The file already exists", place=str(target), hint="Remove it, or change to another folder.")
+        raise StorageError(
+            "The file already exists", place=str(target), hint="Remove the file, or change to another folder."
+        )
     count = bundle.write(run, answer, target)
     if as_json:
         common.print_json({"bundle": str(target), "files": count})
     else:
         say(f"{host}{':' if host else ''}{target}: {count} files.")
         if host:
-            say_fitted("It is on the other machine. Copy it with scp.", sys.stdout)
+            say_fitted("The file is on the other machine. Copy it with scp.", sys.stdout)
         taken = "hpcml removed the values of variables, and texts that look like secrets."
         say_fitted(f"{taken} It may contain other secrets: check it before you send it.", sys.stdout)
     return 0

@@ -218,7 +218,7 @@ def file_system(exam: Examination) -> Finding:
     if abs(ahead) > _SKEW:
         way = "ahead of" if ahead > 0 else "behind"
         sentence = f"the file system of {folder} is {abs(ahead):.0f} s {way} this machine's clock"
-        return yellow(sentence, "Report it to the site's support: times of files are wrong.", **data)
+        return yellow(sentence, "Report this to the site's support: times of files are wrong.", **data)
     return green(f"files in {folder} can be renamed and locked, and their times are correct", **data)
 
 
@@ -387,7 +387,7 @@ def judge_certificate(ends: Sequence[float], start: str, now: float, renew: str)
     if not ends:
         return not_applicable("ssh uses no certificate: neither your keys nor the agent has one")
     last = max(ends)
-    hint = f"Get a new one: {renew or 'see the documentation of your site'}."
+    hint = f"Get a new certificate: {renew or 'see the documentation of your site'}."
     if last == float("inf"):
         return green("your ssh certificate does not expire")
     data = {"ends": round(last), "left": round(last - now), "start": start}
@@ -431,7 +431,7 @@ def judge_login_node(login: Login, answered: str, *, of_profile: bool = True) ->
         return green(answers, **data)
     if one := next((name for name in login.hosts if name.partition(".")[0] in names), ""):
         return green(f"{login.host} answers as {one}; use this name in your own ssh commands", **data)
-    hint = f"Name one: hpcml --host {login.hosts[0]}."
+    hint = f"Name a login node: hpcml --host {login.hosts[0]}."
     machine = answered or "the machine that answered"
     return yellow(f"{login.host} is a name for several login nodes, but {machine} is not in login.hosts", hint, **data)
 

@@ -353,7 +353,7 @@ def _architecture(exam: Examination, by_node: ByNode) -> Finding:
     built = sif.inspect(Path(path)).architecture if path else ""
     others = [node for node, machine in machines.items() if built and machine != built]
     if others:
-        hint = f"Build it on a {machines[others[0]]} machine."
+        hint = f"Build the image on a {machines[others[0]]} machine."
         sentence = f"the image is built for {built}, but the nodes are {names}"
         if len(others) < len(machines):
             hint = f"Exclude the others: --exclude {','.join(others)}."
@@ -467,7 +467,7 @@ def _of_all(ports: Ports) -> Iterator[Finding]:
         yield (
             red(sentence, leave_out(dark))
             if expected
-            else yellow(sentence, "If it should be active, report it to the site.")
+            else yellow(sentence, "If the port should be active, report it to the site.")
         )
         return
     kinds = {node: _kind(several) for node, several in active.items()}

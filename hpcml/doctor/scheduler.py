@@ -70,7 +70,7 @@ def account(exam: Examination) -> Finding:
     of_account = [one for one in associations if one.account == name]
     if not of_account:
         hint = f"Add --account {names[0]}, or set it in [defaults] of ~/.config/hpcml/config.toml."
-        return red(f"account {name} is not among yours: {', '.join(names)}", hint, **details)
+        return red(f"account {name} is not one of your accounts: {', '.join(names)}", hint, **details)
     fitting = [one for one in of_account if one.partition in ("", partition)]
     if not fitting:
         partitions = sorted({one.partition for one in of_account})
@@ -132,7 +132,7 @@ def submit_limit(exam: Examination) -> Finding:
     if room is None:
         return not_applicable("Slurm reports no limit of submitted jobs")
     if room == 0:
-        return red("you have reached Slurm's limit of submitted jobs", "Wait, or cancel one.", room=room)
+        return red("you have reached Slurm's limit of submitted jobs", "Wait, or cancel a job.", room=room)
     return green(f"Slurm accepts {units.counted(room, 'more job')} from you", room=room)
 
 

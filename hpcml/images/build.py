@@ -84,7 +84,7 @@ def find_program(wanted: str, first: str = "") -> Program:
     answer = ask([path, "--version"], TIMEOUT)
     if answer.code != 0:
         message = f"Its --version {'does not answer' if answer.code is None else 'fails'}"
-        hint = "Run it yourself. Check that its module is loaded and its file system is mounted."
+        hint = "Run the program yourself. Check that its module is loaded and its file system is mounted."
         raise ImageError(message, place=path, hint=hint, quote=last_lines(answer.text))
     return identify(path, answer.text)
 
@@ -99,7 +99,7 @@ def ask(command: Sequence[str], timeout: float) -> subprocesses.Answer:
 
 def not_started(path: str, error: Exception) -> ImageError:
     """Return that the program cannot be started, as an error."""
-    hint = "Run it yourself, or choose another with --program."
+    hint = "Run the program yourself, or choose another with --program."
     return ImageError(f"The container program could not be started: {error}", place=path, hint=hint)
 
 
@@ -156,11 +156,11 @@ def prepare(
     user's own build arguments. With ``force`` an image that is there is replaced.
     """
     if out.exists() and not force:
-        hint = "Add --force to replace it, or use another name."
+        hint = "Add --force to replace the file, or use another name."
         raise UsageError("A file with this name already exists", place=str(out), hint=hint)
     if not out.parent.is_dir():
         raise NotFoundError(
-            "The folder for the image does not exist", place=str(out.parent), hint="Create it with mkdir -p."
+            "The folder for the image does not exist", place=str(out.parent), hint="Create the folder with mkdir -p."
         )
     if definition.used and not program.takes_arguments:
         hint = "Build with Apptainer 1.2 or SingularityCE 4.0 or newer. Older versions can run the image."
@@ -172,7 +172,7 @@ def prepare(
         check_subordinate(Path("/etc/subuid"))
     path = f"{layers.process_environment().get('PATH', '')}:/usr/sbin:/sbin"
     if definition.header("Bootstrap").lower() == "debootstrap" and shutil.which("debootstrap", path=path) is None:
-        hint = "Install it (apt-get install debootstrap), or build another definition."
+        hint = "Install debootstrap (apt-get install debootstrap), or build another definition."
         message = "This definition needs debootstrap, which is not installed"
         raise ImageError(message, place=str(definition.path), hint=hint)
     arguments, certificates, notes = _arguments(definition, given)
@@ -249,7 +249,7 @@ def _arguments(definition: Definition, given: Mapping[str, str]) -> tuple[dict[s
         else:
             notes.append("without --build-arg UCX_SOURCE=ucx-RELEASE.tar.gz the image has no InfiniBand")
     if missing := sorted(definition.used - definition.defaults.keys() - arguments.keys()):
-        hint = f"Set it: --build-arg {missing[0]}=VALUE."
+        hint = f"Set the argument: --build-arg {missing[0]}=VALUE."
         raise UsageError(f"The build argument {missing[0]} has no value", place=str(definition.path), hint=hint)
     return arguments, certificates if Path(certificates).is_file() else "", notes
 
@@ -311,7 +311,7 @@ def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:
         if answer.code != 0:
             raise failure(answer, order)
         if not new.exists():
-            hint, quote = "Build it by hand, and read its output.", last_lines(answer.text)
+            hint, quote = "Build the image by hand, and read the output.", last_lines(answer.text)
             message = f"{order.program} reported success but wrote no image"
             raise ImageError(message, place=str(order.definition.path), hint=hint, quote=quote)
         return _put(order.out, new, _record(order, inspect(new), time.monotonic() - begin))
@@ -397,7 +397,7 @@ def failure(answer: subprocesses.Answer, order: Order) -> HpcmlError:
     text = "\n".join(line for line in answer.text.splitlines() if not line.startswith("INFO"))
     if answer.code is None:
         message = f"The build did not end within {units.format_seconds(DEADLINE)}"
-        hint = "The network or the disk may be slow. The last lines of its output are above."
+        hint = "The network or the disk may be slow. The last lines of the build's output are above."
     elif full := re.search(_FULL, text):
         why = "your quota is used up" if "quota" in full[2].lower() else "the disk is full"
         where, place, hint = _full(full[1] or "", order)
@@ -407,7 +407,7 @@ def failure(answer: subprocesses.Answer, order: Order) -> HpcmlError:
     else:
         message, hint = (
             f"{order.program} did not build the image (its exit status was {answer.code})",
-            "Its output is above.",
+            "The build's output is above.",
         )
     return ImageError(message, place=place, hint=hint, quote=quote)
 

@@ -16,7 +16,7 @@ from hpcml.node.hardware.record import NEEDS, Contents
 from hpcml.sites.layers import process_environment
 
 GOOD, NOTE, BAD = "good", "note", "bad"
-_ANEW = "Build it again from hpcml's definition."
+_ANEW = "Build the image again from hpcml's definition."
 _PACKAGES = ("dask", "distributed", "dask-ml", "dask-cuda", "ucxx", "cudf")  # whose versions are shown
 _ALONE = "import sys; sys.path[:] = filter(None, sys.path); exec(sys.argv.pop(1))"  # no module of the working folder
 _TIMEOUT = 300.0  # seconds: a first start from a shared file system reads gigabytes, and cuDF is imported
@@ -65,7 +65,7 @@ def of_the_definition(image: Image) -> Iterator[Finding]:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it raises whatever its code stumbles over
             # Apptainer built from it all the same: this is spython's trouble and no reason against the image.
             sentence = f"spython cannot read the definition: {str(error) or type(error).__name__}"
-            hint = "Compare it with a definition that ships with hpcml (hpcml image --help names them)."
+            hint = "Compare the definition with one that ships with hpcml (hpcml image --help names them)."
     if sentence:
         yield Finding("definition", NOTE, sentence, hint)
         return
@@ -164,7 +164,7 @@ def _no_start(answer: subprocesses.Answer, program: Program) -> Finding:
         "starts",
         BAD,
         f"{program} cannot run Python in the image: {why}",
-        "Run it yourself: apptainer exec IMAGE python3.",
+        "Run Python yourself: apptainer exec IMAGE python3.",
     )
 
 
@@ -204,7 +204,7 @@ def _of_the_hosts(contents: Contents, program: Program) -> Iterator[Finding]:
         yield Finding("host", BAD, sentence, "Set PYTHONNOUSERSITE=1 in %environment, or do not bind that folder.")
     elif contents.library_path and not set_here:
         sentence = f"LD_LIBRARY_PATH contains folders of this machine: {', '.join(contents.library_path)}"
-        yield Finding("host", NOTE, sentence, "Remove them from %environment.")
+        yield Finding("host", NOTE, sentence, "Remove these folders from %environment.")
     elif not set_here:
         yield Finding("host", GOOD, "no library or module of this machine is in use")
 

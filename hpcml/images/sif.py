@@ -187,11 +187,11 @@ def _problems(image: Image, cuda: str, gpus: int, machine: str) -> Iterator[Prob
             f"Build it on a {machine} machine.",
         )
     if image.encrypted:
-        yield Problem("it is encrypted, but a batch job has no key for it", "Build it without --encrypt.")
+        yield Problem("it is encrypted, but a batch job has no key for it", "Build the image without --encrypt.")
     if not image.kind:
         clause = "it has no labels of hpcml: its contents are unknown until it runs"
         yield Problem(
-            clause, "Check it with hpcml image check, or build one with labels (hpcml image build).", fatal=False
+            clause, "Check the image with hpcml image check, or build one with labels (hpcml image build).", fatal=False
         )
     if gpus and image.kind and not image.cuda:
         clause = f"it has no GPU packages (its kind is {image.kind})"
@@ -215,7 +215,7 @@ def _version_problems(versions: Mapping[str, str], pinned: Mapping[str, str]) ->
         yield Problem(f"its RAPIDS {versions['rapids']} needs {wants}, not {has}", rebuild)
     elif other:
         named = ", ".join(f"{name} {value} (here {pinned[name]})" for name, value in other.items())
-        hint = "It may work. hpcml image build makes one with these versions."
+        hint = "The image may work. hpcml image build makes an image with these versions."
         yield Problem(f"its versions differ from those of this hpcml: {named}", hint, fatal=False)
 
 

@@ -319,7 +319,7 @@ def _failed_point(context: Context) -> str:
 
 def _hint(error: dict[str, Any], image: str) -> str:
     if hiding := error.get("hides"):
-        return f"{hiding} hides another module with this name that the script or a library needs. Rename it."
+        return f"{hiding} hides another module with this name that the script or a library needs. Rename the file."
     if error["type"] == "ModuleNotFoundError" and error["name"] and "." not in error["name"]:
         return _add_to_path(error["name"], error["has"]) if error.get("has") else _add_module(error["name"], image)
     from hpcml.failures.rules import BY_NAME

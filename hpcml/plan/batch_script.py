@@ -143,6 +143,6 @@ def _printable(text: str) -> str:
     else:
         bad = any(ord(character) < 32 or ord(character) == 127 for character in text)
     if bad:
-        hint = "Rename it, or remove the character."
+        hint = "Remove this character from the value, or rename the file."
         raise UsageError(f"The value {text!a} contains a line break or a control character", place="job.sh", hint=hint)
     return text

@@ -211,7 +211,7 @@ def _filled(site: Site, asked: RunRequest) -> RunRequest:
     defaults, resources = site.defaults, site.resources
     memory = asked.size.memory_per_node if asked.size.memory_per_node.text else resources.memory_per_node
     if memory.text and memory < 1024**2:
-        hint = "Remove it to use the site's default."
+        hint = "Remove the value to use the site's default."
         raise UsageError(f"'{memory.text}' is less than 1 MiB", place="--memory-per-node", hint=hint)
     gpus = _count(asked.size.gpus_per_node, defaults.gpus_per_node, "--gpus-per-node", "defaults.gpus_per_node")
     return asked.changed(
@@ -245,7 +245,7 @@ def _check_attempts(site: Site, spec: RunRequest) -> None:
             raise UsageError(f"{option} needs --until-done", place=option, hint="Add --until-done.")
         return
     if site.scheduler == "allocation":
-        hint = "Remove it, or submit the run: hpcml submit --until-done."
+        hint = "Remove the option, or submit the run: hpcml submit --until-done."
         raise UsageError("A run in an existing allocation ends with the allocation", place="--until-done", hint=hint)
     if not spec.code.form.traits.is_script:
         raise UsageError(f"{spec.code.form} cannot be continued", place="--until-done", hint="Remove it.")

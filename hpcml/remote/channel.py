@@ -305,7 +305,7 @@ class Call:
             hint = "Install hpcml there, or set its path (login.hpcml in ~/.config/hpcml/config.toml, or --set)."
             return NotFoundError(f"hpcml is not installed on {host}", place="login.hpcml", hint=hint, quote=quote)
         if code == 255:
-            hint = "Close other sessions to it, or ask the site about MaxSessions."
+            hint = "Close other sessions to that machine, or ask the site about MaxSessions."
             return LinkError(f"{host} allows no further session on this connection", place=host, hint=hint, quote=quote)
         hint = f"This is hpcml {__version__}. Install the same version there, or name another hpcml with login.hpcml."
         message = f"hpcml on {host} cannot be called from a laptop: it has another version, or is not hpcml"
@@ -318,7 +318,7 @@ class Call:
             return LinkError(message, place=host, hint=hint)
         if run:
             message += "; the run may have been submitted"
-            hint = f"hpcml did not send it twice. To find out: hpcml --host {host} status {run}."
+            hint = f"hpcml did not submit it again. To find out: hpcml --host {host} status {run}."
             return HpcmlError(message, place=host, hint=hint, exit_status=ANSWER_LOST)
         nothing = "Nothing was submitted. " if self.words[:1] in (["submit"], ["jupyter"], ["fabric"]) else ""
         return LinkError(message, place=host, hint=f"{nothing}Try again.")
@@ -481,7 +481,7 @@ class Delivery:
             hint = "Choose another with -o, or use --force."
             return UsageError(f"{path} already exists on {host}", place=self.command, hint=hint)
         if answer["refused"] == "folder":
-            hint = "Create it there, or choose another place with -o. Relative paths start in your home folder there."
+            hint = "Create the folder there, or choose another with -o. Relative paths start in your home folder there."
             return StorageError(f"The folder for {path} does not exist on {host}", place=self.command, hint=hint)
         if answer["refused"] == "open":
             hint = "Choose your own folder with -o. Its parents must be yours or root's, not group-writable."
@@ -501,7 +501,7 @@ class Delivery:
             hint = f"Try again. If {self.path} already exists then, it is complete."
             return LinkError(f"The connection to {self.host} was lost", place=self.host, hint=hint, quote=quote)
         if code in (126, 127):
-            hint = "Add it to the PATH of a login shell there."
+            hint = "Add python3 to the PATH of a login shell there."
             return NotFoundError(f"python3 is not on PATH on {self.host}", place=self.host, hint=hint, quote=quote)
         message = f"{self.host} did not accept the data: python3 exited with status {code}"
         return ConfigError(message, place=self.host, hint=f"Try: ssh {self.host} python3 --version", quote=quote)

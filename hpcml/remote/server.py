@@ -168,7 +168,7 @@ def serve(call: Callable[[list[str], RemoteSession], int]) -> int:
         session.say(hello=PROTOCOL, version=__version__)
         protocol = header["protocol"]
     except (ValueError, TypeError, KeyError, OSError) as error:
-        hint = "Call it from a laptop: hpcml --host HOST COMMAND."
+        hint = "Call hpcml from a laptop: hpcml --host HOST COMMAND."
         raise UsageError("Only hpcml on a laptop uses this option", place="hpcml", hint=hint) from error
     if protocol != PROTOCOL:
         session.say(exit_status=ConfigError.exit_status)
@@ -209,7 +209,9 @@ def _incoming() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            raise StorageError("Other users can access the folder", place=str(folder), hint="Move it to another place.")
+            raise StorageError(
+                "Other users can access the folder", place=str(folder), hint="Move the folder to another place."
+            )
         folder.chmod(0o700)
         for left in folder.glob("from-laptop-*"):
             with contextlib.suppress(FileNotFoundError):

@@ -108,7 +108,7 @@ def places(control: str = "~/.hpcml/cm") -> Places:
     """
     home = process_environment().get("HOME", "")
     if not home.startswith("/"):
-        raise StorageError("HOME is not set", place="HOME", hint="Set it to your home folder, with ssh's files.")
+        raise StorageError("HOME is not set", place="HOME", hint="Set HOME to your home folder, with ssh's files.")
     folder = Path(f"{home}/{control[2:]}" if control.startswith("~/") else control)
     for path in (both := Places(Path(home) / ".hpcml" / "ssh", folder)):
         private_folder(path)
@@ -117,7 +117,7 @@ def places(control: str = "~/.hpcml/cm") -> Places:
 
 def private_folder(path: Path) -> None:
     """Make a folder of mode 0700, or see that the one there is the user's own and nobody else's to write to."""
-    hint = "Remove it, or choose another with --set login.control=…."
+    hint = "Remove the file, or choose another folder with --set login.control=…."
     try:
         with contextlib.suppress(FileExistsError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

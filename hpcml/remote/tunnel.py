@@ -247,7 +247,7 @@ class Tunnel:
         if run.state == "PENDING":
             if any(sign in message for sign in _NEVER):
                 self.close()
-                hint = f"Show it: hpcml status {run.run}. Cancel it: hpcml cancel {run.run}."
+                hint = f"Show the run: hpcml status {run.run}. Cancel it: hpcml cancel {run.run}."
                 message = f"The run will not start: {message}"
                 raise HpcmlError(message, place=f"job {run.job}", hint=hint, exit_status=UNAVAILABLE)
             estimate = run.estimate

@@ -77,7 +77,7 @@ def service(run: directories.Run, name: str) -> Service:
     has_jupyter = run_record.planned(run).form is Form.JUPYTER
     if name == "jupyter" and not has_jupyter:
         raise NotFoundError(
-            "The run is not a JupyterLab session", place=run.id, hint=f"Start one with hpcml jupyter. {hint}"
+            "The run is not a JupyterLab session", place=run.id, hint=f"Start a session with hpcml jupyter. {hint}"
         )
     if name in ("dashboard", "jupyter") and not run.paths.status.exists():
         hint = f"Try again after it has started: hpcml status {run.id}."

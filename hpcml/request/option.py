@@ -33,7 +33,7 @@ def whole(text: str, option: str) -> int:
 def plain(text: str, option: str) -> str:
     """Return a text, which may not be empty."""
     if not text.strip():
-        raise UsageError(f"{option} is empty", place="hpcml submit", hint="Remove it, or give it a value.")
+        raise UsageError(f"{option} is empty", place="hpcml submit", hint="Remove the option, or give it a value.")
     return text
 
 

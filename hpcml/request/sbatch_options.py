@@ -73,7 +73,7 @@ def directive(text: str, place: str) -> tuple[str, str]:
     if not _DIRECTIVE.fullmatch(option):
         raise UsageError(f"'{text}' is not an option of sbatch", place=place, hint="Write --sbatch=--constraint=fast.")
     if equals and not value:
-        raise UsageError(f"{option} is empty", place=place, hint="Remove it, or give it a value.")
+        raise UsageError(f"{option} is empty", place=place, hint="Remove the option, or give it a value.")
     if option != "--gres" and (why := instead(option) or _NAMES.get(option, "")):
         raise UsageError(f"{option} is not passed to sbatch: hpcml sets it", place=place, hint=why)
     if option == "--gres" and "gpu" in re.split(r"[:,]", value):

@@ -93,7 +93,7 @@ def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[st
     typed = [name for name, option in OPTIONS.items() if "lines" not in option.takers]
     for name in [name for name in typed if values.pop(name, None)]:
         if not sbatch:
-            raise UsageError(f"{as_word(name)} is for the command line", hint="Remove it from the script.")
+            raise UsageError(f"{as_word(name)} is for the command line", hint="Remove the option from the script.")
         rest.append(f"--{name}")
     return values, rest
 

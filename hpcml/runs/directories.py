@@ -281,7 +281,7 @@ def read_json(path: Path) -> Table | None:
     StorageError
         If it cannot be read or is not a JSON table.
     """
-    hint = "It was changed or truncated. See the other files of the run."
+    hint = "The file was changed or truncated. See the other files of the run."
     with storage(path):
         try:
             content = files.read_json(path)
@@ -346,11 +346,11 @@ def find(folder: Path, word: str) -> Run:
     """
     run_ids = ids(folder)
     if not run_ids:
-        raise NotFoundError("There are no runs", place=str(folder), hint="Submit one: hpcml submit SCRIPT.")
+        raise NotFoundError("There are no runs", place=str(folder), hint="Submit a run: hpcml submit SCRIPT.")
     if word == "last":
         if last := _last(folder, run_ids):
             return last
-        raise NotFoundError("You have no runs", place=str(folder), hint="Submit one: hpcml submit SCRIPT.")
+        raise NotFoundError("You have no runs", place=str(folder), hint="Submit a run: hpcml submit SCRIPT.")
     if word in run_ids:
         return load(folder / word)
     if word.isdecimal() and (run := _with_job(folder, run_ids, word)):
@@ -363,7 +363,7 @@ def find(folder: Path, word: str) -> Run:
         raise NotFoundError(f"Several runs begin with '{word}'", place=str(folder), hint=f"One of: {names}.")
     if not begun:
         near = nearest(word, [*run_ids, *{name_of(name) for name in run_ids}, "last"])
-        hint = did_you_mean(near, "List them with: hpcml ls.")
+        hint = did_you_mean(near, "List your runs: hpcml ls.")
         raise NotFoundError(f"There is no run '{word}'", place=str(folder), hint=hint)
     return load(folder / begun[0])
 
@@ -452,7 +452,7 @@ def complete(directory: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
-        hint = "It was changed or truncated. See the logs of the run."
+        hint = "The file was changed or truncated. See the logs of the run."
         message = f"The run's record is not complete ({type(error).__name__}: {error})"
         raise StorageError(message, place=str(directory), hint=hint) from error
 
@@ -506,7 +506,7 @@ def remove_folder(directory: Path) -> None:
     going = directory.with_name(f".{directory.name}.{os.urandom(8).hex()}.removed")
     with storage(directory):
         if not files.is_own_folder(directory):
-            hint = "Check the folder, and remove it yourself."
+            hint = "Check this folder, and remove it yourself."
             raise StorageError("The run's folder is not yours, or is a link", place=str(directory), hint=hint)
         directory.rename(going)
     remove_leftover(going)

@@ -270,7 +270,9 @@ def cancel(run: directories.Run) -> Cancelled:
     if before.over:
         return Cancelled(False, f"{run.id} has ended already: {before.message}.")
     if not (run.submission and run.submission.key):
-        hint = f"It was not submitted. Remove it: hpcml rm {run.id}." if before.phase == "prepared" else before.hint
+        hint = (
+            f"The run was not submitted. Remove it: hpcml rm {run.id}." if before.phase == "prepared" else before.hint
+        )
         raise NotFoundError("The run has no job to cancel", place=run.id, hint=hint)
     if (after := directories.follow_up(run)) and after.submission:  # first: it begins when this one ends
         waiting = schedulers.get(after.submission.scheduler).cancel(after.submission.key)
@@ -296,7 +298,7 @@ def scheduler_of(run: directories.Run, status: Status) -> Scheduler:
     attempt = run.paths.attempt(records.newest_attempt(run.paths) or 0)
     table = None if status.over or status.phase == "queued" else directories.read_json(attempt.scheduler)
     if table is None:
-        place, hint = f"{run.id}: {status.state}: {status.message}", f"Show its state: hpcml status {run.id}."
+        place, hint = f"{run.id}: {status.state}: {status.message}", f"Show the run's state: hpcml status {run.id}."
         raise NotFoundError("The run's cluster is not running", place=place, hint=hint)
     with complete(run.paths.directory):
         return Scheduler(attempt, table.get("address", str), table.get("protocol", str))

@@ -30,7 +30,7 @@ def make(run: directories.Run) -> Path:
     status = run_status.status(run)
     attempt = records.newest_attempt(run.paths)
     if attempt is None or status.phase in ("refused", "prepared"):
-        hint = f"Show its state: hpcml status {run.id}."
+        hint = f"Show the run's state: hpcml status {run.id}."
         raise NotFoundError("The run has not started, so it has no report", place=run.id, hint=hint)
     answer = why.of_status(run, status)
     ending = Ending(status.end, next_step=answer.next_step)

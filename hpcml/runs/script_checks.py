@@ -154,7 +154,7 @@ def check_notebook(notebook: Path, arguments: Sequence[str]) -> None:
         cells, info = content["cells"], content.get("metadata", {}).get("kernelspec", {})
         language = str(info.get("language") or "python").lower()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        hint = "Save it again in Jupyter. hpcml reads version 4 of the format."
+        hint = "Save the notebook again in Jupyter. hpcml reads version 4 of the format."
         raise UsageError("The file is not a notebook", place=str(notebook), hint=hint) from error
     if language != "python" or not isinstance(cells, list):
         raise UsageError(f"The notebook's language is {language}", place=str(notebook), hint="It must be Python.")
@@ -211,7 +211,7 @@ def check_module_code(
     if file := module_file(module):
         return check_code(file, folder, python, folder=folder, image=image, prepared=prepared, dry_run=dry_run)
     if stem.is_dir():
-        hint = "Name a module in it, or add a file __main__.py."
+        hint = "Name a module of the package, or add a file __main__.py."
         raise ScriptError(f"The package {module.name} cannot be run: it has no __main__", place=str(stem), hint=hint)
     environment = _Environment(python)
     beside = (folder / parts[0]).is_dir()

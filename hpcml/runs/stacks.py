@@ -38,7 +38,7 @@ def ask(run: directories.Run, status: Status) -> Answer:
         If its files cannot be written, or an answer is damaged.
     """
     if status.over or not status.allocation.nodes:
-        place, hint = f"{run.id}: {status.state}: {status.message}", f"Show its state: hpcml status {run.id}."
+        place, hint = f"{run.id}: {status.state}: {status.message}", f"Show the run's state: hpcml status {run.id}."
         raise NotFoundError("The run has no processes now", place=place, hint=hint)
     number = records.newest_attempt(run.paths) or 0
     attempt = run.paths.attempt(number)

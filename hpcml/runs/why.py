@@ -96,7 +96,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     if not status.over:
         never = "never start" in status.message
         cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message
-        step = f"Cancel it: hpcml cancel {run.id}." if never else status.hint
+        step = f"Cancel the run: hpcml cancel {run.id}." if never else status.hint
         rule = "dependency" if never else ""
         return Answer(run.id, status.state, never, cause, rule=rule, warnings=lines, next_step=step)
     hits = evidence.hits(run.paths, MOST_LOGS)
@@ -149,7 +149,7 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
     named = ended.signal in {number.value for number in signal.Signals}  # Slurm may tell it late
     if status.ending.exit_status != ALLOCATION_LOST or not (named or status.ending.by == "hpcml"):
         return cause
-    remedy = "A user, the site or the kernel killed it on the first node. Submit it again."
+    remedy = "A user, the site or the kernel killed the batch script on the first node. Submit the run again."
     problem = "the batch script was killed" + (f" by {signal.Signals(ended.signal).name}" if named else "")
     return cause._replace(what=problem, short="batch script killed", known=True, rule="batch-killed", remedy=remedy)
 
@@ -166,10 +166,14 @@ def _removed_module(run: directories.Run, cause: Cause) -> Cause:
             return cause
         python = str(plan.get("steps", list)[-1]["command"][0])
     if name in script_checks.installed(python):
-        remedy = f"The environment of {python} has it on this machine. Put this environment on a shared file system."
+        remedy = (
+            f"The environment of {python} has the module on this machine. Put this environment on a shared file system."
+        )
         return cause._replace(remedy=remedy)
     problem = f"the module {name} was installed at submission and is now missing"
-    return cause._replace(what=problem, remedy=f"Install it again in the environment of {python}, then submit again.")
+    return cause._replace(
+        what=problem, remedy=f"Install the module again in the environment of {python}, then submit again."
+    )
 
 
 def hosts(listed: str) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ with_variables, ignored_defaults = local.with_variables, local.ignored_defaults
 _JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CLUSTER_NAME")  # what srun and the roles need of the job
 _GONE = JobState("UNKNOWN", "the run's job steps exited without writing a status (they may have been killed)")
 _LOOK = 0.05  # seconds between looks whether the run's step has begun
-_TAKE = "Get one with salloc, add the command to your own batch script, or use hpcml submit."
+_TAKE = "Get an allocation with salloc, add the command to your own batch script, or use hpcml submit."
 # The run's step: the batch script, and beside it a watch on hpcml run, whose death by SIGKILL ends the run too.
 _STEP = """
 { while read -r _; do :; done
@@ -232,7 +232,7 @@ def _not_started(job: str, run: RunPaths, problem: str) -> HpcmlError:
         holders = []
     others = f"; other job steps use nodes of the allocation: {', '.join(holders)}" if holders else ""
     hint = (
-        "Stop them first, or wait for them (with wait in a batch script)."
+        "Stop these steps first, or wait for them (with wait in a batch script)."
         if holders
         else "Check that srun hostname works here."
     )

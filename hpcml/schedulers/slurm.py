@@ -92,8 +92,8 @@ REASONS = {
     "PartitionInactive": "the partition is inactive",
     "PartitionNodeLimit": "the job will never start: more nodes than the partition allows",
     "PartitionTimeLimit": "the job will never start: more time than the partition allows",
-    "ReqNodeNotAvail": "a node it needs is down, drained or reserved",
-    "Nodes_required_for_job_are_DOWN": "nodes it needs are down, drained or reserved",
+    "ReqNodeNotAvail": "a node that the job needs is down, drained or reserved",
+    "Nodes_required_for_job_are_DOWN": "nodes that the job needs are down, drained or reserved",
     "QOSMaxJobsPerUserLimit": "the QoS allows you no more jobs",
     "QOSMaxNodePerUserLimit": "the QoS allows you no more nodes",
     "QOSMaxNodePerJobLimit": "the job will never start: more nodes than the QoS allows",
@@ -194,7 +194,7 @@ def submit(site: Site, run: RunPaths) -> Submission:
         if job_id := _look_again(run_id, min(timeout, _LOOK_AGAIN)):
             return job_id
         message = "It is unknown whether Slurm accepted the job"
-        hint = f"hpcml did not send it twice. When Slurm answers again, run: hpcml status {run_id}"
+        hint = f"hpcml did not submit the job again. When Slurm answers again, run: hpcml status {run_id}"
         raise HpcmlError(message, place="sbatch", hint=hint, exit_status=ANSWER_LOST, quote=lost.quote) from lost
 
 

@@ -287,7 +287,7 @@ def _known_directive(site: Site, option: str) -> str:
             f"'{option}' is not an sbatch option", place=place, hint="Write --constraint=gpu, without quotes."
         )
     if option in _RESERVED:
-        raise ConfigError(f"{option} is reserved for hpcml", place=place, hint="Remove it from the profile.")
+        raise ConfigError(f"{option} is reserved for hpcml", place=place, hint="Remove the option from the profile.")
     return option
 
 

@@ -94,7 +94,7 @@ def read_toml(path: Path, *, obeyed: bool = False) -> dict[str, Any]:
         text = files.read_setting(path) if obeyed else files.read(path, ours=False, follow=True).decode()
         return files.parsed(tomllib.loads, text)
     except OSError as error:
-        hint = "Give yourself read permission, or move it."
+        hint = "Give yourself read permission, or move the file."
         raise ConfigError(f"The file cannot be read: {error.strerror}", place=str(path), hint=hint) from error
     except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are of its kind
         raise ConfigError(f"The file is not valid TOML: {error}", place=str(path), hint="Correct this line.") from error
@@ -231,7 +231,7 @@ def _expect(kind: type, value: Any, description: str, layers: Layers, key: str) 
         return value
     place = f"{layers.origin(key)}: {_shown(key)}"
     raise ConfigError(
-        f"The value {value!r} must be {description}", place=place, hint=f"Write it as {_EXAMPLES[description]}."
+        f"The value {value!r} must be {description}", place=place, hint=f"Write the value as {_EXAMPLES[description]}."
     )
 
 

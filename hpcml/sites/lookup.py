@@ -330,7 +330,7 @@ def _add_settings(layers: Layers, path: Path, site: str, profiles: _Profiles, *,
             hint = did_you_mean(nearest(name, profiles.files), f"Known sites: {', '.join(sorted(profiles.files))}.")
             raise ConfigError(f"Unknown site '{name}'", place=f"{path}: site.{name}", hint=hint)
     if of_project and any("login" in part for part in (table, *by_site.values())):
-        hint = "Move it to ~/.config/hpcml/config.toml: only you may set how you log in, not a project."
+        hint = "Move 'login' to ~/.config/hpcml/config.toml: only you may set how you log in, not a project."
         raise ConfigError("A project's file may not contain 'login'", place=f"{path}: login", hint=hint)
     layers.add(table, str(path))
     layers.add(by_site.get(site, {}), f"{path} [site.{site}]")

@@ -193,7 +193,7 @@ def test_an_answer_that_stays_lost_has_a_status_of_its_own_and_is_found_later(wo
     assert code == errors.ANSWER_LOST
     run = world.directory().name
     assert f"hpcml status {run}" in err
-    assert "did not send it twice" in err
+    assert "did not submit the job again" in err
     world.answer("squeue")
     done = world.run("status", run, "--json")
     assert (facts := json.loads(done.stdout))["job"] == "101", done.stderr
@@ -292,7 +292,7 @@ def test_an_answer_that_is_lost_for_a_job_that_is_not_there(world: World) -> Non
 def test_check_asks_and_leaves_nothing(world: World) -> None:
     done = world.run("submit", "--site", "slurm", "--check", "job.py")
     assert done.returncode == 0, done.stderr
-    assert "Slurm would accept it" in done.stdout
+    assert "Slurm would accept the job" in done.stdout
     assert world.left() == []
     assert world.jobs() == {}
     facts = json.loads(world.run("submit", "--site", "slurm", "--check", "--json", "job.py").stdout)

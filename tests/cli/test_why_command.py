@@ -70,7 +70,7 @@ def test_a_module_that_was_removed_after_the_submission(world: World) -> None:
     (packages / "msgpack").mkdir()
     directory = failed(world, "--set", f"runtime.python={world.home}/env/bin/python")
     (directory / "logs/scheduler.log").write_text("ModuleNotFoundError: No module named 'msgpack.fallback'\n")
-    assert "has it on this machine" in why(world)["next_step"]
+    assert "has the module on this machine" in why(world)["next_step"]
     (packages / "msgpack").rmdir()
     found = why(world)
     assert found["cause"] == "the module msgpack was installed at submission and is now missing"

@@ -166,7 +166,7 @@ def test_faults_of_the_login_node(cluster: Cluster, tools: Path, nobody_failed: 
     expect(
         findings(of_another, errors.UNFIT),
         {
-            "account": ("red", "account chemistry is not among yours: physics", "--account physics"),
+            "account": ("red", "account chemistry is not one of your accounts: physics", "--account physics"),
             "slurm-variables": (
                 "yellow",
                 "SBATCH_NICE, SQUEUE_FORMAT affect your own",
@@ -179,7 +179,7 @@ def test_faults_of_the_login_node(cluster: Cluster, tools: Path, nobody_failed: 
             "slurm-config": ("yellow", "kills a job 10 s after", "deadlines.driver_grace = '5s'"),
             "partition": ("yellow", "max_time 2-00:00:00 instead of 1-00:00:00", "[partitions.boost]"),
             "bad-nodes": ("yellow", "n3 failed a run within a day", "--exclude n3"),
-            "image": ("red", "built for aarch64", "Build it on a"),
+            "image": ("red", "built for aarch64", "Build the image on a"),
             "certificate": ("red", "your ssh certificate expired", "renew-it"),
         },
     )

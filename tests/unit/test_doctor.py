@@ -282,7 +282,7 @@ def test_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return told(scheduler.account(examination(tmp_path, **options)))
 
     assert asked(KNOWN, account="astro")[0] == "green"
-    assert asked(KNOWN, account="chem") == ("red", "account chem is not among yours: astro, bio")
+    assert asked(KNOWN, account="chem") == ("red", "account chem is not one of your accounts: astro, bio")
     assert asked(KNOWN, account="bio") == ("red", "account bio may use only cpu, not partition boost_usr_prod")
     assert asked(KNOWN, account="astro", qos="boost_qos_dbg")[1].endswith("only dbg, normal, not QoS boost_qos_dbg")
     assert asked([], account="astro") == ("red", "Slurm's accounting has no account for you")
@@ -349,7 +349,7 @@ def test_the_start_and_the_certificate(tmp_path: Path, monkeypatch: pytest.Monke
     for ends, start, state in cases:
         found = checks.judge_certificate(ends, start, NOW, "step ssh login")
         assert found.state == state, found
-        assert (found.remedy == "Get a new one: step ssh login.") == (state in ("yellow", "red"))
+        assert (found.remedy == "Get a new certificate: step ssh login.") == (state in ("yellow", "red"))
     exam = examination(tmp_path, account="astro")
     monkeypatch.setattr(exam, "start", lambda: Prospect("2099-01-01T00:00:00"))
     assert scheduler.start(exam).sentence.startswith("Slurm would start a job in ")

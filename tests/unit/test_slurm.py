@@ -240,9 +240,9 @@ def test_of_two_jobs_of_a_run_one_that_has_not_ended_is_found(answers: Path) -> 
 @pytest.mark.parametrize(
     ("reason", "words"),
     [("Resources", "waiting for free nodes"), ("(Priority)", "waiting for jobs with higher priority"), ("ReqNodeNotAvail, UnavailableNodes:n[1-2]",
-      "a node it needs is down, drained or reserved"), ("ReqNodeNotAvail(Unavailable:n1)", "a node it needs is down, drained or reserved"),
+      "a node that the job needs is down, drained or reserved"), ("ReqNodeNotAvail(Unavailable:n1)", "a node that the job needs is down, drained or reserved"),
      ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
-      "nodes it needs are down, drained or reserved"), ("BrandNewReason", "BrandNewReason")],
+      "nodes that the job needs are down, drained or reserved"), ("BrandNewReason", "BrandNewReason")],
 )  # fmt: skip
 def test_reasons_in_words(reason: str, words: str) -> None:
     assert slurm.reason_in_words(reason) == words

@@ -125,7 +125,9 @@ def _check_memory(site: Site, count: int, memory: int) -> None:
     limit, least = site.workers.memory_limit, units.in_mib(_LEAST_FOR_A_WORKER)
     if 0 < limit < _LEAST_FOR_A_WORKER:
         message = f"workers.memory_limit is {units.in_mib(limit)}, but a worker needs more than {least} to start"
-        raise SiteError(message, place="workers.memory_limit", hint="Increase it, or remove it for an equal share.")
+        raise SiteError(
+            message, place="workers.memory_limit", hint="Increase the limit, or remove it for equal shares."
+        )
     if not limit and memory and memory // count < _LEAST_FOR_A_WORKER:
         each = f"{count} workers share {units.in_mib(memory)} of a node: {units.in_mib(memory // count)} each"
         hint = "Use fewer workers (--set workers.per_node=…) or more memory (--memory-per-node)."

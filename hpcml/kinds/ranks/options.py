@@ -39,7 +39,7 @@ OPTIONS = KindOptions(
     Ranks(),
     {
         "how much": (
-            Option("ranks", "start one rank per GPU, one per node, or N per node, without Dask", _TAKERS,
+            Option("ranks", "1 rank per GPU, 1 per node or N per node; no Dask", _TAKERS,
                    read=read, metavar="gpu|node|N", values=("gpu", "node"), common=_TAKERS),
             Option("mpi", "with --ranks: Slurm connects the ranks of an MPI program", CONTINUED | {"run"},
                    read=read_mpi, metavar="pmix|pmi2", values=PMI),

@@ -165,7 +165,9 @@ class Activity:
             traceback.print_exc()
 
     def _end_supervisor(self, pid: int, reason: str) -> None:
-        end = End(errors.ROLE_LOST, "driver", "hpcml", reason, "A user may have stopped it. Submit again.")
+        end = End(
+            errors.ROLE_LOST, "driver", "hpcml", reason, "A user may have stopped the process. Submit the run again."
+        )
         try:
             write_status(end, self.context, over=False)
             report_end(end, self.context)
