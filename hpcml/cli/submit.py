@@ -157,7 +157,7 @@ def _look_at_image(facts: dict[str, object]) -> None:
     """Say what is to be noted of an image that is not refused, and what only the nodes can tell."""
     notes = facts.get("notes")
     for text in notes if isinstance(notes, list) else ():
-        note(f"the image: {text}")
+        note(text)
     if facts:
         note("hpcml read the image's file but did not start it; hpcml image check starts it")
 

@@ -228,7 +228,7 @@ def _jobs(options: Namespace) -> int:
     """Return in how many jobs at once the points are to run."""
     jobs = common.positive(options.jobs, "--jobs")
     if jobs > _MOST_JOBS:
-        hint = "A cluster rarely starts more at once. Each job runs points until none are left."
+        hint = "A cluster rarely starts more jobs at once. Each job runs points until none are left."
         raise UsageError(f"{jobs} jobs are more than {_MOST_JOBS}", place="--jobs", hint=hint)
     return jobs
 
@@ -464,7 +464,7 @@ def _target(options: Namespace, option: str, text: str) -> Path:
     """Return the file that an option names; a laptop's is not on this machine."""
     if options.caller:
         printed = "plot NAME -o - > NAME.svg" if option == "--output" else "table NAME --csv > NAME.csv"
-        hint = f"Print it: hpcml --host HOST sweep {printed}."
+        hint = f"Print it to your laptop: hpcml --host HOST sweep {printed}."
         raise UsageError("The file would be written on the login node", place=option, hint=hint)
     path = common.here() / layers.user_path(text)
     if path.is_dir():

@@ -346,7 +346,7 @@ def image(exam: Examination) -> Finding:
     if not problems:
         return green(f"{path} is built for {described.architecture or 'an unknown machine'}", **data)
     first = problems[0]
-    return (red if first.fatal else yellow)(f"the image: {first.what}", first.hint, **data)
+    return (red if first.fatal else yellow)(first.what, first.hint, **data)
 
 
 def failed_nodes(exam: Examination) -> Finding:

@@ -183,40 +183,40 @@ def problems(image: Image, *, cuda: str, gpus: int, machine: str) -> list[Proble
 def _problems(image: Image, cuda: str, gpus: int, machine: str) -> Iterator[Problem]:
     if image.architecture and image.architecture != machine:
         yield Problem(
-            f"it is built for {image.architecture}, but this machine is {machine}",
-            f"Build it on a {machine} machine.",
+            f"the image is built for {image.architecture}, but this machine is {machine}",
+            f"Build the image on a {machine} machine.",
         )
     if image.encrypted:
-        yield Problem("it is encrypted, but a batch job has no key for it", "Build the image without --encrypt.")
+        yield Problem("the image is encrypted, but a batch job has no key for it", "Build the image without --encrypt.")
     if not image.kind:
-        clause = "it has no labels of hpcml: its contents are unknown until it runs"
+        clause = "the image has no labels of hpcml: its contents are unknown until it runs"
         yield Problem(
             clause, "Check the image with hpcml image check, or build one with labels (hpcml image build).", fatal=False
         )
     if gpus and image.kind and not image.cuda:
-        clause = f"it has no GPU packages (its kind is {image.kind})"
+        clause = f"the image has no GPU packages (its kind is {image.kind})"
         yield Problem(clause, "Use an image of rapids-cu12 or rapids-cu13, or request no GPUs.")
     elif image.cuda and cuda in ("12", "13") and image.cuda != cuda:
-        clause = f"it is built for CUDA {image.cuda}, but gpu.cuda of the site is {cuda}"
+        clause = f"the image is built for CUDA {image.cuda}, but gpu.cuda of the site is {cuda}"
         yield Problem(clause, f"Use an image of rapids-cu{cuda}, or correct gpu.cuda.", fatal=bool(gpus))
 
 
 def _version_problems(versions: Mapping[str, str], pinned: Mapping[str, str]) -> Iterator[Problem]:
     """Yield at most one: of versions that do not belong together, else of versions that are not this hpcml's."""
-    rebuild = "Build it again with hpcml image build, which uses matching versions (containers/versions.toml)."
+    rebuild = "Build the image again with hpcml image build, which uses matching versions (containers/versions.toml)."
     other = {name: value for name, value in versions.items() if value != pinned.get(name, value) and name != "python"}
     mixed = [name for name in ("dask", "distributed", "dask-cuda", "ucxx") if name in other]
     dask, distributed = versions.get("dask"), versions.get("distributed")
     if dask and distributed and dask != distributed:
-        yield Problem(f"it mixes dask {dask} and distributed {distributed}", rebuild)
+        yield Problem(f"the image mixes dask {dask} and distributed {distributed}", rebuild)
     elif mixed and "rapids" in versions and versions["rapids"] == pinned.get("rapids"):
         has = ", ".join(f"{name} {versions[name]}" for name in mixed)
         wants = ", ".join(f"{name} {pinned[name]}" for name in mixed)
-        yield Problem(f"its RAPIDS {versions['rapids']} needs {wants}, not {has}", rebuild)
+        yield Problem(f"the image's RAPIDS {versions['rapids']} needs {wants}, not {has}", rebuild)
     elif other:
         named = ", ".join(f"{name} {value} (here {pinned[name]})" for name, value in other.items())
         hint = "The image may work. hpcml image build makes an image with these versions."
-        yield Problem(f"its versions differ from those of this hpcml: {named}", hint, fatal=False)
+        yield Problem(f"the image's versions differ from those of this hpcml: {named}", hint, fatal=False)
 
 
 # -- definitions: those that ship with hpcml and the user's own -------------------------------------------------------

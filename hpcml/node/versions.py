@@ -167,7 +167,7 @@ class Clocks:
             return ""
         if len(wrong) == len(self.differences) > 1 and len({least > 0 for least in wrong.values()}) == 1:
             nearest = min(wrong.values(), key=abs)  # all others agree that it is this one
-            return f"clocks differ: the clock of {self.node} is {_by(-nearest)} all other nodes'"
+            return f"clocks differ: the clock of {self.node} is {_by(-nearest)} all other nodes"
         named = [f"the clock of {node} is {_by(least)} {self.node}'s" for node, least in wrong.items()]
         more = f", and {len(named) - 4} more" if len(named) > 4 else ""
         return f"clocks differ: {', '.join(named[:4])}{more}"

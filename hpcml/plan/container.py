@@ -154,7 +154,7 @@ def stage(site: Site, image: str, layout: JobLayout) -> Stage | None:
         raise ConfigError(
             "sbcast needs Slurm, which this site does not have",
             place=f"{place}.stage",
-            hint="Set it to 'copy' or 'none'.",
+            hint="Set runtime.stage to 'copy' or 'none'.",
         )
     folder = runtime.stage_to or site.paths.scratch
     if folder and not _FOLDER.fullmatch(folder):

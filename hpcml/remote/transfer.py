@@ -90,7 +90,7 @@ def entries_of(rows: Any, place: str) -> list[Entry]:
 
 def too_many(count: int, place: str) -> StorageError:
     """Return the error for more files than are sent one by one."""
-    hint = "Pack them with tar, and send the archive."
+    hint = "Pack the files with tar, and send the archive."
     return StorageError(
         f"These are {count} files, but at most {MOST_FILES} can be sent one by one", place=place, hint=hint
     )

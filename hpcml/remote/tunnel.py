@@ -338,7 +338,7 @@ class Tunnel:
         wrong = routes.look(self.port, link.service, link.token)
         link.misses = link.misses + 1 if wrong else 0
         if link.misses >= MISSES:
-            hint = f"See its log: hpcml logs {run.run} scheduler (on the cluster)."
+            hint = f"See the scheduler's log: hpcml logs {run.run} scheduler (on the cluster)."
             message = f"The {self.request.service} does not answer, but the run continues: {wrong}"
             place = f"{link.service.node}:{link.service.socket}"
             raise ServiceGoneError(message, place=place, hint=hint)
@@ -365,7 +365,7 @@ class Tunnel:
             except LinkError as error:
                 now, deadline = time.monotonic(), self.phase.deadline
                 if now >= deadline:
-                    message = f"{connection.host} could not be reached for {most:g} s"
+                    message = f"hpcml could not reach {connection.host} for {most:g} s"
                     raise LinkError(message, place=error.place, hint=error.hint, quote=error.quote) from error
                 pause = min(delay, most) * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
                 self._become(State.LOST, now + pause, deadline)

@@ -198,7 +198,7 @@ def job_name(spec: RunRequest) -> str:
     """
     if spec.name:
         if _NOT_IN_A_NAME.search(spec.name) or len(spec.name) > LONGEST_NAME or not spec.name[0].isalnum():
-            hint = f"Use letters, digits, '.', '_' and '-', at most {LONGEST_NAME}, a letter or digit first."
+            hint = f"Use at most {LONGEST_NAME} letters, digits, '.', '_' and '-'. Begin with a letter or digit."
             raise UsageError(f"{spec.name!r} is not a valid name", place="--name", hint=hint)
         return spec.name
     name = spec.code.script.name if spec.code.form is Form.MODULE else spec.code.script.stem

@@ -82,7 +82,7 @@ def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[st
     """Return a line's options by name, and the words without an option of hpcml; only #SBATCH lines may have such."""
     arguments = shlex.split(text.replace("--gres ", "--gres=") if sbatch else text, comments=sbatch)
     if not sbatch and {"-h", "--help"} & set(arguments):
-        raise UsageError("--help is for the command line", hint="Remove it.")
+        raise UsageError("--help works only on the command line", hint="Remove it from the script.")
     arguments = _gpus_of_gres(arguments) if sbatch else arguments
     options, rest = parser.parse_known_args([word for word in arguments if word not in ("-h", "--help")])
     if rest and not sbatch:
@@ -93,7 +93,9 @@ def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[st
     typed = [name for name, option in OPTIONS.items() if "lines" not in option.takers]
     for name in [name for name in typed if values.pop(name, None)]:
         if not sbatch:
-            raise UsageError(f"{as_word(name)} is for the command line", hint="Remove the option from the script.")
+            raise UsageError(
+                f"{as_word(name)} works only on the command line", hint="Remove the option from the script."
+            )
         rest.append(f"--{name}")
     return values, rest
 

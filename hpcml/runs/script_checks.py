@@ -190,7 +190,7 @@ def check_program(program: Path, path: str | None, *, prepared: bool) -> None:
     is_program = start.startswith((b"\x7fELF", b"#!"))
     if not is_program or not os.access(program, os.X_OK):
         shell = "bash" if not (language := _LANGUAGES.get(program.suffix.lower())) else language[1].split()[0]
-        run = f"name its interpreter: hpcml submit -- {shell} {program.name}"
+        run = f"name the interpreter: hpcml submit -- {shell} {program.name}"
         hint = f"{'Make it executable (chmod u+x), or' if is_program else 'Add a first line with #!, or'} {run}."
         problem = "is not executable" if is_program else "has no first line that names its interpreter (#!)"
         raise UsageError(f"The program {problem}", place=str(program), hint=hint)

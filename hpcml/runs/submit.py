@@ -190,7 +190,7 @@ def _check_script(site: Site, spec: RunRequest) -> None:
         if not (in_image and spec.code.in_place):  # the image has other files
             script_checks.check_program(spec.code.script, path, prepared=_is_prepared(site))
         if programs.is_python(spec.code.script) and (not spec.code.arguments or spec.code.arguments[-1] == "-"):
-            hint = f"Name it: hpcml submit -- {spec.code.script.name} SCRIPT."
+            hint = f"Name the script: hpcml submit -- {spec.code.script.name} SCRIPT."
             raise UsageError("Python needs a script: a run has no standard input", place="--", hint=hint)
     elif spec.code.form is Form.NOTEBOOK:
         script_checks.check_notebook(spec.code.script, spec.code.arguments)

@@ -142,7 +142,7 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
         current = run_status.status(run)
         awaited = one._replace(run=run.id, job=run.job)
         if current.phase == "refused":
-            raise SiteError("The run to wait for never ran: it was refused", place=run.id, hint=_again(run))
+            raise SiteError("The run of --after never ran: Slurm refused it", place=run.id, hint=_again(run))
         if current.over:
             if not awaited.met_by(current.ending.exit_status):
                 problem = f"The run cannot start: it waits for {awaited.clause()}, and {run_status.ended(current)}"

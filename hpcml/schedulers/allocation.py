@@ -73,7 +73,7 @@ def current() -> Allocation:
     if not job:
         raise UsageError("No allocation found: SLURM_JOB_ID is not set", place="hpcml run", hint=_TAKE)
     if run := environment.get("HPCML_RUN_DIR"):
-        hint = "Connect to its cluster with hpcml.connect(), or put both commands into one batch script."
+        hint = "Connect to the run's cluster with hpcml.connect(), or put both commands into one batch script."
         raise UsageError("A run cannot start inside another run", place=f"HPCML_RUN_DIR={run}", hint=hint)
     tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1" and not sys.stdin.isatty():

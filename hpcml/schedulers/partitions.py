@@ -75,17 +75,18 @@ def _misfits(site: Site, name: str, spec: RunRequest) -> Iterator[_Misfit]:
     gpus_are_known = name in site.partitions and any(other.gpus_per_node for other in site.partitions.values())
     if gpus_are_known and spec.size.gpus_per_node > partition.gpus_per_node:
         has = partition.gpus_per_node or "no"
-        message = f"Partition '{name}' has {has} GPUs per node, {spec.size.gpus_per_node} requested"
+        message = f"Partition '{name}' has {has} GPUs per node, but the run requests {spec.size.gpus_per_node}"
         yield _Misfit(message, f"partitions.{name}.gpus_per_node")
     if not site.partitions and 0 < site.resources.node_gpus < spec.size.gpus_per_node:
-        message = f"A node has {site.resources.node_gpus} GPUs, {spec.size.gpus_per_node} requested"
+        message = f"A node has {site.resources.node_gpus} GPUs, but the run requests {spec.size.gpus_per_node}"
         yield _Misfit(message, "resources.node_gpus")
     if partition.cpus_per_node and spec.size.cpus_per_node > partition.cpus_per_node:
-        message = f"Partition '{name}' has {partition.cpus_per_node} CPUs per node, {spec.size.cpus_per_node} requested"
+        cpus, has = spec.size.cpus_per_node, partition.cpus_per_node
+        message = f"Partition '{name}' has {has} CPUs per node, but the run requests {cpus}"
         yield _Misfit(message, f"partitions.{name}.cpus_per_node")
     if 0 < partition.memory_per_node < spec.size.memory_per_node:
         asked, allowed = map(units.format_memory_for_slurm, (spec.size.memory_per_node, partition.memory_per_node))
-        message = f"Partition '{name}' has {allowed} of memory per node, {asked} requested"
+        message = f"Partition '{name}' has {allowed} of memory per node, but the run requests {asked}"
         yield _Misfit(message, f"partitions.{name}.memory_per_node")
 
 
@@ -106,14 +107,14 @@ def _sizes(by_partition: _Limits, by_qos: _Limits, spec: RunRequest) -> Iterator
 
     most, who, key = stated("max_nodes")
     if 0 < most < spec.size.nodes:
-        yield _Misfit(f"{who} allows {units.counted(most, 'node')}, {spec.size.nodes} requested", key)
+        yield _Misfit(f"{who} allows {units.counted(most, 'node')}, but the run requests {spec.size.nodes}", key)
     least, who, key = stated("min_nodes")
     if spec.size.nodes < least:
-        yield _Misfit(f"{who} needs at least {least} nodes, {spec.size.nodes} requested", key)
+        yield _Misfit(f"{who} needs at least {least} nodes, but the run requests {spec.size.nodes}", key)
     longest, who, key = stated("max_time")
     if 0 < longest < spec.size.time:
         asked, allowed = map(units.format_time_limit, (spec.size.time, longest))
-        yield _Misfit(f"{who} allows {allowed}, {asked} requested", key)
+        yield _Misfit(f"{who} allows {allowed}, but the run requests {asked}", key)
 
 
 class NodePart(NamedTuple):

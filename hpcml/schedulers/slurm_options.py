@@ -139,7 +139,7 @@ def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tup
     options, amounts = ", ".join(option for option, _ in shares), " and ".join(text for _, text in shares)
     if part.partial:
         gpus = f"{part.gpus} of {part.of} GPUs"
-        return [f"requested per node: {gpus}, with {amounts} (for more: {options})"] if shares else []
+        return [f"the run requests per node: {gpus}, with {amounts} (for more: {options})"] if shares else []
     key = f"partitions.{name}.gpus_per_node" if name in site.partitions else "resources.node_gpus"
     unknown = f"the profile does not give the GPUs of a node ({key})"
     if part.whole:

@@ -239,7 +239,7 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise NotFoundError(f"The file of points cannot be read: {error.strerror}", place=place) from error
     except UnicodeDecodeError as error:
-        raise _wrong("The file of points is not UTF-8 text", place, "Save it as UTF-8.") from error
+        raise _wrong("The file of points is not UTF-8 text", place, "Save the file as UTF-8.") from error
 
 
 def _file(path: Path) -> list[Point]:
@@ -303,7 +303,7 @@ def _check_names(names: Iterable[str], place: str) -> None:
     seen: set[str] = set()
     for name in names:
         if not _NAME.fullmatch(name):
-            hint = "Use letters, digits, '_' and '-', a letter first, at most 64."
+            hint = "Use at most 64 letters, digits, '_' and '-'. Begin with a letter."
             raise _wrong(f"'{name}' is not a valid option name for the script", place, hint)
         if name in seen:
             raise _wrong(f"'{name}' is given twice", place, "Use each name once.")

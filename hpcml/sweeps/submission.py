@@ -191,7 +191,9 @@ def more(
         settings.append(f"workers.memory_limit={units.format_memory_for_slurm(wanted)}")
         sentences.append(_raised("memory of a worker", *map(units.format_bytes, (now["memory_limit"], wanted))))
     if not (sizes or limits) and any(fault.kind == "oom" for fault in faults):
-        sentences.append("memory is not raised: the profile does not give a node's memory. Use fewer workers per node")
+        sentences.append(
+            "hpcml does not raise memory: the profile does not give a node's memory. Use fewer workers per node"
+        )
     return More(spec, tuple(settings), tuple(sentences))
 
 
@@ -200,13 +202,13 @@ def _capped(wanted: int, most: int) -> int:
 
 
 def _raised(resource: str, before: str, after: str) -> str:
-    return f"{resource} is raised from {before} to {after}"
+    return f"hpcml raises {resource} from {before} to {after}"
 
 
 def _not_raised(resource: str, now: str, partition: str, *, full: bool) -> str:
     if full:
-        return f"{resource} is not raised: {now} is the maximum of partition {partition}"
-    return f"{resource} is not raised: the request ({now}) already exceeds that of the failed points"
+        return f"hpcml does not raise {resource}: {now} is the maximum of partition {partition}"
+    return f"hpcml does not raise {resource}: the request ({now}) already exceeds that of the failed points"
 
 
 # -- what is checked before a submission -------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def test_what_cannot_be_waited_for_is_one_sentence(world: World, subtests: pytes
     for words, code, said in (
         (("nosuch",), errors.NOT_FOUND, "There is no run 'nosuch'"),
         (("prepared",), errors.NOT_FOUND, line),
-        (("refused",), errors.REFUSED, "never ran: it was refused"),
+        (("refused",), errors.REFUSED, "never ran: Slurm refused it"),
         (("there:never",), errors.USAGE, "'there:never' does not name a run"),
         ((":ok",), errors.USAGE, "':ok' does not name a run"),
         (("",), errors.USAGE, "'' does not name a run"),

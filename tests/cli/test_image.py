@@ -272,5 +272,5 @@ def test_a_submission_reads_the_labels(world: World) -> None:
     for mode in ("--check", "--dry-run=script"):
         done = world.run("submit", "--site", "slurm", mode, "--image", str(plain), "job.py")
         assert done.returncode == 0, done.stderr
-        assert "note: the image: it has no labels of hpcml" in done.stderr
+        assert "note: the image has no labels of hpcml" in done.stderr
         assert "did not start it" in done.stderr

@@ -116,4 +116,11 @@ def test_a_gpu_image(world: World, program: Program) -> None:
     probed(world, program, GPU_LABELS, **fine, failed=missing)
     image(world, "check", "--gpu", "a.sif", status=errors.IMAGE, says=("imports     bad   missing: cudf, cuml",))
     probed(world, program, sif_file.SAID)
-    image(world, "check", "--gpu", "a.sif", status=errors.IMAGE, says=("it has no GPU packages", "one check failed"))
+    image(
+        world,
+        "check",
+        "--gpu",
+        "a.sif",
+        status=errors.IMAGE,
+        says=("the image has no GPU packages", "one check failed"),
+    )

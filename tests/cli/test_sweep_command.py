@@ -162,7 +162,7 @@ def test_what_failed_is_tried_again_with_what_its_cause_asks_for(world: World) -
     assert "1 failed (oom): out of memory (as k=8 lr=0.1)" in sweep(world, "status", "job")[0]
     _, said = sweep(world, *words, "--only-failed=oom", "--dry-run")
     assert "1 to run" in said
-    assert "  again      memory of a node is raised from 4.0 GiB to 6.0 GiB" in said
+    assert "  again      hpcml raises memory of a node from 4.0 GiB to 6.0 GiB" in said
     _, said = sweep(world, *words, "--dry-run")
     assert "2 to run" in said, "the one that was interrupted, and the one that failed by its node's fault"
     assert "n2 excluded: points failed there because of the node" in said
@@ -172,7 +172,7 @@ def test_what_failed_is_tried_again_with_what_its_cause_asks_for(world: World) -
     assert "again" not in said
 
     _, said = sweep(world, *words, "--only-failed=timeout")
-    assert "time is raised from 00:10:00 to 00:15:00" in said
+    assert "hpcml raises time from 00:10:00 to 00:15:00" in said
     assert directives(run_of(world))["--time"] == "00:15:00"
     assert [one["key"] for one in points_of(run_of(world))] == [points[3]["key"]]
     _, said = sweep(world, *words, "--only-failed", "--exclude", "n7")

@@ -51,7 +51,7 @@ def test_a_difference_that_it_does_not_bear(clocks: Clocks, told: float, *, fata
 def test_a_first_node_that_is_wrong_is_named_itself(clocks: Clocks) -> None:
     for node, late in (("n2", 7200.0), ("n3", 7201.0), ("n4", 7199.0)):
         clocks.take(node, NOW + late)
-    assert clocks.fatal == "clocks differ: the clock of n1 is 7199 s or more behind all other nodes'"
+    assert clocks.fatal == "clocks differ: the clock of n1 is 7199 s or more behind all other nodes"
 
 
 def test_the_own_node_is_not_compared(clocks: Clocks) -> None:

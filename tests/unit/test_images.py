@@ -59,7 +59,7 @@ def test_parts_that_were_deleted_do_not_count(tmp_path: Path) -> None:
 def test_encryption_is_seen(tmp_path: Path) -> None:
     facts = sif.inspect(sif_file.make(tmp_path / "a.sif", file_system=5))
     assert [problem.what for problem in sif.problems(facts, cuda="any", gpus=0, machine="x86_64")] == [
-        "it is encrypted, but a batch job has no key for it"
+        "the image is encrypted, but a batch job has no key for it"
     ]
 
 
@@ -159,9 +159,9 @@ def rapids(**other: str) -> sif.Image:
 
 OLDER = {"rapids": "26.08", "dask": "2026.5.0", "distributed": "2026.5.0", "dask_cuda": "26.8.0", "ucxx": "0.51.0"}
 OTHERS = "rapids 26.08 (here 26.10), dask 2026.5.0 (here 2026.7.1), distributed 2026.5.0 (here 2026.7.1), dask-cuda 26.8.0 (here 26.10.0), "
-UNKNOWN = ("it has no labels of hpcml: its contents are unknown until it runs", False)
-ARCHITECTURE = ("it is built for x86_64, but this machine is aarch64", True)
-CUDA = "it is built for CUDA 12, but gpu.cuda of the site is 13"
+UNKNOWN = ("the image has no labels of hpcml: its contents are unknown until it runs", False)
+ARCHITECTURE = ("the image is built for x86_64, but this machine is aarch64", True)
+CUDA = "the image is built for CUDA 12, but gpu.cuda of the site is 13"
 
 
 @pytest.mark.parametrize(("of", "asked", "found"), [
@@ -169,16 +169,16 @@ CUDA = "it is built for CUDA 12, but gpu.cuda of the site is 13"
     (rapids(), {}, []),
     (facts(kind="cpu", dask="2026.7.1", distributed="2026.7.1", python="3.11"), {}, []),
     (rapids(), {"machine": "aarch64"}, [ARCHITECTURE]),
-    (facts(kind="cpu"), {"gpus": 4}, [("it has no GPU packages (its kind is cpu)", True)]),
+    (facts(kind="cpu"), {"gpus": 4}, [("the image has no GPU packages (its kind is cpu)", True)]),
     (rapids(), {"cuda": "13", "gpus": 4}, [(CUDA, True)]),
     (rapids(), {"cuda": "13"}, [(CUDA, False)]),
     (rapids(), {"cuda": "any", "gpus": 4}, []),
     (facts(), {"cuda": "12", "gpus": 4}, [UNKNOWN]),
-    (rapids(dask="2026.9.0"), {}, [("it mixes dask 2026.9.0 and distributed 2026.7.1", True)]),
-    (rapids(dask="2026.9.0", distributed="2026.9.0"), {}, [("its RAPIDS 26.10 needs dask 2026.7.1, distributed 2026.7.1, "
+    (rapids(dask="2026.9.0"), {}, [("the image mixes dask 2026.9.0 and distributed 2026.7.1", True)]),
+    (rapids(dask="2026.9.0", distributed="2026.9.0"), {}, [("the image's RAPIDS 26.10 needs dask 2026.7.1, distributed 2026.7.1, "
                                                             "not dask 2026.9.0, distributed 2026.9.0", True)]),
-    (rapids(ucxx="0.50.0"), {}, [("its RAPIDS 26.10 needs ucxx 0.52.0, not ucxx 0.50.0", True)]),
-    (rapids(**OLDER), {"cuda": "12", "gpus": 1}, [(f"its versions differ from those of this hpcml: {OTHERS}ucxx 0.51.0 (here 0.52.0)", False)]),
+    (rapids(ucxx="0.50.0"), {}, [("the image's RAPIDS 26.10 needs ucxx 0.52.0, not ucxx 0.50.0", True)]),
+    (rapids(**OLDER), {"cuda": "12", "gpus": 1}, [(f"the image's versions differ from those of this hpcml: {OTHERS}ucxx 0.51.0 (here 0.52.0)", False)]),
     (facts(), {"machine": "aarch64"}, [ARCHITECTURE, UNKNOWN]),  # the fatal come first
 ])  # fmt: skip
 def test_what_speaks_against_an_image(of: sif.Image, asked: dict[str, Any], found: list[tuple[str, bool]]) -> None:

@@ -87,15 +87,15 @@ def test_some_of_a_node_s_gpus_come_with_their_share_of_the_rest(subtests: pytes
 
 SAID: list[tuple[Site, dict[str, Any], list[str]]] = [
     (one(), {"gpus_per_node": 1},
-     ["requested per node: 1 of 4 GPUs, with 7 of 30 CPUs and 25000M of 100001M of memory "
+     ["the run requests per node: 1 of 4 GPUs, with 7 of 30 CPUs and 25000M of 100001M of memory "
       "(for more: --cpus-per-node, --memory-per-node)"]),
     (one(), {"gpus_per_node": 1, "memory_per_node": "60000M"},
-     ["requested per node: 1 of 4 GPUs, with 7 of 30 CPUs (for more: --cpus-per-node)"]),
+     ["the run requests per node: 1 of 4 GPUs, with 7 of 30 CPUs (for more: --cpus-per-node)"]),
     (one(), {"gpus_per_node": 1, "cpus_per_node": 9, "memory_per_node": "60000M"}, []),
     (one(slurm={"remove": ["--mem"]}), {"gpus_per_node": 1},
-     ["requested per node: 1 of 4 GPUs, with 7 of 30 CPUs (for more: --cpus-per-node)"]),
+     ["the run requests per node: 1 of 4 GPUs, with 7 of 30 CPUs (for more: --cpus-per-node)"]),
     (one(slurm={"extra": ["--cpus-per-task=5"]}), {"gpus_per_node": 1},
-     ["requested per node: 1 of 4 GPUs, with 25000M of 100001M of memory (for more: --memory-per-node)"]),
+     ["the run requests per node: 1 of 4 GPUs, with 25000M of 100001M of memory (for more: --memory-per-node)"]),
     (one(), {"gpus_per_node": 4}, []),
     (one({"whole_nodes": True}), {"gpus_per_node": 4}, []),
     (one({"whole_nodes": True}), {"nodes": 2, "gpus_per_node": 1},
@@ -111,7 +111,7 @@ SAID: list[tuple[Site, dict[str, Any], list[str]]] = [
     (shipped("marenostrum5"), {"nodes": 2},
      ["this job reserves 8 GPUs and uses none: add --gpus-per-node 4, or choose --qos gp_ehpc"]),
     (shipped("marenostrum5"), {"nodes": 2, "qos": "gp_ehpc"}, []),
-    (shipped("marenostrum5"), {"gpus_per_node": 5}, ["A node has 4 GPUs, 5 requested; this limit is only reported, so Slurm decides"]),
+    (shipped("marenostrum5"), {"gpus_per_node": 5}, ["A node has 4 GPUs, but the run requests 5; this limit is only reported, so Slurm decides"]),
     (shipped("perlmutter"), {},
      ["this job reserves 4 GPUs and uses none: add --gpus-per-node 4, or choose nodes without GPUs"]),
     (shipped("perlmutter"), {"sbatch": (("--constraint", "cpu"),)}, []),

@@ -66,11 +66,11 @@ def test_what_is_asked_of_slurm(request_: dict[str, Any], expected: dict[str, st
 
 @pytest.mark.parametrize(("request_", "misfit"), [
     ({"nodes": 9}, "No partition fits the request"),
-    ({"partition": "gpu", "nodes": 5}, "Partition 'gpu' allows 4 nodes, 5 requested"),
-    ({"partition": "gpu", "time": "2:00:01"}, "Partition 'gpu' allows 02:00:00, 02:00:01 requested"),
-    ({"partition": "long", "gpus_per_node": 1}, "Partition 'long' has no GPUs per node, 1 requested"),
-    ({"partition": "gpu", "gpus_per_node": 5}, "Partition 'gpu' has 4 GPUs per node, 5 requested"),
-    ({"partition": "long", "memory_per_node": "1T"}, "Partition 'long' has 102400M of memory per node, 1048576M requested"),
+    ({"partition": "gpu", "nodes": 5}, "Partition 'gpu' allows 4 nodes, but the run requests 5"),
+    ({"partition": "gpu", "time": "2:00:01"}, "Partition 'gpu' allows 02:00:00, but the run requests 02:00:01"),
+    ({"partition": "long", "gpus_per_node": 1}, "Partition 'long' has no GPUs per node, but the run requests 1"),
+    ({"partition": "gpu", "gpus_per_node": 5}, "Partition 'gpu' has 4 GPUs per node, but the run requests 5"),
+    ({"partition": "long", "memory_per_node": "1T"}, "Partition 'long' has 102400M of memory per node, but the run requests 1048576M"),
 ])  # fmt: skip
 def test_what_does_not_fit(request_: dict[str, Any], misfit: str) -> None:
     with pytest.raises(SiteError) as error:
@@ -81,7 +81,9 @@ def test_what_does_not_fit(request_: dict[str, Any], misfit: str) -> None:
 
 def test_a_partition_that_was_not_the_default_is_told() -> None:
     made = plan.plan(site(TWO), spec(gpus_per_node=1), PLACE)
-    assert "partition gpu is used, because: Partition 'long' has no GPUs per node, 1 requested" in made.notices
+    assert (
+        "partition gpu is used, because: Partition 'long' has no GPUs per node, but the run requests 1" in made.notices
+    )
 
 
 @pytest.mark.parametrize(

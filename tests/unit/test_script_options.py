@@ -79,8 +79,8 @@ def test_the_command_line_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("line", "says"), [
     ("--node 4", "no option '--node'"),
     ("--nodes", "expected one argument"),
-    ("--wait", "for the command line"),
-    ("--help", "for the command line"),
+    ("--wait", "works only on the command line"),
+    ("--help", "works only on the command line"),
     ("train.py", "nrecognized arguments: train.py"),
     ("--name 'x", "No closing quotation"),
     ("--sbatch=--output=x", "--output is not passed"),

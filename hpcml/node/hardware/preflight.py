@@ -130,7 +130,7 @@ def _gpus_missing(node: Node, expected: int) -> Iterable[Trouble]:
         yield Trouble(f"NVML reports a fault ({fault})", "Exclude this node, and report it to the site's support.")
     if seen < expected:
         why = "CUDA_VISIBLE_DEVICES is not set" if given is None else f"CUDA_VISIBLE_DEVICES is '{given}'"
-        sentence = f"{_count(seen, 'GPU') or '0 GPUs'} visible, {expected} requested"
+        sentence = f"the job sees {_count(seen, 'GPU') or '0 GPUs'}, but the run requests {expected}"
         hint = "Check slurm.gpu_request in the profile, and check this node."
         yield Trouble(f"{sentence} ({why}, the driver shows {count})", hint, fatal=True)
 

@@ -62,7 +62,7 @@ def take(gpu: Gpu, index: int) -> str:
     except Exception as error:
         raise NoGpuError(f"NVIDIA's driver does not respond: {error}") from error
     if len(devices) < gpu.count:
-        raise NoGpuError(f"{len(devices)} GPUs are visible, {gpu.count} requested (CUDA_VISIBLE_DEVICES)")
+        raise NoGpuError(f"the job sees {len(devices)} GPUs, but the run requests {gpu.count} (CUDA_VISIBLE_DEVICES)")
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([*devices[index : gpu.count], *devices[:index]])
     return str(devices[index])
 
