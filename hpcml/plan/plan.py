@@ -158,7 +158,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         reasons.append(f"all processes run in {spec.image}, with {site.runtime.container}")
     staged = stage(site, spec.image, layout)
     if staged:
-        reasons.append(f"the image is copied to each node by {staged.mode}")
+        reasons.append(f"hpcml copies the image to each node ({staged.mode})")
     scripts = (
         paths.step,
         *([paths.image] if spec.image else []),
@@ -261,7 +261,7 @@ def _signal_lead(site: Site, time_limit: int, reasons: list[str]) -> int:
     lead = max(1, min(round(site.slurm.signal_lead), _MOST_SIGNAL_LEAD))
     if time_limit and lead > time_limit // 2:
         reasons.append(
-            f"the script is warned {time_limit // 2} s (half of the time limit) before the end, not {lead} s"
+            f"hpcml warns the script {time_limit // 2} s before the end (half of the time limit), not {lead} s"
         )
         return max(1, time_limit // 2)
     return lead

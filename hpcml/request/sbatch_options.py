@@ -75,10 +75,10 @@ def directive(text: str, place: str) -> tuple[str, str]:
     if equals and not value:
         raise UsageError(f"{option} is empty", place=place, hint="Remove the option, or give it a value.")
     if option != "--gres" and (why := instead(option) or _NAMES.get(option, "")):
-        raise UsageError(f"{option} is not passed to sbatch: hpcml sets it", place=place, hint=why)
+        raise UsageError(f"hpcml sets {option} itself and does not pass yours to sbatch", place=place, hint=why)
     if option == "--gres" and "gpu" in re.split(r"[:,]", value):
         hint = "Use --gpus-per-node N or TYPE:N."
-        raise UsageError("--gres=gpu is not passed to sbatch: hpcml sets it", place=place, hint=hint)
+        raise UsageError("hpcml sets --gres=gpu itself and does not pass yours to sbatch", place=place, hint=hint)
     return option, value
 
 

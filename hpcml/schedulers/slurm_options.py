@@ -61,7 +61,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         notices.append(f"unknown QoS {qos}: did you mean {near}?")
     qos = partitions.qos_of(site, name, request.spec)
     if request.spec.attempts.several_jobs and site.qos.get(qos, Qos()).max_jobs == 1:
-        anew = "after each attempt the job is requeued and waits again"
+        anew = "Slurm requeues the job after each attempt"
         notices.append(f"QoS {qos} allows you one job: {anew}")
     kept, others = "NODE", "SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU"
     if "--mem" not in dict(directives):
@@ -175,7 +175,7 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
         why = "the site's default (defaults.partition)" if candidate == named else "the first in the profile that fits"
         reasons += [f"partition {candidate}: {why}", *passed_over]
         if passed_over and named and candidate != named:
-            notices.append(f"partition {candidate} is used, because: {passed_over[0]}")
+            notices.append(f"hpcml uses partition {candidate}, because: {passed_over[0]}")
         notices += partitions.doubtful_misfits(site, candidate, spec)
         notices += partitions.unused_gpus(site, candidate, spec)
         if candidate in with_gpus:
@@ -236,21 +236,21 @@ def _directives(
         if count := cpus or (0 if site.resources.exclusive else 1):
             value = f"{-(-(memory >> 20) // count)}M"
             valued += (("--mem-per-cpu", value),)
-            notices.append(f"{users['--mem']} is passed as --mem-per-cpu={value}: the profile removes --mem")
+            notices.append(f"hpcml passes {users['--mem']} as --mem-per-cpu={value}: the profile removes --mem")
         else:  # the job keeps what the profile says of memory
-            notices.append(f"{users['--mem']} is ignored: the profile removes --mem (slurm.remove)")
+            notices.append(f"hpcml ignores {users['--mem']}: the profile removes --mem (slurm.remove)")
             users = {option: name for option, name in users.items() if option not in OPTIONS["memory_per_node"].slurm}
     extra = []
     for option, value in (_extra_directive(site, line) for line in site.slurm.extra):
         if option in passed or (option == "--requeue" and "--no-requeue" in passed):
-            reasons.append(f"{option} is set: {option}={value} of the profile's slurm.extra is ignored")
+            reasons.append(f"hpcml ignores {option}={value} of the profile's slurm.extra: {option} is set")
         elif option in users and not (option == "--gres" and not value.startswith("gpu")):
-            reasons.append(f"{users[option]} is set: {option}={value} of the profile's slurm.extra is ignored")
+            reasons.append(f"hpcml ignores {option}={value} of the profile's slurm.extra: {users[option]} is set")
         else:
             extra.append((option, value))
     directives = [(option, value) for option, value in valued if value]
     notices += [
-        f"{users[option]} is ignored: the profile removes {option} (slurm.remove)"
+        f"hpcml ignores {users[option]}: the profile removes {option} (slurm.remove)"
         for option, _ in directives
         if option in users and option in removed and option != "--mem"
     ]

@@ -74,7 +74,7 @@ def points(request: Request) -> list[Point]:
     for axis in axes:
         names = {value.name for point in axis for value in point}
         if twice := sorted(names & seen):
-            raise _wrong(f"'{twice[0]}' is given by two options", twice[0], "Use each name once.")
+            raise _wrong(f"Two options set '{twice[0]}'", twice[0], "Use each name once.")
         seen |= names
     _check_count(math.prod(len(axis) for axis in axes))
     return list(dict.fromkeys(tuple(itertools.chain(*rows)) for rows in itertools.product(*axes)))

@@ -160,7 +160,7 @@ def more(
     options = [pair for fault in faults for pair in zip(fault.options[::2], fault.options[1::2], strict=True)]
     nodes = dict.fromkeys(node for option, text in options if option == "--exclude" for node in text.split(","))
     if nodes and "--nodelist" in dict(spec.place.sbatch):
-        sentences.append(f"the nodes {','.join(nodes)} are not excluded, because --nodelist is set")
+        sentences.append(f"hpcml does not exclude the nodes {','.join(nodes)}, because --nodelist is set")
     elif nodes:
         excluded = dict(spec.place.sbatch).get("--exclude", "")
         hosts = why.hosts(excluded)
@@ -219,9 +219,7 @@ def check_names(names: Collection[str], arguments: Sequence[str]) -> None:
     given = {word.partition("=")[0] for word in arguments}
     if twice := sorted(name for name in names if f"--{name}" in given):
         hint = "Remove it after --, or from the points."
-        raise UsageError(
-            f"--{twice[0]} is set by the script's arguments and by the points", place="hpcml sweep", hint=hint
-        )
+        raise UsageError(f"The script's arguments and the points both set --{twice[0]}", place="hpcml sweep", hint=hint)
 
 
 def check_packages(prepared: Prepared, more: Sequence[str]) -> None:

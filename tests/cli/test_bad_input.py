@@ -100,7 +100,7 @@ CASES = [
     Bad("unknown-top-option", ("--verbose",), U, ("no option '--verbose'", "hpcml --help")),
     Bad("unknown-option", ("submit", "--frobnicate", "job.py"), U, ("--frobnicate", "hpcml submit --help")),
     Bad("abbreviated-option", ("submit", "--node", "2", "job.py"), U, ("no option '--node'", "Did you mean --nodes?")),
-    Bad("sbatch-option-of-hpcml", _submit("--sbatch=--output=x"), U, ("--output is not passed to sbatch", "hpcml logs")),
+    Bad("sbatch-option-of-hpcml", _submit("--sbatch=--output=x"), U, ("hpcml sets --output itself and does not pass yours to sbatch", "hpcml logs")),
     Bad("memory-by-cpu", ("submit", "--mem-per-cpu=1G", "job.py"), U, ("--memory-per-node", 'slurm.remove=["--mem"]')),
     Bad("sbatch-option-unknown-here", ("submit", "--ntasks=4", "job.py"), U, ("no option '--ntasks'", "--nodes")),
     Bad("misspelled-script", _submit(script="jbo.py"), N, ("no such script", "Did you mean job.py?")),

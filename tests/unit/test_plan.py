@@ -82,7 +82,8 @@ def test_what_does_not_fit(request_: dict[str, Any], misfit: str) -> None:
 def test_a_partition_that_was_not_the_default_is_told() -> None:
     made = plan.plan(site(TWO), spec(gpus_per_node=1), PLACE)
     assert (
-        "partition gpu is used, because: Partition 'long' has no GPUs per node, but the run requests 1" in made.notices
+        "hpcml uses partition gpu, because: Partition 'long' has no GPUs per node, but the run requests 1"
+        in made.notices
     )
 
 
@@ -138,7 +139,7 @@ def test_what_the_user_gives_is_not_overridden_by_the_profile(
     made = plan.plan(profile, spec(**request_), PLACE)
     assert dict(made.directives)[option] == value
     assert tuple(extra.split("=", 1)) not in made.directives
-    assert any(extra in reason and "is ignored" in reason for reason in made.reasons)
+    assert any(f"hpcml ignores {extra} of the profile's slurm.extra" in reason for reason in made.reasons)
     assert tuple(extra.split("=", 1)) in plan.plan(profile, spec(), PLACE).directives
 
 
@@ -151,14 +152,14 @@ def test_a_users_option_that_the_profile_leaves_out_is_told() -> None:
     profile = site({"slurm": {"remove": ["--time"]}})
     made = plan.plan(profile, spec(time="30"), PLACE)
     assert "--time" not in dict(made.directives)
-    assert "--time is ignored: the profile removes --time (slurm.remove)" in made.notices
+    assert "hpcml ignores --time: the profile removes --time (slurm.remove)" in made.notices
     assert not plan.plan(profile, spec(), PLACE).notices
 
 
 @pytest.mark.parametrize(("settings", "request_", "asked", "told"), [
-    ({}, {"memory_per_node": "2G", "cpus_per_node": 3}, "683M", "is passed as --mem-per-cpu=683M"),
-    ({}, {"memory_per_node": "2G"}, "2048M", "is passed as"),
-    ({"resources": {"exclusive": True}}, {"memory_per_node": "2G"}, "1G", "is ignored"),
+    ({}, {"memory_per_node": "2G", "cpus_per_node": 3}, "683M", "hpcml passes --memory-per-node as --mem-per-cpu=683M"),
+    ({}, {"memory_per_node": "2G"}, "2048M", "hpcml passes --memory-per-node as"),
+    ({"resources": {"exclusive": True}}, {"memory_per_node": "2G"}, "1G", "hpcml ignores --memory-per-node"),
     ({}, {}, "1G", ""),
 ])  # fmt: skip
 def test_memory_where_a_site_does_not_take_it_by_node(

@@ -57,7 +57,7 @@ def test_what_hpcml_decides_is_not_passed_on(subtests: pytest.Subtests) -> None:
         with subtests.test(option=option):
             if not option.startswith("--") or option == "--gres":
                 continue
-            with pytest.raises(UsageError, match="hpcml sets it") as caught:
+            with pytest.raises(UsageError, match="itself and does not pass yours to sbatch") as caught:
                 request(f"--sbatch={option}=1")
             assert caught.value.hint.endswith((".", "hpcml logs RUN."))
 
@@ -99,7 +99,7 @@ def test_options_are_passed_on_and_replace_the_profiles() -> None:
     assert found["--exclusive"] == found["--no-requeue"] == ""
     assert "--requeue" not in found
     assert not made.may_start_again
-    assert "--constraint is set: --constraint=cpu of the profile's slurm.extra is ignored" in made.reasons
+    assert "hpcml ignores --constraint=cpu of the profile's slurm.extra: --constraint is set" in made.reasons
     names = [option for option, _ in made.directives]
     assert len(names) == len(set(names))
 

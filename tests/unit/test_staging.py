@@ -56,4 +56,4 @@ def test_the_step_reaches_every_node_and_speaks_to_the_script() -> None:
     assert made.stage.launcher is not None
     assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--overlap"} <= set(made.stage.launcher.options)
     assert not [word for word in made.stage.launcher.options if word.startswith("--output")]
-    assert "the image is copied to each node by copy" in made.reasons
+    assert "hpcml copies the image to each node (copy)" in made.reasons

@@ -79,7 +79,7 @@ WRONG: list[tuple[Request, str]] = [
     (Request(grids=["k=range(1,2,0)"]), "'k=range(1,2,0)' is not a valid range"),
     (Request(grids=["k=range(1,00002,00)"]), "'k=range(1,00002,00)' is not a valid range"),
     (Request(grids=["k=range(a)"]), "'k=range(a)' is not a valid range"),
-    (Request(grids=["k=1", "k=2"]), "'k' is given by two options"),
+    (Request(grids=["k=1", "k=2"]), "Two options set 'k'"),
     (Request(zips=[["a=1,2", "b=3"]]), "The lists of --zip differ in length: a has 2, b has 1"),
     (Request(zips=[["a=1", "a=2"]]), "'a' is given twice"),
     (Request(grids=["a=range(1000)", "b=range(1000)"]), "The sweep would have 1,000,000 points, but at most 10,000 are allowed"),
