@@ -189,7 +189,7 @@ def test_faults_of_the_login_node(cluster: Cluster, tools: Path, nobody_failed: 
             "account": ("green", "you may use account physics", ""),
             "budget": ("red", "0 of 1000", "Apply for more hours"),
             "default-qos": ("red", "the default QoS cpu_qos, which has no GPUs", "--qos gpu_qos"),
-            "submit-limit": ("red", "Slurm's limit of submitted jobs", "cancel one"),
+            "submit-limit": ("red", "Slurm's limit of submitted jobs", "cancel a job"),
             "limits": ("yellow", "600 s of CPU time", "--detach"),
         },
     )
@@ -319,7 +319,9 @@ def test_from_a_laptop(outside: Outside) -> None:
             },
         )
         lab_ssh.certify(outside.lab.places, "alice", seconds=300)
-        expect(findings(doctor(), 0), {"certificate": ("yellow", "your ssh certificate expires", "Get a new one")})
+        expect(
+            findings(doctor(), 0), {"certificate": ("yellow", "your ssh certificate expires", "Get a new certificate")}
+        )
         wrong = doctor("--nodes", "2")
         assert wrong.returncode == errors.USAGE
         assert "Add --node" in wrong.stderr

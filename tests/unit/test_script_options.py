@@ -83,7 +83,7 @@ def test_the_command_line_wins(tmp_path: Path) -> None:
     ("--help", "works only on the command line"),
     ("train.py", "nrecognized arguments: train.py"),
     ("--name 'x", "No closing quotation"),
-    ("--sbatch=--output=x", "--output is not passed"),
+    ("--sbatch=--output=x", "hpcml sets --output itself"),
 ])  # fmt: skip
 def test_a_wrong_line_is_named(tmp_path: Path, line: str, says: str) -> None:
     with pytest.raises(UsageError) as caught:
