@@ -6,7 +6,6 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -146,13 +145,6 @@ def test_a_limit_that_was_put_off_is_not_near_yet(tmp_path: Path, monkeypatch: p
     ending._tell_of_the_limit(began + 1, 1.0)
     assert asked == [False, False], "the second look finds the same limit"
     assert (tmp_path / "attempts/0/time-limit").exists()
-
-
-def test_the_next_line_of_a_batch_script_waits_for_the_run_s_steps() -> None:
-    with subprocess.Popen(["sleep", "1"]) as steps:
-        started = subprocesses.start_time(steps.pid)
-        run._wait_for_steps(SimpleNamespace(submission=SimpleNamespace(pid=steps.pid, started=started)))  # type: ignore[arg-type]
-        assert subprocesses.start_time(steps.pid) != started
 
 
 def test_a_process_that_has_the_pid_of_an_ended_run_gets_no_signal() -> None:
