@@ -97,7 +97,7 @@ def test_the_time_limit(ended: Ended) -> None:
     why = ended.why_limit
     assert (why["failed"], why["known"], why["short"]) == (True, True, "time limit"), why
     assert "while the script ran" in why["cause"]
-    assert "More: hpcml why" in ended.limit.stderr
+    assert "to run it again: hpcml rerun" in ended.limit.stderr
     assert ended.row_limit["cause"] == "time limit"
     found = report(Path(ended.here.status()["directory"]))
     assert found["ending"]["state"] == "TIMEOUT"
