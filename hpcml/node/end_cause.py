@@ -127,7 +127,8 @@ class EndRequests:
         short job Slurm may send it before the job's processes can take it, and never again.
         """
         job = self.context.settings.job
-        if left == float("inf") and (self.lead > job.signal_lead or job.time_limit < job.signal_lead + _SIGNAL_EARLY):
+        short = 0 < job.time_limit < job.signal_lead + _SIGNAL_EARLY and not _in_allocation()
+        if left == float("inf") and (short or self.lead > job.signal_lead):
             left = self.ends - time.time()
         return left < self.lead
 
