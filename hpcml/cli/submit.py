@@ -286,7 +286,8 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
 
     answer = why.of_status(run, last)
     bad_nodes.remember(last, answer)
-    is_said = bool(last.message) and answer.cause.startswith(last.message)
+    rest = answer.cause.removeprefix(last.message) if last.message else answer.cause
+    is_said = not rest or rest.startswith(" while ")  # when it happened is no news
     if answer.failed and answer.rule not in ("", "exit") and not is_said:
         say_message(f"hpcml: cause: {answer.sentence} More: hpcml why {run.id}.")
     if answer.again:
