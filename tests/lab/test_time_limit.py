@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from beside import PART, SMALL
 from conftest import Cluster, Ended, directory_of, left_of_containers
 from hpcml import errors
 from hpcml.node.processes import MOST
@@ -35,9 +36,7 @@ with multiprocessing.get_context("fork").Pool(2) as pool: pool.map(time.sleep, [
 """
 TOLD_BEFORE = ("--set", "slurm.signal_lead=30s")
 # The four that wait for their limit share two nodes, the others have the other two.
-LIMITED = ("--nodes", "2", "--nodelist", "n3,n4", "--cpus-per-node", "2", "--memory-per-node", "900M", "--time", "1")
-RANKS = ("--ranks", "1", "--nodes", "2", "--nodelist", "n1,n2", "--cpus-per-node", "2", "--memory-per-node", "900M",
-         "--time", "1")  # fmt: skip
+LIMITED = ("--nodes", "2", "--nodelist", "n3,n4", *PART, "--time", "1")
 SALLOC = ("salloc", "--quiet", "--nodes=2", "--nodelist=n3,n4", "--ntasks-per-node=1", "--cpus-per-task=2", "--mem=900M",
           "--time=1")  # fmt: skip
 
@@ -82,7 +81,7 @@ def test_a_script_that_heeds_the_time_limit_ends_well(cluster: Cluster) -> None:
 
 def test_each_rank_saves_once_before_the_time_limit(cluster: Cluster) -> None:
     """Slurm's signal reaches the ranks' main processes of every node, never their loaders."""
-    saves = cluster.submit(SAVES_ONCE, *RANKS, *TOLD_BEFORE, timeout=200)
+    saves = cluster.submit(SAVES_ONCE, *SMALL, "--ranks", "1", "--time", "1", *TOLD_BEFORE, timeout=200)
     assert saves.code == errors.STOPPED, saves.err
     assert saves.status["message"] == errors.MEANING[errors.STOPPED]
     assert [(saves.directory / "out" / rank).read_text() for rank in "01"] == ["0\n", "0\n"]

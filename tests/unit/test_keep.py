@@ -130,7 +130,6 @@ def test_an_image_that_does_not_come_in_time(
     hangs.chmod(0o755)
     monkeypatch.setenv("PATH", f"{hangs.parent}:{os.environ['PATH']}")
     script = f"""
-    not_staged() {{ echo "$1"; }}; note_event() {{ :; }}; write_end() {{ echo "$3"; }}
     HPCML_RUN_DIR={Path(KEEP).parent} HPCML_ATTEMPT=0
     . {Path(KEEP).with_name("stage.sh")}
     note_event() {{ :; }}; write_end() {{ echo "$3"; }}
