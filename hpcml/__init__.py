@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpcml.api.submit import find_run, list_runs, submit
     from hpcml.errors import HpcmlError
     from hpcml.runs.handle import RunHandle
-    from hpcml.script_api import connect, run
+    from hpcml.script_api import connect, polars_engine, run
 
 __version__ = "0.1.0"
 
@@ -31,6 +31,7 @@ __all__ = [
     "find_run",
     "list_runs",
     "map",
+    "polars_engine",
     "run",
     "submit",
 ]
@@ -38,6 +39,7 @@ __all__ = [
 _MODULES = {
     "connect": "script_api",
     "run": "script_api",
+    "polars_engine": "script_api",
     "submit": "api.submit",
     "find_run": "api.submit",
     "list_runs": "api.submit",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import inspect
 import json
 import math
@@ -10,6 +11,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -297,6 +299,31 @@ def connect(*, backend: str = "", **options: Any) -> Client:
     if not client.asynchronous:
         atexit.register(_close, weakref.ref(client))
     return client
+
+
+def polars_engine(client: Client | None = None, **options: Any) -> AbstractContextManager[Any]:
+    """Return a context manager that gives the engine for ``LazyFrame.collect(engine=…)``.
+
+    On the workers of a run with GPUs it is cuDF-Polars' ``DaskEngine``, which uses the workers' own memory pools. Where
+    there is no GPU it is ``"streaming"``, Polars' own engine on this machine's CPUs.
+
+    Parameters
+    ----------
+    client
+        A client of the run; without it, that of :func:`connect`.
+    options
+        Of ``DaskEngine``: ``engine_options``, ``executor_options``, ``rapidsmpf_options``.
+
+    Raises
+    ------
+    RuntimeError
+        If cudf-polars is not installed in the environment of a run with GPUs.
+    """
+    if not run.gpus:
+        return contextlib.nullcontext("streaming")
+    from hpcml.kinds.dask.node import polars_engine
+
+    return polars_engine.opened(client or connect(), options)
 
 
 def _close(reference: weakref.ref[Client]) -> None:

@@ -1,7 +1,6 @@
 """Polars queries on Parquet files: filter, join, aggregate, rank; cuDF-Polars runs them on GPUs.
 
-It needs hpcml's extra polars, and uses one node of CPUs. On GPUs it needs the extra polars-cuda13, and workers that
-are cuDF-Polars' own: hpcml submit --gpus-per-node 4 --set gpu.mode=polars query.py
+It needs hpcml's extra polars, and uses one node of CPUs. On GPUs it needs the extra polars-cuda13.
 
 Your own data: put the paths of your files in the place of made(…), and change the columns.
 """
@@ -27,24 +26,18 @@ def made(folder):  # orders in eight files, and where the customers live; some c
     return f"{folder}/orders-*.parquet", f"{folder}/customers.parquet"
 
 
-client = hpcml.connect()
-engine = "streaming"  # Polars' own
-if hpcml.run.gpus:
-    from cudf_polars.engine.dask import DaskEngine
-    from cudf_polars.engine.hardware_binding import HardwareBindingPolicy
-
-    bound = HardwareBindingPolicy(enabled=False)  # hpcml has bound each worker to its GPU's cores already
-    engine = DaskEngine(dask_client=client, engine_options={"hardware_binding": bound, "raise_on_fail": True})
 out = hpcml.run.out  # the run's folder for results; outside a run ./out
 folder = tempfile.TemporaryDirectory(dir=out.parent, prefix="orders-")  # where all nodes see it
 orders, customers = (pl.scan_parquet(files) for files in made(folder.name))
 
-start = time.perf_counter()
 large = orders.filter(pl.col("cents") >= 500).join(customers, on="customer")
 sums = (pl.len().alias("orders"), pl.col("cents").sum())
-regions = large.group_by("region").agg(*sums).sort("region").collect(engine=engine)
-best = large.group_by("customer").agg(*sums).sort("cents", "customer", descending=True).head(10).collect(engine=engine)
-seconds = time.perf_counter() - start
+each = large.group_by("customer").agg(*sums).sort("cents", "customer", descending=True).head(10)
+with hpcml.polars_engine() as engine:  # cuDF-Polars on the run's GPUs; Polars' own where there are none
+    start = time.perf_counter()
+    regions = large.group_by("region").agg(*sums).sort("region").collect(engine=engine)
+    best = each.collect(engine=engine)
+    seconds = time.perf_counter() - start
 result = {"regions": regions.rows(), "best": best.rows(), "seconds": seconds}
 (out / "result.json").write_text(json.dumps(result))
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
@@ -53,8 +46,6 @@ left.set(xlabel="region", ylabel="orders of 5 euros and more, million euros")
 right.barh([str(number) for number in best["customer"]], (best["cents"] / 100).to_list())
 right.set(ylabel="customer", xlabel="orders, euros", title="the best customers")
 figure.savefig(out / "query.png", dpi=150)
-if hpcml.run.gpus:
-    engine.shutdown()
 folder.cleanup()
 print(f"{regions['orders'].sum():,} orders joined, summed up and ranked in {seconds:.1f} s")
 print(f"picture: {out / 'query.png'}")

@@ -215,9 +215,6 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
             raise SiteError(
                 f"{_NAME} starts its workers with Slurm, which site {loaded.site.name} does not have", hint=hint
             )
-        if loaded.site.gpu.mode == "polars":
-            hint = "Add set={'gpu.mode': 'dask'}, or submit a script: hpcml.submit()."
-            raise SiteError(f"{_NAME} does not support GPU mode polars", place="gpu.mode", hint=hint)
         self._scheduler_name = loaded.site.scheduler
         self.directory = job_request.place(loaded, _FOLDER, spec.name)
         made = job_request.plan_at(loaded, spec, self.directory)

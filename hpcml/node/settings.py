@@ -17,8 +17,7 @@ class Gpu(NamedTuple):
     """What dask-cuda is told for each GPU worker (the options of ``dask cuda worker``, by its names).
 
     An amount of memory is a fraction of the GPU's memory up to 1, bytes above 1, and None for "none". ``pool`` of -1
-    is decided on the node (:func:`hpcml.kinds.dask.node.gpus.pool_size`); so is ``spill_pinned`` of -1. ``mode`` is
-    ``dask``, or ``polars`` for workers that cuDF-Polars' DaskEngine sets up itself.
+    is decided on the node (:func:`hpcml.kinds.dask.node.gpus.pool_size`); so is ``spill_pinned`` of -1.
     """
 
     count: int  # type: ignore[assignment] # a tuple's method of that name is not needed
@@ -37,7 +36,6 @@ class Gpu(NamedTuple):
     cudf_spill: bool
     cudf_spill_stats: int
     pre_import: tuple[str, ...]
-    mode: str = "dask"
 
 
 class Job(NamedTuple):
@@ -139,11 +137,6 @@ class Settings(NamedTuple):
     attempts: Attempts
     points: Points
     report: Report
-
-    @property
-    def for_polars(self) -> bool:
-        """Whether the workers are cuDF-Polars', which has its own memory and its own connections between them."""
-        return self.workers.gpu is not None and self.workers.gpu.mode == "polars"
 
     @property
     def single_node(self) -> bool:

@@ -56,9 +56,6 @@ class KindPlan(Protocol):
     def reasons(self, site: Site, request: RunRequest) -> list[str]:
         """Return why the plan came out so, as far as the kind decided it."""
 
-    def rules_without_meaning(self, site: Site) -> tuple[str, ...]:
-        """Return the names of the report's rules that mean nothing for this run."""
-
 
 class RunLocation(NamedTuple):
     """Where the run will live: its directory, the interpreter that runs hpcml itself, and the user's umask."""
@@ -408,14 +405,14 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
 
 
 def advice(site: Site, kind: Kind) -> dict[str, dict[str, str]]:
-    """Return the site's changes of the report's rules by their names, without rules that mean nothing for the run.
+    """Return the site's changes of the report's rules by their names.
 
     Raises
     ------
     ConfigError
         If one lacks what a rule needs, or has a limit or a figure that is none.
     """
-    changed_rules = {name: {"off": "true"} for name in _planned_by(kind).rules_without_meaning(site)}
+    changed_rules: dict[str, dict[str, str]] = {}
     if not site.report.advice:
         return changed_rules
     from hpcml.report import advice as of_all_kinds

@@ -33,6 +33,7 @@ class Rule(NamedTuple):
     weight: float = 1.0
     alone: bool = False
     shortest: float = SHORTEST  # seconds of a run for which it holds
+    unless: str = ""  # an event of the run, after which the sentence would be wrong
 
     def holds(self, figures: Mapping[str, float]) -> bool:
         """Whether the sentence is to be said; not where its figure, or one that it names, is not known."""

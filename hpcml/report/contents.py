@@ -218,6 +218,7 @@ def load(
         of_tasks, words = measured.activity.figures(*script)
         figures |= of_tasks
     rules = advice.changed((*advice.RULES, *measured.accounting.rules), _changes(inside))
+    rules = tuple(rule for rule in rules if rule.unless not in measured.times)
     unknown = _unknown(measured, status, machines.devices, _per_node(inside))
     places, damaged = _places(paths, attempt, ending)
     sweep = str(_table(inside.get("points")).get("sweep", ""))

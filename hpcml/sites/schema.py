@@ -230,10 +230,6 @@ class Gpu(NamedTuple):
     """
     pre_import: tuple[str, ...] = ()
     """Modules that each node imports once, before it forks the workers."""
-    mode: str = "dask"
-    """The user of the GPUs: ``dask``, or ``polars`` for cuDF-Polars' DaskEngine. This engine manages memory and
-    connections itself: only ``gpu.cuda``, ``gpu.gds`` and ``gpu.pre_import`` apply.
-    """
 
 
 class Network(NamedTuple):
@@ -484,7 +480,6 @@ CHOICES = {
     "workers.on_loss": ("continue", "fail"),
     "gpu.cuda": ("any", "12", "13"),
     "gpu.gds": ("auto", "on", "off"),
-    "gpu.mode": ("dask", "polars"),
     "gpu.spill_order": ("keep", "lru"),
     "network.protocol": ("auto", "tls", "ucx"),
     "fabric.require": ("none", "warn", "rdma"),

@@ -34,6 +34,7 @@ class Shape(NamedTuple):
     tail: float = 10.0  # seconds of the script after the last task
     state: str = "COMPLETED"
     samples: bool = True
+    queries: bool = False  # an engine of cuDF-Polars did the work
 
 
 # A run with something of everything: it reads for ten minutes, computes, moves data, spills, and ends with a GPU less.
@@ -78,6 +79,7 @@ def write(directory: Path, shape: Shape = Shape(), **status: Any) -> RunPaths:  
         (script - 2.9, "fabric-checking", {}),
         (script - 0.2, "fabric-checked", {"line": "UCX: cuda_ipc over NVLink within nodes 140 GiB/s; NCCL: P2P/CUMEM within nodes; 261 GiB/s", "ok": True, "problem": ""}),
         (script, "driver-started", {"pid": 1}),
+        *([(script + 1, "polars-engine", {})] if shape.queries else []),
         (end - 1.5, "driver-ended", {"exit_status": 0}),
         (end, "torn-down", {"seconds": 1.5, "killed": 0}),
     ]  # fmt: skip

@@ -24,15 +24,14 @@ from typing import Any
 import hpcml
 
 NEEDS = {"query": "polars"}
-OF_POLARS = "on GPUs it needs --set gpu.mode=polars"
-CANNOT = (OF_POLARS, *(f"{package} is not installed" for package in NEEDS.values()))  # why an example was left out
+CANNOT = tuple(f"{package} is not installed" for package in NEEDS.values())  # why an example was left out
 
 
 def lacks(name: str) -> str:
     """Return why an example cannot run here, empty if it can."""
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
         return f"{NEEDS[name]} is not installed"
-    return OF_POLARS if name == "query" and hpcml.run.gpus else ""
+    return ""
 
 
 def run(path: Path, out: Path, seconds: int) -> str:

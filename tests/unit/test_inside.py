@@ -150,11 +150,6 @@ def test_security_in_words(protocol: str, devices: set[str], gpus: bool, words: 
     assert tls.explanation(protocol, devices, gpus=gpus) == words
 
 
-def test_the_connections_of_cudf_polars_are_named_as_open() -> None:
-    said = tls.explanation("tls", set(), gpus=True, polars=True)
-    assert said == "mutual TLS; open to all users who can connect: cuDF-Polars' own UCX (rapidsmpf), NCCL, raft-dask"
-
-
 @pytest.mark.parametrize(("wanted", "gpus", "nodes", "protocol"), [
     ("tls", 4, 2, "tls"), ("auto", 0, 4, "tls"), ("auto", 1, 1, "tls"), ("auto", 4, 1, "ucx"), ("ucx", 0, 2, "ucx"),
 ])  # fmt: skip

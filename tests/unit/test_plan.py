@@ -172,13 +172,6 @@ def test_memory_where_a_site_does_not_take_it_by_node(
     assert (not told and not notices) or (told in notices[0] and len(notices) == 1)
 
 
-def test_the_mode_for_polars_is_told_and_reaches_the_nodes() -> None:
-    made = plan.plan(site({"network": {"protocol": "ucx"}, "gpu": {"mode": "polars"}}), spec(gpus_per_node=2), PLACE)
-    assert made.inside.for_polars
-    assert made.inside.network.protocol == "tls"
-    assert any("need no key" in reason for reason in made.reasons)
-
-
 def test_the_local_site_launches_nothing() -> None:
     made = plan.plan(site({"scheduler": "local"}), spec(nodes=3), PLACE)
     assert made.directives == ()

@@ -37,6 +37,7 @@ def test_planted_runs(tmp_path: Path, subtests: pytest.Subtests) -> None:
         "waiting for data": (Shape(transfer=0.7, use=lambda _, __: 40), ["transfers"]),
         "low use, spilling": (Shape(spill=0.3, use=lambda _, __: 10), ["gpu-low", "spilling", "tasks-without-gpu"]),
         "no tasks": (Shape(busy=lambda _: 0, use=lambda _, __: 30), ["no-tasks"]),
+        "queries, no tasks": (Shape(busy=lambda _: 0, use=lambda _, __: 30, queries=True), []),
         "a slow start": (Shape(seconds=900, bring_up=300), ["slow-start"]),
         "a long tail": (Shape(tail=1200, use=lambda _, at: 90 if at < 2300 else 0), ["idle-tail"]),
         "uneven": (Shape(use=lambda place, _: 30 if place == 7 else 90), ["imbalance"]),

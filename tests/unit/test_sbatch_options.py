@@ -116,7 +116,6 @@ def test_the_local_site_says_that_it_passes_nothing_on() -> None:
     (("-n4",), "Use --nodes"),
     (("--gres=gpu:4",), "Use --gpus-per-node 4"),
     (("--protocol", "ucx"), "Use --set network.protocol=ucx"),
-    (("--gpu-mode=polars",), "Use --set gpu.mode=polars"),
     (("--licenses=foo",), "--sbatch=--licenses=foo"),
 ])  # fmt: skip
 def test_an_unknown_option_is_answered_with_what_is_meant(words: tuple[str, ...], hint: str) -> None:

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from hpcml.errors import ConfigError, UsageError
-from hpcml.kinds.dask import KIND
+from hpcml.errors import ConfigError
 from hpcml.kinds.dask import plan as workers
 from hpcml.kinds.dask.node import gpus
-from hpcml.plan.plan import advice
 from hpcml.request.record import RunRequest
 from hpcml.sites import schema
 from matrix import site_of
@@ -86,44 +84,6 @@ def test_what_dask_cuda_would_refuse_on_the_node_is_refused_at_once(gpu: dict[st
     assert words in str(caught.value)
     assert caught.value.place.startswith("gpu.")
     assert workers.gpu_settings(site(gpu=gpu), 0) is None  # not a word of it where there is no GPU
-
-
-def test_workers_of_cudf_polars_have_nothing_that_its_engine_sets_up() -> None:
-    profile = site(gpu={"rmm_pool_size": "40G", "rmm_async": True, "cudf_spill": True, "cuda": "13", "mode": "polars"})
-    made = workers.gpu_settings(profile, 4)
-    assert made is not None
-    assert (made.mode, made.count, made.cuda) == ("polars", 4, "13")
-    assert (made.rmm_pool_size, made.device_memory_limit) == (None, None)
-    assert not any((made.rmm_async, made.rmm_allocator_libs, made.cudf_spill))
-    assert "CUDF_SPILL" not in variables(profile, 4)
-    assert decided({"network": {"protocol": "ucx"}, "gpu": {"mode": "polars"}}, 4).network.protocol == "tls"
-    assert advice(profile, KIND)["no-tasks"] == {"off": "true"}
-
-
-def test_without_cudf_polars_its_workers_are_refused_on_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = workers.gpu_settings(site(gpu={"mode": "polars"}), 1)
-    assert made is not None
-    monkeypatch.setenv("RAPIDS_NO_INITIALIZE", "")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "dask_cuda" or None)
-    with pytest.raises(gpus.NoGpuError, match=r"cudf-polars is not installed.*polars-cuda13"):
-        gpus.load(made)
-
-
-@pytest.mark.parametrize(("profile", "asked", "words"), [
-    ({}, {"profile": "rmm"}, "does not contain the memory"),
-    ({"fabric": {"require": "rdma"}}, {}, "No check can prove RDMA"),
-])  # fmt: skip
-def test_what_cannot_be_in_the_mode_for_polars_is_refused(
-    profile: dict[str, Any], asked: dict[str, Any], words: str
-) -> None:
-    with pytest.raises((UsageError, ConfigError), match=words):
-        decided({"gpu": {"mode": "polars"}, **profile}, 4, **asked)
-
-
-def test_the_mode_for_polars_is_for_runs_with_gpus() -> None:
-    polars = {"gpu": {"mode": "polars"}, "network": {"protocol": "ucx"}}
-    assert decided(polars, 4).gpu.mode == "polars"
-    assert (decided(polars, 0).gpu.mode, decided(polars, 0).network.protocol) == ("dask", "ucx")
 
 
 def test_resources() -> None:

@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from hpcml.kinds.dask.samples import DaskSample, WorkerSample
+from hpcml.kinds.dask.samples import QUERIES, DaskSample, WorkerSample
 from hpcml.report.advice import Rule
 from hpcml.report.ledger import (
     EVERY,
@@ -274,6 +274,7 @@ ACCOUNTING = Accounting(
             above=30,
             weight=1.2,
             shortest=0,
+            unless=QUERIES,
         ),
         Rule(
             "idle-tail",
@@ -283,6 +284,7 @@ ACCOUNTING = Accounting(
             above=15,
             weight=1.1,
             shortest=0,
+            unless=QUERIES,
         ),
         Rule(
             "tiny-tasks",
@@ -352,6 +354,7 @@ ACCOUNTING = Accounting(
             "Tasks ran without their GPU {tasks_without_gpu} % of the time: they read files or used the CPU. Keep data "
             "on the GPU (cudf, cupy), or use more threads to read (workers.threads).",
             above=40,
+            unless=QUERIES,
         ),
         Rule(
             "imbalance",

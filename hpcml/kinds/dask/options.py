@@ -40,7 +40,6 @@ OPTIONS = KindOptions(
         "--threads": _THREADS,
         "--threads-per-worker": _THREADS,
         "--protocol": "Use --set network.protocol=ucx.",
-        "--gpu-mode": "Use --set gpu.mode=polars.",
     },
 )
 # fmt: on

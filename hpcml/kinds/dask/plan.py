@@ -9,7 +9,6 @@ from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.options import PROFILERS, asked
 from hpcml.node.settings import Gpu, Workers
 from hpcml.request.record import RunRequest
-from hpcml.sites import schema
 from hpcml.sites.schema import Site
 
 # KvikIO's own names (docs.rapids.ai, kvikio, Runtime Settings); "auto" is KvikIO's default, so nothing is said.
@@ -23,31 +22,11 @@ _AMOUNTS = ("rmm_maximum_pool_size", "rmm_release_threshold", "device_memory_lim
 # limit. Others need more; their nodes measure it.
 _LEAST_FOR_A_WORKER = 80 * 1024**2
 _LIBRARIES = ("cupy", "torch")  # those whose allocator dask-cuda can replace by RMM's
-OF_POLARS = (
-    "GPU mode polars: Dask uses TLS, and the workers have no RMM pool. cuDF-Polars' DaskEngine manages "
-    "GPU memory and opens its own UCX connections (rapidsmpf), which need no key"
-)
-# Queries are no tasks of Dask's: what these rules say of tasks would be wrong.
-_RULES_OF_TASKS = ("no-tasks", "idle-tail", "tasks-without-gpu")
 
 
-def decided(site: Site, spec: RunRequest) -> Site:
-    """Return the site with the mode of the run's GPU workers and the protocol to use: auto, tls or ucx.
-
-    Raises
-    ------
-    UsageError, ConfigError
-        If cuDF-Polars' workers cannot have what the request or the profile asks for.
-    """
-    if site.gpu.mode != "polars" or not spec.size.gpus_per_node:  # the mode is for runs with GPUs
-        return site._replace(gpu=site.gpu._replace(mode="dask"))
-    if "rmm" in profilers(spec):
-        hint = "Remove it. With RAPIDSMPF_STATISTICS=1 the engine counts its own memory."
-        raise UsageError("RMM's log does not contain the memory of cuDF-Polars", place="--profile rmm", hint=hint)
-    if site.fabric.require == "rdma":
-        sentence = "No check can prove RDMA in GPU mode polars: cuDF-Polars' own connections are not measured"
-        raise ConfigError(sentence, place="fabric.require", hint="Add --set fabric.require=warn.")
-    return site._replace(network=site.network._replace(protocol="tls"))
+def decided(site: Site, spec: RunRequest) -> Site:  # noqa: ARG001 - of KindPlan
+    """Return the site as it is: the kind decides nothing of it."""
+    return site
 
 
 def profilers(spec: RunRequest) -> tuple[str, ...]:
@@ -135,17 +114,12 @@ def _check_memory(site: Site, count: int, memory: int) -> None:
 
 
 def reasons(site: Site, spec: RunRequest) -> list[str]:  # noqa: ARG001 - of KindPlan
-    """Return why the plan came out so: what the mode of cuDF-Polars' workers means."""
-    return [OF_POLARS] if site.gpu.mode == "polars" else []
-
-
-def rules_without_meaning(site: Site) -> tuple[str, ...]:
-    """Return the names of the report's rules that mean nothing in GPU mode polars."""
-    return _RULES_OF_TASKS if site.gpu.mode == "polars" else ()
+    """Return no reasons: the processes are Dask's everywhere."""
+    return []
 
 
 def gpu_settings(site: Site, count: int) -> Gpu | None:
-    """Return what the GPU workers of a node are told, in their mode; None for CPU workers.
+    """Return what the GPU workers of a node are told; None for CPU workers.
 
     Raises
     ------
@@ -155,9 +129,6 @@ def gpu_settings(site: Site, count: int) -> Gpu | None:
     if not count:
         return None
     gpu = site.gpu
-    if gpu.mode == "polars":  # nothing of dask-cuda's memory: two that manage it would be in each other's way
-        kept = {name: getattr(gpu, name) for name in ("cuda", "gds", "pre_import", "mode")}
-        gpu = schema.Gpu(**kept, rmm_pool_size="none", rmm_allocator_libs=(), device_memory_limit="none")
     if gpu.rmm_async and gpu.rmm_managed_memory:
         raise _contradiction("rmm_async", "rmm_managed_memory", "Remove one of them.")
     if gpu.rmm_release_threshold not in ("", "none") and not gpu.rmm_async:
@@ -222,6 +193,5 @@ def environment(site: Site, spec: RunRequest) -> tuple[tuple[str, str], ...]:
     if not gpus:
         return quiet if site.network.protocol == "ucx" else ()
     interface = (("NCCL_SOCKET_IFNAME", site.network.interface),) if site.network.interface else ()
-    spills = site.gpu.cudf_spill and site.gpu.mode != "polars"
-    spill = (("CUDF_SPILL", "on"), ("DASK_CUDF_SPILL_WARNING", "False")) if spills else ()
+    spill = (("CUDF_SPILL", "on"), ("DASK_CUDF_SPILL_WARNING", "False")) if site.gpu.cudf_spill else ()
     return (("RAPIDS_NO_INITIALIZE", "1"), *quiet, *interface, *spill, *_GDS[site.gpu.gds])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 SENT = "hpcml-sent"  # a worker's own metric: bytes sent to other workers
 ON_FILES = "hpcml-on-files"  # a worker's own metric: threads whose task waits for a file system
 MOST_FUNCTIONS = 64  # of a run, those that took longest
+QUERIES = "polars-engine"  # the event that an engine of cuDF-Polars has opened: its queries are no tasks
 _COPYING = ("serialize", "deserialize", "compress", "decompress")
 _MOVED = ("disk-read", "disk-write", "device-to-host", "host-to-device")  # the last two: repairs.spilling
 _RUNNING = ("thread-cpu", "thread-noncpu")

@@ -24,10 +24,7 @@ def decided(site: Site, spec: RunRequest) -> Site:
     """
     if spec.code.form not in _FORMS:
         raise UsageError(f"A {spec.code.form} cannot run as ranks", place="--ranks", hint="Leave out --ranks.")
-    return site._replace(
-        gpu=site.gpu._replace(mode="dask"),
-        network=site.network._replace(protocol="tls"),
-    )
+    return site._replace(network=site.network._replace(protocol="tls"))
 
 
 def count(spec: RunRequest) -> int:
@@ -90,8 +87,3 @@ def reasons(site: Site, spec: RunRequest) -> list[str]:  # noqa: ARG001 - of Kin
     total = each * spec.size.nodes
     mpi = [f"srun --mpi={asked(spec).mpi} connects the ranks"] if asked(spec).mpi else []
     return [f"{total} ranks, {each} on each node, without Dask", *mpi]
-
-
-def rules_without_meaning(site: Site) -> tuple[str, ...]:  # noqa: ARG001 - of KindPlan
-    """Return no rules: those of tasks belong to Dask's part of the report."""
-    return ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import re
 import signal
@@ -31,7 +32,8 @@ from hpcml.node.settings import Context
 LOOK = 1.0  # seconds between looks
 BUSY = 25.0  # per cent of a CPU: a worker that uses more is at work, also without a task (client.run)
 LATE, LATE_AT_LEAST = 3, 3.0  # intervals between a worker's heartbeats, and seconds; Dask closes a dead one after 300 s
-SILENT, SILENT_IN_POLARS = 30.0, 300.0  # seconds without a heartbeat; a worker of Polars' has none during a query
+SILENT = 30.0  # seconds without a heartbeat
+SILENT_IN_QUERIES = 300.0  # the same while an engine of cuDF-Polars is open: its workers send none during a query
 POLLS = 4  # questions a second for all workers that are a wait_for_workers(), which asks ten times
 _STOPPED = ("T", "t")
 _STATES = {
@@ -96,7 +98,7 @@ class Activity:
     def _look_at_heartbeats(self, now: float) -> None:
         """Take note of the nodes whose workers are silent, by the scheduler's own time: a suspended job is not."""
         before, workers = self.heard_of, self._workers()
-        least = SILENT_IN_POLARS if self.context.settings.for_polars else SILENT
+        least = SILENT_IN_QUERIES if any(one.worker_ttl == math.inf for one in self.schedulers) else SILENT
         least = max(least, 10 * float(heartbeat_interval(len(workers))))
         self.heard_of, self.silent = {}, {}
         for state in workers:

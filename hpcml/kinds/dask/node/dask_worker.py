@@ -150,8 +150,7 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
         head = slot == 0 and context.node == context.node_names[0]
         pool = gpus.pool(context, device, head=head, wait=replaces)
         options |= gpus.worker_options(context, device, pool, memory_limit=share.memory_limit)
-    if settings.for_polars:
-        os.environ.update(ucx_environment(single_node=settings.single_node))  # of the engine's own connections
+        os.environ.update(ucx_environment(single_node=settings.single_node))  # cuDF-Polars' own connections too
     if expected == "ucx":
         prepare_ucx(context)
     address, protocol = _address(context, scratch / ADDRESS, context.share_of(context.node, slot))

@@ -43,9 +43,6 @@ def load(gpu: Gpu) -> None:
     os.environ["RAPIDS_NO_INITIALIZE"] = "1"
     if not _installed("dask_cuda"):
         raise NoGpuError("dask-cuda is not installed in the run's environment (hpcml's extra 'cuda12' or 'cuda13')")
-    if gpu.mode == "polars" and not _installed("cudf_polars"):  # not imported: Polars' threads must not be forked
-        extras = "hpcml's extra 'polars-cuda12' or 'polars-cuda13'"
-        raise NoGpuError(f"cudf-polars is not installed in the run's environment ({extras})")
     for name in ("dask_cuda.worker_common", *_installed("rmm", "cudf", *gpu.rmm_allocator_libs), *gpu.pre_import):
         importlib.import_module(name)
 

@@ -37,7 +37,6 @@ from hpcml.node.settings import Context, load
 from hpcml.terminal import say, say_lines
 
 BUDGET = 1.0  # seconds for the transfers of one round; the request of a slow one may take a little longer
-OWN_CONNECTIONS = "cuDF-Polars' own connections were not measured"
 NCCL_SHARE = 0.5  # of the deadline: a communicator that does not come together must not take the rest with it
 
 Named = tuple[str, str]  # a worker's name and its address
@@ -60,8 +59,6 @@ async def check(scheduler: Scheduler, context: Context, protocol: str) -> dict[s
     began = time.monotonic()
     measurement = await measure(scheduler, context, protocol, by_node(scheduler, context))
     result = decide(measurement)
-    if context.settings.for_polars:
-        result = replace(result, line=f"{result.line}; {OWN_CONNECTIONS}")
     return record.write(context, measurement, result, time.monotonic() - began)
 
 

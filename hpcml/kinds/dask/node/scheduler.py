@@ -188,8 +188,6 @@ async def _serve(context: Context) -> int:
     else:
         script_environment.take_up(context)  # the scheduler unpickles task graphs too
     dashboard.configure()
-    if settings.for_polars:  # a worker is silent while it computes a query, also for longer than Dask's five minutes
-        dask.config.set({"distributed.scheduler.worker-ttl": None})
     # Dask puts this folder first on sys.path; by default it is /tmp/dask-scratch-space, which anybody can make.
     folder = Path(control["socket"]).parent
     scratch.live_in(folder)
@@ -204,8 +202,8 @@ async def _serve(context: Context) -> int:
         print(f"hpcml: the scheduler could not start: {losses.root_of(error)}", file=sys.stderr, flush=True)
         return START_FAILED
     scheduler, reporter = schedulers[0], Reporter(writer)
-    gpus, polars = settings.workers.gpu is not None, settings.for_polars
-    security = "" if protocol == "ucx" else tls.explanation("tls", set(), gpus=gpus, polars=polars)
+    gpus = settings.workers.gpu is not None
+    security = "" if protocol == "ucx" else tls.explanation("tls", set(), gpus=gpus)
     where = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": why}
     record = {**where, "protocol": protocol, "because": because, "security": security}
     files.write_json(context.attempt.scheduler, record | {"shares": [other.address for other in schedulers[1:]]})

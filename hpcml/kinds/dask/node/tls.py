@@ -112,14 +112,11 @@ def dask_settings(paths: AttemptPaths, address: str, protocol: str) -> dict[str,
 OPEN = "open to all users who can connect"  # what the progress tells at once, not only on asking
 
 
-def explanation(
-    protocol: str, tcp_devices: set[str], *, gpus: bool, group_memory: bool = False, polars: bool = False
-) -> str:
+def explanation(protocol: str, tcp_devices: set[str], *, gpus: bool, group_memory: bool = False) -> str:
     """Return who may talk to the run's processes, and what stays open, in one line (docs/security.md).
 
     ``tcp_devices`` are those on which UCX's own TCP transport listens; with ``gpus`` NCCL, and raft-dask for some of
-    cuML's estimators, open listeners of their own; ``group_memory``: UCX uses memory that the user's group may open;
-    ``polars``: cuDF-Polars' DaskEngine connects the workers by itself.
+    cuML's estimators, open listeners of their own; ``group_memory``: UCX uses memory that the user's group may open.
     """
     if protocol == "ucx":
         protection = "mutual TLS to the scheduler; UCX connections need the run's key but are not encrypted"
@@ -128,7 +125,6 @@ def explanation(
         ways += ["UCX's System V shared memory, open to your group (UCX_TLS)"] if group_memory else []
     else:
         protection, ways = "mutual TLS", []
-    ways += ["cuDF-Polars' own UCX (rapidsmpf)"] if polars else []
     ways += ["NCCL", "raft-dask"] if gpus else []
     return f"{protection}; {OPEN}: {', '.join(ways)}" if ways else protection
 
