@@ -7,8 +7,7 @@
 
 NCCL is steered by its own variables, so that each transport comes up: peer access, shared memory, sockets. By default hpcml
 reads the log of the ranks' own NCCL; with fabric.require=rdma it measures, and the script then measures the same all-reduce
-itself: both figures must agree within a factor of 1.5 (Gloo: 3). It returns 1 if something is wrong. The figures in
-docs/benchmarks are of the time when it measured by default too.
+itself: both figures must agree within a factor of 1.5 (Gloo: 3). It returns 1 if something is wrong.
 """
 
 from __future__ import annotations
