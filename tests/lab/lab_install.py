@@ -15,7 +15,7 @@ from lab_paths import PROGRAM, LabError
 NEEDS_ROOT = f"The lab needs root ({PROGRAM}). Run: sudo make lab"
 PACKAGES = ("slurm-wlm", "munge", "iproute2", "procps", "openssl", "shellcheck", "python3-venv", "openssh-server",
             "openssh-client", "chromium", "fonts-dejavu-core", "libfaketime", "zsh", "fish",
-            "openmpi-bin", "libmpich12")  # fmt: skip
+            "openmpi-bin", "libmpich12", "libpmix-dev")  # fmt: skip # the last: Debian's Slurm opens libpmix.so
 ACCOUNTING_PACKAGES = ("slurmdbd", "mariadb-server")
 PROGRAMS = {
     "/usr/sbin/slurmctld": "slurm-wlm",
