@@ -206,3 +206,20 @@ def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str:
 def did_you_mean(near: str, otherwise: str) -> str:
     """Return the next step for an unknown word: the nearest valid word, else another hint."""
     return f"Did you mean {near}?" if near else otherwise
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name, such as SIGKILL; those of real time have none (``signal 39``)."""
+    import signal
+
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def signal_of_status(status: int) -> int:
+    """Return the signal that a shell's exit status stands for; 0 if none, or one without a name."""
+    import signal
+
+    return status - 128 if status - 128 in set(signal.Signals) else 0

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcml import errors
+from hpcml.errors import signal_of_status
 from hpcml.failures import evidence
 from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, When
@@ -296,8 +297,8 @@ def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
     end, status = case.end, case.end.exit_status
     if case.points.get("failed"):
         return _of_points(case)
-    if status > 128 and status - 128 in signal.valid_signals():
-        return _signalled(end, hits, signal.Signals(status - 128))
+    if number := signal_of_status(status):
+        return _signalled(end, hits, signal.Signals(number))
     kind = "program" if case.form is Form.PROGRAM else "script"
     if status in (126, 127) and kind == "program":
         clause = f"the program {'does not exist on the node' if status == 127 else 'cannot be executed'}"

@@ -7,13 +7,13 @@ first group. docs/troubleshooting.md explains how a cause is found.
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Sequence
 from enum import Flag, StrEnum, auto
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import files
+from hpcml.errors import signal_name, signal_of_status
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -635,8 +635,8 @@ def of_role(status: int, log: Sequence[str]) -> Explanation:
     if status in _NOT_THERE:
         clause = f"exited with status {status}: its interpreter or a program before it {_NOT_THERE[status]}"
         return Explanation(clause, "Check that the interpreter exists on the compute nodes (runtime.python).")
-    if status > 128 and status - 128 in signal.valid_signals():
-        return Explanation(f"exited with status {status} (killed by {signal.Signals(status - 128).name})")
+    if number := signal_of_status(status):
+        return Explanation(f"exited with status {status} (killed by {signal_name(number)})")
     if last.startswith(_OWN):
         return Explanation(f"exited with status {status}: {last.removeprefix(_OWN).rstrip('.')}")
     if status and ERROR.fullmatch(last):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from hpcml.errors import signal_name
 from hpcml.node import files, processes, scratch, script_environment, stacks
 from hpcml.node.script_process import oom_kills
 from hpcml.node.settings import Context
@@ -286,7 +287,7 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
     if code == processes.COME_BACK:
         slot.start_at = 0.0
         return
-    plain = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+    plain = f"killed by {signal_name(-code)}" if code < 0 else f"exit status {code}"
     how = slot.cause or _memory_kill(node, code) or plain
     slot.cause = ""
     age = time.monotonic() - slot.started

@@ -15,6 +15,8 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hpcml.errors import signal_name
+
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
@@ -141,7 +143,7 @@ class Question:
                 return "is gone"
             if pid:
                 status = os.waitstatus_to_exitcode(code)
-                return f"was ended by {signal.Signals(-status).name}" if status < 0 else "gave no answer"
+                return f"was ended by {signal_name(-status)}" if status < 0 else "gave no answer"
             time.sleep(0.005)
         return "cannot be ended"
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcml.errors import MEANING, START_FAILED, STOPPED
+from hpcml.errors import MEANING, START_FAILED, STOPPED, signal_name, signal_of_status
 from hpcml.forms import Form
 from hpcml.node import files, processes, script_environment
 from hpcml.node.hardware import sysfs
@@ -165,8 +165,8 @@ class Script:
             return MEANING[STOPPED]
         if self.out_of_memory(status):
             return "the script was killed because the node's memory limit was reached (out of memory)"
-        if status > 128 and status - 128 in signal.valid_signals():
-            return f"the script was killed by {signal.Signals(status - 128).name}"
+        if number := signal_of_status(status):
+            return f"the script was killed by {signal_name(number)}"
         return f"the script exited with status {status}"
 
 

@@ -46,6 +46,8 @@ ENDS = {
                     "script exited with status 5", "exited with status 5"),
     "waits in vain": End(WAITS, 1, "the script exited with status 1", "TimeoutError in job.py:2",
                          f"TimeoutError at job.py:2: {WAITS.splitlines()[1]}"),
+    "no signal's status": End("raise SystemExit(167)", 167, "the script exited with status 167",
+                              "script exited with status 167", "exited with status 167"),
     "SIGTERM": End(SIGNAL.format(15), 143, "the script was killed by SIGTERM", "killed by SIGTERM", "SIGTERM", known=False),
     "SIGKILL": End(SIGNAL.format(9), 137, "the script was killed by SIGKILL", "killed by SIGKILL", "SIGKILL", known=False),
 }  # fmt: skip
