@@ -50,6 +50,15 @@ REPAIRS = (
         gain="1,000 workers: 13.8 s of processor time become 0.6 s",
     ),
     Repair(
+        module="switching",
+        package="distributed",
+        needed_with="2026.7.1",
+        fixed_in="",
+        fault="Tasks in Python slow encrypted data for their worker",
+        upstream="[distributed#6325](https://github.com/dask/distributed/issues/6325)",
+        gain="3 to 9 times as fast",
+    ),
+    Repair(
         module="spilling",
         package="dask-cuda",
         needed_with="26.10.0",

@@ -334,6 +334,8 @@ FAULTS = (
     F("hpcml/repairs/finder.py", 'getattr(parent, "__path__", None)', "None", "parts of Dask are not found"),
     F("hpcml/repairs/finder.py", "if loader is not None and not isinstance", "if loader is not None and isinstance", "the finder stays as it is, and threads wait for ever"),
     F("hpcml/repairs/finder.py", 'not isinstance(getattr(loader, "importlib", None), _Importlib)', "True", "installing it again wraps it once more"),
+    F("hpcml/repairs/switching.py", "if not self.reads and sys", "if sys", "the end of one transfer slows the others"),
+    F("hpcml/repairs/switching.py", " if n >= LARGE else contextlib.nullcontext()", "", "each small message shortens the interval"),
     F("hpcml/repairs/spilling.py", "return self.held + block <= self.most", "return True", "more is pinned than allowed"),
     F("hpcml/repairs/spilling.py", "if self.back_weight > window and not stale else others", "if False else others", "a cyclic pass brings everything back each time"),
     F("hpcml/repairs/spilling.py", "        self.bus.wait()\n        return self.pack(", "        return self.pack(", "spilled GPU data is read before its copy is done"),

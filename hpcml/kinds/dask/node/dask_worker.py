@@ -27,7 +27,7 @@ from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, TASK_OUTPUT, TOPIC, m
 from hpcml.node import files, job, processes, profilers, script_environment
 from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.node.settings import Context, Settings
-from hpcml.repairs import dead_worker_memory, file_names
+from hpcml.repairs import dead_worker_memory, file_names, switching
 from hpcml.units import in_mib
 
 ADDRESS = "scheduler-address"  # the file by which a node's worker task tells its workers where the scheduler is
@@ -88,6 +88,7 @@ class PrivateWorker(Guarded, Worker):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         file_names.keep()  # of what tasks submit
+        switching.install()
         super().__init__(*arguments, **options)
 
     def start_http_server(self, *_: Any, **__: Any) -> None:

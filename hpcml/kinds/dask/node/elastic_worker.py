@@ -23,11 +23,12 @@ from hpcml.kinds.dask.node.dask_worker import Share
 from hpcml.node import scratch
 from hpcml.node.settings import Context, Gpu, load
 from hpcml.paths import AttemptPaths
-from hpcml.repairs import file_names, finder
+from hpcml.repairs import file_names, finder, switching
 
 finder.install()
 connection_limits.guard()
 file_names.keep()
+switching.install()
 logging.getLogger("distributed.batched").setLevel(logging.WARNING)  # it logs a traceback at every normal end
 
 _POOL = 0.9  # of a GPU, where the profile leaves it to hpcml
