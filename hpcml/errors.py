@@ -63,7 +63,7 @@ MEANING = {
     FABRIC: "the interconnect between the workers does not meet fabric.require",
     VERSIONS: "the processes of the run have different versions",
     PREEMPTED: "the job was preempted: Slurm gave its nodes to another",
-    STOPPED: "the script saved its state and stopped; the run can be continued",
+    STOPPED: "the script saved its state and stopped",
     IDLE: "the cluster was idle longer than deadlines.idle allows",
     PRUNED: "the point of a sweep was stopped by the pruner",
 }

@@ -154,7 +154,9 @@ def add_rm_options(parser: ArgumentParser) -> None:
     parser.add_argument("--older-than", metavar="TIME", help="runs older than this, e.g. 30d, 1w, 12h")
     parser.add_argument("--larger-than", metavar="SIZE", help="runs of at least this size, e.g. 500M, 2G")
     parser.add_argument("--failed", action="store_true", help=common.FAILED)
-    parser.add_argument("--keep", metavar="N", help="keep the newest N runs; 0 keeps none")
+    parser.add_argument(
+        "--keep", metavar="N", help="never delete the newest N runs of all, or with --name of that name; 0 keeps none"
+    )
     parser.add_argument(
         "--until-free",
         metavar="SIZE",

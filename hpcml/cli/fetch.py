@@ -43,7 +43,8 @@ def run(options: Namespace) -> int:
     session: RemoteSession | None = options.caller
     run = common.find_run(options)
     if session is None:
-        message = "The run's results are already on this machine"
+        results = run.paths.out.is_dir() and any(run.paths.out.iterdir())
+        message = "The run's results are already on this machine" if results else "The run wrote no results"
         raise UsageError(message, place=str(run.paths.out), hint="On a laptop: hpcml --host HOST fetch RUN.")
     entries, others = transfer.listing(run.paths.out)
     if len(entries) > transfer.MOST_FILES:

@@ -29,7 +29,7 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser, argparse.SUPPRESS)
-    roles = ", ".join([f"{SCRIPT} (default)", *kinds.roles()])
+    roles = ", ".join([f"{SCRIPT} (the script's output; default without --ranks)", *kinds.roles()])
     parser.add_argument("role", metavar="LOG", nargs="?", help=f"{roles} (default with --ranks), rank:N or job")
     parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the run ends")
     parser.add_argument("-n", "--lines", metavar="N", help="start with the last N lines of each log")

@@ -388,7 +388,7 @@ def run_rerun(options: Namespace) -> int:
         options.site = options.site or plan.get("site", str)
         if name := recorded.get("sweep", str, ""):
             hint = "Run the sweep's command again: it runs the missing points, or with --only-failed the failed ones."
-            hint += f" For an older run, give its id: hpcml ls --name {run.name}."
+            hint += f" To repeat another run of this name, give its id. List the ids: hpcml ls --name {run.name}."
             raise UsageError(f"The run belongs to the sweep '{name}'", place=run.id, hint=hint)
         _take_over(options, recorded)
         if recorded.facts.get("environment"):

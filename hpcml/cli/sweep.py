@@ -370,7 +370,8 @@ def _look(options: Namespace, verb: str, names: list[str]) -> int:
     """Show how sweeps stand, or one sweep's table or picture, or cancel it."""
     runs = common.runs_folder(options)
     if len(names) > 1 or (verb != "status" and not names):
-        hint = "Write NAME before the options. List the names: hpcml sweep status."
+        known = ", ".join(record.names(runs)[:_FIRST]) or "none"
+        hint = f"Sweeps in {runs}: {known}. Write NAME before options."
         raise UsageError("Add the NAME of one sweep", place=f"hpcml sweep {verb}", hint=hint)
     if verb != "status":
         return {"table": _table, "plot": _plot, "cancel": _cancel}[verb](options, runs, names[0])

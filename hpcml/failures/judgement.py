@@ -136,8 +136,10 @@ def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:
     hits = [_corrected(hit, case.clocks) for hit in hits]
     hits = [hit for hit in hits if not hit.line.time or hit.line.time > began - _ANOTHER_ATTEMPT]
     if by_script and status == errors.STOPPED:
-        remedy = "With --until-done hpcml continues the run from its last checkpoint."
-        return Cause(errors.MEANING[status], "stopped, can be continued", remedy=end.hint or remedy)
+        remedy = (
+            "A new run begins at 0. Submit with --until-done: hpcml then continues the script from its checkpoints."
+        )
+        return Cause(errors.MEANING[status], "saved and stopped", remedy=end.hint or remedy)
     if end.state == "TIMEOUT" or (not by_script and status == errors.TIME_LIMIT):
         return _time_limit(case, hits)
     if not by_script and status == errors.CANCELLED and (hit := _known(end.message, Line(end.message, "record"))):
@@ -318,7 +320,8 @@ def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
     if crashed := [hit for hit in hits if hit.line.source == SCRIPT and hit.rule.name in _SIGNALS.values()]:
         return _of(crashed[0], hits)
     clause = f"the {kind} exited with status {status}"
-    remedy = "" if kind == "program" else "The script or a library called sys.exit or os._exit."
+    by = "" if kind == "program" else " (by sys.exit or os._exit)"
+    remedy = f"See the output before the exit{by}: hpcml logs RUN."
     if end.quote:
         clause += f"; its last line: {end.quote[-1][:_TOLD]}"
     lines = tuple(Line(text, SCRIPT, f"logs/{SCRIPT}.log") for text in end.quote[-_SHOWN:])

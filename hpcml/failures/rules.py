@@ -180,7 +180,7 @@ SLURM = (
          "Slurm received too many requests"),
     Rule("time-limit", ROOT, r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO TIME LIMIT \*\*\*",
          "the time limit was reached",
-         "Increase --time, or continue from checkpoints: hpcml help checkpoints.", "time limit",
+         "Increase --time, or submit with --until-done and checkpoints: hpcml help checkpoints.", "time limit",
          Retry.TIME),
     Rule("preempted", ROOT, r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO PREEMPTION \*\*\*",
          "the job was preempted: Slurm gave its nodes to another",
@@ -369,7 +369,8 @@ FILES_AND_PYTHON = (
     Rule("gpu-memory", ROOT,
          r"bad_alloc: out_of_memory: CUDA error|cudaErrorMemoryAllocation|OutOfMemoryError: CUDA out of memory|"
          r"CUDARuntimeError: cudaErrorMemoryAllocation|OutOfMemoryError: Out of memory allocating",
-         "a GPU's memory is full", "Use smaller partitions or more GPUs. Another process may use the GPU.",
+         "a GPU's memory is full",
+         "Use smaller partitions or more GPUs. nvidia-smi shows whether another process uses the GPU.",
          "GPU memory full"),
     Rule("memory-error", ROOT,
          r"(?:^|\s)(?:numpy\.\S*)?_?(?:Array)?MemoryError(?:: Unable to allocate|$|: $)|std::bad_alloc$",
@@ -548,7 +549,7 @@ IMAGES = (
     Rule("image-damaged", ROOT, r"(?i:trying to read the squashfs image)|" + _OF_THE_PROGRAM +
          r"(?i:squashfs.{0,40}(?:corrupt|superblock)|unexpected EOF|header is corrupted|"
          r"while (?:loading|reading) .*(?:EOF|header|descriptor))",
-         "the image is damaged or cut off",
+         "the image file is damaged or truncated",
          "Copy the image again: the copy may have been interrupted. If hpcml image check finds no fault, "
          "the file system failed.",
          "image damaged", where=_ENTERING),

@@ -277,7 +277,7 @@ def _check_directory(directory: Path) -> None:
 def _environment(site: Site, spec: RunRequest, kind: Kind) -> tuple[tuple[str, str], ...]:
     for name in site.environment:
         if not _VARIABLE.fullmatch(name):
-            hint = "Use letters, digits and '_', and start with no digit."
+            hint = "Use letters, digits and '_'. The first character must not be a digit."
             raise ConfigError(
                 f"'{name}' is not a valid variable name", place=f"site {site.name}: environment", hint=hint
             )

@@ -151,6 +151,8 @@ def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
     if not hint and option.startswith("--"):
         near = errors.nearest(option[2:], sorted(long_options))
         hint = errors.did_you_mean(near and f"--{near}", "")
+    if option == "--host":
+        hint = f"Write --host before the command: hpcml --host HOST {parser.prog.removeprefix('hpcml ')} …"
     if not hint and parser.prog == "hpcml rerun":
         hint = f"To replace the script's arguments, write all arguments after --: hpcml rerun RUN -- {word} …"
     if not hint and "nodes" in long_options and option.startswith("--"):

@@ -17,7 +17,7 @@ class Identify(NamedTuple):
     command: str = ""
     """A program that must be on PATH."""
     order: int = 50
-    """If several profiles match, hpcml uses the lowest."""
+    """If several profiles match, hpcml uses the one with the smallest ``order``."""
     never: bool = False
     """Use this profile only by its name."""
 
@@ -399,7 +399,7 @@ class Notes(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """The source of a profile's value, under its key in quotes, or under the key of a table for all its values.
+    """The source of one value. The entry's name is the value's key, in quotes, or a table for all its values.
 
     Only ``value`` is optional.
     """

@@ -107,7 +107,8 @@ class Survey:
                 if refused:
                     self.draft.ask(
                         ("partitions", name),
-                        f"Slurm refused a whole node of {name}: {refused}. Which value is too large?",
+                        f"Slurm refused a job for a whole node of partition {name}: {refused}. "
+                        "Reduce the value that is too large.",
                     )
 
     def _forgo_memory(self, name: str, refused: str) -> None:

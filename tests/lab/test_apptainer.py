@@ -50,7 +50,7 @@ def test_its_words_are_known(cluster: Cluster, image: Path, subtests: pytest.Sub
     for kind, what, hint in (
         ("none", f"the image does not exist: {cluster.work}/none.sif", "move it after the submission"),
         ("text", "the file is not an image", "hpcml image build"),
-        ("cut", "the image is damaged or cut off", "Copy the image again"),
+        ("cut", "the image file is damaged or truncated", "Copy the image again"),
         ("closed", "you have no permission to read the image", "permissions"),
         ("foreign", "the image is for arm64 processors, but the machine has amd64", "Build the image"),
     ):

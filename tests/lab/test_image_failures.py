@@ -22,7 +22,7 @@ SCRIPT = "print('the script ran')"
     ("node", "kind", "says", "remedy"),
     [
         ("n1", "text", "the file is not an image", "hpcml image build"),
-        ("n2", "cut", "the image is damaged or cut off", "Copy the image again"),
+        ("n2", "cut", "the image file is damaged or truncated", "Copy the image again"),
     ],
 )
 def test_an_image_that_is_not_what_was_submitted(

@@ -259,7 +259,8 @@ def test_a_partition_that_forbids_memory_is_asked_without(monkeypatch: pytest.Mo
     assert survey.draft.values["slurm",]["remove"] == ["--mem"]
     assert "memory is not yours to set" in survey.draft.facts["slurm.remove"].source
     assert any(
-        "a whole node of gpp: Batch job submission failed: too many CPUs" in one for one in survey.draft.questions
+        "a whole node of partition gpp: Batch job submission failed: too many CPUs" in one
+        for one in survey.draft.questions
     )
     assert len(asked) == 4
     assert all("#SBATCH --account=ehpc1\n" in text for text in asked)

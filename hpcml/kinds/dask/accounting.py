@@ -227,7 +227,7 @@ ACCOUNTING = Accounting(
         ),
         "tasks": Part(
             "Tasks, {unit} idle",
-            "The {unit} was idle while a task ran, for another reason.",
+            "A task ran, but the {unit} was idle for none of the other reasons.",
             "#e08a3c",
             "#c0702b",
         ),
