@@ -193,5 +193,9 @@ def test_submit_says_where_the_run_is(world: World) -> None:
     done = world.run("submit", "--site", "slurm", "job.py")
     assert done.stdout == ""
     assert " job 102 " in done.stderr
-    fetched = world.run("fetch", "last")
+    assert "The run wrote no results" in world.run("fetch", "last").stderr
+    out = world.runs / facts["run"] / "out"
+    out.mkdir(exist_ok=True)
+    (out / "table.csv").touch()
+    fetched = world.run("fetch", facts["run"])
     assert (fetched.returncode, "already on this machine" in fetched.stderr) == (errors.USAGE, True)

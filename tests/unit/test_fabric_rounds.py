@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from hpcml.kinds.dask.node import interconnect
-from hpcml.node.interconnect.result import Result
 from node_settings import settings as settings_of
 
 WORKERS = {"n1": [("n1-0", "a"), ("n1-1", "b")], "n2": [("n2-0", "c"), ("n2-1", "d")]}
@@ -105,22 +104,6 @@ def test_nccl_that_fails(answers: dict[tuple[str, str], Any], error: str) -> Non
     found, _ = measure(answers)
     assert found.nccl["error"] == error
     assert not [pair for pair in found.pairs if pair.error]
-
-
-@pytest.mark.parametrize("polars", [False, True])
-def test_the_result_claims_nothing_of_cudf_polars_connections(
-    polars: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    result = Result("TLS over TCP", "tls", 1, None, None, "", "", (), (), (), "")
-    monkeypatch.setattr(interconnect, "decide", lambda _: result)
-    gpu = SimpleNamespace(mode="polars" if polars else "dask")
-    settings = settings_of(workers__gpu=gpu, deadlines__interconnect=0.2, network__interconnect="warn")
-    attempt = SimpleNamespace(probe_of=lambda _: tmp_path / "probe.json", fabric=tmp_path / "fabric.json")
-    context = SimpleNamespace(settings=settings, attempt=attempt, node_names=("n1",), worker_names=lambda _: ["n1"])
-    scheduler = Scheduler({})
-    scheduler.workers = {"a": SimpleNamespace(name="n1")}  # type: ignore[attr-defined]
-    line = asyncio.run(interconnect.check(scheduler, context, "tls"))["line"]  # type: ignore[arg-type]
-    assert line == "TLS over TCP" + ("; cuDF-Polars' own connections were not measured" if polars else "")
 
 
 def test_a_large_transfer_that_takes_longer_than_expected_counts_against_the_budget() -> None:

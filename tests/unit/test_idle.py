@@ -38,7 +38,7 @@ class Cluster:
             SimpleNamespace(address=name, name=name, status=Status.running, processing={}, **never_late)
             for name in ("one", "other")
         )
-        self.scheduler: Any = SimpleNamespace(clients={"fire-and-forget": None}, polls=0, transition_counter=0, queued=(),
+        self.scheduler: Any = SimpleNamespace(clients={"fire-and-forget": None}, polls=0, transition_counter=0, worker_ttl=300.0, queued=(),
                                               unrunnable=("stuck",), workers={"one": self.one, "other": self.other})  # fmt: skip
         self.activity = Activity(context, [self.scheduler], lambda **_: None, supervisor)
         self.now = 0.0
