@@ -214,8 +214,9 @@ def test_the_report_of_a_run_that_ended_well(well: Well) -> None:
         assert f"  {title:<10} {well.directory}/{file}\n" in well.done.stderr.decode()
     found = report(well.directory)
     assert (found["ending"]["state"], found["ending"]["cause"]) == ("COMPLETED", "")
-    on_a_busy_machine = {"no-tasks", "idle-tail", "few-tasks", "straggler"}  # where Python starts slowly
-    assert {one["rule"] for one in found["advice"]} <= on_a_busy_machine
+    # Which of these hold depends on the speed of the machine and its disk.
+    of_this_run = {"no-tasks", "idle-tail", "few-tasks", "straggler", "spilling"}
+    assert {one["rule"] for one in found["advice"]} <= of_this_run
     assert found["functions"]
     titles = [
         phase["title"] for phase in found["phases"] if phase["title"] != "Interconnect"
