@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcml import errors
-from hpcml.errors import signal_of_status
 from hpcml.failures import evidence
 from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, When
@@ -299,7 +298,7 @@ def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
     end, status = case.end, case.end.exit_status
     if case.points.get("failed"):
         return _of_points(case)
-    if number := signal_of_status(status):
+    if number := errors.signal_of_status(status):
         return _signalled(end, hits, signal.Signals(number))
     kind = "program" if case.form is Form.PROGRAM else "script"
     if status in (126, 127) and kind == "program":

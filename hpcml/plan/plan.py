@@ -412,15 +412,14 @@ def advice(site: Site, kind: Kind) -> dict[str, dict[str, str]]:
     ConfigError
         If one lacks what a rule needs, or has a limit or a figure that is none.
     """
-    changed_rules: dict[str, dict[str, str]] = {}
     if not site.report.advice:
-        return changed_rules
+        return {}
     from hpcml.report import advice as of_all_kinds
 
     of_kind = [import_module(kind.accounting).ACCOUNTING] if kind.accounting else []
     rules = [rule.name for rule in (*of_all_kinds.RULES, *(rule for one in of_kind for rule in one.rules))]
     figures = [*of_all_kinds.FIGURES, *(figure.name for one in of_kind for figure in one.figures)]
-
+    changed_rules: dict[str, dict[str, str]] = {}
     for name, rule in site.report.advice.items():
         place = f"report.advice.{name}"
         if rule.off:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcml import errors
-from hpcml.errors import signal_name, signal_of_status
 from hpcml.files import tail
 from hpcml.node import files
 from hpcml.node.settings import Context
@@ -133,8 +132,8 @@ def _cause(note: Path, status: int) -> str:
         place = f" ({Path(table['file']).name}:{table['line']})" if table.get("line") else ""
         message = re.sub(r"\s+", " ", f"{error['type']}: {error['message']}")
         return f"{message[:_LONGEST]}{place}"
-    if number := signal_of_status(status):
-        return f"killed by {signal_name(number)}"
+    if number := errors.signal_of_status(status):
+        return f"killed by {errors.signal_name(number)}"
     return f"exit status {status}"
 
 

@@ -9,7 +9,6 @@ import socket
 from typing import Any
 
 from hpcml import errors
-from hpcml.errors import signal_name, signal_of_status
 from hpcml.failures.end import End
 from hpcml.failures.rules import Explanation, of_role
 from hpcml.files import tail, write
@@ -390,8 +389,8 @@ class Ranks:
         how = f"exited with status {status}"
         if end["memory"]:
             how = "was killed because the node's memory limit was reached (out of memory)"
-        elif number := signal_of_status(status):
-            how = f"was killed by {signal_name(number)}"
+        elif number := errors.signal_of_status(status):
+            how = f"was killed by {errors.signal_name(number)}"
         return f"rank {rank} on {self.node_by_rank[rank]} {how}{followed}"
 
     def rest(self) -> str:
