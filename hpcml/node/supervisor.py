@@ -24,7 +24,7 @@ from hpcml.node.script_process import HUNG_AFTER, FileSystemHang
 from hpcml.node.settings import Context, load
 from hpcml.paths import SCRIPT
 
-ROOM_TICK = 5.0  # seconds between questions to the run's file system whether it is full
+SLOW_TICK = 5.0  # seconds between looks at what changes slowly: the room of the run's file system, a script that hangs
 NO_FOLDER = "The folder of the submission must exist on the compute nodes."
 _PLACE = "Set paths.scratch in the profile, or TMPDIR, to your own folder, or to a sticky folder of root."
 REPORT_LONGEST = 3.0  # seconds that the nodes wait for it
@@ -45,14 +45,19 @@ def main(kind: Kind) -> int:
 
 def _wake_batch_script(context: Context, status: int) -> None:
     """Leave the exit status where step.sh does, for the batch script, and wake it: both may be stopped (SIGSTOP)."""
-    if not (batch := int(os.environ.get("HPCML_BATCH", "0"))):
+    if not os.environ.get("HPCML_BATCH"):
         return
     try:
         write(context.attempt.exit_of(SCRIPT, context.node), f"{status}\n")
     except OSError as error:  # then it takes the status of the step
         print(f"hpcml: the exit status {status} cannot be written: {error}", file=sys.stderr)
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it was killed
-        os.kill(batch, signal.SIGCONT)
+    _signal_batch_script(signal.SIGCONT)
+
+
+def _signal_batch_script(number: signal.Signals) -> None:
+    if batch := int(os.environ.get("HPCML_BATCH", "0")):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it was killed
+            os.kill(batch, number)
 
 
 def _supervise(context: Context, kind: Kind) -> int:
@@ -144,12 +149,13 @@ def run_script(state: RunState, processes: Processes, environment: dict[str, str
 
 def _follow(state: RunState, processes: Processes, script: RunningScript) -> End:
     must_end: End | None = None
-    kill_at, room_looked = float("inf"), 0.0
+    kill_at, slow_looked = float("inf"), 0.0
     hang, slow = FileSystemHang(script.pid), ""
     while (status := script.poll()) is None:
         processes.step()
-        if state.clock.seconds - room_looked >= ROOM_TICK:
-            room_looked = state.clock.seconds
+        if state.clock.seconds - slow_looked >= SLOW_TICK:
+            slow_looked = state.clock.seconds
+            _signal_batch_script(signal.SIGURG)  # bash may keep a signal that came beside another until a third comes
             if full := storage.scarce(state.context.run.directory):  # the script may not need it, or room be made
                 state.warn(f"{full}: further output of the script and the logs is lost.")
             _look_for_hang(state, hang, told_to_end=bool(must_end or state.end_requests.signalled))

@@ -9,6 +9,7 @@ with the read. Figures: ``tests/bench/encrypted.py``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Iterator
@@ -51,10 +52,11 @@ def install() -> None:
     from distributed.comm import tcp
 
     read = tcp.read_bytes_rw
-    if read.__module__ == __name__:
+    if hasattr(read, "__wrapped__"):
         return
     interval = _Interval()
 
+    @functools.wraps(read)
     async def read_bytes_rw(stream: Any, n: int) -> Any:
         with interval.shortened() if n >= LARGE else contextlib.nullcontext():
             return await read(stream, n)

@@ -214,7 +214,7 @@ FAULTS = (
     F("hpcml/node/supervisor.py", "obeyed = stopped or (status == 0 and why in (errors.TIME_LIMIT, errors.CANCELLED))", "obeyed = stopped", "a script that ends with 0 when told loses its status"),
     F("hpcml/node/supervisor.py", "return outcome.exit_status if written else errors.STORAGE", "return outcome.exit_status", "a run whose end is nowhere written ends with 0"),
     F("hpcml/node/supervisor.py", "        files.remove_secrets(context.attempt)\n", "        pass\n", "the keys of an ended run stay on the disk", True),
-    F("hpcml/node/supervisor.py", "os.kill(batch, signal.SIGCONT)", "os.kill(batch, 0)", "a batch script that was stopped holds its nodes", True),
+    F("hpcml/node/supervisor.py", "_signal_batch_script(signal.SIGCONT)", "_signal_batch_script(signal.SIGURG)", "a batch script that was stopped holds its nodes", True),
     F("hpcml/node/supervisor.py", "if state.end_requests.time_limit_near and status == errors.STOPPED:", "if False:", "a run that saved and stopped at its limit counts as failed"),
     F("hpcml/node/supervisor.py", "    if told_to_end:\n        return\n    node", "    node", "a hung file system is not the cause of a time limit"),
     F("hpcml/node/agent.py", "if slot.deaths > node.members.restarts:", "if slot.deaths >= node.members.restarts:", "a worker fails for good one death too early"),

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -46,13 +45,6 @@ print(json.dumps(state), flush=True)
 """
 
 
-def heard(note: Path, batch: int) -> bool:
-    """Whether a batch script has taken note of its time limit; bash may keep a signal until the next one (1 of 200)."""
-    if not note.exists():
-        os.kill(batch, signal.SIGUSR1)
-    return note.exists()
-
-
 def test_three_times_the_time_limit(here: Here) -> None:
     """It comes when an attempt has done its steps, as Slurm tells it: by a signal to the batch script."""
     words = [HPCML, "submit", "--wait", "--until-done", "--name", "parts", here.script(CHAIN)]
@@ -66,7 +58,7 @@ def test_three_times_the_time_limit(here: Here) -> None:
             os.kill(batch, signal.SIGUSR1)
             time.sleep(0.0005)
             os.kill(batch, signal.SIGCONT)
-        here.until(partial(heard, directory / f"attempts/{attempt}/time-limit", batch))
+        here.until((directory / f"attempts/{attempt}/time-limit").exists)
     out, shown = process.communicate(timeout=240)
     assert process.returncode == 0, shown
     found = json.loads(out)

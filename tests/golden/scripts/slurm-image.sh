@@ -69,7 +69,7 @@ set +m   # or `wait` would return when the job is suspended
 trap ': >"$attempt/time-limit"' USR1
 [ -z "${near-}" ] || : >"$attempt/time-limit"
 trap ': >"$attempt/terminate"' TERM INT HUP
-trap : CONT   # the supervisor's last act, after its status
+trap : CONT URG   # the supervisor's last act, after its status; and every few seconds, or bash may keep a signal that came beside another
 own="$attempt/exit/driver@${HPCML_NODE:-local}"
 status=127
 while wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; kill -0 "$driver" 2>/dev/null && [ ! -s "$own" ]; do :; done
