@@ -12,12 +12,12 @@ from typing import NamedTuple, TextIO
 from hpcml import files, kinds
 from hpcml.forms import Form
 from hpcml.kind import Stage
-from hpcml.paths import SCRIPT
 from hpcml.runs import directories
 from hpcml.runs.status import Status, later_stage, optional_stages
 from hpcml.terminal import Raw, cells, columns, fit, fitted, has_colour, say, shown
 from hpcml.units import format_seconds
 
+_SCRIPT = "script"  # what a reader calls the phase "driver"
 _MARKS = {"ok": ("✓", "32"), "bad": ("✗", "31"), "wait": ("·", "1")}  # bold: yellow cannot be read on white
 
 
@@ -105,7 +105,7 @@ def _past(status: Status) -> list[_Line]:
         *(_stage_line(status, stage) for stage in others),
         *(_Line("bad", "differ", difference) for difference in reported.differences),
         *(_Line("bad", "warning", warning) for warning in reported.warnings),
-        _Line("ok", SCRIPT, script, "driver-started"),
+        _Line("ok", _SCRIPT, script, "driver-started"),
         *([_Line("ok", "jupyter", reported.jupyter)] if reported.jupyter else []),
     ]
     over = reported.times if first.end in reported.times else reported.times.keys() - {"environment-ready"}
@@ -136,7 +136,7 @@ def _present(status: Status) -> tuple[str, str] | None:
         in_stage = "allocated" in status.progress.times or not status.progress.staging
         return kind.startup[0].name if in_stage else "image", status.message
     if status.phase == "running" and status.cluster.workers < status.planned.expected:
-        return SCRIPT, status.message
+        return _SCRIPT, status.message
     return None
 
 
@@ -175,7 +175,7 @@ class Progress:
         elif present:
             self._now(*present)
         elif status.hint and status.phase == "running":
-            self._once("hint", _Line("wait", SCRIPT, status.hint))
+            self._once("hint", _Line("wait", _SCRIPT, status.hint))
 
     def show_past(self, status: Status) -> None:
         """Show the phases that are over; a run's own end is not among them."""
@@ -261,7 +261,7 @@ def phases(status: Status) -> list[tuple[str, str]]:
         ("staging", "image-staging", "image-staged"),
         ("image" if status.planned.in_image else "versions", "allocated", "environment-ready"),
         *((stage.name, stage.begin, stage.end) for stage in kinds.get(status.planned.kind).startup),
-        (SCRIPT, "driver-started", "driver-ended"),
+        (_SCRIPT, "driver-started", "driver-ended"),
         ("teardown", "driver-ended", "torn-down"),
     )
     times = status.progress.times

@@ -310,7 +310,7 @@ def failure(complaint: str, host: str, renew: str = "") -> HpcmlError:
         return LoginNeededError(f"{host} refused the login", place=host, hint=hint, quote=quote)
     unreachable = re.search(_NETWORK, complaint)
     message = f"{host} cannot be reached" if unreachable else f"ssh to {host} ended without a reason"
-    hint = "Check the network (VPN) and the name of the host. Runs there continue."
+    hint = "Check the network (VPN) and the name of the host. Your runs there are not affected."
     return LinkError(message, place=host, hint=hint, quote=quote[-3:])
 
 

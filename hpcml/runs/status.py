@@ -34,6 +34,7 @@ from hpcml.runs.directories import complete
 from hpcml.runs.record import Event, Planned
 from hpcml.schedulers import JobState, Submission
 from hpcml.sites.layers import process_environment
+from hpcml.units import format_age
 
 _REPLACED = "missing, or not yours: "  # how the batch script begins to say that the run's folder is another now
 
@@ -350,7 +351,8 @@ def _after(current: Status, event: Event) -> Status:
         case "time-limit-near":
             pages = current.planned.form is Form.JUPYTER
             effect = "open pages save their documents" if pages else "hpcml.run.should_stop() is now true"
-            return current.changed(hint=f"The time limit is near: {effect}.")
+            left = format_age(fields.number("seconds"))
+            return current.changed(hint=f"The time limit is near (about {left} left): {effect}.")
     return current
 
 

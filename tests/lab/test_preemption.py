@@ -156,7 +156,7 @@ def test_a_long_run_that_is_put_back(preempting: Cluster) -> None:
     done = ended(waiting)
     assert done.returncode == 0, done.stderr + (directory / "logs/job.log").read_text()
     assert "put back into the queue" in done.stderr
-    assert done.stderr.count("✓ driver     the script runs") == 3
+    assert done.stderr.count("✓ script     the script runs") == 3
     assert jobs[:2] == jobs[2:], jobs  # this one, and one that waits for its end
     by = sorted([*range(3)] * 3)
     assert json.loads(done.stdout.splitlines()[-1]) == {"total": 204, "attempts": by}

@@ -185,10 +185,10 @@ def test_the_script_s_lines_are_its_own(output: str, columns: int, tmp_path: Pat
         progress.show(status := say(status, phase="ended", message="the script ended", exit_status=0))
 
     shown = [line for line in on_a_terminal(columns, act) if line]
-    start = next(index for index, line in enumerate(shown) if line.startswith("✓ driver")) + 1
+    start = next(index for index, line in enumerate(shown) if line.startswith("✓ script")) + 1
     expected = [line for line in screen(output.encode().replace(b"\n", b"\r\n"), columns) if line]
     assert shown[start : start + len(expected)] == expected
-    assert [line[:8] for line in shown[start + len(expected) :]] == ["· driver", "✓ ended "]
+    assert [line[:8] for line in shown[start + len(expected) :]] == ["· script", "✓ ended "]
 
 
 BYTES = bytes(range(256)) + b"\xff\xfe\0" * 1000 + "ä".encode()[:1] + b"\x1b[31m" + b"long" * 700_000 + b"\r50%\r60%"
