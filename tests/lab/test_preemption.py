@@ -33,6 +33,17 @@ if hpcml.run.attempt < 2:
     time.sleep(600)
 print(json.dumps(state), flush=True)
 """
+RANKS = """
+import json, time
+import hpcml
+path = hpcml.run.saved("state.json")
+state = [*(json.loads(path.read_text()) if path else []), hpcml.run.attempt]
+hpcml.run.on_stop(lambda: hpcml.run.save("state.json", lambda path: path.write_text(json.dumps(state))))
+print("attempt", hpcml.run.attempt, flush=True)
+if hpcml.run.attempt < 1:
+    time.sleep(600)
+print(json.dumps(state), flush=True)
+"""
 STARTED: list[subprocess.Popen[str]] = []
 PARTITIONS = """
 PreemptType=preempt/partition_prio
@@ -165,3 +176,18 @@ def test_a_long_run_that_is_put_back(preempting: Cluster) -> None:
     assert printed(preempting.run("hpcml", "logs", "goes-on", "--attempt", "2").stdout) == ["attempt 1"]
     assert not (directory / "next-job").is_symlink()
     assert wait_for(lambda: not pending(), 60), pending()
+
+
+def test_ranks_that_are_preempted_save_and_go_on(preempting: Cluster) -> None:
+    options = ("--ranks", "1", "--partition", "later", "--set", 'slurm.extra=["--requeue"]', "--until-done")
+    waiting = start(preempting, "ranks-go-on", *options, script=RANKS)
+    directory = preempting.directory("ranks-go-on")
+    until(lambda: preempting.run("hpcml", "logs", "ranks-go-on", "rank").stdout.count("attempt 0") == 2, waiting)
+    take_the_nodes(preempting)
+    until(lambda: "PENDING" in preempting.run("hpcml", "status", "ranks-go-on").stdout, waiting)
+    preempting.run("scontrol", "update", f"jobid={(directory / 'job').readlink()}", "StartTime=now+3seconds")
+    done = ended(waiting)
+    assert done.returncode == 0, done.stderr + (directory / "logs/job.log").read_text()
+    assert "put back into the queue" in done.stderr
+    logs = preempting.run("hpcml", "logs", "ranks-go-on", "rank").stdout
+    assert logs.count("[0, 1]") == 2, logs

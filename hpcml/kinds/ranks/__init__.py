@@ -34,12 +34,12 @@ KIND = Kind(
     programs={Form.FABRIC: f"{_NODE}.interconnect"},
     startup=(
         Stage(
-            "nodes",
+            "ranks",
             begin="allocated",
             end="ranks-ready",
             waiting="{workers} of {expected} ranks can start",
-            short="{workers}/{expected} ranks",
-            done="{expected}/{expected} ranks",
+            short="{workers}/{expected} can start",
+            done="{expected}/{expected} can start",
             during="before all nodes were ready",
         ),
         FABRIC._replace(begin="ranks-ready"),
