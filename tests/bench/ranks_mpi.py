@@ -20,8 +20,11 @@ import tempfile
 from pathlib import Path
 
 NODES, LONGEST = 4, 120.0
-# What mpi4py calls the MPI that speaks each, and its library in Debian.
-MPIS = {"pmix": ("openmpi", "libmpi.so.40"), "pmi2": ("mpich", "libmpich.so.12")}
+# What mpi4py calls the MPI that speaks each, the name of its library, and Debian's name for that.
+MPIS = {
+    "pmix": ("openmpi", "libmpi.so.40", "/usr/lib/x86_64-linux-gnu/libmpi.so.40"),
+    "pmi2": ("mpich", "libmpi.so.12", "/usr/lib/x86_64-linux-gnu/libmpich.so.12"),
+}
 FILES = ["helloworld.py", "mandelbrot/mandelbrot.py", "nxtval/nxtval-mpi3.py", "nxtval/nxtval-threads.py"]
 REFERENCE = ["2.08", "2.29", "2.32", "3.01", "3.02", "3.03", "3.04", "3.05", "3.06", "3.07", "3.08", "3.09"]
 PROGRAMS = [*FILES, *(f"mpi-ref-v1/ex-{number}.py" for number in REFERENCE), "-m mpi4py.bench helloworld"]
@@ -45,12 +48,16 @@ def main() -> int:
     rows = []
     with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
         shutil.copytree(options.demo, f"{folder}/demo")
-        for kind, (mpi, library) in MPIS.items():
+        for kind, (mpi, library, debians) in MPIS.items():
+            libraries = Path(folder, kind)
+            libraries.mkdir()
+            (libraries / library).symlink_to(debians)
+            variables = [f"MPI4PY_MPIABI={mpi}", f"LD_LIBRARY_PATH={libraries}"]
             for number, program in enumerate(PROGRAMS):
                 of_file = program.endswith(".py")
                 words = [Path(program).name] if of_file else program.split()
                 where = str(Path(folder, "demo", program).parent) if of_file else folder
-                name, variables = f"{kind}-{number}", [f"MPI4PY_MPIABI={mpi}", f"MPI4PY_LIBMPI={library}"]
+                name = f"{kind}-{number}"
                 submit = [options.hpcml, "submit", "--wait", "--nodes", str(NODES), "--time", "5", "--name", name]
                 submit += ["--set", f"runtime.python={options.python}", "--ranks", "1", "--mpi", kind]
                 submit += [word for one in variables for word in ("--env", one)]
