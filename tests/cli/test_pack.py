@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcml.cli import pack_start
 from remote_world import Laptop
 from world import World
 
@@ -140,3 +143,18 @@ def test_an_older_python_is_told(login: Login) -> None:
     done = subprocess.run([sys.executable, str(script), "ls", "--all"], capture_output=True, text=True, check=False,
                           env={"PATH": f"{login.world.bin}"})  # fmt: skip
     assert (done.returncode, done.stdout) == (0, f"{script} ls --all\n")
+
+
+def test_of_two_first_starts_the_later_one_takes_what_the_other_unpacked(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(new: str, folder: str) -> None:
+        shutil.copytree(new, folder)
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), folder)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(pack_start, "refuse_shared", lambda *_: None)
+    monkeypatch.setattr(os, "rename", late)
+    folder = Path(pack_start.unpacked(str(packed)))
+    assert (folder / "hpcml/cli/main.py").is_file()
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # nothing is left of the own one

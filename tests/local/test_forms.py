@@ -144,3 +144,39 @@ def test_a_notebook_is_executed_in_the_run_s_cluster_and_kept_where_a_cell_fails
     assert cells[1]["outputs"][0]["text"][0].startswith("30 2")
     assert cells[2]["outputs"][0]["data"]["text/plain"] == ["2"]
     assert [len(cell["outputs"]) for cell in cells[2:]] == [1, 1, 0]
+
+
+def test_a_notebook_whose_kernel_dies_has_failed(here: Here) -> None:
+    notebook(here, "print('first')", "import os\nos._exit(0)", "print('never')")
+    done = submit(here, "n.ipynb")
+    assert done.returncode == 1
+    assert "the notebook's kernel has ended" in done.stdout
+    cells = json.loads(Path(here.status()["directory"], "out", "n.ipynb").read_text())["cells"]
+    assert [len(cell["outputs"]) for cell in cells] == [1, 0, 0]
+
+
+TROUBLE = """
+import pathlib
+import hpcml
+
+def write(dask_worker):
+    path = pathlib.Path(dask_worker.local_directory).parents[1] / "nccl-1.log"
+    path.write_text("n1: NCCL WARN Call to connect failed\\n")
+
+hpcml.connect().run(write)
+"""
+
+
+def test_what_nccl_wrote_of_troubles_is_in_the_workers_log(here: Here) -> None:
+    put(here.folder, {"trouble.py": TROUBLE})
+    done = submit(here, "trouble.py")
+    assert done.returncode == 0, done.stderr
+    assert "NCCL WARN" in "".join(
+        path.read_text() for path in Path(here.status()["directory"]).glob("logs/worker*.log")
+    )
+
+
+def test_a_module_of_the_working_folder_hides_none_of_the_roles_own(here: Here) -> None:
+    put(here.folder, {"queue.py": "raise ImportError('of the user')", "src/job.py": "print('ran')"})
+    done = submit(here, "src/job.py", PYTHONPATH=".")
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr

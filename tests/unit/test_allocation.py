@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hpcml import subprocesses
-from hpcml.cli import run
+from hpcml.cli import run, submit
 from hpcml.errors import HpcmlError, SiteError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import RunLocation, plan
@@ -162,3 +164,23 @@ def test_a_run_whose_step_is_gone_has_ended(state: str, monkeypatch: pytest.Monk
     monkeypatch.setattr("hpcml.schedulers.slurm.states", lambda jobs: dict.fromkeys(jobs, JobState(state)))
     found = allocation.states(["291 7 /runs/gone", "291 8 /runs/there"])
     assert (found["291 7 /runs/gone"].ended, found["291 8 /runs/there"].active) == (True, True)
+
+
+def test_hpcml_run_ends_after_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the next line of a batch script would share the nodes with them."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as steps:
+        submission = SimpleNamespace(pid=steps.pid, started=subprocesses.start_time(steps.pid))
+        here = SimpleNamespace(submission=submission, paths=None)
+        inside = SimpleNamespace(job=SimpleNamespace(signal_lead=60))
+        monkeypatch.setattr(allocation, "current", lambda: GIVEN)
+        monkeypatch.setattr(allocation, "other_steps", lambda _: [])
+        monkeypatch.setattr(run, "fitted", lambda *_: None)
+        monkeypatch.setattr(run, "_prepare", lambda _: SimpleNamespace(plan=SimpleNamespace(inside=inside)))
+        monkeypatch.setattr(run, "_Ending", lambda: SimpleNamespace(begin=lambda *_: None))
+        monkeypatch.setattr("hpcml.runs.submit.submit", lambda _: here)
+        for name in ("script_spec", "tell_notes", "announce"):
+            monkeypatch.setattr(submit, name, lambda *_, **__: None)
+        monkeypatch.setattr(submit, "wait_for_end", lambda *_, **__: 7)
+        monkeypatch.setattr("time.sleep", lambda _: steps.communicate())  # it has been waited for: it ends
+        assert run.run(Namespace(dry_run=False, json=False)) == 7
+        assert steps.returncode == 0

@@ -5,19 +5,22 @@ from __future__ import annotations
 import datetime
 import errno
 import fcntl
+import json
 import os
 import resource
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hpcml.cli import doctor
 from hpcml.doctor import checks, finding, nodes, scheduler
 from hpcml.doctor.finding import Examination, Finding
-from hpcml.errors import SlurmUnreachableError
+from hpcml.errors import UNFIT, SlurmUnreachableError
 from hpcml.forms import Form
 from hpcml.node.hardware import record
 from hpcml.remote import answers
@@ -627,3 +630,15 @@ def test_each_task_of_an_array_is_a_job_of_the_limit(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(slurm_machine, "_submit_limits", lambda *_: [10, 20])
     monkeypatch.setattr(slurm, "ask", ask)
     assert slurm_machine.room([], 1.0) == 7
+
+
+def test_a_red_finding_of_the_login_node_reaches_the_laptop(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = json.dumps({"findings": [Finding("slurm", "red", "slurmctld does not answer", "Ask the site.")._asdict()]})
+    monkeypatch.setattr(doctor, "_asked", lambda *_: (UNFIT, said))
+    monkeypatch.setattr(doctor, "_with_this_end", lambda _, __, ___, found: found)
+    connection: Any = SimpleNamespace(host="login")
+    status = doctor.from_laptop(Login(), lambda: connection, [], typed="login", as_json=False, show_all=False)
+    assert status == UNFIT
+    assert "slurmctld does not answer" in capsys.readouterr().out

@@ -16,6 +16,7 @@ from distributed.cli.dask_worker import main as dask_worker
 from distributed.core import Status
 
 import hpcml
+from hpcml import schedulers
 from hpcml.api import elastic as cluster
 from hpcml.api import job_request
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError
@@ -23,6 +24,7 @@ from hpcml.forms import Form
 from hpcml.kinds.dask.node import elastic_worker
 from hpcml.node.settings import load
 from hpcml.request.record import Code
+from hpcml.runs import job_guard
 from hpcml.runs.submit import prepare
 from hpcml.schedulers import slurm
 
@@ -223,3 +225,16 @@ def test_jobs_that_end_without_a_worker_close_it_unless_they_were_given_back(
     monkeypatch.setattr(cluster, "_LOOK", 0.0)
     asyncio.run(hpcml.ElasticCluster._watch(one))
     assert bool(closed) == wanted
+
+
+def test_a_job_that_comes_late_does_not_outlive_its_killed_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was just being submitted may still come: one look at an empty queue is not the end."""
+    queue = iter([{}, {tmp_path.name: ["7"]}, {}, {}])
+    cancelled: list[str] = []
+    monkeypatch.setattr(job_guard, "_PAUSE", 0.0)
+    monkeypatch.setattr(schedulers, "other_jobs", lambda _: SimpleNamespace(jobs_of_clusters=lambda: next(queue)))
+    monkeypatch.setattr(schedulers, "get", lambda _: SimpleNamespace(cancel=cancelled.append))
+    assert job_guard.clean(tmp_path, "slurm") == 0
+    assert cancelled == ["7"]

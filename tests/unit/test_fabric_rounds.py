@@ -126,3 +126,15 @@ def test_a_transfer_that_comes_short_is_no_bandwidth(short: int) -> None:
     worker.worker = SimpleNamespace(rpc=lambda _: SimpleNamespace(hpcml_give=give))
     with pytest.raises(ValueError, match="n1 sent 99 bytes, 100 were requested") if short else contextlib.nullcontext():
         asyncio.run(worker._one("n1", 100))
+
+
+@pytest.mark.parametrize(("answers", "status"), [({}, 0), ({("a", "hpcml_warm"): OSError("no way")}, 1)])
+def test_the_status_of_hpcml_fabric_says_whether_all_workers_can_talk(
+    answers: dict[tuple[str, str], Any], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _ = measure(answers)
+    client = SimpleNamespace(run_on_scheduler=lambda _: found)
+    monkeypatch.setattr(interconnect, "Client", lambda: contextlib.nullcontext(client))
+    monkeypatch.setattr(interconnect, "load", lambda: SimpleNamespace(run=SimpleNamespace(out=tmp_path)))
+    monkeypatch.setenv("HPCML_RUN_DIR", str(tmp_path))
+    assert interconnect.main() == status

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,3 +156,14 @@ def test_what_a_script_takes_back_is_handed_over_too(last: bytes, given: int, mo
     monkeypatch.setattr(handover, "give", give)
     asyncio.run(one.hand_over(None))
     assert len(gave) == given
+
+
+def test_a_worker_s_process_is_its_own_again_after_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLOUR", "the worker's")
+    monkeypatch.chdir("/")
+    worker = SimpleNamespace(local_directory="/tmp", memory_manager=None)
+    plugin = handover.HandoverPlugin(handover.Handover(environment={"COLOUR": "the script's"}, folder=str(tmp_path)))
+    asyncio.run(plugin.setup(worker))
+    assert (os.environ["COLOUR"], Path.cwd()) == ("the script's", tmp_path)
+    plugin.teardown(worker)
+    assert (os.environ["COLOUR"], str(Path.cwd())) == ("the worker's", "/")

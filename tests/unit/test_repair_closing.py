@@ -62,3 +62,20 @@ def test_nobody_is_told_who_goes_when_all_go(on: bool, tmp_path: Path, monkeypat
 def test_dask_still_tells_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, closing = told(Scheduler, tmp_path, monkeypatch, dashboard_address="127.0.0.1:0")
     assert closing, "Dask's scheduler closes quietly by itself: remove hpcml/repairs/closing.py"
+
+
+def test_workers_of_a_job_that_was_suspended_beat_before_they_count_as_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[object] = []
+
+    async def sleep(seconds: float) -> None:
+        happened.append(seconds >= 15)
+
+    async def look(_: Scheduler) -> None:
+        happened.append("looked")
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(Scheduler, "check_worker_ttl", look)
+    scheduler = object.__new__(PrivateScheduler)
+    scheduler.workers = {}
+    asyncio.run(scheduler.check_worker_ttl())
+    assert happened == [True, "looked"]

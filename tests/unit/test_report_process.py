@@ -57,3 +57,20 @@ def test_what_goes_wrong_is_said_in_the_job_s_log(
             assert words in log
             assert f"Write it with: hpcml report {cause.__name__}" in log
             assert log.count("\n") == 1
+
+
+def test_one_that_takes_too_long_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = tmp_path / "python"
+    endless.write_text("#!/bin/sh\nexec sleep 600\n")
+    endless.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(endless))
+    monkeypatch.setattr(supervisor, "REPORT_LONGEST", 0.0)
+    paths = report_samples.write(tmp_path / "run", Shape(seconds=60))
+    made = supervisor.ReportProcess(context(paths, monkeypatch))
+    made.end()
+    assert made.process
+    try:
+        assert made.process.poll() is not None
+    finally:
+        made.process.kill()
+        made.process.wait()

@@ -326,3 +326,18 @@ def test_a_job_that_has_just_ended_is_cancelled(answers: Path, said: str, ended:
     say(answers, "scancel", err=f"scancel: error: Kill job error on job id 12: {said}\n", code=1)
     with contextlib.nullcontext() if ended else pytest.raises(SiteError):
         assert slurm.cancel("12") == "job 12"
+
+
+def test_a_job_that_has_ended_meanwhile_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without accounting, squeue alone knows a job that ended before it was looked for, if it is asked for all states."""
+
+    def ask(command: list[str], *_: float) -> Answer:
+        ended = command[0] == "squeue" and "--states=all" in command
+        return Answer(0, "7|COMPLETED|hpcml:run-1\n" if ended else "", "")
+
+    monkeypatch.setattr(slurm, "ask", ask)
+    assert slurm.find(["run-1"])["run-1"].job == "7"
+
+
+def test_a_shell_shares_the_job_with_the_run_s_steps() -> None:
+    assert {"--overlap", "--mem=0", "--mpi=none", "--jobid=7"} <= {*schedulers.get("slurm").shell_on("7", "n1")}

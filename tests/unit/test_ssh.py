@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import tempfile
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hpcml.errors import ConfigError, HostKeyError, LinkError, LoginNeededError, StorageError
+from hpcml.errors import ConfigError, HostKeyError, HpcmlError, LinkError, LoginNeededError, StorageError
 from hpcml.kinds.dask.node.dashboard import is_local
 from hpcml.remote import routes, ssh
+from hpcml.sites.schema import Login
 
 
 def test_a_budget_is_spent_and_comes_back_after_an_hour(tmp_path: Path) -> None:
@@ -170,3 +175,31 @@ def test_the_user_s_own_strictness_stays(tmp_path: Path, monkeypatch: pytest.Mon
 ])  # fmt: skip
 def test_who_is_local(host: str, origin: str, local: bool) -> None:
     assert is_local(host, origin) is local
+
+
+@pytest.fixture
+def connection(monkeypatch: pytest.MonkeyPatch) -> Iterator[ssh.Connection]:
+    """A connection to a cluster's login node, with nobody logged in."""
+    monkeypatch.setattr(ssh, "effective", lambda _: {})
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:  # a short path, for the socket
+        monkeypatch.setenv("HOME", home)
+        yield ssh.Connection(Login(host="login", logins=5))
+
+
+@pytest.mark.parametrize(("said", "left"), [
+    ("alice@login: Permission denied (publickey).", 4),
+    ("ssh: connect to host login port 22: Connection timed out", 5),
+])  # fmt: skip
+def test_a_refused_login_counts_and_a_network_s_failure_does_not(
+    said: str, left: int, connection: ssh.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_log_in", lambda **_: (said, 255))
+    monkeypatch.setattr(connection, "alive", lambda: False)
+    with pytest.raises(HpcmlError):
+        connection.open(ask=False)
+    assert connection.budget.left(time.time()) == left
+
+
+def test_a_command_without_the_connection_does_not_log_in(connection: ssh.Connection) -> None:
+    asked = subprocess.run([*connection.over(), "-G", "--", "login"], capture_output=True, text=True, check=True).stdout
+    assert "proxycommand false" in asked.splitlines()

@@ -248,3 +248,20 @@ def test_a_run_whose_end_is_nowhere_written_fails(
     monkeypatch.setattr(supervisor, "_run", lambda *_: End(0, "driver", "script", "the script ended"))
     monkeypatch.setattr(supervisor, "tear_down", lambda *_: written)
     assert supervisor._supervise(cluster.context, KIND) == status
+
+
+def test_a_scheduler_that_dies_while_workers_start_ends_the_wait(
+    cluster: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(message: str) -> RunEndedError:
+        return RunEndedError(End(errors.ROLE_LOST, "workers", "hpcml", message, ""))
+
+    def check_scheduler() -> None:
+        raise ended("the scheduler has died")
+
+    monkeypatch.setattr(cluster, "step", lambda: None)
+    monkeypatch.setattr(cluster, "_check_scheduler", check_scheduler)
+    cluster.state.phase = "workers"
+    with pytest.raises(RunEndedError) as told:
+        cluster._until(lambda: False, 0.0, lambda *_: ended("no worker came").end)
+    assert told.value.end.message == "the scheduler has died"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from argparse import Namespace
 from typing import Any
 
 import pytest
 
+from hpcml.cli import sweep
 from hpcml.errors import HpcmlError
 from hpcml.sweeps import results
 from hpcml.sweeps.results import Row
@@ -51,3 +53,8 @@ def test_what_is_refused(subtests: pytest.Subtests) -> None:
         with subtests.test(sentence=sentence), pytest.raises(HpcmlError) as raised:
             results.picture("train", rows, metric, maximize=False)
         assert raised.value.message.startswith(sentence)
+
+
+def test_a_laptop_s_table_is_not_written_on_the_login_node() -> None:
+    with pytest.raises(HpcmlError, match="on the login node"):
+        sweep._target(Namespace(caller=object()), "--csv", "table.csv")

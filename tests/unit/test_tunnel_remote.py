@@ -165,3 +165,26 @@ def test_a_hop_that_carries_nothing_names_what_is_to_blame(
     with pytest.raises(TunnelError, match=message):
         tunnel_server.hop(Service(**SERVICE), lambda _: None)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_second_hop_s_ssh_ends_with_the_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[bool] = []
+
+    class Refused:
+        """An ssh that has ended without a forward."""
+
+        code, out, err = 255, "", "Permission denied"
+
+        def __init__(self, command: list[str]) -> None: ...
+
+        def wait(self, _: float | None) -> int:
+            return 255
+
+        def stop(self) -> None:
+            stopped.append(True)
+
+    monkeypatch.setattr(subprocesses, "Child", Refused)
+    monkeypatch.setattr(tunnel_server, "_last_line", lambda *_: "Permission denied")
+    with pytest.raises(TunnelError, match="refused"):
+        tunnel_server.hop(Service("dashboard", "n2", "/s", "/status"), lambda _: None)
+    assert stopped

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -24,7 +25,7 @@ from hpcml.node.outcome import EventLog, write_status
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
-from hpcml.runs import directories, why
+from hpcml.runs import directories, waiting, why
 from hpcml.runs import status as run_status
 from hpcml.schedulers import JobState, Submission
 
@@ -233,3 +234,20 @@ def test_a_warning_of_the_scheduler_leaves_no_file_open(tmp_path: Path) -> None:
     activity._tell("it does not answer")
     assert os.listdir("/proc/self/fd") == before
     assert json.loads(run.events.read_text())["sentence"] == "it does not answer."
+
+
+def test_a_wait_ends_where_slurm_is_silent_for_too_long(run: directories.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[directories.Run] = []
+
+    def silent(one: directories.Run) -> NoReturn:
+        asked.append(one)
+        assert len(asked) < 20, "it goes on for ever"
+        raise errors.SlurmUnreachableError("squeue does not answer")
+
+    clock = itertools.count(step=20.0)
+    monkeypatch.setattr(waiting, "_present_job", silent)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with pytest.raises(errors.SlurmUnreachableError):
+        list(waiting.follow(run, lambda: None, patience=100.0))
+    assert len(asked) > 1  # not at once
