@@ -69,7 +69,10 @@ while not any(client.processing().values()):
 print("done", flush=True)
 os._exit(0)
 """
-TALK = "echo on-$(hostname); python -c 'from distributed import Client; print(6 * Client().submit(sum, [3, 4]).result())'; exit 5\n"
+TALK = (
+    "echo on-$(hostname); python -c 'from distributed import Client; c = Client(); "
+    "print(c.scheduler.address[:6], 6 * c.submit(sum, [3, 4]).result())'; exit 5\n"
+)
 
 
 class Staying(NamedTuple):
@@ -120,7 +123,7 @@ def test_a_shell_on_each_node(cluster: Cluster, staying: Staying) -> None:
             shell.type(TALK)
         for node, shell in shells.items():
             shell.shown(f"on-{node}\n")
-            shell.shown("\n42\n")
+            shell.shown("\ntls:// 42\n")
             shell.ended()
     assert "has no node" in cluster.run("script", "-qec", f"hpcml shell {staying.job} n4", "/dev/null").stdout
 

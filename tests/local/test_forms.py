@@ -178,5 +178,5 @@ def test_what_nccl_wrote_of_troubles_is_in_the_workers_log(here: Here) -> None:
 
 def test_a_module_of_the_working_folder_hides_none_of_the_roles_own(here: Here) -> None:
     put(here.folder, {"queue.py": "raise ImportError('of the user')", "src/job.py": "print('ran')"})
-    done = submit(here, "src/job.py", PYTHONPATH=".")
+    done = submit(here, "src/job.py", PYTHONPATH=str(here.folder))
     assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
