@@ -45,19 +45,14 @@ def main(kind: Kind) -> int:
 
 def _wake_batch_script(context: Context, status: int) -> None:
     """Leave the exit status where step.sh does, for the batch script, and wake it: both may be stopped (SIGSTOP)."""
-    if not os.environ.get("HPCML_BATCH"):
+    if not (batch := int(os.environ.get("HPCML_BATCH", "0"))):
         return
     try:
         write(context.attempt.exit_of(SCRIPT, context.node), f"{status}\n")
     except OSError as error:  # then it takes the status of the step
         print(f"hpcml: the exit status {status} cannot be written: {error}", file=sys.stderr)
-    _signal_batch_script(signal.SIGCONT)
-
-
-def _signal_batch_script(number: signal.Signals) -> None:
-    if batch := int(os.environ.get("HPCML_BATCH", "0")):
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it was killed
-            os.kill(batch, number)
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it was killed
+        os.kill(batch, signal.SIGCONT)
 
 
 def _supervise(context: Context, kind: Kind) -> int:
@@ -155,7 +150,6 @@ def _follow(state: RunState, processes: Processes, script: RunningScript) -> End
         processes.step()
         if state.clock.seconds - slow_looked >= SLOW_TICK:
             slow_looked = state.clock.seconds
-            _signal_batch_script(signal.SIGURG)  # bash may keep a signal that came beside another until a third comes
             if full := storage.scarce(state.context.run.directory):  # the script may not need it, or room be made
                 state.warn(f"{full}: further output of the script and the logs is lost.")
             _look_for_hang(state, hang, told_to_end=bool(must_end or state.end_requests.signalled))

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -54,10 +53,8 @@ def test_three_times_the_time_limit(here: Here) -> None:
     for attempt in range(2):
         here.until((directory / f"out/waits-{attempt}").exists, 60)
         batch = json.loads((directory / "submission.json").read_text())["pid"]
-        for _ in range(40):  # Slurm sends others beside it, and two at once are what a shell's wait takes for an end
-            os.kill(batch, signal.SIGUSR1)
-            time.sleep(0.0005)
-            os.kill(batch, signal.SIGCONT)
+        for number in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGCONT):  # two at once, as to a job that was suspended
+            os.kill(batch, number)
         here.until((directory / f"attempts/{attempt}/time-limit").exists)
     out, shown = process.communicate(timeout=240)
     assert process.returncode == 0, shown

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -202,19 +201,6 @@ def test_an_end_that_cannot_be_written_is_told_by_the_exit_status(
     monkeypatch.setattr(files, "write", refuse)
     assert not tear_down(cluster.state, cluster, End(0, "driver", "script", "the script ended"))
     assert "cannot be written (Read-only file system)" in capsys.readouterr().err
-
-
-def test_the_batch_script_gets_a_signal_now_and_then(cluster: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In ``wait``, bash may keep a trapped signal that came beside another, as the warning of the time limit, until a third."""
-    monkeypatch.setattr(supervisor, "SLOW_TICK", 0.0)
-    monkeypatch.setenv("HPCML_BATCH", str(os.getpid()))
-    came: list[int] = []
-    before = signal.signal(signal.SIGURG, lambda number, _: came.append(number))
-    try:
-        end_of(cluster, None, BY_ITSELF, monkeypatch)
-    finally:
-        signal.signal(signal.SIGURG, before)
-    assert len(came) > 1
 
 
 def test_silent_workers_are_written_down_when_they_change(cluster: Broken) -> None:

@@ -41,23 +41,26 @@ set -m   # each step is a process group of its own, and can be ended whole
 /bin/sh /scratch/alice/runs/image-20261121-074500-1a2b/step.sh worker "${entry[@]}" python3 -P -m hpcml.node worker </dev/null >>/scratch/alice/runs/image-20261121-074500-1a2b/logs/worker-local.log 2>&1 & worker=$!
 export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps' end
 /bin/sh /scratch/alice/runs/image-20261121-074500-1a2b/step.sh driver "${entry[@]}" python3 -P -m hpcml.node driver </dev/null >>/scratch/alice/runs/image-20261121-074500-1a2b/logs/driver.log 2>&1 & driver=$!
-set +m   # or `wait` would return when the job is suspended
+set +m
 
-# The supervisor in the driver's step looks for these files. A trapped signal also interrupts `wait`, and of two at once the
-# second ends the next `wait` without its trap: so the loop asks whether the step has ended.
+# The supervisor in the driver's step looks for these files. In `wait`, bash loses one of two signals that come at once, as when
+# a suspended job continues: so it reads from a pipe meanwhile, which the last signal and the end of a step write to.
+exec {woken}<> <(:)
 trap ': >"$attempt/time-limit"' USR1
 [ -z "${near-}" ] || : >"$attempt/time-limit"
 trap ': >"$attempt/terminate"' TERM INT HUP
-trap : CONT URG   # the supervisor's last act, after its status; and every few seconds, or bash may keep a signal that came beside another
+trap 'echo >&"$woken"' CONT CHLD   # CONT: the supervisor's last act, after its status
 own="$attempt/exit/driver@${HPCML_NODE:-local}"
-status=127
-while wait "$driver"; code=$?; [ "$code" = 127 ] || status=$code; kill -0 "$driver" 2>/dev/null && [ ! -s "$own" ]; do :; done
+while kill -0 "$driver" 2>/dev/null && [ ! -s "$own" ]; do read -r -t 1 -u "$woken" || [ $? != 1 ] || sleep 1; done
+trap : CONT; trap - CHLD
 # A step whose supervisor has ended may be stopped (SIGSTOP): it has half a minute.
 for _ in {1..600}; do kill -0 "$driver" 2>/dev/null || break; sleep 0.05; done
 if kill -0 "$driver" 2>/dev/null; then
   echo "hpcml: the script's step did not end after its supervisor, and was killed: it may have been stopped (SIGSTOP)" >&2
   kill -KILL -- "-$driver" 2>/dev/null
 fi
+status=127
+kill -0 "$driver" 2>/dev/null || { wait "$driver"; status=$?; }
 
 # The supervisor's own status counts: a launcher may give 1 for a step in which something ran out of memory.
 [ -s "$own" ] && read -r status <"$own"
