@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -184,3 +185,19 @@ def test_who_waits_on_a_terminal_is_told_so(world: World) -> None:
     assert seen.status == 130
     assert seen.text[0].startswith("Waiting for long-")
     assert seen.text[-1] == "Stopped waiting. The runs continue."
+
+
+def test_a_shell_has_the_variables_of_the_run_s_cluster(world: World) -> None:
+    directory = world.submit()
+    world.set_job("101", state="RUNNING")
+    with (directory / "events.jsonl").open("w") as file:
+        for name in ("allocated", "driver-started"):
+            facts = {"time": time.time(), "attempt": 0, "event": name, "nodes": ["n7"], "job": "101"}
+            file.write(json.dumps(facts) + "\n")
+    (directory / "attempts/0").mkdir(parents=True, exist_ok=True)
+    (directory / "attempts/0/scheduler.json").write_text(json.dumps({"address": "tls://n7:8786", "protocol": "tls"}))
+    srun = world.bin / "srun"
+    srun.write_text('#!/bin/sh\necho "$DASK_SCHEDULER_ADDRESS"\n')
+    srun.chmod(0o755)
+    seen = see(world, 100, "shell", "last")
+    assert seen.text[-1] == "tls://n7:8786", seen.text

@@ -128,7 +128,7 @@ def test_other_names_and_other_pages_are_refused(session: Session, kernel: Kerne
 
 def test_only_the_user_reaches_its_files(session: Session, kernel: Kernel) -> None:
     """Also under umask 0 in the caller's shell."""
-    assert kernel.run("print(1)") == "1\n"
+    assert kernel.run("import os; print(os.umask(0))") == "0\n"  # what a cell writes is as open as the user asks
     for path in (session.folder, *session.folder.rglob("*")):
         mode = path.lstat().st_mode
         assert path.lstat().st_uid == os.getuid()

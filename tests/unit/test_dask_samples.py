@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from hpcml import kinds, samples
-from hpcml.kinds.dask.node import dask_state
+from hpcml.kinds.dask.node import dashboard, dask_state
 from hpcml.kinds.dask.node.dask_state import Writer
 from hpcml.kinds.dask.samples import (
     ON_FILES,
@@ -223,3 +224,31 @@ def test_only_threads_that_wait_for_a_file_count_as_such(tmp_path: Path) -> None
     os.close(read_end)
     os.close(write_end)
     assert dask_state.threads_on_files(busy) == 0
+
+
+def test_dask_s_report_is_made_without_the_profiles_of_workers_that_do_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Scheduler:
+        """One of its workers is silent."""
+
+        monitor = SimpleNamespace(count=0)
+
+        def get_task_stream(self, **_: object) -> None: ...
+
+        async def get_profile(self) -> None:
+            raise OSError("no answer")
+
+        async def performance_report(self, *_: object, **__: object) -> str:
+            await self.get_profile()
+            return "the page"
+
+    async def write() -> None:
+        await dashboard.PerformanceReport(context, Scheduler(), tmp_path).write()
+
+    context: Any = SimpleNamespace(settings=settings_of(), run=SimpleNamespace(profiles=tmp_path))
+    monkeypatch.setattr(dashboard, "importlib", SimpleNamespace(import_module=lambda _: None))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    asyncio.run(write())
+    assert (tmp_path / "dask.html").read_text() == "the page"
+    assert "was not made with the workers' profiles: OSError: no answer" in capfd.readouterr().err

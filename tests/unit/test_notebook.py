@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -20,6 +21,7 @@ from hpcml.cli import jupyter
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.forms import Form
 from hpcml.kinds.dask.node.jupyter import config as notebook_config
+from hpcml.kinds.dask.node.jupyter import server
 from hpcml.kinds.dask.node.jupyter.server import Session
 from hpcml.node import script_environment
 from hpcml.node.settings import Context, Settings
@@ -152,6 +154,34 @@ def test_the_page_s_script_is_whole(folder: Path) -> None:
         subprocess.run([node, "--check", str(script)], check=True)
 
 
+PAGE = """
+const sent = [];
+class WebSocket { constructor() { globalThis.line = this; } send(word) { sent.push(word); } }
+globalThis.window = globalThis;
+globalThis.WebSocket = WebSocket;
+require(process.argv[1]);
+const widget = {context: {model: {dirty: true}, save: async () => { if (globalThis.full) throw 'full'; }}};
+const app = {
+  serviceManager: {serverSettings: {wsUrl: 'ws://x', token: ''}}, shell: {widgets: () => [widget]}, restored: Promise.resolve(),
+  commands: {execute: async (name, {type}) => sent.push(type), addCommand: () => 0, hasCommand: () => false}
+};
+const loaded = window._JUPYTERLAB['hpcml-session'].get('./extension').then(made => made().default.activate(app));
+loaded.then(async () => {
+  for (globalThis.full of [true, false]) await globalThis.line.onmessage({data: JSON.stringify({state: 'ending', words: ''})});
+  console.log(sent.join());
+});
+"""
+
+
+def test_a_page_that_could_not_save_does_not_say_so(folder: Path) -> None:
+    if not (node := shutil.which("node")):
+        pytest.skip("there is no node")
+    notebook_config.write_extension(folder)
+    (script,) = folder.rglob("*.js")
+    done = subprocess.run([node, "-e", PAGE, str(script)], capture_output=True, text=True, check=True)
+    assert done.stdout == "error,saved\n"
+
+
 class Server:
     """What a session asks of its server."""
 
@@ -247,3 +277,24 @@ def test_somebody_who_goes_on_ends_no_idle_session(tmp_path: Path) -> None:
         assert session.used >= before
 
     asyncio.run(play())
+
+
+def test_a_session_that_was_told_to_end_has_the_status_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = context(folder / "run")
+    handlers: dict[int, Any] = {}
+    there.attempt.control.write_text(json.dumps({"socket": str(folder / "control.sock")}))
+    for told in (False, True):
+
+        async def serve(told: bool = told) -> None:
+            if told:
+                handlers[signal.SIGTERM]()
+                await asyncio.sleep(0)
+
+        loop = SimpleNamespace(add_callback=lambda *_: None, add_callback_from_signal=lambda function: function())
+        lab = SimpleNamespace(io_loop=loop, start=lambda serve=serve: asyncio.run(serve()), stop=lambda: None)
+        monkeypatch.setattr(server, "load", lambda: there)
+        monkeypatch.setattr(server, "_server", lambda *_, lab=lab: (lab, "token"))
+        monkeypatch.setattr(server, "add_handlers", lambda *_: None)
+        monkeypatch.setattr(script_environment, "restore", lambda _: None)
+        monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+        assert server.main() == (128 + signal.SIGTERM if told else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.cluster import Processes
 from hpcml.node import script_process as scripts
 from hpcml.node import storage, supervisor
+from hpcml.node.interconnect import record
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
 from hpcml.node.run_state import RunState, Steps
 from hpcml.node.settings import Context
@@ -201,6 +203,39 @@ def test_an_end_that_cannot_be_written_is_told_by_the_exit_status(
     monkeypatch.setattr(files, "write", refuse)
     assert not tear_down(cluster.state, cluster, End(0, "driver", "script", "the script ended"))
     assert "cannot be written (Read-only file system)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("require", ["warn", "rdma"])
+def test_a_slow_interconnect_ends_a_run_that_requires_a_fast_one(cluster: Broken, require: str) -> None:
+    state = cluster.state
+    settings = state.context.settings
+    network = settings.network._replace(interconnect=require)
+    state.context = state.context._replace(settings=settings._replace(network=network))
+    found = {"line": "TCP", "problem": "UCX uses TCP across nodes", "remedy": ""}
+    with pytest.raises(RunEndedError) if require == "rdma" else contextlib.nullcontext() as ended:
+        record.obey(state, found)
+    assert "UCX uses TCP across nodes" in state.context.run.job_log.read_text()
+    assert ended is None or ended.value.end.exit_status == errors.FABRIC
+
+
+def test_a_batch_script_that_was_stopped_is_woken(cluster: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCML_BATCH", str(os.getpid()))
+    came: list[int] = []
+    before = signal.signal(signal.SIGCONT, lambda number, _: came.append(number))
+    try:
+        supervisor._wake_batch_script(cluster.context, 3)
+    finally:
+        signal.signal(signal.SIGCONT, before)
+    assert came == [signal.SIGCONT]
+
+
+def test_the_keys_go_with_the_run(cluster: Broken) -> None:
+    attempt = cluster.context.attempt
+    keys = [attempt.key, attempt.certificate, attempt.ucx_key, attempt.jupyter_token, attempt.ranks_key]
+    for path in keys:
+        path.touch()
+    assert tear_down(cluster.state, cluster, End(0, "driver", "script", "the script ended"))
+    assert not [path for path in keys if path.exists()]
 
 
 def test_silent_workers_are_written_down_when_they_change(cluster: Broken) -> None:
