@@ -279,21 +279,24 @@ def test_somebody_who_goes_on_ends_no_idle_session(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
-def test_a_session_that_was_told_to_end_has_the_status_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = context(folder / "run")
+@pytest.mark.parametrize("told", [False, True])
+def test_a_session_that_was_told_to_end_has_the_status_of_it(
+    told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = context(tmp_path / "run")
     handlers: dict[int, Any] = {}
-    there.attempt.control.write_text(json.dumps({"socket": str(folder / "control.sock")}))
-    for told in (False, True):
 
-        async def serve(told: bool = told) -> None:
-            if told:
-                handlers[signal.SIGTERM]()
-                await asyncio.sleep(0)
+    async def serve() -> None:
+        if told:
+            handlers[signal.SIGTERM]()
+            await asyncio.sleep(0)
 
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        there.attempt.control.write_text(json.dumps({"socket": f"{short}/control.sock"}))
         loop = SimpleNamespace(add_callback=lambda *_: None, add_callback_from_signal=lambda function: function())
-        lab = SimpleNamespace(io_loop=loop, start=lambda serve=serve: asyncio.run(serve()), stop=lambda: None)
+        lab = SimpleNamespace(io_loop=loop, start=lambda: asyncio.run(serve()), stop=lambda: None)
         monkeypatch.setattr(server, "load", lambda: there)
-        monkeypatch.setattr(server, "_server", lambda *_, lab=lab: (lab, "token"))
+        monkeypatch.setattr(server, "_server", lambda *_: (lab, "token"))
         monkeypatch.setattr(server, "add_handlers", lambda *_: None)
         monkeypatch.setattr(script_environment, "restore", lambda _: None)
         monkeypatch.setattr(signal, "signal", handlers.__setitem__)
