@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -618,3 +619,29 @@ def test_each_point_of_a_sweep_has_results_of_its_own(tmp_path: Path, monkeypatc
     monkeypatch.setenv("HPCML_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("HPCML_POINT", json.dumps({"key": "k=1"}))
     assert hpcml.run.out == tmp_path / "out/k=1"
+
+
+def test_a_run_of_this_machine_that_waits_for_another_can_be_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM is blocked until the run has a handler for it."""
+    sent: list[int] = []
+
+    def wait(_: float) -> None:
+        assert not sent, "it was not heard"
+        sent.append(signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    monkeypatch.setattr(directories, "load", lambda _: directories.Run("after", RunPaths(tmp_path), None))
+    monkeypatch.setattr("hpcml.runs.record.planned", lambda _: SimpleNamespace(after=(Awaited("before", "any"),)))
+    monkeypatch.setattr(waiting, "_look", lambda _: Status.of("before", phase="running"))
+    monkeypatch.setattr(time, "sleep", wait)
+    try:
+        with pytest.raises(SystemExit):
+            waiting.main(tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one that is still blocked
+        signal.pthread_sigmask(signal.SIG_SETMASK, before[1])
+        signal.signal(signal.SIGTERM, before[0])
+    assert "cancelled before it started" in (tmp_path / "status.json").read_text()

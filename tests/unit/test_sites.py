@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.errors import ConfigError
-from hpcml.sites import layers, lookup
+from hpcml.sites import layers, lookup, schema
 
 Write = Callable[[str, str], Path]
 
@@ -124,3 +124,8 @@ def test_without_a_home_the_rest_is_used(environment: dict[str, str], tmp_path: 
     del environment["HOME"]
     assert lookup.load("", environment, tmp_path).site.name == "local"
     assert lookup.config_folders(environment) == [tmp_path / "etc"]
+
+
+def test_a_profile_that_says_nothing_goes_on_after_a_loss_and_warns_of_a_slow_interconnect() -> None:
+    site = layers.build(schema.Site, layers.Layers())
+    assert (site.workers.on_loss, site.fabric.require) == ("continue", "warn")

@@ -98,3 +98,12 @@ def test_a_dead_process_that_nobody_collected_has_no_start() -> None:
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert subprocesses.start_time(process.pid) == ""
+
+
+def test_what_runs_in_the_background_has_no_terminal(tmp_path: Path) -> None:
+    """Ctrl-C there reaches the processes of the terminal's session."""
+    pid = subprocesses.start_in_background(["sleep", "600"], tmp_path / "log")
+    try:
+        assert os.getsid(pid) == pid
+    finally:
+        os.kill(pid, signal.SIGKILL)

@@ -251,3 +251,20 @@ def test_a_wait_ends_where_slurm_is_silent_for_too_long(run: directories.Run, mo
     with pytest.raises(errors.SlurmUnreachableError):
         list(waiting.follow(run, lambda: None, patience=100.0))
     assert len(asked) > 1  # not at once
+
+
+def test_an_attempt_that_runs_is_the_run_s_own_though_the_next_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = directories.Run("job-1", RunPaths(tmp_path), Submission(job="7", requeue=True))
+    run.paths.job.symlink_to("7")
+    run.paths.next_job.symlink_to("8")
+    monkeypatch.setattr(schedulers, "state", lambda of: JobState({"7": "RUNNING", "8": "PENDING"}[of.job]))
+    found, job = run_status.present_job(run)
+    assert (found.job, job.state) == ("7", "RUNNING")
+
+
+def test_a_run_that_was_put_back_has_the_job_of_its_present_attempt(run: directories.Run) -> None:
+    directories.write_json(run.paths.directory / "submission.json", {"site": "lab", "job": "12", "requeue": True})
+    run.paths.job.symlink_to("13")
+    assert directories.load(run.paths.directory).job == "13"
