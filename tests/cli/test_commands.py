@@ -199,3 +199,10 @@ def test_submit_says_where_the_run_is(world: World) -> None:
     (out / "table.csv").touch()
     fetched = world.run("fetch", facts["run"])
     assert (fetched.returncode, "already on this machine" in fetched.stderr) == (errors.USAGE, True)
+
+
+def test_an_idle_time_is_in_the_plan_of_a_jupyter_session(world: World) -> None:
+    for words, seconds in (((), 3600.0), (("--idle", "30m"), 1800.0), (("--idle", "off"), 0.0)):
+        done = world.run("jupyter", "--site", "slurm", "--dry-run", "--json", *words)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["inside"]["code"]["idle"] == seconds

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import itertools
 import json
 import socket
-import time
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,10 +100,13 @@ def test_a_file_is_there_whole_and_for_the_user_alone(tmp_path: Path) -> None:
     assert files.listed(tmp_path / "none") == set()
 
 
-def test_waiting_ends_at_the_deadline(tmp_path: Path) -> None:
-    assert not files.wait_for(tmp_path / "never", time.monotonic() + 0.05, 0.01)
+def test_waiting_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, naps = itertools.count(), iter(range(9))
+    clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: next(naps))
+    monkeypatch.setattr(files, "time", clock)
+    assert not files.wait_for(tmp_path / "never", 2, 0.01)
     (tmp_path / "there").touch()
-    assert files.wait_for(tmp_path / "there", time.monotonic() + 5, 0.01)
+    assert files.wait_for(tmp_path / "there", 2, 0.01)
 
 
 def test_the_end_of_a_log(tmp_path: Path) -> None:
@@ -223,3 +228,20 @@ def test_a_full_disk_takes_an_end_without_its_lines(
     facts = {"exit_status": 3, "quote": ["x" * 4096] * 20}
     assert storage.write_end(context.run, context.run.status, facts)
     assert json.loads(context.run.status.read_text()) == {"exit_status": 3, "quote": []}
+
+
+PRINTS = """
+import sys
+from types import SimpleNamespace as Is
+from hpcml.node import __main__ as node
+role = Is(name="scheduler", connected=True, every_node=False, module="prints")
+kind = Is(roles=[role], role=lambda _: role)
+sys.modules["prints"] = Is(main=lambda: print("a line") or print("another", file=sys.stderr) or 7)
+node.finder, node.kinds, node.load = Is(install=lambda: None), Is(get=lambda _: kind), lambda: Is(settings=Is(kind=""))
+sys.exit(node.main(["scheduler"]))
+"""
+
+
+def test_a_role_that_prints_onto_a_full_disk_goes_on() -> None:
+    with open("/dev/full", "w") as full:
+        assert subprocess.run([sys.executable, "-c", PRINTS], stdout=full, stderr=full, check=False).returncode == 7

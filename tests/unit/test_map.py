@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -245,3 +247,25 @@ def test_keywords_become_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert made.place.sbatch == (("--exclusive", ""), ("--mail-user", "me"), ("--licenses", "foo"))
     assert made.environment == (("A", ""), ("B", "1=2"))
     assert (made.name, made.place.partition) == ("lambda", "")
+
+
+def test_local_points_end_with_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    at_the_end: list[Any] = []
+
+    class Executor:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def update_parameters(self, **_: object) -> None: ...
+
+        def submit(self, _: object, point: int) -> Any:
+            return SimpleNamespace(done=lambda: point == 2, cancel=lambda: ended.append(point))
+
+    monkeypatch.setattr(map_api, "LocalExecutor", Executor)
+    monkeypatch.setattr(atexit, "register", lambda function, *words: at_the_end.append((function, words)))
+    inside = SimpleNamespace(gpus=0, job=SimpleNamespace(time_limit=0, nodes=1))
+    made: Any = SimpleNamespace(directory=str(tmp_path / "map"), inside=inside)
+    map_api.start_here(made, "", abs, [1, 2, 3], at_once=3, cpus=1)
+    for function, words in at_the_end:
+        function(*words)
+    assert ended == [1, 3]

@@ -33,7 +33,12 @@ from hpcml.sites import layers, schema
 
 KILLED = 128 + signal.SIGKILL
 BY_KERNEL = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
-BY_SUPERVISOR = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(100)\n"
+BY_SUPERVISOR = """
+import pathlib, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path("ready").touch()
+time.sleep(20)
+"""
 BY_ITSELF = "import time\ntime.sleep(0.3)\nraise SystemExit(1)\n"
 
 
@@ -100,6 +105,20 @@ def test_a_script_that_ends_because_of_the_loss_is_not_the_cause(
 ) -> None:
     why = End(errors.ROLE_LOST, "driver", "hpcml", "the scheduler was lost")
     assert end_of(cluster, why, code, monkeypatch, starved=starved) == why
+
+
+def test_a_script_that_ignores_its_end_is_killed(cluster: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = Path(cluster.context.settings.code.cwd, "ready")
+    lost = End(errors.ROLE_LOST, "driver", "hpcml", "the scheduler was lost")
+
+    def check() -> None:
+        if ready.exists():
+            raise RunEndedError(lost)
+
+    monkeypatch.setattr(cluster, "check", check)
+    assert end_of(cluster, None, BY_SUPERVISOR, monkeypatch) == lost
+    events = [json.loads(line) for line in cluster.context.run.events.read_text().splitlines()]
+    assert [event["exit_status"] for event in events if event["event"] == "driver-ended"] == [KILLED]
 
 
 def test_the_time_limit_is_not_overruled(cluster: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +235,58 @@ def test_a_slow_interconnect_ends_a_run_that_requires_a_fast_one(cluster: Broken
         record.obey(state, found)
     assert "UCX uses TCP across nodes" in state.context.run.job_log.read_text()
     assert ended is None or ended.value.end.exit_status == errors.FABRIC
+
+
+HEARS = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+pathlib.Path("ready").touch()
+time.sleep(20)
+"""
+DEAF = f"""
+import signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sys.exit(subprocess.call([sys.executable, "-c", {HEARS!r}]))
+"""
+
+
+def test_what_the_script_started_hears_of_the_end(cluster: Broken) -> None:
+    code = cluster.context.settings.code
+    Path(code.script).parent.mkdir()
+    Path(code.script).write_text(DEAF)
+    script = scripts.Script(cluster.context, dict(os.environ), {})
+    try:
+        while script.poll() is None and not Path(code.cwd, "ready").exists():
+            os.sched_yield()
+        script.tell_to_end()
+        assert script.process.wait(timeout=60) == 7
+    finally:
+        script.kill()
+
+
+OUTLIVES = """
+import time
+with open("alive", "w") as file:
+    time.sleep(20)
+    file.write("outlived")
+"""
+
+
+def test_the_script_ends_with_a_supervisor_that_is_killed(cluster: Broken) -> None:
+    code = cluster.context.settings.code
+    Path(code.script).parent.mkdir()
+    Path(code.script).write_text(OUTLIVES)
+    os.mkfifo(alive := Path(code.cwd, "alive"))
+    if not (killed := os.fork()):
+        try:
+            scripts.Script(cluster.context, dict(os.environ), {})
+            signal.pause()
+        finally:
+            os._exit(1)
+    with alive.open() as file:  # when the script has opened it too
+        os.kill(killed, signal.SIGKILL)
+        os.waitpid(killed, 0)
+        assert file.read() == ""
 
 
 def test_a_batch_script_that_was_stopped_is_woken(cluster: Broken, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from hpcml.errors import ConfigError
 from hpcml.kinds.dask import plan as workers
-from hpcml.kinds.dask.node import gpus
+from hpcml.kinds.dask.node import gpus, local_cluster
 from hpcml.request.record import RunRequest
 from hpcml.sites import schema
 from matrix import site_of
@@ -102,3 +104,17 @@ def test_shared_variables() -> None:
     for gds, mode in (("on", "OFF"), ("off", "ON")):
         assert variables(site(gpu={"gds": gds}), 4)["KVIKIO_COMPAT_MODE"] == mode
     assert variables(site(network={"protocol": "ucx"}), 0) == {"UCX_WARN_UNUSED_ENV_VARS": "n"}
+
+
+def test_a_process_of_a_local_cluster_is_told_nothing_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a main guard it would run the script again."""
+
+    def told(name: str) -> list[str]:
+        return [key for key in spawn.get_preparation_data(name) if key.startswith("init_main_from_")]
+
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/runs/script.py", raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)
+    monkeypatch.setattr(spawn, "get_preparation_data", spawn.get_preparation_data)
+    local_cluster._leave_out_script()
+    assert told("another process") == ["init_main_from_path"]
+    assert not told(local_cluster.WITHOUT_SCRIPT)
