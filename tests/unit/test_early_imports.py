@@ -108,3 +108,29 @@ def test_a_script_that_waits_begins_at_the_supervisor_s_word(tmp_path: Path, beg
     os.close(begin)
     out, _ = process.communicate(timeout=120)
     assert (out, process.returncode) == (("False\n", 0) if begins else ("", 1))
+
+
+def test_a_process_with_another_dask_opens_no_connection_to_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tls://1.2.3.4:5")
+    monkeypatch.setattr("hpcml.node.settings.load", lambda: None)
+    monkeypatch.setattr("hpcml.node.versions.unlike", lambda *_: "dask is 1 here but 2 in the run")
+    assert not replacements.install_in_child([])
+    assert "dask is 1 here but 2 in the run" in capsys.readouterr().err
+    assert "DASK_SCHEDULER_ADDRESS" not in os.environ
+
+
+BELOW = """
+env -u HPCML_PYTHONPATH MINE=script sh -c 'MINE=child "$0" -c "$1"; true' "$0" "$1"
+true
+"""
+
+
+def test_a_child_s_variables_are_compared_with_those_of_the_script_s_start() -> None:
+    """Not with those of the supervisor, which started it."""
+    code = "from hpcml.node.script import interpreter; print(interpreter._environment_of_script()['MINE'])"
+    environment = os.environ | {"HPCML_RUN_DIR": "/run", "HPCML_PYTHONPATH": "", "MINE": "supervisor"}
+    command = ["sh", "-c", BELOW, sys.executable, code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True)
+    assert done.stdout == "script\n", done.stderr

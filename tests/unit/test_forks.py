@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -76,3 +77,34 @@ def test_failures_and_points_that_remain_count(
     sweep._end()
     assert (sweep.exit_status, bool(sweep.stopped)) == (status, stopped)
     assert json.loads(attempt.points_end.read_text())["logs"] == ["/run/points/k.log"]
+
+
+DRAWN = """
+import os
+import numpy.random
+from hpcml.node.sweep import forks
+
+def become(*_):
+    print(numpy.random.random(), flush=True)
+    os._exit(0)
+
+forks._become = become
+for _ in range(2):
+    fork = forks.Fork(None, [])
+    fork.begin({})
+    os.waitpid(fork.pid, 0)
+"""
+
+
+def test_each_point_draws_numbers_of_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", DRAWN], capture_output=True, text=True, timeout=240, check=True)
+    assert len({*done.stdout.split()}) == 2, done
+
+
+def test_what_a_point_leaves_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "killpg", lambda group, number: killed.append((group, number)))
+    sweep: Any = SimpleNamespace(_reset=lambda _: None)
+    slot: Any = SimpleNamespace(pid=7, clock=0.0, hang_up=lambda: None)
+    Sweep._point_ended(sweep, slot, 0)
+    assert killed == [(7, signal.SIGKILL)]

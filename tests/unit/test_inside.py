@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from hpcml.files import tail, write
-from hpcml.kinds.dask.node import dask_worker, gpus, losses, messages, tls
-from hpcml.node import files, storage
+from hpcml.kinds.dask.node import dask_worker, gpus, interconnect, losses, messages, tls
+from hpcml.node import files, processes, script_environment, storage
 from hpcml.node import settings as node_settings
 from hpcml.node.hardware import network, sysfs
 from hpcml.plan import plan
@@ -245,3 +245,35 @@ sys.exit(node.main(["scheduler"]))
 def test_a_role_that_prints_onto_a_full_disk_goes_on() -> None:
     with open("/dev/full", "w") as full:
         assert subprocess.run([sys.executable, "-c", PRINTS], stdout=full, stderr=full, check=False).returncode == 7
+
+
+@pytest.mark.parametrize(("reason", "status"), [
+    ("scheduler-close", 0), ("scheduler-close-worker", 0), ("worker-heartbeat-missing", processes.COME_BACK),
+])  # fmt: skip
+def test_a_worker_that_the_scheduler_closes_does_not_come_back(
+    context: node_settings.Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, status: int
+) -> None:
+    """It has the resources of the profile."""
+    got: list[dict[str, Any]] = []
+
+    async def serve(*arguments: Any) -> str:
+        got.append(arguments[-1])
+        return reason
+
+    monkeypatch.setattr(dask_worker, "_serve", serve)
+    monkeypatch.setattr(dask_worker, "_address", lambda *_: ("tls://127.0.0.1:1", "tls"))
+    monkeypatch.setattr(interconnect, "log_environment", lambda _: {})
+    monkeypatch.setattr(script_environment, "take_up", lambda *_, **__: None)
+    monkeypatch.setattr(tls, "dask_settings", lambda *_: {})
+    monkeypatch.setattr(tls, "security", lambda _: None)
+    monkeypatch.setattr("dask.config.set", lambda _: None)
+    monkeypatch.setattr("os.umask", lambda _: 0)
+    settings = settings_of(workers__resources=(("disk", 2.0),), network__protocol="tls", network__interface="lo")
+    one = context._replace(settings=settings)
+    assert dask_worker.run(one, 0, tmp_path, dask_worker.Share(1, 0)) == status
+    assert got[0]["resources"] == {"disk": 2.0}
+
+
+def test_a_worker_finds_the_scheduler_of_its_share(context: node_settings.Context, tmp_path: Path) -> None:
+    (tmp_path / "address").write_text("tls://n1:1 tls\ntls://n1:2 ucx\n")
+    assert dask_worker._address(context, tmp_path / "address", 1) == ("tls://n1:2", "ucx")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,3 +116,23 @@ def test_neighbours_on_the_same_machine_are_asked_and_no_others() -> None:
     left.status = Status.closing
     neighbours.remove(left, "b")
     assert asked == []
+
+
+def test_connections_to_a_worker_that_died_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    aborted: list[str] = []
+    free, used = (SimpleNamespace(abort=lambda name=name: aborted.append(name)) for name in ("free", "used"))
+    pool = SimpleNamespace(
+        available={"a": [free]}, occupied={"a": [used]}, remove=lambda *_, **__: aborted.append("pool")
+    )
+    worker: Any = SimpleNamespace(rpc=pool, stream_handlers={})
+
+    async def let_go(_: object) -> None: ...
+
+    async def ask() -> None:
+        holder = dead_worker_memory.Holder(worker)
+        worker.stream_handlers[dead_worker_memory.ASK](address="a", **MARKER._asdict())
+        await asyncio.gather(*holder._tasks)
+
+    monkeypatch.setattr(dead_worker_memory, "let_go", let_go)
+    asyncio.run(ask())
+    assert aborted == ["free", "used", "pool"]

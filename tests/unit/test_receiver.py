@@ -82,3 +82,18 @@ def test_in_a_folder_of_several_accounts(tmp_path: Path) -> None:
 
 def test_an_older_python_reads_it() -> None:
     ast.parse(Path(receiver.__file__).read_text(), feature_version=(3, 4))
+
+
+def test_what_came_there_meanwhile_stays(tmp_path: Path) -> None:
+    there = Receiver(tmp_path / "home")
+    ask = {"mark": "m", "path": "wheels", "replace": False, "files": [("one", 1, 0o644)]}
+    with subprocess.Popen([sys.executable, "-IS", receiver.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          env={"HOME": str(there.home)}) as process:  # fmt: skip
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(json.dumps(ask).encode() + b"\nx")
+        process.stdin.flush()
+        assert b"ready" in process.stdout.readline()
+        (there.home / "wheels").write_text("another's")
+        assert b'"refused": "there"' in process.communicate(receiver.GO)[0]
+    assert [path.read_text() for path in there.home.iterdir()] == ["another's"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -74,3 +75,21 @@ def test_one_that_takes_too_long_is_killed(tmp_path: Path, monkeypatch: pytest.M
     finally:
         made.process.kill()
         made.process.wait()
+
+
+TOLD_TO_END = """
+import os, runpy, signal, sys
+
+class Line:
+    def readline(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+sys.stdin = Line()
+runpy.run_module("hpcml.report", run_name="__main__")
+"""
+
+
+def test_a_cancelled_job_s_signal_does_not_end_it(tmp_path: Path) -> None:
+    paths = report_samples.write(tmp_path / "run", Shape(seconds=60))
+    command = [sys.executable, "-c", TOLD_TO_END, str(paths.directory), "0"]
+    assert subprocess.run(command, timeout=240, check=False).returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable
@@ -155,3 +156,30 @@ def test_what_is_kept_of_a_pool(monkeypatch: pytest.MonkeyPatch, subtests: pytes
             assert reset.pool_kept() == kept * GIB
     monkeypatch.delitem(sys.modules, "rmm")
     assert reset.pool_kept() == 0
+
+
+def test_what_a_point_published_is_gone_before_the_next() -> None:
+    stores = {
+        "publish": ("datasets", {"left": 1}),
+        "variables": ("variables", {"v": 1}),
+        "queues": ("queues", {"q": 1}),
+    }
+    extensions = {name: SimpleNamespace(**{store: held}) for name, (store, held) in stores.items()}
+    scheduler = SimpleNamespace(
+        joined=1,
+        cleaned=0,
+        worker_plugins={},
+        client_comms={"reset": None},
+        clients={},
+        tasks={},
+        extensions=extensions,
+    )
+    assert asyncio.run(reset.release(scheduler, keep="reset")) == 0
+    assert [held for _, held in stores.values()] == [{}, {}, {}]
+
+
+def test_all_restarted_workers_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [["a", "b"], ["b"], ["c"], ["c", "d"], []]
+    monkeypatch.setattr(reset, "workers", lambda _: looks.pop(0))
+    asyncio.run(reset.replaced(None, ["a", "b"]))
+    assert looks == [[]]

@@ -154,6 +154,27 @@ def test_a_process_of_the_script_watches_for_dask_beside_the_environment_s_sitec
         assert (json.loads(done.stdout), done.stderr) == (expected, ""), words
 
 
+FIRST_OF_DASK = """
+import sys
+(watch,) = (finder for finder in sys.meta_path if type(finder).__module__ == "sitecustomize")
+watch.find_spec(sys.argv[1])
+print(watch.used)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "changes"), [("dask", True), ("distributed", True), ("cloudpickle", True), ("numpy", False)]
+)
+def test_the_first_import_of_what_hpcml_changes_is_seen(tmp_path: Path, module: str, changes: bool) -> None:
+    with directories.creating(tmp_path / "a"):
+        pass
+    script = {"DASK_SCHEDULER_ADDRESS": "tls://1.2.3.4:5", "HPCML_RUN_DIR": str(tmp_path / "none")}
+    environment = {"PYTHONPATH": str(tmp_path / "a/lib.zip"), **script}
+    command = [sys.executable, "-P", "-c", FIRST_OF_DASK, module]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == (f"{changes}\n", "")
+
+
 IN_ARCHIVE = """
 import sys, traceback
 import hpcml.node.settings

@@ -201,7 +201,8 @@ class FakeNvml:
             raise AttributeError(name)  # an older nvidia-ml-py
 
         def call(*arguments: Any) -> Any:
-            self.hangs.wait(30)
+            if not self.hangs.wait(30):
+                self.hangs.set()  # who waits for it has waited long enough
             first = arguments[0] if arguments else None
             if first in self.lost:
                 raise NvmlError("GPU is lost")

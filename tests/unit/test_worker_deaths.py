@@ -64,12 +64,14 @@ def test_a_worker_that_is_stopped_is_continued(node: agent.Node, capsys: pytest.
         node.slots[0].pid = worker.pid
         worker.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, worker.pid, os.WSTOPPED)
-        for look in range(agent.STOPPED):
-            assert not capsys.readouterr().err, look
-            agent._keep_going(node)
-        assert "worker n1 was stopped (SIGSTOP): continued." in capsys.readouterr().err
-        os.waitid(os.P_PID, worker.pid, os.WCONTINUED)
-        worker.kill()
+        try:
+            for look in range(agent.STOPPED):
+                assert not capsys.readouterr().err, look
+                agent._keep_going(node)
+            assert "worker n1 was stopped (SIGSTOP): continued." in capsys.readouterr().err
+            assert os.waitid(os.P_PID, worker.pid, os.WCONTINUED | os.WNOHANG)
+        finally:
+            worker.kill()
 
 
 def test_the_kernel(node: agent.Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,3 +112,9 @@ def test_at_the_run_s_end_the_others_finish_their_profiles(node: agent.Node, mon
         agent._stop_if_ended(node)
         assert ended == those, profile
         ended.clear()
+
+
+def test_a_worker_that_closes_in_a_run_that_goes_on_was_retired(node: agent.Node) -> None:
+    agent._judge(node, node.slots[0], 0)
+    assert node.slots[0].done
+    assert json.loads(node.context.attempt.mark_of("n1").read_text())["retired"] == ["n1"]

@@ -1,0 +1,47 @@
+"""step.sh: what it gives a role's process, and when it starts a worker task again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hpcml import assets
+from hpcml.paths import RunPaths
+
+STEP = str(assets.folder("templates") / "step.sh")
+
+
+def step(run: Path, role: str, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    RunPaths(run).attempt(0).exits.mkdir(parents=True, exist_ok=True)
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONHASHSEED", "PYTHONPATH")}
+    environment |= {"HPCML_RUN_DIR": str(run), "HPCML_ATTEMPT": "0", "HPCML_NODE": "n1", **variables}
+    return subprocess.run(["/bin/sh", STEP, role, *command], env=environment, cwd=run, capture_output=True, text=True,
+                          timeout=240, check=False)  # fmt: skip
+
+
+def test_all_workers_hash_a_string_alike(tmp_path: Path) -> None:
+    hashes = {step(tmp_path, "worker", sys.executable, "-c", "print(hash('a'))").stdout for _ in range(2)}
+    assert len(hashes) == 1
+
+
+def test_a_status_is_that_of_the_role_though_python_would_become_interactive(tmp_path: Path) -> None:
+    assert step(tmp_path, "driver", sys.executable, "-c", "import sys; sys.exit(0)", PYTHONINSPECT="1").returncode == 0
+    assert (RunPaths(tmp_path).attempt(0).exits / "driver@n1").read_text() == "0\n"
+
+
+def test_a_role_imports_nothing_of_the_working_folder(tmp_path: Path) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit('taken')")
+    (tmp_path / "mine").mkdir()
+    done = step(tmp_path, "scheduler", sys.executable, "-Pc", "import os, queue; print(os.environ['PYTHONPATH'])",
+                PYTHONPATH=f"{tmp_path}:{tmp_path / 'mine'}::x")  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'mine'}\n"), done.stderr
+
+
+def test_a_worker_task_that_was_killed_starts_again_unless_the_run_has_ended(tmp_path: Path) -> None:
+    for name, starts in (("goes on", 3), ("ended", 1)):
+        run = tmp_path / name.replace(" ", "-")
+        killed = f"echo started; [ {name!r} != ended ] || : >attempts/0/ended; kill -KILL $$"
+        done = step(run, "worker", "sh", "-c", killed, HPCML_RESTARTS="2")
+        assert (done.returncode, done.stdout.count("started")) == (137, starts), name
