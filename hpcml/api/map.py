@@ -83,10 +83,8 @@ def map(  # noqa: A001 - as every library calls it
         return []
     top = job_request.place(loaded, _FOLDER, spec.name)
     if "%" in str(top):
-        hint = "Choose another folder for runs with set={'paths.runs': …}."
-        raise UsageError(
-            "The folder for runs contains '%', which starts submitit's patterns", place=str(top), hint=hint
-        )
+        hint = "Choose another runs folder with set={'paths.runs': …}."
+        raise UsageError("The runs folder contains '%', which starts submitit's patterns", place=str(top), hint=hint)
     made = job_request.plan_at(loaded, spec, top / f"{top.name}.0")
     if made.inside.job.image:
         hint = "Remove the image (set={'runtime.kind': 'python'}), or use hpcml.submit() with a script."

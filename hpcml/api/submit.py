@@ -72,7 +72,7 @@ def find_run(word: str = "last", *, site: str = "", set: Mapping[str, Any] | Non
     Parameters
     ----------
     site, set
-        Whose folder for runs to look in, as for ``hpcml status``: a site's name, and values of its profile.
+        Whose runs folder to look in, as for ``hpcml status``: a site's name, and values of its profile.
 
     Raises
     ------

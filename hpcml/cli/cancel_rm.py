@@ -32,7 +32,7 @@ _RULES = ("name", "older_than", "larger_than", "failed", "keep", "until_free")  
 def add_cancel_options(parser: ArgumentParser) -> None:
     """Add the common options."""
     common.add_run(parser, default="")
-    parser.add_argument("--all", action="store_true", help="all your active runs in this folder for runs")
+    parser.add_argument("--all", action="store_true", help="all your active runs in this runs folder")
     parser.add_argument("--yes", action="store_true", help="with --all: do not ask")
     common.add_site(parser)
     common.add_json(parser)
@@ -155,7 +155,7 @@ def add_rm_options(parser: ArgumentParser) -> None:
     parser.add_argument("--larger-than", metavar="SIZE", help="runs of at least this size, e.g. 500M, 2G")
     parser.add_argument("--failed", action="store_true", help=common.FAILED)
     parser.add_argument(
-        "--keep", metavar="N", help="never delete the newest N runs of all, or with --name of that name; 0 keeps none"
+        "--keep", metavar="N", help="always keep the newest N runs (with --name: the newest N of that name)"
     )
     parser.add_argument(
         "--until-free",

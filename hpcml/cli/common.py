@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 here, load_site, whole = layers.here, lookup.load_here, request_option.whole
 FAILED = "failed or refused runs, without cancelled ones"
-RUN = "run id or its beginning, name (newest), Slurm job id, or 'last'"  # what names a run
+RUN = "run id or its beginning, name (its newest run), Slurm job id, or 'last'"  # what names a run
 
 
 def add_run(parser: ArgumentParser, *, default: str | None = "last") -> None:
@@ -77,7 +77,7 @@ def end_by_signals() -> None:
 
 
 def runs_folder(options: Namespace) -> Path:
-    """Return the folder for runs; no site is needed to look at them, but it may say where."""
+    """Return the runs folder; no site is needed to look at them, but it may say where."""
     return directories.runs_folder_of(options.site or "", options.set or ())
 
 

@@ -110,7 +110,7 @@ class Line:
         return lookup.load(sites[-1], self.environment, Path.cwd(), self.given.get("set", [])).site
 
     def runs(self) -> Path:
-        """Return the folder for runs."""
+        """Return the runs folder."""
         from hpcml.runs import directories
 
         return directories.runs_folder(self.site().paths.runs, self.environment)

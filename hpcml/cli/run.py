@@ -38,8 +38,8 @@ def add_options(parser: Parser) -> None:
     submit.add_options(parser, "run")
     here = {"--dry-run": "print a summary and run nothing; =script prints the batch script, --json the plan"}
     here["--json"] = "print JSON about the run's end; the script's output stays in logs/driver.log"
-    here |= {OPTIONS[name].word: "must be the allocation's number" for name in _GIVEN}
-    here["--gpus-per-node"] = "0: workers on CPUs; any other number must be the allocation's"
+    here |= {OPTIONS[name].word: "must equal the number in the allocation" for name in _GIVEN}
+    here["--gpus-per-node"] = "0: workers use only CPUs; any other number must equal the number in the allocation"
     here |= {OPTIONS[name].word: argparse.SUPPRESS for name in _REFUSED}
     for action in parser._actions:  # noqa: SLF001 - argparse tells them nowhere else
         action.help = here.get("".join(action.option_strings[:1]), action.help)

@@ -54,7 +54,7 @@ def add_options(parser: Parser) -> None:
         "hpcml sweep SCRIPT --search N NAME=… --metric NAME [OPTIONS] [-- ARGS…]\n"
         "hpcml sweep status|table|plot|cancel [NAME]"
     )
-    add = parser.add_argument_group("points (each option is combined with the others)").add_argument
+    add = parser.add_argument_group("options of the script (hpcml runs each combination)").add_argument
     add(
         "--grid",
         action="append",
@@ -86,7 +86,7 @@ def add_options(parser: Parser) -> None:
     text = "points to run in parallel in a job (default: 1)"
     add("--at-once", metavar="N", default="1", help=text)
     add("--jobs", metavar="N", default="1", help="Slurm jobs that share the points (default: 1)")
-    text = "stop points early by their metric: asha, median, hyperband, asha(reduction_factor=3)"
+    text = "stop points with a poor metric early: asha, median, hyperband, asha(reduction_factor=3)"
     changed = "rerun points with a changed script, image or arguments without asking"
     picture = "with plot: .svg, .pdf or .png file (default: NAME.svg); - prints it"
     parser.rare += [

@@ -48,7 +48,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--port", metavar="PORT", default="", help="local port (default: one fixed port per run)")
     parser.add_argument("--route", metavar="ROUTE", default="", help="direct, twohop or srun (default: the site's)")
     parser.add_argument(
-        "--retry-for", metavar="TIME", default="10m", help="time to retry a lost connection (default: 10m)"
+        "--retry-for", metavar="TIME", default="10m", help="how long to retry a lost connection (default: 10m)"
     )
     parser.add_argument("--patience", dest="retry_for", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for hidden in ("--serve", "--relay", "--key"):  # what the laptop's hpcml says to the login node's

@@ -156,7 +156,7 @@ def quota(exam: Examination) -> Finding:
         data |= finding.facts
     if low:
         return yellow(low, hint, **data)
-    return green("the folder for runs and your home have free space and inodes", **data)
+    return green("the runs folder and your home have free space and inodes", **data)
 
 
 def _quotas(exam: Examination, folders: list[Path]) -> Iterator[Finding]:

@@ -155,5 +155,5 @@ class Examination:
 
     @property
     def runs(self) -> Path:
-        """The folder for runs; StorageError if it cannot be named."""
+        """The runs folder; StorageError if it cannot be named."""
         return directories.runs_folder(self.site.paths.runs, self.environment)

@@ -172,7 +172,7 @@ SLURM = (
          "Start inner steps with srun --overlap."),
     Rule("step-cpus", ROOT, r"Unable to create step for job \d+: More processors requested than permitted",
          "a job step requested more processors than the job has",
-         "Set --cpus-per-task for inner steps: they inherit the options of the outer step.",
+         "Set --cpus-per-task for each srun inside the script: without it, the outer step's number counts.",
          "step requests too many CPUs"),
     Rule("slurm-silent", WARNING, r"Unable to contact slurm controller|Socket timed out on send/recv operation",
          "Slurm's controller did not answer for a while"),

@@ -21,7 +21,7 @@ from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
 
 FULL = {errno.ENOSPC: "the file system is full", errno.EDQUOT: "the quota is used up"}
 LITTLE = 65536  # bytes that a file system must take to count as not full
-HINT = "Free space, or choose another folder for runs (--set paths.runs=…). Then submit again."
+HINT = "Free space, or choose another runs folder (--set paths.runs=…). Then submit again."
 
 
 def is_full(error: OSError) -> bool:

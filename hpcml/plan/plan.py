@@ -268,9 +268,9 @@ def _check_directory(directory: Path) -> None:
     """Refuse a run directory that could not work, before it is made."""
     for character, why in ((":", "divides PYTHONPATH"), ("\\", "switches off the patterns in srun's --output")):
         if character in str(directory):
-            hint = "Choose another folder for runs with --set paths.runs=…."
+            hint = "Choose another runs folder with --set paths.runs=…."
             raise ConfigError(
-                f"The folder for runs contains '{character}', which {why}", place=f"paths.runs: {directory}", hint=hint
+                f"The runs folder contains '{character}', which {why}", place=f"paths.runs: {directory}", hint=hint
             )
 
 

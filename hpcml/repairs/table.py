@@ -63,7 +63,7 @@ REPAIRS = (
         package="dask-cuda",
         needed_with="26.10.0",
         fixed_in="",
-        fault="GPU data is copied to new host memory, and the chunk for the next task leaves first",
+        fault="data is spilled into new host memory each time, and the chunk that is needed next is spilled first",
         upstream="[patch](dask-cuda-pinned.patch), [patch](dask-cuda-order.patch)",
         gain="7.6 times as fast on one H100",
     ),

@@ -81,11 +81,11 @@ def runs_folder(setting: str, environment: Mapping[str, str]) -> Path:
     if missing:
         hint = f"Set {missing[0]}, or set paths.runs to a folder that all nodes share."
         raise StorageError(
-            f"{missing[0]} is not set, but the folder for runs needs it", place=f"paths.runs: {setting}", hint=hint
+            f"{missing[0]} is not set, but the runs folder needs it", place=f"paths.runs: {setting}", hint=hint
         )
     if not text.startswith("/"):
         hint = "Set it to an absolute path that all nodes share."
-        raise StorageError("The folder for runs is not an absolute path", place=f"paths.runs: {text}", hint=hint)
+        raise StorageError("The runs folder is not an absolute path", place=f"paths.runs: {text}", hint=hint)
     return Path(text)
 
 
@@ -170,7 +170,7 @@ def storage(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = _STORAGE_HINTS.get(error.errno or 0, "Choose another folder for runs with --set paths.runs=….")
+        hint = _STORAGE_HINTS.get(error.errno or 0, "Choose another runs folder with --set paths.runs=….")
         place = str(error.filename or path)
         raise StorageError(f"The run's files cannot be used: {error.strerror}", place=place, hint=hint) from error
 

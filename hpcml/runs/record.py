@@ -122,7 +122,7 @@ def _kind(name: str) -> str:
 def _awaited(text: str) -> Awaited:
     run, _, when = text.partition(":")
     if directories.submitted_at(run) is None or when not in ENDS:
-        raise ValueError(f"{text!a} names no run to wait for")
+        raise ValueError(f"there is no run {text!a} to wait for")
     return Awaited(run, when)
 
 

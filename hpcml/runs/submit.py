@@ -384,7 +384,7 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
             files.write(paths.variables, "".join(lines).encode(errors="surrogateescape"))
         if made.inside.report.profilers:
             paths.profiles.mkdir(mode=0o700)
-        group = stat.S_IMODE(paths.out.stat().st_mode) & 0o7000  # set-group-id of the folder for runs
+        group = stat.S_IMODE(paths.out.stat().st_mode) & 0o7000  # set-group-id of the runs folder
         paths.out.chmod(group | 0o777 & ~made.inside.code.umask)
         for name in made.scripts:
             files.write(paths.directory / name, (assets.folder("templates") / name).read_text(encoding="utf-8"))

@@ -317,7 +317,7 @@ class Paths(NamedTuple):
     """Where hpcml keeps runs, and where workers spill."""
 
     runs: str = "~/.hpcml/runs"
-    """The folder for runs, on a file system that all nodes share; ``~`` and ``$VARIABLES`` are replaced."""
+    """The runs folder, on a file system that all nodes share; ``~`` and ``$VARIABLES`` are replaced."""
     scratch: str = ""
     """The node-local folder for spilled data, with ``$VARIABLES`` of the node but no ``~``. Empty: Dask's
     ``temporary-directory``, else ``TMPDIR``, else ``/tmp``. hpcml refuses a folder if others can replace its contents.

@@ -115,7 +115,8 @@ class Survey:
         how = How(SLURM, f"sbatch --test-only in {name}: {refused}")
         self.draft.set(("slurm",), "remove", ["--mem"], how)
         self.draft.ask(
-            ("slurm",), f"{name} accepts no job with all memory of a node ({refused}): how much may a job request?"
+            ("slurm",),
+            f"{name} refuses a job that requests all memory of a node ({refused}). How much may a job request?",
         )
 
     @contextlib.contextmanager

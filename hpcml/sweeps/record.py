@@ -75,7 +75,7 @@ class Progress(NamedTuple):
 
 
 def path_of(runs: Path, name: str) -> Path:
-    """Return the file of a sweep in a folder for runs."""
+    """Return the file of a sweep in a runs folder."""
     return sweep_folder(runs, name) / "sweep.json"
 
 

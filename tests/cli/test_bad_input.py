@@ -234,7 +234,7 @@ CASES = [
     Bad("runs-needs-a-variable", _submit("--set", "paths.runs=$WORK/runs"), S, ("WORK is not set", "paths.runs: $WORK/runs")),
     Bad("runs-with-colon", _submit("--set", "paths.runs=/tmp/a:b"), C, ("contains ':'", "paths.runs", "Choose another")),
     Bad("runs-below-a-file", _submit("--set", "paths.runs=/dev/null/x"), S, ("Not a directory", "/dev/null", "paths.runs=")),
-    Bad("runs-where-nobody-may-write", _submit("--set", "paths.runs=/proc/x"), S, ("/proc/x", "Choose another folder")),
+    Bad("runs-where-nobody-may-write", _submit("--set", "paths.runs=/proc/x"), S, ("/proc/x", "Choose another runs folder")),
     Bad("home-unset", _submit(), S, ("HOME is not set", "paths.runs"), None, {}, ("HOME",)),
     Bad("sweep-of-ranks", ("sweep", "--ranks", "2", "--at-once", "2", "s.py", "--grid", "k=1,2"), U,
         ("no option '--ranks'", "Submit each point of a sweep as a run of its own")),
@@ -280,7 +280,7 @@ def test_a_mistake_is_told_in_words(world: World, bad: Bad) -> None:
     assert done.returncode == bad.status, done.stderr
     check_words(done.stdout, done.stderr, bad.status, bad.says)
     assert done.stdout == ""
-    assert world.left() == [], "nothing is left in the folder for runs"
+    assert world.left() == [], "nothing is left in the runs folder"
     assert world.calls("sbatch") == [], "nothing was sent"
     if bad in AS_JSON_TOO:
         _told_as_json(world, bad)

@@ -19,7 +19,7 @@ FILES = ("submission.json", "plan.json", "status.json", "events.jsonl")
 
 
 def plant(world: World, name: str, **submission: object) -> Path:
-    """Put a run of another account into the folder for runs, with the files of a real one."""
+    """Put a run of another account into the runs folder, with the files of a real one."""
     source = world.runs / next(one for one in world.left() if one.startswith("job-"))
     target = world.runs / name
     shutil.copytree(source, target, symlinks=True)

@@ -89,7 +89,7 @@ class World:
         self.set_jobs({job: facts for job, facts in self.jobs().items() if jobs and job not in jobs})
 
     def left(self) -> list[str]:
-        """Return the names in the folder for runs, hidden ones too."""
+        """Return the names in the runs folder, hidden ones too."""
         return sorted(os.listdir(self.runs)) if self.runs.is_dir() else []
 
     def directory(self) -> Path:

@@ -439,7 +439,7 @@ def test_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_trial_of_the_file_system_writes_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who may write to the folder for runs gives the trial's folder, or a folder of the user's, another name."""
+    """Who may write to the runs folder gives the trial's folder, or a folder of the user's, another name."""
     runs, own = tmp_path / "runs", tmp_path / "runs/results"
     runs.mkdir()
     runs.chmod(0o777)

@@ -651,7 +651,7 @@ def test_a_run_of_this_machine_that_waits_for_another_can_be_cancelled(
     def wait(_: float) -> None:
         assert not sent, "it was not heard"
         sent.append(signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     monkeypatch.setattr(directories, "load", lambda _: directories.Run("after", RunPaths(tmp_path), None))

@@ -240,7 +240,7 @@ def test_forced_to_tcp() -> None:
 def test_pips_ucx_has_no_infiniband() -> None:
     found = decide(measured(both(ib=STILL, eth0=2 * SENT), said=WHEEL + TCP + IPC, transports=SLOW))
     assert not found.ok
-    assert "tcp on eth0 across nodes (this UCX, the one of pip's libucx, has no InfiniBand support)" in found.line
+    assert "tcp on eth0 across nodes (this UCX (from pip's libucx) has no InfiniBand support)" in found.line
     assert "cuda_ipc over NVLink within nodes 104 GiB/s" in found.line
     assert found.remedy == attribution.PIP_REMEDY
     assert found.line.endswith(found.remedy)

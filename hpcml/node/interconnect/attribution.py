@@ -33,8 +33,8 @@ _ASKS_IPC = {"all", "cuda", "cuda_ipc"}
 _LOW_MEMLOCK = 512 * 1024**2  # bytes; below it UCX 1.13 switched RDMA off (openucx/ucx pull request 8085)
 _NO_GPU_POOL = re.compile(r"managed|async", re.IGNORECASE)
 PIP_REMEDY = (
-    "use an image with conda-forge's ucx and rdma-core, or give it a UCX 1.19 to 1.21 that was built with verbs and set"
-    " RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true"
+    "use an image with ucx and rdma-core from conda-forge, or set RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true in an image"
+    " with a UCX 1.19 to 1.21 that was built with verbs"
 )
 GPUDIRECT = (
     "let the adapters access the GPUs' memory: the module nvidia_peermem, or Linux 5.12 and NVIDIA's open kernel"
@@ -394,7 +394,7 @@ def _no_library(workers: list[WorkerFacts]) -> Iterator[Cause]:
             continue
         library = str(worker.log.get("library", ""))
         if "/site-packages/libucx" in library or "/dist-packages/libucx" in library:
-            yield Cause("this UCX, the one of pip's libucx, has no InfiniBand support", PIP_REMEDY)
+            yield Cause("this UCX (from pip's libucx) has no InfiniBand support", PIP_REMEDY)
         yield Cause(
             f"this UCX{f', {library},' if library else ''} offers no InfiniBand transport",
             "install rdma-core (libibverbs and its providers) in the image. `ucx_info -d` must list rc_mlx5 or"

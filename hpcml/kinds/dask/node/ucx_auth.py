@@ -145,10 +145,14 @@ class _Connector:
                 await handshake.prove_as_connector(self.key, pack(ensure_ip(host), port))
         except (RefusedError, UCXMessageTruncatedError) as error:  # a message of another size is not of the handshake
             comm.abort()
-            raise FatalCommClosedError(f"{address} refused: not this run's key ({_reason(error)})") from error
+            raise FatalCommClosedError(
+                f"{address} refused the connection: it has another key ({_reason(error)})"
+            ) from error
         except (UCXError, TimeoutError, OSError) as error:
             comm.abort()
-            raise CommClosedError(f"{address} refused: not this run's key, or gone ({_reason(error)})") from error
+            raise CommClosedError(
+                f"{address} refused the connection: it has another key, or its process has ended ({_reason(error)})"
+            ) from error
         except BaseException:
             comm.abort()
             raise
@@ -182,7 +186,7 @@ class _Listener:
         except (RefusedError, UCXError, TimeoutError, OSError) as error:
             comm.abort()
             _log_refusal(_reason(error))
-            raise CommClosedError("refused: not this run's key") from error
+            raise CommClosedError("refused: the peer has another key") from error
         except BaseException:
             comm.abort()
             raise
