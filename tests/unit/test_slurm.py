@@ -341,3 +341,10 @@ def test_a_job_that_has_ended_meanwhile_is_found(monkeypatch: pytest.MonkeyPatch
 
 def test_a_shell_shares_the_job_with_the_run_s_steps() -> None:
     assert {"--overlap", "--mem=0", "--mpi=none", "--jobid=7"} <= {*schedulers.get("slurm").shell_on("7", "n1")}
+
+
+@pytest.mark.parametrize("word", [
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"
+])  # fmt: skip
+def test_a_job_in_a_final_state_of_slurm_has_ended(word: str) -> None:
+    assert JobState(word).ended

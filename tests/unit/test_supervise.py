@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -357,3 +358,17 @@ def test_a_scheduler_that_dies_while_workers_start_ends_the_wait(
     with pytest.raises(RunEndedError) as told:
         cluster._until(lambda: False, 0.0, lambda *_: ended("no worker came").end)
     assert told.value.end.message == "the scheduler has died"
+
+
+@pytest.mark.parametrize("present", [set(), {"n2-0"}])
+def test_a_run_whose_last_worker_cannot_come_back_ends(
+    cluster: Broken, present: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = SimpleNamespace(final=True, workers=["n1-0"], quote=())
+    monkeypatch.setattr(cluster.losses, "look", lambda *_, **__: [lost])
+    monkeypatch.setattr(cluster.losses, "tell", lambda _: None)
+    monkeypatch.setattr("hpcml.kinds.dask.node.losses.sentences", lambda _: "n1: exit status 137")
+    monkeypatch.setattr(cluster.state, "time_to_look", lambda: True)
+    cluster.present = present
+    with contextlib.nullcontext() if present else pytest.raises(RunEndedError, match="workers were lost"):
+        cluster._check_workers()
