@@ -160,8 +160,12 @@ def failing(checkout: Path, arguments: str) -> str:
         try:
             text, _ = process.communicate(timeout=DEADLINE)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            text, _ = process.communicate()
+            process.send_signal(signal.SIGINT)  # its fixtures end what they started
+            try:
+                text, _ = process.communicate(timeout=60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                text, _ = process.communicate()
             return next(iter(re.findall(r"^(tests/\S+::.+?) *$", text, re.MULTILINE)[-1:]), "")
     if process.returncode == 0:
         return ""

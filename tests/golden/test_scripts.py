@@ -87,7 +87,7 @@ CONTROL = ["a\nb", "a\rb", "a\0b", "a\tb", "a\x1bb", "a\x7fb", "a\udcffb"]
 
 
 def test_a_control_character_is_refused_in_words(subtests: pytest.Subtests) -> None:
-    """From the command line, from a profile, and in the folder for runs."""
+    """From the command line, from a profile, and in the runs folder."""
     for bad in CONTROL:
         wrong: list[tuple[Case, dict[str, str]]] = [
             *((CASES[0], {where: bad}) for where in ("account", "partition", "qos", "dependency")),
@@ -114,7 +114,7 @@ def test_a_control_character_is_refused_in_words(subtests: pytest.Subtests) -> N
 
 @pytest.mark.parametrize("bad", [":", "\\"])
 def test_a_runs_folder_that_could_not_work_is_refused_in_words(bad: str) -> None:
-    with pytest.raises(ConfigError, match="The folder for runs contains"):
+    with pytest.raises(ConfigError, match="The runs folder contains"):
         text("slurm", CASES[0]._replace(folder=f"/scratch/a{bad}b"))
 
 

@@ -351,7 +351,7 @@ def _is_python(pid: int) -> bool:
 
 
 def run_directory(folder: Path) -> Path | None:
-    """Return the directory of the only run below a folder for runs."""
+    """Return the directory of the only run below a runs folder."""
     found = [path for path in (folder / "runs").glob(f"{JOB}-*") if path.is_dir()]
     return found[0] if found else None
 
