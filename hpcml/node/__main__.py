@@ -6,7 +6,7 @@ import importlib
 import sys
 
 from hpcml import kinds
-from hpcml.node import storage, versions
+from hpcml.node import processes, storage, versions
 from hpcml.node.processes import long_import
 from hpcml.node.settings import load
 from hpcml.paths import SCRIPT
@@ -30,6 +30,8 @@ def main(arguments: list[str]) -> int:
         with long_import():
             supervisor = importlib.import_module("hpcml.node.supervisor")
         return int(supervisor.main(kind))
+    if role.every_node:
+        processes.killed_before_others(processes.KILLED_NEXT)
     note = None if role.connected else versions.tell(context, role.name)  # the supervisor compares them with its own
     with long_import():
         module = importlib.import_module(role.module)

@@ -247,7 +247,7 @@ def _start(node: Node, slot: Slot, serve: Callable[[Slot], int]) -> None:
 
     def work() -> int:
         processes.end_with(parent)  # without it nobody would replace, watch or end this process
-        processes.killed_first()
+        processes.killed_before_others(processes.KILLED_FIRST - processes.KILLED_NEXT)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         script_environment.answer_no_signals()  # the supervisor has the kind close them: the script goes first

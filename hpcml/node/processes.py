@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 COME_BACK = 3  # exit status of a child that is to be started again: a worker that Dask closed (client.restart)
 MOST = 2.0  # seconds between two ticks that count; a longer pause was not this process's own doing
-KILLED_FIRST = 300  # thousandths of the memory that Linux counts a worker for beyond what it takes
+# Thousandths of the memory that Linux counts a process for beyond what it takes.
+KILLED_FIRST = 300  # a worker
+KILLED_NEXT = 100  # what keeps a node's workers
 _SET_PDEATHSIG = 1  # prctl(2)
 _THRESHOLDS = tuple(3 * count for count in gc.get_threshold())  # as Dask's own commands do (dask/distributed#1653)
 
@@ -74,15 +76,16 @@ def end_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed_first() -> None:
-    """In a child: where memory runs out, have Linux kill it before the run's scheduler and supervisor.
+def killed_before_others(share: int) -> None:
+    """Where memory runs out, have Linux kill this process before the run's scheduler and supervisor.
 
     Linux kills the process that takes most (proc(5), oom_score_adj: in thousandths of the memory there is). After a
-    worker that is killed the next one may be smaller than the scheduler, without which the run ends.
+    worker that is killed the next one may be smaller than the scheduler, without which the run ends. While a killed
+    worker's memory is being freed, Linux may kill a second process: the one that keeps the workers can come back.
     """
     with suppress(OSError, ValueError):  # where it may not be written, the largest is killed
         score = Path("/proc/self/oom_score_adj")
-        score.write_text(str(min(int(score.read_text()) + KILLED_FIRST, 1000)))
+        score.write_text(str(min(int(score.read_text()) + share, 1000)))
 
 
 class Question:

@@ -120,6 +120,7 @@ FAULTS = (
     F("hpcml/api/map.py", '_OVER = ENDED - {"UNKNOWN"} | {_GONE}', "_OVER = ENDED | {_GONE}", "a point that Slurm was not asked about counts as ended"),
     F("hpcml/schedulers/slurm_options.py", '_log.out", "--kill-on-bad-exit=1"', '_log.out"', "a point's other nodes run on after one has failed"),
     F("hpcml/api/map.py", "visible_gpus=range(slot * gpus, (slot + 1) * gpus)", "visible_gpus=range(gpus)", "points at the same time all use the first GPU", True),
+    F("hpcml/node/__main__.py", "    if role.every_node:\n        processes", "    if False:\n        processes", "a worker that takes too much memory costs the run its scheduler", True),
     F("hpcml/node/__main__.py", "storage.patient(1), storage.patient(2)", 'open(1, "w", 1, closefd=False), open(2, "w", 1, closefd=False)', "a full disk ends the scheduler", True),
     F("hpcml/kinds/dask/node/messages.py", '(self.buffer + data).split(b"\\n")', 'data.split(b"\\n")', "a long line of the scheduler's ends the run as a defect"),
     F("hpcml/kinds/dask/node/interconnect.py", "return 1 if any(pair.error for pair in measurement.pairs) else 0", "return 0", "hpcml fabric ends with 0 though workers cannot talk", True),

@@ -247,6 +247,17 @@ def test_a_role_that_prints_onto_a_full_disk_goes_on() -> None:
         assert subprocess.run([sys.executable, "-c", PRINTS], stdout=full, stderr=full, check=False).returncode == 7
 
 
+KEEPS = PRINTS.replace("every_node=False", "every_node=True").replace(
+    "main=lambda:", "main=lambda: exit(open('/proc/self/oom_score_adj').read()) or"
+)
+
+
+def test_where_memory_runs_out_linux_kills_what_keeps_workers_before_the_scheduler() -> None:
+    own = int(Path("/proc/self/oom_score_adj").read_text())
+    done = subprocess.run([sys.executable, "-c", KEEPS], stderr=subprocess.PIPE, text=True, check=False)
+    assert int(done.stderr) == min(own + processes.KILLED_NEXT, 1000)
+
+
 @pytest.mark.parametrize(("reason", "status"), [
     ("scheduler-close", 0), ("scheduler-close-worker", 0), ("worker-heartbeat-missing", processes.COME_BACK),
 ])  # fmt: skip
