@@ -59,7 +59,7 @@ def test_gpu_asks_for_gpus_and_every_worker_would_have_one(cluster: Cluster) -> 
     assert done.code == errors.WORKERS_NEVER_CAME, done.log
     assert "no GPU is visible" in done.log
     probes = [json.loads(path.read_text()) for path in done.run.glob("attempts/0/probe/*.json")]
-    assert [probe["visible_devices"] for probe in probes] == ["0,1,2,3"] * 2
+    assert {probe["visible_devices"] for probe in probes} == {"0,1,2,3"}  # the first node that refuses ends the run
     assert json.loads((done.run / "plan.json").read_text())["inside"]["workers"]["per_node"] == 4
 
 

@@ -51,7 +51,7 @@ def test_gpus_are_asked_for_and_seen(cluster: Cluster) -> None:
     assert "the script ran" not in ended.out
     assert ": no GPU is visible" in ended.err
     probes = [json.loads(path.read_text()) for path in ended.directory.glob("attempts/0/probe/*.json")]
-    assert [probe["visible_devices"] for probe in probes] == ["0,1,2,3"] * 2
+    assert {probe["visible_devices"] for probe in probes} == {"0,1,2,3"}  # the first node that refuses ends the run
 
 
 # -- one run that goes on while it is looked at ---------------------------------------------------------------------
