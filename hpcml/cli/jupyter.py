@@ -27,7 +27,7 @@ def add_options(parser: Parser) -> None:
     parser.epilog = "Open the session on your laptop: hpcml tunnel --host HOST --service jupyter RUN."
     group = parser.add_argument_group("the session")
     group.add_argument(
-        "--idle", metavar="TIME", default="1h", help="end after this time without use, or off (default: 1h)"
+        "--idle", metavar="TIME", default="1h", help="end if unused for this long; off: never (default: 1h)"
     )
     group.add_argument(
         "--notebook-dir", metavar="FOLDER", default="", help="folder that JupyterLab opens (default: the current one)"

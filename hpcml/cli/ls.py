@@ -35,7 +35,7 @@ def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     parser.epilog = (
         "AGE is the time since the submission. TIME is how long the last attempt ran. "
-        "WHAT says what the run waits for or why it failed."
+        "The column WHAT says what a run waits for, or why it failed."
     )
     common.add_site(parser)
     common.add_json(parser)

@@ -305,7 +305,7 @@ def _shared_gpus(exam: Examination, by_node: ByNode) -> Finding:
         return yellow(sentence, "Request whole GPUs.", **data)
     if not each:
         why_not = "nvidia-smi does not answer" if any(node.gpu.slots for node in by_node.values()) else "no GPU"
-        return not_applicable(f"it is unknown whether GPUs are divided: {why_not}")
+        return not_applicable(f"it is unknown whether GPUs are divided (MIG): {why_not}")
     if silent := [name for name, node in by_node.items() if node.gpu.slots and not node.gpu.smi]:
         sentence = f"nvidia-smi does not answer on {', '.join(silent)}, but it does on other nodes"
         return yellow(sentence, leave_out(silent), **data)

@@ -327,7 +327,7 @@ def missing_argument(script: Path, base: Path, given: int) -> list[str]:
     """Return a note where a script reads the scheduler's file from an argument of its own that is not given."""
     for node in _nodes(script):
         if isinstance(node, ast.keyword) and node.arg == "scheduler_file" and _number_of_argument(node.value) > given:
-            problem = "reads the scheduler's file from an argument that the command lacks"
+            problem = "expects a scheduler file as an argument, but the command has none"
             return [f"{place(base, script, node.value.lineno)} {problem}; Client() connects to the run's cluster"]
     return []
 
