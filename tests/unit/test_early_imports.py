@@ -68,6 +68,8 @@ def test_what_cannot_be_imported_is_left_to_the_graph_that_needs_it(
     ("import os\nos.environ['DASK_X'] = '1'\nimport distributed", (), False),
     ("import mine\nimport distributed", ("mine.py",), False),
     ("import not_installed_anywhere\nimport distributed", (), False),
+    ("import of_a_module_system\nimport distributed", (), True),
+    ("import of_the_user\nimport distributed", (), False),
     ("from . import mine\nimport distributed", (), False),
     ("import distributed", ("queue.py",), False),
     ("import distributed", ("tornado",), False),
@@ -83,6 +85,15 @@ def test_a_script_s_interpreter_imports_dask_early_where_that_changes_nothing(
     for name in beside:
         (folder / name).touch()
     (elsewhere / "imported_early_c.py").touch()
+    installed = tmp_path / "modules"
+    for path in (
+        elsewhere / "of_the_user.py",
+        installed / "of_a_module_system/__init__.py",
+        installed / "any-1.dist-info/RECORD",
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    monkeypatch.syspath_prepend(installed)
     monkeypatch.syspath_prepend(elsewhere)
     monkeypatch.delitem(sys.modules, "imported_early_c", raising=False)
     monkeypatch.setattr(replacements, "_EARLY", dict.fromkeys(replacements._EARLY, "imported_early_c"))

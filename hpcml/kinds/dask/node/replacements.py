@@ -32,6 +32,7 @@ NAMES = {
 _PICKLES = "cloudpickle"  # it makes the script's functions travel
 _EARLY = {"dask": "dask", "distributed": "distributed", "dask.distributed": "distributed", "hpcml": "distributed"}
 _MOST_BESIDE = 200  # files beside the script that are looked at
+_installed_into: dict[str, bool] = {}  # folders of modules, and whether pip has installed into them
 # Packages that do nothing else: a script may import them where they are not installed.
 _ABSENT = ("dask_jobqueue", "dask_jobqueue.core", "dask_jobqueue.slurm", "dask_mpi")
 
@@ -82,13 +83,27 @@ def _first_imports(tree: Any, beside: set[str]) -> Iterator[str]:
 
 
 def _is_installed(name: str) -> bool:
-    """Whether a module of this name is Python's own, or of a package in the environment."""
+    """Whether a module of this name is Python's own, or of a package in the environment or a folder of PYTHONPATH."""
     from importlib.machinery import PathFinder
 
     if name in sys.stdlib_module_names or name == "hpcml":
         return True
-    origin = getattr(PathFinder.find_spec(name), "origin", None) or ""
-    return origin.startswith((sys.prefix, sys.base_prefix))
+    spec = PathFinder.find_spec(name)
+    origin = getattr(spec, "origin", None) or ""
+    if origin.startswith((sys.prefix, sys.base_prefix)):
+        return True
+    folder = os.path.dirname(os.path.dirname(origin) if spec and spec.submodule_search_locations else origin)  # noqa: PTH120 - pathlib is not loaded before a script
+    return bool(folder) and _has_packages(folder)
+
+
+def _has_packages(folder: str) -> bool:
+    """Whether pip has installed packages into a folder, as ``pip install --target`` and a site's modules do."""
+    if folder not in _installed_into:
+        try:
+            _installed_into[folder] = any(entry.endswith(".dist-info") for entry in os.listdir(folder))
+        except OSError:
+            _installed_into[folder] = False
+    return _installed_into[folder]
 
 
 def install_in_child(path: list[str]) -> bool:
