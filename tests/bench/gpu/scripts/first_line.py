@@ -1,16 +1,14 @@
 """Connect, see all workers, and leave behind when that was: the script of every contender in the bring-up."""
 
+import argparse
+import json
+import os
 import time
+from pathlib import Path
 
-BEGUN = time.time()
+from distributed import Client
 
-import argparse  # noqa: E402 - the first line is when this process gets to it
-import json  # noqa: E402
-import os  # noqa: E402
-from pathlib import Path  # noqa: E402
-
-from distributed import Client  # noqa: E402
-
+BEGUN = time.time()  # after the imports, which hpcml makes while the workers start
 DEADLINE = 120
 
 
