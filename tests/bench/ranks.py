@@ -4,6 +4,7 @@
     python3 tests/bench/ranks.py --gpus 2 --json ranks.json       on a machine with two GPUs
     python3 tests/bench/ranks.py --python /env/bin/python         on CPUs, by Gloo; the Python that has torch
     python3 tests/bench/ranks.py --gpus 2 --examples              the examples of jobs/ alone, each in every form
+    python3 tests/bench/ranks.py --gpus 2 --tutorials FOLDER      PyTorch's own: FOLDER is `distributed` of its examples
     python3 tests/bench/gpu/slurm.py up --nodes 2 --gpus-per-node 1 --slurm FOLDER
     python3 tests/bench/gpu/slurm.py exec -- python3 tests/bench/ranks.py --nodes 2 --gpus 1 --python /env/bin/python
 
@@ -20,11 +21,13 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +130,20 @@ EXAMPLES = {
     "ddp by accelerate": ["--ranks", "node", "--", "{bin}/accelerate", "launch", "--multi_gpu", "--num_processes", "{each}", "jobs/ddp.py"],
     "jax_train": ["--ranks", "{ranks}", "jobs/jax_train.py"],
 }  # fmt: skip
+# PyTorch's own programs, unchanged, in its repository's folder examples/distributed.
+TUTORIALS = [
+    "ddp/example.py",
+    "ddp-tutorial-series/multinode.py 3 1",
+    "FSDP2/example.py",
+    "FSDP2/example.py --mixed-precision --explicit-prefetching --dcp-api",
+    "tensor_parallelism/tensor_parallel_example.py",
+]
+WEIGHTS = """
+import pathlib, sys, torch
+for path in sorted(pathlib.Path(sys.argv[1]).rglob("model_state_dict.pt")):
+    for name, one in torch.load(path, map_location="cpu", weights_only=True).items():
+        print(name, f"{one.double().abs().sum().item():.3e}")
+"""
 PROGRAMS = {"fsdp": TRAIN, "jax": JAX, "accelerate": ACCELERATE, "lightning": LIGHTNING}
 
 
@@ -152,10 +169,42 @@ class Machine:
         ranks = "gpu" if self.gpus else str(self.per_node)
         return self.result([*self.submission(), "--ranks", ranks, str(script), *arguments])
 
+    def tutorial(self, folder: Path, words: str, *, by_hand: bool) -> dict[str, Any]:
+        """Run a program in a copy of its folder; return its exit status, its lines, and the weights that it saved."""
+        path, *arguments = words.split()
+        copy = Path(tempfile.mkdtemp(dir=self.folder)) / "copy"
+        shutil.copytree((folder / path).parent, copy)
+        script = copy / Path(path).name
+        began = time.time()
+        if by_hand:
+            command, output = self.command_by_hand(script, *arguments)
+        else:
+            ranks = "gpu" if self.gpus else str(self.per_node)
+            command, output = (
+                [*self.submission(), "--name", copy.parent.name, "--ranks", ranks, str(script), *arguments],
+                None,
+            )
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=240, env=self.environment, cwd=copy
+        )
+        seconds = time.time() - began
+        logs = [sys.executable, "-m", "hpcml", "logs", copy.parent.name, "rank"]
+        text = done.stdout if by_hand and not output else output.read_text() if output else self.output_of(logs)
+        weights = self.output_of([self.python, "-c", WEIGHTS, str(copy)]).splitlines()
+        return {"status": done.returncode, "lines": _comparable(text), "weights": weights, "seconds": round(seconds, 1)}
+
+    def output_of(self, command: list[str]) -> str:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=self.environment, timeout=60)
+        return done.stdout
+
     def by_hand(self, script: Path, *arguments: str) -> dict[str, Any]:
+        return self.result(*self.command_by_hand(script, *arguments))
+
+    def command_by_hand(self, script: Path, *arguments: str) -> tuple[list[str], Path | None]:
+        """Return a command that starts a script by torchrun, and the file for the output of a job."""
         run = [self.python, "-m", "torch.distributed.run", "--nproc-per-node", str(self.per_node)]
         if not self.nodes:
-            return self.result([*run, str(script), *arguments])
+            return [*run, str(script), *arguments], None
         rendezvous = '--nnodes $SLURM_NNODES --rdzv-backend c10d --rdzv-endpoint "$head:29511" --rdzv-id $SLURM_JOB_ID'
         job = self.folder / "by_hand.sh"
         job.write_text(
@@ -165,7 +214,8 @@ class Machine:
         size += [f"--gpus-per-node={self.gpus}"] if self.gpus else []
         output = self.folder / "by_hand.log"
         output.unlink(missing_ok=True)
-        return self.result(["sbatch", "--quiet", "--wait", *size, f"--output={output}", str(job)], output)
+        where = [f"--output={output}", f"--error={output}.err"]
+        return ["sbatch", "--quiet", "--wait", *size, *where, str(job)], output
 
     def example(self, words: list[str]) -> str:
         """Run an example; return what is wrong, empty if its loss fell on all ranks."""
@@ -189,7 +239,8 @@ class Machine:
         text = output.read_text() if output and output.exists() else done.stdout
         line = re.search(r"RESULT (\{.*\})", text)
         if done.returncode or line is None:
-            return {"error": (done.stderr or text)[-1500:], "exit_status": done.returncode}
+            errors = Path(f"{output}.err").read_text() if output and output.exists() else done.stderr
+            return {"error": (errors or text)[-1500:], "exit_status": done.returncode}
         found: dict[str, Any] = json.loads(line[1])
         if "first" in found:
             found["startup"] = found.pop("first") - began
@@ -207,6 +258,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=3600, help="seconds after which no round begins")
     parser.add_argument("--python", default=sys.executable, help="a Python with torch (default: this one)")
     parser.add_argument("--examples", action="store_true", help="run the examples of jobs/ alone")
+    parser.add_argument("--tutorials", type=Path, metavar="FOLDER", help="run PyTorch's own programs alone")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
     ends = time.monotonic() + options.budget
@@ -214,6 +266,8 @@ def main() -> int:
         machine = Machine(options, Path(folder))
         if options.examples:
             return examples(machine)
+        if options.tutorials:
+            return tutorials(machine, options)
         train = Path(folder, "train.py")
         train.write_text(TRAIN)
         rounds: list[dict[str, Any]] = []
@@ -258,6 +312,50 @@ def examples(machine: Machine) -> int:
     for name, text in wrong.items():
         print(f"{name}: {text or 'ok'}")
     return int(any(wrong.values()))
+
+
+def tutorials(machine: Machine, options: argparse.Namespace) -> int:
+    """Run PyTorch's own programs by both; return 1 if status, lines or saved weights of one differ."""
+    rows = []
+    for words in TUTORIALS:
+        both = {
+            name: machine.tutorial(options.tutorials, words, by_hand=name == "torchrun")
+            for name in ("hpcml", "torchrun")
+        }
+        row: dict[str, Any] = {"program": words, "seconds": {name: one["seconds"] for name, one in both.items()}}
+        row["status"] = {name: one["status"] for name, one in both.items()}
+        lacking = Counter(both["torchrun"]["lines"]) - Counter(both["hpcml"]["lines"])
+        row |= {
+            "lines": len(both["torchrun"]["lines"]),
+            "lacking": [*lacking],
+            "weights": len(both["hpcml"]["weights"]),
+        }
+        row["same"] = (
+            len({*row["status"].values()}) == 1
+            and not lacking
+            and both["hpcml"]["weights"] == both["torchrun"]["weights"]
+        )
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        document = {
+            "command": shlex.join(["tests/bench/ranks.py", *sys.argv[1:]]),
+            "nodes": options.nodes or 1,
+            "gpus": options.gpus,
+            "versions": _versions(options.python),
+            "programs": rows,
+        }
+        if options.json:
+            options.json.write_text(json.dumps(document, indent=1) + "\n")
+    return int(not all(row["same"] for row in rows))
+
+
+def _comparable(text: str) -> list[str]:
+    """Return the lines of all ranks without what differs from start to start: processes, times, addresses."""
+    lines = [re.sub(r"^rank +\d+ \| ", "", line) for line in text.splitlines()]
+    lines = [
+        re.sub(r"'MASTER_(ADDR|PORT)': '[^']*'|\d\d:\d\d:\d\d|\d{4}-\d\d-\d\d|\d{3,}", "#", line) for line in lines
+    ]
+    return sorted(line.strip() for line in lines if line.strip())
 
 
 def _versions(python: str) -> dict[str, str]:
