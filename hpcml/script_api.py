@@ -92,7 +92,7 @@ class Run:
             If there is no metric, or one is not a number.
         """
         if not metrics:
-            raise ValueError("hpcml.run.report() has no metric. Example: hpcml.run.report(loss=0.3)")
+            raise ValueError("hpcml.run.report() was called without a metric. Example: hpcml.run.report(loss=0.3)")
         try:
             numbers = {name: float(value) for name, value in metrics.items()}
         except (TypeError, ValueError) as error:
@@ -104,7 +104,8 @@ class Run:
         if _is_pruned(report):
             from hpcml.errors import PRUNED
 
-            print(f"hpcml: pruned after the report {metrics}", file=sys.stderr, flush=True)  # noqa: T201 - the point's log
+            text = f"hpcml: the pruner stopped this point after the report {metrics}"
+            print(text, file=sys.stderr, flush=True)  # noqa: T201 - the point's log
             raise SystemExit(PRUNED)
 
     def should_stop(self) -> bool:

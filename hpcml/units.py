@@ -48,7 +48,7 @@ def parse_time_limit(text: str) -> int:
     else:
         raise ValueError(f"'{text}' is not a time limit; write 30 (minutes), 2:00:00, 1-12:00:00, 90m or 2h")
     if seconds == 0:
-        raise ValueError(f"'{text}' is an empty time")
+        raise ValueError(f"the time limit '{text}' is zero")
     return seconds
 
 

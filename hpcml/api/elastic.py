@@ -396,7 +396,8 @@ def _without_ucx(loaded: LoadedSite) -> LoadedSite:
     if network.protocol == "ucx" and loaded.layers.origin("network.protocol") == "--set":
         problem = "UCX cannot connect jobs that start at different times"
         hint = (
-            "Remove the setting: the workers use TLS. For UCX and cuML's collectives, submit a script: hpcml.submit()."
+            "Remove network.protocol=ucx: the workers then use TLS. "
+            "For UCX and cuML's collectives, submit a script: hpcml.submit()."
         )
         raise UsageError(problem, place="network.protocol=ucx", hint=hint)
     return loaded._replace(site=loaded.site._replace(network=network._replace(protocol="tls")))
@@ -421,7 +422,7 @@ def _address(host: str, interface: str) -> str:
         except OSError as error:
             message, hint = (
                 f"This machine has no address {host}",
-                "Use the address of one of its interfaces (ip address).",
+                "Use the address of a network interface of this machine (see: ip address).",
             )
             raise UsageError(f"{message}: {error.strerror or error}", place="host", hint=hint) from error
         return host
@@ -431,7 +432,9 @@ def _address(host: str, interface: str) -> str:
         return choose_address("", single_node=False)[0]
     except NoAddressError as error:
         hint = "Set host=… to an address of this machine that the nodes can reach."
-        raise SiteError(f"The nodes could not reach a scheduler here: {error}", place="host", hint=hint) from error
+        raise SiteError(
+            f"The nodes could not reach a scheduler on this machine: {error}", place="host", hint=hint
+        ) from error
 
 
 def _scratch_for(cluster: ElasticCluster) -> tuple[Path, Callable[[], object]]:
@@ -439,7 +442,7 @@ def _scratch_for(cluster: ElasticCluster) -> tuple[Path, Callable[[], object]]:
     try:
         return temporary_directory.of_cluster(cluster)
     except scratch.UnsafePlaceError as error:
-        hint = "Set TMPDIR to your own folder, or to a sticky folder of root."
+        hint = "Set TMPDIR to your own folder, or to a folder of root with the sticky bit, like /tmp."
         raise StorageError(str(error), place="TMPDIR", hint=hint) from error
 
 

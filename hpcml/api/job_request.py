@@ -36,7 +36,7 @@ def parse(caller: str, taker: str, code: Code, options: Mapping[str, Any]) -> tu
         If a keyword or its value is wrong, or the site cannot be read.
     """
     if host := layers.process_environment().get("HPCML_HOST", ""):
-        raise UsageError(f"{caller} submits on this machine, but HPCML_HOST names another", place=host)
+        raise UsageError(f"{caller} submits on this machine, but HPCML_HOST names another host", place=host)
     spec = request_of(given_by_keywords(options, of(taker), caller), code)
     loaded = load_here(spec.place.site, spec.code.cwd, spec.place.settings)
     spec = schedulers.get(loaded.site.scheduler).with_variables(spec, loaded.is_from_this_call)

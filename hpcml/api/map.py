@@ -84,7 +84,7 @@ def map(  # noqa: A001 - as every library calls it
     top = job_request.place(loaded, _FOLDER, spec.name)
     if "%" in str(top):
         hint = "Choose another runs folder with set={'paths.runs': …}."
-        raise UsageError("The runs folder contains '%', which starts submitit's patterns", place=str(top), hint=hint)
+        raise UsageError("submitit cannot use a runs folder with '%' in its path", place=str(top), hint=hint)
     made = job_request.plan_at(loaded, spec, top / f"{top.name}.0")
     if made.inside.job.image:
         hint = "Remove the image (set={'runtime.kind': 'python'}), or use hpcml.submit() with a script."
@@ -112,7 +112,7 @@ def _check(function: object, points: list[object], at_once: int | None) -> None:
         raise UsageError(f"{function!r} is not callable", place="hpcml.map", hint="Use a function of one argument.")
     if at_once is not None and at_once < 1:
         raise UsageError(
-            f"at_once={at_once} is too small: no point could run", place="hpcml.map", hint="Give 1 or more."
+            f"at_once={at_once} is too small: no point could run", place="hpcml.map", hint="Set at_once to 1 or more."
         )
     for role, value in (("The function", function), ("A point", points)):
         try:
@@ -189,7 +189,7 @@ def submit(
     """
     largest = schedulers.other_jobs(site.scheduler).most_tasks()
     if largest < 1:
-        hint = "Submit each with hpcml.submit()."
+        hint = "Submit a script for each point with hpcml.submit()."
         raise SiteError("This Slurm does not support job arrays", place="MaxArraySize", hint=hint)
     arrays: list[list[SlurmPoint]] = []
     try:

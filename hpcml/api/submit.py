@@ -45,7 +45,9 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
     """
     if host := layers.process_environment().get("HPCML_HOST", ""):
         hint = f"Call hpcml.submit() on the login node, or use the command: hpcml --host {host} submit."
-        raise UsageError("hpcml.submit() submits on this machine, but HPCML_HOST names another", place=host, hint=hint)
+        raise UsageError(
+            "hpcml.submit() submits on this machine, but HPCML_HOST names another host", place=host, hint=hint
+        )
     keywords = {name: _word(value) for name, value in options.items()}
     given = given_by_keywords(keywords, of("python"), "hpcml.submit()")
     command = [os.fspath(script), *(["--"] if arguments else []), *map(str, arguments)]  # all of them are the script's

@@ -32,8 +32,8 @@ _RULES = ("name", "older_than", "larger_than", "failed", "keep", "until_free")  
 def add_cancel_options(parser: ArgumentParser) -> None:
     """Add the common options."""
     common.add_run(parser, default="")
-    parser.add_argument("--all", action="store_true", help="all your active runs in this runs folder")
-    parser.add_argument("--yes", action="store_true", help="with --all: do not ask")
+    parser.add_argument("--all", action="store_true", help="cancel all your active runs in the runs folder")
+    parser.add_argument("--yes", action="store_true", help="with --all: cancel without asking for confirmation")
     common.add_site(parser)
     common.add_json(parser)
 
@@ -145,14 +145,16 @@ def _all_going(options: Namespace) -> list[directories.Run]:
 def add_rm_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     parser.epilog = (
-        "Without RUN, hpcml removes the runs that match all given options, and what interrupted removals left. "
-        "Runs that may still be active stay. If Slurm does not answer, hpcml also keeps the runs that it must ask "
-        "Slurm about."
+        "Without RUN, hpcml removes the runs that match all given options. It also removes files that an interrupted "
+        "hpcml rm or hpcml submit left. It keeps runs that may still be active. "
+        "If Slurm does not answer, it also keeps runs whose state only Slurm knows."
     )
     parser.add_argument("run", metavar="RUN", nargs="*", help=common.RUN)
     ls.add_name(parser)
-    parser.add_argument("--older-than", metavar="TIME", help="runs older than this, e.g. 30d, 1w, 12h")
-    parser.add_argument("--larger-than", metavar="SIZE", help="runs of at least this size, e.g. 500M, 2G")
+    parser.add_argument(
+        "--older-than", metavar="TIME", help="only runs submitted more than TIME ago, e.g. 30d, 1w, 12h"
+    )
+    parser.add_argument("--larger-than", metavar="SIZE", help="only runs whose files take at least SIZE, e.g. 500M, 2G")
     parser.add_argument("--failed", action="store_true", help=common.FAILED)
     parser.add_argument(
         "--keep", metavar="N", help="always keep the newest N runs (with --name: the newest N of that name)"
@@ -160,10 +162,10 @@ def add_rm_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--until-free",
         metavar="SIZE",
-        help="also remove the oldest runs until this much space is free, e.g. 500G, 2T",
+        help="remove the oldest matching runs first, and stop when SIZE of disk space is free, e.g. 500G, 2T",
     )
-    parser.add_argument("--dry-run", action="store_true", help="show what would be removed; remove nothing")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--dry-run", action="store_true", help="show which runs would be removed; remove nothing")
+    parser.add_argument("--yes", action="store_true", help="remove without asking for confirmation")
     common.add_site(parser)
     common.add_json(parser, "print JSON: removed runs, their bytes, and runs that stay because they may be active")
 
@@ -188,14 +190,14 @@ def run_rm(options: Namespace) -> int:
     missing = None if options.until_free is None else wanted - _free(folder) - sum(left.values())
     sizes = _taken(ended, least, missing)
     total = sum(sizes.values()) + sum(left.values())
-    also = f" and what {units.counted(len(rests), 'interrupted removal')} left" if rests else ""
+    also = f" and leftover files of {units.counted(len(rests), 'interrupted command')}" if rests else ""
     summary = f"{units.counted(len(sizes), 'run')}{also}, {units.format_bytes(total)}"
     if not options.json:
         rows = [(path.name, path, size) for path, size in sizes.items()]
-        _show([*rows, *((f"the rest of {name}", path, left[path]) for name, path in rests)])
+        _show([*rows, *((f"leftover files of {name}", path, left[path]) for name, path in rests)])
     _say_what_stays(staying, each=bool(options.run))
     if (short := (missing or 0) - sum(sizes.values())) > 0:
-        note(f"{units.format_bytes(short)} of {units.format_bytes(wanted)} cannot be freed")
+        note(f"{units.format_bytes(short)} of the requested {units.format_bytes(wanted)} cannot be freed")
     if not options.dry_run and (sizes or rests) and not common.confirmed(f"Remove {summary}?", options.yes):
         say("Nothing was removed.", sys.stderr)
         return 1
@@ -223,8 +225,8 @@ def _named(folder: Path, names: Sequence[str]) -> tuple[list[Path], dict[str, st
     runs = [directories.find(folder, name) for name in names]
     for name, run in zip(names, runs, strict=True):
         if others := [one for one in directories.ids(folder) if one != run.id and directories.name_of(one) == name]:
-            have = "have" if len(others) > 1 else "has"
-            note(f"'{name}' means {run.id}, its newest run; {len(others)} more {have} this name (--name {name})")
+            have = "runs have" if len(others) > 1 else "run has"
+            note(f"'{name}' means {run.id}, the newest run; {len(others)} older {have} this name (--name {name})")
     standings = handle.standings(list({run.id: run for run in runs}.values()))
     staying = {one.run.id: _why_alive(one) for one in standings if one.alive}
     return [one.run.paths.directory for one in standings if not one.alive], staying
@@ -257,8 +259,8 @@ def _taken(ended: Sequence[Path], least: int, missing: float | None) -> dict[Pat
 
 def _why_alive(one: handle.Standing) -> str:
     if one.status and one.status.over and not one.problem:
-        return "its job is still ending: try again in a minute"
-    return one.problem or (one.status.message if one.status else "") or "it has not ended"
+        return "the run's job is still ending: try again in a minute"
+    return one.problem or (one.status.message if one.status else "") or "the run has not ended"
 
 
 def _loaded(folder: Path, run_ids: Sequence[str], before: float) -> list[directories.Run]:

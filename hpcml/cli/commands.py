@@ -47,7 +47,7 @@ GROUPS = {
             "run a script inside an existing allocation (salloc or your own batch script)", "[OPTIONS] SCRIPT [ARGS…]",
             "train.py --epochs 10", takes=SCRIPT),
         "sweep": Command(
-            "run a script once for each point of a grid or a search",
+            "run a script once for each combination of option values (grid or search)",
             "SCRIPT --grid … [OPTIONS] | status | table | plot",
             "train.py --grid k=8,16 -- --epochs 10", "a.py --search 50 'k=randint(1,9)' --metric m",
             "table train --csv", takes=SCRIPT_OR_WORDS,
@@ -62,13 +62,13 @@ GROUPS = {
             "train", "groups kmeans", stays_here=True, values={"NAME": "EXAMPLE"}),
     },
     "Look": {
-        "ls": Command("list the runs", "[OPTIONS]", "", "--failed --since 7d"),
+        "ls": Command("list your runs", "[OPTIONS]", "", "--failed --since 7d"),
         "status": Command("show the state of a run", "[-f] [RUN]", "", "train --json"),
         "top": Command("watch a run live: nodes, GPUs, tasks, output", "[OPTIONS] [RUN]", "", "--once train"),
         "why": Command("explain why a run failed, and what to do", "[RUN]", "", "train --json"),
         "stacks": Command("show the Python stacks of all processes of a run", "[RUN]", "", "train --json"),
         "report": Command(
-            "write the report of a run: how its hours were used", "[RUN] [--open]", "", "train --open"),
+            "write the report of a run: how the run used its node-hours", "[RUN] [--open]", "", "train --open"),
         "logs": Command("show a run's logs", "[-f] [-n N] [RUN] [LOG]", "", "-f -n 20 last worker"),
         "wait": Command("wait until runs end", "[OPTIONS] RUN…", "last", "prepare train"),
         "shell": Command("open a shell on a node of a run", "RUN [NODE]", "last", "train n2"),
@@ -88,7 +88,7 @@ GROUPS = {
         "tunnel": Command(
             "open a run's dashboard, or its JupyterLab, on your laptop", "[OPTIONS] [RUN]",
             "last", "--host me@login.example.org --open last",
-            values={"NAME": {"dashboard": "of Dask", "jupyter": "JupyterLab"},
+            values={"NAME": {"dashboard": "Dask's dashboard", "jupyter": "JupyterLab"},
                     "ROUTE": {"direct": "", "twohop": "", "srun": ""}}),
     },
     "Machine": {
@@ -107,7 +107,7 @@ GROUPS = {
         "completion": Command(
             "print the tab-completion script for your shell", "bash | zsh | fish", "bash", stays_here=True),
         "pack": Command(
-            "pack hpcml into one file, for login nodes where you cannot install", "[-o FILE]",
+            "pack hpcml into one file, for login nodes where you cannot install hpcml", "[-o FILE]",
             "", "-o bin/hpcml.pyz --force"),
     },
 }
@@ -119,12 +119,14 @@ MEANT = {
     "dashboard": "tunnel",
     "delete": "rm",
     "download": "fetch",
+    "find": "ls",
     "kill": "cancel",
     "list": "ls",
     "notebook": "jupyter",
     "ps": "ls",
     "queue": "ls",
     "remove": "rm",
+    "repeat": "rerun",
     "ssh": "shell",
     "start": "submit",
     "stop": "cancel",

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 here, load_site, whole = layers.here, lookup.load_here, request_option.whole
-FAILED = "failed or refused runs, without cancelled ones"
-RUN = "run id or its beginning, name (its newest run), Slurm job id, or 'last'"  # what names a run
+FAILED = "only runs that failed or that Slurm refused, no cancelled runs"
+RUN = "run id or its first part, run name (newest run of that name), Slurm job id, or 'last'"  # what names a run
 
 
 def add_run(parser: ArgumentParser, *, default: str | None = "last") -> None:
@@ -34,18 +34,19 @@ def add_run(parser: ArgumentParser, *, default: str | None = "last") -> None:
         parser.add_argument("run", metavar="RUN", help=RUN, nargs="?", default=default)
 
 
-def add_site(parser: ArgumentParser, text: str = "site of the runs") -> None:
+def add_site(parser: ArgumentParser, text: str = "site profile that sets the runs folder") -> None:
     """Add the site, and single values of its profile."""
-    parser.add_argument("--site", metavar="SITE", help=f"{text} (default: the detected one)")
+    parser.add_argument("--site", metavar="SITE", help=f"{text} (default: the detected site)")
     add_set(parser)
 
 
 def add_set(parser: ArgumentParser) -> None:
     """Add single values of the profile."""
-    parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting, e.g. paths.runs=/scratch/runs")
+    text = "profile key, e.g. paths.runs=/scratch/runs"
+    parser.add_argument("--set", action="append", metavar="KEY=VALUE", help=text)
 
 
-def add_json(parser: ArgumentParser, text: str = "print JSON") -> None:
+def add_json(parser: ArgumentParser, text: str = "print the result as JSON") -> None:
     """Add the answer for programs."""
     parser.add_argument("--json", action="store_true", help=text)
 
@@ -110,7 +111,9 @@ def confirmed(question: str, yes: bool) -> bool:
         return True
     if not sys.stdin.isatty():
         raise UsageError(
-            "There is no terminal for the question", place=question, hint="Add --yes to continue without a question."
+            "hpcml cannot ask a question without a terminal",
+            place=question,
+            hint="Add --yes to continue without a question.",
         )
     say(f"{question} [y/N] ", sys.stderr, end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes")

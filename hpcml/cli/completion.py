@@ -35,7 +35,8 @@ SHELLS = ("bash", "zsh", "fish")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the name of the shell."""
     parser.epilog = (
-        "In ~/.bashrc: . <(hpcml completion bash). In ~/.zshrc, after compinit: . <(hpcml completion zsh). For fish: "
+        "For bash, add to ~/.bashrc: . <(hpcml completion bash). "
+        "For zsh, add to ~/.zshrc after compinit: . <(hpcml completion zsh). For fish, run once: "
         "hpcml completion fish > ~/.config/fish/completions/hpcml.fish."
     )
     parser.add_argument("shell", metavar="bash|zsh|fish", choices=SHELLS, help="your shell")
@@ -140,7 +141,7 @@ def _candidates(before: list[str], current: str, name: str) -> Iterable[Candidat
     host, rest = commands.split_host(before)
     verbs = [(verb, command.does) for verb, command in COMMANDS.items()]
     if not rest and current.startswith("-"):
-        options = {"--host": "run the command on that login node", "--help": "list the commands"}
+        options = {"--host": "run the command on the login node HOST", "--help": "list the commands"}
         return [*options.items(), ("--version", "show the version")]
     if not rest:
         return [*verbs, ("help", "show the help of a command or a topic")]
@@ -263,7 +264,7 @@ def _runs(line: Line, current: str) -> Iterator[Candidate]:
 def _after(line: Line, current: str) -> Iterator[Candidate]:
     run, colon, _ = current.partition(":")
     if colon:
-        texts = {"ok": "after it succeeded", "any": "after it ended", "fail": "after it failed"}
+        texts = {"ok": "after the run succeeded", "any": "after the run ended", "fail": "after the run failed"}
         for when, text in texts.items():
             yield f"{run}:{when}", text
     else:
@@ -324,7 +325,7 @@ def _roles(_: Line, __: str) -> Iterable[Candidate]:
 def _variables(line: Line, current: str) -> Iterator[Candidate]:
     if "=" not in current:
         for name in sorted(line.environment):
-            yield name, "with its value here"
+            yield name, "with its value in this shell"
 
 
 # By the word in capitals that stands for the value, where the table of commands has no words for it.

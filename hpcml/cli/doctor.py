@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from hpcml.sites.schema import Login
 
 _OF_RUNS = {
-    "account": "Slurm account to charge",
-    "partition": "Slurm partition",
-    "qos": "Slurm quality of service",
+    "account": "Slurm account to check",
+    "partition": "Slurm partition to check",
+    "qos": "Slurm quality of service to check",
     "image": "Apptainer image to check",
 }
 _WIDE = 26  # columns before a sentence
@@ -38,9 +38,9 @@ def add_options(parser: ArgumentParser) -> None:
     parser.epilog = "The doctor changes nothing. Without --node it submits no job and takes at most 3 s."
     common.add_site(parser, "site to check")
     for name, text in _OF_RUNS.items():
-        words, help_text = (OPTIONS[name].word, *OPTIONS[name].also), f"{text} (default: as in submit)"
+        words, help_text = (OPTIONS[name].word, *OPTIONS[name].also), f"{text} (default: that of hpcml submit)"
         parser.add_argument(*words, metavar=name.upper(), help=help_text)
-    parser.add_argument("--node", action="store_true", help="also check nodes with one short job")
+    parser.add_argument("--node", action="store_true", help="also check compute nodes, with one short job")
     group = parser.add_argument_group("with --node")
     how_many = "number of nodes to check (default: 2, or what the partition allows)"
     group.add_argument("--nodes", *OPTIONS["nodes"].also, metavar="N", help=how_many)
@@ -49,10 +49,10 @@ def add_options(parser: ArgumentParser) -> None:
         "--patience",
         metavar="TIME",
         default="10m",
-        help="cancel the job after this time (default: 10m)",
+        help="cancel the job after TIME (default: 10m)",
     )
     parser.add_argument(
-        "--deadline", metavar="TIME", default="2.2s", help="time limit of all other checks (default: 2.2s)"
+        "--deadline", metavar="TIME", default="2.2s", help="time limit of the checks that need no job (default: 2.2s)"
     )
     parser.add_argument("--all", action="store_true", help="also show passed checks and checks that do not apply")
     common.add_json(parser)

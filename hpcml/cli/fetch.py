@@ -31,10 +31,12 @@ if TYPE_CHECKING:
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what this verb takes."""
-    parser.epilog = "On a laptop: hpcml --host HOST fetch RUN. Files that are already here are not sent again."
+    parser.epilog = "Use fetch on a laptop: hpcml --host HOST fetch RUN. hpcml skips files that the laptop already has."
     common.add_run(parser, default=None)
     common.add_site(parser)
-    common.add_json(parser, "print JSON: the folder, copied files and bytes, and files that were already here")
+    common.add_json(
+        parser, "print JSON: the local folder, and the numbers of copied files, copied bytes and files not copied again"
+    )
     parser.add_argument("dest", metavar="DEST", nargs="?", default="", help="local folder (default: ./RUN)")
 
 
@@ -142,7 +144,7 @@ def _take(call: channel.Call, offer: Offer, options: Namespace, heard: Callable[
     )
     say(f"{offer.run}: {len(wanted)} files, {format_bytes(size)} to {folder}{also}.", sys.stderr)
     if not offer.ended:
-        note("the run has not ended; fetch again later")
+        note("the run has not ended; fetch the results again later")
     if shutil.disk_usage(folder).free < size:
         hint = "Free space, or name another folder: hpcml --host HOST fetch RUN DEST."
         raise StorageError(f"There is no space for {format_bytes(size)}", place=str(folder), hint=hint)

@@ -39,6 +39,7 @@ _OF_DEVELOPERS = ("architecture", "words")  # pages that answer no question of a
 # Words of a question, and what the pages write.
 _MEANING = {
     "clean": "hpcml rm",
+    "cleanup": "hpcml rm",
     "ddp": "ranks pytorch",
     "mpiexec": "mpirun",
     "sbatch": "batch script",
@@ -48,6 +49,8 @@ _MEANING = {
     "week": "hpcml ls",
     "yesterday": "hpcml ls",
 }
+# Questions of one word, and the section that answers them.
+_MEANING_ALONE = {"find": "hpcml ls", "repeat": "hpcml rerun"}
 _MEANING_OF = re.compile(rf"\b(?:{'|'.join(_MEANING)})\b")
 
 
@@ -71,7 +74,10 @@ def run(topic: str) -> int:
         for page, title in titles.items():
             if page not in _OF_DEVELOPERS:
                 say_fitted(title, sys.stdout, first=f"{_name(page):<28}", rest=" " * 28)
-        say_fitted("NAME.md is a page. The same NAME without .md is the help of a command.", sys.stdout)
+        say_fitted(
+            "hpcml help NAME.md shows the page NAME. Without .md, a command of this name shows its own help.",
+            sys.stdout,
+        )
         return 0
     answers = [(name, "")] if name in titles else find(topic)
     if not answers:
@@ -108,7 +114,8 @@ def find(question: str) -> list[tuple[str, str]]:
     frequency = Counter(word for section in sections for word in section.words)
     mean = sum(section.words.total() for section in sections) / len(sections)
     found: dict[str, list[tuple[float, str]]] = {}
-    meant = _MEANING_OF.sub(lambda word: _MEANING[word[0]], question.lower())
+    question = question.strip().lower()
+    meant = _MEANING_ALONE.get(question) or _MEANING_OF.sub(lambda word: _MEANING[word[0]], question)
     asked, plain = dict.fromkeys(_words(meant)), set(_plain_words(meant))
     for section in sections:
         long = _SATURATION * (1 - _LENGTH + _LENGTH * section.words.total() / mean)

@@ -41,7 +41,7 @@ def run(host: str, named_by: str, command: str, options: Namespace, given: list[
     common.end_by_signals()
     here = [word for word in getattr(options, "set", None) or () if word.startswith("login.")]
     if command == "sweep" and script:
-        hint = "Log in, and start the sweep there. From here, use sweep status, table, plot and cancel."
+        hint = "Log in, and start the sweep there. With --host, only hpcml sweep status, table, plot and cancel work."
         raise UsageError("Start a sweep on the login node", place=f"--host {host}", hint=hint)
     login = login_of(host, here, place=named_by, load=common.load_site)
     connect = functools.partial(channel.connect, login)
@@ -89,8 +89,8 @@ def _submit(
         hint += "Choose the Python on HOST: --set runtime.python=/path/to/python."
         raise UsageError(f"hpcml cannot send the Python '{path}' of this laptop", place="--", hint=hint)
     if not path.is_absolute() or (form is Form.PROGRAM and programs.stays(path, here)):
-        hint = f"Send a script that starts the program (hpcml --host … {command} -- ./script.sh), or submit there."
-        raise UsageError(f"There is no file '{path}' here to send", place="--", hint=hint)
+        hint = f"Send a script that starts the program (hpcml --host … {command} -- ./script.sh), or submit on HOST."
+        raise UsageError(f"There is no file '{path}' on this laptop to send", place="--", hint=hint)
     if form is Form.NOTEBOOK:
         script_checks.check_notebook(path, arguments)
     elif form is Form.PROGRAM:
@@ -101,8 +101,10 @@ def _submit(
     limits = [word for word in options.set or () if word.startswith("code.")]
     code = common.load_site("", here, limits).site.code
     if code.snapshot == "none":
-        hint = "Remove this setting, or copy the code to the cluster and submit there."
-        raise UsageError("A script of this laptop cannot run without a copy", place="code.snapshot = 'none'", hint=hint)
+        hint = "Remove the setting code.snapshot, or copy the code to the cluster and submit there."
+        raise UsageError(
+            "The cluster needs a copy of a script from this laptop", place="code.snapshot = 'none'", hint=hint
+        )
     with tempfile.TemporaryDirectory(prefix="hpcml-upload-") as folder:  # 0700
         upload = channel.Upload(path, Path(folder), code, module=form is Form.MODULE)
         _check_upload(upload)
@@ -124,9 +126,9 @@ def _submit(
 def _check_upload(upload: channel.Upload) -> None:
     """Say what is not sent, and refuse to send code without the modules that it imports."""
     if needed := snapshot.needed(upload.taken, upload.folder):
-        hint = "Raise that limit (--set code.…=…), or put the script into a folder with fewer files."
+        hint = "Raise the limit for copied files (--set code.…=…), or put the script into a folder with fewer files."
         raise UsageError("hpcml would not send files that the code needs", place=snapshot.listed(needed), hint=hint)
     if upload.taken.missing:
-        note(f"not sent: {snapshot.listed(upload.taken.missing)}")
+        note(f"hpcml does not send {snapshot.listed(upload.taken.missing)}")
     if above := upload.taken.above:
-        note(f"{', '.join(above[:3])} is outside the script's folder: hpcml does not send it")
+        note(f"hpcml sends only the script's folder, and not {', '.join(above[:3])}")

@@ -34,7 +34,9 @@ def add_options(parser: ArgumentParser) -> None:
         "ls": "[OPTIONS] [FOLDER…]",
     }
     parser.usage = "\n".join(f"hpcml image {what} {words}" for what, words in usage.items())
-    parser.epilog = f"DEFINITION is a .def file or one that ships with hpcml: {', '.join(sif.shipped_definitions())}."
+    parser.epilog = (
+        f"DEFINITION is a .def file or the name of a definition of hpcml: {', '.join(sif.shipped_definitions())}."
+    )
     verbs = parser.add_subparsers(prog="hpcml image", dest="what", metavar="build|show|check|ls", required=True)
 
     def add(what: str, text: str, action: Callable[[Namespace, Site], int]) -> ArgumentParser:
@@ -43,17 +45,19 @@ def add_options(parser: ArgumentParser) -> None:
             what, help=text, description=description, usage=f"hpcml image {what} {usage[what]}", allow_abbrev=False
         )
         verb.set_defaults(action=action)
-        common.add_site(verb, "site of the images")
+        common.add_site(verb, "site profile for the images")
         common.add_json(verb)
         if what in ("build", "check"):
-            text = "program for images: name or path (default: runtime.container, else the installed one)"
+            text = "Apptainer or Singularity, by name or path (default: runtime.container, else the installed program)"
             verb.add_argument("--program", metavar="PROGRAM", default="", help=text)
         return verb
 
-    build_ = add("build", "build an image and its record", _build)
+    build_ = add("build", "build an image, and a JSON file that describes the image", _build)
     build_.epilog = parser.epilog
-    build_.add_argument("definition", metavar="DEFINITION", help="a .def file, or one that ships with hpcml")
-    build_.add_argument("out", metavar="OUT.sif", nargs="?", default="", help="the new image (default: ./NAME.sif)")
+    build_.add_argument("definition", metavar="DEFINITION", help="a .def file, or the name of a definition of hpcml")
+    build_.add_argument(
+        "out", metavar="OUT.sif", nargs="?", default="", help="file of the new image (default: ./NAME.sif)"
+    )
     build_.add_argument(
         "--fakeroot",
         action=argparse.BooleanOptionalAction,
@@ -64,7 +68,7 @@ def add_options(parser: ArgumentParser) -> None:
         "--build-arg",
         action="append",
         metavar="NAME=VALUE",
-        help="a value for the definition (default: the definition's, or detected; repeatable)",
+        help="value for a build argument of the definition (default: from the definition, or detected; repeatable)",
     )
     build_.add_argument("--force", action="store_true", help="replace an existing image")
     plain = build_.parse_known_args
@@ -77,20 +81,24 @@ def add_options(parser: ArgumentParser) -> None:
         return build_.parse_known_intermixed_args(args, namespace)
 
     build_.parse_known_args = intermixed  # type: ignore[method-assign,assignment]
-    show = add("show", "show the record of an image", _show)
+    show = add("show", "show what is in an image: kind, versions, labels and definition", _show)
     show.add_argument("image", metavar="IMAGE", help="a .sif file")
-    check_ = add("check", "examine an image, and start it", _check)
+    check_ = add("check", "check the file of an image, and start the image", _check)
     check_.add_argument("image", metavar="IMAGE", help="a .sif file")
     check_.add_argument("--gpu", action="store_true", help="also test one GPU of this machine")
-    ls = add("ls", "list the images in folders", _ls)
-    ls.add_argument("folders", metavar="FOLDER", nargs="*", help="default: the folder of the profile's image")
+    ls = add("ls", "list the images in one or more folders", _ls)
+    ls.add_argument(
+        "folders", metavar="FOLDER", nargs="*", help="folder to list (default: the folder of the profile's image)"
+    )
 
 
 def run(options: Namespace) -> int:
     """``hpcml image build|show|check|ls``."""
     loaded = common.load_site(options.site or "", common.here(), options.set or ())
     if loaded.is_from_project("runtime.container"):  # it does not say what is started here, on the login node
-        terminal.note(f"runtime.container of {loaded.project} applies to jobs, not to this command (use --program)")
+        terminal.note(
+            f"runtime.container of {loaded.project} applies to jobs, not to this command (here use --program)"
+        )
         runtime = loaded.site.runtime._replace(container="")
         return int(options.action(options, loaded.site._replace(runtime=runtime)))
     return int(options.action(options, loaded.site))
@@ -165,7 +173,9 @@ def _own_folder(setting: str) -> Path:
         return directories.runs_folder(setting or "~/.hpcml/images/x", layers.process_environment()).parent
     except StorageError as error:
         message = "The image's path is not absolute, or one of its variables is not set"
-        raise ConfigError(message, hint="Correct it.", place=f"runtime.image: {setting}") from error
+        raise ConfigError(
+            message, hint="Correct runtime.image in the profile.", place=f"runtime.image: {setting}"
+        ) from error
 
 
 def _ls(options: Namespace, site: Site) -> int:
@@ -178,7 +188,7 @@ def _ls(options: Namespace, site: Site) -> int:
         try:
             paths = sorted(path for path in folder.iterdir() if path.suffix == ".sif" and not path.name.startswith("."))
         except OSError as error:
-            hint = "Add the folder of your images."
+            hint = "Name the folder of your images: hpcml image ls FOLDER."
             message = f"The folder cannot be listed: {error.strerror}"
             raise NotFoundError(message, place=str(folder), hint=hint) from error
         for path in paths:
@@ -190,7 +200,7 @@ def _ls(options: Namespace, site: Site) -> int:
         common.print_json([_row(one) for one in listed])
         return 0
     if not listed:
-        say(f"No images in {', '.join(map(str, folders))}.", sys.stderr)
+        say(f"There are no images in {', '.join(map(str, folders))}.", sys.stderr)
     names = [shown(_row(one)["image"]) for one in listed]
     width = max(map(len, names), default=0)
     for name, one in zip(names, listed, strict=True):

@@ -27,10 +27,13 @@ def add_options(parser: Parser) -> None:
     parser.epilog = "Open the session on your laptop: hpcml tunnel --host HOST --service jupyter RUN."
     group = parser.add_argument_group("the session")
     group.add_argument(
-        "--idle", metavar="TIME", default="1h", help="end if unused for this long; off: never (default: 1h)"
+        "--idle", metavar="TIME", default="1h", help="end the session if unused for TIME; off: never (default: 1h)"
     )
     group.add_argument(
-        "--notebook-dir", metavar="FOLDER", default="", help="folder that JupyterLab opens (default: the current one)"
+        "--notebook-dir",
+        metavar="FOLDER",
+        default="",
+        help="folder that JupyterLab opens (default: the current folder)",
     )
 
 
@@ -41,7 +44,7 @@ def run(options: Namespace) -> int:
     spec = spec.changed(idle=idle, cwd=notebook_folder(spec.code.cwd, options.notebook_dir))
     status = submit.start(options, spec)
     if status == 0 and options.detach and not options.json:
-        text = "hpcml status shows when JupyterLab is ready. Then it prints the command for your laptop."
+        text = "When JupyterLab is ready, hpcml status prints the command for your laptop."
         say_fitted(text, sys.stderr, first="  next       ", rest=" " * 13)
     return status
 
@@ -56,7 +59,7 @@ def parse_idle(text: str) -> float:
     except ValueError as error:
         raise UsageError(str(error), place="--idle", hint=hint) from error
     if seconds < SHORTEST_IDLE:
-        raise UsageError(f"'{text}' is less than {SHORTEST_IDLE:g} s", place="--idle", hint=hint)
+        raise UsageError(f"'{text}' is less than the minimum of {SHORTEST_IDLE:g} s", place="--idle", hint=hint)
     return seconds
 
 

@@ -30,13 +30,15 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_site(parser)
     common.add_json(parser, argparse.SUPPRESS)
     roles = ", ".join([f"{SCRIPT} (the script's output; default without --ranks)", *kinds.roles()])
-    parser.add_argument("role", metavar="LOG", nargs="?", help=f"{roles} (default with --ranks), rank:N or job")
+    parser.add_argument(
+        "role", metavar="LOG", nargs="?", help=f"log to show: {roles} (default with --ranks), rank:N or job"
+    )
     parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the run ends")
     parser.add_argument("-n", "--lines", metavar="N", help="start with the last N lines of each log")
     parser.add_argument(
         "--attempt",
         metavar="N",
-        help="only the script's output of attempt N (the first is 1; hpcml.run.attempt counts from 0)",
+        help="show only the script's output of attempt N (the first attempt is 1; hpcml.run.attempt counts from 0)",
     )
 
 
@@ -142,13 +144,13 @@ def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:
     number = common.whole(options.attempt, "--attempt")
     if role != SCRIPT or options.follow or options.lines is not None:
         hint = "Remove LOG, -f and -n."
-        raise UsageError("--attempt shows only the script's whole log", place="--attempt", hint=hint)
+        raise UsageError("--attempt cannot be combined with LOG, -f or -n", place="--attempt", hint=hint)
     events = records.events(run)
     with complete(run.paths.directory):
         begins = {event.attempt: event.facts.get("log", int, 0) for event in events if event.name == _BEGIN}
     if number - 1 not in begins:
         attempts = ", ".join(str(one + 1) for one in sorted(begins))
-        hint = f"Its attempts: {attempts}." if begins else "The run has not started."
+        hint = f"The run's attempts: {attempts}." if begins else "The run has not started."
         raise NotFoundError(f"The run has no attempt {number}", place=run.id, hint=hint)
     tail = Tail(run.paths.driver_log, sys.stdout)
     tail.mark()

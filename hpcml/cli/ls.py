@@ -39,19 +39,30 @@ def add_options(parser: ArgumentParser) -> None:
     )
     common.add_site(parser)
     common.add_json(parser)
-    parser.add_argument("--last", default="20", metavar="N", help="number of runs, newest last (default: 20)")
-    parser.add_argument("--all", action="store_true", help="all runs")
+    parser.add_argument(
+        "--last", default="20", metavar="N", help="show the newest N runs that match all other options (default: 20)"
+    )
+    parser.add_argument("--all", action="store_true", help="show all runs that match the other options")
     parser.add_argument("--failed", action="store_true", help=common.FAILED)
-    parser.add_argument("--since", metavar="WHEN", help="runs submitted since 7d, 1w, 12h or 2026-11-20")
+    parser.add_argument(
+        "--since",
+        metavar="WHEN",
+        help="only runs submitted within a time, e.g. 7d, 12h, or since a date, e.g. 2026-11-20",
+    )
     add_name(parser)
     parser.add_argument(
-        "--grep", default="", metavar="TEXT", help="runs with this text in id, name or command (any case)"
+        "--grep",
+        default="",
+        metavar="TEXT",
+        help="only runs with TEXT in id, name or command (upper and lower case are equal)",
     )
 
 
 def add_name(parser: ArgumentParser) -> None:
     """Add the option that chooses runs by their names."""
-    parser.add_argument("--name", metavar="PATTERN", help="runs with this name, or a shell pattern: 'kmeans*'")
+    parser.add_argument(
+        "--name", metavar="PATTERN", help="only runs with this name; PATTERN may be a shell pattern: 'kmeans*'"
+    )
 
 
 def run(options: Namespace) -> int:
@@ -85,7 +96,7 @@ def run(options: Namespace) -> int:
         say(_no_match(options, all_ids), sys.stderr)
     elif rest and (options.failed or options.grep):
         matching = "match" if options.grep else "failed"
-        say(f"hpcml did not check older runs that {matching} (add --all).", sys.stderr)
+        say(f"hpcml did not look for older runs that {matching} (add --all).", sys.stderr)
     elif rest:
         say(f"{len(rest)} older runs are not shown (hpcml ls --all).", sys.stderr)
     return 0

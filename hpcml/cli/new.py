@@ -36,7 +36,7 @@ def add_options(parser: ArgumentParser) -> None:
         nargs="?",
         default="",
         metavar="EXAMPLE",
-        help="example to copy (default: the one called NAME, else minimal)",
+        help="example to copy (default: the example called NAME, else minimal)",
     )
     common.add_json(parser, "print JSON: the new file and its example; without NAME all examples")
 
@@ -58,7 +58,10 @@ def run(options: Namespace) -> int:
     say_fitted(f"Wrote {path}: {_does(text.decode())}", sys.stdout)
     ranks = "--ranks 2 " if b"--ranks" in text else ""
     here = f"hpcml submit --site local {ranks}{path}" if ranks else f"python {path}"
-    say_fitted(f"Edit its first lines. On this machine: {here}. On the cluster: hpcml submit {ranks}{path}", sys.stdout)
+    say_fitted(
+        f"Edit the script's first lines. To run the script here: {here}. On the cluster: hpcml submit {ranks}{path}",
+        sys.stdout,
+    )
     return 0
 
 
@@ -67,7 +70,7 @@ def _check(name: str, stem: str, example: str, shipped: Collection[str]) -> None
     near = nearest(example or stem, shipped)
     if example and example not in shipped:
         meant = f"hpcml new {example} {stem}" if stem in shipped else near and f"hpcml new {name} {near}"
-        hint = did_you_mean(meant, "hpcml new lists them.")
+        hint = did_you_mean(meant, "hpcml new lists the examples.")
         raise UsageError(f"There is no example '{example}'", place="hpcml new", hint=hint)
     is_typo = not example and stem not in shipped and near and SequenceMatcher(None, stem, near).ratio() >= _A_TYPO
     if is_typo:

@@ -34,13 +34,13 @@ _SHEBANG = b"#!/usr/bin/env python3\n"
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes."""
-    parser.epilog = "Run the file there with Python 3.11 or newer: python3 hpcml.pyz submit script.py."
+    parser.epilog = "Run the file on the login node with Python 3.11 or newer: python3 hpcml.pyz submit script.py."
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
         default="hpcml.pyz",
-        help="file to write; with --host, a path in your home there (default: hpcml.pyz)",
+        help="file to write; with --host, a path below your home on HOST (default: hpcml.pyz)",
     )
     parser.add_argument("--force", action="store_true", help="replace an existing file")
     common.add_json(parser)
@@ -55,7 +55,7 @@ def run(options: Namespace) -> int:
     try:
         files.write(path, data, _MODE)
     except OSError as error:
-        hint = "Free space there, or choose another file with -o."
+        hint = "Free disk space, or choose another file with -o."
         raise StorageError(f"{path} cannot be written: {error.strerror}", place="hpcml pack", hint=hint) from error
     if options.json:
         common.print_json({"path": str(path.absolute()), "version": __version__, "bytes": len(data)})
@@ -83,7 +83,7 @@ def send(connect: Callable[[], Connection], options: Namespace) -> int:
         common.print_json(result)
         return 0
     summary = f"hpcml {__version__} with all files for a login node, {format_bytes(len(data))}"
-    say_fitted(f"{delivery.path} is on {connection.host}: {summary}. There:", sys.stdout)
+    say_fitted(f"{delivery.path} is on {connection.host}: {summary}. To start it there:", sys.stdout)
     say_fitted(f"  python3 {shlex.quote(delivery.path)} --help", sys.stdout)
     return 0
 

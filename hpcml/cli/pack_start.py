@@ -30,7 +30,13 @@ def become_newer() -> None:
             os.execv(interpreter, [interpreter, *sys.argv])
     here = ".".join(str(number) for number in sys.version_info[:2])
     sentence = "hpcml needs Python 3.11 or newer, but this is Python " + here + " (" + sys.executable + ").\n"
-    fail(sentence + "Load a newer Python (module avail python), or name it: python3.11 " + sys.argv[0] + " …", 78)
+    fail(
+        sentence
+        + "Load a newer Python (module avail python), or start hpcml with a newer Python: python3.11 "
+        + sys.argv[0]
+        + " …",
+        78,
+    )
 
 
 def refuse_shared(archive: str, path: str) -> None:
@@ -40,7 +46,7 @@ def refuse_shared(archive: str, path: str) -> None:
         exec(members.read("lib/hpcml/files.py"), names)  # noqa: S102 - it is what runs next
     for who in names["replaceable"](pathlib.Path(path)):  # type: ignore[operator]
         fail(
-            "Others can replace the unpacked files in "
+            "Other users can replace the unpacked files in "
             + path
             + " ("
             + who.who
@@ -77,10 +83,18 @@ def unpacked(archive: str) -> str:
         for path in (place, folder):
             status = os.lstat(path)
             if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o022:
-                fail("Others could have changed the unpacked files (" + path + ").\nMove it away and try again.", 74)
+                fail(
+                    "Other users could have changed the unpacked files ("
+                    + path
+                    + ").\nMove this folder away and try again.",
+                    74,
+                )
     except OSError as error:
         why = (error.strerror or str(error)) + " (" + str(error.filename or place) + ")"
-        fail("hpcml cannot unpack it: " + why + ".\nFree space there, or set XDG_CACHE_HOME to your own folder.", 74)
+        fail(
+            "hpcml cannot unpack its files: " + why + ".\nFree disk space, or set XDG_CACHE_HOME to your own folder.",
+            74,
+        )
     finally:
         os.umask(mask)
     return folder

@@ -90,7 +90,7 @@ class _Line(NamedTuple):
 def _past(status: Status) -> list[_Line]:
     """Return what is over or noted of a run, but for its own end."""
     nodes, reported, cluster = status.allocation.nodes, status.progress, status.cluster
-    nodes = nodes if len(nodes) <= 8 else (*nodes[:4], f"… {len(nodes)} in all")
+    nodes = nodes if len(nodes) <= 8 else (*nodes[:4], f"… {len(nodes)} nodes in all")
     form = status.planned.form
     script = f"{form.traits.title} {'starts' if form is Form.JUPYTER else 'runs'}"
     first, *others = kinds.get(status.planned.kind).startup
@@ -124,7 +124,7 @@ def _stage_line(status: Status, stage: Stage) -> _Line:
 def _present(status: Status) -> tuple[str, str] | None:
     """Return the role and the text of the phase that is going on, if there is something to say."""
     if status.phase == "queued":
-        estimate = f", expected at {status.allocation.estimate}" if status.allocation.estimate else ""
+        estimate = f", start expected at {status.allocation.estimate}" if status.allocation.estimate else ""
         job = f"job {status.allocation.job}: " if status.allocation.job else ""
         return "queued", f"{job}{status.message}{estimate}"
     kind = kinds.get(status.planned.kind)

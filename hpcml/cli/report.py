@@ -18,7 +18,7 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser, "print the report's data as JSON (report.json)")
-    parser.add_argument("--open", action="store_true", help="open the page in a browser of this machine")
+    parser.add_argument("--open", action="store_true", help="open the report in a browser on this machine")
 
 
 def run(options: Namespace) -> int:
@@ -27,7 +27,7 @@ def run(options: Namespace) -> int:
 
     if options.open and options.caller:
         hint = f"Copy the report here with hpcml --host HOST fetch {options.run}, and open report.html."
-        raise UsageError("The page would open on the login node", place="--open", hint=hint)
+        raise UsageError("The browser would open on the login node", place="--open", hint=hint)
     page = report.make(common.find_run(options))
     if options.json:
         common.print_json(report.facts(page))
@@ -37,5 +37,5 @@ def run(options: Namespace) -> int:
         import webbrowser
 
         if not webbrowser.open(page.as_uri()):
-            note("No browser could be started. Open the page yourself.")
+            note("No browser could be started. Open the report yourself.")
     return 0

@@ -36,8 +36,8 @@ _REFUSED = {name for name, one in OPTIONS.items() if one.asks_slurm and name not
 def add_options(parser: Parser) -> None:
     """Add a submission's options; the help leaves out those that ``run`` refuses."""
     submit.add_options(parser, "run")
-    here = {"--dry-run": "print a summary and run nothing; =script prints the batch script, --json the plan"}
-    here["--json"] = "print JSON about the run's end; the script's output stays in logs/driver.log"
+    here = {"--dry-run": "print a summary and run nothing; --dry-run=script prints the batch script, --json the plan"}
+    here["--json"] = "print JSON about how the run ended; the script's output stays in logs/driver.log"
     here |= {OPTIONS[name].word: "must equal the number in the allocation" for name in _GIVEN}
     here["--gpus-per-node"] = "0: workers use only CPUs; any other number must equal the number in the allocation"
     here |= {OPTIONS[name].word: argparse.SUPPRESS for name in _REFUSED}

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
-    parser.epilog = "There, distributed.Client() and hpcml.connect() use the run's cluster."
+    parser.epilog = "In the shell, distributed.Client() and hpcml.connect() connect to the run's Dask cluster."
     common.add_run(parser)
     parser.add_argument(
-        "node", metavar="NODE", nargs="?", default="", help="one of the run's nodes (default: the first)"
+        "node", metavar="NODE", nargs="?", default="", help="node of the run (default: the run's first node)"
     )
     common.add_site(parser)
 
@@ -39,7 +39,7 @@ def run(options: Namespace) -> int:
     scheduler = handle.scheduler_of(one.run, status)
     node = options.node or (status.allocation.nodes[0] if status.allocation.nodes else "")
     if node not in status.allocation.nodes:
-        hint = f"One of: {', '.join(status.allocation.nodes)}."
+        hint = f"The run's nodes: {', '.join(status.allocation.nodes)}."
         raise NotFoundError(f"The run has no node '{node}'", place=one.id, hint=hint)
     assert one.run.submission is not None
     owner = schedulers.get(one.run.submission.scheduler)

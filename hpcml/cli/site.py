@@ -34,19 +34,19 @@ def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     common.add_set(parser)
     common.add_json(parser)
-    text = "list profiles, show or compare them, or write one for this machine"
+    text = "ls: list profiles; show: print one; diff: compare two; init: write one for this machine"
     parser.add_argument("what", metavar="ls|show|diff|init", choices=tuple(_MOST), help=text)
-    text = "show: a profile (default: the detected site); diff: two names or files; init: the new name"
+    text = "show: a name (default: the detected site); diff: two names or files; init: the name to write"
     parser.add_argument("names", nargs="*", metavar="SITE", help=text)
-    parser.add_argument("--origin", action="store_true", help="show the origin of each value")
-    parser.add_argument("--facts", action="store_true", help="show the source, date and certainty of each value")
+    parser.add_argument("--origin", action="store_true", help="show: also print where each value was set")
+    parser.add_argument("--facts", action="store_true", help="show: source, date and certainty of each value")
     _add_options_of_init(parser)
 
 
 def run(options: Namespace) -> int:
     """List the profiles, show the one in force, or compare two."""
     if options.what != "init" and (given := _given(options)):
-        raise UsageError(f"{given} is for hpcml site init", place=given, hint="Remove it.")
+        raise UsageError(f"{given} is for hpcml site init", place=given, hint=f"Remove {given}.")
     most = _MOST[options.what]
     if len(options.names) > most or (options.what in ("diff", "init") and len(options.names) < most):
         many, example = _TAKES[options.what]
@@ -100,7 +100,7 @@ def _show_facts(loaded: lookup.LoadedSite, *, as_json: bool) -> int:
         if position + 1 == len(rows) or rows[position + 1][2] != fact:  # several values of one fact stand above it
             say_fitted(_words(fact), sys.stdout, first="    ", rest="    ")
     if not rows:
-        note(f"profile {loaded.site.name} has no facts")
+        note(f"profile {loaded.site.name} names no source for its values")
     return 0
 
 
@@ -197,7 +197,7 @@ def _site_ls(options: Namespace) -> int:
         mark = "*" if row["here"] else " "
         say_fitted(str(row["description"]), sys.stdout, first=f"{mark} {row['site']:<12} ", rest=" " * 15)
     if chosen:
-        say("* used without --site", sys.stderr)
+        say("* marks the profile that hpcml uses without --site", sys.stderr)
     return 0
 
 
@@ -214,34 +214,42 @@ def _add_options_of_init(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--probe",
         action="store_true",
-        help="init: also examine one or two nodes, with a job of at most two minutes",
+        help="init: also examine one or two compute nodes, with a job of at most two minutes",
     )
     parser.add_argument("--print", action="store_true", help="init: print the profile, and write nothing")
     parser.add_argument("--force", action="store_true", help="init: replace an existing profile")
     parser.add_argument(
         "--refresh",
         action="store_true",
-        help="init: read the machine again, show differences and ask; your own values stay",
+        help="init: read the machine again, show differences, ask before writing; your own values stay",
     )
-    parser.add_argument("--yes", action="store_true", help="init --refresh: do not ask")
+    parser.add_argument("--yes", action="store_true", help="with init --refresh: write without asking")
     parser.add_argument(
-        "--account", "-A", metavar="ACCOUNT", default="", help="init --probe: account of the job (default: Slurm's)"
+        "--account",
+        "-A",
+        metavar="ACCOUNT",
+        default="",
+        help="with init --probe: account to charge (default: Slurm's default account)",
     )
     parser.add_argument(
         "--partition",
         "-p",
         metavar="PARTITION",
         default="",
-        help="init --probe: partition of the job (default: the first with GPUs)",
+        help="with init --probe: partition of the job (default: the first partition with GPUs)",
     )
     parser.add_argument(
-        "--qos", "-q", metavar="QOS", default="", help="init --probe: QoS of the job (default: one for quick tests)"
+        "--qos",
+        "-q",
+        metavar="QOS",
+        default="",
+        help="with init --probe: QoS of the job (default: a QoS for quick tests)",
     )
     parser.add_argument(
         "--deadline",
         metavar="TIME",
         default=_DEADLINE,
-        help="init --probe: cancel the job after this time (default: 10m)",
+        help="with init --probe: cancel the job after TIME (default: 10m)",
     )
 
 
@@ -280,7 +288,7 @@ def _site_init(options: Namespace) -> int:
         say_lines(text.rstrip("\n"))
     elif options.refresh:
         with survey.on_disk(heading) as new:
-            differs = show_difference([str(path), str(new)], ["there", "now"])
+            differs = show_difference([str(path), str(new)], ["old", "new"])
         _refresh(options, path, text, kept, differs=differs)
     else:
         machine.put(path, text)
@@ -294,8 +302,8 @@ def _check_place(path: Path, options: Namespace) -> None:
         hint = f"Write the profile first: hpcml site init {path.stem}."
         raise ConfigError("There is no profile to refresh", place=str(path), hint=hint)
     if is_present and not (options.force or options.refresh or options.print):
-        hint = "Add --refresh to see the differences, add --force to replace it, or use another name."
-        raise UsageError("A profile with this name exists", place=str(path), hint=hint)
+        hint = "Add --refresh to see the differences, add --force to replace the profile, or use another name."
+        raise UsageError("A profile with this name already exists", place=str(path), hint=hint)
 
 
 def _heading(name: str, date: str) -> tuple[str, ...]:
@@ -310,14 +318,14 @@ def _refresh(options: Namespace, path: Path, text: str, kept: list[str], *, diff
     from hpcml.survey import machine
 
     if kept:
-        say_fitted(f"Unchanged: {', '.join(kept)}.", sys.stdout, rest="  ")
+        say_fitted(f"Your own values are unchanged: {', '.join(kept)}.", sys.stdout, rest="  ")
     if not differs:
         return
-    if not common.confirmed(f"Write it to {path}?", options.yes):
+    if not common.confirmed(f"Write the new profile to {path}?", options.yes):
         say_fitted("Nothing was written.", sys.stdout)
         return
     machine.put(path, text, old=True)
-    say_fitted(f"Wrote {path}; the old file is {path.name}.old.", sys.stdout)
+    say_fitted(f"Wrote {path}; the old profile is now {path.name}.old.", sys.stdout)
 
 
 def _say_written(options: Namespace, path: Path, draft: Draft) -> None:
@@ -330,7 +338,7 @@ def _say_written(options: Namespace, path: Path, draft: Draft) -> None:
         return
     counts = f"{len(names['partitions'])} partitions, {len(names['qos'])} QoS"
     say_fitted(f"Wrote {common.typed(path, sys.stdout)}: {counts}.", sys.stdout)
-    say_fitted(f"{len(draft.questions)} questions are for you. They begin with QUESTION.", sys.stdout)
+    say_fitted(f"Answer the {len(draft.questions)} questions in the profile. They begin with QUESTION.", sys.stdout)
     say_fitted(f"  hpcml site show {path.stem} --facts", sys.stdout)
     say_fitted(f"  hpcml doctor --site {path.stem}", sys.stdout)
     say_fitted(f"  hpcml submit --site {path.stem} --check first.py", sys.stdout)

@@ -51,7 +51,7 @@ def run(options: Namespace) -> int:
             _show(group)
         if answer.missing:
             nodes = ", ".join(answer.missing)
-            say_fitted(f"No answer from {nodes}: see hpcml status {run.id}.", sys.stderr)
+            say_fitted(f"No stacks arrived from {nodes}: see hpcml status {run.id}.", sys.stderr)
     return int(bool(answer.missing))
 
 
@@ -65,7 +65,7 @@ def _show(group: Group) -> None:
             say("  | (another thread)")
         most = _FRAMES if stack[0].is_of_user() else _LIBRARY_FRAMES
         if len(stack) > most:
-            say(f"  | ({len(stack) - most} frames)")
+            say(f"  | ({len(stack) - most} frames are not shown)")
         for frame in stack[-most:]:
             say(_cut(f"  | {_line(frame)}"))
 

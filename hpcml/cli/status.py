@@ -24,7 +24,7 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser)
-    parser.add_argument("--notes", action="store_true", help="show all notes on the submission")
+    parser.add_argument("--notes", action="store_true", help="show all notes that hpcml made at the submission")
     parser.add_argument(
         "-f", "--follow", action="store_true", help="update the display until the run ends, like hpcml top"
     )
@@ -66,7 +66,7 @@ def _tell(run: directories.Run, *, as_json: bool, all_notes: bool) -> int:
     for line in status.ending.quote:
         say(f"  | {line}")
     if status.phase == "prepared" and run.submission:
-        say("Submit it with:")
+        say("Submit the run with:")
         say(run.submission.line)  # whole, also on a narrow terminal: it is to be copied
     elif status.hint:
         say_fitted(status.hint, sys.stdout)

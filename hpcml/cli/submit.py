@@ -159,7 +159,7 @@ def _look_at_image(facts: dict[str, object]) -> None:
     for text in notes if isinstance(notes, list) else ():
         note(text)
     if facts:
-        note("hpcml read the image's file but did not start it; hpcml image check starts it")
+        note("hpcml read the file of the image but did not start the image; hpcml image check starts it")
 
 
 def check_modes(options: Namespace) -> None:
@@ -268,7 +268,7 @@ def _tell_files(run: directories.Run, last: run_status.Status) -> None:
     for title, text in lines:
         say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
     if "task-output" in last.progress.times:
-        say(f"  tasks      printed lines: hpcml logs {run.id} worker", sys.stderr)
+        say(f"  tasks      lines that tasks printed: hpcml logs {run.id} worker", sys.stderr)
     for command in attempts.profile_commands(run.paths):
         say(f"  profile    {command}", sys.stderr)  # whole: it is to be copied
 
@@ -291,7 +291,7 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
     if answer.failed and answer.rule not in ("", "exit") and not is_said:
         say_message(f"hpcml: cause: {answer.sentence} More: hpcml why {run.id}.")
     if answer.again:
-        say_message(f"hpcml: to run it again: {answer.again}")
+        say_message(f"hpcml: to run the script again: {answer.again}")
     if last.ending.by == "script" and last.hint:
         say_message(f"hpcml: {last.hint}")
 
@@ -368,9 +368,10 @@ def add_rerun_options(parser: Parser) -> None:
     """Add a submission's options, and the run whose request it is."""
     add_options(parser, "rerun")
     parser.epilog = (
-        "Omitted options keep the run's values. "
-        "hpcml runs the current script, in the folder of the submission. "
-        "ARGS replace all arguments of the script. A bare -- removes them."
+        "Options that you omit keep the values of RUN, also --set and --env, but not --after. "
+        "hpcml runs the script as it is now, in the folder that RUN was submitted from. "
+        "ARGS replace all arguments of the script. A bare -- removes all arguments. "
+        "hpcml status RUN shows the old arguments."
     )
     common.add_run(parser, default=None)
 
@@ -381,13 +382,13 @@ def run_rerun(options: Namespace) -> int:
     request = directories.read_json(run.paths.request)
     plan = directories.read_json(run.paths.plan)
     if request is None or plan is None:
-        hint = "Submit it again: hpcml submit SCRIPT."
-        raise StorageError("The run's record has no request", place=str(run.paths.request), hint=hint)
+        hint = "Submit the script again: hpcml submit SCRIPT."
+        raise StorageError("The run's request or plan is missing", place=str(run.paths.request), hint=hint)
     with complete(run.paths.directory):
         recorded = Table(request.get("spec", dict))
         options.site = options.site or plan.get("site", str)
         if name := recorded.get("sweep", str, ""):
-            hint = "Run the sweep's command again: it runs the missing points, or with --only-failed the failed ones."
+            hint = "Run the sweep's command again. That runs the missing points, or with --only-failed the failed ones."
             hint += f" To repeat another run of this name, give its id. List the ids: hpcml ls --name {run.name}."
             raise UsageError(f"The run belongs to the sweep '{name}'", place=run.id, hint=hint)
         _take_over(options, recorded)
@@ -430,7 +431,7 @@ def _variables(path: Path) -> list[str]:
     try:
         return [word for word in shlex.split(files.read(path).decode()) if word != "export"]
     except OSError as error:
-        hint = "Submit it again: hpcml submit --env … SCRIPT."
+        hint = "Submit the script again: hpcml submit --env … SCRIPT."
         raise StorageError(
             f"The run's variables cannot be read: {error.strerror}", place=str(path), hint=hint
         ) from error
@@ -474,7 +475,7 @@ def add_fabric_options(parser: Parser) -> None:
     parser.epilog = (
         "Without RUN: submit a job that measures every pair of nodes, and wait for it. --detach does not wait."
     )
-    parser.add_argument("run", metavar="RUN", nargs="?", default="", help="show what this run measured")
+    parser.add_argument("run", metavar="RUN", nargs="?", default="", help="show the interconnect measurement of RUN")
 
 
 def run_fabric(options: Namespace) -> int:
@@ -490,12 +491,12 @@ def _show_measurement(options: Namespace) -> int:
     for name in ("nodes", "gpus_per_node", "dry_run", "prepare", "check", "wait", "detach"):
         if getattr(options, name):
             option = f"--{name.replace('_', '-')}"
-            hint = "Remove RUN or the option."
+            hint = f"Remove RUN or {option}."
             raise UsageError(f"{option} is for a new measurement", place="hpcml fabric RUN", hint=hint)
     run = common.find_run(options)
     attempts = sorted(run.paths.directory.glob("attempts/*/fabric.json"), key=lambda path: int(path.parent.name))
     if not attempts:
-        hint = "CPU runs over TLS do not measure it. To measure: hpcml fabric --nodes N."
+        hint = "CPU runs over TLS do not measure the interconnect. To measure: hpcml fabric --nodes N."
         raise NotFoundError("The run did not measure the interconnect", place=run.id, hint=hint)
     table = directories.read_json(attempts[-1])
     facts: Any = table.facts if table else {}
@@ -511,7 +512,7 @@ def _show_measurement(options: Namespace) -> int:
             rate = pair["bytes"] / 1024**3 / pair["seconds"] if pair["seconds"] else 0.0
             say(f"  {pair['scope']:<7} {pair['source']} → {pair['target']}  {pair['error'] or f'{rate:.2f} GiB/s'}")
     except (KeyError, TypeError, AttributeError) as error:
-        hint = "The record was changed or truncated. Measure again with hpcml fabric --nodes N."
+        hint = "The file was changed or truncated. Measure again with hpcml fabric --nodes N."
         message = f"The measurement is not complete ({type(error).__name__}: {error})"
         raise StorageError(message, place=str(attempts[-1]), hint=hint) from error
     return 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpcml.plan.plan import Plan
     from hpcml.runs.submit import Prepared
 
-_CHECKED = {"warn": "; its speed is measured first", "rdma": "; RDMA is required"}
+_CHECKED = {"warn": "; the run measures the interconnect first", "rdma": "; RDMA is required"}
 
 
 def show(prepared: Prepared, outlook: Sequence[tuple[str, str]]) -> None:
@@ -107,7 +107,7 @@ def _code(prepared: Prepared) -> str:
     if not spec.code.copied or rules.snapshot == "none":
         return "not copied: the run uses the files where they are"
     if spec.code.staged:
-        return "what the laptop sent"
+        return "the files that the laptop sent"
     module = spec.code.form is Form.MODULE
     count, left_out = snapshot.preview(spec.code.script, Path(prepared.plan.directory), rules, module=module)
     rest = f"; not copied: {snapshot.listed(left_out)}" if left_out else ""

@@ -19,7 +19,7 @@ from hpcml.runs import directories
 from hpcml.sites import layers
 from hpcml.sweeps import points, record, results, search
 from hpcml.terminal import Raw, columns, fit, note, say, say_fitted, shown
-from hpcml.units import format_seconds
+from hpcml.units import counted, format_seconds
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -59,16 +59,18 @@ def add_options(parser: Parser) -> None:
         "--grid",
         action="append",
         metavar="NAME=VALUES",
-        help="values: k=8,16,32 or k=range(1,4) (repeatable)",
+        help="values of a script option: k=8,16,32 or k=range(1,4) (repeatable)",
     )
-    text = "N draws: 50 x=uniform(0,1) k=randint(1,9) c=choice(a,b) r=loguniform(1e-4,1) (repeatable)"
+    text = "N random points: 50 x=uniform(0,1) k=randint(1,9) c=choice(a,b) r=loguniform(1e-4,1) (repeatable)"
     add("--random", action="append", nargs="+", metavar="N NAME=…", help=text)
-    beside = "values side by side: a=1,2 b=3,4 makes the points a=1 b=3 and a=2 b=4 (repeatable)"
+    beside = "lists of equal length, taken in order: a=1,2 b=3,4 makes the points a=1 b=3 and a=2 b=4 (repeatable)"
     text = "N points that Optuna chooses: 50 x=uniform(0,1)"
     add("--search", nargs="+", metavar="N NAME=…", help=text)
     parser.rare += [
         add("--zip", action="append", nargs="+", metavar="NAME=VALUES", help=beside),
-        add("--points", action="append", metavar="FILE", help="one point per row: .csv, .jsonl (repeatable)"),
+        add(
+            "--points", action="append", metavar="FILE", help="file with one point per row: .csv or .jsonl (repeatable)"
+        ),
         add(
             "--sampler",
             metavar="SAMPLER",
@@ -77,23 +79,29 @@ def add_options(parser: Parser) -> None:
         add("--seed", metavar="N", default="0", help="random seed of --random and --search (default: 0)"),
     ]
     add = parser.add_argument_group("sweep").add_argument
-    text = "metric that --search, --pruner and table use (default: the first reported)"
+    text = "metric to optimize, to prune by, and to sort the table by (table default: the first reported)"
     add("--metric", metavar="NAME", default="", help=text)
-    add("--maximize", action="store_true", help="a larger metric is better")
+    add("--maximize", action="store_true", help="a larger metric is better, not a smaller one")
     add("--dry-run", action="store_true", help="show the points and their cost; submit nothing")
-    text = "rerun failed points, all or by cause: oom, timeout, node, error, unknown"
+    text = "run only failed points, all or by cause: oom, timeout, node, error, unknown"
     add("--only-failed", nargs="?", const="all", default="", metavar="CAUSE,…", help=text)
-    text = "points to run in parallel in a job (default: 1)"
+    text = "points that a job runs in parallel (default: 1)"
     add("--at-once", metavar="N", default="1", help=text)
-    add("--jobs", metavar="N", default="1", help="Slurm jobs that share the points (default: 1)")
+    add("--jobs", metavar="N", default="1", help="number of Slurm jobs for the points (default: 1)")
     text = "stop points with a poor metric early: asha, median, hyperband, asha(reduction_factor=3)"
-    changed = "rerun points with a changed script, image or arguments without asking"
-    picture = "with plot: .svg, .pdf or .png file (default: NAME.svg); - prints it"
+    changed = "rerun points without asking if the script, image or arguments changed"
+    picture = "with plot: .svg, .pdf or .png file (default: NAME.svg); - prints the picture"
     parser.rare += [
         add("--pruner", metavar="PRUNER", help=text),
-        add("--max-fails", metavar="N", help="stop after more than N failed points (default: never)"),
+        add("--max-fails", metavar="N", help="stop the sweep after more than N failed points (default: never)"),
         add("--yes", action="store_true", help=changed),
-        add("--csv", nargs="?", const="-", metavar="FILE", help="with table: print CSV, or write it into FILE"),
+        add(
+            "--csv",
+            nargs="?",
+            const="-",
+            metavar="FILE",
+            help="with table: print the table as CSV, or write CSV into FILE",
+        ),
         add("--output", "-o", metavar="FILE", help=picture),
         parser.add_argument(
             "words", nargs="*", metavar="status|table|plot|cancel NAME", help="show a sweep, or cancel it"
@@ -139,7 +147,7 @@ def run(options: Namespace) -> int:
         hint = f"Did you mean hpcml sweep {near}?"
         raise NotFoundError(f"There is no script '{script}'", place="hpcml sweep", hint=hint)
     if options.words:
-        hint = "The script's own arguments go after --, at the end."
+        hint = "Write the script's own arguments after --, at the end of the command."
         if "=" in verb:
             hint = f"Write a parameter of the grid as --grid {verb}. {hint}"
         raise UsageError(f"'{verb}' is not an option", place="hpcml sweep", hint=hint)
@@ -163,9 +171,9 @@ def _begin(options: Namespace) -> int:
     wanted = _wanted(options, study, seed)
     if spec.code.form is not Form.SCRIPT:
         hint = "Submit the program without a sweep, or call it from a Python file."
-        raise UsageError("A sweep needs a Python file, but this is not one", place=spec.code.script.name, hint=hint)
+        raise UsageError("The script of a sweep must be a Python file", place=spec.code.script.name, hint=hint)
     if spec.value("profile"):
-        hint = "Profile one of its points: hpcml submit --profile … SCRIPT ARGS…."
+        hint = "Profile one point of the sweep: hpcml submit --profile … SCRIPT ARGS…."
         raise UsageError("A sweep cannot record a profile", place="--profile", hint=hint)
     names = {value.name for point in wanted for value in point} | (study.space.keys() if study else set())
     submission.check_names(names, spec.code.arguments)
@@ -195,7 +203,9 @@ def _begin(options: Namespace) -> int:
                 started = submission.submit(look, asked)
                 break
         told = agreed = True
-        question = f"{look.stale} points are stale: the script, the image or the arguments changed. Run them again?"
+        question = (
+            f"{look.stale} points are stale: the script, the image or the arguments changed. Run these points again?"
+        )
         if not common.confirmed(question, yes=False):
             say("Nothing was submitted.", sys.stderr)
             return 1
@@ -228,8 +238,8 @@ def _jobs(options: Namespace) -> int:
     """Return in how many jobs at once the points are to run."""
     jobs = common.positive(options.jobs, "--jobs")
     if jobs > _MOST_JOBS:
-        hint = "A cluster rarely starts more jobs at once. Each job runs points until none are left."
-        raise UsageError(f"{jobs} jobs are more than {_MOST_JOBS}", place="--jobs", hint=hint)
+        hint = "A cluster rarely starts so many jobs at once. Each job runs points until none are left."
+        raise UsageError(f"{jobs} jobs are more than the maximum of {_MOST_JOBS}", place="--jobs", hint=hint)
     return jobs
 
 
@@ -311,7 +321,7 @@ def _tell(
     for position, one in enumerate(chosen[:_FIRST]):
         _say("" if position else "points", points.shown(one.point))
     if len(chosen) > _FIRST:
-        _say("", f"… and {len(chosen) - _FIRST} more")
+        _say("", f"… and {counted(len(chosen) - _FIRST, 'more point')}")
     ends = [progress.ended[one.key] for one in planned if one.key in progress.ended]
     ok, failed, pruned = (sum(one.state == state for one in ends) for state in ("ok", "failed", "pruned"))
     busy = sum(one.key in progress.under_way for one in planned)
@@ -324,7 +334,7 @@ def _tell(
     _say("count", ", ".join([f"{len(planned)} points", *filter(None, words), f"{len(chosen)} to run"]))
     if not chosen:
         if failed and not busy:
-            _say("next", "run failed points again: --only-failed")
+            _say("next", "to run failed points again, add --only-failed")
         return
     for text in more:
         _say("again", text)
@@ -345,7 +355,7 @@ def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int
     if taken:
         middle = taken[len(taken) // 2]
         hours = inside.job.nodes * middle * count / 3600
-        _say("", f"about {hours:.3g} node-hours if each point takes {format_seconds(middle)}, as before")
+        _say("", f"about {hours:.3g} node-hours if each point takes {format_seconds(middle)}, the median so far")
 
 
 def _facts(
@@ -449,7 +459,7 @@ def _plot(options: Namespace, runs: Path, name: str) -> int:
     path = Path() if printed else _target(options, "--output", options.output or f"{name}.svg")
     if not printed and path.suffix not in _FORMS:
         raise UsageError(
-            "The file name has no ending of a picture (.svg, .pdf, .png)",
+            "The file name does not end in .svg, .pdf or .png",
             place=f"--output {path}",
             hint="Write NAME.svg.",
         )
@@ -465,7 +475,7 @@ def _target(options: Namespace, option: str, text: str) -> Path:
     """Return the file that an option names; a laptop's is not on this machine."""
     if options.caller:
         printed = "plot NAME -o - > NAME.svg" if option == "--output" else "table NAME --csv > NAME.csv"
-        hint = f"Print it to your laptop: hpcml --host HOST sweep {printed}."
+        hint = f"Write the file on your laptop: hpcml --host HOST sweep {printed}."
         raise UsageError("The file would be written on the login node", place=option, hint=hint)
     path = common.here() / layers.user_path(text)
     if path.is_dir():

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what this verb takes."""
-    parser.epilog = "On a login node, without --host, hpcml prints the ssh commands for a laptop without hpcml."
+    parser.epilog = "On a login node, hpcml tunnel RUN prints the ssh commands for a laptop that has no hpcml."
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser, "print JSON, one line each time the tunnel opens")
@@ -44,9 +44,11 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--service", metavar="NAME", default="dashboard", help="service of the run (default: dashboard)"
     )
-    parser.add_argument("--open", action="store_true", help="open the browser")
+    parser.add_argument("--open", action="store_true", help="open the address in a browser")
     parser.add_argument("--port", metavar="PORT", default="", help="local port (default: one fixed port per run)")
-    parser.add_argument("--route", metavar="ROUTE", default="", help="direct, twohop or srun (default: the site's)")
+    parser.add_argument(
+        "--route", metavar="ROUTE", default="", help="direct, twohop or srun (default: login.route of the site)"
+    )
     parser.add_argument(
         "--retry-for", metavar="TIME", default="10m", help="how long to retry a lost connection (default: 10m)"
     )
@@ -133,7 +135,7 @@ def _login(options: Namespace) -> Login | None:
         return None
     if here.login.host:
         return here.login
-    hint = "Name its login node: hpcml tunnel --host user@login.example.org RUN. Or set login.host in config.toml."
+    hint = "Name the login node: hpcml tunnel --host user@login.example.org RUN. Or set login.host in config.toml."
     raise UsageError("The cluster is unknown", place="hpcml tunnel", hint=hint)
 
 
@@ -221,7 +223,7 @@ class _Shown:
             if warning := self.warning():
                 _say(f"Note: {warning}.")
         else:
-            _say(f"Connected again, on the same port: {MEANING[route]}.")
+            _say(f"The tunnel is connected again, on the same port: {MEANING[route]}.")
         self.last = (port, token)
         if self.options.open and not self.opened:
             self.opened = True
@@ -286,7 +288,7 @@ def _print_commands(options: Namespace) -> int:
     say()
     say(f"Then open http://127.0.0.1:{port}{service.path}")
     if service.token_file:
-        say(f"and paste the token from: ssh {host} cat {service.token_file}")
+        say(f"Paste the token that this command prints: ssh {host} cat {service.token_file}")
     return 0
 
 
@@ -315,5 +317,9 @@ def _serve(options: Namespace) -> int:
         case "prepare":
             session.say(relay=tunnel_server.prepare(run, options.key)._asdict())
         case other:
-            raise NotFoundError(f"Unknown service '{other}'", place="--serve", hint="Update the older hpcml.")
+            raise NotFoundError(
+                f"Unknown service '{other}'",
+                place="--serve",
+                hint="Update the older hpcml: on the laptop or on the cluster.",
+            )
     return 0

@@ -17,7 +17,7 @@ def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     parser.add_argument("run", metavar="RUN", nargs="+", help=common.RUN)
     common.add_site(parser)
-    common.add_json(parser, "print JSON: a list of the answers of status --json")
+    common.add_json(parser, "print a JSON list with the output of hpcml status --json for each RUN")
 
 
 def run(options: Namespace) -> int:

@@ -33,7 +33,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--bundle",
         action="store_true",
-        help="write RUN.tar.gz for support: cause, record and logs, no code or results",
+        help="write RUN.tar.gz for support: cause, settings and logs of the run, no code or results",
     )
 
 
@@ -75,7 +75,7 @@ def _newest_failed(folder: Path) -> tuple[directories.Run, run_status.Status, An
     failed, _ = listing.newest(folder, run_ids, 1, failed=True)
     if not failed:
         return run, known, answer, ""
-    ended = "ended well" if known.over and known.state != "CANCELLED" else f"is {known.state} ({known.message})"
+    ended = "succeeded" if known.over and known.state != "CANCELLED" else f"is {known.state} ({known.message})"
     first = f"The newest run, {run.id}, {ended}. The newest run that failed is {failed[0].run}:"
     run = directories.load(folder / failed[0].run)
     return run, *why.look(run), first
@@ -101,9 +101,9 @@ def _bundle(run: directories.Run, answer: Answer, host: str, *, as_json: bool) -
     else:
         say(f"{host}{':' if host else ''}{target}: {count} files.")
         if host:
-            say_fitted("The file is on the other machine. Copy it with scp.", sys.stdout)
+            say_fitted(f"The file is on {host}. Copy it with scp.", sys.stdout)
         taken = "hpcml removed the values of variables, and texts that look like secrets."
-        say_fitted(f"{taken} It may contain other secrets: check it before you send it.", sys.stdout)
+        say_fitted(f"{taken} The file may contain other secrets: check it before you send it.", sys.stdout)
     return 0
 
 

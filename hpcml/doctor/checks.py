@@ -59,7 +59,7 @@ def profile(exam: Examination) -> Finding:
         hint = "Use another machine. For CPU jobs, try the generic profile: --site slurm."
         return red(f"hpcml does not work on {site.name}: {site.unsupported}", hint, **data)
     doubts = site.doubts()
-    also = f"; {doubts} of its values are unconfirmed" if doubts else ""
+    also = f"; {doubts} values of the profile are unconfirmed" if doubts else ""
     if site.name == "slurm":
         also += "; hpcml site init NAME --probe writes a profile of this machine"
     return green(f"site {site.name}: {exam.wanted.chosen_because}{also}", **data, doubts=doubts)
@@ -76,12 +76,10 @@ def library_path(exam: Examination) -> Finding:
         with contextlib.suppress(OSError):  # a folder that is not there
             libraries = sorted(name for name in os.listdir(entry) if _DRIVER.fullmatch(name))
             if libraries and (entry in of_cuda or "stubs" in entry or "compat" in entry):
-                sentence = (
-                    f"LD_LIBRARY_PATH puts {entry} before the driver, but {libraries[0]} there is not the driver's"
-                )
+                sentence = f"LD_LIBRARY_PATH contains {entry}, whose {libraries[0]} hides that of the GPU driver"
                 return red(sentence, f"Remove {entry} from LD_LIBRARY_PATH.", entry=entry, files=libraries)
     if of_cuda:
-        sentence = f"LD_LIBRARY_PATH puts {of_cuda[0]} before the libraries of the driver and of your environment"
+        sentence = f"LD_LIBRARY_PATH puts {of_cuda[0]} before the libraries of the GPU driver and of your environment"
         hint = f"Remove {of_cuda[0]} from LD_LIBRARY_PATH. It can cause 'Driver/library version mismatch'."
         return yellow(sentence, hint, entry=of_cuda[0])
     return green("LD_LIBRARY_PATH contains no CUDA folder", entries=entries)
@@ -95,7 +93,9 @@ def adapters(exam: Examination) -> Finding:
     if not values:
         return green("no variable selects RDMA adapters")
     if not has:
-        return not_applicable("the profile does not name the nodes' RDMA adapters; --node checks them", **values)
+        return not_applicable(
+            "the profile does not name the nodes' adapters; hpcml doctor --node checks them", **values
+        )
     return judge_adapters(values, has)
 
 
@@ -120,11 +120,11 @@ def judge_adapters(
         named = named_adapters(value)
         if strange := [one for one in named if one not in has]:
             sentence = f"{name} names {', '.join(strange)}, but {where} {', '.join(has) or 'none'}"
-            return red(sentence, f"unset {name}, or write {','.join(uses) or 'nothing'}.", **values)
+            return red(sentence, f"Unset {name}, or set it to {','.join(uses) or 'nothing'}.", **values)
         if unused := [one for one in uses if named and one not in named]:
-            sentence = f"{name} leaves {', '.join(unused)} unused"
-            return yellow(sentence, f"unset {name}, or write {','.join(uses)}.", **values)
-    return green(f"{', '.join(values)} name existing adapters of the nodes", **values)
+            sentence = f"{name} leaves the RDMA adapters {', '.join(unused)} unused"
+            return yellow(sentence, f"Unset {name}, or set it to {','.join(uses)}.", **values)
+    return green(f"{', '.join(values)} name existing RDMA adapters of the nodes", **values)
 
 
 def _existing(folder: Path) -> Path:
@@ -148,7 +148,7 @@ def quota(exam: Examination) -> Finding:
         few = room.f_files and room.f_favail < _FEW_INODES
         if few or (room.f_blocks and free < _FEW_BYTES):
             left = f"{room.f_favail} files" if few else units.format_bytes(free)
-            low = low or f"only {left} more fit in {folder}"
+            low = low or f"the file system of {folder} has space for only {left} more"
     for finding in _quotas(exam, list(folders)):
         if finding.state == "red":
             return finding
@@ -203,7 +203,7 @@ def file_system(exam: Examination) -> Finding:
             for name in ("old", "newer"):
                 _written(name, place)
             ahead = os.stat("newer", dir_fd=place).st_mtime - began
-            doing = "replace each other"
+            doing = "be renamed to an existing name"
             os.rename("newer", "old", src_dir_fd=place, dst_dir_fd=place)
             replaced = os.listdir(place) == ["old"] and os.stat("old", dir_fd=place).st_size == len("newer")
             locks = _locks("old", place)
@@ -218,7 +218,7 @@ def file_system(exam: Examination) -> Finding:
     if abs(ahead) > _SKEW:
         way = "ahead of" if ahead > 0 else "behind"
         sentence = f"the file system of {folder} is {abs(ahead):.0f} s {way} this machine's clock"
-        return yellow(sentence, "Report this to the site's support: times of files are wrong.", **data)
+        return yellow(sentence, "Report to the site's support that the times of files are wrong.", **data)
     return green(f"files in {folder} can be renamed and locked, and their times are correct", **data)
 
 
@@ -230,7 +230,7 @@ def _trial(folder: Path) -> Iterator[int]:
     place = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.listdir(place):
-            raise files.ForeignError("another user replaces files that are created there", path)
+            raise files.ForeignError("another user replaces files that hpcml creates in the folder", path)
         try:
             yield place
         finally:
@@ -288,9 +288,9 @@ def limits(exam: Examination) -> Finding:
     low = [name for name, (_, least) in kinds.items() if soft[name] != resource.RLIM_INFINITY and soft[name] < least]
     sentences = {
         "cpu_seconds": f"a process on this machine is killed after {soft['cpu_seconds']} s of CPU time (ulimit -t)",
-        "memory": f"a process here may use {units.format_bytes(max(0, soft['memory']))} of memory (ulimit -v)",
-        "processes": f"you may have {soft['processes']} processes on this machine (ulimit -u)",
-        "open_files": f"a process on this machine may open {soft['open_files']} files (ulimit -n)",
+        "memory": f"a process may use only {units.format_bytes(max(0, soft['memory']))} of memory here (ulimit -v)",
+        "processes": f"you may have only {soft['processes']} processes on this machine (ulimit -u)",
+        "open_files": f"a process on this machine may open only {soft['open_files']} files (ulimit -n)",
     }
     if session := session_memory(_ROOT):
         data["session_memory"], file = session
@@ -355,7 +355,7 @@ def failed_nodes(exam: Examination) -> Finding:
     bad_nodes.learn(exam.runs, exam.site.name, now)
     bad = bad_nodes.Memory(exam.site.name).nodes(now)
     if not bad:
-        return green("no node failed any of your runs within a day")
+        return green("no run of yours failed because of a node within the last day")
     failures, _, option = bad_nodes.sentence(bad).partition(": exclude ")
     left_out = " (the profile excludes them)" if exam.site.slurm.exclude_failed else ""
     data = {"nodes": [one._asdict() for one in bad]}
@@ -423,14 +423,14 @@ def judge_login_node(login: Login, answered: str, *, of_profile: bool = True) ->
     data = {"host": login.host, "answered": answered, "hosts": list(login.hosts)}
     short = answered.partition(".")[0]
     names = (short, f"{short}-ext")
-    answers = f"{login.host} answers (it is {answered or 'not named'})"
+    answers = f"{login.host} responds (the host name there is {answered or 'unknown'})"
     if not login.hosts and of_profile and answered and login.host.rpartition("@")[2].partition(".")[0] not in names:
         hint = "List the login nodes in login.hosts of the profile: a tunnel needs the name of one host."
         return yellow(f"{answers}: each login may reach another login node, and login.hosts is empty", hint, **data)
     if login.host in login.hosts or not login.hosts:
         return green(answers, **data)
     if one := next((name for name in login.hosts if name.partition(".")[0] in names), ""):
-        return green(f"{login.host} answers as {one}; use this name in your own ssh commands", **data)
+        return green(f"ssh to {login.host} reaches {one}; use the name {one} in your own ssh commands", **data)
     hint = f"Name a login node: hpcml --host {login.hosts[0]}."
     machine = answered or "the machine that answered"
     return yellow(f"{login.host} is a name for several login nodes, but {machine} is not in login.hosts", hint, **data)
@@ -512,13 +512,13 @@ def _made(check: Check, exam: Examination) -> Finding:
     except HpcmlError as error:
         reason = clause(error.message)
         if check.name == "request":
-            return red(f"a run would be refused: {reason}", error.hint, place=error.place)
-        return not_applicable(f"it cannot be checked: {reason}", error.hint)
+            return red(f"hpcml would refuse a run: {reason}", error.hint, place=error.place)
+        return not_applicable(f"this check was not possible: {reason}", error.hint)
     except (OSError, ValueError, subprocesses.CommandMissingError) as error:
-        return not_applicable(f"it cannot be checked: {error}")
+        return not_applicable(f"this check was not possible: {error}")
 
 
 def _late(check: Check, seconds: float) -> Finding:
     if check.late:
-        return red(f"{check.late} (no answer within {seconds:g} s)", check.remedy)
-    return not_applicable(f"no answer within {seconds:g} s", "--deadline 30s waits longer.")
+        return red(f"{check.late} (no response within {seconds:g} s)", check.remedy)
+    return not_applicable(f"this check did not end within {seconds:g} s", "To wait longer: --deadline 30s.")

@@ -62,8 +62,8 @@ def not_applicable(why: str, remedy: str = "", **facts: object) -> Finding:
 def leave_out(nodes: Iterable[str]) -> str:
     """Return the remedy for nodes that have a fault."""
     names = list(nodes)
-    them = "them" if len(names) > 1 else "the node"
-    return f"Report it to the site's support, and exclude {them}: --exclude {','.join(names)}."
+    them = "the nodes" if len(names) > 1 else "the node"
+    return f"Report the fault to the site's support, and exclude {them}: --exclude {','.join(names)}."
 
 
 def clause(message: str) -> str:

@@ -95,14 +95,14 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
         prepared = exam.prepared()
     except HpcmlError:
         return [
-            not_applicable("not submitted, because the check 'request' failed")._replace(check="job"),
+            not_applicable("no job was submitted, because the check 'request' failed")._replace(check="job"),
             *_nothing(names[1:]),
         ]
     try:
         run = submission.submit(prepared)
     except HpcmlError as error:
         sentence = clause(error.message)
-        first = red(f"the job for the nodes was not submitted: {sentence}", error.hint)
+        first = red(f"the job that checks the nodes was not submitted: {sentence}", error.hint)
         return [first._replace(check="job"), *_nothing(names[1:])]
     one = handle.RunHandle(run)
     try:
@@ -115,12 +115,13 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
         waited = one.now()
         why_not = f": {waited.message}" if waited.message else ""
         sentence = (
-            f"the job for the nodes did not end within {units.format_seconds(patience)}{why_not}; hpcml cancelled it"
+            f"the job that checks the nodes did not end within {units.format_seconds(patience)}{why_not}; "
+            "hpcml cancelled the job"
         )
-        return [not_applicable(sentence, "--patience 1h waits longer.")._replace(check="job"), *_nothing(names[1:])]
+        return [not_applicable(sentence, "To wait longer: --patience 1h.")._replace(check="job"), *_nothing(names[1:])]
     if status.ending.exit_status:
         answer = why.of_status(run, status)
-        sentence = f"the job for the nodes failed: {answer.cause or status.message}"
+        sentence = f"the job that checks the nodes failed: {answer.cause or status.message}"
         hint = answer.next_step or status.hint or f"For more: hpcml why {run.id}"
         return [red(sentence, hint, run=run.id)._replace(check="job"), *_nothing(names[1:])]
     table = directories.read_json(run.paths.out / "doctor.json")
@@ -137,15 +138,18 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
 def judge_answers(by_node: Mapping[str, object], nodes: Sequence[str], took: str) -> Finding:
     """Return whether each of the job's nodes told of itself; ``took``: how long the run lasted."""
     if not by_node:
-        return red("the run succeeded, but no node reported anything", "Try again: hpcml doctor --node.")
+        return red("the job succeeded, but no node reported any results", "Try again: hpcml doctor --node.")
     if silent := [node for node in nodes if node not in by_node]:
-        sentence = f"the run succeeded, but {', '.join(silent)} reported nothing: the results below do not include it"
+        sentence = f"the job succeeded, but the results below are incomplete: {', '.join(silent)} reported nothing"
         return yellow(sentence, "Try again: hpcml doctor --node.")
-    return green(f"a run came up on {', '.join(by_node)} and ended after {took}")
+    return green(f"a run started on {', '.join(by_node)} and ended after {took}")
 
 
 def _nothing(names: Sequence[str]) -> list[Finding]:
-    return [not_applicable("the job reported no nodes: see the check 'job'")._replace(check=name) for name in names]
+    return [
+        not_applicable("the job on the nodes reported nothing: see the check 'job'")._replace(check=name)
+        for name in names
+    ]
 
 
 def judge(exam: Examination, answers: Mapping[str, object], clocks: Mapping[str, tuple[float, float]]) -> list[Finding]:
@@ -153,7 +157,7 @@ def judge(exam: Examination, answers: Mapping[str, object], clocks: Mapping[str,
     try:
         by_node = {name: record.from_json(answer) for name, answer in answers.items()}
     except ValueError as error:  # another hpcml's, or cut short
-        incomplete = not_applicable(f"the answers of the nodes are not complete ({error})")
+        incomplete = not_applicable(f"the results from the nodes are incomplete ({error})")
         return [incomplete._replace(check=name) for name in JUDGES]
     return [_judged(name, exam, by_node, clocks)._replace(check=name) for name in JUDGES]
 
@@ -167,9 +171,9 @@ def _judged(name: str, exam: Examination, by_node: ByNode, clocks: Mapping[str, 
     try:
         return judging.check(exam, by_node) if name != "clocks" else _clocks(clocks, by_node)
     except HpcmlError as error:
-        return not_applicable(f"it cannot be checked: {error.message}")
+        return not_applicable(f"this check was not possible: {error.message}")
     except KeyError as error:  # a record may lack what its tables should name
-        return not_applicable(f"the answers of the nodes are not complete ({error})")
+        return not_applicable(f"the results from the nodes are incomplete ({error})")
 
 
 def _by_value(by_node: ByNode, value: Callable[[Node], Any]) -> dict[str, Any]:
@@ -180,13 +184,14 @@ def _interface(exam: Examination, by_node: ByNode) -> Finding:
     wanted = exam.site.network.interface
     addresses = _by_value(by_node, lambda node: {one.name: one.ipv4 for one in node.network.interfaces if one.ipv4})
     if not wanted:
-        return green("the profile names no interface: each node chooses its own", interfaces=addresses)
+        return green("the profile names no network interface: each node chooses one", interfaces=addresses)
     without = [node for node, names in addresses.items() if wanted not in names]
     if not without:
-        return green(f"interface {wanted} has an IPv4 address on each node", interfaces=addresses)
+        return green(f"network interface {wanted} has an IPv4 address on each node", interfaces=addresses)
     others = sorted(set.intersection(*(set(names) for names in addresses.values())) - {"lo"})
     sentence = (
-        f"interface {wanted} has no IPv4 address on {', '.join(without)} (with address: {', '.join(others) or 'none'})"
+        f"network interface {wanted} has no IPv4 address on {', '.join(without)} "
+        f"(interfaces with an address: {', '.join(others) or 'none'})"
     )
     hint = f"Set network.interface = '{others[0]}', or leave it empty." if others else "Leave network.interface empty."
     return red(sentence, hint, interfaces=addresses)
@@ -202,7 +207,7 @@ def _distance(exam: Examination, by_node: ByNode) -> Finding:
         sentence = f"{', '.join(without)} {'have' if len(without) > 1 else 'has'} no NVIDIA GPU, but other nodes do"
         return yellow(sentence, "Request nodes of one kind, or report missing GPUs to the site's support.", gpus=gpus)
     if not any(near for _, _, near in pairs):
-        return not_applicable("the nodes do not have both GPUs and active RDMA ports")
+        return not_applicable("no node has both a GPU and an active RDMA port")
     far = [(node, bus, near) for node, bus, near in pairs if near.get("distance") not in _NEAR]
     if far:
         node, bus, near = far[0]
@@ -222,12 +227,12 @@ def _locked_memory(exam: Examination, by_node: ByNode) -> Finding:
     limits = _by_value(by_node, lambda node: node.process.limits["locked_memory"].soft)
     low = {name: limit for name, limit in limits.items() if limit is not None and by_node[name].network.infiniband}
     if not any(node.network.infiniband for node in by_node.values()):
-        return not_applicable("without RDMA, memory need not be locked", limits=limits)
+        return not_applicable("the nodes have no RDMA, so no memory needs to be locked", limits=limits)
     if not low:
         return green("locked memory is unlimited in jobs", limits=limits)
     node, least = min(low.items(), key=lambda one: one[1])
     sentence = f"locked memory is limited to {units.format_bytes(least)} on {node}, but InfiniBand needs it unlimited"
-    hint = "Raise the shell's limit (ulimit -l unlimited), or ask the site for unlimited locked memory in jobs."
+    hint = "Raise your shell's limit (ulimit -l unlimited), or ask the site for unlimited locked memory in jobs."
     return red(sentence, hint, limits=limits)
 
 
@@ -241,8 +246,10 @@ def _shared_memory(exam: Examination, by_node: ByNode) -> Finding:
     for node, one in shm.items():
         if one["left_bytes"] >= _LEFT_LEAST:
             files_left = f"{len(one['left'])} old files of yours in /dev/shm of {node}"
-            sentence = f"{files_left} take {units.format_bytes(one['left_bytes'])} of the memory of your jobs there"
-            hint = f"Remove the unused ones, in a job on {node}: rm /dev/shm/{one['left'][0]} …"
+            sentence = (
+                f"{files_left} take {units.format_bytes(one['left_bytes'])} of the memory of your jobs on that node"
+            )
+            hint = f"Remove the unused files, in a job on {node}: rm /dev/shm/{one['left'][0]} …"
             return yellow(sentence, hint, shm=shm)
     size = units.format_bytes(min(one["size"] for one in shm.values())) if shm else "0 B"
     return green(f"/dev/shm holds {size} and no old files of yours", shm=shm)
@@ -293,21 +300,23 @@ def _shared_gpus(exam: Examination, by_node: ByNode) -> Finding:
     if closed := [(name, row) for name, row in each if row.compute_mode == "Prohibited"]:
         name, row = closed[0]
         return red(
-            f"GPU {row.bus_id} of {name} accepts no programs (compute mode)", "Report it to the site's support.", **data
+            f"GPU {row.bus_id} of {name} accepts no programs (compute mode)",
+            "Report this GPU to the site's support.",
+            **data,
         )
     if busy := [name for name, node in by_node.items() if node.gpu.mps]:
         sentence = f"NVIDIA's MPS runs on {', '.join(busy)}: your workers would share GPUs with others"
-        hint = "Request whole GPUs, or stop the server if it is yours (echo quit | nvidia-cuda-mps-control)."
+        hint = "Request whole GPUs, or stop the MPS server if it is yours (echo quit | nvidia-cuda-mps-control)."
         return yellow(sentence, hint, **data)
     if parts := [(name, row) for name, row in each if row.mig == "Enabled"]:
         name, row = parts[0]
-        sentence = f"MIG divides GPU {row.bus_id} of {name}: its parts have no NVLink and no CUDA IPC"
+        sentence = f"MIG divides GPU {row.bus_id} of {name}: the parts cannot use NVLink or CUDA IPC"
         return yellow(sentence, "Request whole GPUs.", **data)
     if not each:
-        why_not = "nvidia-smi does not answer" if any(node.gpu.slots for node in by_node.values()) else "no GPU"
-        return not_applicable(f"it is unknown whether GPUs are divided (MIG): {why_not}")
+        why_not = "nvidia-smi does not respond" if any(node.gpu.slots for node in by_node.values()) else "no GPU"
+        return not_applicable(f"it is unknown whether MIG divides the nodes' GPUs: {why_not}")
     if silent := [name for name, node in by_node.items() if node.gpu.slots and not node.gpu.smi]:
-        sentence = f"nvidia-smi does not answer on {', '.join(silent)}, but it does on other nodes"
+        sentence = f"nvidia-smi responds on other nodes, but not on {', '.join(silent)}"
         return yellow(sentence, leave_out(silent), **data)
     return green("the GPUs are whole, and no MPS runs", **data)
 
@@ -325,9 +334,9 @@ def _driver(exam: Examination, by_node: ByNode) -> Finding:
         return not_applicable("the CUDA version of runs is not set (gpu.cuda, --image)", **data)
     for node, driver in drivers.items():
         if record.major(driver) < int(need):
-            sentence = f"the driver of {node} is {driver or 'missing'}, but {whose} needs {need} or newer"
-            return red(sentence, "Use an image for an older CUDA, or ask the site for a newer driver.", **data)
-    return green(f"the driver, {' or '.join(sorted({*drivers.values()}))}, runs {whose}", **data)
+            sentence = f"the GPU driver of {node} is {driver or 'missing'}, but {whose} needs driver {need} or newer"
+            return red(sentence, "Use an image for an older CUDA, or ask the site for a newer GPU driver.", **data)
+    return green(f"the GPU driver, {' or '.join(sorted({*drivers.values()}))}, supports {whose}", **data)
 
 
 def _container(exam: Examination, by_node: ByNode) -> Finding:
@@ -338,11 +347,13 @@ def _container(exam: Examination, by_node: ByNode) -> Finding:
     paths = _by_value(by_node, lambda node: node.system.programs.get(program, ""))
     without = [name for name, node in by_node.items() if not paths[name] and not node.system.in_image]
     if not without:
-        return green(f"{program} is on each node", programs=paths)
+        return green(f"the container program {program} is on each node", programs=paths)
     if not path:
-        return not_applicable(f"runs do not use an image, and {program} is missing on {', '.join(without)}")
-    hint = "Load its module (runtime.modules), or name another program (runtime.container)."
-    return red(f"{program} is missing on {', '.join(without)}", hint)
+        return not_applicable(
+            f"runs do not use an image, and the container program {program} is missing on {', '.join(without)}"
+        )
+    hint = "Load the program's module (runtime.modules), or name another program (runtime.container)."
+    return red(f"the container program {program} is missing on {', '.join(without)}", hint)
 
 
 def _architecture(exam: Examination, by_node: ByNode) -> Finding:
@@ -356,7 +367,7 @@ def _architecture(exam: Examination, by_node: ByNode) -> Finding:
         hint = f"Build the image on a {machines[others[0]]} machine."
         sentence = f"the image is built for {built}, but the nodes are {names}"
         if len(others) < len(machines):
-            hint = f"Exclude the others: --exclude {','.join(others)}."
+            hint = f"Exclude these nodes: --exclude {','.join(others)}."
             sentence = (
                 f"the image is built for {built}, but {', '.join(others)} {'is' if len(others) == 1 else 'are'} not"
             )
@@ -432,7 +443,10 @@ def _of_named(ports: Ports, named: Sequence[str]) -> Iterator[Finding]:
             f"the profile names {', '.join(nowhere)}, but {nodes} {'have' if len(ports) > 1 else 'has'} no such adapter"
         )
         adapters = [name for name in named if name not in nowhere] or _on_each(ports)
-        yield yellow(sentence, f"Set network.adapters = {adapters} in the profile, or report the missing adapters.")
+        yield yellow(
+            sentence,
+            f"Set network.adapters = {adapters} in the profile, or report the missing adapters to the site's support.",
+        )
 
 
 def _mixed(layers: Mapping[tuple[str, str], str], named: Sequence[str], nodes: int) -> Iterator[Finding]:
@@ -467,7 +481,7 @@ def _of_all(ports: Ports) -> Iterator[Finding]:
         yield (
             red(sentence, leave_out(dark))
             if expected
-            else yellow(sentence, "If the port should be active, report it to the site.")
+            else yellow(sentence, "If the port should be active, report it to the site's support.")
         )
         return
     kinds = {node: _kind(several) for node, several in active.items()}
@@ -487,8 +501,10 @@ def _of_all(ports: Ports) -> Iterator[Finding]:
         yield yellow(sentence, leave_out(fewer))
     if down:
         node, port = down[0]
-        sentence = f"{_port_state(node, port)}, and the profile does not say if runs use it"
-        yield yellow(sentence, f"Set network.adapters = {_on_each(ports)} in the profile, or report it to the site.")
+        sentence = f"{_port_state(node, port)}, and the profile does not say if runs use this port"
+        yield yellow(
+            sentence, f"Set network.adapters = {_on_each(ports)} in the profile, or report the port to the site."
+        )
 
 
 def _told_down(down: Sequence[tuple[str, Port]]) -> Iterator[Finding]:
@@ -511,7 +527,7 @@ def _wrong_variables(ports: Ports, named: Sequence[str], by_node: ByNode) -> Ite
 
 def _ports_well(ports: Ports, named: Sequence[str]) -> Finding:
     spare = sorted({port.device for several in ports.values() for port in _down(several)} - {*named})
-    also = f"; {', '.join(spare)}, not used, {'are' if len(spare) > 1 else 'is'} down" if spare else ""
+    also = f"; the unused {', '.join(spare)} {'are' if len(spare) > 1 else 'is'} down" if spare else ""
     whose = f"the ports of {', '.join(names)}" if (names := named or _on_each(ports)) else "the nodes' ports"
     return green(f"{whose} are active and of one link type on each node{also}")
 

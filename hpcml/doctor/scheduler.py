@@ -21,7 +21,7 @@ _NO_TIME = 0.2  # seconds; with less left the deadline ended the question
 def request(exam: Examination) -> Finding:
     """Whether hpcml itself would submit a request of this user."""
     if exam.site.unsupported:
-        return not_applicable("hpcml does not work on this site: see profile")
+        return not_applicable("hpcml does not work on this site: see the check 'profile'")
     prepared = exam.prepared()
     if schedulers.get(exam.site.scheduler).ONE_MACHINE:
         return green("a run would start on this machine")
@@ -36,13 +36,15 @@ def start(exam: Examination) -> Finding:
     try:
         exam.prepared()
     except HpcmlError:
-        return not_applicable("not tested, because the check 'request' failed")
+        return not_applicable("hpcml did not ask Slurm, because the check 'request' failed")
     try:
         start_time = exam.start().start
     except SlurmUnreachableError as error:
         late = exam.left() < _NO_TIME
         within = f" within {exam.seconds:g} s" if late else ""
-        return red(f"{clause(error.message)}{within}", f"{error.hint}{' --deadline 30s waits longer.' if late else ''}")
+        return red(
+            f"{clause(error.message)}{within}", f"{error.hint}{' To wait longer: --deadline 30s.' if late else ''}"
+        )
     except HpcmlError as error:
         quoted = f" ({error.quote[-1]})" if error.quote else ""
         return red(f"Slurm would refuse a run: {clause(error.message)}{quoted}", error.hint)
@@ -66,20 +68,22 @@ def account(exam: Examination) -> Finding:
         return red("Slurm's accounting has no account for you", "Ask your project's manager to add you.")
     details = {"account": name, "partition": partition, "accounts": names}
     if not name:
-        return green(f"runs use your default account of: {', '.join(names)}", **details)
+        return green(f"runs use your default account, one of: {', '.join(names)}", **details)
     of_account = [one for one in associations if one.account == name]
     if not of_account:
         hint = f"Add --account {names[0]}, or set it in [defaults] of ~/.config/hpcml/config.toml."
-        return red(f"account {name} is not one of your accounts: {', '.join(names)}", hint, **details)
+        return red(f"account {name} is not one of your accounts, which are {', '.join(names)}", hint, **details)
     fitting = [one for one in of_account if one.partition in ("", partition)]
     if not fitting:
         partitions = sorted({one.partition for one in of_account})
         hint = f"Use --partition {partitions[0]}, or another --account."
-        return red(f"account {name} may use only {', '.join(partitions)}, not partition {partition}", hint, **details)
+        return red(
+            f"account {name} may use only partition {', '.join(partitions)}, not partition {partition}", hint, **details
+        )
     allowed = sorted({word for one in fitting for word in one.qos})
     if qos and allowed and qos not in allowed:
-        hint = f"Use --qos {allowed[0]}, or ask your project's manager for {qos}."
-        return red(f"account {name} may use only {', '.join(allowed)}, not QoS {qos}", hint, **details, qos=allowed)
+        hint = f"Use --qos {allowed[0]}, or ask your project's manager for QoS {qos}."
+        return red(f"account {name} may use only QoS {', '.join(allowed)}, not QoS {qos}", hint, **details, qos=allowed)
     return green(f"you may use account {name}{f' in partition {partition}' if partition else ''}", **details)
 
 
@@ -94,13 +98,13 @@ def budget(exam: Examination) -> Finding:
         return not_applicable("no account is set, so no grant can be checked")
     grant = outlook.ask_budget(command, exam.site.cost.budget_row, name, exam.left())
     if isinstance(grant, str):
-        return not_applicable(f"the rest of the grant is unknown: {grant}")
+        return not_applicable(f"it is unknown how much of the grant is left: {grant}")
     details = {"account": name, "total": grant.total, "used": grant.used}
     sentence = f"{grant.left:g} of {grant.total:g} {exam.site.cost.unit} of account {name} are left"
     if grant.left <= 0:
         return red(sentence, "Apply for more hours, or use another --account.", **details)
     if grant.left < _FEW_LEFT * grant.total:
-        return yellow(sentence, "Apply for more hours in time.", **details)
+        return yellow(sentence, "Apply for more hours before the grant is used up.", **details)
     return green(sentence, **details)
 
 
@@ -132,8 +136,12 @@ def submit_limit(exam: Examination) -> Finding:
     if room is None:
         return not_applicable("Slurm reports no limit of submitted jobs")
     if room == 0:
-        return red("you have reached Slurm's limit of submitted jobs", "Wait, or cancel a job.", room=room)
-    return green(f"Slurm accepts {units.counted(room, 'more job')} from you", room=room)
+        return red(
+            "you have reached Slurm's limit of submitted jobs",
+            "Wait until one of your jobs ends, or cancel a job.",
+            room=room,
+        )
+    return green(f"Slurm would accept {units.counted(room, 'more job')} from you", room=room)
 
 
 def partition(exam: Examination) -> Finding:
@@ -155,13 +163,13 @@ def partition(exam: Examination) -> Finding:
     if in_profile.max_time and settings.get("MaxTime", "") not in _NO_LIMIT:
         theirs = units.parse_time_limit(settings["MaxTime"])
         if int(in_profile.max_time) > theirs:
-            wrong.append(f"max_time {in_profile.max_time.text} instead of {settings['MaxTime']}")
+            wrong.append(f"max_time is {in_profile.max_time.text}, but {settings['MaxTime']} in Slurm")
     if (
         in_profile.max_nodes
         and settings.get("MaxNodes", "").isdecimal()
         and in_profile.max_nodes > int(settings["MaxNodes"])
     ):
-        wrong.append(f"max_nodes {in_profile.max_nodes} instead of {settings['MaxNodes']}")
+        wrong.append(f"max_nodes is {in_profile.max_nodes}, but {settings['MaxNodes']} in Slurm")
     if wrong:
         hint = f"Set Slurm's value in [partitions.{name}] of ~/.config/hpcml/config.toml."
         return yellow(f"the profile has wrong values for partition {name}: {'; '.join(wrong)}", hint, **details)
@@ -199,7 +207,7 @@ def judge_configuration(settings: dict[str, str], exam: Examination) -> Finding:
     again = {word for key in ("RequeueExit", "RequeueExitHold") for word in re.findall(r"\d+", settings.get(key, ""))}
     if ours := sorted(int(word) for word in again if int(word) in MEANING):
         hint = "Pass --no-requeue to sbatch, or ask the site's support."
-        return yellow(f"Slurm requeues jobs that exit with {ours[0]}, a status of hpcml", hint, **details)
+        return yellow(f"Slurm requeues jobs that exit with status {ours[0]}, which hpcml uses", hint, **details)
     if (most := number("MaxArraySize")) is not None and most < 2:
         return yellow("job arrays are off (MaxArraySize)", "Use sweeps inside one job, not hpcml.map.", **details)
     theirs = "MAX_TRES" in settings.get("PriorityFlags", "").split(",")
@@ -220,6 +228,6 @@ def variables(exam: Examination) -> Finding:
     shown = ", ".join(names[:6]) + ("…" if len(names) > 6 else "")
     hint = f"unset {' '.join(names[:6])}"
     if job := outside.outer_job():
-        hint = "Submit from a login node's own shell."
-        return yellow(f"this shell is inside job {job}: its variables affect your commands", hint, names=names)
+        hint = "Submit from a shell on a login node."
+        return yellow(f"this shell is inside job {job}: the job's variables affect your commands", hint, names=names)
     return yellow(f"{shown} affect your own sbatch, srun and squeue, but not hpcml", hint, names=names)

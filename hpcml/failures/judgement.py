@@ -136,7 +136,8 @@ def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:
     hits = [hit for hit in hits if not hit.line.time or hit.line.time > began - _ANOTHER_ATTEMPT]
     if by_script and status == errors.STOPPED:
         remedy = (
-            "A new run begins at 0. Submit with --until-done: hpcml then continues the script from its checkpoints."
+            "A new run starts from the beginning. "
+            "Submit with --until-done: hpcml then continues the script from its checkpoints."
         )
         return Cause(errors.MEANING[status], "saved and stopped", remedy=end.hint or remedy)
     if end.state == "TIMEOUT" or (not by_script and status == errors.TIME_LIMIT):
@@ -339,7 +340,7 @@ def _of_points(case: Case) -> Cause:
 def _signalled(end: End, hits: Sequence[Hit], number: signal.Signals) -> Cause:
     clause = f"the script was killed by {number.name}"
     if not (rule := BY_NAME.get(_SIGNALS.get(number, ""))):
-        kernel = "The kernel sends SIGKILL when memory is full. Otherwise a person or the site killed it."
+        kernel = "The kernel sends SIGKILL when memory is full. Otherwise a person or the site killed the script."
         remedy = kernel if number == signal.SIGKILL else ""
         short = f"killed by {number.name}"
         return Cause(f"{clause}; the sender is unknown", short, False, "signal", remedy, evidence=_quoted(end))
@@ -447,7 +448,9 @@ def _no_files(cause: Cause, error: Mapping[str, Any]) -> Cause:
         return cause
     clause = f"the file system of {folder[:_TOLD]} can hold no more files (no inodes are left)"
     return cause._replace(
-        what=clause, short="no space for more files", remedy="Remove files there. df -i shows how many exist."
+        what=clause,
+        short="no space for more files",
+        remedy="Remove files from that file system. df -i shows how many files exist.",
     )
 
 

@@ -90,7 +90,7 @@ def meaning(text: str, where: Where) -> Meaning | None:
 
 ROOT, CASCADE, CONFIRMATION, TEARDOWN, WARNING = Role.ROOT, Role.CASCADE, Role.CONFIRMATION, Role.TEARDOWN, Role.WARNING
 _REFUSED, _ENTERING = Where.LOG | Where.SUBMISSION, Where.LOG | Where.IMAGE
-_ELSEWHERE = "Try another node, and report this one to the site's support."
+_ELSEWHERE = "Try another node, and report the node with the error to the site's support."
 COLLECTIVE = "collective-timeout"  # the rule by which a rank waits in vain for another that may still live
 _ONE_IMAGE = "Use one image or environment for all nodes."
 _OF_THE_PROGRAM = r"^(?:FATAL|ERROR  ):.*"  # how Apptainer and SingularityCE begin what they report
@@ -100,7 +100,7 @@ SLURM = (
          r"(?i)^(?!.*unrecognized option).*(?:--mem(?![\w-]).*\b(?:not|use|instead)\b|memory by node|mem-per-cpu)",
          "this site does not accept memory per node (--mem)",
          'Set slurm.remove=["--mem"]: hpcml then requests memory per CPU. '
-         'Or slurm.extra=["--mem-per-cpu=4G"].', "no memory by node", where=Where.SUBMISSION),
+         'Or set slurm.extra=["--mem-per-cpu=4G"].', "no memory by node", where=Where.SUBMISSION),
     Rule("account", ROOT, r"(?i)invalid account or (?:account/partition combination|expired budget)",
          "Slurm rejected the account for this partition, or the account's budget is used up",
          "Check --account: sacctmgr show assoc where user=$USER, or the site's command for budgets.",
@@ -119,8 +119,8 @@ SLURM = (
     # what --test-only says alone: it does not look at a QoS's PartitionMaxNodes (Slurm 22.05, 24.11, 26.05)
     Rule("configuration-tested", ROOT, r"allocation failure: Requested node configuration is not available",
          "no node of the partition matches the request, or the QoS allows more nodes than the partition",
-         "Request less per node, or choose another --partition. If the QoS allows the nodes, submit the job: "
-         "only Slurm's test fails.",
+         "Request less per node, or choose another --partition. If the QoS allows that many nodes, submit the job: "
+         "only Slurm's test (sbatch --test-only) refuses it.",
          "no such nodes", where=Where.SUBMISSION),
     Rule("configuration", ROOT, r"Requested node configuration is not available",
          "no node of the partition matches the request",
@@ -153,7 +153,8 @@ SLURM = (
          "Check --partition, --account and the machine you submit from, or ask the site's support.",
          "submission not permitted", where=Where.SUBMISSION),
     Rule("option", ROOT, r"unrecognized option|invalid option",
-         "this Slurm does not know one of the options", "Remove the option with slurm.remove in the profile.",
+         "this version of Slurm does not know one of the job's options",
+         "Remove the option with slurm.remove in the profile.",
          "option unknown to Slurm", where=Where.SUBMISSION),
     Rule("spool", ROOT, r"I/O error writing script|[Dd]isk quota|No space left",
          "Slurm could not store the job script",
@@ -183,7 +184,7 @@ SLURM = (
          "Increase --time, or submit with --until-done and checkpoints: hpcml help checkpoints.", "time limit",
          Retry.TIME),
     Rule("preempted", ROOT, r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO PREEMPTION \*\*\*",
-         "the job was preempted: Slurm gave its nodes to another",
+         "the job was preempted: Slurm gave its nodes to another job",
          "Submit the run again, or choose a partition or QoS without preemption.", "preempted"),
     Rule("node-failure", ROOT, r"CANCELLED AT \S+ DUE TO NODE FAILURE|srun: error: Node failure on (\S+)",
          "a node failed, or lost its network", _ELSEWHERE, "node failed", Retry.EXCLUDE),
@@ -209,8 +210,9 @@ SLURM = (
     Rule("credential", ROOT, r"Task launch for StepId=\S+ failed on node (\S+): Job credential expired",
          "a node's clock is wrong, or its slurmd was overloaded", _ELSEWHERE, "step could not start", Retry.EXCLUDE),
     Rule("prolog", ROOT, r"Job prolog failed|launch failed requeued held",
-         "the site's check of a node (prolog) failed before the job",
-         "Submit the run again without that node, and report the node to the site's support.", "site's check failed"),
+         "the site's check of a node (prolog) failed before the job started",
+         "Submit the run again without the failed node (--exclude), and report the node to the site's "
+         "support.", "site's check failed"),
     Rule("requeue-limit", ROOT, r"launch failure limit exceeded requeued held",
          "the job failed to start several times, and Slurm holds it",
          "Cancel the run. Submit it again without the nodes that failed.", "held after failed starts"),
@@ -224,7 +226,7 @@ DASK = (
          "one task killed each worker that ran it"),
     Rule("worker-memory", ROOT,
          r"(?:hpcml: worker (\S+) is over its memory limit|Worker (\S+) \(pid=\d+\) exceeded \d+% memory budget)",
-         "a worker was killed because it exceeded its share of the memory",
+         "a worker was killed because it used more than its share of the memory",
          "Use smaller chunks, more memory, more nodes, or fewer workers per node.", "worker out of memory",
          Retry.MEMORY),
     Rule("worker-oom", ROOT, r"hpcml: worker (\S+) ended: killed because the node's memory limit was reached",
@@ -250,7 +252,7 @@ DASK = (
          r"(?:hpcml: worker \S+ ended: killed by SIGKILL|Worker process \d+ was killed by signal 9\b)",
          "a worker was killed (SIGKILL)"),
     Rule("unmanaged", WARNING, r"Unmanaged memory use is high",
-         "Dask does not manage much of a worker's memory"),
+         "much of a worker's memory holds data that Dask does not manage"),
     Rule("paused", WARNING, r"Worker is at \d+% memory usage\. Pausing worker",
          "a worker paused: its memory was nearly full"),
     Rule("event-loop", WARNING, r"Event loop was unresponsive in \S+ for",
@@ -272,7 +274,7 @@ DASK = (
     Rule("wait-workers", CASCADE, r"(?:WorkerStartTimeoutError|TimeoutError): Only \d+/\d+ workers arrived",
          "not all workers registered in time"),
     Rule("port-in-use", WARNING, r"Port \d+ is already in use",
-         "another program uses the port"),
+         "another program uses a port that Dask requested"),
     Rule("duplicate-name", ROOT, r"Worker tried to connect with a duplicate name",
          "two workers have the same name", "Start each worker once (srun -n 1), or give each its own name.",
          "two workers, one name"),
@@ -288,10 +290,12 @@ DASK = (
          "the script starts processes but has no main guard",
          'Put the script\'s code below: if __name__ == "__main__":.', "no main guard"),
     Rule("dask-worker", ROOT, r"dask-(?:worker|scheduler|cuda-worker): command not found",
-         "Dask no longer has this command", "Use dask worker or dask scheduler.",
+         "the script calls dask-worker or a similar command, which Dask no longer has",
+         "Call dask worker, dask scheduler or dask cuda worker.",
          "old Dask command"),
     Rule("dask-command", ROOT, r"""No such command '?\"?cuda""",
-         "dask-cuda is not installed in the environment", "Install dask-cuda, or use the image.", "dask-cuda missing"),
+         "dask-cuda is not installed in the environment", "Install dask-cuda, or use an image with it.",
+         "dask-cuda missing"),
     Rule("lost-connection", CASCADE,
          r"Failed to communicate with scheduler during heartbeat|Connection to scheduler broken",
          "the scheduler stopped responding"),
@@ -379,7 +383,7 @@ FILES_AND_PYTHON = (
          "out of memory", Retry.MEMORY),
     Rule("segfault", ROOT, r"^Fatal Python error: Segmentation fault",
          "a crash (segmentation fault) in compiled code",
-         "Try another version of the library that the line below calls.", "crashed (SIGSEGV)"),
+         "Try another version of the library in the first line below the error.", "crashed (SIGSEGV)"),
     Rule("bus-error", ROOT, r"^Fatal Python error: Bus error",
          "shared or mapped memory was lost (bus error): usually /dev/shm is full",
          "Check df -h /dev/shm on the node.", "shared memory lost (SIGBUS)"),
@@ -412,7 +416,8 @@ GPU = (
          "the packages need a newer GPU driver than the node has, or the image was started without --nv",
          "Use packages for the node's CUDA version (cu12 for driver 535).", "GPU driver too old"),
     Rule("no-kernel", ROOT, r"no kernel image is available for execution on the device",
-         "a package has no code for this kind of GPU", "Install a build for this GPU.", "package lacks this GPU"),
+         "a package has no code for this kind of GPU", "Install a build of the package for the nodes' GPUs.",
+         "package lacks this GPU"),
     Rule("no-gpu", ROOT, r"cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE|no CUDA-capable device is detected",
          "the process has no GPU", "Request GPUs: --gpus-per-node 1.", "no GPU"),
     Rule("gpu-busy", ROOT, r"all CUDA-capable devices are busy or unavailable|cudaErrorDevicesUnavailable",
@@ -433,10 +438,10 @@ GPU = (
     Rule("illegal-access", ROOT,
          r"an illegal memory access was encountered|cudaErrorIllegalAddress|NVRM: Xid \(PCI:\S+\): (?:13|31|69)\b",
          "GPU code accessed invalid memory: a bug in the program or in a library",
-         "Try other versions. compute-sanitizer finds the line.", "GPU code crashed"),
+         "Try other versions of the libraries. compute-sanitizer finds the faulty line.", "GPU code crashed"),
     Rule("launch-failure", ROOT, r"unspecified launch failure|cudaErrorLaunchFailure",
          "GPU code crashed: a bug in the program or in a library",
-         "Try other versions. compute-sanitizer finds the line.", "GPU code crashed"),
+         "Try other versions of the libraries. compute-sanitizer finds the faulty line.", "GPU code crashed"),
     Rule("xid-after", CASCADE, r"NVRM: Xid \(PCI:\S+\): (?:43|45)\b",
          "the driver stopped a program on a GPU after an error"),
     Rule("context", ROOT,
@@ -490,7 +495,7 @@ NETWORK = (
          r"remote process exited or there was a network error|NET/IB: Got completion from peer .* status=",
          "another rank exited"),
     Rule("nccl-shm", ROOT, r"failed to extend /dev/shm/nccl-\S+ to \d+ bytes",
-         "/dev/shm is full: killed jobs left files there, or its limit is small",
+         "/dev/shm is full: killed jobs left files there, or its size limit is small",
          "Remove your own /dev/shm/nccl-* on the node.", "/dev/shm full"),
     Rule(COLLECTIVE, ROOT,
          r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:recv|send) operation",
@@ -509,7 +514,8 @@ NETWORK = (
 
 IMAGES = (
     Rule("container-program", ROOT, r"hpcml: there is no (\S+) on \S+ \(profile: runtime\.container\)",
-         "the container program {0} is missing", "Load its module (runtime.modules) or correct runtime.container.",
+         "the container program {0} is missing",
+         "Load the program's module (runtime.modules) or correct runtime.container.",
          "no container program", where=_ENTERING),
     Rule("tmpdir", ROOT, r"hpcml: (TMPDIR cannot be bound .*)",
          "{0}", "Set TMPDIR to another folder (runtime.setup).", "TMPDIR cannot be bound", where=_ENTERING),
@@ -517,7 +523,7 @@ IMAGES = (
          r"fusermount3?: .*(?:denied|not permitted)",
          "/dev/fuse cannot be used, but images are mounted with it",
          "Try another node. Or ask the site's support to open /dev/fuse to all users (mode 666), or to install the "
-         "program setuid.", "images not allowed", Retry.EXCLUDE, _ENTERING),
+         "container program setuid.", "images not allowed", Retry.EXCLUDE, _ENTERING),
     Rule("fakeroot", ROOT, r"(?i)/etc/sub[ug]id|newuidmap|fakeroot.{0,80}(?:not|fail|denied|unable)",
          "this machine does not let you build as root in a user namespace (--fakeroot)",
          "Ask for a line in /etc/subuid and /etc/subgid, or build on another machine and copy the image.",
@@ -525,7 +531,7 @@ IMAGES = (
     Rule("namespace", ROOT, r"(?i)user namespaces? (?:(?:are|is) )?(?:disabled|not)\b|failed to create user namespace|"
          r"create namespace: user|max_user_namespaces",
          "the machine does not allow user namespaces, which images need",
-         "Try another node, or ask the site's support for user namespaces or a setuid program.",
+         "Try another node, or ask the site's support for user namespaces or a setuid container program.",
          "images not allowed", Retry.EXCLUDE, _ENTERING | Where.BUILD),
     Rule("bind-source", ROOT, r"mount source (\S+) doesn't exist",
          "a path in runtime.binds does not exist on the node: {0}",
@@ -544,7 +550,7 @@ IMAGES = (
          "the image's programs are for another processor", "Build the image on a machine like the nodes.",
          "image for another processor", where=_ENTERING),
     Rule("image-format", ROOT, r"image format not recognized",
-         "the file is not an image", "Build the image with hpcml image build, or copy it again.", "not an image",
+         "the file is not an image", "Build the image with hpcml image build, or copy the image again.", "not an image",
          where=_ENTERING),
     Rule("image-damaged", ROOT, r"(?i:trying to read the squashfs image)|" + _OF_THE_PROGRAM +
          r"(?i:squashfs.{0,40}(?:corrupt|superblock)|unexpected EOF|header is corrupted|"
@@ -571,11 +577,12 @@ IMAGES = (
          "too little memory or too few processes to start the image",
          "Increase --memory-per-node, or check ulimit -u.", "no memory for image", where=_ENTERING),
     Rule("image-python", ROOT, _OF_THE_PROGRAM + r"(?i:python3?\S*.{0,40}(?:not found|no such file))",
-         "this Python does not exist in the image",
+         "the image lacks the run's Python",
          "Install python3 in the image and set PATH in %environment, or correct runtime.python.", "no Python in image",
          where=_ENTERING),
     Rule("image-option", ROOT, r'^Error for command "\w+": unknown (?:shorthand )?flag\b.*?(-\S+)',
-         "the container program does not know the option {0}", "Correct runtime.options, or use a newer program.",
+         "the container program does not know the option {0}",
+         "Correct runtime.options, or use a newer container program.",
          "wrong container option", where=_ENTERING),
     Rule("nv-files", WARNING, r"Could not find any nv files on this host",
          "the node has no GPU driver for the image"),
@@ -585,7 +592,8 @@ IMAGES = (
     Rule("needs-root", ROOT, r"(?i)must be (?:the )?root",
          "the build must run as root", "Use --fakeroot, or build on a machine where you are root.", where=Where.BUILD),
     Rule("registry", ROOT, r"toomanyrequests|429 Too Many",
-         "the registry limits downloads", "Try again in some hours, or log in to the registry.",
+         "the image registry refused the download, because there were too many downloads",
+         "Try again in some hours, or log in to the registry.",
          where=Where.BUILD),
     Rule("download", ROOT,
          r"(?i)no such host|name resolution|connection refused|network is unreachable|(?:handshake|i/o) timeout|"
@@ -594,10 +602,10 @@ IMAGES = (
          "Check this machine's internet access (http_proxy, https_proxy). Compute nodes usually have none.",
          where=Where.BUILD),
     Rule("image-test", ROOT, r"(?i)test script|%test",
-         "the image was built, but its test failed", "The lines above the last show the failed part.",
+         "the image was built, but its test failed", "The lines before the last line show which part failed.",
          where=Where.BUILD),
     Rule("post", ROOT, r"(?i)%post|post script",
-         "a command of %post failed", "The lines above the last show the command.", where=Where.BUILD),
+         "a command of %post failed", "The lines before the last line show the failed command.", where=Where.BUILD),
 )  # fmt: skip
 
 RULES = (*SLURM, *DASK, *FILES_AND_PYTHON, *GPU, *NETWORK, *IMAGES)
@@ -634,7 +642,7 @@ def of_role(status: int, log: Sequence[str]) -> Explanation:
         clause = f"exited with status {status}: its interpreter {program[1]} is for {kind}, {node}"
         return Explanation(clause, "Set runtime.python to an interpreter for the nodes' processors.")
     if status in _NOT_THERE:
-        clause = f"exited with status {status}: its interpreter or a program before it {_NOT_THERE[status]}"
+        clause = f"exited with status {status}: its interpreter or the interpreter's launcher {_NOT_THERE[status]}"
         return Explanation(clause, "Check that the interpreter exists on the compute nodes (runtime.python).")
     if number := signal_of_status(status):
         return Explanation(f"exited with status {status} (killed by {signal_name(number)})")

@@ -58,11 +58,13 @@ class Program(NamedTuple):
 
 def identify(path: str, answer: str) -> Program:
     """Return which program gives this answer to ``--version``; raise ImageError if none does that knows SIF images."""
-    hint = "Install Apptainer 1.2 or newer, load the site's module, or name another with --program."
+    hint = "Install Apptainer 1.2 or newer, load the site's module, or name another program with --program."
     match = next((match for line in answer.splitlines() if (match := _VERSION.match(line.strip()))), None)
     if match is None:
         quote = last_lines(answer, 3)
-        raise ImageError("This program is neither Apptainer nor Singularity", place=path, hint=hint, quote=quote)
+        raise ImageError(
+            "The container program is neither Apptainer nor Singularity", place=path, hint=hint, quote=quote
+        )
     program = Program(path, match[1] or "singularity", tuple(int(number) for number in match.groups()[1:] if number))
     if program.kind != "apptainer" and program.version < (3,):
         raise ImageError(f"{program} is too old: it does not support SIF images", place=path, hint=hint)
@@ -80,10 +82,10 @@ def find_program(wanted: str, first: str = "") -> Program:
     path = next(filter(None, paths), None)
     if path is None:
         hint = "Load the site's module or install Apptainer 1.2 or newer. You can also build images on another machine."
-        raise ImageError(f"There is no {' and no '.join(names)} here", place="PATH", hint=hint)
+        raise ImageError(f"There is no {' and no '.join(names)} on this machine", place="PATH", hint=hint)
     answer = ask([path, "--version"], TIMEOUT)
     if answer.code != 0:
-        message = f"Its --version {'does not answer' if answer.code is None else 'fails'}"
+        message = f"The container program {'does not respond to' if answer.code is None else 'fails with'} --version"
         hint = "Run the program yourself. Check that its module is loaded and its file system is mounted."
         raise ImageError(message, place=path, hint=hint, quote=last_lines(answer.text))
     return identify(path, answer.text)
@@ -99,7 +101,7 @@ def ask(command: Sequence[str], timeout: float) -> subprocesses.Answer:
 
 def not_started(path: str, error: Exception) -> ImageError:
     """Return that the program cannot be started, as an error."""
-    hint = "Run the program yourself, or choose another with --program."
+    hint = "Run the program yourself, or choose another program with --program."
     return ImageError(f"The container program could not be started: {error}", place=path, hint=hint)
 
 
@@ -193,7 +195,7 @@ def check_subordinate(table: Path) -> None:
     except OSError:
         owners = set()  # no table is the same as no line in it
     if not names & owners:
-        hint = "Ask for an entry in /etc/subuid and /etc/subgid. Or build elsewhere, or try --no-fakeroot."
+        hint = "Ask the site for an entry in /etc/subuid and /etc/subgid. Or build elsewhere, or try --no-fakeroot."
         message = "You have no subordinate user ids for a build as root (--fakeroot)"
         raise ImageError(message, place=str(table), hint=hint)
 
@@ -230,7 +232,7 @@ def _arguments(definition: Definition, given: Mapping[str, str]) -> tuple[dict[s
     """Return build arguments, pip's file of certificates and notes: the user's, and what only this machine knows."""
     if unknown := [name for name in given if name not in definition.used]:
         names = sorted(definition.used)
-        hint = did_you_mean(nearest(unknown[0], names), f"It has: {', '.join(names) or 'none'}.")
+        hint = did_you_mean(nearest(unknown[0], names), f"Its build arguments: {', '.join(names) or 'none'}.")
         raise UsageError(f"The definition has no build argument {unknown[0]}", place=str(definition.path), hint=hint)
     arguments, certificates, notes = dict(given), "", []
     if "PIP_INDEX" in definition.used:
@@ -247,7 +249,7 @@ def _arguments(definition: Definition, given: Mapping[str, str]) -> tuple[dict[s
         if source := arguments.get("UCX_SOURCE"):
             arguments["UCX_SOURCE"] = str(_ucx_source(source))
         else:
-            notes.append("without --build-arg UCX_SOURCE=ucx-RELEASE.tar.gz the image has no InfiniBand")
+            notes.append("without --build-arg UCX_SOURCE=ucx-RELEASE.tar.gz, the image will not support InfiniBand")
     if missing := sorted(definition.used - definition.defaults.keys() - arguments.keys()):
         hint = f"Set the argument: --build-arg {missing[0]}=VALUE."
         raise UsageError(f"The build argument {missing[0]} has no value", place=str(definition.path), hint=hint)

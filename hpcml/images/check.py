@@ -56,12 +56,12 @@ def of_the_definition(image: Image) -> Iterator[Finding]:
     if not text:
         sentence = "the image contains no definition: its origin is unknown"
     elif begin and begin[1].lower() != "docker":
-        sentence = f"spython cannot read definitions that begin with {begin[1]}: not checked"
+        sentence = f"spython cannot read definitions that begin with {begin[1]}: the definition was not checked"
     else:
         try:
             stages, warnings = _by_spython(text, dockerfile=begin is None)
         except ModuleNotFoundError:
-            sentence, hint = "spython is not installed: not checked", "pip install 'hpcml[image]'"
+            sentence, hint = "spython is not installed: the definition was not checked", "pip install 'hpcml[image]'"
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it raises whatever its code stumbles over
             # Apptainer built from it all the same: this is spython's trouble and no reason against the image.
             sentence = f"spython cannot read the definition: {str(error) or type(error).__name__}"
@@ -75,7 +75,12 @@ def of_the_definition(image: Image) -> Iterator[Finding]:
     if bases:
         yield from _of_the_last_stage(stages[-1], bases, image)
     else:
-        yield Finding("definition", NOTE, "spython finds no base image in the definition", "Write From: IMAGE:VERSION.")
+        yield Finding(
+            "definition",
+            NOTE,
+            "spython finds no base image in the definition",
+            "Write From: IMAGE:VERSION into the definition.",
+        )
 
 
 def _of_the_last_stage(stage: Any, bases: list[str], image: Image) -> Iterator[Finding]:
@@ -90,10 +95,10 @@ def _of_the_last_stage(stage: Any, bases: list[str], image: Image) -> Iterator[F
         )
         yield Finding("definition", BAD, sentence, "The image was changed after its build. Build it again.")
     if moving:
-        sentence = f"the definition starts from {moving[0]}, which changes every month"
+        sentence = f"the definition starts from {moving[0]}, which changes over time"
         yield Finding("definition", NOTE, sentence, "Use a fixed version, so that the same build gives the same image.")
     if not different and not moving:
-        sentence = f"starts from {', '.join(bases)}, {len(stage.install)} commands, labels as stated"
+        sentence = f"the base is {', '.join(bases)}; {len(stage.install)} commands; the labels match the definition"
         yield Finding("definition", GOOD, sentence)
 
 
@@ -201,7 +206,9 @@ def _of_the_hosts(contents: Contents, program: Program) -> Iterator[Finding]:
         yield Finding("host", NOTE, f"{name} puts libraries of this machine before those of the image", f"unset {name}")
     if contents.outside:
         sentence = f"the image uses files of this machine: {', '.join(contents.outside[:3])}"
-        yield Finding("host", BAD, sentence, "Set PYTHONNOUSERSITE=1 in %environment, or do not bind that folder.")
+        yield Finding(
+            "host", BAD, sentence, "Set PYTHONNOUSERSITE=1 in %environment, or do not bind the folder of these files."
+        )
     elif contents.library_path and not set_here:
         sentence = f"LD_LIBRARY_PATH contains folders of this machine: {', '.join(contents.library_path)}"
         yield Finding("host", NOTE, sentence, "Remove these folders from %environment.")
@@ -213,14 +220,14 @@ def _of_the_transports(contents: Contents, devices: subprocesses.Answer) -> Iter
     transports = sorted(set(re.findall(r"Transport: (\S+)", devices.out)))
     ucx = contents.ucx
     name = f"UCX {ucx.version} in {ucx.library.rpartition('/')[0]}" if ucx.library else "UCX"
-    here = f"on this machine it can use {', '.join(transports) or 'nothing'}"
+    here = f"on this machine UCX can use {', '.join(transports) or 'nothing'}"
     if fast := [name for name in transports if units.RDMA.fullmatch(name)]:
         yield Finding("ucx", GOOD, f"{name} uses InfiniBand here: {', '.join(fast)}")
     elif "ib" in ucx.modules:
-        yield Finding("ucx", GOOD, f"{name} has InfiniBand; {here}")
+        yield Finding("ucx", GOOD, f"{name} supports InfiniBand; {here}")
     else:
         sentence = f"the image lacks InfiniBand support. {name} would use TCP between nodes without an error; {here}"
-        hint = "Build rapids-cu12 or rapids-cu13 (conda-forge's ucx), or of -wheels with --build-arg UCX_SOURCE=FILE."
+        hint = "Build rapids-cu12 or rapids-cu13 (with conda-forge's ucx), or set UCX_SOURCE for a -wheels image."
         yield Finding("ucx", BAD, sentence, hint)
     if contents.verbs:
         yield Finding(
@@ -234,10 +241,19 @@ def _of_the_gpu(contents: Contents, image: Image) -> Finding:
     driver = contents.driver
     need = NEEDS[int(image.cuda)].driver if image.cuda in map(str, NEEDS) else 0
     if not driver:
-        return Finding("gpu", BAD, "NVIDIA's driver does not respond", "Run this check on a node with GPUs, with srun.")
+        return Finding(
+            "gpu",
+            BAD,
+            "NVIDIA's driver does not respond on this machine",
+            "Run this check on a node with GPUs, with srun.",
+        )
     if record.major(driver) < need:
-        hint = "Use an image of rapids-cu12." if image.cuda == "13" else "Ask the site for a newer driver."
-        return Finding("gpu", BAD, f"the driver is {driver}, but CUDA {image.cuda} needs {need} or newer", hint)
+        hint = "Use an image of rapids-cu12." if image.cuda == "13" else "Ask the site for a newer GPU driver."
+        return Finding(
+            "gpu", BAD, f"the GPU driver is {driver}, but CUDA {image.cuda} needs driver {need} or newer", hint
+        )
     if contents.compute:
-        return Finding("gpu", BAD, f"cuDF cannot add three numbers: {contents.compute}", "See imports above.")
+        return Finding(
+            "gpu", BAD, f"cuDF cannot add three numbers: {contents.compute}", "See the check 'imports' above."
+        )
     return Finding("gpu", GOOD, f"cuDF works on one GPU, driver {driver}")

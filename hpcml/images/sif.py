@@ -102,7 +102,7 @@ def inspect(image: Path) -> Image:
         hint = "Check the spelling and the permissions; hpcml image ls lists images."
         raise NotFoundError(f"The image cannot be read: {error.strerror}", place=str(image), hint=hint) from error
     except _DamagedError as error:
-        hint = "Build it with hpcml image build, or copy it again."
+        hint = "Build the image with hpcml image build, or copy the file again."
         raise ImageError(f"The file is {error}", place=str(image), hint=hint) from error
 
 
@@ -124,10 +124,10 @@ def _read(file: BinaryIO, path: Path) -> Image:
         if not used:
             continue
         if offset < 0 or size < 0 or offset + size > about.st_size:
-            raise _DamagedError(f"truncated: {about.st_size} bytes instead of {offset + size}")
+            raise _DamagedError(f"truncated: it has {about.st_size} bytes instead of {offset + size}")
         if kind == _JSON and name.rstrip(b"\0") == _METADATA:
             if size > _LARGEST_TEXT:
-                raise _DamagedError(f"damaged: it contains a text of {size} bytes")
+                raise _DamagedError(f"damaged: its metadata has {size} bytes")
             file.seek(offset)
             metadata = file.read(size)
         encrypted = encrypted or (kind == _PARTITION and file_system == _ENCRYPTED)

@@ -124,7 +124,9 @@ def _sweep(context: Context) -> None:
     def sweep() -> int:
         for place in {context.scratch(), context.scratch(longest=context.socket_room), tempfile.gettempdir()}:
             if swept := scratch.sweep(place):
-                print(f"hpcml: removed {len(swept)} folders that roles of earlier runs left in {place}.", flush=True)
+                print(
+                    f"hpcml: removed {len(swept)} folders that processes of earlier runs left in {place}.", flush=True
+                )
         return 0
 
     fork(sweep)  # _reap() takes the child's end
@@ -144,7 +146,7 @@ def _sample(context: Context) -> None:
         try:
             fork(sample)  # nobody waits for it; it ends with this process
         except OSError as error:  # no process can be started: the kind's will say so where it matters
-            print(f"hpcml: {context.node} records no samples: {error.strerror}.", file=sys.stderr)
+            print(f"hpcml: the resource use of {context.node} is not sampled: {error.strerror}.", file=sys.stderr)
 
 
 def fork(child: Callable[[], int]) -> int:
@@ -218,7 +220,7 @@ def _write_stacks(node: Node, requests: stacks.Requests) -> None:
     try:
         fork(lambda: stacks.write(node.context, request, members, parent))  # _reap() takes the child's end
     except OSError as error:
-        print(f"hpcml: {node.context.node} cannot show its stacks: {error.strerror}.", file=sys.stderr)
+        print(f"hpcml: the process stacks on {node.context.node} cannot be written: {error.strerror}.", file=sys.stderr)
 
 
 def _stop_if_ended(node: Node) -> None:
@@ -315,8 +317,8 @@ def _check_memory(node: Node, limit: int) -> None:
     for slot in node.slots:
         if slot.pid and not slot.cause and (size := resident(slot.pid)) > MEMORY_TERMINATE * limit:
             slot.cause = f"over its memory limit: {in_mib(size)} of {in_mib(limit)}"
-            node.memory = node.memory or f"{node.members.noun} {slot.name} was ended, {slot.cause}"
-            _tell(f"{node.members.noun} {slot.name} is {slot.cause}: ended.")
+            node.memory = node.memory or f"hpcml ended {node.members.noun} {slot.name}, which was {slot.cause}"
+            _tell(f"{node.members.noun} {slot.name} is {slot.cause}. hpcml ends the {node.members.noun}.")
             end(slot, wait=False)
 
 
@@ -326,7 +328,7 @@ def _keep_going(node: Node) -> None:
         slot.stopped = slot.stopped + 1 if slot.pid and processes.Process.named(slot.pid).state == "T" else 0
         if slot.stopped == STOPPED:
             os.kill(slot.pid, signal.SIGCONT)
-            _tell(f"{node.members.noun} {slot.name} was stopped (SIGSTOP): continued.")
+            _tell(f"{node.members.noun} {slot.name} was stopped (SIGSTOP). hpcml continued the {node.members.noun}.")
 
 
 def _memory_kill(node: Node, code: int) -> str:

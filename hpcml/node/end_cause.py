@@ -147,7 +147,7 @@ class EndRequests:
             left = f"has {settings.job.signal_lead:g} s before the time limit (slurm.signal_lead)"
         else:
             return ""
-        return f"a save took {seconds:.1f} s, and the script {left}"
+        return f"saving a checkpoint took {seconds:.1f} s, and the script {left}"
 
     @property
     def _knows_its_end(self) -> bool:

@@ -76,14 +76,19 @@ class RunState:
         """End the run if a role has other versions than the driver; write down once when all have told theirs."""
         self.clocks = compared.clocks.bounds | {node: self.clocks[node] for node in self.measured}
         if compared.clocks.fatal:
-            hint = "The run's certificate is not valid there. Exclude the node, and report it to the site's support."
+            hint = (
+                "The run's certificate is not valid on a node with a wrong clock. "
+                "Exclude that node, and report it to the site's support."
+            )
             raise self.end(errors.WORKERS_NEVER_CAME, compared.clocks.fatal, hint)
         if self.environment_known:
             return
         if compared.ends:
             is_image = bool(self.context.settings.job.image)
             where = "The image" if is_image else "The environment of runtime.python"
-            hint = f"{where} must be equal on all nodes. Keep it on a shared file system, or copy it again."
+            hint = (
+                f"{where} must be equal on all nodes. Keep it on a shared file system, or copy it to the nodes again."
+            )
             origin = "image" if is_image else "environment"
             raise RunEndedError(End(errors.VERSIONS, origin, "hpcml", compared.ends, hint))
         if compared.complete:

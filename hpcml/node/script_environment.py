@@ -45,7 +45,7 @@ def take_up(context: Context, *, say: bool = True) -> None:
     entries = [os.path.abspath(entry) for entry in run_entries.split(":") if run_entries]  # noqa: PTH100 - as Python's site has them
     wanted = [*first, str(context.run.library), *entries]
     for place in _hidden(first[0]) if first and say else ():
-        print(f"hpcml: tasks do not import {place}: another module with this name is loaded.", file=sys.stderr)
+        print(f"hpcml: tasks do not import {place}: another module with the same name is loaded.", file=sys.stderr)
     sys.path[:] = dict.fromkeys([*wanted, *sys.path])
     restore(os.environ)
     _draw_anew()

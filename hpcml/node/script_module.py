@@ -87,7 +87,7 @@ class _Source:
             return dict(runpy.run_path(self.path, run_name="__mp_main__"))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a script may raise anything
             self.problem = f"the script as a module: {type(error).__name__}: {error}"
-            print(f"hpcml: not imported: {self.problem}.", file=sys.stderr, flush=True)
+            print(f"hpcml: a worker cannot import {self.problem}.", file=sys.stderr, flush=True)
             return {}
         finally:
             if numpy:
@@ -191,7 +191,7 @@ def definitions(path: str) -> dict[str, Any]:
                 raise
             line = ast.unparse(node).partition("\n")[0]
             why = f"{type(error).__name__}: {error}"
-            print(f"hpcml: {line} of the script fails in a worker ({why}).", file=sys.stderr, flush=True)
+            print(f"hpcml: the script's line {line} fails in a worker ({why}).", file=sys.stderr, flush=True)
     return {name: value for name, value in namespace.items() if not name.startswith("__")}
 
 

@@ -156,7 +156,7 @@ class Script:
             ended = (files.read_json(self.context.attempt.service_of("jupyter")) or {}).get("ended", "it was shut down")
             return f"JupyterLab ended: {ended}" if status == 0 else "JupyterLab could not be started"
         if status == START_FAILED and self.context.settings.code.form is Form.NOTEBOOK:
-            return "the notebook could not be executed: the run's environment lacks the packages for it"
+            return "the notebook could not be executed: the run's environment lacks packages for notebooks"
         if self.context.settings.points.sweep and (points := files.read_json(self.context.attempt.points_end)):
             return str(points["ended"])
         if status == 0:
@@ -341,9 +341,10 @@ def _add_module(name: str, image: str) -> str:
     if image:
         return f"The image {image} has no module '{name}'. Build an image that has it (hpcml image build --help)."
     if name in sys.stdlib_module_names:
-        return f"{sys.executable} was built without Python's own module '{name}': set runtime.python to another."
+        return f"{sys.executable} was built without Python's own module '{name}': set runtime.python to another Python."
     add = f"{sys.executable} -m pip install {name}"
-    return f"{sys.executable}, which ran the script, has no module '{name}': {add}; or set runtime.python to another."
+    lacks = f"{sys.executable}, which ran the script, has no module '{name}'"
+    return f"{lacks}: {add}; or set runtime.python to another Python."
 
 
 def written_into_copy(copy: Path, since: int) -> str:

@@ -272,7 +272,7 @@ def tear_down(state: RunState, processes: Processes, outcome: End) -> bool:
     try:
         files.remove_secrets(context.attempt)
     except OSError as error:  # they open nothing any more, and the script's status stays
-        say(context, f"the keys could not be removed: {error}")
+        say(context, f"the run's secret keys could not be removed: {error}")
     for sentence in processes.remarks() if outcome.state == "COMPLETED" else ():
         state.warn(sentence)
     state.events.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
@@ -345,7 +345,7 @@ class ReportProcess:
             self.process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # the file system holds it; nobody waits for it
                 self.process.communicate(timeout=REPORT_KILLED)
-            self._missed(f"it was not ready in {REPORT_LONGEST:g} s")
+            self._missed(f"not ready within {REPORT_LONGEST:g} s")
             return
         if self.process.returncode:
             last = output.decode(errors="replace").strip().rpartition("\n")[2]

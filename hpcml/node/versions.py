@@ -242,7 +242,7 @@ class Comparison:
             return ""
         name, versions_found = next(iter(self.fatal.items()))
         others = list(self.fatal)[1:]
-        more = f"; so {'does' if len(others) == 1 else 'do'} {_listed(others)}" if others else ""
+        more = f"; {_listed(others)} also differ{'s' if len(others) == 1 else ''}" if others else ""
         return f"the versions of the run's processes differ: {self._sentence(name, versions_found)}{more}"
 
     @property

@@ -245,11 +245,12 @@ def _check_attempts(site: Site, spec: RunRequest) -> None:
         hint = "Remove the option, or submit the run: hpcml submit --until-done."
         raise UsageError("A run in an existing allocation ends with the allocation", place="--until-done", hint=hint)
     if not spec.code.form.traits.is_script:
-        raise UsageError(f"{spec.code.form} cannot be continued", place="--until-done", hint="Remove it.")
+        raise UsageError(f"{spec.code.form} cannot be continued", place="--until-done", hint="Remove --until-done.")
     one = spec.size.nodes * int(spec.size.time) / 3600
     if spec.attempts.max_node_hours and one > spec.attempts.max_node_hours:
-        hint = "Reduce --time, or allow more node-hours."
-        problem = f"One attempt may take {one:g} node-hours, but the limit for all is {spec.attempts.max_node_hours:g}"
+        hint = "Reduce --time, or increase --max-node-hours."
+        most = f"the limit for all attempts is {spec.attempts.max_node_hours:g}"
+        problem = f"One attempt may take {one:g} node-hours, but {most}"
         raise UsageError(problem, place="--max-node-hours", hint=hint)
 
 
@@ -258,7 +259,7 @@ def _signal_lead(site: Site, time_limit: int, reasons: list[str]) -> int:
     lead = max(1, min(round(site.slurm.signal_lead), _MOST_SIGNAL_LEAD))
     if time_limit and lead > time_limit // 2:
         reasons.append(
-            f"hpcml warns the script {time_limit // 2} s before the end (half of the time limit), not {lead} s"
+            f"hpcml warns the script {time_limit // 2} s before the time limit (half of that limit), not {lead} s"
         )
         return max(1, time_limit // 2)
     return lead
@@ -302,7 +303,8 @@ def _notices(site: Site, spec: RunRequest) -> tuple[str, ...]:
     notes += _other_adapters(site, spec)
     if spec.size.nodes >= _MANY_NODES and not spec.image and not schedulers.get(site.scheduler).ONE_MACHINE:
         notes.append(
-            f"{spec.size.nodes} nodes import Python at once, slow on a shared file system: use an image (--image)"
+            f"{spec.size.nodes} nodes import Python at once, which is slow on a shared file system: "
+            "use an image (--image)"
         )
     if count := site.doubts():
         notes.append(f"profile {site.name} has {count} unconfirmed values ({_FACTS} {site.name})")
@@ -317,7 +319,7 @@ def _other_adapters(site: Site, spec: RunRequest) -> list[str]:
             has = site.network.adapters
             if strange := [one for one in named_adapters(value) if one not in has]:
                 which = f"{name} names {', '.join(strange)}"
-                notes.append(f"{which}, which the nodes of {site.name} do not have: {', '.join(has)}")
+                notes.append(f"{which}, which the nodes of {site.name} do not have (these nodes have {', '.join(has)})")
     return notes
 
 
@@ -434,7 +436,7 @@ def advice(site: Site, kind: Kind) -> dict[str, dict[str, str]]:
                 raise ConfigError(f"'{set_keys[key]}' is not a number", place=f"{place}.{key}", hint=hint) from error
         if name not in rules and not (rule.figure and rule.sentence and (rule.above or rule.below)):
             hint = f"A new rule needs figure, sentence, and above or below. Known rules: {', '.join(rules)}."
-            raise ConfigError(f"Unknown rule '{name}', and this is not a complete new one", place=place, hint=hint)
+            raise ConfigError(f"Rule '{name}' is neither a known rule nor a complete new rule", place=place, hint=hint)
         if rule.figure and rule.figure not in figures:
             hint = f"Use one of: {', '.join(figures)}."
             raise ConfigError(f"Unknown figure '{rule.figure}'", place=f"{place}.figure", hint=hint)

@@ -241,19 +241,22 @@ def _table(table: Any, forms: Mapping[str, Check], *, part: bool = False) -> dic
 
 def wrong(host: str, problem: str) -> ConfigError:
     """Return the error for an answer that cannot be used."""
-    hint = "Update the older hpcml. If the versions are equal, the machine may be compromised: ask the site's support."
-    return ConfigError(f"The answer of hpcml on {host} is invalid: {problem}", place=host, hint=hint)
+    hint = (
+        "Update the older hpcml of the two. "
+        "If the versions are equal, the machine may be compromised: ask the site's support."
+    )
+    return ConfigError(f"hpcml on {host} sent an invalid message: {problem}", place=host, hint=hint)
 
 
 def _parsed(line: str | bytes, host: str, longest: float = LONGEST) -> dict[str, Any]:
     if len(line) > longest:
-        raise wrong(host, f"a fact of {len(line)} bytes")
+        raise wrong(host, f"it is too long ({len(line)} bytes)")
     try:
         content = files.parsed(json.loads, line if isinstance(line, str) else line.decode())
     except ValueError as error:
-        raise wrong(host, f"not JSON ({str(error)[:100]})") from error
+        raise wrong(host, f"it is not JSON ({str(error)[:100]})") from error
     if not isinstance(content, dict):
-        raise wrong(host, "not a table")
+        raise wrong(host, "it is not a table")
     return content
 
 
@@ -268,7 +271,7 @@ def of_call(line: str | bytes, host: str) -> CallFacts:
     """Return what the login node says of a command that it runs for a laptop; its greeting comes with a version."""
     content = _checked(_parsed(line, host), host, _forms(CallFacts), part=True)
     if "hello" in content and "version" not in content:
-        raise wrong(host, "a greeting without a version")
+        raise wrong(host, "it contains no version")
     return cast("CallFacts", content)
 
 
@@ -303,7 +306,7 @@ class StreamDemux:
             end = data.find(b"\n", begin)
             if end < 0:
                 if len(data) - begin > LONGEST:
-                    raise wrong(self.host, "a fact without an end")
+                    raise wrong(self.host, "it has no end")
                 if not last:
                     plain, self.rest, data = plain + data[:begin], data[begin:], b""
                 break

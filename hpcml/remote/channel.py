@@ -190,7 +190,7 @@ class Call:
         if "standing" not in fact:
             self._facts_left -= 1
         if self._facts_left < 0 or ("hello" in fact and self.held is None):
-            raise answers.wrong(self.connection.host, "it repeats the same message")
+            raise answers.wrong(self.connection.host, "hpcml there repeats the same message")
         if "run" in fact and "run" not in self.facts:
             self.write(GO)
         self.facts |= fact
@@ -200,7 +200,7 @@ class Call:
             before, self.held = self.held or b"", None
             self.show(before)
             if fact["version"] != __version__:
-                versions = f"this is hpcml {__version__}, on {self.connection.host} it is {fact['version']}"
+                versions = f"hpcml is {__version__} on this machine, but {fact['version']} on {self.connection.host}"
                 self.show(f"hpcml: note: {versions}; options may differ.\n".encode())
 
     def fact(self, name: Literal["socket", "relay"], seconds: float) -> Any:
@@ -284,7 +284,7 @@ class Call:
                 host = self.connection.host
                 message = f"hpcml on {host} did not start within {GREETING:g} s"
                 raise LinkError(
-                    message, place=host, hint=f"Its file system may be slow. Try: ssh {host} hpcml --version"
+                    message, place=host, hint=f"The file system there may be slow. Try: ssh {host} hpcml --version"
                 )
         return code
 
@@ -305,10 +305,12 @@ class Call:
             hint = "Install hpcml there, or set its path (login.hpcml in ~/.config/hpcml/config.toml, or --set)."
             return NotFoundError(f"hpcml is not installed on {host}", place="login.hpcml", hint=hint, quote=quote)
         if code == 255:
-            hint = "Close other sessions to that machine, or ask the site about MaxSessions."
-            return LinkError(f"{host} allows no further session on this connection", place=host, hint=hint, quote=quote)
-        hint = f"This is hpcml {__version__}. Install the same version there, or name another hpcml with login.hpcml."
-        message = f"hpcml on {host} cannot be called from a laptop: it has another version, or is not hpcml"
+            hint = f"Close other ssh sessions to {host}, or ask the site about MaxSessions."
+            return LinkError(
+                f"{host} allows no further session on this ssh connection", place=host, hint=hint, quote=quote
+            )
+        hint = f"This machine has hpcml {__version__}. Install it there, or name another hpcml with login.hpcml."
+        message = f"hpcml on {host} cannot be called from a laptop: its version differs, or the program is not hpcml"
         return ConfigError(message, place="login.hpcml", hint=hint, quote=quote)
 
     def _lost(self, message: str) -> HpcmlError:
@@ -344,7 +346,10 @@ def run(connection: Connection, arguments: Sequence[str], upload: Upload | None 
     finally:
         call.stop()
     if status == 130 and "submitted" in call.facts:
-        say(f"From here: hpcml --host {connection.host} logs -f {call.facts['run']}", sys.stderr)
+        say(
+            f"To follow the run from this machine: hpcml --host {connection.host} logs -f {call.facts['run']}",
+            sys.stderr,
+        )
     elif status == 130 and upload:
         say("Nothing was submitted.", sys.stderr)
     return status
@@ -357,7 +362,7 @@ def patience(child: subprocesses.Child, host: str) -> Iterator[Callable[[], None
         with child.patience(SILENCE) as heard:
             yield heard
     except subprocesses.SilentError:
-        hint = f"Its file system may be slow. Try: ssh {host} ls."
+        hint = f"The file system there may be slow. Try: ssh {host} ls."
         raise LinkError(f"{host} has not answered for {SILENCE:g} s", place=host, hint=hint) from None
 
 
@@ -381,7 +386,7 @@ def marked_line(source: IO[bytes], mark: bytes, longest: int, host: str) -> byte
 
 def talks_on(host: str) -> ConfigError:
     """Return the error for a login node that says more before its hpcml begins than a shell does."""
-    return answers.wrong(host, "it prints too much text before it starts")
+    return answers.wrong(host, "too much other text comes before it")
 
 
 def unsent(arguments: Sequence[str], here: Path, sent: Sequence[Entry]) -> list[str]:

@@ -101,17 +101,17 @@ def look(port: int, service: Service, token: str = "") -> str:
     try:
         status, body = get(port, service.probe or service.path, token)
     except TimeoutError:
-        return "it does not answer in time"
+        return "it does not respond in time"
     except (OSError, http.client.HTTPException) as error:
         return f"the connection is closed immediately ({type(error).__name__})"
     if status != 200:
-        return f"it answers with status {status}"
+        return f"it responds with HTTP status {status}"
     try:
         answer = files.parsed(json.loads, body.decode())
     except ValueError:
-        return "another program answers"
+        return "another program responds"
     if not isinstance(answer, dict) or service.identity not in answer.values():
-        return "another service answers"
+        return "another service responds"
     return ""
 
 
@@ -124,7 +124,7 @@ def token_of(connection: Connection | None, service: Service) -> str:
             return files.read(Path(service.token_file), 4096).decode(errors="replace").strip()
     answer = connection.run(connection.command(["cat", "--", service.token_file]))
     if answer.code != 0:
-        message = "The service's token cannot be read"
+        message = "The token of the run's service cannot be read"
         raise ServiceGoneError(message, place=service.token_file, hint=answer.text[-200:])
     return answers.of_token(answer.out, connection.host)
 
@@ -170,10 +170,12 @@ class SshRoute:
         if self.name == "twohop":
             if isinstance(self.child, Call) and self.child.child.wait(_CLOSING) is not None:  # the second hop ended
                 return TunnelError(_reason(self.child.errors) or wrong, place=self.name)
-            return TunnelError(f"{host} forbids forwarding, or the socket does not exist ({wrong})", place=self.name)
+            message = f"{host} forbids ssh forwarding, or the service's socket does not exist ({wrong})"
+            return TunnelError(message, place=self.name)
         if self._is_missing():
-            return ServiceGoneError(f"The socket is not on {node}", place=self.name)
-        return TunnelError(f"{node} forbids forwarding, or the socket does not exist ({wrong})", place=self.name)
+            return ServiceGoneError(f"The service's socket is not on {node}", place=self.name)
+        message = f"{node} forbids ssh forwarding, or the service's socket does not exist ({wrong})"
+        return TunnelError(message, place=self.name)
 
     def _is_missing(self) -> bool:
         """Whether the socket is surely not on the node, by a look through a route that gives a shell."""
@@ -417,7 +419,7 @@ def _fail(route: SshRoute) -> NoReturn:
     if re.search(r"(?i)stdio forwarding", complaint) and route.name == "direct":
         raise TunnelError(_not_through(connection, node, route.log_begin), place=route.name)
     if re.search(r"(?i)session request failed", complaint):
-        raise TunnelError(f"{connection.host} allows no further session on this connection", place=route.name)
+        raise TunnelError(f"{connection.host} allows no further session on this ssh connection", place=route.name)
     raise TunnelError(_reason(complaint) or "no answer in time", place=route.name)
 
 

@@ -89,7 +89,9 @@ class RemoteSession:
             If no script was sent.
         """
         if not self.header.get("script"):
-            raise UsageError("No script was sent", place="hpcml submit", hint="Update the older hpcml.")
+            raise UsageError(
+                "The laptop's hpcml sent no script", place="hpcml submit", hint="Update the older hpcml of the two."
+            )
         entries = entries_of(self.header.get("files"), "the laptop's files")
         folder = _incoming()
         with files(folder):
@@ -124,7 +126,7 @@ class RemoteSession:
         """
         self.say(run=run_id)
         if not self._go.wait(GO_DEADLINE) or self._gone:
-            raise LinkError("The laptop does not respond; nothing was submitted", place="--host", hint="Try again.")
+            raise LinkError("The laptop does not respond, so hpcml submitted no job", place="--host", hint="Try again.")
         with self._quiet:
             yield
         self.say(submitted=run_id)
@@ -173,7 +175,7 @@ def serve(call: Callable[[list[str], RemoteSession], int]) -> int:
     if protocol != PROTOCOL:
         session.say(exit_status=ConfigError.exit_status)
         message = f"Protocol version mismatch: laptop {protocol}, cluster {PROTOCOL}"
-        raise ConfigError(message, place="hpcml", hint="Update the older hpcml.")
+        raise ConfigError(message, place="hpcml", hint="Update the older hpcml of the two.")
     if session.arguments[:1] not in (["submit"], ["fetch"]):
         session.watch()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

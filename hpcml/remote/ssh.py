@@ -176,7 +176,7 @@ def effective(host: str, file: Path | None = None, seconds: float = _EFFECTIVE) 
         hint = "Install OpenSSH's client."
         raise ConfigError(f"ssh could not be started: {error}", place="PATH", hint=hint) from error
     if answer.code != 0:
-        complaint = (answer.err.strip().splitlines() or ["it gave no reason"])[-1]
+        complaint = (answer.err.strip().splitlines() or ["ssh gave no reason"])[-1]
         raise ConfigError(f"ssh refuses its configuration: {complaint}", place=host, hint="Try: ssh -G " + host)
     settings: dict[str, list[str]] = {}
     for line in answer.out.splitlines():
@@ -299,7 +299,7 @@ def failure(complaint: str, host: str, renew: str = "") -> HpcmlError:
     """Return what an ssh that did not get through meant by its last words."""
     quote = tuple(line for line in complaint.splitlines() if line.strip())[-14:]
     if re.search(_HOST_KEY, complaint):
-        message = f"The host key of {host}, or of a host on the way, has changed"
+        message = f"The host key of {host}, or of a host on the way to it, has changed"
         hint = "If the site announced new keys, remove the old one (ssh-keygen -R). If not, report it to the site."
         return HostKeyError(message, place=host, hint=hint, quote=quote)
     if re.search(_CONFIG, complaint):
@@ -310,7 +310,7 @@ def failure(complaint: str, host: str, renew: str = "") -> HpcmlError:
         return LoginNeededError(f"{host} refused the login", place=host, hint=hint, quote=quote)
     unreachable = re.search(_NETWORK, complaint)
     message = f"{host} cannot be reached" if unreachable else f"ssh to {host} ended without a reason"
-    hint = "Check the network (VPN) and the name of the host. Your runs there are not affected."
+    hint = "Check the network (VPN) and the name of the host. Your runs on the cluster are not affected."
     return LinkError(message, place=host, hint=hint, quote=quote[-3:])
 
 
@@ -366,11 +366,11 @@ def warning(certificates: Sequence[float], until: float | None, now: float, rene
     ends = max(certificates)
     again = f": {renew}" if renew else ""
     if ends <= now:
-        return f"your certificate expired {clock(ends, now)}; a new login needs a new one{again}"
+        return f"your ssh certificate expired {clock(ends, now)}; a new login needs a new certificate{again}"
     if until is not None and ends < until:
         return (
-            f"your certificate ends {clock(ends, now)}, the run {clock(until, now)}: an open tunnel stays open, "
-            f"a new login needs a new certificate{again}"
+            f"your ssh certificate expires {clock(ends, now)}, the run ends {clock(until, now)}: an open tunnel stays "
+            f"open, but a new login needs a new certificate{again}"
         )
     return ""
 

@@ -77,14 +77,14 @@ def entries_of(rows: Any, place: str) -> list[Entry]:
     try:
         entries = [Entry(str(name), int(size), int(changed), int(mode) & 0o777) for name, size, changed, mode in rows]
     except (TypeError, ValueError, OverflowError) as error:
-        raise StorageError(f"The data is not a list of files: {error}", place=place) from error
+        raise StorageError(f"The other machine sent an invalid list of files: {error}", place=place) from error
     for entry in entries:
         parts_of(entry.name)
         if not 0 <= entry.size < _LARGEST or abs(entry.changed) >= _LARGEST:
-            message = "The other side announced a file of an impossible size or time; nothing was written"
+            message = "The other machine announced a file with an impossible size or time; no file was written"
             raise StorageError(message, place=repr(entry.name))
     if len({entry.name for entry in entries}) != len(entries):
-        raise StorageError("The other side announced a file twice; nothing was written", place=place)
+        raise StorageError("The other machine announced the same file twice; no file was written", place=place)
     return entries
 
 
@@ -92,7 +92,9 @@ def too_many(count: int, place: str) -> StorageError:
     """Return the error for more files than are sent one by one."""
     hint = "Pack the files with tar, and send the archive."
     return StorageError(
-        f"These are {count} files, but at most {MOST_FILES} can be sent one by one", place=place, hint=hint
+        f"There are {count} files to send, but hpcml sends at most {MOST_FILES} files one by one",
+        place=place,
+        hint=hint,
     )
 
 
@@ -119,7 +121,7 @@ def parts_of(name: str) -> list[str]:
     """Return the parts of a relative name."""
     parts = name.split("/")
     if len(parts) > _DEEPEST:
-        hint = "Pack the folder there, with tar, and fetch the archive."
+        hint = "Pack the folder with tar, and transfer the archive."
         raise StorageError(f"A file is more than {_DEEPEST} folders deep", place=repr(name[:200]), hint=hint)
     try:
         os.fsencode(name)
@@ -127,8 +129,12 @@ def parts_of(name: str) -> list[str]:
     except UnicodeEncodeError:
         bad = True  # half a character, which no file system holds
     if bad or any(part in ("", ".", "..") for part in parts):
-        hint = "Nothing was written for it. Someone may have changed the folder or hpcml there: check both."
-        raise StorageError("hpcml refused a file name outside the folder", place=repr(name), hint=hint)
+        hint = (
+            "The file was not written. Check the folder and hpcml on the other machine: someone may have changed them."
+        )
+        raise StorageError(
+            "hpcml refused a file whose name is invalid or leads out of the target folder", place=repr(name), hint=hint
+        )
     return parts
 
 

@@ -186,7 +186,7 @@ class Tunnel:
                 self.say(_moved(self.request.service, self.open.service, service))
             self._become(State.OPENING if service else State.WAITING)
         elif self.open and self.open.route.lost:
-            self.say("The route to the node is lost; opening it again.")
+            self.say("The connection to the node was lost; opening it again.")
             self._become(State.OPENING)
         elif service is None:
             self._become(State.WAITING)
@@ -205,7 +205,7 @@ class Tunnel:
             self.say(f"The connection to {connection.host} was lost; following the run again.")
             self._become(State.WAITING)
         else:
-            self.say(f"The connection to {connection.host} was lost; trying again on the same port.")
+            self.say(f"The connection to {connection.host} was lost; opening the tunnel again on the same port.")
             self._become(State.LOST, deadline=time.monotonic() + self.request.retry_for)
 
     # -- WAITING, and following the run ------------------------------------------------------------------------------
@@ -251,7 +251,11 @@ class Tunnel:
                 message = f"The run will not start: {message}"
                 raise HpcmlError(message, place=f"job {run.job}", hint=hint, exit_status=UNAVAILABLE)
             estimate = run.estimate
-            message += f"; Slurm's estimate of the start: {estimate}" if estimate else "; Slurm has no estimate yet"
+            message += (
+                f"; Slurm's estimate of the start: {estimate}"
+                if estimate
+                else "; Slurm has no estimate of the start yet"
+            )
         shown = (run.state, message)
         opens_at_once = service is not None and self.connection is None
         if shown != self.shown and not self.open and not opens_at_once:
@@ -270,7 +274,7 @@ class Tunnel:
                 raise
             if math.isinf(deadline):
                 deadline = now + SETTLE
-                self.say(f"{error.message}; waiting for the cluster's answer about the run.")
+                self.say(f"{error.message}; waiting until the cluster reports the state of the run.")
             self._become(State.OPENING, now + RETRY, deadline)
 
     def _open(self, run: RunFacts, service: Service) -> None:
@@ -304,14 +308,14 @@ class Tunnel:
         name = self.request.service
         if self.connection is None:
             hint = f"See hpcml status {run.run}."
-            message = f"The {name} does not answer: {refused[0].message}"
+            message = f"The {name} does not respond: {refused[0].message}"
             return ServiceGoneError(message, place=service.socket, hint=hint)
         quote = tuple(f"{error.place}: {error.message}" for error in refused)
         if any(isinstance(error, ServiceGoneError) for error in refused):
             hint = f"See hpcml status {run.run} (on the cluster)."
             message = f"The {name}'s socket is not on {service.node}"
             return ServiceGoneError(message, place=service.socket, hint=hint, quote=quote)
-        hint = "Show these lines to the site's support. A tunnel needs ssh or srun --overlap."
+        hint = "Show this message to the site's support. A tunnel needs ssh or srun --overlap."
         message = f"The site does not allow a tunnel to {service.node}"
         return TunnelError(message, place=self.connection.host, hint=hint, quote=quote)
 
@@ -339,7 +343,7 @@ class Tunnel:
         link.misses = link.misses + 1 if wrong else 0
         if link.misses >= MISSES:
             hint = f"See the scheduler's log: hpcml logs {run.run} scheduler (on the cluster)."
-            message = f"The {self.request.service} does not answer, but the run continues: {wrong}"
+            message = f"The {self.request.service} does not respond, but the run continues: {wrong}"
             place = f"{link.service.node}:{link.service.socket}"
             raise ServiceGoneError(message, place=place, hint=hint)
 
@@ -371,7 +375,7 @@ class Tunnel:
                 self._become(State.LOST, now + pause, deadline)
                 delay = min(delay * 2, LONGEST_DELAY)
             else:
-                self.say("The connection is back.")
+                self.say("The connection to the cluster is open again.")
                 self._become(State.WAITING)
 
     def _log_in_again(self, connection: Connection) -> None:
@@ -388,7 +392,7 @@ def _refuse_ended_certificate(connection: Connection) -> None:
     """Raise where a login is bound to fail: it would count as one, and sites block who fails too often."""
     ends, now = max(ssh.certificates(connection.settings), default=math.inf), time.time()
     if ends <= now:
-        message = f"The connection was lost, and your certificate expired at {ssh.clock(ends, now)}"
+        message = f"The connection to the cluster was lost, and your ssh certificate expired at {ssh.clock(ends, now)}"
         again = connection.login.renew or "ask your site how"
         hint = f"Get a new certificate, then start the tunnel again: {again}."
         raise LoginNeededError(message, place=connection.host, hint=hint)
@@ -396,8 +400,8 @@ def _refuse_ended_certificate(connection: Connection) -> None:
 
 def _port_taken(first: int, *, chosen: bool) -> HpcmlError:
     """Return the error for a port of this machine that is taken; one that nobody chose was followed by others."""
-    hint = "Choose another with --port." if chosen else "Choose one with --port."
-    message = f"Port {first} of this laptop is in use" + ("" if chosen else ", and so are the next")
+    hint = "Choose another port with --port." if chosen else "Choose a port with --port."
+    message = f"Port {first} of this laptop is in use" + ("" if chosen else ", and the next ports are too")
     return HpcmlError(message, place="127.0.0.1", hint=hint, exit_status=UNAVAILABLE)
 
 
@@ -412,7 +416,7 @@ def _remote_failure(call: Call, exit_status: int) -> HpcmlError:
     """Return why the login node's hpcml ended, in its own words."""
     lines = [line for line in call.errors.splitlines() if line.strip()]
     lines = lines[next((place for place, line in enumerate(lines) if _ERROR.match(line)), 0) :]  # a shell may say more
-    message = lines[0].removeprefix("hpcml: ") if lines else f"hpcml there exited with status {exit_status}"
+    message = lines[0].removeprefix("hpcml: ") if lines else f"hpcml on the login node exited with status {exit_status}"
     status = exit_status if exit_status in MEANING else CONFIG
     return HpcmlError(message, place=call.connection.host, hint=" ".join(lines[1:]), exit_status=status)
 

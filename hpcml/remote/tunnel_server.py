@@ -47,9 +47,9 @@ def services(run: directories.Run) -> dict[str, Service]:
     for name, record in records.items():
         token = record.get("token_file")
         if token and Path(str(token)).resolve().parent != attempt.secret.resolve():
-            hint = "The record was changed: a service's token is in attempts/N/secret of its run."
+            hint = "Someone changed this file: a service's token is in attempts/N/secret of the run's directory."
             raise StorageError(
-                "This is not a token of the run", place=f"{attempt.service_of(name)}: {token}", hint=hint
+                "The token file is not one of this run", place=f"{attempt.service_of(name)}: {token}", hint=hint
             )
     return {name: _service(record, attempt.service_of(name)) for name, record in records.items()}
 
@@ -58,8 +58,8 @@ def _service(record: object, path: Path) -> Service:
     try:
         return service_of(record)
     except MalformedError as error:
-        hint = "The record was changed, or written by another hpcml."
-        raise StorageError(f"The service's '{error}' is malformed", place=str(path), hint=hint) from error
+        hint = "Someone changed this file, or another version of hpcml wrote it."
+        raise StorageError(f"The value of '{error}' is malformed", place=str(path), hint=hint) from error
 
 
 def service(run: directories.Run, name: str) -> Service:
@@ -73,7 +73,7 @@ def service(run: directories.Run, name: str) -> Service:
     now = services(run)
     if name in now:
         return now[name]
-    hint = f"Its services: {', '.join(now)}." if now else f"See hpcml status {run.id}."
+    hint = f"Services of the run: {', '.join(now)}." if now else f"See hpcml status {run.id}."
     has_jupyter = run_record.planned(run).form is Form.JUPYTER
     if name == "jupyter" and not has_jupyter:
         raise NotFoundError(
@@ -89,7 +89,7 @@ def check_kind(run: directories.Run, name: str) -> None:
     """Raise NotFoundError if the runs of its kind never have a service of that name."""
     kind = kinds.get(run_record.planned(run).kind)
     if name not in kind.services:
-        message, hint = f"A run of kind {kind.name} has no {name}", f"Its state: hpcml status {run.id}."
+        message, hint = f"A run of kind {kind.name} has no {name}", f"Show the run: hpcml status {run.id}."
         raise NotFoundError(message, place=run.id, hint=hint)
 
 
@@ -98,7 +98,7 @@ def facts(run: directories.Run, status: run_status.Status) -> RunFacts:
     limit, began = run_record.planned(run).time_limit, status.progress.times.get("allocated")
     state, message, now = status.state, status.message, services(run)
     if status.allocation.job_state in schedulers.PENDING and state in ("RUNNING", "UNKNOWN"):
-        state, message, now = "PENDING", "requeued: it will start again", {}
+        state, message, now = "PENDING", "requeued: the job will start again", {}
     return RunFacts(
         run=run.id,
         job=status.allocation.job or run.job,
@@ -194,20 +194,20 @@ def hop(target: Service, say: Callable[[str], None]) -> None:
             while not here.exists() and child.wait(0.02) is None and time.monotonic() < deadline:
                 pass
             if not here.exists():
-                late = f"no answer within {HOP_DEADLINE:g} s"
+                late = f"no response within {HOP_DEADLINE:g} s"
                 why = _last_line(child, late) if child.code is not None else late
-                raise TunnelError(f"ssh from {host} to {target.node} is refused: {why}", place="two hops")
+                raise TunnelError(f"ssh from {host} to {target.node} failed: {why}", place="two hops")
             try:
                 routes.get(str(here), target.probe or target.path)
             except TimeoutError as error:
-                message = f"The service on {target.node} does not answer in time"
+                message = f"The service on {target.node} does not respond in time"
                 raise TunnelError(message, place="two hops") from error
             except (OSError, http.client.HTTPException) as error:
                 raise _silent([*quiet, "--", target.node], target) from error
             say(str(here))
             child.wait(None)  # as long as the laptop is there: its end interrupts
-            why = _last_line(child, "it gave no reason")
-            raise TunnelError(f"the ssh from {host} to {target.node} ended: {why}", place="two hops")
+            why = _last_line(child, "ssh gave no reason")
+            raise TunnelError(f"ssh from {host} to {target.node} ended: {why}", place="two hops")
         finally:
             child.stop()
     finally:
@@ -223,7 +223,7 @@ def _silent(ssh: list[str], target: Service) -> TunnelError | ServiceGoneError:
     socket_test = subprocesses.run([*ssh, shlex.join(["test", "-S", target.socket])], HOP_DEADLINE)
     if socket_test.code == 1:
         return ServiceGoneError(f"The socket is not on {target.node}", place=target.socket)
-    return TunnelError(f"sshd on {target.node} forbids forwarding", place="two hops")
+    return TunnelError(f"sshd on {target.node} forbids ssh forwarding", place="two hops")
 
 
 # -- a step of the job -----------------------------------------------------------------------------------------------
@@ -275,9 +275,9 @@ def prepare(run: directories.Run, public: str) -> Relay:
     """
     number = run_record.newest_attempt(run.paths)
     if number is None:
-        raise NotFoundError("The run has not started", place=run.id, hint="Wait until it starts.")
+        raise NotFoundError("The run has not started", place=run.id, hint="Wait until the run starts.")
     if len(public.split()) < 2 or "\n" in public.strip() or not public.startswith("ssh-"):
-        raise TunnelError("The data is not a public key", place="srun")
+        raise TunnelError("The laptop sent no valid ssh public key", place="srun")
     secret = run.paths.attempt(number).secret
     with directories.storage(secret):
         secret.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -285,7 +285,7 @@ def prepare(run: directories.Run, public: str) -> Relay:
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", run.id, "-f", str(folder / "host")]
         answer = subprocesses.run(command, 20.0)
         if answer.code != 0:
-            raise TunnelError(f"No host key could be created: {answer.text}", place="ssh-keygen")
+            raise TunnelError(f"hpcml could not create an ssh host key: {answer.text}", place="ssh-keygen")
         files.write(folder / "authorized", public.strip() + "\n")
         files.write(folder / "config", _SSHD.format(folder=folder))
         return Relay(str(folder), (folder / "host.pub").read_text().strip())
@@ -303,7 +303,9 @@ def relay(run: directories.Run, target: Service, folder: str) -> None:
     """
     config = run.paths.attempt(run_record.newest_attempt(run.paths) or 0).secret / Path(folder).name / "config"
     if not config.is_file():
-        raise StorageError("The relay does not exist", place=folder, hint="Start the tunnel again.")
+        raise StorageError(
+            "The tunnel's folder on the cluster does not exist", place=folder, hint="Start the tunnel again."
+        )
     scheduler = schedulers.get(run.submission.scheduler if run.submission else "slurm")
     step = ["/bin/sh", "-c", _STEP, "sh", target.socket, str(config)]
     command = [*scheduler.step_on(run.job, target.node, "hpcml-tunnel"), *step]

@@ -83,7 +83,7 @@ def _called(answer: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return what CUDA's driver answered, without the status in front."""
     status, *values = answer
     if int(status) != 0:
-        raise MarkError(f"CUDA says {status.name}")
+        raise MarkError(f"CUDA's driver returned {status.name}")
     return tuple(values)
 
 
@@ -147,7 +147,11 @@ class Holder:
         try:
             marker, self._buffer = mark()
         except MarkError as error:
-            print(f"hpcml: this worker's memory has no marker: {error}.", file=sys.stderr, flush=True)
+            print(
+                f"hpcml: after a crash, this worker's GPU memory may stay allocated: {error}.",
+                file=sys.stderr,
+                flush=True,
+            )
             return machine
         return machine | marker._asdict()
 
@@ -166,9 +170,16 @@ async def let_go(memory: Mapping[str, Any]) -> None:
     try:
         released = await asyncio.to_thread(release, Marker(str(memory["text"]), int(memory["offset"])))
     except MarkError as error:
-        print(f"hpcml: the memory of {memory['address']} may stay allocated: {error}.", file=sys.stderr, flush=True)
+        print(
+            f"hpcml: the GPU memory of the dead worker {memory['address']} may stay allocated: {error}.",
+            file=sys.stderr,
+            flush=True,
+        )
     else:
-        print(f"hpcml: released {released / 1024**3:.1f} GiB of {memory['address']}, a worker that died.", flush=True)
+        print(
+            f"hpcml: released {released / 1024**3:.1f} GiB of GPU memory of the dead worker {memory['address']}.",
+            flush=True,
+        )
 
 
 class Neighbours:

@@ -32,7 +32,7 @@ _UNFINISHED = ".tmp"  # what memray leaves of a process that was killed while it
 class Ending(NamedTuple):
     """How a run ended, and why, as its report shows it."""
 
-    end: End = End(ended_as="RUNNING", over=False, message="the run has not written its end")
+    end: End = End(ended_as="RUNNING", over=False, message="the run has not written how it ended")
     cause: str = ""  # a sentence, empty where it did not fail
     evidence: tuple[Line, ...] = ()  # lines that show the cause
     followed: tuple[Line, ...] = ()  # lines of what followed from it

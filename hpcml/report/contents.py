@@ -401,7 +401,7 @@ def _hours(paths: RunPaths, attempt: int, end: End, measured: _Measured) -> tupl
             total = {name: hours + (number(parts.get(name)) or 0.0) for name, hours in total.items()}
         else:
             uncounted.append(
-                f"The sum does not include the {counted.unit}-hours of attempt {one.number + 1}: it has no samples."
+                f"The sum does not include the {counted.unit}-hours of attempt {one.number + 1}, which has no samples."
             )
     this = attempts.one(paths, attempt)._replace(begin=phases.began, end=phases.end)
     this = this._replace(hours=counted.paid, useful=counted.share("useful"))
@@ -519,7 +519,7 @@ def _unknown(
     if measured.activity is None and measured.accounting.missing:
         sentences.append(measured.accounting.missing)
     if per_node and by_node and not devices:
-        sentences.append("There are no samples of the GPUs: NVML did not answer.")
+        sentences.append("There are no samples of the GPUs: NVML did not respond.")
     if any(node.of_host for node in by_node.values()):
         sentences.append("Cores and memory include all programs on the machine: the job has no readable cgroup.")
     if not status:
@@ -542,5 +542,5 @@ def _thinned(paths: RunPaths, attempt: int, most: int) -> tuple[str, ...]:
     step = samples.step(paths.attempt(attempt), most)
     if step == 1:
         return ()
-    all_of_them = f"To use all: hpcml report {paths.directory.name}."
-    return (f"This page uses one in {step} of the nodes' samples, to free the nodes soon. {all_of_them}",)
+    all_of_them = f"To use all samples: hpcml report {paths.directory.name}."
+    return (f"This page uses one in {step} of the nodes' samples, so that the job ends soon. {all_of_them}",)

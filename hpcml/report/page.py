@@ -174,7 +174,7 @@ def _cards(report: Report) -> list[tuple[str, str]]:
     if ledger.paid:
         cards.append((f"{ledger.unit}-hours paid", f"{ledger.paid:.3g}"))
     if ledger.parts["unknown"] < ledger.paid / 2:
-        cards.append(("of them useful", f"{figures.get('useful', 0):.0f} %"))
+        cards.append(("useful part of the paid hours", f"{figures.get('useful', 0):.0f} %"))
     if "gpu_use" in figures:
         cards.append(("mean GPU use", f"{figures['gpu_use']:.0f} %"))
     if "cpu_use" in figures:
@@ -219,7 +219,7 @@ def _pictures(report: Report) -> list[_Drawn]:
     """Return the pictures over time; none that would be empty."""
     seconds = report.course.end - report.course.began
     gap = max([20.0, *(4 * node.every for node in report.drawing.series.values())])
-    both_ways = "Sent and received, of each"
+    both_ways = "Data sent and received by each"
     nodes = report.drawing.series.values()
     gpus = [gpu for node in nodes for gpu in node.gpus]
     cores, memory = (max([0.0, *(getattr(node, name) for node in nodes)]) for name in ("cores", "memory"))
@@ -234,8 +234,10 @@ def _pictures(report: Report) -> list[_Drawn]:
         _Picture("Cores in use", _of_nodes(report, "cpu"), "", limit=cores, always=True),
         _Picture("Memory of the nodes", _of_nodes(report, "memory"), "GiB", limit=memory),
         _Picture("InfiniBand", _of_nodes(report, "ib"), "GiB/s", f"{both_ways} node."),
-        _Picture("Network", _of_nodes(report, "net"), "GiB/s", "Sent and received by the nodes' interfaces."),
-        _Picture("Disk", _of_nodes(report, "disk"), "GiB/s", "Read and written."),
+        _Picture(
+            "Network", _of_nodes(report, "net"), "GiB/s", "Data sent and received by each node's network interfaces."
+        ),
+        _Picture("Disk", _of_nodes(report, "disk"), "GiB/s", "Data read and written by each node."),
     )
     drawn = [
         _map("Use of each GPU", _of_gpus(report, "use"), "GPU", seconds, gap),

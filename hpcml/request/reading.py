@@ -35,7 +35,7 @@ def request_of(given: Mapping[str, Any], code: Code) -> RunRequest:
             kinds = " and ".join(sorted(option.kinds))
             message = f"{option.word} is for runs of kind {kinds}, but this run is of kind {request.kind}"
             choice = next((f", or add {as_word(kind)}" for kind in option.kinds if kind in OPTIONS), "")
-            raise UsageError(message, place=option.word, hint=f"Remove it{choice}.")
+            raise UsageError(message, place=option.word, hint=f"Remove {option.word}{choice}.")
         if name in request.optional:
             values[name] = option.read(given[name], option.word)
     if "gpus_per_node" in values:
@@ -67,9 +67,11 @@ def given_by_keywords(keywords: Mapping[str, Any], allowed: Collection[str], cal
     given: dict[str, Any] = {}
     for name, value in keywords.items():
         if name not in allowed:
-            hint = "Remove it; hpcml.submit() has it." if name in of("python") else instead(as_word(name))
+            hint = (
+                "Remove the argument: only hpcml.submit() takes it." if name in of("python") else instead(as_word(name))
+            )
             hint = hint or did_you_mean(
-                nearest(name, allowed), "hpcml submit --help lists them. To wait, use run.wait()."
+                nearest(name, allowed), "hpcml submit --help-all lists all options. To wait, use run.wait()."
             )
             raise UsageError(f"{caller} has no option '{name}'", place=f"{name}={value!r}", hint=hint)
         if value is None or value is False:

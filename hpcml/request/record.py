@@ -34,7 +34,7 @@ class Awaited(NamedTuple):
         """Read ``RUN`` or ``RUN:ok|any|fail``; UsageError if the text is neither."""
         run, colon, when = text.partition(":")
         if not run or (colon and when not in ENDS):
-            hint = "Write RUN (after success), RUN:any or RUN:fail."
+            hint = "Write RUN (after success), RUN:any (after any end) or RUN:fail (after a failure)."
             raise UsageError(f"'{text}' does not name a run to wait for", place="--after", hint=hint)
         return cls(run, when or "ok")
 

@@ -13,7 +13,7 @@ _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
 # What hpcml has an option for, by sbatch's long words.
 _NAMES = {one.slurm[0]: f"Use {one.word}." for one in reversed(OPTIONS.values()) if one.slurm}
 _SWEEP = "Use hpcml sweep SCRIPT --grid NAME=VALUES: it runs the script once for each value."
-_MODULES = "Use --set 'runtime.modules=[\"NAME\"]', or write it into the site's settings."
+_MODULES = "Use --set 'runtime.modules=[\"NAME\"]', or set runtime.modules in the site profile."
 # What hpcml decides itself, or says in other words, by sbatch's long and short words: one sentence each.
 INSTEAD = {
     "--module": _MODULES,
@@ -28,7 +28,7 @@ INSTEAD = {
     "--cpus-per-task": "Use --cpus-per-node; --set workers.threads=N sets the threads of a worker.",
     "-c": "Use --cpus-per-node; --set workers.threads=N sets the threads of a worker.",
     "--cpus-per-gpu": "Use --cpus-per-node.",
-    "--mem-per-cpu": 'Use --memory-per-node; with slurm.remove=["--mem"] in the profile, hpcml requests it per CPU.',
+    "--mem-per-cpu": 'Use --memory-per-node; with slurm.remove=["--mem"] in the profile, this sets memory per CPU.',
     "--mem-per-gpu": "Use --memory-per-node.",
     "--array": _SWEEP,
     "-a": _SWEEP,
@@ -37,12 +37,12 @@ INSTEAD = {
     "--error": "The output is in the run's logs: hpcml logs RUN.",
     "-e": "The output is in the run's logs: hpcml logs RUN.",
     "--open-mode": "The output is in the run's logs: hpcml logs RUN.",
-    "--chdir": "The script runs in the folder of the submission. Change to it first.",
-    "-D": "The script runs in the folder of the submission. Change to it first.",
+    "--chdir": "The script runs in the folder that you submit from. Change to the right folder first.",
+    "-D": "The script runs in the folder that you submit from. Change to the right folder first.",
     "--export": "Use --env NAME=VALUE.",
     "--export-file": "Use --env-file FILE.",
     "--signal": "Use --set slurm.signal_lead=TIME.",
-    "--comment": "hpcml finds the job by its comment. Use --name for a name.",
+    "--comment": "hpcml sets the comment itself and finds the job by it. Use --name to name the job.",
     "--clusters": "Submit on a login node of that cluster.",
     "--cluster": "Submit on a login node of that cluster.",
     "-M": "Submit on a login node of that cluster.",

@@ -46,7 +46,7 @@ def lay_below(given: dict[str, Any], script: Path, parser: ArgumentParser) -> tu
             if word != "hpcml:":
                 unused.append(f"{text} (line {number})")
                 continue
-            hint = error.hint if isinstance(error, HpcmlError) else "Close the quotes."
+            hint = error.hint if isinstance(error, HpcmlError) else "Close the quotes in this line."
             message = error.message if isinstance(error, HpcmlError) else f"The line cannot be read: {error}"
             raise UsageError(message, place=place, hint=hint) from error
         unused += [f"{' '.join(rest)} (line {number})"] if rest else []
@@ -82,7 +82,7 @@ def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[st
     """Return a line's options by name, and the words without an option of hpcml; only #SBATCH lines may have such."""
     arguments = shlex.split(text.replace("--gres ", "--gres=") if sbatch else text, comments=sbatch)
     if not sbatch and {"-h", "--help"} & set(arguments):
-        raise UsageError("--help works only on the command line", hint="Remove it from the script.")
+        raise UsageError("--help works only on the command line", hint="Remove the option from the script.")
     arguments = _gpus_of_gres(arguments) if sbatch else arguments
     options, rest = parser.parse_known_args([word for word in arguments if word not in ("-h", "--help")])
     if rest and not sbatch:

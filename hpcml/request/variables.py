@@ -41,7 +41,7 @@ def _read(path: Path, shown: str) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8"
+        why = getattr(error, "strerror", None) or "the file is not UTF-8 text"
         hint = "Use a text file of NAME=VALUE lines."
         raise NotFoundError(f"The file of variables cannot be read: {why}", place=shown, hint=hint) from error
 
@@ -58,7 +58,7 @@ def _variable(text: str, place: str) -> tuple[str, str]:
     if not equals:
         here = layers.process_environment()
         if name not in here:
-            raise UsageError(f"The variable {name} is not set here", place=place, hint=f"Write {name}=VALUE.")
+            raise UsageError(f"The variable {name} is not set in this shell", place=place, hint=f"Write {name}=VALUE.")
         value = here[name]
     return name, value
 

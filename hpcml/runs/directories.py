@@ -84,7 +84,7 @@ def runs_folder(setting: str, environment: Mapping[str, str]) -> Path:
             f"{missing[0]} is not set, but the runs folder needs it", place=f"paths.runs: {setting}", hint=hint
         )
     if not text.startswith("/"):
-        hint = "Set it to an absolute path that all nodes share."
+        hint = "Set paths.runs to an absolute path that all nodes share."
         raise StorageError("The runs folder is not an absolute path", place=f"paths.runs: {text}", hint=hint)
     return Path(text)
 
@@ -226,7 +226,7 @@ def load(directory: Path) -> Run:
     """
     if not files.is_own_folder(directory):
         if directory.is_symlink():
-            hint = "Replace the link by its folder. hpcml does not follow links, because other users can create them."
+            hint = "Replace the link with the folder. hpcml does not follow links, because other users can create them."
             raise StorageError("The run's folder is a link", place=str(directory), hint=hint)
         hint = "hpcml does not read runs of other users: their files could run commands with your account."
         raise StorageError("The path is not your own folder", place=str(directory), hint=hint)

@@ -142,7 +142,7 @@ class RunHandle:
 
         def look() -> None:
             if end is not None and time.monotonic() >= end and not (last and last.over):
-                raise TimeoutError(f"the run {self.id} has not ended within {timeout:g} s; it continues")
+                raise TimeoutError(f"the run {self.id} has not ended within {timeout:g} s; the run continues")
 
         for last in waiting.follow(self.run, look):  # noqa: B007 - `look` reads it
             pass

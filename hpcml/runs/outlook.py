@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hpcml.runs.submit import Prepared  # which hpcml status does without
 
 DEADLINE = 2.0  # seconds for all that is asked before a submission
+_ANSWERS = {"budget": "the budget command", "slurm": "Slurm"}  # who answers a question
 _PAST = 5  # newest runs of the script that are looked at
 _ENOUGH = 2  # of them tell something
 _LOOKED_AT = 20  # records that are read for them, at most
@@ -80,7 +81,7 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
     if site.cost.ask:
         questions["slurm"] = lambda: ask_scheduler(prepared, request.partition if whole else "", DEADLINE)
     answers = _answers(questions)
-    problems += [f"{name} gave no answer within {DEADLINE:g} s" for name in questions if name not in answers]
+    problems += [f"{_ANSWERS[name]} gave no answer within {DEADLINE:g} s" for name in questions if name not in answers]
     problems += [str(answer) for answer in answers.values() if isinstance(answer, str)]
     if isinstance(budget := answers.get("budget"), Budget):
         outlook = outlook._replace(budget=budget)
@@ -138,7 +139,8 @@ def ask_budget(command: Sequence[str], row: str, account: str, seconds: float) -
     """Return what the site's command says of an account's grant, or why that is not known."""
     answer = subprocesses.run(command, seconds)
     if answer.code != 0:
-        return f"{command[0]} failed{f' with exit status {answer.code}' if answer.code else ' to answer in time'}"
+        how = f"with exit status {answer.code}" if answer.code else "to answer in time"
+        return f"the budget command {command[0]} failed {how}"
     return budget_of(answer.out, row, account)
 
 
@@ -153,7 +155,7 @@ def budget_of(text: str, row: str, account: str) -> Budget | str:
             return f"the budget command does not list account {account}"
         return Budget(float(match["total"]), float(match["used"]))
     except (re.error, IndexError, ValueError, TypeError) as error:
-        return f"cost.budget_row does not match the answer: {error}"
+        return f"cost.budget_row does not match the output of the budget command: {error}"
 
 
 def shorter(prepared: Prepared) -> str:
@@ -182,9 +184,8 @@ def shorter(prepared: Prepared) -> str:
         return ""
     enough = units.format_time_limit(seconds)
     took, limit = units.format_time_limit(max(taken)), units.format_time_limit(asked)
-    return (
-        f"the last {len(taken)} such runs took at most {took} of the requested {limit}: --time {enough} may be enough"
-    )
+    past = f"the script's last {len(taken)} runs took at most {took} of the requested {limit}"
+    return f"{past}: --time {enough} may be enough"
 
 
 def _runs_like(prepared: Prepared) -> Iterator[directories.Run]:
@@ -203,7 +204,7 @@ def _runs_like(prepared: Prepared) -> Iterator[directories.Run]:
 def lines(outlook: Outlook, now: datetime.datetime, *, whole: bool) -> list[tuple[str, str]]:
     """Return what a submission asks for and costs at most, as titles and texts; ``whole``: all that is known."""
     request = outlook.request
-    start = _start(outlook.start, now, "it" if request.jobs == 1 else "the first")
+    start = _start(outlook.start, now, "the job" if request.jobs == 1 else "the first job")
     asked = {"nodes": request.nodes, "partition": request.partition, "gpus": request.gpus}
     text = request_cost.sentence({**asked, "time_limit": request.seconds, "cost": _cost(outlook)})
     text = text if request.jobs == 1 else f"{text}, for {request.jobs} jobs"
@@ -211,11 +212,11 @@ def lines(outlook: Outlook, now: datetime.datetime, *, whole: bool) -> list[tupl
     said = [("asks for", f"{text}; {start}" if start and not whole else text)]
     if outlook.most is not None:
         hours = request_cost.amount(outlook.most)
-        said.append(("", f"this is for one attempt; all attempts take at most {hours} node-h ({outlook.limit})"))
+        said.append(("", f"this cost is for one attempt; all attempts take at most {hours} node-h ({outlook.limit})"))
     if whole and outlook.by_slurm is not None:
-        theirs = f"by Slurm's weights {request_cost.amount(outlook.by_slurm)} {outlook.unit}"
+        theirs = f"the cost by Slurm's weights is {request_cost.amount(outlook.by_slurm)} {outlook.unit}"
         differs = outlook.billed is not None and not math.isclose(outlook.by_slurm, outlook.billed, rel_tol=0.01)
-        said.append(("", f"{theirs}; the profile's weights differ" if differs else theirs))
+        said.append(("", f"{theirs}; the profile's weights give another cost" if differs else theirs))
     if whole and start:
         said.append(("start", start))
     if outlook.advice:
@@ -233,11 +234,13 @@ def _cost(outlook: Outlook) -> str:
     if outlook.budget is None:
         return text
     if outlook.billed is None:
-        return f"{text} ({request_cost.amount(outlook.budget.left)} {outlook.unit} of {outlook.account} are left)"
+        return (
+            f"{text} ({request_cost.amount(outlook.budget.left)} {outlook.unit} of account {outlook.account} are left)"
+        )
     share = 100 * outlook.billed / outlook.budget.total if outlook.budget.total else 100.0
     left = f"{request_cost.amount(outlook.budget.left)} left"
     left = f"only {left}" if outlook.billed > outlook.budget.left else left
-    return f"{text}, {request_cost.amount(share)} % of the grant of {outlook.account} ({left})"
+    return f"{text}, {request_cost.amount(share)} % of the grant of account {outlook.account} ({left})"
 
 
 def _start(text: str, now: datetime.datetime, source: str) -> str:
@@ -248,4 +251,4 @@ def _start(text: str, now: datetime.datetime, source: str) -> str:
         return ""
     if (start - now).total_seconds() < 120:
         return f"Slurm would start {source} now"
-    return f"Slurm would start {source} {start:{'%H:%M' if start.date() == now.date() else '%Y-%m-%d %H:%M'}}"
+    return f"Slurm would start {source} at {start:{'%H:%M' if start.date() == now.date() else '%Y-%m-%d %H:%M'}}"

@@ -80,7 +80,7 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
         if not match:
             return []
         workers = f"{made.inside.worker_count} Dask workers{', which use the GPUs' if made.inside.workers.gpu else ''}"
-        what = f"the program has a line with {match[1]}. hpcml starts it once, on the first of {nodes} nodes"
+        what = f"the program has a line with {match[1]}. hpcml starts the program once, on the first of {nodes} nodes"
         return [f"{what}, next to {workers}. For ranks, add --ranks and remove {match[1]}: {PAGE}"]
     several = bool((_OF_SRUN if name == "srun" else _SEVERAL_NODES).search(options))
     if nodes > 1 or several:
@@ -88,7 +88,7 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
         one = " Or take one node: --nodes 1." if nodes > 1 and not several else ""
         way = "Add --ranks node"
         if _starts_tasks(name):
-            way = f"Leave out {name}, and add --ranks N (N on each node), for MPI --mpi pmix too"
+            way = f"Leave out {name}, and add --ranks N (N on each node), and for MPI also --mpi pmix"
         without = f", without {', '.join(_OF_MACHINES.findall(options))}" if _OF_MACHINES.search(options) else ""
         hint = f"{way}{without}.{one} More: {PAGE}."
         raise UsageError(f"{name} starts ranks, and hpcml starts one process, {where}", place="--", hint=hint)

@@ -78,7 +78,7 @@ def check_file(script: Path) -> None:
     """
     start = _start_of(script, "script")
     if not start:
-        raise UsageError("The script is empty", place=str(script), hint="Save it first.")
+        raise UsageError("The script is empty", place=str(script), hint="Save the script first.")
     if other := _other_language(script, start):
         problem, remedy = other
         raise UsageError(f"SCRIPT is {problem}, not Python", place=str(script), hint=remedy)
@@ -157,7 +157,9 @@ def check_notebook(notebook: Path, arguments: Sequence[str]) -> None:
         hint = "Save the notebook again in Jupyter. hpcml reads version 4 of the format."
         raise UsageError("The file is not a notebook", place=str(notebook), hint=hint) from error
     if language != "python" or not isinstance(cells, list):
-        raise UsageError(f"The notebook's language is {language}", place=str(notebook), hint="It must be Python.")
+        raise UsageError(
+            f"The notebook's language is {language}", place=str(notebook), hint="hpcml runs only Python notebooks."
+        )
     if arguments:
         raise UsageError("A notebook takes no arguments", place=" ".join(arguments), hint="Use environment variables.")
 
@@ -280,7 +282,7 @@ def check_code(
     except (RecursionError, MemoryError, OSError):  # its own affair, which shows when it runs
         return []
     warnings = [
-        f"{place(base, file)} hides the module {name}: rename it if you did not intend this"
+        f"{place(base, file)} hides the module {name}: rename the file if you did not intend this"
         for name, file in imports.hiding.items()
     ]
     certain = imports.plain and not prepared
@@ -308,7 +310,7 @@ def check_packages(names: Sequence[str], python: str, option: str, *, sure: bool
     environment = _Environment(python)
     for name in names if environment.readable and (environment.certain or sure) else ():
         if not environment.has(name):
-            hint = f"Nothing was submitted. Install it, usually with: {python} -m pip install {name}"
+            hint = f"Nothing was submitted. Install the package, usually with: {python} -m pip install {name}"
             raise ScriptError(f"The run's environment lacks the package {name}", place=option, hint=hint)
 
 
@@ -343,7 +345,9 @@ def lost_input(script: Path, base: Path, descriptor: int = 0) -> list[str]:
             continue
         if ast.unparse(node.func if isinstance(node, ast.Call) else node) in ("input", "sys.stdin"):
             where = place(base, script, node.lineno)
-            return [f"{where} reads standard input, which a run does not have: give the file's name as an argument"]
+            return [
+                f"{where} reads standard input, which a run does not have: pass the input file's name as an argument"
+            ]
     return []
 
 
@@ -542,17 +546,19 @@ def _tell_missing(
     refused = certain and environment.certain
     if refused and not dry_run and (script_imports := [one for one in missing if one.file == script]):
         first = script_imports[0]
-        install = f"Nothing was submitted. Install it, usually with: {sys.executable} -m pip install {first.name}"
+        install = (
+            f"Nothing was submitted. Install the package, usually with: {sys.executable} -m pip install {first.name}"
+        )
         how = f"{install}. To use another Python: --set runtime.python=…"
         if first.name in _CLUSTERS_ELSEWHERE:
-            how = "It opens another cluster. Use Client() for the run's cluster."
+            how = f"{first.name} opens another cluster. Use Client() for the run's cluster."
         message = f"The script imports '{first.name}', which the run's environment lacks"
         raise ScriptError(message, place=place(base, first.file, first.line), hint=how)
     listed = ", ".join(f"{one.name} ({place(base, one.file, one.line)})" for one in missing[:_NOTED])
     more = f" and {len(missing) - _NOTED} more" if len(missing) > _NOTED else ""
     where = f"the environment of {environment.python} on this machine"
     remedy = ". Before you submit, install them or set runtime.python" if refused else ""
-    return [*notes, f"imported, but not found in {where}: {listed}{more}{remedy}"]
+    return [*notes, f"imported modules that are not in {where}: {listed}{more}{remedy}"]
 
 
 def _example(path: Path) -> str:

@@ -65,7 +65,7 @@ class Taken(NamedTuple):
         if self.missing:
             found.append(f"not in the run's copy of the code: {listed(self.missing)}; {instead}")
         if self.above:
-            found.append(f"{', '.join(self.above[:_NAMED])} is outside the copied folder; {instead}")
+            found.append(f"the path in {', '.join(self.above[:_NAMED])} is outside the copied folder; {instead}")
         return found
 
 
@@ -102,7 +102,7 @@ class _Choice:
         try:
             entries = sorted(os.scandir(self.folder), key=lambda entry: entry.name)
         except PermissionError:  # it may be entered and not be listed
-            self.left_out.append(LeftOut("./", "it cannot be read"))
+            self.left_out.append(LeftOut("./", "the folder cannot be read"))
             return
         looks = self.looks
         walked = {entry.name for entry in entries if self._is_walked(entry)}
@@ -147,7 +147,7 @@ class _Choice:
             for one, size in zip(made, sizes, strict=True):
                 del one[size:]
             self.links.append(entry.name)
-            why = str(error) if isinstance(error, _TooMuchError) else "parts of it cannot be read"
+            why = str(error) if isinstance(error, _TooMuchError) else "parts of the folder cannot be read"
             self.leave_out(entry.name, why, slash=True)
 
     def _walk(self, top: os.DirEntry[str]) -> None:
@@ -347,7 +347,7 @@ def _copy(folder: Path, target: Path, name: str, choice: _Choice) -> bool:
     except PermissionError:
         copy.unlink(missing_ok=True)
         choice.links.append(name)
-        choice.leave_out(name, "it cannot be read")
+        choice.leave_out(name, "the file cannot be read")
         return False
     except FileNotFoundError:
         copy.unlink(missing_ok=True)

@@ -397,7 +397,7 @@ def _ask_owner(current: Status, run: directories.Run, asked: JobState | None) ->
             f"Look for a job with the comment hpcml:{run.id}: squeue --me -o '%i %k'. "
             f"Without one, the run counts as not submitted after {records.LOST_AFTER / 60:g} minutes."
         )
-        return current.changed(phase="unknown", message="the answer to the submission was not recorded", hint=hint)
+        return current.changed(phase="unknown", message="Slurm's answer to the submission was not recorded", hint=hint)
     try:
         with complete(run.paths.directory):
             run, job = present_job(run, asked)
@@ -464,8 +464,8 @@ def _not_continued(current: Status, run: directories.Run, job: JobState) -> Stat
     by_hpcml = job.state == schedulers.UNKNOWN.state and run.submission and run.submission.cancelled
     if not (job.state == "CANCELLED" or by_hpcml) or not run.paths.attempt(current.progress.attempt).goes_on.exists():
         return current
-    message = f"the run was cancelled while its next attempt waited; before that: {current.message}"
-    hint = "Its checkpoints are in checkpoints/ of its run directory."
+    message = f"the run was cancelled while its next attempt waited; before the wait: {current.message}"
+    hint = "The run's checkpoints are in checkpoints/ of the run directory."
     return _with_end(current, records.cancelled(SLURM, message, hint))
 
 
@@ -478,14 +478,18 @@ def _waits_here(run: directories.Run, job: JobState) -> bool:
 def ended(status: Status) -> str:
     """Return in a clause how a run ended."""
     if status.ending.exit_status is None:
-        return f"its end is unknown ({status.message})"
-    return "it succeeded" if status.ending.exit_status == 0 else f"it exited with status {status.ending.exit_status}"
+        return f"the end of that run is unknown ({status.message})"
+    return (
+        "that run succeeded"
+        if status.ending.exit_status == 0
+        else f"that run exited with status {status.ending.exit_status}"
+    )
 
 
 def never_started(awaited: Awaited, status: Status) -> tuple[str, str]:
     """Return that a run never started because one that it waited for ended otherwise, and what to do."""
     message = f"the run never started: it waited for {awaited.clause()}, and {ended(status)}"
-    return message, f"See hpcml why {awaited.run}. Then submit both again, this one with --after."
+    return message, f"See hpcml why {awaited.run}. Then submit both runs again, this run with --after."
 
 
 def _never_started(current: Status, run: directories.Run) -> Status | None:
@@ -515,7 +519,7 @@ def _cancelled_before_start(current: Status, run: directories.Run, job: JobState
     message, by = "the job was cancelled (scancel) before it started", SLURM
     if when:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
-        message, by = f"you cancelled it with hpcml cancel at {at}, before it started", "user"
+        message, by = f"you cancelled the run with hpcml cancel at {at}, before it started", "user"
     hint = f"Run it again: hpcml rerun {run.id}."
     end = records.cancelled(by, message, hint)
     if run.submission and not run.submission.line:  # of a prepared run another job may be submitted
@@ -539,7 +543,7 @@ def _ended_without_word(current: Status, run: directories.Run, job: JobState) ->
         message = log[-1].removeprefix("hpcml: ").rstrip(".")  # the batch script's own word
         return _lost(current, run, STORAGE if message.startswith(_REPLACED) else START_FAILED, message)
     if job.state == "FAILED" and run.submission and schedulers.end(run.submission).exit_status == STORAGE:
-        message = "the run could not write its end: its file system was full or read-only"
+        message = "the run could not write how it ended: its file system was full or read-only"
         return _lost(current, run, STORAGE, message)
     forgotten = "Slurm no longer knows the job" if job == schedulers.UNKNOWN else f"Slurm: {job.state}"
     message = job.reason or f"the job ended without a status ({forgotten})"
@@ -575,10 +579,10 @@ def _lost(current: Status, run: directories.Run, exit_status: int, message: str,
     elif state == "CANCELLED":
         hint = f"Run it again: hpcml rerun {run.id}."
     elif not current.progress.times and not quote:
-        hint = "The job wrote nothing there. Check that all nodes share the file system of paths.runs."
+        hint = "The job wrote nothing into its log. Check that all nodes share the file system of paths.runs."
         if bash_env := run.submission.bash_env if run.submission else "":
             hint = (
-                f"BASH_ENV was set: bash reads {bash_env} before the batch script. Check whether it exits or fails. "
-                f"Otherwise: {hint[0].lower()}{hint[1:]}"
+                f"BASH_ENV was set: bash reads {bash_env} before the batch script. "
+                f"Check whether that file exits or fails. Otherwise: {hint[0].lower()}{hint[1:]}"
             )
     return _with_end(current, End(exit_status, "", SLURM, message, hint, quote, state))

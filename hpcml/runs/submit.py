@@ -82,9 +82,9 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, dry_run: bool = 
     notes += prepared.notes
     if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults():
         if by_hand:
-            notes.append(f"{', '.join(ignored)} apply when you run the line: sbatch reads them")
+            notes.append(f"{', '.join(ignored)} apply when you run the sbatch line: sbatch reads these variables")
         else:
-            hint = "give the option, or set [defaults] in the site's settings"
+            hint = "give hpcml the option, or set [defaults] in the site's settings"
             notes.append(f"{', '.join(ignored)} have no effect here: {hint}")
     if prepared.loaded.chosen_because == lookup.BY_DEFAULT:
         nodes = prepared.plan.inside.job.nodes
@@ -178,8 +178,8 @@ def _check_mpi(made: Plan) -> None:
     kinds = schedulers.get(made.scheduler).mpi_kinds(_ASKED_WITHIN) if asked else ()
     if kinds and asked not in kinds:
         usable = [f"--mpi {kind}" for kind in PMI if kind in kinds]
-        hint = f"Use {usable[0]}, with an MPI that speaks it." if usable else "Use mpirun in your own batch script."
-        raise SiteError(f"Slurm has no --mpi={asked} here: {', '.join(kinds)}", place="srun --mpi=list", hint=hint)
+        hint = f"Use {usable[0]}, with an MPI that supports it." if usable else "Use mpirun in your own batch script."
+        raise SiteError(f"srun has no --mpi={asked} here, only: {', '.join(kinds)}", place="srun --mpi=list", hint=hint)
 
 
 def _check_script(site: Site, spec: RunRequest) -> None:
@@ -395,7 +395,7 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
         rules = loaded.site.code
         taken = snapshot.take(spec.code.script, paths.code, rules, linked=lasting, limited=lasting, module=module)
         if needed := snapshot.needed(taken, paths.code):
-            hint = "Raise that limit (--set code.…=…), or run the original (--set code.snapshot=none)."
+            hint = "Raise the named limit (--set code.…=…), or run the original folder (--set code.snapshot=none)."
             raise UsageError("The copy of the code would lack required files", place=snapshot.listed(needed), hint=hint)
         if made.inside.job.image:
             linked = taken.places if loaded.site.code.snapshot != "none" else spec.code.sources

@@ -142,7 +142,7 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
         current = run_status.status(run)
         awaited = one._replace(run=run.id, job=run.job)
         if current.phase == "refused":
-            raise SiteError("The run of --after never ran: Slurm refused it", place=run.id, hint=_again(run))
+            raise SiteError("The run that --after names never ran: Slurm refused it", place=run.id, hint=_again(run))
         if current.over:
             if not awaited.met_by(current.ending.exit_status):
                 problem = f"The run cannot start: it waits for {awaited.clause()}, and {run_status.ended(current)}"
@@ -150,7 +150,7 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
             notes.append(f"{run.id} already ended as --after requires")
             continue
         if not (run.submission and run.submission.key):
-            raise NotFoundError("The run to wait for has no job", place=run.id, hint=current.hint or _again(run))
+            raise NotFoundError("The run that --after names has no job", place=run.id, hint=current.hint or _again(run))
         if current.allocation.silent:
             raise SlurmUnreachableError(
                 current.allocation.silent, transient=True, place=run.id, hint="Try again in some minutes."
@@ -163,7 +163,7 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
             hint = f"Wait first: hpcml wait {run.id} && hpcml submit …"
             raise SiteError(problem, place="--after", hint=hint)
         if not here and records.planned(run).several_jobs:
-            problem = f"{run.id} continues in several jobs (--until-done), but Slurm can wait for only one"
+            problem = f"{run.id} continues in several jobs (--until-done), but Slurm can wait for only one job"
             hint = f"Wait first: hpcml wait {run.id} && hpcml submit …"
             raise SiteError(problem, place="--after", hint=hint)
         open_runs[awaited] = None

@@ -333,8 +333,8 @@ def get(name: str) -> Scheduler:
 
     modules: dict[str, Scheduler] = {"slurm": slurm, "local": local, "allocation": allocation}
     if name not in modules:
-        hint = "The record was changed, or a newer hpcml wrote it."
-        raise StorageError(f"The run's record names an unknown scheduler: {name!a}", place=name, hint=hint)
+        hint = "Someone changed the run's files, or a newer hpcml wrote them."
+        raise StorageError(f"The run's files name an unknown scheduler: {name!a}", place=name, hint=hint)
     return modules[name]
 
 
@@ -358,7 +358,7 @@ def readable(state: JobState) -> JobState:
 
 def states(submissions: Mapping[str, Submission]) -> dict[str, JobState]:
     """Return the states of runs' jobs by run, with one question to each scheduler."""
-    job_states = dict.fromkeys(submissions, JobState(UNREADABLE, "The run's record does not name its job"))
+    job_states = dict.fromkeys(submissions, JobState(UNREADABLE, "The run's files do not name the run's job"))
     for name in {submission.scheduler for submission in submissions.values()}:
         jobs = {run: submission.key for run, submission in submissions.items() if submission.scheduler == name}
         with contextlib.suppress(StorageError):

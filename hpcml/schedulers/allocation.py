@@ -78,14 +78,14 @@ def current() -> Allocation:
     tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1" and not sys.stdin.isatty():
         hint = "Call hpcml run without srun: hpcml itself starts a process on each node."
-        raise UsageError(f"srun starts this command {tasks} times", place="hpcml run", hint=hint)
+        raise UsageError(f"srun starts hpcml run {tasks} times", place="hpcml run", hint=hint)
     if environment.get("SLURM_HET_SIZE"):
         hint = "Use an allocation with one kind of nodes."
         raise SiteError("A run cannot use a heterogeneous allocation", place=f"job {job}", hint=hint)
     answer = slurm.ask(["scontrol", "--details", "--oneliner", "show", "job", job])
     if answer.code != 0:
         if "Invalid job id" in answer.text:
-            raise SiteError("Slurm no longer knows the job", place=f"SLURM_JOB_ID={job}", hint=_TAKE)
+            raise SiteError("Slurm no longer knows the job of this allocation", place=f"SLURM_JOB_ID={job}", hint=_TAKE)
         raise slurm.refusal(answer, "scontrol")
     return parse(job, answer.out)
 
@@ -97,11 +97,13 @@ def parse(job: str, text: str) -> Allocation:
     fields = dict(word.split("=", 1) for word in text.split() if "=" in word)
     if (state := fields.get("JobState", "")) != "RUNNING":
         raise SiteError(
-            f"The allocation does not exist: its job is {state or 'unknown'}", place=f"job {job}", hint=_TAKE
+            f"The allocation is not running: the state of its job is {state or 'unknown'}",
+            place=f"job {job}",
+            hint=_TAKE,
         )
     kinds = re.findall(r" Nodes=(\S+) CPU_IDs=(\S+) Mem=(\d+) GRES=(\S*)", text)
     if not kinds:
-        hint = "Use hpcml submit, and please report this."
+        hint = "Use hpcml submit, and please report this to the developers of hpcml."
         raise SiteError("The output of scontrol names no nodes", place=f"job {job}", hint=hint)
     gpus = {_gpus(gres) for *_, gres in kinds}
     if len(gpus) > 1:
@@ -234,7 +236,7 @@ def _not_started(job: str, run: RunPaths, problem: str) -> HpcmlError:
     hint = (
         "Stop these steps first, or wait for them (with wait in a batch script)."
         if holders
-        else "Check that srun hostname works here."
+        else "Check that srun hostname works in this allocation."
     )
     return SiteError(f"{problem}{others}", place=f"job {job}", hint=hint, quote=files.tail(run.job_log))
 

@@ -28,7 +28,7 @@ def misfit(site: Site, name: str, spec: RunRequest) -> str:
 def doubtful_misfits(site: Site, name: str, spec: RunRequest) -> list[str]:
     """Return the limits that a request exceeds if they are as the profile has them from hearsay."""
     return [
-        f"{one.text}; this limit is only {how}, so Slurm decides"
+        f"{one.text}; the profile's limit is only {how}, so Slurm decides"
         for one in _misfits(site, name, spec)
         if (how := site.doubtful(one.key))
     ]
@@ -40,7 +40,7 @@ def way_out(site: Site, name: str, spec: RunRequest) -> str:
         return f"Try --qos {other}."
     if other := next((other for other in site.partitions if other != name and not misfit(site, other, spec)), ""):
         return f"Try --partition {other}."
-    return "Request less."
+    return "Request fewer nodes, GPUs or CPUs, less memory or less time."
 
 
 def by_qos(site: Site, names: Sequence[str], spec: RunRequest) -> list[str]:
@@ -71,7 +71,10 @@ def _misfits(site: Site, name: str, spec: RunRequest) -> Iterator[_Misfit]:
     by_partition = _Limits(f"Partition '{name}'", f"partitions.{name}", partition)
     yield from _sizes(by_partition, _Limits(f"QoS '{qos_name}'", f"qos.{qos_name}", qos), spec)
     if partition.needs_gpus and not spec.size.gpus_per_node:
-        yield _Misfit(f"Partition '{name}' accepts only jobs with GPUs", f"partitions.{name}.needs_gpus")
+        yield _Misfit(
+            f"Partition '{name}' accepts only jobs with GPUs, but the run requests none",
+            f"partitions.{name}.needs_gpus",
+        )
     gpus_are_known = name in site.partitions and any(other.gpus_per_node for other in site.partitions.values())
     if gpus_are_known and spec.size.gpus_per_node > partition.gpus_per_node:
         has = partition.gpus_per_node or "no"
@@ -114,7 +117,7 @@ def _sizes(by_partition: _Limits, by_qos: _Limits, spec: RunRequest) -> Iterator
     longest, who, key = stated("max_time")
     if 0 < longest < spec.size.time:
         asked, allowed = map(units.format_time_limit, (spec.size.time, longest))
-        yield _Misfit(f"{who} allows {allowed}, but the run requests {asked}", key)
+        yield _Misfit(f"{who} allows a time limit of {allowed}, but the run requests {asked}", key)
 
 
 class NodePart(NamedTuple):
@@ -180,4 +183,4 @@ def _to_a_part(site: Site, partition: str, spec: RunRequest) -> list[str]:
     if not site.qos.get(qos_of(site, partition, spec), Qos()).whole_nodes:
         return []
     others = (name for name in site.qos if node_part(site, partition, spec.changed(qos=name)).partial)
-    return [f"choose --qos {name}, which gives a part of a node" for name in others][:1]
+    return [f"choose --qos {name}, which reserves only a part of a node" for name in others][:1]

@@ -85,27 +85,27 @@ REASONS = {
     "Priority": "waiting for jobs with higher priority",
     "Dependency": FOR_JOBS,
     "DependencyNeverSatisfied": "the job will never start: the job that it depends on did not end as required",
-    "BeginTime": "waiting for its start time",
-    "JobHeldUser": "held by the user (scontrol release)",
+    "BeginTime": "waiting for the requested start time",
+    "JobHeldUser": "held by the user (to release the job: scontrol release)",
     "JobHeldAdmin": "held by the administrators",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition is inactive",
-    "PartitionNodeLimit": "the job will never start: more nodes than the partition allows",
-    "PartitionTimeLimit": "the job will never start: more time than the partition allows",
+    "PartitionNodeLimit": "the job will never start: it requests more nodes than the partition allows",
+    "PartitionTimeLimit": "the job will never start: it requests more time than the partition allows",
     "ReqNodeNotAvail": "a node that the job needs is down, drained or reserved",
     "Nodes_required_for_job_are_DOWN": "nodes that the job needs are down, drained or reserved",
-    "QOSMaxJobsPerUserLimit": "the QoS allows you no more jobs",
-    "QOSMaxNodePerUserLimit": "the QoS allows you no more nodes",
-    "QOSMaxNodePerJobLimit": "the job will never start: more nodes than the QoS allows",
-    "QOSMaxWallDurationPerJobLimit": "the job will never start: more time than the QoS allows",
+    "QOSMaxJobsPerUserLimit": "the QoS allows you no more jobs at the same time",
+    "QOSMaxNodePerUserLimit": "the QoS allows you no more nodes at the same time",
+    "QOSMaxNodePerJobLimit": "the job will never start: it requests more nodes than the QoS allows",
+    "QOSMaxWallDurationPerJobLimit": "the job will never start: it requests more time than the QoS allows",
     "AssocGrpCPUMinutesLimit": "the account's budget is used up",
     "AssocGrpBillingMinutes": "the account's budget is used up",
-    "AssocMaxJobsLimit": "the account allows you no more jobs",
+    "AssocMaxJobsLimit": "the account allows you no more jobs at the same time",
     "InvalidAccount": "the job will never start: the account is not valid",
     "InvalidQOS": "the job will never start: the QoS is not valid",
     "BadConstraints": "the job will never start: no node matches the request",
-    "Reservation": "waiting for its reservation",
-    "Licenses": "waiting for a licence",
+    "Reservation": "waiting for the requested reservation",
+    "Licenses": "waiting for a software license",
     "None": "waiting for the scheduler",
 }
 _ASKED_AT_ONCE = 5000
@@ -179,7 +179,7 @@ def ask(command: list[str], timeout: float = TIMEOUT) -> Answer:
     try:
         return run(command, timeout, environment=clean_environment())
     except CommandMissingError as error:
-        hint = "To run on this machine, add --site local. For a cluster, load its Slurm module or go to a login node."
+        hint = "To run on this machine, add --site local. For a cluster, load the Slurm module or go to a login node."
         raise SlurmUnreachableError(
             f"Slurm's command could not be started: {error}", place="PATH", hint=hint
         ) from error
@@ -206,7 +206,7 @@ def _confirmed(answer: Submission) -> Submission:
         except SlurmUnreachableError:
             return answer
         if state.state == UNKNOWN.state:
-            raise AnswerLostError("sbatch printed a wrong job id", quote=answer.notes)
+            raise AnswerLostError("sbatch printed the id of another job", quote=answer.notes)
     return answer
 
 
@@ -235,7 +235,7 @@ def sbatch(script: str, timeout: float = TIMEOUT) -> Submission:
     """
     answer = ask(["sbatch", "--parsable", script], timeout)
     if _is_silent(answer) or (answer.code != 0 and re.search(_MAYBE_SENT, answer.text)):
-        raise AnswerLostError("No answer from sbatch arrived", quote=_quote(answer))
+        raise AnswerLostError("sbatch did not respond", quote=_quote(answer))
     if answer.code != 0:
         raise refusal(answer)
     # a site's wrapper may print a banner before or after it, or leave --parsable out
@@ -244,7 +244,7 @@ def sbatch(script: str, timeout: float = TIMEOUT) -> Submission:
     for number, cluster, named, on in re.findall(pattern, answer.out):
         clusters[number or named] = clusters.get(number or named) or cluster or on
     if len(clusters) != 1:
-        raise AnswerLostError("sbatch's answer does not name exactly one job", quote=_quote(answer))
+        raise AnswerLostError("The output of sbatch does not name exactly one job", quote=_quote(answer))
     [(job, cluster)] = clusters.items()
     said = re.sub(pattern, "", answer.out) + answer.err
     lines = [re.sub(r"^sbatch: ", "", line.strip())[:300] for line in said.splitlines() if line.strip()]
@@ -610,7 +610,7 @@ def cancel(job: str) -> str:
     """Cancel a job; one that has ended already is no error, and another job of a run's number is left alone."""
     number, run = _parts(job)
     if run:
-        hint = f"Try again in some minutes; nothing was cancelled. Or check with squeue --jobs={_base(number)}."
+        hint = f"Try again in some minutes; nothing was cancelled. Or check the job with squeue --jobs={_base(number)}."
         try:
             if readable(_queued([job])[job]).state == UNKNOWN.state:
                 return ""

@@ -106,7 +106,9 @@ def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
     if not spec.size.memory_per_node and partition.memory_per_node.text and partition.memory_per_node < 1024**2:
         place = f"profile {site.name}: partitions.{name}.memory_per_node"
         message = f"'{partition.memory_per_node.text}' is less than 1 MiB"
-        raise UsageError(message, place=place, hint="Remove the key if the value is unknown.")
+        raise UsageError(
+            message, place=place, hint="Correct the value, or remove the key if the memory of a node is unknown."
+        )
     cpus, memory = (
         spec.size.cpus_per_node or partition.cpus_per_node,
         int(spec.size.memory_per_node or partition.memory_per_node),
@@ -139,13 +141,13 @@ def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tup
     options, amounts = ", ".join(option for option, _ in shares), " and ".join(text for _, text in shares)
     if part.partial:
         gpus = f"{part.gpus} of {part.of} GPUs"
-        return [f"the run requests per node: {gpus}, with {amounts} (for more: {options})"] if shares else []
+        return [f"the run requests per node: {gpus}, with {amounts} (to request more: {options})"] if shares else []
     key = f"partitions.{name}.gpus_per_node" if name in site.partitions else "resources.node_gpus"
     unknown = f"the profile does not give the GPUs of a node ({key})"
     if part.whole:
         more = f"whole nodes are reserved, and GPUs beyond --gpus-per-node {part.gpus} stay unused"
-        return [f"{more}: the profile does not say how many a node has ({key})"]
-    return [f"{unknown}, so {amounts} are requested (for less: {options})"] if shares else []
+        return [f"{more}: the profile does not say how many GPUs a node has ({key})"]
+    return [f"{unknown}, so hpcml requests {amounts} (to request less: {options})"] if shares else []
 
 
 def _partition(site: Site, request: JobRequest, reasons: list[str], notices: list[str]) -> str:
@@ -172,7 +174,8 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
     for candidate in sorted(fitting, key=lambda name: bool(partitions.doubtful_misfits(site, name, spec))):
         before = [misfits[name] for name in in_order[: in_order.index(candidate)] if name in misfits]
         passed_over = before if candidate in with_gpus else [*none_asked, *before]
-        why = "the site's default (defaults.partition)" if candidate == named else "the first in the profile that fits"
+        fits = "the first in the profile that fits the request"
+        why = "the site's default (defaults.partition)" if candidate == named else fits
         reasons += [f"partition {candidate}: {why}", *passed_over]
         if passed_over and named and candidate != named:
             notices.append(f"hpcml uses partition {candidate}, because: {passed_over[0]}")
@@ -186,7 +189,7 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
     if len(texts) == 1:
         raise SiteError(texts[0], place=f"profile {site.name}", hint=partitions.way_out(site, named, spec))
     ways = partitions.by_qos(site, in_order, spec)
-    hint = f"Try {ways[0]}." if ways else "Request less."
+    hint = f"Try {ways[0]}." if ways else "Request fewer nodes, GPUs or CPUs, less memory or less time."
     raise SiteError("No partition fits the request", place=f"profile {site.name}", hint=hint, quote=texts)
 
 

@@ -147,7 +147,7 @@ def here() -> Path:
         return Path.cwd()
     except OSError as error:
         raise NotFoundError(
-            "The current folder no longer exists", place="cwd", hint="Change to another folder: cd ~"
+            "The current folder no longer exists", place="cwd", hint="Change to an existing folder: cd ~"
         ) from error
 
 

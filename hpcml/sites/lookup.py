@@ -58,7 +58,7 @@ def why_ignored(path: Path) -> str:
     try:
         files.read_setting(path)
     except files.ForeignError as error:
-        next_step = error.hint or "copy the parts that you need into ~/.config/hpcml"
+        next_step = error.hint or "copy the settings that you need into a file in ~/.config/hpcml"
         return f"{path} is ignored: {error.why} ({next_step})"
     except (OSError, UnicodeDecodeError):
         return ""  # told by who reads it
@@ -219,7 +219,7 @@ class _Profiles:
             raise ConfigError(
                 f"The profiles extend each other in a circle: {ring}",
                 place=named_by,
-                hint="Remove 'extends' from one of them.",
+                hint="Remove 'extends' from one of these profiles.",
             )
         layers = Layers()
         parent, said_by = next(
@@ -323,7 +323,9 @@ def _add_settings(layers: Layers, path: Path, site: str, profiles: _Profiles, *,
     by_site = table.pop("site", {})
     if not isinstance(by_site, dict) or not all(isinstance(value, dict) for value in by_site.values()):
         raise ConfigError(
-            "'site' must contain a table for each site", place=f"{path}: site", hint="Write [site.leonardo]."
+            "'site' must contain a table for each site",
+            place=f"{path}: site",
+            hint="Write a table with the site's name, such as [site.leonardo].",
         )
     for name in by_site:
         if name not in profiles.files:
@@ -373,8 +375,10 @@ def facts_in_force(written: Mapping[str, Fact], layers: Layers) -> dict[str, Fac
     for key, fact in written.items():
         _check_fact(fact, _fact_place(layers, key), is_setting=key in covered)
         if not (fact.value or key in covered or any(above in layers.values for above in _and_above(key))):
-            hint = "Correct the key, or add value = '…' to the fact."
-            raise ConfigError("The fact describes no value of the profile", place=_fact_place(layers, key), hint=hint)
+            hint = "Correct the fact's name, or add value = '…' to the fact."
+            raise ConfigError(
+                "The fact describes a value that the profile does not have", place=_fact_place(layers, key), hint=hint
+            )
         if fact.value:
             in_force[key] = fact
     return in_force
@@ -408,5 +412,5 @@ def _check_fact(fact: Fact, place: str, *, is_setting: bool) -> None:
     except ValueError as error:
         raise ConfigError(f"'{fact.date}' is not a date", place=place, hint="Example: date = 2026-11-22") from error
     if fact.value and is_setting:
-        hint = "Remove 'value': the setting has it."
+        hint = "Remove 'value' from the fact: the profile sets the value."
         raise ConfigError("A fact about a setting may not have its own value", place=place, hint=hint)

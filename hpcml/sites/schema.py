@@ -34,8 +34,8 @@ class Defaults(NamedTuple):
     account: str = ""
     """The default Slurm account."""
     partition: str = ""
-    """The default partition. hpcml uses another one, with a note, if the request does not fit. It does the same if the
-    nodes have GPUs and the job requests none.
+    """The default partition. hpcml uses another partition, with a note, if the request does not fit, or if the nodes
+    have GPUs and the job requests none.
     """
     qos: str = ""
     """The default Slurm QoS."""
@@ -45,12 +45,13 @@ class Resources(NamedTuple):
     """What a run requests on each node."""
 
     cpus_per_node: int = 0
-    """CPUs to request per node; 0: the partition's number, else Slurm's default. If the profile lists no partitions, it
-    is the number of CPUs in a node. A job for some of ``resources.node_gpus`` then requests their share.
+    """CPUs to request per node; 0: the partition's number, else Slurm's default. If the profile lists no partitions,
+    this is the number of CPUs in a node. A job for some of ``resources.node_gpus`` then requests the GPUs' share of the
+    CPUs.
     """
     memory_per_node: Memory = Memory()
-    """Memory to request per node; empty: the partition's, else Slurm's default. If the profile lists no partitions, it
-    is the memory of a node. A job for some of the GPUs requests their share.
+    """Memory to request per node; empty: the partition's, else Slurm's default. If the profile lists no partitions,
+    this is the memory of a node. A job for some of the node's GPUs requests the GPUs' share of the memory.
     """
     node_gpus: int = 0
     """The number of GPUs in a node if the profile lists no partitions; 0: unknown. A QoS ``without_gpus`` ignores it.
@@ -65,7 +66,7 @@ class SlurmOptions(NamedTuple):
     gpu_request: str = "gpus-per-node"
     """The Slurm option for GPUs: ``--gres=gpu:N``, ``--gpus-per-node=N``, or none."""
     gpu_type: str = ""
-    """The GPU type in a request: ``a100`` gives ``gpu:a100:4``."""
+    """The GPU type in a request: with ``a100``, a request for 4 GPUs is ``gpu:a100:4``."""
     extra: tuple[str, ...] = ()
     """More sbatch options, such as ``--constraint=gpu``. Each replaces hpcml's own option of that name. ``--comment``
     and ``--array`` are refused.
@@ -73,7 +74,7 @@ class SlurmOptions(NamedTuple):
     remove: tuple[str, ...] = ()
     """Options that hpcml must not pass to sbatch, such as ``--mem``."""
     signal_lead: Seconds = Seconds("60s")
-    """Time between the script's warning and the time limit; at most half of the limit."""
+    """How long before the time limit the script gets a warning; at most half of the limit."""
     export: str = "ALL"
     """The value of sbatch's ``--export``."""
     account_required: bool = False
@@ -81,9 +82,9 @@ class SlurmOptions(NamedTuple):
     srun_extra: tuple[str, ...] = ()
     """Options that hpcml adds to each ``srun``."""
     timeout: Seconds = Seconds("60s")
-    """The longest wait for an answer of sbatch."""
+    """How long hpcml waits for sbatch."""
     exclude_failed: bool = False
-    """Exclude nodes that failed within a day. ``--exclude`` and ``--nodelist`` switch this off."""
+    """Exclude nodes that failed one of your runs within a day. ``--exclude`` and ``--nodelist`` switch this off."""
 
 
 class Partition(NamedTuple):
@@ -98,9 +99,13 @@ class Partition(NamedTuple):
     gpus_per_node: int = 0
     """The number of GPUs in each node."""
     cpus_per_node: int = 0
-    """The number of CPUs in each node, also the default request. A job for some of the GPUs requests their share."""
+    """The number of CPUs in each node, also the default request. A job for some of the node's GPUs requests the GPUs'
+    share of the CPUs.
+    """
     memory_per_node: Memory = Memory()
-    """The memory of each node, also the default request. A job for some of the GPUs requests their share."""
+    """The memory of each node, also the default request. A job for some of the node's GPUs requests the GPUs' share of
+    the memory.
+    """
     whole_nodes: bool = False
     """Jobs get whole nodes without ``--exclusive``. hpcml then requests no part of a node."""
     needs_gpus: bool = False
@@ -108,7 +113,7 @@ class Partition(NamedTuple):
     qos: str = ""
     """QoS for the jobs of this partition."""
     budget: tuple[str, ...] = ()
-    """The command that lists the grants, if it differs from ``cost.budget``."""
+    """The command that lists the grants for this partition, if it differs from ``cost.budget``."""
 
 
 class Qos(NamedTuple):
@@ -121,7 +126,7 @@ class Qos(NamedTuple):
     description: str = ""
     """The purpose of the QoS."""
     partitions: tuple[str, ...] = ()
-    """The partitions of the QoS; empty: all."""
+    """The partitions in which jobs can use the QoS; empty: all."""
     min_nodes: int = 0
     """The smallest number of nodes for one job."""
     max_nodes: int = 0
@@ -129,7 +134,7 @@ class Qos(NamedTuple):
     max_time: TimeLimit = TimeLimit()
     """The longest time limit."""
     max_jobs: int = 0
-    """The largest number of submitted jobs per user. hpcml shows it, but does not check it."""
+    """The largest number of submitted jobs per user. hpcml shows this limit, but does not check it."""
     whole_nodes: bool = False
     """Jobs get whole nodes without ``--exclusive``. hpcml then requests no part of a node."""
     without_gpus: bool = False
@@ -140,10 +145,10 @@ class Runtime(NamedTuple):
     """The environment in which the roles run."""
 
     kind: str = "python"
-    """``image``: all processes run inside ``runtime.image``. ``--image`` does the same for one run."""
+    """``image``: all processes of a run are in the image ``runtime.image``. ``--image`` sets this for one run."""
     python: str = ""
     """The Python on the nodes, as an absolute path without ``~`` and ``$VARIABLE``; empty: the Python that runs hpcml.
-    With ``kind = "image"`` it is a Python in the image; empty: ``python3``.
+    With ``kind = "image"`` this is a Python in the image; empty: ``python3``.
     """
     image: str = ""
     """The absolute path of the image, on a file system that all nodes share."""
@@ -154,15 +159,15 @@ class Runtime(NamedTuple):
     scratch: ``"/data"``, ``"/data:/inside"``, ``"/data:/inside:ro"``.
     """
     options: tuple[str, ...] = ()
-    """More options of the program, such as ``--writable-tmpfs``."""
+    """More options for the container program, such as ``--writable-tmpfs``."""
     stage: str = "none"
     """Copy the image to each node's own disk before the roles start."""
     stage_to: str = ""
-    """The folder for this copy, with ``$VARIABLES`` of the first node; empty: ``paths.scratch``, else ``TMPDIR``, else
-    ``/tmp``.
+    """The folder for the image's copy, with ``$VARIABLES`` of the first node; empty: ``paths.scratch``, else
+    ``TMPDIR``, else ``/tmp``.
     """
     modules: tuple[str, ...] = ()
-    """Modules for ``module load``, in this order, after ``setup``."""
+    """Modules that the job loads (``module load``), in this order, after ``setup``."""
     setup: tuple[str, ...] = ()
     """Lines of bash that the job runs first."""
 
@@ -193,15 +198,17 @@ class Gpu(NamedTuple):
     """
 
     cuda: str = "any"
-    """The CUDA version that the machine's driver supports. The node refuses an environment for another one."""
+    """The CUDA version that the machine's driver supports. The node refuses an environment for another CUDA version."""
     rmm_pool_size: str = "auto"
-    """The size of RMM's memory pool; ``auto``: nearly the whole GPU, less on the first one."""
+    """The size of RMM's memory pool; ``auto``: nearly the whole GPU, but less on the first GPU of the first
+    node, which script and scheduler use too.
+    """
     rmm_maximum_pool_size: str = "none"
-    """The maximum size of the pool."""
+    """The maximum size of RMM's memory pool."""
     rmm_managed_memory: bool = False
-    """Use managed memory. cuda_ipc cannot transfer it."""
+    """Use CUDA's managed memory. cuda_ipc cannot transfer data in managed memory."""
     rmm_async: bool = False
-    """Use CUDA's asynchronous allocator. cuda_ipc cannot transfer its memory."""
+    """Use CUDA's asynchronous allocator. cuda_ipc cannot transfer data in memory from this allocator."""
     rmm_release_threshold: str = "none"
     """With ``gpu.rmm_async``: the amount of free memory that the process keeps."""
     rmm_allocator_libs: tuple[str, ...] = ("cupy",)
@@ -225,8 +232,8 @@ class Gpu(NamedTuple):
     cudf_spill_stats: int = 0
     """With ``gpu.cudf_spill``: the level of its statistics."""
     gds: str = "auto"
-    """How cuDF reads files. ``on``: with GPUDirect Storage (``KVIKIO_COMPAT_MODE=OFF``). It fails or hangs without
-    support of cuFile and the file system. ``off``: through host memory. ``auto``: KvikIO decides.
+    """How cuDF reads files. ``on``: with GPUDirect Storage (``KVIKIO_COMPAT_MODE=OFF``). Reading fails or hangs
+    without support of cuFile and the file system. ``off``: through host memory. ``auto``: KvikIO decides.
     """
     pre_import: tuple[str, ...] = ()
     """Modules that each node imports once, before it forks the workers."""
@@ -236,14 +243,14 @@ class Network(NamedTuple):
     """The network of Dask's connections."""
 
     interface: str = ""
-    """The interface for Dask, such as ``ib0``; empty: the first InfiniBand interface with an address. Otherwise it is
-    the interface of the node's name, or the first that is not loopback.
+    """The interface for Dask, such as ``ib0``; empty: the first InfiniBand interface with an address. Without one,
+    hpcml uses the interface of the node's name, or the first that is not loopback.
     """
     protocol: str = "auto"
     """``auto``: UCX for several GPUs on a node, or for GPUs with InfiniBand; otherwise TLS."""
     adapters: tuple[str, ...] = ()
-    """A node's RDMA adapters, such as ``mlx5_0``. The submission warns if ``NCCL_IB_HCA`` or ``UCX_NET_DEVICES`` names
-    others.
+    """A node's RDMA adapters, such as ``mlx5_0``. hpcml warns at the submission if ``NCCL_IB_HCA`` or
+    ``UCX_NET_DEVICES`` names other adapters.
     """
 
 
@@ -254,7 +261,7 @@ class Fabric(NamedTuple):
     """The effect of the check: no check, a warning, or the end of the run with status 89 if the interconnect is slow.
     """
     nccl: bool = True
-    """Also test an all-reduce with NCCL; of ranks on GPUs, nothing else is tested."""
+    """Also test an all-reduce with NCCL. For ranks on GPUs, this is the only test of the interconnect."""
 
 
 class Deadlines(NamedTuple):
@@ -288,9 +295,9 @@ class Deadlines(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """A change of a rule for the report's advice, by its name.
+    """A rule for the report's advice, by the rule's name: a changed rule of hpcml, or a new rule.
 
-    A new name adds a rule, which needs ``figure``, a limit and ``sentence``.
+    A new rule needs ``figure``, ``above`` or ``below``, and ``sentence``.
     """
 
     figure: str = ""
@@ -302,11 +309,11 @@ class Advice(NamedTuple):
     sentence: str = ""
     """The advice; ``{figure}`` is replaced by a figure's value."""
     off: bool = False
-    """Switch the rule off."""
+    """Switch this rule off."""
 
 
 class Report(NamedTuple):
-    """What a run measures about itself, and the advice of its report."""
+    """What hpcml measures during a run, and which advice the report of the run gives."""
 
     sample_every: Seconds = Seconds("5s")
     """Time between two samples of a node after the first minute; ``0s``: no samples."""
@@ -336,13 +343,13 @@ class Login(NamedTuple):
     name.
     """
     hpcml: str = "hpcml"
-    """The command on the login node, with options if it needs any."""
+    """The command that starts hpcml on the login node, with options if it needs any."""
     renew: str = ""
-    """The command for a new certificate."""
+    """The command that gets a new ssh certificate."""
     route: str = "auto"
     """The route to a node."""
     logins: int = 5
-    """The largest number of new logins per hour."""
+    """The largest number of new ssh logins per hour."""
     control: str = "~/.hpcml/cm"
     """The folder of ssh's control sockets. Its path must be short, and only you may have access."""
 
@@ -376,8 +383,8 @@ class Cost(NamedTuple):
     budget: tuple[str, ...] = ()
     """The command that lists the grants, such as ``["saldo", "-b"]``. A project's ``hpcml.toml`` cannot set it."""
     budget_row: str = ""
-    """A regular expression for an account's row in that output. ``{account}`` is the account's name. The groups
-    ``total`` and ``used`` are numbers in ``cost.unit``.
+    """A regular expression for an account's row in the output of ``cost.budget``. ``{account}`` is the account's name.
+    The groups ``total`` and ``used`` are numbers in ``cost.unit``.
     """
     ask: bool = False
     """Ask Slurm for the job's start (``sbatch --test-only``). With ``--dry-run``, also ask for the partition's charges
@@ -411,7 +418,7 @@ class Fact(NamedTuple):
     date: str = ""
     """The date of the source, as ``2026-11-20``, or the day on which you read it."""
     source: str = ""
-    """The page, the command or the person."""
+    """Where the value comes from: a page, a command or a person."""
     value: str = ""
     """Only for a fact that is not a setting, such as the lifetime of a certificate."""
 

@@ -252,7 +252,7 @@ def run_job(wanted: JobRequest, seconds: float) -> Node:
         files.write(folder / LIBRARY, assets.node_archive())
         files.write(folder / "job.sh", _script(wanted, name, folder, seconds))
     except OSError as error:
-        hint = "The job's files are there: free space, or give yourself write permission."
+        hint = "The job's files are in this folder. Free space, or give yourself write permission."
         raise StorageError(f"A file cannot be written: {error.strerror}", place=str(folder), hint=hint) from error
     try:
         job = schedulers.other_jobs(SCHEDULER).submit_script(folder / "job.sh").job
@@ -288,8 +288,8 @@ def _answer(folder: Path, job: str, seconds: float) -> Node:
             try:
                 return record.from_json(files.read_json(folder / _ANSWER))
             except (OSError, ValueError) as error:
-                hint = "Report it, with the output of hpcml --version."
-                raise SiteError(f"The job's answer cannot be read: {error}", place=f"job {job}", hint=hint) from error
+                hint = "Report this to the developers of hpcml, with the output of hpcml --version."
+                raise SiteError(f"The job's output cannot be read: {error}", place=f"job {job}", hint=hint) from error
         if over and time.monotonic() > over:
             raise _no_answer(folder, job, state)
         if not over and time.monotonic() >= asked:
@@ -300,20 +300,18 @@ def _answer(folder: Path, job: str, seconds: float) -> Node:
                     over = time.monotonic() + _LATE
             asked = time.monotonic() + _ASK
         time.sleep(_LOOK)
-    hint = "hpcml cancelled it. Increase --deadline, or choose another --partition or --qos."
+    hint = "hpcml cancelled the job. Increase --deadline, or choose another --partition or --qos."
     raise SiteError(
-        f"The job on a node did not end in time; its state was {state or 'not job_state'}",
+        f"The job on a node did not end in time; its state was {state or 'unknown'}",
         place=f"job {job}",
         hint=hint,
     )
 
 
 def _no_answer(folder: Path, job: str, state: str) -> SiteError:
-    hint = (
-        f"It ran {sys.executable}, which the nodes need too. Without --probe hpcml writes the profile without the job."
-    )
+    hint = f"The nodes may lack {sys.executable}, which the job ran. Without --probe, hpcml submits no job."
     return SiteError(
-        f"The job on a node ended without an answer ({state})",
+        f"The job on a node ended without a result ({state})",
         place=f"job {job}",
         hint=hint,
         quote=files.tail(folder / "job.log", 6),

@@ -176,7 +176,7 @@ class _Writer:
         draft.set(table, "partition", first, How(SLURM, question, concluded=not of_slurm))
         if len(self.partitions) > 1:
             which = f"{first} is Slurm's default" if of_slurm else f"{first} is the largest"
-            rule = "hpcml uses the first that fits a request; requests without GPUs prefer nodes without GPUs"
+            rule = "hpcml uses the first partition that fits a request; requests without GPUs prefer nodes without GPUs"
             draft.ask(table, f"what is each partition for? {which}; {rule}")
         draft.choose(table, "time", "30")
         account = self.tables.account or next(iter(self.accounts), "")
@@ -208,7 +208,7 @@ class _Writer:
         refused = "; ".join(f"{command}: {why}" for command, why in self.tables.refused.items())
         draft.tell("slurm.denied", refused, How(SLURM, "the commands' own words"))
         if self.left_out:
-            draft.remark(("partitions",), f"Left out: {', '.join(self.left_out)}.")
+            draft.remark(("partitions",), f"Partitions left out: {', '.join(self.left_out)}.")
 
     def _gpus_by_amounts(self) -> bool:
         return any("gres/gpu" in amounts(one.get("TRES", "")) for one in self.partitions.values())
@@ -310,9 +310,11 @@ class _Writer:
         """Ask what the sizes of a partition's nodes leave open."""
         draft, table, key = self.draft, ("partitions", name), f"partitions.{name}"
         if len({one._replace(nodes=0, one="") for one in self.kinds[name]}) > 1:
-            draft.ask(table, f"{name} has nodes of several kinds; the smallest counts. Is --constraint needed?")
+            draft.ask(
+                table, f"{name} has several kinds of nodes; these are the smallest sizes. Is --constraint needed?"
+            )
         if len(shape.gpu_types) > 1:
-            draft.ask(table, f"which GPUs are meant, {' or '.join(shape.gpu_types)} (slurm.gpu_type)?")
+            draft.ask(table, f"which GPUs shall a job request, {' or '.join(shape.gpu_types)} (slurm.gpu_type)?")
         seen = self.node if self.node and self.node.job.partition == name else None
         threads = shape.threads or (seen.process.cpus.threads if seen else 0)
         if threads > 1:
@@ -321,7 +323,7 @@ class _Writer:
         elif shape.cpus and not threads:
             draft.ask(table, f"{key}.cpus_per_node are Slurm's CPUs: are these threads instead of cores?")
         if shape.memory:
-            allowed = "may a job request that much, or any memory (slurm.remove)?"
+            allowed = "may a job request that much memory, or any memory at all (slurm.remove)?"
             draft.ask(table, f"{key}.memory_per_node {memory}: {allowed}")
 
     def _qos_for(self, name: str, mine: tuple[str, ...]) -> None:
@@ -380,7 +382,7 @@ class _Writer:
             draft.set(("runtime",), "container", name, How(LOGIN, "module avail", concluded=True))
             draft.ask(
                 ("runtime",),
-                f"is it one of these modules: {', '.join(self.login.modules)}? Then runtime.modules loads it",
+                f"which module loads the container program (runtime.modules): {', '.join(self.login.modules)}?",
             )
         elif programs:
             draft.ask(

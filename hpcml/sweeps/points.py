@@ -130,9 +130,11 @@ def _axis(word: str, option: str) -> tuple[str, list[str]]:
     try:
         texts = next(csv.reader([text], strict=True))
     except (csv.Error, StopIteration):
-        raise _wrong(f"The values of '{name}' cannot be read: {text}", option, 'Quote as c="a,b",d.') from None
+        raise _wrong(
+            f"The values of '{name}' cannot be read: {text}", option, 'Quote a value that has a comma: c="a,b",d.'
+        ) from None
     if "" in texts:
-        raise _wrong(f"A value of '{name}' is empty", option, "Remove the extra comma.")
+        raise _wrong(f"A value of '{name}' is empty", option, "Remove the extra comma in the list.")
     _check_count(len(texts))
     return name, texts
 
@@ -181,7 +183,7 @@ def distributions(values: Sequence[str], option: str) -> tuple[int, dict[str, Di
     """
     hint = f"Write {option} 50 x=uniform(0,1) k=randint(1,10) c=choice(a,b) lr=loguniform(1e-4,1)."
     if len(values) < 2 or not re.fullmatch("[0-9]{1,18}", values[0]) or not int(values[0]):
-        raise _wrong(f"{option} has no number and distributions", option, hint)
+        raise _wrong(f"{option} needs a number of points and distributions", option, hint)
     _check_count(int(values[0]))
     parsed = []
     for word in values[1:]:
@@ -245,7 +247,7 @@ def _text(path: Path) -> str:
 def _file(path: Path) -> list[Point]:
     place, readers = _place(path), {".csv": _csv, ".jsonl": _jsonl}
     if path.suffix not in readers:
-        hint = "Rename it to end with .csv or .jsonl."
+        hint = "Rename the file to end with .csv or .jsonl."
         raise _wrong("The file of points is not .csv or .jsonl", place, hint)
     text = _text(path)
     rows = []
@@ -273,21 +275,23 @@ def _csv(text: str, place: str) -> Iterator[Point]:
                 raise _wrong(f"Line {reader.line_num} does not have {len(names)} values", place, hint)
             yield tuple(Value(name, one, typed(one)) for name, one in zip(names, row, strict=True))
     except csv.Error as error:
-        raise _wrong(f"Line {reader.line_num} is not valid CSV: {error}", place, "Close its quotes.") from error
+        raise _wrong(
+            f"Line {reader.line_num} is not valid CSV: {error}", place, "Close the quotes in this line."
+        ) from error
 
 
 def _jsonl(text: str, place: str) -> Iterator[Point]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
-        hint = 'Write one table on each line: {"k": 8, "lr": 0.1}.'
+        hint = 'Write one JSON object on each line: {"k": 8, "lr": 0.1}.'
         try:
             table = files.parsed(json.loads, line)
         except ValueError as error:
             raise _wrong(f"Line {number} is not valid JSON", place, hint) from error
         right = isinstance(table, dict) and table and all(_is_value(one) for one in table.values())
         if not right:
-            raise _wrong(f"Line {number} is not a table of numbers and strings", place, hint)
+            raise _wrong(f"Line {number} is not a JSON object of numbers and strings", place, hint)
         _check_names(list(table), place)
         yield tuple(Value(name, one if isinstance(one, str) else json.dumps(one), one) for name, one in table.items())
 
@@ -312,7 +316,7 @@ def _check_names(names: Iterable[str], place: str) -> None:
 
 def _check_count(count: int) -> None:
     if count > MOST:
-        hint = "Split it into several sweeps, or draw points at random: --random 100 …."
+        hint = "Split the sweep into several sweeps, or draw points at random: --random 100 …."
         raise _wrong(f"The sweep would have {count:,} points, but at most {MOST:,} are allowed", "hpcml sweep", hint)
 
 

@@ -112,7 +112,7 @@ def find(runs: Path, name: str) -> Sweep:
     if sweep := load(runs, name):
         return sweep
     others = names(runs)
-    hint = f"Known sweeps: {', '.join(others[:8])}." if others else "Start one: hpcml sweep SCRIPT --grid k=8,16"
+    hint = f"Known sweeps: {', '.join(others[:8])}." if others else "Start a sweep: hpcml sweep SCRIPT --grid k=8,16"
     raise NotFoundError(f"Unknown sweep '{name}'", place=str(sweep_folder(runs, "")), hint=hint)
 
 
@@ -146,7 +146,9 @@ def make_folder(runs: Path, name: str) -> None:
         for folder in (path.parent.parent, path.parent):
             folder.mkdir(mode=0o700, exist_ok=True)
             if not files.is_own_folder(folder):
-                raise StorageError("The path is not your own folder", place=str(folder), hint="Remove it.")
+                raise StorageError(
+                    "The path is not your own folder", place=str(folder), hint="Rename or remove this path."
+                )
 
 
 def progress(runs: Path, sweep: Sweep) -> Progress:
@@ -218,7 +220,7 @@ def _names(run: directories.Run, end: str) -> list[str]:
 
 
 def _ended(run: directories.Run, path: Path) -> Ended:
-    hint = "The file was changed or truncated. Remove it, and the point counts as missing."
+    hint = "The file was changed or truncated. Remove the file, and the point counts as missing."
     with directories.storage(path):
         try:
             table = Table(files.read_json(path, _LARGEST))
@@ -313,8 +315,8 @@ def _has_submitted(runs: Path, holder: Holder) -> bool:
 
 def _refused(path: Path, name: str, holder: Holder, *, gone: bool) -> UsageError:
     since = time.strftime("%H:%M:%S", time.localtime(holder.time))
-    hint = "Run it again when that command has ended. It then runs the missing points."
+    hint = "Wait until that command has ended. Then run your command again: it runs the missing points."
     if gone or not leases.is_here(holder):
-        hint += f" If this process no longer exists, remove {path}."
+        hint += f" If that process no longer exists, remove {path}."
     who = f"process {holder.pid} on {holder.host}, since {since}"
     return UsageError(f"Another command is submitting points of the sweep '{name}': {who}", place=str(path), hint=hint)

@@ -139,7 +139,11 @@ def picture(name: str, rows: Sequence[Row], metric: str, *, maximize: bool, form
     values = {row.key: value for row in rows if (value := row.metrics.get(metric)) is not None}
     if not values:
         message = f"No point of the sweep has '{metric}'" if metric else "No point of the sweep has reported a metric"
-        raise UsageError(message, place=name, hint="hpcml sweep table shows their metrics. Choose one with --metric.")
+        raise UsageError(
+            message,
+            place=name,
+            hint="hpcml sweep table shows the metrics of the points. Choose a metric with --metric.",
+        )
     measured = [row for row in rows if row.key in values]
     names = [one for one in dict.fromkeys(name for row in measured for name in row.values if name != "draw")
              if len({row.values.get(one) for row in measured}) > 1][:_MOST]  # fmt: skip
@@ -147,13 +151,13 @@ def picture(name: str, rows: Sequence[Row], metric: str, *, maximize: bool, form
         raise UsageError(
             "All points of the sweep have the same values",
             place=name,
-            hint="A picture needs at least two different values.",
+            hint="A picture needs a parameter with at least two different values.",
         )
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
-        hint = "Install it: pip install 'hpcml[sweep]'; or write the table: hpcml sweep table NAME --csv."
+        hint = "Install matplotlib: pip install 'hpcml[sweep]'. Or write the table: hpcml sweep table NAME --csv."
         raise NotFoundError("A picture needs matplotlib", place="hpcml sweep plot", hint=hint) from None
     best = (max if maximize else min)(
         [row for row in measured if row.state == "ok"] or measured, key=lambda row: values[row.key]

@@ -82,7 +82,7 @@ def search(
         return None
     option = "--search" if values else "--pruner"
     if not metric:
-        hint = "Choose one that the script reports: --metric loss. With --maximize a larger value is better."
+        hint = "Choose a metric that the script reports: --metric loss. With --maximize a larger value is better."
         raise UsageError(f"{option} needs a metric", place=option, hint=hint)
     stops = _tool(pruner, "--pruner", _PRUNERS, "pruners") if pruner else ("", {})
     if not values:
@@ -113,6 +113,6 @@ def _tool(text: str, option: str, classes: Mapping[str, str], module: str) -> To
     try:
         getattr(getattr(optuna, module), classes[match[1]])(**options)
     except (TypeError, ValueError, AttributeError, ImportError) as error:
-        hint = f"Its arguments are those of optuna.{module}.{classes[match[1]]}."
+        hint = f"Use the arguments of optuna.{module}.{classes[match[1]]}."
         raise UsageError(f"Optuna refuses '{text}': {error}", place=option, hint=hint) from error
     return classes[match[1]], options

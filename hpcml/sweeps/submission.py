@@ -167,7 +167,7 @@ def more(
         text = ",".join(filter(None, [excluded, *(node for node in nodes if node not in hosts)]))
         rest = tuple(pair for pair in spec.place.sbatch if pair[0] != "--exclude")
         spec = spec.changed(sbatch=(*rest, ("--exclude", text)))
-        sentences.append(f"{','.join(nodes)} excluded: points failed there because of the node")
+        sentences.append(f"hpcml excludes {','.join(nodes)}: points failed there because of the node")
     if not asked_for:
         return More(spec, (), tuple(sentences))
 
@@ -218,7 +218,7 @@ def check_names(names: Collection[str], arguments: Sequence[str]) -> None:
     """Refuse a name that the script's own arguments give already: which of the two counted would be a guess."""
     given = {word.partition("=")[0] for word in arguments}
     if twice := sorted(name for name in names if f"--{name}" in given):
-        hint = "Remove it after --, or from the points."
+        hint = f"Remove --{twice[0]} after --, or {twice[0]} from the points."
         raise UsageError(f"The script's arguments and the points both set --{twice[0]}", place="hpcml sweep", hint=hint)
 
 
@@ -242,7 +242,7 @@ def check_worker_groups(prepared: Prepared) -> None:
     more = (
         ""
         if inside.workers.gpu
-        else f"more of them (--set workers.per_node={-(-inside.points.at_once // inside.job.nodes)}), or "
+        else f"more workers (--set workers.per_node={-(-inside.points.at_once // inside.job.nodes)}), or "
     )
     raise UsageError(message, place="--at-once", hint=f"Request {more}more nodes.")
 

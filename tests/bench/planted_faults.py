@@ -174,7 +174,7 @@ FAULTS = (
     F("hpcml/node/processes.py", "self.seconds += min(now - self.last, MOST)", "self.seconds += now - self.last", "a suspended job's deadlines run out while it sleeps"),
     F("hpcml/node/processes.py", 'began == self.began and state not in "ZX"', "began == self.began", "a zombie counts as a living process"),
     F("hpcml/node/processes.py", "            os.dup2(2, 1)", "            pass", "a library's warning spoils the JSON of a probe", True),
-    F("hpcml/kinds/dask/node/dashboard.py", "(\"with the workers' profiles\", \"without\")", "(\"with the workers' profiles\",)", "one silent worker costs the run its Dask report", True),
+    F("hpcml/kinds/dask/node/dashboard.py", "(\"with the workers' profiler output\", \"without the workers' profiler output\")", "(\"with the workers' profiler output\",)", "one silent worker costs the run its Dask report", True),
     F("hpcml/node/attempts.py", 'if not one.name.startswith("."):', "if one.name:", "a half-written checkpoint counts as progress"),
     F("hpcml/node/attempts.py", ' or outcome.state == "REQUEUED")', ")", "a job that Slurm puts back into its queue ends the run"),
     F("hpcml/node/attempts.py", "str(waiting.readlink()) == job", "str(waiting.readlink()) != job", "a run with a follow-up is told to wait anew"),

@@ -62,7 +62,7 @@ def test_a_run_that_has_ended_is_judged_by_its_own_record(world: World, subtests
             run = world.submit("--after", word)
             assert "--dependency" not in directives(run)
             assert "--kill-on-invalid-dep" not in directives(run)
-    for word, ended in (("well:fail", "it succeeded"), ("badly", "it exited with status 3")):
+    for word, ended in (("well:fail", "that run succeeded"), ("badly", "that run exited with status 3")):
         with subtests.test(word=word):
             assert ended in refused(world, "--after", word)
 
@@ -105,7 +105,7 @@ def test_a_run_that_slurm_dropped_says_for_what_it_waited(world: World, subtests
                 world.set_job("102", state="CANCELLED")
             facts = status(world, waiting)
             assert (facts["state"], facts["exit_status"]) == ("CANCELLED", errors.CANCELLED)
-            said = f"the run never started: it waited for {first.name} to succeed, and it exited with status 3"
+            said = f"the run never started: it waited for {first.name} to succeed, and that run exited with status 3"
             assert facts["message"] == said
             why = json.loads(world.run("why", "waiting", "--json").stdout)
             assert (why["failed"], why["rule"], why["cause"]) == (True, "dependency", said)

@@ -57,8 +57,8 @@ def test_what_it_costs_and_when_it_starts(priced: World) -> None:
     text = submit(priced)
     (line,) = [line for line in text.splitlines() if line.startswith("  asks for ")]
     assert line.split(None, 2)[2] == (
-        "2 nodes, time limit 02:00:00, at most 4 node-h = 16 core-h, 0.8 % of the grant of astro (1500 left); "
-        "Slurm would start it now"
+        "2 nodes, time limit 02:00:00, at most 4 node-h = 16 core-h, 0.8 % of the grant of account astro (1500 left); "
+        "Slurm would start the job now"
     )
     assert text.index("  asks for ") < text.index("  run ")
     assert priced.calls("scontrol") == []
@@ -67,7 +67,7 @@ def test_what_it_costs_and_when_it_starts(priced: World) -> None:
     assert "#SBATCH" in done.stdout
     assert "node-h" not in done.stdout
     assert "the budget command does not list account nobody" in done.stderr
-    assert "start      Slurm would start it now" in done.stderr
+    assert "start      Slurm would start the job now" in done.stderr
 
 
 def test_a_dry_run_is_a_summary(priced: World) -> None:
@@ -85,8 +85,8 @@ def test_a_dry_run_is_a_summary(priced: World) -> None:
     assert facts == {
         "run": "job on site slurm; nothing is submitted",
         "command": "job.py --k 'a b'",
-        "asks for": "2 nodes, time limit 02:00:00, at most 4 node-h = 16 core-h, 0.8 % of the grant of astro (1500 left)",
-        "start": "Slurm would start it now",
+        "asks for": "2 nodes, time limit 02:00:00, at most 4 node-h = 16 core-h, 0.8 % of the grant of account astro (1500 left)",
+        "start": "Slurm would start the job now",
         "processes": "dask: 1 scheduler, 2 workers (1 on each node)",
         "network": "protocol chosen on the nodes",
         "script": "--dry-run=script prints the batch script",
@@ -100,18 +100,18 @@ def test_a_dry_run_is_a_summary(priced: World) -> None:
 def test_a_partition_with_grants_of_its_own_is_asked_for_them(priced: World) -> None:
     grants(priced, '[ "$1" = --own ] && echo "astro 2026 2027 4000 4000 0"')
     own = ("--set", 'partitions.small.budget=["grants", "--own"]', "--partition", "small")
-    assert "of the grant of astro (only 0 left)" in submit(priced, *own)
+    assert "of the grant of account astro (only 0 left)" in submit(priced, *own)
 
 
 def test_slurm_s_own_weights_are_compared(priced: World) -> None:
     """Of the two questions of --dry-run the fake answers with one text, as if both were in it."""
     out = "PartitionName=x\n   TRESBillingWeights=CPU=2.0,Mem=0.25G,GRES/gpu=2.0\nPriorityFlags           = MAX_TRES,FAIR_TREE\n"
     priced.answer("scontrol", out=out)
-    assert "by Slurm's weights 32 core-h; the profile's weights differ" in submit(
+    assert "the cost by Slurm's weights is 32 core-h; the profile's weights give another cost" in submit(
         priced, "--dry-run=script", "--partition", "x"
     )
     priced.answer("scontrol", out=out.replace("CPU=2.0", "CPU=1.0"))
-    assert "by Slurm's weights 16 core-h\n" in submit(priced, "--dry-run=script", "--partition", "x")
+    assert "the cost by Slurm's weights is 16 core-h\n" in submit(priced, "--dry-run=script", "--partition", "x")
     for no in ("PartitionName=x TRESBillingWeights=(null)\n", out.replace("MAX_TRES", "MAX_TRES_GRES"), ""):
         priced.answer("scontrol", out=no)
         assert "own weights" not in submit(priced, "--dry-run=script", "--partition", "x")
@@ -129,7 +129,7 @@ def test_without_the_keys_nobody_is_asked(world: World) -> None:
     assert world.calls("scontrol") == []
     for words, most in ((("--max-restarts", "2"), 12), (("--max-node-hours", "9"), 9)):
         dry = submit(world, "--dry-run=script", "--until-done", *words)
-        assert f"this is for one attempt; all attempts take at most {most} node-h ({' '.join(words)})" in dry
+        assert f"this cost is for one attempt; all attempts take at most {most} node-h ({' '.join(words)})" in dry
 
 
 def test_what_fails_or_hangs_stops_no_submission(priced: World) -> None:
@@ -178,7 +178,7 @@ def test_runs_before_that_took_much_less(world: World) -> None:
     past(world, 440)
     past(world, 7100, 1)
     assert (
-        "the last 2 such runs took at most 00:07:20 of the requested 02:00:00: --time 00:15:00 may be enough"
+        "the script's last 2 runs took at most 00:07:20 of the requested 02:00:00: --time 00:15:00 may be enough"
         in submit(world)
     )
     assert "  time " not in submit(world, "--nodes", "3")

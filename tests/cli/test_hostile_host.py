@@ -51,7 +51,7 @@ def test_facts_that_are_none_are_refused(laptop: Laptop) -> None:
         for command in (("ls",), ("fetch", "last")):
             done = laptop.run(*command, env=env)
             assert done.returncode == errors.CONFIG, (name, command, done.stderr[-2000:])
-            assert "The answer of hpcml on cluster is invalid" in done.stderr, name
+            assert "hpcml on cluster sent an invalid message" in done.stderr, name
             assert planted.is_plain(done.stderr + done.stdout), name
             assert "Traceback" not in done.stderr
 
@@ -62,7 +62,7 @@ def test_talk_without_an_end_is_cut_off(laptop: Laptop, command: str) -> None:
     for text in ("while True: sys.stderr.write('x' * 65536)", "while True: sys.stderr.write('welcome\\n' * 9999)"):
         done = laptop.run(command, *(["last"] if command == "fetch" else []), env=stand_in(laptop, text))
         assert done.returncode == errors.CONFIG, done.stderr[-2000:]
-        assert "too much text" in done.stderr
+        assert "too much other text" in done.stderr
     if command == "fetch":
         text = f"sys.stderr.write(mark + {HELLO!r} + '\\n'); sys.stderr.flush()\nwhile True: print('welcome' * 1000)"
         done = laptop.run(command, "last", env=stand_in(laptop, text))
@@ -78,7 +78,7 @@ def test_output_before_the_greeting_has_a_limit_in_a_file_too(laptop: Laptop) ->
             words, env=env, cwd=laptop.world.project, stdout=file, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == errors.CONFIG, done.stderr
-    assert "too much text" in done.stderr
+    assert "too much other text" in done.stderr
     assert target.stat().st_size <= 2 << 20
 
 
@@ -142,8 +142,8 @@ def test_a_silent_host_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_a_listing_of_too_many_files_or_folders_is_refused(laptop: Laptop) -> None:
     """Before it costs memory, and before anything is made here."""
     for files, says in (
-        ("[['f%d' % n, 1, 0, 0o644] for n in range(450000)]", "files, but at most"),
-        ("[[]] * 1700000", "files, but at most"),
+        ("[['f%d' % n, 1, 0, 0o644] for n in range(450000)]", "files to send, but hpcml sends at most"),
+        ("[[]] * 1700000", "files to send, but hpcml sends at most"),
         ("[['d/' * 1500 + 'f', 1, 0, 0o644]]", "folders deep"),
     ):
         text = (f"sys.stderr.write(mark + {HELLO!r} + '\\n'); sys.stderr.flush()\n"

@@ -181,7 +181,7 @@ def test_what_is_known_beforehand_is_told_beforehand(world: World, program: Prog
 
 def test_a_program_that_fails_or_is_for_another_machine(world: World, program: Program) -> None:
     program.install(version="x'; echo 'libseccomp.so.2: cannot open shared object file' >&2; exit 127; '")
-    image(world, "build", "own.def", status=errors.IMAGE, says=("Its --version fails", "| libseccomp.so.2"))
+    image(world, "build", "own.def", status=errors.IMAGE, says=("The container program fails with --version", "| libseccomp.so.2"))
     (world.bin / "apptainer").write_bytes(b"\x7fELF rubbish")
     image(world, "build", "own.def", status=errors.IMAGE, says=("could not be started", "Exec format error"))
 
@@ -224,7 +224,7 @@ def test_what_is_no_image(world: World, command: str) -> None:
 
 
 def test_ls(world: World) -> None:
-    image(world, "ls", status=0, says=("No images in",))
+    image(world, "ls", status=0, says=("There are no images in",))
     image(world, "ls", "nope", status=errors.NOT_FOUND, says=("folder cannot be listed", "nope"))
     folder = world.home / ".hpcml" / "images"
     folder.mkdir(parents=True)
@@ -273,4 +273,4 @@ def test_a_submission_reads_the_labels(world: World) -> None:
         done = world.run("submit", "--site", "slurm", mode, "--image", str(plain), "job.py")
         assert done.returncode == 0, done.stderr
         assert "note: the image has no labels of hpcml" in done.stderr
-        assert "did not start it" in done.stderr
+        assert "did not start the image" in done.stderr

@@ -58,7 +58,7 @@ def test_an_image_that_holds_something_else(
 @pytest.mark.parametrize(
     ("text", "says"),
     [('echo "FATAL: squashfuse_ll exited: fuse: failed to open /dev/fuse: Permission denied" >&2; exit 255', "/dev/fuse cannot be used"),
-     ('echo "FATAL: \\"python3\\": executable file not found in $PATH" >&2; exit 255', "this Python does not exist in the image"),
+     ('echo "FATAL: \\"python3\\": executable file not found in $PATH" >&2; exit 255', "the image lacks the run's Python"),
      ('echo "FATAL: the moon is full" >&2; exit 255', "the moon is full"),
      ("echo hello", "cannot run Python in the image: hello")],
 )  # fmt: skip
@@ -99,7 +99,7 @@ def test_a_gpu_image(world: World, program: Program) -> None:
     probed(world, program, GPU_LABELS, **fine)
     done = image(world, "check", "--gpu", "--json", "a.sif", status=0)
     assert {"ucx", "rdma-core", "gpu"} <= states(done).keys()
-    assert "UCX 1.21.0 in /opt/ucx/lib has InfiniBand; on this machine it can use" in done.stdout
+    assert "UCX 1.21.0 in /opt/ucx/lib supports InfiniBand; on this machine UCX can use" in done.stdout
     assert all("exec --cleanenv --nv" in line for line in program.words() if line.startswith("exec"))
     for changed, subject, says in (
         ({"driver": "470.1"}, "gpu", "needs 535 or newer"),

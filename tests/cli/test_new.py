@@ -60,7 +60,7 @@ def test_an_unknown_example(world: World) -> None:
     assert done.returncode == errors.USAGE
     assert "There is no example 'kmean'" in done.stderr
     assert "Did you mean hpcml new first kmeans?" in done.stderr
-    assert "hpcml new lists them." in world.run("new", "first", "zzzzz").stderr
+    assert "hpcml new lists the examples." in world.run("new", "first", "zzzzz").stderr
     for words, hint in (
         (("kmean",), "Did you mean hpcml new kmeans?"),
         (("my_kmeans",), "Did you mean hpcml new my_kmeans kmeans?"),

@@ -110,7 +110,7 @@ def test_what_was_unpacked_is_the_user_s_own(login: Login) -> None:
     folder.chmod(0o777)
     done = login.run("--version")
     assert (done.returncode, done.stdout) == (74, "")
-    assert "Others could have changed the unpacked files" in done.stderr
+    assert "Other users could have changed the unpacked files" in done.stderr
     cache = login.world.top / "shared"  # in which others could give the cache another name, between look and import
     (cache / "below").mkdir(parents=True)
     for mode in (0o777, 0o755):
@@ -118,7 +118,7 @@ def test_what_was_unpacked_is_the_user_s_own(login: Login) -> None:
         for place in (cache, cache / "below"):
             done = login.run("--version", XDG_CACHE_HOME=str(place))
             assert done.returncode == (74 if mode == 0o777 else 0), done.stderr
-            assert ("Others can replace the unpacked files" in done.stderr) == (mode == 0o777)
+            assert ("Other users can replace the unpacked files" in done.stderr) == (mode == 0o777)
             assert (place / "hpcml").exists() == (mode == 0o755)
     done = login.run("--version", XDG_CACHE_HOME="/proc/nowhere")
     assert done.returncode == 74

@@ -71,7 +71,7 @@ def test_it_is_listed_and_says_its_line(world: World) -> None:
     assert "not submitted yet" in row
     told = world.run("status", "last").stdout
     assert "PREPARED: not submitted yet" in told
-    assert told.endswith(f"Submit it with:\n{line}\n")
+    assert told.endswith(f"Submit the run with:\n{line}\n")
     for words, place in (
         (("wait", "last"), line),
         (("logs", "-f", "last"), line),
@@ -170,7 +170,7 @@ def test_what_it_does_not_go_with(world: World) -> None:
 
 def test_variables_that_sbatch_reads_are_named(world: World) -> None:
     done = world.run(*SLURM, "--prepare", "job.py", env={"SBATCH_EXPORT": "NONE"})
-    assert "SBATCH_EXPORT apply when you run the line" in " ".join(done.stderr.split())
+    assert "SBATCH_EXPORT apply when you run the sbatch line" in " ".join(done.stderr.split())
 
 
 def test_a_run_is_prepared_again(world: World) -> None:

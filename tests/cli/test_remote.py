@@ -81,7 +81,7 @@ def test_a_module_and_a_program_are_sent_with_their_folder(laptop: Laptop) -> No
     assert laptop.run("submit", "--dry-run", "-m", "pack.part").returncode == 0
     done = laptop.run("submit", "--", "bash", "x.sh")
     assert done.returncode == errors.USAGE
-    assert "no file 'bash' here to send" in done.stderr
+    assert "no file 'bash' on this laptop to send" in done.stderr
     done = laptop.run("submit", "-m", "nowhere.part")
     assert done.returncode == errors.REFUSED
     assert "no module 'nowhere.part'" in done.stderr
@@ -167,7 +167,7 @@ def test_the_doctor_tells_of_the_way_in(laptop: Laptop) -> None:
     assert "login.hosts" in login_node()["remedy"]
     here = socket.gethostname().partition(".")[0]
     laptop.tell(HPCML_LOGIN__HOST="cluster", HPCML_LOGIN__HOSTS=f'["other.x", "{here}.x"]')
-    assert f"answers as {here}.x" in login_node()["sentence"]
+    assert f"reaches {here}.x" in login_node()["sentence"]
     laptop.tell("unreachable")
     nowhere = login_node("nosuch")
     assert nowhere["state"] == "red"
@@ -212,7 +212,7 @@ def test_a_tunnel_tries_the_path_of_a_login_shell_too(laptop: Laptop) -> None:
     laptop.tell(PATH=f"{laptop.world.environment['PATH']}")
     done = laptop.world.run("tunnel", "--host", "cluster", "over")
     assert done.returncode == errors.UNAVAILABLE, done.stderr
-    assert "has ended: you cancelled it" in done.stderr
+    assert "has ended: you cancelled the run" in done.stderr
     done = laptop.world.run("tunnel", "--host", "cluster", "$(touch pwned) no'such \\\"run")
     assert done.returncode == errors.NOT_FOUND, done.stderr
     assert done.stderr.startswith("hpcml: There is no run '$(touch pwned) no'such \\\"run'"), done.stderr
@@ -245,8 +245,8 @@ def test_a_tunnel_s_link_is_lost_and_its_hpcml_killed(laptop: Laptop) -> None:
         (control,) = Path(laptop.world.environment["HPCML_LOGIN__CONTROL"]).iterdir()
         control.unlink()
         kill_served(laptop, questions)
-        assert tunnel.stderr.readline() == "The connection to cluster was lost; trying again on the same port.\n"
-        assert tunnel.stderr.readline() == "The connection is back.\n"
+        assert tunnel.stderr.readline() == "The connection to cluster was lost; opening the tunnel again on the same port.\n"
+        assert tunnel.stderr.readline() == "The connection to the cluster is open again.\n"
         kill_served(laptop, len(laptop.world.calls("squeue")))
         _, said = tunnel.communicate(timeout=120)
     finally:
@@ -385,7 +385,7 @@ def test_arguments_that_name_files_of_the_laptop(laptop: Laptop) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "note: hpcml does not send 'data.bin', '--in=../project/job.py': paths in arguments" in done.stderr
-    assert "note: not sent: data.bin (larger than code.max_file = 1M)." in done.stderr
+    assert "note: hpcml does not send data.bin (larger than code.max_file = 1M)." in done.stderr
 
 
 def test_code_whose_modules_would_not_be_sent_is_refused(laptop: Laptop) -> None:

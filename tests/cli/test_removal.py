@@ -63,7 +63,7 @@ def test_a_run_that_may_be_alive_stays(world: World) -> None:
     done = world.run("rm", "waiting", "ending", "gone", "--yes")
     assert done.returncode == 1
     assert done.stderr.count("stays, because it may still be active") == 2
-    assert "(its job is still ending: try again in a minute)" in done.stderr
+    assert "(the run's job is still ending: try again in a minute)" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("Removed 1 run, ")
     assert done.stderr.splitlines()[-1].endswith("; 2 runs stay.")
     assert world.left() == sorted([waiting.name, ending.name])
@@ -91,7 +91,7 @@ def test_by_age_and_by_failure(world: World) -> None:
 def test_by_name(world: World) -> None:
     older, newer, other = ended(world, "a"), ended(world, "a"), ended(world, "b")
     done = world.run("rm", "--dry-run", "a")
-    assert f"'a' means {newer.name}, its newest run; 1 more has this name (--name a)" in done.stderr
+    assert f"'a' means {newer.name}, the newest run; 1 older run has this name (--name a)" in done.stderr
     done = world.run("rm", "a", "--older-than", "1w")
     assert (done.returncode, "RUN and --older-than 1w exclude each other" in done.stderr) == (errors.USAGE, True)
     assert json.loads(world.run("rm", "--name", "a", "--keep", "1", "--yes", "--json").stdout)["removed"] == [
@@ -255,7 +255,7 @@ def test_rm_takes_what_a_killed_removal_left(world: World) -> None:
     assert json.loads(world.run("ls", "--all", "--json").stdout)[0]["run"] == directory.name
     done = world.run("rm", "--older-than", "30d", "--yes")
     assert done.returncode == 0, done.stderr
-    assert "what 1 interrupted removal left" in done.stderr
+    assert "leftover files of 1 interrupted command" in done.stderr
     assert set(world.left()) == {directory.name, new.name, other.name}
 
 

@@ -44,7 +44,7 @@ REFUSALS = {
                "policy (job submit limit, user's size and/or time limits)\n", "exceeds a limit", "--qos"),
     "dependency": ("sbatch: error: Batch job submission failed: Job dependency problem\n", "dependency", "afterok:JOBID"),
     "feature": ("sbatch: error: Batch job submission failed: Invalid feature specification\n", "feature", "slurm.extra"),
-    "option": ("sbatch: unrecognized option '--zzz'\nTry \"sbatch --help\" for more information\n", "one of the options", "slurm.remove"),
+    "option": ("sbatch: unrecognized option '--zzz'\nTry \"sbatch --help\" for more information\n", "one of the job's options", "slurm.remove"),
     "spool": ("sbatch: error: Batch job submission failed: I/O error writing script/environment to file\n", "store the job script", "support"),
     "new": ("sbatch: error: Batch job submission failed: The moon is full\n", "Slurm refused", "Slurm's message"),
 }  # fmt: skip
@@ -160,7 +160,7 @@ def test_a_number_that_another_job_has_by_now(world: World) -> None:
     assert world.run("wait", "old").returncode == errors.ALLOCATION_LOST
     for name, state, words in (
         ("old", "FAILED", "Slurm no longer knows the run's job: job 101 is now another one"),
-        ("mine", "CANCELLED", "you cancelled it with hpcml cancel at "),
+        ("mine", "CANCELLED", "you cancelled the run with hpcml cancel at "),
         ("theirs", "CANCELLED", "the job was cancelled (scancel) before it started"),
     ):
         facts = json.loads(world.run("status", name, "--json").stdout)
@@ -496,7 +496,7 @@ def test_a_run_that_was_cancelled_while_it_waited_stays_cancelled(world: World) 
     world.forget("101", "102")
     assert json.loads(world.run("ls", "--json").stdout)[2]["state"] == "CANCELLED"  # it is the first that sees it
     world.forget("103")
-    for name, words in (("mine", "You cancelled it with hpcml cancel at 20"), ("theirs", "The job was cancelled (scancel)"),
+    for name, words in (("mine", "You cancelled the run with hpcml cancel at 20"), ("theirs", "The job was cancelled (scancel)"),
                         ("unseen", "The job was cancelled (scancel)")):  # fmt: skip
         facts = json.loads(world.run("status", name, "--json").stdout)
         assert (facts["state"], facts["exit_status"]) == ("CANCELLED", errors.CANCELLED)
@@ -508,7 +508,7 @@ def test_a_run_that_was_cancelled_while_it_waited_stays_cancelled(world: World) 
     assert {row["state"] for row in json.loads(world.run("ls", "--json").stdout)} == {"CANCELLED"}
     waits = world.run("submit", "--site", "slurm", "--after", "mine", "job.py")
     assert waits.returncode == errors.REFUSED
-    assert "it exited with status 86" in waits.stderr
+    assert "that run exited with status 86" in waits.stderr
     assert world.run("rm", "--yes", "mine").returncode == 0
 
 

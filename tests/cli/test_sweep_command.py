@@ -62,7 +62,7 @@ def test_points_and_cost_are_said_before_the_submission(world: World) -> None:
         "  points     k=8 lr=0.1",
         "             k=8 lr=0.01",
         "             k=16 lr=0.1",
-        "             … and 1 more",
+        "             … and 1 more point",
         "  count      4 points, 4 to run",
         "  asks for   2 nodes, time limit 00:30:00, at most 1 node-h",
     ] + [line for line in said.splitlines() if line.startswith(("  start", "Nothing was submitted."))]
@@ -93,7 +93,7 @@ def test_only_what_is_missing_is_submitted(world: World) -> None:
     assert "4 points, 4 to run" in said, "another point has another key"
     _, said = sweep(world, *GRID)
     assert "4 points, 1 done, 1 failed, 2 to run" in said
-    assert "if each point takes 2.0 s, as before" in said
+    assert "if each point takes 2.0 s, the median so far" in said
     second = run_of(world)
     assert [one["key"] for one in points_of(second)] == [points[2]["key"], points[3]["key"]]
     for point in points_of(second):
@@ -165,7 +165,7 @@ def test_what_failed_is_tried_again_with_what_its_cause_asks_for(world: World) -
     assert "  again      hpcml raises memory of a node from 4.0 GiB to 6.0 GiB" in said
     _, said = sweep(world, *words, "--dry-run")
     assert "2 to run" in said, "the one that was interrupted, and the one that failed by its node's fault"
-    assert "n2 excluded: points failed there because of the node" in said
+    assert "hpcml excludes n2: points failed there because of the node" in said
     assert "is raised" not in said
     _, said = sweep(world, *words, "--only-failed=error,unknown", "--dry-run")
     assert "  points     k=16 lr=0.1\n  count" in said
@@ -320,7 +320,7 @@ def test_without_optuna_nothing_is_submitted(world: World) -> None:
     _, said = sweep(world, *GRID, "--pruner", "median", "--metric", "loss", "--set", python, status=errors.REFUSED)
     assert said.splitlines()[-2:] == [
         "hpcml: The run's environment lacks the package optuna (extra 'sweep').",
-        f"Nothing was submitted. Install it, usually with: {env}/bin/python -m pip install optuna",
+        f"Nothing was submitted. Install the package, usually with: {env}/bin/python -m pip install optuna",
     ]
     (env / "lib/python3.11/site-packages/optuna").mkdir()
     search = ("--search", "5", "x=uniform(0,1)", "--metric", "loss", "--sampler", "cmaes")
@@ -347,7 +347,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("job.py", "--grid", "k=1", "--sampler", "tpe"), "--sampler needs --search"),
     (("job.py", "--grid", "k=1", "--pruner", "asha"), "--pruner needs a metric"),
     (("job.py", "--search", "5", "x=uniform(0,1)"), "--search needs a metric"),
-    (("job.py", "--search", "5", "--metric", "m"), "--search has no number and distributions"),
+    (("job.py", "--search", "5", "--metric", "m"), "--search needs a number of points and distributions"),
     (
         ("job.py", "--search", "5", "draw=uniform(0,1)", "--metric", "m"),
         "'draw' is reserved: it numbers the points of a search",
@@ -362,7 +362,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("job.py", "--grid", "k=1", "--metric", "m", "--pruner", "asha(reduction_factor=1)"), "Optuna refuses 'asha("),
     (("job.py", "--grid", "k=1", "--wait", "--detach"), "--wait and --detach exclude each other"),
     (("job.py", "--grid", "k=1", "--profile", "dask"), "A sweep cannot record a profile"),
-    (("book.ipynb", "--grid", "k=1"), "A sweep needs a Python file"),
+    (("book.ipynb", "--grid", "k=1"), "The script of a sweep must be a Python file"),
     (("job.py", "--grid", "a=range(1000)", "--grid", "b=range(1000)"), "The sweep would have 1,000,000 points"),
     (("table",), "Add the NAME of one sweep"),
     (("plot",), "Add the NAME of one sweep"),

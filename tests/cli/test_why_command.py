@@ -123,7 +123,7 @@ def test_a_run_that_ended_well_waits_or_was_refused(world: World) -> None:
     facts = json.loads((old / "status.json").read_text())
     (old / "status.json").write_text(json.dumps({**facts, "exit_status": 3, "state": "FAILED"}))
     assert world.run("why").stdout.startswith(
-        f"The newest run, {directory.name}, ended well. The newest run that failed is {old.name}:\nrun        {old.name}\n"
+        f"The newest run, {directory.name}, succeeded. The newest run that failed is {old.name}:\nrun        {old.name}\n"
     )
     assert why(world)["run"] == old.name
     assert why(world, "last")["run"] == directory.name

@@ -40,7 +40,10 @@ def test_runs_wait_for_one_that_fails(cluster: Cluster) -> None:
     assert wait_for(lambda: facts(well.name)["state"] == "CANCELLED", 90), facts(well.name)
     why = facts(well.name, "why")
     assert why["rule"] == "dependency"
-    assert why["cause"] == f"the run never started: it waited for {first.name} to succeed, and it exited with status 3"
+    assert (
+        why["cause"]
+        == f"the run never started: it waited for {first.name} to succeed, and that run exited with status 3"
+    )
     for run in (failed, last):
         assert cluster.wait_status(run, 90)["exit_status"] == 0
     assert wait_for(lambda: bool(facts(plain.name, "why")["failed"]), 90), facts(plain.name, "why")

@@ -65,7 +65,7 @@ def test_its_words_are_known(cluster: Cluster, image: Path, subtests: pytest.Sub
         "the container program does not know the option --no-such-option",
         "runtime.options",
     )
-    means(exec_words(image, program="/no/such/python"), "this Python does not exist in the image", "runtime.python")
+    means(exec_words(image, program="/no/such/python"), "the image lacks the run's Python", "runtime.python")
     closed = cluster.lab.places.top / "dev" / "fuse-closed"
     number = FUSE.stat().st_rdev
     cover = f"rm -f {closed}; mknod -m 600 {closed} c {number >> 8} {number & 255}; mount --bind {closed} {FUSE}"

@@ -27,12 +27,12 @@ def test_the_start_and_the_charge_are_slurm_s_own(cluster: Cluster) -> None:
     try:
         options = ("--partition", "debug", "--nodes", "2", "--cpus-per-node", "4", "--time", "30", *COST)
         dry = cluster.run(*cluster.command("print(1)\n", "--dry-run=script", *options, "--memory-per-node", "2G"))
-        assert said(dry.stderr, "start") == "Slurm would start it now", dry.stderr
+        assert said(dry.stderr, "start") == "Slurm would start the job now", dry.stderr
         # 8 CPUs and 4 GiB for half an hour
         assert said(dry.stderr, "asks for") == (
             "2 nodes, partition debug, time limit 00:30:00, at most 1 node-h = 6.5 su"
         ), dry.stderr
-        assert said(dry.stderr, "") == "by Slurm's weights 6.5 su", dry.stderr
+        assert said(dry.stderr, "") == "the cost by Slurm's weights is 6.5 su", dry.stderr
         line, _ = prepare(cluster, "print(1)\n", *options, "--memory-per-node", "2G")
         job = type_line(cluster, line.replace("sbatch", "sbatch --hold"))
         shown = cluster.run("scontrol", "show", "job", job).stdout

@@ -166,14 +166,14 @@ def test_faults_of_the_login_node(cluster: Cluster, tools: Path, nobody_failed: 
     expect(
         findings(of_another, errors.UNFIT),
         {
-            "account": ("red", "account chemistry is not one of your accounts: physics", "--account physics"),
+            "account": ("red", "account chemistry is not one of your accounts, which are physics", "--account physics"),
             "slurm-variables": (
                 "yellow",
                 "SBATCH_NICE, SQUEUE_FORMAT affect your own",
                 "unset SBATCH_NICE SQUEUE_FORMAT",
             ),
-            "library-path": ("red", "libcuda.so.1 there is not the driver's", f"Remove {stub} from LD_LIBRARY_PATH"),
-            "adapters": ("red", "NCCL_IB_HCA names mlx5_4", "unset NCCL_IB_HCA, or write mlx5_0,mlx5_1"),
+            "library-path": ("red", "libcuda.so.1 hides that of the GPU driver", f"Remove {stub} from LD_LIBRARY_PATH"),
+            "adapters": ("red", "NCCL_IB_HCA names mlx5_4", "Unset NCCL_IB_HCA, or set it to mlx5_0,mlx5_1"),
             "quota": ("red", "no inodes are left", "hpcml rm"),
             "file-system": ("red", "no inodes are left", "--set paths.runs="),
             "slurm-config": ("yellow", "kills a job 10 s after", "deadlines.driver_grace = '5s'"),
@@ -279,16 +279,16 @@ def test_faults_of_nodes(cluster: Cluster, tools: Path) -> None:
     expect(
         found,
         {
-            "job": ("green", "a run came up on n1, n2", ""),
+            "job": ("green", "a run started on n1, n2", ""),
             "interface": ("red", "interface ib7 has no IPv4 address on n1, n2", "network.interface = 'eth0'"),
-            "ports": ("red", "UCX_NET_DEVICES names mlx5_7", "unset UCX_NET_DEVICES"),
+            "ports": ("red", "UCX_NET_DEVICES names mlx5_7", "Unset UCX_NET_DEVICES"),
             "gpu-distance": ("yellow", "0000:80:02.0 of n1 is SYS away from mlx5_0:1", "hpcml fabric"),
             "locked-memory": ("red", "locked memory is limited to", "ulimit -l unlimited"),
             "shared-memory": ("yellow", "1 old files of yours in /dev/shm of n2", "rm /dev/shm/left-over"),
             "scratch": ("yellow", "/tmp of n1 is a tmpfs", "paths.scratch"),
             "shared-gpus": ("yellow", "MIG divides GPU 00000000:1D:00.0 of n1", "whole GPUs"),
             "driver": ("red", "is 470.82.01, but CUDA 12 of the profile needs 535", "older CUDA"),
-            "container": ("n/a", "shifter is missing on n1, n2", ""),
+            "container": ("n/a", "the container program shifter is missing on n1, n2", ""),
         },
     )
 
@@ -298,7 +298,7 @@ def test_a_job_that_fails_is_told_as_why_tells_it(cluster: Cluster) -> None:
     found = findings(
         cluster.run("hpcml", "doctor", "--node", *PATIENT, *own_runs(cluster), *broken, timeout=240), errors.UNFIT
     )
-    expect(found, {"job": ("red", "the job for the nodes failed", ""), "ports": ("n/a", "see the check 'job'", "")})
+    expect(found, {"job": ("red", "the job that checks the nodes failed", ""), "ports": ("n/a", "see the check 'job'", "")})
     assert found["job"]["remedy"]
 
 

@@ -34,9 +34,9 @@ def test_every_pair_of_nodes_is_measured_and_a_node_that_differs_is_named(cluste
     done = cluster.run("hpcml", "fabric", *options, timeout=150)
     assert done.returncode == 0, done.stderr
     directory = directory_of(done)
-    assert "n2: locked memory 16 KiB where the others have" in done.stderr
+    assert "n2: locked memory 16 KiB where the other nodes have" in done.stderr
     shown = cluster.run("hpcml", "status", directory.name).stdout
-    assert "n2: locked memory 16 KiB where the others have" in shown
+    assert "n2: locked memory 16 KiB where the other nodes have" in shown
     facts = json.loads((directory / "attempts/0/fabric.json").read_text())
     assert [one for one in facts["differences"] if not one.startswith("n2: locked memory")] == []
     pairs = json.loads((directory / "out/fabric.json").read_text())["measurement"]["pairs"]

@@ -112,7 +112,7 @@ def test_a_worker_task_that_is_killed_comes_back_with_its_workers(cluster: Clust
     cluster.run("touch", str(directory / "out/killed"))
     assert cluster.wait_status(directory, 120)["exit_status"] == 0, output(directory)
     assert cluster.wait_event(directory, "worker-task-killed")["node"] == "n2"
-    assert output(directory).count("n2: the worker task was killed (exit status 137); it restarts") == 1
+    assert output(directory).count("n2: the worker task was killed (exit status 137); the task restarts") == 1
     assert "4950" in output(directory)
 
 
@@ -153,7 +153,7 @@ def test_workers_that_are_stopped_are_told_and_go_on(cluster: Cluster) -> None:
         assert "n2: no heartbeat of a worker for " in cluster.run("hpcml", verb, directory.name).stdout
     os.kill(task, signal.SIGCONT)
     log = directory / "logs/worker-n2.log"
-    assert wait_for(lambda: log.read_text().count("was stopped (SIGSTOP): continued.") == len(workers), 60), (
+    assert wait_for(lambda: log.read_text().count("was stopped (SIGSTOP). hpcml continued the worker.") == len(workers), 60), (
         log.read_text()
     )
     cluster.run("touch", str(directory / "out/killed"))

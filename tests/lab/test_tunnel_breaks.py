@@ -62,7 +62,7 @@ def test_a_login_node_that_goes_is_replaced_by_another_on_the_same_port(
         lab_ssh.start_sshd(lab.places, state, "login")
     assert [outside.status_of(port) for port in ports] == ["200"] * 3
     assert outside.logins("login2") == before + 1
-    lost = [re.search("The (connection to lab|route to the node) (is|was) lost", tunnel.said) for tunnel in tunnels]
+    lost = [re.search("The (connection to lab|connection to the node) was lost", tunnel.said) for tunnel in tunnels]
     assert all(lost)  # by what each noticed first
     assert any(found and found[1] == "connection to lab" for found in lost)
     for tunnel in tunnels:  # or they log in once more
@@ -137,7 +137,7 @@ def test_a_certificate_that_ends_keeps_the_tunnel_and_stops_the_next_login(
         assert outside.status_of(port) == "200"
         other = outside.tunnel(dashboard[0], "--route", "twohop", "--port", "9321")
         assert other.up()["port"] == 9321  # a new session on the old connection
-        assert "your certificate expired" in other.said
+        assert "your ssh certificate expired" in other.said
         other.stop()
         before = len(lab_ssh.log(outside.lab.places, "login"))
         outside.kill_sessions("login")
@@ -221,7 +221,7 @@ def test_forwarding_forbidden_by_the_node_names_it_and_leaves_srun(
         for route in ("direct", "twohop"):
             tunnel = outside.tunnel(dashboard[0], "--route", route)
             assert tunnel.ended() == errors.NO_ACCESS
-            assert "n1 forbids forwarding" in tunnel.said
+            assert "n1 forbids ssh forwarding" in tunnel.said
         assert outside.tunnel(dashboard[0]).up()["route"] == "srun"
 
 
@@ -232,7 +232,7 @@ def test_forwarding_forbidden_by_the_login_node_names_it(outside: Outside, dashb
         for route in ("twohop", "direct"):
             tunnel = outside.tunnel(dashboard[0], "--route", route)
             assert tunnel.ended() == errors.NO_ACCESS
-            assert "lab forbids forwarding" in tunnel.said
+            assert "lab forbids ssh forwarding" in tunnel.said
         assert outside.tunnel(dashboard[0]).up()["route"] == "srun"
     outside.close_connection()
 
@@ -287,7 +287,7 @@ http.server.HTTPServer(("127.0.0.1", {port}), Page).serve_forever()
     outside.on("login", "tee", str(directory / "attempts/0/services/other.json"), input=text)
     other = outside.tunnel(run, "--service", "other", "--route", "direct")
     assert other.ended() == errors.NO_ACCESS
-    assert "another service answers" in other.said
+    assert "another service responds" in other.said
     assert not other.lines
 
 

@@ -177,7 +177,7 @@ def test_names_of_modules_that_lie_beside_the_script(here: Here) -> None:
     (sib / "random.py.out").unlink()
     done = submit(here, sib, "random.py")
     assert said(done) == expected
-    assert "a module hpcml next to the script hides hpcml: the script has no" in done.stdout
+    assert "a module named hpcml next to the script hides hpcml: the script has no" in done.stdout
     assert "copy of its folder, not into the original folder: random.py.out (in /" in " ".join(done.stderr.split())
 
 

@@ -73,7 +73,7 @@ def test_runs_that_wait_for_each_other() -> None:
 
 def is_used_until_its_end(run: hpcml.RunHandle) -> None:
     assert run.exit_status is None
-    with pytest.raises(TimeoutError, match="it continues"):
+    with pytest.raises(TimeoutError, match="the run continues"):
         run.wait(0.2)
     while run.status().phase != "running":
         assert run.exit_status is None, run.status()

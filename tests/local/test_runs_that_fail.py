@@ -228,7 +228,7 @@ def test_what_nobody_waited_for_is_told_of_a_script_that_ended_well(here: Here) 
     assert all(words in " ".join(done.stderr.split()) for words in (warning, failed, undone))
     why = here.json("why")
     assert (why["failed"], why["cause"]) == (False, "the run succeeded: no failure to explain")
-    assert re.search(r"local: worker local was ended, over its memory limit: \d+ MiB of 200 MiB", warning)
+    assert re.search(r"local: hpcml ended worker local, which was over its memory limit: \d+ MiB of 200 MiB", warning)
     assert warning in done.stderr
     assert "killed by SIGKILL" not in here.run("logs", "last", "worker").stdout
     assert not RunPaths(Path(here.status()["directory"])).attempt(0).samples.exists()

@@ -57,7 +57,7 @@ def test_what_waits_is_told_while_it_waits(here: Here) -> None:
     )  # fmt: skip
     here.until(lambda: warned(here, directory, "has not connected to its cluster for 2 s"), 60)
     here.until(
-        lambda: warned(here, directory, "Nothing has used the cluster for 3 s, and its node stays reserved."), 60
+        lambda: warned(here, directory, "Nothing has used the cluster for 3 s, and the run's node stays reserved."), 60
     )
     assert here.status()["phase"] == "running"
     assert "Client(scheduler_file=…)" in here.run("status", "last").stdout
@@ -66,7 +66,7 @@ def test_what_waits_is_told_while_it_waits(here: Here) -> None:
     shutil.rmtree(samples)
     samples.write_text("in the way")
     logs = (directory / "logs").glob
-    here.until(lambda: any("no samples are written" in path.read_text() for path in logs("worker-*.log")), 60)
+    here.until(lambda: any("no samples of resource use are written" in path.read_text() for path in logs("worker-*.log")), 60)
     supervisor = supervisor_of(here, directory)
     scheduler = here.events(directory, "scheduler-up")[0]["pid"]
     for pid, name in ((supervisor, "the supervisor"), (scheduler, "the Dask scheduler")):
@@ -77,7 +77,7 @@ def test_what_waits_is_told_while_it_waits(here: Here) -> None:
     found = here.ended(directory)
     assert found["exit_status"] == errors.WORKERS_NEVER_CAME, found
     assert found["message"] == "the script waits for more workers than the run's 1 (wait_for_workers)"
-    assert "Wait for fewer, or use more" in found["hint"]
+    assert "Wait for fewer workers, or start more" in found["hint"]
     assert samples.read_text() == "in the way"  # a folder that was removed: its loss changes nothing
 
 
@@ -87,5 +87,5 @@ def test_a_supervisor_that_is_stopped(stopped: tuple[Here, Path]) -> None:
     here.until(lambda: warned(here, directory, "the supervisor on local has not answered for"), 60)
     found = here.ended(directory, 120)
     assert found["exit_status"] == errors.ROLE_LOST, found
-    assert found["message"].endswith("(it is stopped: SIGSTOP)")
+    assert found["message"].endswith("(the process is stopped: SIGSTOP)")
     assert (directory / "attempts/0/exit/driver@local").read_text() == f"{errors.ROLE_LOST}\n"

@@ -90,7 +90,7 @@ def test_a_sweep_and_again(sweep: Sweep, here: Here) -> None:
     done = sweep("--wait", "--nodes", "2", "train.py", *zips)
     assert done.returncode == 1, done.stderr + done.stdout
     assert "k=3 mode=run" in done.stderr
-    assert "… and 3 more" in done.stderr
+    assert "… and 3 more points" in done.stderr
     assert "sweep: 3 of 6 points are done, 3 failed." in done.stdout
     assert here.status()["message"] == "3 of 6 points are done, 3 failed"
     assert here.status()["cause"] == "3 of 6 points failed"
@@ -308,7 +308,7 @@ def test_a_pruner_stops_points_of_a_grid(here: Here) -> None:
         ("1", "ok", ""), ("2", "ok", ""), ("3", "ok", ""), ("4", "pruned", "pruned at step 1"),
     ]  # fmt: skip
     log = Path(here.status()["directory"], "points", f"{rows[3]['key']}.log").read_text()
-    assert log == "hpcml: pruned after the report {'loss': 4.0}\n"
+    assert log == "hpcml: the pruner stopped this point after the report {'loss': 4.0}\n"
     done = here.run("sweep", "--wait", *words, "loss=3,5,2,6,4,1,7")
     assert "0 of 1 points are done, 1 pruned" in here.status()["message"], "those of earlier runs count"
     study = study_of(here, "steps")

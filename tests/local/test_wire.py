@@ -93,7 +93,7 @@ def test_a_client_of_dask_as_it_comes(scheduler: Cluster, plain: Cluster) -> Non
     done = scheduler.against("scheduler", identity(patience=5))
     assert "CommClosedError" in done.stderr
     assert not done.stdout
-    scheduler.wait_for("scheduler", "hpcml.ucx: refused a UCX peer: it does not use this handshake", before)
+    scheduler.wait_for("scheduler", "hpcml.ucx: refused a UCX peer: the peer does not use this handshake", before)
     scheduler.serves("scheduler")
 
 
@@ -101,7 +101,7 @@ def test_another_key(worker: Cluster, wrong: str) -> None:
     before = worker.size("worker")
     done = worker.against("worker", identity(patience=100), wrong)
     assert "FatalCommClosedError" in done.stderr
-    assert "refused the connection: it has another key" in done.stderr
+    assert "refused the connection: the peer has another key" in done.stderr
     worker.wait_for("worker", "hpcml.ucx: refused a UCX peer", before)
 
 
@@ -142,12 +142,12 @@ asyncio.run(main())
 
 
 RAW = {  # what a peer does on the raw endpoint, and what the role says of it
-    "garbage": ("await ep.send(os.urandom(51))", "it does not use this handshake"),
-    "a truncated hello": ("await ep.send(b'\\x01' + bytes(20))", "which is not here"),
+    "garbage": ("await ep.send(os.urandom(51))", "the peer does not use this handshake"),
+    "a truncated hello": ("await ep.send(b'\\x01' + bytes(20))", "which is not this process's address"),
     "too much": ("await ep.send(b'\\x01' * 4096)", "the connection was lost"),
     "far too much": ("sending = asyncio.ensure_future(ep.send(bytes(50_000_000)))", "the connection was lost"),
     "a truncated proof": ("await ep.send(hello); await ep.recv(bytearray(65)); await ep.send(b'\\x01')", "another key"),
-    "another port": ("await ep.send(hello[:17] + b'\\x00' + hello[18:])", "which is not here"),
+    "another port": ("await ep.send(hello[:17] + b'\\x00' + hello[18:])", "which is not this process's address"),
     "its own proof": (
         "await ep.send(hello); a = bytearray(65); await ep.recv(a); await ep.send(b'\\x01' + a[33:])", "another key"),
     "early close": ("await ep.send(hello); return ep.abort()", "refused a UCX peer"),
@@ -239,7 +239,7 @@ asyncio.run(main())
     assert len(lines) == len(IMPOSTORS), done.stderr
     for (what, (_, error)), line in zip(IMPOSTORS.items(), lines, strict=True):
         assert line.startswith(error + " "), what
-        assert "refused the connection: it has another key" in line, what
+        assert "refused the connection: the peer has another key" in line, what
 
 
 def test_a_peer_cannot_read_memory(worker: Cluster, plain: Cluster) -> None:

@@ -116,7 +116,7 @@ def test_what_is_no_table_is_refused(line: str) -> None:
     '{"exit_status": "0; id"}', '{"exit_status": 999}', '{"exit_status": -1}', '{"exit_status": true}', '{"exit_status": 0.5}',
 ], ids=short)  # fmt: skip
 def test_facts_of_a_call_that_are_none_are_refused(line: str) -> None:
-    with pytest.raises(errors.ConfigError, match="The answer of hpcml on far is invalid") as caught:
+    with pytest.raises(errors.ConfigError, match="hpcml on far sent an invalid message") as caught:
         answers.of_call(line, "far")
     assert str(caught.value).replace("\n", "").isprintable()
 

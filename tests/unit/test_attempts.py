@@ -116,7 +116,7 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert attempts.node_hours(second.run, 2) == pytest.approx(3.0)
     assert attempts.reached(context(tmp_path, 1, attempts__max_node_hours=5.0)) == ""
     assert attempts.reached(context(tmp_path, 1, attempts__max_node_hours=4.9)) == (
-        "3 of --max-node-hours 4.9 are used, and another may take 2"
+        "3 of --max-node-hours 4.9 are used, and another attempt may take 2"
     )
     no_job = context(tmp_path, 1, job__one_machine=False)
     assert "could not be queued" in attempts.reached(no_job)
@@ -132,7 +132,7 @@ def test_the_job_that_is_put_back_itself(tmp_path: Path, monkeypatch: pytest.Mon
     assert attempts.waits_anew(here) == ""
     here.run.next_job.unlink()
     here.run.next_job.symlink_to("12")
-    assert "requeues this one" in attempts.waits_anew(here)
+    assert "requeues this job" in attempts.waits_anew(here)
 
 
 def test_a_qos_that_takes_one_job_is_told_at_submission(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_requests_that_are_refused(tmp_path: Path, subtests: pytest.Subtests) ->
         ({"max_restarts": 3}, "--max-restarts needs --until-done"),
         ({"max_node_hours": 3.0}, "--max-node-hours needs --until-done"),
         ({"until_done": True, "form": Form.JUPYTER}, "jupyter cannot be continued"),
-        ({"until_done": True, "nodes": 4, "time": measure("time", "1:00:00"), "max_node_hours": 3.0}, "One attempt may take 4 node-hours, but the limit for all is 3"),
+        ({"until_done": True, "nodes": 4, "time": measure("time", "1:00:00"), "max_node_hours": 3.0}, "One attempt may take 4 node-hours, but the limit for all attempts is 3"),
     )  # fmt: skip
     site = layers.build(schema.Site, layers.Layers())
     place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")

@@ -140,12 +140,12 @@ def test_outside_a_run_another_account_s_checkpoint_is_refused(tmp_path: Path, m
     os.chown(folder / "link", 65533, 65533, follow_symlinks=False)
     os.chown(folder / "state", 65533, 65533)
     for name in ("state", "link"):
-        with pytest.raises(ForeignError, match="it belongs to"):
+        with pytest.raises(ForeignError, match="this file or folder belongs to"):
             Run().saved(name)
     os.chown(folder, 65533, 65533)
-    with pytest.raises(ForeignError, match="it belongs to"):
+    with pytest.raises(ForeignError, match="this file or folder belongs to"):
         Run().saved("none")
-    with pytest.raises(ForeignError, match="it belongs to"):
+    with pytest.raises(ForeignError, match="this file or folder belongs to"):
         Run().save("new", lambda path: path.write_text(""))
 
 
@@ -306,4 +306,7 @@ def test_a_margin_that_cannot_grow_is_told(run: RunPaths, monkeypatch: pytest.Mo
     found = requests(run, deadlines__script_grace=200.0)
     found.check("driver")
     assert not found.time_limit_near
-    assert found.slow_save() == "a save took 50.0 s, and the script has 60 s before the time limit (slurm.signal_lead)"
+    assert (
+        found.slow_save()
+        == "saving a checkpoint took 50.0 s, and the script has 60 s before the time limit (slurm.signal_lead)"
+    )

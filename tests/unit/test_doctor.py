@@ -110,7 +110,7 @@ NODE_FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
     ("ports", {"infiniband": ports(link_layer="Ethernet")}, "red", "adapter mlx5_0 of n1 is Ethernet, but mlx5_0 of n2 is InfiniBand"),
     ("ports", {"infiniband": []}, "red", "n1 has no RDMA port, but other nodes do"),
     ("ports", {"environment": {"NCCL_IB_HCA": "mlx5_4"}}, "red", "NCCL_IB_HCA names mlx5_4"),
-    ("ports", {"environment": {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}}, "yellow", "leaves mlx5_2, mlx5_3 unused"),
+    ("ports", {"environment": {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}}, "yellow", "leaves the RDMA adapters mlx5_2, mlx5_3 unused"),
     ("gpu-distance", {"slots": [slot("g", "mlx5_3:1", "SYS")]}, "yellow", "g of n1 is SYS away from mlx5_3:1"),
     ("gpu-distance", {"slots": []}, "yellow", "n1 has no NVIDIA GPU, but other nodes do"),
     ("locked-memory", {"limits": locked(8 << 20)}, "red", "limited to 8.0 MiB on n1"),
@@ -119,9 +119,9 @@ NODE_FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
     ("scratch", {"disks": disks("/tmp", "tmpfs", 10 << 30)}, "yellow", "/tmp of n1 is a tmpfs (10 GiB)"),
     ("shared-gpus", {"smi": [smi("g", mig="Enabled")]}, "yellow", "MIG divides GPU g of n1"),
     ("shared-gpus", {"smi": [smi("g", mig="[N/A]", mode="Prohibited")]}, "red", "GPU g of n1 accepts no programs"),
-    ("shared-gpus", {"smi": []}, "yellow", "nvidia-smi does not answer on n1, but it does on other nodes"),
+    ("shared-gpus", {"smi": []}, "yellow", "nvidia-smi responds on other nodes, but not on n1"),
     ("shared-gpus", {"mps": True}, "yellow", "MPS runs on n1"),
-    ("driver", {"smi": [], "driver": "470.82.01"}, "red", "the driver of n1 is 470.82.01, but CUDA 12 of the profile needs 535"),
+    ("driver", {"smi": [], "driver": "470.82.01"}, "red", "the GPU driver of n1 is 470.82.01, but CUDA 12 of the profile needs driver 535"),
     ("architecture", {"machine": "aarch64"}, "yellow", "different architectures (n1: aarch64; n2: x86_64)"),
 ]  # fmt: skip
 
@@ -186,7 +186,7 @@ NAMED: Table = [
     ("mixed within one", {"n1": PAIR, "n2": [port(0), ETHERNET[1]]}, "red",
         "adapter mlx5_1 of n2 is Ethernet, but mlx5_1 of n1 is InfiniBand", "--exclude n2."),
     ("mixed within the only one", {"n1": [port(0), ETHERNET[1]]}, "red", "adapter mlx5_1 of n1 is Ethernet", "['mlx5_0']"),
-    ("spare is down", {"n1": [*PAIR, port(2, "DOWN")], "n2": [*PAIR, port(2)]}, "green", "mlx5_2, not used, is down", ""),
+    ("spare is down", {"n1": [*PAIR, port(2, "DOWN")], "n2": [*PAIR, port(2)]}, "green", "the unused mlx5_2 is down", ""),
     ("spare Ethernet", {"n1": [*PAIR, port(2, layer="Ethernet")], "n2": PAIR}, "green", "of one link type on each node", ""),
     ("second port is down", {"n1": [*PAIR, port(1, "DOWN", number=2)], "n2": PAIR}, "green", "of one link type on each", ""),
 ]  # fmt: skip
@@ -228,7 +228,7 @@ def test_variables_against_the_ports_of_each_node(tmp_path: Path, subtests: pyte
     cases = [
         ("mlx5_0,mlx5_1", "green", "of one link type", ""),
         ("mlx5_0,mlx5_1,mlx5_2", "red", "NCCL_IB_HCA names mlx5_2, but the active adapters of n2 are mlx5_0, mlx5_1", "mlx5_0,mlx5_1."),
-        ("mlx5_0", "yellow", "NCCL_IB_HCA leaves mlx5_1 unused", "write mlx5_0,mlx5_1."),
+        ("mlx5_0", "yellow", "NCCL_IB_HCA leaves the RDMA adapters mlx5_1 unused", "set it to mlx5_0,mlx5_1."),
     ]  # fmt: skip
     exam = examination(tmp_path, 'network.adapters=["mlx5_0","mlx5_1"]')
     for value, state, words, remedy in cases:
@@ -244,7 +244,7 @@ def test_a_node_that_tells_nothing_is_not_green() -> None:
     told_by = {"n1": node()}
     assert nodes.judge_answers(told_by, ("n1",), "9 s").state == "green"
     silent = nodes.judge_answers(told_by, ("n1", "n2"), "9 s")
-    assert told(silent) == ("yellow", "the run succeeded, but n2 reported nothing: the results below do not include it")
+    assert told(silent) == ("yellow", "the job succeeded, but the results below are incomplete: n2 reported nothing")
     assert nodes.judge_answers({}, ("n1", "n2"), "9 s").state == "red"
 
 
@@ -264,15 +264,15 @@ def test_the_image_on_nodes(tmp_path: Path) -> None:
     found = {one.check: one for one in nodes.judge(exam, {"n1": node(programs={})}, {})}
     assert told(found["driver"]) == (
         "red",
-        "the driver of n1 is 535.274.02, but the image's CUDA 13 needs 580 or newer",
+        "the GPU driver of n1 is 535.274.02, but the image's CUDA 13 needs driver 580 or newer",
     )
     assert told(found["architecture"]) == ("red", "the image is built for aarch64, but the nodes are x86_64")
-    assert told(found["container"]) == ("red", "singularity is missing on n1")
+    assert told(found["container"]) == ("red", "the container program singularity is missing on n1")
     two = {"n1": node(in_image=True, machine="aarch64"), "n2": node(programs={})}
     found = {one.check: one for one in nodes.judge(exam, two, {})}
     assert told(found["architecture"]) == ("red", "the image is built for aarch64, but n2 is not")
     assert "--exclude n2" in found["architecture"].remedy
-    assert told(found["container"]) == ("red", "singularity is missing on n2")
+    assert told(found["container"]) == ("red", "the container program singularity is missing on n2")
     assert checks.image(exam).state == "red"
     missing = checks.image(examination(tmp_path, image="/nowhere/a.sif", account="astro"))
     assert missing.state == "red"
@@ -285,9 +285,9 @@ def test_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return told(scheduler.account(examination(tmp_path, **options)))
 
     assert asked(KNOWN, account="astro")[0] == "green"
-    assert asked(KNOWN, account="chem") == ("red", "account chem is not one of your accounts: astro, bio")
-    assert asked(KNOWN, account="bio") == ("red", "account bio may use only cpu, not partition boost_usr_prod")
-    assert asked(KNOWN, account="astro", qos="boost_qos_dbg")[1].endswith("only dbg, normal, not QoS boost_qos_dbg")
+    assert asked(KNOWN, account="chem") == ("red", "account chem is not one of your accounts, which are astro, bio")
+    assert asked(KNOWN, account="bio") == ("red", "account bio may use only partition cpu, not partition boost_usr_prod")
+    assert asked(KNOWN, account="astro", qos="boost_qos_dbg")[1].endswith("only QoS dbg, normal, not QoS boost_qos_dbg")
     assert asked([], account="astro") == ("red", "Slurm's accounting has no account for you")
     assert asked("Access/permission denied", account="astro")[0] == "n/a"
 
@@ -312,8 +312,8 @@ def test_slurms_configuration(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, str], str, str]] = [
         ({}, "green", "Slurm 23.11.10"),
         ({"KillWait": "10 sec"}, "yellow", "kills a job 10 s after"),
-        ({"RequeueExit": "1-9,85"}, "yellow", "exit with 85"),
-        ({"RequeueExitHold": "64-66"}, "yellow", "exit with 64"),
+        ({"RequeueExit": "1-9,85"}, "yellow", "exit with status 85"),
+        ({"RequeueExitHold": "64-66"}, "yellow", "exit with status 64"),
         ({"MaxArraySize": "1"}, "yellow", "job arrays are off"),
         ({"PriorityFlags": ""}, "yellow", "the sum of the resources"),
     ]
@@ -332,7 +332,7 @@ def test_the_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked(Answer(0, "PartitionName=p MaxNodes=UNLIMITED MaxTime=UNLIMITED State=UP", ""))[0] == "green"
     assert asked(Answer(0, "PartitionName=p MaxNodes=8 MaxTime=12:00:00 State=UP", "")) == (
         "yellow",
-        "the profile has wrong values for partition boost_usr_prod: max_time 1-00:00:00 instead of 12:00:00; max_nodes 64 instead of 8",
+        "the profile has wrong values for partition boost_usr_prod: max_time is 1-00:00:00, but 12:00:00 in Slurm; max_nodes is 64, but 8 in Slurm",
     )
     assert asked(Answer(0, "PartitionName=p State=DRAIN", ""))[0] == "red"
     assert asked(Answer(1, "", "Partition boost_usr_prod not found"))[0] == "red"
@@ -373,7 +373,7 @@ def test_the_login_node_that_answers() -> None:
     assert "--host login01-ext.x.it" in strange.remedy
     many = checks.judge_login_node(Login(host="login.y.de"), "y1")
     assert many.state == "yellow"
-    assert many.sentence.startswith("login.y.de answers (it is y1): each login may reach another login node")
+    assert many.sentence.startswith("login.y.de responds (the host name there is y1): each login may reach another login node")
     assert "login.hosts" in many.remedy
     alone = [("y1.y.de", "y1.y.local"), ("me@y1.y.de", "y1"), ("y1-ext.y.de", "y1"), ("login.y.de", "")]
     assert {checks.judge_login_node(Login(host=host), name).state for host, name in alone} == {"green"}
@@ -434,7 +434,7 @@ def test_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         changed.setattr(os, "rename", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EXDEV, "Invalid link")))
         assert told(checks.file_system(exam)) == (
             "red",
-            f"files cannot replace each other in {tmp_path}: Invalid link",
+            f"files cannot be renamed to an existing name in {tmp_path}: Invalid link",
         )
 
 
@@ -480,8 +480,8 @@ def test_room_for_bytes_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return told(checks.quota(exam))
 
     assert with_(1 << 28, 1 << 19)[0] == "green"
-    assert with_(1 << 28, 500) == ("yellow", f"only 500 files more fit in {tmp_path}")
-    assert with_(1 << 15, 1 << 19) == ("yellow", f"only 128 MiB more fit in {tmp_path}")
+    assert with_(1 << 28, 500) == ("yellow", f"the file system of {tmp_path} has space for only 500 files more")
+    assert with_(1 << 15, 1 << 19) == ("yellow", f"the file system of {tmp_path} has space for only 128 MiB more")
     assert "no inodes are left" in with_(1 << 28, 0)[1]
     assert with_(0, 1 << 19)[0] == "red"
 
@@ -527,7 +527,7 @@ def test_what_the_shell_and_the_machine_allow(tmp_path: Path, monkeypatch: pytes
     exam = examination(tmp_path)
     monkeypatch.setattr(checks, "_ROOT", tmp_path)
     assert checks.limits(exam).state == "green"
-    for kind, words in ((resource.RLIMIT_CPU, "after 600 s"), (resource.RLIMIT_NPROC, "you may have 20 processes")):
+    for kind, words in ((resource.RLIMIT_CPU, "after 600 s"), (resource.RLIMIT_NPROC, "you may have only 20 processes")):
         value = 600 if kind == resource.RLIMIT_CPU else 20
         monkeypatch.setattr(resource, "getrlimit", lambda asked, k=kind, v=value: (v if asked == k else -1, -1))
         found = checks.limits(exam)
@@ -601,7 +601,7 @@ def test_late_and_broken_checks_are_not_green(tmp_path: Path) -> None:
     )
     wait.set()
     assert [(one.check, one.state) for one in made] == [("a", "red"), ("b", "n/a"), ("c", "n/a"), ("d", "n/a")]
-    assert "no answer within 0.2 s" in made[0].sentence
+    assert "no response within 0.2 s" in made[0].sentence
 
 
 def test_what_a_login_node_says_is_checked() -> None:
@@ -612,7 +612,7 @@ def test_what_a_login_node_says_is_checked() -> None:
 
     assert answers.of_findings(json.dumps({"findings": [one]}), "there") == [one]
     for wrong in ({**one, "state": "purple"}, {**one, "facts": []}, {**one, "check": "a\nb"}):
-        with pytest.raises(ConfigError, match="is invalid"):
+        with pytest.raises(ConfigError, match="sent an invalid message"):
             answers.of_findings(json.dumps({"findings": [wrong]}), "there")
 
 

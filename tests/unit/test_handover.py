@@ -102,7 +102,7 @@ def test_a_constant_of_what_is_not_repeated_is_left_out(tmp_path: Path, capfd: p
     )
     found = script_module.definitions(str(script))
     assert (found["f"](3), "COUNT" in found) == (6, False)
-    assert "hpcml: COUNT = len(workers) of the script fails in a worker (NameError" in capfd.readouterr().err
+    assert "hpcml: the script's line COUNT = len(workers) fails in a worker (NameError" in capfd.readouterr().err
 
 
 def test_a_umask_of_zero_is_handed_over_and_a_priority_once(monkeypatch: pytest.MonkeyPatch) -> None:

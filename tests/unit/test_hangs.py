@@ -113,7 +113,9 @@ def test_tasks_that_no_worker_may_run() -> None:
     run = Run()
     run.at(100, stuck=2, idle=29)
     run.at(102, stuck=2, idle=31)
-    assert run.said == ["2 tasks wait: no worker has the resources or the name that they need (resources=, workers=)."]
+    assert run.said == [
+        "2 tasks wait: no worker has the resources or the name that a task needs (resources=, workers=)."
+    ]
 
 
 def test_a_scheduler_that_does_not_answer() -> None:
@@ -122,7 +124,9 @@ def test_a_scheduler_that_does_not_answer() -> None:
     run.at(69)
     assert run.said == []
     run.at(71)
-    assert run.said == ["the Dask scheduler on n1 has not answered for 60 s; the run ends if it does not within 600 s."]
+    assert run.said == [
+        "the Dask scheduler on n1 has not answered for 60 s; the run ends after 600 s without an answer."
+    ]
     with pytest.raises(RunEndedError) as ended:
         run.at(611)
     assert ended.value.end.exit_status == errors.ROLE_LOST

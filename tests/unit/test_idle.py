@@ -118,8 +118,8 @@ def test_a_supervisor_that_is_stopped_is_ended(tmp_path: Path, supervisor: subpr
     assert silent(activity, 9, 11, 100, 101) == [False, False, False, True]
     assert supervisor.wait() == -signal.SIGKILL
     paths = activity.context.run
-    stopped = "(it is stopped: SIGSTOP)"
-    warning = f"has not answered for 11 s {stopped}; the run ends if it does not within 100 s"
+    stopped = "(the process is stopped: SIGSTOP)"
+    warning = f"has not answered for 11 s {stopped}; the run ends after 100 s without an answer"
     assert paths.job_log.read_text().count(warning) == 1
     end = json.loads(paths.status.read_text())
     assert (end["exit_status"], end["over"]) == (errors.ROLE_LOST, False)

@@ -48,7 +48,7 @@ def test_the_command(tmp_path: Path) -> None:
       "oot on this machine lacks capabilities", ImageError),
      ("ERROR: newuidmap execution failed", "(--fakeroot)", ImageError),
      ("FATAL: while pulling: dial tcp: lookup registry: no such host", "download failed", ImageError),
-     ("FATAL: toomanyrequests: You have reached your pull rate limit", "limits downloads", ImageError),
+     ("FATAL: toomanyrequests: You have reached your pull rate limit", "too many downloads", ImageError),
      ("AssertionError: {'dask': '1'}\nFATAL: While performing build: failed to execute %test script: exit status 1", "its test failed", ImageError),
      ("E: Unable to locate package x\nFATAL: While performing build: while running engine: while running %post section: exit status 100", "%post failed", ImageError),
      ("INFO:    User not listed in /etc/subuid, trying root-mapped namespace\nFATAL: something new", "did not build the image", ImageError),
@@ -187,7 +187,7 @@ def test_the_source_of_ucx_is_looked_for_before_the_build(tmp_path: Path, monkey
         wheels = sif.find_definition("rapids-cu12-wheels", tmp_path)
         return build.prepare(wheels, tmp_path / "a.sif", APPTAINER, fakeroot=False, given=given, force=False)
 
-    assert any("UCX_SOURCE" in note and "no InfiniBand" in note for note in prepared().notes)
+    assert any("UCX_SOURCE" in note and "not support InfiniBand" in note for note in prepared().notes)
     with pytest.raises(NotFoundError, match="UCX is not a file"):
         prepared(UCX_SOURCE="ucx.tar.gz")
     (tmp_path / "ucx.tar.gz").touch()

@@ -167,7 +167,7 @@ def test_a_slow_node_of_three_is_named_though_it_has_most_of_the_pairs() -> None
     ]
     found = decide(made("tls", "host", pairs))
     assert found.worst == ("n3",)
-    assert check_policy("warn", found) == "less than half of the others' bandwidth: n3"
+    assert check_policy("warn", found) == "slow nodes or pairs, with less than half of the others' bandwidth: n3"
     assert found.across is not None
     assert found.across.slowest_pair.startswith(("n1-0 → n3-0", "n3-0 →"))
 
@@ -215,7 +215,7 @@ def test_many_slow_pairs_are_counted() -> None:
     ("log", "words", "doubt"),
     [
         ("nccl-infiniband", "NET/IB on mlx5_0, mlx5_2 across nodes; P2P/CUMEM within nodes; 180 GiB/s", ""),
-        ("nccl-sockets", "NET/Socket on lo across nodes; P2P/IPC and SHM within nodes; 180 GiB/s", "NCCL uses sockets across nodes"),
+        ("nccl-sockets", "NET/Socket on lo across nodes; P2P/IPC and SHM within nodes; 180 GiB/s", "NCCL uses TCP sockets across nodes"),
         ("nccl-one-node", "P2P/direct pointer within nodes; 180 GiB/s", ""),
     ],
 )  # fmt: skip

@@ -74,7 +74,7 @@ def test_another_kind_adds_options_without_a_change_elsewhere(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     unread = "'x' is not a whole number (--parts).\nWrite --parts 4."
-    other = "--profile is for runs of kind dask, but this run is of kind parts (--profile).\nRemove it."
+    other = "--profile is for runs of kind dask, but this run is of kind parts (--profile).\nRemove --profile."
     unknown = "There is no option '--portions' (hpcml submit).\nUse --parts."
     assert facts["words"] == [
         ["dask", None, None], ["parts", {"parts": 2, "own_clusters": True}, 2],

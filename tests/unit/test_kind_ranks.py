@@ -364,7 +364,7 @@ def test_the_first_rank_that_fails_is_named_and_the_others_are_told_to_end(ended
     assert ended.orders[1:] == [{"do": "close"}]
     ended.end(1, 137)
     assert ended.ranks.poll() == 7
-    assert ended.ranks.describe_end(7) == "rank 2 on n2 exited with status 7; 1 other rank followed"
+    assert ended.ranks.describe_end(7) == "rank 2 on n2 exited with status 7; 1 other rank failed later"
     assert not ended.ranks.killed_by_others(7)
     assert "ValueError: bad" in (tmp_path / "out").read_text()
     assert (tmp_path / "script-error.json").exists()
@@ -522,7 +522,7 @@ def test_ranks_without_torch_are_not_checked_and_rdma_refuses_them(
         part.end()
         assert all(child.returncode is not None for child in children)
         made = interconnect.judged(context, {"n1": answer}, 1.0)
-        assert made["line"] == f"not checked: {sys.executable} has no torch (n1)"
+        assert made["line"] == f"the interconnect was not checked: {sys.executable} has no torch (n1)"
         assert (made["ok"], bool(made["problem"])) == (require == "warn", require == "rdma")
     assert not list(tmp_path.glob("hpcml_*"))
 

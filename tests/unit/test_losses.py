@@ -86,7 +86,7 @@ def test_a_task_that_is_started_again_is_told_and_not_lost(
     found = losses(context)
     for _ in range(2):
         found.tell(found.look({"n1-0", "n1-1"}, step_gone=False))
-    assert capsys.readouterr().out.count("n2: the worker task was killed (exit status 137); it restarts") == 1
+    assert capsys.readouterr().out.count("n2: the worker task was killed (exit status 137); the task restarts") == 1
     assert [event["event"] for event in told(context)] == ["worker-task-killed"]
 
 
@@ -150,7 +150,7 @@ def test_a_task_that_srun_has_lost_does_not_come_back(context: Context, line: st
         assert sorted(steps.lost_tasks()) == nodes
     mark(context, "n2", "workers")
     missing = losses(context).look({"n1-0", "n1-1"}, step_gone=False, lost=steps.lost_tasks())
-    said = "its workers started but did not register"
+    said = "the workers started but did not register"
     if "n2" in nodes:
         said = f"the worker task {'could not be launched' if 'launch' in line else 'was killed'} ({line})"
     assert [(node.node, node.final, node.why) for node in missing] == [("n2", "n2" in nodes, said)]

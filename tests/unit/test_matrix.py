@@ -80,7 +80,7 @@ def test_text_with_marks_keeps_its_columns() -> None:
     assert lines[1].split()[1:] == ["·", "20", "5.0!", "20x"]  # measured twice, failed once
     ends = {match.end() for line in lines[1:5] for match in re.finditer(r"\d(?=[ !x]|$)", line)}
     assert len(ends - {2, 3}) == 4  # figures end in four columns, one for each name
-    assert lines[-1] == "GiB/s from row to column; ! is less than half of the others; x has failed"
+    assert lines[-1] == "GiB/s from row to column; ! is less than half of the others' bandwidth; x is a failed transfer"
 
 
 def test_text_numbers_the_columns_where_names_are_long() -> None:

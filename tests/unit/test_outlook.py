@@ -116,17 +116,17 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
     bare = Outlook(asked, unit="core-h", account="a")
     known = bare._replace(billed=256.0, budget=Budget(2000000, 1205697), start="2026-11-23T14:20:00", advice="x")
     request = "8 nodes, partition boost, 32 GPUs, time limit 01:00:00, at most"
-    share = f"{request} 8 node-h = 256 core-h, 0.0128 % of the grant of a (794303 left)"
+    share = f"{request} 8 node-h = 256 core-h, 0.0128 % of the grant of account a (794303 left)"
     one = f"{request} 8 node-h, 32 GPU-h"
     cases = [
         (bare, [("asks for", one)]),
         (bare._replace(problems=("saldo failed",)), [("asks for", one)]),
-        (known, [("asks for", f"{share}; Slurm would start it 14:20"), ("time", "x")]),
+        (known, [("asks for", f"{share}; Slurm would start the job at 14:20"), ("time", "x")]),
         (
             bare._replace(start="2026-11-29T01:02:03"),
-            [("asks for", f"{one}; Slurm would start it 2026-11-29 01:02")],
+            [("asks for", f"{one}; Slurm would start the job at 2026-11-29 01:02")],
         ),
-        (bare._replace(start="2026-11-23T08:00:30"), [("asks for", f"{one}; Slurm would start it now")]),
+        (bare._replace(start="2026-11-23T08:00:30"), [("asks for", f"{one}; Slurm would start the job now")]),
         (bare._replace(start="Unknown"), [("asks for", one)]),
         (
             known._replace(request=asked._replace(gpus=0, partition="").times(2), billed=512.0, budget=None, advice=""),
@@ -134,7 +134,7 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
                 (
                     "asks for",
                     "16 nodes, time limit 01:00:00, at most 16 node-h = 512 core-h, for 2 jobs; "
-                    "Slurm would start the first 14:20",
+                    "Slurm would start the first job at 14:20",
                 )
             ],
         ),
@@ -142,13 +142,13 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
             bare._replace(most=168.0, limit="--max-restarts 20"),
             [
                 ("asks for", one),
-                ("", "this is for one attempt; all attempts take at most 168 node-h (--max-restarts 20)"),
+                ("", "this cost is for one attempt; all attempts take at most 168 node-h (--max-restarts 20)"),
             ],
         ),
-        (bare._replace(budget=Budget(10, 4)), [("asks for", f"{one} (6 core-h of a are left)")]),
+        (bare._replace(budget=Budget(10, 4)), [("asks for", f"{one} (6 core-h of account a are left)")]),
         (
             bare._replace(billed=256.0, budget=Budget(300, 200)),
-            [("asks for", f"{request} 8 node-h = 256 core-h, 85.3 % of the grant of a (only 100 left)")],
+            [("asks for", f"{request} 8 node-h = 256 core-h, 85.3 % of the grant of account a (only 100 left)")],
         ),
     ]
     for found, expected in cases:
@@ -157,8 +157,8 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
     whole = outlook.lines(known._replace(by_slurm=512.0, problems=("saldo failed",)), NOW, whole=True)
     assert whole == [
         ("asks for", share),
-        ("", "by Slurm's weights 512 core-h; the profile's weights differ"),
-        ("start", "Slurm would start it 14:20"),
+        ("", "the cost by Slurm's weights is 512 core-h; the profile's weights give another cost"),
+        ("start", "Slurm would start the job at 14:20"),
         ("time", "x"),
         ("not known", "saldo failed"),
     ]

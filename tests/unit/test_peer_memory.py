@@ -80,7 +80,7 @@ def test_nothing_mapped_is_nothing_done(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_cuda_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver([(LOW, 64 * PAGE, False, MARKER.text)], close_status=1)
-    with pytest.raises(MarkError, match="CUDA says CUDA_ERROR_INVALID_VALUE"):
+    with pytest.raises(MarkError, match="CUDA's driver returned CUDA_ERROR_INVALID_VALUE"):
         released(driver, monkeypatch)
 
 

@@ -94,14 +94,14 @@ SLOW_NVML = both(ABSENT, set_in("late", to=["nvml"]))
 CASES: list[tuple[str, Change, str, str, bool]] = [
     ("driver of CUDA 12, packages of 13", environment("rmm-cu13", "cudf-cu13"),
      "driver 535.274.02 supports CUDA 12.2, but this environment's RAPIDS is built for CUDA 13, which needs driver 580 or newer",
-     "Use the cuda12 extra or image.", True),
+     "Use hpcml's cuda12 extra or image.", True),
     ("too old for either", newer("470.82.01", "11.4", "rmm-cu12"),
      "driver 470.82.01 supports CUDA 11.4, but this environment's RAPIDS is built for CUDA 12, which needs driver 535 or newer",
      "Ask the site for a newer driver, or use an older RAPIDS.", True),
     ("CUDA 12.1 is not enough", newer("530.30.02", "12.1", "rmm-cu12"), "driver 530.30.02 supports CUDA 12.1,", "newer driver", True),
     ("the profile is out of date", newer("580.95.05", "13.0", "rmm-cu13"),
      "the profile's gpu.cuda is 12, but this environment's RAPIDS is built for CUDA 13, which driver 580.95.05 can run",
-     "Use the cuda12 extra or image, or correct gpu.cuda.", False),
+     "Use hpcml's cuda12 extra or image, or correct gpu.cuda.", False),
     ("fewer GPUs", both(set_in("visible_count", to=3), set_in("visible_devices", to="0,1,2")),
      "the job sees 3 GPUs, but the run requests 4 (CUDA_VISIBLE_DEVICES is '0,1,2', the driver shows 4)", "slurm.gpu_request", True),
     ("no GPU shown", both(set_in("visible_count", to=0), set_in("visible_devices", to="NoDevFiles")),
@@ -121,9 +121,9 @@ CASES: list[tuple[str, Change, str, str, bool]] = [
     ("UCX is slow", both(set_in("ucx_error", to="no answer"), set_in("ucx", "transports", to={}), set_in("late", to=["ucx"])),
      "UCX does not work here (no answer)", "UCX", False),
     ("pip's UCX", with_ucx(tree.raw("pip.ucx")),
-     "would use TCP between nodes, not this node's RDMA network: it was built without InfiniBand", "pip's UCX has no InfiniBand", False),
+     "would use TCP between nodes, not this node's RDMA network: this UCX was built without InfiniBand", "pip's UCX has no InfiniBand", False),
     ("UCX kept to TCP", set_in("ucx", "transports", to={"tcp": ["ib0"]}),
-     "UCX 1.19.0 (/opt/conda/lib/libucp.so.0.0.0) would use TCP between nodes, not this node's RDMA network: it found no usable device",
+     "UCX 1.19.0 (/opt/conda/lib/libucp.so.0.0.0) would use TCP between nodes, not this node's RDMA network: UCX found no usable InfiniBand device",
      "UCX_TLS", False),
     ("a contained container", both(set_in("ucx", "transports", to={"tcp": ["ib0"]}), set_in("modules", "verbs", to=[])),
      "/dev/infiniband does not exist", "Bind /dev/infiniband", False),
@@ -216,26 +216,26 @@ OTHER_DRIVER = set_in("driver", to="535.104")
 
 
 @pytest.mark.parametrize(("change", "sentence"), [
-    (OTHER_DRIVER, "n3: driver 535.104 where the others have 535.274.02"),
-    (FEWER, "n3: 3 GPUs where the others have 4"),
-    (set_in("limits", "locked_memory", "soft", to=65536), "n3: locked memory 64 KiB where the others have unlimited"),
+    (OTHER_DRIVER, "n3: driver 535.104 where the other nodes have 535.274.02"),
+    (FEWER, "n3: 3 GPUs where the other nodes have 4"),
+    (set_in("limits", "locked_memory", "soft", to=65536), "n3: locked memory 64 KiB where the other nodes have unlimited"),
     (set_in("gpus", 0, "name", to="NVIDIA A100-SXM4-40GB"),
-     "n3: NVIDIA A100-SXM-64GB and NVIDIA A100-SXM4-40GB where the others have NVIDIA A100-SXM-64GB"),
-    (set_in("gpus", 0, "memory", to=40 * 1024**3), "n3: GPU memory 40 GiB and 64 GiB where the others have 64 GiB"),
-    (set_in("cuda_driver", to="12.4"), "n3: CUDA driver 12.4 where the others have 12.2"),
-    (set_in("packages", "rmm", to="26.8.0"), "n3: rmm 26.8.0 where the others have 26.10.0"),
-    (lambda facts: facts["packages"].pop("dask-cuda"), "n3: no dask-cuda where the others have 26.10.0"),
-    (set_in("packages", "cudf", to="26.10.0"), "n3: cudf 26.10.0 where the others have none"),
-    (set_in("built_for", to={"13": ["rmm-cu13"]}), "n3: packages for CUDA 13 where the others have 12"),
-    (set_in("ucx", "version", to="1.21.0"), "n3: UCX 1.21.0 where the others have 1.19.0"),
-    (lambda facts: facts["ucx"]["transports"].pop("rc_mlx5"), "n3: no UCX transport rc_mlx5 where the others have it"),
-    (set_in("ucx", "transports", "xpmem", to=["memory"]), "n3: UCX transport xpmem where the others have none"),
-    (set_in("infiniband", 0, "state", to="DOWN"), "n3: 3 active InfiniBand ports where the others have 4"),
-    (set_in("infiniband", to=[]), "n3: no active InfiniBand port where the others have 4 active InfiniBand ports"),
+     "n3: NVIDIA A100-SXM-64GB and NVIDIA A100-SXM4-40GB where the other nodes have NVIDIA A100-SXM-64GB"),
+    (set_in("gpus", 0, "memory", to=40 * 1024**3), "n3: GPU memory 40 GiB and 64 GiB where the other nodes have 64 GiB"),
+    (set_in("cuda_driver", to="12.4"), "n3: CUDA driver 12.4 where the other nodes have 12.2"),
+    (set_in("packages", "rmm", to="26.8.0"), "n3: rmm 26.8.0 where the other nodes have 26.10.0"),
+    (lambda facts: facts["packages"].pop("dask-cuda"), "n3: no dask-cuda where the other nodes have 26.10.0"),
+    (set_in("packages", "cudf", to="26.10.0"), "n3: cudf 26.10.0 where the other nodes have none"),
+    (set_in("built_for", to={"13": ["rmm-cu13"]}), "n3: packages for CUDA 13 where the other nodes have 12"),
+    (set_in("ucx", "version", to="1.21.0"), "n3: UCX 1.21.0 where the other nodes have 1.19.0"),
+    (lambda facts: facts["ucx"]["transports"].pop("rc_mlx5"), "n3: no UCX transport rc_mlx5 where the other nodes have it"),
+    (set_in("ucx", "transports", "xpmem", to=["memory"]), "n3: UCX transport xpmem where the other nodes have none"),
+    (set_in("infiniband", 0, "state", to="DOWN"), "n3: 3 active InfiniBand ports where the other nodes have 4"),
+    (set_in("infiniband", to=[]), "n3: no active InfiniBand port where the other nodes have 4 active InfiniBand ports"),
     (set_in("infiniband", 0, "rate", to="50 Gb/sec (1X HDR)"),
-     "n3: port rate 100 Gb/sec (2X HDR) and 50 Gb/sec (1X HDR) where the others have 100 Gb/sec (2X HDR)"),
-    (set_in("cpus", "count", to=1), "n3: 1 CPU where the others have 32"),
-    (both(ABSENT, set_in("driver", to=""), set_in("cuda_driver", to="")), "n3: no GPU where the others have 4 GPUs"),
+     "n3: port rate 100 Gb/sec (2X HDR) and 50 Gb/sec (1X HDR) where the other nodes have 100 Gb/sec (2X HDR)"),
+    (set_in("cpus", "count", to=1), "n3: 1 CPU where the other nodes have 32"),
+    (both(ABSENT, set_in("driver", to=""), set_in("cuda_driver", to="")), "n3: no GPU where the other nodes have 4 GPUs"),
 ])  # fmt: skip
 def test_how_one_node_differs(node: Facts, change: Change, sentence: str) -> None:
     assert differences(nodes(node, 4, n3=change)) == [sentence]
@@ -253,7 +253,7 @@ def test_how_many_have_what_is_usual(node: Facts) -> None:
 def test_nodes_that_differ_alike_share_a_sentence(node: Facts) -> None:
     odd = dict.fromkeys(["n2", "n3", "n4", "n5", "n6"], OTHER_DRIVER)
     assert differences(nodes(node, 12, **odd)) == [
-        "n2, n3, n4 and 2 more: driver 535.104 where the others have 535.274.02"
+        "n2, n3, n4 and 2 more: driver 535.104 where the other nodes have 535.274.02"
     ]
 
 

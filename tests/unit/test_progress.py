@@ -276,7 +276,7 @@ def test_an_end_is_explained_once_with_the_next_command(
     submit._tell_end(run, last, as_json=False)
     said = capsys.readouterr().err
     assert (said.count("he time limit was reached"), "Increase --time." in said) == (1, True)
-    assert said.endswith("hpcml: to run it again: hpcml rerun r\n")
+    assert said.endswith("hpcml: to run the script again: hpcml rerun r\n")
 
 
 def test_a_line_is_evidence_or_what_followed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -187,6 +187,8 @@ def test_other_programs_are_not_launchers(tmp_path: Path) -> None:
     for by in ((), ("bash",)):
         whole: tuple[str, ...] = (*by, "./run.sh")
         (told,) = check_program(tmp_path, 2, "--", *whole)
-        assert told.startswith("the program has a line with srun. hpcml starts it once, on the first of 2 nodes")
+        assert told.startswith(
+            "the program has a line with srun. hpcml starts the program once, on the first of 2 nodes"
+        )
         assert told.endswith(f"next to 2 Dask workers. For ranks, add --ranks and remove srun: {ranks.PAGE}")
         assert check_program(tmp_path, 1, "--", *whole) == []

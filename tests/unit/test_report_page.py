@@ -251,7 +251,7 @@ def test_the_report_of_a_large_run_takes_some_samples(tmp_path: Path) -> None:
     (told,) = (sentence for sentence in some.findings.unknown if "nodes' samples" in sentence)
     step = int(told.removeprefix("This page uses one in ").partition(" ")[0])
     assert step > 3
-    assert "To use all: hpcml report run." in told
+    assert "To use all samples: hpcml report run." in told
     assert (
         sum(len(node.t) for node in some.drawing.series.values())
         < sum(len(node.t) for node in whole.drawing.series.values()) / 3

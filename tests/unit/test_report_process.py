@@ -47,7 +47,7 @@ def test_what_goes_wrong_is_said_in_the_job_s_log(
     def no_interpreter(_: RunPaths) -> None:
         monkeypatch.setattr(sys, "executable", "/nowhere/python")
 
-    for cause, words in ((blocked, "Is a directory"), (late, "it was not ready in 0 s"), (no_interpreter, "/nowhere")):
+    for cause, words in ((blocked, "Is a directory"), (late, "not ready within 0 s"), (no_interpreter, "/nowhere")):
         with subtests.test(cause.__name__):
             paths = report_samples.write(tmp_path / cause.__name__, Shape(seconds=60))
             cause(paths)

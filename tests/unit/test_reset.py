@@ -36,7 +36,7 @@ def test_the_reason_in_words() -> None:
     assert reset.reason(0, 0, []) == ""
     assert reset.reason(3, 0, []) == "3 tasks of the point could not be released"
     assert reset.reason(3, 2, []) == "tasks of the point still ran on 2 of the workers"
-    assert reset.reason(3, 2, [300 * MIB, GIB]) == "2 of the workers kept up to 1024 MiB"
+    assert reset.reason(3, 2, [300 * MIB, GIB]) == "2 of the workers kept up to 1024 MiB of memory"
 
 
 def test_the_last_value_of_each_metric_counts(tmp_path: Path) -> None:

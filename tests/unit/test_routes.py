@@ -48,7 +48,7 @@ def server() -> Iterator[http.server.ThreadingHTTPServer]:
 ])  # fmt: skip
 def test_what_is_no_identity_is_another_service(server: http.server.ThreadingHTTPServer, said: bytes) -> None:
     server.said = said  # type: ignore[attr-defined]
-    assert routes.look(server.server_address[1], SERVICE) in ("another program answers", "another service answers")
+    assert routes.look(server.server_address[1], SERVICE) in ("another program responds", "another service responds")
     server.said = b'{"id": "Scheduler-1"}'  # type: ignore[attr-defined]
     assert routes.look(server.server_address[1], SERVICE) == ""
 
@@ -100,10 +100,10 @@ CLOSED = "kex_exchange_identification: Connection closed by remote host\nConnect
     ("direct", STDIO, "channel 2: open failed: connect failed: Name or service not known\n", "lab does not reach n1: connect failed: Name or service not known"),
     ("direct", STDIO, "", "lab forbids forwarding, or does not reach n1"),
     ("direct", "me@n1: Permission denied (publickey).\n", "", "me@n1: Permission denied (publickey)."),
-    ("twohop", "hpcml: ssh from login to n1 is refused: Stdio forwarding request failed: Session open refused by peer (two hops)\n", "",
-     "ssh from login to n1 is refused: Stdio forwarding request failed: Session open refused by peer (two hops)"),
+    ("twohop", "hpcml: ssh from login to n1 failed: Stdio forwarding request failed: Session open refused by peer (two hops)\n", "",
+     "ssh from login to n1 failed: Stdio forwarding request failed: Session open refused by peer (two hops)"),
     ("twohop", "hpcml: note: options may differ.\nhpcml: The run has no dashboard now (x)\n  It has: jupyter.\n", "", "The run has no dashboard now (x)"),
-    ("twohop", "mux_client_request_session: session request failed: Session open refused by peer\n", "", "lab allows no further session on this connection"),
+    ("twohop", "mux_client_request_session: session request failed: Session open refused by peer\n", "", "lab allows no further session on this ssh connection"),
     ("srun", f"hpcml: there is no sshd on n1\n{CLOSED}", "", "there is no sshd on n1"),
     ("srun", "", "", "no answer in time"),
 ])  # fmt: skip
@@ -124,11 +124,11 @@ def test_a_node_s_changed_key_and_a_missing_socket_have_their_own_errors(tmp_pat
 
 def test_a_second_hop_that_ends_is_not_the_login_node_s_refusal(tmp_path: Path) -> None:
     closed = "the connection is closed immediately (ConnectionResetError)"
-    said = "hpcml: the ssh from login to n1 ended: Connection to n1 closed by remote host. (two hops)\n"
+    said = "hpcml: ssh from login to n1 ended: Connection to n1 closed by remote host. (two hops)\n"
     ended = route(tmp_path, "twohop", said=said, code=77).failure(closed)
-    assert ended.message == "the ssh from login to n1 ended: Connection to n1 closed by remote host. (two hops)"
-    assert "lab forbids forwarding" in route(tmp_path, "twohop", code=None).failure(closed).message
+    assert ended.message == "ssh from login to n1 ended: Connection to n1 closed by remote host. (two hops)"
+    assert "lab forbids ssh forwarding" in route(tmp_path, "twohop", code=None).failure(closed).message
     assert (
-        route(tmp_path, "twohop", code=None).failure("it answers with status 500").message
-        == "it answers with status 500"
+        route(tmp_path, "twohop", code=None).failure("it responds with HTTP status 500").message
+        == "it responds with HTTP status 500"
     )

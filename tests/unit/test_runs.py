@@ -413,7 +413,7 @@ def test_a_folder_that_cannot_be_read_is_linked(project: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "scandir", scandir)
     files, found = taken(project)
     assert files == {"job.py"}
-    assert found.left_out == (snapshot.LeftOut("closed/", "parts of it cannot be read"),)
+    assert found.left_out == (snapshot.LeftOut("closed/", "parts of the folder cannot be read"),)
 
 
 @pytest.mark.parametrize(("line", "leads"), [

@@ -371,7 +371,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     assert [sample.t for sample in samples.nodes(paths)["n1"].samples] == [1.0, 5.0]
     said = capfd.readouterr().err
     assert said.count("\n") == 1
-    assert "no samples are written to" in said
+    assert "no samples of resource use are written to" in said
     assert "No space left on device" in said
 
 

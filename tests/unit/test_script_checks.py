@@ -237,16 +237,16 @@ def test_a_file_beside_the_script_that_hides_a_known_module_is_told(tmp_path: Pa
     (tmp_path / "json").mkdir()
     (tmp_path / "json" / "__init__.py").write_text("")
     assert check(script(tmp_path, "import helper\nimport sys\n", "dask.py")) == [
-        "dask.py hides the module dask: rename it if you did not intend this",
-        "json/__init__.py hides the module json: rename it if you did not intend this",
+        "dask.py hides the module dask: rename the file if you did not intend this",
+        "json/__init__.py hides the module json: rename the file if you did not intend this",
     ]
     (tmp_path / "dask.py").unlink()
     assert check(script(tmp_path, "import sys\n", "sys.py")) == []  # Python's own is there before
     for name in ("random", "joblib", "dask"):  # a library imports it, not the script
         assert check(script(tmp_path, "import distributed\n", f"{name}.py")) == [
-            f"{name}.py hides the module {name}: rename it if you did not intend this"
+            f"{name}.py hides the module {name}: rename the file if you did not intend this"
         ]
         if name != "dask":
             (tmp_path / f"{name}.py").unlink()
     told = check(script(tmp_path, "import hpcml\nhpcml.connect()\n", "main.py"))
-    assert told == ["dask.py hides the module dask: rename it if you did not intend this"]
+    assert told == ["dask.py hides the module dask: rename the file if you did not intend this"]

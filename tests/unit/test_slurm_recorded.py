@@ -60,7 +60,7 @@ REFUSALS = {
     "gres": ["does not know the requested GPUs"],
     "dependency": ["rejected the dependency"],
     "feature": ["No node has the requested feature"],
-    "option": ["does not know one of the options"],
+    "option": ["does not know one of the job's options"],
 }
 
 
@@ -113,11 +113,11 @@ def test_jobs_in_the_queue(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) 
     assert (running.state, running.nodes) == ("RUNNING", "n[1-2]")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[0-9:]{8}", running.start)
     assert {name: found[job].reason for name, job in jobs.items() if name not in ("allocation", "array")} == {
-        "held": "held by the user (scontrol release)",
+        "held": "held by the user (to release the job: scontrol release)",
         "dependent": "waiting for the jobs it depends on",
-        "later": "waiting for its start time",
+        "later": "waiting for the requested start time",
         "depends": "waiting for the jobs it depends on",
-        "too many": "the job will never start: more nodes than the QoS allows",
+        "too many": "the job will never start: it requests more nodes than the QoS allows",
     }
     assert slurm.task_states([jobs["array"]]) == {
         (jobs["array"], index): "RUNNING" if index < 2 else "PENDING" for index in range(6)

@@ -25,7 +25,7 @@ def test_a_loud_logger_has_a_ration(caplog: pytest.LogCaptureFixture) -> None:
         few.minute -= 61
         loud.error("refused %s", "again")
     untold = 5000 - connection_limits.LINES_A_MINUTE
-    assert caplog.messages[-1] == f"refused again (and {untold} more before)"
+    assert caplog.messages[-1] == f"refused again (and {untold} more lines, not shown)"
 
 
 LIMITS = """

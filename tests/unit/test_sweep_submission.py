@@ -52,7 +52,7 @@ def test_a_worker_s_share_and_nodes() -> None:
     assert found.settings == ("workers.memory_limit=3072M",)
     assert found.spec.place.sbatch == (("--exclude", "n1,n2"),)
     unasked = more([Fault("oom", ("--memory-per-node", "90G")), Fault("node", ("--exclude", "n1"))], asked_for=False)
-    assert unasked.words == ("n1 excluded: points failed there because of the node",)
+    assert unasked.words == ("hpcml excludes n1: points failed there because of the node",)
     added = more([Fault("node", ("--exclude", "n1,n7"))], sbatch=(("--exclude", "n[1,3],m[1,3]"),))
     assert added.spec.place.sbatch == (("--exclude", "n[1,3],m[1,3],n7"),)
     kept = more([Fault("node", ("--exclude", "n7"))], sbatch=(("--exclude", "n[1-"),))  # what only Slurm may know

@@ -155,7 +155,7 @@ def test_a_first_refusal_ends_it(world: World) -> None:
         with pytest.raises(refusal, match=message) as caught:
             world.step(0, facts(N1))
         assert caught.value.exit_status == (NO_ACCESS if refusal is TunnelError else UNAVAILABLE)
-    world.refuse, world.wrong = None, "it answers with status 500"
+    world.refuse, world.wrong = None, "it responds with HTTP status 500"
     with pytest.raises(TunnelError, match="The site does not allow a tunnel"):
         world.step(0, facts(N1))
     assert (len(world.routes), world.are_open) == (2, 0), "each route that was tried is closed"
@@ -168,8 +168,8 @@ def test_a_lost_route_is_opened_again_for_a_while(world: World) -> None:
     assert world.step(1, facts(N1)) is State.OPENING
     begin = world.now
     assert world.said[-2:] == [
-        "The route to the node is lost; opening it again.",
-        "The site does not allow a tunnel to n1; waiting for the cluster's answer about the run.",
+        "The connection to the node was lost; opening it again.",
+        "The site does not allow a tunnel to n1; waiting until the cluster reports the state of the run.",
     ]
     assert world.tunnel.phase.due == begin + tunnel.RETRY
     world.refuse = None
@@ -186,17 +186,17 @@ def test_a_lost_route_is_opened_again_for_a_while(world: World) -> None:
 
 def test_a_service_that_stays_silent_is_gone(world: World) -> None:
     world.step(0, facts(N1))
-    world.wrong = "it does not answer in time"
+    world.wrong = "it does not respond in time"
     world.step(tunnel.PROBE - 1, facts(N1))
     assert world.tunnel.open is not None
     assert world.tunnel.open.misses == 0, "not before it is due"
     world.step(1, facts(N1))
     world.wrong = ""
     world.step(tunnel.PROBE, facts(N1))
-    world.wrong = "another service answers"
+    world.wrong = "another service responds"
     world.step(tunnel.PROBE, facts(N1))
     world.step(tunnel.PROBE, facts(N1))
-    with pytest.raises(ServiceGoneError, match="the run continues: another service answers"):
+    with pytest.raises(ServiceGoneError, match="the run continues: another service responds"):
         world.step(tunnel.PROBE, facts(N1))
 
 
@@ -249,7 +249,7 @@ def test_a_lost_link_is_made_again_at_growing_distances(world: World, monkeypatc
     assert 0.8 * 30 <= world.now - begin <= 1.2 * 30, "2 + 4 + 8 + 16 s"
     assert states == [State.WAITING] * 3
     links = [text for text in world.said if "connection" in text.lower()]
-    assert links == ["The connection to cluster was lost; trying again on the same port.", "The connection is back.",
+    assert links == ["The connection to cluster was lost; opening the tunnel again on the same port.", "The connection to the cluster is open again.",
                      "The connection to cluster was lost; following the run again."]  # fmt: skip
 
 
@@ -293,8 +293,8 @@ def test_a_run_of_this_machine_takes_the_route_without_ssh(tmp_path: Path, monke
     run = directories.load(directory)
     Tunnel(run, TunnelRequest(RUN), said.append, lambda *words: opened.append(words[3])).run()
     assert (opened, said) == (["local"], [f"{RUN} has ended: it succeeded."])
-    wrong[0] = "another service answers"
-    with pytest.raises(ServiceGoneError, match="The dashboard does not answer: another service answers"):
+    wrong[0] = "another service responds"
+    with pytest.raises(ServiceGoneError, match="The dashboard does not respond: another service responds"):
         Tunnel(run, TunnelRequest(RUN), said.append, lambda *_: None).run()
     assert not bridges
 

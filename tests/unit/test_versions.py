@@ -99,8 +99,8 @@ def test_files_of_roles_that_agree_are_not_read(context: Context, monkeypatch: p
     ({"python": "3.11.9"}, "python is 3.12.4 in the script on n1, 3.11.9 in the workers on n2"),
     ({"numpy": "1.26.4"}, "numpy is 2.4.6 in the script on n1, 1.26.4 in the workers on n2"),
     ({"lz4": "4.4.4"}, "lz4 is missing in the script on n1, 4.4.4 in the workers on n2"),
-    ({"python": "3.11.9", "dask": "1.0"}, "in the workers on n2; so does dask"),
-    ({"python": "3.11.9", "dask": "1.0", "lz4": "4"}, "in the workers on n2; so do dask, lz4"),
+    ({"python": "3.11.9", "dask": "1.0"}, "in the workers on n2; dask also differs"),
+    ({"python": "3.11.9", "dask": "1.0", "lz4": "4"}, "in the workers on n2; dask, lz4 also differ"),
     ({"python": "3.12.9", "numpy": "2.4.5"}, ""),
     ({"cudf": "26.10.0"}, "cudf is missing in the script on n1, 26.10.0 in the workers on n2"),
 ])  # fmt: skip

@@ -53,7 +53,7 @@ def test_its_own_limit(node: agent.Node, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "over its memory limit: 130 MiB of 128 MiB" in said
     assert "SIGKILL" not in said
     facts = json.loads(node.context.attempt.mark_of("n1").read_text())
-    assert facts["memory"] == "worker n1 was ended, over its memory limit: 130 MiB of 128 MiB"
+    assert facts["memory"] == "hpcml ended worker n1, which was over its memory limit: 130 MiB of 128 MiB"
     assert not node.slots[0].failed
     assert "killed by SIGKILL" in die(node)  # the next death has a cause of its own
     assert node.slots[0].failed  # after as many restarts as are allowed
@@ -68,7 +68,7 @@ def test_a_worker_that_is_stopped_is_continued(node: agent.Node, capsys: pytest.
             for look in range(agent.STOPPED):
                 assert not capsys.readouterr().err, look
                 agent._keep_going(node)
-            assert "worker n1 was stopped (SIGSTOP): continued." in capsys.readouterr().err
+            assert "worker n1 was stopped (SIGSTOP). hpcml continued the worker." in capsys.readouterr().err
             assert os.waitid(os.P_PID, worker.pid, os.WCONTINUED | os.WNOHANG)
         finally:
             worker.kill()
@@ -95,7 +95,9 @@ def test_a_node_that_cannot_be_sampled_goes_on(
     monkeypatch.setattr(os, "fork", fork)
     settings = settings_of()
     agent._sample(node.context._replace(settings=settings))
-    assert capsys.readouterr().err == "hpcml: n1 records no samples: Resource temporarily unavailable.\n"
+    assert (
+        capsys.readouterr().err == "hpcml: the resource use of n1 is not sampled: Resource temporarily unavailable.\n"
+    )
     settings = settings_of(report__sample_every=0.0)
     agent._sample(node.context._replace(settings=settings))
     assert capsys.readouterr().err == ""

@@ -24,7 +24,7 @@ def _sentences(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 ACCOUNTING = Accounting(
-    parts={"starting": Part("Starting", "hpcml started on all nodes, and these connected.", "#8c959f", "#6e7681")},
+    parts={"starting": Part("Starting", "hpcml started on all nodes, and the nodes connected.", "#8c959f", "#6e7681")},
     process="rank",
     sentences=_sentences,
 )

@@ -39,9 +39,9 @@ OPTIONS = KindOptions(
     Ranks(),
     {
         "how much": (
-            Option("ranks", "1 rank per GPU, 1 per node or N per node; no Dask", _TAKERS,
+            Option("ranks", "start ranks, not Dask: 1 per GPU, 1 or N per node", _TAKERS,
                    read=read, metavar="gpu|node|N", values=("gpu", "node"), common=_TAKERS),
-            Option("mpi", "with --ranks: Slurm connects the ranks of an MPI program", CONTINUED | {"run"},
+            Option("mpi", "let Slurm connect MPI ranks (needs --ranks)", CONTINUED | {"run"},
                    read=read_mpi, metavar="pmix|pmi2", values=PMI),
         ),
     },

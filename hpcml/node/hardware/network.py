@@ -27,7 +27,7 @@ def choose_protocol(wanted: str, *, gpus: int, nodes: int) -> tuple[str, str]:
     """
     has_ucx = importlib.util.find_spec("distributed_ucxx") is not None
     if wanted == "ucx" and not has_ucx:
-        extras = "hpcml's extra 'cuda12', 'cuda13' or 'ucx'"
+        extras = "install hpcml's extra 'cuda12', 'cuda13' or 'ucx'"
         raise NoProtocolError(f"distributed-ucxx is not installed in the run's environment ({extras})")
     if wanted != "auto":
         return wanted, "asked for"
@@ -80,7 +80,9 @@ def choose_address(interface: str, *, single_node: bool) -> tuple[str, str]:
     if interface:
         if interface not in addresses:
             others = ", ".join(names)
-            raise NoAddressError(f"interface {interface} has no IPv4 address on this node (there are: {others})")
+            raise NoAddressError(
+                f"interface {interface} has no IPv4 address on this node (existing interfaces: {others})"
+            )
         return addresses[interface], f"interface {interface} of the profile"
     for one in sysfs.interfaces(Path("/")):
         if one.kind == "infiniband" and one.ipv4:

@@ -118,9 +118,9 @@ def _gpus_missing(node: Node, expected: int) -> Iterable[Trouble]:
     seen = node.gpu.visible_count
     if fault and not count:
         late = "nvml" in node.probing.late
-        hint = "Request nodes with GPUs. The environment needs nvidia-ml-py and the driver's library."
+        hint = "Request nodes with GPUs. The run's environment needs nvidia-ml-py and the library of NVIDIA's driver."
         if late:
-            hint = "The driver starts slowly or hangs. If the workers do not start either, exclude this node."
+            hint = "NVIDIA's driver starts slowly or hangs. If the workers do not start either, exclude this node."
         elif node.system.modules.nvidia:
             hint = "The node has NVIDIA's driver: start the container with --nv,"
             hint += " and install nvidia-ml-py in the environment."
@@ -141,7 +141,7 @@ def _wrong_cuda(node: Node, cuda: str) -> Iterable[Trouble]:
     environment = f"but this environment's RAPIDS is built for CUDA {built}"
     if built in NEEDS and driver and not _runs(built, driver, speaks):
         fitting = [major for major in NEEDS if _runs(major, driver, speaks)]
-        hint = f"Use the cuda{fitting[-1]} extra or image." if fitting else ""
+        hint = f"Use hpcml's cuda{fitting[-1]} extra or image." if fitting else ""
         sentence = f"driver {driver} supports CUDA {speaks or 'of an unknown version'}, {environment}"
         yield Trouble(
             f"{sentence}, which needs driver {NEEDS[built].driver} or newer",
@@ -151,7 +151,7 @@ def _wrong_cuda(node: Node, cuda: str) -> Iterable[Trouble]:
     elif profile_cuda and built and profile_cuda != (built,):
         able = f", which driver {driver} can run" if built in NEEDS and driver else ""
         sentence = f"the profile's gpu.cuda is {profile_cuda[0]}, {environment}{able}"
-        yield Trouble(sentence, f"Use the cuda{profile_cuda[0]} extra or image, or correct gpu.cuda.")
+        yield Trouble(sentence, f"Use hpcml's cuda{profile_cuda[0]} extra or image, or correct gpu.cuda.")
 
 
 def _runs(cuda: int, driver: str, speaks: str) -> bool:
@@ -180,7 +180,7 @@ def _old_gpus(node: Node) -> Iterable[Trouble]:
         if gpu.visible and capability and capability < NEEDS[built].capability:
             has, least = (".".join(map(str, pair)) for pair in (capability, NEEDS[built].capability))
             sentence = f"GPU {gpu.index} ({gpu.name}) has compute capability {has}"
-            yield Trouble(f"{sentence}, and RAPIDS for CUDA {built} needs {least}", "Ask for newer GPUs.", fatal=True)
+            yield Trouble(f"{sentence}, and RAPIDS for CUDA {built} needs {least}", "Request newer GPUs.", fatal=True)
 
 
 def _mixed_packages(node: Node) -> Iterable[Trouble]:
@@ -213,14 +213,14 @@ def _ucx_without_rdma(node: Node) -> Iterable[Trouble]:
     build = node.ucx
     if not _up(node) or not build.transports or any(map(RDMA.fullmatch, build.transports)):
         return
-    why = "it was built without InfiniBand"
+    why = "this UCX was built without InfiniBand"
     hint = "pip's UCX has no InfiniBand: use the image, conda-forge's ucx with rdma-core, or the site's own UCX"
     hint += " (RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true)."
     if node.system.modules.verbs == ():
         why = "/dev/infiniband does not exist"
         hint = "Bind /dev/infiniband into the container, or start it without --contain."
     elif {"ib", "ib_mlx5"} & set(build.modules):
-        why = "it found no usable device"
+        why = "UCX found no usable InfiniBand device"
         hint = "Check the variables UCX_TLS and UCX_NET_DEVICES, and rdma-core in the image."
     which = f"UCX {build.version} ({build.library})"
     yield Trouble(f"{which} would use TCP between nodes, not this node's RDMA network: {why}", hint)
@@ -231,7 +231,7 @@ def _ports(node: Node) -> Iterable[Trouble]:
     for port in infiniband:
         if port.link.state != "ACTIVE":
             state = f"{port.link.state or 'in no known state'} ({port.link.physical_state or 'no physical state'})"
-            hint = "If the port of other nodes is active, exclude this node and report it to the site's support."
+            hint = "If this port is active on other nodes, exclude this node and report it to the site's support."
             yield Trouble(f"InfiniBand port {port.name} is {state}", hint)
     limit = node.process.limits.get("locked_memory", Limit(None, None))
     if infiniband and limit.soft is not None:
@@ -282,7 +282,7 @@ def differences(probes: Mapping[str, Node]) -> list[str]:
             has = trait.phrase.format(value) if value else f"no {trait.noun}"
             other = usual or "none"
             if value and other.removesuffix("s").endswith(f" {trait.noun}"):
-                other = other.partition(" ")[0]  # "3 GPUs where the others have 4"
+                other = other.partition(" ")[0]  # "3 GPUs where the other nodes have 4"
             sentences.append(f"{_nodes(nodes)}: {has} where {_others(holders, len(probes) - len(nodes))} {other}")
     return sentences
 
@@ -294,7 +294,7 @@ def _nodes(nodes: list[str]) -> str:
 def _others(holders: list[str], rest: int) -> str:
     if len(holders) == 1:
         return f"{holders[0]} has"
-    return "the others have" if len(holders) == rest else f"{len(holders)} other nodes have"
+    return "the other nodes have" if len(holders) == rest else f"{len(holders)} other nodes have"
 
 
 def _traits(probes: Iterable[Node]) -> list[_Trait]:

@@ -309,11 +309,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the probe of this node as JSON, or write it to a file, whole or not at all."""
     parser = argparse.ArgumentParser(prog="python -m hpcml.node.hardware.probe", description=__doc__.splitlines()[0])
     parser.add_argument("--raw", action="store_true", help="print the unprocessed answers of NVML and UCX, for tests")
-    parser.add_argument("--thorough", action="store_true", help="with disks, the PCI tree, nvidia-smi and MPS")
-    parser.add_argument("--job", action="store_true", help="with the Slurm job, and ssh to its other node")
-    parser.add_argument("--program", default="", help="the program for images")
+    parser.add_argument("--thorough", action="store_true", help="also report disks, the PCI tree, nvidia-smi and MPS")
+    parser.add_argument(
+        "--job", action="store_true", help="also report the Slurm job, and whether ssh reaches its other node"
+    )
+    parser.add_argument("--program", default="", help="the program that starts images")
     parser.add_argument("--scratch", default="", help="the folder for node-local files")
-    parser.add_argument("file", nargs="?", help="where to write it (default: print it)")
+    parser.add_argument("file", nargs="?", help="the file for the report (default: standard output)")
     options = parser.parse_args(argv)
     if options.raw:
         ends = time.monotonic() + DEADLINE

@@ -328,7 +328,7 @@ def to_json(node: Node) -> dict[str, Any]:
 def from_json(table: object) -> Node:
     """Return the node that a table of JSON describes; raise ValueError if something is missing or of another type."""
     if not isinstance(table, dict):
-        raise ValueError("the answer is not a table")  # noqa: TRY004 - as of JSON that is none
+        raise ValueError("the probe's answer is not a JSON object")  # noqa: TRY004 - as of JSON that is none
     errors = {key.removesuffix("_error"): reason for key, reason in table.items() if key.endswith("_error")}
     return read(Node, table | {"errors": errors})
 
@@ -381,4 +381,4 @@ def _fields(kind: type) -> dict[str, Any]:
 def _expect(kind: type, value: Any, place: str) -> Any:
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
-    raise ValueError(f"{place.rstrip('.') or 'the answer'} is not of type {kind.__name__}")
+    raise ValueError(f"{place.rstrip('.') or 'the probe'} is not of type {kind.__name__}")

@@ -42,7 +42,7 @@ GPUDIRECT = (
 )
 _UNSET = "remove UCX_TLS from the environment of the submission and of the profile"
 _UNLIMIT = (
-    "ask the site's administrators to remove this limit (LimitMEMLOCK=infinity in slurmd's unit, and"
+    "ask the site's administrators to remove the limit of locked memory (LimitMEMLOCK=infinity in slurmd's unit, and"
     " PropagateResourceLimitsExcept=MEMLOCK in slurm.conf)"
 )
 
@@ -138,7 +138,7 @@ def across(measurement: Measurement, pairs: Sequence[Pair]) -> DataPath:
         return replace(slow, doubt="tcp carries the bytes across nodes")
     devices = _ports(measurement, expected, lanes)
     path = DataPath("across", tuple(sorted(fast)), devices, proof=tuple(proof), unproven=tuple(unproven))
-    return _partly(path, went_by_ip, f"the InfiniBand ports of {listed(unproven)} did not change by the bytes sent")
+    return _partly(path, went_by_ip, f"the InfiniBand ports of {listed(unproven)} do not count the bytes sent")
 
 
 def within(measurement: Measurement, pairs: Sequence[Pair]) -> DataPath:
@@ -342,7 +342,9 @@ class Cause(NamedTuple):
 
 
 GLOO = Cause("torch's Gloo supports only TCP", "use NCCL or MPI, or set fabric.require=warn")
-TLS = Cause("TLS was requested", "set network.protocol=ucx, with GPU workers and an image with InfiniBand in its UCX")
+TLS = Cause(
+    "TLS was requested", "set network.protocol=ucx, with GPU workers and an image whose UCX supports InfiniBand"
+)
 
 
 def cause_across(measurement: Measurement, bad: Iterable[str]) -> Cause:
@@ -352,7 +354,7 @@ def cause_across(measurement: Measurement, bad: Iterable[str]) -> Cause:
     ports = {name: node.moved.get("infiniband") for name, node in nodes.items()}
     unknown = Cause(
         "unknown reason",
-        f"run with UCX_PROTO_INFO=y, and find the lane that UCX chose in the workers' logs of {listed(nodes)}",
+        f"set UCX_PROTO_INFO=y, run again, and find the lane that UCX chose in the workers' logs of {listed(nodes)}",
     )
     return next(chain(_set(workers, ports), _no_port(ports), _no_library(workers), _no_access(workers, nodes)), unknown)
 
@@ -410,7 +412,7 @@ def _no_access(workers: list[WorkerFacts], nodes: Mapping[str, NodeFacts]) -> It
         if probe.get("modules", {}).get("verbs") == []:
             yield Cause(
                 f"/dev/infiniband does not exist on {name}",
-                "let the container see it (no --contain, or --bind /dev/infiniband)",
+                "let the container see /dev/infiniband (no --contain, or --bind /dev/infiniband)",
             )
         soft = probe.get("limits", {}).get("locked_memory", {}).get("soft")
         if soft is not None and soft < _LOW_MEMLOCK:
@@ -511,7 +513,9 @@ def _causes_of_collective(measurement: Measurement, scope: str) -> Iterator[Caus
             f"NCCL did not use the InfiniBand ports of {listed(nodes)}",
             "install libibverbs and its providers (rdma-core), or the vendor's NCCL plugin, where the ranks run",
         )
-    yield Cause("no peer access between the GPUs", "compare `nvidia-smi topo -p2p r`; virtual machines often lack it")
+    yield Cause(
+        "no peer access between the GPUs", "compare `nvidia-smi topo -p2p r`; virtual machines often lack peer access"
+    )
 
 
 def setting(worker: WorkerFacts, name: str) -> str:

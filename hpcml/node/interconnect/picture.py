@@ -58,9 +58,9 @@ def matrix_text(pairs: Sequence[Pair], nodes: Mapping[str, str]) -> str:
         lines.append(" ".join([f"{row:{left}}", *(f"{text:>{width}}" for text in line)]).rstrip())
     legend = "GiB/s from row to column"
     if any(cell.slow for cell in cells.values()):
-        legend += f"; ! is {_SLOW}"
+        legend += f"; ! is {_SLOW}' bandwidth"
     if any(cell.failed for cell in cells.values()):
-        legend += "; x has failed"
+        legend += "; x is a failed transfer"
     return "\n".join([*lines, legend])
 
 

@@ -134,7 +134,7 @@ def _of_collective(measurement: Measurement, collective: Mapping[str, Any]) -> R
             paths[scope] = replace(paths[scope], doubt=path.doubt + reason)
     doubts = [path.doubt for path in paths.values() if path.doubt]
     bounces = bool(paths) and nodes > 1 and library == "NCCL" and paths["across"].ok and not collective["log"]["gdr"]
-    slow_gpus = "NCCL copies GPU memory through the hosts: no GPUDirect RDMA" if bounces else ""
+    slow_gpus = "NCCL copies GPU memory through host memory: no GPUDirect RDMA" if bounces else ""
     remedy = cause.remedy if cause else attribution.GPUDIRECT if bounces else ""
     ways = [f"{path} {attribution.WORDS[scope]}" for scope, path in paths.items() if path.transports]
     measured = "; ".join([*ways, f"bus bandwidth {rate(speed)}"] if speed else ways)
@@ -193,7 +193,7 @@ def _worst(measurement: Measurement, pairs: Sequence[Pair]) -> list[str]:
 
 def _slow_words(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"less than half of the others' bandwidth: {', '.join(names[:_MOST_NAMES])}{more}"
+    return f"slow nodes or pairs, with less than half of the others' bandwidth: {', '.join(names[:_MOST_NAMES])}{more}"
 
 
 def _nccl(measurement: Measurement) -> tuple[str, str]:
@@ -211,7 +211,7 @@ def _nccl(measurement: Measurement) -> tuple[str, str]:
     if log.get("within"):
         parts.append(f"{' and '.join(sorted(log['within']))} within nodes")
     speed = float(nccl.get("bandwidth", 0)) / GIB
-    doubt = "NCCL uses sockets across nodes" if "NET/Socket" in across else ""
+    doubt = "NCCL uses TCP sockets across nodes" if "NET/Socket" in across else ""
     return "; ".join([*parts, rate(speed)] if speed else parts), doubt
 
 
@@ -233,7 +233,7 @@ def _idle_ports(measurement: Measurement, path: DataPath | None, pairs: Iterable
     if not idle:
         return []
     speed, most = sums[idle[0]], _ports_rate(measurement, idle[0])
-    return [f"{idle[0]} sends {rate(speed)} across nodes, but its InfiniBand ports carry {rate(most)}"]
+    return [f"{idle[0]} sends {rate(speed)} across nodes, but its InfiniBand ports can carry {rate(most)}"]
 
 
 def _line(measurement: Measurement, paths: Mapping[str, DataPath], causes: Mapping[str, attribution.Cause]) -> str:
@@ -255,7 +255,8 @@ def _line(measurement: Measurement, paths: Mapping[str, DataPath], causes: Mappi
             sentence = f"UCX fell back to {path} {scope_texts[scope]} ({cause.reason})"
         if scope == "across":
             could = min(_ports_rate(measurement, node) for node in measurement.nodes)
-        parts.append(f"{sentence}: {rate(path.bandwidth)}{f' where the ports carry {rate(could)}' if could else ''}")
+        ports = f" where the InfiniBand ports can carry {rate(could)}" if could else ""
+        parts.append(f"{sentence}: {rate(path.bandwidth)}{ports}")
     good = [
         f"{paths[scope]} {scope_texts[scope]} {rate(paths[scope].bandwidth)}"
         for scope in ("within", "across")

@@ -47,7 +47,11 @@ def run(path: Path, node: str, every: float, gpu_count: int, parent: int) -> int
         try:
             size = sampler.sample()
         except Exception as error:  # noqa: BLE001 - a kernel or driver of another kind: the run goes on without samples
-            print(f"hpcml: {node} is no longer sampled: {type(error).__name__}: {error}.", file=sys.stderr, flush=True)
+            print(
+                f"hpcml: the resource use of {node} is no longer sampled: {type(error).__name__}: {error}.",
+                file=sys.stderr,
+                flush=True,
+            )
             return 1
         used = time.process_time() - used
         cost = used if not cost else 0.8 * cost + 0.2 * used
@@ -131,7 +135,11 @@ class SampleFile:
             self.again = time.monotonic() + _PAUSE
             if not self.said:
                 self.said = True
-                print(f"hpcml: no samples are written to {self.path}: {error.strerror}.", file=sys.stderr, flush=True)
+                print(
+                    f"hpcml: no samples of resource use are written to {self.path}: {error.strerror}.",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     def _append(self, text: bytes) -> None:
         if self.descriptor >= 0:

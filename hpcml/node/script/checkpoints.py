@@ -73,13 +73,13 @@ def check_owner(path: Path) -> None:
     """Raise ForeignError if a checkpoint, or their folder, is another account's: many scripts unpickle it."""
     for stat_result in (path.lstat(), path.stat()):
         if not folder_is_ours(stat_result):
-            raise ForeignError(f"it belongs to {account(stat_result.st_uid)} and is not trusted", path)
+            raise ForeignError(f"this file or folder belongs to {account(stat_result.st_uid)} and is not trusted", path)
 
 
 def _checked(name: str) -> str:
     """Return a checkpoint's name; a ValueError if a file cannot be called so."""
     if not name or "/" in name or "\0" in name or name.startswith(".") or len(os.fsencode(name)) > _LONGEST_NAME:
-        reason = f"a file's name without '/', no '.' first, of at most {_LONGEST_NAME} bytes"
+        reason = f"a file name without '/' and without a first '.', of at most {_LONGEST_NAME} bytes"
         raise ValueError(f"hpcml.run.save: {name!r} is not a valid name: use {reason}")
     return name
 

@@ -88,8 +88,8 @@ def main() -> None:
 
         recording = profilers.allocations(_MEMRAY)
     if any(os.path.exists(f"{folder}/{name}") for name in ("hpcml.py", "hpcml/__init__.py")):
-        print("hpcml: a module hpcml next to the script hides hpcml: the script has no hpcml.connect(), and it"
-              " opens its own clusters. Rename the module.", file=sys.stderr)  # fmt: skip
+        print("hpcml: a module named hpcml next to the script hides hpcml: the script has no hpcml.connect(), and"
+              " opens its own Dask clusters. Rename the module.", file=sys.stderr)  # fmt: skip
         for name in [name for name in sys.modules if name.partition(".")[0] == "hpcml"]:
             del sys.modules[name]
     else:

@@ -360,7 +360,7 @@ class Sweep:
         elif self.context.attempt.time_limit.exists():
             self.stopped = "the time limit is near"
         elif self.plan.max_fails is not None and self._failures() > self.plan.max_fails:
-            self.stopped = f"more than {self.plan.max_fails} failed (--max-fails)"
+            self.stopped = f"more than {self.plan.max_fails} points failed (--max-fails)"
 
     def _failures(self) -> int:
         return self.leases.failures() if self.leases else self.ended["failed"]

@@ -37,10 +37,10 @@ SILENT_IN_QUERIES = 300.0  # the same while an engine of cuDF-Polars is open: it
 POLLS = 4  # questions a second for all workers that are a wait_for_workers(), which asks ten times
 _STOPPED = ("T", "t")
 _STATES = {
-    "T": " (it is stopped: SIGSTOP)",
-    "t": " (a debugger holds it)",
+    "T": " (the process is stopped: SIGSTOP)",
+    "t": " (a debugger holds the process)",
     "D": " (state D: blocked on a file system, or frozen)",
-    "": " (its state is not visible from here)",
+    "": " (the state of the process is not visible)",
 }
 _BEFORE_THEY_RAN = frozenset(("waiting", "queued", "no-worker", "processing"))  # Dask's states
 _BY_THE_SCRIPT = ("client-releases-keys", "remove-client")  # its last future is gone, or its client; not Future.cancel
@@ -150,7 +150,7 @@ class Activity:
         if not self.warned:
             self.warned = True
             sentence = f"the supervisor on {self.context.node} has not answered for {silent:.0f} s{state_name}"
-            ends = f"; the run ends if it does not within {deadline:g} s" if state in _STOPPED else ""
+            ends = f"; the run ends after {deadline:g} s without an answer" if state in _STOPPED else ""
             self.telling = asyncio.create_task(asyncio.to_thread(self._tell, f"{sentence}{ends}"))
         if silent <= deadline or state not in _STOPPED or self.supervisor is None:
             return False
@@ -168,7 +168,7 @@ class Activity:
 
     def _end_supervisor(self, pid: int, reason: str) -> None:
         end = End(
-            errors.ROLE_LOST, "driver", "hpcml", reason, "A user may have stopped the process. Submit the run again."
+            errors.ROLE_LOST, "driver", "hpcml", reason, "A user may have stopped the supervisor. Submit the run again."
         )
         try:
             write_status(end, self.context, over=False)

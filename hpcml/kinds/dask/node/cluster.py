@@ -209,7 +209,8 @@ class Processes:
         message["count"] = len(self.present)
         if message.get("silent") and not self.closing:
             self.state.warn(
-                f"Dask removed worker {message['worker']}: no heartbeat for too long (it or its node was stopped)."
+                f"Dask removed worker {message['worker']}: no heartbeat for too long "
+                "(the worker or its node was stopped)."
             )
 
     def _note_silent(self, silent: Mapping[str, float]) -> None:
@@ -223,10 +224,12 @@ class Processes:
 
     def _warn_of(self, event: str, message: dict[str, Any]) -> None:
         if event == "ucx-failed":
-            self.state.warn(f"UCX did not start in the scheduler, so it cannot reach workers: {message['problem']}")
+            self.state.warn(f"UCX did not start in the scheduler, which cannot reach the workers: {message['problem']}")
             return
         pool, wanted = (gpus.in_gib(int(message[key])) for key in ("pool", "wanted"))
-        self.state.warn(f"GPU worker {message['worker']} uses {pool} of memory, not {wanted}: no more was free")
+        self.state.warn(
+            f"GPU worker {message['worker']} uses {pool} of GPU memory, not {wanted}: no more GPU memory was free"
+        )
 
     # -- what a loss means ----------------------------------------------------------------------------------------
 
@@ -319,7 +322,7 @@ class Hangs:
         self._look_at_use(ran, idle)
         if (stuck := self.use["stuck"]) and idle > STUCK and not missing:
             count = f"{stuck} tasks wait" if stuck > 1 else "A task waits"
-            self.warn(f"{count}: no worker has the resources or the name that they need (resources=, workers=).")
+            self.warn(f"{count}: no worker has the resources or the name that a task needs (resources=, workers=).")
         if not missing or final:
             self._look_at_waiting(float(self.use["waited"]), missing)
 
@@ -328,25 +331,29 @@ class Hangs:
         sentence = f"the Dask scheduler on {self.context.node} has not answered for"
         if silent > deadline:
             reason = f"{sentence} {deadline:g} s"
-            hint = "It may be stopped, or busy with a very large graph. Increase deadlines.answer to wait longer."
+            hint = (
+                "The scheduler is stopped, or busy with a very large graph. To wait longer, increase deadlines.answer."
+            )
             raise _ended(errors.ROLE_LOST, reason, hint)
         if silent > warn_after(deadline):
-            self.warn(f"{sentence} {warn_after(deadline):g} s; the run ends if it does not within {deadline:g} s.")
+            self.warn(f"{sentence} {warn_after(deadline):g} s; the run ends after {deadline:g} s without an answer.")
 
     def _look_at_use(self, ran: float, idle: float) -> None:
         settings = self.context.settings
-        held = f"{settings.job.nodes} nodes stay reserved" if settings.job.nodes > 1 else "its node stays reserved"
+        held = (
+            f"{settings.job.nodes} nodes stay reserved" if settings.job.nodes > 1 else "the run's node stays reserved"
+        )
         if not self.use["connected"] and ran > settings.deadlines.connect_notice > 0:
             self.warn(
                 f"The script has not connected to its cluster for {settings.deadlines.connect_notice:g} s. "
-                "Client() and hpcml.connect() find it. In child processes, Client(scheduler_file=…), "
+                "Client() and hpcml.connect() find the cluster. In child processes, Client(scheduler_file=…), "
                 "LocalCluster() and other addresses do not. A script that needs no cluster continues."
             )
         if idle > settings.deadlines.idle_notice > 0:
             self.warn(f"Nothing has used the cluster for {_duration(settings.deadlines.idle_notice)}, and {held}.")
         if idle > settings.deadlines.idle_end > 0:
             reason = f"nothing used the cluster for {_duration(settings.deadlines.idle_end)}"
-            hint = "deadlines.idle ends idle runs. Set it to 0s to keep the run."
+            hint = "deadlines.idle ends idle runs. Set deadlines.idle to 0s to keep such runs."
             raise _ended(errors.IDLE, reason, hint)
 
     def _look_at_waiting(self, waited: float, missing: int) -> None:
@@ -354,9 +361,9 @@ class Hangs:
             return
         total, deadline = self.context.settings.worker_count, self.context.settings.deadlines.workers
         sentence = f"the script waits for more workers than the run's {total - missing} (wait_for_workers)"
-        self.warn(f"{sentence}; the run ends if it still does after {deadline:g} s.")
+        self.warn(f"{sentence}; the run ends if the script still waits after {deadline:g} s.")
         if waited > deadline:
-            hint = "Wait for fewer, or use more: --nodes or workers.per_node."
+            hint = "Wait for fewer workers, or start more: --nodes or workers.per_node."
             raise _ended(errors.WORKERS_NEVER_CAME, sentence, hint)
 
 

@@ -98,7 +98,7 @@ class LineLimit(logging.Filter):
             return False
         self.written += 1
         if self.suppressed:
-            record.msg, record.args = f"{record.getMessage()} (and {self.suppressed} more before)", ()
+            record.msg, record.args = f"{record.getMessage()} (and {self.suppressed} more lines, not shown)", ()
             self.suppressed = 0
         return True
 

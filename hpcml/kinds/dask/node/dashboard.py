@@ -144,7 +144,7 @@ class PerformanceReport:
     async def write(self) -> None:
         """Write the report; what goes wrong is one line in the scheduler's log."""
         tempfile.tempdir = str(self.scratch)  # Dask writes a temporary file by a name that others could see in /tmp
-        for attempt in ("with the workers' profiles", "without"):
+        for attempt in ("with the workers' profiler output", "without the workers' profiler output"):
             try:
                 async with asyncio.timeout(_REPORT_SHARE * self.context.settings.deadlines.teardown):
                     await self.loading
@@ -153,7 +153,11 @@ class PerformanceReport:
                     )
                 self._put(text)
             except Exception as error:  # noqa: BLE001 - whatever Dask or Bokeh raise: a profile ends no run
-                why = "it took too long" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
+                why = (
+                    "the report took too long"
+                    if isinstance(error, TimeoutError)
+                    else f"{type(error).__name__}: {error}"
+                )
                 print(f"hpcml: Dask's performance report was not made {attempt}: {why}.", file=sys.stderr, flush=True)
                 self.scheduler.get_profile = _nothing
             else:

@@ -64,7 +64,7 @@ def too_little_memory(context: Context, share: Share, workers: int, resident: in
         return ""
     configured = context.settings.workers.memory_limit
     whose = "workers.memory_limit is" if configured else f"the memory of this node allows each of its {workers} workers"
-    remedy = "" if configured else " (more: --memory-per-node; fewer workers: workers.per_node)"
+    remedy = "" if configured else " (for more memory: --memory-per-node; for fewer workers: workers.per_node)"
     return f"{whose} {in_mib(share.memory_limit)}, but a worker needs {in_mib(need)} to start{remedy}"
 
 

@@ -42,7 +42,9 @@ def load(gpu: Gpu) -> None:
     """Import what all GPU workers of a node need, once, before they are forked; no CUDA context is made by it."""
     os.environ["RAPIDS_NO_INITIALIZE"] = "1"
     if not _installed("dask_cuda"):
-        raise NoGpuError("dask-cuda is not installed in the run's environment (hpcml's extra 'cuda12' or 'cuda13')")
+        raise NoGpuError(
+            "dask-cuda is not installed in the run's environment (install hpcml's extra 'cuda12' or 'cuda13')"
+        )
     for name in ("dask_cuda.worker_common", *_installed("rmm", "cudf", *gpu.rmm_allocator_libs), *gpu.pre_import):
         importlib.import_module(name)
 

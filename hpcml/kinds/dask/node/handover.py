@@ -153,7 +153,9 @@ def _settings(start: Mapping[str, str], changed: Mapping[str, str | None]) -> tu
     different = {key: value for key, value in now.items() if not _equal(before.get(_plain(key), dask), value)}
     run_keys = [key for key in different if f"{_plain(key)}.".startswith(tuple(f"{one}." for one in _RUNS_SETTINGS))]
     notable = [key for key in run_keys if _plain(key).startswith(_WORTH_A_WORD)]
-    refused = [f"Dask's {', '.join(notable)} (the run sets it; set it before you submit)"] if notable else []
+    refused = (
+        [f"Dask's {', '.join(notable)} (hpcml sets these values; change them before you submit)"] if notable else []
+    )
     return {key: value for key, value in different.items() if key not in run_keys}, refused
 
 

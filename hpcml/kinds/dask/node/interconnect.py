@@ -450,7 +450,7 @@ def main() -> int:
     The status is 0 if all was measured, 1 if a pair of workers could not talk, 2 outside a run.
     """
     if "HPCML_RUN_DIR" not in os.environ:
-        say("fabric: this measures the nodes of a run. Start it with: hpcml fabric --nodes 2", sys.stderr)
+        say("fabric: this program measures the nodes of a run. Start it with: hpcml fabric --nodes 2", sys.stderr)
         return 2
     import dask.config
 
@@ -479,9 +479,9 @@ def main() -> int:
     try:
         (out / "fabric.svg").write_text(picture.matrix_svg(measurement.pairs, result.line, nodes))
     except ImportError as error:
-        say(f"No picture: matplotlib cannot be imported here ({error}).")
+        say(f"No picture of the bandwidths: matplotlib cannot be imported here ({error}).")
     else:
-        say(f"The picture: {out / 'fabric.svg'}")
+        say(f"Picture of the bandwidths: {out / 'fabric.svg'}")
     return 1 if any(pair.error for pair in measurement.pairs) else 0
 
 

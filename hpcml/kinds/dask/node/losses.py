@@ -96,7 +96,7 @@ def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -
         return f"worker {name} exited: {mark['last_ends'][name]}", False, ""
     if mark["state"] == "starting":
         return "the worker task started but is still importing Dask", False, ""
-    return "its workers started but did not register", False, ""
+    return "the workers started but did not register", False, ""
 
 
 def sentences(nodes: Sequence[Missing]) -> str:
@@ -194,7 +194,7 @@ class Losses:
         longest = self.context.settings.deadlines.workers
         for index, node in enumerate(missing):
             if not node.final and self.clock.seconds - self.away[node.node] > longest:
-                why = f"{node.why}; its workers have been missing for {longest:g} s"
+                why = f"{node.why}; the node's workers have been missing for {longest:g} s"
                 quote = worker_log(self.context, node.node)
                 missing[index] = dataclasses.replace(node, final=True, why=why, quote=quote)
         return missing
@@ -207,7 +207,7 @@ class Losses:
         for node in missing:
             if node.memory and node.node not in self.starved:  # they come back, and the script gets slow
                 self.starved.add(node.node)
-                self.warn(f"{node.node}: {node.memory}; its log has more of these.")
+                self.warn(f"{node.node}: {node.memory}; further such ends are only in the node's log.")
             if not node.final or node.node in self.reported:
                 continue
             self.reported.add(node.node)
@@ -221,7 +221,7 @@ class Losses:
             return
         self.stopped[node] = self.clock.seconds
         self.events.write("worker-task-stopped", node=node)
-        self.warn(f"{node}: the worker task was stopped (SIGSTOP) and did not watch its workers; it continues.")
+        self.warn(f"{node}: the worker task was stopped (SIGSTOP) and did not watch its workers; the task continues.")
 
     def _tell_killed(self) -> None:
         """Tell of worker tasks that step.sh has started again."""
@@ -231,5 +231,5 @@ class Losses:
             status = (self.context.attempt.exits / name).read_text().strip()
             self.events.write("worker-task-killed", node=node, exit_status=status)
             killed = f"the worker task was killed (exit status {status})"
-            self.warn(f"{node}: {killed}; it restarts with its workers (restart {which}).")
+            self.warn(f"{node}: {killed}; the task restarts with its workers (restart {which}).")
         self.killed |= names

@@ -77,7 +77,7 @@ class Opening:
                 dumps(value)
             except Exception as error:  # noqa: BLE001 - any object's own
                 del self.handover.settings[name]
-                self.lacking.append(f"Dask's {name} (it cannot be sent: {type(error).__name__})")
+                self.lacking.append(f"Dask's {name} (the value cannot be sent: {type(error).__name__})")
         return bytes(dumps(self.handover))
 
     def _of_others(self) -> list[str]:
@@ -97,7 +97,7 @@ class Opening:
         if least >= wanted:
             return []
         asked, given = format_bytes(wanted), format_bytes(least)
-        return [f"memory_limit={asked}: each has {given} (--memory-per-node, workers.per_node)"]
+        return [f"memory_limit={asked}: each worker has {given} (--memory-per-node, workers.per_node)"]
 
 
 def _kind(owner: Any) -> str:

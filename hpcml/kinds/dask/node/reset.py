@@ -132,7 +132,7 @@ def reason(left: int, busy: int, grown: list[int], on_gpus: Sequence[int] = ()) 
     if on_gpus:
         return f"{len(on_gpus)} of the workers kept up to {max(on_gpus) >> 20} MiB of GPU memory"
     if grown:
-        return f"{len(grown)} of the workers kept up to {max(grown) >> 20} MiB"
+        return f"{len(grown)} of the workers kept up to {max(grown) >> 20} MiB of memory"
     if busy:
         return f"tasks of the point still ran on {busy} of the workers"
     return f"{left} tasks of the point could not be released" if left else ""
@@ -178,7 +178,7 @@ async def replaced(dask_scheduler: Any, old: list[str]) -> None:
     deadline = time.monotonic() + BACK
     while set(present := workers(dask_scheduler)) & set(old) or len(present) < len(old):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"of {len(old)} workers {len(set(present) - set(old))} were back after {BACK:g} s")
+            raise TimeoutError(f"{len(set(present) - set(old))} of {len(old)} workers had restarted after {BACK:g} s")
         await asyncio.sleep(0.02)
 
 

@@ -247,8 +247,8 @@ class _Worker(dict[str, Any]):
         if name in self:
             return self[name]
         raise AttributeError(
-            f"cluster.workers[…].{name}: the worker is a process of another node. It has {', '.join(self)}; "
-            "client.run() calls a function there."
+            f"cluster.workers[…].{name}: the worker is a process of another node. Its attributes: {', '.join(self)}. "
+            "client.run() calls a function in the worker."
         )
 
 
@@ -267,7 +267,7 @@ class _Elsewhere:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"cluster.scheduler.{name}: the scheduler is a separate process. "
-            "client.scheduler_info() describes it; client.run_on_scheduler() calls a function there"
+            "client.scheduler_info() describes the scheduler; client.run_on_scheduler() calls a function in it"
         )
 
 

@@ -285,7 +285,11 @@ async def _obey(
             result = await check()
         except Exception as error:  # noqa: BLE001 - the run's policy decides what a failed check means
             traceback.print_exc()
-            result = {"line": "", "ok": False, "problem": f"the check failed: {type(error).__name__}: {error}"}
+            result = {
+                "line": "",
+                "ok": False,
+                "problem": f"the interconnect check failed: {type(error).__name__}: {error}",
+            }
         reporter.send(event="fabric-checked", **result)
 
     while line := await reader.readline():

@@ -44,8 +44,9 @@ logger.addFilter(LineLimit())  # so that nobody can fill the disk by knocking
 DEADLINE = 10.0  # seconds for the three messages: a busy process on the other side may take some
 MOST_HALF_OPEN = 256  # handshakes under way at one listener
 OPEN_TCP = (
-    "with UCX's tcp, others can write to this process's memory, despite the key (docs/security.md). "
-    "Use tls, or UCX_TLS=^tcp,sysv where InfiniBand connects the nodes, or UCX_NET_DEVICES=lo on a single node"
+    "with UCX's tcp, other users can write to this process's memory, despite the key (docs/security.md). "
+    "Use network.protocol=tls, or UCX_TLS=^tcp,sysv where InfiniBand connects the nodes, "
+    "or UCX_NET_DEVICES=lo on a single node"
 )
 FEATURES = ("TAG", "STREAM", "WAKEUP")  # messages, the exchange of their tags, and sleep while nothing comes
 
@@ -146,12 +147,12 @@ class _Connector:
         except (RefusedError, UCXMessageTruncatedError) as error:  # a message of another size is not of the handshake
             comm.abort()
             raise FatalCommClosedError(
-                f"{address} refused the connection: it has another key ({_reason(error)})"
+                f"{address} refused the connection: the peer has another key ({_reason(error)})"
             ) from error
         except (UCXError, TimeoutError, OSError) as error:
             comm.abort()
             raise CommClosedError(
-                f"{address} refused the connection: it has another key, or its process has ended ({_reason(error)})"
+                f"{address} refused the connection: the peer has another key, or has ended ({_reason(error)})"
             ) from error
         except BaseException:
             comm.abort()
@@ -311,12 +312,12 @@ class Handshake:
         """Prove it to who has connected to one of the own addresses, and have it prove it; errors as above."""
         address, theirs = await self._receive(_HELLO)
         if address not in addresses:
-            raise RefusedError(f"it requested {_unpack(address)}, which is not here")
+            raise RefusedError(f"the peer requested {_unpack(address)}, which is not this process's address")
         mine = secrets.token_bytes(32)
         await self._send(_ANSWER, mine, _mac(key, b"server", address, theirs, mine))
         (proof,) = await self._receive(_PROOF)
         if not hmac.compare_digest(proof, _mac(key, b"client", address, theirs, mine)):
-            raise RefusedError("it has another key or no key")
+            raise RefusedError("the peer has another key or no key")
 
     async def _send(self, form: struct.Struct, *fields: bytes) -> None:
         await self._endpoint.send(form.pack(_VERSION, *fields))
@@ -327,7 +328,7 @@ class Handshake:
         await self._endpoint.recv(buffer)
         version, *fields = form.unpack(buffer)
         if version != _VERSION:
-            raise RefusedError("it does not use this handshake")
+            raise RefusedError("the peer does not use this handshake")
         return tuple(fields)
 
 
@@ -359,5 +360,5 @@ def read_key(path: Path) -> bytes:
             raise UcxAuthError(f"{path}: others can read the key of the UCX connections (mode {mode:04o}, not 0600)")
         key = file.read(KEY_BYTES + 1)
     if len(key) != KEY_BYTES:
-        raise UcxAuthError(f"{path}: not a key of {KEY_BYTES} bytes")
+        raise UcxAuthError(f"{path}: the file is not a key of {KEY_BYTES} bytes")
     return key

@@ -226,8 +226,11 @@ def judged(context: Context, answers: Mapping[str, Mapping[str, Any]], seconds: 
     """
     for node, answer in answers.items():
         if missing := next((one["missing"] for one in answer["results"] if "missing" in one), ""):
-            line, is_required = f"not checked: {missing} ({node})", context.settings.network.interconnect == "rdma"
-            remedy = "install torch there, or set fabric.require=warn"
+            line, is_required = (
+                f"the interconnect was not checked: {missing} ({node})",
+                context.settings.network.interconnect == "rdma",
+            )
+            remedy = "install torch for this Python, or set fabric.require=warn"
             return {"line": line, "ok": not is_required, "problem": line if is_required else "", "remedy": remedy}
     measured = measurement(context, answers)
     return record.write(context, measured, decide(measured), seconds)

@@ -118,7 +118,7 @@ class Processes:
         answer = interconnect.judged_by_logs(self.context, self.measured, interface)
         self.state.events.write("fabric-seen", **answer)
         if problem := answer["problem"]:
-            self.state.warn(f"{problem}{f'. To change that, {remedy}' if (remedy := answer['remedy']) else ''}.")
+            self.state.warn(f"{problem}{f'. Remedy: {remedy}' if (remedy := answer['remedy']) else ''}.")
 
     def _end_without_nodes(self, *, late: bool) -> None:
         """End the run if a node cannot come any more, or with the deadline if one has not come."""
@@ -149,7 +149,9 @@ class Processes:
         if path.name in files.listed(attempt.exits):
             status = path.read_text().strip()
             cause = not_entered(self.context, status, lambda most: self._log_of(node, most))
-            return cause or Explanation(f"the agent {of_role(int(status), self._log_of(node)).what}")
+            return cause or Explanation(
+                f"the process that starts the ranks {of_role(int(status), self._log_of(node)).what}"
+            )
         path = attempt.exit_of(MPI.name, node)
         if path.name in files.listed(attempt.exits) and (code := int(path.read_text())):
             log = tail(self.context.run.log(MPI.name, node), *_QUOTE)
@@ -255,7 +257,7 @@ class Processes:
             self.state.warn(f"No rank has used a processor for {deadlines.idle_notice / 60:g} min.")
         if idle > deadlines.idle_end > 0:
             reason = f"no rank used a processor for {deadlines.idle_end / 60:g} min: {self.script.rest()}"
-            hint = "deadlines.idle ends such a run. Set it to 0s to keep the run."
+            hint = "deadlines.idle ends idle runs. Set deadlines.idle to 0s to keep such runs."
             raise RunEndedError(End(errors.IDLE, SCRIPT, "hpcml", reason, hint))
 
     # -- its end --------------------------------------------------------------------------------------------------
@@ -385,7 +387,7 @@ class Ranks:
             return f"{'all ranks' if status == 0 else 'rank 0'} exited with status {status}"
         rank, end = self.failures[0]
         status, others = int(end["status"]), len(self.failures) - 1
-        followed = f"; {others} other rank{'s' if others > 1 else ''} followed" if others else ""
+        followed = f"; {others} other rank{'s' if others > 1 else ''} failed later" if others else ""
         how = f"exited with status {status}"
         if end["memory"]:
             how = "was killed because the node's memory limit was reached (out of memory)"

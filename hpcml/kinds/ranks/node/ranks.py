@@ -80,7 +80,9 @@ class Ranks:
             if not self.look() or os.getppid() != self.node.parent:
                 return 0  # the supervisor ended the run, and says why
             if self.tasks and (others := self.tasks.by_rank.keys() - {*self.tasks.ranks}):
-                return self.node.refuse(f"srun started rank {min(others)} here: hpcml expects ranks in blocks")
+                return self.node.refuse(
+                    f"srun started rank {min(others)} on this node: hpcml expects consecutive ranks on each node"
+                )
             time.sleep(agent.TICK / 4)
         return agent.keep(self.node, self._become_rank, 0, self, self._report)
 

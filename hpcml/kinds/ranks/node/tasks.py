@@ -41,7 +41,7 @@ def main() -> int:
         return WORKERS_NEVER_CAME
     agent = _call(_place(context), deadline)
     if agent is None:
-        print(f"hpcml: the agent of {context.node} does not listen.", file=sys.stderr)
+        print(f"hpcml: the process that starts the ranks on {context.node} does not listen.", file=sys.stderr)
         return WORKERS_NEVER_CAME
     variables = {name: value for name, value in os.environ.items() if name.startswith(_PASSED)}
     # PMIx's other ways of storage are files of slurmd: an image does not show them, and clients have crashed on them.

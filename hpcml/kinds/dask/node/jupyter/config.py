@@ -146,7 +146,7 @@ def server_extensions() -> dict[str, bool]:
             extensions = json.loads(path.read_text()).get("ServerApp", {}).get("jpserver_extensions", {})
             chosen |= {name: bool(on) for name, on in extensions.items() if isinstance(name, str)}
         except (OSError, ValueError, AttributeError) as error:
-            print(f"hpcml: {path} is not used: {error}", file=sys.stderr)
+            print(f"hpcml: the Jupyter settings in {path} are not used: {error}", file=sys.stderr)
     return chosen
 
 
@@ -193,7 +193,9 @@ class NoCluster:
     """What dask-labextension makes when it is asked for a cluster: nothing, and it says why."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        raise RuntimeError("connect to the cluster of this session: client = hpcml.connect()")
+        raise RuntimeError(
+            "hpcml allows no other cluster here; connect to the cluster of this session: client = hpcml.connect()"
+        )
 
 
 def check(server: ServerApp, places: Places) -> None:
@@ -203,18 +205,19 @@ def check(server: ServerApp, places: Places) -> None:
     settings = server.web_app.settings
     longest = len(os.fsencode(places.runtime)) + len("/kernel--ipc-5") + 36
     wrong = {
-        "it listens not only on its socket": server.sock != str(places.socket),
-        "it has no token": not server.identity_provider.token,
-        "another component controls the access": type(server.identity_provider) is not PasswordIdentityProvider,
-        "it accepts scripts of other pages": bool(
+        "the Jupyter server listens not only on its socket": server.sock != str(places.socket),
+        "the Jupyter server has no token": not server.identity_provider.token,
+        "another component controls the access to the Jupyter server": type(server.identity_provider)
+        is not PasswordIdentityProvider,
+        "the Jupyter server accepts scripts of other web pages": bool(
             server.allow_origin
             or server.allow_origin_pat
             or server.disable_check_xsrf
             or settings.get("disable_check_xsrf")
         ),
-        "it does not check the Host header": bool(server.allow_remote_access),
-        "its kernels use ports": server.config.KernelManager.transport != "ipc",
-        f"its kernels' sockets need {longest} bytes": longest > _LONGEST_SOCKET,
+        "the Jupyter server does not check the Host header": bool(server.allow_remote_access),
+        "the Jupyter kernels use TCP ports": server.config.KernelManager.transport != "ipc",
+        f"the paths of the Jupyter kernels' sockets need {longest} bytes": longest > _LONGEST_SOCKET,
     }
     for problem, is_so in wrong.items():
         if is_so:
@@ -226,7 +229,8 @@ def check_socket(socket: Path) -> None:
     for path, mode in ((socket, stat.S_IFSOCK | 0o600), (socket.parent, stat.S_IFDIR | 0o700)):
         status = path.lstat()
         if status.st_mode != mode or status.st_uid != os.getuid():
-            raise UnsafeError(f"{path} has mode {status.st_mode:o} and belongs to user {status.st_uid}")
+            found = f"{path} has mode {status.st_mode:o} and belongs to user {status.st_uid}"
+            raise UnsafeError(f"{found}, not mode {mode:o} and user {os.getuid()}")
 
 
 def write_extension(folder: Path) -> None:

@@ -31,7 +31,7 @@ def main() -> int:
         import nbformat
         from ipykernel import kernelapp  # noqa: F401
     except ImportError as error:
-        hint = "Install hpcml with its extra 'jupyter' there."
+        hint = "Install hpcml with its extra 'jupyter' in this environment."
         print(f"hpcml: the run's environment cannot execute notebooks: {error}. {hint}", file=sys.stderr)
         return START_FAILED
     notebook = nbformat.read(sys.argv[1], as_version=4)  # type: ignore[no-untyped-call]

@@ -244,7 +244,7 @@ def main() -> int:
     try:
         server, token = _server(context, places)
     except ImportError as error:
-        hint = "Install hpcml with its extra 'jupyter' there."
+        hint = "Install hpcml with its extra 'jupyter' in this environment."
         print(f"hpcml: the run's environment lacks JupyterLab: {error}. {hint}", file=sys.stderr)
         return START_FAILED
     except config.UnsafeError as error:
