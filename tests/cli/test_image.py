@@ -181,7 +181,13 @@ def test_what_is_known_beforehand_is_told_beforehand(world: World, program: Prog
 
 def test_a_program_that_fails_or_is_for_another_machine(world: World, program: Program) -> None:
     program.install(version="x'; echo 'libseccomp.so.2: cannot open shared object file' >&2; exit 127; '")
-    image(world, "build", "own.def", status=errors.IMAGE, says=("The container program fails with --version", "| libseccomp.so.2"))
+    image(
+        world,
+        "build",
+        "own.def",
+        status=errors.IMAGE,
+        says=("The container program fails with --version", "| libseccomp.so.2"),
+    )
     (world.bin / "apptainer").write_bytes(b"\x7fELF rubbish")
     image(world, "build", "own.def", status=errors.IMAGE, says=("could not be started", "Exec format error"))
 

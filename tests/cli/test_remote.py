@@ -245,7 +245,10 @@ def test_a_tunnel_s_link_is_lost_and_its_hpcml_killed(laptop: Laptop) -> None:
         (control,) = Path(laptop.world.environment["HPCML_LOGIN__CONTROL"]).iterdir()
         control.unlink()
         kill_served(laptop, questions)
-        assert tunnel.stderr.readline() == "The connection to cluster was lost; opening the tunnel again on the same port.\n"
+        assert (
+            tunnel.stderr.readline()
+            == "The connection to cluster was lost; opening the tunnel again on the same port.\n"
+        )
         assert tunnel.stderr.readline() == "The connection to the cluster is open again.\n"
         kill_served(laptop, len(laptop.world.calls("squeue")))
         _, said = tunnel.communicate(timeout=120)

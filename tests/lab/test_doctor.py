@@ -298,7 +298,9 @@ def test_a_job_that_fails_is_told_as_why_tells_it(cluster: Cluster) -> None:
     found = findings(
         cluster.run("hpcml", "doctor", "--node", *PATIENT, *own_runs(cluster), *broken, timeout=240), errors.UNFIT
     )
-    expect(found, {"job": ("red", "the job that checks the nodes failed", ""), "ports": ("n/a", "see the check 'job'", "")})
+    expect(
+        found, {"job": ("red", "the job that checks the nodes failed", ""), "ports": ("n/a", "see the check 'job'", "")}
+    )
     assert found["job"]["remedy"]
 
 

@@ -66,7 +66,9 @@ def test_what_waits_is_told_while_it_waits(here: Here) -> None:
     shutil.rmtree(samples)
     samples.write_text("in the way")
     logs = (directory / "logs").glob
-    here.until(lambda: any("no samples of resource use are written" in path.read_text() for path in logs("worker-*.log")), 60)
+    here.until(
+        lambda: any("no samples of resource use are written" in path.read_text() for path in logs("worker-*.log")), 60
+    )
     supervisor = supervisor_of(here, directory)
     scheduler = here.events(directory, "scheduler-up")[0]["pid"]
     for pid, name in ((supervisor, "the supervisor"), (scheduler, "the Dask scheduler")):

@@ -286,7 +286,10 @@ def test_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert asked(KNOWN, account="astro")[0] == "green"
     assert asked(KNOWN, account="chem") == ("red", "account chem is not one of your accounts, which are astro, bio")
-    assert asked(KNOWN, account="bio") == ("red", "account bio may use only partition cpu, not partition boost_usr_prod")
+    assert asked(KNOWN, account="bio") == (
+        "red",
+        "account bio may use only partition cpu, not partition boost_usr_prod",
+    )
     assert asked(KNOWN, account="astro", qos="boost_qos_dbg")[1].endswith("only QoS dbg, normal, not QoS boost_qos_dbg")
     assert asked([], account="astro") == ("red", "Slurm's accounting has no account for you")
     assert asked("Access/permission denied", account="astro")[0] == "n/a"
@@ -373,7 +376,9 @@ def test_the_login_node_that_answers() -> None:
     assert "--host login01-ext.x.it" in strange.remedy
     many = checks.judge_login_node(Login(host="login.y.de"), "y1")
     assert many.state == "yellow"
-    assert many.sentence.startswith("login.y.de responds (the host name there is y1): each login may reach another login node")
+    assert many.sentence.startswith(
+        "login.y.de responds (the host name there is y1): each login may reach another login node"
+    )
     assert "login.hosts" in many.remedy
     alone = [("y1.y.de", "y1.y.local"), ("me@y1.y.de", "y1"), ("y1-ext.y.de", "y1"), ("login.y.de", "")]
     assert {checks.judge_login_node(Login(host=host), name).state for host, name in alone} == {"green"}
@@ -527,7 +532,10 @@ def test_what_the_shell_and_the_machine_allow(tmp_path: Path, monkeypatch: pytes
     exam = examination(tmp_path)
     monkeypatch.setattr(checks, "_ROOT", tmp_path)
     assert checks.limits(exam).state == "green"
-    for kind, words in ((resource.RLIMIT_CPU, "after 600 s"), (resource.RLIMIT_NPROC, "you may have only 20 processes")):
+    for kind, words in (
+        (resource.RLIMIT_CPU, "after 600 s"),
+        (resource.RLIMIT_NPROC, "you may have only 20 processes"),
+    ):
         value = 600 if kind == resource.RLIMIT_CPU else 20
         monkeypatch.setattr(resource, "getrlimit", lambda asked, k=kind, v=value: (v if asked == k else -1, -1))
         found = checks.limits(exam)
