@@ -174,12 +174,15 @@ def _text(page: str) -> str:
 
 def _rendered(text: str, width: int) -> Iterator[str]:
     """Yield the lines of a page: paragraphs, items and rows of tables are folded, code stays as it is."""
-    code, block = False, ""
+    code, block, heads = False, "", list[str]()
     text = _LINK.sub(lambda link: f"{link[1]} ({link[2]})" if link[2].startswith("http") else link[1], text)
     for line in [*text.splitlines(), ""]:
         fence = line.startswith("```")
         if not code and re.fullmatch(r"\|[|\s:-]+", line):
             block = ""  # the head of the table
+            continue
+        if not code and not block and line.startswith("    "):  # code without a fence
+            yield line
             continue
         if code or fence or not line.strip() or line.startswith("|") or _ITEM.match(line):
             yield from _folded(block, width)
@@ -189,9 +192,13 @@ def _rendered(text: str, width: int) -> Iterator[str]:
             continue
         if code or not line.strip():
             yield f"    {line}".rstrip() if code else ""
+            heads = []
         elif line.startswith("|"):
-            first, *rest = (cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip("|")))
-            block = f"* {first}: {'; '.join(filter(None, rest))}"
+            cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip("|"))]
+            heads = heads or cells
+            named = zip(heads[2:], cells[2:], strict=False)
+            rest = [*cells[1:2], *(f"{head}: {cell}" if head else cell for head, cell in named if cell)]
+            block = f"* {cells[0]}: {'; '.join(filter(None, rest))}"
         else:
             block = f"{block} {line.strip()}" if block else line
 

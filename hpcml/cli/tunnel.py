@@ -47,7 +47,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--open", action="store_true", help="open the address in a browser")
     parser.add_argument("--port", metavar="PORT", default="", help="local port (default: one fixed port per run)")
     parser.add_argument(
-        "--route", metavar="ROUTE", default="", help="direct, twohop or srun (default: login.route of the site)"
+        "--route", metavar="ROUTE", default="", help="way to the node: direct, twohop or srun (default: the site's)"
     )
     parser.add_argument(
         "--retry-for", metavar="TIME", default="10m", help="how long to retry a lost connection (default: 10m)"

@@ -102,7 +102,7 @@ def _bundle(run: directories.Run, answer: Answer, host: str, *, as_json: bool) -
         say(f"{host}{':' if host else ''}{target}: {count} files.")
         if host:
             say_fitted(f"The file is on {host}. Copy it with scp.", sys.stdout)
-        taken = "hpcml removed the values of variables, and texts that look like secrets."
+        taken = "The archive lacks the values of environment variables, and texts that look like secrets."
         say_fitted(f"{taken} The file may contain other secrets: check it before you send it.", sys.stdout)
     return 0
 

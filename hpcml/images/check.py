@@ -226,7 +226,7 @@ def _of_the_transports(contents: Contents, devices: subprocesses.Answer) -> Iter
     elif "ib" in ucx.modules:
         yield Finding("ucx", GOOD, f"{name} supports InfiniBand; {here}")
     else:
-        sentence = f"the image lacks InfiniBand support. {name} would use TCP between nodes without an error; {here}"
+        sentence = f"the image lacks InfiniBand support. {name} would silently use TCP between nodes; {here}"
         hint = "Build rapids-cu12 or rapids-cu13 (with conda-forge's ucx), or set UCX_SOURCE for a -wheels image."
         yield Finding("ucx", BAD, sentence, hint)
     if contents.verbs:

@@ -435,7 +435,9 @@ def advice(site: Site, kind: Kind) -> dict[str, dict[str, str]]:
                 hint = f"Write {key} = 20."
                 raise ConfigError(f"'{set_keys[key]}' is not a number", place=f"{place}.{key}", hint=hint) from error
         if name not in rules and not (rule.figure and rule.sentence and (rule.above or rule.below)):
-            hint = f"A new rule needs figure, sentence, and above or below. Known rules: {', '.join(rules)}."
+            hint = (
+                f"A new rule needs the keys figure, sentence, and above or below. Existing rules: {', '.join(rules)}."
+            )
             raise ConfigError(f"Rule '{name}' is neither a known rule nor a complete new rule", place=place, hint=hint)
         if rule.figure and rule.figure not in figures:
             hint = f"Use one of: {', '.join(figures)}."

@@ -13,7 +13,7 @@ class Identify(NamedTuple):
     hostname: tuple[str, ...] = ()
     """Shell patterns: one of them must match the host's name."""
     environment: dict[str, str] = {}
-    """Environment variables, each with a shell pattern for its value."""
+    """The site is detected if each of these environment variables matches its shell pattern."""
     command: str = ""
     """A program that must be on PATH."""
     order: int = 50

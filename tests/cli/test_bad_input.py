@@ -80,7 +80,7 @@ JUPYTER = ("jupyter", "--site", "local")
 CASES = [
     Bad("jupyter-script", (*JUPYTER, "job.py"), U, ("job.py", "hpcml jupyter --help")),
     Bad("jupyter-idle", (*JUPYTER, "--idle", "soon"), U, ("'soon'", "--idle", "--idle off")),
-    Bad("jupyter-no-idle", (*JUPYTER, "--idle", "0"), U, ("less than 5 s", "--idle off")),
+    Bad("jupyter-no-idle", (*JUPYTER, "--idle", "0"), U, ("less than the minimum of 5 s", "--idle off")),
     Bad("jupyter-no-folder", (*JUPYTER, "--notebook-dir", "none"), N, ("does not exist", "--notebook-dir", "mkdir")),
     Bad("jupyter-file", (*JUPYTER, "--notebook-dir", "job.py"), N, ("is not a folder", "--notebook-dir")),
     Bad("jupyter-missing", JUPYTER, R, ("lacks the package jupyterlab", "env/bin/python -m pip install"), _bare_python),

@@ -161,10 +161,10 @@ BEFOREHAND = {
 
 
 def test_what_is_known_beforehand_is_told_beforehand(world: World, program: Program, subtests: pytest.Subtests) -> None:
-    says = ("There is no apptainer and no singularity here", "Load the site's module")
+    says = ("There is no apptainer and no singularity on this machine", "Load the site's module")
     image(world, "build", "own.def", status=errors.IMAGE, says=says)
     words = ("build", "--program", "apptainer-suid", "own.def")
-    image(world, *words, status=errors.IMAGE, says=("no apptainer-suid here",))
+    image(world, *words, status=errors.IMAGE, says=("no apptainer-suid on this machine",))
     assert left(world) == BEFORE
     (world.project / "big.def").write_text(DEFINITION.replace("1M", "900000T"))
     (world.project / "needs.def").write_text(DEFINITION.replace("{{ SIZE }}", "{{ THIS }}"))

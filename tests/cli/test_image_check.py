@@ -102,7 +102,7 @@ def test_a_gpu_image(world: World, program: Program) -> None:
     assert "UCX 1.21.0 in /opt/ucx/lib supports InfiniBand; on this machine UCX can use" in done.stdout
     assert all("exec --cleanenv --nv" in line for line in program.words() if line.startswith("exec"))
     for changed, subject, says in (
-        ({"driver": "470.1"}, "gpu", "needs 535 or newer"),
+        ({"driver": "470.1"}, "gpu", "needs driver 535 or newer"),
         ({"driver": ""}, "gpu", "driver does not respond"),
         ({"compute": "MemoryError: x"}, "gpu", "cannot add three numbers"),
         ({"ucx": NO_UCX | {"modules": ["cuda"]}}, "ucx", "the image lacks InfiniBand support"),

@@ -205,7 +205,7 @@ def test_an_end_that_cannot_be_written_has_a_status(cluster: Cluster) -> None:
     """The script ended well, and its file system takes nothing any more."""
     done = cluster.run(*cluster.command(UNWRITABLE, "--wait", "--json", *SMALL))
     assert done.returncode == errors.STORAGE, done.stderr
-    assert "could not write its end" in done.stdout + done.stderr
+    assert "could not write how it ended" in done.stdout + done.stderr
 
 
 def test_the_step_of_the_workers_is_gone_while_the_script_runs(cluster: Cluster) -> None:
