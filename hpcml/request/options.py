@@ -65,7 +65,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     ),
     "how": (
         Option("name", "run's name", also=("-J", "--job-name"),
-               slurm=("--job-name",), otherwise="the script's name without .py, or the command's", common=FEW),
+               slurm=("--job-name",), otherwise="script's or command's name", common=FEW),
         Option("set", "profile key, e.g. workers.per_node=4", read=texts, metavar="KEY=VALUE",
                common=FEW),
         Option("image", "Apptainer image for the run", ALL - {"map"}, common=FEW, otherwise="the site's"),
