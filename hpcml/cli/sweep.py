@@ -61,7 +61,7 @@ def add_options(parser: Parser) -> None:
         metavar="NAME=VALUES",
         help="values of a script option: k=8,16,32 or k=range(1,4) (repeatable)",
     )
-    text = "random points, e.g. 50 x=uniform(0,1) k=randint(1,9) c=choice(a,b) r=loguniform(1e-4,1) (repeatable)"
+    text = "N random points: 50 x=uniform(0,1) k=randint(1,9) c=choice(a,b) r=loguniform(1e-4,1) (repeatable)"
     add("--random", action="append", nargs="+", metavar="N NAME=…", help=text)
     beside = "lists of equal length, taken in order: a=1,2 b=3,4 makes the points a=1 b=3 and a=2 b=4 (repeatable)"
     text = "N points that Optuna chooses: 50 x=uniform(0,1)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import inspect
 import itertools
 import json
@@ -18,6 +19,7 @@ from hpcml.sites import layers, schema
 from hpcml.terminal import folded
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+SHARED = ("submit", "ls", "status")  # whose words and options other commands have too
 WIDTH = 60  # columns: these pages are read in a terminal too
 COMMANDS = """\
 # Options of the commands
@@ -97,36 +99,47 @@ def _folded(text: str, width: int, *, first: str = "", rest: str = "") -> list[s
 
 
 def _commands() -> Iterator[str]:
-    of_submit = {_said(action) for action in commands.build_parser("submit")._actions}
     for command in commands.COMMANDS:
         more = f"[More](commands.md#hpcml-{command})."
-        yield from _command(commands.build_parser(command), "##", more, set() if command == "submit" else of_submit)
+        yield from _command(commands.build_parser(command), "##", more)
 
 
-def _command(parser: argparse.ArgumentParser, level: str, more: str, of_submit: set[str]) -> Iterator[str]:
+@functools.cache
+def _of(command: str) -> frozenset[str]:
+    return frozenset(_said(action) for action in commands.build_parser(command)._actions if action.dest != "help")
+
+
+def _command(parser: argparse.ArgumentParser, level: str, more: str) -> Iterator[str]:
     yield from (f"{level} {parser.prog}", "", "```text")
     for usage in (parser.usage or "").splitlines():
         yield from folded(usage, WIDTH, rest="    ")
     yield from ("```", "", *_paragraph(f"{parser.description} {more}".strip()), "")
     actions = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
-    alike = {_said(action) for action in actions} & of_submit
+    other, shared = _shared(parser, actions)
     for group in parser._action_groups:
-        own = [action for action in actions if action in group._group_actions]
-        own = [action for action in own if len(alike) < 3 or _said(action) not in alike]
+        own = [action for action in actions if action in group._group_actions and action not in shared]
         if own and not isinstance(own[0], argparse._SubParsersAction):
             title = {"positional arguments": "words", "options": "options"}.get(str(group.title), str(group.title))
             yield from (f"{title[:1].upper()}{title[1:]}:", "")
             for text, of_it in itertools.groupby(own, _meaning):
                 yield from _option(text, list(of_it))
             yield ""
-    if len(alike) >= 3:
-        names = [f"`{action.option_strings[0]}`" for action in actions if _said(action) in alike]
-        yield from (*_paragraph(f"As in [submit](#hpcml-submit): {', '.join(names)}."), "")
+    if shared:
+        names = [f"`{action.option_strings[0] if action.option_strings else action.metavar}`" for action in shared]
+        yield from (*_paragraph(f"As in [{other}](#hpcml-{other}): {', '.join(names)}."), "")
     if parser.epilog and level == "##":
         yield from (*_paragraph(parser.epilog), "")
     for action in actions:
         for verb in action.choices.values() if isinstance(action, argparse._SubParsersAction) else ():
-            yield from _command(verb, "###", "", set())
+            yield from _command(verb, "###", "")
+
+
+def _shared(parser: argparse.ArgumentParser, actions: list[argparse.Action]) -> tuple[str, list[argparse.Action]]:
+    """Return another command that has most of these words and options too, and which; none if it has but one."""
+    others = [command for command in SHARED if command != parser.prog.split()[-1]]
+    shared = {command: [action for action in actions if _said(action) in _of(command)] for command in others}
+    most = max(others, key=lambda command: len(shared[command]))
+    return most, shared[most] if len(shared[most]) > 1 else []
 
 
 def _meaning(action: argparse.Action) -> str:
@@ -136,7 +149,7 @@ def _meaning(action: argparse.Action) -> str:
 def _said(action: argparse.Action) -> str:
     """Return an option without its default and what else is in brackets."""
     text = (action.help or "").partition(" (")[0]
-    return f"{action.option_strings} {action.metavar} {text}" if action.option_strings else ""
+    return f"{action.option_strings} {action.metavar} {text}"
 
 
 def _option(text: str, actions: list[argparse.Action]) -> Iterator[str]:
