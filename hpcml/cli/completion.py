@@ -325,7 +325,7 @@ def _roles(_: Line, __: str) -> Iterable[Candidate]:
 def _variables(line: Line, current: str) -> Iterator[Candidate]:
     if "=" not in current:
         for name in sorted(line.environment):
-            yield name, "with its value in this shell"
+            yield name, "this variable, with its value in this shell"
 
 
 # By the word in capitals that stands for the value, where the table of commands has no words for it.

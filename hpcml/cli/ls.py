@@ -42,12 +42,12 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--last", default="20", metavar="N", help="show the newest N runs that match all other options (default: 20)"
     )
-    parser.add_argument("--all", action="store_true", help="show all runs that match the other options")
+    parser.add_argument("--all", action="store_true", help="show all matching runs, not only the last ones (--last)")
     parser.add_argument("--failed", action="store_true", help=common.FAILED)
     parser.add_argument(
         "--since",
         metavar="WHEN",
-        help="only runs submitted within a time, e.g. 7d, 12h, or since a date, e.g. 2026-11-20",
+        help="only runs submitted in the last 7d, 12h, …, or since a date, e.g. 2026-11-20",
     )
     add_name(parser)
     parser.add_argument(

@@ -62,7 +62,7 @@ def waits_anew(context: Context) -> str:
     job, waiting = job_id(), context.run.next_job
     if not (context.settings.attempts.several_jobs and job and waiting.is_symlink() and str(waiting.readlink()) == job):
         return ""
-    return "Slurm accepts no second job. hpcml requeues this job when it ends."
+    return "Slurm did not accept a job to continue in. hpcml requeues this job when it ends."
 
 
 def no_progress(context: Context, outcome: End) -> bool:

@@ -233,7 +233,7 @@ class Gpu(NamedTuple):
     """With ``gpu.cudf_spill``: the level of its statistics."""
     gds: str = "auto"
     """How cuDF reads files. ``on``: with GPUDirect Storage (``KVIKIO_COMPAT_MODE=OFF``). Reading fails or hangs
-    without support of cuFile and the file system. ``off``: through host memory. ``auto``: KvikIO decides.
+    unless cuFile and the file system both support this. ``off``: through host memory. ``auto``: KvikIO decides.
     """
     pre_import: tuple[str, ...] = ()
     """Modules that each node imports once, before it forks the workers."""
