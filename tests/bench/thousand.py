@@ -38,6 +38,7 @@ from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+CALLS_OF_A_LOOK = 4  # at a folder: open, fstat, and getdents64 twice
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/lab"), str(ROOT / "tests/bench")]
 
 FIGURES = ROOT / "docs/benchmarks/thousand.json"
@@ -418,10 +419,12 @@ def model(document: Facts, nodes: int, each: int) -> list[Row]:
 def model_of_imports(document: Facts, nodes: int, each: int) -> list[Row]:
     found: list[Row] = []
     if ops := rows_of(document, "ops", "now"):
-        phases = max(ops, key=lambda row: row["nodes"])["calls"]["n2-worker"]
+        most = max(ops, key=lambda row: row["nodes"])
+        phases = most["calls"]["n2-worker"]
         calls, moved = phases["bring-up"]["environment"], phases["bring-up"].get("environment read", 0) / 1e6
         own = {phase: phases.get(phase, {}).get("run", 0) for phase in ("bring-up", "script", "end")}
-        rate, total = own["script"] / SLEEP, own["bring-up"] + own["end"]
+        rate, total = own["script"] / SLEEP - looks_for_stacks(most["nodes"]), own["bring-up"] + own["end"]
+        looks = looks_for_stacks(nodes)
         found += [
             (
                 "imports from a shared file system",
@@ -429,7 +432,7 @@ def model_of_imports(document: Facts, nodes: int, each: int) -> list[Row]:
                 f"{calls * nodes / 1e6:.1f} million calls, {calls * nodes / SERVER:.0f} s of a server that answers {SERVER:,} a second",
             ),
             ("the run's directory, bring-up and end", f"{total} calls a node", f"{total * nodes:,} calls"),
-            ("the run's directory, while the script runs", f"{rate:.1f} calls a second and node in the first minute, then a fifth", f"{rate * nodes:,.0f} a second"),
+            ("the run's directory, while the script runs", f"{rate:.1f} calls a second and node in the first minute, then a fifth; {looks:.2f} to look for `hpcml stacks`", f"{(rate + looks) * nodes:,.0f} a second"),
         ]  # fmt: skip
     if inside := rows_of(document, "lab", "image"):
         read = statistics.median(row["watched"]["image"]["read_mb"] for row in inside)
@@ -452,6 +455,13 @@ def model_of_imports(document: Facts, nodes: int, each: int) -> list[Row]:
             ("files that the run leaves", f"{first:.0f}, and {more:.1f} a node", f"{first + more * nodes:,.0f}"),
         ]  # fmt: skip
     return found
+
+
+def looks_for_stacks(nodes: int) -> float:
+    """Return the calls of a node in a second to look for a request of ``hpcml stacks``: the more nodes, the fewer."""
+    from hpcml.node import stacks
+
+    return CALLS_OF_A_LOOK / max(stacks.EVERY, nodes / stacks.LOOKS)
 
 
 def model_of_the_scheduler(document: Facts, nodes: int, each: int) -> list[Row]:
