@@ -40,7 +40,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("account", "Slurm account to charge", also=("-A",), slurm=("--account",), default="defaults.account",
                common=ALL),
         Option("partition", "Slurm partition", also=("-p",), slurm=("--partition",), default="defaults.partition",
-               otherwise="the first that fits", common=ALL),
+               otherwise="Slurm's, or the first that fits", common=ALL),
         Option("qos", "Slurm quality of service", also=("-q",), slurm=("--qos",), default="defaults.qos",
                otherwise="the partition's QoS in the profile"),
         Option("dependency", "Slurm dependency, e.g. afterok:123", ALL - {"elastic"},
