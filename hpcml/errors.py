@@ -189,17 +189,17 @@ class HostKeyError(HpcmlError):
     exit_status = NO_ACCESS
 
 
-def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str:
+def nearest(word: str, choices: Iterable[str], alike: float = 0.6) -> str:
     """Return the valid word that the user probably meant, or an empty text.
 
     The whole word is compared, or if none is so much ``alike`` its part before ``_``.
     """
     import difflib
 
-    words = list(known)
-    if near := difflib.get_close_matches(word, words, n=1, cutoff=alike):
+    candidates = list(choices)
+    if near := difflib.get_close_matches(word, candidates, n=1, cutoff=alike):
         return near[0]
-    by_part = {one.partition("_")[0]: one for one in reversed(words) if "_" in one}
+    by_part = {one.partition("_")[0]: one for one in reversed(candidates) if "_" in one}
     return by_part.get(next(iter(difflib.get_close_matches(word, by_part, n=1, cutoff=0.8)), ""), "")
 
 

@@ -104,14 +104,14 @@ class Facts(Protocol):
         """Return a table of numbers."""
 
 
-def seen_of_fabric(event: str, facts: Facts) -> dict[str, Any]:
+def seen_of_fabric(event: str, fields: Facts) -> dict[str, Any]:
     """Return what the interconnect's check, or a look at it later, means for a status's fields (see ``Kind.seen``)."""
     if event not in ("fabric-checked", "fabric-seen"):
         return {}
-    line, problem = facts.get("line", str), facts.get("problem", str)
+    line, problem = fields.get("line", str), fields.get("problem", str)
     text = line if line and problem in line else "; ".join(part for part in (line, problem) if part)
-    is_good = facts.get("ok", bool) and not problem
-    return {"fabric": text, "fabric_ok": is_good, "differences": facts.texts("differences")}
+    is_good = fields.get("ok", bool) and not problem
+    return {"fabric": text, "fabric_ok": is_good, "differences": fields.texts("differences")}
 
 
 class Processes(Protocol):

@@ -175,15 +175,15 @@ def _examples(verb: str) -> str:
     return "\n".join(["", f"example{'s' if len(lines) > 1 else ''}:", *lines, ""])
 
 
-def split_script(verb: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_script(verb: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Divide the words after a verb into hpcml's own and, where it takes a script, that with all that follows."""
     if not COMMANDS[verb].takes:
-        return list(words), []
+        return list(arguments), []
     if COMMANDS[verb].takes == ARGUMENTS:
-        end = words.index("--") if "--" in words else len(words)
-        return list(words[:end]), list(words[end:])
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        return list(arguments[:end]), list(arguments[end:])
     module = module_of("submit" if COMMANDS[verb].takes == SCRIPT else verb)
-    options, script = module.split_script(words)
+    options, script = module.split_script(arguments)
     return options, script
 
 

@@ -38,8 +38,8 @@ def add_options(parser: ArgumentParser) -> None:
     parser.epilog = "The doctor changes nothing. Without --node it submits no job and takes at most 3 s."
     common.add_site(parser, "site to check")
     for name, text in _OF_RUNS.items():
-        words, help_text = (OPTIONS[name].word, *OPTIONS[name].also), f"{text} (default: that of hpcml submit)"
-        parser.add_argument(*words, metavar=name.upper(), help=help_text)
+        names, help_text = (OPTIONS[name].word, *OPTIONS[name].also), f"{text} (default: that of hpcml submit)"
+        parser.add_argument(*names, metavar=name.upper(), help=help_text)
     parser.add_argument("--node", action="store_true", help="also check compute nodes, with one short job")
     group = parser.add_argument_group("with --node")
     how_many = "number of nodes to check (default: 2, or what the partition allows)"
@@ -118,7 +118,13 @@ def _say(one: Finding) -> None:
 
 
 def from_laptop(
-    login: Login, connect: Callable[[], Connection], own: Sequence[str], *, typed: str, as_json: bool, show_all: bool
+    login: Login,
+    connect: Callable[[], Connection],
+    arguments: Sequence[str],
+    *,
+    typed: str,
+    as_json: bool,
+    show_all: bool,
 ) -> int:
     """Have the checks made on the login node, add those that this laptop makes, and print all of them.
 
@@ -132,13 +138,13 @@ def from_laptop(
         connection = connect()
     except HpcmlError as error:
         return show([checks.no_way(error)._replace(check="login-node")], as_json=as_json, show_all=show_all)
-    status, said = _asked(connection, own)
+    status, said = _asked(connection, arguments)
     if status not in (0, UNFIT):  # it has said why
         if as_json:
             Raw(sys.stdout).write(said, last=True)
         return status
-    found = [Finding(**one) for one in answers.of_findings(said, connection.host)]
-    return show(_with_this_end(connection, login, typed, found), as_json=as_json, show_all=show_all)
+    findings = [Finding(**one) for one in answers.of_findings(said, connection.host)]
+    return show(_with_this_end(connection, login, typed, findings), as_json=as_json, show_all=show_all)
 
 
 def _asked(connection: Connection, options: Sequence[str]) -> tuple[int, bytes]:

@@ -113,7 +113,7 @@ def find(question: str) -> list[tuple[str, str]]:
     sections = list(_sections())
     frequency = Counter(word for section in sections for word in section.words)
     mean = sum(section.words.total() for section in sections) / len(sections)
-    found: dict[str, list[tuple[float, str]]] = {}
+    hits_of_pages: dict[str, list[tuple[float, str]]] = {}
     question = question.strip().lower()
     meant = _MEANING_ALONE.get(question) or _MEANING_OF.sub(lambda word: _MEANING[word[0]], question)
     asked, plain = dict.fromkeys(_words(meant)), set(_plain_words(meant))
@@ -126,9 +126,9 @@ def find(question: str) -> list[tuple[str, str]]:
         if score and 2 * len(plain & section.words.keys()) >= len(plain):
             looked_up = section.page.startswith("reference-") or section.page in _TABLES
             weight = _LOOKED_UP if looked_up else _LISTED if section.page == EXAMPLES else 1
-            found.setdefault(section.page, []).append((score * weight, section.heading))
+            hits_of_pages.setdefault(section.page, []).append((score * weight, section.heading))
     ranked = []
-    for page, hits in found.items():
+    for page, hits in hits_of_pages.items():
         hits.sort(reverse=True)
         ranked.append((hits[0][0] + 0.3 * sum(score for score, _ in hits[1:3]), (page, hits[0][1])))
     return [answer for _, answer in sorted(ranked, reverse=True)]

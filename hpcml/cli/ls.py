@@ -153,8 +153,8 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
     ``WHAT`` is empty where a script has ended by itself: its state and exit status tell all.
     """
     submitted, seconds = directories.submitted_at(row.run), row.seconds(now)
-    told = row.ending.by == "script" and row.message.endswith(f" status {row.ending.exit_status}")  # by STATE and EXIT
-    facts = (
+    is_repeated = row.ending.by == "script" and row.message.endswith(f" status {row.ending.exit_status}")
+    details = (
         row.run,
         row.state,
         row.ending.exit_status,
@@ -164,8 +164,8 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
         row.allocation.job,
         row.planned.site,
     )
-    what = shown(_cause(row)) or ("" if told else shown(row.message))
-    return (*("-" if fact in (None, "") else shown(fact) for fact in facts), what, shown(row.planned.command))
+    what = shown(_cause(row)) or ("" if is_repeated else shown(row.message))
+    return (*("-" if fact in (None, "") else shown(fact) for fact in details), what, shown(row.planned.command))
 
 
 def _cause(row: run_status.Status) -> str:

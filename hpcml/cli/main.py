@@ -104,7 +104,9 @@ def _open_streams() -> None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - as long as the process
 
 
-def _dispatch(command: str, words: list[str], script: list[str], host: str | None, caller: RemoteSession | None) -> int:
+def _dispatch(
+    command: str, arguments: list[str], script: list[str], host: str | None, caller: RemoteSession | None
+) -> int:
     from hpcml.sites import layers
 
     layers.narrow_umask()
@@ -113,13 +115,13 @@ def _dispatch(command: str, words: list[str], script: list[str], host: str | Non
 
         return server.serve(main)
     if command == "--topic":
-        return _help(words, host, caller)
+        return _help(arguments, host, caller)
     if command not in COMMANDS:
         raise _no_command(command)
     try:
         parser = commands.build_parser(command)
         parser.host = "" if caller else (_host(host) or ("",))[0]
-        options = parser.parse_args(words)
+        options = parser.parse_args(arguments)
     except SystemExit as end:  # argparse has printed its help
         return int(end.code or 0)
     if COMMANDS[command].takes == commands.SCRIPT and not script:
@@ -132,19 +134,19 @@ def _dispatch(command: str, words: list[str], script: list[str], host: str | Non
             if getattr(options, "env", None) or getattr(options, "env_file", None):
                 from hpcml.request import variables
 
-                words = variables.carried(words, options.env_file or (), options.env or ())
-            return on_host.run(*chosen, command, options, words, script)
+                arguments = variables.carried(arguments, options.env_file or (), options.env or ())
+            return on_host.run(*chosen, command, options, arguments, script)
         options.host = options.host or chosen[0]  # a verb that connects by itself
     return commands.run(command, options)
 
 
-def _help(words: list[str], host: str | None, caller: RemoteSession | None) -> int:
+def _help(arguments: list[str], host: str | None, caller: RemoteSession | None) -> int:
     """Show the help of a command and name its page, or show the page of a topic."""
     pages = commands.module_of("help")
-    if words[1:] or words[0] not in COMMANDS:
-        return int(pages.run(" ".join(words)))
-    status = _dispatch(words[0], ["--help"], [], host, caller)
-    pages.say_more(words[0])
+    if arguments[1:] or arguments[0] not in COMMANDS:
+        return int(pages.run(" ".join(arguments)))
+    status = _dispatch(arguments[0], ["--help"], [], host, caller)
+    pages.say_more(arguments[0])
     return status
 
 

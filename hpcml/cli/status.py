@@ -48,14 +48,14 @@ def _tell(run: directories.Run, *, as_json: bool, all_notes: bool) -> int:
 
     run, status = run_status.now(run)
     code = UNREACHABLE if status.allocation.silent and status.phase == "unknown" else 0
-    facts = request_cost.described(run, status)
+    request = request_cost.described(run, status)
     if as_json:
-        common.print_json(facts)
+        common.print_json(request)
         return code
     before = attempts.earlier(run.paths, status.progress.attempt)
-    lines = _lines(status, cause_of(run, status), before, facts["asked"])
-    lines += [("results", common.typed(facts["results"], sys.stdout))] if facts["results"] else []
-    notes = facts["notes"]
+    lines = _lines(status, cause_of(run, status), before, request["asked"])
+    lines += [("results", common.typed(request["results"], sys.stdout))] if request["results"] else []
+    notes = request["notes"]
     if notes and not all_notes:
         lines.append(("notes", f"{len(notes)}: hpcml status --notes {run.id}"))
     _say_lines(lines + [("note", str(text)) for text in notes if all_notes])
@@ -92,8 +92,8 @@ def _lines(
 
     allocation, progress, end = status.allocation, status.progress, status.ending
     lines = [("run", status.run), ("site", status.planned.site), ("state", f"{status.state}: {status.message}")]
-    facts = (("cause", cause), ("command", status.planned.command), ("asked", request_cost.sentence(asked)))
-    lines += [(key, text) for key, text in facts if text]
+    rows = (("cause", cause), ("command", status.planned.command), ("asked", request_cost.sentence(asked)))
+    lines += [(key, text) for key, text in rows if text]
     if progress.attempt:
         lines.append(("attempt", f"{progress.attempt + 1} of this run"))
     lines += [("before", sentence(one)) for one in before]
@@ -114,7 +114,7 @@ def _lines(
     lines += [("warning", warning) for warning in (*progress.warnings, *status.silences())]
     lines += phases(status)
     if end.exit_status is not None:
-        own = end.by == "script" and end.exit_status != STOPPED
-        meaning = "the script's own" if own else MEANING.get(end.exit_status, "")
+        by_script = end.by == "script" and end.exit_status != STOPPED
+        meaning = "the script's own" if by_script else MEANING.get(end.exit_status, "")
         lines.append(("exit", f"{end.exit_status} ({meaning})" if meaning else str(end.exit_status)))
     return [*lines, ("directory", common.typed(status.directory, sys.stdout))]

@@ -44,26 +44,26 @@ def add_options(parser: Parser, verb: str = "submit") -> None:
     add_to(parser, verb)
 
 
-def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_script(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Divide the words behind the verb into hpcml's own and the script with all that follows it.
 
     The script of ``-m MODULE`` begins with ``-m``, and that of ``-- PROGRAM`` with ``--``.
     """
     position = 0
-    while position < len(words):
-        word = words[position]
+    while position < len(arguments):
+        word = arguments[position]
         if word == "--":
-            script = list(words[position + 1 :])
+            script = list(arguments[position + 1 :])
             if script and script[0].endswith(_PYTHON):  # all that follows it is the script's
                 script[1:1] = ["--"] if script[1:] else []
-                return list(words[:position]), script
-            return list(words[:position]), ["--", *script] if script else []
+                return list(arguments[:position]), script
+            return list(arguments[:position]), ["--", *script] if script else []
         if word == "-m":
-            return list(words[:position]), list(words[position:])
+            return list(arguments[:position]), list(arguments[position:])
         if not word.startswith("-") or word == "-":
-            return list(words[:position]), list(words[position:])
+            return list(arguments[:position]), list(arguments[position:])
         position += 2 if TAKES_VALUE.get(word) else 1
-    return list(words), []
+    return list(arguments), []
 
 
 def run(options: Namespace) -> int:
@@ -75,9 +75,9 @@ def script_spec(options: Namespace) -> RunRequest:
     """Return the request for the script of the command line; one that a laptop sends is received before."""
     from hpcml.runs.submit import script_request
 
-    words = options.script_words if options.caller is None else options.caller.stage(options.script_words)
-    check_misplaced(words, common.here(), options.parser.prog)
-    spec = script_request(vars(options), words, options.parser)
+    arguments = options.script_words if options.caller is None else options.caller.stage(options.script_words)
+    check_misplaced(arguments, common.here(), options.parser.prog)
+    spec = script_request(vars(options), arguments, options.parser)
     return spec if options.caller is None else options.caller.spec(spec)
 
 
@@ -149,16 +149,16 @@ def _outlook(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> li
 
     if schedulers.get(prepared.plan.scheduler).ONE_MACHINE:
         return []
-    found = outlook.look(prepared, whole=whole, jobs=jobs)
-    return outlook.lines(found, datetime.datetime.now(), whole=whole)  # noqa: DTZ005 - as sbatch tells it
+    estimate = outlook.look(prepared, whole=whole, jobs=jobs)
+    return outlook.lines(estimate, datetime.datetime.now(), whole=whole)  # noqa: DTZ005 - as sbatch tells it
 
 
-def _look_at_image(facts: dict[str, object]) -> None:
+def _look_at_image(table: dict[str, object]) -> None:
     """Say what is to be noted of an image that is not refused, and what only the nodes can tell."""
-    notes = facts.get("notes")
+    notes = table.get("notes")
     for text in notes if isinstance(notes, list) else ():
         note(text)
-    if facts:
+    if table:
         note("hpcml read the file of the image but did not start the image; hpcml image check starts it")
 
 
@@ -314,7 +314,7 @@ def explain(last: run_status.Status) -> None:
 # -- options of hpcml after the script ---------------------------------------------------------------------------------
 
 
-def check_misplaced(words: Sequence[str], here: Path, prog: str) -> None:
+def check_misplaced(arguments: Sequence[str], here: Path, prog: str) -> None:
     """Refuse options of hpcml among the script's arguments; after ``--`` all words are the script's.
 
     Parameters
@@ -329,12 +329,12 @@ def check_misplaced(words: Sequence[str], here: Path, prog: str) -> None:
     UsageError
         If the script's text has no such option: it would run with other settings than the user meant.
     """
-    is_module = words[0] == "-m"
+    is_module = arguments[0] == "-m"
     first = 1 if is_module else 0
-    if words[0] == "--" or words[first + 1 : first + 2] == ["--"] or not words[first:]:
+    if arguments[0] == "--" or arguments[first + 1 : first + 2] == ["--"] or not arguments[first:]:
         return
-    script, words = " ".join(words[: first + 1]), words[first + 1 :]
-    own = list(words[: words.index("--")]) if "--" in words else list(words)
+    script, arguments = " ".join(arguments[: first + 1]), arguments[first + 1 :]
+    own = list(arguments[: arguments.index("--")]) if "--" in arguments else list(arguments)
     options = [word.partition("=")[0] for word in own]
     asked = {word for word in TAKES_VALUE.keys() & options if word.startswith("--")}  # short ones may mean anything
     file = script_checks.module_file(here / script[3:]) if is_module else here / script
@@ -345,7 +345,7 @@ def check_misplaced(words: Sequence[str], here: Path, prog: str) -> None:
     if not misplaced:
         return
     moved: list[str] = []
-    rest = list(words)
+    rest = list(arguments)
     for word, option in zip(own, options, strict=True):
         if option in misplaced and word in rest:
             at = rest.index(word)
@@ -357,7 +357,7 @@ def check_misplaced(words: Sequence[str], here: Path, prog: str) -> None:
     what = f"{listed} {verb} after {file.name}, so {file.name} would get {pronoun}"
     typed = script if is_module else shlex.quote(script)
     before = " ".join(filter(None, [prog, shlex.join(moved), typed, shlex.join(rest)]))
-    hint = f"For hpcml, type: {before}. For the script, type: {prog} {typed} -- {shlex.join(words)}."
+    hint = f"For hpcml, type: {before}. For the script, type: {prog} {typed} -- {shlex.join(arguments)}."
     raise UsageError(what, place=prog, hint=hint)
 
 
@@ -458,8 +458,8 @@ def _recorded_spec(options: Namespace, recorded: Table, run: directories.Run) ->
     arguments = options.script_words[1:] if options.script_words else recorded.texts("arguments")
     if options.script_words and (old := recorded.texts("arguments")) and list(old) != list(arguments):
         note(f"the script's arguments change from {shlex.join(old)} to {shlex.join(arguments) or 'none'}")
-    words = [form.service or str(script), *arguments]
-    spec = request_of(vars(options), programs.code(words, common.here()))
+    command_line = [form.service or str(script), *arguments]
+    spec = request_of(vars(options), programs.code(command_line, common.here()))
     spec = spec.changed(cwd=folder, staged=staged, idle=recorded.number("idle"))
     spec = spec.changed(script=script, form=form)
     spec = spec.changed(interpreter=recorded.texts("interpreter"), in_place=recorded.get("in_place", bool, False))

@@ -193,16 +193,16 @@ def _begin(options: Namespace) -> int:
         _look_again(options, asked, prepared, planned, say_it=True)
         say("Nothing was submitted.", sys.stderr)
         return 0
-    agreed, told = options.yes, False
+    agreed, printed = options.yes, False
     while True:  # once, or twice where a question is asked: it holds up nobody else
         with record.held(runs, name, prepared.plan.run_id):
-            look = _look_again(options, asked, prepared, planned, say_it=not told)
+            look = _look_again(options, asked, prepared, planned, say_it=not printed)
             if not look.chosen:
                 return 0
             if agreed or not look.stale:
                 started = submission.submit(look, asked)
                 break
-        told = agreed = True
+        printed = agreed = True
         question = (
             f"{look.stale} points are stale: the script, the image or the arguments changed. Run these points again?"
         )
@@ -252,11 +252,11 @@ def _wait(options: Namespace, started: Sequence[directories.Run], name: str) -> 
             _say_where_to_look(name)
         return submit.wait_for_end(started[0], as_json=options.json) if waits else 0
     if options.json and not waits:
-        facts = [{"run": run.id, "directory": str(run.paths.directory)} for run in started]
+        records = [{"run": run.id, "directory": str(run.paths.directory)} for run in started]
         common.print_json(
             {
                 "runs": [
-                    one | run.submission.as_json() for one, run in zip(facts, started, strict=True) if run.submission
+                    one | run.submission.as_json() for one, run in zip(records, started, strict=True) if run.submission
                 ]
             }
         )
@@ -325,13 +325,13 @@ def _tell(
     ends = [progress.ended[one.key] for one in planned if one.key in progress.ended]
     ok, failed, pruned = (sum(one.state == state for one in ends) for state in ("ok", "failed", "pruned"))
     busy = sum(one.key in progress.under_way for one in planned)
-    words = [
+    command_line = [
         f"{ok} done" if ok else "",
         f"{pruned} pruned" if pruned else "",
         f"{failed} failed" if failed else "",
         f"{busy} under way" if busy else "",
     ]
-    _say("count", ", ".join([f"{len(planned)} points", *filter(None, words), f"{len(chosen)} to run"]))
+    _say("count", ", ".join([f"{len(planned)} points", *filter(None, command_line), f"{len(chosen)} to run"]))
     if not chosen:
         if failed and not busy:
             _say("next", "to run failed points again, add --only-failed")

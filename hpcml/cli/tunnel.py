@@ -97,11 +97,11 @@ def _bridge(options: Namespace, run: directories.Run) -> int:
 
 def _again(options: Namespace, run: str, host: str = "") -> str:
     """Return how to open a tunnel again that the user closed, with the same options."""
-    words = ["hpcml", "tunnel", *(["--host", host] if host else [])]
-    words += ["--service", options.service] if options.service != "dashboard" else []
-    words += [word for name in ("port", "route") if (text := getattr(options, name)) for word in (f"--{name}", text)]
-    words += ["--open"] if options.open else []
-    return f"The tunnel is closed. The run continues. To open it again: {shlex.join([*words, run])}"
+    command = ["hpcml", "tunnel", *(["--host", host] if host else [])]
+    command += ["--service", options.service] if options.service != "dashboard" else []
+    command += [word for name in ("port", "route") if (text := getattr(options, name)) for word in (f"--{name}", text)]
+    command += ["--open"] if options.open else []
+    return f"The tunnel is closed. The run continues. To open it again: {shlex.join([*command, run])}"
 
 
 def _until_its_end(tunnel: Tunnel, shown: _Shown, closed: Callable[[], str]) -> int:

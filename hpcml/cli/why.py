@@ -44,10 +44,10 @@ def run(options: Namespace) -> int:
     first = ""
     if options.run:
         run = common.find_run(options)
-        known, answer = why.look(run)
+        status, answer = why.look(run)
     else:
-        run, known, answer, first = _newest_failed(common.runs_folder(options))
-    bad_nodes.remember(known, answer)
+        run, status, answer, first = _newest_failed(common.runs_folder(options))
+    bad_nodes.remember(status, answer)
     if options.bundle:
         return _bundle(run, answer, _host(options), as_json=options.json)
     if options.json:
@@ -55,7 +55,7 @@ def run(options: Namespace) -> int:
         return 0
     if first:
         say_fitted(first, sys.stdout)
-    _show(answer, known.planned.command, _host(options))
+    _show(answer, status.planned.command, _host(options))
     return 0
 
 
@@ -69,13 +69,13 @@ def _newest_failed(folder: Path) -> tuple[directories.Run, run_status.Status, An
     run_ids = directories.ids(folder)
     newest = directories.newest(folder, run_ids, 1)  # "last" may be older: it is not a refused run
     run = directories.load(folder / newest[0]) if newest else directories.find(folder, "last")
-    known, answer = why.look(run)
+    status, answer = why.look(run)
     if answer.failed:
-        return run, known, answer, ""
+        return run, status, answer, ""
     failed, _ = listing.newest(folder, run_ids, 1, failed=True)
     if not failed:
-        return run, known, answer, ""
-    ended = "succeeded" if known.over and known.state != "CANCELLED" else f"is {known.state} ({known.message})"
+        return run, status, answer, ""
+    ended = "succeeded" if status.over and status.state != "CANCELLED" else f"is {status.state} ({status.message})"
     first = f"The newest run, {run.id}, {ended}. The newest run that failed is {failed[0].run}:"
     run = directories.load(folder / failed[0].run)
     return run, *why.look(run), first

@@ -100,12 +100,12 @@ def kept(paths: RunPaths, attempt: int) -> list[Group]:
     return grouped(process(node, one, sources) for node, processes in answers for one in processes)
 
 
-def process(node: str, facts: Mapping[str, Any], sources: Sources) -> Process:
+def process(node: str, record: Mapping[str, Any], sources: Sources) -> Process:
     """Return a process as its node wrote it; KeyError, TypeError or ValueError if that is damaged."""
-    threads = [[sources.frame(*frame) for frame in reversed(thread)] for thread in facts["threads"]]
-    wait = f"state {facts['state']}" + (f", in {facts['wait']}" if facts["wait"] else "")
-    name, by, command = (str(facts[key]) for key in ("name", "by", "command"))
-    return Process(node, int(facts["pid"]), name, bool(facts["child"]), command, by, wait, told(threads))
+    threads = [[sources.frame(*frame) for frame in reversed(thread)] for thread in record["threads"]]
+    wait = f"state {record['state']}" + (f", in {record['wait']}" if record["wait"] else "")
+    name, by, command = (str(record[key]) for key in ("name", "by", "command"))
+    return Process(node, int(record["pid"]), name, bool(record["child"]), command, by, wait, told(threads))
 
 
 def told(threads: Sequence[Sequence[Frame]]) -> tuple[tuple[Frame, ...], ...]:
@@ -113,13 +113,13 @@ def told(threads: Sequence[Sequence[Frame]]) -> tuple[tuple[Frame, ...], ...]:
 
     The main thread is the last one.
     """
-    own = []
+    frames = []
     for thread in threads:
         by_hpcml = len(thread) > 1 and thread[1].file.startswith("lib.zip/")  # the first is then its own `python -c`
         first = next((place for place, frame in enumerate(thread) if frame.is_of_user() and place >= by_hpcml), None)
         if first is not None:
-            own.append(tuple(thread[first:]))
-    return tuple(own) or tuple(tuple(thread) for thread in threads[-1:])
+            frames.append(tuple(thread[first:]))
+    return tuple(frames) or tuple(tuple(thread) for thread in threads[-1:])
 
 
 def grouped(processes: Iterable[Process]) -> list[Group]:

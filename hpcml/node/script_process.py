@@ -348,7 +348,7 @@ def _add_module(name: str, image: str) -> str:
 
 
 def written_into_copy(copy: Path, since: int) -> str:
-    """Return a sentence about files of the copy that are newer than ``since`` (st_mtime_ns), empty if there is none."""
+    """Return a sentence about files of the copy that are as new as ``since`` (st_mtime_ns), empty if there is none."""
     written = sorted(_newer(copy, since))
     if not written:
         return ""
@@ -368,5 +368,5 @@ def _newer(copy: Path, since: int) -> Iterator[str]:
                     return
                 if entry.is_dir(follow_symlinks=False):
                     waiting += [entry.path] if entry.name != "__pycache__" else []
-                elif entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime_ns > since:
+                elif entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime_ns >= since:
                     yield os.path.relpath(entry.path, copy)

@@ -80,9 +80,9 @@ def write(context: Context, request: Mapping[str, Any], members: Mapping[int, st
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     script = {int(request["script"]): "script"} if request["script"] and context.node == context.node_names[0] else {}
-    found = _dumped(list(_of_run({**script, **members, **_scheduler(context)})))
+    dumps = _dumped(list(_of_run({**script, **members, **_scheduler(context)})))
     context.attempt.stacks.mkdir(mode=0o700, exist_ok=True)
-    answer = {"id": request["id"], "node": context.node, "processes": found}
+    answer = {"id": request["id"], "node": context.node, "processes": dumps}
     files.write_json(context.attempt.stacks / f"{context.node}.json", answer)
     return 0
 

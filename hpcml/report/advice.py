@@ -128,22 +128,22 @@ def changed(rules: Iterable[Rule], changes: Mapping[str, Mapping[str, object]]) 
     return tuple(by_name.values())
 
 
-def advise(rules: Iterable[Rule], figures: Mapping[str, float], words: Mapping[str, str]) -> tuple[Advice, ...]:
+def advise(rules: Iterable[Rule], figures: Mapping[str, float], texts: Mapping[str, str]) -> tuple[Advice, ...]:
     """Return what is to be said, the worst first; ``words`` are those that sentences may use beside figures."""
     held = [rule for rule in rules if rule.holds(figures)]
     held = [rule for rule in held if rule.alone] or held
     held.sort(key=lambda rule: -rule.score(figures))
     return tuple(
-        Advice(rule.name, rule.figure, figures[rule.figure], _filled(rule.sentence, figures, words))
+        Advice(rule.name, rule.figure, figures[rule.figure], _filled(rule.sentence, figures, texts))
         for rule in held[:MOST]
     )
 
 
-def _filled(sentence: str, figures: Mapping[str, float], words: Mapping[str, str]) -> str:
+def _filled(sentence: str, figures: Mapping[str, float], texts: Mapping[str, str]) -> str:
     """Return a sentence with its figures and words; one that is not known is a question mark."""
 
     def text(match: re.Match[str]) -> str:
         value = figures.get(match[1])
-        return words.get(match[1], "?") if value is None else f"{value:.1f}" if 0 < value < 1 else f"{value:.0f}"
+        return texts.get(match[1], "?") if value is None else f"{value:.1f}" if 0 < value < 1 else f"{value:.0f}"
 
     return re.sub(r"\{(\w+)\}", text, sentence)

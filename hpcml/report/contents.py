@@ -211,11 +211,11 @@ def load(
     machines = _machines(measured, int(number(_table(inside.get("workers")).get("per_node")) or 0))
     memory = attempts.memory_in_plan(plan) or memory
     figures = figures_of(measured.ledger, measured.accounting, phases, by_node, job, memory)
-    words: dict[str, str] = {}
+    texts: dict[str, str] = {}
     script = (phases.script, phases.script_end or phases.end) if phases.script else (0.0, 0.0)
     alone = measured.activity.alone(*script) if measured.activity else (0.0, 0.0)
     if measured.activity and measured.ledger.unit != "GPU":  # for GPUs the hours say it: work may go on without tasks
-        of_tasks, words = measured.activity.figures(*script)
+        of_tasks, texts = measured.activity.figures(*script)
         figures |= of_tasks
     rules = advice.changed((*advice.RULES, *measured.accounting.rules), _changes(inside))
     rules = tuple(rule for rule in rules if rule.unless not in measured.times)
@@ -237,7 +237,7 @@ def load(
         hours=hours,
         findings=Findings(
             figures,
-            advice.advise(rules, figures, words),
+            advice.advise(rules, figures, texts),
             functions=tuple(measured.activity.functions) if measured.activity else (),
             script_seconds=script[1] - script[0],
             script_alone=sum(alone) if measured.activity and phases.script else None,

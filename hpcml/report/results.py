@@ -71,14 +71,14 @@ class Points(NamedTuple):
 
 def results_of(paths: RunPaths) -> Results:
     """Return the files below out/ by name; links are left out."""
-    found = sorted(_below(paths.out))
+    paths_below = sorted(_below(paths.out))
     room, results = ALL_PICTURES, []
-    for name, size in found[:MOST_FILES]:
+    for name, size in paths_below[:MOST_FILES]:
         picture = _picture(paths.out / name) if size <= min(room, LARGEST_PICTURE) else ""
         room -= size if picture else 0
         link = quote(b"out/" + os.fsencode(name))
         results.append(Result(shown(os.fsencode(name).decode(errors="replace")), link, size, picture))
-    return Results(str(paths.out), tuple(results), len(found) - len(results))
+    return Results(str(paths.out), tuple(results), len(paths_below) - len(results))
 
 
 def _below(folder: Path) -> Iterator[tuple[str, int]]:
@@ -135,6 +135,6 @@ def _point(record: dict[str, Any]) -> Point | None:
     values, metrics = record.get("values"), record.get("metrics")
     if not isinstance(values, dict) or not isinstance(metrics, dict):
         return None
-    known = {str(name): one for name, value in metrics.items() if (one := number(value)) is not None}
+    numbers = {str(name): one for name, value in metrics.items() if (one := number(value)) is not None}
     state, seconds = str(record.get("status", "")), number(record.get("seconds")) or 0.0
-    return Point(values, state, seconds, known, str(record.get("cause", "")))
+    return Point(values, state, seconds, numbers, str(record.get("cause", "")))

@@ -76,8 +76,8 @@ class Parser(argparse.ArgumentParser):
         """Write out the value of an option that may have none, so that the word after it is not taken for it."""
         alone = {word: option.alone for word, option in options.BY_WORD.items() if option.alone}
         mine = {word for action in self._actions for word in action.option_strings if action.nargs == "?"}
-        words = [f"{word}={alone[word]}" if word in alone and word in mine else word for word in args or ()]
-        return super().parse_known_args(words, namespace)
+        arguments = [f"{word}={alone[word]}" if word in alone and word in mine else word for word in args or ()]
+        return super().parse_known_args(arguments, namespace)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """Refuse ``--`` as an option's value, as in ``--name=--``; argparse takes it away and breaks down."""
@@ -89,8 +89,8 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse a word that is not one of an argument's choices, and name the nearest of them."""
-        words = f"{self.prog} {action.option_strings[0]}=" if action.option_strings else f"{self.prog} "
-        _check_choice(value, action.choices, words)
+        prefix = f"{self.prog} {action.option_strings[0]}=" if action.option_strings else f"{self.prog} "
+        _check_choice(value, action.choices, prefix)
 
 
 def of(verb: str) -> Parser:
@@ -161,15 +161,15 @@ def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
     return errors.UsageError(f"There is no option '{option}'", place=parser.prog, hint=hint)
 
 
-def _check_choice(word: str, choices: Iterable[str] | None, words: str) -> None:
+def _check_choice(word: str, choices: Iterable[str] | None, option: str) -> None:
     """Refuse a word that is not one of the choices after ``words``; without choices any word is taken."""
     if choices is None or word in choices:
         return
     valid = list(choices)
     near = errors.nearest(word, valid)
-    command = words.split(" --", maxsplit=1)[0].strip()
-    hint = errors.did_you_mean(near and f"{words}{near}", f"Try {command} --help.")
-    raise errors.UsageError(f"'{word}' is not one of: {', '.join(valid)}", place=words.rstrip(" ="), hint=hint)
+    command = option.split(" --", maxsplit=1)[0].strip()
+    hint = errors.did_you_mean(near and f"{option}{near}", f"Try {command} --help.")
+    raise errors.UsageError(f"'{word}' is not one of: {', '.join(valid)}", place=option.rstrip(" ="), hint=hint)
 
 
 # -- the layout of help ------------------------------------------------------------------------------------------------
@@ -195,8 +195,8 @@ class HelpLayout(argparse.HelpFormatter):
         if not action.option_strings or action.nargs == 0:
             return super()._format_action_invocation(action)
         value = str(action.metavar) if action.nargs == "+" else self._format_args(action, "")
-        words = [word for word in action.option_strings if self.whole or word[1] != "-"]
-        names = ", ".join(dict.fromkeys([action.option_strings[0], *words]))
+        spellings = [word for word in action.option_strings if self.whole or word[1] != "-"]
+        names = ", ".join(dict.fromkeys([action.option_strings[0], *spellings]))
         return f"{names}[={value.strip('[]')}]" if action.nargs == "?" else f"{names} {value}"
 
     def _split_lines(self, text: str, width: int) -> list[str]:

@@ -398,10 +398,10 @@ T = TypeVar("T")
 class Table:
     """A table of a file that may have been changed: a value is of the kind asked for, or the file is damaged."""
 
-    def __init__(self, facts: object) -> None:
-        if not isinstance(facts, dict):
+    def __init__(self, record: object) -> None:
+        if not isinstance(record, dict):
             raise TypeError("not a table")
-        self.facts: dict[str, object] = facts
+        self.facts: dict[str, object] = record
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """Return a value; without a default it has to be there.

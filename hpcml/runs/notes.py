@@ -47,10 +47,10 @@ def _remember(folder: str, notes: list[str]) -> list[str]:
     home = process_environment().get("HOME", "")
     path = Path(home) / ".hpcml" / "notes.json"
     kinds_by_folder = _read(path) if home else {}
-    known = kinds_by_folder.pop(folder, [])
-    fresh = [text for text in notes if kind(text) not in known]
+    kinds = kinds_by_folder.pop(folder, [])
+    fresh = [text for text in notes if kind(text) not in kinds]
     if fresh and home:
-        kinds_by_folder[folder] = [*known, *dict.fromkeys(map(kind, fresh))][-_MOST:]
+        kinds_by_folder[folder] = [*kinds, *dict.fromkeys(map(kind, fresh))][-_MOST:]
         newest = dict(list(kinds_by_folder.items())[-_MOST:])
         with contextlib.suppress(OSError):  # a full disk is told by the submission, which needs more of it
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -62,7 +62,7 @@ def _remember(folder: str, notes: list[str]) -> list[str]:
 def _read(path: Path) -> dict[str, list[str]]:
     """Return the kinds of note that were shown by folder; nothing of a file that is damaged or not the user's."""
     try:
-        facts = files.read_json(path, _LIMIT)
-        return {str(folder): [str(one) for one in kinds] for folder, kinds in facts.items()}
+        record = files.read_json(path, _LIMIT)
+        return {str(folder): [str(one) for one in kinds] for folder, kinds in record.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

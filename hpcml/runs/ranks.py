@@ -206,8 +206,8 @@ def expected(script: Path, folder: Path, variables: Collection[str] = ()) -> Exp
     uses_dask = uses_dask or any(_connects(tree) for tree in trees)
     uses_dask = uses_dask or any("dask" in text for tree in trees for text in script_checks.texts(tree))
     main = _Script(trees[0])
-    found = (*main.mpi(), *main.torch(), *main.jax(), *main.environment(set(variables)))
-    certain = next(iter(found), None)
+    problems = (*main.mpi(), *main.torch(), *main.jax(), *main.environment(set(variables)))
+    certain = next(iter(problems), None)
     if certain and not uses_dask:
         return certain
     imports = list(main.imports())

@@ -27,8 +27,8 @@ class _Limits(NamedTuple):
 
 def asked(run: directories.Run, planned: Planned) -> dict[str, Any]:
     """Return the nodes, partition, GPUs, time limit (s) and highest cost of a run, as far as its record has them."""
-    facts = {"nodes": planned.node_count, "partition": planned.partition, "time_limit": planned.time_limit}
-    return {name: value for name, value in {**facts, **_recorded(run, planned)}.items() if value}
+    request = {"nodes": planned.node_count, "partition": planned.partition, "time_limit": planned.time_limit}
+    return {name: value for name, value in {**request, **_recorded(run, planned)}.items() if value}
 
 
 def described(run: directories.Run, status: Status) -> dict[str, Any]:
@@ -42,15 +42,15 @@ def described(run: directories.Run, status: Status) -> dict[str, Any]:
     return {**status.as_json(), **more}
 
 
-def sentence(facts: Mapping[str, Any]) -> str:
+def sentence(request: Mapping[str, Any]) -> str:
     """Return what was asked for, as :func:`asked` has it, in a line."""
-    nodes, gpus, limit = facts.get("nodes", 0), facts.get("gpus", 0), facts.get("time_limit", 0)
+    nodes, gpus, limit = request.get("nodes", 0), request.get("gpus", 0), request.get("time_limit", 0)
     parts = (
         units.counted(nodes, "node") if nodes else "",
-        f"partition {facts['partition']}" if facts.get("partition") else "",
+        f"partition {request['partition']}" if request.get("partition") else "",
         units.counted(gpus, "GPU") if gpus else "",
         f"time limit {units.format_time_limit(limit)}" if limit else "",
-        f"at most {facts['cost']}" if facts.get("cost") else "",
+        f"at most {request['cost']}" if request.get("cost") else "",
     )
     return ", ".join(filter(None, parts))
 

@@ -54,19 +54,19 @@ class Taken(NamedTuple):
 
     def notes(self) -> list[str]:
         """Return what the user should know, as sentences without capital and full stop."""
-        found = []
+        files = []
         instead = "--set code.snapshot=none runs the script in its own folder"
         if self.left_out:
             one = len(self.left_out) == 1
-            words = f"{'is' if one else 'are'} not copied: do not change {'it' if one else 'them'} until the run ends"
-            found.append(f"{listed(self.left_out)} {words}")
+            clause = f"{'is' if one else 'are'} not copied: do not change {'it' if one else 'them'} until the run ends"
+            files.append(f"{listed(self.left_out)} {clause}")
         if any(one.name.endswith("/") and one.why != _A_LINK for one in self.left_out):
-            found.append("the copy has links to folders that are not copied; os.walk and rglob do not enter links")
+            files.append("the copy has links to folders that are not copied; os.walk and rglob do not enter links")
         if self.missing:
-            found.append(f"not in the run's copy of the code: {listed(self.missing)}; {instead}")
+            files.append(f"not in the run's copy of the code: {listed(self.missing)}; {instead}")
         if self.above:
-            found.append(f"the path in {', '.join(self.above[:_NAMED])} is outside the copied folder; {instead}")
-        return found
+            files.append(f"the path in {', '.join(self.above[:_NAMED])} is outside the copied folder; {instead}")
+        return files
 
 
 def listed(left_out: Sequence[LeftOut]) -> str:

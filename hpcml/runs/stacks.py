@@ -56,7 +56,7 @@ def ask(run: directories.Run, status: Status) -> Answer:
             if answer["id"] != before.get(node):
                 waiting.discard(node)
                 with complete(run.paths.directory):
-                    processes += [process(node, facts, sources) for facts in answer["processes"]]
+                    processes += [process(node, record, sources) for record in answer["processes"]]
     return Answer(tuple(grouped(processes)), tuple(node for node in status.allocation.nodes if node in waiting))
 
 

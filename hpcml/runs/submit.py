@@ -95,11 +95,11 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, dry_run: bool = 
 
 def _check_partition(prepared: Prepared) -> None:
     """Refuse a partition that neither the site's profile nor the scheduler has, with the nearest name."""
-    known, named = prepared.loaded.site.partitions, dict(prepared.plan.directives).get("--partition", "")
+    of_site, named = prepared.loaded.site.partitions, dict(prepared.plan.directives).get("--partition", "")
     scheduler = schedulers.get(prepared.plan.scheduler)
-    for name in named.split(",") if known else ():
-        if name and name not in known and not scheduler.has_partition(name, _ASKED_WITHIN):
-            hint = did_you_mean(nearest(name, known), f"The profile has: {', '.join(known)}.")
+    for name in named.split(",") if of_site else ():
+        if name and name not in of_site and not scheduler.has_partition(name, _ASKED_WITHIN):
+            hint = did_you_mean(nearest(name, of_site), f"The profile has: {', '.join(of_site)}.")
             raise SiteError(f"There is no partition '{name}'", place="--partition", hint=hint)
 
 

@@ -177,7 +177,7 @@ def test_faults_of_the_login_node(cluster: Cluster, tools: Path, nobody_failed: 
             "quota": ("red", "no inodes are left", "hpcml rm"),
             "file-system": ("red", "no inodes are left", "--set paths.runs="),
             "slurm-config": ("yellow", "kills a job 10 s after", "deadlines.driver_grace = '5s'"),
-            "partition": ("yellow", "max_time 2-00:00:00 instead of 1-00:00:00", "[partitions.boost]"),
+            "partition": ("yellow", "max_time is 2-00:00:00, but 1-00:00:00 in Slurm", "[partitions.boost]"),
             "bad-nodes": ("yellow", "n3 failed a run within a day", "--exclude n3"),
             "image": ("red", "built for aarch64", "Build the image on a"),
             "certificate": ("red", "your ssh certificate expired", "renew-it"),
@@ -287,7 +287,7 @@ def test_faults_of_nodes(cluster: Cluster, tools: Path) -> None:
             "shared-memory": ("yellow", "1 old files of yours in /dev/shm of n2", "rm /dev/shm/left-over"),
             "scratch": ("yellow", "/tmp of n1 is a tmpfs", "paths.scratch"),
             "shared-gpus": ("yellow", "MIG divides GPU 00000000:1D:00.0 of n1", "whole GPUs"),
-            "driver": ("red", "is 470.82.01, but CUDA 12 of the profile needs 535", "older CUDA"),
+            "driver": ("red", "is 470.82.01, but CUDA 12 of the profile needs driver 535", "older CUDA"),
             "container": ("n/a", "the container program shifter is missing on n1, n2", ""),
         },
     )
@@ -319,7 +319,7 @@ def test_from_a_laptop(outside: Outside) -> None:
             {
                 "start": ("green", "Slurm would start a job", ""),
                 "certificate": ("green", "your ssh certificate expires", ""),
-                "login-node": ("green", "lab answers", ""),
+                "login-node": ("green", "lab responds", ""),
             },
         )
         lab_ssh.certify(outside.lab.places, "alice", seconds=300)

@@ -63,7 +63,7 @@ def test_a_node_tells_what_only_it_knows(cluster: Cluster, profiles: Path) -> No
     finally:
         cluster.run("scontrol", "delete", words[0], node="ctl", user="root")
     assert again.returncode == 0, again.stderr
-    assert "network.interfaces_seen\n  there: not set\n  now: " in again.stdout, again.stdout
+    assert "network.interfaces_seen\n  old: not set\n  new: " in again.stdout, again.stdout
     rows = {
         row["key"]: row for row in json.loads(cluster.run("hpcml", "site", "show", "seen", "--facts", "--json").stdout)
     }

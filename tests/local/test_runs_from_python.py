@@ -57,7 +57,7 @@ def test_runs_that_wait_for_each_other() -> None:
 
     assert never.wait(60) == 86
     assert never.state == "CANCELLED"
-    assert never.status().message == f"the run never started: it waited for {before.id} to fail, and it succeeded"
+    assert never.status().message == f"the run never started: it waited for {before.id} to fail, and that run succeeded"
     while second.status().phase != "running":
         assert second.exit_status is None, second.status()
     assert second.cancel()  # which counts as a failure

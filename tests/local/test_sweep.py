@@ -125,7 +125,7 @@ def test_a_sweep_and_again(sweep: Sweep, here: Here) -> None:
 
     only = sweep("--wait", "--only-failed", "--max-fails", "0", "train.py", *zips)
     assert only.returncode == 1
-    assert "1 failed, 2 remain: more than 0 failed" in only.stdout
+    assert "1 failed, 2 remain: more than 0 points failed" in only.stdout
     assert sweep.started == ["1crash", "1crash", "2run", "3run", "4kill", "5run", "6three"]
 
     (here.folder / "train.py").write_text(f"# another\n{SCRIPT}")

@@ -159,8 +159,8 @@ def _work(view: View, width: int) -> list[Line]:
         ("IB", [node.ib for node in view.nodes]),
         ("NVLink", [gpu.nvlink for node in view.nodes for gpu in node.gpus]),
     ):
-        if known := [value for value in values if value is not None]:
-            rates.append(f"{word} {per_second(sum(known))}")
+        if numbers := [value for value in values if value is not None]:
+            rates.append(f"{word} {per_second(sum(numbers))}")
     return [*lines, *labelled("network", [", ".join(rates)])] if rates and not view.status.over else lines
 
 

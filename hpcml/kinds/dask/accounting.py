@@ -85,13 +85,13 @@ class Activity(NamedTuple):
         mean = sum(one.seconds for one in self.functions) / count if count else 0.0
         if mean >= _TINY or not count:
             del figures["tiny_tasks"]
-        words = {"tasks": f"{count:,.0f}", "task_time": f"{1000 * mean:.2g} ms"}
+        texts = {"tasks": f"{count:,.0f}", "task_time": f"{1000 * mean:.2g} ms"}
         slowest = max(self.functions, key=lambda one: one.longest, default=None)
         if slowest and slowest.tasks > 2 and slowest.longest > max(_LONG * slowest.mean_of_others, whole / 10):
             figures["straggler"] = figures.pop("few_tasks")
-            words |= {"longest": format_seconds(slowest.longest), "others": format_seconds(slowest.mean_of_others)}
-            words["function"] = slowest.name
-        return figures, words
+            texts |= {"longest": format_seconds(slowest.longest), "others": format_seconds(slowest.mean_of_others)}
+            texts["function"] = slowest.name
+        return figures, texts
 
     def last(self) -> float | None:
         """Return when there were tasks last; None if there were none, or it is not known."""

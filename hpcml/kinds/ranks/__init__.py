@@ -13,14 +13,14 @@ RANK = Role("rank", f"{_NODE}.ranks", every_node=True, title="the ranks", connec
 MPI = Role("mpi", f"{_NODE}.tasks", every_node=True, title="the MPI tasks", connected=True)  # of runs with --mpi
 
 
-def _seen(event: str, facts: Facts) -> dict[str, Any]:
+def _seen(event: str, fields: Facts) -> dict[str, Any]:
     """Return the new values of a status's fields after an event of the ranks."""
     match event:
         case "node-ready" | "ranks-running":
-            return {"workers": facts.get("count", int)}
+            return {"workers": fields.get("count", int)}
         case "ranks-ready":
-            return {"address": facts.get("address", str)}
-    return seen_of_fabric(event, facts)
+            return {"address": fields.get("address", str)}
+    return seen_of_fabric(event, fields)
 
 
 KIND = Kind(

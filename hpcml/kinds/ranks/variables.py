@@ -102,14 +102,14 @@ def described(world: World, given: Collection[str]) -> list[str]:
     first, last = (of_rank(world, rank, interface="-", threads=1, errors="") for rank in (0, world.size - 1))
     users = [name for name in USERS if name in given]
     rest = [name for name in first if name in _ON_NODES and name not in users]
-    known = [
+    names = [
         f"{name}={value}" if value == last[name] else f"{name}={value}…{last[name]}"
         for name, value in first.items()
         if name not in (*rest, *users) and not name.startswith("RRUN_")
     ]
     yours = [f"{name} (yours)" for name in users]
     others = "SLURM_… RRUN_…" if world.may_use_rapidsmpf else "SLURM_…"
-    return [" ".join([*known, *yours]), f"set on the nodes: {' '.join(rest)} {others}"]
+    return [" ".join([*names, *yours]), f"set on the nodes: {' '.join(rest)} {others}"]
 
 
 def with_users_own(variables: Mapping[str, str], environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:

@@ -240,8 +240,8 @@ def judged_by_logs(context: Context, logs: Mapping[str, Mapping[str, Any]], inte
     """Judge the ways that NCCL took by node (:class:`Ways`), and write ``fabric.json``; it measures no bandwidth."""
     nodes = {node: NodeFacts({}, files.read_json(context.attempt.probe_of(node))) for node in logs}
     collective = {"log": merge_nccl_logs(list(logs.values())), "error": ""}
-    found = Measurement(backend(context.settings), "cuda", (), {}, nodes, nccl=collective, interface=interface)
-    return record.write(context, found, decide(found), 0.0)
+    measurement = Measurement(backend(context.settings), "cuda", (), {}, nodes, nccl=collective, interface=interface)
+    return record.write(context, measurement, decide(measurement), 0.0)
 
 
 def measurement(context: Context, answers: Mapping[str, Mapping[str, Any]]) -> Measurement:

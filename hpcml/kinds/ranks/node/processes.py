@@ -157,8 +157,8 @@ class Processes:
             log = tail(self.context.run.log(MPI.name, node), *_QUOTE)
             return Explanation(f"a task of srun {of_role(code, log).what}")
         gone = [role.name for role in (RANK, MPI) if self.state.steps.gone(role.name)]
-        told = [line for line in tail(self.context.run.job_log, *_QUOTE) if line.startswith("srun: ")]
-        return Explanation(": ".join([f"the job step '{gone[0]}' ended", *told[-1:]])) if gone else None
+        lines = [line for line in tail(self.context.run.job_log, *_QUOTE) if line.startswith("srun: ")]
+        return Explanation(": ".join([f"the job step '{gone[0]}' ended", *lines[-1:]])) if gone else None
 
     def _log_of(self, node: str, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
         """Return the last lines of an agent's log, or those of the job's log (srun's own words) if it has none."""

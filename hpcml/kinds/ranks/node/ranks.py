@@ -120,8 +120,8 @@ class Ranks:
 
     def _interface_to(self, address: str) -> str:
         """Return the interface of this node that leads to an address of the first, empty if it is not known."""
-        own = self.ways.get(address, "")
-        return next((name for name, several in sysfs.addresses().items() if own in several), "")
+        way = self.ways.get(address, "")
+        return next((name for name, several in sysfs.addresses().items() if way in several), "")
 
     def _check(self, world: World) -> None:
         """Start the interconnect's check on this node."""
@@ -178,9 +178,9 @@ class Ranks:
         """Return all variables of a rank's process; ``error`` is the file for the error that ends a script."""
         environment = variables_of_script(self.context, job.without_pmi(os.environ), error)
         torch_error = str(self.context.attempt.directory / f"torch-error-{rank}.json")
-        own = of_rank(world, rank, interface=self.interface, threads=threads, errors=torch_error)
-        own |= {TOKEN: self.token} if TOKEN in own else {}
-        environment |= with_users_own(own, environment)[0]
+        variables = of_rank(world, rank, interface=self.interface, threads=threads, errors=torch_error)
+        variables |= {TOKEN: self.token} if TOKEN in variables else {}
+        environment |= with_users_own(variables, environment)[0]
         environment |= job.task_variables(
             rank=rank, local=rank % world.each, node=rank // world.each, each=world.each, nodes=world.nodes
         )

@@ -229,8 +229,8 @@ def check_socket(socket: Path) -> None:
     for path, mode in ((socket, stat.S_IFSOCK | 0o600), (socket.parent, stat.S_IFDIR | 0o700)):
         status = path.lstat()
         if status.st_mode != mode or status.st_uid != os.getuid():
-            found = f"{path} has mode {status.st_mode:o} and belongs to user {status.st_uid}"
-            raise UnsafeError(f"{found}, not mode {mode:o} and user {os.getuid()}")
+            sentence = f"{path} has mode {status.st_mode:o} and belongs to user {status.st_uid}"
+            raise UnsafeError(f"{sentence}, not mode {mode:o} and user {os.getuid()}")
 
 
 def write_extension(folder: Path) -> None:
