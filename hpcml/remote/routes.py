@@ -427,9 +427,9 @@ def _not_through(connection: Connection, node: str, begin: int) -> str:
     """Return why the login node did not pass bytes on to a node; ssh tells it where the connection is kept alone."""
     refusals = re.findall(r"open failed: (.+)", connection.log_text(begin))
     if not refusals:
-        return f"{connection.host} forbids forwarding, or does not reach {node}"
+        return f"{connection.host} forbids ssh forwarding, or does not reach {node}"
     if "administratively prohibited" in refusals[-1]:
-        return f"{connection.host} forbids forwarding: {refusals[-1]}"
+        return f"{connection.host} forbids ssh forwarding: {refusals[-1]}"
     return f"{connection.host} does not reach {node}: {refusals[-1]}"
 
 

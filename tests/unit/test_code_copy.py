@@ -29,7 +29,7 @@ def test_files_that_are_new_or_changed_are_named(tmp_path: Path) -> None:
     for name in ("b", "c\x1b[2J", "d"):
         put(copy / name, 30)
     assert r"b, 'c\x1b[2J', d and 1 more (in " in script_process.written_into_copy(copy, 20)
-    assert script_process.written_into_copy(copy, 30) == ""
+    assert script_process.written_into_copy(copy, 31) == ""
 
 
 def test_a_folder_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
