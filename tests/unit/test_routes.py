@@ -95,10 +95,10 @@ CLOSED = "kex_exchange_identification: Connection closed by remote host\nConnect
 
 
 @pytest.mark.parametrize(("name", "said", "logged", "message"), [
-    ("direct", STDIO, "channel 2: open failed: administratively prohibited: open failed\n", "lab forbids forwarding: administratively prohibited: open failed"),
+    ("direct", STDIO, "channel 2: open failed: administratively prohibited: open failed\n", "lab forbids ssh forwarding: administratively prohibited: open failed"),
     ("direct", STDIO, "channel 2: open failed: connect failed: Connection refused\n", "lab does not reach n1: connect failed: Connection refused"),
     ("direct", STDIO, "channel 2: open failed: connect failed: Name or service not known\n", "lab does not reach n1: connect failed: Name or service not known"),
-    ("direct", STDIO, "", "lab forbids forwarding, or does not reach n1"),
+    ("direct", STDIO, "", "lab forbids ssh forwarding, or does not reach n1"),
     ("direct", "me@n1: Permission denied (publickey).\n", "", "me@n1: Permission denied (publickey)."),
     ("twohop", "hpcml: ssh from login to n1 failed: Stdio forwarding request failed: Session open refused by peer (two hops)\n", "",
      "ssh from login to n1 failed: Stdio forwarding request failed: Session open refused by peer (two hops)"),
