@@ -83,9 +83,9 @@ def test_a_node_tells_what_only_it_knows(cluster: Cluster, profiles: Path) -> No
     cluster.write("like-leonardo/partition.txt", limits)
     asked = cluster.run("hpcml", "site", "init", "seen", "--refresh", env=env)
     assert asked.returncode == 64, asked.stderr
-    assert 'partitions.boost_usr_prod.max_time\n  there: "1-00:00:00"' in asked.stdout, asked.stdout
-    assert '  now: "12:00:00"' in asked.stdout
-    assert "network.interface" not in asked.stdout.split("Unchanged")[0], asked.stdout
+    assert 'partitions.boost_usr_prod.max_time\n  old: "1-00:00:00"' in asked.stdout, asked.stdout
+    assert '  new: "12:00:00"' in asked.stdout
+    assert "network.interface" not in asked.stdout.split("Your own values")[0], asked.stdout
     assert "Your own values are unchanged: network.interface." in asked.stdout, asked.stdout
     assert 'max_time = "1-00:00:00"' in cluster.run("cat", f"{profiles}/seen.toml").stdout
     assert cluster.run("hpcml", "site", "init", "seen", env=env).returncode == 64, "it is there already"
