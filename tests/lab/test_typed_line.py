@@ -88,6 +88,7 @@ def test_within_a_job_of_other_sizes(cluster: Cluster) -> None:
     done = cluster.run("hpcml", "wait", run)
     assert done.returncode == 0, done.stdout + done.stderr + cluster.run("hpcml", "logs", run, "job").stdout
     assert cluster.run("hpcml", "logs", job).stdout == "sum 6\n"
+    cluster.job_end(job)  # the run's end is known before Slurm has done with its job
     assert cluster.run("hpcml", "rm", run, "--yes").returncode == 0
     submitted = Path(json.loads(log[log.index("{") :])["directory"])
     assert cluster.wait_status(submitted)["exit_status"] == 0
