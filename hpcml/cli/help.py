@@ -49,8 +49,7 @@ _MEANING = {
     "week": "hpcml ls",
     "yesterday": "hpcml ls",
 }
-# Questions of one word, and the section that answers them.
-_MEANING_ALONE = {"find": "hpcml ls", "repeat": "hpcml rerun"}
+_ALONE = ("find", "repeat")  # words that mean a command only if they are the whole question
 _MEANING_OF = re.compile(rf"\b(?:{'|'.join(_MEANING)})\b")
 
 
@@ -115,7 +114,9 @@ def find(question: str) -> list[tuple[str, str]]:
     mean = sum(section.words.total() for section in sections) / len(sections)
     hits_of_pages: dict[str, list[tuple[float, str]]] = {}
     question = question.strip().lower()
-    meant = _MEANING_ALONE.get(question) or _MEANING_OF.sub(lambda word: _MEANING[word[0]], question)
+    meant = _MEANING_OF.sub(lambda word: _MEANING[word[0]], question)
+    if question in _ALONE:
+        meant = f"hpcml {commands.MEANT[question]}"
     asked, plain = dict.fromkeys(_words(meant)), set(_plain_words(meant))
     for section in sections:
         long = _SATURATION * (1 - _LENGTH + _LENGTH * section.words.total() / mean)

@@ -154,6 +154,7 @@ class Machine:
         self.python, self.gpus, self.folder, self.nodes = options.python, options.gpus, folder, options.nodes
         self.per_node = options.gpus or options.ranks
         self.count = self.per_node * (options.nodes or 1)
+        self.ranks = "gpu" if self.gpus else str(self.per_node)
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         self.environment = {**os.environ, "HOME": str(folder), "PYTHONPATH": path}
         if not self.gpus:
@@ -166,8 +167,7 @@ class Machine:
         return [sys.executable, "-m", "hpcml", "submit", "--wait", *site, "--gpus-per-node", str(self.gpus)]
 
     def by_hpcml(self, script: Path, *arguments: str) -> dict[str, Any]:
-        ranks = "gpu" if self.gpus else str(self.per_node)
-        return self.result([*self.submission(), "--ranks", ranks, str(script), *arguments])
+        return self.result([*self.submission(), "--ranks", self.ranks, str(script), *arguments])
 
     def tutorial(self, folder: Path, words: str, *, by_hand: bool) -> dict[str, Any]:
         """Run a program in a copy of its folder; return its exit status, its lines, and the weights that it saved."""
@@ -179,9 +179,8 @@ class Machine:
         if by_hand:
             command, output = self.command_by_hand(script, *arguments)
         else:
-            ranks = "gpu" if self.gpus else str(self.per_node)
             command, output = (
-                [*self.submission(), "--name", copy.parent.name, "--ranks", ranks, str(script), *arguments],
+                [*self.submission(), "--name", copy.parent.name, "--ranks", self.ranks, str(script), *arguments],
                 None,
             )
         done = subprocess.run(
@@ -219,8 +218,7 @@ class Machine:
 
     def example(self, words: list[str]) -> str:
         """Run an example; return what is wrong, empty if its loss fell on all ranks."""
-        ranks = "gpu" if self.gpus else str(self.per_node)
-        facts = {"ranks": ranks, "each": self.per_node, "bin": Path(self.python).parent}
+        facts = {"ranks": self.ranks, "each": self.per_node, "bin": Path(self.python).parent}
         command = [*self.submission(), *(word.format(**facts) for word in words)]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=240, env=self.environment, cwd=ROOT
@@ -316,7 +314,14 @@ def examples(machine: Machine) -> int:
 
 def tutorials(machine: Machine, options: argparse.Namespace) -> int:
     """Run PyTorch's own programs by both; return 1 if status, lines or saved weights of one differ."""
-    rows = []
+    rows: list[dict[str, Any]] = []
+    document = {
+        "command": shlex.join(["tests/bench/ranks.py", *sys.argv[1:]]),
+        "nodes": options.nodes or 1,
+        "gpus": options.gpus,
+        "versions": _versions(options.python),
+        "programs": rows,
+    }
     for words in TUTORIALS:
         both = {
             name: machine.tutorial(options.tutorials, words, by_hand=name == "torchrun")
@@ -337,13 +342,6 @@ def tutorials(machine: Machine, options: argparse.Namespace) -> int:
         )
         rows.append(row)
         print(json.dumps(row), flush=True)
-        document = {
-            "command": shlex.join(["tests/bench/ranks.py", *sys.argv[1:]]),
-            "nodes": options.nodes or 1,
-            "gpus": options.gpus,
-            "versions": _versions(options.python),
-            "programs": rows,
-        }
         if options.json:
             options.json.write_text(json.dumps(document, indent=1) + "\n")
     return int(not all(row["same"] for row in rows))

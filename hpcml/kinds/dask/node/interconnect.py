@@ -359,10 +359,9 @@ def _all_reduce(communicator: Any, rank: int, size: int) -> dict[str, Any]:
 
     That is done on the host, as CuPy would first compile kernels for seconds.
     """
-    import rmm
     from cupy.cuda import get_current_stream, nccl
 
-    values, total = rmm.DeviceBuffer(size=NCCL_BYTES), rmm.DeviceBuffer(size=NCCL_BYTES)
+    values, total = _device_buffer(NCCL_BYTES), _device_buffer(NCCL_BYTES)
     stream = get_current_stream()
 
     def reduce(count: int, operation: int = nccl.NCCL_SUM) -> float:
