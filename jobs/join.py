@@ -1,10 +1,12 @@
-"""Join of two tables larger than one machine, and an aggregate by group.
+"""Join of two tables larger than one machine, and an aggregate by group: Polars on GPUs, Dask on CPUs.
 
-Your own data, in the place of the made tables; then your columns' names below:
-    orders, customers = (dd.read_parquet(f"{table}/*.parquet") for table in ("orders", "customers"))
+On GPUs it needs hpcml's extra polars-cuda12 or polars-cuda13.
+
+Your own data: put the paths of your files in the place of made(…), and change the columns.
 """
 
 import json
+import tempfile
 import time
 
 import dask
@@ -15,24 +17,48 @@ import pandas as pd
 
 import hpcml
 
-client = hpcml.connect(backend="auto")  # tables are cuDF's on GPUs, pandas' on CPUs
-rng = np.random.default_rng(0)
-made = pd.DataFrame({"customer": rng.integers(0, 60_000, 500_000), "cents": rng.integers(100, 10_000, 500_000)})
-orders = dd.from_pandas(made, npartitions=8).to_backend().persist()
-made = pd.DataFrame({"customer": np.arange(50_000), "region": rng.choice(["north", "east", "south", "west"], 50_000)})
-customers = dd.from_pandas(made.sample(frac=1, random_state=0), npartitions=8, sort=False).to_backend().persist()
+
+def made(folder):  # orders in eight files, and where the customers live; some customers are unknown
+    for number in range(8):
+        rng = np.random.default_rng(number)
+        orders = {"customer": rng.integers(0, 60_000, 62_500), "cents": rng.integers(100, 10_000, 62_500)}
+        pd.DataFrame(orders).to_parquet(f"{folder}/orders-{number}.parquet")
+    region = np.random.default_rng(8).choice(["north", "east", "south", "west"], 50_000)
+    pd.DataFrame({"customer": np.arange(50_000), "region": region}).to_parquet(f"{folder}/customers.parquet")
+    return f"{folder}/orders-*.parquet", f"{folder}/customers.parquet"
+
+
+def by_polars(orders, customers):  # cuDF-Polars on the run's GPUs
+    import polars as pl
+
+    with hpcml.polars_engine(client) as engine:
+        tables = pl.scan_parquet(orders), pl.scan_parquet(customers)
+        joined = tables[0].join(tables[1], on="customer", how="inner").group_by("region")
+        each = joined.agg(pl.len().alias("count"), pl.col("cents").sum().alias("sum")).collect(engine=engine)
+        rows = [table.select(pl.len()).collect(engine=engine).item() for table in tables]
+    return rows, pd.DataFrame(each.to_dict(as_series=False)).set_index("region")
+
+
+def by_dask(orders, customers):  # pandas' tables on the run's workers
+    dask.config.set({"dataframe.shuffle.method": "p2p"})  # rows of the same key meet on one worker, by way of the disks
+    # Faster where the right table is small: merge(…, broadcast=True) (docs/choosing.md).
+    tables = dd.read_parquet(orders), dd.read_parquet(customers)
+    joined = tables[0].merge(tables[1], on="customer", how="inner")
+    return list(map(len, tables)), joined.groupby("region")["cents"].agg(["count", "sum"]).compute()
+
+
+client = hpcml.connect()
+out = hpcml.run.out  # the run's folder for results; outside a run ./out
+folder = tempfile.TemporaryDirectory(dir=out.parent, prefix="orders-")  # where all nodes see it
+files = made(folder.name)
 
 start = time.perf_counter()
-# Rows of the same key meet on one worker: on GPUs by the GPUs' own network, on CPUs by way of the disks.
-# Faster: merge(…, broadcast=True) where the right table is small, and few large partitions on GPUs (docs/choosing.md).
-dask.config.set({"dataframe.shuffle.method": "tasks" if hpcml.run.gpus else "p2p"})
-joined = orders.merge(customers, on="customer", how="inner")
-by_region = joined.groupby("region")["cents"].agg(["count", "sum"]).to_backend("pandas").compute().sort_index()
+(orders, customers), by_region = by_polars(*files) if hpcml.run.gpus else by_dask(*files)
 seconds = time.perf_counter() - start
 
-rows = {"orders": len(orders), "customers": len(customers), "joined": int(by_region["count"].sum())}
+by_region = by_region.sort_index()
+rows = {"orders": orders, "customers": customers, "joined": int(by_region["count"].sum())}
 sums = {str(region): int(cents) for region, cents in by_region["sum"].items()}
-out = hpcml.run.out  # the run's folder for results; outside a run ./out
 by_region.to_csv(out / "by_region.csv")
 (out / "result.json").write_text(json.dumps({"rows": rows, "sums": sums, "seconds": seconds}, indent=1))
 
@@ -42,5 +68,6 @@ left.set(ylabel="rows", title="orders of unknown customers are left out")
 right.bar(list(sums), [cents / 1e8 for cents in sums.values()])
 right.set(xlabel="region", ylabel="orders, million euros")
 figure.savefig(out / "join.png", dpi=150)
+folder.cleanup()
 print(f"{rows['orders']:,} orders with {rows['customers']:,} customers: {rows['joined']:,} rows, in {seconds:.1f} s")
 print(f"picture: {out / 'join.png'}")

@@ -123,6 +123,12 @@ BATCH = """#!/bin/bash
 head=$(scontrol --oneliner show node "$(scontrol show hostnames | head -n 1)" | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)
 exec srun --kill-on-bad-exit=1 {run} {rendezvous} {script}
 """
+# `sbatch --wait` looks only every half minute.
+WAITED = """
+job=$(sbatch --parsable "$@") || exit
+until end=$(scontrol --oneliner show job "$job" | grep -E 'JobState=(COMPLETED|FAILED|TIMEOUT|CANCELLED|NODE_FAIL)'); do sleep 0.2; done
+exit "$(grep -o ' ExitCode=[0-9]*' <<< "$end" | cut -d= -f2)"
+"""
 # What is submitted of each example, after the site and the GPUs; {bin}: the folder of the Python that has torch.
 EXAMPLES = {
     "ddp": ["--ranks", "{ranks}", "jobs/ddp.py"],
@@ -184,8 +190,9 @@ class Machine:
                 None,
             )
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=240, env=self.environment, cwd=copy
-        )
+            ["timeout", "-s", "INT", "-k", "20", "100", *command],
+            capture_output=True, text=True, check=False, timeout=240, env=self.environment, cwd=copy,
+        )  # fmt: skip
         seconds = time.time() - began
         logs = [sys.executable, "-m", "hpcml", "logs", copy.parent.name, "rank"]
         text = done.stdout if by_hand and not output else output.read_text() if output else self.output_of(logs)
@@ -214,7 +221,7 @@ class Machine:
         output = self.folder / "by_hand.log"
         output.unlink(missing_ok=True)
         where = [f"--output={output}", f"--error={output}.err"]
-        return ["sbatch", "--quiet", "--wait", *size, *where, str(job)], output
+        return ["bash", "-c", WAITED, "bash", *size, *where, str(job)], output
 
     def example(self, words: list[str]) -> str:
         """Run an example; return what is wrong, empty if its loss fell on all ranks."""
@@ -256,7 +263,9 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=3600, help="seconds after which no round begins")
     parser.add_argument("--python", default=sys.executable, help="a Python with torch (default: this one)")
     parser.add_argument("--examples", action="store_true", help="run the examples of jobs/ alone")
-    parser.add_argument("--tutorials", type=Path, metavar="FOLDER", help="run PyTorch's own programs alone")
+    parser.add_argument(
+        "--tutorials", type=Path, metavar="FOLDER", help="run PyTorch's own programs alone, those that are there"
+    )
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
     ends = time.monotonic() + options.budget
@@ -323,6 +332,8 @@ def tutorials(machine: Machine, options: argparse.Namespace) -> int:
         "programs": rows,
     }
     for words in TUTORIALS:
+        if not (options.tutorials / words.split()[0]).exists():
+            continue
         both = {
             name: machine.tutorial(options.tutorials, words, by_hand=name == "torchrun")
             for name in ("hpcml", "torchrun")

@@ -24,14 +24,14 @@ from typing import Any
 import hpcml
 
 NEEDS = {"query": "polars"}
-CANNOT = tuple(f"{package} is not installed" for package in NEEDS.values())  # why an example was left out
+NEEDS_ON_GPUS = dict.fromkeys(("query", "join", "etl"), "cudf_polars")
+CANNOT = tuple(f"{package} is not installed" for package in ("polars", "cudf_polars"))  # why an example was left out
 
 
 def lacks(name: str) -> str:
     """Return why an example cannot run here, empty if it can."""
-    if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
-        return f"{NEEDS[name]} is not installed"
-    return ""
+    package = (NEEDS_ON_GPUS if hpcml.run.gpus else NEEDS).get(name)
+    return f"{package} is not installed" if package and importlib.util.find_spec(package) is None else ""
 
 
 def run(path: Path, out: Path, seconds: int) -> str:
