@@ -62,9 +62,9 @@ MEANING = {
     IMAGE: "the image cannot be used, or was not built",
     FABRIC: "the interconnect between the workers does not meet fabric.require",
     VERSIONS: "the processes of the run have different versions",
-    PREEMPTED: "the job was preempted: Slurm gave its nodes to another",
+    PREEMPTED: "the job was preempted: Slurm gave its nodes to another job",
     STOPPED: "the script saved its state and stopped",
-    IDLE: "the cluster was idle longer than deadlines.idle allows",
+    IDLE: "the run was idle longer than deadlines.idle allows",
     PRUNED: "the point of a sweep was stopped by the pruner",
 }
 

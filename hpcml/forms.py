@@ -52,8 +52,8 @@ _TRAITS = {
     Form.NOTEBOOK: Traits(packages=("nbclient", "nbformat", "ipykernel"), socket_room=38),
     Form.PROGRAM: Traits(),
     Form.JUPYTER: Traits("JupyterLab", is_script=False, packages=("jupyterlab",), socket_room=38),
-    Form.FABRIC: Traits("the check", is_script=False, has_code=False),
-    Form.DOCTOR: Traits("the check", is_script=False, has_code=False),
+    Form.FABRIC: Traits("the interconnect check", is_script=False, has_code=False),
+    Form.DOCTOR: Traits("the node check", is_script=False, has_code=False),
     Form.MAP: Traits(is_script=False, has_code=False),
     Form.ELASTIC: Traits(is_script=False, has_code=False),
 }

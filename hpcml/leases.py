@@ -70,7 +70,7 @@ def read(path: Path) -> Holder | None:
     if not values or not all(isinstance(value, kinds.get(name, str)) for name, value in values.items()):
         raise ValueError(f"{path} does not name a process")
     if not 0 < values["pid"] < 1 << 31:
-        raise ValueError(f"{path} has no number of a process")
+        raise ValueError(f"{path} contains no valid process id")
     return Holder(**values)
 
 

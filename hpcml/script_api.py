@@ -347,7 +347,9 @@ def connect_to(attempt: AttemptPaths, address: str, **options: Any) -> Client:
     try:
         from distributed import Client
     except ImportError as error:
-        reason = "a client needs the package 'distributed'. Install it: pip install 'hpcml[node]' or 'hpcml[local]'"
+        reason = (
+            "a Dask client needs the package 'distributed'. Install it: pip install 'hpcml[node]' or 'hpcml[local]'"
+        )
         raise RuntimeError(reason) from error
     file_names.keep()
     from hpcml.kinds.dask.node import tls

@@ -1,6 +1,6 @@
 """DBSCAN clustering: clusters of any shape, and noise; the radius comes from the k-distance curve.
 
-Your own data, in the place of the made rows (columns in numbers of about the same size; they must fit into one node):
+Your own data, in place of the generated rows (columns in numbers of about the same size; they must fit into one node):
     import pandas as pd
     points = pd.read_parquet("measured.parquet").to_numpy("float32")
 """

@@ -1,4 +1,4 @@
-"""Data-parallel training in PyTorch (DDP) with checkpoints: one rank per GPU, or some on each CPU node.
+"""Data-parallel training in PyTorch (DDP) with checkpoints: one rank per GPU, or several on each CPU node.
 
     hpcml submit --nodes 2 --gpus-per-node 4 --ranks gpu --until-done --time 4:00:00 ddp.py
 On a laptop: hpcml submit --site local --ranks 2 ddp.py, or torchrun --nproc-per-node 2 ddp.py.

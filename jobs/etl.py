@@ -2,7 +2,7 @@
 
 On GPUs it needs hpcml's extra polars-cuda12 or polars-cuda13.
 
-Your own data: put its path in the place of made(…), and change the columns and the rules for a good row.
+Your own data: put its path in place of made(…), and change the columns and the rules for a good row.
 """
 
 import json

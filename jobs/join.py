@@ -1,8 +1,8 @@
-"""Join of two tables larger than one machine, and an aggregate by group: Polars on GPUs, Dask on CPUs.
+"""Join of two tables larger than one machine's memory, and an aggregate by group: Polars on GPUs, Dask on CPUs.
 
 On GPUs it needs hpcml's extra polars-cuda12 or polars-cuda13.
 
-Your own data: put the paths of your files in the place of made(…), and change the columns.
+Your own data: put the paths of your files in place of made(…), and change the columns.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Linear regression by least squares, with its coefficients and R².
 
-Your own data, in the place of the made rows (all features in numbers, a row of x for each of y):
+Your own data, in place of the generated rows (all features in numbers, a row of x for each of y):
     import dask.dataframe as dd
     table = dd.read_parquet("measured/*.parquet").persist()
     x, y = (table[columns].to_dask_array(lengths=True) for columns in (["width", "height"], "price"))

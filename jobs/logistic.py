@@ -1,6 +1,6 @@
 """Logistic regression of two classes, with ROC curve and AUC.
 
-Your own data, in the place of the made rows (features in numbers of about the same size; y is 0 or 1):
+Your own data, in place of the generated rows (features in numbers of about the same size; y is 0 or 1):
     import dask.dataframe as dd
     table = dd.read_parquet("measured/*.parquet").persist()
     x, y = (table[columns].to_dask_array(lengths=True) for columns in (["width", "height"], "broken"))

@@ -1,6 +1,6 @@
 """Multinomial naive Bayes: document classification by word counts.
 
-Your own data, in the place of the made counts (a row for each document, a column for each word; classes 0, 1, 2 …):
+Your own data, in place of the generated counts (a row for each document, a column for each word; classes 0, 1, 2 …):
     import dask.dataframe as dd
     table = dd.read_parquet("counts/*.parquet").persist()
     y, x = (part.to_dask_array(lengths=True) for part in (table["class"], table.drop(columns="class")))

@@ -1,6 +1,6 @@
 """K-nearest-neighbours classification.
 
-Your own data, in the place of the made rows (features in numbers of about the same size; classes 0, 1, 2 …):
+Your own data, in place of the generated rows (features in numbers of about the same size; classes 0, 1, 2 …):
     import dask.dataframe as dd
     table = dd.read_parquet("measured/*.parquet").persist()
     x, y = (table[columns].to_dask_array(lengths=True) for columns in (["width", "height"], "kind"))

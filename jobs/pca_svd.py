@@ -1,6 +1,6 @@
 """PCA of a tall table; compressed SVD of a wide matrix.
 
-Your own data, in the place of the made rows:
+Your own data, in place of the generated rows:
     import dask.dataframe as dd
     x = dd.read_parquet("measured/*.parquet").to_dask_array(lengths=True).persist()  # or da.from_zarr("matrix.zarr")
 """

@@ -1,6 +1,6 @@
 """Preprocessing: impute gaps, scale numbers, one-hot encode categories, write Parquet.
 
-Your own data, in the place of the made table; then its columns' names in NUMBERS and CATEGORIES:
+Your own data, in place of the generated table; then its columns' names in NUMBERS and CATEGORIES:
     table = dd.read_parquet("measured/*.parquet")
 """
 

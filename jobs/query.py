@@ -2,7 +2,7 @@
 
 It needs hpcml's extra polars, and uses one node of CPUs. On GPUs it needs the extra polars-cuda13.
 
-Your own data: put the paths of your files in the place of made(…), and change the columns.
+Your own data: put the paths of your files in place of made(…), and change the columns.
 """
 
 import json

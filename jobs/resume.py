@@ -1,7 +1,7 @@
 """Checkpoint and restart: k-means that saves its state and continues in the next job.
 
     hpcml submit --until-done --time 4:00:00 resume.py
-Your own data, in the place of the made rows:
+Your own data, in place of the generated rows:
     import dask.dataframe as dd
     rows = dd.read_parquet("measured/*.parquet").to_dask_array(lengths=True).persist()
 Stopped and continued it ends as in one go. Outside a run remove ./checkpoints to begin anew.

@@ -1,6 +1,6 @@
 """Batch inference: a trained scikit-learn model predicts for many Parquet files.
 
-Your own data: the model's file (load it where the libraries are that wrote it) and yours in the place of made(…).
+Your own data: the model's file (load it with the library versions that wrote it) and your files in place of made(…).
 """
 
 import json

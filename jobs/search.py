@@ -1,6 +1,6 @@
 """Hyperparameter search: a grid with cross-validation, one task per fit.
 
-Your own data, in the place of the made rows (they must fit into each worker); the model and GRID as you like:
+Your own data, in place of the generated rows (they must fit into each worker); the model and GRID as you like:
     import pandas as pd
     table = pd.read_parquet("measured.parquet")
     x, y = table[["width", "height"]].to_numpy(), table["price"].to_numpy()

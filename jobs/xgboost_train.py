@@ -1,6 +1,6 @@
 """Gradient-boosted trees with XGBoost on all workers, with early stopping.
 
-Your own data, in the place of the made rows:
+Your own data, in place of the generated rows:
     import dask.dataframe as dd
     table = dd.read_parquet("measured/*.parquet").persist()
     x, y = (table[columns].to_dask_array(lengths=True) for columns in (["width", "height"], "price"))

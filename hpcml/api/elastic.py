@@ -329,7 +329,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         while self.status == Status.running and failures < _MOST_FAILURES:
             await asyncio.sleep(_LOOK)
             if self.scheduler.status in (Status.closing, Status.closed):
-                note(f"cluster {self.name} was not used for {units.format_seconds(self._unused)} and is closed")
+                note(f"elastic cluster {self.name} was not used for {units.format_seconds(self._unused)} and is closed")
                 self.shutdown_scheduler = False  # it has done it
                 break
             for name, job in self.workers.items():
@@ -349,7 +349,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
             if failures < _MOST_FAILURES:
                 return
             say_message(f"hpcml: {self.problem}")
-            note(f"cluster {self.name} is closed: {failures} consecutive jobs ended before a worker registered")
+            note(f"elastic cluster {self.name} is closed: {failures} consecutive jobs ended before a worker registered")
         await self._close()
 
     async def _ended(self) -> dict[str, str]:
@@ -363,7 +363,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         except SlurmUnreachableError:
             return ended  # nothing is known of the others, and so nothing has ended
         except (HpcmlError, OSError) as error:
-            note(f"Slurm does not report the jobs of cluster {self.name}: {error}")
+            note(f"Slurm does not report the jobs of elastic cluster {self.name}: {error}")
             return ended
         return ended | {keys[job]: state.state for job, state in states.items() if state.ended}
 
@@ -433,7 +433,7 @@ def _address(host: str, interface: str) -> str:
     except NoAddressError as error:
         hint = "Set host=… to an address of this machine that the nodes can reach."
         raise SiteError(
-            f"The nodes could not reach a scheduler on this machine: {error}", place="host", hint=hint
+            f"The nodes could not reach a Dask scheduler on this machine: {error}", place="host", hint=hint
         ) from error
 
 

@@ -100,7 +100,7 @@ GROUPS = {
             "build, show, check and list images", "build | show | check | ls",
             "build cpu", "check --gpu rapids-cu12.sif", values={"PROGRAM": {"apptainer": "", "singularity": ""}}),
         "fabric": Command(
-            "measure the interconnect between nodes, or show the result of a run", "[OPTIONS] [RUN]",
+            "measure the interconnect between nodes, or show a run's measurement", "[OPTIONS] [RUN]",
             "--nodes 2 --gpus-per-node 4", "last", module="submit"),
     },
     "Install": {

@@ -42,7 +42,7 @@ def add_site(parser: ArgumentParser, text: str = "site profile that sets the run
 
 def add_set(parser: ArgumentParser) -> None:
     """Add single values of the profile."""
-    text = "profile key, e.g. paths.runs=/scratch/runs"
+    text = "set a profile key: paths.runs=/scratch/runs"
     parser.add_argument("--set", action="append", metavar="KEY=VALUE", help=text)
 
 

@@ -42,9 +42,10 @@ def add_options(parser: ArgumentParser) -> None:
         parser.add_argument(*names, metavar=name.upper(), help=help_text)
     parser.add_argument("--node", action="store_true", help="also check compute nodes, with one short job")
     group = parser.add_argument_group("with --node")
-    how_many = "number of nodes to check (default: 2, or what the partition allows)"
+    how_many = "number of nodes to check (default: 2, or 1 if the partition allows only 1)"
     group.add_argument("--nodes", *OPTIONS["nodes"].also, metavar="N", help=how_many)
-    group.add_argument("--gpus-per-node", metavar="N", help="GPUs to request (default: 1 if the partition has GPUs)")
+    gpus = "GPUs to request on each node (default: 1 if the partition has GPUs)"
+    group.add_argument("--gpus-per-node", metavar="N", help=gpus)
     group.add_argument(
         "--patience",
         metavar="TIME",

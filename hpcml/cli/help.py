@@ -74,7 +74,8 @@ def run(topic: str) -> int:
             if page not in _OF_DEVELOPERS:
                 say_fitted(title, sys.stdout, first=f"{_name(page):<28}", rest=" " * 28)
         say_fitted(
-            "hpcml help NAME.md shows the page NAME. Without .md, a command of this name shows its own help.",
+            "hpcml help NAME.md shows the page NAME. "
+            "If NAME is also a command, hpcml help NAME shows that command's help.",
             sys.stdout,
         )
         return 0

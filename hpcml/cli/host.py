@@ -87,7 +87,7 @@ def _submit(
     if form is Form.PROGRAM and programs.is_python(path):
         hint = f"Send the script itself: hpcml --host … {command} SCRIPT. "
         hint += "Choose the Python on HOST: --set runtime.python=/path/to/python."
-        raise UsageError(f"hpcml cannot send the Python '{path}' of this laptop", place="--", hint=hint)
+        raise UsageError(f"hpcml cannot send the Python interpreter '{path}' of this laptop", place="--", hint=hint)
     if not path.is_absolute() or (form is Form.PROGRAM and programs.stays(path, here)):
         hint = f"Send a script that starts the program (hpcml --host … {command} -- ./script.sh), or submit on HOST."
         raise UsageError(f"There is no file '{path}' on this laptop to send", place="--", hint=hint)

@@ -34,9 +34,8 @@ def add_options(parser: ArgumentParser) -> None:
         "ls": "[OPTIONS] [FOLDER…]",
     }
     parser.usage = "\n".join(f"hpcml image {what} {words}" for what, words in usage.items())
-    parser.epilog = (
-        f"DEFINITION is a .def file or the name of a definition of hpcml: {', '.join(sif.shipped_definitions())}."
-    )
+    shipped = ", ".join(sif.shipped_definitions())
+    parser.epilog = f"DEFINITION is a .def file or the name of a definition that ships with hpcml: {shipped}."
     verbs = parser.add_subparsers(prog="hpcml image", dest="what", metavar="build|show|check|ls", required=True)
 
     def add(what: str, text: str, action: Callable[[Namespace, Site], int]) -> ArgumentParser:
@@ -48,15 +47,21 @@ def add_options(parser: ArgumentParser) -> None:
         common.add_site(verb, "site profile for the images")
         common.add_json(verb)
         if what in ("build", "check"):
-            text = "Apptainer or Singularity, by name or path (default: runtime.container, else the installed program)"
+            text = "Apptainer or Singularity, by name or path (default: runtime.container in the profile, "
+            text += "else the installed program)"
             verb.add_argument("--program", metavar="PROGRAM", default="", help=text)
         return verb
 
     build_ = add("build", "build an image, and a JSON file that describes the image", _build)
     build_.epilog = parser.epilog
-    build_.add_argument("definition", metavar="DEFINITION", help="a .def file, or the name of a definition of hpcml")
+    text = "a .def file, or the name of a definition that ships with hpcml"
+    build_.add_argument("definition", metavar="DEFINITION", help=text)
     build_.add_argument(
-        "out", metavar="OUT.sif", nargs="?", default="", help="file of the new image (default: ./NAME.sif)"
+        "out",
+        metavar="OUT.sif",
+        nargs="?",
+        default="",
+        help="file of the new image (default: the definition's name with .sif)",
     )
     build_.add_argument(
         "--fakeroot",
@@ -172,7 +177,7 @@ def _own_folder(setting: str) -> Path:
     try:
         return directories.runs_folder(setting or "~/.hpcml/images/x", layers.process_environment()).parent
     except StorageError as error:
-        message = "The image's path is not absolute, or one of its variables is not set"
+        message = "The image's path is not absolute, or contains an environment variable without a value"
         raise ConfigError(
             message, hint="Correct runtime.image in the profile.", place=f"runtime.image: {setting}"
         ) from error

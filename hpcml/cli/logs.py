@@ -29,10 +29,10 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser, argparse.SUPPRESS)
-    roles = ", ".join([f"{SCRIPT} (the script's output; default without --ranks)", *kinds.roles()])
-    parser.add_argument(
-        "role", metavar="LOG", nargs="?", help=f"log to show: {roles} (default with --ranks), rank:N or job"
-    )
+    names = [f"{name} (default with --ranks)" if name == RANK.name else name for name in kinds.roles()]
+    roles = ", ".join([f"{SCRIPT} (the script's output; default without --ranks)", *names])
+    text = f"log to show: {roles}, rank:N (only rank N) or job (the batch script's output)"
+    parser.add_argument("role", metavar="LOG", nargs="?", help=text)
     parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the run ends")
     parser.add_argument("-n", "--lines", metavar="N", help="start with the last N lines of each log")
     parser.add_argument(

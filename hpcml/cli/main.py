@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hpcml.remote.server import RemoteSession
 
 TEXT = """hpcml runs a plain Python script on N nodes of a Slurm machine. One allocation holds a Dask scheduler,
-the workers and the script; no other user can connect to them. Without a cluster, add --site local: hpcml runs the
+the workers and the script; no other user can connect to them. Without Slurm, add --site local: hpcml runs the
 script on this machine."""
 EXAMPLES = (
     "  hpcml new kmeans                   create an example",
@@ -26,9 +26,9 @@ EXAMPLES = (
 )
 NOTES = (
     "RUN is a run's id (or the id's first part), its name, its Slurm job id, or 'last'.",
-    "On a laptop, --host HOST (or HPCML_HOST) runs the command on the login node HOST, by ssh.",
+    "On a laptop, --host HOST (or the variable HPCML_HOST) runs the command on the login node HOST, by ssh.",
     "hpcml COMMAND --help shows the options of a command; hpcml --version shows the version.",
-    "hpcml help TOPIC shows a page of the documentation: sweeps, vscode, out of memory. List all: hpcml help topics.",
+    "hpcml help TOPIC shows a page of the documentation, e.g. sweeps or out of memory. hpcml help topics lists all.",
 )
 
 
@@ -177,7 +177,7 @@ def _defect(error: Exception) -> errors.HpcmlError:
             say_lines(part.rstrip("\n"), sys.stderr)
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{os.path.basename(last.filename)}:{last.lineno}"
-    hint = "Please report this defect with the output of the command under HPCML_TRACEBACK=1."
+    hint = "Set HPCML_TRACEBACK=1, run the command again, and report this defect with the output."
     return errors.HpcmlError(f"This is a defect in hpcml: {type(error).__name__}: {error}", place=place, hint=hint)
 
 

@@ -50,7 +50,7 @@ def refuse_shared(archive: str, path: str) -> None:
             + path
             + " ("
             + who.who
-            + ", by "
+            + ": see the owner and permissions of "
             + str(who.path)
             + ").\n"
             + OTHER,

@@ -36,7 +36,8 @@ _REFUSED = {name for name, one in OPTIONS.items() if one.asks_slurm and name not
 def add_options(parser: Parser) -> None:
     """Add a submission's options; the help leaves out those that ``run`` refuses."""
     submit.add_options(parser, "run")
-    here = {"--dry-run": "print a summary and run nothing; --dry-run=script prints the batch script, --json the plan"}
+    printed = "--dry-run=script prints the batch script; --dry-run --json prints the plan"
+    here = {"--dry-run": f"print a summary and run nothing; {printed}"}
     here["--json"] = "print JSON about how the run ended; the script's output stays in logs/driver.log"
     here |= {OPTIONS[name].word: "must equal the number in the allocation" for name in _GIVEN}
     here["--gpus-per-node"] = "0: workers use only CPUs; any other number must equal the number in the allocation"
@@ -104,7 +105,7 @@ def fitted(spec: RunRequest, given: Allocation) -> RunRequest:
             hint = f"Remove {option} here, and pass it to salloc or sbatch."
             raise UsageError(f"{option} cannot change an existing allocation", place="hpcml run", hint=hint)
     if left_out:
-        note(f"ignored in an existing allocation: {', '.join(left_out.values())}")
+        note(f"hpcml ignores options that cannot change an existing allocation: {', '.join(left_out.values())}")
     minutes = max(1, int(given.end - time.time()) // 60) if given.end else 0
     nothing = RunRequest()
     unasked = {name: nothing.value(name) for name in (*left_out, "sbatch") if name not in others}

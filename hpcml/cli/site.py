@@ -36,10 +36,10 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_json(parser)
     text = "ls: list profiles; show: print one; diff: compare two; init: write one for this machine"
     parser.add_argument("what", metavar="ls|show|diff|init", choices=tuple(_MOST), help=text)
-    text = "show: a name (default: the detected site); diff: two names or files; init: the name to write"
+    text = "show: a name (default: the detected site); diff: two names or files; init: name of the new profile"
     parser.add_argument("names", nargs="*", metavar="SITE", help=text)
     parser.add_argument("--origin", action="store_true", help="show: also print where each value was set")
-    parser.add_argument("--facts", action="store_true", help="show: source, date and certainty of each value")
+    parser.add_argument("--facts", action="store_true", help="show: print the source, date and certainty of each value")
     _add_options_of_init(parser)
 
 
@@ -243,7 +243,7 @@ def _add_options_of_init(parser: ArgumentParser) -> None:
         "-q",
         metavar="QOS",
         default="",
-        help="with init --probe: QoS of the job (default: a QoS for quick tests)",
+        help="with init --probe: QoS of the job (default: a QoS for quick tests, else the partition's QoS)",
     )
     parser.add_argument(
         "--deadline",
@@ -308,7 +308,7 @@ def _check_place(path: Path, options: Namespace) -> None:
 
 def _heading(name: str, date: str) -> tuple[str, ...]:
     return (
-        f"{name}: the machine's answers of {date}, written by hpcml site init.",
+        f"{name}: written by hpcml site init on {date}, from the output of this machine's commands.",
         "Correct wrong values, and remove or replace their facts: --refresh then keeps your values.",
         "QUESTION marks values that no command shows. Set the value, and remove the line.",
     )

@@ -100,7 +100,7 @@ def _lines(
     if allocation.job:
         lines.append(("job", f"{allocation.job} {allocation.job_state}".strip()))
     if allocation.silent:
-        lines.append(("slurm", f"{allocation.silent} (this comes from the run's own files)"))
+        lines.append(("slurm", f"{allocation.silent} (all other lines come from the run's own files)"))
     if allocation.estimate:
         lines.append(("estimate", f"Slurm expects a start at {allocation.estimate}"))
     if allocation.nodes:
@@ -115,6 +115,6 @@ def _lines(
     lines += phases(status)
     if end.exit_status is not None:
         by_script = end.by == "script" and end.exit_status != STOPPED
-        meaning = "the script's own" if by_script else MEANING.get(end.exit_status, "")
+        meaning = "from the script" if by_script else MEANING.get(end.exit_status, "")
         lines.append(("exit", f"{end.exit_status} ({meaning})" if meaning else str(end.exit_status)))
     return [*lines, ("directory", common.typed(status.directory, sys.stdout))]

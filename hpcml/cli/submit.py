@@ -473,7 +473,8 @@ def add_fabric_options(parser: Parser) -> None:
     """Add a submission's options, and the run whose measurement is shown instead."""
     add_options(parser, "fabric")
     parser.epilog = (
-        "Without RUN: submit a job that measures every pair of nodes, and wait for it. --detach does not wait."
+        "Without RUN, hpcml submits a job that measures every pair of nodes, and waits for it. "
+        "With --detach, hpcml does not wait."
     )
     parser.add_argument("run", metavar="RUN", nargs="?", default="", help="show the interconnect measurement of RUN")
 

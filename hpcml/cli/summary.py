@@ -72,7 +72,7 @@ def _processes(made: Plan) -> str:
         f"{workers.per_node} on each node" if inside.job.nodes > 1 else "",
         "one GPU each" if workers.gpu else "",
         f"{counted(workers.threads, 'thread')} each" if workers.threads else "",
-        f"{format_bytes(workers.memory_limit)} each" if workers.memory_limit else "",
+        f"{format_bytes(workers.memory_limit)} of memory each" if workers.memory_limit else "",
     )
     roles = [f"1 {role.name}" for role in kind.roles if not role.every_node]
     details = ", ".join(filter(None, each))

@@ -89,7 +89,7 @@ def add_options(parser: Parser) -> None:
     add("--at-once", metavar="N", default="1", help=text)
     add("--jobs", metavar="N", default="1", help="number of Slurm jobs for the points (default: 1)")
     text = "stop points with a poor metric early: asha, median, hyperband, asha(reduction_factor=3)"
-    changed = "rerun points without asking if the script, image or arguments changed"
+    changed = "rerun points whose script, image or arguments changed, without asking"
     picture = "with plot: .svg, .pdf or .png file (default: NAME.svg); - prints the picture"
     parser.rare += [
         add("--pruner", metavar="PRUNER", help=text),
@@ -174,7 +174,7 @@ def _begin(options: Namespace) -> int:
         raise UsageError("The script of a sweep must be a Python file", place=spec.code.script.name, hint=hint)
     if spec.value("profile"):
         hint = "Profile one point of the sweep: hpcml submit --profile … SCRIPT ARGS…."
-        raise UsageError("A sweep cannot record a profile", place="--profile", hint=hint)
+        raise UsageError("A sweep cannot record profiler output", place="--profile", hint=hint)
     names = {value.name for point in wanted for value in point} | (study.space.keys() if study else set())
     submission.check_names(names, spec.code.arguments)
     submit.check_modes(options)
@@ -238,7 +238,7 @@ def _jobs(options: Namespace) -> int:
     """Return in how many jobs at once the points are to run."""
     jobs = common.positive(options.jobs, "--jobs")
     if jobs > _MOST_JOBS:
-        hint = "A cluster rarely starts so many jobs at once. Each job runs points until none are left."
+        hint = "Slurm rarely starts so many jobs at once. Each job runs points until none are left."
         raise UsageError(f"{jobs} jobs are more than the maximum of {_MOST_JOBS}", place="--jobs", hint=hint)
     return jobs
 
@@ -513,4 +513,4 @@ def _lines(rows: Sequence[results.Row], metric: str, width: int) -> list[str]:
 def _tell_causes(rows: Sequence[results.Row]) -> None:
     for cause, kind, number, example in results.causes(rows):
         how = f"failed ({kind})" if kind else "failed"
-        say_fitted(f"{number} {how}: {cause} (as {example})", sys.stdout, first="  ", rest="    ")
+        say_fitted(f"{number} {how}: {cause} (e.g. {example})", sys.stdout, first="  ", rest="    ")

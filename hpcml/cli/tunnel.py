@@ -39,15 +39,21 @@ def add_options(parser: ArgumentParser) -> None:
         "--host",
         metavar="HOST",
         default="",
-        help="on a laptop: the login node for ssh, or a site with login.host",
+        help="on a laptop: login node to connect to by ssh, or a site whose profile names one (login.host)",
     )
     parser.add_argument(
-        "--service", metavar="NAME", default="dashboard", help="service of the run (default: dashboard)"
+        "--service",
+        metavar="NAME",
+        default="dashboard",
+        help="web service to open: dashboard or jupyter (default: dashboard)",
     )
     parser.add_argument("--open", action="store_true", help="open the address in a browser")
     parser.add_argument("--port", metavar="PORT", default="", help="local port (default: one fixed port per run)")
     parser.add_argument(
-        "--route", metavar="ROUTE", default="", help="way to the node: direct, twohop or srun (default: the site's)"
+        "--route",
+        metavar="ROUTE",
+        default="",
+        help="way to the run's node: direct, twohop or srun (default: login.route in the profile)",
     )
     parser.add_argument(
         "--retry-for", metavar="TIME", default="10m", help="how long to retry a lost connection (default: 10m)"
@@ -136,7 +142,7 @@ def _login(options: Namespace) -> Login | None:
     if here.login.host:
         return here.login
     hint = "Name the login node: hpcml tunnel --host user@login.example.org RUN. Or set login.host in config.toml."
-    raise UsageError("The cluster is unknown", place="hpcml tunnel", hint=hint)
+    raise UsageError("The login node is unknown", place="hpcml tunnel", hint=hint)
 
 
 # -- on the laptop -----------------------------------------------------------------------------------------------------
@@ -267,7 +273,7 @@ def _print_commands(options: Namespace) -> int:
     try:
         run = _run_of(options)
     except NotFoundError as error:
-        hint = f"{error.hint} On a laptop, name the cluster: hpcml tunnel --host HOST {options.run}."
+        hint = f"{error.hint} On a laptop, name the login node: hpcml tunnel --host HOST {options.run}."
         raise NotFoundError(error.message, place=error.place, hint=hint) from error
     service = tunnel_server.service(run, options.service)
     site = common.load_site(options.site or "", None, options.set or ()).site

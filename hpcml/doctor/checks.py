@@ -124,7 +124,7 @@ def judge_adapters(
         if unused := [one for one in uses if named and one not in named]:
             sentence = f"{name} leaves the RDMA adapters {', '.join(unused)} unused"
             return yellow(sentence, f"Unset {name}, or set it to {','.join(uses)}.", **values)
-    return green(f"{', '.join(values)} name existing RDMA adapters of the nodes", **values)
+    return green(f"the nodes have the RDMA adapters that {' and '.join(values)} select", **values)
 
 
 def _existing(folder: Path) -> Path:
@@ -374,7 +374,7 @@ def certificate(exam: Examination) -> Finding:
     settings = ssh.effective(login.host, seconds=exam.left()) if login.host else {}
     ends = ssh.certificates(settings, exam.left())
     if not ends:
-        return not_applicable("this machine has no ssh certificate; from a laptop: hpcml --host HOST doctor")
+        return not_applicable("this machine has no ssh certificate; check from a laptop: hpcml --host HOST doctor")
     try:
         start = exam.start().start
     except HpcmlError:

@@ -211,8 +211,9 @@ def _distance(exam: Examination, by_node: ByNode) -> Finding:
     far = [(node, bus, near) for node, bus, near in pairs if near.get("distance") not in _NEAR]
     if far:
         node, bus, near = far[0]
-        way = f"{near['distance']} away from {near['port']}" if near else "without a port"
-        sentence = f"{len(far)} of {len(pairs)} GPUs share no PCIe switch with an RDMA port: {bus} of {node} is {way}"
+        way = f"at distance {near['distance']} from port {near['port']}" if near else "without a near port"
+        one = f"GPU {bus} of {node} is {way}"
+        sentence = f"{len(far)} of {len(pairs)} GPUs share no PCIe switch with an RDMA port: {one}"
         return yellow(sentence, "Transfers may not reach the port's speed. Measure them with hpcml fabric.", gpus=gpus)
     return green("each GPU shares a PCIe switch with an RDMA port", gpus=gpus)
 
@@ -318,7 +319,7 @@ def _shared_gpus(exam: Examination, by_node: ByNode) -> Finding:
     if silent := [name for name, node in by_node.items() if node.gpu.slots and not node.gpu.smi]:
         sentence = f"nvidia-smi responds on other nodes, but not on {', '.join(silent)}"
         return yellow(sentence, leave_out(silent), **data)
-    return green("the GPUs are whole, and no MPS runs", **data)
+    return green("MIG does not divide the GPUs, and NVIDIA's MPS does not run", **data)
 
 
 def _driver(exam: Examination, by_node: ByNode) -> Finding:
@@ -331,7 +332,8 @@ def _driver(exam: Examination, by_node: ByNode) -> Finding:
     whose = f"the image's CUDA {cuda}" if path else f"CUDA {cuda} of the profile"
     data: dict[str, Any] = {"drivers": drivers, "cuda": cuda, "needs": need}
     if not need:
-        return not_applicable("the CUDA version of runs is not set (gpu.cuda, --image)", **data)
+        silent = "the image states" if path else "the profile states (gpu.cuda)"
+        return not_applicable(f"{silent} no single CUDA version for runs", **data)
     for node, driver in drivers.items():
         if record.major(driver) < int(need):
             sentence = f"the GPU driver of {node} is {driver or 'missing'}, but {whose} needs driver {need} or newer"

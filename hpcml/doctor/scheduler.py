@@ -95,7 +95,7 @@ def budget(exam: Examination) -> Finding:
     if not command:
         return not_applicable("the profile has no command that shows grants (cost.budget)")
     if not name:
-        return not_applicable("no account is set, so no grant can be checked")
+        return not_applicable("runs name no account (--account), so hpcml cannot check a grant")
     grant = outlook.ask_budget(command, exam.site.cost.budget_row, name, exam.left())
     if isinstance(grant, str):
         return not_applicable(f"it is unknown how much of the grant is left: {grant}")
@@ -116,7 +116,9 @@ def default_qos(exam: Examination) -> Finding:
     chosen = exam.directives()
     asked, name = chosen.get("--qos", ""), chosen.get("--account", "")
     others = [one for one in exam.site.qos if one not in cpu_only]
-    hint = f"Use --qos {others[0]}, or set it in [defaults]." if others else "Use another --qos."
+    hint = "Use another --qos."
+    if others:
+        hint = f"Use --qos {others[0]}, or set defaults.qos in ~/.config/hpcml/config.toml."
     if asked in cpu_only:
         return red(f"runs use QoS {asked}, which has no GPUs", hint, asked=asked)
     if asked:
@@ -127,7 +129,8 @@ def default_qos(exam: Examination) -> Finding:
     defaults = sorted({one.default_qos for one in associations if one.account == name or not name} - {""})
     if bad := sorted({*defaults} & {*cpu_only}):
         return red(f"runs use the default QoS {bad[0]}, which has no GPUs", hint, defaults=defaults)
-    return green(f"the default QoS is {', '.join(defaults) or 'not set'}", defaults=defaults)
+    sentence = f"Slurm's default QoS for you is {', '.join(defaults)}" if defaults else "Slurm gives you no default QoS"
+    return green(sentence, defaults=defaults)
 
 
 def submit_limit(exam: Examination) -> Finding:
@@ -214,7 +217,8 @@ def judge_configuration(settings: dict[str, str], exam: Examination) -> Finding:
     if exam.site.cost.weights and "PriorityFlags" in settings and theirs != exam.site.cost.largest:
         counts = "the largest resource" if theirs else "the sum of the resources"
         hint = f"Set cost.largest = {str(theirs).lower()} in the profile."
-        return yellow(f"Slurm charges {counts}, but the profile does not: reported costs are wrong", hint, **details)
+        sentence = f"Slurm charges {counts}, but cost.largest of the profile says otherwise: hpcml reports wrong costs"
+        return yellow(sentence, hint, **details)
     version = settings.get(machine.VERSION, "of an unknown version")
     return green(f"Slurm {version} is configured as the profile and hpcml assume", **details)
 

@@ -99,7 +99,7 @@ SLURM = (
     Rule("memory-by-node", ROOT,
          r"(?i)^(?!.*unrecognized option).*(?:--mem(?![\w-]).*\b(?:not|use|instead)\b|memory by node|mem-per-cpu)",
          "this site does not accept memory per node (--mem)",
-         'Set slurm.remove=["--mem"]: hpcml then requests memory per CPU. '
+         'Set slurm.remove=["--mem"] in the profile: hpcml then passes --memory-per-node as memory per CPU. '
          'Or set slurm.extra=["--mem-per-cpu=4G"].', "no memory by node", where=Where.SUBMISSION),
     Rule("account", ROOT, r"(?i)invalid account or (?:account/partition combination|expired budget)",
          "Slurm rejected the account for this partition, or the account's budget is used up",
@@ -118,9 +118,9 @@ SLURM = (
          where=_REFUSED),
     # what --test-only says alone: it does not look at a QoS's PartitionMaxNodes (Slurm 22.05, 24.11, 26.05)
     Rule("configuration-tested", ROOT, r"allocation failure: Requested node configuration is not available",
-         "no node of the partition matches the request, or the QoS allows more nodes than the partition",
-         "Request less per node, or choose another --partition. If the QoS allows that many nodes, submit the job: "
-         "only Slurm's test (sbatch --test-only) refuses it.",
+         "no node of the partition matches the request, or the request has more nodes than the partition allows",
+         "Request less per node, or choose another --partition. If your QoS allows that many nodes, submit the job. "
+         "Slurm's test (sbatch --test-only) does not read that limit of the QoS.",
          "no such nodes", where=Where.SUBMISSION),
     Rule("configuration", ROOT, r"Requested node configuration is not available",
          "no node of the partition matches the request",
@@ -167,13 +167,13 @@ SLURM = (
          "Cancel the run. Submit it again after the other job succeeded.", "dependency never satisfied"),
     Rule("step-memory", ROOT, r"Memory required by task is not available",
          "a job step requested memory that another step of the job holds",
-         "Start inner steps with srun --overlap --mem=0.", "step without memory"),
+         "Start job steps inside the script with srun --overlap --mem=0.", "step without memory"),
     Rule("step-busy", WARNING, r"step creation temporarily disabled, retrying",
          "a job step waited for resources that another step of the job holds",
-         "Start inner steps with srun --overlap."),
+         "Start job steps inside the script with srun --overlap."),
     Rule("step-cpus", ROOT, r"Unable to create step for job \d+: More processors requested than permitted",
          "a job step requested more processors than the job has",
-         "Set --cpus-per-task for each srun inside the script: without it, the outer step's number counts.",
+         "Set --cpus-per-task for each srun inside the script. Without it, srun uses the number of the run's own step.",
          "step requests too many CPUs"),
     Rule("slurm-silent", WARNING, r"Unable to contact slurm controller|Socket timed out on send/recv operation",
          "Slurm's controller did not answer for a while"),
@@ -226,7 +226,7 @@ DASK = (
          "one task killed each worker that ran it"),
     Rule("worker-memory", ROOT,
          r"(?:hpcml: worker (\S+) is over its memory limit|Worker (\S+) \(pid=\d+\) exceeded \d+% memory budget)",
-         "a worker was killed because it used more than its share of the memory",
+         "a worker was killed because it used more than its share of the node's memory",
          "Use smaller chunks, more memory, more nodes, or fewer workers per node.", "worker out of memory",
          Retry.MEMORY),
     Rule("worker-oom", ROOT, r"hpcml: worker (\S+) ended: killed because the node's memory limit was reached",
@@ -265,7 +265,7 @@ DASK = (
          r"(?:lose|lost) scattered data, which can't be recovered|FutureCancelledError: .*scattered",
          "scattered data was lost with a worker, and Dask cannot compute it again"),
     Rule("connect-timeout", CASCADE, r"Timed out trying to connect to '?(?:tcp|tls|ucx|ucxx)://",
-         "a connection to the scheduler or a worker timed out"),
+         "a connection to the Dask scheduler or a worker timed out"),
     Rule("no-address", ROOT, r"interface '?(\S+?)'? (?:doesn't have an|has no) IPv4 address",
          "the network interface {0} has no address on a node",
          "Set network.interface to an interface of all nodes, or remove the setting.", "network interface missing"),
@@ -284,7 +284,7 @@ DASK = (
          r"P2P \w+ failed during (?:transfer|barrier|unpack)|shuffle_transfer failed during shuffle",
          "a shuffle failed: a worker was lost, or a disk is full"),
     Rule("spill", ROOT, r"Spill to disk failed; keeping data in memory",
-         "a worker could not spill to disk: the node's scratch is full or read-only",
+         "a worker could not spill to disk: the node's scratch folder is full or read-only",
          "Set paths.scratch to a disk with free space.", "scratch disk full"),
     Rule("main-guard", ROOT, r"An attempt has been made to start a new process before the|freeze_support\(\)",
          "the script starts processes but has no main guard",
@@ -298,7 +298,7 @@ DASK = (
          "dask-cuda missing"),
     Rule("lost-connection", CASCADE,
          r"Failed to communicate with scheduler during heartbeat|Connection to scheduler broken",
-         "the scheduler stopped responding"),
+         "the Dask scheduler stopped responding"),
 )  # fmt: skip
 
 FILES_AND_PYTHON = (
@@ -370,12 +370,13 @@ FILES_AND_PYTHON = (
          "the shared library {0} is missing on the node",
          "Load the library's module (runtime.modules), or use an image with the library.", "library {0} missing"),
     Rule("rmm-pool", ROOT, r"RMM failure at:.*Maximum pool size exceeded",
-         "the GPU's memory pool is full", "Use smaller partitions, more GPUs, or let cuDF spill.", "GPU memory full"),
+         "the GPU's memory pool is full",
+         "Use smaller Dask partitions, more GPUs, or let cuDF spill.", "GPU memory full"),
     Rule("gpu-memory", ROOT,
          r"bad_alloc: out_of_memory: CUDA error|cudaErrorMemoryAllocation|OutOfMemoryError: CUDA out of memory|"
          r"CUDARuntimeError: cudaErrorMemoryAllocation|OutOfMemoryError: Out of memory allocating",
          "a GPU's memory is full",
-         "Use smaller partitions or more GPUs. nvidia-smi shows whether another process uses the GPU.",
+         "Use smaller batches or Dask partitions, or more GPUs. nvidia-smi shows whether another process uses the GPU.",
          "GPU memory full"),
     Rule("memory-error", ROOT,
          r"(?:^|\s)(?:numpy\.\S*)?_?(?:Array)?MemoryError(?:: Unable to allocate|$|: $)|std::bad_alloc$",
@@ -527,7 +528,8 @@ IMAGES = (
          "container program setuid.", "images not allowed", Retry.EXCLUDE, _ENTERING),
     Rule("fakeroot", ROOT, r"(?i)/etc/sub[ug]id|newuidmap|fakeroot.{0,80}(?:not|fail|denied|unable)",
          "this machine does not let you build as root in a user namespace (--fakeroot)",
-         "Ask for a line in /etc/subuid and /etc/subgid, or build on another machine and copy the image.",
+         "Ask the site's support for a line in /etc/subuid and /etc/subgid. "
+         "Or build on another machine and copy the image.",
          where=Where.BUILD),
     Rule("namespace", ROOT, r"(?i)user namespaces? (?:(?:are|is) )?(?:disabled|not)\b|failed to create user namespace|"
          r"create namespace: user|max_user_namespaces",
@@ -571,12 +573,13 @@ IMAGES = (
          "image does not exist",
          where=_ENTERING),
     Rule("image-room", ROOT, _OF_THE_PROGRAM + "(?i:no space left on device|disk quota exceeded)",
-         "no space to unpack the image: a disk or a quota is full",
+         "there is no space to unpack the image: a disk is full, or a quota is used up",
          "Free space in the machine's temporary folder and in your home, or set TMPDIR to a folder with free space.",
          "no space for image", where=_ENTERING),
     Rule("image-memory", ROOT, _OF_THE_PROGRAM + "(?i:cannot allocate memory|resource temporarily unavailable)",
-         "too little memory or too few processes to start the image",
-         "Increase --memory-per-node, or check ulimit -u.", "no memory for image", where=_ENTERING),
+         "the container program could not get enough memory, or could not start another process",
+         "Increase --memory-per-node, or check the node's limit of your processes (ulimit -u).",
+         "no memory for image", where=_ENTERING),
     Rule("image-python", ROOT, _OF_THE_PROGRAM + r"(?i:python3?\S*.{0,40}(?:not found|no such file))",
          "the image lacks the run's Python",
          "Install python3 in the image and set PATH in %environment, or correct runtime.python.", "no Python in image",
@@ -603,10 +606,12 @@ IMAGES = (
          "Check this machine's internet access (http_proxy, https_proxy). Compute nodes usually have none.",
          where=Where.BUILD),
     Rule("image-test", ROOT, r"(?i)test script|%test",
-         "the image was built, but its test failed", "The lines before the last line show which part failed.",
+         "the image was built, but its test failed",
+         "In the build's output, the lines before the last one show which part failed.",
          where=Where.BUILD),
     Rule("post", ROOT, r"(?i)%post|post script",
-         "a command of %post failed", "The lines before the last line show the failed command.", where=Where.BUILD),
+         "a command of %post failed",
+         "In the build's output, the lines before the last one show the failed command.", where=Where.BUILD),
 )  # fmt: skip
 
 RULES = (*SLURM, *DASK, *FILES_AND_PYTHON, *GPU, *NETWORK, *IMAGES)
@@ -638,9 +643,11 @@ def of_role(status: int, log: Sequence[str]) -> Explanation:
     """Return how a role ended, from its exit status and the last lines of its log."""
     last = log[-1].strip() if log else ""
     if status == NOT_EXECUTABLE and (program := _FORMAT.search("\n".join(log))):
-        node = next((f"{match[1]} is {match[2]}" for match in map(_NODE.match, log) if match), "the node is not")
-        kind = files.architecture_of(Path(program[1])) or "another processor"
-        clause = f"exited with status {status}: its interpreter {program[1]} is for {kind}, {node}"
+        node = next((f"{match[1]} is {match[2]}" for match in map(_NODE.match, log) if match), "")
+        kind = files.architecture_of(Path(program[1]))
+        built = f"is built for {kind}, but" if kind else "is built for another processor:"
+        why = f"{built} {node or 'the node cannot execute it'}"
+        clause = f"exited with status {status}: its interpreter {program[1]} {why}"
         return Explanation(clause, "Set runtime.python to an interpreter for the nodes' processors.")
     if status in _NOT_THERE:
         clause = f"exited with status {status}: its interpreter or the interpreter's launcher {_NOT_THERE[status]}"

@@ -207,7 +207,7 @@ def check_space(definition: Definition, out: Path, program: Program) -> None:
     """
     need = units.parse_memory(definition.label("space") or SPACE)
     setting, (temporary, variable) = f"{program.prefixes[0]}_TMPDIR", _temporary(program)
-    for folder, purpose in ((temporary, variable or "the temporary folder"), (out.parent, "the image")):
+    for folder, purpose in ((temporary, f"temporary files ({variable or '/tmp'})"), (out.parent, "the image")):
         try:
             free = shutil.disk_usage(folder).free
         except OSError as error:
@@ -232,14 +232,15 @@ def _arguments(definition: Definition, given: Mapping[str, str]) -> tuple[dict[s
     """Return build arguments, pip's file of certificates and notes: the user's, and what only this machine knows."""
     if unknown := [name for name in given if name not in definition.used]:
         names = sorted(definition.used)
-        hint = did_you_mean(nearest(unknown[0], names), f"Its build arguments: {', '.join(names) or 'none'}.")
+        listed = f"The definition's build arguments: {', '.join(names) or 'none'}."
+        hint = did_you_mean(nearest(unknown[0], names), listed)
         raise UsageError(f"The definition has no build argument {unknown[0]}", place=str(definition.path), hint=hint)
     arguments, certificates, notes = dict(given), "", []
     if "PIP_INDEX" in definition.used:
         settings = pip_settings()
         index, certificates = settings.get("index-url", ""), settings.get("cert", "")
         if "@" in urllib.parse.urlsplit(index).netloc:
-            notes.append("pip's index has a password in its address: hpcml does not write it into the image")
+            notes.append("pip's index has a password in its address: hpcml does not write this address into the image")
         elif index:
             arguments.setdefault("PIP_INDEX", index)
     if "MIRROR" in definition.used and not arguments.setdefault("MIRROR", apt_mirror()):

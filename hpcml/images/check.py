@@ -194,7 +194,7 @@ def _of_the_packages(contents: Contents, image: Image, *, gpu: bool) -> Iterator
         )
     if not wrong:
         listed = ", ".join(f"{name} {value}" for name, value in versions.items())
-        as_labelled = ", as labelled" if stated.keys() & versions.keys() else ""
+        as_labelled = ", as labeled" if stated.keys() & versions.keys() else ""
         yield Finding("versions", GOOD, f"{listed}{as_labelled}")
 
 

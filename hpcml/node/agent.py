@@ -294,7 +294,7 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
     slot.cause = ""
     age = time.monotonic() - slot.started
     slot.deaths += 1
-    times = f", {slot.deaths} times" if slot.deaths > 1 else ""
+    times = f"; it ended {slot.deaths} times" if slot.deaths > 1 else ""
     slot.last_end = f"{how} after {'' if age > LIVED else 'only '}{age:.1f} s{times}"
     _tell(f"{node.members.noun} {slot.name} ended: {slot.last_end}.")
     if slot.deaths > node.members.restarts:

@@ -17,7 +17,7 @@ from hpcml.paths import RunPaths
 _ENDS = (errors.TIME_LIMIT, errors.ALLOCATION_LOST, errors.PREEMPTED)  # what another attempt can mend
 _HAD_ITS_TIME = (errors.TIME_LIMIT, errors.STOPPED)  # others, as a preemption, may have come before the first save
 _MORE = "The run's checkpoints are in checkpoints/ of the run directory."
-_SAVE = "Let the script save a checkpoint within its time limit (hpcml.run.on_stop) and start from hpcml.run.saved()."
+_SAVE = "Let the script save a checkpoint within the time limit (hpcml.run.on_stop) and start from hpcml.run.saved()."
 
 
 def decided(context: Context, outcome: End) -> End:
@@ -50,7 +50,7 @@ def reached(context: Context) -> str:
         return f"--max-restarts {settings.attempts.max_restarts} is reached"
     used, one = node_hours(context.run, settings.job.nodes), settings.job.nodes * settings.job.time_limit / 3600
     if settings.attempts.max_node_hours and used + one > settings.attempts.max_node_hours:
-        more = f", and another attempt may take {one:.3g}" if one else ""
+        more = f", and another attempt may take {one:.3g} more" if one else ""
         return f"{used:.3g} of --max-node-hours {settings.attempts.max_node_hours:g} are used{more}"
     if not settings.job.one_machine and not context.run.next_job.is_symlink():
         return f"the next job could not be queued (see hpcml logs {context.run.directory.name} job)"
@@ -62,7 +62,7 @@ def waits_anew(context: Context) -> str:
     job, waiting = job_id(), context.run.next_job
     if not (context.settings.attempts.several_jobs and job and waiting.is_symlink() and str(waiting.readlink()) == job):
         return ""
-    return "Slurm did not accept a job to continue in. hpcml requeues this job when it ends."
+    return "Slurm did not accept the job of the next attempt. hpcml requeues this job when it ends."
 
 
 def no_progress(context: Context, outcome: End) -> bool:

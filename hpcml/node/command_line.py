@@ -13,7 +13,10 @@ def main() -> None:
     library = f"{os.environ.get('HPCML_RUN_DIR', '')}/{LIBRARY}"
     entries = os.environ.get("PYTHONPATH", "").split(":")
     if library not in entries:
-        sys.exit(f"hpcml: {library} is not from PYTHONPATH, and hpcml is not installed elsewhere.")
+        sys.exit(
+            "hpcml: a run's copy of hpcml has no commands, and hpcml cannot start the installed one: "
+            f"{library} is not in PYTHONPATH."
+        )
     others = ":".join(entry for entry in entries if entry != library)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"PYTHONPATH": others} if others else {}

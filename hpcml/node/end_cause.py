@@ -142,12 +142,12 @@ class EndRequests:
         settings, seconds = self.context.settings, self.longest_save
         grace = settings.deadlines.script_grace
         if 2 * seconds > grace:
-            left = f"has {grace:g} s after a cancellation or preemption (deadlines.driver_grace)"
+            left = f"{grace:g} s after a cancellation or preemption (deadlines.driver_grace)"
         elif 2 * seconds > self.lead or (self.lead > settings.job.signal_lead and not self._knows_its_end):
-            left = f"has {settings.job.signal_lead:g} s before the time limit (slurm.signal_lead)"
+            left = f"{settings.job.signal_lead:g} s before the time limit (slurm.signal_lead)"
         else:
             return ""
-        return f"saving a checkpoint took {seconds:.1f} s, and the script {left}"
+        return f"saving a checkpoint took {seconds:.1f} s; the next save may not finish in the {left}"
 
     @property
     def _knows_its_end(self) -> bool:
@@ -248,6 +248,6 @@ def _told_by_signal(outcome: End) -> End:
         return outcome._replace(**(_PUT_BACK if not _in_allocation() and _put_back(job) else _PREEMPTED))
     if _in_allocation():
         return outcome
-    reason = "the run received SIGTERM in its job steps; Slurm's log does not name the reason"
+    reason = "the run received SIGTERM in its job steps; Slurm wrote no reason into the job's log"
     hint = "" if job else "The node could not reach Slurm's controller."
     return outcome._replace(by=SLURM, message=reason, hint=hint)

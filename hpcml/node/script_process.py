@@ -344,7 +344,7 @@ def _add_module(name: str, image: str) -> str:
         return f"{sys.executable} was built without Python's own module '{name}': set runtime.python to another Python."
     add = f"{sys.executable} -m pip install {name}"
     lacks = f"{sys.executable}, which ran the script, has no module '{name}'"
-    return f"{lacks}: {add}; or set runtime.python to another Python."
+    return f"{lacks}. Install it with: {add}; or set runtime.python to another Python."
 
 
 def written_into_copy(copy: Path, since: int) -> str:

@@ -151,7 +151,7 @@ def _follow(state: RunState, processes: Processes, script: RunningScript) -> End
         if state.clock.seconds - slow_looked >= SLOW_TICK:
             slow_looked = state.clock.seconds
             if full := storage.scarce(state.context.run.directory):  # the script may not need it, or room be made
-                state.warn(f"{full}: further output of the script and the logs is lost.")
+                state.warn(f"{full}: further output of the script and further log lines are lost.")
             _look_for_hang(state, hang, told_to_end=bool(must_end or state.end_requests.signalled))
             if Process.named(script.pid).state == "T":
                 pid = f"kill -CONT {script.pid} on {state.context.node}"
@@ -349,7 +349,7 @@ class ReportProcess:
             return
         if self.process.returncode:
             last = output.decode(errors="replace").strip().rpartition("\n")[2]
-            self._missed(last or f"exit status {self.process.returncode}")
+            self._missed(last or f"the report process ended with exit status {self.process.returncode}")
 
     def _missed(self, why: str) -> None:
         say(

@@ -53,7 +53,9 @@ def image_of(site: Site, spec: RunRequest) -> str:
     place = f"profile {site.name}: runtime.image"
     if not site.runtime.image:
         raise ConfigError(
-            "The profile requires an image but does not name one", place=place, hint="Add --image, or set the key."
+            "The profile requires an image but does not name one",
+            place=place,
+            hint="Add --image, or set runtime.image.",
         )
     if not site.runtime.image.startswith("/"):
         hint = "Use its absolute path on the compute nodes."

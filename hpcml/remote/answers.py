@@ -256,7 +256,7 @@ def _parsed(line: str | bytes, host: str, longest: float = LONGEST) -> dict[str,
     except ValueError as error:
         raise wrong(host, f"it is not JSON ({str(error)[:100]})") from error
     if not isinstance(content, dict):
-        raise wrong(host, "it is not a table")
+        raise wrong(host, "it is not a JSON object")
     return content
 
 
@@ -347,7 +347,7 @@ def of_token(text: str, host: str) -> str:
     try:
         return str(_token(text.strip()))
     except MalformedError as error:
-        raise wrong(host, "not a token") from error
+        raise wrong(host, "it is not a token") from error
 
 
 def of_offer(line: bytes, host: str) -> dict[str, Any]:

@@ -339,7 +339,9 @@ def run(connection: Connection, arguments: Sequence[str], upload: Upload | None 
         if not upload:
             raise
         run_id = call.facts.get("run")
-        advice = f"to find out: hpcml --host {connection.host} status {run_id}" if run_id else "nothing was submitted"
+        advice = "nothing was submitted"
+        if run_id:
+            advice = f"the run may have been submitted. To find out: hpcml --host {connection.host} status {run_id}"
         say("", sys.stderr)
         say(f"Interrupted; {advice}.", sys.stderr)
         return 130
@@ -483,7 +485,7 @@ class Delivery:
     def _refusal(self, answer: dict[str, Any]) -> HpcmlError:
         path, host = self.path, self.host
         if answer["refused"] == "there":
-            hint = "Choose another with -o, or use --force."
+            hint = "Choose another path with -o, or replace the file with --force."
             return UsageError(f"{path} already exists on {host}", place=self.command, hint=hint)
         if answer["refused"] == "folder":
             hint = "Create the folder there, or choose another with -o. Relative paths start in your home folder there."

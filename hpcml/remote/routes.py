@@ -386,7 +386,7 @@ def _session_key(folder: Path) -> str:
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hpcml", "-f", str(folder / "key")]
     answer = subprocesses.run(command, 20.0)
     if answer.code != 0:
-        raise TunnelError(f"No key could be created: {answer.text}", place="ssh-keygen")
+        raise TunnelError(f"hpcml could not create an ssh key: {answer.text}", place="ssh-keygen")
     return (folder / "key.pub").read_text().strip()
 
 

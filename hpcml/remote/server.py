@@ -20,7 +20,7 @@ from hpcml import __version__
 from hpcml.errors import ConfigError, LinkError, StorageError, UsageError
 from hpcml.files import parsed
 from hpcml.forms import Form
-from hpcml.remote.answers import LONGEST_LINE, PROTOCOL, mark
+from hpcml.remote.answers import LONGEST_LINE, PROTOCOL, SERVE, mark
 from hpcml.remote.transfer import PIECE, entries_of, files, receive
 from hpcml.request.record import RunRequest
 from hpcml.sites.layers import process_environment
@@ -171,7 +171,7 @@ def serve(call: Callable[[list[str], RemoteSession], int]) -> int:
         protocol = header["protocol"]
     except (ValueError, TypeError, KeyError, OSError) as error:
         hint = "Call hpcml from a laptop: hpcml --host HOST COMMAND."
-        raise UsageError("Only hpcml on a laptop uses this option", place="hpcml", hint=hint) from error
+        raise UsageError(f"Only hpcml on a laptop uses the option {SERVE}", place="hpcml", hint=hint) from error
     if protocol != PROTOCOL:
         session.say(exit_status=ConfigError.exit_status)
         message = f"Protocol version mismatch: laptop {protocol}, cluster {PROTOCOL}"
@@ -211,9 +211,7 @@ def _incoming() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            raise StorageError(
-                "Other users can access the folder", place=str(folder), hint="Move the folder to another place."
-            )
+            raise StorageError("The path is not your own folder", place=str(folder), hint="Move it to another place.")
         folder.chmod(0o700)
         for left in folder.glob("from-laptop-*"):
             with contextlib.suppress(FileNotFoundError):

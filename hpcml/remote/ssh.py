@@ -117,7 +117,7 @@ def places(control: str = "~/.hpcml/cm") -> Places:
 
 def private_folder(path: Path) -> None:
     """Make a folder of mode 0700, or see that the one there is the user's own and nobody else's to write to."""
-    hint = "Remove the file, or choose another folder with --set login.control=…."
+    hint = "Choose another folder with --set login.control=…."
     try:
         with contextlib.suppress(FileExistsError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -126,11 +126,15 @@ def private_folder(path: Path) -> None:
     except OSError as error:
         raise StorageError(f"The folder cannot be created: {error.strerror}", place=str(path), hint=hint) from error
     if not stat.S_ISDIR(itself.st_mode) or itself.st_uid != os.getuid() or itself.st_mode & 0o022:
-        raise StorageError("Other users can access the folder", place=str(path), hint=hint)
+        hint = "Remove it, or choose another folder with --set login.control=…."
+        message = "The path is not your own folder, or other users can write to this folder"
+        raise StorageError(message, place=str(path), hint=hint)
     if not files.folder_is_ours(above) or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
         if above.st_uid == os.getuid():
             hint = f"Remove their write access: chmod go-w {shlex.quote(str(path.parent))}"
-        raise StorageError("Other users may rename the folder", place=str(path.parent), hint=hint)
+        raise StorageError(
+            f"Other users may rename the folder {path.name} in this folder", place=str(path.parent), hint=hint
+        )
     if itself.st_mode & 0o077:
         path.chmod(0o700)
 
@@ -300,7 +304,7 @@ def failure(complaint: str, host: str, renew: str = "") -> HpcmlError:
     quote = tuple(line for line in complaint.splitlines() if line.strip())[-14:]
     if re.search(_HOST_KEY, complaint):
         message = f"The host key of {host}, or of a host on the way to it, has changed"
-        hint = "If the site announced new keys, remove the old one (ssh-keygen -R). If not, report it to the site."
+        hint = "If the site announced new keys, remove the old one (ssh-keygen -R HOST). If not, report it to the site."
         return HostKeyError(message, place=host, hint=hint, quote=quote)
     if re.search(_CONFIG, complaint):
         return ConfigError("ssh refuses its configuration", place=host, hint=f"Try: ssh -G {host}", quote=quote)
@@ -366,11 +370,11 @@ def warning(certificates: Sequence[float], until: float | None, now: float, rene
     ends = max(certificates)
     again = f": {renew}" if renew else ""
     if ends <= now:
-        return f"your ssh certificate expired {clock(ends, now)}; a new login needs a new certificate{again}"
+        return f"your ssh certificate expired at {clock(ends, now)}; a new login needs a new certificate{again}"
     if until is not None and ends < until:
         return (
-            f"your ssh certificate expires {clock(ends, now)}, the run ends {clock(until, now)}: an open tunnel stays "
-            f"open, but a new login needs a new certificate{again}"
+            f"your ssh certificate expires at {clock(ends, now)}, the run ends at {clock(until, now)}: an open "
+            f"tunnel stays open, but a new login needs a new certificate{again}"
         )
     return ""
 
@@ -471,8 +475,8 @@ class Connection:
         now = time.time()
         if self.budget.left(now) == 0:
             when = clock(self.budget.free_at(now), now)
-            many = f"There were {self.login.logins} logins to {self.host} within an hour"
-            message = f"{many}, and sites block frequent logins"
+            many = f"hpcml tried {self.login.logins} logins to {self.host} within an hour"
+            message = f"{many}, and does not try again yet: sites block frequent logins"
             raise LoginNeededError(message, place="login.logins", hint=f"Try again after {when}.")
         self.control.unlink(missing_ok=True)  # left by one that was killed
         self.budget.spend(now)

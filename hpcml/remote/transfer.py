@@ -144,8 +144,10 @@ def files(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = "Check the free space, your quota and your write permission."
-        raise StorageError(f"The file cannot be written: {error.strerror}", place=str(path), hint=hint) from error
+        hint = "Check the free space, your quota and your permissions."
+        raise StorageError(
+            f"The file cannot be read or written: {error.strerror}", place=str(path), hint=hint
+        ) from error
 
 
 def receive(

@@ -315,7 +315,7 @@ class Tunnel:
             hint = f"See hpcml status {run.run} (on the cluster)."
             message = f"The {name}'s socket is not on {service.node}"
             return ServiceGoneError(message, place=service.socket, hint=hint, quote=quote)
-        hint = "Show this message to the site's support. A tunnel needs ssh or srun --overlap."
+        hint = "Show this message to the site's support. A tunnel needs ssh to the node, or srun --overlap."
         message = f"The site does not allow a tunnel to {service.node}"
         return TunnelError(message, place=self.connection.host, hint=hint, quote=quote)
 
@@ -343,7 +343,7 @@ class Tunnel:
         link.misses = link.misses + 1 if wrong else 0
         if link.misses >= MISSES:
             hint = f"See the scheduler's log: hpcml logs {run.run} scheduler (on the cluster)."
-            message = f"The {self.request.service} does not respond, but the run continues: {wrong}"
+            message = f"The run continues, but its {self.request.service} does not respond: {wrong}"
             place = f"{link.service.node}:{link.service.socket}"
             raise ServiceGoneError(message, place=place, hint=hint)
 
@@ -394,7 +394,7 @@ def _refuse_ended_certificate(connection: Connection) -> None:
     if ends <= now:
         message = f"The connection to the cluster was lost, and your ssh certificate expired at {ssh.clock(ends, now)}"
         again = connection.login.renew or "ask your site how"
-        hint = f"Get a new certificate, then start the tunnel again: {again}."
+        hint = f"Get a new certificate ({again}), then start the tunnel again."
         raise LoginNeededError(message, place=connection.host, hint=hint)
 
 

@@ -47,9 +47,11 @@ def services(run: directories.Run) -> dict[str, Service]:
     for name, record in records.items():
         token = record.get("token_file")
         if token and Path(str(token)).resolve().parent != attempt.secret.resolve():
-            hint = "Someone changed this file: a service's token is in attempts/N/secret of the run's directory."
+            hint = "Someone changed this record: a service's token is in attempts/N/secret of the run's directory."
             raise StorageError(
-                "The token file is not one of this run", place=f"{attempt.service_of(name)}: {token}", hint=hint
+                "The service's record names a token file that is not one of this run",
+                place=f"{attempt.service_of(name)}: {token}",
+                hint=hint,
             )
     return {name: _service(record, attempt.service_of(name)) for name, record in records.items()}
 
@@ -80,7 +82,7 @@ def service(run: directories.Run, name: str) -> Service:
             "The run is not a JupyterLab session", place=run.id, hint=f"Start a session with hpcml jupyter. {hint}"
         )
     if name in ("dashboard", "jupyter") and not run.paths.status.exists():
-        hint = f"Try again after it has started: hpcml status {run.id}."
+        hint = f"Try again later. The run's state: hpcml status {run.id}."
         raise NotFoundError(f"The run's {name} is starting", place=run.id, hint=hint)
     raise NotFoundError(f"The run has no {name} now", place=run.id, hint=hint)
 
@@ -325,9 +327,9 @@ def lines(target: Service, login: str, user: str, port: int) -> list[tuple[str, 
         f"-o ExitOnForwardFailure=yes -o StreamLocalBindMask=0177 -L $D/s:{path} {node}"
     )
     return [
-        ("if the compute nodes let your laptop in", f"{forward}{path} -J {who}{login} {who}{node}"),
+        ("if your laptop may log in to the compute nodes", f"{forward}{path} -J {who}{login} {who}{node}"),
         (
-            "if only the login node may reach them: the first prints a path, the second takes it for PATH",
+            "if only the login node may: the first command prints a path; replace PATH in the second by it",
             f"ssh -tt {who}{login} {shlex.quote(inner)}",
         ),
         ("", f"{forward}PATH {who}{login}"),

@@ -98,8 +98,8 @@ RULES = (
     Rule(
         "memory-asked",
         "memory_used",
-        "The run used at most {memory_used} % of the memory that it requested. A job that requests less may start "
-        "earlier (--memory-per-node).",
+        "The run used at most {memory_used} % of the node memory that it requested. A job that requests less may "
+        "start earlier (--memory-per-node).",
         below=50,
         weight=0.1,
     ),

@@ -401,7 +401,7 @@ def _hours(paths: RunPaths, attempt: int, end: End, measured: _Measured) -> tupl
             total = {name: hours + (number(parts.get(name)) or 0.0) for name, hours in total.items()}
         else:
             uncounted.append(
-                f"The sum does not include the {counted.unit}-hours of attempt {one.number + 1}, which has no samples."
+                f"The {counted.unit}-hours of all attempts do not include attempt {one.number + 1}: it has no samples."
             )
     this = attempts.one(paths, attempt)._replace(begin=phases.began, end=phases.end)
     this = this._replace(hours=counted.paid, useful=counted.share("useful"))
@@ -479,7 +479,7 @@ def _happened(by_node: Mapping[str, Node], devices: Sequence[GpuSummary], began:
             if (text := event.sentence(name, of_host=node.of_host))
         ]
     slow = [
-        f"Heat or the power supply slowed {device.label} down in {device.throttled:.0f} % of the samples."
+        f"Heat or the power supply slowed GPU {device.label} down in {device.throttled:.0f} % of the samples."
         for device in devices
         if device.throttled
     ]
@@ -495,7 +495,8 @@ def _asked(
     used_time = format_seconds(phases.end - phases.began) if phases.began else "not known"
     rows = [("Time", format_seconds(limit) if limit else "no limit", used_time)]
     nodes, partition = str(job.get("nodes", "")), attempts.directive(plan, "--partition")
-    rows.append(("Nodes", f"{nodes} of {partition}" if partition else nodes, str(len(names)) if names else "none"))
+    asked_nodes = f"{nodes} of partition {partition}" if partition else nodes
+    rows.append(("Nodes", asked_nodes, str(len(names)) if names else "none"))
     if per_node or "gpus" in figures:
         used = figures.get("gpus", 0.0) - figures.get("gpus_unused", 0.0)
         asked = per_node * int(number(job.get("nodes")) or 1)
@@ -521,7 +522,7 @@ def _unknown(
     if per_node and by_node and not devices:
         sentences.append("There are no samples of the GPUs: NVML did not respond.")
     if any(node.of_host for node in by_node.values()):
-        sentences.append("Cores and memory include all programs on the machine: the job has no readable cgroup.")
+        sentences.append("Use of cores and memory includes all programs on the node: the job has no readable cgroup.")
     if not status:
         sentences.append("The run exited without writing a status: its last record counts as its end.")
     return tuple(sentences)

@@ -152,7 +152,7 @@ def _policy(page_style: str) -> str:
 def _requested(report: Report) -> str:
     """Return in a line what the run requested, without what it left to the site."""
     requested = {what: asked for what, asked, _ in report.findings.asked if asked}
-    number, _, partition = requested.get("Nodes", "").partition(" of ")
+    number, _, partition = requested.get("Nodes", "").partition(" of partition ")
     parts = (
         counted(int(number), "node") if number.isdecimal() else "",
         f"partition {partition}" if partition else "",
@@ -180,12 +180,12 @@ def _cards(report: Report) -> list[tuple[str, str]]:
     if "cpu_use" in figures:
         cards.append(("mean use of the cores", f"{figures['cpu_use']:.0f} %"))
     if "memory_peak" in figures:
-        cards.append(("highest memory of a node", format_bytes(figures["memory_peak"])))
+        cards.append(("highest memory use of a node", format_bytes(figures["memory_peak"])))
     if "energy_kwh" in figures:
         energy = figures["energy_kwh"]
         cards.append(("energy of the GPUs", f"{energy:.3g} kWh" if energy >= 0.1 else f"{1000 * energy:.3g} Wh"))
     if "imbalance" in figures:
-        cards.append(("imbalance of the GPUs", f"{figures['imbalance']:.0f} %"))
+        cards.append(("imbalance of the GPUs' use", f"{figures['imbalance']:.0f} %"))
     return cards
 
 

@@ -151,8 +151,8 @@ PAGE = """<!doctype html>
 {% endfor %}</div>
 {% if report.findings.script_alone is not none and report.findings.script_seconds %}
 <section><h2>What the script and its tasks did</h2>
-<p>The script ran {{ report.findings.script_seconds | short }}. No task ran for {{ report.findings.script_alone | short }} of them
-({{ (100 * report.findings.script_alone / report.findings.script_seconds) | percent }}): that is the script itself.</p>
+<p>The script ran for {{ report.findings.script_seconds | short }}. For {{ report.findings.script_alone | short }} of this time
+({{ (100 * report.findings.script_alone / report.findings.script_seconds) | percent }}) no task ran: only the script itself worked.</p>
 {% if report.findings.functions %}<table><tr><th>Function</th><th class="n">tasks</th><th class="n">total</th><th class="n">mean</th><th class="n">longest</th></tr>
 <tr><td>the script itself</td><td class="n"></td><td class="n">{{ report.findings.script_alone | short }}</td><td class="n"></td><td class="n"></td></tr>
 {% for one in report.findings.functions[:16] %}<tr><td>{{ one.name }}</td><td class="n">{{ one.tasks | count }}</td><td class="n">{{ one.seconds | short }}</td>
@@ -177,7 +177,7 @@ PAGE = """<!doctype html>
 {% endfor %}</div>
 <table>{% for one in report.results.files if not one.picture %}<tr><td><a href="{{ one.link }}">{{ one.name }}</a></td><td class="n">{{ one.size | size }}</td></tr>
 {% endfor %}</table>
-<p class="soft">Links need the run's folder out.{% if report.results.others %} {{ report.results.others }} more files are in it.{% endif %}</p></section>
+<p class="soft">The links need the run's folder <code>out</code>.{% if report.results.others %} {{ report.results.others }} more files are in this folder.{% endif %}</p></section>
 {% endif %}
 {% if report.hours.attempts | length > 1 %}
 <section><h2>All attempts</h2>
@@ -188,7 +188,7 @@ of them {{ report.hours.total.useful | hours }} useful. The rest of this page sh
 <td class="n">{{ one.seconds | duration }}</td><td class="n">{% if one.hours is none %}–{% else %}{{ one.hours | hours }}{% endif %}</td>
 <td class="n">{{ one.useful | percent }}</td><td><b>{{ one.state }}</b> {{ one.message }}</td></tr>
 {% endfor %}</table></div>
-<table><tr><th>Part</th><th class="n">{{ unit }}-hours of all</th><th class="n">share</th></tr>
+<table><tr><th>Part</th><th class="n">{{ unit }}-hours of all attempts</th><th class="n">share</th></tr>
 {% for kind, title, hours, share in totals %}<tr><td><i class="key k-{{ kind }}"></i>{{ title }}</td>
 <td class="n">{{ hours | hours }}</td><td class="n">{{ "%.1f" | format(share) }} %</td></tr>
 {% endfor %}</table></section>
@@ -203,14 +203,14 @@ of them {{ report.hours.total.useful | hours }} useful. The rest of this page sh
 {% endfor %}</div></section>
 {% endif %}
 {% if report.machines.devices %}
-<section><h2>GPUs</h2><div class="wide"><table><tr><th>GPU</th><th>model</th><th class="n">mean use</th><th class="n">highest memory</th>
+<section><h2>GPUs</h2><div class="wide"><table><tr><th>GPU</th><th>model</th><th class="n">mean use</th><th class="n">highest memory use</th>
 <th class="n">mean power</th><th class="n">energy</th></tr>
 {% for one in report.machines.devices[:256] %}<tr><td>{{ one.label }}{% if one.process %}, {{ one.process }}{% endif %}</td><td>{{ one.name }}</td><td class="n">{{ one.use | percent }}</td>
 <td class="n">{{ one.memory | size }}{% if one.memory_size %} of {{ one.memory_size | size }}{% endif %}</td>
 <td class="n">{% if one.power is none %}–{% else %}{{ "%.0f" | format(one.power) }} W{% endif %}</td>
 <td class="n">{% if one.energy is none %}–{% else %}{{ "%.3f" | format(one.energy) }} kWh{% endif %}</td></tr>
 {% endfor %}</table></div>
-<p class="soft">Use is the share of time in which a kernel ran, as NVML measures it.</p></section>
+<p class="soft">Use is the share of time in which a CUDA kernel ran, as NVML measures it.</p></section>
 {% endif %}
 <section><h2>Requested and used</h2><table><tr><th></th><th>requested</th><th>used</th></tr>
 {% for what, asked, used in report.findings.asked %}<tr><td>{{ what }}</td><td>{{ asked }}</td><td>{{ used }}</td></tr>{% endfor %}</table></section>
@@ -229,7 +229,7 @@ of them {{ report.hours.total.useful | hours }} useful. The rest of this page sh
 <section><h2>Where the processes were before the end</h2>{% for text in report.findings.processes %}<p>{{ text }}</p>{% endfor %}</section>
 {% endif %}
 {% if report.findings.happened %}
-<section><h2>On the nodes</h2>{% for text in report.findings.happened %}<p>{{ text }}</p>{% endfor %}</section>
+<section><h2>Events on the nodes</h2>{% for text in report.findings.happened %}<p>{{ text }}</p>{% endfor %}</section>
 {% endif %}
 {% if report.course.ending.end.warnings %}
 <section><h2>Warnings</h2>{% for text in report.course.ending.end.warnings %}<p>{{ text }}</p>{% endfor %}</section>
@@ -240,7 +240,7 @@ of them {{ report.hours.total.useful | hours }} useful. The rest of this page sh
 {% if report.findings.unknown %}
 <section><h2>Not known</h2>{% for text in report.findings.unknown %}<p>{{ text }}</p>{% endfor %}</section>
 {% endif %}
-<p class="soft">hpcml {{ report.run.version }}, made {{ report.made | moment }}, of attempt {{ report.run.attempt + 1 }}. Times in charts count from the start of the job.</p>
+<p class="soft">hpcml {{ report.run.version }} wrote this report of attempt {{ report.run.attempt + 1 }} on {{ report.made | moment }}. Times in charts count from the start of the job.</p>
 <div id="tip" role="status"></div>
 <script>{{ script }}</script>
 </body>

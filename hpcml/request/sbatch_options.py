@@ -46,7 +46,7 @@ INSTEAD = {
     "--clusters": "Submit on a login node of that cluster.",
     "--cluster": "Submit on a login node of that cluster.",
     "-M": "Submit on a login node of that cluster.",
-    "--wrap": "Name a script.",
+    "--wrap": "Submit a script, or a program: hpcml submit -- PROGRAM.",
     "--gres": "Use --gpus-per-node 4 or TYPE:4; for other resources --sbatch=--gres=NAME:N.",
     "--parsable": "Use --json.",
     "--test-only": "Use --check.",

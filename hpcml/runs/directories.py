@@ -207,7 +207,7 @@ def creating(directory: Path, trusted: Sequence[str] = ()) -> Iterator[RunPaths]
 def _check_owner(new: Path) -> None:
     """Refuse a file system on which a new folder is another's: its runs would be passed over as foreign."""
     if not files.is_own_folder(new):
-        hint = "Keep runs on a file system that keeps owners (--set paths.runs=…)."
+        hint = "Use a file system that records the owners of files (--set paths.runs=…)."
         raise StorageError("Files that you create there do not belong to you", place=str(new.parent), hint=hint)
 
 

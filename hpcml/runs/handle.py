@@ -299,7 +299,7 @@ def scheduler_of(run: directories.Run, status: Status) -> Scheduler:
     table = None if status.over or status.phase == "queued" else directories.read_json(attempt.scheduler)
     if table is None:
         place, hint = f"{run.id}: {status.state}: {status.message}", f"Show the run's state: hpcml status {run.id}."
-        raise NotFoundError("The run's cluster is not running", place=place, hint=hint)
+        raise NotFoundError("The run's Dask cluster is not running", place=place, hint=hint)
     with complete(run.paths.directory):
         return Scheduler(attempt, table.get("address", str), table.get("protocol", str))
 

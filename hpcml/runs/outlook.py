@@ -238,7 +238,7 @@ def _cost(outlook: Outlook) -> str:
             f"{text} ({request_cost.amount(outlook.budget.left)} {outlook.unit} of account {outlook.account} are left)"
         )
     share = 100 * outlook.billed / outlook.budget.total if outlook.budget.total else 100.0
-    left = f"{request_cost.amount(outlook.budget.left)} left"
+    left = f"{request_cost.amount(outlook.budget.left)} {outlook.unit} left"
     left = f"only {left}" if outlook.billed > outlook.budget.left else left
     return f"{text}, {request_cost.amount(share)} % of the grant of account {outlook.account} ({left})"
 

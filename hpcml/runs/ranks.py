@@ -88,11 +88,12 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
         one = " Or take one node: --nodes 1." if nodes > 1 and not several else ""
         way = "Add --ranks node"
         if _starts_tasks(name):
-            way = f"Leave out {name}, and add --ranks N (N on each node), and for MPI also --mpi pmix"
+            way = f"Leave out {name}, and add --ranks N (N ranks on each node), and for MPI also --mpi pmix"
         without = f", without {', '.join(_OF_MACHINES.findall(options))}" if _OF_MACHINES.search(options) else ""
         hint = f"{way}{without}.{one} More: {PAGE}."
-        raise UsageError(f"{name} starts ranks, and hpcml starts one process, {where}", place="--", hint=hint)
-    pool = " and their GPU memory pool (--set gpu.rmm_pool_size=none)" if _has_pool(made) else ""
+        problem = f"{name} starts ranks, but without --ranks hpcml starts {name} only once, {where}"
+        raise UsageError(problem, place="--", hint=hint)
+    pool = " and their GPU memory pool (without a pool: --set gpu.rmm_pool_size=none)" if _has_pool(made) else ""
     return [f"{name} starts its processes on the first node, next to the run's workers{pool} ({PAGE})"]
 
 
@@ -190,7 +191,8 @@ def check_script(spec: RunRequest, python: str, workers: int, variables: Collect
     typed = f"-m {spec.code.script.name}" if is_module else os.path.relpath(file, base)
     way = "--ranks N --mpi pmix" if by_mpi else "--ranks gpu, --ranks node or --ranks N"
     hint = f"Add {way} ({PAGE}). As one process: hpcml submit -- {python} {typed}."
-    raise ScriptError(f"The script needs ranks ({ranks.what}), and hpcml starts one process", place=where, hint=hint)
+    problem = f"The script needs ranks ({ranks.what}), but without --ranks hpcml starts one process"
+    raise ScriptError(problem, place=where, hint=hint)
 
 
 def expected(script: Path, folder: Path, variables: Collection[str] = ()) -> Expected | None:

@@ -49,7 +49,7 @@ _JOB_ENDS = {  # the exit status and the sentence of an end that the run itself 
     ),
     "NODE_FAIL": (ALLOCATION_LOST, "a node of the allocation failed", "NODE_FAIL"),
     "BOOT_FAIL": (ALLOCATION_LOST, "a node did not boot", "NODE_FAIL"),
-    "PREEMPTED": (PREEMPTED, "the job was preempted: Slurm gave its nodes to another (PREEMPTED)", "PREEMPTED"),
+    "PREEMPTED": (PREEMPTED, "the job was preempted: Slurm gave its nodes to another job (PREEMPTED)", "PREEMPTED"),
     "REVOKED": (ALLOCATION_LOST, "the job was revoked", "FAILED"),
 }
 
@@ -395,7 +395,7 @@ def _ask_owner(current: Status, run: directories.Run, asked: JobState | None) ->
     if not run.submission:
         hint = (
             f"Look for a job with the comment hpcml:{run.id}: squeue --me -o '%i %k'. "
-            f"Without one, the run counts as not submitted after {records.LOST_AFTER / 60:g} minutes."
+            f"If there is no such job, the run counts as not submitted after {records.LOST_AFTER / 60:g} minutes."
         )
         return current.changed(phase="unknown", message="Slurm's answer to the submission was not recorded", hint=hint)
     try:
@@ -555,7 +555,7 @@ def _ended_without_word(current: Status, run: directories.Run, job: JobState) ->
 def _step_ended(before: Status, run: directories.Run, node: str, exit_status: int) -> Status:
     """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
     if "allocated" in before.progress.times:  # what its log says is the script's
-        message = f"the script's job step {rules.of_role(exit_status, ()).what} before hpcml recorded the end"
+        message = f"the script's job step {rules.of_role(exit_status, ()).what} before hpcml recorded how the run ended"
         return _lost(before, run, exit_status, message)
     log = files.tail(run.paths.driver_log)
     if image := before.planned.image:
@@ -582,7 +582,7 @@ def _lost(current: Status, run: directories.Run, exit_status: int, message: str,
         hint = "The job wrote nothing into its log. Check that all nodes share the file system of paths.runs."
         if bash_env := run.submission.bash_env if run.submission else "":
             hint = (
-                f"BASH_ENV was set: bash reads {bash_env} before the batch script. "
+                f"Your shell had set BASH_ENV at the submission: bash reads {bash_env} before the batch script. "
                 f"Check whether that file exits or fails. Otherwise: {hint[0].lower()}{hint[1:]}"
             )
     return _with_end(current, End(exit_status, "", SLURM, message, hint, quote, state))

@@ -395,7 +395,7 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
         rules = loaded.site.code
         taken = snapshot.take(spec.code.script, paths.code, rules, linked=lasting, limited=lasting, module=module)
         if needed := snapshot.needed(taken, paths.code):
-            hint = "Raise the named limit (--set code.…=…), or run the original folder (--set code.snapshot=none)."
+            hint = "Raise the named limit (--set code.…=…), or run the script in place (--set code.snapshot=none)."
             raise UsageError("The copy of the code would lack required files", place=snapshot.listed(needed), hint=hint)
         if made.inside.job.image:
             linked = taken.places if loaded.site.code.snapshot != "none" else spec.code.sources

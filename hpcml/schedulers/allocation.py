@@ -108,8 +108,9 @@ def parse(job: str, text: str) -> Allocation:
     gpus = {_gpus(gres) for *_, gres in kinds}
     if len(gpus) > 1:
         numbers = " and ".join(map(str, sorted(gpus)))
-        hint = "Use an allocation with equal numbers on all nodes (--gpus-per-node)."
-        raise SiteError(f"The nodes of the allocation have {numbers} GPUs", place=f"job {job}", hint=hint)
+        hint = "Use an allocation with the same number of GPUs on all nodes (--gpus-per-node)."
+        message = f"The nodes of the allocation have different numbers of GPUs: {numbers}"
+        raise SiteError(message, place=f"job {job}", hint=hint)
     return Allocation(
         job,
         tuple(expand_hosts(fields["NodeList"])),

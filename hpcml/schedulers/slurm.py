@@ -106,7 +106,7 @@ REASONS = {
     "BadConstraints": "the job will never start: no node matches the request",
     "Reservation": "waiting for the requested reservation",
     "Licenses": "waiting for a software license",
-    "None": "waiting for the scheduler",
+    "None": "waiting for Slurm's scheduler",
 }
 _ASKED_AT_ONCE = 5000
 _ASKED_ALONE = 16  # jobs that are asked for again, each alone, where the answer for many cannot be read
@@ -270,7 +270,8 @@ def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
     if program == "sbatch" and (rule := meaning(answer.text, Where.SUBMISSION)):
         return SiteError(rule.sentence, place=program, hint=rule.remedy, quote=_quote(answer))
     hint = "Slurm's message is above. The site's documentation may explain it."
-    return SiteError("Slurm refused", place=program, hint=hint, quote=_quote(answer))
+    refused = "the job" if program == "sbatch" else f"the command {program}"
+    return SiteError(f"Slurm refused {refused}", place=program, hint=hint, quote=_quote(answer))
 
 
 def _quote(answer: Answer) -> tuple[str, ...]:

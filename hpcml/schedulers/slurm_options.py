@@ -143,10 +143,10 @@ def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tup
         gpus = f"{part.gpus} of {part.of} GPUs"
         return [f"the run requests per node: {gpus}, with {amounts} (to request more: {options})"] if shares else []
     key = f"partitions.{name}.gpus_per_node" if name in site.partitions else "resources.node_gpus"
-    unknown = f"the profile does not give the GPUs of a node ({key})"
+    unknown = f"the profile does not say how many GPUs a node has ({key})"
     if part.whole:
-        more = f"whole nodes are reserved, and GPUs beyond --gpus-per-node {part.gpus} stay unused"
-        return [f"{more}: the profile does not say how many GPUs a node has ({key})"]
+        more = f"this job reserves whole nodes, and GPUs beyond --gpus-per-node {part.gpus} stay unused"
+        return [f"{more}: {unknown}"]
     return [f"{unknown}, so hpcml requests {amounts} (to request less: {options})"] if shares else []
 
 
@@ -245,10 +245,12 @@ def _directives(
             users = {option: name for option, name in users.items() if option not in OPTIONS["memory_per_node"].slurm}
     extra = []
     for option, value in (_extra_directive(site, line) for line in site.slurm.extra):
+        ignored = f"hpcml ignores {option}{'=' if value else ''}{value} of the profile's slurm.extra"
         if option in passed or (option == "--requeue" and "--no-requeue" in passed):
-            reasons.append(f"hpcml ignores {option}={value} of the profile's slurm.extra: {option} is set")
+            stated = option if option in passed else "--no-requeue"
+            reasons.append(f"{ignored}, because your request contains {stated}")
         elif option in users and not (option == "--gres" and not value.startswith("gpu")):
-            reasons.append(f"hpcml ignores {option}={value} of the profile's slurm.extra: {users[option]} is set")
+            reasons.append(f"{ignored}, because your request contains {users[option]}")
         else:
             extra.append((option, value))
     directives = [(option, value) for option, value in valued if value]
@@ -273,7 +275,7 @@ def _dependency(spec: RunRequest) -> str:
     jobs = [f"{_AFTER[one.when]}:{one.job}" for one in spec.place.after]
     if jobs and "?" in spec.place.dependency:
         hint = "Write all conditions with --dependency and job ids."
-        raise UsageError("--after adds a condition, but ? in --dependency means any condition", hint=hint)
+        raise UsageError("--after adds a condition, but with ? in --dependency one condition is enough", hint=hint)
     return ",".join([*filter(None, [spec.place.dependency]), *jobs])
 
 

@@ -44,7 +44,7 @@ class Layers:
             for part in parts[:-1]:
                 table = table.setdefault(part, {})
                 if not isinstance(table, dict):
-                    hint = "Check the other key."
+                    hint = f"Remove this setting, or the setting that gives '{part}' a value."
                     raise ConfigError(
                         f"'{part}' is a value, not a table", place=f"{value.origin}: {_shown(key)}", hint=hint
                     )

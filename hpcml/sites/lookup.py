@@ -20,7 +20,7 @@ from hpcml.terminal import note
 _IDENTIFY = re.compile(r"^\[identify\]\n(?:(?!\[).*\n)*", re.MULTILINE)
 
 
-BY_DEFAULT = "nothing else matches"  # why the local site is chosen on a machine without Slurm
+BY_DEFAULT = "no other profile matches this machine"  # why the local site is chosen on a machine without Slurm
 
 
 class LoadedSite(NamedTuple):
@@ -278,9 +278,7 @@ def _recognise(profiles: _Profiles, environment: Mapping[str, str]) -> tuple[str
             candidates.append((rule.order, name, why))
     if not candidates:
         names = ", ".join(sorted(profiles.files))
-        raise ConfigError(
-            "No profile recognises this machine", place="identify", hint=f"Choose one with --site: {names}."
-        )
+        raise ConfigError("No profile matches this machine", place="identify", hint=f"Choose one with --site: {names}.")
     _, name, why = min(candidates)
     return name, why
 

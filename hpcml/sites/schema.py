@@ -8,7 +8,7 @@ from hpcml.units import Memory, Seconds, TimeLimit
 
 
 class Identify(NamedTuple):
-    """How hpcml recognises a machine: every line that is set must match."""
+    """How hpcml recognizes a machine: every line that is set must match."""
 
     hostname: tuple[str, ...] = ()
     """Shell patterns: one of them must match the host's name."""
@@ -19,7 +19,7 @@ class Identify(NamedTuple):
     order: int = 50
     """If several profiles match, hpcml uses the one with the smallest ``order``."""
     never: bool = False
-    """Use this profile only by its name."""
+    """Use this profile only if ``--site`` names it."""
 
 
 class Defaults(NamedTuple):
@@ -30,7 +30,8 @@ class Defaults(NamedTuple):
     gpus_per_node: int = 0
     """The default number of GPUs per node."""
     time: TimeLimit = TimeLimit()
-    """The default time limit; empty: the partition's, or none on the local site."""
+    """The default time limit; empty: the partition's ``DefaultTime``, or no limit on the local site.
+    """
     account: str = ""
     """The default Slurm account."""
     partition: str = ""
@@ -45,16 +46,18 @@ class Resources(NamedTuple):
     """What a run requests on each node."""
 
     cpus_per_node: int = 0
-    """CPUs to request per node; 0: the partition's number, else Slurm's default. If the profile lists no partitions,
-    this is the number of CPUs in a node. A job for some of ``resources.node_gpus`` then requests the GPUs' share of the
-    CPUs.
+    """CPUs to request per node; 0: the partition's number in the profile, else Slurm's default. If the profile lists no
+    partitions, this is the number of CPUs in a node. A job for some of ``resources.node_gpus`` then requests
+    the GPUs' share of the CPUs.
     """
     memory_per_node: Memory = Memory()
-    """Memory to request per node; empty: the partition's, else Slurm's default. If the profile lists no partitions,
-    this is the memory of a node. A job for some of the node's GPUs requests the GPUs' share of the memory.
+    """Memory to request per node; empty: the partition's memory in the profile, else Slurm's default. If the profile
+    lists no partitions, this is the memory of a node. A job for some of the node's GPUs requests the GPUs' share of the
+    memory.
     """
     node_gpus: int = 0
-    """The number of GPUs in a node if the profile lists no partitions; 0: unknown. A QoS ``without_gpus`` ignores it.
+    """The number of GPUs in a node if the profile lists no partitions; 0: unknown. hpcml ignores it for a QoS
+    ``without_gpus``.
     """
     exclusive: bool = False
     """Request whole nodes (``--exclusive``)."""
@@ -68,8 +71,8 @@ class SlurmOptions(NamedTuple):
     gpu_type: str = ""
     """The GPU type in a request: with ``a100``, a request for 4 GPUs is ``gpu:a100:4``."""
     extra: tuple[str, ...] = ()
-    """More sbatch options, such as ``--constraint=gpu``. Each replaces hpcml's own option of that name. ``--comment``
-    and ``--array`` are refused.
+    """More sbatch options, such as ``--constraint=gpu``. Each replaces hpcml's own option of that name. hpcml
+    refuses ``--comment`` and ``--array``.
     """
     remove: tuple[str, ...] = ()
     """Options that hpcml must not pass to sbatch, such as ``--mem``."""
@@ -84,11 +87,13 @@ class SlurmOptions(NamedTuple):
     timeout: Seconds = Seconds("60s")
     """How long hpcml waits for sbatch."""
     exclude_failed: bool = False
-    """Exclude nodes that failed one of your runs within a day. ``--exclude`` and ``--nodelist`` switch this off."""
+    """Exclude nodes whose faults ended one of your runs within a day. ``--exclude`` and ``--nodelist`` switch this
+    off.
+    """
 
 
 class Partition(NamedTuple):
-    """A partition and its limits. hpcml does not check a limit that is 0 or empty."""
+    """A Slurm partition and its limits. hpcml does not check a limit that is 0 or empty."""
 
     min_nodes: int = 0
     """The smallest number of nodes for one job."""
@@ -107,11 +112,13 @@ class Partition(NamedTuple):
     the memory.
     """
     whole_nodes: bool = False
-    """Jobs get whole nodes without ``--exclusive``. hpcml then requests no part of a node."""
+    """Slurm gives each job whole nodes, even if the job does not request ``--exclusive``. By default
+    hpcml then requests all CPUs and memory of each node.
+    """
     needs_gpus: bool = False
     """The partition accepts only jobs with GPUs."""
     qos: str = ""
-    """QoS for the jobs of this partition."""
+    """The default QoS for jobs in this partition."""
     budget: tuple[str, ...] = ()
     """The command that lists the grants for this partition, if it differs from ``cost.budget``."""
 
@@ -136,13 +143,15 @@ class Qos(NamedTuple):
     max_jobs: int = 0
     """The largest number of submitted jobs per user. hpcml shows this limit, but does not check it."""
     whole_nodes: bool = False
-    """Jobs get whole nodes without ``--exclusive``. hpcml then requests no part of a node."""
+    """Slurm gives each job whole nodes, even if the job does not request ``--exclusive``. By default
+    hpcml then requests all CPUs and memory of each node.
+    """
     without_gpus: bool = False
     """The nodes of the QoS have no GPUs. ``hpcml doctor`` warns if this QoS is the default."""
 
 
 class Runtime(NamedTuple):
-    """The environment in which the roles run."""
+    """The environment of the run's processes."""
 
     kind: str = "python"
     """``image``: all processes of a run are in the image ``runtime.image``. ``--image`` sets this for one run."""
@@ -161,7 +170,7 @@ class Runtime(NamedTuple):
     options: tuple[str, ...] = ()
     """More options for the container program, such as ``--writable-tmpfs``."""
     stage: str = "none"
-    """Copy the image to each node's own disk before the roles start."""
+    """Copy the image to each node's own disk before the run's processes start."""
     stage_to: str = ""
     """The folder for the image's copy, with ``$VARIABLES`` of the first node; empty: ``paths.scratch``, else
     ``TMPDIR``, else ``/tmp``.
@@ -186,7 +195,7 @@ class Workers(NamedTuple):
     resources: tuple[str, ...] = ()
     """Dask's worker resources, each as ``NAME=NUMBER``, such as ``GPU=1``."""
     restarts: int = 3
-    """The number of restarts before a worker, or a node's whole worker task, counts as lost."""
+    """The number of restarts before hpcml counts a worker, or a node's task with all its workers, as lost."""
     on_loss: str = "continue"
     """After a lost worker: continue while one is left, or end the run with status 82."""
 
@@ -201,7 +210,7 @@ class Gpu(NamedTuple):
     """The CUDA version that the machine's driver supports. The node refuses an environment for another CUDA version."""
     rmm_pool_size: str = "auto"
     """The size of RMM's memory pool; ``auto``: nearly the whole GPU, but less on the first GPU of the first
-    node, which script and scheduler use too.
+    node, which the script and the Dask scheduler use too.
     """
     rmm_maximum_pool_size: str = "none"
     """The maximum size of RMM's memory pool."""
@@ -210,7 +219,7 @@ class Gpu(NamedTuple):
     rmm_async: bool = False
     """Use CUDA's asynchronous allocator. cuda_ipc cannot transfer data in memory from this allocator."""
     rmm_release_threshold: str = "none"
-    """With ``gpu.rmm_async``: the amount of free memory that the process keeps."""
+    """With ``gpu.rmm_async``: the amount of free GPU memory that the process keeps."""
     rmm_allocator_libs: tuple[str, ...] = ("cupy",)
     """Libraries that allocate from RMM if they are installed: ``cupy``, ``torch``."""
     rmm_log_directory: str = ""
@@ -243,8 +252,8 @@ class Network(NamedTuple):
     """The network of Dask's connections."""
 
     interface: str = ""
-    """The interface for Dask, such as ``ib0``; empty: the first InfiniBand interface with an address. Without one,
-    hpcml uses the interface of the node's name, or the first that is not loopback.
+    """The interface for Dask, such as ``ib0``; empty: the first InfiniBand interface with an address. If a
+    node has none, hpcml uses the address of its host name, or the first interface except loopback.
     """
     protocol: str = "auto"
     """``auto``: UCX for several GPUs on a node, or for GPUs with InfiniBand; otherwise TLS."""
@@ -265,7 +274,7 @@ class Fabric(NamedTuple):
 
 
 class Deadlines(NamedTuple):
-    """How long each phase may take after the end of the one before.
+    """How long each phase may take after the end of the previous phase.
 
     The last four apply while the script runs.
     """
@@ -273,7 +282,7 @@ class Deadlines(NamedTuple):
     stage: Seconds = Seconds("300s")
     """Copy the image (``runtime.stage``)."""
     scheduler: Seconds = Seconds("60s")
-    """Start the scheduler."""
+    """Start the Dask scheduler."""
     workers: Seconds = Seconds("120s")
     """Register all workers. While the script runs, workers that are missing for this time count as lost."""
     fabric: Seconds = Seconds("30s")
@@ -281,15 +290,15 @@ class Deadlines(NamedTuple):
     driver_grace: Seconds = Seconds("20s")
     """End the script: from SIGTERM to SIGKILL. Keep it below Slurm's ``KillWait`` (``scontrol show config``)."""
     teardown: Seconds = Seconds("10s")
-    """End the scheduler and the workers."""
+    """End the Dask scheduler and the workers."""
     answer: Seconds = Seconds("10m")
-    """Wait for an answer between scheduler and supervisor. hpcml warns after a tenth of this time. At its end, the run
-    ends (82).
+    """Wait for an answer between the Dask scheduler and hpcml's supervisor. hpcml warns after a tenth of this time.
+    After the whole time, the run ends with status 82.
     """
     connect_notice: Seconds = Seconds("60s")
-    """Warn after this time if the script has not connected to its cluster; ``0s``: never."""
+    """Warn after this time if the script has not connected to its Dask cluster; ``0s``: never."""
     idle_notice: Seconds = Seconds("10m")
-    """Warn after this time if nothing uses the cluster; ``0s``: never."""
+    """Warn after this time if nothing uses the Dask cluster; ``0s``: never."""
     idle: Seconds = Seconds("0s")
     """End an idle run after this time (status 93); ``0s``: never."""
 
@@ -301,13 +310,13 @@ class Advice(NamedTuple):
     """
 
     figure: str = ""
-    """The figure that the rule checks."""
+    """The measured value that the rule checks, such as ``gpu_use``."""
     above: str = ""
     """Show the advice if the figure is larger than this number."""
     below: str = ""
     """Show the advice if the figure is smaller than this number."""
     sentence: str = ""
-    """The advice; ``{figure}`` is replaced by a figure's value."""
+    """The text of the advice. hpcml replaces a name in braces, such as ``{energy_kwh}``, by the measured value."""
     off: bool = False
     """Switch this rule off."""
 
@@ -327,10 +336,11 @@ class Paths(NamedTuple):
     """The runs folder, on a file system that all nodes share; ``~`` and ``$VARIABLES`` are replaced."""
     scratch: str = ""
     """The node-local folder for spilled data, with ``$VARIABLES`` of the node but no ``~``. Empty: Dask's
-    ``temporary-directory``, else ``TMPDIR``, else ``/tmp``. hpcml refuses a folder if others can replace its contents.
+    ``temporary-directory``, else ``TMPDIR``, else ``/tmp``. hpcml refuses a folder if other users can replace its
+    contents.
     """
     trust: tuple[str, ...] = ()
-    """Accounts and groups (``@NAME``) that may replace the contents of the folders above the runs."""
+    """Users and groups (``@NAME``) that may replace the contents of the folders above the runs."""
 
 
 class Login(NamedTuple):
@@ -347,7 +357,7 @@ class Login(NamedTuple):
     renew: str = ""
     """The command that gets a new ssh certificate."""
     route: str = "auto"
-    """The route to a node."""
+    """The route from a laptop to a compute node."""
     logins: int = 5
     """The largest number of new ssh logins per hour."""
     control: str = "~/.hpcml/cm"
@@ -364,7 +374,7 @@ class Code(NamedTuple):
     max_file: Memory = Memory("1M")
     """Files above this size become links."""
     max_total: Memory = Memory("50M")
-    """The largest size of all copies. hpcml copies or links whole folders."""
+    """The largest size of all copied files together. hpcml copies or links whole folders."""
     max_files: int = 2000
     """The largest number of copied files, and of links."""
 
@@ -434,8 +444,8 @@ class Site(NamedTuple):
     description: str = ""
     """One line for ``hpcml site ls``."""
     extends: str = ""
-    """Another profile: its values apply if this one does not set them. ``identify`` and ``description`` are not
-    inherited.
+    """The name of another profile, whose values apply if this profile does not set them, except ``identify`` and
+    ``description``.
     """
     scheduler: str = "slurm"
     """``slurm``, or ``local`` to run jobs on this machine."""
@@ -462,7 +472,7 @@ class Site(NamedTuple):
     cost: Cost = Cost()
     login: Login = Login()
     environment: dict[str, str] = {}
-    """Environment variables of the job, for all roles and the script."""
+    """Environment variables of the job, for all its processes."""
     facts: dict[str, Fact] = {}
 
     def doubtful(self, key: str) -> str:

@@ -116,7 +116,8 @@ class Survey:
         self.draft.set(("slurm",), "remove", ["--mem"], how)
         self.draft.ask(
             ("slurm",),
-            f"{name} refuses a job that requests all memory of a node ({refused}). How much may a job request?",
+            f"partition {name} refuses a job that requests all memory of a node ({refused}). "
+            "How much may a job request?",
         )
 
     @contextlib.contextmanager

@@ -166,7 +166,7 @@ class _Writer:
         draft.set(table, "environment", names, How(LOGIN, f"{', '.join(names)} in the environment"))
         draft.choose(table, "order", 5)  # before the profiles that ship with hpcml
         if not names and not re.search(r"[.\d]", host):
-            draft.ask(table, f"other machines may have a login node called {host}: how can hpcml recognise this one?")
+            draft.ask(table, f"other machines may have a login node called {host}: how can hpcml recognize this one?")
 
     def _defaults(self) -> None:
         draft, table = self.draft, ("defaults",)
@@ -302,7 +302,7 @@ class _Writer:
         draft.set(table, "memory_per_node", f"{memory}M" if memory else "", seen)
         if fields.get("OverSubscribe") == "EXCLUSIVE":
             draft.set(table, "whole_nodes", True, How(SLURM, "scontrol show partition"))
-        self._ask_of(name, shape, "was derived from the whole partition" if seen.concluded else "is what Slurm has")
+        self._ask_of(name, shape, "was derived from the whole partition" if seen.concluded else "is what Slurm reports")
         if self.default_qos and not default:
             self._qos_for(name, mine)
 
@@ -311,15 +311,19 @@ class _Writer:
         draft, table, key = self.draft, ("partitions", name), f"partitions.{name}"
         if len({one._replace(nodes=0, one="") for one in self.kinds[name]}) > 1:
             draft.ask(
-                table, f"{name} has several kinds of nodes; these are the smallest sizes. Is --constraint needed?"
+                table,
+                f"partition {name} has several kinds of nodes; the profile has the smallest sizes. "
+                "Is --constraint needed?",
             )
         if len(shape.gpu_types) > 1:
-            draft.ask(table, f"which GPUs shall a job request, {' or '.join(shape.gpu_types)} (slurm.gpu_type)?")
+            types = " or ".join(shape.gpu_types)
+            draft.ask(table, f"which GPUs shall a job in partition {name} request, {types} (slurm.gpu_type)?")
         seen = self.node if self.node and self.node.job.partition == name else None
         threads = shape.threads or (seen.process.cpus.threads if seen else 0)
         if threads > 1:
             cores = shape.cpus // threads
-            draft.ask(table, f"{key}.cpus_per_node counts {threads} threads of each core: are {cores} cores correct?")
+            counts = f"{key}.cpus_per_node counts {threads} threads of each core"
+            draft.ask(table, f"{counts}: is {cores}, the number of cores, the correct value?")
         elif shape.cpus and not threads:
             draft.ask(table, f"{key}.cpus_per_node are Slurm's CPUs: are these threads instead of cores?")
         if shape.memory:
@@ -337,9 +341,10 @@ class _Writer:
             draft.set(table, "qos", chosen, how)
             draft.ask(
                 table,
-                f"{name} accepts {', '.join(mine)}, not the default QoS {self.default_qos}: is {chosen} correct?",
+                f"partition {name} accepts the QoS {', '.join(mine)}, not the default QoS {self.default_qos}: "
+                f"is {chosen} correct?",
             )
-        draft.ask(table, f"must the partition {name} be named, or does the QoS choose the nodes?")
+        draft.ask(table, f"must a job name the partition {name}, or does the QoS choose the nodes?")
 
     def _qos(self, name: str, fields: Fields) -> None:
         draft, table = self.draft, ("qos", name)
@@ -365,7 +370,8 @@ class _Writer:
         if time:
             draft.set(table, "max_time", units.format_time_limit(time), asked)
         elif self._limits(self.default_qos, "").time:  # or the partitions would limit it as they do the default QoS
-            draft.set(table, "max_time", "365-00:00:00", asked._replace(question="no limit of it", concluded=True))
+            how = asked._replace(question="this QoS has no time limit", concluded=True)
+            draft.set(table, "max_time", "365-00:00:00", how)
         draft.set(table, "max_jobs", _count(fields.get("MaxSubmitPU", "")), asked)
 
     def _runtime(self) -> None:
@@ -386,7 +392,9 @@ class _Writer:
             )
         elif programs:
             draft.ask(
-                ("runtime",), f"images: the nodes have {', '.join(sorted(programs))}, which hpcml does not support"
+                ("runtime",),
+                f"which program can start images? The nodes have {', '.join(sorted(programs))}, "
+                "which hpcml does not support",
             )
 
     def _gpus(self) -> None:
@@ -416,7 +424,7 @@ class _Writer:
         if not node:
             draft.ask(
                 ("network",),
-                "which interface and adapters do the nodes have? hpcml site init --probe examines a node by a job",
+                "which network interface and adapters do the nodes have? hpcml site init --probe examines a node",
             )
             return
         ports = node.network.infiniband
@@ -431,7 +439,8 @@ class _Writer:
         addresses = [f"{one.name} {one.ipv4[0]}" for one in every if one.name != "lo"]
         draft.tell("network.interfaces_seen", "; ".join(addresses), seen)
         if len(fast) > 1:
-            draft.ask(("network",), f"{', '.join(fast)} have addresses: do all nodes reach each other over {fast[0]}?")
+            several = f"the InfiniBand interfaces {', '.join(fast)} have IP addresses"
+            draft.ask(("network",), f"{several}: do all nodes reach each other over {fast[0]}?")
         if locked := node.process.limits.get("locked_memory"):
             size = "unlimited" if locked.soft is None else units.format_bytes(locked.soft)
             draft.tell("network.locked_memory", size, How(NODE, f"memlock of the job on {node.job.node}"))
@@ -476,7 +485,7 @@ class _Writer:
         if "/tmp" in disks and disks["/tmp"].kind == "tmpfs":
             draft.ask(
                 ("paths",),
-                "/tmp is in the nodes' memory, where Dask would spill: do they have a local disk (paths.scratch)?",
+                "Dask would spill to /tmp, which is in the nodes' memory: do they have a local disk (paths.scratch)?",
             )
         draft.ask(("paths",), "do all nodes share your home folder, or is another folder better for runs (paths.runs)?")
 

@@ -183,7 +183,7 @@ def distributions(values: Sequence[str], option: str) -> tuple[int, dict[str, Di
     """
     hint = f"Write {option} 50 x=uniform(0,1) k=randint(1,10) c=choice(a,b) lr=loguniform(1e-4,1)."
     if len(values) < 2 or not re.fullmatch("[0-9]{1,18}", values[0]) or not int(values[0]):
-        raise _wrong(f"{option} needs a number of points and distributions", option, hint)
+        raise _wrong(f"{option} needs a number of points, then distributions", option, hint)
     _check_count(int(values[0]))
     parsed = []
     for word in values[1:]:

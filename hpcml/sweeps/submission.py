@@ -160,7 +160,7 @@ def more(
     options = [pair for fault in faults for pair in zip(fault.options[::2], fault.options[1::2], strict=True)]
     nodes = dict.fromkeys(node for option, text in options if option == "--exclude" for node in text.split(","))
     if nodes and "--nodelist" in dict(spec.place.sbatch):
-        sentences.append(f"hpcml does not exclude the nodes {','.join(nodes)}, because --nodelist is set")
+        sentences.append(f"hpcml does not exclude the nodes {','.join(nodes)}, because the request has --nodelist")
     elif nodes:
         excluded = dict(spec.place.sbatch).get("--exclude", "")
         hosts = why.hosts(excluded)
@@ -175,21 +175,22 @@ def more(
         wanted = _capped(max(times), partition.max_time)
         if wanted > now["time"]:
             spec = spec.changed(time=TimeLimit(units.format_time_limit(wanted)))
-            sentences.append(_raised("time", *map(units.format_time_limit, (now["time"], wanted))))
+            sentences.append(_raised("the time limit", *map(units.format_time_limit, (now["time"], wanted))))
         else:
-            sentences.append(_not_raised("time", units.format_time_limit(now["time"]), name, full=wanted < max(times)))
+            text = units.format_time_limit(now["time"])
+            sentences.append(_not_raised("the time limit", text, name, full=wanted < max(times)))
     if sizes := [int(Memory(text)) for option, text in options if option == "--memory-per-node"]:
         wanted = _capped(max(sizes), partition.memory_per_node)
         if wanted > now["memory"]:
             spec = spec.changed(memory_per_node=Memory(units.format_memory_for_slurm(wanted)))
-            sentences.append(_raised("memory of a node", *map(units.format_bytes, (now["memory"], wanted))))
+            sentences.append(_raised("the memory of a node", *map(units.format_bytes, (now["memory"], wanted))))
         else:
             text = units.format_bytes(now["memory"])
-            sentences.append(_not_raised("memory of a node", text, name, full=wanted < max(sizes)))
+            sentences.append(_not_raised("the memory of a node", text, name, full=wanted < max(sizes)))
     limits = [text.partition("=")[2] for option, text in options if option == "--set"]
     if limits and (wanted := max(int(Memory(text)) for text in limits)) > now["memory_limit"]:
         settings.append(f"workers.memory_limit={units.format_memory_for_slurm(wanted)}")
-        sentences.append(_raised("memory of a worker", *map(units.format_bytes, (now["memory_limit"], wanted))))
+        sentences.append(_raised("the memory of a worker", *map(units.format_bytes, (now["memory_limit"], wanted))))
     if not (sizes or limits) and any(fault.kind == "oom" for fault in faults):
         sentences.append(
             "hpcml does not raise memory: the profile does not give a node's memory. Use fewer workers per node"
@@ -351,7 +352,8 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
         except SiteError as error:
             if not started:
                 raise
-            note(f"{len(started)} of {len(jobs)} jobs were submitted and share all points: {error.message}")
+            sharing = f"{len(started)} of {len(jobs)} jobs share all points"
+            note(f"{sharing}, because another job could not be submitted: {error.message}")
             break
     return started
 

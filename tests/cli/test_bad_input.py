@@ -161,7 +161,7 @@ CASES = [
     Bad("too-many-cpus", (*LAB, "--partition", "boost", "--cpus-per-node", "9", "job.py"), R, ("has 8 CPUs", "Request fewer"), env=HAS_LAB),
     Bad("too-much-memory", (*LAB, "--partition", "boost", "--memory-per-node", "1T", "job.py"), R, ("has 3500M", "Request fewer"), env=HAS_LAB),
     Bad("too-little-for-each-worker", (*LAB, "--memory-per-node", "3000M", "--set", "workers.per_node=64", "job.py"), R,
-        ("64 workers share 3000 MiB of a node: 47 MiB each", "more than 80 MiB to start", "workers.per_node", "--memory-per-node"), env=HAS_LAB),
+        ("64 workers share 3000 MiB of a node's memory: 47 MiB each", "more than 80 MiB to start", "workers.per_node", "--memory-per-node"), env=HAS_LAB),
     Bad("a-limit-below-what-a-worker-needs", ("submit", "--site", "slurm", "--set", "workers.memory_limit=27MiB", "job.py"), R,
         ("workers.memory_limit is 27 MiB", "more than 80 MiB to start", "remove it")),
     Bad("fits-nowhere", (*LAB, "--nodes", "99", "job.py"), R, ("No partition fits the request", "'debug' allows 2", "Request fewer"), env=HAS_LAB),

@@ -57,7 +57,7 @@ def test_what_it_costs_and_when_it_starts(priced: World) -> None:
     text = submit(priced)
     (line,) = [line for line in text.splitlines() if line.startswith("  asks for ")]
     assert line.split(None, 2)[2] == (
-        "2 nodes, time limit 02:00:00, at most 4 node-h = 16 core-h, 0.8 % of the grant of account astro (1500 left); "
+        "2 nodes, time limit 02:00:00, at most 4 node-h = 16 core-h, 0.8 % of the grant of account astro (1500 core-h left); "
         "Slurm would start the job now"
     )
     assert text.index("  asks for ") < text.index("  run ")
@@ -85,7 +85,7 @@ def test_a_dry_run_is_a_summary(priced: World) -> None:
     assert facts == {
         "run": "job on site slurm; nothing is submitted",
         "command": "job.py --k 'a b'",
-        "asks for": "2 nodes, time limit 02:00:00, at most 4 node-h = 16 core-h, 0.8 % of the grant of account astro (1500 left)",
+        "asks for": "2 nodes, time limit 02:00:00, at most 4 node-h = 16 core-h, 0.8 % of the grant of account astro (1500 core-h left)",
         "start": "Slurm would start the job now",
         "processes": "dask: 1 scheduler, 2 workers (1 on each node)",
         "network": "protocol chosen on the nodes",
@@ -100,7 +100,7 @@ def test_a_dry_run_is_a_summary(priced: World) -> None:
 def test_a_partition_with_grants_of_its_own_is_asked_for_them(priced: World) -> None:
     grants(priced, '[ "$1" = --own ] && echo "astro 2026 2027 4000 4000 0"')
     own = ("--set", 'partitions.small.budget=["grants", "--own"]', "--partition", "small")
-    assert "of the grant of account astro (only 0 left)" in submit(priced, *own)
+    assert "of the grant of account astro (only 0 core-h left)" in submit(priced, *own)
 
 
 def test_slurm_s_own_weights_are_compared(priced: World) -> None:
@@ -138,7 +138,7 @@ def test_what_fails_or_hangs_stops_no_submission(priced: World) -> None:
     done = priced.run("submit", "--site", "slurm", "--dry-run=script", "--account", "astro", "--time", "60", "job.py")
     assert done.returncode == 0
     assert "grants failed with exit status 3" in done.stderr
-    assert "not known  slurm: Slurm refused\n" in done.stderr
+    assert "not known  slurm: Slurm refused the job\n" in done.stderr
     priced.answer("sbatch", code=124)
     assert "not known  slurm: Slurm's controller does not answer\n" in submit(priced, "--dry-run=script")
     priced.answer("sbatch")

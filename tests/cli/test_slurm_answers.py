@@ -35,7 +35,7 @@ REFUSALS = {
     "gres": ("sbatch: error: Invalid generic resource (gres) specification\n", "does not know the requested GPUs", "slurm.gpu_request"),
     "configuration": ("sbatch: error: Batch job submission failed: Requested node configuration is not available\n",
                       "No node of the partition matches", "another --partition"),
-    "test": ("allocation failure: Requested node configuration is not available\n", "or the QoS allows more nodes", "submit the job"),
+    "test": ("allocation failure: Requested node configuration is not available\n", "or the request has more nodes", "submit the job"),
     "memory": ("sbatch: error: Memory specification can not be satisfied\n", "that much memory", "--memory-per-node"),
     "memory per node": ("sbatch: error: --mem is not supported on this cluster, please use --mem-per-cpu instead\n"
                        "sbatch: error: Batch job submission failed: Unspecified error\n", "memory per node (--mem)", 'slurm.remove=["--mem"]'),

@@ -159,10 +159,10 @@ def test_what_failed_is_tried_again_with_what_its_cause_asks_for(world: World) -
     (run / "points" / f"{points[3]['key']}.log").write_text("")  # it had begun
     end_run(run, exit_status=85, state="TIMEOUT", by="hpcml")
 
-    assert "1 failed (oom): out of memory (as k=8 lr=0.1)" in sweep(world, "status", "job")[0]
+    assert "1 failed (oom): out of memory (e.g. k=8 lr=0.1)" in sweep(world, "status", "job")[0]
     _, said = sweep(world, *words, "--only-failed=oom", "--dry-run")
     assert "1 to run" in said
-    assert "  again      hpcml raises memory of a node from 4.0 GiB to 6.0 GiB" in said
+    assert "  again      hpcml raises the memory of a node from 4.0 GiB to 6.0 GiB" in said
     _, said = sweep(world, *words, "--dry-run")
     assert "2 to run" in said, "the one that was interrupted, and the one that failed by its node's fault"
     assert "hpcml excludes n2: points failed there because of the node" in said
@@ -172,7 +172,7 @@ def test_what_failed_is_tried_again_with_what_its_cause_asks_for(world: World) -
     assert "again" not in said
 
     _, said = sweep(world, *words, "--only-failed=timeout")
-    assert "hpcml raises time from 00:10:00 to 00:15:00" in said
+    assert "hpcml raises the time limit from 00:10:00 to 00:15:00" in said
     assert directives(run_of(world))["--time"] == "00:15:00"
     assert [one["key"] for one in points_of(run_of(world))] == [points[3]["key"]]
     _, said = sweep(world, *words, "--only-failed", "--exclude", "n7")
@@ -231,7 +231,7 @@ def test_the_table(world: World) -> None:
     assert sorted(path.name for path in world.project.iterdir()) == ["job.py", "job.svg", "t.csv"]
     out, _ = sweep(world, "table", "job", "--json")
     assert json.loads(out)[0]["values"] == {"k": "8", "lr": "0.1"}
-    assert "1 failed: ValueError: \\x1b[2J no (as k=16 lr=0.1)" in sweep(world, "status", "job")[0]
+    assert "1 failed: ValueError: \\x1b[2J no (e.g. k=16 lr=0.1)" in sweep(world, "status", "job")[0]
     (run / f"points/{points[3]['key']}.log").touch()
     assert sweep(world, "status")[0].startswith("job  4 points: 2 ok, 1 failed, 1 running")
 
@@ -347,7 +347,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("job.py", "--grid", "k=1", "--sampler", "tpe"), "--sampler needs --search"),
     (("job.py", "--grid", "k=1", "--pruner", "asha"), "--pruner needs a metric"),
     (("job.py", "--search", "5", "x=uniform(0,1)"), "--search needs a metric"),
-    (("job.py", "--search", "5", "--metric", "m"), "--search needs a number of points and distributions"),
+    (("job.py", "--search", "5", "--metric", "m"), "--search needs a number of points, then distributions"),
     (
         ("job.py", "--search", "5", "draw=uniform(0,1)", "--metric", "m"),
         "'draw' is reserved: it numbers the points of a search",
@@ -361,7 +361,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("job.py", "--grid", "k=1", "--metric", "m", "--pruner", "asha(eta=3)"), "Optuna refuses 'asha(eta=3)'"),
     (("job.py", "--grid", "k=1", "--metric", "m", "--pruner", "asha(reduction_factor=1)"), "Optuna refuses 'asha("),
     (("job.py", "--grid", "k=1", "--wait", "--detach"), "--wait and --detach exclude each other"),
-    (("job.py", "--grid", "k=1", "--profile", "dask"), "A sweep cannot record a profile"),
+    (("job.py", "--grid", "k=1", "--profile", "dask"), "A sweep cannot record profiler output"),
     (("book.ipynb", "--grid", "k=1"), "The script of a sweep must be a Python file"),
     (("job.py", "--grid", "a=range(1000)", "--grid", "b=range(1000)"), "The sweep would have 1,000,000 points"),
     (("table",), "Add the NAME of one sweep"),

@@ -282,7 +282,7 @@ def test_faults_of_nodes(cluster: Cluster, tools: Path) -> None:
             "job": ("green", "a run started on n1, n2", ""),
             "interface": ("red", "interface ib7 has no IPv4 address on n1, n2", "network.interface = 'eth0'"),
             "ports": ("red", "UCX_NET_DEVICES names mlx5_7", "Unset UCX_NET_DEVICES"),
-            "gpu-distance": ("yellow", "0000:80:02.0 of n1 is SYS away from mlx5_0:1", "hpcml fabric"),
+            "gpu-distance": ("yellow", "0000:80:02.0 of n1 is at distance SYS from port mlx5_0:1", "hpcml fabric"),
             "locked-memory": ("red", "locked memory is limited to", "ulimit -l unlimited"),
             "shared-memory": ("yellow", "1 old files of yours in /dev/shm of n2", "rm /dev/shm/left-over"),
             "scratch": ("yellow", "/tmp of n1 is a tmpfs", "paths.scratch"),

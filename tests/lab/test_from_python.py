@@ -55,7 +55,7 @@ def test_a_run_from_python(cluster: Cluster) -> None:
     both, stopped, closed, cancelled, ended, directory = done.stdout.splitlines()
     assert (both, stopped, cancelled) == ("['n1', 'n2'] 42", "0 COMPLETED 0 stopped", "True 86 CANCELLED")
     assert "listens only on the loopback address of n1" in closed
-    assert ended.startswith("The run's cluster is not running")
+    assert ended.startswith("The run's Dask cluster is not running")
     event = cluster.wait_event(Path(directory), "scheduler-up")
     addresses = [event["address"], *(Path(directory) / "out/workers").read_text().split()]
     assert {address.rpartition(":")[0] for address in addresses} == {"tls://127.0.0.1"}

@@ -48,8 +48,8 @@ OTHERS = ("children", "scheduler_by_hand", "looks_inside", "counts_workers")
 # What workers do not get of them, and what other clusters' workers get.
 LACKING = {
     "slurm_cluster": [
-        "SLURMCluster in line 30: the workers do not get module load cuda (set runtime.modules or runtime.setup); "
-        "GPUs of --gres=gpu:1 (submit with --gpus-per-node).",
+        "SLURMCluster in line 30: the workers do not get the job script's line 'module load cuda' (set runtime.modules or runtime.setup); "
+        "the GPUs that --gres=gpu:1 requests (submit with --gpus-per-node).",
         "Client in line 54: earlier clusters have the same workers, which now get LATER, SCALE.",
     ]
 }
@@ -222,7 +222,7 @@ def test_what_the_script_starts_opens_the_run_s_cluster_too(ran: Ran) -> None:
     assert of_script == f"LocalCluster(n_workers=7) in line 28: {GIVEN}."
     assert of_file == f"Client(n_workers=7) in beside.py, line 4: {GIVEN}."
     assert re.fullmatch(
-        r"process \d+ cannot use the run's cluster: distributed is [\d.]+ here but 1.2.3 in the run.", other
+        r"process \d+ cannot use the run's Dask cluster: distributed is [\d.]+ here but 1.2.3 in the run.", other
     )
 
 

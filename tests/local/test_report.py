@@ -28,7 +28,7 @@ CAUSES = {
     "tiny_tasks": (("workers.per_node=4",), "The tasks are too small: ", "add_one"),
     "one_straggler": (
         ("workers.per_node=4",),
-        "One task was much slower than the others: one of compute took ",
+        "One task was much slower than the others: a task of compute took ",
         "compute",
     ),
     "spilling": (("workers.per_node=2", "workers.memory_limit=400MiB"), "Spilling took ", "first"),

@@ -55,9 +55,9 @@ def test_what_waits_is_told_while_it_waits(here: Here) -> None:
         WAITS, "--set", "deadlines.connect_notice=2s", "--set", "deadlines.idle_notice=3s", "--set", "deadlines.answer=60s",
         "--set", "deadlines.workers=25s", "--set", "deadlines.driver_grace=1s",
     )  # fmt: skip
-    here.until(lambda: warned(here, directory, "has not connected to its cluster for 2 s"), 60)
+    here.until(lambda: warned(here, directory, "has not connected to its Dask cluster for 2 s"), 60)
     here.until(
-        lambda: warned(here, directory, "Nothing has used the cluster for 3 s, and the run's node stays reserved."), 60
+        lambda: warned(here, directory, "Nothing has used the Dask cluster for 3 s, and the run's node stays reserved."), 60
     )
     assert here.status()["phase"] == "running"
     assert "Client(scheduler_file=…)" in here.run("status", "last").stdout
@@ -71,14 +71,14 @@ def test_what_waits_is_told_while_it_waits(here: Here) -> None:
     )
     supervisor = supervisor_of(here, directory)
     scheduler = here.events(directory, "scheduler-up")[0]["pid"]
-    for pid, name in ((supervisor, "the supervisor"), (scheduler, "the Dask scheduler")):
+    for pid, name in ((supervisor, "hpcml's supervisor process"), (scheduler, "the Dask scheduler")):
         os.kill(pid, signal.SIGSTOP)
         here.until(lambda name=name: warned(here, directory, f"{name} on local has not answered for"), 60)  # type: ignore[misc]
         os.kill(pid, signal.SIGCONT)
     (here.folder / "go").touch()
     found = here.ended(directory)
     assert found["exit_status"] == errors.WORKERS_NEVER_CAME, found
-    assert found["message"] == "the script waits for more workers than the run's 1 (wait_for_workers)"
+    assert found["message"] == "the script waits in wait_for_workers() for more workers than the run has (1)"
     assert "Wait for fewer workers, or start more" in found["hint"]
     assert samples.read_text() == "in the way"  # a folder that was removed: its loss changes nothing
 
@@ -86,7 +86,7 @@ def test_what_waits_is_told_while_it_waits(here: Here) -> None:
 def test_a_supervisor_that_is_stopped(stopped: tuple[Here, Path]) -> None:
     """Who ends it, and when, is in tests/unit/test_idle.py."""
     here, directory = stopped
-    here.until(lambda: warned(here, directory, "the supervisor on local has not answered for"), 60)
+    here.until(lambda: warned(here, directory, "hpcml's supervisor process on local has not answered for"), 60)
     found = here.ended(directory, 120)
     assert found["exit_status"] == errors.ROLE_LOST, found
     assert found["message"].endswith("(the process is stopped: SIGSTOP)")

@@ -56,6 +56,8 @@ KINDS = {
     bool: "true or false", int: "number", units.Seconds: "duration", units.TimeLimit: "time limit",
     units.Memory: "memory", str: "text", tuple: "list of strings", dict: "table of texts",
 }  # fmt: skip
+# What the tables of a section describe, by section.
+ENTRIES = {"partitions": "partition", "qos": "QoS", "report.advice": "rule", "facts": "fact"}
 # What explains the keys of a section.
 MORE = {
     "identify": "[how the site is found](sites.md#how-the-site-is-found)",
@@ -175,7 +177,7 @@ def _sections() -> Iterator[str]:
 def _section(record: Any, name: str, *, several: bool, level: str = "##") -> Iterator[str]:
     yield from ("", f"{level} {name}", "")
     said = [" ".join(part.split()).replace("``", "`") for part in (inspect.getdoc(record) or "").split("\n\n")]
-    said += [f"One table for each: `[{name}.NAME]`."] if several else []
+    said += [f"Write one table `[{name}.NAME]` for each {ENTRIES[name]}."] if several else []
     for part in [*said, *([f"More: {MORE[name]}."] if name in MORE else [])]:
         yield from (*_paragraph(part), "")
     prefix = f"{name}.NAME." if several else f"{name}."

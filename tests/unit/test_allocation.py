@@ -45,7 +45,7 @@ def test_the_first_task_of_an_array_is_told_of_with_the_others() -> None:
 
 @pytest.mark.parametrize(("old", "new", "sentence"), [
     ("RUNNING", "COMPLETED", "its job is COMPLETED"),
-    ("gpu:a100:2", "gpu:a100:4", "have 2 and 4 GPUs"),
+    ("gpu:a100:2", "gpu:a100:4", "different numbers of GPUs: 2 and 4"),
     ("CPU_IDs", "Cpus", "names no nodes"),
 ])  # fmt: skip
 def test_what_no_run_can_be_in(old: str, new: str, sentence: str) -> None:

@@ -308,5 +308,5 @@ def test_a_margin_that_cannot_grow_is_told(run: RunPaths, monkeypatch: pytest.Mo
     assert not found.time_limit_near
     assert (
         found.slow_save()
-        == "saving a checkpoint took 50.0 s, and the script has 60 s before the time limit (slurm.signal_lead)"
+        == "saving a checkpoint took 50.0 s; the next save may not finish in the 60 s before the time limit (slurm.signal_lead)"
     )

@@ -111,7 +111,7 @@ NODE_FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
     ("ports", {"infiniband": []}, "red", "n1 has no RDMA port, but other nodes do"),
     ("ports", {"environment": {"NCCL_IB_HCA": "mlx5_4"}}, "red", "NCCL_IB_HCA names mlx5_4"),
     ("ports", {"environment": {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}}, "yellow", "leaves the RDMA adapters mlx5_2, mlx5_3 unused"),
-    ("gpu-distance", {"slots": [slot("g", "mlx5_3:1", "SYS")]}, "yellow", "g of n1 is SYS away from mlx5_3:1"),
+    ("gpu-distance", {"slots": [slot("g", "mlx5_3:1", "SYS")]}, "yellow", "g of n1 is at distance SYS from port mlx5_3:1"),
     ("gpu-distance", {"slots": []}, "yellow", "n1 has no NVIDIA GPU, but other nodes do"),
     ("locked-memory", {"limits": locked(8 << 20)}, "red", "limited to 8.0 MiB on n1"),
     ("shared-memory", {"memory": shm(64 << 20)}, "red", "/dev/shm of n1 holds 64 MiB"),

@@ -46,7 +46,7 @@ def test_a_script_that_never_connects_is_told_and_goes_on() -> None:
     run.at(61, connected=False, idle=61)
     run.at(90, connected=False, idle=90)
     assert len(run.said) == 1
-    assert "has not connected to its cluster for 60 s" in run.said[0]
+    assert "has not connected to its Dask cluster for 60 s" in run.said[0]
     assert "Client(scheduler_file=…)" in run.said[0]
 
 
@@ -73,7 +73,7 @@ def test_a_cluster_that_nobody_uses() -> None:
     run.at(1000, idle=599)
     assert run.said == []
     run.at(1010, idle=609)
-    assert run.said == ["Nothing has used the cluster for 10 min, and 2 nodes stay reserved."]
+    assert run.said == ["Nothing has used the Dask cluster for 10 min, and 2 nodes stay reserved."]
 
 
 def test_an_end_for_idleness_only_where_it_is_asked_for() -> None:
@@ -94,7 +94,7 @@ def test_a_script_that_waits_for_more_workers_than_there_are() -> None:
     run.at(100, waited=9)
     assert run.said == []
     run.at(102, waited=11)
-    assert run.said[0].startswith("the script waits for more workers than the run's 4 (wait_for_workers)")
+    assert run.said[0].startswith("the script waits in wait_for_workers() for more workers than the run has (4)")
     with pytest.raises(RunEndedError) as ended:
         run.at(212, waited=121)
     assert ended.value.end.exit_status == errors.WORKERS_NEVER_CAME
@@ -106,7 +106,7 @@ def test_a_script_that_waits_for_workers_that_come_back_waits() -> None:
     assert run.said == []
     with pytest.raises(RunEndedError) as ended:
         run.at(1001, 1, final=True, waited=501)
-    assert "than the run's 3" in ended.value.end.message
+    assert "than the run has (3)" in ended.value.end.message
 
 
 def test_tasks_that_no_worker_may_run() -> None:

@@ -123,7 +123,7 @@ def test_a_supervisor_that_is_stopped_is_ended(tmp_path: Path, supervisor: subpr
     assert paths.job_log.read_text().count(warning) == 1
     end = json.loads(paths.status.read_text())
     assert (end["exit_status"], end["over"]) == (errors.ROLE_LOST, False)
-    assert end["message"] == f"the run's supervisor on n1 did not answer for 101 s {stopped}"
+    assert end["message"] == f"hpcml's supervisor process on n1 did not answer for 101 s {stopped}"
     assert activity.context.attempt.lost.read_text() == f"{errors.ROLE_LOST}\n"
 
 

@@ -184,7 +184,7 @@ def test_a_pool_is_never_larger_than_what_is_free() -> None:
     wanted = gpus.pool_size(total, head=False)
     assert gpus.fitting(wanted, total, total - gpus.GIB) == wanted
     assert 9 * gpus.GIB < gpus.fitting(wanted, total, int(10.8 * gpus.GIB)) <= 10 * gpus.GIB
-    with pytest.raises(gpus.NoGpuError, match=r"1\.5 of the GPU's 141\.0 GiB are free, a worker needs 1 GiB"):
+    with pytest.raises(gpus.NoGpuError, match=r"1\.5 GiB of the GPU's 141\.0 GiB are free, but a worker needs 1 GiB"):
         gpus.fitting(wanted, total, int(1.5 * gpus.GIB))
     assert gpus.fitting(gpus.GIB // 2, total, 2 * gpus.GIB) == gpus.GIB // 2  # as asked for
 

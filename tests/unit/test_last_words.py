@@ -17,7 +17,7 @@ TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <m
     [
         (127, "step.sh: 12: /nope/python: not found", "was not found", "Check that the interpreter exists"),
         (126, "step.sh: 12: /tmp: Permission denied", "cannot be executed", "Check that the interpreter exists"),
-        (126, "step.sh: 12: /nope/python: Exec format error", "interpreter /nope/python is for another processor, the node is not",
+        (126, "step.sh: 12: /nope/python: Exec format error", "interpreter /nope/python is built for another processor: the node cannot",
          "Set runtime.python"),
         (1, "ModuleNotFoundError: No module named 'distributed.core'", "distributed.core'", "Install distributed"),
         (1, "ImportError: cannot import name 'shuffle' from 'random' (/home/me/random.py)", "/home/me/random.py", "last line"),
@@ -45,7 +45,7 @@ def test_a_program_for_another_processor_is_named(tmp_path: Path, order: Literal
     log = (f"/run/step.sh: line 27: {program}: cannot execute binary file: Exec format error", "hpcml: n1 is x86_64")
     found = rules.of_role(126, log)
     name = {("little", 183): "aarch64", ("big", 21): "ppc64", ("little", 21): "ppc64le"}[order, kind]
-    assert found.what.endswith(f"its interpreter {program} is for {name}, n1 is x86_64")
+    assert found.what.endswith(f"its interpreter {program} is built for {name}, but n1 is x86_64")
 
 
 def test_without_a_log_only_the_status_is_told() -> None:

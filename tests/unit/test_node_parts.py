@@ -101,11 +101,11 @@ SAID: list[tuple[Site, dict[str, Any], list[str]]] = [
     (one({"whole_nodes": True}), {"nodes": 2, "gpus_per_node": 1},
      ["this job reserves 2 nodes of gpu and uses 1 of 4 GPUs per node: add --gpus-per-node 4"]),
     (one({"gpus_per_node": 0}), {"gpus_per_node": 1},
-     ["the profile does not give the GPUs of a node (partitions.gpu.gpus_per_node), so hpcml requests 30 CPUs and 100001M of "
+     ["the profile does not say how many GPUs a node has (partitions.gpu.gpus_per_node), so hpcml requests 30 CPUs and 100001M of "
       "memory (to request less: --cpus-per-node, --memory-per-node)"]),
     (one({"gpus_per_node": 0}), {"gpus_per_node": 1, "cpus_per_node": 2, "memory_per_node": "2G"}, []),
     (shipped("slurm"), {"gpus_per_node": 1},
-     ["whole nodes are reserved, and GPUs beyond --gpus-per-node 1 stay unused: the profile does not say how many "
+     ["this job reserves whole nodes, and GPUs beyond --gpus-per-node 1 stay unused: the profile does not say how many "
       "GPUs a node has (resources.node_gpus)"]),
     (shipped("slurm"), {}, []),
     (shipped("marenostrum5"), {"nodes": 2},

@@ -116,7 +116,7 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
     bare = Outlook(asked, unit="core-h", account="a")
     known = bare._replace(billed=256.0, budget=Budget(2000000, 1205697), start="2026-11-23T14:20:00", advice="x")
     request = "8 nodes, partition boost, 32 GPUs, time limit 01:00:00, at most"
-    share = f"{request} 8 node-h = 256 core-h, 0.0128 % of the grant of account a (794303 left)"
+    share = f"{request} 8 node-h = 256 core-h, 0.0128 % of the grant of account a (794303 core-h left)"
     one = f"{request} 8 node-h, 32 GPU-h"
     cases = [
         (bare, [("asks for", one)]),
@@ -148,7 +148,7 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
         (bare._replace(budget=Budget(10, 4)), [("asks for", f"{one} (6 core-h of account a are left)")]),
         (
             bare._replace(billed=256.0, budget=Budget(300, 200)),
-            [("asks for", f"{request} 8 node-h = 256 core-h, 85.3 % of the grant of account a (only 100 left)")],
+            [("asks for", f"{request} 8 node-h = 256 core-h, 85.3 % of the grant of account a (only 100 core-h left)")],
         ),
     ]
     for found, expected in cases:

@@ -103,7 +103,7 @@ CASES: list[tuple[str, Change, str, str, bool]] = [
      "the profile's gpu.cuda is 12, but this environment's RAPIDS is built for CUDA 13, which driver 580.95.05 can run",
      "Use hpcml's cuda12 extra or image, or correct gpu.cuda.", False),
     ("fewer GPUs", both(set_in("visible_count", to=3), set_in("visible_devices", to="0,1,2")),
-     "the job sees 3 GPUs, but the run requests 4 (CUDA_VISIBLE_DEVICES is '0,1,2', the driver shows 4)", "slurm.gpu_request", True),
+     "the job sees 3 GPUs, but the run requests 4 (CUDA_VISIBLE_DEVICES is '0,1,2', the driver shows 4 GPUs)", "slurm.gpu_request", True),
     ("no GPU shown", both(set_in("visible_count", to=0), set_in("visible_devices", to="NoDevFiles")),
      "the job sees 0 GPUs, but the run requests 4", "check this node", True),
     ("no driver's library in the container", ABSENT,

@@ -176,7 +176,7 @@ def test_a_node_whose_key_is_unknown_gets_no_agent(tmp_path: Path, monkeypatch: 
     ssh.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/words\necho in\n')
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert "lets you in" in probe._ssh("n1", "n[1-2]")
+    assert "while your job runs on it" in probe._ssh("n1", "n[1-2]")
     assert "-o ForwardAgent=no" in (tmp_path / "words").read_text()
 
 

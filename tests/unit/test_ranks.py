@@ -75,7 +75,7 @@ def spec(tmp_path: Path, text: str, **facts: object) -> RunRequest:
 def test_a_script_that_is_nothing_without_ranks_is_refused(tmp_path: Path, what: str, text: str) -> None:
     with pytest.raises(ScriptError) as caught:
         ranks.check_script(spec(tmp_path, text), "/env/bin/python", 1, ())
-    assert f"The script needs ranks ({what}), and hpcml starts one process (s.py:" in str(caught.value)
+    assert f"The script needs ranks ({what}), but without --ranks hpcml starts one process (s.py:" in str(caught.value)
     mpi = " --mpi pmix" if what.startswith("MPI") else ""
     assert f"--ranks N{mpi} ({ranks.PAGE}). As one process: hpcml submit -- /env/bin/python s.py." in str(caught.value)
     for asked, way in (({"interpreter": ("python",)}, "for ranks add"), ({"sweep": "one"}, "submit each point with")):
@@ -131,7 +131,7 @@ def check_program(
 ])  # fmt: skip
 def test_a_launcher_starts_nothing_on_several_nodes(tmp_path: Path, words: tuple[str, ...]) -> None:
     with pytest.raises(
-        UsageError, match=r"starts ranks, and hpcml starts one process, on the first of 2 nodes"
+        UsageError, match=r"starts ranks, but without --ranks hpcml starts .* only once, on the first of 2 nodes"
     ) as caught:
         check_program(tmp_path, 2, *words)
     assert "Or take one node: --nodes 1." in caught.value.hint
@@ -152,7 +152,7 @@ def test_a_launcher_on_gpus_is_told_of_the_workers_pool(tmp_path: Path) -> None:
     ("srun", "-N2", "hostname"), ("srun", "--nodes=4", "x"), ("torchrun", "--nnodes", "2", "a.py"), ("accelerate", "launch", "--num_machines=2", "a.py"), ("srun", "-n", "8", "-N", "8", "x"),
 ])  # fmt: skip
 def test_a_launcher_of_several_nodes_is_refused_on_one(tmp_path: Path, words: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match="starts ranks, and hpcml starts one process, on one node"):
+    with pytest.raises(UsageError, match="starts ranks, but without --ranks hpcml starts .* only once, on one node"):
         check_program(tmp_path, 1, "--", *words)
 
 

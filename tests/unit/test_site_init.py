@@ -40,7 +40,7 @@ def probed() -> dict[str, Any]:
         "infiniband": [{**rest, "name": f"mlx5_{n}:1", "device": f"mlx5_{n}", "state": state}
                        for n, state in enumerate(("ACTIVE", "DOWN"))],
         "cpus": {"count": 160, "list": "", "online": 160, "threads": 2}, "limits": {"locked_memory": {"soft": None, "hard": None}},
-        "job": {"partition": "acc", "qos": "acc_debug", "node": "as01", "nodes": "as[01-02]", "shown": "", "ssh": "a node lets you in while you hold it"},
+        "job": {"partition": "acc", "qos": "acc_debug", "node": "as01", "nodes": "as[01-02]", "shown": "", "ssh": "ssh reaches a node while your job runs on it"},
         "names": ["NVIDIA H100"] * 4, "driver": "535.274.02",
         "interfaces": [{**traits, "name": "eno1", "kind": "ethernet", "ipv4": ["10.0.0.1"]}, {**traits, "name": "ib0", "kind": "infiniband", "ipv4": ["10.1.0.1"]}],
         "slots": [{"bus_id": "0000:1d:00.0", "nearest": "mlx5_0:1", "distances": {"mlx5_0:1": "PXB"}}],
@@ -169,7 +169,7 @@ def test_a_node_adds_what_only_it_knows(monkeypatch: pytest.MonkeyPatch) -> None
     assert (found["gpu"], found["runtime"]) == ({"cuda": "12"}, {"container": "singularity"})
     facts = {key: fact.get("value") for key, fact in found["facts"].items()}
     assert facts["gpu.names"] == "4 × NVIDIA H100"
-    assert facts["login.nodes"] == "a node lets you in while you hold it"
+    assert facts["login.nodes"] == "ssh reaches a node while your job runs on it"
     assert facts["network.interfaces_seen"] == "eno1 10.0.0.1; ib0 10.1.0.1"
     assert facts["gpu.adapters"] == "0000:1d:00.0: mlx5_0:1 PXB"
     assert facts["network.locked_memory"] == "unlimited"
@@ -177,7 +177,7 @@ def test_a_node_adds_what_only_it_knows(monkeypatch: pytest.MonkeyPatch) -> None
     assert facts["paths.said.SCRATCH"] == "/scratch/me, lustre"
     assert found["facts"]["gpu.cuda"]["confidence"] == "guessed", "the driver's number alone says so"
     draft = profile.write(answer(monkeypatch, "marenostrum5"), LOGIN, NODE, "2026-11-23")
-    assert any("counts 2 threads of each core: are 80 cores correct" in question for question in draft.questions)
+    assert any("counts 2 threads of each core: is 80, the number of cores, the correct value" in question for question in draft.questions)
 
 
 def test_a_node_is_looked_at_without_any_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

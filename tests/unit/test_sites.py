@@ -36,7 +36,7 @@ LAB = Path(__file__).resolve().parents[1] / "lab/site/profiles/lab.toml"
 
 def test_a_machine_without_slurm_is_local(environment: dict[str, str], tmp_path: Path) -> None:
     loaded = lookup.load("", environment, tmp_path)
-    assert (loaded.site.name, loaded.chosen_because) == ("local", "nothing else matches")
+    assert (loaded.site.name, loaded.chosen_because) == ("local", "no other profile matches this machine")
 
 
 def test_a_machine_with_sbatch_is_some_slurm(environment: dict[str, str], tmp_path: Path, write: Write) -> None:

@@ -114,7 +114,7 @@ def test_a_folder_for_control_sockets_is_the_user_s_alone(tmp_path: Path) -> Non
     (tmp_path / "open").chmod(0o770)
     (tmp_path / "link").symlink_to(tmp_path / "new")
     for name in ("open", "link"):
-        with pytest.raises(StorageError, match="Other users can access"):
+        with pytest.raises(StorageError, match="not your own folder"):
             ssh.private_folder(tmp_path / name)
     (tmp_path / "new").chmod(0o777)
     with pytest.raises(StorageError, match="rename") as told:

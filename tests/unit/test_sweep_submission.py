@@ -35,15 +35,15 @@ def test_nothing_is_raised_beyond_the_partition() -> None:
                   Fault("timeout", ("--time", "3:00:00"))])  # fmt: skip
     assert (int(found.spec.size.memory_per_node), int(found.spec.size.time)) == (100 * GIB, 7200)
     assert found.words == (
-        "hpcml raises time from 01:00:00 to 02:00:00",
-        "hpcml raises memory of a node from 60 GiB to 100 GiB",
+        "hpcml raises the time limit from 01:00:00 to 02:00:00",
+        "hpcml raises the memory of a node from 60 GiB to 100 GiB",
     )
     full = more([Fault("oom", ("--memory-per-node", "150G"))], memory=100 * GIB)
     assert not full.spec.size.memory_per_node.text
-    assert full.words == ("hpcml does not raise memory of a node: 100 GiB is the maximum of partition boost",)
+    assert full.words == ("hpcml does not raise the memory of a node: 100 GiB is the maximum of partition boost",)
     enough = more([Fault("oom", ("--memory-per-node", "12G"))])
     assert enough.words == (
-        "hpcml does not raise memory of a node: the request (60 GiB) already exceeds that of the failed points",
+        "hpcml does not raise the memory of a node: the request (60 GiB) already exceeds that of the failed points",
     )
 
 

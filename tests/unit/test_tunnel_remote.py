@@ -130,7 +130,7 @@ def test_a_token_is_a_secret_of_its_attempt(run: directories.Run, path: str) -> 
     (secret / "link").symlink_to("/etc/passwd")
     named = path.format(run=run.paths.directory, secret=secret)
     attempt(run, 0, jupyter=SERVICE | {"token_file": named})
-    with pytest.raises(StorageError, match="token file is not one of this run"):
+    with pytest.raises(StorageError, match="token file that is not one of this run"):
         tunnel_server.services(run)
 
 

@@ -122,7 +122,7 @@ def _facts(view: View) -> list[tuple[str, str]]:
     if status.allocation.estimate and status.phase == "queued":
         rows.append(("estimate", f"Slurm expects a start at {status.allocation.estimate}"))
     if status.allocation.silent:
-        rows.append(("slurm", f"{status.allocation.silent} (this comes from the run's own files)"))
+        rows.append(("slurm", f"{status.allocation.silent} (all other lines come from the run's own files)"))
     if status.hint and status.phase != "queued":
         rows.append(("next" if status.over else "note", status.hint))
     if status.phase in ("starting", "running", "ending"):

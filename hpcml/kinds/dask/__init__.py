@@ -47,7 +47,7 @@ KIND = Kind(
             waiting="the Dask scheduler starts",
             short="the Dask scheduler starts",
             done="up, {protocol}",
-            during="before the scheduler was up",
+            during="before the Dask scheduler was up",
         ),
         Stage(
             "workers",
@@ -68,7 +68,7 @@ KIND = Kind(
     threads="workers.threads",
     ends=(
         EndOfKind(errors.WORKERS_NEVER_CAME, "workers did not start", followed=True),
-        EndOfKind(errors.ROLE_LOST, "workers or scheduler lost", followed=True),
+        EndOfKind(errors.ROLE_LOST, "Dask workers or scheduler lost", followed=True),
         EndOfKind(errors.FABRIC, "not the required interconnect", followed=False),
     ),
     seen=_seen,

@@ -215,7 +215,7 @@ ACCOUNTING = Accounting(
         ),
         "importing": Part(
             "Importing",
-            "Scheduler and workers imported their libraries and registered.",
+            "The Dask scheduler and workers imported their libraries, and the workers registered.",
             "#6b8fb5",
             "#527aa3",
         ),
@@ -227,7 +227,7 @@ ACCOUNTING = Accounting(
         ),
         "tasks": Part(
             "Tasks, {unit} idle",
-            "A task ran, but the {unit} was idle for none of the other reasons.",
+            "The {unit} was idle while a task ran, but not because of transfers or spilling.",
             "#e08a3c",
             "#c0702b",
         ),
@@ -298,7 +298,7 @@ ACCOUNTING = Accounting(
         Rule(
             "straggler",
             "straggler",
-            "One task was much slower than the others: one of {function} took {longest}, the others {others} on "
+            "One task was much slower than the others: a task of {function} took {longest}, the others {others} on "
             "average. Workers had no task for {straggler} % of their time. Divide the work into equal pieces, and "
             "start the largest first.",
             above=20,
@@ -317,7 +317,7 @@ ACCOUNTING = Accounting(
             "spilling",
             "spilling",
             "Spilling took {spilling} % of the time: the data did not fit into the workers' memory. Use more nodes or "
-            "memory, smaller partitions, or keep less in memory (persist, large intermediates).",
+            "memory, smaller Dask partitions, or keep less in memory (persist, large intermediates).",
             above=10,
             weight=2.5,
             shortest=0,

@@ -108,7 +108,7 @@ def _check_memory(site: Site, count: int, memory: int) -> None:
             message, place="workers.memory_limit", hint="Increase the limit, or remove it for equal shares."
         )
     if not limit and memory and memory // count < _LEAST_FOR_A_WORKER:
-        each = f"{count} workers share {units.in_mib(memory)} of a node: {units.in_mib(memory // count)} each"
+        each = f"{count} workers share {units.in_mib(memory)} of a node's memory: {units.in_mib(memory // count)} each"
         hint = "Use fewer workers (--set workers.per_node=…) or more memory (--memory-per-node)."
         raise SiteError(f"{each}, but a worker needs more than {least} to start", place="workers.per_node", hint=hint)
 

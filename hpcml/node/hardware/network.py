@@ -30,7 +30,7 @@ def choose_protocol(wanted: str, *, gpus: int, nodes: int) -> tuple[str, str]:
         extras = "install hpcml's extra 'cuda12', 'cuda13' or 'ucx'"
         raise NoProtocolError(f"distributed-ucxx is not installed in the run's environment ({extras})")
     if wanted != "auto":
-        return wanted, "asked for"
+        return wanted, "network.protocol requests it"
     if not gpus:
         return "tls", "CPU workers"
     if gpus * nodes == 1:

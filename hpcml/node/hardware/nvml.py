@@ -20,11 +20,11 @@ _PEER_IS_SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 _P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ; pynvml 13 holds the tuple (0,) under that name
 _P2P = {
     0: "ok",
-    1: "the chipset cannot",
-    2: "the GPU cannot",
-    3: "the topology does not allow it",
-    4: "switched off in the driver",
-    5: "not supported",
+    1: "the chipset does not support peer access",
+    2: "the GPU does not support peer access",
+    3: "the PCIe topology does not allow peer access",
+    4: "peer access is disabled in the NVIDIA driver",
+    5: "peer access is not supported",
     6: "unknown",
 }
 _LINK_QUESTIONS = (

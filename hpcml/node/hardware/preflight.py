@@ -132,7 +132,7 @@ def _gpus_missing(node: Node, expected: int) -> Iterable[Trouble]:
         why = "CUDA_VISIBLE_DEVICES is not set" if given is None else f"CUDA_VISIBLE_DEVICES is '{given}'"
         sentence = f"the job sees {_count(seen, 'GPU') or '0 GPUs'}, but the run requests {expected}"
         hint = "Check slurm.gpu_request in the profile, and check this node."
-        yield Trouble(f"{sentence} ({why}, the driver shows {count})", hint, fatal=True)
+        yield Trouble(f"{sentence} ({why}, the driver shows {_count(count, 'GPU') or '0 GPUs'})", hint, fatal=True)
 
 
 def _wrong_cuda(node: Node, cuda: str) -> Iterable[Trouble]:

@@ -287,9 +287,9 @@ def _ssh(node: str, nodes: str) -> str:
     )
     command = ["ssh", *(word for option in options for word in ("-o", option)), other, "echo", "in"]
     return (
-        "a node lets you in while you hold it"
+        "ssh reaches a node while your job runs on it"
         if _output(command) == "in"
-        else "a node does not let you in without a password"
+        else "ssh does not reach a node of your job without a password"
     )
 
 

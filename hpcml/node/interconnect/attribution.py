@@ -37,8 +37,8 @@ PIP_REMEDY = (
     " with a UCX 1.19 to 1.21 that was built with verbs"
 )
 GPUDIRECT = (
-    "let the adapters access the GPUs' memory: the module nvidia_peermem, or Linux 5.12 and NVIDIA's open kernel"
-    " modules"
+    "let the InfiniBand adapters access the GPUs' memory: load the kernel module nvidia_peermem, or use Linux 5.12"
+    " and NVIDIA's open kernel modules"
 )
 _UNSET = "remove UCX_TLS from the environment of the submission and of the profile"
 _UNLIMIT = (
@@ -514,7 +514,8 @@ def _causes_of_collective(measurement: Measurement, scope: str) -> Iterator[Caus
             "install libibverbs and its providers (rdma-core), or the vendor's NCCL plugin, where the ranks run",
         )
     yield Cause(
-        "no peer access between the GPUs", "compare `nvidia-smi topo -p2p r`; virtual machines often lack peer access"
+        "no peer access between the GPUs",
+        "`nvidia-smi topo -p2p r` on the node shows which GPUs have peer access; virtual machines often lack it",
     )
 
 

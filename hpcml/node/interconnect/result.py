@@ -193,7 +193,8 @@ def _worst(measurement: Measurement, pairs: Sequence[Pair]) -> list[str]:
 
 def _slow_words(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"slow nodes or pairs, with less than half of the others' bandwidth: {', '.join(names[:_MOST_NAMES])}{more}"
+    first = ", ".join(names[:_MOST_NAMES])
+    return f"slow nodes or pairs of workers, with less than half of the others' bandwidth: {first}{more}"
 
 
 def _nccl(measurement: Measurement) -> tuple[str, str]:

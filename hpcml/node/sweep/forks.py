@@ -96,12 +96,12 @@ class Resetter:
         """
         try:
             if not self.connection.poll():
-                raise ResetError(f"the cluster could not be reset within {ANSWER:g} s")
+                raise ResetError(f"the Dask cluster could not be reset within {ANSWER:g} s")
             answer: dict[str, str] = self.connection.recv()
         except (OSError, EOFError) as error:
-            raise ResetError("the process that resets the cluster ended") from error
+            raise ResetError("the process that resets the Dask cluster ended") from error
         if problem := answer.get("problem"):
-            raise ResetError(f"the cluster could not be reset: {problem}")
+            raise ResetError(f"the Dask cluster could not be reset: {problem}")
         return answer["restarted"]
 
     def let_go(self) -> None:

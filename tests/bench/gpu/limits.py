@@ -230,7 +230,7 @@ def threads(section: str, name: str) -> Callable[[list[Document], int], str]:
         title = name if ":" in name else f"{name}, as published"
         busy = f"; kernels {one['figures']['busy']:.0f} %" if "busy" in one["figures"] else ""
         return (f"{title}, {_on(document)}: {seconds(did['compute'])} of {seconds(profile['seconds'])} in {profile['tasks']:,} tasks, "
-                f"{seconds(did['nothing'])} in none; transfers {seconds(did.get('transfer', 0.0))}{busy}")  # fmt: skip
+                f"{seconds(did['nothing'])} idle; transfers {seconds(did.get('transfer', 0.0))}{busy}")  # fmt: skip
 
     return told
 

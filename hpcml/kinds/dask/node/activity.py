@@ -149,12 +149,13 @@ class Activity:
         state_name = _STATES.get(state, "")
         if not self.warned:
             self.warned = True
-            sentence = f"the supervisor on {self.context.node} has not answered for {silent:.0f} s{state_name}"
+            who = f"hpcml's supervisor process on {self.context.node}"
+            sentence = f"{who} has not answered for {silent:.0f} s{state_name}"
             ends = f"; the run ends after {deadline:g} s without an answer" if state in _STOPPED else ""
             self.telling = asyncio.create_task(asyncio.to_thread(self._tell, f"{sentence}{ends}"))
         if silent <= deadline or state not in _STOPPED or self.supervisor is None:
             return False
-        reason = f"the run's supervisor on {self.context.node} did not answer for {silent:.0f} s{state_name}"
+        reason = f"hpcml's supervisor process on {self.context.node} did not answer for {silent:.0f} s{state_name}"
         await asyncio.to_thread(self._end_supervisor, self.supervisor.pid, reason)
         return True
 

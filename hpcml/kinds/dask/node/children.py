@@ -40,7 +40,8 @@ def _install(path):
 
     spec = find_spec("hpcml")
     if spec is None or not str(spec.origin).startswith(_LIBRARY):
-        sys.stderr.write("hpcml: another module named hpcml hides hpcml: this process cannot use the run's cluster.\n")
+        sentence = "Python does not find the run's module hpcml, but another one or none"
+        sys.stderr.write("hpcml: " + sentence + ": this process cannot use the run's Dask cluster.\n")
         return False
     from hpcml.kinds.dask.node import replacements
 

@@ -224,7 +224,8 @@ class Processes:
 
     def _warn_of(self, event: str, message: dict[str, Any]) -> None:
         if event == "ucx-failed":
-            self.state.warn(f"UCX did not start in the scheduler, which cannot reach the workers: {message['problem']}")
+            sentence = "UCX did not start in the Dask scheduler, so the scheduler cannot reach the workers"
+            self.state.warn(f"{sentence}: {message['problem']}")
             return
         pool, wanted = (gpus.in_gib(int(message[key])) for key in ("pool", "wanted"))
         self.state.warn(
@@ -345,14 +346,14 @@ class Hangs:
         )
         if not self.use["connected"] and ran > settings.deadlines.connect_notice > 0:
             self.warn(
-                f"The script has not connected to its cluster for {settings.deadlines.connect_notice:g} s. "
+                f"The script has not connected to its Dask cluster for {settings.deadlines.connect_notice:g} s. "
                 "Client() and hpcml.connect() find the cluster. In child processes, Client(scheduler_file=…), "
                 "LocalCluster() and other addresses do not. A script that needs no cluster continues."
             )
         if idle > settings.deadlines.idle_notice > 0:
-            self.warn(f"Nothing has used the cluster for {_duration(settings.deadlines.idle_notice)}, and {held}.")
+            self.warn(f"Nothing has used the Dask cluster for {_duration(settings.deadlines.idle_notice)}, and {held}.")
         if idle > settings.deadlines.idle_end > 0:
-            reason = f"nothing used the cluster for {_duration(settings.deadlines.idle_end)}"
+            reason = f"nothing used the Dask cluster for {_duration(settings.deadlines.idle_end)}"
             hint = "deadlines.idle ends idle runs. Set deadlines.idle to 0s to keep such runs."
             raise _ended(errors.IDLE, reason, hint)
 
@@ -360,7 +361,7 @@ class Hangs:
         if waited <= WAITED:
             return
         total, deadline = self.context.settings.worker_count, self.context.settings.deadlines.workers
-        sentence = f"the script waits for more workers than the run's {total - missing} (wait_for_workers)"
+        sentence = f"the script waits in wait_for_workers() for more workers than the run has ({total - missing})"
         self.warn(f"{sentence}; the run ends if the script still waits after {deadline:g} s.")
         if waited > deadline:
             hint = "Wait for fewer workers, or start more: --nodes or workers.per_node."

@@ -185,7 +185,7 @@ def _address(context: Context, path: Path, share: int) -> tuple[str, str]:
     """Wait for the address of a share's scheduler and the protocol of data, which this node's worker task passes on."""
     patience = context.settings.deadlines.scheduler + context.settings.deadlines.workers
     if not files.wait_for(path, time.monotonic() + patience, 0.01):
-        raise TimeoutError("the scheduler did not write its address in time")
+        raise TimeoutError("the Dask scheduler did not write its address in time")
     address, protocol = path.read_text().splitlines()[share].split()
     return address, protocol
 
@@ -205,7 +205,7 @@ def prepare_ucx(context: Context) -> None:
     settings = context.settings
     deadline = time.monotonic() + settings.deadlines.scheduler
     if not files.wait_for(context.attempt.ucx_key, deadline, files.interval(settings.worker_count)):
-        raise TimeoutError("the key of the run's UCX connections was not written in time")
+        raise TimeoutError("hpcml's supervisor did not write the key of the run's UCX connections in time")
     ucx_auth.install(context.attempt.ucx_key)
     dask.config.set(gpus.ucx_settings(settings.workers.gpu, worker=True))
     os.environ.update(ucx_environment(single_node=settings.single_node))

@@ -93,7 +93,7 @@ def fitting(wanted: int, total: int, free: int) -> int:
     size = _whole_pages(min(wanted, free - RESERVE // 3), total)
     if size < min(wanted, LEAST):
         raise NoGpuError(
-            f"{free / GIB:.1f} of the GPU's {in_gib(total)} are free, a worker needs {LEAST / GIB:g} GiB: "
+            f"{in_gib(free)} of the GPU's {in_gib(total)} are free, but a worker needs {LEAST / GIB:g} GiB: "
             "another process holds the rest (nvidia-smi shows which)"
         )
     return size

@@ -77,7 +77,7 @@ class Opening:
                 dumps(value)
             except Exception as error:  # noqa: BLE001 - any object's own
                 del self.handover.settings[name]
-                self.lacking.append(f"Dask's {name} (the value cannot be sent: {type(error).__name__})")
+                self.lacking.append(f"Dask's setting {name} (the value cannot be sent: {type(error).__name__})")
         return bytes(dumps(self.handover))
 
     def _of_others(self) -> list[str]:
@@ -169,7 +169,7 @@ def of_job_script(options: Mapping[str, Any], kind: str, environment: Mapping[st
     variables, lacking = exports(_job_lines(options, kind, _PROLOGUE), environment)
     directives = " ".join(_job_lines(options, kind, _DIRECTIVES))
     if not gpus and _FOR_GPUS.search(directives):
-        lacking.append(f"GPUs of {directives} (submit with --gpus-per-node)")
+        lacking.append(f"the GPUs that {directives} requests (submit with --gpus-per-node)")
     return variables, lacking
 
 
@@ -190,7 +190,7 @@ def exports(lines: Iterable[str], environment: Mapping[str, str]) -> tuple[dict[
     for line in (part.strip() for text in lines for part in text.splitlines()):
         arguments = _shell_words(line)
         if arguments is None:
-            lacking.append(f"{line} (set runtime.modules or runtime.setup)")
+            lacking.append(f"the job script's line '{line}' (set runtime.modules or runtime.setup)")
             continue
         is_export = arguments[:1] == ["export"]
         for name, equals, value in (word.partition("=") for word in arguments[is_export:]):

@@ -44,7 +44,9 @@ def opened(client: Client, options: dict[str, Any]) -> Iterator[Any]:
     hosts = {one["host"] for one in client.scheduler_info(n_workers=-1)["workers"].values()}
     if len(hosts) > 1:
         print(
-            "hpcml: cuDF-Polars' own connections between the nodes need no key (hpcml help security).", file=sys.stderr
+            "hpcml: cuDF-Polars' own connections between the nodes need no key, so other users can connect "
+            "(hpcml help security).",
+            file=sys.stderr,
         )
     client.run_on_scheduler(wait_for_queries, patient=True)
     try:

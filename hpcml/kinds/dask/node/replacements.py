@@ -117,7 +117,7 @@ def install_in_child(path: list[str]) -> bool:
 
     context = load()
     if difference := versions.unlike(context, SCHEDULER.name):
-        print(f"hpcml: process {os.getpid()} cannot use the run's cluster: {difference}.", file=sys.stderr)
+        print(f"hpcml: process {os.getpid()} cannot use the run's Dask cluster: {difference}.", file=sys.stderr)
         del os.environ["DASK_SCHEDULER_ADDRESS"]  # Dask would connect to it
         return False
     install()

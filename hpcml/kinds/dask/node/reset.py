@@ -178,7 +178,8 @@ async def replaced(dask_scheduler: Any, old: list[str]) -> None:
     deadline = time.monotonic() + BACK
     while set(present := workers(dask_scheduler)) & set(old) or len(present) < len(old):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{len(set(present) - set(old))} of {len(old)} workers had restarted after {BACK:g} s")
+            came = f"only {len(set(present) - set(old))} of {len(old)} workers"
+            raise TimeoutError(f"{came} had restarted after {BACK:g} s")
         await asyncio.sleep(0.02)
 
 

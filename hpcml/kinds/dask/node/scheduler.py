@@ -199,7 +199,7 @@ async def _serve(context: Context) -> int:
             schedulers[share].add_plugin(Reporter(writer))
     except Exception as error:  # noqa: BLE001 - whatever Dask or UCX raised, its cause is the last word in the log
         traceback.print_exc()
-        print(f"hpcml: the scheduler could not start: {losses.root_of(error)}", file=sys.stderr, flush=True)
+        print(f"hpcml: the Dask scheduler could not start: {losses.root_of(error)}", file=sys.stderr, flush=True)
         return START_FAILED
     scheduler, reporter = schedulers[0], Reporter(writer)
     gpus = settings.workers.gpu is not None

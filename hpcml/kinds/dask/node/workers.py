@@ -103,7 +103,7 @@ class Address:
         self.interval = files.interval(context.settings.job.nodes)
         self.deadline = time.monotonic() + context.settings.deadlines.scheduler + context.settings.deadlines.workers
         self.written = False
-        self.late = "the scheduler did not write its address (scheduler.json) in time"
+        self.late = "the Dask scheduler did not write its address (scheduler.json) in time"
 
     def look(self) -> bool:
         """Pass the address on once it is there; return False if it will never be."""

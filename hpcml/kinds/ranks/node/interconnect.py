@@ -169,7 +169,8 @@ class Part:
                     self.results[rank] = result
                 elif status is not None:
                     last = " ".join(tail(self.log, 1, _LONGEST))
-                    self.results[rank] = {"error": f"the check's process ended with status {status}: {last}"}
+                    ended = f"the process of the interconnect check exited with status {status}"
+                    self.results[rank] = {"error": f"{ended}: {last}"}
         has_failed = any("seconds" not in one for one in self.results.values())
         if self.is_reported or not (has_failed or len(self.results) == len(self.children)):
             return None

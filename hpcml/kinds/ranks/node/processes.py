@@ -125,7 +125,8 @@ class Processes:
         missing = [node for node in self.context.node_names if node not in self.reached]
         reasons = {node: reason for node in missing if (reason := self._refusal(node))}
         if late:
-            limit = Explanation(f"did not start within {self.settings.deadlines.workers:g} s")
+            seconds = f"{self.settings.deadlines.workers:g} s"
+            limit = Explanation(f"the process that starts the ranks was not ready within {seconds}")
             reasons |= {node: limit for node in missing if node not in reasons}
         outside = {node: reason for node, reason in reasons.items() if reason.hint}  # the image was not entered
         if reasons := outside or reasons:
@@ -405,4 +406,4 @@ class Ranks:
         """Say once who still runs, some time after other ranks ended well."""
         if self.left and self.first_end and not self.failures and now - self.first_end > LEFT:
             ended = self.world.size - len(self.left)
-            self.state.warn(f"{ended} of {self.world.size} ranks ended with status 0 {LEFT:g} s ago: {self.rest()}.")
+            self.state.warn(f"{ended} of {self.world.size} ranks ended with status 0. After {LEFT:g} s, {self.rest()}.")

@@ -194,7 +194,7 @@ class NoCluster:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise RuntimeError(
-            "hpcml allows no other cluster here; connect to the cluster of this session: client = hpcml.connect()"
+            "hpcml allows no other Dask cluster here; connect to the cluster of this session: client = hpcml.connect()"
         )
 
 
@@ -217,7 +217,8 @@ def check(server: ServerApp, places: Places) -> None:
         ),
         "the Jupyter server does not check the Host header": bool(server.allow_remote_access),
         "the Jupyter kernels use TCP ports": server.config.KernelManager.transport != "ipc",
-        f"the paths of the Jupyter kernels' sockets need {longest} bytes": longest > _LONGEST_SOCKET,
+        f"the paths of the Jupyter kernels' sockets need {longest} bytes, but may have {_LONGEST_SOCKET}": longest
+        > _LONGEST_SOCKET,
     }
     for problem, is_so in wrong.items():
         if is_so:

@@ -301,7 +301,7 @@ async def _announce(context: Context, server: ServerApp, socket: Path, token: st
         except (config.UnsafeError, OSError, ValueError, TimeoutError) as error:
             unsafe = isinstance(error, config.UnsafeError)
             if unsafe or time.monotonic() > deadline:
-                state = f"is ended: {error}." if unsafe else f"does not answer: {error}"
+                state = f"was stopped by hpcml: {error}." if unsafe else f"does not answer: {error}"
                 print(f"hpcml: JupyterLab {state}", file=sys.stderr)
                 server.stop()
                 return
