@@ -20,7 +20,7 @@ MACHINES = {
     ),
     "marenostrum5": (
         [("--nodes", "2", *GPUS), ("--nodes", "1", "--gpus-per-node", "1"), ("--nodes", "2", *GPUS, "--qos", "acc_debug")],
-        {"--mem": "slurm.remove", "--partition": "must the partition acc be named", "--cpus-per-task": "threads"},
+        {"--mem": "slurm.remove", "--partition": "must a job name the partition acc", "--cpus-per-task": "threads"},
     ),
 }  # fmt: skip
 

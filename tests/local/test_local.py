@@ -50,9 +50,9 @@ def test_what_the_machine_lacks_ends_the_start(here: Here, name: str) -> None:
     assert done.returncode == status, done.stderr
     assert done.stdout == ""
     assert all(text in done.stderr for text in words), done.stderr
-    assert not any(one in done.stderr for one in ("without writing a status", "before hpcml recorded how the run ended")), (
-        done.stderr
-    )
+    assert not any(
+        one in done.stderr for one in ("without writing a status", "before hpcml recorded how the run ended")
+    ), done.stderr
     assert "times" not in done.stderr  # no worker was started to die of it
     said = here.run("logs")
     assert said.stdout == ""

@@ -57,7 +57,10 @@ def test_what_waits_is_told_while_it_waits(here: Here) -> None:
     )  # fmt: skip
     here.until(lambda: warned(here, directory, "has not connected to its Dask cluster for 2 s"), 60)
     here.until(
-        lambda: warned(here, directory, "Nothing has used the Dask cluster for 3 s, and the run's node stays reserved."), 60
+        lambda: warned(
+            here, directory, "Nothing has used the Dask cluster for 3 s, and the run's node stays reserved."
+        ),
+        60,
     )
     assert here.status()["phase"] == "running"
     assert "Client(scheduler_file=…)" in here.run("status", "last").stdout

@@ -41,7 +41,7 @@ def test_exports_of_a_job_script(lines: list[str], expected: dict[str, str]) -> 
 def test_lines_that_need_a_shell_are_named(line: str) -> None:
     variables, lacking = opening.exports([line, "export B=1"], HOME)
     assert variables == {"B": "1"}
-    assert [words.partition(" (set runtime")[0] for words in lacking] == [line]
+    assert [words.partition(" (set runtime")[0] for words in lacking] == [f"the job script's line '{line}'"]
 
 
 @pytest.mark.parametrize(("directives", "gpus", "named"), [

@@ -152,7 +152,7 @@ def test_a_launcher_on_gpus_is_told_of_the_workers_pool(tmp_path: Path) -> None:
     ("srun", "-N2", "hostname"), ("srun", "--nodes=4", "x"), ("torchrun", "--nnodes", "2", "a.py"), ("accelerate", "launch", "--num_machines=2", "a.py"), ("srun", "-n", "8", "-N", "8", "x"),
 ])  # fmt: skip
 def test_a_launcher_of_several_nodes_is_refused_on_one(tmp_path: Path, words: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match="starts ranks, but without --ranks hpcml starts .* only once, on one node"):
+    with pytest.raises(UsageError, match=r"starts ranks, but without --ranks hpcml starts .* only once, on one node"):
         check_program(tmp_path, 1, "--", *words)
 
 

@@ -99,7 +99,10 @@ def test_options_are_passed_on_and_replace_the_profiles() -> None:
     assert found["--exclusive"] == found["--no-requeue"] == ""
     assert "--requeue" not in found
     assert not made.may_start_again
-    assert "hpcml ignores --constraint=cpu of the profile's slurm.extra, because your request contains --constraint" in made.reasons
+    assert (
+        "hpcml ignores --constraint=cpu of the profile's slurm.extra, because your request contains --constraint"
+        in made.reasons
+    )
     names = [option for option, _ in made.directives]
     assert len(names) == len(set(names))
 

@@ -53,7 +53,10 @@ def test_a_scheduler_says_that_it_cannot_have_so_many_workers(monkeypatch: pytes
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     assert connection_limits.too_few_files(300) == ""
     said = connection_limits.too_few_files(1000)
-    assert "the Dask scheduler may open 1024 files (ulimit -Hn), and 1000 workers need 3064: use at most 320 workers" in said
+    assert (
+        "the Dask scheduler may open 1024 files (ulimit -Hn), and 1000 workers need 3064: use at most 320 workers"
+        in said
+    )
     assert connection_limits.too_few_files(320) == ""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert connection_limits.too_few_files(100_000) == ""

@@ -196,7 +196,9 @@ def test_a_service_that_stays_silent_is_gone(world: World) -> None:
     world.wrong = "another service responds"
     world.step(tunnel.PROBE, facts(N1))
     world.step(tunnel.PROBE, facts(N1))
-    with pytest.raises(ServiceGoneError, match="The run continues, but its dashboard does not respond: another service responds"):
+    with pytest.raises(
+        ServiceGoneError, match="The run continues, but its dashboard does not respond: another service responds"
+    ):
         world.step(tunnel.PROBE, facts(N1))
 
 
