@@ -30,8 +30,7 @@ _LINK = re.compile(r"\[((?:`[^`]*`|[^]`])+)\]\(([^)\s]+)\)")
 _ITEM = re.compile(r"(\s*(?:[*-]|\d+\.|>|#+)\s+)(.*)")
 _IN_HEADING, _IN_TITLE = 6, 8  # how often a word of a section's heading, or of its page's title, counts
 _SATURATION, _LENGTH = 2.5, 0.3  # of BM25: how soon repetition counts less, and how much a long section does
-_TABLES = ("hardware-limits",)  # pages of figures
-_LOOKED_UP = 0.5  # weight of these, and of pages that list every option or key
+_LOOKED_UP = 0.5  # weight of pages that list every option or key
 _LISTED = 0.9  # weight of the list of examples
 _WIDEST = 100  # columns
 EXAMPLES = "examples"  # the page beside the examples
@@ -126,8 +125,7 @@ def find(question: str) -> list[tuple[str, str]]:
             rarity = math.log(1 + (len(sections) - frequency[word] + 0.5) / (frequency[word] + 0.5))
             score += rarity * section.words[word] / (section.words[word] + long)
         if score and 2 * len(plain & section.words.keys()) >= len(plain):
-            looked_up = section.page.startswith("reference-") or section.page in _TABLES
-            weight = _LOOKED_UP if looked_up else _LISTED if section.page == EXAMPLES else 1
+            weight = _LOOKED_UP if section.page.startswith("reference-") else _LISTED if section.page == EXAMPLES else 1
             hits_of_pages.setdefault(section.page, []).append((score * weight, section.heading))
     ranked = []
     for page, hits in hits_of_pages.items():

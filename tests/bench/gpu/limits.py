@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Turn docs/benchmarks/gpu-*.json into docs/hardware-limits.md's tables and picture: each headline beside what the machine allows.
+"""Turn docs/benchmarks/gpu-*.json into docs/benchmarks/hardware-limits.md's tables and picture: each headline beside what the machine allows.
 
 python3 tests/bench/gpu/limits.py            write the page's tables and the picture
 python3 tests/bench/gpu/limits.py --check    exit 1 if they do not show what the files hold
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from results import Document, Result, read
 from table import FOLDER, cell, number, page_with, row
 
-PAGE = FOLDER.parent / "hardware-limits.md"
+PAGE = FOLDER / "hardware-limits.md"
 PICTURE = FOLDER.parent / "pictures/hardware-limits.svg"
 BEGIN, END = "<!-- limits: begin (tests/bench/gpu/limits.py) -->", "<!-- limits: end -->"
 WAITS_BEGIN, WAITS_END = "<!-- waits: begin (tests/bench/gpu/limits.py) -->", "<!-- waits: end -->"

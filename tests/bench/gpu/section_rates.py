@@ -1,4 +1,4 @@
-"""What the machine itself can do: memory, bus, NVLink, files and drawing, which docs/hardware-limits.md compares the headlines with."""
+"""What the machine itself can do: memory, bus, NVLink, files and drawing, which docs/benchmarks/hardware-limits.md compares the headlines with."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ NOTES: dict[str, tuple[str, str]] = {
         "The run with an idle GPU took a minute and was judged by the rules for five minutes.",
     ),
     "rates": (
-        "What the machine can do without Dask: the limits for [the headlines](../hardware-limits.md).",
+        "What the machine can do without Dask: the limits for [the headlines](hardware-limits.md).",
         "Medians of five. Files were in the page cache. Random numbers include seeding the generator, as a task does.",
     ),
     "chunks": (
