@@ -49,7 +49,8 @@ class Tier(NamedTuple):
 OWN = "own"  # the machine's Slurm
 CORE = tuple(f"tests/lab/{name}" for name in (
     "test_submit.py", "test_exit_status.py", "test_losses.py", "test_run.py", "test_run_ends.py", "test_time_limit.py",
-    "test_map_on_nodes.py", "test_a_run_on_four_nodes.py",
+    "test_exit_status_inside.py", "test_map_on_nodes.py", "test_a_run_on_four_nodes.py",
+    "test_sbatch_templates.py::test_gpu_asks_for_gpus_and_every_worker_would_have_one",
     "test_why_staged.py::test_a_controller_that_was_away_is_not_the_cause",
     "test_why_staged.py::test_a_node_that_goes_down_is_the_cause_in_each_phase", "test_sweep_on_nodes.py",
     "test_sweep_in_jobs.py", "test_elastic_on_nodes.py::test_it_breathes_and_is_closed_to_others",

@@ -16,7 +16,6 @@ import pytest
 from beside import PART, SMALL
 from conftest import Cluster
 from lab_state import wait_for
-from test_losses import roles
 
 pytestmark = pytest.mark.lab
 
@@ -91,26 +90,6 @@ def test_the_job_is_cancelled(cluster: Cluster) -> None:
     assert "saved with the cluster" in log(directory)
     assert (status["exit_status"], status["by"], status["state"]) == (0, "script", "CANCELLED")
     assert cluster.job(job)["JobState"] == "CANCELLED"
-
-
-def kill_the_supervisor(cluster: Cluster, *options: str) -> None:
-    """Submit a run whose supervisor is killed, so that nobody is left to write the end, and look at it."""
-    job, directory = cluster.detach(CONNECT + WAIT, *SMALL, *options)
-    cluster.wait_event(directory, "driver-started")
-    pids = roles(cluster, directory, "driver", "n1")
-    assert len(pids) == 1
-    os.kill(pids[0], signal.SIGKILL)
-    cluster.wait_gone(directory)
-    facts = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
-    assert facts["phase"] == "ended"
-    assert facts["exit_status"] == 137
-    assert cluster.job(job)["ExitCode"] == "137:0"
-
-
-@pytest.mark.beside
-def test_the_supervisor_is_killed(cluster: Cluster) -> None:
-    """Slurm's word is taken, and the nodes are free all the same."""
-    kill_the_supervisor(cluster)
 
 
 @pytest.mark.kills_slurmd

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,8 @@ import pytest
 from beside import SMALL
 from conftest import Cluster, left_of_containers
 from lab_state import wait_for
-from test_exit_status import CONNECT, kill_the_supervisor
+from test_exit_status import CONNECT, WAIT, log
+from test_losses import roles
 
 pytestmark = pytest.mark.lab
 
@@ -22,11 +26,15 @@ def test_a_worker_and_then_a_supervisor_are_killed(cluster: Cluster, image: Path
         "deadline = time.time() + 120\n"
         "while len(client.scheduler_info(n_workers=-1)['workers']) < 2 and time.time() < deadline: time.sleep(0.1)\n"
         "print('workers', len(client.scheduler_info(n_workers=-1)['workers']))\n")  # fmt: skip
-    ended = cluster.submit(script, *SMALL, "--image", str(image))
-    assert ended.code == 0, ended.err + ended.log("worker-n2.log")
-    assert f"sum {sum(range(40))}" in ended.out
-    assert "workers 2" in ended.out
-    assert "killed by SIGKILL" in ended.log("worker-n2.log")
-    assert [event["worker"] for event in ended.events if event["event"] == "worker-removed"][:1] == ["n2"]
-    kill_the_supervisor(cluster, "--image", str(image))
+    job, directory = cluster.detach(script + WAIT, *SMALL, "--image", str(image))
+    said = "\n".join((f"sum {sum(range(40))}", "workers 2", "waiting"))
+    assert wait_for(lambda: said in log(directory), 150), log(directory)
+    assert "killed by SIGKILL" in (directory / "logs/worker-n2.log").read_text()
+    assert cluster.wait_event(directory, "worker-removed")["worker"] == "n2"
+    (supervisor,) = roles(cluster, directory, "driver", "n1")
+    os.kill(supervisor, signal.SIGKILL)
+    cluster.wait_gone(directory)
+    facts = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
+    assert (facts["phase"], facts["exit_status"]) == ("ended", 137), "nobody was left to write the end: Slurm's word"
+    assert cluster.job(job)["ExitCode"] == "137:0"
     assert wait_for(lambda: not left_of_containers(cluster), 10), left_of_containers(cluster)

@@ -10,9 +10,8 @@ import pytest
 import lab_cgroups
 from beside import SMALL
 from conftest import Cluster, Ended, directory_of
-from hpcml import errors, files, samples
+from hpcml import files, samples
 from hpcml.paths import RunPaths
-from lab_state import wait_for
 
 pytestmark = pytest.mark.lab
 
@@ -71,17 +70,3 @@ def test_samples_are_the_node_s(inside: Ended, monkeypatch: pytest.MonkeyPatch) 
         assert series.header.scope.memory == ("cgroup" if lab_cgroups.available() else "host")
         assert series.header.interfaces
         assert all(sample.memory and sample.net[0] is not None for sample in series.samples)
-
-
-def test_a_cancelled_run_leaves_nothing_of_its_containers(cluster: Cluster, image: Path) -> None:
-    job, directory = cluster.detach("import time; time.sleep(300)", *SMALL, "--image", str(image))
-    cluster.wait_event(directory, "driver-started", 60)
-    cluster.run("scancel", job)
-    assert cluster.wait_status(directory)["exit_status"] == errors.CANCELLED
-    cluster.wait_gone(directory)
-    runs = ("squashfuse", "hpcml.node", "/code/", "image.sh")
-
-    def left() -> list[str]:
-        return [line for _, line in cluster.lab.processes("alice") if any(part in line for part in runs)]
-
-    assert wait_for(lambda: not left(), 40), left()

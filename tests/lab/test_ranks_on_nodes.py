@@ -5,6 +5,7 @@ No lower tier has more than one node, a cgroup's memory, or Slurm's own variable
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import re
@@ -22,7 +23,6 @@ from test_losses import roles
 pytestmark = [pytest.mark.lab, pytest.mark.beside]
 
 FOUR = ("--nodes", "4", *PART, "--ranks", "2")
-TWO = (*SMALL, "--ranks", "1")
 MPI = (*SMALL, "--ranks", "2")
 # Rank 0 waits for the others at MASTER_ADDR; each tells what it is by both sets of variables.
 MEET = """
@@ -48,27 +48,18 @@ server = socket.create_server(place, backlog=size)
 told = [json.loads(server.accept()[0].makefile().readline()) for _ in range(size - 1)]
 (hpcml.run.out / "ranks.json").write_text(json.dumps({"ranks": [me, *told], "in_use": in_use}))
 """
-# Rank 3 fails with the status that it is given; the others wait for ever, and rank 6 has a child in another session.
+# Rank 3 takes more memory than there is; the others wait for ever, and rank 6 has a child in another session.
 FAILS = """
 import os, subprocess, sys, time
 rank = int(os.environ["RANK"])
 if rank == 6:
     subprocess.Popen(["setsid", "sh", "-c", "trap '' TERM; echo $$ >$0.new; mv $0.new $0; sleep 1000",
-                      sys.argv[2]])
-while rank == 3 and not os.path.exists(sys.argv[2]): time.sleep(0.05)
+                      sys.argv[1]])
+while rank == 3 and not os.path.exists(sys.argv[1]): time.sleep(0.05)
 if rank == 3:
-    if sys.argv[1] == "memory":
-        taken = [bytes(1) * (32 << 20) for _ in range(64)]
-    sys.exit(int(sys.argv[1]))
+    taken = [bytes(1) * (32 << 20) for _ in range(64)]
+    sys.exit("there was enough")
 time.sleep(1000)
-"""
-# Rank 0 ends well at once; rank 1 goes on until a file that the first rank's end does not bring.
-ONE_ENDS = """
-import os, sys, time
-import hpcml
-if os.environ["RANK"] == "0": sys.exit()
-while not os.path.exists(sys.argv[1]): time.sleep(0.1)
-(hpcml.run.out / "whole").write_text("yes")
 """
 # A real MPI without mpi4py and compiler: constants are numbers in MPICH and objects of the library in Open MPI.
 LIBRARIES = {"pmix": "libmpi.so.40", "pmi2": "libmpich.so.12"}
@@ -100,9 +91,13 @@ if os.environ["RANK"] == "3": barrier()
 WAITS = "import time\nprint('here', flush=True)\ntime.sleep(1000)\n"
 
 
+def kinds_of_pmi(cluster: Cluster) -> str:
+    return cluster.run("srun", "--mpi=list").stdout
+
+
 def library(cluster: Cluster, kind: str) -> str:
     """Return the library of an MPI that speaks a kind of PMI, skip where it or Slurm's part is missing."""
-    if kind not in cluster.run("srun", "--mpi=list").stdout:
+    if kind not in kinds_of_pmi(cluster):
         pytest.skip(f"this Slurm has no {kind}")
     try:
         ctypes.CDLL(LIBRARIES[kind])
@@ -118,7 +113,16 @@ def met(run: Ended) -> dict[str, Any]:
 
 
 def test_eight_ranks_on_four_nodes_are_one_world(cluster: Cluster) -> None:
-    answer = met(cluster.submit(MEET, *FOUR))
+    """Also where a machine's own name is 127.0.1.1 in Debian's /etc/hosts (pytorch#79388).
+
+    And where MpiDefault or SLURM_MPI_TYPE is a kind of PMI, so that each agent is a task of MPI: its PMI is not the ranks'.
+    """
+    agents = ("--set", 'slurm.srun_extra=["--mpi=pmix"]') if "pmix" in kinds_of_pmi(cluster) else ()
+    add = 'cp /etc/hosts /tmp/hosts; echo "127.0.1.1 $(uname -n)" >/tmp/hosts.new; cat /tmp/hosts >>/tmp/hosts.new'
+    with contextlib.ExitStack() as covered:
+        for node in ALL_NODES:
+            covered.enter_context(cluster.covered(node, f"{add}; mount --bind /tmp/hosts.new /etc/hosts", "/etc/hosts"))
+        answer = met(cluster.submit(MEET, *FOUR, *agents))
     ranks = {one["rank"][0]: one for one in answer["ranks"]}
     assert sorted(ranks) == list(range(8))
     for number, one in ranks.items():
@@ -128,38 +132,15 @@ def test_eight_ranks_on_four_nodes_are_one_world(cluster: Cluster) -> None:
     assert not ranks[0]["place"][0].startswith("127.")
     assert not answer["in_use"]
     assert len({one["interface"] for one in ranks.values()}) == 1
+    assert not any(one["pmi"] for one in ranks.values())
 
 
-def test_a_site_s_own_pmi_is_not_the_ranks_own(cluster: Cluster) -> None:
-    """Where MpiDefault or SLURM_MPI_TYPE is a kind of PMI, each agent is a task of MPI."""
-    library(cluster, "pmix")
-    options = (*SMALL, "--ranks", "2", "--set", 'slurm.srun_extra=["--mpi=pmix"]')
-    assert [one["pmi"] for one in met(cluster.submit(MEET, *options))["ranks"]] == [[]] * 4
-
-
-def test_a_name_that_means_another_host_does_not_matter(cluster: Cluster) -> None:
-    """Debian's /etc/hosts gives a machine's own name 127.0.1.1 (pytorch#79388)."""
-    add = 'cp /etc/hosts /tmp/hosts; echo "127.0.1.1 $(uname -n)" >/tmp/hosts.new; cat /tmp/hosts >>/tmp/hosts.new'
-    for node in ALL_NODES:
-        cluster.run("sh", "-c", f"{add}; mount --bind /tmp/hosts.new /etc/hosts", node=node, user="root")
-    try:
-        met(cluster.submit(MEET, *FOUR))
-    finally:
-        for node in ALL_NODES:
-            cluster.run("umount", "/etc/hosts", node=node, user="root")
-
-
-@pytest.mark.parametrize(("how", "status", "sentence"), [
-    ("7", 7, "rank 3 on n2 exited with status 7"),
-    ("memory", 137, "rank 3 on n2 was killed because the node's memory limit was reached"),
-])  # fmt: skip
-def test_the_first_rank_that_fails_ends_all(cluster: Cluster, how: str, status: int, sentence: str) -> None:
-    path = cluster.work / f"child-{how}"
-    run = cluster.submit(FAILS, *FOUR, arguments=(how, str(path)))
-    assert run.code == status, run.err
-    assert sentence in run.status["message"]
-    if how == "memory":
-        assert "memory limit was reached" in cluster.run("hpcml", "why", run.directory.name).stdout
+def test_the_first_rank_that_fails_ends_all(cluster: Cluster) -> None:
+    path = cluster.work / "child"
+    run = cluster.submit(FAILS, *FOUR, arguments=(str(path),))
+    assert run.code == 137, run.err
+    assert "rank 3 on n2 was killed because the node's memory limit was reached" in run.status["message"]
+    assert "memory limit was reached" in cluster.run("hpcml", "why", run.directory.name).stdout
     assert wait_for(lambda: not any(line.endswith(str(path)) for _, line in cluster.processes()), 30)
 
 
@@ -179,20 +160,6 @@ def test_the_first_rank_of_mpi_that_fails_is_named(cluster: Cluster) -> None:
     assert wait_for(lambda: not any(str(run.directory) in line for _, line in cluster.processes()), 30)
 
 
-def test_a_rank_that_ends_well_ends_nobody(cluster: Cluster) -> None:
-    """Slurm's own --kill-on-bad-exit and WaitTime would, and a launcher that waits for all would hang at a failure."""
-    path = cluster.work / "go-on"
-    _, directory = cluster.detach(ONE_ENDS, *TWO, arguments=(str(path),))
-    agent = "rank 0 ended"
-    cluster.wait_event(directory, "ranks-running")
-    log = directory / "logs/rank-n1.log"
-    assert wait_for(lambda: not roles(cluster, directory, "rank", "n1"), 60), log.read_text()
-    assert agent not in log.read_text()
-    cluster.write(path.name, "")
-    assert cluster.wait_status(directory)["exit_status"] == 0
-    assert (directory / "out/whole").exists()
-
-
 def test_a_rank_that_waits_for_ranks_that_ended_is_named(cluster: Cluster) -> None:
     """Slurm would keep the nodes until the time limit; the stack that `why` quotes comes from the other node."""
     options = (*MPI, "--set", "deadlines.idle=8s", "--env", "GLOO_SOCKET_IFNAME=^lo")
@@ -203,18 +170,8 @@ def test_a_rank_that_waits_for_ranks_that_ended_is_named(cluster: Cluster) -> No
     assert re.search(r"barrier, which called .*: rank 3 \(n2\)", why), why
 
 
-def test_a_lost_agent_and_a_killed_rank_are_named(cluster: Cluster) -> None:
+def test_another_account_gets_no_word_in_and_a_lost_agent_is_named(cluster: Cluster) -> None:
     _, directory = cluster.detach(WAITS, *FOUR)
-    cluster.wait_event(directory, "ranks-running")
-    (agent,) = (pid for pid in roles(cluster, directory, "rank", "n3")[:1])
-    cluster.run("kill", f"-{signal.SIGKILL}", str(agent), node="n3")
-    end = cluster.wait_status(directory)
-    assert (end["exit_status"], "n3" in end["message"]) == (errors.ROLE_LOST, True), end
-    assert wait_for(lambda: not any("script" in line and "-u -c" in line for _, line in cluster.processes()), 30)
-
-
-def test_another_account_gets_no_word_in(cluster: Cluster) -> None:
-    _, directory = cluster.detach(WAITS, *TWO)
     cluster.wait_event(directory, "ranks-running")
     places = json.loads((directory / "attempts/0/control.json").read_text())["places"]
     code = (
@@ -230,11 +187,14 @@ def test_another_account_gets_no_word_in(cluster: Cluster) -> None:
     read = cluster.run("cat", str(directory / "attempts/0/secret/ranks.key"), node="n2", user="mallory")
     assert "Permission denied" in read.stderr
 
-    def both_wait_in_the_script() -> bool:
+    def all_wait_in_the_script() -> bool:
         groups = json.loads(cluster.run("hpcml", "stacks", directory.name, "--json").stdout)["groups"]
         waits = [[one["name"] for one in group["processes"]] for group in groups if "<module>" in group["place"]]
-        return waits == [["rank 0", "rank 1"]]
+        return waits == [[f"rank {number}" for number in range(8)]]
 
-    assert wait_for(both_wait_in_the_script, 60), cluster.run("hpcml", "stacks", directory.name).stdout
-    cluster.run("hpcml", "cancel", directory.name)
-    assert cluster.wait_status(directory)["exit_status"] == errors.CANCELLED
+    assert wait_for(all_wait_in_the_script, 60), cluster.run("hpcml", "stacks", directory.name).stdout
+    (agent,) = (pid for pid in roles(cluster, directory, "rank", "n3")[:1])
+    cluster.run("kill", f"-{signal.SIGKILL}", str(agent), node="n3")
+    end = cluster.wait_status(directory)
+    assert (end["exit_status"], "n3" in end["message"]) == (errors.ROLE_LOST, True), end
+    assert wait_for(lambda: not any("script" in line and "-u -c" in line for _, line in cluster.processes()), 30)

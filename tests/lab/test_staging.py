@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ALL_NODES, Cluster
+from conftest import ALL_NODES, Cluster, left_of_containers
 from hpcml import errors
 from lab_state import wait_for
 
@@ -21,8 +21,9 @@ def facts():
     image = os.environ["APPTAINER_CONTAINER"]
     return {"image": image, "folder": oct(pathlib.Path(image).parent.stat().st_mode & 0o777)}
 with hpcml.connect() as client:
-    print(json.dumps({"driver": facts(), "scheduler": client.run_on_scheduler(facts), **client.run(facts)}))
+    print(json.dumps({"driver": facts(), "scheduler": client.run_on_scheduler(facts), **client.run(facts)}), flush=True)
 """
+WAIT = "import time; time.sleep(300)"
 # A copy in the lab's /tmp is memory, and counts as the job's. Making it is work for one machine: two nodes show most things.
 SIZE = ("--nodes", "2", "--cpus-per-node", "4")
 NODES = ALL_NODES[:2]
@@ -47,35 +48,56 @@ def _staged(image: Path, mode: str, folder: str = "") -> tuple[str, ...]:
     return (*SIZE, "--image", str(image), "--set", f"runtime.stage={mode}", *to)
 
 
-@pytest.mark.parametrize(("mode", "nodes"), [("sbcast", 4), ("copy", 2)])
-def test_every_role_runs_from_its_node_s_copy(cluster: Cluster, image: Path, mode: str, nodes: int) -> None:
-    ended = cluster.submit(WHERE, *_staged(image, mode), "--nodes", str(nodes))
-    assert ended.code == 0, ended.err
-    found = json.loads(ended.out.splitlines()[-1])
+def _every_role_has_a_copy(directory: Path, nodes: int) -> None:
+    found = json.loads(_said(directory)[-1])
     assert len(found) == 2 + nodes
-    job = ended.directory.joinpath("submission.json").read_text()
-    number = json.loads(job)["job"]
+    job = json.loads((directory / "submission.json").read_text())["job"]
     for role, facts in found.items():
-        assert facts["image"].startswith(f"/tmp/hpcml-{number}-"), role
+        assert facts["image"].startswith(f"/tmp/hpcml-{job}-"), role
         assert facts["folder"] == "0o700", role
-    staged = next(event for event in ended.events if event["event"] == "image-staged")
-    assert staged["mode"] == mode
-    assert staged["seconds"] == pytest.approx(ended.times()["image-staged"] - ended.times()["image-staging"], abs=0.2)
-    assert f"copied to the nodes by {mode}" in ended.err
-    assert "phase      staging" in cluster.run("hpcml", "status", "last").stdout
-    _gone(cluster)
 
 
-@pytest.mark.parametrize(("mode", "when"), [("copy", "driver-started"), ("sbcast", "image-staging")])
-def test_the_copies_go_when_the_run_is_cancelled(cluster: Cluster, image: Path, mode: str, when: str) -> None:
-    job, directory = cluster.detach("import time; time.sleep(300)", *_staged(image, mode))
-    cluster.wait_event(directory, when, 60)
+def _said(directory: Path) -> list[str]:
+    path = directory / "logs/driver.log"
+    return [line for line in path.read_text().splitlines() if line.startswith("{")] if path.exists() else []
+
+
+def _cancelled(cluster: Cluster, job: str, directory: Path) -> None:
+    """Cancel a run, and check that nothing of it stays on the nodes."""
     assert wait_for(lambda: len(_copies(cluster)) == len(NODES), 20)
     cluster.run("scancel", job)
     cluster.wait_idle(40)
     assert wait_for(lambda: not _copies(cluster), 5), _copies(cluster)  # scancel frees nodes before it has looked
+    assert wait_for(lambda: not left_of_containers(cluster), 40), left_of_containers(cluster)
     shown = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
     assert (shown["state"], shown["exit_status"]) == ("CANCELLED", errors.CANCELLED)
+
+
+def test_every_role_runs_from_its_node_s_copy(cluster: Cluster, image: Path) -> None:
+    ended = cluster.submit(WHERE, *_staged(image, "sbcast"), "--nodes", "4")
+    assert ended.code == 0, ended.err
+    _every_role_has_a_copy(ended.directory, 4)
+    staged = next(event for event in ended.events if event["event"] == "image-staged")
+    assert staged["mode"] == "sbcast"
+    assert staged["seconds"] == pytest.approx(ended.times()["image-staged"] - ended.times()["image-staging"], abs=0.2)
+    assert "copied to the nodes by sbcast" in ended.err
+    assert "phase      staging" in cluster.run("hpcml", "status", "last").stdout
+    _gone(cluster)
+
+
+def test_each_node_makes_its_own_copy_which_goes_when_the_run_is_cancelled(cluster: Cluster, image: Path) -> None:
+    """Copies, containers and mounts of a run whose script has begun."""
+    job, directory = cluster.detach(WHERE + WAIT, *_staged(image, "copy"))
+    assert wait_for(lambda: bool(_said(directory)), 90)
+    _every_role_has_a_copy(directory, len(NODES))
+    assert cluster.wait_event(directory, "image-staged")["mode"] == "copy"
+    _cancelled(cluster, job, directory)
+
+
+def test_the_copies_go_when_the_run_is_cancelled_while_they_are_made(cluster: Cluster, image: Path) -> None:
+    job, directory = cluster.detach(WAIT, *_staged(image, "sbcast"))
+    cluster.wait_event(directory, "image-staging", 60)
+    _cancelled(cluster, job, directory)
 
 
 def test_a_node_whose_disk_is_too_small(cluster: Cluster, image: Path) -> None:

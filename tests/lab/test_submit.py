@@ -15,7 +15,6 @@ import pytest
 
 from beside import PART, SMALL
 from conftest import Cluster, clean, directory_of
-from hpcml import errors
 from lab_state import PATIENCE, wait_for
 from terminals import Terminal
 
@@ -40,18 +39,6 @@ def test_kmeans_gives_the_laptop_s_result(cluster: Cluster) -> None:
     result = json.loads((out / "result.json").read_text())
     assert result["sizes"] == SIZES
     assert [centre[0] for centre in result["centres"]] == pytest.approx(CENTRES, rel=1e-4)
-
-
-@pytest.mark.beside
-def test_gpus_are_asked_for_and_seen(cluster: Cluster) -> None:
-    """The lab's GPUs are null devices: Slurm hands them out, and the nodes are refused in words."""
-    style = ("--set", "slurm.gpu_request=gpus-per-node")
-    ended = cluster.submit("print('the script ran')", *SMALL, "--gpus-per-node", "4", *style)
-    assert ended.code == errors.WORKERS_NEVER_CAME
-    assert "the script ran" not in ended.out
-    assert ": no GPU is visible" in ended.err
-    probes = [json.loads(path.read_text()) for path in ended.directory.glob("attempts/0/probe/*.json")]
-    assert {probe["visible_devices"] for probe in probes} == {"0,1,2,3"}  # the first node that refuses ends the run
 
 
 # -- one run that goes on while it is looked at ---------------------------------------------------------------------

@@ -35,15 +35,15 @@ hpcml.run.on_stop(save)
 with multiprocessing.get_context("fork").Pool(2) as pool: pool.map(time.sleep, [1000, 1000])
 """
 TOLD_BEFORE = ("--set", "slurm.signal_lead=30s")
-# The four that wait for their limit share two nodes, the others have the other two.
+# The three that wait for their limit share two nodes, the others have the other two.
 LIMITED = ("--nodes", "2", "--nodelist", "n3,n4", *PART, "--time", "1")
 SALLOC = ("salloc", "--quiet", "--nodes=2", "--nodelist=n3,n4", "--ntasks-per-node=1", "--cpus-per-task=2", "--mem=900M",
           "--time=1")  # fmt: skip
 
 
-def limit_reached(cluster: Cluster, *options: str) -> None:
-    """Check that the script is told before (should_stop), then ended by Slurm; the run says it was the time limit."""
-    stays = cluster.submit(STAYS, *LIMITED, *TOLD_BEFORE, *options, timeout=200)
+def test_the_time_limit_inside_an_image(cluster: Cluster, image: Path) -> None:
+    """The script is told before (should_stop), then ended by Slurm; the run says it was the time limit."""
+    stays = cluster.submit(STAYS, *LIMITED, *TOLD_BEFORE, "--image", str(image), timeout=200)
     assert stays.code == errors.TIME_LIMIT, stays.err
     assert "told" in stays.out
     assert stays.status["message"] == "the time limit was reached"
@@ -51,14 +51,6 @@ def limit_reached(cluster: Cluster, *options: str) -> None:
     assert "Increase --time" in stays.err
     assert slurm_exit(cluster, stays.directory).startswith("TIMEOUT")
     cluster.wait_gone(stays.directory, 60)
-
-
-def test_the_time_limit(cluster: Cluster) -> None:
-    limit_reached(cluster)
-
-
-def test_the_time_limit_inside_an_image(cluster: Cluster, image: Path) -> None:
-    limit_reached(cluster, "--image", str(image))
     assert wait_for(lambda: not left_of_containers(cluster), 10), left_of_containers(cluster)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from homes import CONNECT, Here, here, report
 from hpcml import errors
+from test_repairs import SCRIPT, assert_repaired
 
 __all__ = ["here"]  # the fixture
 
@@ -19,10 +20,13 @@ pytestmark = pytest.mark.local
 
 
 def test_the_script_s_own_status(here: Here) -> None:
-    done = here.submit(CONNECT + "print(client.submit(lambda: 6 * 7).result())\nsys.exit(3)")
+    done = here.submit(
+        f"{SCRIPT}    print(facts['sum'])\n    sys.exit(3)\n", "--set", "repairs=true", "--set", "workers.per_node=2"
+    )
     assert done.returncode == 3, done.stderr
-    assert done.stdout == "42\n"
+    assert done.stdout == "780\n"
     assert here.json("status")["by"] == "script"
+    assert_repaired(here)
 
 
 # What the machine lacks: options, variables, the exit status, and what is said.

@@ -73,7 +73,7 @@ def test_three_times_the_time_limit(here: Here) -> None:
 
 
 def test_a_script_that_saves_nothing_ends_after_two_attempts(here: Here) -> None:
-    done = here.submit("import hpcml\nhpcml.run.stop()\n", "--until-done")
+    done = here.submit("import hpcml\nhpcml.run.stop()\n", "--until-done", "--ranks", "1")
     assert done.returncode == errors.NO_PROGRESS, done.stderr
     assert here.status()["attempt"] == 1
     assert "wo attempts ended without a newer checkpoint" in here.run("why").stdout
@@ -81,7 +81,7 @@ def test_a_script_that_saves_nothing_ends_after_two_attempts(here: Here) -> None
 
 
 def test_the_last_attempt_that_is_allowed(here: Here) -> None:
-    done = here.submit("import hpcml\nhpcml.run.stop()\n", "--until-done", "--max-restarts", "0")
+    done = here.submit("import hpcml\nhpcml.run.stop()\n", "--until-done", "--max-restarts", "0", "--ranks", "1")
     assert done.returncode == errors.STOPPED, done.stderr
     status = here.status()
     assert status["message"].endswith("hpcml starts no further attempt: --max-restarts 0 is reached")
@@ -90,11 +90,11 @@ def test_the_last_attempt_that_is_allowed(here: Here) -> None:
 
 def test_cancelling_ends_all_attempts(here: Here) -> None:
     text = (
-        CONNECT
-        + "hpcml.run.save('state', lambda path: path.touch())\n"
-        + "hpcml.run.on_stop(lambda: hpcml.run.save('last', lambda path: path.touch()))\n"
-        + "print('attempt', hpcml.run.attempt, flush=True)\n"
-        + "time.sleep(600) if hpcml.run.attempt else hpcml.run.stop()\n"
+        "import hpcml, time\n"
+        "hpcml.run.save('state', lambda path: path.touch())\n"
+        "hpcml.run.on_stop(lambda: hpcml.run.save('last', lambda path: path.touch()))\n"
+        "print('attempt', hpcml.run.attempt, flush=True)\n"
+        "time.sleep(600) if hpcml.run.attempt else hpcml.run.stop()\n"
     )
     _, directory = here.detach(text, "--until-done")
     log = directory / "logs/driver.log"

@@ -175,8 +175,8 @@ def test_a_rank_that_cannot_be_started_says_which_program(here: Here) -> None:
 def test_two_runs_at_once_have_ports_of_their_own(here: Here) -> None:
     (here.folder / "meet.py").write_text(MEET)
     runs = [
-        Path(json.loads(here.run("submit", "--json", "--ranks", "2", "meet.py").stdout)["directory"]) for _ in range(3)
+        Path(json.loads(here.run("submit", "--json", "--ranks", "2", "meet.py").stdout)["directory"]) for _ in range(2)
     ]
-    assert [here.ended(run)["exit_status"] for run in runs] == [0, 0, 0]
+    assert [here.ended(run)["exit_status"] for run in runs] == [0, 0]
     ports = {json.loads((run / "out/ranks.json").read_text())[0]["variables"]["MASTER_PORT"] for run in runs}
-    assert len(ports) == 3
+    assert len(ports) == 2

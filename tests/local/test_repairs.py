@@ -1,9 +1,10 @@
-"""A run of a site with ``repairs = false`` has Dask, RAPIDS and cloudpickle as they were released."""
+"""A run of a site with ``repairs = false`` has Dask, RAPIDS and cloudpickle as they were released; test_local.py has one with repairs."""
 
 from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import pytest
 
@@ -29,14 +30,22 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("on", [True, False])
-def test_a_site_turns_all_repairs_off(on: bool, here: Here) -> None:
-    done = here.submit(SCRIPT, "--set", f"repairs={str(on).lower()}", "--set", "workers.per_node=2")
-    assert done.returncode == 0, done.stdout + done.stderr
+def found(here: Here) -> dict[str, Any]:
     (path,) = here.folder.glob(".hpcml/runs/*/out/facts.json")
-    facts = json.loads(path.read_text())
+    facts: dict[str, Any] = json.loads(path.read_text())
     assert facts["sum"] == 780
-    assert facts["place"].endswith("/my script.py") is on
-    assert len(facts["roles"]) == 4
-    finder = "_Importlib" if on and "rapids_dask_dependency.dask_loader" in sys.modules else "module"
-    assert facts["roles"] == [["" if on else repairs.OFF[1], finder]] * 4
+    return facts
+
+
+def assert_repaired(here: Here) -> None:
+    finder = "_Importlib" if "rapids_dask_dependency.dask_loader" in sys.modules else "module"
+    facts = found(here)
+    assert facts["place"].endswith("/my script.py")
+    assert facts["roles"] == [["", finder]] * 4
+
+
+def test_a_site_turns_all_repairs_off(here: Here) -> None:
+    done = here.submit(SCRIPT, "--set", "repairs=false", "--set", "workers.per_node=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not found(here)["place"].endswith("/my script.py")
+    assert found(here)["roles"] == [[repairs.OFF[1], "module"]] * 4

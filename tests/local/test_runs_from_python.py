@@ -38,7 +38,7 @@ def until_told(*arguments: object, after: object = None) -> hpcml.RunHandle:
 
 
 def then(after: object) -> hpcml.RunHandle:
-    return hpcml.submit("then.py", site="local", after=after)
+    return hpcml.submit("then.py", site="local", after=after, ranks=1)
 
 
 def test_runs_that_wait_for_each_other() -> None:

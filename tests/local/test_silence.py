@@ -42,7 +42,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Here, Pa
     """A run whose supervisor is stopped for good; its deadline passes while other tests run."""
     with home(tmp_path_factory.mktemp("stopped")) as here:
         directory = here.started(
-            CONNECT + "time.sleep(300)\n", "--set", "deadlines.answer=20s", "--set", "deadlines.driver_grace=1s"
+            "import time\ntime.sleep(300)\n", "--set", "deadlines.answer=20s", "--set", "deadlines.driver_grace=1s"
         )
         os.kill(supervisor_of(here, directory), signal.SIGSTOP)
         yield here, directory

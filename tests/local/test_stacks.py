@@ -41,7 +41,7 @@ send() if os.environ["RANK"] == "1" else receive()
 
 
 def test_the_stacks_of_all_processes_are_shown_at_once(here: Here) -> None:
-    directory = here.started(HANGS, "--nodes", "3")
+    directory = here.started(HANGS, "--nodes", "2")
     places: dict[str, list[str]] = {}
 
     def are_all_there() -> bool:
