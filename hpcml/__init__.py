@@ -78,7 +78,7 @@ def _not_installed(name: str, module: str, package: str, extra: str) -> type:
     from hpcml.errors import NotFoundError
 
     def refuse(*_: object, **__: object) -> None:
-        hint = f"Install it: pip install 'hpcml[{extra}]'."
+        hint = f"Install the package: pip install 'hpcml[{extra}]'."
         raise NotFoundError(f"hpcml.{name} needs {package}", place=module, hint=hint)
 
     return type(name, (), {"__init__": refuse, "__doc__": f"{name}, which needs {package}."})

@@ -223,7 +223,7 @@ def parsed(parse: Callable[[str], T], text: str) -> T:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except MemoryError:
-        raise ValueError("it needs more memory than available") from None
+        raise ValueError("reading it needs more memory than is available") from None
 
 
 def read_json(path: Path, limit: int = RECORD, *, ours: bool = True, follow: bool = False) -> Any:
@@ -247,7 +247,7 @@ def read_setting(path: Path) -> str:
     for place in {path, real}:
         link = os.lstat(place)
         if stat.S_ISLNK(link.st_mode) and not is_obeyed(link):
-            raise ForeignError(f"it is a link of {account(link.st_uid)}", path)
+            raise ForeignError(f"it is a link that belongs to {account(link.st_uid)}", path)
         above = place.parent.stat()
         if not (is_obeyed(above) or folder_is_ours(above)):
             raise ForeignError(f"its folder belongs to {account(above.st_uid)}", path)

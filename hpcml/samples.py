@@ -147,7 +147,7 @@ class Event(NamedTuple):
         if self.event != "oom":
             return ""
         processes = "1 process" if self.kills == 1 else f"{self.kills} processes"
-        perhaps = " (of any program on the node: the job has no separate memory group)" if of_host else ""
+        perhaps = " (of any program on the node: the job has no memory cgroup of its own)" if of_host else ""
         return f"{node} ran out of memory: the kernel killed {processes}{perhaps}"
 
 

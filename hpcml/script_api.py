@@ -104,7 +104,7 @@ class Run:
         if _is_pruned(report):
             from hpcml.errors import PRUNED
 
-            text = f"hpcml: the pruner stopped this point after the report {metrics}"
+            text = f"hpcml: the sweep's pruner stopped this point after the script reported {metrics}"
             print(text, file=sys.stderr, flush=True)  # noqa: T201 - the point's log
             raise SystemExit(PRUNED)
 

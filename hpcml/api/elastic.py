@@ -476,11 +476,12 @@ def _prologue(made: Plan) -> list[str]:
         f'export PYTHONPATH={quote(library)}:{quote(job_request.program_folder())}"${{PYTHONPATH:+:$PYTHONPATH}}"',
         "export PYTHONUNBUFFERED=1",
         *([f"export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION={lifetime:g}s"] if inside.job.time_limit else []),
-        "trap : TERM INT HUP   # the workers answer",
+        "trap : TERM INT HUP   # only the workers handle these signals",
     ]
 
 
 def _no_worker(job: ElasticJob, state: str) -> HpcmlError:
     problem = f"Job {job.job_id} ended before a worker registered (state in Slurm: {state})"
-    hint = "Check that the nodes can reach this machine (host=…) and have Dask. See also the job's log."
+    hint = "Check that the nodes can reach this machine (set host=… to its address), and that their Python has Dask."
+    hint += " See also the job's log."
     return HpcmlError(problem, place=str(job.log), hint=hint, quote=files.tail(job.log), exit_status=ALLOCATION_LOST)

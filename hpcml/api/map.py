@@ -87,7 +87,7 @@ def map(  # noqa: A001 - as every library calls it
         raise UsageError("submitit cannot use a runs folder with '%' in its path", place=str(top), hint=hint)
     made = job_request.plan_at(loaded, spec, top / f"{top.name}.0")
     if made.inside.job.image:
-        hint = "Remove the image (set={'runtime.kind': 'python'}), or use hpcml.submit() with a script."
+        hint = "Run without the image: set={'runtime.kind': 'python'}. Or use hpcml.submit() with a script."
         raise SiteError("hpcml.map cannot run inside an image", place=made.inside.job.image, hint=hint)
     for text in made.notices:
         note(text)

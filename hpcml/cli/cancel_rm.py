@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hpcml import files, units
 from hpcml.cli import common, ls
 from hpcml.errors import HpcmlError, StorageError, UsageError
+from hpcml.paths import RunPaths
 from hpcml.runs import directories
 from hpcml.terminal import note, say, say_fitted
 
@@ -152,7 +154,7 @@ def add_rm_options(parser: ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="*", help=common.RUN)
     ls.add_name(parser)
     parser.add_argument(
-        "--older-than", metavar="TIME", help="only runs submitted more than TIME ago, e.g. 30d, 1w, 12h"
+        "--older-than", metavar="TIME", help="only runs submitted more than TIME ago, e.g. 30d, 1w, 12h (m: minutes)"
     )
     parser.add_argument("--larger-than", metavar="SIZE", help="only runs whose files take at least SIZE, e.g. 500M, 2G")
     parser.add_argument("--failed", action="store_true", help=common.FAILED)
@@ -178,9 +180,9 @@ def run_rm(options: Namespace) -> int:
     ]
     if options.run and rules:
         message = f"RUN and {' '.join(rules)} exclude each other"
-        raise UsageError(message, place="hpcml rm", hint="Name runs, or use options.")
+        raise UsageError(message, place="hpcml rm", hint="Give either RUN or these options, not both.")
     if not (options.run or rules):
-        hint = "Name runs, or add --name PATTERN, --older-than 30d, --failed, --keep 20 or several."
+        hint = "Name runs, or add one or more of --name PATTERN, --older-than 30d, --failed, --keep 20."
         raise UsageError("The command does not say which runs to remove", place="hpcml rm", hint=hint)
     least, wanted = _size(options.larger_than, "--larger-than"), _size(options.until_free, "--until-free")
     folder = common.runs_folder(options)
@@ -195,6 +197,10 @@ def run_rm(options: Namespace) -> int:
     if not options.json:
         rows = [(path.name, path, size) for path, size in sizes.items()]
         _show([*rows, *((f"leftover files of {name}", path, left[path]) for name, path in rests)])
+    for name, number in _points(list(sizes)).items():
+        note(
+            f"the sweep '{name}' loses the points of {units.counted(number, 'run')}: its table then shows them as missing"
+        )
     _say_what_stays(staying, each=bool(options.run))
     if (short := (missing or 0) - sum(sizes.values())) > 0:
         note(f"{units.format_bytes(short)} of the requested {units.format_bytes(wanted)} cannot be freed")
@@ -226,7 +232,8 @@ def _named(folder: Path, names: Sequence[str]) -> tuple[list[Path], dict[str, st
     for name, run in zip(names, runs, strict=True):
         if others := [one for one in directories.ids(folder) if one != run.id and directories.name_of(one) == name]:
             have = "runs have" if len(others) > 1 else "run has"
-            note(f"'{name}' means {run.id}, the newest run; {len(others)} older {have} this name (--name {name})")
+            older = f"{len(others)} older {have} this name (to remove all: --name {name})"
+            note(f"'{name}' means {run.id}, the newest run; {older}")
     standings = handle.standings(list({run.id: run for run in runs}.values()))
     staying = {one.run.id: _why_alive(one) for one in standings if one.alive}
     return [one.run.paths.directory for one in standings if not one.alive], staying
@@ -275,6 +282,14 @@ def _loaded(folder: Path, run_ids: Sequence[str], before: float) -> list[directo
         except StorageError as error:
             note(f"{run_id} stays: {error.message}")
     return runs
+
+
+def _points(ended: Sequence[Path]) -> Counter[str]:
+    """Return how many of these runs have points of each sweep."""
+    requests = (directories.read_json(RunPaths(path).request) for path in ended)
+    return Counter(
+        name for one in requests if one and (name := directories.Table(one.get("spec", dict, {})).get("sweep", str, ""))
+    )
 
 
 def _free(folder: Path) -> int:

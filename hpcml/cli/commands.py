@@ -55,7 +55,7 @@ GROUPS = {
                     "SAMPLER": {"tpe": "", "cmaes": ""},
                     "PRUNER": {"asha": "", "median": "", "hyperband": ""}}),
         "jupyter": Command(
-            "run JupyterLab on the first node, with its own Dask cluster", "[OPTIONS]",
+            "run JupyterLab in a job, with a Dask cluster on the job's nodes", "[OPTIONS]",
             "--nodes 2 --time 4h"),
         "new": Command(
             "create an example script in the current folder, or list the examples", "[NAME [EXAMPLE]]",
@@ -64,7 +64,7 @@ GROUPS = {
     "Look": {
         "ls": Command("list your runs", "[OPTIONS]", "", "--failed --since 7d"),
         "status": Command("show the state of a run", "[-f] [RUN]", "", "train --json"),
-        "top": Command("watch a run live: nodes, GPUs, tasks, output", "[OPTIONS] [RUN]", "", "--once train"),
+        "top": Command("watch a run live: nodes, GPUs, Dask tasks, output", "[OPTIONS] [RUN]", "", "--once train"),
         "why": Command("explain why a run failed, and what to do", "[RUN]", "", "train --json"),
         "stacks": Command("show the Python stacks of all processes of a run", "[RUN]", "", "train --json"),
         "report": Command(

@@ -254,7 +254,7 @@ def _runs(line: Line, current: str) -> Iterator[Candidate]:
     for run_id in run_ids:
         of_name.setdefault(directories.name_of(run_id), []).append(run_id)
     for name, mine in of_name.items():
-        yield name, f"the newest of {len(mine)}: {mine[0]}" if len(mine) > 1 else mine[0]
+        yield name, f"the newest of {len(mine)} runs with this name: {mine[0]}" if len(mine) > 1 else mine[0]
     for name, mine in of_name.items():
         if current.startswith(f"{name}-"):
             for run_id in mine:

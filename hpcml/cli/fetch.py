@@ -35,7 +35,8 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser, default=None)
     common.add_site(parser)
     common.add_json(
-        parser, "print JSON: the local folder, and the numbers of copied files, copied bytes and files not copied again"
+        parser,
+        "print JSON: the local folder, and the numbers of copied files, copied bytes and files the laptop already has",
     )
     parser.add_argument("dest", metavar="DEST", nargs="?", default="", help="local folder (default: ./RUN)")
 
@@ -47,7 +48,11 @@ def run(options: Namespace) -> int:
     if session is None:
         results = run.paths.out.is_dir() and any(run.paths.out.iterdir())
         message = "The run's results are already on this machine" if results else "The run wrote no results"
-        raise UsageError(message, place=str(run.paths.out), hint="On a laptop: hpcml --host HOST fetch RUN.")
+        raise UsageError(
+            message,
+            place=str(run.paths.out),
+            hint="On a laptop: hpcml --host HOST fetch RUN. For other users: hpcml help colleague.",
+        )
     entries, others = transfer.listing(run.paths.out)
     if len(entries) > transfer.MOST_FILES:
         raise transfer.too_many(len(entries), str(run.paths.out))
@@ -76,7 +81,7 @@ def _wanted(session: RemoteSession, entries: list[Entry]) -> list[Entry]:
     try:
         return [entries[index] for index in parsed(json.loads, text.decode() or "[]") if index >= 0]
     except (ValueError, TypeError, IndexError) as error:
-        raise UsageError("The laptop requested files that the cluster did not offer", place="hpcml fetch") from error
+        raise UsageError("The laptop sent an invalid request for files", place="hpcml fetch") from error
 
 
 def _reports(run: directories.Run, taken: set[str]) -> list[Entry]:
@@ -147,7 +152,7 @@ def _take(call: channel.Call, offer: Offer, options: Namespace, heard: Callable[
         note("the run has not ended; fetch the results again later")
     if shutil.disk_usage(folder).free < size:
         hint = "Free space, or name another folder: hpcml --host HOST fetch RUN DEST."
-        raise StorageError(f"There is no space for {format_bytes(size)}", place=str(folder), hint=hint)
+        raise StorageError(f"This laptop has no disk space for {format_bytes(size)}", place=str(folder), hint=hint)
     call.write(json.dumps(wanted).encode() + b"\n")
     with metered(size) as received:
 

@@ -40,6 +40,7 @@ _MEANING = {
     "clean": "hpcml rm",
     "cleanup": "hpcml rm",
     "ddp": "ranks pytorch",
+    "hand": "give colleague",
     "mpiexec": "mpirun",
     "sbatch": "batch script",
     "share": "hand colleague",

@@ -42,7 +42,7 @@ def run(host: str, named_by: str, command: str, options: Namespace, given: list[
     here = [word for word in getattr(options, "set", None) or () if word.startswith("login.")]
     if command == "sweep" and script:
         hint = "Log in, and start the sweep there. With --host, only hpcml sweep status, table, plot and cancel work."
-        raise UsageError("Start a sweep on the login node", place=f"--host {host}", hint=hint)
+        raise UsageError("A laptop cannot start a sweep", place=f"--host {host}", hint=hint)
     login = login_of(host, here, place=named_by, load=common.load_site)
     connect = functools.partial(channel.connect, login)
     if command == "submit":
@@ -103,7 +103,9 @@ def _submit(
     if code.snapshot == "none":
         hint = "Remove the setting code.snapshot, or copy the code to the cluster and submit there."
         raise UsageError(
-            "The cluster needs a copy of a script from this laptop", place="code.snapshot = 'none'", hint=hint
+            "A script from this laptop can only run as a copy, but this setting forbids copies",
+            place="code.snapshot = 'none'",
+            hint=hint,
         )
     with tempfile.TemporaryDirectory(prefix="hpcml-upload-") as folder:  # 0700
         upload = channel.Upload(path, Path(folder), code, module=form is Form.MODULE)
@@ -126,7 +128,7 @@ def _submit(
 def _check_upload(upload: channel.Upload) -> None:
     """Say what is not sent, and refuse to send code without the modules that it imports."""
     if needed := snapshot.needed(upload.taken, upload.folder):
-        hint = "Raise the limit for copied files (--set code.…=…), or put the script into a folder with fewer files."
+        hint = "Raise the limit in brackets (--set code.max_file=10M), or move the script to a folder with fewer files."
         raise UsageError("hpcml would not send files that the code needs", place=snapshot.listed(needed), hint=hint)
     if upload.taken.missing:
         note(f"hpcml does not send {snapshot.listed(upload.taken.missing)}")

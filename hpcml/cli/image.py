@@ -44,7 +44,7 @@ def add_options(parser: ArgumentParser) -> None:
             what, help=text, description=description, usage=f"hpcml image {what} {usage[what]}", allow_abbrev=False
         )
         verb.set_defaults(action=action)
-        common.add_site(verb, "site profile for the images")
+        common.add_site(verb, "site whose settings for images and containers to use")
         common.add_json(verb)
         if what in ("build", "check"):
             text = "Apptainer or Singularity, by name or path (default: runtime.container in the profile, "
@@ -73,7 +73,8 @@ def add_options(parser: ArgumentParser) -> None:
         "--build-arg",
         action="append",
         metavar="NAME=VALUE",
-        help="value for a build argument of the definition (default: from the definition, or detected; repeatable)",
+        help="value for a build argument of the definition (default: the definition's value; MIRROR and PIP_INDEX: "
+        "from apt's and pip's settings; repeatable)",
     )
     build_.add_argument("--force", action="store_true", help="replace an existing image")
     plain = build_.parse_known_args

@@ -24,7 +24,9 @@ SHORTEST_IDLE = 5.0  # seconds; less would end a session before anybody can open
 def add_options(parser: Parser) -> None:
     """Add a submission's options and the session's own."""
     submit.add_options(parser, "jupyter")
-    parser.epilog = "Open the session on your laptop: hpcml tunnel --host HOST --service jupyter RUN."
+    parser.epilog = (
+        "Open the session on your laptop: hpcml tunnel --host HOST --service jupyter RUN. End it: hpcml cancel RUN."
+    )
     group = parser.add_argument_group("the session")
     group.add_argument(
         "--idle", metavar="TIME", default="1h", help="end the session if unused for TIME; off: never (default: 1h)"
@@ -44,7 +46,7 @@ def run(options: Namespace) -> int:
     spec = spec.changed(idle=idle, cwd=notebook_folder(spec.code.cwd, options.notebook_dir))
     status = submit.start(options, spec)
     if status == 0 and options.detach and not options.json:
-        text = "When JupyterLab is ready, hpcml status prints the command for your laptop."
+        text = "When JupyterLab is ready, hpcml status prints the command that opens it. hpcml cancel ends it."
         say_fitted(text, sys.stderr, first="  next       ", rest=" " * 13)
     return status
 

@@ -29,8 +29,14 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser, argparse.SUPPRESS)
-    names = [f"{name} (default with --ranks)" if name == RANK.name else name for name in kinds.roles()]
-    roles = ", ".join([f"{SCRIPT} (the script's output; default without --ranks)", *names])
+    of = {
+        "scheduler": "Dask's scheduler",
+        "worker": "Dask's workers",
+        RANK.name: "all ranks; default for runs with --ranks",
+        "mpi": "srun's tasks for MPI",
+    }
+    names = [f"{name} ({of[name]})" if name in of else name for name in kinds.roles()]
+    roles = ", ".join([f"{SCRIPT} (the script's output; default for runs without --ranks)", *names])
     text = f"log to show: {roles}, rank:N (only rank N) or job (the batch script's output)"
     parser.add_argument("role", metavar="LOG", nargs="?", help=text)
     parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the run ends")
@@ -38,7 +44,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--attempt",
         metavar="N",
-        help="show only the script's output of attempt N (the first attempt is 1; hpcml.run.attempt counts from 0)",
+        help="show only the script's output of attempt N (the first attempt is 1 here, but 0 in hpcml.run.attempt)",
     )
 
 

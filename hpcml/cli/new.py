@@ -38,7 +38,9 @@ def add_options(parser: ArgumentParser) -> None:
         metavar="EXAMPLE",
         help="example to copy (default: the example called NAME, else minimal)",
     )
-    common.add_json(parser, "print JSON: the new file and its example; without NAME all examples")
+    common.add_json(
+        parser, "print JSON: the new file's path and the example's name; without NAME, what each example does"
+    )
 
 
 def run(options: Namespace) -> int:
@@ -75,7 +77,7 @@ def _check(name: str, stem: str, example: str, shipped: Collection[str]) -> None
     is_typo = not example and stem not in shipped and near and SequenceMatcher(None, stem, near).ratio() >= _A_TYPO
     if is_typo:
         meant = f"{name} {near}" if near in stem else near
-        hint = f"Did you mean hpcml new {meant}? For the smallest example under your name: hpcml new {name} {DEFAULT}."
+        hint = f"Did you mean hpcml new {meant}? To copy the smallest example to {stem}.py: hpcml new {name} {DEFAULT}."
         raise UsageError(f"There is no example '{stem}'", place="hpcml new", hint=hint)
 
 

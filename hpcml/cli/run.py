@@ -36,7 +36,7 @@ _REFUSED = {name for name, one in OPTIONS.items() if one.asks_slurm and name not
 def add_options(parser: Parser) -> None:
     """Add a submission's options; the help leaves out those that ``run`` refuses."""
     submit.add_options(parser, "run")
-    printed = "--dry-run=script prints the batch script; --dry-run --json prints the plan"
+    printed = "--dry-run=script prints the batch script; --dry-run --json prints all details of the run"
     here = {"--dry-run": f"print a summary and run nothing; {printed}"}
     here["--json"] = "print JSON about how the run ended; the script's output stays in logs/driver.log"
     here |= {OPTIONS[name].word: "must equal the number in the allocation" for name in _GIVEN}
@@ -45,7 +45,7 @@ def add_options(parser: Parser) -> None:
     for action in parser._actions:  # noqa: SLF001 - argparse tells them nowhere else
         action.help = here.get("".join(action.option_strings[:1]), action.help)
     parser.description = (
-        "Run a script on all nodes of an existing allocation (salloc or your own batch script). "
+        "Run a script in an existing allocation (salloc or your own batch script), and use all its nodes. "
         "Give Slurm's options to salloc or sbatch."
     )
 

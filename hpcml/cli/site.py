@@ -249,7 +249,7 @@ def _add_options_of_init(parser: ArgumentParser) -> None:
         "--deadline",
         metavar="TIME",
         default=_DEADLINE,
-        help="with init --probe: cancel the job after TIME (default: 10m)",
+        help="with init --probe: cancel the job if it has not ended TIME after the submission (default: 10m)",
     )
 
 
@@ -269,7 +269,7 @@ def _site_init(options: Namespace) -> int:
 
     (name,) = options.names
     if not _NAME.fullmatch(name) or name.endswith(".toml"):
-        hint = "Write hpcml site init mycluster. Its file is mycluster.toml."
+        hint = "Example: hpcml site init mycluster. This command writes the file mycluster.toml."
         raise UsageError(f"'{name}' is not a valid profile name", place="SITE", hint=hint)
     environment = layers.process_environment()
     path = lookup.config_folders(environment)[-1] / "profiles" / f"{name}.toml"
@@ -309,8 +309,8 @@ def _check_place(path: Path, options: Namespace) -> None:
 def _heading(name: str, date: str) -> tuple[str, ...]:
     return (
         f"{name}: written by hpcml site init on {date}, from the output of this machine's commands.",
-        "Correct wrong values, and remove or replace their facts: --refresh then keeps your values.",
-        "QUESTION marks values that no command shows. Set the value, and remove the line.",
+        "If you correct a value, remove its entry in [facts], or write your own source there: --refresh then keeps it.",
+        "A line with QUESTION asks for a value that no command shows. Set the value below, and remove the line.",
     )
 
 

@@ -24,7 +24,9 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser)
-    parser.add_argument("--notes", action="store_true", help="show all notes that hpcml made at the submission")
+    parser.add_argument(
+        "--notes", action="store_true", help="show the notes: hpcml's remarks and warnings at the submission"
+    )
     parser.add_argument(
         "-f", "--follow", action="store_true", help="update the display until the run ends, like hpcml top"
     )

@@ -37,7 +37,8 @@ def add_options(parser: Parser, verb: str = "submit") -> None:
     """Add the options of a run that a verb takes."""
     parser.epilog = (
         "Give hpcml's options before SCRIPT and the script's arguments after it. "
-        "All words after -- belong to the script. SCRIPT can also be -m package.module, or -- ./program. "
+        "All words after -- belong to the script. SCRIPT can also be -m package.module, "
+        "or -- ./program (not Python). "
         "Without --ranks the script starts once, on the first node. "
         "To save work and continue later: hpcml help checkpoints."
     )
@@ -167,7 +168,9 @@ def check_modes(options: Namespace) -> None:
     modes = ("dry-run", "prepare", "check", "wait", "detach")
     chosen = [f"--{mode}" for mode in modes if getattr(options, mode.replace("-", "_"))]
     if len(chosen) > 1:
-        raise UsageError(f"{' and '.join(chosen)} exclude each other", place="hpcml submit", hint="Use one of them.")
+        raise UsageError(
+            f"{' and '.join(chosen)} exclude each other", place="hpcml submit", hint="Use one of these options."
+        )
 
 
 def _check(prepared: submission.Prepared, options: Namespace) -> int:
@@ -268,7 +271,7 @@ def _tell_files(run: directories.Run, last: run_status.Status) -> None:
     for title, text in lines:
         say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
     if "task-output" in last.progress.times:
-        say(f"  tasks      lines that tasks printed: hpcml logs {run.id} worker", sys.stderr)
+        say(f"  tasks      output of the Dask tasks: hpcml logs {run.id} worker", sys.stderr)
     for command in attempts.profile_commands(run.paths):
         say(f"  profile    {command}", sys.stderr)  # whole: it is to be copied
 
@@ -357,7 +360,8 @@ def check_misplaced(arguments: Sequence[str], here: Path, prog: str) -> None:
     what = f"{listed} {verb} after {file.name}, so {file.name} would get {pronoun}"
     typed = script if is_module else shlex.quote(script)
     before = " ".join(filter(None, [prog, shlex.join(moved), typed, shlex.join(rest)]))
-    hint = f"For hpcml, type: {before}. For the script, type: {prog} {typed} -- {shlex.join(arguments)}."
+    hint = f"If hpcml should get {pronoun}, type: {before}. "
+    hint += f"If {file.name} should get {pronoun}, type: {prog} {typed} -- {shlex.join(arguments)}."
     raise UsageError(what, place=prog, hint=hint)
 
 
@@ -368,9 +372,10 @@ def add_rerun_options(parser: Parser) -> None:
     """Add a submission's options, and the run whose request it is."""
     add_options(parser, "rerun")
     parser.epilog = (
-        "Options that you omit keep the values of RUN, also --set and --env, but not --after. "
+        "Options that you omit keep the values of RUN; only --after is dropped. "
+        "--set and --env add to those of RUN; for the same name the new value wins. "
         "hpcml runs the script as it is now, in the folder that RUN was submitted from. "
-        "ARGS replace all arguments of the script. A bare -- removes all arguments. "
+        "ARGS replace all arguments of the script, so type those that stay too. A bare -- removes all arguments. "
         "hpcml status RUN shows the old arguments."
     )
     common.add_run(parser, default=None)
@@ -383,7 +388,9 @@ def run_rerun(options: Namespace) -> int:
     plan = directories.read_json(run.paths.plan)
     if request is None or plan is None:
         hint = "Submit the script again: hpcml submit SCRIPT."
-        raise StorageError("The run's request or plan is missing", place=str(run.paths.request), hint=hint)
+        raise StorageError(
+            "request.json or plan.json is missing in the run's folder", place=str(run.paths.directory), hint=hint
+        )
     with complete(run.paths.directory):
         recorded = Table(request.get("spec", dict))
         options.site = options.site or plan.get("site", str)
@@ -433,7 +440,7 @@ def _variables(path: Path) -> list[str]:
     except OSError as error:
         hint = "Submit the script again: hpcml submit --env … SCRIPT."
         raise StorageError(
-            f"The run's variables cannot be read: {error.strerror}", place=str(path), hint=hint
+            f"The run's environment variables cannot be read: {error.strerror}", place=str(path), hint=hint
         ) from error
 
 
@@ -492,7 +499,7 @@ def _show_measurement(options: Namespace) -> int:
     for name in ("nodes", "gpus_per_node", "dry_run", "prepare", "check", "wait", "detach"):
         if getattr(options, name):
             option = f"--{name.replace('_', '-')}"
-            hint = f"Remove RUN or {option}."
+            hint = f"Remove RUN to measure again, or remove {option} to show the measurement of RUN."
             raise UsageError(f"{option} is for a new measurement", place="hpcml fabric RUN", hint=hint)
     run = common.find_run(options)
     attempts = sorted(run.paths.directory.glob("attempts/*/fabric.json"), key=lambda path: int(path.parent.name))

@@ -60,7 +60,7 @@ def _command(prepared: Prepared) -> str:
 def _free(made: Plan) -> str:
     """Return what a run asks for where nothing is charged for it."""
     job = made.inside.job
-    where = f"this machine as {counted(job.nodes, 'node')}" if job.one_machine else "the existing allocation"
+    where = f"this machine in place of {counted(job.nodes, 'node')}" if job.one_machine else "the existing allocation"
     limit = f"time limit {format_time_limit(job.time_limit)}" if job.time_limit else "no time limit"
     return f"{where}, {limit}, at no extra cost"
 
@@ -93,8 +93,14 @@ def _network(made: Plan) -> str:
         return "none: all processes are on one machine"
     network = inside.network
     if inside.kind == RANKS.name:
-        return f"interface {network.interface}" if network.interface else "interface chosen on the nodes"
-    protocol = "protocol chosen on the nodes" if network.protocol == "auto" else f"protocol {network.protocol}"
+        return (
+            f"interface {network.interface}"
+            if network.interface
+            else "hpcml chooses the network interface on the nodes"
+        )
+    protocol = (
+        "hpcml chooses the protocol on the nodes" if network.protocol == "auto" else f"protocol {network.protocol}"
+    )
     interface = f", interface {network.interface}" if network.interface else ""
     is_checked = inside.gpus or network.protocol == "ucx" or network.interconnect == "rdma"
     checked = _CHECKED.get(network.interconnect, "") if is_checked else ""

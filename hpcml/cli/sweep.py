@@ -54,17 +54,17 @@ def add_options(parser: Parser) -> None:
         "hpcml sweep SCRIPT --search N NAME=… --metric NAME [OPTIONS] [-- ARGS…]\n"
         "hpcml sweep status|table|plot|cancel [NAME]"
     )
-    add = parser.add_argument_group("options of the script (hpcml runs each combination)").add_argument
+    add = parser.add_argument_group("values of script options (hpcml runs each combination)").add_argument
     add(
         "--grid",
         action="append",
         metavar="NAME=VALUES",
         help="values of a script option: k=8,16,32 or k=range(1,4) (repeatable)",
     )
-    text = "N random points: 50 x=uniform(0,1) k=randint(1,9) c=choice(a,b) r=loguniform(1e-4,1) (repeatable)"
+    text = "N random points, e.g. 9 x=uniform(0,1) k=randint(1,9) c=choice(a,b) r=loguniform(1e-4,1) (repeatable)"
     add("--random", action="append", nargs="+", metavar="N NAME=…", help=text)
     beside = "lists of equal length, taken in order: a=1,2 b=3,4 makes the points a=1 b=3 and a=2 b=4 (repeatable)"
-    text = "N points that Optuna chooses: 50 x=uniform(0,1)"
+    text = "N points chosen by Optuna, e.g. 9 x=uniform(0,1)"
     add("--search", nargs="+", metavar="N NAME=…", help=text)
     parser.rare += [
         add("--zip", action="append", nargs="+", metavar="NAME=VALUES", help=beside),
@@ -79,7 +79,7 @@ def add_options(parser: Parser) -> None:
         add("--seed", metavar="N", default="0", help="random seed of --random and --search (default: 0)"),
     ]
     add = parser.add_argument_group("sweep").add_argument
-    text = "metric to optimize, to prune by, and to sort the table by (table default: the first reported)"
+    text = "metric to optimize, prune by and sort tables by (default for tables: the first reported metric)"
     add("--metric", metavar="NAME", default="", help=text)
     add("--maximize", action="store_true", help="a larger metric is better, not a smaller one")
     add("--dry-run", action="store_true", help="show the points and their cost; submit nothing")
@@ -89,8 +89,8 @@ def add_options(parser: Parser) -> None:
     add("--at-once", metavar="N", default="1", help=text)
     add("--jobs", metavar="N", default="1", help="number of Slurm jobs for the points (default: 1)")
     text = "stop points with a poor metric early: asha, median, hyperband, asha(reduction_factor=3)"
-    changed = "rerun points whose script, image or arguments changed, without asking"
-    picture = "with plot: .svg, .pdf or .png file (default: NAME.svg); - prints the picture"
+    changed = "do not ask before rerunning points whose script, image or arguments changed since they ran"
+    picture = "with plot: .svg, .pdf or .png file (default: NAME.svg); -o - writes SVG to standard output"
     parser.rare += [
         add("--pruner", metavar="PRUNER", help=text),
         add("--max-fails", metavar="N", help="stop the sweep after more than N failed points (default: never)"),
@@ -110,7 +110,7 @@ def add_options(parser: Parser) -> None:
     submit.add_options(parser, "sweep")
     parser._option_string_actions["--profile"].help = SUPPRESS  # noqa: SLF001 - refused: a sweep has many scripts
     parser.epilog = (
-        "hpcml adds each point's values as options: SCRIPT ARGS… --lr 0.1 --k 16. "
+        "A point is one combination of values. hpcml adds its values as options: SCRIPT ARGS… --lr 0.1 --k 16. "
         "To report a metric from the script: hpcml help metrics."
     )
     parser.set_defaults(prepare=False, check=False)
@@ -381,7 +381,7 @@ def _look(options: Namespace, verb: str, names: list[str]) -> int:
     runs = common.runs_folder(options)
     if len(names) > 1 or (verb != "status" and not names):
         known = ", ".join(record.names(runs)[:_FIRST]) or "none"
-        hint = f"Sweeps in {runs}: {known}. Write NAME before options."
+        hint = f"Write NAME before the options: hpcml sweep {verb} NAME. Names of sweeps in {runs}: {known}."
         raise UsageError("Add the NAME of one sweep", place=f"hpcml sweep {verb}", hint=hint)
     if verb != "status":
         return {"table": _table, "plot": _plot, "cancel": _cancel}[verb](options, runs, names[0])
@@ -475,7 +475,7 @@ def _target(options: Namespace, option: str, text: str) -> Path:
     """Return the file that an option names; a laptop's is not on this machine."""
     if options.caller:
         printed = "plot NAME -o - > NAME.svg" if option == "--output" else "table NAME --csv > NAME.csv"
-        hint = f"Write the file on your laptop: hpcml --host HOST sweep {printed}."
+        hint = f"To write the file on your laptop, type: hpcml --host HOST sweep {printed}."
         raise UsageError("The file would be written on the login node", place=option, hint=hint)
     path = common.here() / layers.user_path(text)
     if path.is_dir():

@@ -39,7 +39,7 @@ def add_options(parser: ArgumentParser) -> None:
         "--host",
         metavar="HOST",
         default="",
-        help="on a laptop: login node to connect to by ssh, or a site whose profile names one (login.host)",
+        help="on a laptop: login node for ssh, or the name of a site whose profile sets login.host",
     )
     parser.add_argument(
         "--service",
@@ -53,7 +53,8 @@ def add_options(parser: ArgumentParser) -> None:
         "--route",
         metavar="ROUTE",
         default="",
-        help="way to the run's node: direct, twohop or srun (default: login.route in the profile)",
+        help="how to reach the run's node: direct (ssh through the login node), twohop (ssh from the login node), "
+        "or srun (sshd in a job step); default: login.route in the profile",
     )
     parser.add_argument(
         "--retry-for", metavar="TIME", default="10m", help="how long to retry a lost connection (default: 10m)"
@@ -225,7 +226,8 @@ class _Shown:
             _say(f"{self.options.service} on {service.node}: {MEANING[route]}. Ctrl-C ends the tunnel, not the run.")
             say(secret if sys.stdout.isatty() else plain)
             if token and not sys.stdout.isatty():
-                _say(f"The token is in {service.token_file}{'' if route == 'local' else ' (on the cluster)'}.")
+                place = f"{service.token_file}{'' if route == 'local' else ' (on the cluster)'}"
+                _say(f"JupyterLab asks for a token. Type the token that is in {place}.")
             if warning := self.warning():
                 _say(f"Note: {warning}.")
         else:
@@ -326,6 +328,6 @@ def _serve(options: Namespace) -> int:
             raise NotFoundError(
                 f"Unknown service '{other}'",
                 place="--serve",
-                hint="Update the older hpcml: on the laptop or on the cluster.",
+                hint="The laptop and the cluster have different versions of hpcml. Update the older one.",
             )
     return 0

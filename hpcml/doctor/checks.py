@@ -56,7 +56,7 @@ def profile(exam: Examination) -> Finding:
     }
     data |= {"login_host": site.login.host, "login_hosts": list(site.login.hosts)}
     if site.unsupported:
-        hint = "Use another machine. For CPU jobs, try the generic profile: --site slurm."
+        hint = "Use another cluster. For CPU jobs, try the generic profile: --site slurm."
         return red(f"hpcml does not work on {site.name}: {site.unsupported}", hint, **data)
     doubts = site.doubts()
     also = f"; {doubts} values of the profile are unconfirmed" if doubts else ""
@@ -76,7 +76,7 @@ def library_path(exam: Examination) -> Finding:
         with contextlib.suppress(OSError):  # a folder that is not there
             libraries = sorted(name for name in os.listdir(entry) if _DRIVER.fullmatch(name))
             if libraries and (entry in of_cuda or "stubs" in entry or "compat" in entry):
-                sentence = f"LD_LIBRARY_PATH contains {entry}, whose {libraries[0]} hides that of the GPU driver"
+                sentence = f"LD_LIBRARY_PATH contains {entry}: its {libraries[0]} hides the GPU driver's file"
                 return red(sentence, f"Remove {entry} from LD_LIBRARY_PATH.", entry=entry, files=libraries)
     if of_cuda:
         sentence = f"LD_LIBRARY_PATH puts {of_cuda[0]} before the libraries of the GPU driver and of your environment"
@@ -91,7 +91,7 @@ def adapters(exam: Examination) -> Finding:
     variables = {**exam.environment, **exam.site.environment}
     values = {name: variables[name] for name in ADAPTERS if variables.get(name)}
     if not values:
-        return green("no variable selects RDMA adapters")
+        return green("no environment variable selects RDMA adapters")
     if not has:
         return not_applicable(
             "the profile does not name the nodes' adapters; hpcml doctor --node checks them", **values
@@ -214,7 +214,9 @@ def file_system(exam: Examination) -> Finding:
         return red(f"a file in {folder} has disappeared after it was renamed", hint, folder=str(folder))
     data = {"folder": str(folder), "ahead": round(ahead, 3), "locks": locks}
     if not locks:
-        return yellow(f"files cannot be locked in {folder}: sweeps cannot share their points safely", hint, **data)
+        return yellow(
+            f"files cannot be locked in {folder}: libraries that lock files, such as HDF5, may fail", hint, **data
+        )
     if abs(ahead) > _SKEW:
         way = "ahead of" if ahead > 0 else "behind"
         sentence = f"the file system of {folder} is {abs(ahead):.0f} s {way} this machine's clock"
@@ -230,7 +232,7 @@ def _trial(folder: Path) -> Iterator[int]:
     place = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.listdir(place):
-            raise files.ForeignError("another user replaces files that hpcml creates in the folder", path)
+            raise files.ForeignError("another user replaces files that hpcml creates in this folder", path)
         try:
             yield place
         finally:
@@ -357,7 +359,7 @@ def failed_nodes(exam: Examination) -> Finding:
     if not bad:
         return green("no run of yours failed because of a node within the last day")
     failures, _, option = bad_nodes.sentence(bad).partition(": exclude ")
-    left_out = " (the profile excludes them)" if exam.site.slurm.exclude_failed else ""
+    left_out = " (the profile excludes such nodes)" if exam.site.slurm.exclude_failed else ""
     data = {"nodes": [one._asdict() for one in bad]}
     return yellow(failures + left_out, f"Exclude {option}.", **data)
 
@@ -425,7 +427,7 @@ def judge_login_node(login: Login, answered: str, *, of_profile: bool = True) ->
     names = (short, f"{short}-ext")
     answers = f"{login.host} responds (the host name there is {answered or 'unknown'})"
     if not login.hosts and of_profile and answered and login.host.rpartition("@")[2].partition(".")[0] not in names:
-        hint = "List the login nodes in login.hosts of the profile: a tunnel needs the name of one host."
+        hint = "Write the login nodes' names into login.hosts of the profile: a tunnel needs the name of one host."
         return yellow(f"{answers}: each login may reach another login node, and login.hosts is empty", hint, **data)
     if login.host in login.hosts or not login.hosts:
         return green(answers, **data)

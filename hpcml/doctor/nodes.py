@@ -167,7 +167,7 @@ def _judged(name: str, exam: Examination, by_node: ByNode, clocks: Mapping[str, 
     for node, one in by_node.items():
         for part in judging.parts:
             if reason := one.probing.errors.get(part):
-                return not_applicable(f"the probe of {node} could not read its {part} ({reason})")
+                return not_applicable(f"hpcml could not read {part} of node {node} ({reason})")
     try:
         return judging.check(exam, by_node) if name != "clocks" else _clocks(clocks, by_node)
     except HpcmlError as error:
@@ -211,7 +211,11 @@ def _distance(exam: Examination, by_node: ByNode) -> Finding:
     far = [(node, bus, near) for node, bus, near in pairs if near.get("distance") not in _NEAR]
     if far:
         node, bus, near = far[0]
-        way = f"at distance {near['distance']} from port {near['port']}" if near else "without a near port"
+        way = (
+            f"at distance {near['distance']} from port {near['port']} (as in nvidia-smi topo -m)"
+            if near
+            else "without a near port"
+        )
         one = f"GPU {bus} of {node} is {way}"
         sentence = f"{len(far)} of {len(pairs)} GPUs share no PCIe switch with an RDMA port: {one}"
         return yellow(sentence, "Transfers may not reach the port's speed. Measure them with hpcml fabric.", gpus=gpus)
@@ -242,7 +246,8 @@ def _shared_memory(exam: Examination, by_node: ByNode) -> Finding:
     shm = _by_value(by_node, lambda node: _shm_row(node.memory))
     for node, one in shm.items():
         if one["size"] < min(_SHM_LEAST, by_node[node].memory.total // 8):
-            sentence = f"/dev/shm of {node} holds {units.format_bytes(one['size'])}: NCCL and UCX may not start with it"
+            size = units.format_bytes(one["size"])
+            sentence = f"/dev/shm of {node} has a size of only {size}: NCCL and UCX may fail to start"
             return red(sentence, "Ask the site for a larger /dev/shm, or bind another folder to it.", shm=shm)
     for node, one in shm.items():
         if one["left_bytes"] >= _LEFT_LEAST:
@@ -253,7 +258,7 @@ def _shared_memory(exam: Examination, by_node: ByNode) -> Finding:
             hint = f"Remove the unused files, in a job on {node}: rm /dev/shm/{one['left'][0]} …"
             return yellow(sentence, hint, shm=shm)
     size = units.format_bytes(min(one["size"] for one in shm.values())) if shm else "0 B"
-    return green(f"/dev/shm holds {size} and no old files of yours", shm=shm)
+    return green(f"/dev/shm has a size of {size} and contains no old files of yours", shm=shm)
 
 
 def _shm_row(memory: record.Memory) -> dict[str, Any]:
@@ -306,7 +311,7 @@ def _shared_gpus(exam: Examination, by_node: ByNode) -> Finding:
             **data,
         )
     if busy := [name for name, node in by_node.items() if node.gpu.mps]:
-        sentence = f"NVIDIA's MPS runs on {', '.join(busy)}: your workers would share GPUs with others"
+        sentence = f"NVIDIA's MPS runs on {', '.join(busy)}: your workers would share GPUs with other programs"
         hint = "Request whole GPUs, or stop the MPS server if it is yours (echo quit | nvidia-cuda-mps-control)."
         return yellow(sentence, hint, **data)
     if parts := [(name, row) for name, row in each if row.mig == "Enabled"]:
@@ -332,8 +337,8 @@ def _driver(exam: Examination, by_node: ByNode) -> Finding:
     whose = f"the image's CUDA {cuda}" if path else f"CUDA {cuda} of the profile"
     data: dict[str, Any] = {"drivers": drivers, "cuda": cuda, "needs": need}
     if not need:
-        silent = "the image states" if path else "the profile states (gpu.cuda)"
-        return not_applicable(f"{silent} no single CUDA version for runs", **data)
+        silent = "the image" if path else "gpu.cuda of the profile"
+        return not_applicable(f"{silent} states no single CUDA version for runs", **data)
     for node, driver in drivers.items():
         if record.major(driver) < int(need):
             sentence = f"the GPU driver of {node} is {driver or 'missing'}, but {whose} needs driver {need} or newer"
@@ -461,7 +466,7 @@ def _mixed(layers: Mapping[tuple[str, str], str], named: Sequence[str], nodes: i
     node, name = odd[0]
     others = [pair for pair, layer in layers.items() if layer == usual]
     at, other = min(others, key=lambda pair: (pair[1] != name, pair[0] != node))
-    sentence = f"adapter {name} of {node} is {layers[node, name]}, but {other} of {at} is {usual}"
+    sentence = f"adapter {name} of {node} uses {layers[node, name]}, but {other} of {at} uses {usual}"
     names = {one for _, one in odd}
     if len(odd) == nodes * len(names):  # the same on each node: so they are meant
         hint = f"Name adapters of one link type: network.adapters = {[one for one in named if one not in names]}."

@@ -24,7 +24,7 @@ def request(exam: Examination) -> Finding:
         return not_applicable("hpcml does not work on this site: see the check 'profile'")
     prepared = exam.prepared()
     if schedulers.get(exam.site.scheduler).ONE_MACHINE:
-        return green("a run would start on this machine")
+        return green("a run would start on this machine, without Slurm")
     chosen = dict(prepared.plan.directives)
     asked = {name: chosen.get(f"--{name}", "") for name in ("partition", "account", "qos")}
     request_text = ", ".join(f"{name} {value}" for name, value in asked.items() if value) or "Slurm's default resources"
@@ -36,7 +36,7 @@ def start(exam: Examination) -> Finding:
     try:
         exam.prepared()
     except HpcmlError:
-        return not_applicable("hpcml did not ask Slurm, because the check 'request' failed")
+        return not_applicable("hpcml did not ask Slurm for a start time, because the check 'request' failed")
     try:
         start_time = exam.start().start
     except SlurmUnreachableError as error:
@@ -68,7 +68,7 @@ def account(exam: Examination) -> Finding:
         return red("Slurm's accounting has no account for you", "Ask your project's manager to add you.")
     details = {"account": name, "partition": partition, "accounts": names}
     if not name:
-        return green(f"runs use your default account, one of: {', '.join(names)}", **details)
+        return green(f"runs use your default account; your accounts: {', '.join(names)}", **details)
     of_account = [one for one in associations if one.account == name]
     if not of_account:
         hint = f"Add --account {names[0]}, or set it in [defaults] of ~/.config/hpcml/config.toml."
@@ -93,7 +93,7 @@ def budget(exam: Examination) -> Finding:
     name = chosen.get("--account", "")
     command = outlook.budget_command(exam.wanted, chosen.get("--partition", ""))
     if not command:
-        return not_applicable("the profile has no command that shows grants (cost.budget)")
+        return not_applicable("the profile has no command that shows granted compute time (cost.budget)")
     if not name:
         return not_applicable("runs name no account (--account), so hpcml cannot check a grant")
     grant = outlook.ask_budget(command, exam.site.cost.budget_row, name, exam.left())
@@ -122,7 +122,7 @@ def default_qos(exam: Examination) -> Finding:
     if asked in cpu_only:
         return red(f"runs use QoS {asked}, which has no GPUs", hint, asked=asked)
     if asked:
-        return green(f"runs use QoS {asked}, not one without GPUs ({', '.join(cpu_only)})", asked=asked)
+        return green(f"runs use QoS {asked}; the QoS without GPUs: {', '.join(cpu_only)}", asked=asked)
     associations = schedulers.machine_of(exam.site.scheduler).associations(exam.left())
     if isinstance(associations, str):
         return yellow(f"runs use the default QoS, which Slurm does not report: {associations}", hint)
@@ -174,7 +174,7 @@ def partition(exam: Examination) -> Finding:
     ):
         wrong.append(f"max_nodes is {in_profile.max_nodes}, but {settings['MaxNodes']} in Slurm")
     if wrong:
-        hint = f"Set Slurm's value in [partitions.{name}] of ~/.config/hpcml/config.toml."
+        hint = f"Copy Slurm's values to [partitions.{name}] of ~/.config/hpcml/config.toml."
         return yellow(f"the profile has wrong values for partition {name}: {'; '.join(wrong)}", hint, **details)
     return green(f"partition {name} is up{' and matches the profile' if in_profile != Partition() else ''}", **details)
 
@@ -209,15 +209,17 @@ def judge_configuration(settings: dict[str, str], exam: Examination) -> Finding:
         )
     again = {word for key in ("RequeueExit", "RequeueExitHold") for word in re.findall(r"\d+", settings.get(key, ""))}
     if ours := sorted(int(word) for word in again if int(word) in MEANING):
-        hint = "Pass --no-requeue to sbatch, or ask the site's support."
-        return yellow(f"Slurm requeues jobs that exit with status {ours[0]}, which hpcml uses", hint, **details)
+        hint = "If slurm.extra of the profile contains --requeue, remove it. Otherwise ask the site's support."
+        sentence = f"Slurm requeues jobs that exit with status {ours[0]}, but in hpcml this status means"
+        return yellow(f"{sentence}: {MEANING[ours[0]]}", hint, **details)
     if (most := number("MaxArraySize")) is not None and most < 2:
         return yellow("job arrays are off (MaxArraySize)", "Use sweeps inside one job, not hpcml.map.", **details)
     theirs = "MAX_TRES" in settings.get("PriorityFlags", "").split(",")
     if exam.site.cost.weights and "PriorityFlags" in settings and theirs != exam.site.cost.largest:
         counts = "the largest resource" if theirs else "the sum of the resources"
-        hint = f"Set cost.largest = {str(theirs).lower()} in the profile."
-        sentence = f"Slurm charges {counts}, but cost.largest of the profile says otherwise: hpcml reports wrong costs"
+        right, wrong = str(theirs).lower(), str(not theirs).lower()
+        hint = f"Set cost.largest = {right} in the profile."
+        sentence = f"Slurm charges for {counts}, but the profile has cost.largest = {wrong}: hpcml reports wrong costs"
         return yellow(sentence, hint, **details)
     version = settings.get(machine.VERSION, "of an unknown version")
     return green(f"Slurm {version} is configured as the profile and hpcml assume", **details)
@@ -228,7 +230,7 @@ def variables(exam: Examination) -> Finding:
     outside = schedulers.get(exam.site.scheduler)
     names = [name for name in outside.foreign_variables() if exam.environment.get(name)]
     if not names:
-        return green("no variable changes Slurm's commands or their output")
+        return green("no environment variable changes Slurm's commands or their output")
     shown = ", ".join(names[:6]) + ("…" if len(names) > 6 else "")
     hint = f"unset {' '.join(names[:6])}"
     if job := outside.outer_job():

@@ -136,8 +136,8 @@ def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:
     hits = [hit for hit in hits if not hit.line.time or hit.line.time > began - _ANOTHER_ATTEMPT]
     if by_script and status == errors.STOPPED:
         remedy = (
-            "A new run starts from the beginning. "
-            "Submit with --until-done: hpcml then continues the script from its checkpoints."
+            "A new run starts without these checkpoints. "
+            "In a run with --until-done, hpcml starts a stopped script again with its checkpoints."
         )
         return Cause(errors.MEANING[status], "saved and stopped", remedy=end.hint or remedy)
     if end.state == "TIMEOUT" or (not by_script and status == errors.TIME_LIMIT):
@@ -340,7 +340,10 @@ def _of_points(case: Case) -> Cause:
 def _signalled(end: End, hits: Sequence[Hit], number: signal.Signals) -> Cause:
     clause = f"the script was killed by {number.name}"
     if not (rule := BY_NAME.get(_SIGNALS.get(number, ""))):
-        kernel = "The kernel sends SIGKILL when memory is full. Otherwise a person or the site killed the script."
+        kernel = (
+            "The kernel sends SIGKILL when the memory of the job or the node is full. "
+            "Otherwise a person or the site killed the script."
+        )
         remedy = kernel if number == signal.SIGKILL else ""
         short = f"killed by {number.name}"
         return Cause(f"{clause}; the sender is unknown", short, False, "signal", remedy, evidence=_quoted(end))
@@ -461,7 +464,7 @@ def _remedy(kind: str, text: str) -> str:
             return "Without --ranks hpcml starts the script once. Add --ranks gpu, --ranks node or --ranks N."
         return f"If {variable[1]} is an environment variable, set it for the whole run: --env {variable[1]}=VALUE."
     if kind == "FileNotFoundError" and (path := re.search(r": '([^/'][^']*)'$", text)):
-        return f"{path[1]} is relative to the folder of the submission. Use an absolute path."
+        return f"{path[1]} is relative to the folder from which you submitted. Use an absolute path."
     return "See the traceback in the script's log: hpcml logs RUN."
 
 

@@ -90,7 +90,7 @@ def meaning(text: str, where: Where) -> Meaning | None:
 
 ROOT, CASCADE, CONFIRMATION, TEARDOWN, WARNING = Role.ROOT, Role.CASCADE, Role.CONFIRMATION, Role.TEARDOWN, Role.WARNING
 _REFUSED, _ENTERING = Where.LOG | Where.SUBMISSION, Where.LOG | Where.IMAGE
-_ELSEWHERE = "Try another node, and report the node with the error to the site's support."
+_ELSEWHERE = "Try another node. Report the faulty node and its error to the site's support."
 COLLECTIVE = "collective-timeout"  # the rule by which a rank waits in vain for another that may still live
 _ONE_IMAGE = "Use one image or environment for all nodes."
 _OF_THE_PROGRAM = r"^(?:FATAL|ERROR  ):.*"  # how Apptainer and SingularityCE begin what they report
@@ -99,8 +99,9 @@ SLURM = (
     Rule("memory-by-node", ROOT,
          r"(?i)^(?!.*unrecognized option).*(?:--mem(?![\w-]).*\b(?:not|use|instead)\b|memory by node|mem-per-cpu)",
          "this site does not accept memory per node (--mem)",
-         'Set slurm.remove=["--mem"] in the profile: hpcml then passes --memory-per-node as memory per CPU. '
-         'Or set slurm.extra=["--mem-per-cpu=4G"].', "no memory by node", where=Where.SUBMISSION),
+         'Set slurm.remove=["--mem"] in the profile: hpcml then divides --memory-per-node by the CPUs '
+         'and passes --mem-per-cpu. Or set slurm.extra=["--mem-per-cpu=4G"].',
+         "memory per node not accepted", where=Where.SUBMISSION),
     Rule("account", ROOT, r"(?i)invalid account or (?:account/partition combination|expired budget)",
          "Slurm rejected the account for this partition, or the account's budget is used up",
          "Check --account: sacctmgr show assoc where user=$USER, or the site's command for budgets.",
@@ -119,8 +120,8 @@ SLURM = (
     # what --test-only says alone: it does not look at a QoS's PartitionMaxNodes (Slurm 22.05, 24.11, 26.05)
     Rule("configuration-tested", ROOT, r"allocation failure: Requested node configuration is not available",
          "no node of the partition matches the request, or the request has more nodes than the partition allows",
-         "Request less per node, or choose another --partition. If your QoS allows that many nodes, submit the job. "
-         "Slurm's test (sbatch --test-only) does not read that limit of the QoS.",
+         "Request less per node, or choose another --partition. If your QoS allows that many nodes, submit the job "
+         "anyway. This was only Slurm's test (sbatch --test-only), which does not read a QoS's limit of nodes.",
          "no such nodes", where=Where.SUBMISSION),
     Rule("configuration", ROOT, r"Requested node configuration is not available",
          "no node of the partition matches the request",
@@ -173,7 +174,8 @@ SLURM = (
          "Start job steps inside the script with srun --overlap."),
     Rule("step-cpus", ROOT, r"Unable to create step for job \d+: More processors requested than permitted",
          "a job step requested more processors than the job has",
-         "Set --cpus-per-task for each srun inside the script. Without it, srun uses the number of the run's own step.",
+         "Set --cpus-per-task for each srun inside the script. "
+         "Without it, srun uses the CPUs per task of the run's own step.",
          "step requests too many CPUs"),
     Rule("slurm-silent", WARNING, r"Unable to contact slurm controller|Socket timed out on send/recv operation",
          "Slurm's controller did not answer for a while"),
@@ -305,7 +307,7 @@ FILES_AND_PYTHON = (
     Rule("disk-full", ROOT, r"(?:\[Errno 28\]|Error\(28,|os error 28|(?:write|mkdir|cp|tar|cannot \w+|"
          r"creat\w*).{0,80}:) ?'?No space left on device",
          "a disk is full, or can hold no more files",
-         "Free space on the disk that the line names. Check bytes (df -h) and files (df -i).", "disk full"),
+         "Free space on the disk that the error line names. Check bytes (df -h) and files (df -i).", "disk full"),
     Rule("quota", ROOT, r"(?:\[Errno 122\]|Error\(122,|os error 122|: ) ?'?Disk quota exceeded",
          "a quota of bytes or files is used up", "Free some space, or write to another folder.", "quota used up"),
     Rule("open-files", ROOT,
@@ -327,11 +329,12 @@ FILES_AND_PYTHON = (
     Rule("thawed", TEARDOWN, r"hpcml: warning: \S+: the file system (?:answers|responds) again",
          "a file system responded again"),
     Rule("task-error", TEARDOWN, r"""^Exception: ["'](\w+)\(""",
-         "a task raised an error"),
+         "a Dask task raised an error"),
     Rule("io-error", ROOT, r"\[Errno 5\] Input/output error",
          "a file system or a disk has errors", _ELSEWHERE, "disk error", Retry.EXCLUDE),
     Rule("read-only", ROOT, r"\[Errno 30\] Read-only file system",
-         "a file system is read-only", "Write to hpcml.run.out. Images are read-only.",
+         "a file system is read-only",
+         "Write to the run's folder (in Python: hpcml.run.out). Files in an image are read-only.",
          "file system read-only"),
     Rule("no-module", ROOT, r"""ModuleNotFoundError(?:: |\(\\?["'])No module named \\?'([^'\\]+)\\?'""",
          "a process of the run did not find the module {0}",
@@ -404,7 +407,8 @@ FILES_AND_PYTHON = (
          "the debugger (breakpoint(), pdb) needs a keyboard, but a batch job has no keyboard",
          "Remove breakpoint() and pdb, or debug in a notebook (hpcml jupyter).", "debugger without a keyboard"),
     Rule("recursion", ROOT, r"RecursionError(?:: |\(\\?['\"])maximum recursion depth exceeded",
-         "the recursion has no end (RecursionError)", "The traceback shows which functions.", "endless recursion"),
+         "the recursion has no end (RecursionError)", "The traceback shows the functions that call each other.",
+         "endless recursion"),
 )  # fmt: skip
 
 GPU = (
@@ -454,7 +458,8 @@ GPU = (
     Rule("affinity", WARNING, r"Setting CPU affinity for GPU \S+ failed",
          "the job does not have the CPUs closest to the GPU"),
     Rule("ipc", ROOT, r"cuIpcOpenMemHandle.*invalid argument",
-         "the GPUs of a node cannot access each other", "Give all GPUs to one task (--gpu-bind=none).",
+         "the GPUs of a node cannot access each other",
+         "Let each task of Slurm use all GPUs of its node (--gpu-bind=none).",
          "GPUs hidden from each other"),
 )  # fmt: skip
 
@@ -483,7 +488,7 @@ NETWORK = (
     Rule("qp-init", WARNING, r"Failed to modify UD QP to INIT on \S+: Operation not permitted",
          "the process has no permission to use the InfiniBand device"),
     Rule("ibv-fork", WARNING, r"ibv_fork_init\(\) was disabled or failed, yet a fork\(\) has been issued",
-         "a process was forked while InfiniBand used its memory"),
+         "a process was forked while InfiniBand used the process's memory"),
     Rule("nccl-bootstrap", ROOT, r"Bootstrap : no socket interface found",
          "NCCL found no network interface with the name in NCCL_SOCKET_IFNAME", "Do not set NCCL_SOCKET_IFNAME.",
          "NCCL finds no network"),
@@ -502,7 +507,7 @@ NETWORK = (
     Rule(COLLECTIVE, ROOT,
          r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:recv|send) operation",
          "a rank did not join a collective operation in time",
-         "Find out where the other ranks waited. While a run hangs, hpcml stacks shows this.",
+         "Find out where each rank waited. While a run hangs, hpcml stacks shows this.",
          "collective operation timed out"),
     Rule("nccl-same-gpu", ROOT, r"Multiple Ranks are using the same GPU|Duplicate GPU detected",
          "two ranks use the same GPU", "Give each rank its own GPU.", "two ranks, one GPU"),
@@ -650,7 +655,7 @@ def of_role(status: int, log: Sequence[str]) -> Explanation:
         clause = f"exited with status {status}: its interpreter {program[1]} {why}"
         return Explanation(clause, "Set runtime.python to an interpreter for the nodes' processors.")
     if status in _NOT_THERE:
-        clause = f"exited with status {status}: its interpreter or the interpreter's launcher {_NOT_THERE[status]}"
+        clause = f"exited with status {status}: its interpreter or a program that starts it {_NOT_THERE[status]}"
         return Explanation(clause, "Check that the interpreter exists on the compute nodes (runtime.python).")
     if number := signal_of_status(status):
         return Explanation(f"exited with status {status} (killed by {signal_name(number)})")

@@ -101,7 +101,7 @@ def ask(command: Sequence[str], timeout: float) -> subprocesses.Answer:
 
 def not_started(path: str, error: Exception) -> ImageError:
     """Return that the program cannot be started, as an error."""
-    hint = "Run the program yourself, or choose another program with --program."
+    hint = f"Run {path} --version yourself to see the error, or choose another program with --program."
     return ImageError(f"The container program could not be started: {error}", place=path, hint=hint)
 
 
@@ -261,7 +261,10 @@ def _ucx_source(name: str) -> Path:
     """Return the path of an OpenUCX release; raise NotFoundError before hours of building if it is not there."""
     path = layers.user_path(name).absolute()
     if not path.is_file() or "'" in str(path):
-        hint = "Use the .tar.gz of a release of OpenUCX (github.com/openucx/ucx/releases), without ' in its path."
+        hint = (
+            "Use the .tar.gz of an OpenUCX release (github.com/openucx/ucx/releases). "
+            "Its path must not contain a single quote."
+        )
         raise NotFoundError("The source of UCX is not a file", place=str(path), hint=hint)
     return path
 
@@ -314,7 +317,8 @@ def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:
         if answer.code != 0:
             raise failure(answer, order)
         if not new.exists():
-            hint, quote = "Build the image by hand, and read the output.", last_lines(answer.text)
+            hint = f"Build the image yourself with {order.program.path} build, and read the output."
+            quote = last_lines(answer.text)
             message = f"{order.program} reported success but wrote no image"
             raise ImageError(message, place=str(order.definition.path), hint=hint, quote=quote)
         return _put(order.out, new, _record(order, inspect(new), time.monotonic() - begin))

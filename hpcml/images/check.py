@@ -39,7 +39,7 @@ def of_the_file(image: Image, *, cuda: str, gpus: int) -> Iterator[Finding]:
         yield Finding("labels", BAD if problem.fatal else NOTE, problem.what, problem.hint)
     if not against:
         versions = ", ".join(f"{name} {value}" for name, value in image.versions.items())
-        yield Finding("labels", GOOD, f"kind {image.kind}: {versions or 'no versions'}")
+        yield Finding("labels", GOOD, f"the image's kind is {image.kind}; its versions: {versions or 'none'}")
 
 
 # -- the definition -------------------------------------------------------------------------------------------------
@@ -98,7 +98,8 @@ def _of_the_last_stage(stage: Any, bases: list[str], image: Image) -> Iterator[F
         sentence = f"the definition starts from {moving[0]}, which changes over time"
         yield Finding("definition", NOTE, sentence, "Use a fixed version, so that the same build gives the same image.")
     if not different and not moving:
-        sentence = f"the base is {', '.join(bases)}; {len(stage.install)} commands; the labels match the definition"
+        base = f"the base image is {', '.join(bases)}; build commands: {len(stage.install)}"
+        sentence = f"{base}; the labels match the definition"
         yield Finding("definition", GOOD, sentence)
 
 
@@ -213,7 +214,7 @@ def _of_the_hosts(contents: Contents, program: Program) -> Iterator[Finding]:
         sentence = f"LD_LIBRARY_PATH contains folders of this machine: {', '.join(contents.library_path)}"
         yield Finding("host", NOTE, sentence, "Remove these folders from %environment.")
     elif not set_here:
-        yield Finding("host", GOOD, "no library or module of this machine is in use")
+        yield Finding("host", GOOD, "the image uses no library or Python module of this machine")
 
 
 def _of_the_transports(contents: Contents, devices: subprocesses.Answer) -> Iterator[Finding]:
@@ -227,7 +228,10 @@ def _of_the_transports(contents: Contents, devices: subprocesses.Answer) -> Iter
         yield Finding("ucx", GOOD, f"{name} supports InfiniBand; {here}")
     else:
         sentence = f"the image lacks InfiniBand support. {name} would silently use TCP between nodes; {here}"
-        hint = "Build rapids-cu12 or rapids-cu13 (with conda-forge's ucx), or set UCX_SOURCE for a -wheels image."
+        hint = (
+            "Build the definition rapids-cu12 or rapids-cu13 (with conda-forge's ucx). "
+            "For a definition with -wheels in its name, add --build-arg UCX_SOURCE=FILE."
+        )
         yield Finding("ucx", BAD, sentence, hint)
     if contents.verbs:
         yield Finding(
@@ -248,7 +252,11 @@ def _of_the_gpu(contents: Contents, image: Image) -> Finding:
             "Run this check on a node with GPUs, with srun.",
         )
     if record.major(driver) < need:
-        hint = "Use an image of rapids-cu12." if image.cuda == "13" else "Ask the site for a newer GPU driver."
+        hint = (
+            "Use an image from the definition rapids-cu12."
+            if image.cuda == "13"
+            else "Ask the site for a newer GPU driver."
+        )
         return Finding(
             "gpu", BAD, f"the GPU driver is {driver}, but CUDA {image.cuda} needs driver {need} or newer", hint
         )

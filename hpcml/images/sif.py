@@ -127,7 +127,7 @@ def _read(file: BinaryIO, path: Path) -> Image:
             raise _DamagedError(f"truncated: it has {about.st_size} bytes instead of {offset + size}")
         if kind == _JSON and name.rstrip(b"\0") == _METADATA:
             if size > _LARGEST_TEXT:
-                raise _DamagedError(f"damaged: its metadata has {size} bytes")
+                raise _DamagedError(f"damaged: its metadata has {size} bytes, more than {_LARGEST_TEXT}")
             file.seek(offset)
             metadata = file.read(size)
         encrypted = encrypted or (kind == _PARTITION and file_system == _ENCRYPTED)
@@ -195,10 +195,12 @@ def _problems(image: Image, cuda: str, gpus: int, machine: str) -> Iterator[Prob
         )
     if gpus and image.kind and not image.cuda:
         clause = f"the image has no GPU packages (its kind is {image.kind})"
-        yield Problem(clause, "Use an image of rapids-cu12 or rapids-cu13, or request no GPUs.")
+        yield Problem(clause, "Use an image from the definition rapids-cu12 or rapids-cu13, or request no GPUs.")
     elif image.cuda and cuda in ("12", "13") and image.cuda != cuda:
         clause = f"the image is built for CUDA {image.cuda}, but gpu.cuda of the site is {cuda}"
-        yield Problem(clause, f"Use an image of rapids-cu{cuda}, or correct gpu.cuda.", fatal=bool(gpus))
+        yield Problem(
+            clause, f"Use an image from the definition rapids-cu{cuda}, or correct gpu.cuda.", fatal=bool(gpus)
+        )
 
 
 def _version_problems(versions: Mapping[str, str], pinned: Mapping[str, str]) -> Iterator[Problem]:
@@ -215,7 +217,7 @@ def _version_problems(versions: Mapping[str, str], pinned: Mapping[str, str]) ->
         yield Problem(f"the image's RAPIDS {versions['rapids']} needs {wants}, not {has}", rebuild)
     elif other:
         named = ", ".join(f"{name} {value} (here {pinned[name]})" for name, value in other.items())
-        hint = "The image may work. hpcml image build makes an image with these versions."
+        hint = "The image may work. hpcml image build makes an image with the versions of this hpcml."
         yield Problem(f"the image's versions differ from those of this hpcml: {named}", hint, fatal=False)
 
 

@@ -20,7 +20,8 @@ def main(arguments: list[str]) -> int:
     names = [role.name for role in kind.roles]
     if len(arguments) != 1 or arguments[0] not in (*names, SCRIPT):
         print(
-            f"hpcml.node takes one role of {', '.join((*names, SCRIPT))}; the batch script starts it.", file=sys.stderr
+            f"hpcml.node needs one of these roles: {', '.join((*names, SCRIPT))}. The batch script starts hpcml.node.",
+            file=sys.stderr,
         )
         return 64
     finder.install()

@@ -206,7 +206,7 @@ def keep(
         _write_stacks(node, requests)
         _stop_if_ended(node)
         if os.getppid() != node.parent:
-            return node.refuse(f"the job step of the {node.members.noun} task ended")
+            return node.refuse(f"the job step that runs the {node.members.noun}s ended")
     failed = any(slot.failed for slot in node.slots)
     node.mark("failed" if failed else "ended")
     return node.members.failed if failed else 0

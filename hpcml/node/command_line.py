@@ -14,8 +14,8 @@ def main() -> None:
     entries = os.environ.get("PYTHONPATH", "").split(":")
     if library not in entries:
         sys.exit(
-            "hpcml: a run's copy of hpcml has no commands, and hpcml cannot start the installed one: "
-            f"{library} is not in PYTHONPATH."
+            "hpcml: the run's copy of hpcml contains no commands. The installed hpcml cannot be started, "
+            f"because {library} is not in PYTHONPATH."
         )
     others = ":".join(entry for entry in entries if entry != library)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

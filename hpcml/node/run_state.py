@@ -156,7 +156,7 @@ class Steps:
         for pattern, cause in ((_TASK_KILLED, "was killed"), (_NOT_LAUNCHED, "could not be launched")):
             if (match := pattern.match(line)) and not self.aborted:
                 with contextlib.suppress(ValueError):  # no list of nodes: another program's line
-                    clause = f"the {self.agent} task {cause} ({line[:_LONGEST_LINE]})"
+                    clause = f"the {self.agent}s' parent process {cause} ({line[:_LONGEST_LINE]})"
                     self.tasks |= dict.fromkeys(expand_hosts(match[1]), clause)
 
     def alive(self) -> list[int]:

@@ -27,7 +27,7 @@ from typing import Self
 
 from hpcml import files
 
-OTHER_PLACE = "set TMPDIR to your own folder, or to a sticky folder of root"
+OTHER_PLACE = "set TMPDIR to your own folder, or to a folder of root with the sticky bit, like /tmp"
 PREFIX = "hpcml_"  # Dask reads DASK_ variables as Python: with "-", a name such as 24if3j2c made it warn
 LIVES = ".lives"  # its text is the node's name: on a shared file system the locks of other nodes may not be seen
 _SEMAPHORES = Path("/dev/shm")

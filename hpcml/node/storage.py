@@ -113,7 +113,7 @@ def renew(run: RunPaths) -> None:
             if not (run.reserve / str(number)).exists():
                 write(run.reserve / str(number), " " * RESERVE_SIZE)
     except OSError as error:
-        print(f"hpcml: no space can be reserved for the status of the run's end: {error}", file=sys.stderr)
+        print(f"hpcml: no disk space can be reserved for the run's final status: {error}", file=sys.stderr)
 
 
 def release(run: RunPaths) -> None:

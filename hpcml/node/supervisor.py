@@ -25,8 +25,8 @@ from hpcml.node.settings import Context, load
 from hpcml.paths import SCRIPT
 
 SLOW_TICK = 5.0  # seconds between looks at what changes slowly: the room of the run's file system, a script that hangs
-NO_FOLDER = "The folder of the submission must exist on the compute nodes."
-_PLACE = "Set paths.scratch in the profile, or TMPDIR, to your own folder, or to a sticky folder of root."
+NO_FOLDER = "The folder from which you submitted must exist on the compute nodes."
+_PLACE = "Set paths.scratch in the profile, or TMPDIR, to your own folder, or to a folder of root with the sticky bit."
 REPORT_LONGEST = 3.0  # seconds that the nodes wait for it
 REPORT_KILLED = 1.0  # seconds until it has gone when it was killed
 

@@ -97,7 +97,7 @@ def _own(path: Path) -> tuple[str, str, None] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except files.ForeignError as error:
-        copy = "Copy the parts that you need into ~/.config/hpcml/templates."
+        copy = "Copy the parts of the template that you need into ~/.config/hpcml/templates."
         hint = f"Remove other users' write access: {error.hint}" if error.hint else copy
         raise ConfigError(f"The template is ignored: {error.why}", place=str(path), hint=hint) from error
 

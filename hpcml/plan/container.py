@@ -58,7 +58,7 @@ def image_of(site: Site, spec: RunRequest) -> str:
             hint="Add --image, or set runtime.image.",
         )
     if not site.runtime.image.startswith("/"):
-        hint = "Use its absolute path on the compute nodes."
+        hint = "Use the image's absolute path on the compute nodes."
         raise ConfigError(f"{site.runtime.image!a} is not an absolute path", place=place, hint=hint)
     return site.runtime.image
 
@@ -115,7 +115,7 @@ def _own_binds(site: Site, spec: RunRequest, paths: RunPaths) -> list[tuple[str,
     sources = [str(folder) for folder in spec.code.sources if folder != spec.code.cwd]
     run_folders = (
         (str(paths.directory), "paths.runs"),
-        (str(spec.code.cwd), "the folder of the submission"),
+        (str(spec.code.cwd), "the folder from which you submitted"),
         *((folder, "the script's folder") for folder in sources),
         (scratch, "paths.scratch"),
     )
@@ -163,7 +163,7 @@ def stage(site: Site, image: str, layout: JobLayout) -> Stage | None:
         raise ConfigError(
             f"{folder!a} is not an absolute path",
             place=f"{place}.stage_to",
-            hint="Use its absolute path on the nodes, or $VARIABLE.",
+            hint="Use the folder's absolute path on the nodes, or begin the path with $VARIABLE.",
         )
     return Stage(
         mode=runtime.stage,

@@ -130,7 +130,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         If a value of the profile cannot be used.
     """
     if site.unsupported:
-        hint = "Choose another machine. For CPU jobs try the generic profile: --site slurm."
+        hint = "Choose another site. For CPU jobs, try the generic profile: --site slurm."
         raise SiteError(site.unsupported, place=f"profile {site.name}", hint=hint)
     reasons: list[str] = []
     spec = _filled(site, asked)
@@ -139,7 +139,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     site = of_kind.decided(site, spec)
     _check_directory(location.directory)
     if site.runtime.python and not site.runtime.python.startswith("/"):
-        hint = "Use its absolute path on the compute nodes."
+        hint = "Use Python's absolute path on the compute nodes."
         raise ConfigError(f"{site.runtime.python!a} is not an absolute path", place="runtime.python", hint=hint)
     paths = RunPaths(location.directory)
     roles = of_kind.roles(spec)
@@ -242,7 +242,7 @@ def _check_attempts(site: Site, spec: RunRequest) -> None:
             raise UsageError(f"{option} needs --until-done", place=option, hint="Add --until-done.")
         return
     if site.scheduler == "allocation":
-        hint = "Remove the option, or submit the run: hpcml submit --until-done."
+        hint = "Remove --until-done, or use: hpcml submit --until-done."
         raise UsageError("A run in an existing allocation ends with the allocation", place="--until-done", hint=hint)
     if not spec.code.form.traits.is_script:
         raise UsageError(f"{spec.code.form} cannot be continued", place="--until-done", hint="Remove --until-done.")
@@ -259,7 +259,8 @@ def _signal_lead(site: Site, time_limit: int, reasons: list[str]) -> int:
     lead = max(1, min(round(site.slurm.signal_lead), _MOST_SIGNAL_LEAD))
     if time_limit and lead > time_limit // 2:
         reasons.append(
-            f"hpcml warns the script {time_limit // 2} s before the time limit (half of that limit), not {lead} s"
+            f"hpcml warns the script {time_limit // 2} s before the time limit: "
+            f"{lead} s is more than half of that limit"
         )
         return max(1, time_limit // 2)
     return lead
@@ -435,9 +436,8 @@ def advice(site: Site, kind: Kind) -> dict[str, dict[str, str]]:
                 hint = f"Write {key} = 20."
                 raise ConfigError(f"'{set_keys[key]}' is not a number", place=f"{place}.{key}", hint=hint) from error
         if name not in rules and not (rule.figure and rule.sentence and (rule.above or rule.below)):
-            hint = (
-                f"A new rule needs the keys figure, sentence, and above or below. Existing rules: {', '.join(rules)}."
-            )
+            hint = "A new rule needs the keys 'figure' and 'sentence', and 'above' or 'below'."
+            hint += f" Existing rules: {', '.join(rules)}."
             raise ConfigError(f"Rule '{name}' is neither a known rule nor a complete new rule", place=place, hint=hint)
         if rule.figure and rule.figure not in figures:
             hint = f"Use one of: {', '.join(figures)}."

@@ -242,8 +242,8 @@ def _table(table: Any, forms: Mapping[str, Check], *, part: bool = False) -> dic
 def wrong(host: str, problem: str) -> ConfigError:
     """Return the error for an answer that cannot be used."""
     hint = (
-        "Update the older hpcml of the two. "
-        "If the versions are equal, the machine may be compromised: ask the site's support."
+        f"Update hpcml on this machine or on {host}, whichever is older. "
+        f"If the versions are equal, {host} may be compromised: ask the site's support."
     )
     return ConfigError(f"hpcml on {host} sent an invalid message: {problem}", place=host, hint=hint)
 
@@ -306,7 +306,7 @@ class StreamDemux:
             end = data.find(b"\n", begin)
             if end < 0:
                 if len(data) - begin > LONGEST:
-                    raise wrong(self.host, "it has no end")
+                    raise wrong(self.host, "its end is missing")
                 if not last:
                     plain, self.rest, data = plain + data[:begin], data[begin:], b""
                 break

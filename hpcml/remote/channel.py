@@ -190,7 +190,7 @@ class Call:
         if "standing" not in fact:
             self._facts_left -= 1
         if self._facts_left < 0 or ("hello" in fact and self.held is None):
-            raise answers.wrong(self.connection.host, "hpcml there repeats the same message")
+            raise answers.wrong(self.connection.host, "it repeats the same message")
         if "run" in fact and "run" not in self.facts:
             self.write(GO)
         self.facts |= fact
@@ -309,7 +309,8 @@ class Call:
             return LinkError(
                 f"{host} allows no further session on this ssh connection", place=host, hint=hint, quote=quote
             )
-        hint = f"This machine has hpcml {__version__}. Install it there, or name another hpcml with login.hpcml."
+        hint = f"This machine has hpcml {__version__}. Install this version on {host},"
+        hint += " or name another hpcml with login.hpcml."
         message = f"hpcml on {host} cannot be called from a laptop: its version differs, or the program is not hpcml"
         return ConfigError(message, place="login.hpcml", hint=hint, quote=quote)
 
@@ -320,7 +321,7 @@ class Call:
             return LinkError(message, place=host, hint=hint)
         if run:
             message += "; the run may have been submitted"
-            hint = f"hpcml did not submit it again. To find out: hpcml --host {host} status {run}."
+            hint = f"hpcml did not submit the run again. To find out: hpcml --host {host} status {run}."
             return HpcmlError(message, place=host, hint=hint, exit_status=ANSWER_LOST)
         nothing = "Nothing was submitted. " if self.words[:1] in (["submit"], ["jupyter"], ["fabric"]) else ""
         return LinkError(message, place=host, hint=f"{nothing}Try again.")
@@ -388,7 +389,7 @@ def marked_line(source: IO[bytes], mark: bytes, longest: int, host: str) -> byte
 
 def talks_on(host: str) -> ConfigError:
     """Return the error for a login node that says more before its hpcml begins than a shell does."""
-    return answers.wrong(host, "too much other text comes before it")
+    return answers.wrong(host, "too much other text (for example from shell startup files) comes before it")
 
 
 def unsent(arguments: Sequence[str], here: Path, sent: Sequence[Entry]) -> list[str]:
@@ -488,13 +489,14 @@ class Delivery:
             hint = "Choose another path with -o, or replace the file with --force."
             return UsageError(f"{path} already exists on {host}", place=self.command, hint=hint)
         if answer["refused"] == "folder":
-            hint = "Create the folder there, or choose another with -o. Relative paths start in your home folder there."
+            hint = "Create the folder, or choose another folder with -o."
+            hint += f" Relative paths start in your home folder on {host}."
             return StorageError(f"The folder for {path} does not exist on {host}", place=self.command, hint=hint)
         if answer["refused"] == "open":
             hint = "Choose your own folder with -o. Its parents must be yours or root's, not group-writable."
             problem = f"Other users may replace files in the folder of {path} on {host}"
             return StorageError(problem, place=self.command, hint=hint)
-        hint = "Free space there, or choose another place with -o."
+        hint = f"Free space on {host}, or choose another folder with -o."
         if answer["refused"] == "room":
             why = f"{format_bytes(answer.get('free', 0))} are free"
             return StorageError(f"There is no space for {path} on {host}: {why}", place=self.command, hint=hint)
@@ -505,10 +507,10 @@ class Delivery:
         """Return why it ended without an answer."""
         code, quote = child.wait(10.0), tuple(child.errors.strip().splitlines()[-3:])
         if not self.connection.alive():
-            hint = f"Try again. If {self.path} already exists then, it is complete."
+            hint = f"Try again. If hpcml then reports that {self.path} already exists, the file is complete."
             return LinkError(f"The connection to {self.host} was lost", place=self.host, hint=hint, quote=quote)
         if code in (126, 127):
-            hint = "Add python3 to the PATH of a login shell there."
+            hint = f"Add python3 to the PATH of your login shell on {self.host}."
             return NotFoundError(f"python3 is not on PATH on {self.host}", place=self.host, hint=hint, quote=quote)
         message = f"{self.host} did not accept the data: python3 exited with status {code}"
         return ConfigError(message, place=self.host, hint=f"Try: ssh {self.host} python3 --version", quote=quote)

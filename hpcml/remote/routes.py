@@ -33,7 +33,7 @@ from hpcml.sites.layers import process_environment
 
 MEANING = {
     "direct": "ssh through the login node to the node",
-    "twohop": "two hops, by a socket on the login node",
+    "twohop": "two ssh connections, joined by a socket on the login node",
     "srun": "sshd in a job step, over srun's input and output",
     "local": "no ssh: the run is on this machine",
 }
@@ -173,7 +173,7 @@ class SshRoute:
             message = f"{host} forbids ssh forwarding, or the service's socket does not exist ({wrong})"
             return TunnelError(message, place=self.name)
         if self._is_missing():
-            return ServiceGoneError(f"The service's socket is not on {node}", place=self.name)
+            return ServiceGoneError(f"The service's socket file does not exist on {node}", place=self.name)
         message = f"{node} forbids ssh forwarding, or the service's socket does not exist ({wrong})"
         return TunnelError(message, place=self.name)
 

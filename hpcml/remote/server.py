@@ -90,7 +90,9 @@ class RemoteSession:
         """
         if not self.header.get("script"):
             raise UsageError(
-                "The laptop's hpcml sent no script", place="hpcml submit", hint="Update the older hpcml of the two."
+                "The laptop's hpcml sent no script",
+                place="hpcml submit",
+                hint="Update hpcml on the laptop or on the cluster, whichever is older.",
             )
         entries = entries_of(self.header.get("files"), "the laptop's files")
         folder = _incoming()
@@ -175,7 +177,9 @@ def serve(call: Callable[[list[str], RemoteSession], int]) -> int:
     if protocol != PROTOCOL:
         session.say(exit_status=ConfigError.exit_status)
         message = f"Protocol version mismatch: laptop {protocol}, cluster {PROTOCOL}"
-        raise ConfigError(message, place="hpcml", hint="Update the older hpcml of the two.")
+        raise ConfigError(
+            message, place="hpcml", hint="Update hpcml on the laptop or on the cluster, whichever is older."
+        )
     if session.arguments[:1] not in (["submit"], ["fetch"]):
         session.watch()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -211,7 +215,8 @@ def _incoming() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            raise StorageError("The path is not your own folder", place=str(folder), hint="Move it to another place.")
+            hint = "Rename or remove this path."
+            raise StorageError("The path is not a folder that you own", place=str(folder), hint=hint)
         folder.chmod(0o700)
         for left in folder.glob("from-laptop-*"):
             with contextlib.suppress(FileNotFoundError):

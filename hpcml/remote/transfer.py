@@ -122,7 +122,8 @@ def parts_of(name: str) -> list[str]:
     parts = name.split("/")
     if len(parts) > _DEEPEST:
         hint = "Pack the folder with tar, and transfer the archive."
-        raise StorageError(f"A file is more than {_DEEPEST} folders deep", place=repr(name[:200]), hint=hint)
+        message = f"A file is more than {_DEEPEST} folders deep in the transferred folder"
+        raise StorageError(message, place=repr(name[:200]), hint=hint)
     try:
         os.fsencode(name)
         bad = "\0" in name
@@ -130,7 +131,8 @@ def parts_of(name: str) -> list[str]:
         bad = True  # half a character, which no file system holds
     if bad or any(part in ("", ".", "..") for part in parts):
         hint = (
-            "The file was not written. Check the folder and hpcml on the other machine: someone may have changed them."
+            "The file was not written. Check the source folder and hpcml on the other machine: "
+            "someone may have changed them."
         )
         raise StorageError(
             "hpcml refused a file whose name is invalid or leads out of the target folder", place=repr(name), hint=hint

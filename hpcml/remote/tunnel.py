@@ -313,9 +313,9 @@ class Tunnel:
         quote = tuple(f"{error.place}: {error.message}" for error in refused)
         if any(isinstance(error, ServiceGoneError) for error in refused):
             hint = f"See hpcml status {run.run} (on the cluster)."
-            message = f"The {name}'s socket is not on {service.node}"
+            message = f"The {name}'s socket file does not exist on {service.node}"
             return ServiceGoneError(message, place=service.socket, hint=hint, quote=quote)
-        hint = "Show this message to the site's support. A tunnel needs ssh to the node, or srun --overlap."
+        hint = "Show this message to the site's support. A tunnel needs ssh to the compute node, or srun --overlap."
         message = f"The site does not allow a tunnel to {service.node}"
         return TunnelError(message, place=self.connection.host, hint=hint, quote=quote)
 
@@ -342,7 +342,7 @@ class Tunnel:
         wrong = routes.look(self.port, link.service, link.token)
         link.misses = link.misses + 1 if wrong else 0
         if link.misses >= MISSES:
-            hint = f"See the scheduler's log: hpcml logs {run.run} scheduler (on the cluster)."
+            hint = f"See the Dask scheduler's log: hpcml logs {run.run} scheduler (on the cluster)."
             message = f"The run continues, but its {self.request.service} does not respond: {wrong}"
             place = f"{link.service.node}:{link.service.socket}"
             raise ServiceGoneError(message, place=place, hint=hint)

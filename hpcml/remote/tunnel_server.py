@@ -47,9 +47,9 @@ def services(run: directories.Run) -> dict[str, Service]:
     for name, record in records.items():
         token = record.get("token_file")
         if token and Path(str(token)).resolve().parent != attempt.secret.resolve():
-            hint = "Someone changed this record: a service's token is in attempts/N/secret of the run's directory."
+            hint = f"Someone changed this record. The token file must be in {attempt.secret}."
             raise StorageError(
-                "The service's record names a token file that is not one of this run",
+                "The service's record names a token file in a wrong folder",
                 place=f"{attempt.service_of(name)}: {token}",
                 hint=hint,
             )
@@ -84,7 +84,7 @@ def service(run: directories.Run, name: str) -> Service:
     if name in ("dashboard", "jupyter") and not run.paths.status.exists():
         hint = f"Try again later. The run's state: hpcml status {run.id}."
         raise NotFoundError(f"The run's {name} is starting", place=run.id, hint=hint)
-    raise NotFoundError(f"The run has no {name} now", place=run.id, hint=hint)
+    raise NotFoundError(f"The run's {name} is not running now", place=run.id, hint=hint)
 
 
 def check_kind(run: directories.Run, name: str) -> None:
@@ -287,7 +287,8 @@ def prepare(run: directories.Run, public: str) -> Relay:
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", run.id, "-f", str(folder / "host")]
         answer = subprocesses.run(command, 20.0)
         if answer.code != 0:
-            raise TunnelError(f"hpcml could not create an ssh host key: {answer.text}", place="ssh-keygen")
+            message = f"hpcml could not create a host key for the tunnel's sshd: {answer.text}"
+            raise TunnelError(message, place="ssh-keygen")
         files.write(folder / "authorized", public.strip() + "\n")
         files.write(folder / "config", _SSHD.format(folder=folder))
         return Relay(str(folder), (folder / "host.pub").read_text().strip())
@@ -306,7 +307,7 @@ def relay(run: directories.Run, target: Service, folder: str) -> None:
     config = run.paths.attempt(run_record.newest_attempt(run.paths) or 0).secret / Path(folder).name / "config"
     if not config.is_file():
         raise StorageError(
-            "The tunnel's folder on the cluster does not exist", place=folder, hint="Start the tunnel again."
+            "The tunnel's temporary folder on the cluster does not exist", place=folder, hint="Start the tunnel again."
         )
     scheduler = schedulers.get(run.submission.scheduler if run.submission else "slurm")
     step = ["/bin/sh", "-c", _STEP, "sh", target.socket, str(config)]
@@ -329,7 +330,7 @@ def lines(target: Service, login: str, user: str, port: int) -> list[tuple[str, 
     return [
         ("if your laptop may log in to the compute nodes", f"{forward}{path} -J {who}{login} {who}{node}"),
         (
-            "if only the login node may: the first command prints a path; replace PATH in the second by it",
+            "if only the login node may log in to them (in the second command, replace PATH with the first's output)",
             f"ssh -tt {who}{login} {shlex.quote(inner)}",
         ),
         ("", f"{forward}PATH {who}{login}"),

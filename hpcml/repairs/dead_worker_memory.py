@@ -98,7 +98,7 @@ def _mappings(driver: Any) -> Iterator[tuple[int, int]]:
         address = -(-low // PAGE) * PAGE
         while address < high:
             if time.monotonic() > ends:
-                raise MarkError(f"the mapped memory was not searched within {_LONGEST_LOOK:g} s")
+                raise MarkError(f"the search of the mapped GPU memory took longer than {_LONGEST_LOOK:g} s")
             status, start = driver.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address)
             if int(status) != 0 or not int(start):
                 address += PAGE

@@ -17,7 +17,7 @@ class Repair(NamedTuple):
     """The release that no longer needs the repair; empty: none so far."""
     fault: str
     upstream: str
-    """The pull request that brought the fault, or the patch in docs/upstream that mends it."""
+    """The pull request that introduced the fault, an issue about it, or the patch in docs/upstream that fixes it."""
     gain: str
 
 
@@ -45,7 +45,7 @@ REPAIRS = (
         package="distributed",
         needed_with="2026.7.1",
         fixed_in="",
-        fault="A closing scheduler informs all workers about each leaving worker",
+        fault="While the Dask scheduler shuts down, it informs all workers about each worker that leaves",
         upstream="[patch](distributed-close.patch)",
         gain="1,000 workers: 13.8 s of processor time become 0.6 s",
     ),
@@ -54,18 +54,18 @@ REPAIRS = (
         package="distributed",
         needed_with="2026.7.1",
         fixed_in="",
-        fault="Python tasks slow down encrypted transfers of their worker",
+        fault="Tasks that compute in Python slow down encrypted transfers to their worker",
         upstream="[distributed#6325](https://github.com/dask/distributed/issues/6325)",
-        gain="3 to 9 times as fast",
+        gain="transfers are 3 to 9 times as fast",
     ),
     Repair(
         module="spilling",
         package="dask-cuda",
         needed_with="26.10.0",
         fixed_in="",
-        fault="data is spilled into new host memory each time, and the chunk that is needed next is spilled first",
+        fault="Each spill of GPU data allocates new host memory, and the chunk that is needed next is spilled first",
         upstream="[patch](dask-cuda-pinned.patch), [patch](dask-cuda-order.patch)",
-        gain="7.6 times as fast on one H100",
+        gain="passes over the data are 7.6 times as fast on one H100",
     ),
     Repair(
         module="dead_worker_memory",
@@ -74,6 +74,6 @@ REPAIRS = (
         fixed_in="",
         fault="The GPU memory of a killed worker stays allocated while another worker lives",
         upstream="no patch yet",
-        gain="the whole pool is free after 2 to 3 s",
+        gain="the killed worker's memory pool is free after 2 to 3 s",
     ),
 )

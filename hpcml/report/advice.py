@@ -63,21 +63,21 @@ RULES = (
     Rule(
         "gpu-unused",
         "gpus_unused",
-        "{gpus_unused} of {gpus} GPUs were never used. Request fewer, or give work to each.",
+        "{gpus_unused} of {gpus} GPUs were never used. Request fewer GPUs, or give work to every GPU.",
         above=0,
         alone=True,
     ),
     Rule(
         "gpu-low",
         "gpu_use",
-        "The script used the GPUs {gpu_use} % of the time. Use fewer GPUs, or larger pieces of work for each.",
+        "The script used the GPUs {gpu_use} % of the time. Use fewer GPUs, or give each GPU larger pieces of work.",
         below=25,
     ),
     Rule(
         "slow-start",
         "bring_up",
-        "The script started after {bring_up} % of the paid time. An image on the nodes' own disks "
-        "(runtime.stage), or a Python environment with fewer small files, starts faster.",
+        "The script started after {bring_up} % of the run's paid time. A container image on the nodes' own "
+        "disks (runtime.stage), or a Python environment with fewer small files, starts faster.",
         above=20,
     ),
     Rule(

@@ -18,7 +18,7 @@ from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.report.ledger import Ledger
 from hpcml.units import format_seconds, parse_memory
 
-NO_STATUS = "the run exited without writing a status"
+NO_STATUS = "the run's processes exited without writing a status"
 _OPENS = (  # the beginning of a profile's name, and the command that opens one
     ("dask.html", "python -m webbrowser"),
     ("memray-script", "memray flamegraph"),

@@ -401,7 +401,7 @@ def _hours(paths: RunPaths, attempt: int, end: End, measured: _Measured) -> tupl
             total = {name: hours + (number(parts.get(name)) or 0.0) for name, hours in total.items()}
         else:
             uncounted.append(
-                f"The {counted.unit}-hours of all attempts do not include attempt {one.number + 1}: it has no samples."
+                f"The total of the {counted.unit}-hours leaves out attempt {one.number + 1}, which has no samples."
             )
     this = attempts.one(paths, attempt)._replace(begin=phases.began, end=phases.end)
     this = this._replace(hours=counted.paid, useful=counted.share("useful"))
@@ -524,7 +524,9 @@ def _unknown(
     if any(node.of_host for node in by_node.values()):
         sentences.append("Use of cores and memory includes all programs on the node: the job has no readable cgroup.")
     if not status:
-        sentences.append("The run exited without writing a status: its last record counts as its end.")
+        sentences.append(
+            "The run's processes exited without writing a status: the last event or sample counts as the run's end."
+        )
     return tuple(sentences)
 
 
@@ -535,7 +537,7 @@ def _places(paths: RunPaths, attempt: int, ending: Ending) -> tuple[tuple[str, .
     try:
         groups = stacks.kept(paths, attempt)
     except (KeyError, TypeError, ValueError) as error:
-        return (), (f"The stacks of the processes are damaged ({type(error).__name__}: {error}).",)
+        return (), (f"The saved call stacks of the processes cannot be read ({type(error).__name__}: {error}).",)
     return tuple(f"{group.sentence}: {group.names(MOST_NAMES)}" for group in groups[:MOST_GROUPS]), ()
 
 
@@ -544,4 +546,5 @@ def _thinned(paths: RunPaths, attempt: int, most: int) -> tuple[str, ...]:
     if step == 1:
         return ()
     all_of_them = f"To use all samples: hpcml report {paths.directory.name}."
-    return (f"This page uses one in {step} of the nodes' samples, so that the job ends soon. {all_of_them}",)
+    few = f"This page uses one in {step} of the nodes' samples, to save time at the end of the job."
+    return (f"{few} {all_of_them}",)

@@ -128,11 +128,11 @@ _PARTS = {  # of all kinds; those of a kind come before the last three
     "useful": Part("Useful", "The {unit} was in use while the script ran.", "#2da44e", "#238636"),
     "tail": Part(
         "Idle tail",
-        "The {unit} was idle after the last work, until the end of the job.",
+        "The {unit} was idle after the script's end, until the end of the job.",
         "#b0b7bf",
         "#484f58",
     ),
-    "unknown": Part("Not known", "There are no samples of that time.", "#dfe3e8", "#2b3138"),
+    "unknown": Part("Not known", "hpcml has no measurements from this time.", "#dfe3e8", "#2b3138"),
 }
 _LAST = ("useful", "tail", "unknown")
 

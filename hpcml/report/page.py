@@ -284,7 +284,7 @@ def _of_kind(report: Report) -> list[_Picture]:
 
 
 def _map(title: str, curves: Sequence[Curve], row: str, seconds: float, gap: float) -> _Drawn:
-    note = f"Darker means more. Each row is a {row}, from 0 to 100 %."
+    note = f"Each row is a {row}. The darker the color, the higher the use, from 0 to 100 %."
     return title, note, heat(curves, seconds, name=f"{title} over time", gap=gap), []
 
 
@@ -299,7 +299,7 @@ def _plot(picture: _Picture, seconds: float, gap: float) -> _Drawn:
     limit = picture.limit if highest >= LEAST_OF_LIMIT * picture.limit else 0.0
     top = picture.top or (limit / scale if 1.02 * limit >= highest else 0.0)
     drawn = lines(shown, seconds, name=title, unit=unit, top=top, scale=scale, gap=gap, limit=limit)
-    place = "Dashed: the limit" if limit else "The limit (above the chart) is"
+    place = "Dashed: the limit" if limit else "The limit, above the top of the chart, is"
     note = f"{place} {picture.limit / scale:.4g} {unit}".rstrip() + "." if picture.limit else picture.note
     return f"{title}, {unit}" if unit else title, note, drawn, [curve.title for curve in shown]
 

@@ -119,7 +119,9 @@ class Option(NamedTuple):
         if site and self.default:
             value = functools.reduce(getattr, self.default.split("."), site)
             text = format_time_limit(value) if isinstance(value, TimeLimit) else getattr(value, "text", value)
-            here, default = (f"this site: {shown(text)}", "") if value else ("", self.otherwise)
+            usual = f"default on this site: {shown(text)}" if key else f"default: {shown(text)}"
+            usual = "always on at this site" if value is True else usual
+            here, default = (usual, "") if value else ("", self.otherwise)
         default = f"default: {default}" if default else ""
         notes = "; ".join(filter(None, (here, default, "repeatable" if self.several else "")))
         return (f"{self.does} ({notes})" if notes else self.does).replace("%", "%%")

@@ -68,7 +68,9 @@ def given_by_keywords(keywords: Mapping[str, Any], allowed: Collection[str], cal
     for name, value in keywords.items():
         if name not in allowed:
             hint = (
-                "Remove the argument: only hpcml.submit() takes it." if name in of("python") else instead(as_word(name))
+                f"Remove {name}: only hpcml.submit() takes this argument."
+                if name in of("python")
+                else instead(as_word(name))
             )
             hint = hint or did_you_mean(
                 nearest(name, allowed), "hpcml submit --help-all lists all options. To wait, use run.wait()."

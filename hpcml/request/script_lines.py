@@ -47,7 +47,9 @@ def lay_below(given: dict[str, Any], script: Path, parser: ArgumentParser) -> tu
                 unused.append(f"{text} (line {number})")
                 continue
             hint = error.hint if isinstance(error, HpcmlError) else "Close the quotes in this line."
-            message = error.message if isinstance(error, HpcmlError) else f"The line cannot be read: {error}"
+            message = (
+                error.message if isinstance(error, HpcmlError) else f"The options in this line cannot be read: {error}"
+            )
             raise UsageError(message, place=place, hint=hint) from error
         unused += [f"{' '.join(rest)} (line {number})"] if rest else []
         for name, value in values.items():

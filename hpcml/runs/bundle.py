@@ -143,7 +143,9 @@ def _values(run: directories.Run) -> list[str]:
         pass  # a run without variables of its own
     except ValueError as error:
         raise StorageError(
-            f"The run's variables cannot be read: {error}", place=str(run.paths.variables), hint="Nothing was packed."
+            f"The run's environment variables cannot be read: {error}",
+            place=str(run.paths.variables),
+            hint="Nothing was packed.",
         ) from error
     plan = directories.read_json(run.paths.plan)
     for pair in plan.get("environment", list, []) if plan else ():

@@ -79,7 +79,7 @@ def runs_folder(setting: str, environment: Mapping[str, str]) -> Path:
     text = f"$HOME/{setting[2:]}" if setting.startswith("~/") else setting
     text = re.sub(r"\$(?:(\w+)|\{(\w+)\}|\$)", value, text)
     if missing:
-        hint = f"Set {missing[0]}, or set paths.runs to a folder that all nodes share."
+        hint = f"Set the environment variable {missing[0]}, or set paths.runs to a folder that all nodes share."
         raise StorageError(
             f"{missing[0]} is not set, but the runs folder needs it", place=f"paths.runs: {setting}", hint=hint
         )
@@ -172,7 +172,9 @@ def storage(path: Path) -> Iterator[None]:
     except OSError as error:
         hint = _STORAGE_HINTS.get(error.errno or 0, "Choose another runs folder with --set paths.runs=….")
         place = str(error.filename or path)
-        raise StorageError(f"The run's files cannot be used: {error.strerror}", place=place, hint=hint) from error
+        raise StorageError(
+            f"The run's files cannot be read or written: {error.strerror}", place=place, hint=hint
+        ) from error
 
 
 @contextlib.contextmanager
@@ -226,10 +228,13 @@ def load(directory: Path) -> Run:
     """
     if not files.is_own_folder(directory):
         if directory.is_symlink():
-            hint = "Replace the link with the folder. hpcml does not follow links, because other users can create them."
+            hint = (
+                "Remove the link and move the run's folder itself to this path. "
+                "hpcml does not follow links, because other users can create them."
+            )
             raise StorageError("The run's folder is a link", place=str(directory), hint=hint)
         hint = "hpcml does not read runs of other users: their files could run commands with your account."
-        raise StorageError("The path is not your own folder", place=str(directory), hint=hint)
+        raise StorageError("The path is not a folder that you own", place=str(directory), hint=hint)
     paths = RunPaths(directory)
     table = read_json(paths.submission)
     if not table or not table.facts:
@@ -453,7 +458,7 @@ def complete(directory: Path) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError) as error:
         hint = "The file was changed or truncated. See the logs of the run."
-        message = f"The run's record is not complete ({type(error).__name__}: {error})"
+        message = f"A file in the run's directory is damaged ({type(error).__name__}: {error})"
         raise StorageError(message, place=str(directory), hint=hint) from error
 
 

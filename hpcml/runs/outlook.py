@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpcml.runs.submit import Prepared  # which hpcml status does without
 
 DEADLINE = 2.0  # seconds for all that is asked before a submission
-_ANSWERS = {"budget": "the budget command", "slurm": "Slurm"}  # who answers a question
+_ANSWERS = {"budget": "the profile's budget command", "slurm": "Slurm"}  # who answers a question
 _PAST = 5  # newest runs of the script that are looked at
 _ENOUGH = 2  # of them tell something
 _LOOKED_AT = 20  # records that are read for them, at most
@@ -140,7 +140,7 @@ def ask_budget(command: Sequence[str], row: str, account: str, seconds: float) -
     answer = subprocesses.run(command, seconds)
     if answer.code != 0:
         how = f"with exit status {answer.code}" if answer.code else "to answer in time"
-        return f"the budget command {command[0]} failed {how}"
+        return f"the profile's budget command {command[0]} failed {how}"
     return budget_of(answer.out, row, account)
 
 
@@ -152,7 +152,7 @@ def budget_of(text: str, row: str, account: str) -> Budget | str:
     try:
         match = re.search(row.replace("{account}", re.escape(account)), text, re.MULTILINE)
         if match is None:
-            return f"the budget command does not list account {account}"
+            return f"the profile's budget command does not list account {account}"
         return Budget(float(match["total"]), float(match["used"]))
     except (re.error, IndexError, ValueError, TypeError) as error:
         return f"cost.budget_row does not match the output of the budget command: {error}"
@@ -214,7 +214,7 @@ def lines(outlook: Outlook, now: datetime.datetime, *, whole: bool) -> list[tupl
         hours = request_cost.amount(outlook.most)
         said.append(("", f"this cost is for one attempt; all attempts take at most {hours} node-h ({outlook.limit})"))
     if whole and outlook.by_slurm is not None:
-        theirs = f"the cost by Slurm's weights is {request_cost.amount(outlook.by_slurm)} {outlook.unit}"
+        theirs = f"the cost by Slurm's billing weights is {request_cost.amount(outlook.by_slurm)} {outlook.unit}"
         differs = outlook.billed is not None and not math.isclose(outlook.by_slurm, outlook.billed, rel_tol=0.01)
         said.append(("", f"{theirs}; the profile's weights give another cost" if differs else theirs))
     if whole and start:

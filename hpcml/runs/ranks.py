@@ -109,7 +109,9 @@ def _launcher_in_ranks(name: str, options: str) -> list[str]:
         raise UsageError(f"{name} in each rank would start all ranks again", place="--ranks", hint=hint)
     if name == "accelerate launch" and (machines := _OF_MACHINES.findall(options)):
         hint = f"Leave out {', '.join(machines)}."
-        raise UsageError("accelerate launch gets the nodes and their numbers from hpcml", place="--ranks", hint=hint)
+        raise UsageError(
+            "accelerate launch gets the number of nodes and each node's rank from hpcml", place="--ranks", hint=hint
+        )
     return []
 
 
@@ -190,7 +192,7 @@ def check_script(spec: RunRequest, python: str, workers: int, variables: Collect
         return [f"{what}, next to {workers} workers of Dask; {way} ({PAGE})"] if workers > 1 else []
     typed = f"-m {spec.code.script.name}" if is_module else os.path.relpath(file, base)
     way = "--ranks N --mpi pmix" if by_mpi else "--ranks gpu, --ranks node or --ranks N"
-    hint = f"Add {way} ({PAGE}). As one process: hpcml submit -- {python} {typed}."
+    hint = f"Add {way} ({PAGE}). To run the script as one process: hpcml submit -- {python} {typed}."
     problem = f"The script needs ranks ({ranks.what}), but without --ranks hpcml starts one process"
     raise ScriptError(problem, place=where, hint=hint)
 

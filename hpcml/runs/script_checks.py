@@ -123,7 +123,9 @@ def _of_batch_script(start: bytes) -> str:
     """Return what else to know of a file that has lines for sbatch."""
     if not re.search(rb"^#SBATCH\s", start, re.MULTILINE):
         return ""
-    return " Its #SBATCH lines apply. To convert it to hpcml: hpcml help from-batch-scripts."
+    return (
+        " The script's #SBATCH lines apply to the run. To convert the script to hpcml: hpcml help from-batch-scripts."
+    )
 
 
 def _as_path(script: Path) -> str:
@@ -218,7 +220,7 @@ def check_module_code(
     environment = _Environment(python)
     beside = (folder / parts[0]).is_dir()
     if not image and not prepared and environment.readable and (beside or not environment.has(parts[0])):
-        hint = "Submit from the folder that contains its top-level package, as for python -m."
+        hint = "Submit from the folder that contains the module's top-level package, as for python -m."
         raise ScriptError(f"There is no module '{module.name}'", place=str(folder), hint=hint)
     return []
 
@@ -329,7 +331,7 @@ def missing_argument(script: Path, base: Path, given: int) -> list[str]:
     """Return a note where a script reads the scheduler's file from an argument of its own that is not given."""
     for node in _nodes(script):
         if isinstance(node, ast.keyword) and node.arg == "scheduler_file" and _number_of_argument(node.value) > given:
-            problem = "expects a scheduler file as an argument, but the command has none"
+            problem = "expects a Dask scheduler file as an argument, but the command has none"
             return [f"{place(base, script, node.value.lineno)} {problem}; Client() connects to the run's cluster"]
     return []
 
@@ -538,7 +540,7 @@ def _tell_missing(
     elsewhere = {
         one.name: one for one in reversed(needed) if certain_by_name[one.name] and one.name in _CLUSTERS_ELSEWHERE
     }
-    remedy = "opens another cluster; use Client() for the run's cluster"
+    remedy = "creates a Dask cluster outside the run; Client() connects to the run's cluster"
     notes = [f"{name} ({place(base, one.file, one.line)}) {remedy}" for name, one in elsewhere.items()]
     missing = list({one.name: one for one in reversed(needed) if not certain_by_name[one.name]}.values())[::-1]
     if not missing:
@@ -551,7 +553,7 @@ def _tell_missing(
         )
         how = f"{install}. To use another Python: --set runtime.python=…"
         if first.name in _CLUSTERS_ELSEWHERE:
-            how = f"{first.name} opens another cluster. Use Client() for the run's cluster."
+            how = f"{first.name} creates a Dask cluster outside the run. Use Client() for the run's cluster."
         message = f"The script imports '{first.name}', which the run's environment lacks"
         raise ScriptError(message, place=place(base, first.file, first.line), hint=how)
     listed = ", ".join(f"{one.name} ({place(base, one.file, one.line)})" for one in missing[:_NOTED])

@@ -39,7 +39,7 @@ def ask(run: directories.Run, status: Status) -> Answer:
     """
     if status.over or not status.allocation.nodes:
         place, hint = f"{run.id}: {status.state}: {status.message}", f"Show the run's state: hpcml status {run.id}."
-        raise NotFoundError("The run has no processes now", place=place, hint=hint)
+        raise NotFoundError("The run has no processes, because it is not running", place=place, hint=hint)
     number = records.newest_attempt(run.paths) or 0
     attempt = run.paths.attempt(number)
     started = [one for one in records.events(run) if one.name == "driver-started" and one.attempt == number]

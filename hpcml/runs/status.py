@@ -50,7 +50,7 @@ _JOB_ENDS = {  # the exit status and the sentence of an end that the run itself 
     "NODE_FAIL": (ALLOCATION_LOST, "a node of the allocation failed", "NODE_FAIL"),
     "BOOT_FAIL": (ALLOCATION_LOST, "a node did not boot", "NODE_FAIL"),
     "PREEMPTED": (PREEMPTED, "the job was preempted: Slurm gave its nodes to another job (PREEMPTED)", "PREEMPTED"),
-    "REVOKED": (ALLOCATION_LOST, "the job was revoked", "FAILED"),
+    "REVOKED": (ALLOCATION_LOST, "another cluster of the Slurm federation started the job (REVOKED)", "FAILED"),
 }
 
 _STATES = {
@@ -297,8 +297,8 @@ def _from_files(run: directories.Run) -> Status:
         and (node := records.jupyter_node(run.paths))
     ):
         host = "" if schedulers.get(current.planned.scheduler).ONE_MACHINE else f"--host {_login_host(run)} "
-        place = "on your laptop" if host else "type"
-        return current.changed(jupyter=f"up on {node}; {place}: hpcml tunnel {host}--service jupyter {run.id}")
+        place = "to open it on your laptop" if host else "to open it"
+        return current.changed(jupyter=f"running on {node}; {place}: hpcml tunnel {host}--service jupyter {run.id}")
     return current
 
 
@@ -350,7 +350,7 @@ def _after(current: Status, event: Event) -> Status:
             return current.changed(phase="running")
         case "time-limit-near":
             pages = current.planned.form is Form.JUPYTER
-            effect = "open pages save their documents" if pages else "hpcml.run.should_stop() is now true"
+            effect = "open JupyterLab pages save their documents" if pages else "hpcml.run.should_stop() is now true"
             left = format_age(fields.number("seconds"))
             return current.changed(hint=f"The time limit is near (about {left} left): {effect}.")
     return current
@@ -464,7 +464,9 @@ def _not_continued(current: Status, run: directories.Run, job: JobState) -> Stat
     by_hpcml = job.state == schedulers.UNKNOWN.state and run.submission and run.submission.cancelled
     if not (job.state == "CANCELLED" or by_hpcml) or not run.paths.attempt(current.progress.attempt).goes_on.exists():
         return current
-    message = f"the run was cancelled while its next attempt waited; before the wait: {current.message}"
+    message = (
+        f"the run was cancelled while its next attempt waited in the queue; end of the last attempt: {current.message}"
+    )
     hint = "The run's checkpoints are in checkpoints/ of the run directory."
     return _with_end(current, records.cancelled(SLURM, message, hint))
 
@@ -478,7 +480,7 @@ def _waits_here(run: directories.Run, job: JobState) -> bool:
 def ended(status: Status) -> str:
     """Return in a clause how a run ended."""
     if status.ending.exit_status is None:
-        return f"the end of that run is unknown ({status.message})"
+        return f"how that run ended is unknown ({status.message})"
     return (
         "that run succeeded"
         if status.ending.exit_status == 0
@@ -489,7 +491,7 @@ def ended(status: Status) -> str:
 def never_started(awaited: Awaited, status: Status) -> tuple[str, str]:
     """Return that a run never started because one that it waited for ended otherwise, and what to do."""
     message = f"the run never started: it waited for {awaited.clause()}, and {ended(status)}"
-    return message, f"See hpcml why {awaited.run}. Then submit both runs again, this run with --after."
+    return message, f"See hpcml why {awaited.run}. Then submit that run again, and after it this run with --after."
 
 
 def _never_started(current: Status, run: directories.Run) -> Status | None:

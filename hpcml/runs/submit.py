@@ -84,12 +84,12 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, dry_run: bool = 
         if by_hand:
             notes.append(f"{', '.join(ignored)} apply when you run the sbatch line: sbatch reads these variables")
         else:
-            hint = "give hpcml the option, or set [defaults] in the site's settings"
+            hint = "give hpcml the option instead, or set it in [defaults] of the site's settings"
             notes.append(f"{', '.join(ignored)} have no effect here: {hint}")
     if prepared.loaded.chosen_because == lookup.BY_DEFAULT:
         nodes = prepared.plan.inside.job.nodes
         which = f"; all {nodes} nodes of the run are this machine" if nodes > 1 else ""
-        notes.append(f"the run uses this machine: sbatch was not found{which}")
+        notes.append(f"sbatch was not found, so the run uses this machine{which}")
     return prepared._replace(notes=(*notes, *prepared.plan.notices))
 
 
@@ -177,8 +177,12 @@ def _check_mpi(made: Plan) -> None:
     asked = made.inside.workers.mpi
     kinds = schedulers.get(made.scheduler).mpi_kinds(_ASKED_WITHIN) if asked else ()
     if kinds and asked not in kinds:
-        usable = [f"--mpi {kind}" for kind in PMI if kind in kinds]
-        hint = f"Use {usable[0]}, with an MPI that supports it." if usable else "Use mpirun in your own batch script."
+        usable = [kind for kind in PMI if kind in kinds]
+        hint = (
+            f"Use --mpi {usable[0]}, with an MPI library that supports {usable[0]}."
+            if usable
+            else "Use mpirun in your own batch script."
+        )
         raise SiteError(f"srun has no --mpi={asked} here, only: {', '.join(kinds)}", place="srun --mpi=list", hint=hint)
 
 

@@ -31,8 +31,8 @@ from hpcml.units import Memory, TimeLimit, expand_hosts, format_memory_for_slurm
 MOST_LOGS = 128  # workers' logs that are read
 _MORE = 1.5  # times what was asked for is worth a try
 _NO_MORE_TIME = (
-    "The site does not allow a longer time limit. Let the script save checkpoints and submit it with --until-done, "
-    "or use more nodes."
+    "The site does not allow a longer time limit. Let the script save checkpoints and submit the script "
+    "with --until-done, or use more nodes."
 )
 _WARNINGS = 3
 _OF_THE_CAUSE = ("short", "known", "rule", "occurrences", "nodes", "followed")
@@ -188,7 +188,9 @@ def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
     """Return the first node as the one that failed if the supervisor, which runs there, left no word of the end."""
     if run.paths.status.exists() or not status.allocation.nodes or not status.progress.times:
         return cause
-    problem = "the first node failed or lost its network: its supervisor exited without writing a status"
+    problem = (
+        "the first node failed or lost its network: hpcml's supervisor process there exited without writing a status"
+    )
     return cause._replace(what=problem, nodes=status.allocation.nodes[:1])
 
 
@@ -262,7 +264,7 @@ def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -
         kind = kinds.get(inside.get("kind", str, "dask"))
         fewer = [f"fewer threads for each {kind.noun} (--set {kind.threads}=…)"] if kind.threads else []
         *ways, last = "smaller chunks", "more nodes (--nodes)", *fewer
-        remedy = f"The nodes have no more memory: use {', '.join(ways)} or {last}."
+        remedy = f"The site does not allow more memory per node: use {', '.join(ways)} or {last}."
         threads = of_workers.get("threads", int, 0) or _cpus_in_plan(planned) // max(workers, 1)
         if kind.threads and threads > 1:
             return ("--set", f"{kind.threads}={threads // 2}"), remedy

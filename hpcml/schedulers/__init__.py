@@ -116,7 +116,7 @@ class AnswerLostError(HpcmlError):
 
 
 UNKNOWN = JobState("UNKNOWN")
-FOR_JOBS = "waiting for the jobs it depends on"  # why a job waits
+FOR_JOBS = "waiting for the jobs that this job depends on"  # why a job waits
 UNREADABLE = "UNREADABLE"
 NOT_ASKED = "Slurm did not answer a query for many jobs at once. Query this job alone."
 
@@ -308,7 +308,9 @@ def other_jobs(name: str) -> OtherJobs:
     """Return what a scheduler offers for jobs that are no runs, by the scheduler's name; SiteError without it."""
     if jobs := find_other_jobs(name):
         return jobs
-    raise SiteError(f"The scheduler {name} supports only hpcml submit", place="scheduler", hint="Use hpcml submit.")
+    raise SiteError(
+        f"The site's scheduler '{name}' supports only hpcml submit", place="scheduler", hint="Use hpcml submit."
+    )
 
 
 def find_machine(name: str) -> Machine | None:
@@ -324,7 +326,9 @@ def machine_of(name: str) -> Machine:
     if machine := find_machine(name):
         return machine
     hint = "Name another site with --site (hpcml site ls)."
-    raise SiteError(f"The scheduler {name} does not describe its machine", place="scheduler", hint=hint)
+    raise SiteError(
+        f"hpcml cannot ask the site's scheduler '{name}' about nodes and partitions", place="scheduler", hint=hint
+    )
 
 
 def get(name: str) -> Scheduler:
@@ -334,7 +338,9 @@ def get(name: str) -> Scheduler:
     modules: dict[str, Scheduler] = {"slurm": slurm, "local": local, "allocation": allocation}
     if name not in modules:
         hint = "Someone changed the run's files, or a newer hpcml wrote them."
-        raise StorageError(f"The run's files name an unknown scheduler: {name!a}", place=name, hint=hint)
+        raise StorageError(
+            f"The run's files name a scheduler that this hpcml does not know: {name!a}", place=name, hint=hint
+        )
     return modules[name]
 
 

@@ -73,12 +73,12 @@ def current() -> Allocation:
     if not job:
         raise UsageError("No allocation found: SLURM_JOB_ID is not set", place="hpcml run", hint=_TAKE)
     if run := environment.get("HPCML_RUN_DIR"):
-        hint = "Connect to the run's cluster with hpcml.connect(), or put both commands into one batch script."
+        hint = "Connect to that run's Dask cluster with hpcml.connect(), or start both runs in your own batch script."
         raise UsageError("A run cannot start inside another run", place=f"HPCML_RUN_DIR={run}", hint=hint)
     tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1" and not sys.stdin.isatty():
         hint = "Call hpcml run without srun: hpcml itself starts a process on each node."
-        raise UsageError(f"srun starts hpcml run {tasks} times", place="hpcml run", hint=hint)
+        raise UsageError(f"srun starts {tasks} processes of hpcml run", place="hpcml run", hint=hint)
     if environment.get("SLURM_HET_SIZE"):
         hint = "Use an allocation with one kind of nodes."
         raise SiteError("A run cannot use a heterogeneous allocation", place=f"job {job}", hint=hint)
@@ -169,7 +169,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         starts_word=slurm_options.STARTS,
         stage_modes=slurm_options.STAGE_MODES,
         memory=int(spec.size.memory_per_node),
-        reasons=("the nodes, their CPUs, memory and GPUs are those of the allocation",),
+        reasons=("the nodes and their CPUs, memory and GPUs come from the existing allocation",),
     )
 
 
@@ -235,7 +235,7 @@ def _not_started(job: str, run: RunPaths, problem: str) -> HpcmlError:
         holders = []
     others = f"; other job steps use nodes of the allocation: {', '.join(holders)}" if holders else ""
     hint = (
-        "Stop these steps first, or wait for them (with wait in a batch script)."
+        "Stop the other job steps first, or wait for them (with wait in a batch script)."
         if holders
         else "Check that srun hostname works in this allocation."
     )
@@ -270,7 +270,7 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
 def cancel(job: str) -> str:
     """Tell a run's supervisor to end it; the allocation stays."""
     run = RunPaths(Path(job.partition(" ")[2]))
-    return "its job steps; the allocation remains" if note(run, "terminate") else ""
+    return "only its job steps end; the allocation remains" if note(run, "terminate") else ""
 
 
 def note(run: RunPaths, name: str) -> bool:

@@ -39,7 +39,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     if any(role.mpi for role in request.roles):
         hint = "Choose a site with Slurm (--site), or start mpirun: hpcml submit --site local -- mpirun -n N PROGRAM."
         raise SiteError("--mpi needs srun, which the local site does not have", place="--mpi", hint=hint)
-    reason = f"the local site has one machine: it runs the processes of all {count} nodes"
+    reason = f"the local site has one machine: this machine runs the processes of all {count} requested nodes"
     prologue = ("export HPCML_NODE=local HPCML_NODE_NAMES=local",)
     passed = ", ".join(option for option, _ in request.spec.place.sbatch)
     return JobLayout(

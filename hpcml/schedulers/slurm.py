@@ -557,7 +557,9 @@ def _is_not(number: str, run: str, identity: list[str]) -> JobState | None:
         return None
     if not identity or (comment in ("", "(null)") and name == _name(run)):
         return JobState(UNREADABLE, f"Job {number} does not have this run's comment, hpcml:{run}")
-    return UNKNOWN._replace(reason=f"Slurm no longer knows the run's job: job {number} is now another one")
+    return UNKNOWN._replace(
+        reason=f"Slurm no longer knows the run's job: the number {number} now belongs to another job"
+    )
 
 
 def _parts(key: str) -> tuple[str, str]:

@@ -62,7 +62,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     qos = partitions.qos_of(site, name, request.spec)
     if request.spec.attempts.several_jobs and site.qos.get(qos, Qos()).max_jobs == 1:
         anew = "Slurm requeues the job after each attempt"
-        notices.append(f"QoS {qos} allows you one job: {anew}")
+        notices.append(f"QoS {qos} allows you only one submitted job at a time: {anew}")
     kept, others = "NODE", "SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU"
     if "--mem" not in dict(directives):
         kept, others = "CPU", "SLURM_MEM_PER_NODE"
@@ -183,7 +183,7 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
         notices += partitions.unused_gpus(site, candidate, spec)
         if candidate in with_gpus:
             ways = partitions.by_qos(site, [name for name in misfits if name not in with_gpus], spec)
-            notices += [f"a partition without GPUs fits too: {way}" for way in ways]
+            notices += [f"a partition without GPUs also fits this request: {way}" for way in ways]
         return candidate
     texts = tuple(misfits.values())
     if len(texts) == 1:
@@ -208,7 +208,7 @@ def _directives(
     partition = site.partitions.get(partition_name, Partition())
     cpus, memory, _ = _of_node(site, request, partition_name)
     if not cpus and not site.resources.exclusive:
-        reasons.append("one CPU per node: request and profile set no number (--cpus-per-node)")
+        reasons.append("one CPU per node, because request and profile set no number of CPUs (--cpus-per-node)")
     valued = (
         ("--job-name", spec.name),
         ("--comment", f"hpcml:{request.paths.directory.name}"),
@@ -274,8 +274,10 @@ def _dependency(spec: RunRequest) -> str:
     """Return the jobs that have to end before, as Slurm takes them: all of them."""
     jobs = [f"{_AFTER[one.when]}:{one.job}" for one in spec.place.after]
     if jobs and "?" in spec.place.dependency:
-        hint = "Write all conditions with --dependency and job ids."
-        raise UsageError("--after adds a condition, but with ? in --dependency one condition is enough", hint=hint)
+        hint = "Remove --after, and write all start conditions with job ids in --dependency."
+        raise UsageError(
+            "With ? in --dependency any one condition starts the job, so it may not wait for --after", hint=hint
+        )
     return ",".join([*filter(None, [spec.place.dependency]), *jobs])
 
 

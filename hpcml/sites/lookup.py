@@ -58,7 +58,7 @@ def why_ignored(path: Path) -> str:
     try:
         files.read_setting(path)
     except files.ForeignError as error:
-        next_step = error.hint or "copy the settings that you need into a file in ~/.config/hpcml"
+        next_step = error.hint or "copy the settings that you need from this file into your own file in ~/.config/hpcml"
         return f"{path} is ignored: {error.why} ({next_step})"
     except (OSError, UnicodeDecodeError):
         return ""  # told by who reads it
@@ -373,9 +373,11 @@ def facts_in_force(written: Mapping[str, Fact], layers: Layers) -> dict[str, Fac
     for key, fact in written.items():
         _check_fact(fact, _fact_place(layers, key), is_setting=key in covered)
         if not (fact.value or key in covered or any(above in layers.values for above in _and_above(key))):
-            hint = "Correct the fact's name, or add value = '…' to the fact."
+            hint = "Correct the entry's key, or add value = '…' to the entry."
             raise ConfigError(
-                "The fact describes a value that the profile does not have", place=_fact_place(layers, key), hint=hint
+                "This entry of [facts] describes a key that the profile does not set",
+                place=_fact_place(layers, key),
+                hint=hint,
             )
         if fact.value:
             in_force[key] = fact
@@ -403,12 +405,12 @@ def _check_fact(fact: Fact, place: str, *, is_setting: bool) -> None:
         raise ConfigError(f"Unknown confidence '{fact.confidence}'", place=place, hint=hint)
     if not fact.source:
         raise ConfigError(
-            "The fact has no source", place=place, hint="Add source = '…': a page, a command or a person."
+            "This entry of [facts] has no source", place=place, hint="Add source = '…': a page, a command or a person."
         )
     try:
         datetime.date.fromisoformat(fact.date)
     except ValueError as error:
         raise ConfigError(f"'{fact.date}' is not a date", place=place, hint="Example: date = 2026-11-22") from error
     if fact.value and is_setting:
-        hint = "Remove 'value' from the fact: the profile sets the value."
-        raise ConfigError("A fact about a setting may not have its own value", place=place, hint=hint)
+        hint = "Remove 'value' from the entry: the profile sets the value."
+        raise ConfigError("An entry of [facts] about a setting may not have its own value", place=place, hint=hint)

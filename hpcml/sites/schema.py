@@ -8,12 +8,12 @@ from hpcml.units import Memory, Seconds, TimeLimit
 
 
 class Identify(NamedTuple):
-    """How hpcml recognizes a machine: every line that is set must match."""
+    """How hpcml recognizes a machine: ``hostname``, ``environment`` and ``command`` must all match if they are set."""
 
     hostname: tuple[str, ...] = ()
     """Shell patterns: one of them must match the host's name."""
     environment: dict[str, str] = {}
-    """The site is detected if each of these environment variables matches its shell pattern."""
+    """Environment variables and their shell patterns: each variable's value must match its pattern."""
     command: str = ""
     """A program that must be on PATH."""
     order: int = 50
@@ -46,14 +46,14 @@ class Resources(NamedTuple):
     """What a run requests on each node."""
 
     cpus_per_node: int = 0
-    """CPUs to request per node; 0: the partition's number in the profile, else Slurm's default. If the profile lists no
-    partitions, this is the number of CPUs in a node. A job for some of ``resources.node_gpus`` then requests
-    the GPUs' share of the CPUs.
+    """CPUs to request per node; 0: the partition's CPUs in the profile, else Slurm's default. If the profile lists no
+    partitions, this is the number of CPUs in a node. With ``resources.node_gpus``, a job for only some of a node's GPUs
+    requests the same fraction of its CPUs.
     """
     memory_per_node: Memory = Memory()
     """Memory to request per node; empty: the partition's memory in the profile, else Slurm's default. If the profile
-    lists no partitions, this is the memory of a node. A job for some of the node's GPUs requests the GPUs' share of the
-    memory.
+    lists no partitions, this is the memory of a node. A job for only some of a node's GPUs requests the same fraction
+    of its memory.
     """
     node_gpus: int = 0
     """The number of GPUs in a node if the profile lists no partitions; 0: unknown. hpcml ignores it for a QoS
@@ -71,8 +71,8 @@ class SlurmOptions(NamedTuple):
     gpu_type: str = ""
     """The GPU type in a request: with ``a100``, a request for 4 GPUs is ``gpu:a100:4``."""
     extra: tuple[str, ...] = ()
-    """More sbatch options, such as ``--constraint=gpu``. Each replaces hpcml's own option of that name. hpcml
-    refuses ``--comment`` and ``--array``.
+    """More sbatch options, such as ``--constraint=gpu``. Each of these options replaces hpcml's own option of that
+    name. hpcml refuses ``--comment`` and ``--array``.
     """
     remove: tuple[str, ...] = ()
     """Options that hpcml must not pass to sbatch, such as ``--mem``."""
@@ -87,8 +87,8 @@ class SlurmOptions(NamedTuple):
     timeout: Seconds = Seconds("60s")
     """How long hpcml waits for sbatch."""
     exclude_failed: bool = False
-    """Exclude nodes whose faults ended one of your runs within a day. ``--exclude`` and ``--nodelist`` switch this
-    off.
+    """Exclude nodes whose faults ended one of your runs in the last 24 hours. ``--exclude`` and ``--nodelist`` switch
+    this off.
     """
 
 
@@ -104,12 +104,12 @@ class Partition(NamedTuple):
     gpus_per_node: int = 0
     """The number of GPUs in each node."""
     cpus_per_node: int = 0
-    """The number of CPUs in each node, also the default request. A job for some of the node's GPUs requests the GPUs'
-    share of the CPUs.
+    """The number of CPUs in each node, also the default request. A job for only some of a node's GPUs requests the same
+    fraction of its CPUs.
     """
     memory_per_node: Memory = Memory()
-    """The memory of each node, also the default request. A job for some of the node's GPUs requests the GPUs' share of
-    the memory.
+    """The memory of each node, also the default request. A job for only some of a node's GPUs requests the same
+    fraction of its memory.
     """
     whole_nodes: bool = False
     """Slurm gives each job whole nodes, even if the job does not request ``--exclusive``. By default
@@ -120,14 +120,14 @@ class Partition(NamedTuple):
     qos: str = ""
     """The default QoS for jobs in this partition."""
     budget: tuple[str, ...] = ()
-    """The command that lists the grants for this partition, if it differs from ``cost.budget``."""
+    """The command that lists the granted compute time for this partition, if it differs from ``cost.budget``."""
 
 
 class Qos(NamedTuple):
     """A QoS that a job can request with ``--qos``. Its limits replace those of the partition.
 
-    hpcml refuses a request beyond a limit, and names a partition or QoS that would accept it. If the limit is only
-    reported or guessed, hpcml prints a note, and Slurm decides.
+    hpcml refuses a request beyond a limit, and names a partition or QoS that would accept it. If
+    ``[facts]`` calls the limit only ``reported`` or ``guessed``, hpcml prints a note, and Slurm decides.
     """
 
     description: str = ""
@@ -154,7 +154,9 @@ class Runtime(NamedTuple):
     """The environment of the run's processes."""
 
     kind: str = "python"
-    """``image``: all processes of a run are in the image ``runtime.image``. ``--image`` sets this for one run."""
+    """Where a run's processes run. ``python``: directly on the nodes. ``image``: in the image ``runtime.image``.
+    ``--image`` sets this for one run.
+    """
     python: str = ""
     """The Python on the nodes, as an absolute path without ``~`` and ``$VARIABLE``; empty: the Python that runs hpcml.
     With ``kind = "image"`` this is a Python in the image; empty: ``python3``.
@@ -164,16 +166,18 @@ class Runtime(NamedTuple):
     container: str = "apptainer"
     """The program that runs images: ``apptainer``, ``singularity``, or a path."""
     binds: tuple[str, ...] = ()
-    """Paths that the image sees in addition to the run's directory, the folder of the submission, ``/tmp`` and the
-    scratch: ``"/data"``, ``"/data:/inside"``, ``"/data:/inside:ro"``.
+    """Paths that the image sees in addition to the run's directory, the folder you submitted from, ``/tmp`` and
+    ``paths.scratch``: ``"/data"``, ``"/data:/inside"``, ``"/data:/inside:ro"``.
     """
     options: tuple[str, ...] = ()
     """More options for the container program, such as ``--writable-tmpfs``."""
     stage: str = "none"
-    """Copy the image to each node's own disk before the run's processes start."""
+    """Copy the image to each node's own disk before the run's processes start. ``none``: do not copy. ``sbcast``: Slurm
+    reads the image once and sends it to all nodes. ``copy``: each node reads it.
+    """
     stage_to: str = ""
-    """The folder for the image's copy, with ``$VARIABLES`` of the first node; empty: ``paths.scratch``, else
-    ``TMPDIR``, else ``/tmp``.
+    """The folder for the image's copy on every node. ``$VARIABLES`` have the values of the first node. Empty:
+    ``paths.scratch``, else ``TMPDIR``, else ``/tmp``.
     """
     modules: tuple[str, ...] = ()
     """Modules that the job loads (``module load``), in this order, after ``setup``."""
@@ -185,7 +189,7 @@ class Workers(NamedTuple):
     """The Dask workers."""
 
     per_node: int = 1
-    """Dask workers per node. With ``--gpus-per-node`` each GPU gets one."""
+    """Dask workers per node. With ``--gpus-per-node`` there is one worker per GPU instead."""
     threads: int = 0
     """Threads per worker; 0: an equal share of the node's CPUs, or one thread per GPU worker."""
     memory_limit: Memory = Memory()
@@ -195,19 +199,23 @@ class Workers(NamedTuple):
     resources: tuple[str, ...] = ()
     """Dask's worker resources, each as ``NAME=NUMBER``, such as ``GPU=1``."""
     restarts: int = 3
-    """The number of restarts before hpcml counts a worker, or a node's task with all its workers, as lost."""
+    """How often hpcml restarts a worker, or the process that starts a node's workers, before they count as lost."""
     on_loss: str = "continue"
-    """After a lost worker: continue while one is left, or end the run with status 82."""
+    """What happens when a worker is lost. ``continue``: the run continues while any worker is left. ``fail``: the run
+    ends with status 82.
+    """
 
 
 class Gpu(NamedTuple):
-    """GPU workers, with the names of dask-cuda's options.
+    """Settings of GPU workers. Most keys have the names of dask-cuda's options.
 
     An amount of memory is a size (``40G``), a fraction of the GPU's memory (``0.8``) or ``none``.
     """
 
     cuda: str = "any"
-    """The CUDA version that the machine's driver supports. The node refuses an environment for another CUDA version."""
+    """The CUDA version that the machine's driver supports. hpcml warns if a run's RAPIDS is built for another
+    version.
+    """
     rmm_pool_size: str = "auto"
     """The size of RMM's memory pool; ``auto``: nearly the whole GPU, but less on the first GPU of the first
     node, which the script and the Dask scheduler use too.
@@ -219,22 +227,22 @@ class Gpu(NamedTuple):
     rmm_async: bool = False
     """Use CUDA's asynchronous allocator. cuda_ipc cannot transfer data in memory from this allocator."""
     rmm_release_threshold: str = "none"
-    """With ``gpu.rmm_async``: the amount of free GPU memory that the process keeps."""
+    """With ``gpu.rmm_async``: the size of a worker's memory pool above which it returns unused GPU memory."""
     rmm_allocator_libs: tuple[str, ...] = ("cupy",)
     """Libraries that allocate from RMM if they are installed: ``cupy``, ``torch``."""
     rmm_log_directory: str = ""
-    """The folder for each worker's log of all allocations, with ``$VARIABLES`` of the node."""
+    """The folder in which each worker logs its RMM allocations. The path may contain ``$VARIABLES`` of the node."""
     rmm_track_allocations: bool = False
-    """Show totals of allocations in Dask's dashboard. This takes time."""
+    """Show in Dask's dashboard how much memory RMM has allocated. This slows down each allocation."""
     device_memory_limit: str = "0.8"
     """The amount of GPU data above which Dask spills to host memory; ``none``: never."""
     spill_pinned: str = "auto"
     """Host memory that each worker may pin for data from its GPU: a size; ``auto``: six tenths of the worker's memory.
-    ``none``: new memory for each value, as in dask-cuda.
+    ``none``: no pinned memory, but new host memory for each spilled object, as in dask-cuda.
     """
     spill_order: str = "keep"
-    """The order of spilling. ``keep``: a fixed part stays on the GPU if a program reads too much data repeatedly.
-    ``lru``: the least recently used data leaves first, as in dask-cuda.
+    """The order of spilling. ``keep``: if a program repeatedly reads more data than fits on the GPU, a fixed part
+    of the data stays there. ``lru``: the least recently used data leaves first, as in dask-cuda.
     """
     cudf_spill: bool = False
     """Use cuDF's own spilling."""
@@ -267,7 +275,8 @@ class Fabric(NamedTuple):
     """The check of the interconnect before the script."""
 
     require: str = "warn"
-    """The effect of the check: no check, a warning, or the end of the run with status 89 if the interconnect is slow.
+    """``none``: no check. ``warn``: hpcml warns if the interconnect is slow. ``rdma``: the run ends with status 89
+    unless the check finds RDMA between nodes and cuda_ipc between a node's GPUs.
     """
     nccl: bool = True
     """Also test an all-reduce with NCCL. For ranks on GPUs, this is the only test of the interconnect."""
@@ -276,24 +285,28 @@ class Fabric(NamedTuple):
 class Deadlines(NamedTuple):
     """How long each phase may take after the end of the previous phase.
 
-    The last four apply while the script runs.
+    ``answer``, ``connect_notice``, ``idle_notice`` and ``idle`` apply while the script runs.
     """
 
     stage: Seconds = Seconds("300s")
-    """Copy the image (``runtime.stage``)."""
+    """The longest time for copying the image (``runtime.stage``)."""
     scheduler: Seconds = Seconds("60s")
-    """Start the Dask scheduler."""
+    """The longest time for starting the Dask scheduler."""
     workers: Seconds = Seconds("120s")
-    """Register all workers. While the script runs, workers that are missing for this time count as lost."""
+    """The longest time until all workers are registered. While the script runs, workers that are missing for this time
+    count as lost.
+    """
     fabric: Seconds = Seconds("30s")
-    """Check the interconnect; NCCL gets half of this time."""
+    """The longest time for checking the interconnect; NCCL gets half of this time."""
     driver_grace: Seconds = Seconds("20s")
-    """End the script: from SIGTERM to SIGKILL. Keep it below Slurm's ``KillWait`` (``scontrol show config``)."""
+    """The script's time to end: from SIGTERM to SIGKILL. Keep it below Slurm's ``KillWait`` (``scontrol show
+    config``).
+    """
     teardown: Seconds = Seconds("10s")
-    """End the Dask scheduler and the workers."""
+    """The longest time for ending the Dask scheduler and the workers."""
     answer: Seconds = Seconds("10m")
-    """Wait for an answer between the Dask scheduler and hpcml's supervisor. hpcml warns after a tenth of this time.
-    After the whole time, the run ends with status 82.
+    """How long the Dask scheduler and hpcml's supervisor process wait for each other's answers. hpcml warns after a
+    tenth of this time. After the whole time, the run ends with status 82.
     """
     connect_notice: Seconds = Seconds("60s")
     """Warn after this time if the script has not connected to its Dask cluster; ``0s``: never."""
@@ -304,7 +317,7 @@ class Deadlines(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """A rule for the report's advice, by the rule's name: a changed rule of hpcml, or a new rule.
+    """One rule for the report's advice. ``NAME`` is a rule of hpcml, which this table changes, or a new name.
 
     A new rule needs ``figure``, ``above`` or ``below``, and ``sentence``.
     """
@@ -312,9 +325,9 @@ class Advice(NamedTuple):
     figure: str = ""
     """The measured value that the rule checks, such as ``gpu_use``."""
     above: str = ""
-    """Show the advice if the figure is larger than this number."""
+    """Show the advice if the measured value is larger than this number."""
     below: str = ""
-    """Show the advice if the figure is smaller than this number."""
+    """Show the advice if the measured value is smaller than this number."""
     sentence: str = ""
     """The text of the advice. hpcml replaces a name in braces, such as ``{energy_kwh}``, by the measured value."""
     off: bool = False
@@ -325,7 +338,7 @@ class Report(NamedTuple):
     """What hpcml measures during a run, and which advice the report of the run gives."""
 
     sample_every: Seconds = Seconds("5s")
-    """Time between two samples of a node after the first minute; ``0s``: no samples."""
+    """Time between two samples of a node; in the first minute it is one second. ``0s``: no samples."""
     advice: dict[str, Advice] = {}
 
 
@@ -340,7 +353,9 @@ class Paths(NamedTuple):
     contents.
     """
     trust: tuple[str, ...] = ()
-    """Users and groups (``@NAME``) that may replace the contents of the folders above the runs."""
+    """Users and groups (``@NAME``) that hpcml accepts although they can replace the contents of the runs folder or of a
+    folder above it.
+    """
 
 
 class Login(NamedTuple):
@@ -349,15 +364,17 @@ class Login(NamedTuple):
     host: str = ""
     """The login node, as in ``ssh HOST``."""
     hosts: tuple[str, ...] = ()
-    """The names of all login nodes behind ``login.host``. ``hpcml tunnel`` on one of them prints commands with its
-    name.
+    """The names of all login nodes behind ``login.host``. On any of these nodes, ``hpcml tunnel`` prints commands
+    with that node's name.
     """
     hpcml: str = "hpcml"
     """The command that starts hpcml on the login node, with options if it needs any."""
     renew: str = ""
     """The command that gets a new ssh certificate."""
     route: str = "auto"
-    """The route from a laptop to a compute node."""
+    """How a laptop reaches a compute node. ``direct``: ssh through the login node. ``twohop``: ssh from the login node.
+    ``srun``: sshd in a job step. ``auto``: the first of these that works.
+    """
     logins: int = 5
     """The largest number of new ssh logins per hour."""
     control: str = "~/.hpcml/cm"
@@ -372,11 +389,11 @@ class Code(NamedTuple):
     run uses the original files.
     """
     max_file: Memory = Memory("1M")
-    """Files above this size become links."""
+    """In the copy, files above this size are links to the original files."""
     max_total: Memory = Memory("50M")
-    """The largest size of all copied files together. hpcml copies or links whole folders."""
+    """The largest size of all copied files together. A file or a whole folder that does not fit becomes a link."""
     max_files: int = 2000
-    """The largest number of copied files, and of links."""
+    """The largest number of copied files; further files become links. It is also the largest number of links."""
 
 
 class Cost(NamedTuple):
@@ -391,14 +408,16 @@ class Cost(NamedTuple):
     largest: bool = False
     """Charge only the most expensive resource, not the sum (Slurm's ``PriorityFlags=MAX_TRES``)."""
     budget: tuple[str, ...] = ()
-    """The command that lists the grants, such as ``["saldo", "-b"]``. A project's ``hpcml.toml`` cannot set it."""
+    """The command that lists granted compute time, such as ``["saldo", "-b"]``. A project's ``hpcml.toml`` cannot set
+    it.
+    """
     budget_row: str = ""
     """A regular expression for an account's row in the output of ``cost.budget``. ``{account}`` is the account's name.
     The groups ``total`` and ``used`` are numbers in ``cost.unit``.
     """
     ask: bool = False
-    """Ask Slurm for the job's start (``sbatch --test-only``). With ``--dry-run``, also ask for the partition's charges
-    (``scontrol show partition``).
+    """Ask Slurm when the job would start (``sbatch --test-only``). With ``--dry-run``, also ask for the partition's
+    charges (``scontrol show partition``).
     """
 
 
@@ -416,7 +435,7 @@ class Notes(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """The source of one value. The entry's name is the value's key, in quotes, or a table for all its values.
+    """The source of one value, or of all values of a table. ``NAME`` is the key of the value or table, in quotes.
 
     Only ``value`` is optional.
     """
@@ -430,7 +449,7 @@ class Fact(NamedTuple):
     source: str = ""
     """Where the value comes from: a page, a command or a person."""
     value: str = ""
-    """Only for a fact that is not a setting, such as the lifetime of a certificate."""
+    """The value, only for a fact that is not a setting of the profile, such as the lifetime of a certificate."""
 
 
 class Site(NamedTuple):
@@ -450,7 +469,9 @@ class Site(NamedTuple):
     scheduler: str = "slurm"
     """``slurm``, or ``local`` to run jobs on this machine."""
     repairs: bool = True
-    """Use hpcml's repairs of Dask, RAPIDS, UCX and cloudpickle; ``false``: the released versions."""
+    """``true``: correct known errors of Dask, RAPIDS, UCX and cloudpickle during a run. ``false``: use them
+    unchanged.
+    """
     unsupported: str = ""
     """The reason why hpcml does not work here. hpcml refuses each submission with this sentence (status 65)."""
     notes: Notes = Notes()

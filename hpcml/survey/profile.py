@@ -172,7 +172,7 @@ class _Writer:
         draft, table = self.draft, ("defaults",)
         first = next(iter(self.partitions), "")
         of_slurm = self.partitions.get(first, {}).get("Default") == "YES"
-        question = "scontrol show partition" if of_slurm else "the largest of its partitions"
+        question = "scontrol show partition" if of_slurm else "the partition with the most nodes"
         draft.set(table, "partition", first, How(SLURM, question, concluded=not of_slurm))
         if len(self.partitions) > 1:
             which = f"{first} is Slurm's default" if of_slurm else f"{first} is the largest"
@@ -206,7 +206,7 @@ class _Writer:
         if plugins := ", ".join(_names(config.get("JobSubmitPlugins", ""))):
             draft.ask(table, f"a plugin ({plugins}) checks each submission: what does it require?")
         refused = "; ".join(f"{command}: {why}" for command, why in self.tables.refused.items())
-        draft.tell("slurm.denied", refused, How(SLURM, "the commands' own words"))
+        draft.tell("slurm.denied", refused, How(SLURM, "the error messages of these commands"))
         if self.left_out:
             draft.remark(("partitions",), f"Partitions left out: {', '.join(self.left_out)}.")
 
@@ -241,7 +241,11 @@ class _Writer:
             except ValueError:
                 memory = 0
         if nodes:
-            how = How(SLURM, "scontrol show partition, divided by the nodes", concluded=True)
+            how = How(
+                SLURM,
+                "the partition's totals in scontrol show partition, divided by its number of nodes",
+                concluded=True,
+            )
             return Kind(name, nodes, cpus // nodes, 0, memory // nodes, gpus // nodes, ()), how
         if self.node and self.node.job.partition == name:
             how = How(NODE, f"what {self.node.job.node} has", concluded=True)
@@ -312,8 +316,8 @@ class _Writer:
         if len({one._replace(nodes=0, one="") for one in self.kinds[name]}) > 1:
             draft.ask(
                 table,
-                f"partition {name} has several kinds of nodes; the profile has the smallest sizes. "
-                "Is --constraint needed?",
+                f"partition {name} has several kinds of nodes; the profile has their smallest CPU count and memory. "
+                "Must a job choose a kind with --constraint?",
             )
         if len(shape.gpu_types) > 1:
             types = " or ".join(shape.gpu_types)
@@ -327,7 +331,7 @@ class _Writer:
         elif shape.cpus and not threads:
             draft.ask(table, f"{key}.cpus_per_node are Slurm's CPUs: are these threads instead of cores?")
         if shape.memory:
-            allowed = "may a job request that much memory, or any memory at all (slurm.remove)?"
+            allowed = "may a job request all of this memory, and may it request memory at all (slurm.remove)?"
             draft.ask(table, f"{key}.memory_per_node {memory}: {allowed}")
 
     def _qos_for(self, name: str, mine: tuple[str, ...]) -> None:
@@ -350,7 +354,7 @@ class _Writer:
         draft, table = self.draft, ("qos", name)
         homes = [one for one in self.partitions if name in self._qos_of(one)]
         asked = How(SLURM, "sacctmgr show qos")
-        draft.remark(table, f"Slurm: {_said(fields)}." if _said(fields) else "Slurm reports no limits.")
+        draft.remark(table, f"Slurm: {_said(fields)}." if _said(fields) else "Slurm reports no limits for this QoS.")
         if homes and len(homes) < len(self.partitions):
             draft.set(table, "partitions", homes, How(SLURM, "AllowQos and DenyQos of the partitions"))
         shapes = {one: self._shape(one)[0] for one in homes}
@@ -401,7 +405,7 @@ class _Writer:
         draft, node = self.draft, self.node
         if not node or not node.gpu.names:
             return
-        seen = How(NODE, f"the driver of {node.job.node}")
+        seen = How(NODE, f"the NVIDIA driver of {node.job.node}")
         major = record.major(node.driver)
         cuda = node.gpu.cuda_driver.partition(".")[0]
         able = [number for number, needs in NEEDS.items() if major >= needs.first_driver]
@@ -466,7 +470,8 @@ class _Writer:
         else:
             draft.remark(("cost",), "The partitions are billed by different weights (TRESBillingWeights).")
         draft.ask(
-            ("cost",), "what is the unit of the charge, and which command shows the grants (cost.unit, cost.budget)?"
+            ("cost",),
+            "what is the unit of the charge, and which command shows granted compute time (cost.unit, cost.budget)?",
         )
 
     def _disks(self) -> None:

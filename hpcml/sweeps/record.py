@@ -147,7 +147,7 @@ def make_folder(runs: Path, name: str) -> None:
             folder.mkdir(mode=0o700, exist_ok=True)
             if not files.is_own_folder(folder):
                 raise StorageError(
-                    "The path is not your own folder", place=str(folder), hint="Rename or remove this path."
+                    "The path is not a folder that you own", place=str(folder), hint="Rename or remove this path."
                 )
 
 

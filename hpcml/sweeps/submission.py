@@ -52,7 +52,7 @@ def asked(text: str) -> tuple[str, ...]:
         return judgement.KINDS
     kinds = tuple(word.strip() for word in text.split(","))
     if wrong := [word for word in kinds if word not in judgement.KINDS]:
-        hint = f"Use {', '.join(judgement.KINDS)}, or no value for all kinds."
+        hint = f"Use one or more of: {', '.join(judgement.KINDS)}. For failures of all kinds, give the option no value."
         raise UsageError(f"'{wrong[0]}' is not a kind of failure", place="--only-failed", hint=hint)
     return kinds
 
@@ -209,7 +209,9 @@ def _raised(resource: str, before: str, after: str) -> str:
 def _not_raised(resource: str, now: str, partition: str, *, full: bool) -> str:
     if full:
         return f"hpcml does not raise {resource}: {now} is the maximum of partition {partition}"
-    return f"hpcml does not raise {resource}: the request ({now}) already exceeds that of the failed points"
+    return (
+        f"hpcml does not raise {resource}: the request ({now}) is already larger than the request of the failed points"
+    )
 
 
 # -- what is checked before a submission -------------------------------------------------------------------------------

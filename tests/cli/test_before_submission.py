@@ -66,7 +66,7 @@ def test_what_it_costs_and_when_it_starts(priced: World) -> None:
     assert done.returncode == 0
     assert "#SBATCH" in done.stdout
     assert "node-h" not in done.stdout
-    assert "the budget command does not list account nobody" in done.stderr
+    assert "the profile's budget command does not list account nobody" in done.stderr
     assert "start      Slurm would start the job now" in done.stderr
 
 
@@ -88,7 +88,7 @@ def test_a_dry_run_is_a_summary(priced: World) -> None:
         "asks for": "2 nodes, time limit 02:00:00, at most 4 node-h = 16 core-h, 0.8 % of the grant of account astro (1500 core-h left)",
         "start": "Slurm would start the job now",
         "processes": "dask: 1 scheduler, 2 workers (1 on each node)",
-        "network": "protocol chosen on the nodes",
+        "network": "hpcml chooses the protocol on the nodes",
         "script": "--dry-run=script prints the batch script",
     }
     assert priced.left() == []
@@ -107,11 +107,13 @@ def test_slurm_s_own_weights_are_compared(priced: World) -> None:
     """Of the two questions of --dry-run the fake answers with one text, as if both were in it."""
     out = "PartitionName=x\n   TRESBillingWeights=CPU=2.0,Mem=0.25G,GRES/gpu=2.0\nPriorityFlags           = MAX_TRES,FAIR_TREE\n"
     priced.answer("scontrol", out=out)
-    assert "the cost by Slurm's weights is 32 core-h; the profile's weights give another cost" in submit(
+    assert "the cost by Slurm's billing weights is 32 core-h; the profile's weights give another cost" in submit(
         priced, "--dry-run=script", "--partition", "x"
     )
     priced.answer("scontrol", out=out.replace("CPU=2.0", "CPU=1.0"))
-    assert "the cost by Slurm's weights is 16 core-h\n" in submit(priced, "--dry-run=script", "--partition", "x")
+    assert "the cost by Slurm's billing weights is 16 core-h\n" in submit(
+        priced, "--dry-run=script", "--partition", "x"
+    )
     for no in ("PartitionName=x TRESBillingWeights=(null)\n", out.replace("MAX_TRES", "MAX_TRES_GRES"), ""):
         priced.answer("scontrol", out=no)
         assert "own weights" not in submit(priced, "--dry-run=script", "--partition", "x")
@@ -244,7 +246,7 @@ def test_why_and_status_remember_too(world: World) -> None:
 
 def test_a_note_is_shown_once_for_a_folder_and_kept_with_the_run(world: World) -> None:
     (world.project / "large.csv").write_bytes(b"1" * (2 << 20))
-    told = "large.csv (larger than code.max_file = 1M) is not copied: do not change it until the run ends"
+    told = "large.csv (larger than code.max_file = 1M) is not copied: the run reads the original, so do not change it until the run ends"
 
     def notes(*, folder: Path = world.project, env: dict[str, str] | None = None) -> str:
         done = world.run("submit", "--site", "slurm", "job.py", cwd=folder, env=env)

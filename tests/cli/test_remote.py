@@ -308,7 +308,7 @@ def test_the_link_breaks_before_the_run_is_handed_over(laptop: Laptop) -> None:
     laptop.tell("go")
     done = laptop.run("submit", "job.py")
     assert done.returncode == errors.ANSWER_LOST
-    assert "hpcml did not submit it again. To find out: hpcml --host cluster status job-" in done.stderr
+    assert "hpcml did not submit the run again. To find out: hpcml --host cluster status job-" in done.stderr
     assert laptop.world.jobs() == {}
     assert laptop.staged() == []
 

@@ -41,6 +41,15 @@ def test_nothing_goes_without_a_yes(world: World) -> None:
     assert world.run("rm", "a").returncode == errors.NOT_FOUND
 
 
+def test_a_sweep_that_loses_points_is_named(world: World) -> None:
+    request = ended(world, "a") / "request.json"
+    found = json.loads(request.read_text())
+    found["spec"]["sweep"] = "groups"
+    request.write_text(json.dumps(found))
+    done = world.run("rm", "a", "--dry-run")
+    assert "the sweep 'groups' loses the points of 1 run" in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize(("answer", "left"), [("y", 0), ("n", 1), ("", 1)])
 def test_a_terminal_is_asked(world: World, answer: str, left: int) -> None:
     ended(world, "a")
@@ -91,7 +100,7 @@ def test_by_age_and_by_failure(world: World) -> None:
 def test_by_name(world: World) -> None:
     older, newer, other = ended(world, "a"), ended(world, "a"), ended(world, "b")
     done = world.run("rm", "--dry-run", "a")
-    assert f"'a' means {newer.name}, the newest run; 1 older run has this name (--name a)" in done.stderr
+    assert f"'a' means {newer.name}, the newest run; 1 older run has this name (to remove all: --name a)" in done.stderr
     done = world.run("rm", "a", "--older-than", "1w")
     assert (done.returncode, "RUN and --older-than 1w exclude each other" in done.stderr) == (errors.USAGE, True)
     assert json.loads(world.run("rm", "--name", "a", "--keep", "1", "--yes", "--json").stdout)["removed"] == [

@@ -106,7 +106,7 @@ def test_a_controller_that_is_down_is_told(world: World) -> None:
 def test_without_slurm_the_run_is_on_this_machine(world: World) -> None:
     path = {"PATH": str(world.bin)}
     done = world.run("submit", "--dry-run", "--nodes", "2", "job.py", env=path)
-    assert "this machine: sbatch was not found; all 2 nodes of the run are this machine" in done.stderr
+    assert "sbatch was not found, so the run uses this machine; all 2 nodes of the run are this machine" in done.stderr
     assert "sbatch was not found" not in world.run("submit", "--dry-run", "--site", "local", "job.py", env=path).stderr
 
 
@@ -159,7 +159,7 @@ def test_a_number_that_another_job_has_by_now(world: World) -> None:
     calls = len(world.calls("scancel"))
     assert world.run("wait", "old").returncode == errors.ALLOCATION_LOST
     for name, state, words in (
-        ("old", "FAILED", "Slurm no longer knows the run's job: job 101 is now another one"),
+        ("old", "FAILED", "Slurm no longer knows the run's job: the number 101 now belongs to another job"),
         ("mine", "CANCELLED", "you cancelled the run with hpcml cancel at "),
         ("theirs", "CANCELLED", "the job was cancelled (scancel) before it started"),
     ):

@@ -385,7 +385,7 @@ def test_what_is_refused(world: World, subtests: pytest.Subtests) -> None:
     assert done.stderr.startswith("hpcml: The run belongs to the sweep 'job'")
     done = world.run("--host", "nowhere.invalid", "sweep", *GRID)
     assert done.returncode == errors.USAGE
-    assert done.stderr.startswith("hpcml: Start a sweep on the login node")
+    assert done.stderr.startswith("hpcml: A laptop cannot start a sweep")
 
 
 def test_a_script_may_be_called_nearly_as_a_verb(world: World) -> None:

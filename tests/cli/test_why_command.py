@@ -19,7 +19,7 @@ from hpcml.runs import bundle
 from world import World
 
 FAILED = {"over": True, "state": "FAILED", "time": 1.0, "attempt": 0, "exit_status": 82, "by": "hpcml", "hint": "", "quote": [],
-          "message": "workers were lost: n3: the worker task exited with status 1"}  # fmt: skip
+          "message": "workers were lost: n3: the workers' parent process exited with status 1"}  # fmt: skip
 
 
 def failed(world: World, *options: str, **facts: object) -> Path:

@@ -126,7 +126,7 @@ def test_settings_and_templates_of_mallory_s_are_not_obeyed(cluster: Cluster, pl
     [(code, out, err)] = place.types(commands[0], cwd=own)
     assert code == 0, err
     assert OWNED not in out
-    assert "is a link of" in err
+    assert "is a link that belongs to" in err
     above.unlink()
     assert cluster.run("test", "-e", f"/tmp/{OWNED}").returncode != 0  # on the login node, whose /tmp is its own
 

@@ -38,7 +38,7 @@ def test_the_next_submission_names_the_node(cluster: Cluster, broken_there: Path
     assert "hello" not in ended.out
     end = ended.status
     assert (end["exit_status"], end["phase"], end["by"]) == (errors.WORKERS_NEVER_CAME, "workers", "hpcml")
-    assert "n3: the worker task exited with status 127" in end["message"]
+    assert "n3: the workers' parent process exited with status 127" in end["message"]
     assert " within " not in end["message"], "it is known at once, and no deadline is named"
     assert "n1" not in end["message"]
     again = ("--nodes", "3", "--dry-run=script", *there)

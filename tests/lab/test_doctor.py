@@ -172,7 +172,7 @@ def test_faults_of_the_login_node(cluster: Cluster, tools: Path, nobody_failed: 
                 "SBATCH_NICE, SQUEUE_FORMAT affect your own",
                 "unset SBATCH_NICE SQUEUE_FORMAT",
             ),
-            "library-path": ("red", "libcuda.so.1 hides that of the GPU driver", f"Remove {stub} from LD_LIBRARY_PATH"),
+            "library-path": ("red", "libcuda.so.1 hides the GPU driver's file", f"Remove {stub} from LD_LIBRARY_PATH"),
             "adapters": ("red", "NCCL_IB_HCA names mlx5_4", "Unset NCCL_IB_HCA, or set it to mlx5_0,mlx5_1"),
             "quota": ("red", "no inodes are left", "hpcml rm"),
             "file-system": ("red", "no inodes are left", "--set paths.runs="),

@@ -112,7 +112,7 @@ def test_a_worker_task_that_is_killed_comes_back_with_its_workers(cluster: Clust
     cluster.run("touch", str(directory / "out/killed"))
     assert cluster.wait_status(directory, 120)["exit_status"] == 0, output(directory)
     assert cluster.wait_event(directory, "worker-task-killed")["node"] == "n2"
-    assert output(directory).count("n2: the worker task was killed (exit status 137); the task restarts") == 1
+    assert output(directory).count("n2: the workers' parent process was killed (exit status 137); it restarts") == 1
     assert "4950" in output(directory)
 
 
@@ -124,11 +124,11 @@ def test_a_worker_task_that_cannot_come_back_is_lost(cluster: Cluster, on_loss: 
     )  # fmt: skip
     os.kill(roles(cluster, directory, "worker", "n2")[0], signal.SIGKILL)
     assert cluster.wait_event(directory, "workers-lost")["workers"] == ["n2-0", "n2-1"]
-    said = "n2 lost 2 workers permanently: the worker task exited with status 137 (killed by SIGKILL); 2 of 4 workers are left."
+    said = "n2 lost 2 workers permanently: the workers' parent process exited with status 137 (killed by SIGKILL); 2 of 4 workers are left."
     if on_loss == "fail":
         status = cluster.wait_status(directory)
         assert (status["exit_status"], status["warnings"]) == (errors.ROLE_LOST, [said])
-        assert "n2: the worker task exited with status 137" in status["message"]
+        assert "n2: the workers' parent process exited with status 137" in status["message"]
     else:
         assert wait_for(lambda: said in output(directory), 10)
         shown = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
@@ -145,7 +145,7 @@ def test_workers_that_are_stopped_are_told_and_go_on(cluster: Cluster) -> None:
     os.kill(task, signal.SIGSTOP)
     assert cluster.wait_event(directory, "worker-task-stopped", 60)["node"] == "n2"
     assert state(task) != "T"
-    assert wait_for(lambda: "n2: the worker task was stopped (SIGSTOP)" in output(directory), 10)
+    assert wait_for(lambda: "n2: the workers' parent process was stopped (SIGSTOP)" in output(directory), 10)
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     assert list(cluster.wait_event(directory, "workers-silent", 90)["since"]) == ["n2"]
@@ -235,7 +235,12 @@ def hangs(cluster: Cluster) -> Iterator[str]:
     [
         ("scheduler", "srun", errors.START_FAILED, "ended (its srun may have been killed)"),
         ("worker", "srun", errors.WORKERS_NEVER_CAME, "ended (its srun may have been killed)"),
-        ("worker", "step.sh", errors.WORKERS_NEVER_CAME, "n2: the worker task was killed (srun: error: n2: task 1: "),
+        (
+            "worker",
+            "step.sh",
+            errors.WORKERS_NEVER_CAME,
+            "n2: the workers' parent process was killed (srun: error: n2: task 1: ",
+        ),
         ("worker", "batch script", errors.ALLOCATION_LOST, "the batch script was killed"),
     ],
 )

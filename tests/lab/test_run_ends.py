@@ -61,7 +61,7 @@ ENDS = {
                           says=("/opt/gone/python: not found", "runtime.python")),
     "broken on one node": End(
         CONNECT + RAN, errors.WORKERS_NEVER_CAME, setting(IN_TIME, f"runtime.python={PYTHON}"), ways=("run",),
-        mark="n2: the worker task exited with status 127",  # as a submission: test_bad_nodes.py
+        mark="n2: the workers' parent process exited with status 127",  # as a submission: test_bad_nodes.py
     ),
     "hpcml cancel": End(CONNECT + WAIT, errors.CANCELLED, act="hpcml ls --name {name} >{name}.cancel; hpcml cancel {name} >>{name}.cancel", why="cancelled"),
     # What a submission survives: its command only waits.

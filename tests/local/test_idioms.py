@@ -50,10 +50,10 @@ LACKING = {
     "slurm_cluster": [
         "SLURMCluster in line 30: the workers do not get the job script's line 'module load cuda' (set runtime.modules or runtime.setup); "
         "the GPUs that --gres=gpu:1 requests (submit with --gpus-per-node).",
-        "Client in line 54: earlier clusters have the same workers, which now get LATER, SCALE.",
+        "Client in line 54: clusters opened earlier use the same workers, which now get LATER, SCALE.",
     ]
 }
-APART = ", in separate processes: tasks do not change the script's memory"
+APART = ", in separate processes: tasks cannot change the script's variables"
 GIVEN = "this run's 2 workers on 2 nodes are used"
 
 # The names of classes that slurm_cluster.py pickles are those of the script that was submitted: its text stands between
@@ -154,7 +154,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         done = here.run("submit", "--nodes", "2", "--wait", script, timeout=1200)
         said = outputs(done.stdout)
         for name in said.keys() - {"slurm_cluster"}:  # they know of each other's clusters, which some leave open
-            said[name] = [line for line in said[name] if "earlier clusters have the same workers" not in line]
+            said[name] = [line for line in said[name] if "clusters opened earlier use the same workers" not in line]
         yield Ran(here, done.returncode, said)
 
 

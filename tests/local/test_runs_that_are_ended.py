@@ -95,7 +95,7 @@ def test_what_killed_roles_left_is_swept(ended: Ended) -> None:
 def test_the_time_limit(ended: Ended) -> None:
     assert ended.limit.returncode == errors.TIME_LIMIT, ended.limit.stderr
     assert ended.limit.stdout == "1\ntold\n"
-    assert "  tasks      lines that tasks printed: hpcml logs " in ended.limit.stderr
+    assert "  tasks      output of the Dask tasks: hpcml logs " in ended.limit.stderr
     why = ended.why_limit
     assert (why["failed"], why["known"], why["short"]) == (True, True, "time limit"), why
     assert "while the script ran" in why["cause"]

@@ -138,7 +138,7 @@ def test_a_sweep_and_again(sweep: Sweep, here: Here) -> None:
     assert (logs / f"{rows[0]['key']}.log").read_text() == "point 2\nat exit\n"
     assert {Path(row["out"], "open").read_text() for row in rows[:3]} == {"written"}
     assert "the workers were restarted: 1 of the workers kept up to " in done.stdout
-    assert "the workers were restarted: tasks of the point still ran on 1 of the workers" in done.stdout
+    assert "the workers were restarted: Dask tasks of the sweep point still ran on 1 of the workers" in done.stdout
     records = [json.loads(path.read_text()) for path in logs.glob("*.json")]
     assert sorted(one["values"]["k"] for one in records if one["restarted"]) == [8, 9]
 
@@ -267,7 +267,7 @@ def test_a_pruner_stops_points_of_a_grid(here: Here) -> None:
         ("1", "ok", ""), ("2", "ok", ""), ("3", "ok", ""), ("4", "pruned", "pruned at step 1"),
     ]  # fmt: skip
     log = Path(here.status()["directory"], "points", f"{rows[3]['key']}.log").read_text()
-    assert log == "hpcml: the pruner stopped this point after the report {'loss': 4.0}\n"
+    assert log == "hpcml: the sweep's pruner stopped this point after the script reported {'loss': 4.0}\n"
     done = here.run("sweep", "--wait", *words, "loss=3,5,2,6,4,1,7")
     assert "0 of 1 points are done, 1 pruned" in here.status()["message"], "those of earlier runs count"
     study = study_of(here, "steps")

@@ -300,7 +300,7 @@ def test_a_peer_cannot_write_memory(scheduler: Cluster) -> None:
 UNSAFE = {  # what a process does, and the end that it gets
     "import ucxx; ucxx.get_active_transports(); install()": "UCX was used in this process before",
     "install(); install(); ucx_auth.install(Path(os.environ['WRONG']))": "already uses the key of another run",
-    "import ucxx; install(); ucxx.get_active_transports(); ucx_auth.start_ucx()": "give peers access to the memory",
+    "import ucxx; install(); ucxx.get_active_transports(); ucx_auth.start_ucx()": "give peers access to the process's memory",
 }
 
 

@@ -63,7 +63,7 @@ MORE = {
     "identify": "[how the site is found](sites.md#how-the-site-is-found)",
     "slurm": "[nodes that failed](commands.md#nodes-that-failed)",
     "qos": "[facts](sites.md#facts)",
-    "runtime": "[its environment](sites.md#runtime), [copies of the image](images.md#staging)",
+    "runtime": "[packages that Python needs](sites.md#runtime), [copies of the image](images.md#staging)",
     "gpu": "[memory](fabric.md#memory), [spilling](choosing.md#spilling)",
     "fabric": "[the interconnect check](fabric.md#the-interconnect-check)",
     "deadlines": "[what hangs](how-it-works.md#what-hangs)",
@@ -138,7 +138,10 @@ def _command(parser: argparse.ArgumentParser, level: str, more: str) -> Iterator
 
 def _shared(parser: argparse.ArgumentParser, actions: list[argparse.Action]) -> tuple[str, list[argparse.Action]]:
     """Return another command that has most of these words and options too, and which; none if it has but one."""
-    others = [command for command in SHARED if command != parser.prog.split()[-1]]
+    own = parser.prog.removeprefix("hpcml ")
+    others = SHARED[: SHARED.index(own)] if own in SHARED else SHARED  # no two refer to each other
+    if not others:
+        return "", []
     shared = {command: [action for action in actions if _said(action) in _of(command)] for command in others}
     most = max(others, key=lambda command: len(shared[command]))
     return most, shared[most] if len(shared[most]) > 1 else []

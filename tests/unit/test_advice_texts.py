@@ -22,7 +22,7 @@ VALUE = re.compile(r"([a-z]+\.[a-z_]+)'?(?: = |=|: )[\"'“]?([a-z]+)")
 FOREIGN = {
     "--bind", "--contain", "--containall", "--cpus-per-task", "--encrypt", "--epochs",
     "--format", "--gpus", "--gpu-bind", "--gpus-per-task", "--gres", "--ipc", "--licenses", "--lr", "--me", "--mem", "--mem-per-cpu", "--no-index", "--no-requeue", "--nv",
-    "--overlap", "--parsable", "--pid", "--test-only", "--version",
+    "--overlap", "--parsable", "--pid", "--requeue", "--test-only", "--version",
 }  # fmt: skip
 FILES = {"json", "conf"}  # what follows the dot in a file's name
 NOT_SAID = {

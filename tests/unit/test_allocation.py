@@ -62,7 +62,10 @@ def test_no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
-    [("HPCML_RUN_DIR", "/runs/a", "inside another run"), ("SLURM_STEP_NUM_TASKS", "4", "starts hpcml run 4 times")],
+    [
+        ("HPCML_RUN_DIR", "/runs/a", "inside another run"),
+        ("SLURM_STEP_NUM_TASKS", "4", "starts 4 processes of hpcml run"),
+    ],
 )
 def test_where_no_run_can_begin(monkeypatch: pytest.MonkeyPatch, name: str, value: str, sentence: str) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "291")

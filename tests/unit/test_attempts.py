@@ -141,7 +141,7 @@ def test_a_qos_that_takes_one_job_is_told_at_submission(tmp_path: Path) -> None:
     place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     for qos, until_done in (("debug", True), ("debug", False), ("normal", True)):
         asked = RunRequest.of(tmp_path / "job.py", (), tmp_path, qos=qos, until_done=until_done)
-        told = [text for text in plan.plan(site, asked, place).notices if "allows you one job" in text]
+        told = [text for text in plan.plan(site, asked, place).notices if "only one submitted job" in text]
         assert len(told) == (qos == "debug" and until_done)
 
 

@@ -22,7 +22,7 @@ def failed(exit_status: int, message: str = "", by: str = "hpcml", nodes: tuple[
 
 
 def test_whose_fault_it_is(subtests: pytest.Subtests) -> None:
-    came = "2 of 4 workers did not start within 120 s: n3: the worker task did not start"
+    came = "2 of 4 workers did not start within 120 s: n3: the workers' parent process did not start"
     lost, never = errors.ROLE_LOST, errors.WORKERS_NEVER_CAME
     cases = [
         ("gone", failed(lost), "off-bus", ("n3",), ("n3",)),
@@ -32,7 +32,7 @@ def test_whose_fault_it_is(subtests: pytest.Subtests) -> None:
         ("another's name", failed(lost), "off-bus", ("login",), ()),
         ("a module", failed(1, by="script"), "no-module", ("n3",), ()),
         ("never came", failed(never, came), "", (), ("n3",)),
-        ("two never came", failed(never, f"{came}; n4: the worker task did not start"), "", (), ()),
+        ("two never came", failed(never, f"{came}; n4: the workers' parent process did not start"), "", (), ()),
         ("it alone", failed(never, came.replace("n3", "n1"), nodes=("n1",)), "", (), ()),
         ("for memory", failed(never, came), "oom-kill", (), ()),
         ("for time", failed(errors.TIME_LIMIT, came), "time-limit", (), ()),

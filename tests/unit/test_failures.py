@@ -113,7 +113,7 @@ STEP_CANCELLED = "slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-
 
 @pytest.mark.parametrize(("told", "message", "nodes"), [
     (["srun: error: Node failure on n2"], "the scheduler was lost", ("n2",)),
-    ([], "workers were lost: n2: the job step of the worker task ended", ("n2",)),
+    ([], "workers were lost: n2: the job step that runs the workers ended", ("n2",)),
     ([], "the scheduler was lost", ()),
 ])  # fmt: skip
 def test_the_node_that_failed_is_never_the_one_whose_log_tells_it(

@@ -52,7 +52,7 @@ def test_has_the_values_of_the_site() -> None:
     parser.show_site_defaults("leonardo", ["defaults.time=90m", "defaults.account=100%\x1b"])
     text = " ".join(parser.format_help().split())
     for default in (
-        "site: leonardo",
+        "(default: leonardo)",
         "site: boost_usr_prod",
         "site: 01:30:00",
         r"site: 100%\x1b",

@@ -195,7 +195,7 @@ def looked_at(text: str, **labels: str) -> list[tuple[str, str]]:
 
 def test_a_definition_in_order() -> None:
     assert looked_at(sif_file.DEFINITION, kind="cpu", dask="2026.7.1") == [
-        ("good", "the base is python:3.12-slim; 1 commands; the labels match the definition")
+        ("good", "the base image is python:3.12-slim; build commands: 1; the labels match the definition")
     ]
 
 
@@ -230,13 +230,13 @@ def test_what_spython_cannot_read_is_said_and_not_passed_over() -> None:
 def test_a_base_that_spython_misreads_is_read_from_the_header(line: str) -> None:
     """spython takes any line with `from:` for a header."""
     ((state, words),) = looked_at(f"Bootstrap: docker\nFrom: python:3.12\n%post\n{line}\n")
-    assert (state, words.startswith("the base is python:3.12; ")) == ("good", True)
+    assert (state, words.startswith("the base image is python:3.12; ")) == ("good", True)
 
 
 def test_all_stages_are_looked_at_and_names_keep_their_letters() -> None:
     text = "Bootstrap: docker\nFrom: golang:1.20\nStage: build\n%post\n  true\nBootstrap: docker\nFrom: x.org/Foo/Bar{}\nStage: final\n"
     assert looked_at(text.format(":2-Py3") + "%post\n  true\n")[0][1].startswith(
-        "the base is golang:1.20, x.org/Foo/Bar:2-Py3"
+        "the base image is golang:1.20, x.org/Foo/Bar:2-Py3"
     )
     assert looked_at(text.format("") + "%post\n  true\n")[0] == (
         "note",

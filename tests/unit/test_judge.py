@@ -94,7 +94,7 @@ def test_tls_is_said_plainly() -> None:
     assert found.line == "TLS over TCP on eth0: 0.9 GiB/s across nodes"
     assert not found.ok
     assert check_policy("warn", found) == ""
-    assert check_policy("rdma", found) == "TLS over TCP carries the bytes across nodes"
+    assert check_policy("rdma", found) == "TLS over TCP carries the data across nodes"
     assert "network.protocol=ucx" in found.remedy
     assert found.across is not None
     assert found.across.proof == ("eth0 moved 4.0 GiB of 2.0 GiB",)

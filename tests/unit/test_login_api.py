@@ -24,9 +24,9 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize(("name", "module", "message"), [
-    ("map", "submitit", "hpcml.map needs submitit (submitit).\nInstall it: pip install 'hpcml[sweep]'."),
+    ("map", "submitit", "hpcml.map needs submitit (submitit).\nInstall the package: pip install 'hpcml[sweep]'."),
     ("ElasticCluster", "dask_jobqueue",
-     "hpcml.ElasticCluster needs dask-jobqueue (dask_jobqueue).\nInstall it: pip install 'hpcml[interactive]'."),
+     "hpcml.ElasticCluster needs dask-jobqueue (dask_jobqueue).\nInstall the package: pip install 'hpcml[interactive]'."),
 ])  # fmt: skip
 def test_a_name_whose_package_is_missing_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, name: str, module: str, message: str

@@ -73,7 +73,7 @@ def test_a_node_whose_task_has_ended_is_told_once(context: Context, capsys: pyte
         missing = found.look({"n1-0", "n1-1"}, step_gone=False)
         found.tell(missing)
     assert [node.final for node in missing] == [True]
-    words = "n2 lost 2 workers permanently: the worker task exited with status 137 (killed by SIGKILL); 2 of 4 workers are left."
+    words = "n2 lost 2 workers permanently: the workers' parent process exited with status 137 (killed by SIGKILL); 2 of 4 workers are left."
     assert capsys.readouterr().out == f"{words}\n"
     assert [(event["event"], event["workers"]) for event in told(context)] == [("workers-lost", ["n2-0", "n2-1"])]
 
@@ -86,7 +86,9 @@ def test_a_task_that_is_started_again_is_told_and_not_lost(
     found = losses(context)
     for _ in range(2):
         found.tell(found.look({"n1-0", "n1-1"}, step_gone=False))
-    assert capsys.readouterr().out.count("n2: the worker task was killed (exit status 137); the task restarts") == 1
+    assert (
+        capsys.readouterr().out.count("n2: the workers' parent process was killed (exit status 137); it restarts") == 1
+    )
     assert [event["event"] for event in told(context)] == ["worker-task-killed"]
 
 
@@ -107,7 +109,7 @@ def test_a_step_that_is_gone_makes_every_node_final(context: Context) -> None:
     mark(context, "n1", "workers")
     mark(context, "n2", "workers")
     missing = losses(context).look(set(), step_gone=True)
-    assert [(node.final, "the job step of the worker tasks ended" in node.why) for node in missing] == [
+    assert [(node.final, "the job step that runs the workers ended" in node.why) for node in missing] == [
         (True, True)
     ] * 2
 
@@ -152,7 +154,7 @@ def test_a_task_that_srun_has_lost_does_not_come_back(context: Context, line: st
     missing = losses(context).look({"n1-0", "n1-1"}, step_gone=False, lost=steps.lost_tasks())
     said = "the workers started but did not register"
     if "n2" in nodes:
-        said = f"the worker task {'could not be launched' if 'launch' in line else 'was killed'} ({line})"
+        said = f"the workers' parent process {'could not be launched' if 'launch' in line else 'was killed'} ({line})"
     assert [(node.node, node.final, node.why) for node in missing] == [("n2", "n2" in nodes, said)]
 
 

@@ -157,7 +157,7 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
     whole = outlook.lines(known._replace(by_slurm=512.0, problems=("saldo failed",)), NOW, whole=True)
     assert whole == [
         ("asks for", share),
-        ("", "the cost by Slurm's weights is 512 core-h; the profile's weights give another cost"),
+        ("", "the cost by Slurm's billing weights is 512 core-h; the profile's weights give another cost"),
         ("start", "Slurm would start the job at 14:20"),
         ("time", "x"),
         ("not known", "saldo failed"),
@@ -228,10 +228,10 @@ def test_what_a_run_could_ask_less_of(tmp_path: Path, text: str, said: list[str]
 
 
 @pytest.mark.parametrize(("site", "way"), [
-    ({"login.host": {"value": "login.example.org"}}, "on your laptop: hpcml tunnel --host login.example.org --service"),
-    ({"login.host": {"value": "a b"}}, "on your laptop: hpcml tunnel --host 'a b' --service"),
-    ({"login.host": "damaged"}, f"on your laptop: hpcml tunnel --host me@{os.uname().nodename} --service"),
-    (None, f"on your laptop: hpcml tunnel --host me@{os.uname().nodename} --service"),
+    ({"login.host": {"value": "login.example.org"}}, "to open it on your laptop: hpcml tunnel --host login.example.org --service"),
+    ({"login.host": {"value": "a b"}}, "to open it on your laptop: hpcml tunnel --host 'a b' --service"),
+    ({"login.host": "damaged"}, f"to open it on your laptop: hpcml tunnel --host me@{os.uname().nodename} --service"),
+    (None, f"to open it on your laptop: hpcml tunnel --host me@{os.uname().nodename} --service"),
 ])  # fmt: skip
 def test_the_way_to_jupyterlab_names_the_login_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: dict[str, Any] | None, way: str
@@ -249,4 +249,4 @@ def test_the_way_to_jupyterlab_names_the_login_node(
     directories.write_json(service, {"node": "n1"})
     event = {"event": "driver-started", "time": 1e9, "attempt": 0}
     run.paths.events.write_text(json.dumps(event) + "\n")
-    assert f"up on n1; {way} jupyter {run.id}" in run_status.status(run, ask=False).progress.jupyter
+    assert f"running on n1; {way} jupyter {run.id}" in run_status.status(run, ask=False).progress.jupyter

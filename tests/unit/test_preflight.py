@@ -139,7 +139,7 @@ CASES: list[tuple[str, Change, str, str, bool]] = [
     ("Volta and CUDA 13", both(newer("580.95.05", "13.0", "rmm-cu13"), set_in("gpus", 0, "capability", to=[7, 0])),
      "compute capability 7.0, and RAPIDS for CUDA 13 needs 7.5", "newer GPUs", True),
     ("CPUs of the other half", set_in("cpus", to=cpus(16, "0-15")),
-     "this task may use the CPUs 0-15, but not those next to GPUs 2 and 3 (16-31)", "all CPUs", False),
+     "this process may use the CPUs 0-15, but not the CPUs closest to GPUs 2 and 3 (16-31)", "all CPUs", False),
 ]  # fmt: skip
 
 

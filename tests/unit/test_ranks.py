@@ -77,7 +77,10 @@ def test_a_script_that_is_nothing_without_ranks_is_refused(tmp_path: Path, what:
         ranks.check_script(spec(tmp_path, text), "/env/bin/python", 1, ())
     assert f"The script needs ranks ({what}), but without --ranks hpcml starts one process (s.py:" in str(caught.value)
     mpi = " --mpi pmix" if what.startswith("MPI") else ""
-    assert f"--ranks N{mpi} ({ranks.PAGE}). As one process: hpcml submit -- /env/bin/python s.py." in str(caught.value)
+    assert (
+        f"--ranks N{mpi} ({ranks.PAGE}). To run the script as one process: hpcml submit -- /env/bin/python s.py."
+        in str(caught.value)
+    )
     for asked, way in (({"interpreter": ("python",)}, "for ranks add"), ({"sweep": "one"}, "submit each point with")):
         (told,) = ranks.check_script(spec(tmp_path, text, **asked), "python", 4, ())
         assert f"uses {what}, and hpcml starts one process, next to 4 workers of Dask; " in told

@@ -34,8 +34,8 @@ def test_memory_that_was_not_given_back(subtests: pytest.Subtests) -> None:
 
 def test_the_reason_in_words() -> None:
     assert reset.reason(0, 0, []) == ""
-    assert reset.reason(3, 0, []) == "3 tasks of the point could not be released"
-    assert reset.reason(3, 2, []) == "tasks of the point still ran on 2 of the workers"
+    assert reset.reason(3, 0, []) == "3 Dask tasks of the sweep point could not be released"
+    assert reset.reason(3, 2, []) == "Dask tasks of the sweep point still ran on 2 of the workers"
     assert reset.reason(3, 2, [300 * MIB, GIB]) == "2 of the workers kept up to 1024 MiB of memory"
 
 

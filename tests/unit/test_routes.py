@@ -102,7 +102,7 @@ CLOSED = "kex_exchange_identification: Connection closed by remote host\nConnect
     ("direct", "me@n1: Permission denied (publickey).\n", "", "me@n1: Permission denied (publickey)."),
     ("twohop", "hpcml: ssh from login to n1 failed: Stdio forwarding request failed: Session open refused by peer (two hops)\n", "",
      "ssh from login to n1 failed: Stdio forwarding request failed: Session open refused by peer (two hops)"),
-    ("twohop", "hpcml: note: options may differ.\nhpcml: The run has no dashboard now (x)\n  It has: jupyter.\n", "", "The run has no dashboard now (x)"),
+    ("twohop", "hpcml: note: options may differ.\nhpcml: The run's dashboard is not running now (x)\n  It has: jupyter.\n", "", "The run's dashboard is not running now (x)"),
     ("twohop", "mux_client_request_session: session request failed: Session open refused by peer\n", "", "lab allows no further session on this ssh connection"),
     ("srun", f"hpcml: there is no sshd on n1\n{CLOSED}", "", "there is no sshd on n1"),
     ("srun", "", "", "no answer in time"),

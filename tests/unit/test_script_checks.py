@@ -121,14 +121,16 @@ def test_a_package_that_opens_clusters_elsewhere_is_told_of(tmp_path: Path, monk
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "coiled.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path / "there")
-    assert check(path) == ["coiled (main.py:1) opens another cluster; use Client() for the run's cluster"]
+    assert check(path) == [
+        "coiled (main.py:1) creates a Dask cluster outside the run; Client() connects to the run's cluster"
+    ]
 
 
 def test_a_scheduler_file_that_no_argument_names_is_told_of(tmp_path: Path) -> None:
     """The IndexError would come on a node."""
     path = script(tmp_path, "import sys\nfrom distributed import Client\nclient = Client(scheduler_file=sys.argv[1])\n")
     (note,) = script_checks.missing_argument(path, tmp_path, 0)
-    assert note.startswith("main.py:3 expects a scheduler file as an argument, but the command has none; Client()")
+    assert note.startswith("main.py:3 expects a Dask scheduler file as an argument, but the command has none; Client()")
     assert script_checks.missing_argument(path, tmp_path, 1) == []
     other = script(
         tmp_path, "Client(scheduler_file=argv[-1], name=sys.argv[3])\nClient(scheduler_file=f(sys.argv[1]))\n"

@@ -105,7 +105,7 @@ def test_the_lines_of_a_batch_script_count(
     assert (spec.size.nodes, spec.size.gpus_per_node) == (2, 4)
     with pytest.raises(UsageError, match="not Python") as caught:
         script_checks.check_file(tmp_path / "job.sh")
-    assert "hpcml submit -- bash job.sh. Its #SBATCH lines apply." in caught.value.hint
+    assert "hpcml submit -- bash job.sh. The script's #SBATCH lines apply to the run." in caught.value.hint
 
 
 def test_a_script_without_such_lines_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,7 +72,7 @@ def test_who_sets_another_value_answers_for_it(tmp_path: Path) -> None:
     ('confidence = "guessed", date = 2026-11-23', "has no source"),
     ('confidence = "guessed", date = "soon", source = "x"', "'soon' is not a date"),
     ('confidence = "guessed", source = "x"', "'' is not a date"),
-    ('confidence = "guessed", date = 2026-11-23, source = "x", value = "ib1"', "A fact about a setting"),
+    ('confidence = "guessed", date = 2026-11-23, source = "x", value = "ib1"', r"An entry of \[facts\] about a setting"),
 ])  # fmt: skip
 def test_a_fact_that_is_not_whole_is_told(tmp_path: Path, fact: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){words}") as error:
@@ -81,7 +81,7 @@ def test_a_fact_that_is_not_whole_is_told(tmp_path: Path, fact: str, words: str)
 
 
 def test_a_fact_of_nothing_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="describes a value that the profile does not have"):
+    with pytest.raises(ConfigError, match="describes a key that the profile does not set"):
         load('[facts]\n"network.interface" = { confidence = "guessed", date = 2026-11-23, source = "x" }\n', tmp_path)
 
 
@@ -99,7 +99,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
 TOLD: list[tuple[str, dict[str, Any], str]] = [
     ("leonardo", {"qos": "boost_qos_lprod", "nodes": 4, "gpus_per_node": 4},
      "QoS 'boost_qos_lprod' allows 3 nodes, but the run requests 4; the profile's limit is only reported, so Slurm decides"),
-    ("leonardo", {"nodes": 20}, "a partition without GPUs fits too: --partition dcgp_usr_prod --qos dcgp_qos_bprod"),
+    ("leonardo", {"nodes": 20}, "a partition without GPUs also fits this request: --partition dcgp_usr_prod --qos dcgp_qos_bprod"),
     ("leonardo", {"environment": (("NCCL_IB_HCA", "mlx5_0,mlx5_1,mlx5_4:1"),)}, "NCCL_IB_HCA names mlx5_4, which the nodes of leonardo do not have"),
     ("marenostrum5", {"nodes": 101}, "QoS 'acc_ehpc' allows 100 nodes, but the run requests 101; the profile's limit is only reported"),
     ("vega", {"partition": "gpu"}, "Partition 'gpu' accepts only jobs with GPUs, but the run requests none; the profile's limit is only reported"),

@@ -114,9 +114,9 @@ def test_jobs_in_the_queue(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) 
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[0-9:]{8}", running.start)
     assert {name: found[job].reason for name, job in jobs.items() if name not in ("allocation", "array")} == {
         "held": "held by the user (to release the job: scontrol release)",
-        "dependent": "waiting for the jobs it depends on",
+        "dependent": "waiting for the jobs that this job depends on",
         "later": "waiting for the requested start time",
-        "depends": "waiting for the jobs it depends on",
+        "depends": "waiting for the jobs that this job depends on",
         "too many": "the job will never start: it requests more nodes than the QoS allows",
     }
     assert slurm.task_states([jobs["array"]]) == {

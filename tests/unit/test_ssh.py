@@ -91,7 +91,7 @@ def test_certificates_ends_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ssh.clock(first, first) == "21:00"
     found = [first]
     assert "expired" in ssh.warning(found, None, first + 1, "renew me")
-    assert "an open tunnel stays open" in ssh.warning(found, first + 3600, first - 60, "")
+    assert "An open tunnel stays open" in ssh.warning(found, first + 3600, first - 60, "")
     assert ssh.warning(found, first - 10, first - 60, "") == ""
     assert ssh.warning([], first, first, "") == ""
     assert ssh.warning([*found, second], first + 9, first + 1, "") == ""
@@ -114,7 +114,7 @@ def test_a_folder_for_control_sockets_is_the_user_s_alone(tmp_path: Path) -> Non
     (tmp_path / "open").chmod(0o770)
     (tmp_path / "link").symlink_to(tmp_path / "new")
     for name in ("open", "link"):
-        with pytest.raises(StorageError, match="not your own folder"):
+        with pytest.raises(StorageError, match="not a folder that you own"):
             ssh.private_folder(tmp_path / name)
     (tmp_path / "new").chmod(0o777)
     with pytest.raises(StorageError, match="rename") as told:

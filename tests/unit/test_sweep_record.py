@@ -108,7 +108,7 @@ def test_nothing_is_made_in_a_folder_of_another_account_s(tmp_path: Path) -> Non
         else:
             folder.mkdir()
             os.chown(folder, 65533, 65533)
-        with pytest.raises(StorageError, match="not your own folder"), record.held(tmp_path, "points", "run"):
+        with pytest.raises(StorageError, match="not a folder that you own"), record.held(tmp_path, "points", "run"):
             pass
         assert list(folder.iterdir()) == []
         folder.unlink() if linked else folder.rmdir()

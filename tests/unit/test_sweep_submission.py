@@ -43,7 +43,7 @@ def test_nothing_is_raised_beyond_the_partition() -> None:
     assert full.words == ("hpcml does not raise the memory of a node: 100 GiB is the maximum of partition boost",)
     enough = more([Fault("oom", ("--memory-per-node", "12G"))])
     assert enough.words == (
-        "hpcml does not raise the memory of a node: the request (60 GiB) already exceeds that of the failed points",
+        "hpcml does not raise the memory of a node: the request (60 GiB) is already larger than the request of the failed points",
     )
 
 

@@ -138,7 +138,7 @@ def test_many_nodes_fold_to_the_worst_and_the_best(tmp_path: Path) -> None:
     start = next(number for number, line in enumerate(shown) if line.startswith("node "))
     names = [line.split()[0] for line in shown[start + 1 : start + 10]]
     assert names == ["n050", "n128", "n127", "n126", "…and", "n004", "n003", "n002", "n001"]
-    assert shown[start + 1].endswith("no sample for 10:00")
+    assert shown[start + 1].endswith("no data for 10:00")
     assert shown[start + 5].strip() == "…and 120 more"
     assert shown[start + 10].split()[:4] == ["all", "128", "512", "━━━━━━━───────"]
 
@@ -189,7 +189,7 @@ def test_a_queued_run_says_what_it_waits_for(tmp_path: Path) -> None:
 def test_a_run_without_samples_says_so(tmp_path: Path) -> None:
     shown = drawn(starting(tmp_path), 80, 24)
     assert shown[1] == "RUNNING   starting for 12:15; 47:45 of 1:00:00 left: 3 of 8 workers are there"[:80]
-    assert "nodes     no samples yet" in shown
+    assert "nodes     no data yet" in shown
 
 
 def test_a_failed_run_shows_the_cause_and_what_to_do(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_damaged_file_keeps_the_others_shown(tmp_path: Path, subtests: pytest.
                 put(path, make)
             shown = drawn(run.view(status(("n1", "n2"))), 80, 24)
             assert any(line.startswith("n1 ") and "71/141 GiB" in line for line in shown)
-            assert any(line.startswith("n2 ") and "no sample" in line for line in shown)
+            assert any(line.startswith("n2 ") and "no data" in line for line in shown)
             assert all(line.isprintable() for line in shown)
 
 

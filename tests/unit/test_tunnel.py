@@ -150,7 +150,7 @@ def test_a_run_that_is_held_ends_it(world: World) -> None:
 
 
 def test_a_first_refusal_ends_it(world: World) -> None:
-    for refusal, message in ((TunnelError, "The site does not allow a tunnel to n1"), (ServiceGoneError, "socket is not on n1")):  # fmt: skip
+    for refusal, message in ((TunnelError, "The site does not allow a tunnel to n1"), (ServiceGoneError, "socket file does not exist on n1")):  # fmt: skip
         world.refuse = refusal
         with pytest.raises(refusal, match=message) as caught:
             world.step(0, facts(N1))

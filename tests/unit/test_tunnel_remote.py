@@ -59,7 +59,7 @@ def test_services_are_the_newest_attempt_s_and_end_with_it(run: directories.Run)
     found = tunnel_server.services(run)
     assert (sorted(found), found["dashboard"].node) == (["dashboard", "jupyter"], "n1")
     assert tunnel_server.service(run, "jupyter") == Service(**SERVICE)
-    with pytest.raises(NotFoundError, match="no nosuch"):
+    with pytest.raises(NotFoundError, match="nosuch is not running"):
         tunnel_server.service(run, "nosuch")
     run.paths.attempt(10).ended.write_text("{}")
     assert tunnel_server.services(run) == {}
@@ -130,7 +130,7 @@ def test_a_token_is_a_secret_of_its_attempt(run: directories.Run, path: str) -> 
     (secret / "link").symlink_to("/etc/passwd")
     named = path.format(run=run.paths.directory, secret=secret)
     attempt(run, 0, jupyter=SERVICE | {"token_file": named})
-    with pytest.raises(StorageError, match="token file that is not one of this run"):
+    with pytest.raises(StorageError, match="token file in a wrong folder"):
         tunnel_server.services(run)
 
 

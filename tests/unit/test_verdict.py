@@ -125,9 +125,9 @@ def test_fast_wires_proven() -> None:
     assert found.ok
     assert (found.remedy, found.problems, found.worst) == ("", (), ())
     assert found.within is not None
-    assert found.within.proof[0] == "n1: NVLink moved 4.0 GiB of 4.0 GiB, loopback 0 B"
+    assert found.within.proof[0] == "n1: NVLink transferred 4.0 GiB of 4.0 GiB, loopback 0 B"
     assert found.across is not None
-    assert found.across.proof[1] == "n2: InfiniBand ports moved 4.1 GiB of 4.0 GiB, IP interfaces 0 B"
+    assert found.across.proof[1] == "n2: InfiniBand ports transferred 4.1 GiB of 4.0 GiB, IP interfaces 0 B"
     assert [check_policy(policy, found) for policy in ("none", "warn", "rdma")] == ["", "", ""]
 
 
@@ -234,7 +234,7 @@ def test_forced_to_tcp() -> None:
     )
     assert check_policy("none", found) == ""
     for policy in ("warn", "rdma"):
-        assert check_policy(policy, found).startswith("tcp carries the bytes across nodes (UCX_TLS=tcp,cuda_copy")
+        assert check_policy(policy, found).startswith("tcp carries the data across nodes (UCX_TLS=tcp,cuda_copy")
 
 
 def test_pips_ucx_has_no_infiniband() -> None:
@@ -295,7 +295,7 @@ def test_both_directions_of_every_node_must_show_it(way: str) -> None:
     assert not found.ok
     assert "the InfiniBand ports of n2 do not count" in found.problems[0]
     assert found.across is not None
-    assert found.across.proof[1].startswith("n2: InfiniBand ports moved 0 B of 4.0 GiB")
+    assert found.across.proof[1].startswith("n2: InfiniBand ports transferred 0 B of 4.0 GiB")
 
 
 def test_one_node_of_three_that_falls_back() -> None:
@@ -311,14 +311,14 @@ def test_one_node_of_three_that_falls_back() -> None:
     found = decide(measured(nodes))
     assert found.across is not None
     assert found.across.transports == ("rc_mlx5", "tcp")
-    assert found.across.doubt.startswith("tcp carries the bytes of n1, n2 and n3 across nodes")
+    assert found.across.doubt.startswith("tcp carries the data of n1, n2 and n3 across nodes")
 
 
 def test_nvlink_that_stood_still() -> None:
     gpus = {"GPU-a": gpu(0, 0, ["GPU-b"]), "GPU-b": gpu(1, 0, None)}
     found = decide(measured({"n1": moved(nvlink=gpus)}))
     assert not found.ok
-    assert "UCX reported cuda_ipc within nodes, but on n1 NVLink moved 0 B of 4.0 GiB" in found.line
+    assert "UCX reported cuda_ipc within nodes, but on n1 NVLink transferred 0 B of 4.0 GiB" in found.line
     fallen = decide(measured({"n1": moved(nvlink=gpus, lo=2 * SENT)}))
     assert fallen.line.startswith("UCX fell back to tcp on lo within nodes")
 

@@ -75,7 +75,7 @@ def test_the_automatic_pool_gives_way_to_another_allocator(chosen: dict[str, Any
     ({"rmm_async": True, "rmm_managed_memory": True}, "gpu.rmm_async cannot be combined with gpu.rmm_managed_memory"),
     ({"rmm_release_threshold": "1G"}, "gpu.rmm_release_threshold cannot be combined with gpu.rmm_async = false"),
     ({"cudf_spill_stats": 1}, "gpu.cudf_spill_stats cannot be combined with gpu.cudf_spill = false"),
-    ({"rmm_allocator_libs": ["jax"]}, "RMM cannot allocate for 'jax'"),
+    ({"rmm_allocator_libs": ["jax"]}, "RMM cannot allocate GPU memory for the library 'jax'"),
     ({"rmm_pool_size": "lots"}, "'lots' is not an amount of GPU memory"),
     ({"device_memory_limit": "-3"}, "'-3' is not an amount of GPU memory"),
     ({"rmm_maximum_pool_size": "10K"}, "'10K' is less than 1 MiB"),

@@ -205,7 +205,7 @@ def table(view: View, width: int, room: int) -> list[Line]:
     sampled = [node for node in view.nodes if node.sampled]
     if not sampled:
         waits = view.nodes and view.status.phase in ("starting", "running") and room >= 1
-        return labelled("nodes", ["no samples yet"]) if waits else []
+        return labelled("nodes", ["no data yet"]) if waits else []
     if room < 2:
         return []
     with_gpus = any(node.gpus for node in sampled)
@@ -249,8 +249,8 @@ def _of_node(view: View, node: Node, row: Callable[[Node], _Row]) -> _Row:
 def _trouble(view: View, node: Node) -> str:
     """Return why there is nothing to show of a node, or what is wrong with it."""
     if not node.sampled:
-        return "no sample" if view.status.over else "no sample yet"
-    return f"no sample for {duration(node.silent)}" if node.silent and not view.status.over else ""
+        return "no data" if view.status.over else "no data yet"
+    return f"no data for {duration(node.silent)}" if node.silent and not view.status.over else ""
 
 
 def _name(view: View, node: Node) -> str:

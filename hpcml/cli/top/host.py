@@ -99,7 +99,7 @@ class _Reader:
             while data := self.source.read1(PIECE):
                 *lines, line = (line + data).split(b"\n")
                 if len(line) > answers.LONGEST_VIEW:
-                    raise answers.wrong(self.host, f"a view of more than {answers.LONGEST_VIEW} bytes")
+                    raise answers.wrong(self.host, f"the data for hpcml top has more than {answers.LONGEST_VIEW} bytes")
                 self._views += [answers.of_view(one, self.host) for one in lines[-1:]]
         except ConfigError as error:
             self.wrong = error

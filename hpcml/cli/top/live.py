@@ -238,7 +238,7 @@ def _of_run(view: View) -> dict[str, str]:
 
 def _of_node(node: Node) -> str:
     if not node.sampled:
-        return "no sample"
+        return "no data"
     values = {
         "silent": duration(node.silent) if node.silent else "",
         "workers": "" if node.workers is None else str(node.workers),

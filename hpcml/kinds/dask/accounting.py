@@ -253,7 +253,7 @@ ACCOUNTING = Accounting(
     startup="importing",
     before_script="Interconnect",
     activity=_activity,
-    missing="Dask wrote no samples: tasks, transfers and spilling are unknown.",
+    missing="The run has no record of Dask's activity: tasks, transfers and spilling are unknown.",
     figures=(
         ShareFigure("without_tasks", "script", unit="GPU"),
         ShareFigure("transfers", "transfers", unit="GPU"),
@@ -325,8 +325,8 @@ ACCOUNTING = Accounting(
         Rule(
             "files",
             "on_files",
-            "Tasks waited for the file system {on_files} % of the time. Use fewer and larger files, lock no file that "
-            "tasks share, and copy data to the nodes' own disks first.",
+            "Tasks waited for the file system {on_files} % of the time. Use fewer and larger files, avoid locks on "
+            "shared files, and copy data to the nodes' own disks first.",
             above=20,
             weight=2.0,
             shortest=0,
@@ -343,7 +343,7 @@ ACCOUNTING = Accounting(
         Rule(
             "cpu-low",
             "cpu_use",
-            "The script used {cpu_use} % of the cores. Use fewer cores, or more workers or threads "
+            "The run used {cpu_use} % of its cores. Use fewer cores, or more workers or threads "
             "(workers.per_node, workers.threads).",
             below=65,
             weight=0.8,

@@ -28,7 +28,7 @@ OPTIONS = KindOptions(
                    metavar="TOOL,…", values=tuple(PROFILERS)),
         ),
         "what to do": (
-            Option("own_clusters", "let the script open its own Dask clusters",
+            Option("own_clusters", "let the script open its own Dask clusters, in addition to the run's",
                    CONTINUED | {"jupyter", "run"}, read=flag),
         ),
     },

@@ -105,7 +105,9 @@ def _check_memory(site: Site, count: int, memory: int) -> None:
     if 0 < limit < _LEAST_FOR_A_WORKER:
         message = f"workers.memory_limit is {units.in_mib(limit)}, but a worker needs more than {least} to start"
         raise SiteError(
-            message, place="workers.memory_limit", hint="Increase the limit, or remove it for equal shares."
+            message,
+            place="workers.memory_limit",
+            hint="Increase the limit, or remove it: the workers then share the memory equally.",
         )
     if not limit and memory and memory // count < _LEAST_FOR_A_WORKER:
         each = f"{count} workers share {units.in_mib(memory)} of a node's memory: {units.in_mib(memory // count)} each"
@@ -130,14 +132,16 @@ def gpu_settings(site: Site, count: int) -> Gpu | None:
         return None
     gpu = site.gpu
     if gpu.rmm_async and gpu.rmm_managed_memory:
-        raise _contradiction("rmm_async", "rmm_managed_memory", "Remove one of them.")
+        raise _contradiction("rmm_async", "rmm_managed_memory", "Remove one of the two settings.")
     if gpu.rmm_release_threshold not in ("", "none") and not gpu.rmm_async:
         raise _contradiction("rmm_release_threshold", "rmm_async = false", "Set gpu.rmm_async = true.")
     if gpu.cudf_spill_stats and not gpu.cudf_spill:
         raise _contradiction("cudf_spill_stats", "cudf_spill = false", "Set gpu.cudf_spill = true.")
     if strange := [name for name in gpu.rmm_allocator_libs if name not in _LIBRARIES]:
         hint = f"RMM supports: {', '.join(_LIBRARIES)}."
-        raise ConfigError(f"RMM cannot allocate for '{strange[0]}'", place="gpu.rmm_allocator_libs", hint=hint)
+        raise ConfigError(
+            f"RMM cannot allocate GPU memory for the library '{strange[0]}'", place="gpu.rmm_allocator_libs", hint=hint
+        )
     pool = "none" if gpu.rmm_pool_size == "auto" and (gpu.rmm_async or gpu.rmm_managed_memory) else gpu.rmm_pool_size
     options = {name: value for name, value in gpu._asdict().items() if name != "gds"}  # that one is for the environment
     options |= {name: _amount(options[name], name) for name in _AMOUNTS}
@@ -167,7 +171,7 @@ def _amount(text: str, name: str) -> float | None:
         hint = "Write a size (40G), a fraction of the GPU's memory (0.8) or none."
         raise ConfigError(f"'{text}' is not an amount of GPU memory", place=f"gpu.{name}", hint=hint) from error
     if size < 1024**2:
-        raise ConfigError(f"'{text}' is less than 1 MiB", place=f"gpu.{name}", hint="Use none for no memory.")
+        raise ConfigError(f"'{text}' is less than 1 MiB", place=f"gpu.{name}", hint="Use at least 1 MiB, or none.")
     return float(size)
 
 

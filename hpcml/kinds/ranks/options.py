@@ -39,7 +39,7 @@ OPTIONS = KindOptions(
     Ranks(),
     {
         "how much": (
-            Option("ranks", "start ranks, not Dask: 1 per GPU, 1 or N per node", _TAKERS,
+            Option("ranks", "ranks, no Dask: 1 per GPU, 1 per node, N per node", _TAKERS,
                    read=read, metavar="gpu|node|N", values=("gpu", "node"), common=_TAKERS),
             Option("mpi", "let Slurm connect MPI ranks (needs --ranks)", CONTINUED | {"run"},
                    read=read_mpi, metavar="pmix|pmi2", values=PMI),
@@ -48,7 +48,7 @@ OPTIONS = KindOptions(
     {
         "--nproc-per-node": "Use --ranks N: N ranks on each node.",
         "--nnodes": "Use --nodes.",
-        "--ranks": "Ranks are for hpcml submit, rerun and run. Submit each point of a sweep as a run of its own.",
+        "--ranks": "--ranks is for hpcml submit, rerun and run. Submit each sweep point as a separate run.",
     },
 )
 # fmt: on

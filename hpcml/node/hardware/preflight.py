@@ -120,7 +120,7 @@ def _gpus_missing(node: Node, expected: int) -> Iterable[Trouble]:
         late = "nvml" in node.probing.late
         hint = "Request nodes with GPUs. The run's environment needs nvidia-ml-py and the library of NVIDIA's driver."
         if late:
-            hint = "NVIDIA's driver starts slowly or hangs. If the workers do not start either, exclude this node."
+            hint = "NVIDIA's driver starts slowly or hangs. If the workers do not start, exclude this node."
         elif node.system.modules.nvidia:
             hint = "The node has NVIDIA's driver: start the container with --nv,"
             hint += " and install nvidia-ml-py in the environment."
@@ -237,7 +237,7 @@ def _ports(node: Node) -> Iterable[Trouble]:
     if infiniband and limit.soft is not None:
         hint = "Ask the site for unlimited locked memory in jobs (slurm.conf: PropagateResourceLimitsExcept=MEMLOCK)."
         if limit.hard is None:
-            hint = "The hard limit allows more: run 'ulimit -l unlimited' before the run."
+            hint = "The hard limit allows more: add 'ulimit -l unlimited' to runtime.setup."
         sentence = f"locked memory is limited to {format_bytes(limit.soft)}, but InfiniBand needs it unlimited"
         yield Trouble(sentence, hint)
 
@@ -252,7 +252,7 @@ def _gpu_parts(node: Node) -> Iterable[Trouble]:
     far = [gpu for gpu in gpus if gpu.shape.cpus and not allowed & from_ranges(gpu.shape.cpus)]
     if allowed and far:
         cores = _and(sorted({gpu.shape.cpus for gpu in far}))
-        sentence = f"this task may use the CPUs {cpus}, but not those next to {_gpus(far)} ({cores})"
+        sentence = f"this process may use the CPUs {cpus}, but not the CPUs closest to {_gpus(far)} ({cores})"
         yield Trouble(sentence, "Request all CPUs of the node.")
 
 

@@ -289,7 +289,7 @@ def _ssh(node: str, nodes: str) -> str:
     return (
         "ssh reaches a node while your job runs on it"
         if _output(command) == "in"
-        else "ssh does not reach a node of your job without a password"
+        else "ssh without a password does not reach a node of your job"
     )
 
 
@@ -311,9 +311,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--raw", action="store_true", help="print the unprocessed answers of NVML and UCX, for tests")
     parser.add_argument("--thorough", action="store_true", help="also report disks, the PCI tree, nvidia-smi and MPS")
     parser.add_argument(
-        "--job", action="store_true", help="also report the Slurm job, and whether ssh reaches its other node"
+        "--job", action="store_true", help="also report the Slurm job, and whether ssh reaches another node of the job"
     )
-    parser.add_argument("--program", default="", help="the program that starts images")
+    parser.add_argument("--program", default="", help="the program that runs container images, such as apptainer")
     parser.add_argument("--scratch", default="", help="the folder for node-local files")
     parser.add_argument("file", nargs="?", help="the file for the report (default: standard output)")
     options = parser.parse_args(argv)

@@ -123,7 +123,7 @@ def across(measurement: Measurement, pairs: Sequence[Pair]) -> DataPath:
         if ip is not None and ip.moved(flow):
             went_by_ip.add(node)
         if rdma is not None:
-            good, figures = rdma.is_all_of(flow), f"InfiniBand ports moved {rdma.of(flow)}"
+            good, figures = rdma.is_all_of(flow), f"InfiniBand ports transferred {rdma.of(flow)}"
         else:
             good = ip is not None and _transports(lanes) <= fast | {"tcp"}
             figures = f"InfiniBand {'counters cannot be read' if moved.get('infiniband') else 'has no port here'}"
@@ -135,7 +135,7 @@ def across(measurement: Measurement, pairs: Sequence[Pair]) -> DataPath:
         slow = replace(slow, proof=(*proof, *slow.proof), unproven=tuple(unproven))
         if not lanes and not went_by_ip:
             return replace(slow, transports=(), doubt="UCX did not report its lanes across nodes")
-        return replace(slow, doubt="tcp carries the bytes across nodes")
+        return replace(slow, doubt="tcp carries the data across nodes")
     devices = _ports(measurement, expected, lanes)
     path = DataPath("across", tuple(sorted(fast)), devices, proof=tuple(proof), unproven=tuple(unproven))
     return _partly(path, went_by_ip, f"the InfiniBand ports of {listed(unproven)} do not count the bytes sent")
@@ -165,7 +165,7 @@ def within(measurement: Measurement, pairs: Sequence[Pair]) -> DataPath:
         return replace(path, ok=True)
     if went_by_ip == set(expected) or (went_by_ip and not fast):
         slow = by_ip(measurement, "within", pairs)
-        return replace(slow, proof=tuple(proof), doubt="tcp carries the bytes within nodes", unproven=path.unproven)
+        return replace(slow, proof=tuple(proof), doubt="tcp carries the data within nodes", unproven=path.unproven)
     path = replace(path, over="")
     if not fast:
         wish = "cuda_ipc" if measurement.memory == "cuda" else "shared memory"
@@ -178,7 +178,7 @@ def _partly(path: DataPath, went_by_ip: set[str], doubt: str) -> DataPath:
     if not path.unproven:
         return replace(path, ok=True)
     if went_by_ip:
-        doubt = f"tcp carries the bytes of {listed(went_by_ip)} {WORDS[path.scope]}"
+        doubt = f"tcp carries the data of {listed(went_by_ip)} {WORDS[path.scope]}"
         transports = (*path.transports, "tcp")
         return replace(path, transports=transports, devices=(), doubt=doubt, unproven=tuple(sorted(went_by_ip)))
     return replace(path, doubt=f"UCX reported {' and '.join(path.transports)} {WORDS[path.scope]}, but {doubt}")
@@ -206,7 +206,7 @@ def _judge_node(
         return alone, "", _UNREADABLE
     # Whether a read counts where it is asked for, where it is answered or at both ends is up to the GPU.
     expected, most = sum(size for _, _, size in joined), max(moved)
-    good, figures = most >= MOST * expected, f"NVLink moved {_of(most, expected)}"
+    good, figures = most >= MOST * expected, f"NVLink transferred {_of(most, expected)}"
     if sent - expected < 0.01 * sent:
         return good, "NVLink", figures
     return good and alone, "NVLink and PCIe", figures
@@ -354,7 +354,7 @@ def cause_across(measurement: Measurement, bad: Iterable[str]) -> Cause:
     ports = {name: node.moved.get("infiniband") for name, node in nodes.items()}
     unknown = Cause(
         "unknown reason",
-        f"set UCX_PROTO_INFO=y, run again, and find the lane that UCX chose in the workers' logs of {listed(nodes)}",
+        f"set UCX_PROTO_INFO=y and run again: the workers' logs of {listed(nodes)} then show the lane that UCX chose",
     )
     return next(chain(_set(workers, ports), _no_port(ports), _no_library(workers), _no_access(workers, nodes)), unknown)
 
@@ -439,8 +439,8 @@ def _causes_within(workers: Mapping[str, WorkerFacts]) -> Iterator[Cause]:
         if visible and "," not in visible and on_node.count(worker.node) > 1:
             yield Cause(
                 f"{name} sees only its own GPU (CUDA_VISIBLE_DEVICES={visible})",
-                "give all GPUs of a node to one task (no --gpus-per-task, no --gpu-bind): cuda_ipc needs a GPU"
-                " that both sides see",
+                "give all GPUs of a node to one Slurm task (no --gpus-per-task, no --gpu-bind): cuda_ipc needs a GPU"
+                " that both processes see",
             )
         if worker.transports and "cuda_ipc" not in worker.transports:
             yield Cause(

@@ -159,7 +159,7 @@ def _data_path(measurement: Measurement, scope: str, pairs: Sequence[Pair]) -> D
     slowest = min(pairs, key=lambda pair: pair.bandwidth)
     if measurement.protocol == "tls":
         path = attribution.by_ip(measurement, scope, pairs)
-        path = replace(path, doubt=f"TLS over TCP carries the bytes {attribution.WORDS[scope]}")
+        path = replace(path, doubt=f"TLS over TCP carries the data {attribution.WORDS[scope]}")
     else:
         path = (attribution.across if scope == "across" else attribution.within)(measurement, pairs)
     return replace(

@@ -79,7 +79,7 @@ def check_owner(path: Path) -> None:
 def _checked(name: str) -> str:
     """Return a checkpoint's name; a ValueError if a file cannot be called so."""
     if not name or "/" in name or "\0" in name or name.startswith(".") or len(os.fsencode(name)) > _LONGEST_NAME:
-        reason = f"a file name without '/' and without a first '.', of at most {_LONGEST_NAME} bytes"
+        reason = f"a file name that has at most {_LONGEST_NAME} bytes, contains no '/' and does not begin with '.'"
         raise ValueError(f"hpcml.run.save: {name!r} is not a valid name: use {reason}")
     return name
 

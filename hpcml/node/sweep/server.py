@@ -404,7 +404,7 @@ class Sweep:
         summary += f", {failed} failed" if failed else ""
         if self.leases and (others := len(points) - done - left):
             summary += f", {others} belong to other runs"
-        summary += f", {left} remain: {self.stopped or 'they stopped and can be continued'}" if left else ""
+        summary += f", {left} remain: {self.stopped or 'these points stopped and can be continued'}" if left else ""
         self.exit_status = 1 if failed or left else 0
         if left and self.context.attempt.time_limit.exists():
             self.exit_status = errors.TIME_LIMIT

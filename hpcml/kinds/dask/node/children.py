@@ -40,7 +40,7 @@ def _install(path):
 
     spec = find_spec("hpcml")
     if spec is None or not str(spec.origin).startswith(_LIBRARY):
-        sentence = "Python does not find the run's module hpcml, but another one or none"
+        sentence = "Python did not find the run's copy of the module hpcml"
         sys.stderr.write("hpcml: " + sentence + ": this process cannot use the run's Dask cluster.\n")
         return False
     from hpcml.kinds.dask.node import replacements

@@ -332,9 +332,8 @@ class Hangs:
         sentence = f"the Dask scheduler on {self.context.node} has not answered for"
         if silent > deadline:
             reason = f"{sentence} {deadline:g} s"
-            hint = (
-                "The scheduler is stopped, or busy with a very large graph. To wait longer, increase deadlines.answer."
-            )
+            hint = "The scheduler is suspended (SIGSTOP), or busy with a very large graph."
+            hint += " To wait longer, increase deadlines.answer."
             raise _ended(errors.ROLE_LOST, reason, hint)
         if silent > warn_after(deadline):
             self.warn(f"{sentence} {warn_after(deadline):g} s; the run ends after {deadline:g} s without an answer.")
@@ -348,7 +347,7 @@ class Hangs:
             self.warn(
                 f"The script has not connected to its Dask cluster for {settings.deadlines.connect_notice:g} s. "
                 "Client() and hpcml.connect() find the cluster. In child processes, Client(scheduler_file=…), "
-                "LocalCluster() and other addresses do not. A script that needs no cluster continues."
+                "LocalCluster() and Client(ADDRESS) do not find it. A script that needs no cluster continues."
             )
         if idle > settings.deadlines.idle_notice > 0:
             self.warn(f"Nothing has used the Dask cluster for {_duration(settings.deadlines.idle_notice)}, and {held}.")

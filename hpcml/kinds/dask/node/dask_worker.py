@@ -253,6 +253,10 @@ async def _keep_parent_going(worker: Worker, node: str) -> None:
         stopped = stopped + 1 if parent.state == "T" else 0
         if stopped == PARENT_STOPPED:
             os.kill(parent.pid, signal.SIGCONT)
-            print(f"hpcml: the worker task on {node} was stopped (SIGSTOP); it continues.", file=sys.stderr, flush=True)
+            print(
+                f"hpcml: the workers' parent process on {node} was stopped (SIGSTOP); it now continues.",
+                file=sys.stderr,
+                flush=True,
+            )
             worker.log_event(TOPIC, {"event": "worker-task-stopped", "node": node})
             stopped = 0

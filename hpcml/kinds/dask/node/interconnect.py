@@ -449,7 +449,10 @@ def main() -> int:
     The status is 0 if all was measured, 1 if a pair of workers could not talk, 2 outside a run.
     """
     if "HPCML_RUN_DIR" not in os.environ:
-        say("fabric: this program measures the nodes of a run. Start it with: hpcml fabric --nodes 2", sys.stderr)
+        say(
+            "fabric: this program measures the interconnect of a run's nodes. Start it with: hpcml fabric --nodes 2",
+            sys.stderr,
+        )
         return 2
     import dask.config
 
@@ -467,7 +470,7 @@ def main() -> int:
     nodes = {name: worker.node for name, worker in measurement.workers.items()}
     if not measurement.pairs:
         say(f"{result.line}: this run has one worker.")
-        say("To measure two nodes: hpcml fabric --nodes 2.")
+        say("To measure the interconnect between two nodes: hpcml fabric --nodes 2.")
         return 0
     say_lines(picture.matrix_text(measurement.pairs, nodes))
     say()

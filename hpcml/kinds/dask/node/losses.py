@@ -20,7 +20,7 @@ from hpcml.node.settings import Context
 
 _QUOTE = (12, 300)
 _NAMED = 4  # nodes that a sentence names
-_STEP_GONE = "the job step of the worker tasks ended (its srun may have been killed)"
+_STEP_GONE = "the job step that runs the workers ended (its srun may have been killed)"
 AGAIN = 3.0  # seconds in which the workers of a node tell of one and the same stop of their task
 
 
@@ -89,13 +89,13 @@ def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -
         if cause := not_entered(context, status, lambda most: worker_log(context, node, most)):
             return cause.what, True, cause.hint
         cause = rules.of_role(int(status), worker_log(context, node))
-        return f"the worker task {cause.what}", status != "0", ""  # 0: its workers were retired
+        return f"the workers' parent process {cause.what}", status != "0", ""  # 0: its workers were retired
     if not mark:
-        return "the worker task did not start", False, ""
+        return "the workers' parent process did not start", False, ""
     for name in mark["deaths"]:
         return f"worker {name} exited: {mark['last_ends'][name]}", False, ""
     if mark["state"] == "starting":
-        return "the worker task started but is still importing Dask", False, ""
+        return "the workers' parent process started but is still importing Dask", False, ""
     return "the workers started but did not register", False, ""
 
 
@@ -221,7 +221,8 @@ class Losses:
             return
         self.stopped[node] = self.clock.seconds
         self.events.write("worker-task-stopped", node=node)
-        self.warn(f"{node}: the worker task was stopped (SIGSTOP) and did not watch its workers; the task continues.")
+        stopped = "the workers' parent process was stopped (SIGSTOP) and did not watch its workers"
+        self.warn(f"{node}: {stopped}; it now continues.")
 
     def _tell_killed(self) -> None:
         """Tell of worker tasks that step.sh has started again."""
@@ -230,6 +231,6 @@ class Losses:
             _, node, which = name.split("@")
             status = (self.context.attempt.exits / name).read_text().strip()
             self.events.write("worker-task-killed", node=node, exit_status=status)
-            killed = f"the worker task was killed (exit status {status})"
-            self.warn(f"{node}: {killed}; the task restarts with its workers (restart {which}).")
+            killed = f"the workers' parent process was killed (exit status {status})"
+            self.warn(f"{node}: {killed}; it restarts with its workers (restart {which}).")
         self.killed |= names

@@ -85,7 +85,7 @@ class Opening:
         running = (Status.running, "running")
         others = [one for one in _opened if one is not self.owner() and one.status in running]
         changes = ", ".join(self.handover.changes(_last[1]))
-        return [f"earlier clusters have the same workers, which now get {changes}"] if others and changes else []
+        return [f"clusters opened earlier use the same workers, which now get {changes}"] if others and changes else []
 
     async def _less_memory(self, scheduler: Any) -> list[str]:
         """Return in words that workers have less memory than was asked for."""
@@ -97,7 +97,7 @@ class Opening:
         if least >= wanted:
             return []
         asked, given = format_bytes(wanted), format_bytes(least)
-        return [f"memory_limit={asked}: each worker has {given} (--memory-per-node, workers.per_node)"]
+        return [f"memory_limit={asked}: each worker has {given} (change it with --memory-per-node or workers.per_node)"]
 
 
 def _kind(owner: Any) -> str:

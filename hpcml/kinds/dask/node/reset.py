@@ -134,8 +134,8 @@ def reason(left: int, busy: int, grown: list[int], on_gpus: Sequence[int] = ()) 
     if grown:
         return f"{len(grown)} of the workers kept up to {max(grown) >> 20} MiB of memory"
     if busy:
-        return f"tasks of the point still ran on {busy} of the workers"
-    return f"{left} tasks of the point could not be released" if left else ""
+        return f"Dask tasks of the sweep point still ran on {busy} of the workers"
+    return f"{left} Dask tasks of the sweep point could not be released" if left else ""
 
 
 async def release(dask_scheduler: Any, keep: str) -> int | None:

@@ -537,7 +537,7 @@ def _shown(value: Any) -> str:
 def _note_run(asked: str, options: Mapping[str, Any] | None = None) -> None:
     """Say that the run's workers stand for what was asked."""
     apart = options is not None and options.get("processes") is False
-    aside = ", in separate processes: tasks do not change the script's memory" if apart else ""
+    aside = ", in separate processes: tasks cannot change the script's variables" if apart else ""
     _note(asked, f"{_size()} used{aside}")
 
 
@@ -547,7 +547,8 @@ def _size() -> str:
     kind = "GPU worker" if settings.workers.gpu else "worker"
     size = f"this run's {workers} {kind}{'s' if workers > 1 else ''} on {nodes} node{'s' if nodes > 1 else ''}"
     if workers < settings.worker_count:
-        size = f"this point's {workers} of the run's {settings.worker_count} {kind}s"
+        size = f"this sweep point's {workers} {kind}{'s' if workers > 1 else ''}"
+        size += f" (of {settings.worker_count} in the run)"
     return f"{size} {'are' if workers > 1 else 'is'}"
 
 

@@ -239,7 +239,9 @@ def start_ucx() -> None:
             logging.getLogger("ucx").addFilter(_no_traceback)
         context = _context()
         if context is None or context.context.feature_flags != sum(feature.value for feature in _features()):
-            raise UcxAuthError("UCX was started in this process with features that give peers access to the memory")
+            raise UcxAuthError(
+                "UCX was started in this process with features that give peers access to the process's memory"
+            )
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ def main() -> int:
                 inspection.end()  # what it finds wrong with the node goes before what the environment lacks
             folder = scratch.Folder(temporary_directory.of_role(context))
         except scratch.UnsafePlaceError as error:
-            return node.refuse(f"{error} (profile: paths.scratch, or TMPDIR)")
+            return node.refuse(f"{error}; set paths.scratch in the profile, or TMPDIR, to another folder")
         except (gpus.NoGpuError, UnfitError) as error:
             return node.refuse(str(error))
 
@@ -160,8 +160,11 @@ def import_early(modules: Sequence[str]) -> None:
         try:
             importlib.import_module(name)
         except Exception as error:  # noqa: BLE001 - a library's import may raise anything
-            print(f"hpcml: {name} was not imported early ({type(error).__name__}).", flush=True)
+            print(f"hpcml: {name} was not imported before the workers started ({type(error).__name__}).", flush=True)
         else:
             done.append(name)
     if done:
-        print(f"hpcml: imported early in {time.perf_counter() - began:.1f} s: {', '.join(done)}", flush=True)
+        print(
+            f"hpcml: imported before the workers started, in {time.perf_counter() - began:.1f} s: {', '.join(done)}",
+            flush=True,
+        )

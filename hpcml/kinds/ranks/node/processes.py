@@ -173,7 +173,7 @@ class Processes:
         common = [one for one in places if all(one in reached for reached in self.reached.values())]
         if not common:
             ways = "; ".join(f"{node} reaches {', '.join(by)}" for node, by in list(self.reached.items())[:_NAMED])
-            reason = f"the nodes reach no common address of {self.context.node} ({ways})"
+            reason = f"no address of {self.context.node} can be reached from all nodes ({ways})"
             hint = "Set network.interface in the profile to the interface that connects the nodes."
             raise self.state.end(errors.WORKERS_NEVER_CAME, reason, hint)
         each = self.settings.workers.per_node
@@ -255,9 +255,9 @@ class Processes:
         self.script.note_rest(now)
         idle = now - max([since for since, _, _ in self.idle.values()], default=now)
         if idle > deadlines.idle_notice > 0:
-            self.state.warn(f"No rank has used a processor for {deadlines.idle_notice / 60:g} min.")
+            self.state.warn(f"No rank has used a CPU for {deadlines.idle_notice / 60:g} min.")
         if idle > deadlines.idle_end > 0:
-            reason = f"no rank used a processor for {deadlines.idle_end / 60:g} min: {self.script.rest()}"
+            reason = f"no rank used a CPU for {deadlines.idle_end / 60:g} min: {self.script.rest()}"
             hint = "deadlines.idle ends idle runs. Set deadlines.idle to 0s to keep such runs."
             raise RunEndedError(End(errors.IDLE, SCRIPT, "hpcml", reason, hint))
 

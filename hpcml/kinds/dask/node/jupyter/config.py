@@ -207,9 +207,9 @@ def check(server: ServerApp, places: Places) -> None:
     wrong = {
         "the Jupyter server listens not only on its socket": server.sock != str(places.socket),
         "the Jupyter server has no token": not server.identity_provider.token,
-        "another component controls the access to the Jupyter server": type(server.identity_provider)
+        "the Jupyter server does not use its standard identity provider": type(server.identity_provider)
         is not PasswordIdentityProvider,
-        "the Jupyter server accepts scripts of other web pages": bool(
+        "the Jupyter server accepts requests from other web sites": bool(
             server.allow_origin
             or server.allow_origin_pat
             or server.disable_check_xsrf

@@ -100,7 +100,7 @@ class Session:
         """SIGTERM: the run was cancelled, is out of time, or lost its scheduler or workers."""
         if not self.signalled:
             self.signalled = True
-            self.end("The run is ending; open pages save their documents.")
+            self.end("The run is ending; open JupyterLab pages save their documents.")
 
     def end(self, sentence: str) -> None:
         """Tell all pages, let them save, and stop."""
@@ -115,7 +115,11 @@ class Session:
                     await self.pages_changed.wait()
                     self.pages_changed.clear()
         if unsaved := self.pages - self.saved:
-            print(f"hpcml: {len(unsaved)} open pages may not have saved their documents.", file=sys.stderr, flush=True)
+            print(
+                f"hpcml: {len(unsaved)} open JupyterLab pages may not have saved their documents.",
+                file=sys.stderr,
+                flush=True,
+            )
         self.server.stop()
 
     # -- looks ----------------------------------------------------------------------------------------------------
