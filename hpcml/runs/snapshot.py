@@ -57,8 +57,9 @@ class Taken(NamedTuple):
         files = []
         instead = "--set code.snapshot=none runs the script in its own folder"
         if self.left_out:
-            one = len(self.left_out) == 1
-            clause = f"{'is' if one else 'are'} not copied: the run reads the original{'' if one else 's'}, so do not change {'it' if one else 'them'} until the run ends"
+            clause = "is not copied: the run reads the original, so do not change it until the run ends"
+            if len(self.left_out) > 1:
+                clause = "are not copied: the run reads the originals, so do not change them until the run ends"
             files.append(f"{listed(self.left_out)} {clause}")
         if any(one.name.endswith("/") and one.why != _A_LINK for one in self.left_out):
             files.append("the copy has links to folders that are not copied; os.walk and rglob do not enter links")

@@ -237,7 +237,7 @@ CASES = [
     Bad("runs-where-nobody-may-write", _submit("--set", "paths.runs=/proc/x"), S, ("/proc/x", "Choose another runs folder")),
     Bad("home-unset", _submit(), S, ("HOME is not set", "paths.runs"), None, {}, ("HOME",)),
     Bad("sweep-of-ranks", ("sweep", "--ranks", "2", "--at-once", "2", "s.py", "--grid", "k=1,2"), U,
-        ("no option '--ranks'", "Submit each point of a sweep as a run of its own")),
+        ("no option '--ranks'", "Submit each sweep point as a separate run")),
     Bad("sweep-verb", ("sweep", "tabel", "fit"), N, ("no script 'tabel'", "Did you mean hpcml sweep table?")),
     Bad("no-runs", ("status",), N, ("There are no runs", "hpcml submit SCRIPT")),
     Bad("no-runs-logs", ("logs",), N, ("There are no runs",)),
