@@ -82,7 +82,11 @@ def test_what_cannot_be_waited_for_is_one_sentence(world: World, subtests: pytes
         (("there:never",), errors.USAGE, "'there:never' does not name a run"),
         ((":ok",), errors.USAGE, "':ok' does not name a run"),
         (("",), errors.USAGE, "'' does not name a run"),
-        (("there", "--dependency", "afterok:1?afterok:2"), errors.USAGE, "Remove --after, and write all start conditions"),
+        (
+            ("there", "--dependency", "afterok:1?afterok:2"),
+            errors.USAGE,
+            "Remove --after, and write all start conditions",
+        ),
         (("there", "--site", "local"), errors.REFUSED, "cannot wait for there-"),
         (("goes-on",), errors.REFUSED, "continues in several jobs"),
     ):
