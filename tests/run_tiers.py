@@ -32,8 +32,8 @@ ROOM_FOR_TWO = 8 << 30  # bytes of memory
 SECOND_LAB = (
     "test_attacks_files", "test_attacks_nodes", "test_attempts_on_nodes", "test_cost",
     "test_elastic_on_nodes", "test_exit_status_inside",
-    "test_from_laptop", "test_inside_an_image", "test_run", "test_security",
-    "test_staging", "test_submit", "test_time_limit", "test_tunnel", "test_tunnel_breaks",
+    "test_from_laptop", "test_inside_an_image", "test_losses", "test_notebooks", "test_preemption", "test_run",
+    "test_security", "test_staging", "test_submit", "test_time_limit", "test_tunnel", "test_tunnel_breaks",
 )  # fmt: skip
 
 

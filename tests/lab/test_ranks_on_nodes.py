@@ -192,7 +192,7 @@ def test_another_account_gets_no_word_in_and_a_lost_agent_is_named(cluster: Clus
         waits = [[one["name"] for one in group["processes"]] for group in groups if "<module>" in group["place"]]
         return waits == [[f"rank {number}" for number in range(8)]]
 
-    assert wait_for(all_wait_in_the_script, 60), cluster.run("hpcml", "stacks", directory.name).stdout
+    assert wait_for(all_wait_in_the_script, 240), cluster.run("hpcml", "stacks", directory.name).stdout
     (agent,) = (pid for pid in roles(cluster, directory, "rank", "n3")[:1])
     cluster.run("kill", f"-{signal.SIGKILL}", str(agent), node="n3")
     end = cluster.wait_status(directory)

@@ -110,7 +110,7 @@ def test_an_interpreter_for_another_processor_is_told(here: Here) -> None:
     assert done.returncode == errors.START_FAILED, done.stderr
     note, _, end = done.stderr.partition("\n  run ")
     assert f"runtime.python ({python}) is for {other}, but this machine is {os.uname().machine}" in note
-    assert f"its interpreter {python} is for {other}, local is {os.uname().machine}" in end
+    assert f"its interpreter {python} is built for {other}, but local is {os.uname().machine}" in end
     assert here.run("report").returncode == 0
     ending = report(Path(here.status()["directory"]))["ending"]
     assert (ending["state"], ending["exit_status"]) == ("FAILED", errors.START_FAILED)
