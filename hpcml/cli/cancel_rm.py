@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,7 +198,7 @@ def run_rm(options: Namespace) -> int:
     if not options.json:
         rows = [(path.name, path, size) for path, size in sizes.items()]
         _show([*rows, *((f"leftover files of {name}", path, left[path]) for name, path in rests)])
-    for name, number in _points(list(sizes)).items():
+    for name, number in _points(sizes).items():
         lost = f"the points of {units.counted(number, 'run')}"
         note(f"the sweep '{name}' loses {lost}: its table then shows them as missing")
     _say_what_stays(staying, each=bool(options.run))
@@ -283,12 +284,15 @@ def _loaded(folder: Path, run_ids: Sequence[str], before: float) -> list[directo
     return runs
 
 
-def _points(ended: Sequence[Path]) -> Counter[str]:
-    """Return how many of these runs have points of each sweep."""
-    requests = (directories.read_json(RunPaths(path).request) for path in ended)
-    return Counter(
-        name for one in requests if one and (name := directories.Table(one.get("spec", dict, {})).get("sweep", str, ""))
-    )
+def _points(ended: Iterable[Path]) -> Counter[str]:
+    """Return how many of these runs have points of each sweep; a run with a damaged request can be removed too."""
+    sweeps: Counter[str] = Counter()
+    for path in ended:
+        with contextlib.suppress(StorageError), directories.complete(path):
+            request = directories.read_json(RunPaths(path).request) or directories.Table({})
+            if name := directories.Table(request.get("spec", dict, {})).get("sweep", str, ""):
+                sweeps[name] += 1
+    return sweeps
 
 
 def _free(folder: Path) -> int:

@@ -26,6 +26,7 @@ from hpcml.request.record import RunRequest
 from hpcml.sites.layers import process_environment
 
 GO_DEADLINE = 60.0  # seconds for the laptop to say that it knows the run's id
+_UPDATE = "Update hpcml on the laptop or on the cluster, whichever is older."
 _OLD = 86400.0  # seconds after which a staging folder was left by one that was killed
 
 
@@ -92,7 +93,7 @@ class RemoteSession:
             raise UsageError(
                 "The laptop's hpcml sent no script",
                 place="hpcml submit",
-                hint="Update hpcml on the laptop or on the cluster, whichever is older.",
+                hint=_UPDATE,
             )
         entries = entries_of(self.header.get("files"), "the laptop's files")
         folder = _incoming()
@@ -177,9 +178,7 @@ def serve(call: Callable[[list[str], RemoteSession], int]) -> int:
     if protocol != PROTOCOL:
         session.say(exit_status=ConfigError.exit_status)
         message = f"Protocol version mismatch: laptop {protocol}, cluster {PROTOCOL}"
-        raise ConfigError(
-            message, place="hpcml", hint="Update hpcml on the laptop or on the cluster, whichever is older."
-        )
+        raise ConfigError(message, place="hpcml", hint=_UPDATE)
     if session.arguments[:1] not in (["submit"], ["fetch"]):
         session.watch()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -43,9 +43,9 @@ INSTEAD = {
     "--export-file": "Use --env-file FILE.",
     "--signal": "Use --set slurm.signal_lead=TIME.",
     "--comment": "hpcml sets the comment itself and finds the job by it. Use --name to name the job.",
-    "--clusters": "Submit on a login node of the Slurm cluster that you want to use.",
-    "--cluster": "Submit on a login node of the Slurm cluster that you want to use.",
-    "-M": "Submit on a login node of the Slurm cluster that you want to use.",
+    **dict.fromkeys(
+        ("--clusters", "--cluster", "-M"), "Submit on a login node of the Slurm cluster that you want to use."
+    ),
     "--wrap": "Submit a script, or a program: hpcml submit -- PROGRAM.",
     "--gres": "Use --gpus-per-node 4 or TYPE:4; for other resources --sbatch=--gres=NAME:N.",
     "--parsable": "Use --json.",

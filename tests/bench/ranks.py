@@ -355,7 +355,7 @@ def tutorials(machine: Machine, options: argparse.Namespace) -> int:
         print(json.dumps(row), flush=True)
         if options.json:
             options.json.write_text(json.dumps(document, indent=1) + "\n")
-    return int(not all(row["same"] for row in rows))
+    return int(not rows or not all(row["same"] for row in rows))
 
 
 def _comparable(text: str) -> list[str]:

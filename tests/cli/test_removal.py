@@ -50,6 +50,13 @@ def test_a_sweep_that_loses_points_is_named(world: World) -> None:
     assert "the sweep 'groups' loses the points of 1 run" in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("damaged", ['{"spec"', '{"spec": {"sweep": 3}}', '{"spec": 3}'])
+def test_a_run_with_a_damaged_request_goes(world: World, damaged: str) -> None:
+    (ended(world, "a") / "request.json").write_text(damaged)
+    done = world.run("rm", "a", "--yes")
+    assert (done.returncode, world.left()) == (0, []), done.stderr
+
+
 @pytest.mark.parametrize(("answer", "left"), [("y", 0), ("n", 1), ("", 1)])
 def test_a_terminal_is_asked(world: World, answer: str, left: int) -> None:
     ended(world, "a")

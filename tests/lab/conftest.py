@@ -345,7 +345,5 @@ def _no_tunnel_stays(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def dashboard(outside: Outside) -> Iterator[tuple[str, Path]]:
     """A run of two nodes that goes on for a whole module: its id and directory."""
-    outside.lab.wait_idle(60)
-    yield outside.start_run("dash", BUSY, "--nodes", "2")
-    outside.on("login", "scancel", "--me", "--quiet")
-    outside.lab.wait_idle(60)
+    with outside.going_on("dash", BUSY) as run:
+        yield run

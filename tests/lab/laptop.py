@@ -161,6 +161,14 @@ class Outside:
         assert job
         return directory.name, directory
 
+    @contextlib.contextmanager
+    def going_on(self, name: str, text: str) -> Iterator[tuple[str, Path]]:
+        """A run of two nodes that goes on until it is cancelled here: its id and directory."""
+        self.lab.wait_idle(60)
+        yield self.start_run(name, text, "--nodes", "2")
+        self.on("login", "scancel", "--me", "--quiet")
+        self.lab.wait_idle(60)
+
     def service(self, directory: Path, name: str = "dashboard") -> dict[str, Any]:
         files = []
         until(lambda: bool(files := sorted(directory.glob(f"attempts/*/services/{name}.json"))), 30)

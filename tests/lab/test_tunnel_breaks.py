@@ -35,10 +35,8 @@ def nothing_left(outside: Outside) -> list[str]:
 @pytest.fixture(scope="module")
 def web(outside: Outside) -> Iterator[tuple[str, Path]]:
     """A run with a dashboard and a web service that wants a token; it has no end of its own."""
-    outside.lab.wait_idle(60)
-    yield outside.start_run("web", SERVICE, "--nodes", "2")
-    outside.on("login", "scancel", "--me", "--quiet")
-    outside.lab.wait_idle(60)
+    with outside.going_on("web", SERVICE) as run:
+        yield run
 
 
 def test_a_link_cut_for_20_s_is_waited_out(outside: Outside, web: tuple[str, Path]) -> None:

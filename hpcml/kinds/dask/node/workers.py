@@ -57,7 +57,7 @@ def main() -> int:
                 inspection.end()  # what it finds wrong with the node goes before what the environment lacks
             folder = scratch.Folder(temporary_directory.of_role(context))
         except scratch.UnsafePlaceError as error:
-            return node.refuse(f"{error}; set paths.scratch in the profile, or TMPDIR, to another folder")
+            return node.refuse(f"{error}; {scratch.ANOTHER_FOLDER}")
         except (gpus.NoGpuError, UnfitError) as error:
             return node.refuse(str(error))
 
