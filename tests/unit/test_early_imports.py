@@ -41,10 +41,29 @@ def test_a_script_s_own_words_count(tmp_path: Path, text: str | bytes, found: li
     assert wanted(tmp_path, text) == found
 
 
+@pytest.mark.parametrize(("text", "may"), [
+    ("import os, cupy\nimport dask.array as da\nfrom dask.distributed import Client, wait\nimport numpy.linalg", False),
+    ("import hpcml\nfrom distributed import Client", False),
+    ("import dask.dataframe as dd", True),
+    ("from dask import dataframe", True),
+    ("import cudf", True),
+    ("from cuml.dask.cluster import KMeans", True),
+    ("from . import mine", True),
+    ("def late():\n    import mine", True),
+    ("print('no import at all')", True),
+    ("import os\nfrom", True),
+])  # fmt: skip
+def test_only_a_script_that_cannot_need_cudf_starts_without_it(tmp_path: Path, text: str, may: bool) -> None:
+    (tmp_path / "script.py").write_text(text)
+    settings = settings_of(code__script=str(tmp_path / "script.py"), code__form=Form.SCRIPT)
+    assert workers.may_use_cudf(settings) is may
+
+
 def test_what_is_no_python_file_is_not_looked_at(tmp_path: Path) -> None:
     text = "import dask.dataframe"
     assert wanted(tmp_path, text, form=Form.NOTEBOOK) == wanted(tmp_path, text, form=Form.JUPYTER) == []
     assert workers.early_imports(settings_of(code__script=str(tmp_path / "none.py"))) == []
+    assert workers.may_use_cudf(settings_of(code__script=str(tmp_path / "none.py")))
 
 
 def test_what_cannot_be_imported_is_left_to_the_graph_that_needs_it(

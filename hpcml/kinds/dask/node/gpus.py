@@ -11,6 +11,7 @@ import ctypes
 import importlib
 import importlib.util
 import os
+import sys
 import time
 from typing import Any, NamedTuple
 
@@ -38,14 +39,21 @@ class NoGpuError(Exception):
     """The node lacks a GPU, or what it needs to use one."""
 
 
-def load(gpu: Gpu) -> None:
-    """Import what all GPU workers of a node need, once, before they are forked; no CUDA context is made by it."""
+def load(gpu: Gpu, *, cudf: bool) -> None:
+    """Import what all GPU workers of a node need, once, before they are forked; no CUDA context is made by it.
+
+    Without ``cudf`` a worker imports cuDF when a task first needs it.
+    """
     os.environ["RAPIDS_NO_INITIALIZE"] = "1"
     if not _installed("dask_cuda"):
         raise NoGpuError(
             "dask-cuda is not installed in the run's environment (install hpcml's extra 'cuda12' or 'cuda13')"
         )
-    for name in ("dask_cuda.worker_common", *_installed("rmm", "cudf", *gpu.rmm_allocator_libs), *gpu.pre_import):
+    for name in (
+        "dask_cuda.worker_common",
+        *_installed("rmm", *gpu.rmm_allocator_libs, *["cudf"] * cudf),
+        *gpu.pre_import,
+    ):
         importlib.import_module(name)
 
 
@@ -177,7 +185,9 @@ def worker_options(context: Context, device: str, pool: Pool, *, memory_limit: i
         f" RMM pool {in_gib(pool.size) if pool.size else 'none'}.",
         flush=True,
     )
-    return {"plugins": tuple(plugins), "data": store_arguments}
+    # this one imports cuDF, to set its spilling; load() has not, where no task can need it and none is to spill
+    needed = [plugin for plugin in plugins if "cudf" in sys.modules or type(plugin).__name__ != "CUDFSetup"]
+    return {"plugins": tuple(needed), "data": store_arguments}
 
 
 def pinned_memory(gpu: Gpu, memory_limit: int) -> int:

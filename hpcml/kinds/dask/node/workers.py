@@ -26,6 +26,7 @@ _TROUBLE = re.compile(r"NCCL WARN| UCX  (?:ERROR|FATAL) ")
 LARGEST_SCRIPT = 1 << 20  # bytes of a script that is looked at
 _ARRAY, _FRAME = "dask.array", "dask.dataframe"
 # The modules that a worker needs for what a script imports; none of them makes a CUDA context, which no fork survives.
+_WITHOUT_CUDF = {*sys.stdlib_module_names, "cupy", "dask", "distributed", "hpcml", "numpy"}
 _NEEDS = {_ARRAY: (_ARRAY,), _FRAME: (_FRAME,), "dask_cudf": (_FRAME,), "dask_ml": (_ARRAY, _FRAME)}
 
 
@@ -52,7 +53,7 @@ def main() -> int:
         try:
             try:
                 if context.settings.workers.gpu:
-                    gpus.load(context.settings.workers.gpu)
+                    gpus.load(context.settings.workers.gpu, cudf=may_use_cudf(context.settings))
             finally:
                 inspection.end()  # what it finds wrong with the node goes before what the environment lacks
             folder = scratch.Folder(temporary_directory.of_role(context))
@@ -120,25 +121,38 @@ class Address:
 
 def early_imports(settings: Settings) -> list[str]:
     """Return the modules to import early: what the script's own text imports of Dask's collections, else nothing."""
-    if settings.code.form is not Form.SCRIPT:
-        return []
-    try:
-        source = Path(settings.code.script).read_bytes()
-        names = set(_imported(ast.parse(source))) if len(source) <= LARGEST_SCRIPT else set()
-    except (OSError, SyntaxError, ValueError):  # Python will say so when it runs the script
-        return []
+    names = _imports(settings)
     return sorted(
         {need for kind, needs in _NEEDS.items() if any(_within(name, kind) for name in names) for need in needs}
     )
+
+
+def may_use_cudf(settings: Settings) -> bool:
+    """Return False if the script imports nothing that could need cuDF, whose import costs each start two seconds."""
+    names = _imports(settings)
+    without = names and not any(name.partition(".")[0] not in _WITHOUT_CUDF or _within(name, _FRAME) for name in names)
+    return not without or (settings.workers.gpu is not None and settings.workers.gpu.cudf_spill)
+
+
+def _imports(settings: Settings) -> set[str]:
+    """Return what the script's text imports; nothing if there is no script or it cannot be read."""
+    if settings.code.form is not Form.SCRIPT:
+        return set()
+    try:
+        source = Path(settings.code.script).read_bytes()
+        return set(_imported(ast.parse(source))) if len(source) <= LARGEST_SCRIPT else set()
+    except (OSError, SyntaxError, ValueError):  # Python will say so when it runs the script
+        return set()
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
 def _within(name: str, package: str) -> bool:
