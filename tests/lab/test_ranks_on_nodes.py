@@ -88,7 +88,12 @@ def barrier():
     socket.create_server(("", 0)).accept()
 if os.environ["RANK"] == "3": barrier()
 """
-WAITS = "import time\nprint('here', flush=True)\ntime.sleep(1000)\n"
+WAITS = """
+import os, time, hpcml
+print("here", flush=True)
+(hpcml.run.out / os.environ["RANK"]).touch()
+time.sleep(1000)
+"""
 
 
 def kinds_of_pmi(cluster: Cluster) -> str:
@@ -186,6 +191,9 @@ def test_another_account_gets_no_word_in_and_a_lost_agent_is_named(cluster: Clus
             assert done.stdout.strip() == "0" or "reset" in done.stderr, (done.stdout, done.stderr)
     read = cluster.run("cat", str(directory / "attempts/0/secret/ranks.key"), node="n2", user="mallory")
     assert "Permission denied" in read.stderr
+
+    # stacks that are asked for before the ranks are there cost a busy machine more than the ranks do
+    assert wait_for(lambda: len(list((directory / "out").iterdir())) == 8, 240)
 
     def all_wait_in_the_script() -> bool:
         groups = json.loads(cluster.run("hpcml", "stacks", directory.name, "--json").stdout)["groups"]
