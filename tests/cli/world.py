@@ -49,6 +49,8 @@ class World:
     def run(self, *arguments: str, env: dict[str, str] | None = None, without: tuple[str, ...] = (), cwd: Path | None = None,
             before: Callable[[], None] | None = None, timeout: float = 240) -> subprocess.CompletedProcess[str]:  # fmt: skip
         environment = {key: value for key, value in {**self.environment, **(env or {})}.items() if key not in without}
+        if before:  # a limit for the sizes of files would leave half of a module's bytecode, for all tests after it
+            environment["PYTHONDONTWRITEBYTECODE"] = "1"
         odd = any(key.startswith(("PYTHON", "LC_")) for key in environment)  # what an interpreter reads at its start
         if self.command == typed.COMMAND and not before and not odd:
             return typed.run(arguments, environment, cwd or self.project, timeout)
