@@ -199,8 +199,8 @@ def run_rm(options: Namespace) -> int:
         rows = [(path.name, path, size) for path, size in sizes.items()]
         _show([*rows, *((f"leftover files of {name}", path, left[path]) for name, path in rests)])
     for name, number in _points(sizes).items():
-        lost = f"the points of {units.counted(number, 'run')}"
-        note(f"the sweep '{name}' loses {lost}: its table then shows them as missing")
+        lost = f"the results of its points in {units.counted(number, 'run')}"
+        note(f"the sweep '{name}' loses {lost}: hpcml sweep table then shows these points as missing")
     _say_what_stays(staying, each=bool(options.run))
     if (short := (missing or 0) - sum(sizes.values())) > 0:
         note(f"{units.format_bytes(short)} of the requested {units.format_bytes(wanted)} cannot be freed")

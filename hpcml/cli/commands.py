@@ -87,7 +87,7 @@ GROUPS = {
         "fetch": Command("copy a run's results to your laptop", "RUN [DEST]", "last results"),
         "tunnel": Command(
             "open a run's dashboard, or its JupyterLab, on your laptop", "[OPTIONS] [RUN]",
-            "last", "--host me@login.example.org --open last",
+            "last", "--open last",
             values={"NAME": {"dashboard": "Dask's dashboard", "jupyter": "JupyterLab"},
                     "ROUTE": {"direct": "", "twohop": "", "srun": ""}}),
     },
@@ -170,7 +170,7 @@ def build_parser(verb: str) -> Parser:
 
 
 def _examples(verb: str) -> str:
-    host = "--host me@login.example.org " if verb == "fetch" else ""
+    host = "--host me@login.example.org " if verb in GROUPS["Laptop"] else ""
     lines = [f"  hpcml {host}{verb} {example}".rstrip() for example in COMMANDS[verb].examples]
     return "\n".join(["", f"example{'s' if len(lines) > 1 else ''}:", *lines, ""])
 

@@ -34,7 +34,7 @@ def add_run(parser: ArgumentParser, *, default: str | None = "last") -> None:
         parser.add_argument("run", metavar="RUN", help=RUN, nargs="?", default=default)
 
 
-def add_site(parser: ArgumentParser, text: str = "site whose profile names the folder of your runs") -> None:
+def add_site(parser: ArgumentParser, text: str = "site whose runs folder (paths.runs) hpcml searches") -> None:
     """Add the site, and single values of its profile."""
     parser.add_argument("--site", metavar="SITE", help=f"{text} (default: the detected site)")
     add_set(parser)

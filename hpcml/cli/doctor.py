@@ -50,13 +50,13 @@ def add_options(parser: ArgumentParser) -> None:
         "--patience",
         metavar="TIME",
         default="10m",
-        help="cancel the job if it has not ended TIME after the submission (default: 10m)",
+        help="cancel the job if it still waits or runs TIME after its submission (default: 10m)",
     )
     parser.add_argument(
         "--deadline",
         metavar="TIME",
         default="2.2s",
-        help="time limit for all checks together that need no job (default: 2.2s)",
+        help="total time limit for the checks on this machine, without the job of --node (default: 2.2s)",
     )
     parser.add_argument("--all", action="store_true", help="also show passed checks and checks that do not apply")
     common.add_json(parser)

@@ -89,7 +89,7 @@ def add_options(parser: ArgumentParser) -> None:
     build_.parse_known_args = intermixed  # type: ignore[method-assign,assignment]
     show = add("show", "show what is in an image: kind, versions, labels and definition", _show)
     show.add_argument("image", metavar="IMAGE", help="a .sif file")
-    check_ = add("check", "check the file of an image, and start the image", _check)
+    check_ = add("check", "check an image's file, and test whether the image starts", _check)
     check_.add_argument("image", metavar="IMAGE", help="a .sif file")
     check_.add_argument("--gpu", action="store_true", help="also test one GPU of this machine")
     ls = add("ls", "list the images in one or more folders", _ls)

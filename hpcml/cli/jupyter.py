@@ -25,7 +25,7 @@ def add_options(parser: Parser) -> None:
     """Add a submission's options and the session's own."""
     submit.add_options(parser, "jupyter")
     parser.epilog = (
-        "Open the session on your laptop: hpcml tunnel --host HOST --service jupyter RUN. End it: hpcml cancel RUN."
+        "Open the session on your laptop: hpcml --host HOST tunnel --service jupyter RUN. End it: hpcml cancel RUN."
     )
     group = parser.add_argument_group("the session")
     group.add_argument(

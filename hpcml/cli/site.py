@@ -36,10 +36,10 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_json(parser)
     text = "ls: list profiles; show: print one; diff: compare two; init: write one for this machine"
     parser.add_argument("what", metavar="ls|show|diff|init", choices=tuple(_MOST), help=text)
-    text = "show: a name (default: the detected site); diff: two names or files; init: name of the new profile"
+    text = "with show: a name (default: the detected site); with diff: two names or files; with init: the new name"
     parser.add_argument("names", nargs="*", metavar="SITE", help=text)
-    parser.add_argument("--origin", action="store_true", help="show: also print where each value was set")
-    parser.add_argument("--facts", action="store_true", help="show: print the source, date and certainty of each value")
+    parser.add_argument("--origin", action="store_true", help="with show: also print where each value was set")
+    parser.add_argument("--facts", action="store_true", help="with show: print each value's source, date and certainty")
     _add_options_of_init(parser)
 
 
@@ -214,14 +214,14 @@ def _add_options_of_init(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--probe",
         action="store_true",
-        help="init: also examine one or two compute nodes, with a job of at most two minutes",
+        help="with init: also examine one or two compute nodes, with a job of at most two minutes",
     )
-    parser.add_argument("--print", action="store_true", help="init: print the profile, and write nothing")
-    parser.add_argument("--force", action="store_true", help="init: replace an existing profile")
+    parser.add_argument("--print", action="store_true", help="with init: print the profile, and write nothing")
+    parser.add_argument("--force", action="store_true", help="with init: replace an existing profile")
     parser.add_argument(
         "--refresh",
         action="store_true",
-        help="init: read the machine again, show differences, ask before writing; your own values stay",
+        help="with init: read the machine again, show differences, ask before writing; keep your values",
     )
     parser.add_argument("--yes", action="store_true", help="with init --refresh: write without asking")
     parser.add_argument(
@@ -249,7 +249,7 @@ def _add_options_of_init(parser: ArgumentParser) -> None:
         "--deadline",
         metavar="TIME",
         default=_DEADLINE,
-        help="with init --probe: cancel the job if it has not ended TIME after the submission (default: 10m)",
+        help="with init --probe: cancel the job if it still waits or runs TIME after its submission (default: 10m)",
     )
 
 

@@ -111,7 +111,7 @@ def add_options(parser: Parser) -> None:
     parser._option_string_actions["--profile"].help = SUPPRESS  # noqa: SLF001 - refused: a sweep has many scripts
     parser.epilog = (
         "A point is one combination of values. hpcml adds its values as options: SCRIPT ARGS… --lr 0.1 --k 16. "
-        "To report a metric from the script: hpcml help metrics."
+        "How a script reports a metric: see hpcml help metrics."
     )
     parser.set_defaults(prepare=False, check=False)
 
@@ -238,7 +238,7 @@ def _jobs(options: Namespace) -> int:
     """Return in how many jobs at once the points are to run."""
     jobs = common.positive(options.jobs, "--jobs")
     if jobs > _MOST_JOBS:
-        hint = "Slurm rarely starts so many jobs at once. Each job runs points until none are left."
+        hint = "Use fewer jobs: each runs points until none are left. Slurm rarely runs so many jobs in parallel."
         raise UsageError(f"{jobs} jobs are more than the maximum of {_MOST_JOBS}", place="--jobs", hint=hint)
     return jobs
 

@@ -104,7 +104,7 @@ def _bridge(options: Namespace, run: directories.Run) -> int:
 
 def _again(options: Namespace, run: str, host: str = "") -> str:
     """Return how to open a tunnel again that the user closed, with the same options."""
-    command = ["hpcml", "tunnel", *(["--host", host] if host else [])]
+    command = ["hpcml", *(["--host", host] if host else []), "tunnel"]
     command += ["--service", options.service] if options.service != "dashboard" else []
     command += [word for name in ("port", "route") if (text := getattr(options, name)) for word in (f"--{name}", text)]
     command += ["--open"] if options.open else []
@@ -142,7 +142,7 @@ def _login(options: Namespace) -> Login | None:
         return None
     if here.login.host:
         return here.login
-    hint = "Name the login node: hpcml tunnel --host user@login.example.org RUN. Or set login.host in config.toml."
+    hint = "Name the login node: hpcml --host user@login.example.org tunnel RUN. Or set login.host in config.toml."
     raise UsageError("The login node is unknown", place="hpcml tunnel", hint=hint)
 
 
@@ -275,7 +275,7 @@ def _print_commands(options: Namespace) -> int:
     try:
         run = _run_of(options)
     except NotFoundError as error:
-        hint = f"{error.hint} On a laptop, name the login node: hpcml tunnel --host HOST {options.run}."
+        hint = f"{error.hint} On a laptop, name the login node: hpcml --host HOST tunnel {options.run}."
         raise NotFoundError(error.message, place=error.place, hint=hint) from error
     service = tunnel_server.service(run, options.service)
     site = common.load_site(options.site or "", None, options.set or ()).site
@@ -287,7 +287,7 @@ def _print_commands(options: Namespace) -> int:
     if options.json:
         common.print_json({"run": run.id, "service": service._asdict(), "commands": [line for _, line in lines]})
         return 0
-    for line in ("On your laptop, with hpcml:", f"  hpcml tunnel --host {host} {run.id}", "", "Without hpcml:"):
+    for line in ("On your laptop, with hpcml:", f"  hpcml --host {host} tunnel {run.id}", "", "Without hpcml:"):
         say(line)
     for when, line in lines:
         if when:

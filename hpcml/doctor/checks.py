@@ -301,7 +301,7 @@ def limits(exam: Examination) -> Finding:
     if low:
         hint = "Submit with --detach, and check with hpcml status. Run long work in jobs."
         return yellow(sentences[low[0]], hint, **data)
-    return green("this machine's limits for processes are high enough to wait for runs", **data)
+    return green("the limits of your processes on this machine (ulimit) are high enough to wait for runs", **data)
 
 
 def session_memory(root: Path) -> tuple[int, str] | None:

@@ -175,7 +175,7 @@ SLURM = (
     Rule("step-cpus", ROOT, r"Unable to create step for job \d+: More processors requested than permitted",
          "a job step requested more processors than the job has",
          "Set --cpus-per-task for each srun inside the script. "
-         "Without it, srun uses the CPUs per task of the run's own step.",
+         "Without it, srun requests as many CPUs per task as the job step that runs the script.",
          "step requests too many CPUs"),
     Rule("slurm-silent", WARNING, r"Unable to contact slurm controller|Socket timed out on send/recv operation",
          "Slurm's controller did not answer for a while"),

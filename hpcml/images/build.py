@@ -85,7 +85,8 @@ def find_program(wanted: str, first: str = "") -> Program:
         raise ImageError(f"There is no {' and no '.join(names)} on this machine", place="PATH", hint=hint)
     answer = ask([path, "--version"], TIMEOUT)
     if answer.code != 0:
-        message = f"The container program {'does not respond to' if answer.code is None else 'fails with'} --version"
+        what = "did not respond" if answer.code is None else "failed"
+        message = f"The container program {what} when hpcml called it with --version"
         hint = "Run the program yourself. Check that its module is loaded and its file system is mounted."
         raise ImageError(message, place=path, hint=hint, quote=last_lines(answer.text))
     return identify(path, answer.text)

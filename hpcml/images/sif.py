@@ -216,9 +216,10 @@ def _version_problems(versions: Mapping[str, str], pinned: Mapping[str, str]) ->
         wants = ", ".join(f"{name} {pinned[name]}" for name in mixed)
         yield Problem(f"the image's RAPIDS {versions['rapids']} needs {wants}, not {has}", rebuild)
     elif other:
-        named = ", ".join(f"{name} {value} (here {pinned[name]})" for name, value in other.items())
-        hint = "The image may work. hpcml image build makes an image with the versions of this hpcml."
-        yield Problem(f"the image's versions differ from those of this hpcml: {named}", hint, fatal=False)
+        named = ", ".join(f"{name} {value} (not {pinned[name]})" for name, value in other.items())
+        hint = "The image may work. To get the tested versions, build it again with hpcml image build."
+        clause = f"the image has other package versions than hpcml image build installs: {named}"
+        yield Problem(clause, hint, fatal=False)
 
 
 # -- definitions: those that ship with hpcml and the user's own -------------------------------------------------------

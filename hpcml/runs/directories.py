@@ -511,7 +511,7 @@ def remove_folder(directory: Path) -> None:
     going = directory.with_name(f".{directory.name}.{os.urandom(8).hex()}.removed")
     with storage(directory):
         if not files.is_own_folder(directory):
-            hint = "Check this folder, and remove it yourself."
+            hint = "hpcml does not delete it. Check it with ls -ld, and remove it with rm."
             raise StorageError("The run's folder is not yours, or is a link", place=str(directory), hint=hint)
         directory.rename(going)
     remove_leftover(going)

@@ -298,7 +298,7 @@ def _from_files(run: directories.Run) -> Status:
     ):
         host = "" if schedulers.get(current.planned.scheduler).ONE_MACHINE else f"--host {_login_host(run)} "
         place = "to open it on your laptop" if host else "to open it"
-        return current.changed(jupyter=f"running on {node}; {place}: hpcml tunnel {host}--service jupyter {run.id}")
+        return current.changed(jupyter=f"running on {node}; {place}: hpcml {host}tunnel --service jupyter {run.id}")
     return current
 
 
@@ -567,7 +567,7 @@ def _step_ended(before: Status, run: directories.Run, node: str, exit_status: in
         hint = why.hint.replace("IMAGE", image)
     else:
         ended = rules.of_role(exit_status, log)
-        current = _lost(before, run, START_FAILED, f"the script's job step could not start: it {ended.what}")
+        current = _lost(before, run, START_FAILED, f"before the script started, its job step {ended.what}")
         hint = ended.hint or current.hint
     return current.changed(hint=hint, quote=log or current.ending.quote)
 

@@ -103,7 +103,7 @@ def _present_job(run: directories.Run) -> tuple[directories.Run, JobState | None
     """Return a run with its job now and that job's state; NotFoundError if it is prepared and has none."""
     run = records.adopt(directories.load(run.paths.directory) if run.may_start_again else run)
     if records.is_prepared(run) and not run.job:
-        hint = f"Submit it first: {run.submission.line if run.submission else ''}"
+        hint = f"Submit the run with this command: {run.submission.line if run.submission else ''}"
         raise NotFoundError("The run is prepared but not submitted", place=run.id, hint=hint)
     return run_status.present_job(run) if run.job else (run, None)
 

@@ -46,12 +46,12 @@ class Resources(NamedTuple):
     """What a run requests on each node."""
 
     cpus_per_node: int = 0
-    """CPUs to request per node; 0: the partition's CPUs in the profile, else Slurm's default. If the profile lists no
+    """CPUs to request per node; 0: the profile's value for the partition, else Slurm's default. If the profile lists no
     partitions, this is the number of CPUs in a node. With ``resources.node_gpus``, a job for only some of a node's GPUs
     requests the same fraction of its CPUs.
     """
     memory_per_node: Memory = Memory()
-    """Memory to request per node; empty: the partition's memory in the profile, else Slurm's default. If the profile
+    """Memory to request per node; empty: the profile's value for the partition, else Slurm's default. If the profile
     lists no partitions, this is the memory of a node. A job for only some of a node's GPUs requests the same fraction
     of its memory.
     """

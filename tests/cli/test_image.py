@@ -186,7 +186,7 @@ def test_a_program_that_fails_or_is_for_another_machine(world: World, program: P
         "build",
         "own.def",
         status=errors.IMAGE,
-        says=("The container program fails with --version", "| libseccomp.so.2"),
+        says=("The container program failed when hpcml called it with --version", "| libseccomp.so.2"),
     )
     (world.bin / "apptainer").write_bytes(b"\x7fELF rubbish")
     image(world, "build", "own.def", status=errors.IMAGE, says=("could not be started", "Exec format error"))

@@ -47,7 +47,7 @@ def test_a_sweep_that_loses_points_is_named(world: World) -> None:
     found["spec"]["sweep"] = "groups"
     request.write_text(json.dumps(found))
     done = world.run("rm", "a", "--dry-run")
-    assert "the sweep 'groups' loses the points of 1 run" in done.stderr, done.stderr
+    assert "the sweep 'groups' loses the results of its points in 1 run" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("damaged", ['{"spec"', '{"spec": {"sweep": 3}}', '{"spec": 3}'])

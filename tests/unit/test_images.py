@@ -158,7 +158,7 @@ def rapids(**other: str) -> sif.Image:
 
 
 OLDER = {"rapids": "26.08", "dask": "2026.5.0", "distributed": "2026.5.0", "dask_cuda": "26.8.0", "ucxx": "0.51.0"}
-OTHERS = "rapids 26.08 (here 26.10), dask 2026.5.0 (here 2026.7.1), distributed 2026.5.0 (here 2026.7.1), dask-cuda 26.8.0 (here 26.10.0), "
+OTHERS = "rapids 26.08 (not 26.10), dask 2026.5.0 (not 2026.7.1), distributed 2026.5.0 (not 2026.7.1), dask-cuda 26.8.0 (not 26.10.0), "
 UNKNOWN = ("the image has no labels of hpcml: its contents are unknown until it runs", False)
 ARCHITECTURE = ("the image is built for x86_64, but this machine is aarch64", True)
 CUDA = "the image is built for CUDA 12, but gpu.cuda of the site is 13"
@@ -178,7 +178,7 @@ CUDA = "the image is built for CUDA 12, but gpu.cuda of the site is 13"
     (rapids(dask="2026.9.0", distributed="2026.9.0"), {}, [("the image's RAPIDS 26.10 needs dask 2026.7.1, distributed 2026.7.1, "
                                                             "not dask 2026.9.0, distributed 2026.9.0", True)]),
     (rapids(ucxx="0.50.0"), {}, [("the image's RAPIDS 26.10 needs ucxx 0.52.0, not ucxx 0.50.0", True)]),
-    (rapids(**OLDER), {"cuda": "12", "gpus": 1}, [(f"the image's versions differ from those of this hpcml: {OTHERS}ucxx 0.51.0 (here 0.52.0)", False)]),
+    (rapids(**OLDER), {"cuda": "12", "gpus": 1}, [(f"the image has other package versions than hpcml image build installs: {OTHERS}ucxx 0.51.0 (not 0.52.0)", False)]),
     (facts(), {"machine": "aarch64"}, [ARCHITECTURE, UNKNOWN]),  # the fatal come first
 ])  # fmt: skip
 def test_what_speaks_against_an_image(of: sif.Image, asked: dict[str, Any], found: list[tuple[str, bool]]) -> None:

@@ -228,10 +228,10 @@ def test_what_a_run_could_ask_less_of(tmp_path: Path, text: str, said: list[str]
 
 
 @pytest.mark.parametrize(("site", "way"), [
-    ({"login.host": {"value": "login.example.org"}}, "to open it on your laptop: hpcml tunnel --host login.example.org --service"),
-    ({"login.host": {"value": "a b"}}, "to open it on your laptop: hpcml tunnel --host 'a b' --service"),
-    ({"login.host": "damaged"}, f"to open it on your laptop: hpcml tunnel --host me@{os.uname().nodename} --service"),
-    (None, f"to open it on your laptop: hpcml tunnel --host me@{os.uname().nodename} --service"),
+    ({"login.host": {"value": "login.example.org"}}, "to open it on your laptop: hpcml --host login.example.org tunnel --service"),
+    ({"login.host": {"value": "a b"}}, "to open it on your laptop: hpcml --host 'a b' tunnel --service"),
+    ({"login.host": "damaged"}, f"to open it on your laptop: hpcml --host me@{os.uname().nodename} tunnel --service"),
+    (None, f"to open it on your laptop: hpcml --host me@{os.uname().nodename} tunnel --service"),
 ])  # fmt: skip
 def test_the_way_to_jupyterlab_names_the_login_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: dict[str, Any] | None, way: str

@@ -332,7 +332,7 @@ def test_a_page_with_the_token_goes_with_the_tunnel(
 def test_the_line_that_opens_it_again_has_the_same_options() -> None:
     typed = Namespace(service="jupyter", port="9000", route="", open=True)
     assert command._again(typed, RUN, "login").endswith(
-        f": hpcml tunnel --host login --service jupyter --port 9000 --open {RUN}"
+        f": hpcml --host login tunnel --service jupyter --port 9000 --open {RUN}"
     )
     typed = Namespace(service="dashboard", port="", route="", open=False)
     assert command._again(typed, RUN).endswith(f": hpcml tunnel {RUN}")

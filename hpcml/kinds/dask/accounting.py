@@ -239,7 +239,7 @@ ACCOUNTING = Accounting(
         ),
         "spilling": Part(
             "Spilling",
-            "The {unit} was idle: tasks moved data to or from disk or host memory.",
+            "The {unit} was idle: tasks waited while Dask moved data between memory and disk, or GPU and host memory.",
             "#c2255c",
             "#bf4b8a",
         ),

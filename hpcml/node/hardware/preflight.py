@@ -50,7 +50,8 @@ class Inspection:
             return
         table = self.question.answer(time.monotonic() + DEADLINE)
         if "schema" not in table:
-            print(f"hpcml: this node's hardware is unknown: {table['error']}.", file=sys.stderr, flush=True)
+            text = f"hpcml could not examine this node's GPUs and network adapters: {table['error']}"
+            print(f"hpcml: {text}. The run continues without this check.", file=sys.stderr, flush=True)
             return
         path = self.context.attempt.probe_of(self.context.node)
         path.parent.mkdir(mode=0o700, exist_ok=True)

@@ -346,8 +346,8 @@ class Hangs:
         if not self.use["connected"] and ran > settings.deadlines.connect_notice > 0:
             self.warn(
                 f"The script has not connected to its Dask cluster for {settings.deadlines.connect_notice:g} s. "
-                "Client() and hpcml.connect() find the cluster. In child processes, Client(scheduler_file=…), "
-                "LocalCluster() and Client(ADDRESS) do not find it. A script that needs no cluster continues."
+                "Client() and hpcml.connect() connect to it, also in child processes that keep PYTHONPATH. "
+                "If the script needs no cluster, ignore this warning."
             )
         if idle > settings.deadlines.idle_notice > 0:
             self.warn(f"Nothing has used the Dask cluster for {_duration(settings.deadlines.idle_notice)}, and {held}.")

@@ -41,7 +41,8 @@ def main() -> int:
         return WORKERS_NEVER_CAME
     agent = _call(_place(context), deadline)
     if agent is None:
-        print(f"hpcml: the process that starts the ranks on {context.node} does not listen.", file=sys.stderr)
+        sentence = f"this MPI task could not connect in time to the process that starts the ranks on {context.node}"
+        print(f"hpcml: {sentence}.", file=sys.stderr)
         return WORKERS_NEVER_CAME
     variables = {name: value for name, value in os.environ.items() if name.startswith(_PASSED)}
     # PMIx's other ways of storage are files of slurmd: an image does not show them, and clients have crashed on them.
