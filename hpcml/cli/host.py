@@ -87,7 +87,7 @@ def _submit(
     if form is Form.PROGRAM and programs.is_python(path):
         hint = f"Send the script itself: hpcml --host … {command} SCRIPT. "
         hint += "Choose the Python on HOST: --set runtime.python=/path/to/python."
-        raise UsageError(f"hpcml cannot send the Python interpreter '{path}' of this laptop", place="--", hint=hint)
+        raise UsageError(f"hpcml cannot send this laptop's Python interpreter '{path}' to HOST", place="--", hint=hint)
     if not path.is_absolute() or (form is Form.PROGRAM and programs.stays(path, here)):
         hint = f"Send a script that starts the program (hpcml --host … {command} -- ./script.sh), or submit on HOST."
         raise UsageError(f"There is no file '{path}' on this laptop to send", place="--", hint=hint)
@@ -128,7 +128,10 @@ def _submit(
 def _check_upload(upload: channel.Upload) -> None:
     """Say what is not sent, and refuse to send code without the modules that it imports."""
     if needed := snapshot.needed(upload.taken, upload.folder):
-        hint = "Raise the limit in brackets (--set code.max_file=10M), or move the script to a folder with fewer files."
+        hint = (
+            "Raise the limit that the brackets name (for example --set code.max_file=10M), "
+            "or move the script and its modules to a folder with fewer files."
+        )
         raise UsageError("hpcml would not send files that the code needs", place=snapshot.listed(needed), hint=hint)
     if upload.taken.missing:
         note(f"hpcml does not send {snapshot.listed(upload.taken.missing)}")

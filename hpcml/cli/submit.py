@@ -480,8 +480,8 @@ def add_fabric_options(parser: Parser) -> None:
     """Add a submission's options, and the run whose measurement is shown instead."""
     add_options(parser, "fabric")
     parser.epilog = (
-        "Without RUN, hpcml submits a job that measures every pair of nodes, and waits for it. "
-        "With --detach, hpcml does not wait."
+        "Without RUN, hpcml submits a job that measures the interconnect between each pair of its nodes. "
+        "hpcml waits for the job's end, unless you add --detach."
     )
     parser.add_argument("run", metavar="RUN", nargs="?", default="", help="show the interconnect measurement of RUN")
 

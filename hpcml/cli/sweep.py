@@ -100,7 +100,7 @@ def add_options(parser: Parser) -> None:
             nargs="?",
             const="-",
             metavar="FILE",
-            help="with table: print the table as CSV, or write CSV into FILE",
+            help="with table: print the table as CSV, or with =FILE write it into FILE",
         ),
         add("--output", "-o", metavar="FILE", help=picture),
         parser.add_argument(

@@ -219,7 +219,7 @@ def file_system(exam: Examination) -> Finding:
         )
     if abs(ahead) > _SKEW:
         way = "ahead of" if ahead > 0 else "behind"
-        sentence = f"the file system of {folder} is {abs(ahead):.0f} s {way} this machine's clock"
+        sentence = f"the clock of the file system of {folder} is {abs(ahead):.0f} s {way} this machine's clock"
         return yellow(sentence, "Report to the site's support that the times of files are wrong.", **data)
     return green(f"files in {folder} can be renamed and locked, and their times are correct", **data)
 

@@ -376,7 +376,8 @@ def _architecture(exam: Examination, by_node: ByNode) -> Finding:
         if len(others) < len(machines):
             hint = f"Exclude these nodes: --exclude {','.join(others)}."
             sentence = (
-                f"the image is built for {built}, but {', '.join(others)} {'is' if len(others) == 1 else 'are'} not"
+                f"the image is built for {built}, but {', '.join(others)} {'has' if len(others) == 1 else 'have'} "
+                "another architecture"
             )
         return red(sentence, hint, machines=machines)
     if len({*machines.values()}) > 1:
@@ -469,7 +470,10 @@ def _mixed(layers: Mapping[tuple[str, str], str], named: Sequence[str], nodes: i
     sentence = f"adapter {name} of {node} uses {layers[node, name]}, but {other} of {at} uses {usual}"
     names = {one for _, one in odd}
     if len(odd) == nodes * len(names):  # the same on each node: so they are meant
-        hint = f"Name adapters of one link type: network.adapters = {[one for one in named if one not in names]}."
+        hint = (
+            "List only adapters of one link type in the profile: "
+            f"network.adapters = {[one for one in named if one not in names]}."
+        )
         yield red(sentence, hint)
     else:
         yield red(sentence, leave_out(dict.fromkeys(one for one, _ in odd)))

@@ -144,7 +144,7 @@ def submit_limit(exam: Examination) -> Finding:
             "Wait until one of your jobs ends, or cancel a job.",
             room=room,
         )
-    return green(f"Slurm would accept {units.counted(room, 'more job')} from you", room=room)
+    return green(f"Slurm's limits let you submit {units.counted(room, 'more job')}", room=room)
 
 
 def partition(exam: Examination) -> Finding:

@@ -330,7 +330,7 @@ def lines(target: Service, login: str, user: str, port: int) -> list[tuple[str, 
     return [
         ("if your laptop may log in to the compute nodes", f"{forward}{path} -J {who}{login} {who}{node}"),
         (
-            "if only the login node may log in to them (in the second command, replace PATH with the first's output)",
+            "if only the login node may log in to these nodes (replace PATH with what the first command prints)",
             f"ssh -tt {who}{login} {shlex.quote(inner)}",
         ),
         ("", f"{forward}PATH {who}{login}"),

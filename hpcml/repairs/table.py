@@ -72,7 +72,7 @@ REPAIRS = (
         package="libucx-cu13",
         needed_with="1.21.0",
         fixed_in="",
-        fault="The GPU memory of a killed worker stays allocated while another worker lives",
+        fault="The GPU memory of a killed worker stays allocated while another worker on the same node runs",
         upstream="no patch yet",
         gain="the killed worker's memory pool is free after 2 to 3 s",
     ),

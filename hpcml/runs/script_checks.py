@@ -559,7 +559,8 @@ def _tell_missing(
     listed = ", ".join(f"{one.name} ({place(base, one.file, one.line)})" for one in missing[:_NOTED])
     more = f" and {len(missing) - _NOTED} more" if len(missing) > _NOTED else ""
     where = f"the environment of {environment.python} on this machine"
-    remedy = ". Before you submit, install them or set runtime.python" if refused else ""
+    advice = ". Before you submit, install these modules, or set runtime.python to a Python that has them"
+    remedy = advice if refused else ""
     return [*notes, f"imported modules that are not in {where}: {listed}{more}{remedy}"]
 
 

@@ -94,7 +94,7 @@ def read_toml(path: Path, *, obeyed: bool = False) -> dict[str, Any]:
         text = files.read_setting(path) if obeyed else files.read(path, ours=False, follow=True).decode()
         return files.parsed(tomllib.loads, text)
     except OSError as error:
-        hint = "Give yourself read permission, or move the file."
+        hint = "Give yourself read permission, or move the file elsewhere so that hpcml does not read it."
         raise ConfigError(f"The file cannot be read: {error.strerror}", place=str(path), hint=hint) from error
     except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are of its kind
         raise ConfigError(f"The file is not valid TOML: {error}", place=str(path), hint="Correct this line.") from error

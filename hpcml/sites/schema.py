@@ -199,7 +199,7 @@ class Workers(NamedTuple):
     resources: tuple[str, ...] = ()
     """Dask's worker resources, each as ``NAME=NUMBER``, such as ``GPU=1``."""
     restarts: int = 3
-    """How often hpcml restarts a worker, or the process that starts a node's workers, before they count as lost."""
+    """How many times hpcml restarts a worker, or the parent of a node's workers, before it counts as lost."""
     on_loss: str = "continue"
     """What happens when a worker is lost. ``continue``: the run continues while any worker is left. ``fail``: the run
     ends with status 82.

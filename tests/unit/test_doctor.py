@@ -270,7 +270,7 @@ def test_the_image_on_nodes(tmp_path: Path) -> None:
     assert told(found["container"]) == ("red", "the container program singularity is missing on n1")
     two = {"n1": node(in_image=True, machine="aarch64"), "n2": node(programs={})}
     found = {one.check: one for one in nodes.judge(exam, two, {})}
-    assert told(found["architecture"]) == ("red", "the image is built for aarch64, but n2 is not")
+    assert told(found["architecture"]) == ("red", "the image is built for aarch64, but n2 has another architecture")
     assert "--exclude n2" in found["architecture"].remedy
     assert told(found["container"]) == ("red", "the container program singularity is missing on n2")
     assert checks.image(exam).state == "red"

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcml import errors
-from hpcml.remote import answers, channel
+from hpcml.errors import LinkError
+from hpcml.remote import answers, channel, server
 from hpcml.remote.answers import StreamDemux, mark
 from hpcml.remote.ssh import check_host
 from hpcml.remote.transfer import Entry, entries_of, listing, parts_of, receive, send
@@ -137,3 +138,13 @@ def test_what_is_no_host(host: str) -> None:
 def test_what_may_be_a_host(host: str) -> None:
     """Words for a shell are no danger: none sees them; ssh itself refuses them."""
     assert check_host(host) == host
+
+
+def test_a_laptop_that_never_says_that_it_knows_the_run_s_id_submits_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server, "GO_DEADLINE", 0.01)
+    session = server.RemoteSession({"words": ["submit", "job.py"], "nonce": "0" * 32}, 0)
+    with pytest.raises(LinkError, match="submitted no job"), session.handing_over("job-1"):
+        pytest.fail("the run was handed over")
+    assert "submitted" not in capfd.readouterr().err

@@ -101,7 +101,9 @@ def test_a_missing_module_is_an_error_where_nothing_can_add_it(tmp_path: Path) -
     assert f"{sys.executable} -m pip install nowhere_here" in caught.value.hint
     assert "nowhere_here (main.py:2)" in check(path, prepared=True)[0]
     (note,) = check(path, dry_run=True)
-    assert note.endswith("nowhere_here (main.py:2). Before you submit, install them or set runtime.python")
+    assert note.endswith(
+        "nowhere_here (main.py:2). Before you submit, install these modules, or set runtime.python to a Python that has them"
+    )
     assert check(path, image=True) == []
 
 

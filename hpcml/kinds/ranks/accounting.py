@@ -19,7 +19,7 @@ def _sentences(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     if end is None or first is None or last is None or apart is None:
         return ()
     if apart < _SHORT:
-        return ("All ranks ended within a second.",)
+        return ("All ranks ended within a second of each other.",)
     return (f"Rank {last:.0f} on {end.get('node', '')} ended last, {format_seconds(apart)} after rank {first:.0f}.",)
 
 
