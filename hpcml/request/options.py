@@ -42,7 +42,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("partition", "partition", also=("-p",), slurm=("--partition",), default="defaults.partition",
                otherwise="the first in the profile to fit the job, or Slurm's", common=ALL),
         Option("qos", "Slurm quality of service", also=("-q",), slurm=("--qos",), default="defaults.qos",
-               otherwise="the site profile's QoS for the partition"),
+               otherwise="the site profile's value for the partition"),
         Option("dependency", "Slurm dependency, e.g. afterok:123", ALL - {"elastic"},
                also=("-d",), slurm=("--dependency",)),
         Option("after", "start after RUN succeeds; RUN:any: after RUN ends; RUN:fail: after RUN fails",

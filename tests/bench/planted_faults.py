@@ -190,6 +190,8 @@ FAULTS = (
     F("hpcml/kinds/dask/node/dask_worker.py", "path.read_text().splitlines()[share]", "path.read_text().splitlines()[0]", "points of a sweep side by side find no workers", True),
     F("hpcml/kinds/dask/node/dask_worker.py", 'if parent.state == "T" else 0', 'if parent.state == "t" else 0', "a worker task that somebody stopped stays stopped", True),
     F("hpcml/kinds/dask/node/workers.py", '"." * node.level + ', "", "a module of the user's own folder is taken for Dask's"),
+    F("hpcml/kinds/dask/node/workers.py", ' or gpu.cudf_spill or "cupy"', ' or "cupy"', "cuDF's own spilling is set in no worker whose script shows no cuDF"),
+    F("hpcml/kinds/dask/node/gpus.py", 'os.environ |= {"CUDF_SPILL": "off", "CUDF_SPILL_STATS": "0"}', "pass", "a variable of the user's has cuDF spill beside Dask"),
     F("hpcml/kinds/dask/node/workers.py", "except Exception as error:", "except ImportError as error:", "a library that finds no GPU ends the worker"),
     F("hpcml/kinds/dask/node/workers.py", "except (OSError, SyntaxError, ValueError):", "except OSError:", "a script's syntax error ends the worker tasks, not the script", True),
     F("hpcml/node/end_cause.py", 'errors.ALLOCATION_LOST if "NODE" in cause else errors.CANCELLED', "errors.CANCELLED", "a lost node counts as cancelled"),

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from hpcml.forms import Form
-from hpcml.kinds.dask.node import replacements, workers
+from hpcml.kinds.dask.node import gpus, replacements, workers
 from hpcml.node import script_process
 from hpcml.node.script import launcher
+from hpcml.node.settings import Gpu
 from node_settings import settings as settings_of
 
 
@@ -41,29 +42,56 @@ def test_a_script_s_own_words_count(tmp_path: Path, text: str | bytes, found: li
     assert wanted(tmp_path, text) == found
 
 
+GPU = Gpu(1, "", -1.0, None, False, False, None, ("cupy",), "", False, None, -1.0, "", False, 0, ())
+
+
+def may_use_cudf(script: Path, gpu: Gpu = GPU, form: Form = Form.SCRIPT) -> bool:
+    return workers.may_use_cudf(settings_of(code__script=str(script), code__form=form, workers__gpu=gpu))
+
+
 @pytest.mark.parametrize(("text", "may"), [
     ("import os, cupy\nimport dask.array as da\nfrom dask.distributed import Client, wait\nimport numpy.linalg", False),
     ("import hpcml\nfrom distributed import Client", False),
     ("import dask.dataframe as dd", True),
     ("from dask import dataframe", True),
+    ("import dask.datasets", True),
     ("import cudf", True),
     ("from cuml.dask.cluster import KMeans", True),
+    ("import importlib", True),
     ("from . import mine", True),
     ("def late():\n    import mine", True),
     ("print('no import at all')", True),
     ("import os\nfrom", True),
 ])  # fmt: skip
-def test_only_a_script_that_cannot_need_cudf_starts_without_it(tmp_path: Path, text: str, may: bool) -> None:
+def test_only_a_script_that_shows_no_use_of_cudf_starts_without_it(tmp_path: Path, text: str, may: bool) -> None:
     (tmp_path / "script.py").write_text(text)
-    settings = settings_of(code__script=str(tmp_path / "script.py"), code__form=Form.SCRIPT)
-    assert workers.may_use_cudf(settings) is may
+    assert may_use_cudf(tmp_path / "script.py") is may
+
+
+def test_settings_that_need_cudf_import_it_for_any_script(tmp_path: Path) -> None:
+    (script := tmp_path / "script.py").write_text("import cupy")
+    assert not may_use_cudf(script)
+    assert may_use_cudf(script, GPU._replace(cudf_spill=True))
+    assert may_use_cudf(script, GPU._replace(rmm_allocator_libs=("torch",)))
+    assert may_use_cudf(script, form=Form.MODULE)
+    assert may_use_cudf(tmp_path / "none.py")
+
+
+def test_without_cudf_its_plugin_goes_and_its_spilling_stays_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin, other = type("CUDFSetup", (), {})(), type("RMMSetup", (), {})()
+    monkeypatch.setenv("CUDF_SPILL", "on")
+    monkeypatch.setenv("CUDF_SPILL_STATS", "1")
+    monkeypatch.setitem(sys.modules, "cudf", sys)
+    assert gpus.needed([plugin, other]) == (plugin, other)
+    monkeypatch.delitem(sys.modules, "cudf")
+    assert gpus.needed([plugin, other]) == (other,)
+    assert (os.environ["CUDF_SPILL"], os.environ["CUDF_SPILL_STATS"]) == ("off", "0")
 
 
 def test_what_is_no_python_file_is_not_looked_at(tmp_path: Path) -> None:
     text = "import dask.dataframe"
     assert wanted(tmp_path, text, form=Form.NOTEBOOK) == wanted(tmp_path, text, form=Form.JUPYTER) == []
     assert workers.early_imports(settings_of(code__script=str(tmp_path / "none.py"))) == []
-    assert workers.may_use_cudf(settings_of(code__script=str(tmp_path / "none.py")))
 
 
 def test_what_cannot_be_imported_is_left_to_the_graph_that_needs_it(

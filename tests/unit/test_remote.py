@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcml import errors
-from hpcml.errors import LinkError
 from hpcml.remote import answers, channel, server
 from hpcml.remote.answers import StreamDemux, mark
 from hpcml.remote.ssh import check_host
@@ -140,11 +139,8 @@ def test_what_may_be_a_host(host: str) -> None:
     assert check_host(host) == host
 
 
-def test_a_laptop_that_never_says_that_it_knows_the_run_s_id_submits_nothing(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_laptop_that_never_says_that_it_knows_the_run_s_id_submits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "GO_DEADLINE", 0.01)
     session = server.RemoteSession({"words": ["submit", "job.py"], "nonce": "0" * 32}, 0)
-    with pytest.raises(LinkError, match="submitted no job"), session.handing_over("job-1"):
+    with pytest.raises(errors.LinkError, match="submitted no job"), session.handing_over("job-1"):
         pytest.fail("the run was handed over")
-    assert "submitted" not in capfd.readouterr().err

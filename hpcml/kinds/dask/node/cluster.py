@@ -347,7 +347,7 @@ class Hangs:
             self.warn(
                 f"The script has not connected to its Dask cluster for {settings.deadlines.connect_notice:g} s. "
                 "Client() and hpcml.connect() connect to it, also in child processes that keep PYTHONPATH. "
-                "If the script needs no cluster, ignore this warning."
+                "A script that needs no cluster can run without Dask: see hpcml help ranks."
             )
         if idle > settings.deadlines.idle_notice > 0:
             self.warn(f"Nothing has used the Dask cluster for {_duration(settings.deadlines.idle_notice)}, and {held}.")

@@ -2,7 +2,7 @@
 
 dask-cuda's command would put a Nanny, a second process with a port of its own, before every worker. Here the node's
 agent has that place (:mod:`hpcml.kinds.dask.node.workers`), and the worker gets the same plugins and the same
-device-to-host memory from dask-cuda (``dask_cuda.worker_common``).
+device-to-host memory from dask-cuda (``dask_cuda.worker_common``); cuDF only where the script may use it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import importlib.util
 import os
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from hpcml import repairs
@@ -185,9 +186,15 @@ def worker_options(context: Context, device: str, pool: Pool, *, memory_limit: i
         f" RMM pool {in_gib(pool.size) if pool.size else 'none'}.",
         flush=True,
     )
-    # this one imports cuDF, to set its spilling; load() has not, where no task can need it and none is to spill
-    needed = [plugin for plugin in plugins if "cudf" in sys.modules or type(plugin).__name__ != "CUDFSetup"]
-    return {"plugins": tuple(needed), "data": store_arguments}
+    return {"plugins": needed(plugins), "data": store_arguments}
+
+
+def needed(plugins: Iterable[Any]) -> tuple[Any, ...]:
+    """Return dask-cuda's plugins without the one that imports cuDF, if :func:`load` did not; variables do its work."""
+    if "cudf" in sys.modules:
+        return tuple(plugins)
+    os.environ |= {"CUDF_SPILL": "off", "CUDF_SPILL_STATS": "0"}
+    return tuple(plugin for plugin in plugins if type(plugin).__name__ != "CUDFSetup")
 
 
 def pinned_memory(gpu: Gpu, memory_limit: int) -> int:

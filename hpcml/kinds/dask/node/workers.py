@@ -25,8 +25,11 @@ _LIBRARY_LINES = 40  # lines of UCX's and NCCL's own logs that are kept of a nod
 _TROUBLE = re.compile(r"NCCL WARN| UCX  (?:ERROR|FATAL) ")
 LARGEST_SCRIPT = 1 << 20  # bytes of a script that is looked at
 _ARRAY, _FRAME = "dask.array", "dask.dataframe"
+# What a script may import without a need for cuDF: not what loads or starts code that its text does not show.
+_HIDES_CODE = {"importlib", "multiprocessing", "pickle", "runpy", "subprocess"}
+_WITHOUT_CUDF = {*sys.stdlib_module_names, "cupy", "dask", "distributed", "hpcml", "numpy"} - _HIDES_CODE
+_TABLES = (_FRAME, "dask.bag", "dask.datasets")
 # The modules that a worker needs for what a script imports; none of them makes a CUDA context, which no fork survives.
-_WITHOUT_CUDF = {*sys.stdlib_module_names, "cupy", "dask", "distributed", "hpcml", "numpy"}
 _NEEDS = {_ARRAY: (_ARRAY,), _FRAME: (_FRAME,), "dask_cudf": (_FRAME,), "dask_ml": (_ARRAY, _FRAME)}
 
 
@@ -128,10 +131,16 @@ def early_imports(settings: Settings) -> list[str]:
 
 
 def may_use_cudf(settings: Settings) -> bool:
-    """Return False if the script imports nothing that could need cuDF, whose import costs each start two seconds."""
-    names = _imports(settings)
-    without = names and not any(name.partition(".")[0] not in _WITHOUT_CUDF or _within(name, _FRAME) for name in names)
-    return not without or (settings.workers.gpu is not None and settings.workers.gpu.cudf_spill)
+    """Return False if neither the script's imports nor the settings need cuDF, whose import costs a start two seconds.
+
+    A task that uses cuDF nevertheless imports it in its worker.
+    """
+    gpu, names = settings.workers.gpu, _imports(settings)
+    if gpu is None or gpu.cudf_spill or "cupy" not in gpu.rmm_allocator_libs:  # cuDF's import has CuPy use RMM too
+        return True
+    return not names or any(
+        name.partition(".")[0] not in _WITHOUT_CUDF or any(_within(name, table) for table in _TABLES) for name in names
+    )
 
 
 def _imports(settings: Settings) -> set[str]:
