@@ -247,7 +247,8 @@ def _out_of_memory(end: End, hits: Sequence[Hit]) -> Cause:
     lines_of_roles = [hit.line for hit in confirmed if hit.rule.name == "oom-kill" and hit.line.source not in _NO_ROLES]
     roles = {line.source for line in lines_of_roles}
     alone = len(roles) == 1 and roles != {SCRIPT} and not any(line.node for line in lines_of_roles)
-    who = "the script" if end.by == "script" else f"the {roles.pop()}" if alone else ""
+    lost = {line.source for line in lines_of_roles if not line.node and f" {line.source} on " in end.message}
+    who = "the script" if end.by == "script" else f"the {(lost or roles).pop()}" if lost or alone else ""
     clause = f"{who} was killed because the node's memory limit was reached" if who else cause.what
     lines = tuple(hit.line for hit in confirmed)[:_SHOWN]
     return cause._replace(what=clause, rule=rule.name, evidence=lines, followed=(), short=rule.short)
