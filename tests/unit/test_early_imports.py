@@ -21,7 +21,7 @@ from node_settings import settings as settings_of
 def wanted(folder: Path, text: str | bytes, *, form: Form = Form.SCRIPT) -> list[str]:
     script = folder / "script.py"
     script.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return workers.early_imports(settings_of(code__script=str(script), code__form=form))
+    return workers.early_imports(workers.imports_of_script(settings_of(code__script=str(script), code__form=form)))
 
 
 @pytest.mark.parametrize(("text", "found"), [
@@ -46,7 +46,8 @@ GPU = Gpu(1, "", -1.0, None, False, False, None, ("cupy",), "", False, None, -1.
 
 
 def may_use_cudf(script: Path, gpu: Gpu = GPU, form: Form = Form.SCRIPT) -> bool:
-    return workers.may_use_cudf(settings_of(code__script=str(script), code__form=form, workers__gpu=gpu))
+    settings = settings_of(code__script=str(script), code__form=form)
+    return workers.may_use_cudf(workers.imports_of_script(settings), gpu)
 
 
 @pytest.mark.parametrize(("text", "may"), [
@@ -91,7 +92,8 @@ def test_without_cudf_its_plugin_goes_and_its_spilling_stays_off(monkeypatch: py
 def test_what_is_no_python_file_is_not_looked_at(tmp_path: Path) -> None:
     text = "import dask.dataframe"
     assert wanted(tmp_path, text, form=Form.NOTEBOOK) == wanted(tmp_path, text, form=Form.JUPYTER) == []
-    assert workers.early_imports(settings_of(code__script=str(tmp_path / "none.py"))) == []
+    none = settings_of(code__script=str(tmp_path / "none.py"))
+    assert workers.early_imports(workers.imports_of_script(none)) == []
 
 
 def test_what_cannot_be_imported_is_left_to_the_graph_that_needs_it(

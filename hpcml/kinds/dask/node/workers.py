@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from hpcml.errors import WORKERS_NEVER_CAME
@@ -19,7 +19,7 @@ from hpcml.kinds.dask.node import temporary_directory
 from hpcml.node import agent, files, profilers, scratch
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.processes import long_import
-from hpcml.node.settings import Context, Settings, load
+from hpcml.node.settings import Context, Gpu, Settings, load
 
 _LIBRARY_LINES = 40  # lines of UCX's and NCCL's own logs that are kept of a node
 _TROUBLE = re.compile(r"NCCL WARN| UCX  (?:ERROR|FATAL) ")
@@ -47,6 +47,7 @@ def main() -> int:
         return node.refuse(f"nsys cannot be started: {error.strerror}")
     agent.watch(context)
     inspection = Inspection(context)  # a child of its own, beside the imports
+    imported = imports_of_script(context.settings)
     with long_import():  # after the sign of life; before the fork, for all workers
         from distributed.versions import get_versions
 
@@ -55,8 +56,8 @@ def main() -> int:
         get_versions()  # every worker tells the scheduler; Dask keeps the answer
         try:
             try:
-                if context.settings.workers.gpu:
-                    gpus.load(context.settings.workers.gpu, cudf=may_use_cudf(context.settings))
+                if gpu := context.settings.workers.gpu:
+                    gpus.load(gpu, cudf=may_use_cudf(imported, gpu))
             finally:
                 inspection.end()  # what it finds wrong with the node goes before what the environment lacks
             folder = scratch.Folder(temporary_directory.of_role(context))
@@ -71,7 +72,7 @@ def main() -> int:
     if too_little := dask_worker.too_little_memory(context, share, len(names), agent.resident(os.getpid())):
         return node.refuse(too_little)
     with long_import():
-        import_early(early_imports(context.settings))
+        import_early(early_imports(imported))
     try:
         return agent.keep(
             node,
@@ -122,29 +123,8 @@ class Address:
         return self.written or (self.context.attempt.ended.name not in entries and time.monotonic() < self.deadline)
 
 
-def early_imports(settings: Settings) -> list[str]:
-    """Return the modules to import early: what the script's own text imports of Dask's collections, else nothing."""
-    names = _imports(settings)
-    return sorted(
-        {need for kind, needs in _NEEDS.items() if any(_within(name, kind) for name in names) for need in needs}
-    )
-
-
-def may_use_cudf(settings: Settings) -> bool:
-    """Return False if neither the script's imports nor the settings need cuDF, whose import costs a start two seconds.
-
-    A task that uses cuDF nevertheless imports it in its worker.
-    """
-    gpu, names = settings.workers.gpu, _imports(settings)
-    if gpu is None or gpu.cudf_spill or "cupy" not in gpu.rmm_allocator_libs:  # cuDF's import has CuPy use RMM too
-        return True
-    return not names or any(
-        name.partition(".")[0] not in _WITHOUT_CUDF or any(_within(name, table) for table in _TABLES) for name in names
-    )
-
-
-def _imports(settings: Settings) -> set[str]:
-    """Return what the script's text imports; nothing if there is no script or it cannot be read."""
+def imports_of_script(settings: Settings) -> set[str]:
+    """Return what the script's own text imports; nothing if there is no script or it cannot be read."""
     if settings.code.form is not Form.SCRIPT:
         return set()
     try:
@@ -152,6 +132,25 @@ def _imports(settings: Settings) -> set[str]:
         return set(_imported(ast.parse(source))) if len(source) <= LARGEST_SCRIPT else set()
     except (OSError, SyntaxError, ValueError):  # Python will say so when it runs the script
         return set()
+
+
+def early_imports(names: Collection[str]) -> list[str]:
+    """Return the modules to import early for a script that imports ``names``: what it needs of Dask's collections."""
+    return sorted(
+        {need for kind, needs in _NEEDS.items() if any(_within(name, kind) for name in names) for need in needs}
+    )
+
+
+def may_use_cudf(names: Collection[str], gpu: Gpu) -> bool:
+    """Return False if neither the script's imports nor the settings need cuDF, whose import costs a start two seconds.
+
+    A task that uses cuDF nevertheless imports it in its worker.
+    """
+    if not names or gpu.cudf_spill or "cupy" not in gpu.rmm_allocator_libs:  # cuDF's import has CuPy use RMM too
+        return True
+    return any(
+        name.partition(".")[0] not in _WITHOUT_CUDF or any(_within(name, table) for table in _TABLES) for name in names
+    )
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
