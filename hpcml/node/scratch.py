@@ -27,8 +27,8 @@ from typing import Self
 
 from hpcml import files
 
-OTHER_PLACE = "set TMPDIR to your own folder, or to a folder of root with the sticky bit, like /tmp"
-ANOTHER_FOLDER = "set paths.scratch in the profile, or TMPDIR, to another folder"
+SET_TMPDIR = "set TMPDIR to your own folder, or to a folder of root with the sticky bit, like /tmp"
+SET_SCRATCH = "set paths.scratch in the profile, or TMPDIR, to another folder"
 PREFIX = "hpcml_"  # Dask reads DASK_ variables as Python: with "-", a name such as 24if3j2c made it warn
 LIVES = ".lives"  # its text is the node's name: on a shared file system the locks of other nodes may not be seen
 _SEMAPHORES = Path("/dev/shm")

@@ -25,9 +25,8 @@ import hpcml
 
 NEEDS = {"query": "polars"}
 NEEDS_ON_GPUS = dict.fromkeys(("query", "join", "etl"), "cudf_polars")
-CANNOT = {
-    f"{package} is not installed" for package in (*NEEDS.values(), *NEEDS_ON_GPUS.values())
-}  # why one is left out
+# why an example is left out
+CANNOT = {f"{package} is not installed" for package in (*NEEDS.values(), *NEEDS_ON_GPUS.values())}
 
 
 def lacks(name: str) -> str:

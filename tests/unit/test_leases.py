@@ -56,9 +56,8 @@ def test_a_point_is_of_one_run_alone(tmp_path: Path) -> None:
     runs[first].done(taken[first][0], failed=True)
     runs[first].end()
     again = joined(tmp_path, "d")
-    assert [key for key in [*keys, "f" * 16] if again.take(key)] == sorted(
-        taken[first][1:]
-    )  # what had not ended was given back
+    given_back = [key for key in [*keys, "f" * 16] if again.take(key)]
+    assert given_back == sorted(taken[first][1:])  # what had not ended
     assert again.failures() == 1
 
 

@@ -8,7 +8,6 @@ shuffle that dask-cuda 26.10 leaves it: explicit communication is not in it any 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -85,17 +84,15 @@ def _queries(world: World, nodes: int, count: int) -> list[Result]:
     right = {name: one["answer"] for name, one in read_json(folder / "cpu.json").items()}
     found: dict[str, list[dict[str, Any]]] = {by: [] for by in BY}
     errors: list[str] = []
-    for number in range(world.rounds):
-        for by in BY[:: -1 if number % 2 else 1]:
-            if errors or (number and world.left() < ABOUT):
-                continue
-            try:
-                found[by].append(_run(world, nodes, count, by, folder, cpu))
-            except HarnessError as error:
-                errors.append(f"{by}: {error}")
-    if not errors and world.left() > 4 * ABOUT:
-        with contextlib.suppress(HarnessError):  # what was compared stays
-            found["dask"].append(_run(world, nodes, count, "dask", folder, [*cpu, "--p2p"]))
+    turns = [(ABOUT * bool(number), by, cpu) for number in range(world.rounds) for by in BY[:: -1 if number % 2 else 1]]
+    for seconds, by, options in [*turns, (4 * ABOUT, "dask", [*cpu, "--p2p"])]:
+        if errors or world.left() < seconds:
+            continue
+        try:
+            found[by].append(_run(world, nodes, count, by, folder, options))
+        except HarnessError as error:
+            errors.append(f"{by}: {error}")
+            print(f"{nodes} × {count}: {errors[-1]}", flush=True)
     title = f"{nodes} × {count}: "
     if not all(found.values()):
         return [failure(f"{title}queries", "; ".join(errors) or "no time was left")]

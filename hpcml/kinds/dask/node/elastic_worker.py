@@ -104,7 +104,7 @@ def main() -> int:
     try:
         folder = scratch.Folder(place)
     except scratch.UnsafePlaceError as error:
-        print(f"hpcml: {error}; {scratch.ANOTHER_FOLDER}", file=sys.stderr)
+        print(f"hpcml: {error}; {scratch.SET_SCRATCH}", file=sys.stderr)
         return STORAGE
     threading.Thread(target=scratch.sweep, args=(place,), daemon=True).start()
     with folder:

@@ -92,7 +92,7 @@ class ClosedCluster(NoHttpPort, LocalCluster):  # type: ignore[misc]
         try:
             folder, self._removed = temporary_directory.of_cluster(self, options.pop("local_directory", None) or "")
         except scratch.UnsafePlaceError as error:
-            raise RuntimeError(f"{error}; {scratch.OTHER_PLACE}") from error
+            raise RuntimeError(f"{error}; {scratch.SET_TMPDIR}") from error
         processes = options.get("processes", True)
         closed = {"security": True, "host": "127.0.0.1", "worker_class": ClosedNanny if processes else PrivateWorker}
         options["scheduler_kwargs"] = {**(options.get("scheduler_kwargs") or {}), "local_directory": str(folder)}

@@ -62,7 +62,7 @@ def main() -> int:
                 inspection.end()  # what it finds wrong with the node goes before what the environment lacks
             folder = scratch.Folder(temporary_directory.of_role(context))
         except scratch.UnsafePlaceError as error:
-            return node.refuse(f"{error}; {scratch.ANOTHER_FOLDER}")
+            return node.refuse(f"{error}; {scratch.SET_SCRATCH}")
         except (gpus.NoGpuError, UnfitError) as error:
             return node.refuse(str(error))
 
