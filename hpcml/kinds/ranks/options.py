@@ -39,7 +39,7 @@ OPTIONS = KindOptions(
     Ranks(),
     {
         "how much": (
-            Option("ranks", "PyTorch/MPI ranks, no Dask: 1 per GPU, 1 or N per node", _TAKERS,
+            Option("ranks", "PyTorch/MPI processes: 1 per GPU, 1 or N per node", _TAKERS,
                    read=read, metavar="gpu|node|N", values=("gpu", "node"), common=_TAKERS),
             Option("mpi", "let Slurm connect MPI ranks (needs --ranks)", CONTINUED | {"run"},
                    read=read_mpi, metavar="pmix|pmi2", values=PMI),
