@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from distributed.protocol import deserialize, serialize
 
 from hpcml.kinds.dask.node import interconnect
 from node_settings import settings as settings_of
@@ -129,7 +130,11 @@ def test_a_transfer_that_comes_short_is_no_bandwidth(short: int) -> None:
 
     worker: Any = object.__new__(interconnect.Transfers)
     worker.worker = SimpleNamespace(rpc=lambda _: SimpleNamespace(hpcml_give=give))
-    with pytest.raises(ValueError, match="n1 sent 99 bytes, 100 were requested") if short else contextlib.nullcontext():
+    with (
+        pytest.raises(ValueError, match="n1 sent 99 bytes, but 100 bytes were requested")
+        if short
+        else contextlib.nullcontext()
+    ):
         asyncio.run(worker._one("n1", 100))
 
 
@@ -217,3 +222,23 @@ def test_the_ranks_of_an_all_reduce_agree_on_its_size_and_compare_the_sum(
     assert [one["right"] for one in results] == [right] * 3
     assert [one["bytes"] for one in results] == [counts[-1]] * 3
     assert gpus.counts == counts
+
+
+class DeviceMemory(bytes):
+    """In the place of RMM's buffer."""
+
+    size = property(len)
+
+    def tobytes(self) -> bytes:
+        return bytes(self)
+
+
+@pytest.mark.parametrize("family", ["cuda", "dask"])
+def test_gpu_memory_is_sent_without_numba(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)  # an import would fail
+    monkeypatch.setattr(interconnect, "_device_buffer_of", DeviceMemory)
+    header, frames = serialize(interconnect.GpuMemory(DeviceMemory(b"abc")), serializers=(family,))
+    assert header["serializer"] == family
+    received = deserialize(header, frames)
+    assert received.buffer == b"abc"
+    assert received.nbytes == 3

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from distributed import Client, Scheduler, Worker
-from distributed.protocol import to_serialize
+from distributed.protocol import dask_deserialize, dask_serialize, to_serialize
+from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 
 from hpcml.node import files
 from hpcml.node.interconnect import record
@@ -229,6 +230,36 @@ async def _slowest(
     return {**slowest, **log, "right": all(one.get("right") for one in results)}
 
 
+class GpuMemory:
+    """RMM's ``DeviceBuffer``, without Dask's own way to send it, which first imports numba for a second."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+        self.nbytes = int(buffer.size)
+
+
+def _by_ucx(memory: GpuMemory) -> tuple[dict[str, Any], list[Any]]:
+    return {}, [memory.buffer]
+
+
+def _from_ucx(_header: dict[str, Any], frames: list[Any]) -> GpuMemory:
+    return GpuMemory(frames[0])
+
+
+def _by_tcp(memory: GpuMemory) -> tuple[dict[str, Any], list[Any]]:
+    return {}, [memory.buffer.tobytes()]
+
+
+def _from_tcp(_header: dict[str, Any], frames: list[Any]) -> GpuMemory:
+    return GpuMemory(_device_buffer_of(frames[0]))
+
+
+cuda_serialize.register(GpuMemory, _by_ucx)
+cuda_deserialize.register(GpuMemory, _from_ucx)
+dask_serialize.register(GpuMemory, _by_tcp)
+dask_deserialize.register(GpuMemory, _from_tcp)
+
+
 class Transfers:
     """The handlers that a worker adds to Dask's for the check; they use Dask's own comms, as the workload will.
 
@@ -247,7 +278,7 @@ class Transfers:
     def give(self, size: int) -> dict[str, Any]:
         """Return ``size`` bytes of the worker's kind of memory."""
         if self.buffer is None or _length(self.buffer) != size:
-            self.buffer = _device_buffer(size) if self.device else bytes(size)
+            self.buffer = GpuMemory(_device_buffer(size)) if self.device else bytes(size)
         return {"data": to_serialize(self.buffer)}
 
     async def warm(self, source: str) -> dict[str, Any]:
@@ -283,7 +314,7 @@ class Transfers:
         answer = await self.worker.rpc(source).hpcml_give(size=size)
         seconds = time.perf_counter() - begin
         if (got := _length(answer["data"])) != size:
-            raise ValueError(f"{source} sent {got} bytes, {size} were requested")
+            raise ValueError(f"worker {source} sent {got} bytes, but {size} bytes were requested")
         return seconds
 
     def facts(self) -> dict[str, Any]:
@@ -417,8 +448,14 @@ def _device_buffer(size: int) -> Any:
     return rmm.DeviceBuffer(size=size)
 
 
+def _device_buffer_of(frame: Any) -> Any:
+    import rmm
+
+    return rmm.DeviceBuffer.to_device(frame)
+
+
 def _length(buffer: Any) -> int:
-    return int(getattr(buffer, "nbytes", None) or getattr(buffer, "size", None) or len(buffer))
+    return int(getattr(buffer, "nbytes", None) or len(buffer))
 
 
 def _text(log: Path) -> str:
@@ -469,8 +506,8 @@ def main() -> int:
     (out / "fabric.json").write_text(json.dumps(record_json, indent=1) + "\n")
     nodes = {name: worker.node for name, worker in measurement.workers.items()}
     if not measurement.pairs:
-        say(f"{result.line}: this run has one worker.")
-        say("To measure the interconnect between two nodes: hpcml fabric --nodes 2.")
+        say(f"{result.line}: this run has only one worker.")
+        say("Measure the interconnect between two nodes with hpcml fabric --nodes 2.")
         return 0
     say_lines(picture.matrix_text(measurement.pairs, nodes))
     say()
@@ -481,7 +518,7 @@ def main() -> int:
     try:
         (out / "fabric.svg").write_text(picture.matrix_svg(measurement.pairs, result.line, nodes))
     except ImportError as error:
-        say(f"No picture of the bandwidths: matplotlib cannot be imported here ({error}).")
+        say(f"The picture of the bandwidths was not made: matplotlib cannot be imported ({error}).")
     else:
         say(f"Picture of the bandwidths: {out / 'fabric.svg'}")
     return 1 if any(pair.error for pair in measurement.pairs) else 0
