@@ -11,20 +11,20 @@ import torch.distributed as dist
 
 import hpcml
 
-STEPS, BATCH = 300, 64  # steps in all, and rows of each rank in a step
-gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # one for each rank of this node
+STEPS, BATCH = 300, 64  # total steps; rows per rank in each step
+gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # this node has a GPU for each rank
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
 dist.init_process_group("nccl" if gpu else "gloo", device_id=device if gpu else None)
 rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)  # the same rows and first weights on all ranks
-features = torch.randn(20_000, 8).to(device)  # in their place your own data, in float32
+features = torch.randn(20_000, 8).to(device)  # replace them with your own data, in float32
 target = torch.sin(features[:, :1]) + features[:, 1:2] * features[:, 2:3]
 net = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.GELU(), torch.nn.Linear(64, 1)).to(device)
 model = torch.nn.parallel.DistributedDataParallel(net)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
 
-def mean_loss():  # over all rows: each rank computes a part of the sum
+def mean_loss():  # of all rows; each rank computes a part of the sum
     errors = (net(features[rank::ranks]) - target[rank::ranks]).detach().pow(2)
     sums = torch.tensor([errors.sum(), len(errors)], device=device)
     dist.all_reduce(sums)
@@ -33,13 +33,13 @@ def mean_loss():  # over all rows: each rank computes a part of the sum
 
 
 state = {"ranks": ranks, "step": 0, "before": mean_loss()}
-if path := hpcml.run.saved("state.pt"):  # the newest complete checkpoint; None when the run begins
+if path := hpcml.run.saved("state.pt"):  # the newest complete checkpoint; None at the start of the run
     state, weights, moments = torch.load(path, map_location=device)
     net.load_state_dict(weights)
     optimizer.load_state_dict(moments)
     print(f"continues after step {state['step']}")
 while state["step"] < STEPS:
-    chosen = torch.Generator().manual_seed(state["step"] * ranks + rank)  # other rows on each rank
+    chosen = torch.Generator().manual_seed(state["step"] * ranks + rank)  # different rows on each rank
     rows = torch.randint(len(features), (BATCH,), generator=chosen).to(device)
     optimizer.zero_grad()
     (model(features[rows]) - target[rows]).pow(2).mean().backward()  # averages the gradients of all ranks
@@ -47,7 +47,7 @@ while state["step"] < STEPS:
     state["step"] += 1
     if state["step"] % 10 == 0:
         stop = torch.tensor(float(hpcml.run.should_stop()), device=device)
-        dist.all_reduce(stop)  # so that all ranks stop after the same step
+        dist.all_reduce(stop)  # all ranks must stop after the same step
         if rank == 0 and (stop or state["step"] % 100 == 0):
             hpcml.run.save("state.pt", lambda path: torch.save((state, net.state_dict(), optimizer.state_dict()), path))
         if stop:

@@ -1,8 +1,8 @@
-"""Data-parallel training in JAX: global arrays over the devices of all ranks, and one compiled step.
+"""Data-parallel training in JAX: one compiled step on global arrays, which the devices of all ranks share.
 
     hpcml submit --nodes 2 --gpus-per-node 4 --ranks gpu jax_train.py
     hpcml submit --site local --ranks 2 jax_train.py              a laptop
-Your own data, in the place of the synthetic rows: each rank reads a part; all parts have the same number of rows.
+Your own data, in place of the synthetic rows: each rank reads a part; all parts have the same number of rows.
 """
 
 from functools import partial
@@ -13,15 +13,15 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import hpcml
 
-STEPS, ROWS = 300, 8_000  # steps in all, and rows of each rank
-jax.distributed.initialize()  # before any other call of JAX; the run's variables name the coordinator
+STEPS, ROWS = 300, 8_000  # total steps; rows per rank
+jax.distributed.initialize()  # call it before JAX's other functions; hpcml set the coordinator's address
 rank, ranks = jax.process_index(), jax.process_count()
 mesh = jax.make_mesh((jax.device_count(),), ("devices",), axis_types=(AxisType.Auto,))
 by_rows, replicated = NamedSharding(mesh, PartitionSpec("devices")), NamedSharding(mesh, PartitionSpec())
 
-random = np.random.default_rng(rank)  # other rows on each rank
+random = np.random.default_rng(rank)  # different rows on each rank
 part = random.normal(size=(ROWS, 8)).astype("float32")
-features = jax.make_array_from_process_local_data(by_rows, part)  # of all ranks: ranks * ROWS rows
+features = jax.make_array_from_process_local_data(by_rows, part)  # rows of all ranks: ranks * ROWS
 target = jax.make_array_from_process_local_data(by_rows, np.sin(part[:, 0]) + part[:, 1] * part[:, 2])
 owner = jax.make_array_from_process_local_data(by_rows, np.full(ROWS, rank, dtype="int32"))
 assert int(owner.sum()) == ROWS * ranks * (ranks - 1) // 2, "the ranks do not have all rows"
@@ -34,7 +34,7 @@ def mean_loss(weights, features, target):
 
 
 @partial(jax.jit, out_shardings=replicated)
-def step(weights, features, target):  # JAX adds up what the devices of all ranks compute
+def step(weights, features, target):  # JAX sums the results of the devices of all ranks
     loss, gradients = jax.value_and_grad(mean_loss)(weights, features, target)
     return loss, jax.tree.map(lambda weight, gradient: weight - 0.05 * gradient, weights, gradients)
 

@@ -1,8 +1,8 @@
 """Join of two tables larger than one machine's memory, and an aggregate by group: Polars on GPUs, Dask on CPUs.
 
-On GPUs it needs hpcml's extra polars-cuda12 or polars-cuda13.
+On GPUs the script needs hpcml's extra polars-cuda12 or polars-cuda13.
 
-Your own data: put the paths of your files in place of made(…), and change the columns.
+Your own data: replace made(…) with the paths of your files, and change the columns.
 """
 
 import json
@@ -18,7 +18,7 @@ import pandas as pd
 import hpcml
 
 
-def made(folder):  # orders in eight files, and where the customers live; some customers are unknown
+def made(folder):  # eight files of orders, one of customers; some customers are unknown
     for number in range(8):
         rng = np.random.default_rng(number)
         orders = {"customer": rng.integers(0, 60_000, 62_500), "cents": rng.integers(100, 10_000, 62_500)}
@@ -39,17 +39,17 @@ def by_polars(orders, customers):  # cuDF-Polars on the run's GPUs
     return rows, pd.DataFrame(each.to_dict(as_series=False)).set_index("region")
 
 
-def by_dask(orders, customers):  # pandas' tables on the run's workers
-    dask.config.set({"dataframe.shuffle.method": "p2p"})  # rows of the same key meet on one worker, by way of the disks
-    # Faster where the right table is small: merge(…, broadcast=True) (docs/choosing.md).
+def by_dask(orders, customers):  # pandas tables on the run's workers
+    dask.config.set({"dataframe.shuffle.method": "p2p"})  # moves rows of one key to one worker, through disks
+    # If the right table is small, merge(…, broadcast=True) is faster (docs/choosing.md).
     tables = dd.read_parquet(orders), dd.read_parquet(customers)
     joined = tables[0].merge(tables[1], on="customer", how="inner")
     return list(map(len, tables)), joined.groupby("region")["cents"].agg(["count", "sum"]).compute()
 
 
 client = hpcml.connect()
-out = hpcml.run.out  # the run's folder for results; outside a run ./out
-folder = tempfile.TemporaryDirectory(dir=out.parent, prefix="orders-")  # where all nodes see it
+out = hpcml.run.out  # the run's folder for results (outside a run: ./out)
+folder = tempfile.TemporaryDirectory(dir=out.parent, prefix="orders-")  # on a file system that all nodes share
 files = made(folder.name)
 
 start = time.perf_counter()
@@ -64,10 +64,10 @@ by_region.to_csv(out / "by_region.csv")
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
 left.bar(list(rows), list(rows.values()))
-left.set(ylabel="rows", title="orders of unknown customers are left out")
+left.set(ylabel="rows", title="joined: without orders of unknown customers")
 right.bar(list(sums), [cents / 1e8 for cents in sums.values()])
 right.set(xlabel="region", ylabel="orders, million euros")
 figure.savefig(out / "join.png", dpi=150)
 folder.cleanup()
-print(f"{rows['orders']:,} orders with {rows['customers']:,} customers: {rows['joined']:,} rows, in {seconds:.1f} s")
+print(f"{rows['orders']:,} orders, {rows['customers']:,} customers: {rows['joined']:,} joined rows, in {seconds:.1f} s")
 print(f"picture: {out / 'join.png'}")

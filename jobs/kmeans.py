@@ -1,6 +1,6 @@
 """K-means clustering.
 
-Your own data: --data 'measured/*.parquet' (all columns are numbers) and --k; other files: change dd.read_parquet.
+Your own data: use --data 'measured/*.parquet' (numeric columns only) and --k. For other files change dd.read_parquet.
 """
 
 import argparse
@@ -24,11 +24,11 @@ else:
     from numpy import asarray as asnumpy
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--data", help="Parquet files (default: rows made here)")
-parser.add_argument("--k", type=int, default=5, help="clusters (default 5)")
+parser.add_argument("--data", help="Parquet files (default: generated rows)")
+parser.add_argument("--k", type=int, default=5, help="number of clusters (default 5)")
 options = parser.parse_args()
 
-client = hpcml.connect(backend="auto")  # tables are cuDF's on GPUs, pandas' on CPUs
+client = hpcml.connect(backend="auto")  # tables are cuDF tables on GPUs, pandas tables on CPUs
 if options.data:
     table = dd.read_parquet(options.data)
 else:
@@ -38,13 +38,13 @@ rows = table.to_dask_array(lengths=True).persist()
 sample = rows[:: max(len(rows) // 10_000, 1)].to_backend("numpy").compute()
 
 start = time.perf_counter()
-first = sklearn.cluster.KMeans(options.k, n_init=5, random_state=0).fit(sample)  # a good start, found in few rows
+first = sklearn.cluster.KMeans(options.k, n_init=5, random_state=0).fit(sample)  # good centres to start from
 model = KMeans(n_clusters=options.k, init=first.cluster_centers_, n_init=1).fit(rows)
 labels = asnumpy(model.predict(rows).compute())
 centres = asnumpy(model.cluster_centers_)
 seconds = time.perf_counter() - start
 
-out = hpcml.run.out  # the run's folder for results; outside a run ./out
+out = hpcml.run.out  # the run's folder for results (outside a run: ./out)
 np.save(out / "labels.npy", labels)
 result = {"rows": len(labels), "sizes": np.bincount(labels).tolist(), "centres": centres.tolist(), "seconds": seconds}
 (out / "result.json").write_text(json.dumps(result, indent=1))

@@ -4,5 +4,5 @@ import dask.array as da
 
 import hpcml
 
-client = hpcml.connect(backend="auto")  # arrays are CuPy's on GPUs, NumPy's on CPUs
+client = hpcml.connect(backend="auto")  # arrays are CuPy arrays on GPUs, NumPy arrays on CPUs
 print(da.random.random((10_000, 10_000)).mean().compute())

@@ -1,6 +1,6 @@
 """Multinomial naive Bayes: document classification by word counts.
 
-Your own data, in place of the generated counts (a row for each document, a column for each word; classes 0, 1, 2 …):
+Your own data, in place of the generated counts (one row per document, one column per word; classes 0, 1, 2 …):
     import dask.dataframe as dd
     table = dd.read_parquet("counts/*.parquet").persist()
     y, x = (part.to_dask_array(lengths=True) for part in (table["class"], table.drop(columns="class")))
@@ -16,7 +16,7 @@ from sklearn.metrics import ConfusionMatrixDisplay, accuracy_score
 
 import hpcml
 
-client = hpcml.connect(backend="auto")  # arrays are CuPy's on GPUs, NumPy's on CPUs
+client = hpcml.connect(backend="auto")  # arrays are CuPy arrays on GPUs, NumPy arrays on CPUs
 if hpcml.run.gpus:
     from cuml.dask.naive_bayes import MultinomialNB
     from cupy import asnumpy
@@ -27,7 +27,7 @@ else:
     from numpy import asarray as asnumpy
     from sklearn.naive_bayes import MultinomialNB
 
-    model = Incremental(MultinomialNB(alpha=1.0))  # counts add up: one block after the other gives the same model
+    model = Incremental(MultinomialNB(alpha=1.0))  # fits block after block: the result is the same
 
 rng, classes, words = np.random.default_rng(0), np.arange(6, dtype="int32"), 100
 frequencies = rng.gamma(0.5, size=(len(classes), words)) + 0.3
@@ -37,7 +37,7 @@ x = da.from_array(counts.astype("float64"), chunks=(1_000, -1)).to_backend()
 y = da.from_array(about, chunks=1_000).to_backend()
 
 number = np.arange(len(x))
-train, test = number[number % 5 > 0], number[number % 5 == 0]  # every fifth document is kept apart for the test
+train, test = number[number % 5 > 0], number[number % 5 == 0]  # every fifth document is a test document
 x_train, y_train, x_test, y_test = (part.persist() for part in (x[train], y[train], x[test], y[test]))
 
 start = time.perf_counter()
@@ -47,13 +47,13 @@ seconds = time.perf_counter() - start
 
 accuracy = float(accuracy_score(true, predicted))
 result = {"documents": len(x), "words": words, "accuracy": accuracy, "guessing": 1 / len(classes), "seconds": seconds}
-out = hpcml.run.out  # the run's folder for results; outside a run ./out
+out = hpcml.run.out  # the run's folder for results (outside a run: ./out)
 np.save(out / "predicted.npy", predicted)
 (out / "result.json").write_text(json.dumps(result, indent=1))
 
 figure, axes = plt.subplots(figsize=(6, 5), layout="constrained")
 ConfusionMatrixDisplay.from_predictions(true, predicted, ax=axes, cmap="Blues", colorbar=False)
-axes.set(title=f"{accuracy:.1%} of {len(true):,} documents are right")
+axes.set(title=f"accuracy {accuracy:.1%} on {len(true):,} documents")
 figure.savefig(out / "naive_bayes.png", dpi=150)
-print(f"{accuracy:.2%} of {len(true):,} documents kept apart are right, in {seconds:.1f} s")
+print(f"accuracy {accuracy:.2%} on {len(true):,} test documents, in {seconds:.1f} s")
 print(f"picture: {out / 'naive_bayes.png'}")

@@ -1,6 +1,6 @@
 """A whole pipeline from a raw table to a tested model: clean, make features, fit, test, save the model as JSON.
 
-Your own data: trips = dd.read_parquet("trips/*.parquet"), and features(…) for its columns.
+Your own data: set trips = dd.read_parquet("trips/*.parquet"), and change features(…) for your columns.
 """
 
 import json
@@ -24,37 +24,37 @@ else:
 NAMES, EXACT = ["miles", "night", "airport"], {} if hpcml.run.gpus else {"solver": "newton"}
 
 
-def features(part):  # a partition of the table, pandas' or cuDF's: numbers, and the target last
+def features(part):  # returns numeric columns, the target last; part is a pandas or cuDF partition
     night = ((part["hour"] < 6) | (part["hour"] > 21)).astype("float64")
     airport = (part["zone"] == "airport").astype("float64")
     return part.assign(night=night, airport=airport)[[*NAMES, "fare"]]
 
 
-client = hpcml.connect(backend="auto")  # tables are cuDF's on GPUs, pandas' on CPUs
+client = hpcml.connect(backend="auto")  # tables are cuDF tables on GPUs, pandas tables on CPUs
 rng, rows = np.random.default_rng(0), 100_000
 made = pd.DataFrame({"miles": rng.gamma(2, 2, rows), "hour": rng.integers(0, 24, rows)})
 made["zone"] = rng.choice(["centre", "suburb", "airport"], rows)
 made["fare"] = 3 + 2.5 * made["miles"] + 8 * (made["zone"] == "airport") + rng.normal(0, 1, rows)
-trips = dd.from_pandas(made.mask(rng.random(made.shape) < 0.01), npartitions=8).to_backend()  # with gaps
+trips = dd.from_pandas(made.mask(rng.random(made.shape) < 0.01), npartitions=8).to_backend()  # with missing values
 
 start = time.perf_counter()
 both = trips.dropna().map_partitions(features).to_dask_array(lengths=True).persist()
 number = np.arange(len(both))
-train, test = (both[number[place]].persist() for place in (number % 5 > 0, number % 5 == 0))  # every fifth for the test
+train, test = (both[number[place]].persist() for place in (number % 5 > 0, number % 5 == 0))  # test: every fifth
 model = LinearRegression(**EXACT).fit(train[:, :-1], train[:, -1])
 true, predicted = (asnumpy(part) for part in dask.compute(test[:, -1], model.predict(test[:, :-1])))
 error, guess = (float(np.sqrt(np.mean((true - told) ** 2))) for told in (predicted, true.mean()))
 kept = {"intercept": float(model.intercept_)} | dict(zip(NAMES, asnumpy(model.coef_).tolist(), strict=True))
 seconds = time.perf_counter() - start
 
-out = hpcml.run.out  # the run's folder for results; outside a run ./out
+out = hpcml.run.out  # the run's folder for results (outside a run: ./out)
 result = {"read": len(trips), "used": len(both), "model": kept, "error": error, "error_of_the_mean": guess}
 (out / "result.json").write_text(json.dumps(result | {"seconds": seconds}, indent=1))
 
 figure, axes = plt.subplots(layout="constrained")
-axes.hist([true - true.mean(), true - predicted], bins=80, histtype="step", label=["the mean", "the model"])
-axes.set(xlabel="error, dollars", ylabel="rows kept apart")
+axes.hist([true - true.mean(), true - predicted], bins=80, histtype="step", label=["mean as prediction", "model"])
+axes.set(xlabel="error, dollars", ylabel="test rows")
 axes.legend(loc="upper right")
 figure.savefig(out / "pipeline.png", dpi=150)
-print(f"error {error:.2f} dollars, by the mean {guess:.2f}; {len(both):,} rows in {seconds:.1f} s")
+print(f"error {error:.2f} dollars (mean as prediction: {guess:.2f}); {len(both):,} rows in {seconds:.1f} s")
 print(f"picture: {out / 'pipeline.png'}")

@@ -1,10 +1,10 @@
-"""Checkpoint and restart: k-means that saves its state and continues in the next job.
+"""Checkpoint and restart: k-means saves its state and continues in the next job.
 
     hpcml submit --until-done --time 4:00:00 resume.py
 Your own data, in place of the generated rows:
     import dask.dataframe as dd
     rows = dd.read_parquet("measured/*.parquet").to_dask_array(lengths=True).persist()
-Stopped and continued it ends as in one go. Outside a run remove ./checkpoints to begin anew.
+A continued run gives the same result as an uninterrupted run. Outside a run, remove ./checkpoints to start again.
 """
 
 import json
@@ -18,22 +18,22 @@ from sklearn.datasets import make_blobs
 
 import hpcml
 
-K, STEPS, CLOSE = 5, 200, 1e-6  # clusters, steps at most, and how little the centres move at the end
+K, STEPS, CLOSE = 5, 200, 1e-6  # clusters; most steps; centres that move less end the loop
 
-client = hpcml.connect(backend="auto")  # arrays are CuPy's on GPUs, NumPy's on CPUs
+client = hpcml.connect(backend="auto")  # arrays are CuPy arrays on GPUs, NumPy arrays on CPUs
 points, _ = make_blobs(50_000, centers=K, cluster_std=2.0, random_state=1)
 rows = da.from_array(points, chunks=(6_250, 2)).to_backend().persist()
 state = {"step": 0, "moved": 1.0, "inertia": [], "seconds": 0.0, "centres": points[:K].tolist()}
-if path := hpcml.run.saved("state.json"):  # the newest one that is whole; None when the run begins
+if path := hpcml.run.saved("state.json"):  # the newest complete checkpoint; None at the start
     state = json.loads(path.read_text())
-    print(f"goes on after step {state['step']}")
+    print(f"continues after step {state['step']}")
 
-# Before the time limit, a preemption or a cancellation, and now and then.
+# Saves every 15 minutes, and before the time limit, a preemption or a cancellation.
 hpcml.run.on_stop(lambda: hpcml.run.save("state.json", lambda path: path.write_text(json.dumps(state))), every="15m")
 
 
 def sums(block, centres):
-    """Return for each cluster how many rows of a block it has and their sum, and the sum of the distances squared."""
+    """Return each cluster's number and sum of rows in a block, and the block's sum of squared distances."""
     distances = ((block[:, None] - np.asarray(centres, like=block)) ** 2).sum(axis=2)
     own = distances.argmin(axis=1)[:, None] == np.arange(len(centres), like=block)
     return own.sum(axis=0).tolist(), (own.T.astype(block.dtype) @ block).tolist(), float(distances.min(axis=1).sum())
@@ -46,9 +46,9 @@ while state["step"] < STEPS and state["moved"] > CLOSE:
     centres = totals / np.maximum(counts, 1)[:, None]
     new = {"step": state["step"] + 1, "moved": float(abs(centres - before).max()), "centres": centres.tolist()}
     new |= {"inertia": [*state["inertia"], float(inertias)], "seconds": state["seconds"] + time.perf_counter() - start}
-    state = new  # as a whole, once a step: a save may come at any moment
+    state = new  # one assignment per step, because a save can happen at any time
 
-out = hpcml.run.out  # the run's folder for results; outside a run ./out
+out = hpcml.run.out  # the run's folder for results (outside a run: ./out)
 (out / "result.json").write_text(json.dumps({"rows": len(rows), **state}, indent=1))
 figure, axes = plt.subplots(layout="constrained")
 axes.plot(state["inertia"])

@@ -1,6 +1,6 @@
 """Batch inference: a trained scikit-learn model predicts for many Parquet files.
 
-Your own data: the model's file (load it with the library versions that wrote it) and your files in place of made(…).
+Your own data: replace made(…) with your model's file and your data files. Use the library versions of the model.
 """
 
 import json
@@ -19,7 +19,7 @@ import hpcml
 COLUMNS = ["width", "height"]
 
 
-def made(folder):  # a model, and eight files of rows that it has not seen
+def made(folder):  # a model, and eight files of rows that were not in its training
     rng = np.random.default_rng(0)
     for number in range(9):
         table = pd.DataFrame(rng.uniform(0, 1, (10_000, 2)), columns=COLUMNS)
@@ -34,13 +34,13 @@ def score(part, model):  # runs on a worker, on a partition
     return part.assign(prediction=model.predict(part[COLUMNS]))
 
 
-client = hpcml.connect(backend="cpu")  # scikit-learn's models work on CPUs, where there are GPUs too
-out = hpcml.run.out  # the run's folder for results; outside a run ./out
-folder = tempfile.TemporaryDirectory(dir=out.parent, prefix="score-")  # where all nodes see it
+client = hpcml.connect(backend="cpu")  # scikit-learn's models use CPUs, also on GPU nodes
+out = hpcml.run.out  # the run's folder for results (outside a run: ./out)
+folder = tempfile.TemporaryDirectory(dir=out.parent, prefix="score-")  # on a file system that all nodes share
 model_file, files = made(folder.name)
 
 start = time.perf_counter()
-model = client.scatter(joblib.load(model_file), broadcast=True)  # once to each worker, not with every task
+model = client.scatter(joblib.load(model_file), broadcast=True)  # sends it once to each worker, not with each task
 table = dd.read_parquet(files)
 scored = table.map_partitions(score, model, meta={**table.dtypes, "prediction": "float64"}).persist()
 scored.to_parquet(str(out / "scored"), write_index=False)

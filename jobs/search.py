@@ -1,6 +1,6 @@
 """Hyperparameter search: a grid with cross-validation, one task per fit.
 
-Your own data, in place of the generated rows (they must fit into each worker); the model and GRID as you like:
+Your own data, in place of the generated rows (all rows must fit into each worker). Change the model and GRID too:
     import pandas as pd
     table = pd.read_parquet("measured.parquet")
     x, y = table[["width", "height"]].to_numpy(), table["price"].to_numpy()
@@ -26,7 +26,7 @@ else:
 GRID, FOLDS = np.logspace(0, 4, 17).tolist(), 5
 
 
-def score(rows, alpha, fold):  # runs on a worker: fits without a fold, and tells R² on it
+def score(rows, alpha, fold):  # runs on a worker: fits without one fold, returns R² on this fold
     x, y = rows
     fit, test = list(KFold(FOLDS, shuffle=True, random_state=0).split(x))[fold]
     model = Ridge(alpha=alpha).fit(asarray(x[fit]), asarray(y[fit]))
@@ -46,14 +46,14 @@ seconds = time.perf_counter() - start
 
 result = {"fits": scores.size, "alpha": GRID, "r2": scores.mean(axis=1).tolist(), "seconds": seconds}
 result |= {"best_alpha": GRID[best], "best_r2": float(scores[best].mean())}
-out = hpcml.run.out  # the run's folder for results; outside a run ./out
+out = hpcml.run.out  # the run's folder for results (outside a run: ./out)
 (out / "result.json").write_text(json.dumps(result, indent=1))
 
 figure, axes = plt.subplots(layout="constrained")
 axes.plot(GRID, scores, color="lightgrey", label=["one fold", *[None] * (FOLDS - 1)])
 axes.plot(GRID, result["r2"], marker="o", label="mean of the folds")
 axes.axvline(GRID[best], color="black", linestyle="--", label=f"best alpha: {GRID[best]:.3g}")
-axes.set(xscale="log", xlabel="alpha", ylabel="R² on rows outside the fit")
+axes.set(xscale="log", xlabel="alpha", ylabel="R² on the test fold")
 axes.legend(loc="upper right")
 figure.savefig(out / "search.png", dpi=150)
 print(f"best of {len(GRID)}: alpha {GRID[best]:.3g}, R² {result['best_r2']:.4f}; {scores.size} fits in {seconds:.1f} s")

@@ -1,7 +1,7 @@
 #!/bin/sh
-# keep.sh sbcast|copy IMAGE COPY: makes the folder of one node's copy of the image, copies it or checks what sbcast has
-# copied, and removes the folder when its input ends or a signal comes. It says `made`, `ready` or `failed` with its node.
-# It holds a lock in the folder (hpcml/node/scratch.py): a folder that it leaves because it was killed goes at the next run.
+# keep.sh sbcast|copy IMAGE COPY: creates the folder for one node's copy of the image, then copies the image or checks
+# sbcast's copy. At the end of its input or at a signal it removes the folder. It prints `made`, `ready` or `failed` with its node.
+# It locks the folder (hpcml/node/scratch.py): if keep.sh was killed, the next run removes its folder.
 mode=$1 image=$2 copy=$3 folder=${3%/*} node=${HPCML_NODE:-local}
 place=${folder%/*}
 umask 077
@@ -9,7 +9,7 @@ fail() { rm -rf "$folder"; echo "failed $node: $1|$2"; exit 1; }
 trap 'rm -rf "$folder"; exit 143' HUP INT TERM
 trap '' USR1 USR2
 size=$(stat -Lc %s "$image" 2>/dev/null) || fail "the image does not exist: $image" "Put it on a file system that all nodes share."
-# loose PATH: which folder at or above PATH, or link on the way, somebody else could put another in the place of.
+# loose PATH: print each folder or link on the path PATH that another user could replace.
 loose() {
   at=$1
   while [ -n "$at" ] && [ "$at" != / ]; do
@@ -18,12 +18,12 @@ loose() {
   done
 }
 mkdir "$folder" 2>/dev/null || {
-  folder=/dev/null/none   # not ours
+  folder=/dev/null/none   # do not remove a folder of others
   fail "no folder can be created in $place" "Set runtime.stage_to to a folder on the nodes' own disks with write permission."
 }
 open=$(loose "$place"; loose "$(cd "$place" && pwd -P)")
 [ -z "$open" ] || fail "other users may replace the contents of $(echo "$open" | head -n 1)" \
-  "Set runtime.stage_to to a folder of yours or root, where others cannot write or the sticky bit is set. The same holds for the folders above."
+  "Set runtime.stage_to to a folder that you or root own. Others must not have write access, or the sticky bit must be set; also in all folders above."
 free=$(df -Pk "$folder" | awk 'NR == 2 { print $4 }')
 [ "$free" -gt $((size / 1024)) ] ||
   fail "$((free / 1024)) MiB are free in $place, but the image has $((size / 1048576))" \

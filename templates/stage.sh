@@ -1,12 +1,12 @@
 # shellcheck shell=bash disable=SC2154
-# stage.sh, sourced by job.sh: one copy of the image on each node's own disk, in a folder that only the user can enter.
-# A keeper on each node (keep.sh) makes the folder and takes it away when this script ends, in whatever way: they hang on
-# a pipe. `staged` is the copy's path.
+# stage.sh, sourced by job.sh: copies the image to each node's own disk, into a folder that only the user can enter.
+# keep.sh on each node creates the folder, and removes it when this script ends, even if it is killed: keep.sh reads from
+# this script's pipe. `staged` is the copy's path.
 
-# stage MODE FOLDER IMAGE SECONDS NODES LAUNCHER...: MODE is sbcast or copy; FOLDER may hold $VARIABLES of the first node.
+# stage MODE FOLDER IMAGE SECONDS NODES LAUNCHER...: MODE is sbcast or copy; FOLDER may contain $VARIABLES, which the first node expands.
 stage() {
   local mode=$1 folder=$2 image=$3 deadline=$((SECONDS + $4)) seconds=$4 nodes=$5 began left name said token took; shift 5
-  trap '' USR1   # which would end a wait; the supervisor knows the time limit too
+  trap '' USR1   # the signal would end a wait; the supervisor also checks the time limit
   left=${folder:-${TMPDIR:-/tmp}} folder=
   while [[ $left =~ ^([^$]*)\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?(.*)$ ]]; do
     name=${BASH_REMATCH[2]} folder+=${BASH_REMATCH[1]} left=${BASH_REMATCH[3]}
@@ -19,7 +19,7 @@ stage() {
   note_event image-staging "\"mode\": \"$mode\""
   coproc keepers {
     "$@" env -u HPCML_RUN_DIR /bin/sh "$HPCML_RUN_DIR/keep.sh" "$mode" "$image" "$staged" 2>&1; echo "ended $?"
-    cat >/dev/null   # until the end, so that the pipe is there as long as this script
+    cat >/dev/null   # keeps the pipe open until this script ends
   }
   if [ "$mode" = sbcast ]; then
     await made || return 1
@@ -41,7 +41,7 @@ stage() {
   trap 'near=1' USR1
 }
 
-# await WORD: until each keeper has said it, or one of them cannot.
+# await WORD: wait until keep.sh has printed WORD on each node, or has failed on one node.
 await() {
   local count=0 line
   while [ "$count" -lt "$nodes" ]; do
@@ -51,12 +51,12 @@ await() {
       "$1 "*) count=$((count + 1)) ;;
       "failed "*) not_staged "${line#failed }"; return 1 ;;
       "ended "*) not_staged "the step that copies the image ended with exit status ${line#ended }|See the job's log (hpcml logs RUN job)."; return 1 ;;
-      *) printf '%s\n' "$line" ;;   # srun's own words
+      *) printf '%s\n' "$line" ;;   # srun's messages
     esac
   done
 }
 
-# not_staged SENTENCE|HINT: the run's end, by job.sh's function.
+# not_staged SENTENCE|HINT: write the run's failure with job.sh's function.
 not_staged() {
   echo "hpcml: ${1%%|*}. ${1#*|}" >&2
   write_end 88 image "${1%%|*}" "${1#*|}"
@@ -66,7 +66,7 @@ note_event() {
   printf '{"time": %s, "attempt": %s, "event": "%s", %s}\n' "$(date +%s.%3N)" "$HPCML_ATTEMPT" "$1" "$2" >>"$HPCML_RUN_DIR/events.jsonl"
 }
 
-# unstage: let the keepers take the copies away, and wait for it.
+# unstage: let keep.sh remove the copies, and wait until it has ended.
 unstage() {
   local line deadline=$((SECONDS + 10))
   trap '' PIPE

@@ -1,15 +1,15 @@
 #!/bin/sh
-# step.sh ROLE COMMAND...: runs one role on one node and leaves its exit status where the supervisor finds it, so that
-# an interpreter that is missing on one node is known at once and by name.
+# step.sh ROLE COMMAND...: runs one role on one node and writes its exit status for the supervisor. If a node has
+# no interpreter, the supervisor can name the node at once.
 role=$1; shift
-case $role in scheduler | worker)   # what Dask's Nanny sets: a task is one thread, and freed memory goes back early
+case $role in scheduler | worker)   # Dask's Nanny sets the same: one thread per task; free memory early
   export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" MKL_NUM_THREADS="${MKL_NUM_THREADS:-1}" \
     OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}" MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_:-65536}"
   case ${PYTHONHASHSEED:-0} in 0) export PYTHONHASHSEED=6640 ;; esac   # Dask's number: hash("a") is the same on all nodes
 esac
-unset PYTHONINSPECT   # with it sys.exit() ends Python with 1
-export PYTHONFAULTHANDLER="${PYTHONFAULTHANDLER-1}"   # a crash in compiled code shows where Python was; no other signal does
-# The role imports nothing of the working directory, whatever PYTHONPATH says: the script and its tasks do (HPCML_PYTHONPATH).
+unset PYTHONINSPECT   # with PYTHONINSPECT, sys.exit() gives status 1
+export PYTHONFAULTHANDLER="${PYTHONFAULTHANDLER-1}"   # a crash in compiled code shows the Python line
+# The role never imports from the working directory, even if PYTHONPATH contains it. Script and tasks may (HPCML_PYTHONPATH).
 left=$PYTHONPATH: PYTHONPATH=
 while [ -n "$left" ]; do
   entry=${left%%:*} left=${left#*:}
@@ -17,26 +17,26 @@ while [ -n "$left" ]; do
 done
 export PYTHONPATH
 node=${HPCML_NODE:-local}
-trap : HUP INT TERM USR1 USR2   # the role answers signals; this shell only has to outlive it
+trap : HUP INT TERM USR1 USR2   # the role handles signals; this shell must outlive the role
 exits=$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT/exit
 file=$exits/$role@$node
 killed=0
-if [ "$role" = driver ]; then   # scancel --signal reaches this shell alone, and a shell that waits in the foreground is deaf
+if [ "$role" = driver ]; then   # scancel --signal reaches only this shell; a shell handles no signal during a foreground command
   trap ': >"${exits%/exit}/terminate"' HUP INT TERM
   "$@" & child=$!
   while wait "$child"; status=$?; kill -0 "$child" 2>/dev/null; do :; done
 else
   "$@"; status=$?
 fi
-# A worker task that a signal ended takes its workers with it: it is started again, and the supervisor told.
+# If a signal ended a worker task, its workers ended too: start the task again, and write its status for the supervisor.
 while [ "$role" = worker ] && [ "$status" -gt 128 ] && [ "$status" -lt 193 ] && [ "$killed" -lt "${HPCML_RESTARTS:-0}" ] &&
   [ ! -e "${exits%/exit}/ended" ] && [ ! -e "${exits%/exit}/terminate" ]; do
   killed=$((killed + 1))
   printf '%s\n' "$status" >"$exits/.killed@$node" && mv "$exits/.killed@$node" "$exits/killed@$node@$killed"
   "$@"; status=$?
 done
-[ "$status" -ne 126 ] || echo "hpcml: $node is $(uname -m)" >&2   # its program may be for another processor
-[ "$role" = driver ] && [ -s "${exits%/exit}/lost" ] && read -r status <"${exits%/exit}/lost"   # the scheduler ended it
-printf '%s\n' "$status" >"$file.$$" && mv "$file.$$" "$file"   # MPI's tasks of a node write the same file
-[ "$role" = driver ] && [ -e "$HPCML_RUN_DIR/sweep.sh" ] && bash "$HPCML_RUN_DIR/sweep.sh"   # a run without Slurm
+[ "$status" -ne 126 ] || echo "hpcml: $node is $(uname -m)" >&2   # the program may be for another processor
+[ "$role" = driver ] && [ -s "${exits%/exit}/lost" ] && read -r status <"${exits%/exit}/lost"   # Dask's scheduler ended the supervisor
+printf '%s\n' "$status" >"$file.$$" && mv "$file.$$" "$file"   # all MPI tasks of a node write this file
+[ "$role" = driver ] && [ -e "$HPCML_RUN_DIR/sweep.sh" ] && bash "$HPCML_RUN_DIR/sweep.sh"   # only in a run without Slurm
 exit "$status"

@@ -1,7 +1,7 @@
 #!/bin/bash
-# sweep.sh: ends what a run without Slurm has left behind, as a daemon that its script started: all processes of the user's
-# that carry the run's mark, HPCML_RUN_DIR, in their environment. With Slurm the job's end does it. step.sh calls it when
-# the supervisor has ended, in whatever way.
+# sweep.sh: ends processes that remain after a run without Slurm, such as a daemon that the script started. These are all of the
+# user's processes with this run's HPCML_RUN_DIR in their environment. With Slurm, the job's end ends them. step.sh calls sweep.sh
+# whenever the supervisor has ended.
 marked() {
   local file pid word
   for file in /proc/[0-9]*/environ; do
@@ -16,7 +16,7 @@ mapfile -t left < <(marked)
 [ "${#left[@]}" -gt 0 ] || exit 0
 for pid in "${left[@]}"; do
   command=$(tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | cut -c1-100)
-  [ -z "$command" ] || echo "hpcml: process $pid ($command) remained and is ended."   # else it has ended meanwhile
+  [ -z "$command" ] || echo "hpcml: process $pid ($command) remained and is ended."   # an empty command: it has already ended
 done >>"$HPCML_RUN_DIR/logs/job.log"
 kill -TERM "${left[@]}" 2>/dev/null
 for _ in {1..20}; do
@@ -24,7 +24,7 @@ for _ in {1..20}; do
   [ "${#left[@]}" -gt 0 ] || exit 0
   sleep 0.1
 done
-for _ in {1..20}; do   # what is being started while this looks is found by the next look
+for _ in {1..20}; do   # the next search finds processes that start during this search
   kill -KILL "${left[@]}" 2>/dev/null
   mapfile -t left < <(marked)
   [ "${#left[@]}" -gt 0 ] || exit 0

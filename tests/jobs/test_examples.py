@@ -190,7 +190,7 @@ def test_resume(run_example: RunExample, monkeypatch: pytest.MonkeyPatch) -> Non
         patch.setattr(dask, "compute", stopping)
         run_example("resume")
     result, _, _, lines = run_example("resume")
-    assert lines[0] == "goes on after step 7"
+    assert lines[0] == "continues after step 7"
     assert {**result, "seconds": 0} == {**whole, "seconds": 0}
 
 

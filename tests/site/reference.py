@@ -37,12 +37,12 @@ brackets. A default with a dot is
 PROFILE = """\
 # Keys of a profile
 
-All keys of [a profile and of settings](sites.md): the kind
-of the value, the default (empty if none is named), and the
-meaning. The key
-`workers.per_node` is `per_node` below `[workers]` in a
-file, `HPCML_WORKERS__PER_NODE` as a variable, and
-`--set workers.per_node=4` as an option.
+This page lists all keys of
+[a profile and of settings](sites.md), with kind, default
+(empty if none is named) and meaning. For the key
+`workers.per_node`, write `per_node` below `[workers]` in a
+file, set the variable `HPCML_WORKERS__PER_NODE`, or use the
+option `--set workers.per_node=4`.
 
 * A *time limit* is `30` (minutes), `MM:SS`, `HH:MM:SS`,
   `D-HH:MM:SS`, `90m`, `2h` or `1d12h`.
