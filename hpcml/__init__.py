@@ -69,7 +69,7 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if error.name not in ("hpcml.api", "hpcml.runs"):
             raise
-        reason = f"hpcml.{name} does not work inside a run. Call it on a login node or a laptop"
+        reason = f"hpcml.{name} does not work inside a run. Call hpcml.{name} on a login node or a laptop"
         raise AttributeError(reason) from error
 
 

@@ -131,7 +131,7 @@ def written_by_others(status: os.stat_result, path: Path, descriptor: int | None
     if not status.st_mode & stat.S_IWGRP:
         return ""
     if _has_acl(path if descriptor is None else descriptor):
-        return f"others, by an ACL (getfacl {shlex.quote(str(path))}),"
+        return f"others, through an ACL (getfacl {shlex.quote(str(path))}),"
     return "" if _group_is_ours(status.st_gid) else f"group {group(status.st_gid)}"
 
 
@@ -179,18 +179,19 @@ def open_regular(path: Path, *, ours: bool = True, follow: bool = False, obeyed:
         descriptor = os.open(path, flags)
     except OSError as error:
         if error.errno == errno.ELOOP and not follow:
-            raise ForeignError("it is a link", path) from error
+            raise ForeignError("the path is a link", path) from error
         if error.errno == errno.ENXIO:  # a socket, or a pipe's like
-            raise ForeignError("it is not a regular file", path) from error
+            raise ForeignError("the path is not a regular file", path) from error
         raise
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise ForeignError("it is a folder" if stat.S_ISDIR(status.st_mode) else "it is not a regular file", path)
+            what = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise ForeignError(f"the path is {what}", path)
         if ours and not (is_obeyed(status) if obeyed else is_ours(status)):
-            raise ForeignError(f"it belongs to {account(status.st_uid)}", path)
+            raise ForeignError(f"the file belongs to {account(status.st_uid)}", path)
         if obeyed and (who := written_by_others(status, path, descriptor)):
-            raise ForeignError(f"{who} can write to it", path, _closing(status, path))
+            raise ForeignError(f"{who} can write to the file", path, _closing(status, path))
     except OSError:
         os.close(descriptor)
         raise
@@ -212,7 +213,7 @@ def read(path: Path, limit: int = RECORD, *, ours: bool = True, follow: bool = F
             while len(content) <= limit and (more := file.read(min(65536, limit + 1 - len(content)))):
                 content += more  # it grew, or the system does not tell the size
         if max(size, len(content)) > limit:
-            raise ForeignError(f"it is larger than {limit} bytes", path)
+            raise ForeignError(f"the file is larger than {limit} bytes", path)
     return content
 
 
@@ -221,9 +222,9 @@ def parsed(parse: Callable[[str], T], text: str) -> T:
     try:
         return parse(text)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("the content is nested too deeply") from None
     except MemoryError:
-        raise ValueError("reading it needs more memory than is available") from None
+        raise ValueError("reading the content needs more memory than is available") from None
 
 
 def read_json(path: Path, limit: int = RECORD, *, ours: bool = True, follow: bool = False) -> Any:
@@ -247,12 +248,12 @@ def read_setting(path: Path) -> str:
     for place in {path, real}:
         link = os.lstat(place)
         if stat.S_ISLNK(link.st_mode) and not is_obeyed(link):
-            raise ForeignError(f"it is a link that belongs to {account(link.st_uid)}", path)
+            raise ForeignError(f"the path is a link that belongs to {account(link.st_uid)}", path)
         above = place.parent.stat()
         if not (is_obeyed(above) or folder_is_ours(above)):
-            raise ForeignError(f"its folder belongs to {account(above.st_uid)}", path)
+            raise ForeignError(f"the file's folder belongs to {account(above.st_uid)}", path)
         if not above.st_mode & stat.S_ISVTX and (who := written_by_others(above, place.parent)):
-            raise ForeignError(f"{who} can write to its folder", path, _closing(above, place.parent))
+            raise ForeignError(f"{who} can write to the file's folder", path, _closing(above, place.parent))
     try:
         return read(real, SETTINGS, obeyed=True).decode()
     except ForeignError as error:

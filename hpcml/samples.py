@@ -147,8 +147,8 @@ class Event(NamedTuple):
         if self.event != "oom":
             return ""
         processes = "1 process" if self.kills == 1 else f"{self.kills} processes"
-        whole = "the kernel counts for the whole node, because the job has no memory cgroup of its own"
-        perhaps = f" (perhaps of other programs: {whole})" if of_host else ""
+        whole = "the kernel counts killed processes on the whole node, because the job has no memory cgroup of its own"
+        perhaps = f" (perhaps processes of other programs: {whole})" if of_host else ""
         return f"{node} ran out of memory: the kernel killed {processes}{perhaps}"
 
 

@@ -202,7 +202,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
     ) -> None:
         self.status = Status.closed  # until there is something to close
         if not 0 <= minimum <= maximum or maximum < 1:
-            hint = "Give 0 <= minimum <= maximum, and a maximum of 1 or more."
+            hint = "Use 0 <= minimum <= maximum, and maximum >= 1."
             raise UsageError(
                 f"minimum={minimum} and maximum={maximum} are not a valid range", place="maximum", hint=hint
             )
@@ -211,7 +211,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         loaded, spec = job_request.parse(_NAME, "elastic", code, options)
         loaded, spec = _without_ucx(loaded), spec.changed(nodes=1)
         if schedulers.find_other_jobs(loaded.site.scheduler) is None:
-            hint = "Use dask.distributed.LocalCluster() here, or name a site with Slurm."
+            hint = "Use dask.distributed.LocalCluster() here, or choose a site with Slurm."
             raise SiteError(
                 f"{_NAME} starts its workers with Slurm, which site {loaded.site.name} does not have", hint=hint
             )
@@ -397,7 +397,7 @@ def _without_ucx(loaded: LoadedSite) -> LoadedSite:
         problem = "UCX cannot connect jobs that start at different times"
         hint = (
             "Remove network.protocol=ucx: the workers then use TLS. "
-            "For UCX and cuML's collectives, submit a script: hpcml.submit()."
+            "To use UCX or cuML's collective communication, submit a script with hpcml.submit()."
         )
         raise UsageError(problem, place="network.protocol=ucx", hint=hint)
     return loaded._replace(site=loaded.site._replace(network=network._replace(protocol="tls")))
@@ -442,7 +442,7 @@ def _scratch_for(cluster: ElasticCluster) -> tuple[Path, Callable[[], object]]:
     try:
         return temporary_directory.of_cluster(cluster)
     except scratch.UnsafePlaceError as error:
-        hint = "Set TMPDIR to your own folder, or to a folder of root with the sticky bit, like /tmp."
+        hint = "Set TMPDIR to a folder that you own, or to a folder like /tmp (owner root, with the sticky bit)."
         raise StorageError(str(error), place="TMPDIR", hint=hint) from error
 
 
@@ -482,6 +482,8 @@ def _prologue(made: Plan) -> list[str]:
 
 def _no_worker(job: ElasticJob, state: str) -> HpcmlError:
     problem = f"Job {job.job_id} ended before a worker registered (state in Slurm: {state})"
-    hint = "Check that the nodes can reach this machine (set host=… to its address), and that their Python has Dask."
-    hint += " See also the job's log."
+    hint = (
+        "Check that the nodes can reach this machine (host=… sets the address), and that Python on the nodes has Dask."
+    )
+    hint += " See also the log of the job."
     return HpcmlError(problem, place=str(job.log), hint=hint, quote=files.tail(job.log), exit_status=ALLOCATION_LOST)

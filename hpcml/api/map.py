@@ -109,7 +109,7 @@ def map(  # noqa: A001 - as every library calls it
 def _check(function: object, points: list[object], at_once: int | None) -> None:
     """Refuse what could not be called, or not be sent."""
     if not callable(function):
-        raise UsageError(f"{function!r} is not callable", place="hpcml.map", hint="Use a function of one argument.")
+        raise UsageError(f"{function!r} is not callable", place="hpcml.map", hint="Use a function with one argument.")
     if at_once is not None and at_once < 1:
         raise UsageError(
             f"at_once={at_once} is too small: no point could run", place="hpcml.map", hint="Set at_once to 1 or more."

@@ -48,7 +48,7 @@ def run_cancel(options: Namespace) -> int:
     if options.all == bool(options.run):
         hint = "Name a run, or add --all. Try hpcml cancel --help."
         raise UsageError(
-            "RUN is missing" if not options.all else "RUN and --all exclude each other", place="hpcml cancel", hint=hint
+            "RUN is missing" if not options.all else "RUN and --all cannot be combined", place="hpcml cancel", hint=hint
         )
     if options.all:
         return _cancel_all(options)
@@ -148,9 +148,9 @@ def _all_going(options: Namespace) -> list[directories.Run]:
 def add_rm_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
     parser.epilog = (
-        "Without RUN, hpcml removes the runs that match all given options. It also removes files that an interrupted "
-        "hpcml rm or hpcml submit left. It keeps runs that may still be active. "
-        "If Slurm does not answer, it also keeps runs whose state only Slurm knows."
+        "Without RUN, hpcml removes the runs that match all given options. hpcml also removes files that an "
+        "interrupted hpcml rm or hpcml submit left. hpcml keeps runs that may still be active. "
+        "If Slurm does not answer, hpcml also keeps runs whose state only Slurm knows."
     )
     parser.add_argument("run", metavar="RUN", nargs="*", help=common.RUN)
     ls.add_name(parser)
@@ -170,7 +170,9 @@ def add_rm_options(parser: ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show which runs would be removed; remove nothing")
     parser.add_argument("--yes", action="store_true", help="remove without asking for confirmation")
     common.add_site(parser)
-    common.add_json(parser, "print JSON: removed runs, their bytes, and runs that stay because they may be active")
+    common.add_json(
+        parser, "print JSON: removed runs, their bytes, and runs that hpcml keeps because they may be active"
+    )
 
 
 def run_rm(options: Namespace) -> int:
@@ -180,7 +182,7 @@ def run_rm(options: Namespace) -> int:
         word if value is True else f"{word} {value}" for word, value in given.items() if value not in (None, False)
     ]
     if options.run and rules:
-        message = f"RUN and {' '.join(rules)} exclude each other"
+        message = f"RUN and {' '.join(rules)} cannot be combined"
         raise UsageError(message, place="hpcml rm", hint="Give either RUN or these options, not both.")
     if not (options.run or rules):
         hint = "Name runs, or add one or more of --name PATTERN, --older-than 30d, --failed, --keep 20."
@@ -200,7 +202,7 @@ def run_rm(options: Namespace) -> int:
         _show([*rows, *((f"leftover files of {name}", path, left[path]) for name, path in rests)])
     for name, number in _points(sizes).items():
         lost = f"the results of its points in {units.counted(number, 'run')}"
-        note(f"the sweep '{name}' loses {lost}: hpcml sweep table then shows these points as missing")
+        note(f"the sweep '{name}' loses {lost}: hpcml sweep table will show these points as missing")
     _say_what_stays(staying, each=bool(options.run))
     if (short := (missing or 0) - sum(sizes.values())) > 0:
         note(f"{units.format_bytes(short)} of the requested {units.format_bytes(wanted)} cannot be freed")
@@ -216,8 +218,7 @@ def run_rm(options: Namespace) -> int:
         result = {key: [path.name for path in sizes], "staying": list(staying)}
         common.print_json({**result, "leftovers": len(rests), "bytes": total})
     else:
-        verb = "stays" if len(staying) == 1 else "stay"
-        stay = f"; {units.counted(len(staying), 'run')} {verb}" if options.run and staying else ""
+        stay = f"; {units.counted(len(staying), 'run')} kept" if options.run and staying else ""
         done = "Without --dry-run, hpcml would remove" if options.dry_run else "Removed"
         nothing = "Nothing was removed." if options.run else f"No ended run matches {' '.join(rules)}."
         say(f"{done} {summary}{stay}." if sizes or rests else nothing, sys.stderr)
@@ -321,11 +322,10 @@ def _say_what_stays(staying: Mapping[str, str], *, each: bool) -> None:
     """Say why each of them stays, or in one line how many may be alive."""
     if each:
         for name, why in staying.items():
-            note(f"{name} stays, because it may still be active ({why})")
+            note(f"hpcml keeps {name}, because the run may still be active ({why})")
     elif staying:
         why = next(filter(None, staying.values()), "")
-        stay = "stays" if len(staying) == 1 else "stay"
-        note(f"{units.counted(len(staying), 'run')} may still be active and {stay}{f' ({why})' if why else ''}")
+        note(f"hpcml keeps {units.counted(len(staying), 'run')} that may still be active{f' ({why})' if why else ''}")
 
 
 def _size(text: str | None, option: str) -> int:

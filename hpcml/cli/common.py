@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 here, load_site, whole = layers.here, lookup.load_here, request_option.whole
-FAILED = "only runs that failed or that Slurm refused, no cancelled runs"
+FAILED = "only runs that failed or that Slurm refused, not cancelled runs"
 RUN = "run id or its first part, run name (newest run of that name), Slurm job id, or 'last'"  # what names a run
 
 

@@ -249,7 +249,7 @@ def _runs(line: Line, current: str) -> Iterator[Candidate]:
     run_ids = directories.ids(line.runs())[::-1]
     if not run_ids:
         return
-    yield "last", "the newest run that was submitted"
+    yield "last", "the run submitted last"
     of_name: dict[str, list[str]] = {}
     for run_id in run_ids:
         of_name.setdefault(directories.name_of(run_id), []).append(run_id)
@@ -325,7 +325,7 @@ def _roles(_: Line, __: str) -> Iterable[Candidate]:
 def _variables(line: Line, current: str) -> Iterator[Candidate]:
     if "=" not in current:
         for name in sorted(line.environment):
-            yield name, "this variable, with its value in this shell"
+            yield name, "pass this variable with its value in this shell"
 
 
 # By the word in capitals that stands for the value, where the table of commands has no words for it.

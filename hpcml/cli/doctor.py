@@ -35,12 +35,12 @@ _WIDE = 26  # columns before a sentence
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
-    parser.epilog = "The doctor changes nothing. Without --node it submits no job and takes at most 3 s."
+    parser.epilog = "hpcml doctor changes nothing. Without --node, hpcml doctor submits no job and ends within 3 s."
     common.add_site(parser, "site to check")
     for name, text in _OF_RUNS.items():
-        names, help_text = (OPTIONS[name].word, *OPTIONS[name].also), f"{text} (default: that of hpcml submit)"
+        names, help_text = (OPTIONS[name].word, *OPTIONS[name].also), f"{text} (default: as for hpcml submit)"
         parser.add_argument(*names, metavar=name.upper(), help=help_text)
-    parser.add_argument("--node", action="store_true", help="also check compute nodes, with one short job")
+    parser.add_argument("--node", action="store_true", help="also check compute nodes, with a short job")
     group = parser.add_argument_group("with --node")
     how_many = "number of nodes to check (default: 2, or 1 if the partition allows only 1)"
     group.add_argument("--nodes", *OPTIONS["nodes"].also, metavar="N", help=how_many)
@@ -50,7 +50,7 @@ def add_options(parser: ArgumentParser) -> None:
         "--patience",
         metavar="TIME",
         default="10m",
-        help="cancel the job if it still waits or runs TIME after its submission (default: 10m)",
+        help="cancel the job if it has not ended TIME after its submission (default: 10m)",
     )
     parser.add_argument(
         "--deadline",
@@ -72,7 +72,7 @@ def run(options: Namespace) -> int:
     for name in ("nodes", "gpus_per_node"):
         if getattr(options, name) and not options.node:
             option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} is for the job that checks nodes", place="hpcml doctor", hint="Add --node.")
+            raise UsageError(f"{option} applies only to the job of --node", place="hpcml doctor", hint="Add --node.")
     if options.nodes:
         common.positive(options.nodes, "--nodes")
     here = common.here()

@@ -36,7 +36,7 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_site(parser)
     common.add_json(
         parser,
-        "print JSON: the local folder, and the numbers of copied files, copied bytes and files the laptop already has",
+        "print JSON: the local folder, the numbers of copied files and bytes, and the number of skipped files",
     )
     parser.add_argument("dest", metavar="DEST", nargs="?", default="", help="local folder (default: ./RUN)")
 
@@ -51,7 +51,7 @@ def run(options: Namespace) -> int:
         raise UsageError(
             message,
             place=str(run.paths.out),
-            hint="On a laptop: hpcml --host HOST fetch RUN. For other users: hpcml help colleague.",
+            hint="To copy results to a laptop: hpcml --host HOST fetch RUN. To share results: hpcml help colleague.",
         )
     entries, others = transfer.listing(run.paths.out)
     if len(entries) > transfer.MOST_FILES:
@@ -81,7 +81,8 @@ def _wanted(session: RemoteSession, entries: list[Entry]) -> list[Entry]:
     try:
         return [entries[index] for index in parsed(json.loads, text.decode() or "[]") if index >= 0]
     except (ValueError, TypeError, IndexError) as error:
-        raise UsageError("The laptop sent an invalid request for files", place="hpcml fetch") from error
+        hint = "Use the same version of hpcml on the laptop and on the cluster."
+        raise UsageError("The laptop sent an invalid request for files", place="hpcml fetch", hint=hint) from error
 
 
 def _reports(run: directories.Run, taken: set[str]) -> list[Entry]:

@@ -41,7 +41,8 @@ def run(host: str, named_by: str, command: str, options: Namespace, given: list[
     common.end_by_signals()
     here = [word for word in getattr(options, "set", None) or () if word.startswith("login.")]
     if command == "sweep" and script:
-        hint = "Log in, and start the sweep there. With --host, only hpcml sweep status, table, plot and cancel work."
+        hint = "Log in to the cluster, and start the sweep on the login node. "
+        hint += "With --host, only hpcml sweep status, table, plot and cancel work."
         raise UsageError("A laptop cannot start a sweep", place=f"--host {host}", hint=hint)
     login = login_of(host, here, place=named_by, load=common.load_site)
     connect = functools.partial(channel.connect, login)
@@ -103,7 +104,7 @@ def _submit(
     if code.snapshot == "none":
         hint = "Remove the setting code.snapshot, or copy the code to the cluster and submit there."
         raise UsageError(
-            "A script from this laptop can only run as a copy, but this setting forbids copies",
+            "hpcml must copy a laptop's script to the cluster, but code.snapshot = 'none' forbids copies",
             place="code.snapshot = 'none'",
             hint=hint,
         )
@@ -129,11 +130,11 @@ def _check_upload(upload: channel.Upload) -> None:
     """Say what is not sent, and refuse to send code without the modules that it imports."""
     if needed := snapshot.needed(upload.taken, upload.folder):
         hint = (
-            "Raise the limit that the brackets name (for example --set code.max_file=10M), "
+            "Raise the limit in brackets (for example --set code.max_file=10M), "
             "or move the script and its modules to a folder with fewer files."
         )
         raise UsageError("hpcml would not send files that the code needs", place=snapshot.listed(needed), hint=hint)
     if upload.taken.missing:
         note(f"hpcml does not send {snapshot.listed(upload.taken.missing)}")
     if above := upload.taken.above:
-        note(f"hpcml sends only the script's folder, and not {', '.join(above[:3])}")
+        note(f"hpcml sends only the script's folder, not {', '.join(above[:3])}")

@@ -44,10 +44,10 @@ def add_options(parser: ArgumentParser) -> None:
             what, help=text, description=description, usage=f"hpcml image {what} {usage[what]}", allow_abbrev=False
         )
         verb.set_defaults(action=action)
-        common.add_site(verb, "site whose settings for images and containers to use")
+        common.add_site(verb, "site whose image and container settings hpcml uses")
         common.add_json(verb)
         if what in ("build", "check"):
-            text = "Apptainer or Singularity, by name or path (default: runtime.container in the profile, "
+            text = "name or path of Apptainer or Singularity (default: runtime.container in the profile, "
             text += "else the installed program)"
             verb.add_argument("--program", metavar="PROGRAM", default="", help=text)
         return verb
@@ -73,8 +73,8 @@ def add_options(parser: ArgumentParser) -> None:
         "--build-arg",
         action="append",
         metavar="NAME=VALUE",
-        help="value for a build argument of the definition (default: the definition's value; MIRROR and PIP_INDEX: "
-        "from apt's and pip's settings; repeatable)",
+        help="set a build argument of the definition (default: the definition's value; for MIRROR and PIP_INDEX: "
+        "the settings of apt and pip; repeatable)",
     )
     build_.add_argument("--force", action="store_true", help="replace an existing image")
     plain = build_.parse_known_args
@@ -103,7 +103,7 @@ def run(options: Namespace) -> int:
     loaded = common.load_site(options.site or "", common.here(), options.set or ())
     if loaded.is_from_project("runtime.container"):  # it does not say what is started here, on the login node
         terminal.note(
-            f"runtime.container of {loaded.project} applies to jobs, not to this command (here use --program)"
+            f"runtime.container of {loaded.project} applies to jobs, not to this command (here, use --program)"
         )
         runtime = loaded.site.runtime._replace(container="")
         return int(options.action(options, loaded.site._replace(runtime=runtime)))

@@ -25,7 +25,8 @@ def add_options(parser: Parser) -> None:
     """Add a submission's options and the session's own."""
     submit.add_options(parser, "jupyter")
     parser.epilog = (
-        "Open the session on your laptop: hpcml --host HOST tunnel --service jupyter RUN. End it: hpcml cancel RUN."
+        "To open the session on your laptop: hpcml --host HOST tunnel --service jupyter RUN. "
+        "To end the session: hpcml cancel RUN."
     )
     group = parser.add_argument_group("the session")
     group.add_argument(
@@ -46,7 +47,8 @@ def run(options: Namespace) -> int:
     spec = spec.changed(idle=idle, cwd=notebook_folder(spec.code.cwd, options.notebook_dir))
     status = submit.start(options, spec)
     if status == 0 and options.detach and not options.json:
-        text = "When JupyterLab is ready, hpcml status prints the command that opens it. hpcml cancel ends it."
+        text = "When JupyterLab is ready, hpcml status prints the command to open JupyterLab. "
+        text += "hpcml cancel ends the session."
         say_fitted(text, sys.stderr, first="  next       ", rest=" " * 13)
     return status
 
@@ -55,7 +57,7 @@ def parse_idle(text: str) -> float:
     """Return seconds without use after which a session ends, long enough to open a page; 0 for never."""
     if text.strip().lower() == "off":
         return 0.0
-    hint = "Write --idle 30m, or --idle off for a session without this limit."
+    hint = "Write --idle 30m, or --idle off for a session without an idle limit."
     try:
         seconds = units.parse_seconds(text)
     except ValueError as error:

@@ -42,7 +42,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--last", default="20", metavar="N", help="show the newest N runs that match all other options (default: 20)"
     )
-    parser.add_argument("--all", action="store_true", help="show all matching runs, not only the last ones (--last)")
+    parser.add_argument("--all", action="store_true", help="show all matching runs, not only the newest runs (--last)")
     parser.add_argument("--failed", action="store_true", help=common.FAILED)
     parser.add_argument(
         "--since",
@@ -96,7 +96,7 @@ def run(options: Namespace) -> int:
         say(_no_match(options, all_ids), sys.stderr)
     elif rest and (options.failed or options.grep):
         matching = "match" if options.grep else "failed"
-        say(f"hpcml did not look for older runs that {matching} (add --all).", sys.stderr)
+        say(f"hpcml did not search for older runs that {matching} (to search all runs: --all).", sys.stderr)
     elif rest:
         say(f"{len(rest)} older runs are not shown (hpcml ls --all).", sys.stderr)
     return 0

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from hpcml.remote.server import RemoteSession
 
-TEXT = """hpcml runs a plain Python script on N nodes of a Slurm machine. One allocation holds a Dask scheduler,
-the workers and the script; no other user can connect to them. Without Slurm, add --site local: hpcml runs the
-script on this machine."""
+TEXT = """hpcml runs a plain Python script on N nodes of a Slurm machine. A Dask scheduler, the workers and the
+script run in one allocation; no other user can connect to these processes. Without Slurm, add --site local: hpcml
+runs the script on this machine."""
 EXAMPLES = (
     "  hpcml new kmeans                   create an example",
     "  hpcml submit --nodes 2 kmeans.py   run kmeans on two nodes",
@@ -26,7 +26,7 @@ EXAMPLES = (
 )
 NOTES = (
     "RUN is a run's id (or the id's first part), its name, its Slurm job id, or 'last'.",
-    "On a laptop, --host HOST (or the variable HPCML_HOST) runs the command on the login node HOST, by ssh.",
+    "On a laptop, --host HOST (or the variable HPCML_HOST) runs the command on the login node HOST, through ssh.",
     "hpcml COMMAND --help shows the options of a command; hpcml --version shows the version.",
     "hpcml help TOPIC shows a page of the documentation, e.g. hpcml help sweeps. hpcml help topics lists all pages.",
 )

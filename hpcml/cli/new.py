@@ -39,7 +39,7 @@ def add_options(parser: ArgumentParser) -> None:
         help="example to copy (default: the example called NAME, else minimal)",
     )
     common.add_json(
-        parser, "print JSON: the new file's path and the example's name; without NAME, what each example does"
+        parser, "print JSON: the new file's path and the example's name; without NAME, a description of each example"
     )
 
 
@@ -61,7 +61,8 @@ def run(options: Namespace) -> int:
     ranks = "--ranks 2 " if b"--ranks" in text else ""
     here = f"hpcml submit --site local {ranks}{path}" if ranks else f"python {path}"
     say_fitted(
-        f"Edit the script's first lines. To run the script here: {here}. On the cluster: hpcml submit {ranks}{path}",
+        f"Edit the script's first lines. To run the script here: {here}. "
+        f"To run the script on the cluster: hpcml submit {ranks}{path}",
         sys.stdout,
     )
     return 0

@@ -61,10 +61,10 @@ def run(options: Namespace) -> int:
         common.print_json({"path": str(path.absolute()), "version": __version__, "bytes": len(data)})
         return 0
     say_fitted(
-        f"Wrote {path}: hpcml {__version__} with all files for a login node, {format_bytes(len(data))}.",
+        f"Wrote {path}: hpcml {__version__} with all files that a login node needs, {format_bytes(len(data))}.",
         sys.stdout,
     )
-    say_fitted(f"Copy the file to the login node. There, type: python3 {path.name} --help", sys.stdout)
+    say_fitted(f"Copy the file to the login node. On the login node, type: python3 {path.name} --help", sys.stdout)
     return 0
 
 
@@ -82,8 +82,8 @@ def send(connect: Callable[[], Connection], options: Namespace) -> int:
         result = {"host": connection.host, "path": delivery.path, "version": __version__, "bytes": len(data)}
         common.print_json(result)
         return 0
-    summary = f"hpcml {__version__} with all files for a login node, {format_bytes(len(data))}"
-    say_fitted(f"{delivery.path} is on {connection.host}: {summary}. To start it there:", sys.stdout)
+    summary = f"hpcml {__version__} with all files that a login node needs, {format_bytes(len(data))}"
+    say_fitted(f"{delivery.path} is on {connection.host}: {summary}. To start hpcml on that host:", sys.stdout)
     say_fitted(f"  python3 {shlex.quote(delivery.path)} --help", sys.stdout)
     return 0
 

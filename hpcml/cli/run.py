@@ -39,13 +39,13 @@ def add_options(parser: Parser) -> None:
     printed = "--dry-run=script prints the batch script; --dry-run --json prints all details of the run"
     here = {"--dry-run": f"print a summary and run nothing; {printed}"}
     here["--json"] = "print JSON about how the run ended; the script's output stays in logs/driver.log"
-    here |= {OPTIONS[name].word: "must equal the number in the allocation" for name in _GIVEN}
-    here["--gpus-per-node"] = "0: workers use only CPUs; any other number must equal the number in the allocation"
+    here |= {OPTIONS[name].word: "N must equal the number in the allocation (default: that number)" for name in _GIVEN}
+    here["--gpus-per-node"] = "0: workers use only CPUs; any other N must equal the number in the allocation"
     here |= {OPTIONS[name].word: argparse.SUPPRESS for name in _REFUSED}
     for action in parser._actions:  # noqa: SLF001 - argparse tells them nowhere else
         action.help = here.get("".join(action.option_strings[:1]), action.help)
     parser.description = (
-        "Run a script in an existing allocation (salloc or your own batch script), and use all its nodes. "
+        "Run a script in an existing allocation (salloc or your own batch script), on all nodes of the allocation. "
         "Give Slurm's options to salloc or sbatch."
     )
 

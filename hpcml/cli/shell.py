@@ -32,7 +32,7 @@ def run(options: Namespace) -> int:
     from hpcml.runs import handle
 
     if options.caller or not sys.stdin.isatty():
-        hint = "Log in with a terminal (ssh -t HOST), and run hpcml shell there."
+        hint = "Log in with a terminal (ssh -t HOST), and run hpcml shell in that terminal."
         raise UsageError("A shell needs a terminal", place="hpcml shell", hint=hint)
     one = handle.RunHandle(common.find_run(options))
     status = one.now()
@@ -50,7 +50,9 @@ def run(options: Namespace) -> int:
         "HPCML_NODES": str(len(status.allocation.nodes)),
         "HPCML_GPUS": str(_gpus(one.run.paths.plan)),
     }
-    say_fitted(f"A shell on {node} in the run {one.id}. exit ends the shell, not the run.", sys.stderr)
+    say_fitted(
+        f"This shell is on node {node} of run {one.id}. The command exit ends the shell, not the run.", sys.stderr
+    )
     command = [*owner.shell_on(one.job, node), environment.get("SHELL") or "bash"]
     try:
         subprocesses.become(command, environment)

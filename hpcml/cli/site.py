@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 _NOT_THERE = (None, "default")
 _MOST = {"ls": 0, "show": 1, "diff": 2, "init": 1}  # names that each takes
 _TAKES = {
-    "ls": ("no profile", ""),
-    "show": ("one profile at most", " leonardo"),
-    "diff": ("two profiles", " leonardo juwels"),
-    "init": ("one name", " mycluster"),
+    "ls": ("accepts no profile", ""),
+    "show": ("accepts at most one profile", " leonardo"),
+    "diff": ("needs two profiles", " leonardo juwels"),
+    "init": ("needs one name", " mycluster"),
 }
 
 
@@ -36,7 +36,8 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_json(parser)
     text = "ls: list profiles; show: print one; diff: compare two; init: write one for this machine"
     parser.add_argument("what", metavar="ls|show|diff|init", choices=tuple(_MOST), help=text)
-    text = "with show: a name (default: the detected site); with diff: two names or files; with init: the new name"
+    text = "with show: a name (default: the detected site); with diff: two names or files; "
+    text += "with init: the new profile's name"
     parser.add_argument("names", nargs="*", metavar="SITE", help=text)
     parser.add_argument("--origin", action="store_true", help="with show: also print where each value was set")
     parser.add_argument("--facts", action="store_true", help="with show: print each value's source, date and certainty")
@@ -46,13 +47,13 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """List the profiles, show the one in force, or compare two."""
     if options.what != "init" and (given := _given(options)):
-        raise UsageError(f"{given} is for hpcml site init", place=given, hint=f"Remove {given}.")
+        raise UsageError(f"{given} is an option of hpcml site init only", place=given, hint=f"Remove {given}.")
     most = _MOST[options.what]
     if len(options.names) > most or (options.what in ("diff", "init") and len(options.names) < most):
         many, example = _TAKES[options.what]
         place = " ".join(options.names) or "SITE"
         hint = f"Write hpcml site {options.what}{example}."
-        raise UsageError(f"hpcml site {options.what} takes {many}", place=place, hint=hint)
+        raise UsageError(f"hpcml site {options.what} {many}", place=place, hint=hint)
     if options.what == "ls":
         return _site_ls(options)
     if options.what == "init":
@@ -249,7 +250,7 @@ def _add_options_of_init(parser: ArgumentParser) -> None:
         "--deadline",
         metavar="TIME",
         default=_DEADLINE,
-        help="with init --probe: cancel the job if it still waits or runs TIME after its submission (default: 10m)",
+        help="with init --probe: cancel the job if it has not ended TIME after its submission (default: 10m)",
     )
 
 
@@ -278,7 +279,7 @@ def _site_init(options: Namespace) -> int:
     survey = machine.Survey()
     if options.probe:
         common.end_by_signals()  # as by Ctrl-C the job is cancelled
-        say_message("hpcml: examining a node with a job of at most two minutes; Ctrl-C cancels it.")
+        say_message("hpcml: examining a node with a job of at most two minutes; Ctrl-C cancels the job.")
         survey.probe(options.account, options.partition, options.qos, seconds)
     kept = survey.keep_of(path) if options.refresh else []
     survey.check()
@@ -310,7 +311,7 @@ def _heading(name: str, date: str) -> tuple[str, ...]:
     return (
         f"{name}: written by hpcml site init on {date}, from the output of this machine's commands.",
         "If you correct a value, remove its entry in [facts], or write your own source there: --refresh then keeps it.",
-        "A line with QUESTION asks for a value that no command shows. Set the value below, and remove the line.",
+        "A QUESTION line asks for a value that no command shows. Set the value below the line, and remove the line.",
     )
 
 
@@ -338,7 +339,9 @@ def _say_written(options: Namespace, path: Path, draft: Draft) -> None:
         return
     counts = f"{len(names['partitions'])} partitions, {len(names['qos'])} QoS"
     say_fitted(f"Wrote {common.typed(path, sys.stdout)}: {counts}.", sys.stdout)
-    say_fitted(f"Answer the {len(draft.questions)} questions in the profile. They begin with QUESTION.", sys.stdout)
+    say_fitted(
+        f"Answer the {len(draft.questions)} questions in the profile. Each question begins with QUESTION.", sys.stdout
+    )
     say_fitted(f"  hpcml site show {path.stem} --facts", sys.stdout)
     say_fitted(f"  hpcml doctor --site {path.stem}", sys.stdout)
     say_fitted(f"  hpcml submit --site {path.stem} --check first.py", sys.stdout)

@@ -51,7 +51,7 @@ def run(options: Namespace) -> int:
             _show(group)
         if answer.missing:
             nodes = ", ".join(answer.missing)
-            say_fitted(f"No stacks arrived from {nodes}: see hpcml status {run.id}.", sys.stderr)
+            say_fitted(f"hpcml received no stacks from {nodes}: see hpcml status {run.id}.", sys.stderr)
     return int(bool(answer.missing))
 
 

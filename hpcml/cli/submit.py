@@ -36,7 +36,7 @@ _PYTHON = (".py", ".ipynb")  # with these ends a file is no program, behind `--`
 def add_options(parser: Parser, verb: str = "submit") -> None:
     """Add the options of a run that a verb takes."""
     parser.epilog = (
-        "Give hpcml's options before SCRIPT and the script's arguments after it. "
+        "Write hpcml's options before SCRIPT, and the script's arguments after SCRIPT. "
         "All words after -- belong to the script. SCRIPT can also be -m package.module, "
         "or -- ./program (not Python). "
         "Without --ranks the script starts once, on the first node. "
@@ -160,7 +160,7 @@ def _look_at_image(table: dict[str, object]) -> None:
     for text in notes if isinstance(notes, list) else ():
         note(text)
     if table:
-        note("hpcml read the file of the image but did not start the image; hpcml image check starts it")
+        note("hpcml read the file of the image but did not start the image (to start the image: hpcml image check)")
 
 
 def check_modes(options: Namespace) -> None:
@@ -169,7 +169,7 @@ def check_modes(options: Namespace) -> None:
     chosen = [f"--{mode}" for mode in modes if getattr(options, mode.replace("-", "_"))]
     if len(chosen) > 1:
         raise UsageError(
-            f"{' and '.join(chosen)} exclude each other", place="hpcml submit", hint="Use one of these options."
+            f"{' and '.join(chosen)} cannot be combined", place="hpcml submit", hint="Use one of these options."
         )
 
 
@@ -357,11 +357,11 @@ def check_misplaced(arguments: Sequence[str], here: Path, prog: str) -> None:
             del rest[at : at + count]
     listed, alone = " and ".join(sorted(misplaced)), len(misplaced) == 1
     verb, pronoun = ("comes", "it") if alone else ("come", "them")
-    what = f"{listed} {verb} after {file.name}, so {file.name} would get {pronoun}"
+    what = f"{listed} {verb} after {file.name}, so hpcml would pass {pronoun} to {file.name}"
     typed = script if is_module else shlex.quote(script)
     before = " ".join(filter(None, [prog, shlex.join(moved), typed, shlex.join(rest)]))
-    hint = f"If hpcml should get {pronoun}, type: {before}. "
-    hint += f"If {file.name} should get {pronoun}, type: {prog} {typed} -- {shlex.join(arguments)}."
+    hint = f"To use {listed} for hpcml, type: {before}. "
+    hint += f"To pass {listed} to {file.name}, type: {prog} {typed} -- {shlex.join(arguments)}."
     raise UsageError(what, place=prog, hint=hint)
 
 
@@ -372,10 +372,10 @@ def add_rerun_options(parser: Parser) -> None:
     """Add a submission's options, and the run whose request it is."""
     add_options(parser, "rerun")
     parser.epilog = (
-        "Options that you omit keep the values of RUN; only --after is dropped. "
-        "--set and --env add to those of RUN; for the same name the new value wins. "
-        "hpcml runs the script as it is now, in the folder that RUN was submitted from. "
-        "ARGS replace all arguments of the script, so type those that stay too. A bare -- removes all arguments. "
+        "Omitted options keep the values of RUN, except --after. "
+        "--set and --env add to these values; for the same name, the new value wins. "
+        "The current version of the script runs in the folder of RUN's submission. "
+        "ARGS replace all arguments; -- alone removes all arguments. "
         "hpcml status RUN shows the old arguments."
     )
     common.add_run(parser, default=None)
@@ -395,8 +395,10 @@ def run_rerun(options: Namespace) -> int:
         recorded = Table(request.get("spec", dict))
         options.site = options.site or plan.get("site", str)
         if name := recorded.get("sweep", str, ""):
-            hint = "Run the sweep's command again. That runs the missing points, or with --only-failed the failed ones."
-            hint += f" To repeat another run of this name, give its id. List the ids: hpcml ls --name {run.name}."
+            hint = (
+                "Run the sweep's command again: it runs the missing points or, with --only-failed, the failed points."
+            )
+            hint += f" To repeat another run of this name, use that run's id. List the ids: hpcml ls --name {run.name}."
             raise UsageError(f"The run belongs to the sweep '{name}'", place=run.id, hint=hint)
         _take_over(options, recorded)
         if recorded.facts.get("environment"):
@@ -500,11 +502,11 @@ def _show_measurement(options: Namespace) -> int:
         if getattr(options, name):
             option = f"--{name.replace('_', '-')}"
             hint = f"Remove RUN to measure again, or remove {option} to show the measurement of RUN."
-            raise UsageError(f"{option} is for a new measurement", place="hpcml fabric RUN", hint=hint)
+            raise UsageError(f"{option} applies only to a new measurement", place="hpcml fabric RUN", hint=hint)
     run = common.find_run(options)
     attempts = sorted(run.paths.directory.glob("attempts/*/fabric.json"), key=lambda path: int(path.parent.name))
     if not attempts:
-        hint = "CPU runs over TLS do not measure the interconnect. To measure: hpcml fabric --nodes N."
+        hint = "CPU runs that use TLS do not measure the interconnect. To measure: hpcml fabric --nodes N."
         raise NotFoundError("The run did not measure the interconnect", place=run.id, hint=hint)
     table = directories.read_json(attempts[-1])
     facts: Any = table.facts if table else {}

@@ -60,7 +60,7 @@ def _command(prepared: Prepared) -> str:
 def _free(made: Plan) -> str:
     """Return what a run asks for where nothing is charged for it."""
     job = made.inside.job
-    where = f"this machine in place of {counted(job.nodes, 'node')}" if job.one_machine else "the existing allocation"
+    where = f"this machine instead of {counted(job.nodes, 'node')}" if job.one_machine else "the existing allocation"
     limit = f"time limit {format_time_limit(job.time_limit)}" if job.time_limit else "no time limit"
     return f"{where}, {limit}, at no extra cost"
 
@@ -111,7 +111,7 @@ def _code(prepared: Prepared) -> str:
     """Return how many files of the script's folder the run would copy, and which not."""
     spec, rules = prepared.spec, prepared.loaded.site.code
     if not spec.code.copied or rules.snapshot == "none":
-        return "not copied: the run uses the files where they are"
+        return "not copied: the run uses the original files"
     if spec.code.staged:
         return "the files that the laptop sent"
     module = spec.code.form is Form.MODULE

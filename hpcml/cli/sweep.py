@@ -61,7 +61,7 @@ def add_options(parser: Parser) -> None:
         metavar="NAME=VALUES",
         help="values of a script option: k=8,16,32 or k=range(1,4) (repeatable)",
     )
-    text = "N random points, e.g. 9 x=uniform(0,1) k=randint(1,9) c=choice(a,b) r=loguniform(1e-4,1) (repeatable)"
+    text = "N random points: 9 x=uniform(0,1) k=randint(1,9) c=choice(a,b) r=loguniform(1e-4,1) (repeatable)"
     add("--random", action="append", nargs="+", metavar="N NAME=…", help=text)
     beside = "lists of equal length, taken in order: a=1,2 b=3,4 makes the points a=1 b=3 and a=2 b=4 (repeatable)"
     text = "N points chosen by Optuna, e.g. 9 x=uniform(0,1)"
@@ -79,11 +79,11 @@ def add_options(parser: Parser) -> None:
         add("--seed", metavar="N", default="0", help="random seed of --random and --search (default: 0)"),
     ]
     add = parser.add_argument_group("sweep").add_argument
-    text = "metric to optimize, prune by and sort tables by (default for tables: the first reported metric)"
+    text = "metric for search, pruner and table order (default for tables: the first reported metric)"
     add("--metric", metavar="NAME", default="", help=text)
-    add("--maximize", action="store_true", help="a larger metric is better, not a smaller one")
+    add("--maximize", action="store_true", help="maximize the metric (default: minimize it)")
     add("--dry-run", action="store_true", help="show the points and their cost; submit nothing")
-    text = "run only failed points, all or by cause: oom, timeout, node, error, unknown"
+    text = "run only failed points, all or with these causes: oom, timeout, node, error, unknown"
     add("--only-failed", nargs="?", const="all", default="", metavar="CAUSE,…", help=text)
     text = "points that a job runs in parallel (default: 1)"
     add("--at-once", metavar="N", default="1", help=text)
@@ -100,18 +100,16 @@ def add_options(parser: Parser) -> None:
             nargs="?",
             const="-",
             metavar="FILE",
-            help="with table: print the table as CSV, or with =FILE write it into FILE",
+            help="with table: print the table as CSV, or write the CSV to FILE (=FILE)",
         ),
         add("--output", "-o", metavar="FILE", help=picture),
-        parser.add_argument(
-            "words", nargs="*", metavar="status|table|plot|cancel NAME", help="show a sweep, or cancel it"
-        ),
+        parser.add_argument("words", nargs="*", metavar="status|table|plot|cancel NAME", help="show or cancel a sweep"),
     ]
     submit.add_options(parser, "sweep")
     parser._option_string_actions["--profile"].help = SUPPRESS  # noqa: SLF001 - refused: a sweep has many scripts
     parser.epilog = (
-        "A point is one combination of values. hpcml adds its values as options: SCRIPT ARGS… --lr 0.1 --k 16. "
-        "How a script reports a metric: see hpcml help metrics."
+        "A point is one combination of values. hpcml adds a point's values as options: SCRIPT ARGS… --lr 0.1 --k 16. "
+        "To report a metric: hpcml help metrics."
     )
     parser.set_defaults(prepare=False, check=False)
 
@@ -170,7 +168,7 @@ def _begin(options: Namespace) -> int:
     spec = submit.script_spec(options)
     wanted = _wanted(options, study, seed)
     if spec.code.form is not Form.SCRIPT:
-        hint = "Submit the program without a sweep, or call it from a Python file."
+        hint = "Submit the program without a sweep, or call the program from a Python file."
         raise UsageError("The script of a sweep must be a Python file", place=spec.code.script.name, hint=hint)
     if spec.value("profile"):
         hint = "Profile one point of the sweep: hpcml submit --profile … SCRIPT ARGS…."
@@ -238,7 +236,9 @@ def _jobs(options: Namespace) -> int:
     """Return in how many jobs at once the points are to run."""
     jobs = common.positive(options.jobs, "--jobs")
     if jobs > _MOST_JOBS:
-        hint = "Use fewer jobs: each runs points until none are left. Slurm rarely runs so many jobs in parallel."
+        hint = (
+            "Use fewer jobs: each job runs points until no points are left. Slurm rarely runs so many jobs in parallel."
+        )
         raise UsageError(f"{jobs} jobs are more than the maximum of {_MOST_JOBS}", place="--jobs", hint=hint)
     return jobs
 
@@ -295,7 +295,7 @@ def _wanted(options: Namespace, study: search.Search | None, seed: int) -> list[
     if study and study.draws:
         if given:
             hint = "Write all values as distributions: c=choice(a,b)."
-            raise UsageError(f"--search and --{given[0]} exclude each other", place="--search", hint=hint)
+            raise UsageError(f"--search and --{given[0]} cannot be combined", place="--search", hint=hint)
         return study.points()
     here = common.here()
     paths = [here / layers.user_path(text) for text in options.points or ()]
@@ -351,11 +351,14 @@ def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int
         hours = jobs * inside.job.nodes * inside.job.time_limit / 3600
         _say("cost", f"at most {hours:.3g} node-hours: {nodes} for {format_seconds(inside.job.time_limit)}")
     else:
-        _say("cost", f"{nodes} until the last point ends: no time limit")
+        _say("cost", f"{nodes} until the last point ends (no time limit)")
     if taken:
         middle = taken[len(taken) // 2]
         hours = inside.job.nodes * middle * count / 3600
-        _say("", f"about {hours:.3g} node-hours if each point takes {format_seconds(middle)}, the median so far")
+        _say(
+            "",
+            f"about {hours:.3g} node-hours if each point takes {format_seconds(middle)} (the median of ended points)",
+        )
 
 
 def _facts(

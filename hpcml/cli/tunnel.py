@@ -57,7 +57,10 @@ def add_options(parser: ArgumentParser) -> None:
         "or srun (sshd in a job step); default: login.route in the profile",
     )
     parser.add_argument(
-        "--retry-for", metavar="TIME", default="10m", help="how long to retry a lost connection (default: 10m)"
+        "--retry-for",
+        metavar="TIME",
+        default="10m",
+        help="how long hpcml tries to restore a lost connection (default: 10m)",
     )
     parser.add_argument("--patience", dest="retry_for", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for hidden in ("--serve", "--relay", "--key"):  # what the laptop's hpcml says to the login node's
@@ -108,7 +111,7 @@ def _again(options: Namespace, run: str, host: str = "") -> str:
     command += ["--service", options.service] if options.service != "dashboard" else []
     command += [word for name in ("port", "route") if (text := getattr(options, name)) for word in (f"--{name}", text)]
     command += ["--open"] if options.open else []
-    return f"The tunnel is closed. The run continues. To open it again: {shlex.join([*command, run])}"
+    return f"The tunnel is closed. The run continues. To open the tunnel again: {shlex.join([*command, run])}"
 
 
 def _until_its_end(tunnel: Tunnel, shown: _Shown, closed: Callable[[], str]) -> int:
@@ -328,6 +331,6 @@ def _serve(options: Namespace) -> int:
             raise NotFoundError(
                 f"Unknown service '{other}'",
                 place="--serve",
-                hint="The laptop and the cluster have different versions of hpcml. Update the older one.",
+                hint="The laptop and the cluster have different versions of hpcml. Update the older version.",
             )
     return 0

@@ -30,7 +30,7 @@ def run(options: Namespace) -> int:
     try:
         if sys.stderr.isatty() and not options.json:
             subject = handles[0].id if len(handles) == 1 else f"{len(handles)} runs"
-            say_fitted(f"Waiting for {subject}. Ctrl-C ends only the wait.", sys.stderr)
+            say_fitted(f"Waiting for {subject}. Ctrl-C ends this command; runs continue.", sys.stderr)
         for one in handles:
             last = one.wait_status()
             answers.append(last.as_json())

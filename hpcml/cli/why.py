@@ -33,7 +33,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--bundle",
         action="store_true",
-        help="write RUN.tar.gz for support: cause, settings and logs of the run, no code or results",
+        help="write RUN.tar.gz for support: cause, settings and logs of the run, without code and results",
     )
 
 
@@ -101,9 +101,9 @@ def _bundle(run: directories.Run, answer: Answer, host: str, *, as_json: bool) -
     else:
         say(f"{host}{':' if host else ''}{target}: {count} files.")
         if host:
-            say_fitted(f"The file is on {host}. Copy it with scp.", sys.stdout)
-        taken = "The archive lacks the values of environment variables, and texts that look like secrets."
-        say_fitted(f"{taken} The file may contain other secrets: check it before you send it.", sys.stdout)
+            say_fitted(f"The file is on {host}. Copy the file with scp.", sys.stdout)
+        taken = "The archive contains no values of environment variables, and no texts that look like secrets."
+        say_fitted(f"{taken} The file may contain other secrets: check the file before you send it.", sys.stdout)
     return 0
 
 

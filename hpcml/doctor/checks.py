@@ -80,7 +80,8 @@ def library_path(exam: Examination) -> Finding:
                 return red(sentence, f"Remove {entry} from LD_LIBRARY_PATH.", entry=entry, files=libraries)
     if of_cuda:
         sentence = f"LD_LIBRARY_PATH puts {of_cuda[0]} before the libraries of the GPU driver and of your environment"
-        hint = f"Remove {of_cuda[0]} from LD_LIBRARY_PATH. It can cause 'Driver/library version mismatch'."
+        hint = f"Remove {of_cuda[0]} from LD_LIBRARY_PATH. "
+        hint += "This folder can cause the error 'Driver/library version mismatch'."
         return yellow(sentence, hint, entry=of_cuda[0])
     return green("LD_LIBRARY_PATH contains no CUDA folder", entries=entries)
 
@@ -120,10 +121,10 @@ def judge_adapters(
         named = named_adapters(value)
         if strange := [one for one in named if one not in has]:
             sentence = f"{name} names {', '.join(strange)}, but {where} {', '.join(has) or 'none'}"
-            return red(sentence, f"Unset {name}, or set it to {','.join(uses) or 'nothing'}.", **values)
+            return red(sentence, f"Unset {name}, or set {name} to {','.join(uses) or 'an empty value'}.", **values)
         if unused := [one for one in uses if named and one not in named]:
             sentence = f"{name} leaves the RDMA adapters {', '.join(unused)} unused"
-            return yellow(sentence, f"Unset {name}, or set it to {','.join(uses)}.", **values)
+            return yellow(sentence, f"Unset {name}, or set {name} to {','.join(uses)}.", **values)
     return green(f"the nodes have the RDMA adapters that {' and '.join(values)} select", **values)
 
 
@@ -136,7 +137,7 @@ def quota(exam: Examination) -> Finding:
     """Whether there is room for files and for bytes, by the file systems' own words and by quotas."""
     home = exam.environment.get("HOME", "")
     folders = dict.fromkeys(_existing(place) for place in (exam.runs, *([Path(home)] if home else [])))
-    hint = "Remove old runs (hpcml rm --older-than 30d), or keep runs elsewhere (--set paths.runs=…)."
+    hint = "Remove old runs (hpcml rm --older-than 30d), or keep runs on another file system (--set paths.runs=…)."
     data: dict[str, object] = {}
     low = ""
     for folder in folders:
@@ -299,9 +300,11 @@ def limits(exam: Examination) -> Finding:
         sentences["session_memory"] = f"your session here may use {units.format_bytes(session[0])} of memory ({file})"
         low += ["session_memory"] if session[0] < _MEMORY else []
     if low:
-        hint = "Submit with --detach, and check with hpcml status. Run long work in jobs."
+        hint = "Submit runs with --detach, and check the runs with hpcml status. Run long computations in jobs."
         return yellow(sentences[low[0]], hint, **data)
-    return green("the limits of your processes on this machine (ulimit) are high enough to wait for runs", **data)
+    return green(
+        "the limits of your processes on this machine (ulimit) are high enough for hpcml to wait for runs", **data
+    )
 
 
 def session_memory(root: Path) -> tuple[int, str] | None:
@@ -357,7 +360,7 @@ def failed_nodes(exam: Examination) -> Finding:
     bad_nodes.learn(exam.runs, exam.site.name, now)
     bad = bad_nodes.Memory(exam.site.name).nodes(now)
     if not bad:
-        return green("no run of yours failed because of a node within the last day")
+        return green("within the last day, none of your runs failed because of a node")
     failures, _, option = bad_nodes.sentence(bad).partition(": exclude ")
     left_out = " (the profile excludes such nodes)" if exam.site.slurm.exclude_failed else ""
     data = {"nodes": [one._asdict() for one in bad]}
@@ -387,7 +390,7 @@ def certificate(exam: Examination) -> Finding:
 def judge_certificate(ends: Sequence[float], start: str, now: float, renew: str) -> Finding:
     """Return whether a certificate lives until a job that starts then (ISO 8601, local time; empty: not known)."""
     if not ends:
-        return not_applicable("ssh uses no certificate: neither your keys nor the agent has one")
+        return not_applicable("ssh uses no certificate: neither your keys nor the ssh agent has a certificate")
     last = max(ends)
     hint = f"Get a new certificate: {renew or 'see the documentation of your site'}."
     if last == float("inf"):
@@ -460,7 +463,9 @@ class Check(NamedTuple):
     remedy: str = ""
 
 
-_HANGS = "Test the file system with ls. Until it works, keep runs elsewhere (--set paths.runs=…)."
+_HANGS = (
+    "Test the file system with ls. Until the file system works, keep runs on another file system (--set paths.runs=…)."
+)
 
 CHECKS = (
     Check("profile", profile),

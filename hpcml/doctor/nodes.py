@@ -122,7 +122,7 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
     if status.ending.exit_status:
         answer = why.of_status(run, status)
         sentence = f"the job that checks the nodes failed: {answer.cause or status.message}"
-        hint = answer.next_step or status.hint or f"For more: hpcml why {run.id}"
+        hint = answer.next_step or status.hint or f"For more details: hpcml why {run.id}"
         return [red(sentence, hint, run=run.id)._replace(check="job"), *_nothing(names[1:])]
     table = directories.read_json(run.paths.out / "doctor.json")
     answers = {name: node for name, node in (table.facts if table else {}).items() if isinstance(node, dict)}
@@ -184,7 +184,9 @@ def _interface(exam: Examination, by_node: ByNode) -> Finding:
     wanted = exam.site.network.interface
     addresses = _by_value(by_node, lambda node: {one.name: one.ipv4 for one in node.network.interfaces if one.ipv4})
     if not wanted:
-        return green("the profile names no network interface: each node chooses one", interfaces=addresses)
+        return green(
+            "the profile names no network interface: hpcml chooses an interface on each node", interfaces=addresses
+        )
     without = [node for node, names in addresses.items() if wanted not in names]
     if not without:
         return green(f"network interface {wanted} has an IPv4 address on each node", interfaces=addresses)
@@ -193,7 +195,11 @@ def _interface(exam: Examination, by_node: ByNode) -> Finding:
         f"network interface {wanted} has no IPv4 address on {', '.join(without)} "
         f"(interfaces with an address: {', '.join(others) or 'none'})"
     )
-    hint = f"Set network.interface = '{others[0]}', or leave it empty." if others else "Leave network.interface empty."
+    hint = (
+        f"Set network.interface = '{others[0]}', or leave network.interface empty."
+        if others
+        else "Leave network.interface empty."
+    )
     return red(sentence, hint, interfaces=addresses)
 
 
@@ -218,7 +224,9 @@ def _distance(exam: Examination, by_node: ByNode) -> Finding:
         )
         one = f"GPU {bus} of {node} is {way}"
         sentence = f"{len(far)} of {len(pairs)} GPUs share no PCIe switch with an RDMA port: {one}"
-        return yellow(sentence, "Transfers may not reach the port's speed. Measure them with hpcml fabric.", gpus=gpus)
+        return yellow(
+            sentence, "Transfers may not reach the port's speed. Measure the speed with hpcml fabric.", gpus=gpus
+        )
     return green("each GPU shares a PCIe switch with an RDMA port", gpus=gpus)
 
 
@@ -236,7 +244,8 @@ def _locked_memory(exam: Examination, by_node: ByNode) -> Finding:
     if not low:
         return green("locked memory is unlimited in jobs", limits=limits)
     node, least = min(low.items(), key=lambda one: one[1])
-    sentence = f"locked memory is limited to {units.format_bytes(least)} on {node}, but InfiniBand needs it unlimited"
+    sentence = f"locked memory is limited to {units.format_bytes(least)} on {node}, "
+    sentence += "but InfiniBand needs unlimited locked memory"
     hint = "Raise your shell's limit (ulimit -l unlimited), or ask the site for unlimited locked memory in jobs."
     return red(sentence, hint, limits=limits)
 
@@ -248,7 +257,7 @@ def _shared_memory(exam: Examination, by_node: ByNode) -> Finding:
         if one["size"] < min(_SHM_LEAST, by_node[node].memory.total // 8):
             size = units.format_bytes(one["size"])
             sentence = f"/dev/shm of {node} has a size of only {size}: NCCL and UCX may fail to start"
-            return red(sentence, "Ask the site for a larger /dev/shm, or bind another folder to it.", shm=shm)
+            return red(sentence, "Ask the site for a larger /dev/shm, or bind another folder to /dev/shm.", shm=shm)
     for node, one in shm.items():
         if one["left_bytes"] >= _LEFT_LEAST:
             files_left = f"{len(one['left'])} old files of yours in /dev/shm of {node}"
@@ -272,8 +281,12 @@ def _scratch(exam: Examination, by_node: ByNode) -> Finding:
     for node, one in scratch.items():
         if one["type"] in ("tmpfs", "ramfs"):
             size = f" ({units.format_bytes(one['size'])})" if one["size"] else ""
-            sentence = f"{one['folder']} of {node} is a {one['type']}{size}: data spilled there uses the job's memory"
-            return yellow(sentence, "Set paths.scratch to a disk of the node, if it has one.", scratch=scratch)
+            sentence = (
+                f"{one['folder']} of {node} is a {one['type']}{size}: data spilled to this folder uses the job's memory"
+            )
+            return yellow(
+                sentence, "If the node has a disk, set paths.scratch to a folder on this disk.", scratch=scratch
+            )
     folders = ", ".join(sorted({f"{one['folder']} ({one['type']})" for one in scratch.values()}))
     return green(f"node-local files go to {folders}", scratch=scratch)
 
@@ -291,7 +304,7 @@ def _clocks(clocks: Mapping[str, tuple[float, float]], by_node: ByNode) -> Findi
     node = max(surely, key=lambda one: surely[one], default="")
     if node and surely[node] > _SKEW:
         way = "ahead of" if clocks[node][0] > 0 else "behind"
-        sentence = f"the clock of {node} is {abs(clocks[node][0]):.0f} s {way} the first node's"
+        sentence = f"the clock of {node} is {abs(clocks[node][0]):.0f} s {way} the first node's clock"
         return (red if surely[node] > _SKEW_BAD else yellow)(sentence, leave_out([node]), ahead=measured)
     if unknown := [node for node in by_node if node not in measured]:
         return not_applicable(f"the run did not measure the clock of {', '.join(unknown)}", ahead=measured)
@@ -316,11 +329,11 @@ def _shared_gpus(exam: Examination, by_node: ByNode) -> Finding:
         return yellow(sentence, hint, **data)
     if parts := [(name, row) for name, row in each if row.mig == "Enabled"]:
         name, row = parts[0]
-        sentence = f"MIG divides GPU {row.bus_id} of {name}: the parts cannot use NVLink or CUDA IPC"
+        sentence = f"MIG divides GPU {row.bus_id} of {name}: MIG instances cannot use NVLink or CUDA IPC"
         return yellow(sentence, "Request whole GPUs.", **data)
     if not each:
         why_not = "nvidia-smi does not respond" if any(node.gpu.slots for node in by_node.values()) else "no GPU"
-        return not_applicable(f"it is unknown whether MIG divides the nodes' GPUs: {why_not}")
+        return not_applicable(f"hpcml cannot detect whether MIG divides the nodes' GPUs: {why_not}")
     if silent := [name for name, node in by_node.items() if node.gpu.slots and not node.gpu.smi]:
         sentence = f"nvidia-smi responds on other nodes, but not on {', '.join(silent)}"
         return yellow(sentence, leave_out(silent), **data)
@@ -338,7 +351,7 @@ def _driver(exam: Examination, by_node: ByNode) -> Finding:
     data: dict[str, Any] = {"drivers": drivers, "cuda": cuda, "needs": need}
     if not need:
         silent = "the image" if path else "gpu.cuda of the profile"
-        return not_applicable(f"{silent} states no single CUDA version for runs", **data)
+        return not_applicable(f"hpcml cannot read one CUDA version for runs from {silent}", **data)
     for node, driver in drivers.items():
         if record.major(driver) < int(need):
             sentence = f"the GPU driver of {node} is {driver or 'missing'}, but {whose} needs driver {need} or newer"
@@ -420,7 +433,7 @@ def _faults(ports: Ports, named: Sequence[str]) -> Iterator[Finding]:
         sentence = f"{', '.join(without)} {'have' if len(without) > 1 else 'has'} no RDMA port, but other nodes do"
         yield red(sentence, leave_out(without))
     elif without and named:
-        sentence = f"the profile names {', '.join(named)}, but the nodes have no RDMA port"
+        sentence = f"network.adapters of the profile contains {', '.join(named)}, but the nodes have no RDMA port"
         yield yellow(sentence, "Set network.adapters = [] in the profile, or request nodes with RDMA ports.")
     elif not without:
         yield from _of_named(ports, named) if named else _of_all(ports)
@@ -448,7 +461,8 @@ def _of_named(ports: Ports, named: Sequence[str]) -> Iterator[Finding]:
     if nowhere:
         nodes = ", ".join(ports)
         sentence = (
-            f"the profile names {', '.join(nowhere)}, but {nodes} {'have' if len(ports) > 1 else 'has'} no such adapter"
+            f"network.adapters of the profile contains {', '.join(nowhere)}, "
+            f"but {nodes} {'have' if len(ports) > 1 else 'has'} no such adapter"
         )
         adapters = [name for name in named if name not in nowhere] or _on_each(ports)
         yield yellow(
@@ -492,7 +506,7 @@ def _of_all(ports: Ports) -> Iterator[Finding]:
         yield (
             red(sentence, leave_out(dark))
             if expected
-            else yellow(sentence, "If the port should be active, report it to the site's support.")
+            else yellow(sentence, "If the port should be active, report the port to the site's support.")
         )
         return
     kinds = {node: _kind(several) for node, several in active.items()}
@@ -514,7 +528,8 @@ def _of_all(ports: Ports) -> Iterator[Finding]:
         node, port = down[0]
         sentence = f"{_port_state(node, port)}, and the profile does not say if runs use this port"
         yield yellow(
-            sentence, f"Set network.adapters = {_on_each(ports)} in the profile, or report the port to the site."
+            sentence,
+            f"Set network.adapters = {_on_each(ports)} in the profile, or report the port to the site's support.",
         )
 
 

@@ -71,7 +71,7 @@ def account(exam: Examination) -> Finding:
         return green(f"runs use your default account; your accounts: {', '.join(names)}", **details)
     of_account = [one for one in associations if one.account == name]
     if not of_account:
-        hint = f"Add --account {names[0]}, or set it in [defaults] of ~/.config/hpcml/config.toml."
+        hint = f"Add --account {names[0]}, or set defaults.account in ~/.config/hpcml/config.toml."
         return red(f"account {name} is not one of your accounts, which are {', '.join(names)}", hint, **details)
     fitting = [one for one in of_account if one.partition in ("", partition)]
     if not fitting:
@@ -95,16 +95,16 @@ def budget(exam: Examination) -> Finding:
     if not command:
         return not_applicable("the profile has no command that shows granted compute time (cost.budget)")
     if not name:
-        return not_applicable("runs name no account (--account), so hpcml cannot check a grant")
+        return not_applicable("runs name no account (--account), so hpcml cannot check the granted compute time")
     grant = outlook.ask_budget(command, exam.site.cost.budget_row, name, exam.left())
     if isinstance(grant, str):
-        return not_applicable(f"it is unknown how much of the grant is left: {grant}")
+        return not_applicable(f"hpcml cannot read how much of the granted compute time is left: {grant}")
     details = {"account": name, "total": grant.total, "used": grant.used}
     sentence = f"{grant.left:g} of {grant.total:g} {exam.site.cost.unit} of account {name} are left"
     if grant.left <= 0:
         return red(sentence, "Apply for more hours, or use another --account.", **details)
     if grant.left < _FEW_LEFT * grant.total:
-        return yellow(sentence, "Apply for more hours before the grant is used up.", **details)
+        return yellow(sentence, "Apply for more hours before the granted hours are used.", **details)
     return green(sentence, **details)
 
 
@@ -129,7 +129,9 @@ def default_qos(exam: Examination) -> Finding:
     defaults = sorted({one.default_qos for one in associations if one.account == name or not name} - {""})
     if bad := sorted({*defaults} & {*cpu_only}):
         return red(f"runs use the default QoS {bad[0]}, which has no GPUs", hint, defaults=defaults)
-    sentence = f"Slurm's default QoS for you is {', '.join(defaults)}" if defaults else "Slurm gives you no default QoS"
+    sentence = (
+        f"Slurm's default QoS for you is {', '.join(defaults)}" if defaults else "Slurm has no default QoS for you"
+    )
     return green(sentence, defaults=defaults)
 
 
@@ -202,18 +204,20 @@ def judge_configuration(settings: dict[str, str], exam: Examination) -> Finding:
 
     wait, grace = number("KillWait"), float(exam.site.deadlines.driver_grace)
     if wait is not None and wait < grace:
-        sentence = f"Slurm kills a job {wait} s after the signal to end (KillWait), but deadlines.driver_grace is"
+        sentence = f"Slurm kills a job {wait} s after SIGTERM (KillWait), but deadlines.driver_grace is"
         hint = f"Set deadlines.driver_grace = '{max(1, wait // 2)}s' in the profile."
         return yellow(
-            f"{sentence} {exam.site.deadlines.driver_grace.text}: a script may not finish saving", hint, **details
+            f"{sentence} {exam.site.deadlines.driver_grace.text}: a script may be killed before it has saved its state",
+            hint,
+            **details,
         )
     again = {word for key in ("RequeueExit", "RequeueExitHold") for word in re.findall(r"\d+", settings.get(key, ""))}
     if ours := sorted(int(word) for word in again if int(word) in MEANING):
-        hint = "If slurm.extra of the profile contains --requeue, remove it. Otherwise ask the site's support."
+        hint = "If slurm.extra of the profile contains --requeue, remove --requeue. If not, ask the site's support."
         sentence = f"Slurm requeues jobs that exit with status {ours[0]}, but in hpcml this status means"
         return yellow(f"{sentence}: {MEANING[ours[0]]}", hint, **details)
     if (most := number("MaxArraySize")) is not None and most < 2:
-        return yellow("job arrays are off (MaxArraySize)", "Use sweeps inside one job, not hpcml.map.", **details)
+        return yellow("job arrays are off (MaxArraySize)", "Use hpcml sweep instead of hpcml.map.", **details)
     theirs = "MAX_TRES" in settings.get("PriorityFlags", "").split(",")
     if exam.site.cost.weights and "PriorityFlags" in settings and theirs != exam.site.cost.largest:
         counts = "the largest resource" if theirs else "the sum of the resources"

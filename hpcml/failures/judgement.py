@@ -305,7 +305,7 @@ def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
     kind = "program" if case.form is Form.PROGRAM else "script"
     if status in (126, 127) and kind == "program":
         clause = f"the program {'does not exist on the node' if status == 127 else 'cannot be executed'}"
-        remedy = "Use a path that all nodes share."
+        remedy = "Use a path on a file system that all nodes share."
         return Cause(clause, "program cannot be started", evidence=_quoted(end), remedy=remedy)
     if case.last_error:
         line = case.last_error._replace(time=case.times.get("driver-ended", 0.0))
@@ -343,7 +343,7 @@ def _signalled(end: End, hits: Sequence[Hit], number: signal.Signals) -> Cause:
     if not (rule := BY_NAME.get(_SIGNALS.get(number, ""))):
         kernel = (
             "The kernel sends SIGKILL when the memory of the job or the node is full. "
-            "Otherwise a person or the site killed the script."
+            "If the memory was not full, a person or the site killed the script."
         )
         remedy = kernel if number == signal.SIGKILL else ""
         short = f"killed by {number.name}"
@@ -454,7 +454,7 @@ def _no_files(cause: Cause, error: Mapping[str, Any]) -> Cause:
     return cause._replace(
         what=clause,
         short="no space for more files",
-        remedy="Remove files from that file system. df -i shows how many files exist.",
+        remedy="Remove files from that file system. The command df -i shows the number of files.",
     )
 
 

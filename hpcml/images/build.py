@@ -119,7 +119,7 @@ DEADLINE = 6 * 3600.0  # seconds for a whole build: RAPIDS is downloaded and unp
 SPACE = "2G"  # what a build takes, where the definition's label org.hpcml.space does not say
 _BUNDLE = "/etc/ssl/certs/ca-certificates.crt"  # in all images that hpcml's definitions start from
 _ROOM = "hpcml-build-"  # how a build's temporary folder begins
-_NOT_IN_PLACE = ("The image could not be moved to its place", "Check the folder's permissions and your quota.")
+_NOT_IN_PLACE = ("The image could not be moved to its final path", "Check the folder's permissions and your quota.")
 
 
 class Order(NamedTuple):
@@ -181,7 +181,7 @@ def prepare(
     arguments, certificates, notes = _arguments(definition, given)
     check_space(definition, out, program)
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        notes.append("/dev/fuse cannot be used here: you can build images, but only a setuid program can run them")
+        notes.append("/dev/fuse cannot be used on this machine: only a setuid container program can run images")
     return Order(definition, out, program, rootless, arguments, certificates, tuple(notes))
 
 
@@ -196,7 +196,10 @@ def check_subordinate(table: Path) -> None:
     except OSError:
         owners = set()  # no table is the same as no line in it
     if not names & owners:
-        hint = "Ask the site for an entry in /etc/subuid and /etc/subgid. Or build elsewhere, or try --no-fakeroot."
+        hint = (
+            "Ask the site for an entry in /etc/subuid and /etc/subgid. "
+            "You can also build on another machine, or try --no-fakeroot."
+        )
         message = "You have no subordinate user ids for a build as root (--fakeroot)"
         raise ImageError(message, place=str(table), hint=hint)
 
@@ -215,7 +218,9 @@ def check_space(definition: Definition, out: Path, program: Program) -> None:
             message, hint = f"The folder for {purpose} cannot be used", f"Set {setting} to a folder that exists."
             raise StorageError(f"{message}: {error.strerror}", place=str(folder), hint=hint) from error
         if free < need:
-            message = f"Too little space for {purpose}: {units.format_bytes(free)} are free, but the build needs about"
+            message = (
+                f"The folder for {purpose} has {units.format_bytes(free)} of free space, but the build needs about"
+            )
             hint = f"Set {setting} to a folder with more space."
             hint = "Write the image to another folder." if folder == out.parent else hint
             raise StorageError(f"{message} {units.format_bytes(need)}", place=str(folder), hint=hint)
@@ -245,15 +250,17 @@ def _arguments(definition: Definition, given: Mapping[str, str]) -> tuple[dict[s
         elif index:
             arguments.setdefault("PIP_INDEX", index)
     if "MIRROR" in definition.used and not arguments.setdefault("MIRROR", apt_mirror()):
-        hint = "Set a mirror of Debian 12: --build-arg MIRROR=URL."
-        raise UsageError("apt on this machine has no Debian mirror", place=str(definition.path), hint=hint)
+        hint = "Add --build-arg MIRROR=URL with a mirror of Debian 12."
+        raise UsageError(
+            "hpcml found no Debian mirror in this machine's apt settings", place=str(definition.path), hint=hint
+        )
     if "UCX_SOURCE" in definition.used:
         if source := arguments.get("UCX_SOURCE"):
             arguments["UCX_SOURCE"] = str(_ucx_source(source))
         else:
             notes.append("without --build-arg UCX_SOURCE=ucx-RELEASE.tar.gz, the image will not support InfiniBand")
     if missing := sorted(definition.used - definition.defaults.keys() - arguments.keys()):
-        hint = f"Set the argument: --build-arg {missing[0]}=VALUE."
+        hint = f"Add --build-arg {missing[0]}=VALUE."
         raise UsageError(f"The build argument {missing[0]} has no value", place=str(definition.path), hint=hint)
     return arguments, certificates if Path(certificates).is_file() else "", notes
 
@@ -301,7 +308,7 @@ def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:
     """
     place, _ = _temporary(order.program)
     setting = f"{order.program.prefixes[0]}_TMPDIR"
-    no_room = ("The build's temporary folder cannot be created", f"Set {setting} to your own folder.")
+    no_room = ("The build's temporary folder cannot be created", f"Set {setting} to a folder that you own.")
     # An interrupted build leaves gigabytes in its temporary folder, and what is built beside the image nobody can
     # replace meanwhile: both are folders of the user's alone.
     with (
@@ -405,7 +412,7 @@ def failure(answer: subprocesses.Answer, order: Order) -> HpcmlError:
     text = "\n".join(line for line in answer.text.splitlines() if not line.startswith("INFO"))
     if answer.code is None:
         message = f"The build did not end within {units.format_seconds(DEADLINE)}"
-        hint = "The network or the disk may be slow. The last lines of the build's output are above."
+        hint = "The network or the disk may be slow. See the last lines of the build's output above."
     elif full := re.search(_FULL, text):
         why = "your quota is used up" if "quota" in full[2].lower() else "the disk is full"
         where, place, hint = _full(full[1] or "", order)
@@ -415,7 +422,7 @@ def failure(answer: subprocesses.Answer, order: Order) -> HpcmlError:
     else:
         message, hint = (
             f"{order.program} did not build the image (its exit status was {answer.code})",
-            "The build's output is above.",
+            "See the build's output above.",
         )
     return ImageError(message, place=place, hint=hint, quote=quote)
 

@@ -93,10 +93,10 @@ def _of_the_last_stage(stage: Any, bases: list[str], image: Image) -> Iterator[F
         sentence = (
             f"the definition states {different} {stated[different]}, but the image's label is {image.labels[different]}"
         )
-        yield Finding("definition", BAD, sentence, "The image was changed after its build. Build it again.")
+        yield Finding("definition", BAD, sentence, "The image was changed after its build. Build the image again.")
     if moving:
-        sentence = f"the definition starts from {moving[0]}, which changes over time"
-        yield Finding("definition", NOTE, sentence, "Use a fixed version, so that the same build gives the same image.")
+        sentence = f"the definition's base image {moving[0]} can change over time"
+        yield Finding("definition", NOTE, sentence, "Use a fixed version, so that each build gives the same image.")
     if not different and not moving:
         base = f"the base image is {', '.join(bases)}; build commands: {len(stage.install)}"
         sentence = f"{base}; the labels match the definition"
@@ -161,7 +161,10 @@ def _contents(answer: subprocesses.Answer) -> Contents | None:
 def _no_start(answer: subprocesses.Answer, program: Program) -> Finding:
     if answer.code is None:
         return Finding(
-            "starts", BAD, f"the image did not answer within {units.format_seconds(_TIMEOUT)}", "The disk may be slow."
+            "starts",
+            BAD,
+            f"Python in the image did not start within {units.format_seconds(_TIMEOUT)}",
+            "The disk may be slow.",
         )
     if rule := meaning(answer.text, Where.IMAGE):
         return Finding("starts", BAD, rule.cause, rule.remedy)
@@ -204,7 +207,9 @@ def _of_the_hosts(contents: Contents, program: Program) -> Iterator[Finding]:
     names = (f"{prefix}ENV_LD_LIBRARY_PATH" for prefix in program.prefixes)
     set_here = [name for name in names if process_environment().get(name)]
     for name in set_here:
-        yield Finding("host", NOTE, f"{name} puts libraries of this machine before those of the image", f"unset {name}")
+        yield Finding(
+            "host", NOTE, f"{name} puts libraries of this machine before the image's libraries", f"unset {name}"
+        )
     if contents.outside:
         sentence = f"the image uses files of this machine: {', '.join(contents.outside[:3])}"
         yield Finding(
@@ -223,7 +228,7 @@ def _of_the_transports(contents: Contents, devices: subprocesses.Answer) -> Iter
     name = f"UCX {ucx.version} in {ucx.library.rpartition('/')[0]}" if ucx.library else "UCX"
     here = f"on this machine UCX can use {', '.join(transports) or 'nothing'}"
     if fast := [name for name in transports if units.RDMA.fullmatch(name)]:
-        yield Finding("ucx", GOOD, f"{name} uses InfiniBand here: {', '.join(fast)}")
+        yield Finding("ucx", GOOD, f"{name} uses InfiniBand on this machine: {', '.join(fast)}")
     elif "ib" in ucx.modules:
         yield Finding("ucx", GOOD, f"{name} supports InfiniBand; {here}")
     else:
@@ -264,4 +269,4 @@ def _of_the_gpu(contents: Contents, image: Image) -> Finding:
         return Finding(
             "gpu", BAD, f"cuDF cannot add three numbers: {contents.compute}", "See the check 'imports' above."
         )
-    return Finding("gpu", GOOD, f"cuDF works on one GPU, driver {driver}")
+    return Finding("gpu", GOOD, f"cuDF works on one GPU (driver {driver})")

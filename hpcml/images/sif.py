@@ -93,11 +93,11 @@ def inspect(image: Path) -> Image:
     try:
         if image.is_dir():
             hint = f"Build an image from a sandbox: apptainer build {image.name}.sif {image.name}."
-            raise ImageError("This is a folder, not an image file", place=str(image), hint=hint)
+            raise ImageError("The path is a folder, not an image file", place=str(image), hint=hint)
         with open(files.open_regular(image, ours=False, follow=True), "rb") as file:
             return _read(file, image)
     except files.ForeignError as error:
-        raise ImageError("This is not a regular file", place=str(image), hint="Name a .sif file.") from error
+        raise ImageError("The path is not a regular file", place=str(image), hint="Name a .sif file.") from error
     except OSError as error:
         hint = "Check the spelling and the permissions; hpcml image ls lists images."
         raise NotFoundError(f"The image cannot be read: {error.strerror}", place=str(image), hint=hint) from error
@@ -119,7 +119,7 @@ def _read(file: BinaryIO, path: Path) -> Image:
     file.seek(start)
     table = file.read(count * _DESCRIPTOR.size)
     if len(table) < count * _DESCRIPTOR.size:
-        raise _DamagedError("truncated within its table of parts")
+        raise _DamagedError("truncated within its SIF descriptor table")
     for kind, used, offset, size, name, file_system in _DESCRIPTOR.iter_unpack(table):
         if not used:
             continue
@@ -146,7 +146,7 @@ def _parsed(metadata: bytes) -> tuple[dict[str, str], str, str]:
         table = table.get(name, {}) if isinstance(table, dict) else None
     labels = table.get("labels") or {} if isinstance(table, dict) else None
     if not isinstance(labels, dict):
-        raise _DamagedError("damaged: its metadata is not a table")
+        raise _DamagedError("damaged: its metadata is not a JSON object")
     if wrong := [key for key, value in labels.items() if isinstance(value, (dict, list))]:  # no program writes such
         raise _DamagedError(f"damaged: its label {wrong[0][:100]!a} is not text")
     definition, text = (str(table.get(name) or "").strip() for name in ("deffile", "helpfile"))
@@ -189,9 +189,11 @@ def _problems(image: Image, cuda: str, gpus: int, machine: str) -> Iterator[Prob
     if image.encrypted:
         yield Problem("the image is encrypted, but a batch job has no key for it", "Build the image without --encrypt.")
     if not image.kind:
-        clause = "the image has no labels of hpcml: its contents are unknown until it runs"
+        clause = "the image has no labels of hpcml, so hpcml does not know the image's contents"
         yield Problem(
-            clause, "Check the image with hpcml image check, or build one with labels (hpcml image build).", fatal=False
+            clause,
+            "Check the image with hpcml image check, or build an image with labels (hpcml image build).",
+            fatal=False,
         )
     if gpus and image.kind and not image.cuda:
         clause = f"the image has no GPU packages (its kind is {image.kind})"
@@ -210,14 +212,16 @@ def _version_problems(versions: Mapping[str, str], pinned: Mapping[str, str]) ->
     mixed = [name for name in ("dask", "distributed", "dask-cuda", "ucxx") if name in other]
     dask, distributed = versions.get("dask"), versions.get("distributed")
     if dask and distributed and dask != distributed:
-        yield Problem(f"the image mixes dask {dask} and distributed {distributed}", rebuild)
+        yield Problem(
+            f"the image contains dask {dask} and distributed {distributed}, but both need the same version", rebuild
+        )
     elif mixed and "rapids" in versions and versions["rapids"] == pinned.get("rapids"):
         has = ", ".join(f"{name} {versions[name]}" for name in mixed)
         wants = ", ".join(f"{name} {pinned[name]}" for name in mixed)
         yield Problem(f"the image's RAPIDS {versions['rapids']} needs {wants}, not {has}", rebuild)
     elif other:
         named = ", ".join(f"{name} {value} (not {pinned[name]})" for name, value in other.items())
-        hint = "The image may work. To get the tested versions, build it again with hpcml image build."
+        hint = "The image may work. To get the tested versions, build the image again with hpcml image build."
         clause = f"the image has other package versions than hpcml image build installs: {named}"
         yield Problem(clause, hint, fatal=False)
 

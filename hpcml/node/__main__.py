@@ -20,7 +20,8 @@ def main(arguments: list[str]) -> int:
     names = [role.name for role in kind.roles]
     if len(arguments) != 1 or arguments[0] not in (*names, SCRIPT):
         print(
-            f"hpcml.node needs one of these roles: {', '.join((*names, SCRIPT))}. The batch script starts hpcml.node.",
+            f"hpcml.node needs one of these roles: {', '.join((*names, SCRIPT))}. "
+            "Do not start hpcml.node yourself: the batch script starts it.",
             file=sys.stderr,
         )
         return 64

@@ -220,7 +220,10 @@ def _write_stacks(node: Node, requests: stacks.Requests) -> None:
     try:
         fork(lambda: stacks.write(node.context, request, members, parent))  # _reap() takes the child's end
     except OSError as error:
-        print(f"hpcml: the process stacks on {node.context.node} cannot be written: {error.strerror}.", file=sys.stderr)
+        print(
+            f"hpcml: the call stacks of the processes on {node.context.node} cannot be written: {error.strerror}.",
+            file=sys.stderr,
+        )
 
 
 def _stop_if_ended(node: Node) -> None:

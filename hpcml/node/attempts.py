@@ -17,7 +17,10 @@ from hpcml.paths import RunPaths
 _ENDS = (errors.TIME_LIMIT, errors.ALLOCATION_LOST, errors.PREEMPTED)  # what another attempt can mend
 _HAD_ITS_TIME = (errors.TIME_LIMIT, errors.STOPPED)  # others, as a preemption, may have come before the first save
 _MORE = "The run's checkpoints are in checkpoints/ of the run directory."
-_SAVE = "Let the script save a checkpoint within the time limit (hpcml.run.on_stop) and start from hpcml.run.saved()."
+_SAVE = (
+    "In the script, save a checkpoint before the time limit (hpcml.run.on_stop), "
+    "and load it at the start (hpcml.run.saved)."
+)
 
 
 def decided(context: Context, outcome: End) -> End:
@@ -51,7 +54,7 @@ def reached(context: Context) -> str:
     used, one = node_hours(context.run, settings.job.nodes), settings.job.nodes * settings.job.time_limit / 3600
     if settings.attempts.max_node_hours and used + one > settings.attempts.max_node_hours:
         more = f", and another attempt may take {one:.3g} more" if one else ""
-        return f"{used:.3g} of --max-node-hours {settings.attempts.max_node_hours:g} are used{more}"
+        return f"{used:.3g} of {settings.attempts.max_node_hours:g} node-hours (--max-node-hours) are used{more}"
     if not settings.job.one_machine and not context.run.next_job.is_symlink():
         return f"the next job could not be queued (see hpcml logs {context.run.directory.name} job)"
     return ""

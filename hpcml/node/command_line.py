@@ -15,7 +15,7 @@ def main() -> None:
     if library not in entries:
         sys.exit(
             "hpcml: the run's copy of hpcml contains no commands. The installed hpcml cannot be started, "
-            f"because {library} is not in PYTHONPATH."
+            f"because {library} is not in PYTHONPATH. Keep this folder in PYTHONPATH."
         )
     others = ":".join(entry for entry in entries if entry != library)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -248,6 +248,6 @@ def _told_by_signal(outcome: End) -> End:
         return outcome._replace(**(_PUT_BACK if not _in_allocation() and _put_back(job) else _PREEMPTED))
     if _in_allocation():
         return outcome
-    reason = "the run received SIGTERM in its job steps; Slurm wrote no reason into the job's log"
+    reason = "the run's job steps received SIGTERM; Slurm wrote no reason into the job's log"
     hint = "" if job else "The node could not reach Slurm's controller."
     return outcome._replace(by=SLURM, message=reason, hint=hint)

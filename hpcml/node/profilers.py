@@ -26,7 +26,7 @@ def missing(context: Context) -> str:
     for name in context.settings.report.profilers:
         if name == "nsys":
             if shutil.which("nsys") is None:
-                return "--profile nsys needs NVIDIA's program nsys on PATH: load its module or use an image that has it"
+                return "--profile nsys needs NVIDIA's nsys on PATH: load the module of nsys, or use an image with nsys"
         elif importlib.util.find_spec(_NEEDS[name]) is None:
             return f"--profile {name} needs the package {_NEEDS[name]}, which the run's environment does not have"
     return ""

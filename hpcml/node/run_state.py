@@ -87,7 +87,8 @@ class RunState:
             is_image = bool(self.context.settings.job.image)
             where = "The image" if is_image else "The environment of runtime.python"
             hint = (
-                f"{where} must be equal on all nodes. Keep it on a shared file system, or copy it to the nodes again."
+                f"{where} must be the same on all nodes. "
+                "Keep it on a shared file system, or copy it to the nodes again."
             )
             origin = "image" if is_image else "environment"
             raise RunEndedError(End(errors.VERSIONS, origin, "hpcml", compared.ends, hint))

@@ -27,7 +27,7 @@ from typing import Self
 
 from hpcml import files
 
-SET_TMPDIR = "set TMPDIR to your own folder, or to a folder of root with the sticky bit, like /tmp"
+SET_TMPDIR = "set TMPDIR to your own folder, or to a folder like /tmp (owned by root, with the sticky bit)"
 SET_SCRATCH = "set paths.scratch in the profile, or TMPDIR, to another folder"
 PREFIX = "hpcml_"  # Dask reads DASK_ variables as Python: with "-", a name such as 24if3j2c made it warn
 LIVES = ".lives"  # its text is the node's name: on a shared file system the locks of other nodes may not be seen

@@ -319,7 +319,7 @@ def _failed_point(context: Context) -> str:
 
 def _hint(error: dict[str, Any], image: str) -> str:
     if hiding := error.get("hides"):
-        return f"{hiding} hides another module with this name that the script or a library needs. Rename the file."
+        return f"{hiding} has the same name as a module that the script or a library needs. Rename the file."
     if error["type"] == "ModuleNotFoundError" and error["name"] and "." not in error["name"]:
         return _add_to_path(error["name"], error["has"]) if error.get("has") else _add_module(error["name"], image)
     from hpcml.failures.rules import BY_NAME
@@ -331,8 +331,8 @@ def _hint(error: dict[str, Any], image: str) -> str:
 def _add_to_path(name: str, file: str) -> str:
     """Say how workers find a module that the script has found."""
     return (
-        f"The script has the module '{name}' ({file}), but the workers' path lacks it. Add its folder to PYTHONPATH "
-        "before you submit, or to sys.path before the script opens its cluster."
+        f"The script found the module '{name}' ({file}), but the workers did not. Add the module's folder to "
+        "PYTHONPATH before you submit, or to sys.path before the script opens its cluster."
     )
 
 
@@ -341,7 +341,7 @@ def _add_module(name: str, image: str) -> str:
     if image:
         return f"The image {image} has no module '{name}'. Build an image that has it (hpcml image build --help)."
     if name in sys.stdlib_module_names:
-        return f"{sys.executable} was built without Python's own module '{name}': set runtime.python to another Python."
+        return f"{sys.executable} was built without the standard module '{name}': set runtime.python to another Python."
     add = f"{sys.executable} -m pip install {name}"
     lacks = f"{sys.executable}, which ran the script, has no module '{name}'"
     return f"{lacks}. Install it with: {add}; or set runtime.python to another Python."
@@ -354,7 +354,7 @@ def written_into_copy(copy: Path, since: int) -> str:
         return ""
     shown = ", ".join(name if name.isprintable() else ascii(name) for name in written[:_NAMED_FILES])
     more = f" and {len(written) - _NAMED_FILES} more" if len(written) > _NAMED_FILES else ""
-    sentence = "The script wrote files into the run's copy of its folder, not into the original folder:"
+    sentence = "The script wrote files into the run's copy of the script's folder, not into the original folder:"
     return f"{sentence} {shown}{more} (in {copy}). Write to the current folder or to hpcml.run.out instead."
 
 

@@ -26,7 +26,10 @@ from hpcml.paths import SCRIPT
 
 SLOW_TICK = 5.0  # seconds between looks at what changes slowly: the room of the run's file system, a script that hangs
 NO_FOLDER = "The folder from which you submitted must exist on the compute nodes."
-_PLACE = "Set paths.scratch in the profile, or TMPDIR, to your own folder, or to a folder of root with the sticky bit."
+_PLACE = (
+    "Set paths.scratch in the profile, or TMPDIR, to your own folder, "
+    "or to a folder like /tmp (owned by root, with the sticky bit)."
+)
 REPORT_LONGEST = 3.0  # seconds that the nodes wait for it
 REPORT_KILLED = 1.0  # seconds until it has gone when it was killed
 
@@ -155,7 +158,7 @@ def _follow(state: RunState, processes: Processes, script: RunningScript) -> End
             _look_for_hang(state, hang, told_to_end=bool(must_end or state.end_requests.signalled))
             if Process.named(script.pid).state == "T":
                 pid = f"kill -CONT {script.pid} on {state.context.node}"
-                state.warn(f"The script is stopped (SIGSTOP). Continue it ({pid}) or cancel the run.")
+                state.warn(f"The script is stopped (SIGSTOP). Continue the script ({pid}) or cancel the run.")
             if not slow and (slow := state.end_requests.slow_save()):
                 state.warn(f"{slow}.")
         if must_end is None and (must_end := _must_end(state, processes, script)):
@@ -192,7 +195,7 @@ def _ask_for_stacks(state: RunState, script: RunningScript) -> str:
     try:
         return stacks.ask(state.context, script.pid)
     except OSError as error:
-        say(state.context, f"the stacks of the processes were not written: {error}")
+        say(state.context, f"the call stacks of the processes were not written: {error}")
         return ""
 
 
@@ -345,7 +348,7 @@ class ReportProcess:
             self.process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # the file system holds it; nobody waits for it
                 self.process.communicate(timeout=REPORT_KILLED)
-            self._missed(f"not ready within {REPORT_LONGEST:g} s")
+            self._missed(f"the report was not ready within {REPORT_LONGEST:g} s")
             return
         if self.process.returncode:
             last = output.decode(errors="replace").strip().rpartition("\n")[2]

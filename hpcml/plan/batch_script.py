@@ -62,7 +62,7 @@ def _template_error(error: Exception, file: str | None) -> ConfigError:
             line = trace.tb_lineno
         trace = trace.tb_next
     place = ":".join(str(part) for part in (file or TEMPLATE, line) if part)
-    return ConfigError(f"The template is wrong: {error}", place=place, hint="Correct this line.")
+    return ConfigError(f"The template contains an error: {error}", place=place, hint="Correct this line.")
 
 
 def _environment(folders: Sequence[Path]) -> jinja2.Environment:
@@ -99,7 +99,7 @@ def _own(path: Path) -> tuple[str, str, None] | None:
     except files.ForeignError as error:
         copy = "Copy the parts of the template that you need into ~/.config/hpcml/templates."
         hint = f"Remove other users' write access: {error.hint}" if error.hint else copy
-        raise ConfigError(f"The template is ignored: {error.why}", place=str(path), hint=hint) from error
+        raise ConfigError(f"hpcml does not use this template: {error.why}", place=str(path), hint=hint) from error
 
 
 def quote(value: object) -> str:

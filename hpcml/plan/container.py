@@ -53,7 +53,7 @@ def image_of(site: Site, spec: RunRequest) -> str:
     place = f"profile {site.name}: runtime.image"
     if not site.runtime.image:
         raise ConfigError(
-            "The profile requires an image but does not name one",
+            "The profile requires an image, but runtime.image is not set",
             place=place,
             hint="Add --image, or set runtime.image.",
         )
@@ -136,7 +136,7 @@ def _bind(text: str, place: str) -> str:
     # Apptainer 1.4 cuts blanks off the end, and would bind another folder.
     if not right or any(path != path.rstrip() or divider in path for path in paths for divider in _DIVIDERS[1:]):
         hint = "Write /path, /path:/inside or /path:/inside:ro, without ',' and '\\', and without a space at the end."
-        raise ConfigError(f"{text!a} is not a valid bind", place=place, hint=hint)
+        raise ConfigError(f"{text!a} is not a valid bind path", place=place, hint=hint)
     return text
 
 

@@ -152,7 +152,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     _check_attempts(site, spec)
     python = interpreter(site) if spec.image else site.runtime.python or location.python
     if spec.image:
-        reasons.append(f"all processes run in {spec.image}, with {site.runtime.container}")
+        reasons.append(f"{site.runtime.container} runs all processes in {spec.image}")
     staged = stage(site, spec.image, layout)
     if staged:
         reasons.append(f"hpcml copies the image to each node ({staged.mode})")
@@ -272,7 +272,9 @@ def _check_directory(directory: Path) -> None:
         if character in str(directory):
             hint = "Choose another runs folder with --set paths.runs=…."
             raise ConfigError(
-                f"The runs folder contains '{character}', which {why}", place=f"paths.runs: {directory}", hint=hint
+                f"The path of the runs folder contains '{character}', which {why}",
+                place=f"paths.runs: {directory}",
+                hint=hint,
             )
 
 

@@ -250,13 +250,13 @@ def wrong(host: str, problem: str) -> ConfigError:
 
 def _parsed(line: str | bytes, host: str, longest: float = LONGEST) -> dict[str, Any]:
     if len(line) > longest:
-        raise wrong(host, f"it is too long ({len(line)} bytes)")
+        raise wrong(host, f"the line is too long ({len(line)} bytes)")
     try:
         content = files.parsed(json.loads, line if isinstance(line, str) else line.decode())
     except ValueError as error:
-        raise wrong(host, f"it is not JSON ({str(error)[:100]})") from error
+        raise wrong(host, f"the line is not JSON ({str(error)[:100]})") from error
     if not isinstance(content, dict):
-        raise wrong(host, "it is not a JSON object")
+        raise wrong(host, "the line is not a JSON object")
     return content
 
 
@@ -347,7 +347,7 @@ def of_token(text: str, host: str) -> str:
     try:
         return str(_token(text.strip()))
     except MalformedError as error:
-        raise wrong(host, "it is not a token") from error
+        raise wrong(host, "the text is not a token") from error
 
 
 def of_offer(line: bytes, host: str) -> dict[str, Any]:

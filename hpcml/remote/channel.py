@@ -190,7 +190,7 @@ class Call:
         if "standing" not in fact:
             self._facts_left -= 1
         if self._facts_left < 0 or ("hello" in fact and self.held is None):
-            raise answers.wrong(self.connection.host, "it repeats the same message")
+            raise answers.wrong(self.connection.host, "the same message was sent twice")
         if "run" in fact and "run" not in self.facts:
             self.write(GO)
         self.facts |= fact
@@ -200,7 +200,9 @@ class Call:
             before, self.held = self.held or b"", None
             self.show(before)
             if fact["version"] != __version__:
-                versions = f"hpcml is {__version__} on this machine, but {fact['version']} on {self.connection.host}"
+                versions = (
+                    f"hpcml has version {__version__} on this machine, but {fact['version']} on {self.connection.host}"
+                )
                 self.show(f"hpcml: note: {versions}; options may differ.\n".encode())
 
     def fact(self, name: Literal["socket", "relay"], seconds: float) -> Any:
@@ -284,7 +286,7 @@ class Call:
                 host = self.connection.host
                 message = f"hpcml on {host} did not start within {GREETING:g} s"
                 raise LinkError(
-                    message, place=host, hint=f"The file system there may be slow. Try: ssh {host} hpcml --version"
+                    message, place=host, hint=f"The file system on {host} may be slow. Try: ssh {host} hpcml --version"
                 )
         return code
 
@@ -302,7 +304,7 @@ class Call:
         if held is None:
             return self._lost(f"hpcml on {host} exited with status {code} without a message")
         if code in (126, 127):
-            hint = "Install hpcml there, or set its path (login.hpcml in ~/.config/hpcml/config.toml, or --set)."
+            hint = "Install hpcml on {host}, or set its path (login.hpcml in ~/.config/hpcml/config.toml, or --set)."
             return NotFoundError(f"hpcml is not installed on {host}", place="login.hpcml", hint=hint, quote=quote)
         if code == 255:
             hint = f"Close other ssh sessions to {host}, or ask the site about MaxSessions."
@@ -310,7 +312,7 @@ class Call:
                 f"{host} allows no further session on this ssh connection", place=host, hint=hint, quote=quote
             )
         hint = f"This machine has hpcml {__version__}. Install this version on {host},"
-        hint += " or name another hpcml with login.hpcml."
+        hint += " or set login.hpcml to the path of another hpcml."
         message = f"hpcml on {host} cannot be called from a laptop: its version differs, or the program is not hpcml"
         return ConfigError(message, place="login.hpcml", hint=hint, quote=quote)
 
@@ -321,7 +323,7 @@ class Call:
             return LinkError(message, place=host, hint=hint)
         if run:
             message += "; the run may have been submitted"
-            hint = f"hpcml did not submit the run again. To find out: hpcml --host {host} status {run}."
+            hint = f"hpcml did not submit the run again. Check the run's state: hpcml --host {host} status {run}."
             return HpcmlError(message, place=host, hint=hint, exit_status=ANSWER_LOST)
         nothing = "Nothing was submitted. " if self.words[:1] in (["submit"], ["jupyter"], ["fabric"]) else ""
         return LinkError(message, place=host, hint=f"{nothing}Try again.")
@@ -342,7 +344,8 @@ def run(connection: Connection, arguments: Sequence[str], upload: Upload | None 
         run_id = call.facts.get("run")
         advice = "nothing was submitted"
         if run_id:
-            advice = f"the run may have been submitted. To find out: hpcml --host {connection.host} status {run_id}"
+            advice = "the run may have been submitted. "
+            advice += f"Check the run's state: hpcml --host {connection.host} status {run_id}"
         say("", sys.stderr)
         say(f"Interrupted; {advice}.", sys.stderr)
         return 130
@@ -365,7 +368,7 @@ def patience(child: subprocesses.Child, host: str) -> Iterator[Callable[[], None
         with child.patience(SILENCE) as heard:
             yield heard
     except subprocesses.SilentError:
-        hint = f"The file system there may be slow. Try: ssh {host} ls."
+        hint = f"The file system on {host} may be slow. Try: ssh {host} ls."
         raise LinkError(f"{host} has not answered for {SILENCE:g} s", place=host, hint=hint) from None
 
 
@@ -389,7 +392,7 @@ def marked_line(source: IO[bytes], mark: bytes, longest: int, host: str) -> byte
 
 def talks_on(host: str) -> ConfigError:
     """Return the error for a login node that says more before its hpcml begins than a shell does."""
-    return answers.wrong(host, "too much other text (for example from shell startup files) comes before it")
+    return answers.wrong(host, "too much other text (for example from shell startup files) comes before the message")
 
 
 def unsent(arguments: Sequence[str], here: Path, sent: Sequence[Entry]) -> list[str]:
@@ -493,7 +496,8 @@ class Delivery:
             hint += f" Relative paths start in your home folder on {host}."
             return StorageError(f"The folder for {path} does not exist on {host}", place=self.command, hint=hint)
         if answer["refused"] == "open":
-            hint = "Choose your own folder with -o. Its parents must be yours or root's, not group-writable."
+            hint = "Choose your own folder with -o. "
+            hint += "Its parent folders must belong to you or root, and not be group-writable."
             problem = f"Other users may replace files in the folder of {path} on {host}"
             return StorageError(problem, place=self.command, hint=hint)
         hint = f"Free space on {host}, or choose another folder with -o."

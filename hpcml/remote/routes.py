@@ -32,7 +32,7 @@ from hpcml.runs import directories
 from hpcml.sites.layers import process_environment
 
 MEANING = {
-    "direct": "ssh through the login node to the node",
+    "direct": "ssh through the login node to the compute node",
     "twohop": "two ssh connections, joined by a socket on the login node",
     "srun": "sshd in a job step, over srun's input and output",
     "local": "no ssh: the run is on this machine",

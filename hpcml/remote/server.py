@@ -103,7 +103,9 @@ class RemoteSession:
             receive(self.staging, entry, self.read)
         path = self.staging / str(self.header["script"])
         if script[0] != "-m" and (not path.is_file() or path.parent != self.staging):
-            raise UsageError("The script is missing from the files that were sent", place=str(self.header["script"]))
+            raise UsageError(
+                "The script is missing from the files that the laptop sent", place=str(self.header["script"])
+            )
         self.watch()
         if script[0] == "-m":
             return script

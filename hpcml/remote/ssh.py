@@ -304,8 +304,9 @@ def failure(complaint: str, host: str, renew: str = "") -> HpcmlError:
     """Return what an ssh that did not get through meant by its last words."""
     quote = tuple(line for line in complaint.splitlines() if line.strip())[-14:]
     if re.search(_HOST_KEY, complaint):
-        message = f"The host key of {host}, or of a host on the way to it, has changed"
-        hint = "If the site announced new keys, remove the old one (ssh-keygen -R HOST). If not, report it to the site."
+        message = f"The host key of {host}, or of a jump host before it, has changed"
+        hint = "If the site announced new keys, remove the old key (ssh-keygen -R HOST). "
+        hint += "If not, report the change to the site."
         return HostKeyError(message, place=host, hint=hint, quote=quote)
     if re.search(_CONFIG, complaint):
         return ConfigError(_REFUSED, place=host, hint=f"Try: ssh -G {host}", quote=quote)

@@ -327,7 +327,7 @@ class Tunnel:
         if not port:
             raise _port_taken(first, chosen=bool(chosen))
         if self.port not in (0, port):
-            self.say(f"Another program took port {self.port}. The tunnel now uses port {port}.")
+            self.say(f"Another program is using port {self.port}. The tunnel now uses port {port}.")
         token = routes.token_of(self.connection, service)
         wrong = routes.look(port, service, token)
         if not wrong:

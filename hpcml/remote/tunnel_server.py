@@ -330,7 +330,7 @@ def lines(target: Service, login: str, user: str, port: int) -> list[tuple[str, 
     return [
         ("if your laptop may log in to the compute nodes", f"{forward}{path} -J {who}{login} {who}{node}"),
         (
-            "if only the login node may log in to these nodes (replace PATH with what the first command prints)",
+            "if only the login node may log in to these nodes (replace PATH with the output of the first command)",
             f"ssh -tt {who}{login} {shlex.quote(inner)}",
         ),
         ("", f"{forward}PATH {who}{login}"),

@@ -47,7 +47,7 @@ REPAIRS = (
         fixed_in="",
         fault="While the Dask scheduler shuts down, it informs all workers about each worker that leaves",
         upstream="[patch](distributed-close.patch)",
-        gain="1,000 workers: 13.8 s of processor time become 0.6 s",
+        gain="1,000 workers: 0.6 s of processor time instead of 13.8 s",
     ),
     Repair(
         module="switching",

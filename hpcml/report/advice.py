@@ -83,8 +83,8 @@ RULES = (
     Rule(
         "throttled",
         "throttled",
-        "Heat or the power supply slowed a GPU down in {throttled} % of the samples. Report it to the site, and use "
-        "other nodes (--exclude).",
+        "Heat or the power supply slowed a GPU down in {throttled} % of the samples. Report the GPU to the site, and "
+        "use other nodes (--exclude).",
         above=10,
         weight=1.5,
     ),
@@ -98,8 +98,8 @@ RULES = (
     Rule(
         "memory-asked",
         "memory_used",
-        "The run used at most {memory_used} % of the node memory that it requested. A job that requests less may "
-        "start earlier (--memory-per-node).",
+        "The run used at most {memory_used} % of the node memory that it requested. A job that requests less memory "
+        "may start earlier (--memory-per-node).",
         below=50,
         weight=0.1,
     ),

@@ -401,7 +401,8 @@ def _hours(paths: RunPaths, attempt: int, end: End, measured: _Measured) -> tupl
             total = {name: hours + (number(parts.get(name)) or 0.0) for name, hours in total.items()}
         else:
             uncounted.append(
-                f"The total of the {counted.unit}-hours leaves out attempt {one.number + 1}, which has no samples."
+                f"The total of the {counted.unit}-hours does not include attempt {one.number + 1}, "
+                "which has no samples."
             )
     this = attempts.one(paths, attempt)._replace(begin=phases.began, end=phases.end)
     this = this._replace(hours=counted.paid, useful=counted.share("useful"))
@@ -546,5 +547,5 @@ def _thinned(paths: RunPaths, attempt: int, most: int) -> tuple[str, ...]:
     if step == 1:
         return ()
     all_of_them = f"To use all samples: hpcml report {paths.directory.name}."
-    few = f"This page uses one in {step} of the nodes' samples, to save time at the end of the job."
+    few = f"To save time at the end of the job, this page uses one of every {step} samples."
     return (f"{few} {all_of_them}",)

@@ -299,7 +299,7 @@ def _plot(picture: _Picture, seconds: float, gap: float) -> _Drawn:
     limit = picture.limit if highest >= LEAST_OF_LIMIT * picture.limit else 0.0
     top = picture.top or (limit / scale if 1.02 * limit >= highest else 0.0)
     drawn = lines(shown, seconds, name=title, unit=unit, top=top, scale=scale, gap=gap, limit=limit)
-    place = "Dashed: the limit" if limit else "The limit, above the top of the chart, is"
+    place = "Dashed: the limit" if limit else "The limit is above the top of the chart:"
     note = f"{place} {picture.limit / scale:.4g} {unit}".rstrip() + "." if picture.limit else picture.note
     return f"{title}, {unit}" if unit else title, note, drawn, [curve.title for curve in shown]
 

@@ -35,12 +35,12 @@ def _of_kinds(title: str) -> tuple[Option, ...]:
 # fmt: off
 GROUPS: dict[str, tuple[Option, ...]] = {
     "where": (
-        Option("site", "site name, from hpcml site ls", default="name",
+        Option("site", "site name; see hpcml site ls", default="name",
                otherwise="detected", common=ALL),
         Option("account", "account to charge", also=("-A",), slurm=("--account",), default="defaults.account",
                common=ALL),
         Option("partition", "partition", also=("-p",), slurm=("--partition",), default="defaults.partition",
-               otherwise="the first in the profile to fit the job, or Slurm's", common=ALL),
+               otherwise="the profile's first that fits, or Slurm's default", common=ALL),
         Option("qos", "Slurm quality of service", also=("-q",), slurm=("--qos",), default="defaults.qos",
                otherwise="the site profile's value for the partition"),
         Option("dependency", "Slurm dependency, e.g. afterok:123", ALL - {"elastic"},
@@ -94,7 +94,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                default="resources.exclusive"),
     ),
     "what to do": (
-        Option("dry_run", "only show the job; with =script the batch script", SUBMISSIONS | {"run"},
+        Option("dry_run", "show only the job, or the batch script (=script)", SUBMISSIONS | {"run"},
                metavar="script", values=("script", "summary"), alone="summary", common=ALL),
         Option("prepare", "write the run's folder and print the sbatch command; submit nothing",
                SUBMISSIONS | {"python"}, read=flag),

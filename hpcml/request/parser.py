@@ -156,7 +156,7 @@ def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
     if not hint and parser.prog == "hpcml rerun":
         hint = f"To replace the script's arguments, write all arguments after --: hpcml rerun RUN -- {word} …"
     if not hint and "nodes" in long_options and option.startswith("--"):
-        hint = f"If this is an option of sbatch, write --sbatch={word}. If not, try {parser.prog} --help."
+        hint = f"If this is an option of sbatch, write --sbatch={word}. To list hpcml's options: {parser.prog} --help."
     hint = hint or f"Try {parser.prog} --help."
     return errors.UsageError(f"There is no option '{option}'", place=parser.prog, hint=hint)
 

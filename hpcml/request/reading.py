@@ -73,7 +73,8 @@ def given_by_keywords(keywords: Mapping[str, Any], allowed: Collection[str], cal
                 else instead(as_word(name))
             )
             hint = hint or did_you_mean(
-                nearest(name, allowed), "hpcml submit --help-all lists all options. To wait, use run.wait()."
+                nearest(name, allowed),
+                "hpcml submit --help-all lists all options. To wait for the run, use run.wait().",
             )
             raise UsageError(f"{caller} has no option '{name}'", place=f"{name}={value!r}", hint=hint)
         if value is None or value is False:

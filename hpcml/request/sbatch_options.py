@@ -20,7 +20,7 @@ INSTEAD = {
     "--modules": _MODULES,
     "--gpus": "Use --gpus-per-node: hpcml requests GPUs per node.",
     "-G": "Use --gpus-per-node: hpcml requests GPUs per node.",
-    "--gpus-per-task": "Use --gpus-per-node: each GPU gets a worker.",
+    "--gpus-per-task": "Use --gpus-per-node: hpcml starts one worker for each GPU.",
     "--gpus-per-socket": "Use --gpus-per-node: hpcml requests GPUs per node.",
     "--ntasks": "Use --nodes, and --set workers.per_node=N for more workers on a node.",
     "-n": "Use --nodes (-N), and --set workers.per_node=N for more workers on a node.",
@@ -28,7 +28,7 @@ INSTEAD = {
     "--cpus-per-task": "Use --cpus-per-node; --set workers.threads=N sets the threads of a worker.",
     "-c": "Use --cpus-per-node; --set workers.threads=N sets the threads of a worker.",
     "--cpus-per-gpu": "Use --cpus-per-node.",
-    "--mem-per-cpu": 'Use --memory-per-node. With slurm.remove=["--mem"] in the profile, hpcml passes it per CPU.',
+    "--mem-per-cpu": 'Use --memory-per-node. With slurm.remove=["--mem"] in the profile, hpcml sets memory per CPU.',
     "--mem-per-gpu": "Use --memory-per-node.",
     "--array": _SWEEP,
     "-a": _SWEEP,
@@ -42,12 +42,12 @@ INSTEAD = {
     "--export": "Use --env NAME=VALUE.",
     "--export-file": "Use --env-file FILE.",
     "--signal": "Use --set slurm.signal_lead=TIME.",
-    "--comment": "hpcml sets the comment itself and finds the job by it. Use --name to name the job.",
+    "--comment": "hpcml needs the comment to find the job. Use --name to name the job.",
     **dict.fromkeys(
         ("--clusters", "--cluster", "-M"), "Submit on a login node of the Slurm cluster that you want to use."
     ),
     "--wrap": "Submit a script, or a program: hpcml submit -- PROGRAM.",
-    "--gres": "Use --gpus-per-node 4 or TYPE:4; for other resources --sbatch=--gres=NAME:N.",
+    "--gres": "Use --gpus-per-node 4 or TYPE:4; for other resources, use --sbatch=--gres=NAME:N.",
     "--parsable": "Use --json.",
     "--test-only": "Use --check.",
 }
@@ -75,10 +75,10 @@ def directive(text: str, place: str) -> tuple[str, str]:
     if equals and not value:
         raise UsageError(f"{option} is empty", place=place, hint="Remove the option, or give it a value.")
     if option != "--gres" and (why := instead(option) or _NAMES.get(option, "")):
-        raise UsageError(f"hpcml sets {option} itself and does not pass yours to sbatch", place=place, hint=why)
+        raise UsageError(f"hpcml sets {option} itself and does not pass your value to sbatch", place=place, hint=why)
     if option == "--gres" and "gpu" in re.split(r"[:,]", value):
         hint = "Use --gpus-per-node N or TYPE:N."
-        raise UsageError("hpcml sets --gres=gpu itself and does not pass yours to sbatch", place=place, hint=hint)
+        raise UsageError("hpcml sets --gres=gpu itself and does not pass your value to sbatch", place=place, hint=hint)
     return option, value
 
 

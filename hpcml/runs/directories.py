@@ -81,7 +81,7 @@ def runs_folder(setting: str, environment: Mapping[str, str]) -> Path:
     if missing:
         hint = f"Set the environment variable {missing[0]}, or set paths.runs to a folder that all nodes share."
         raise StorageError(
-            f"{missing[0]} is not set, but the runs folder needs it", place=f"paths.runs: {setting}", hint=hint
+            f"{missing[0]} is not set, but paths.runs uses this variable", place=f"paths.runs: {setting}", hint=hint
         )
     if not text.startswith("/"):
         hint = "Set paths.runs to an absolute path that all nodes share."
@@ -144,7 +144,7 @@ def submitted_at(run_id: str) -> float | None:
 _STORAGE_HINTS = {
     errno.ENOSPC: "The file system is full: free some space, or keep runs elsewhere (--set paths.runs=…).",
     errno.EDQUOT: "Your quota is used up: free some space, or keep runs elsewhere (--set paths.runs=…).",
-    errno.EFBIG: "The limit for the size of a file is reached (ulimit -f).",
+    errno.EFBIG: "The file reached the size limit for files: increase the limit (ulimit -f).",
 }
 
 
@@ -210,7 +210,9 @@ def _check_owner(new: Path) -> None:
     """Refuse a file system on which a new folder is another's: its runs would be passed over as foreign."""
     if not files.is_own_folder(new):
         hint = "Use a file system that records the owners of files (--set paths.runs=…)."
-        raise StorageError("Files that you create there do not belong to you", place=str(new.parent), hint=hint)
+        raise StorageError(
+            "Files that you create in this folder do not belong to you", place=str(new.parent), hint=hint
+        )
 
 
 def write_json(path: Path, content: object) -> None:
@@ -511,7 +513,7 @@ def remove_folder(directory: Path) -> None:
     going = directory.with_name(f".{directory.name}.{os.urandom(8).hex()}.removed")
     with storage(directory):
         if not files.is_own_folder(directory):
-            hint = "hpcml does not delete it. Check it with ls -ld, and remove it with rm."
+            hint = "hpcml does not delete this folder. Check the folder with ls -ld, and remove it with rm."
             raise StorageError("The run's folder is not yours, or is a link", place=str(directory), hint=hint)
         directory.rename(going)
     remove_leftover(going)
@@ -526,7 +528,7 @@ def remove_leftover(directory: Path) -> None:
         except FileNotFoundError:  # another command removes it too
             pass
         except OSError as error:
-            hint = f"Remove the rest yourself: {directory}."
+            hint = f"Remove the remaining files yourself: {directory}."
             message = f"The run could not be removed completely: {error.strerror}"
             raise StorageError(message, place=str(error.filename), hint=hint) from error
         if not os.path.lexists(directory):

@@ -211,9 +211,9 @@ class RunHandle:
         ):
             # whoever listens at that port here is another
             message = f"The Dask scheduler of this one-node run listens only on the loopback address of {node}"
-            hint = f"Use two or more nodes, or run Python on the node: hpcml shell {self.id}."
+            hint = f"Submit the run on two or more nodes, or start Python on the run's node: hpcml shell {self.id}."
             raise LinkError(message, place=scheduler.address, hint=hint)
-        hint = f"Run this program on a login node of the cluster. For only the dashboard: hpcml tunnel {self.id}."
+        hint = f"Run this program on a login node of the cluster. To open only the dashboard: hpcml tunnel {self.id}."
         try:
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_WITHIN).close()
             return script_api.connect_to(scheduler.attempt, scheduler.address, **options)

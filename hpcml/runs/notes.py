@@ -31,7 +31,7 @@ def show(notes: Sequence[str]) -> None:
         is_cut = is_cut or 0 < width < cells(line)
         say(fit(line, width) if width else line, sys.stderr)
     if is_cut:
-        say("hpcml: notes in full: hpcml status --notes", sys.stderr)
+        say("hpcml: to show the full notes: hpcml status --notes", sys.stderr)
 
 
 def kind(note: str) -> str:

@@ -81,7 +81,7 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
     if site.cost.ask:
         questions["slurm"] = lambda: ask_scheduler(prepared, request.partition if whole else "", DEADLINE)
     answers = _answers(questions)
-    problems += [f"{_ANSWERS[name]} gave no answer within {DEADLINE:g} s" for name in questions if name not in answers]
+    problems += [f"{_ANSWERS[name]} did not answer within {DEADLINE:g} s" for name in questions if name not in answers]
     problems += [str(answer) for answer in answers.values() if isinstance(answer, str)]
     if isinstance(budget := answers.get("budget"), Budget):
         outlook = outlook._replace(budget=budget)
@@ -208,13 +208,15 @@ def lines(outlook: Outlook, now: datetime.datetime, *, whole: bool) -> list[tupl
     asked = {"nodes": request.nodes, "partition": request.partition, "gpus": request.gpus}
     text = request_cost.sentence({**asked, "time_limit": request.seconds, "cost": _cost(outlook)})
     text = text if request.jobs == 1 else f"{text}, for {request.jobs} jobs"
-    text = text if request.seconds else f"{text}, no time limit given: the cost is unknown"
+    text = text if request.seconds else f"{text}; the cost is unknown, because the request has no time limit"
     said = [("asks for", f"{text}; {start}" if start and not whole else text)]
     if outlook.most is not None:
         hours = request_cost.amount(outlook.most)
-        said.append(("", f"this cost is for one attempt; all attempts take at most {hours} node-h ({outlook.limit})"))
+        said.append(
+            ("", f"this cost is for one attempt; all attempts together use at most {hours} node-h ({outlook.limit})")
+        )
     if whole and outlook.by_slurm is not None:
-        theirs = f"the cost by Slurm's billing weights is {request_cost.amount(outlook.by_slurm)} {outlook.unit}"
+        theirs = f"Slurm's billing weights give a cost of {request_cost.amount(outlook.by_slurm)} {outlook.unit}"
         differs = outlook.billed is not None and not math.isclose(outlook.by_slurm, outlook.billed, rel_tol=0.01)
         said.append(("", f"{theirs}; the profile's weights give another cost" if differs else theirs))
     if whole and start:

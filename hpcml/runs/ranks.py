@@ -81,19 +81,19 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
             return []
         workers = f"{made.inside.worker_count} Dask workers{', which use the GPUs' if made.inside.workers.gpu else ''}"
         what = f"the program has a line with {match[1]}. hpcml starts the program once, on the first of {nodes} nodes"
-        return [f"{what}, next to {workers}. For ranks, add --ranks and remove {match[1]}: {PAGE}"]
+        return [f"{what}, next to {workers}. To start ranks, add --ranks and remove {match[1]}: {PAGE}"]
     several = bool((_OF_SRUN if name == "srun" else _SEVERAL_NODES).search(options))
     if nodes > 1 or several:
         where = f"on the first of {nodes} nodes" if nodes > 1 else "on one node"
-        one = " Or take one node: --nodes 1." if nodes > 1 and not several else ""
+        one = " Or request one node: --nodes 1." if nodes > 1 and not several else ""
         way = "Add --ranks node"
         if _starts_tasks(name):
-            way = f"Leave out {name}, and add --ranks N (N ranks on each node), and for MPI also --mpi pmix"
-        without = f", without {', '.join(_OF_MACHINES.findall(options))}" if _OF_MACHINES.search(options) else ""
+            way = f"Remove {name}, and add --ranks N (N ranks on each node), and for an MPI program also --mpi pmix"
+        without = f", and remove {', '.join(_OF_MACHINES.findall(options))}" if _OF_MACHINES.search(options) else ""
         hint = f"{way}{without}.{one} More: {PAGE}."
         problem = f"{name} starts ranks, but without --ranks hpcml starts {name} only once, {where}"
         raise UsageError(problem, place="--", hint=hint)
-    pool = " and their GPU memory pool (without a pool: --set gpu.rmm_pool_size=none)" if _has_pool(made) else ""
+    pool = " and their GPU memory pool (to start no pool: --set gpu.rmm_pool_size=none)" if _has_pool(made) else ""
     return [f"{name} starts its processes on the first node, next to the run's workers{pool} ({PAGE})"]
 
 
@@ -105,12 +105,12 @@ def _starts_tasks(launcher: str) -> bool:
 def _launcher_in_ranks(name: str, options: str) -> list[str]:
     """Refuse a launcher that would start all ranks again in each rank, or that would be the first on each node."""
     if _starts_tasks(name):
-        hint = f"Leave out {name}: hpcml starts the ranks. For MPI add --mpi pmix."
+        hint = f"Remove {name}: hpcml starts the ranks. For an MPI program, add --mpi pmix."
         raise UsageError(f"{name} in each rank would start all ranks again", place="--ranks", hint=hint)
     if name == "accelerate launch" and (machines := _OF_MACHINES.findall(options)):
-        hint = f"Leave out {', '.join(machines)}."
+        hint = f"Remove {', '.join(machines)}."
         raise UsageError(
-            "accelerate launch gets the number of nodes and each node's rank from hpcml", place="--ranks", hint=hint
+            "hpcml passes the number of nodes and each node's rank to accelerate launch", place="--ranks", hint=hint
         )
     return []
 
@@ -188,8 +188,12 @@ def check_script(spec: RunRequest, python: str, workers: int, variables: Collect
         return [note] if by_mpi else []
     if not ranks.certain or spec.code.interpreter or spec.points.sweep:
         what = f"{where} uses {ranks.what}, and hpcml starts one process"
-        way = "a sweep has no ranks: submit each point with --ranks" if spec.points.sweep else "for ranks add --ranks"
-        return [f"{what}, next to {workers} workers of Dask; {way} ({PAGE})"] if workers > 1 else []
+        way = (
+            "a sweep cannot start ranks: submit each point with --ranks"
+            if spec.points.sweep
+            else "to start ranks, add --ranks"
+        )
+        return [f"{what}, next to {workers} Dask workers; {way} ({PAGE})"] if workers > 1 else []
     typed = f"-m {spec.code.script.name}" if is_module else os.path.relpath(file, base)
     way = "--ranks N --mpi pmix" if by_mpi else "--ranks gpu, --ranks node or --ranks N"
     hint = f"Add {way} ({PAGE}). To run the script as one process: hpcml submit -- {python} {typed}."

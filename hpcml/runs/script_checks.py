@@ -98,7 +98,7 @@ def _start_of(script: Path, kind_of: str) -> bytes:
         with script.open("rb") as file:
             return file.read(4096)
     except (FileNotFoundError, NotADirectoryError) as error:
-        hint = "Check the spelling. Options of hpcml go before SCRIPT, those of the script after it."
+        hint = "Check the spelling. Write hpcml's options before SCRIPT, and the script's options after SCRIPT."
         hint = did_you_mean(_near(script), _example(script) or hint)
         raise NotFoundError(f"There is no such {kind_of}", place=str(script), hint=hint) from error
     except OSError as error:
@@ -109,13 +109,13 @@ def _start_of(script: Path, kind_of: str) -> bytes:
 def _other_language(script: Path, start: bytes) -> tuple[str, str] | None:
     """Return what a file is that is no Python, and what to do; None if it may be Python."""
     if start.startswith(b"\x7fELF"):
-        return "a compiled program", f"Run it with: hpcml submit -- {_as_path(script)}."
+        return "a compiled program", f"Run the program with: hpcml submit -- {_as_path(script)}."
     if (program := _interpreter(start)) and "python" not in program and script.suffix != ".py":
         direct = _as_path(script) if os.access(script, os.X_OK) else f"{program} {os.path.relpath(script)}"
-        return f"a script for {program}", f"Run it with: hpcml submit -- {direct}.{_of_batch_script(start)}"
+        return f"a script for {program}", f"Run the script with: hpcml submit -- {direct}.{_of_batch_script(start)}"
     if language := _LANGUAGES.get(script.suffix.lower()):
         command = language[1].format(os.path.relpath(script))
-        return language[0], f"Run it with: hpcml submit -- {command}.{_of_batch_script(start)}"
+        return language[0], f"Run the script with: hpcml submit -- {command}.{_of_batch_script(start)}"
     return None
 
 
@@ -156,14 +156,16 @@ def check_notebook(notebook: Path, arguments: Sequence[str]) -> None:
         cells, info = content["cells"], content.get("metadata", {}).get("kernelspec", {})
         language = str(info.get("language") or "python").lower()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        hint = "Save the notebook again in Jupyter. hpcml reads version 4 of the format."
+        hint = "Save the notebook again in Jupyter. hpcml reads only version 4 of the notebook format."
         raise UsageError("The file is not a notebook", place=str(notebook), hint=hint) from error
     if language != "python" or not isinstance(cells, list):
         raise UsageError(
             f"The notebook's language is {language}", place=str(notebook), hint="hpcml runs only Python notebooks."
         )
     if arguments:
-        raise UsageError("A notebook takes no arguments", place=" ".join(arguments), hint="Use environment variables.")
+        raise UsageError(
+            "hpcml cannot pass arguments to a notebook", place=" ".join(arguments), hint="Use environment variables."
+        )
 
 
 def check_program(program: Path, path: str | None, *, prepared: bool) -> None:
@@ -187,7 +189,7 @@ def check_program(program: Path, path: str | None, *, prepared: bool) -> None:
     """
     if not program.is_absolute():
         if path is not None and not prepared and not shutil.which(program, path=path):
-            hint = "Check the spelling. Give the path of your own program: ./program."
+            hint = "Check the spelling. For your own program, write its path: ./program."
             raise NotFoundError(f"There is no program '{program}' on PATH or in this folder", place="--", hint=hint)
         return
     start = _start_of(program, "program")
@@ -195,7 +197,9 @@ def check_program(program: Path, path: str | None, *, prepared: bool) -> None:
     if not is_program or not os.access(program, os.X_OK):
         shell = "bash" if not (language := _LANGUAGES.get(program.suffix.lower())) else language[1].split()[0]
         run = f"name the interpreter: hpcml submit -- {shell} {program.name}"
-        hint = f"{'Make it executable (chmod u+x), or' if is_program else 'Add a first line with #!, or'} {run}."
+        hint = (
+            f"{'Make the program executable (chmod u+x), or' if is_program else 'Add a first line with #!, or'} {run}."
+        )
         problem = "is not executable" if is_program else "has no first line that names its interpreter (#!)"
         raise UsageError(f"The program {problem}", place=str(program), hint=hint)
 
@@ -215,7 +219,7 @@ def check_module_code(
     if file := module_file(module):
         return check_code(file, folder, python, folder=folder, image=image, prepared=prepared, dry_run=dry_run)
     if stem.is_dir():
-        hint = "Name a module of the package, or add a file __main__.py."
+        hint = "Name a module of the package, or add a file __main__.py to the package."
         raise ScriptError(f"The package {module.name} cannot be run: it has no __main__", place=str(stem), hint=hint)
     environment = _Environment(python)
     beside = (folder / parts[0]).is_dir()
@@ -284,7 +288,7 @@ def check_code(
     except (RecursionError, MemoryError, OSError):  # its own affair, which shows when it runs
         return []
     warnings = [
-        f"{place(base, file)} hides the module {name}: rename the file if you did not intend this"
+        f"{place(base, file)} hides the module {name}: rename the file if the script needs the installed module"
         for name, file in imports.hiding.items()
     ]
     certain = imports.plain and not prepared
@@ -332,7 +336,7 @@ def missing_argument(script: Path, base: Path, given: int) -> list[str]:
     for node in _nodes(script):
         if isinstance(node, ast.keyword) and node.arg == "scheduler_file" and _number_of_argument(node.value) > given:
             problem = "expects a Dask scheduler file as an argument, but the command has none"
-            return [f"{place(base, script, node.value.lineno)} {problem}; Client() connects to the run's cluster"]
+            return [f"{place(base, script, node.value.lineno)} {problem}; use Client() to connect to the run's cluster"]
     return []
 
 
@@ -540,7 +544,7 @@ def _tell_missing(
     elsewhere = {
         one.name: one for one in reversed(needed) if certain_by_name[one.name] and one.name in _CLUSTERS_ELSEWHERE
     }
-    remedy = "creates a Dask cluster outside the run; Client() connects to the run's cluster"
+    remedy = "creates a Dask cluster outside the run; use Client() to connect to the run's cluster"
     notes = [f"{name} ({place(base, one.file, one.line)}) {remedy}" for name, one in elsewhere.items()]
     missing = list({one.name: one for one in reversed(needed) if not certain_by_name[one.name]}.values())[::-1]
     if not missing:
@@ -553,7 +557,7 @@ def _tell_missing(
         )
         how = f"{install}. To use another Python: --set runtime.python=…"
         if first.name in _CLUSTERS_ELSEWHERE:
-            how = f"{first.name} creates a Dask cluster outside the run. Use Client() for the run's cluster."
+            how = f"{first.name} creates a Dask cluster outside the run. Use Client() to connect to the run's cluster."
         message = f"The script imports '{first.name}', which the run's environment lacks"
         raise ScriptError(message, place=place(base, first.file, first.line), hint=how)
     listed = ", ".join(f"{one.name} ({place(base, one.file, one.line)})" for one in missing[:_NOTED])
@@ -561,7 +565,7 @@ def _tell_missing(
     where = f"the environment of {environment.python} on this machine"
     advice = ". Before you submit, install these modules, or set runtime.python to a Python that has them"
     remedy = advice if refused else ""
-    return [*notes, f"imported modules that are not in {where}: {listed}{more}{remedy}"]
+    return [*notes, f"{where} lacks these imported modules: {listed}{more}{remedy}"]
 
 
 def _example(path: Path) -> str:

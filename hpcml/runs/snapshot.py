@@ -62,9 +62,11 @@ class Taken(NamedTuple):
                 clause = "are not copied: the run reads the originals, so do not change them until the run ends"
             files.append(f"{listed(self.left_out)} {clause}")
         if any(one.name.endswith("/") and one.why != _A_LINK for one in self.left_out):
-            files.append("the copy has links to folders that are not copied; os.walk and rglob do not enter links")
+            files.append(
+                "the copy of the code has links to folders that are not copied; os.walk and rglob do not enter links"
+            )
         if self.missing:
-            files.append(f"not in the run's copy of the code: {listed(self.missing)}; {instead}")
+            files.append(f"the run's copy of the code lacks {listed(self.missing)}; {instead}")
         if self.above:
             files.append(f"the path in {', '.join(self.above[:_NAMED])} is outside the copied folder; {instead}")
         return files
@@ -203,8 +205,8 @@ class _Choice:
     def _full(self, size: int) -> str:
         """Return the limit that a file of a size would break; nothing if there is none."""
         if self.files <= 0 or self.looks <= 0:
-            return f"more than code.max_files = {self.code.max_files}"
-        return f"more than code.max_total = {self.code.max_total.text}" if size > self.room else ""
+            return f"exceeds code.max_files = {self.code.max_files}"
+        return f"exceeds code.max_total = {self.code.max_total.text}" if size > self.room else ""
 
     def _is_walked(self, entry: os.DirEntry[str]) -> bool:
         """Whether an entry is a folder of files that may be code."""
@@ -334,7 +336,7 @@ def _link_rest(choice: _Choice, script: Path, target: Path) -> Taken:
 def _cut(place: Path, name: str, code: Code) -> LeftOut:
     folder = (place / name).is_dir()
     module = _rank(str(place / name), folder=folder) < 2
-    return LeftOut(f"{name}/" if folder else name, f"more than code.max_files = {code.max_files}", module)
+    return LeftOut(f"{name}/" if folder else name, f"exceeds code.max_files = {code.max_files}", module)
 
 
 def _copy(folder: Path, target: Path, name: str, choice: _Choice) -> bool:

@@ -192,7 +192,7 @@ class Status(NamedTuple):
         if self.phase != "running":
             return ()
         return tuple(
-            f"{node}: no heartbeat of a {self.noun} for {max(0, int(time.time() - since)) // step * step} s"
+            f"{node}: a {self.noun} sent no heartbeat for {max(0, int(time.time() - since)) // step * step} s"
             for node, since in self.cluster.silent_workers.items()
         )
 
@@ -233,7 +233,7 @@ def status(run: directories.Run, job: JobState | None = None, *, ask: bool = Tru
     with complete(run.paths.directory):
         current = _from_files(run)
     if records.is_prepared(run) and not run.job and current.phase == "unknown":
-        hint = f"Submit it with: {run.submission.line if run.submission else ''}"
+        hint = f"Submit the run with: {run.submission.line if run.submission else ''}"
         return current.changed(phase="prepared", message="not submitted yet", hint=hint)
     if (
         not (run.submission and run.submission.error)
@@ -297,7 +297,7 @@ def _from_files(run: directories.Run) -> Status:
         and (node := records.jupyter_node(run.paths))
     ):
         host = "" if schedulers.get(current.planned.scheduler).ONE_MACHINE else f"--host {_login_host(run)} "
-        place = "to open it on your laptop" if host else "to open it"
+        place = "to open JupyterLab on your laptop" if host else "to open JupyterLab"
         return current.changed(jupyter=f"running on {node}; {place}: hpcml {host}tunnel --service jupyter {run.id}")
     return current
 
@@ -456,7 +456,7 @@ def _with_answer(current: Status, run: directories.Run, job: JobState) -> Status
 def _waits_again(run: directories.Run, job: JobState) -> str:
     """Return why a run waits again: its job is back in the queue, or another one is there for the next attempt."""
     same = directories.begun_job(run.paths) in ("", run.job)
-    return f"{'put back into the queue' if same else 'the next attempt waits'}: {job.reason}"
+    return f"{'Slurm requeued the job' if same else 'the next attempt waits'}: {job.reason}"
 
 
 def _not_continued(current: Status, run: directories.Run, job: JobState) -> Status:
@@ -465,7 +465,8 @@ def _not_continued(current: Status, run: directories.Run, job: JobState) -> Stat
     if not (job.state == "CANCELLED" or by_hpcml) or not run.paths.attempt(current.progress.attempt).goes_on.exists():
         return current
     message = (
-        f"the run was cancelled while its next attempt waited in the queue; end of the last attempt: {current.message}"
+        "the run was cancelled while its next attempt waited in the queue; "
+        f"the last attempt ended with: {current.message}"
     )
     hint = "The run's checkpoints are in checkpoints/ of the run directory."
     return _with_end(current, records.cancelled(SLURM, message, hint))
@@ -480,7 +481,7 @@ def _waits_here(run: directories.Run, job: JobState) -> bool:
 def ended(status: Status) -> str:
     """Return in a clause how a run ended."""
     if status.ending.exit_status is None:
-        return f"how that run ended is unknown ({status.message})"
+        return f"hpcml does not know how that run ended ({status.message})"
     return (
         "that run succeeded"
         if status.ending.exit_status == 0
@@ -491,7 +492,10 @@ def ended(status: Status) -> str:
 def never_started(awaited: Awaited, status: Status) -> tuple[str, str]:
     """Return that a run never started because one that it waited for ended otherwise, and what to do."""
     message = f"the run never started: it waited for {awaited.clause()}, and {ended(status)}"
-    return message, f"See hpcml why {awaited.run}. Then submit that run again, and after it this run with --after."
+    return (
+        message,
+        f"Show the reason: hpcml why {awaited.run}. Then submit that run again, and then this run with --after.",
+    )
 
 
 def _never_started(current: Status, run: directories.Run) -> Status | None:
@@ -522,7 +526,7 @@ def _cancelled_before_start(current: Status, run: directories.Run, job: JobState
     if when:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
         message, by = f"you cancelled the run with hpcml cancel at {at}, before it started", "user"
-    hint = f"Run it again: hpcml rerun {run.id}."
+    hint = f"Submit the run again: hpcml rerun {run.id}."
     end = records.cancelled(by, message, hint)
     if run.submission and not run.submission.line:  # of a prepared run another job may be submitted
         with contextlib.suppress(OSError):  # a full disk is no reason not to show it
@@ -545,13 +549,13 @@ def _ended_without_word(current: Status, run: directories.Run, job: JobState) ->
         message = log[-1].removeprefix("hpcml: ").rstrip(".")  # the batch script's own word
         return _lost(current, run, STORAGE if message.startswith(_REPLACED) else START_FAILED, message)
     if job.state == "FAILED" and run.submission and schedulers.end(run.submission).exit_status == STORAGE:
-        message = "the run could not write how it ended: its file system was full or read-only"
+        message = "the run could not write its status: its file system was full or read-only"
         return _lost(current, run, STORAGE, message)
     forgotten = "Slurm no longer knows the job" if job == schedulers.UNKNOWN else f"Slurm: {job.state}"
     message = job.reason or f"the job ended without a status ({forgotten})"
     end = _lost(current, run, ALLOCATION_LOST, message)
     is_another = job.state == schedulers.UNKNOWN.state and current.allocation.job and job.reason
-    return end.changed(hint=f"Run it again: hpcml rerun {run.id}.") if is_another else end
+    return end.changed(hint=f"Submit the run again: hpcml rerun {run.id}.") if is_another else end
 
 
 def _step_ended(before: Status, run: directories.Run, node: str, exit_status: int) -> Status:
@@ -574,17 +578,17 @@ def _step_ended(before: Status, run: directories.Run, node: str, exit_status: in
 
 def _lost(current: Status, run: directories.Run, exit_status: int, message: str, state: str = "FAILED") -> Status:
     quote = files.tail(run.paths.job_log)
-    hint = f"The job's own log: {run.paths.job_log}."
+    hint = f"Read the job's log: {run.paths.job_log}."
     if room := directories.full(run.paths.directory):
         message += f"; {room}"
-        hint = "Free some space, or keep runs elsewhere (--set paths.runs=…); then submit again."
+        hint = "Free some space, or choose another runs folder (--set paths.runs=…). Then submit the run again."
     elif state == "CANCELLED":
-        hint = f"Run it again: hpcml rerun {run.id}."
+        hint = f"Submit the run again: hpcml rerun {run.id}."
     elif not current.progress.times and not quote:
-        hint = "The job wrote nothing into its log. Check that all nodes share the file system of paths.runs."
+        hint = "The job wrote nothing into its log. Check that all nodes share the runs folder (paths.runs)."
         if bash_env := run.submission.bash_env if run.submission else "":
             hint = (
-                f"Your shell had set BASH_ENV at the submission: bash reads {bash_env} before the batch script. "
-                f"Check whether that file exits or fails. Otherwise: {hint[0].lower()}{hint[1:]}"
+                f"{hint} BASH_ENV was set at the submission, so bash reads {bash_env} before the batch script. "
+                "Check also whether this file exits or fails."
             )
     return _with_end(current, End(exit_status, "", SLURM, message, hint, quote, state))

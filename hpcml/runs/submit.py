@@ -82,10 +82,10 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, dry_run: bool = 
     notes += prepared.notes
     if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults():
         if by_hand:
-            notes.append(f"{', '.join(ignored)} apply when you run the sbatch line: sbatch reads these variables")
+            notes.append(f"when you run the sbatch command, sbatch also reads {', '.join(ignored)}")
         else:
-            hint = "give hpcml the option instead, or set it in [defaults] of the site's settings"
-            notes.append(f"{', '.join(ignored)} have no effect here: {hint}")
+            hint = "use the option of hpcml instead, or set [defaults] in the site's settings"
+            notes.append(f"hpcml ignores {', '.join(ignored)}: {hint}")
     if prepared.loaded.chosen_because == lookup.BY_DEFAULT:
         nodes = prepared.plan.inside.job.nodes
         which = f"; all {nodes} nodes of the run are this machine" if nodes > 1 else ""
@@ -99,7 +99,7 @@ def _check_partition(prepared: Prepared) -> None:
     scheduler = schedulers.get(prepared.plan.scheduler)
     for name in named.split(",") if of_site else ():
         if name and name not in of_site and not scheduler.has_partition(name, _ASKED_WITHIN):
-            hint = did_you_mean(nearest(name, of_site), f"The profile has: {', '.join(of_site)}.")
+            hint = did_you_mean(nearest(name, of_site), f"The profile has the partitions {', '.join(of_site)}.")
             raise SiteError(f"There is no partition '{name}'", place="--partition", hint=hint)
 
 
@@ -148,7 +148,7 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
     notes += directories.check_folder(folder, loaded.site.paths.trust)
     template = next((str(path) for folder in own_templates if (path := folder / batch_script.TEMPLATE).is_file()), "")
     if loaded.project:
-        notes.append(f"the settings of {loaded.project} apply")
+        notes.append(f"hpcml uses the settings of {loaded.project}")
     if template:
         notes.append(f"the batch script uses the template {template}")
     staged = spec.changed(cwd=RunPaths(directory).code) if spec.code.staged else spec
@@ -399,7 +399,8 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
         rules = loaded.site.code
         taken = snapshot.take(spec.code.script, paths.code, rules, linked=lasting, limited=lasting, module=module)
         if needed := snapshot.needed(taken, paths.code):
-            hint = "Raise the named limit (--set code.…=…), or run the script in place (--set code.snapshot=none)."
+            hint = "Increase the named limit (--set code.…=…), or run the script in its own folder "
+            hint += "(--set code.snapshot=none)."
             raise UsageError("The copy of the code would lack required files", place=snapshot.listed(needed), hint=hint)
         if made.inside.job.image:
             linked = taken.places if loaded.site.code.snapshot != "none" else spec.code.sources

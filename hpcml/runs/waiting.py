@@ -171,7 +171,7 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
 
 
 def _again(run: directories.Run) -> str:
-    return f"See hpcml why {run.id}. Run it again: hpcml rerun {run.id}."
+    return f"Show the reason: hpcml why {run.id}. Submit the run again: hpcml rerun {run.id}."
 
 
 def main(directory: Path) -> None:

@@ -102,7 +102,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     hits = evidence.hits(run.paths, MOST_LOGS)
     judged = judgement.judge(_case(run, status), hits)
     if judged is None:
-        return Answer(run.id, status.state, False, "the run succeeded: no failure to explain", warnings=lines)
+        return Answer(run.id, status.state, False, "the run succeeded: there is no failure to explain", warnings=lines)
     if not judged.known or (status.state == "NODE_FAIL" and not judged.nodes):
         judged = _by_scheduler(run, status, judged)
     if judged.rule == "no-module":
@@ -188,9 +188,7 @@ def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
     """Return the first node as the one that failed if the supervisor, which runs there, left no word of the end."""
     if run.paths.status.exists() or not status.allocation.nodes or not status.progress.times:
         return cause
-    problem = (
-        "the first node failed or lost its network: hpcml's supervisor process there exited without writing a status"
-    )
+    problem = "the first node failed or lost its network: hpcml's process on this node exited without writing a status"
     return cause._replace(what=problem, nodes=status.allocation.nodes[:1])
 
 

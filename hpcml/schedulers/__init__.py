@@ -118,7 +118,7 @@ class AnswerLostError(HpcmlError):
 UNKNOWN = JobState("UNKNOWN")
 FOR_JOBS = "waiting for the jobs that this job depends on"  # why a job waits
 UNREADABLE = "UNREADABLE"
-NOT_ASKED = "Slurm did not answer a query for many jobs at once. Query this job alone."
+NOT_ASKED = "Slurm did not answer a query for many jobs at once. To query only this job: hpcml status RUN."
 
 
 class Prospect(NamedTuple):
@@ -325,7 +325,7 @@ def machine_of(name: str) -> Machine:
     """Return the machine of a scheduler by the scheduler's name; SiteError if it says nothing of one."""
     if machine := find_machine(name):
         return machine
-    hint = "Name another site with --site (hpcml site ls)."
+    hint = "Choose another site with --site. To list the sites: hpcml site ls."
     raise SiteError(
         f"hpcml cannot ask the site's scheduler '{name}' about nodes and partitions", place="scheduler", hint=hint
     )
@@ -337,7 +337,7 @@ def get(name: str) -> Scheduler:
 
     modules: dict[str, Scheduler] = {"slurm": slurm, "local": local, "allocation": allocation}
     if name not in modules:
-        hint = "Someone changed the run's files, or a newer hpcml wrote them."
+        hint = "Update hpcml: a newer hpcml may have written the run's files. Or someone changed these files."
         raise StorageError(
             f"The run's files name a scheduler that this hpcml does not know: {name!a}", place=name, hint=hint
         )

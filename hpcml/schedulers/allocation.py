@@ -31,7 +31,7 @@ with_variables, ignored_defaults = local.with_variables, local.ignored_defaults
 _JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CLUSTER_NAME")  # what srun and the roles need of the job
 _GONE = JobState("UNKNOWN", "the run's job steps exited without writing a status (they may have been killed)")
 _LOOK = 0.05  # seconds between looks whether the run's step has begun
-_TAKE = "Get an allocation with salloc, add the command to your own batch script, or use hpcml submit."
+_TAKE = "Get an allocation with salloc, add hpcml run to your own batch script, or use hpcml submit."
 # The run's step: the batch script, and beside it a watch on hpcml run, whose death by SIGKILL ends the run too.
 _STEP = """
 { while read -r _; do :; done
@@ -270,7 +270,7 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
 def cancel(job: str) -> str:
     """Tell a run's supervisor to end it; the allocation stays."""
     run = RunPaths(Path(job.partition(" ")[2]))
-    return "only its job steps end; the allocation remains" if note(run, "terminate") else ""
+    return "only the run's job steps end; the allocation remains" if note(run, "terminate") else ""
 
 
 def note(run: RunPaths, name: str) -> bool:

@@ -26,7 +26,7 @@ from hpcml.runs import waiting
 waiting.main(pathlib.Path(sys.argv[2]))
 """
 _GONE = JobState(
-    "UNKNOWN", "the run's processes exited without writing a status (they were killed, or the machine went down)"
+    "UNKNOWN", "the run's processes exited without writing a status (they were killed, or the machine stopped)"
 )
 
 
@@ -46,7 +46,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         prologue=prologue,
         one_machine=ONE_MACHINE,
         reasons=(reason,) if count > 1 else (),
-        notices=(f"the local site ignores sbatch's {passed}",) if passed else (),
+        notices=(f"the local site ignores the sbatch options {passed}",) if passed else (),
     )
 
 

@@ -62,7 +62,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     qos = partitions.qos_of(site, name, request.spec)
     if request.spec.attempts.several_jobs and site.qos.get(qos, Qos()).max_jobs == 1:
         anew = "Slurm requeues the job after each attempt"
-        notices.append(f"QoS {qos} allows you only one submitted job at a time: {anew}")
+        notices.append(f"QoS {qos} allows you only one submitted job at a time, so {anew}")
     kept, others = "NODE", "SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU"
     if "--mem" not in dict(directives):
         kept, others = "CPU", "SLURM_MEM_PER_NODE"
@@ -105,7 +105,7 @@ def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
     spec, asked, partition = request.spec, request.asked, site.partitions.get(name, Partition())
     if not spec.size.memory_per_node and partition.memory_per_node.text and partition.memory_per_node < 1024**2:
         place = f"profile {site.name}: partitions.{name}.memory_per_node"
-        message = f"'{partition.memory_per_node.text}' is less than 1 MiB"
+        message = f"The memory '{partition.memory_per_node.text}' is less than 1 MiB"
         raise UsageError(
             message, place=place, hint="Correct the value, or remove the key if the memory of a node is unknown."
         )
@@ -141,9 +141,11 @@ def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tup
     options, amounts = ", ".join(option for option, _ in shares), " and ".join(text for _, text in shares)
     if part.partial:
         gpus = f"{part.gpus} of {part.of} GPUs"
-        return [f"the run requests per node: {gpus}, with {amounts} (to request more: {options})"] if shares else []
+        requests = ", ".join([gpus, *(text for _, text in shares[:-1])])
+        more = f"(to request more: {options})"
+        return [f"the run requests {requests} and {shares[-1][1]} per node {more}"] if shares else []
     key = f"partitions.{name}.gpus_per_node" if name in site.partitions else "resources.node_gpus"
-    unknown = f"the profile does not say how many GPUs a node has ({key})"
+    unknown = f"the profile does not give the number of GPUs per node ({key})"
     if part.whole:
         more = f"this job reserves whole nodes, and GPUs beyond --gpus-per-node {part.gpus} stay unused"
         return [f"{more}: {unknown}"]
@@ -174,7 +176,7 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
     for candidate in sorted(fitting, key=lambda name: bool(partitions.doubtful_misfits(site, name, spec))):
         before = [misfits[name] for name in in_order[: in_order.index(candidate)] if name in misfits]
         passed_over = before if candidate in with_gpus else [*none_asked, *before]
-        fits = "the first in the profile that fits the request"
+        fits = "the first partition in the profile that fits the request"
         why = "the site's default (defaults.partition)" if candidate == named else fits
         reasons += [f"partition {candidate}: {why}", *passed_over]
         if passed_over and named and candidate != named:
@@ -208,7 +210,7 @@ def _directives(
     partition = site.partitions.get(partition_name, Partition())
     cpus, memory, _ = _of_node(site, request, partition_name)
     if not cpus and not site.resources.exclusive:
-        reasons.append("one CPU per node, because request and profile set no number of CPUs (--cpus-per-node)")
+        reasons.append("hpcml requests one CPU per node: request and profile set no number of CPUs (--cpus-per-node)")
     valued = (
         ("--job-name", spec.name),
         ("--comment", f"hpcml:{request.paths.directory.name}"),
@@ -276,7 +278,7 @@ def _dependency(spec: RunRequest) -> str:
     if jobs and "?" in spec.place.dependency:
         hint = "Remove --after, and write all start conditions with job ids in --dependency."
         raise UsageError(
-            "With ? in --dependency any one condition starts the job, so it may not wait for --after", hint=hint
+            "With ? in --dependency, any one condition starts the job, even before the runs of --after end", hint=hint
         )
     return ",".join([*filter(None, [spec.place.dependency]), *jobs])
 

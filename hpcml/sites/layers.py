@@ -236,7 +236,7 @@ def _expect(kind: type, value: Any, description: str, layers: Layers, key: str) 
 
 
 _EXAMPLES = {
-    "a table": "[table] with its keys below",
+    "a table": "a table: a line [table], then a line for each key",
     "a list of strings": '["one", "two"]',
     "true or false": "true or false, without quotes",
     "a whole number": "4, without quotes",

@@ -59,7 +59,7 @@ def why_ignored(path: Path) -> str:
         files.read_setting(path)
     except files.ForeignError as error:
         next_step = error.hint or "copy the settings that you need from this file into your own file in ~/.config/hpcml"
-        return f"{path} is ignored: {error.why} ({next_step})"
+        return f"hpcml ignores {path}: {error.why} ({next_step})"
     except (OSError, UnicodeDecodeError):
         return ""  # told by who reads it
     return ""
@@ -81,7 +81,7 @@ def profile_files(environment: Mapping[str, str], ignored: list[str] | None = No
             raise ConfigError(
                 f"The profiles cannot be listed: {error.strerror}",
                 place=place,
-                hint="Give yourself read permission for the folder, or move it.",
+                hint="Give yourself read permission for the folder, or move the folder.",
             ) from error
         for path in paths:
             if folder == shipped or not (why := why_ignored(path)):
@@ -278,7 +278,9 @@ def _recognise(profiles: _Profiles, environment: Mapping[str, str]) -> tuple[str
             candidates.append((rule.order, name, why))
     if not candidates:
         names = ", ".join(sorted(profiles.files))
-        raise ConfigError("No profile matches this machine", place="identify", hint=f"Choose one with --site: {names}.")
+        raise ConfigError(
+            "No profile matches this machine", place="identify", hint=f"Choose a profile with --site: {names}."
+        )
     _, name, why = min(candidates)
     return name, why
 
@@ -330,7 +332,7 @@ def _add_settings(layers: Layers, path: Path, site: str, profiles: _Profiles, *,
             hint = did_you_mean(nearest(name, profiles.files), f"Known sites: {', '.join(sorted(profiles.files))}.")
             raise ConfigError(f"Unknown site '{name}'", place=f"{path}: site.{name}", hint=hint)
     if of_project and any("login" in part for part in (table, *by_site.values())):
-        hint = "Move 'login' to ~/.config/hpcml/config.toml: only you may set how you log in, not a project."
+        hint = "Move 'login' to ~/.config/hpcml/config.toml: a project may not set how you log in."
         raise ConfigError("A project's file may not contain 'login'", place=f"{path}: login", hint=hint)
     layers.add(table, str(path))
     layers.add(by_site.get(site, {}), f"{path} [site.{site}]")

@@ -11,7 +11,7 @@ class Identify(NamedTuple):
     """How hpcml recognizes a machine: ``hostname``, ``environment`` and ``command`` must all match if they are set."""
 
     hostname: tuple[str, ...] = ()
-    """Shell patterns: one of them must match the host's name."""
+    """Shell patterns: one pattern must match the machine's host name."""
     environment: dict[str, str] = {}
     """Environment variables and their shell patterns: each variable's value must match its pattern."""
     command: str = ""
@@ -23,7 +23,7 @@ class Identify(NamedTuple):
 
 
 class Defaults(NamedTuple):
-    """What a run requests unless the command line sets it."""
+    """What a run requests if the command line sets no other value."""
 
     nodes: int = 1
     """The default number of nodes."""
@@ -35,8 +35,8 @@ class Defaults(NamedTuple):
     account: str = ""
     """The default Slurm account."""
     partition: str = ""
-    """The default partition. hpcml uses another partition, with a note, if the request does not fit, or if the nodes
-    have GPUs and the job requests none.
+    """The default partition. hpcml chooses another partition and prints a note if the request does not fit, or if this
+    partition's nodes have GPUs and the job requests no GPUs.
     """
     qos: str = ""
     """The default Slurm QoS."""
@@ -48,36 +48,36 @@ class Resources(NamedTuple):
     cpus_per_node: int = 0
     """CPUs to request per node; 0: the profile's value for the partition, else Slurm's default. If the profile lists no
     partitions, this is the number of CPUs in a node. With ``resources.node_gpus``, a job for only some of a node's GPUs
-    requests the same fraction of its CPUs.
+    requests the same fraction of the node's CPUs.
     """
     memory_per_node: Memory = Memory()
     """Memory to request per node; empty: the profile's value for the partition, else Slurm's default. If the profile
     lists no partitions, this is the memory of a node. A job for only some of a node's GPUs requests the same fraction
-    of its memory.
+    of the node's memory.
     """
     node_gpus: int = 0
-    """The number of GPUs in a node if the profile lists no partitions; 0: unknown. hpcml ignores it for a QoS
-    ``without_gpus``.
+    """The number of GPUs in a node if the profile lists no partitions; 0: unknown. hpcml ignores this number for a QoS
+    with ``without_gpus = true``.
     """
     exclusive: bool = False
     """Request whole nodes (``--exclusive``)."""
 
 
 class SlurmOptions(NamedTuple):
-    """How to request resources from this Slurm."""
+    """How hpcml requests resources from Slurm on this machine."""
 
     gpu_request: str = "gpus-per-node"
-    """The Slurm option for GPUs: ``--gres=gpu:N``, ``--gpus-per-node=N``, or none."""
+    """The Slurm option for GPUs: ``--gres=gpu:N``, ``--gpus-per-node=N``, or no option."""
     gpu_type: str = ""
-    """The GPU type in a request: with ``a100``, a request for 4 GPUs is ``gpu:a100:4``."""
+    """The GPU type in a request: with ``a100``, hpcml requests 4 GPUs as ``gpu:a100:4``."""
     extra: tuple[str, ...] = ()
-    """More sbatch options, such as ``--constraint=gpu``. Each of these options replaces hpcml's own option of that
+    """More sbatch options, such as ``--constraint=gpu``. Each of these options replaces hpcml's option of the same
     name. hpcml refuses ``--comment`` and ``--array``.
     """
     remove: tuple[str, ...] = ()
     """Options that hpcml must not pass to sbatch, such as ``--mem``."""
     signal_lead: Seconds = Seconds("60s")
-    """How long before the time limit the script gets a warning; at most half of the limit."""
+    """How long before the time limit hpcml warns the script; at most half of the time limit."""
     export: str = "ALL"
     """The value of sbatch's ``--export``."""
     account_required: bool = False
@@ -87,8 +87,8 @@ class SlurmOptions(NamedTuple):
     timeout: Seconds = Seconds("60s")
     """How long hpcml waits for sbatch."""
     exclude_failed: bool = False
-    """Exclude nodes whose faults ended one of your runs in the last 24 hours. ``--exclude`` and ``--nodelist`` switch
-    this off.
+    """Exclude nodes whose faults ended one of your runs in the last 24 hours. ``--exclude`` or ``--nodelist`` on the
+    command line replaces this exclusion.
     """
 
 
@@ -105,15 +105,15 @@ class Partition(NamedTuple):
     """The number of GPUs in each node."""
     cpus_per_node: int = 0
     """The number of CPUs in each node, also the default request. A job for only some of a node's GPUs requests the same
-    fraction of its CPUs.
+    fraction of the node's CPUs.
     """
     memory_per_node: Memory = Memory()
     """The memory of each node, also the default request. A job for only some of a node's GPUs requests the same
-    fraction of its memory.
+    fraction of the node's memory.
     """
     whole_nodes: bool = False
-    """Slurm gives each job whole nodes, even if the job does not request ``--exclusive``. By default
-    hpcml then requests all CPUs and memory of each node.
+    """Slurm allocates whole nodes to each job, even without ``--exclusive``. By default, hpcml then requests all CPUs
+    and all memory of each node.
     """
     needs_gpus: bool = False
     """The partition accepts only jobs with GPUs."""
@@ -124,16 +124,16 @@ class Partition(NamedTuple):
 
 
 class Qos(NamedTuple):
-    """A QoS that a job can request with ``--qos``. Its limits replace those of the partition.
+    """A QoS that a job can request with ``--qos``. The limits of a QoS replace the limits of the partition.
 
-    hpcml refuses a request beyond a limit, and names a partition or QoS that would accept it. If
-    ``[facts]`` calls the limit only ``reported`` or ``guessed``, hpcml prints a note, and Slurm decides.
+    hpcml refuses a request beyond a limit, and names a partition or QoS that would accept the request. If
+    ``[facts]`` marks the limit as ``reported`` or ``guessed``, hpcml only prints a note, and Slurm decides.
     """
 
     description: str = ""
     """The purpose of the QoS."""
     partitions: tuple[str, ...] = ()
-    """The partitions in which jobs can use the QoS; empty: all."""
+    """The partitions in which jobs can use the QoS; empty: all partitions."""
     min_nodes: int = 0
     """The smallest number of nodes for one job."""
     max_nodes: int = 0
@@ -143,8 +143,8 @@ class Qos(NamedTuple):
     max_jobs: int = 0
     """The largest number of submitted jobs per user. hpcml shows this limit, but does not check it."""
     whole_nodes: bool = False
-    """Slurm gives each job whole nodes, even if the job does not request ``--exclusive``. By default
-    hpcml then requests all CPUs and memory of each node.
+    """Slurm allocates whole nodes to each job, even without ``--exclusive``. By default, hpcml then requests all CPUs
+    and all memory of each node.
     """
     without_gpus: bool = False
     """The nodes of the QoS have no GPUs. ``hpcml doctor`` warns if this QoS is the default."""
@@ -155,29 +155,29 @@ class Runtime(NamedTuple):
 
     kind: str = "python"
     """Where a run's processes run. ``python``: directly on the nodes. ``image``: in the image ``runtime.image``.
-    ``--image`` sets this for one run.
+    The option ``--image`` sets ``image`` for one run.
     """
     python: str = ""
-    """The Python on the nodes, as an absolute path without ``~`` and ``$VARIABLE``; empty: the Python that runs hpcml.
-    With ``kind = "image"`` this is a Python in the image; empty: ``python3``.
+    """The absolute path of Python on the nodes, without ``~`` and ``$VARIABLE``. Empty: the Python that runs hpcml.
+    If ``kind`` is ``image``, the path is in the image; empty: ``python3``.
     """
     image: str = ""
     """The absolute path of the image, on a file system that all nodes share."""
     container: str = "apptainer"
     """The program that runs images: ``apptainer``, ``singularity``, or a path."""
     binds: tuple[str, ...] = ()
-    """Paths that the image sees in addition to the run's directory, the folder you submitted from, ``/tmp`` and
-    ``paths.scratch``: ``"/data"``, ``"/data:/inside"``, ``"/data:/inside:ro"``.
+    """More paths to mount in the image, such as ``"/data"``, ``"/data:/inside"`` or ``"/data:/inside:ro"``. hpcml
+    always mounts the run's directory, the folder you submitted from, ``/tmp`` and ``paths.scratch``.
     """
     options: tuple[str, ...] = ()
     """More options for the container program, such as ``--writable-tmpfs``."""
     stage: str = "none"
     """Copy the image to each node's own disk before the run's processes start. ``none``: do not copy. ``sbcast``: Slurm
-    reads the image once and sends it to all nodes. ``copy``: each node reads it.
+    reads the image once and sends it to all nodes. ``copy``: each node reads the image itself.
     """
     stage_to: str = ""
-    """The folder for the image's copy on every node. ``$VARIABLES`` have the values of the first node. Empty:
-    ``paths.scratch``, else ``TMPDIR``, else ``/tmp``.
+    """The folder for the image's copy on every node. In this path, ``$VARIABLES`` have the values of the first node.
+    Empty: ``paths.scratch``, else ``TMPDIR``, else ``/tmp``.
     """
     modules: tuple[str, ...] = ()
     """Modules that the job loads (``module load``), in this order, after ``setup``."""
@@ -199,10 +199,11 @@ class Workers(NamedTuple):
     resources: tuple[str, ...] = ()
     """Dask's worker resources, each as ``NAME=NUMBER``, such as ``GPU=1``."""
     restarts: int = 3
-    """How many times hpcml restarts a worker, or the parent of a node's workers, before it counts as lost."""
+    """How many times hpcml restarts a worker, or the process that starts a node's workers, before they count as lost.
+    """
     on_loss: str = "continue"
-    """What happens when a worker is lost. ``continue``: the run continues while any worker is left. ``fail``: the run
-    ends with status 82.
+    """What happens when a worker is lost. ``continue``: the run continues while at least one worker remains. ``fail``:
+    the run ends with status 82.
     """
 
 
@@ -217,8 +218,8 @@ class Gpu(NamedTuple):
     version.
     """
     rmm_pool_size: str = "auto"
-    """The size of RMM's memory pool; ``auto``: nearly the whole GPU, but less on the first GPU of the first
-    node, which the script and the Dask scheduler use too.
+    """The size of RMM's memory pool. ``auto``: nearly all memory of the GPU, but less on the first GPU of the first
+    node, because the script and the Dask scheduler use this GPU too.
     """
     rmm_maximum_pool_size: str = "none"
     """The maximum size of RMM's memory pool."""
@@ -227,30 +228,30 @@ class Gpu(NamedTuple):
     rmm_async: bool = False
     """Use CUDA's asynchronous allocator. cuda_ipc cannot transfer data in memory from this allocator."""
     rmm_release_threshold: str = "none"
-    """With ``gpu.rmm_async``: the size of a worker's memory pool above which it returns unused GPU memory."""
+    """With ``gpu.rmm_async``: a worker returns unused GPU memory if its memory pool is larger than this size."""
     rmm_allocator_libs: tuple[str, ...] = ("cupy",)
     """Libraries that allocate from RMM if they are installed: ``cupy``, ``torch``."""
     rmm_log_directory: str = ""
-    """The folder in which each worker logs its RMM allocations. The path may contain ``$VARIABLES`` of the node."""
+    """The folder for each worker's log of RMM allocations. The path may contain ``$VARIABLES`` of the node."""
     rmm_track_allocations: bool = False
     """Show in Dask's dashboard how much memory RMM has allocated. This slows down each allocation."""
     device_memory_limit: str = "0.8"
     """The amount of GPU data above which Dask spills to host memory; ``none``: never."""
     spill_pinned: str = "auto"
-    """Host memory that each worker may pin for data from its GPU: a size; ``auto``: six tenths of the worker's memory.
-    ``none``: no pinned memory, but new host memory for each spilled object, as in dask-cuda.
+    """The host memory that each worker may pin for data spilled from its GPU. ``auto``: 60 % of the worker's memory.
+    ``none``: the worker allocates host memory for each spilled object without pinning, as in dask-cuda.
     """
     spill_order: str = "keep"
     """The order of spilling. ``keep``: if a program repeatedly reads more data than fits on the GPU, a fixed part
-    of the data stays there. ``lru``: the least recently used data leaves first, as in dask-cuda.
+    of the data stays on the GPU. ``lru``: Dask spills the least recently used data first, as in dask-cuda.
     """
     cudf_spill: bool = False
     """Use cuDF's own spilling."""
     cudf_spill_stats: int = 0
-    """With ``gpu.cudf_spill``: the level of its statistics."""
+    """With ``gpu.cudf_spill``: the level of cuDF's spilling statistics."""
     gds: str = "auto"
     """How cuDF reads files. ``on``: with GPUDirect Storage (``KVIKIO_COMPAT_MODE=OFF``). Reading fails or hangs
-    unless cuFile and the file system both support this. ``off``: through host memory. ``auto``: KvikIO decides.
+    unless cuFile and the file system support GPUDirect Storage. ``off``: through host memory. ``auto``: KvikIO decides.
     """
     pre_import: tuple[str, ...] = ()
     """Modules that each node imports once, before it forks the workers."""
@@ -261,10 +262,10 @@ class Network(NamedTuple):
 
     interface: str = ""
     """The interface for Dask, such as ``ib0``; empty: the first InfiniBand interface with an address. If a
-    node has none, hpcml uses the address of its host name, or the first interface except loopback.
+    node has no such interface, hpcml uses the address of its host name, or the first interface except loopback.
     """
     protocol: str = "auto"
-    """``auto``: UCX for several GPUs on a node, or for GPUs with InfiniBand; otherwise TLS."""
+    """Dask's protocol. ``auto``: UCX for several GPUs on a node, or for GPUs with InfiniBand; TLS for other runs."""
     adapters: tuple[str, ...] = ()
     """A node's RDMA adapters, such as ``mlx5_0``. hpcml warns at the submission if ``NCCL_IB_HCA`` or
     ``UCX_NET_DEVICES`` names other adapters.
@@ -272,7 +273,7 @@ class Network(NamedTuple):
 
 
 class Fabric(NamedTuple):
-    """The check of the interconnect before the script."""
+    """The check of the interconnect before the script starts."""
 
     require: str = "warn"
     """``none``: no check. ``warn``: hpcml warns if the interconnect is slow. ``rdma``: the run ends with status 89
@@ -283,9 +284,9 @@ class Fabric(NamedTuple):
 
 
 class Deadlines(NamedTuple):
-    """How long each phase may take after the end of the previous phase.
+    """How long each phase of a run may take after the end of the previous phase.
 
-    ``answer``, ``connect_notice``, ``idle_notice`` and ``idle`` apply while the script runs.
+    The keys ``answer``, ``connect_notice``, ``idle_notice`` and ``idle`` apply while the script runs.
     """
 
     stage: Seconds = Seconds("300s")
@@ -293,20 +294,20 @@ class Deadlines(NamedTuple):
     scheduler: Seconds = Seconds("60s")
     """The longest time for starting the Dask scheduler."""
     workers: Seconds = Seconds("120s")
-    """The longest time until all workers are registered. While the script runs, workers that are missing for this time
-    count as lost.
+    """The longest time until all workers are registered with the Dask scheduler. While the script runs, a worker that
+    is missing for this time counts as lost.
     """
     fabric: Seconds = Seconds("30s")
     """The longest time for checking the interconnect; NCCL gets half of this time."""
     driver_grace: Seconds = Seconds("20s")
-    """The script's time to end: from SIGTERM to SIGKILL. Keep it below Slurm's ``KillWait`` (``scontrol show
-    config``).
+    """How long the script may take to end: from SIGTERM to SIGKILL. Keep this time below Slurm's ``KillWait``
+    (``scontrol show config``).
     """
     teardown: Seconds = Seconds("10s")
     """The longest time for ending the Dask scheduler and the workers."""
     answer: Seconds = Seconds("10m")
-    """How long the Dask scheduler and hpcml's supervisor process wait for each other's answers. hpcml warns after a
-    tenth of this time. After the whole time, the run ends with status 82.
+    """How long hpcml and the Dask scheduler wait for answers from each other. hpcml warns after a tenth of this time.
+    After the whole time, the run ends with status 82.
     """
     connect_notice: Seconds = Seconds("60s")
     """Warn after this time if the script has not connected to its Dask cluster; ``0s``: never."""
@@ -317,9 +318,9 @@ class Deadlines(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """One rule for the report's advice. ``NAME`` is a rule of hpcml, which this table changes, or a new name.
+    """One rule for the report's advice. ``NAME`` is the name of an hpcml rule to change, or of a new rule.
 
-    A new rule needs ``figure``, ``above`` or ``below``, and ``sentence``.
+    A new rule needs ``figure``, ``sentence``, and ``above`` or ``below``.
     """
 
     figure: str = ""
@@ -329,7 +330,7 @@ class Advice(NamedTuple):
     below: str = ""
     """Show the advice if the measured value is smaller than this number."""
     sentence: str = ""
-    """The text of the advice. hpcml replaces a name in braces, such as ``{energy_kwh}``, by the measured value."""
+    """The text of the advice. hpcml replaces a name in braces, such as ``{energy_kwh}``, with the measured value."""
     off: bool = False
     """Switch this rule off."""
 
@@ -338,7 +339,7 @@ class Report(NamedTuple):
     """What hpcml measures during a run, and which advice the report of the run gives."""
 
     sample_every: Seconds = Seconds("5s")
-    """Time between two samples of a node; in the first minute it is one second. ``0s``: no samples."""
+    """The time between two samples of a node; one second in the first minute. ``0s``: no samples."""
     advice: dict[str, Advice] = {}
 
 
@@ -346,34 +347,34 @@ class Paths(NamedTuple):
     """Where hpcml keeps runs, and where workers spill."""
 
     runs: str = "~/.hpcml/runs"
-    """The runs folder, on a file system that all nodes share; ``~`` and ``$VARIABLES`` are replaced."""
+    """The runs folder, on a file system that all nodes share. The path may contain ``~`` and ``$VARIABLES``."""
     scratch: str = ""
-    """The node-local folder for spilled data, with ``$VARIABLES`` of the node but no ``~``. Empty: Dask's
-    ``temporary-directory``, else ``TMPDIR``, else ``/tmp``. hpcml refuses a folder if other users can replace its
-    contents.
+    """The node-local folder for spilled data. The path may contain ``$VARIABLES`` of the node, but not ``~``. Empty:
+    Dask's ``temporary-directory``, else ``TMPDIR``, else ``/tmp``. hpcml refuses a folder if other users can replace
+    its contents.
     """
     trust: tuple[str, ...] = ()
-    """Users and groups (``@NAME``) that hpcml accepts although they can replace the contents of the runs folder or of a
-    folder above it.
+    """Users and groups (``@NAME``) that you trust: they may replace the contents of the runs folder or of a folder
+    above it.
     """
 
 
 class Login(NamedTuple):
-    """How to reach the machine from a laptop, with OpenSSH and the user's own ssh configuration."""
+    """How hpcml on a laptop reaches the machine, with OpenSSH and your ssh configuration."""
 
     host: str = ""
-    """The login node, as in ``ssh HOST``."""
+    """The login node's name, as in ``ssh HOST``."""
     hosts: tuple[str, ...] = ()
     """The names of all login nodes behind ``login.host``. On any of these nodes, ``hpcml tunnel`` prints commands
     with that node's name.
     """
     hpcml: str = "hpcml"
-    """The command that starts hpcml on the login node, with options if it needs any."""
+    """The command that starts hpcml on the login node; it may contain options."""
     renew: str = ""
-    """The command that gets a new ssh certificate."""
+    """The command that requests a new ssh certificate."""
     route: str = "auto"
     """How a laptop reaches a compute node. ``direct``: ssh through the login node. ``twohop``: ssh from the login node.
-    ``srun``: sshd in a job step. ``auto``: the first of these that works.
+    ``srun``: ssh to an sshd in a job step. ``auto``: the first of these routes that works.
     """
     logins: int = 5
     """The largest number of new ssh logins per hour."""
@@ -393,11 +394,11 @@ class Code(NamedTuple):
     max_total: Memory = Memory("50M")
     """The largest size of all copied files together. A file or a whole folder that does not fit becomes a link."""
     max_files: int = 2000
-    """The largest number of copied files; further files become links. It is also the largest number of links."""
+    """The largest number of copied files; further files become links. The number of links has the same limit."""
 
 
 class Cost(NamedTuple):
-    """What a job is charged, shown before the submission. Without these keys hpcml shows nothing."""
+    """What a job costs. If these keys are set, hpcml shows the cost before the submission."""
 
     unit: str = ""
     """The unit of the charge, such as ``core-h``; empty: ``billing-h``."""
@@ -409,11 +410,11 @@ class Cost(NamedTuple):
     """Charge only the most expensive resource, not the sum (Slurm's ``PriorityFlags=MAX_TRES``)."""
     budget: tuple[str, ...] = ()
     """The command that lists granted compute time, such as ``["saldo", "-b"]``. A project's ``hpcml.toml`` cannot set
-    it.
+    this key.
     """
     budget_row: str = ""
     """A regular expression for an account's row in the output of ``cost.budget``. ``{account}`` is the account's name.
-    The groups ``total`` and ``used`` are numbers in ``cost.unit``.
+    The named groups ``total`` and ``used`` match numbers in ``cost.unit``.
     """
     ask: bool = False
     """Ask Slurm when the job would start (``sbatch --test-only``). With ``--dry-run``, also ask for the partition's
@@ -422,7 +423,7 @@ class Cost(NamedTuple):
 
 
 class Notes(NamedTuple):
-    """Notes at a submission."""
+    """Notes that hpcml prints at a submission."""
 
     always: str = ""
     """A note for each submission."""
@@ -437,19 +438,19 @@ class Notes(NamedTuple):
 class Fact(NamedTuple):
     """The source of one value, or of all values of a table. ``NAME`` is the key of the value or table, in quotes.
 
-    Only ``value`` is optional.
+    All keys except ``value`` are required.
     """
 
     confidence: str = ""
-    """``confirmed``: shown by the machine itself. ``documented``: on the site's pages. ``reported``: by users, in job
-    scripts and notes. ``guessed``: derived from something else.
+    """How certain the value is. ``confirmed``: the machine itself shows the value. ``documented``: from the site's
+    pages. ``reported``: from users' job scripts and notes. ``guessed``: derived from other values.
     """
     date: str = ""
-    """The date of the source, as ``2026-11-20``, or the day on which you read it."""
+    """The date of the source, as ``2026-11-20``, or the day on which you read the source."""
     source: str = ""
     """Where the value comes from: a page, a command or a person."""
     value: str = ""
-    """The value, only for a fact that is not a setting of the profile, such as the lifetime of a certificate."""
+    """The value itself, only if the profile has no key for it, as for the lifetime of a certificate."""
 
 
 class Site(NamedTuple):
@@ -459,21 +460,23 @@ class Site(NamedTuple):
     """
 
     name: str = ""
-    """The site's name; hpcml sets it to the name of the file."""
+    """The site's name; hpcml sets this key to the name of the profile's file without ``.toml``."""
     description: str = ""
-    """One line for ``hpcml site ls``."""
+    """One line of text that ``hpcml site ls`` shows."""
     extends: str = ""
-    """The name of another profile, whose values apply if this profile does not set them, except ``identify`` and
-    ``description``.
+    """The name of another profile. If this profile does not set a value, the other profile's value applies, except for
+    ``identify`` and ``description``.
     """
     scheduler: str = "slurm"
-    """``slurm``, or ``local`` to run jobs on this machine."""
+    """``slurm``: hpcml submits jobs to Slurm. ``local``: hpcml runs jobs on this machine."""
     repairs: bool = True
     """``true``: correct known errors of Dask, RAPIDS, UCX and cloudpickle during a run. ``false``: use them
     unchanged.
     """
     unsupported: str = ""
-    """The reason why hpcml does not work here. hpcml refuses each submission with this sentence (status 65)."""
+    """The reason why hpcml does not work on this machine. hpcml then refuses each submission with this sentence
+    (status 65).
+    """
     notes: Notes = Notes()
     identify: Identify = Identify()
     defaults: Defaults = Defaults()
@@ -493,7 +496,7 @@ class Site(NamedTuple):
     cost: Cost = Cost()
     login: Login = Login()
     environment: dict[str, str] = {}
-    """Environment variables of the job, for all its processes."""
+    """Environment variables for all processes of the job."""
     facts: dict[str, Fact] = {}
 
     def doubtful(self, key: str) -> str:

@@ -106,7 +106,7 @@ class Draft:
             else:
                 lines += above
             lines += [f"{_name(name)} = {toml(value)}" for name, value in values.items()]
-        lines += ["", *_comments(["Where each value comes from: hpcml site show NAME --facts."]), "[facts]"]
+        lines += ["", *_comments(["To show the source of each value: hpcml site show NAME --facts."]), "[facts]"]
         lines += [f"{toml(key)} = {fact.text}" for key, fact in self._short_facts()]
         return "\n".join([*lines, ""])
 

@@ -117,7 +117,7 @@ class Survey:
         self.draft.ask(
             ("slurm",),
             f"partition {name} refuses a job that requests all memory of a node ({refused}). "
-            "How much may a job request?",
+            "How much memory may a job request?",
         )
 
     @contextlib.contextmanager
@@ -186,7 +186,7 @@ def put(path: Path, text: str, *, old: bool = False) -> None:
             files.write(path.with_name(f"{path.name}.old"), files.read_setting(path), 0o644)
         files.write(path, text, 0o644)
     except OSError as error:
-        hint = "Give yourself write permission, or use --print and save it elsewhere."
+        hint = "Give yourself write permission, or use --print and save the output elsewhere."
         raise StorageError(f"The profile cannot be written: {error.strerror}", place=str(path), hint=hint) from error
 
 
@@ -253,7 +253,7 @@ def run_job(wanted: JobRequest, seconds: float) -> Node:
         files.write(folder / LIBRARY, assets.node_archive())
         files.write(folder / "job.sh", _script(wanted, name, folder, seconds))
     except OSError as error:
-        hint = "The job's files are in this folder. Free space, or give yourself write permission."
+        hint = "hpcml writes the job's files into this folder. Free some space, or give yourself write permission."
         raise StorageError(f"A file cannot be written: {error.strerror}", place=str(folder), hint=hint) from error
     try:
         job = schedulers.other_jobs(SCHEDULER).submit_script(folder / "job.sh").job
@@ -261,7 +261,7 @@ def run_job(wanted: JobRequest, seconds: float) -> Node:
     except AnswerLostError as error:
         message, hint = (
             "It is unknown whether Slurm accepted the job",
-            "hpcml cancelled it by name. Try again in some minutes.",
+            "hpcml cancelled the job by its name. Try again in some minutes.",
         )
         raise SiteError(message, place="sbatch", hint=hint, quote=error.quote) from error
     finally:  # also after Ctrl-C, and where the job's number is not known
@@ -310,7 +310,7 @@ def _answer(folder: Path, job: str, seconds: float) -> Node:
 
 
 def _no_answer(folder: Path, job: str, state: str) -> SiteError:
-    hint = f"The nodes may lack {sys.executable}, which the job ran. Without --probe, hpcml submits no job."
+    hint = f"The nodes may lack {sys.executable}, which the job ran. To submit no job, omit --probe."
     return SiteError(
         f"The job on a node ended without a result ({state})",
         place=f"job {job}",

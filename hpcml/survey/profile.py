@@ -159,14 +159,16 @@ class _Writer:
     def _identify(self) -> None:
         draft, table, host = self.draft, ("identify",), self.login.host
         cluster = self.tables.config.get("ClusterName", "") or "a Slurm cluster"
-        draft.values[()] = {"description": f"{cluster} as {host} sees it", "extends": "slurm"}
+        draft.values[()] = {"description": f"{cluster}, examined on {host}", "extends": "slurm"}
         pattern = re.sub(r"\d+", "*", host)
         draft.set(table, "hostname", [pattern], How(LOGIN, f"the host is {host}", concluded=True))
         names = {name: self.login.environment[name] for name in _NAMES_A_MACHINE if self.login.environment.get(name)}
         draft.set(table, "environment", names, How(LOGIN, f"{', '.join(names)} in the environment"))
         draft.choose(table, "order", 5)  # before the profiles that ship with hpcml
         if not names and not re.search(r"[.\d]", host):
-            draft.ask(table, f"other machines may have a login node called {host}: how can hpcml recognize this one?")
+            draft.ask(
+                table, f"other machines may have a login node called {host}: how can hpcml recognize this machine?"
+            )
 
     def _defaults(self) -> None:
         draft, table = self.draft, ("defaults",)
@@ -184,7 +186,7 @@ class _Writer:
         draft.set(table, "account", account, asked)
         if len(self.accounts) > 1:
             have = ", ".join(self.accounts)
-            draft.ask(table, f"which account pays? You have {have}; a profile for all users should not name one")
+            draft.ask(table, f"which account pays? You have {have}; a profile for all users should not name an account")
 
     def _requests(self) -> None:
         """Set how this Slurm wants to be asked, and tell what of its configuration matters to a job."""
@@ -208,7 +210,7 @@ class _Writer:
         refused = "; ".join(f"{command}: {why}" for command, why in self.tables.refused.items())
         draft.tell("slurm.denied", refused, How(SLURM, "the error messages of these commands"))
         if self.left_out:
-            draft.remark(("partitions",), f"Partitions left out: {', '.join(self.left_out)}.")
+            draft.remark(("partitions",), f"The profile omits the partitions {', '.join(self.left_out)}.")
 
     def _gpus_by_amounts(self) -> bool:
         return any("gres/gpu" in amounts(one.get("TRES", "")) for one in self.partitions.values())
@@ -329,7 +331,7 @@ class _Writer:
             counts = f"{key}.cpus_per_node counts {threads} threads of each core"
             draft.ask(table, f"{counts}: is {cores}, the number of cores, the correct value?")
         elif shape.cpus and not threads:
-            draft.ask(table, f"{key}.cpus_per_node are Slurm's CPUs: are these threads instead of cores?")
+            draft.ask(table, f"{key}.cpus_per_node counts Slurm's CPUs: are these CPUs threads or cores?")
         if shape.memory:
             allowed = "may a job request all of this memory, and may it request memory at all (slurm.remove)?"
             draft.ask(table, f"{key}.memory_per_node {memory}: {allowed}")
@@ -490,7 +492,7 @@ class _Writer:
         if "/tmp" in disks and disks["/tmp"].kind == "tmpfs":
             draft.ask(
                 ("paths",),
-                "Dask would spill to /tmp, which is in the nodes' memory: do they have a local disk (paths.scratch)?",
+                "Dask would spill to /tmp, which is in memory: do the nodes have a local disk (paths.scratch)?",
             )
         draft.ask(("paths",), "do all nodes share your home folder, or is another folder better for runs (paths.runs)?")
 

@@ -247,8 +247,8 @@ def _text(path: Path) -> str:
 def _file(path: Path) -> list[Point]:
     place, readers = _place(path), {".csv": _csv, ".jsonl": _jsonl}
     if path.suffix not in readers:
-        hint = "Rename the file to end with .csv or .jsonl."
-        raise _wrong("The file of points is not .csv or .jsonl", place, hint)
+        hint = "Rename the file: its name must end with .csv or .jsonl."
+        raise _wrong("The name of the file of points does not end with .csv or .jsonl", place, hint)
     text = _text(path)
     rows = []
     for row in readers[path.suffix](text, place):
@@ -271,7 +271,7 @@ def _csv(text: str, place: str) -> Iterator[Point]:
                 _check_names(names, place)
                 continue
             if len(row) != len(names) or "" in row:
-                hint = "Each row needs a value for each name."
+                hint = "Each row needs a value in each column."
                 raise _wrong(f"Line {reader.line_num} does not have {len(names)} values", place, hint)
             yield tuple(Value(name, one, typed(one)) for name, one in zip(names, row, strict=True))
     except csv.Error as error:
@@ -307,7 +307,7 @@ def _check_names(names: Iterable[str], place: str) -> None:
     seen: set[str] = set()
     for name in names:
         if not _NAME.fullmatch(name):
-            hint = "Use at most 64 letters, digits, '_' and '-'. Begin with a letter."
+            hint = "Use at most 64 letters, digits, '_' and '-'. Begin the name with a letter."
             raise _wrong(f"'{name}' is not a valid option name for the script", place, hint)
         if name in seen:
             raise _wrong(f"'{name}' is given twice", place, "Use each name once.")

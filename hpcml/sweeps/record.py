@@ -220,7 +220,7 @@ def _names(run: directories.Run, end: str) -> list[str]:
 
 
 def _ended(run: directories.Run, path: Path) -> Ended:
-    hint = "The file was changed or truncated. Remove the file, and the point counts as missing."
+    hint = "The file was changed or truncated. Remove the file: then hpcml counts the point as missing."
     with directories.storage(path):
         try:
             table = Table(files.read_json(path, _LARGEST))

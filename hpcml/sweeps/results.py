@@ -138,7 +138,11 @@ def picture(name: str, rows: Sequence[Row], metric: str, *, maximize: bool, form
     """
     values = {row.key: value for row in rows if (value := row.metrics.get(metric)) is not None}
     if not values:
-        message = f"No point of the sweep has '{metric}'" if metric else "No point of the sweep has reported a metric"
+        message = (
+            f"No point of the sweep has reported the metric '{metric}'"
+            if metric
+            else "No point of the sweep has reported a metric"
+        )
         raise UsageError(
             message,
             place=name,
@@ -149,7 +153,7 @@ def picture(name: str, rows: Sequence[Row], metric: str, *, maximize: bool, form
              if len({row.values.get(one) for row in measured}) > 1][:_MOST]  # fmt: skip
     if not names:
         raise UsageError(
-            "All points of the sweep have the same values",
+            "All points of the sweep have the same parameter values",
             place=name,
             hint="A picture needs a parameter with at least two different values.",
         )

@@ -52,7 +52,7 @@ def asked(text: str) -> tuple[str, ...]:
         return judgement.KINDS
     kinds = tuple(word.strip() for word in text.split(","))
     if wrong := [word for word in kinds if word not in judgement.KINDS]:
-        hint = f"Use one or more of: {', '.join(judgement.KINDS)}. For failures of all kinds, give the option no value."
+        hint = f"Use one or more of: {', '.join(judgement.KINDS)}. For all kinds, write --only-failed without a value."
         raise UsageError(f"'{wrong[0]}' is not a kind of failure", place="--only-failed", hint=hint)
     return kinds
 
@@ -167,7 +167,7 @@ def more(
         text = ",".join(filter(None, [excluded, *(node for node in nodes if node not in hosts)]))
         rest = tuple(pair for pair in spec.place.sbatch if pair[0] != "--exclude")
         spec = spec.changed(sbatch=(*rest, ("--exclude", text)))
-        sentences.append(f"hpcml excludes {','.join(nodes)}: points failed there because of the node")
+        sentences.append(f"hpcml excludes {','.join(nodes)}: points failed because of a node fault")
     if not asked_for:
         return More(spec, (), tuple(sentences))
 
@@ -183,14 +183,14 @@ def more(
         wanted = _capped(max(sizes), partition.memory_per_node)
         if wanted > now["memory"]:
             spec = spec.changed(memory_per_node=Memory(units.format_memory_for_slurm(wanted)))
-            sentences.append(_raised("the memory of a node", *map(units.format_bytes, (now["memory"], wanted))))
+            sentences.append(_raised("the memory per node", *map(units.format_bytes, (now["memory"], wanted))))
         else:
             text = units.format_bytes(now["memory"])
-            sentences.append(_not_raised("the memory of a node", text, name, full=wanted < max(sizes)))
+            sentences.append(_not_raised("the memory per node", text, name, full=wanted < max(sizes)))
     limits = [text.partition("=")[2] for option, text in options if option == "--set"]
     if limits and (wanted := max(int(Memory(text)) for text in limits)) > now["memory_limit"]:
         settings.append(f"workers.memory_limit={units.format_memory_for_slurm(wanted)}")
-        sentences.append(_raised("the memory of a worker", *map(units.format_bytes, (now["memory_limit"], wanted))))
+        sentences.append(_raised("the memory per worker", *map(units.format_bytes, (now["memory_limit"], wanted))))
     if not (sizes or limits) and any(fault.kind == "oom" for fault in faults):
         sentences.append(
             "hpcml does not raise memory: the profile does not give a node's memory. Use fewer workers per node"
@@ -221,7 +221,7 @@ def check_names(names: Collection[str], arguments: Sequence[str]) -> None:
     """Refuse a name that the script's own arguments give already: which of the two counted would be a guess."""
     given = {word.partition("=")[0] for word in arguments}
     if twice := sorted(name for name in names if f"--{name}" in given):
-        hint = f"Remove --{twice[0]} after --, or {twice[0]} from the points."
+        hint = f"Remove --{twice[0]} after --, or remove {twice[0]} from the points."
         raise UsageError(f"The script's arguments and the points both set --{twice[0]}", place="hpcml sweep", hint=hint)
 
 
@@ -241,7 +241,8 @@ def check_worker_groups(prepared: Prepared) -> None:
     inside = prepared.plan.inside
     if inside.points.at_once <= inside.worker_count:
         return
-    message = f"{inside.points.at_once} parallel points need as many workers, but the run has {inside.worker_count}"
+    count = inside.points.at_once
+    message = f"{count} parallel points need {count} workers, but the run has {inside.worker_count}"
     more = (
         ""
         if inside.workers.gpu

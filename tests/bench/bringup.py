@@ -197,11 +197,11 @@ def inside_or_outside(document: Run) -> str:
     rounds = len(_values(runs, ours, "usable"))
     return "\n".join(
         [
-            f"On four nodes a run in an image has all workers {middle(ours):.1f} s after the job's start, without an image "
-            f"after {middle('hpcml'):.1f} s. A",
-            f"batch script by hand, with `apptainer exec` before each role, takes {middle(theirs):.1f} s: hpcml needs "
-            f"**{middle(ours) / middle(theirs):.2f}** of that. Medians of {rounds}",
-            f"rounds on {document['machine']['cores']} cores that all four nodes share.",
+            f"On four nodes, all workers of a run in an image are ready {middle(ours):.1f} s after the job's start. Without an "
+            f"image they are ready after {middle('hpcml'):.1f} s.",
+            f"A batch script that starts each process with `apptainer exec` needs {middle(theirs):.1f} s; hpcml needs "
+            f"**{middle(ours) / middle(theirs):.2f}** of this time.",
+            f"These are medians of {rounds} rounds on {document['machine']['cores']} cores that all four nodes share.",
         ]
     )
 

@@ -107,11 +107,11 @@ def test_slurm_s_own_weights_are_compared(priced: World) -> None:
     """Of the two questions of --dry-run the fake answers with one text, as if both were in it."""
     out = "PartitionName=x\n   TRESBillingWeights=CPU=2.0,Mem=0.25G,GRES/gpu=2.0\nPriorityFlags           = MAX_TRES,FAIR_TREE\n"
     priced.answer("scontrol", out=out)
-    assert "the cost by Slurm's billing weights is 32 core-h; the profile's weights give another cost" in submit(
+    assert "Slurm's billing weights give a cost of 32 core-h; the profile's weights give another cost" in submit(
         priced, "--dry-run=script", "--partition", "x"
     )
     priced.answer("scontrol", out=out.replace("CPU=2.0", "CPU=1.0"))
-    assert "the cost by Slurm's billing weights is 16 core-h\n" in submit(
+    assert "Slurm's billing weights give a cost of 16 core-h\n" in submit(
         priced, "--dry-run=script", "--partition", "x"
     )
     for no in ("PartitionName=x TRESBillingWeights=(null)\n", out.replace("MAX_TRES", "MAX_TRES_GRES"), ""):
@@ -131,7 +131,9 @@ def test_without_the_keys_nobody_is_asked(world: World) -> None:
     assert world.calls("scontrol") == []
     for words, most in ((("--max-restarts", "2"), 12), (("--max-node-hours", "9"), 9)):
         dry = submit(world, "--dry-run=script", "--until-done", *words)
-        assert f"this cost is for one attempt; all attempts take at most {most} node-h ({' '.join(words)})" in dry
+        assert (
+            f"this cost is for one attempt; all attempts together use at most {most} node-h ({' '.join(words)})" in dry
+        )
 
 
 def test_what_fails_or_hangs_stops_no_submission(priced: World) -> None:
@@ -212,13 +214,13 @@ def lost(world: World, node: str, *words: str) -> Path:
 
 def test_a_node_that_failed_is_named_for_a_day(world: World) -> None:
     run = lost(world, "n3")
-    told = f"n3 failed a run within a day (GPU gone, {run.name}): exclude it with --exclude n3"
+    told = f"n3 made a run fail within a day (GPU gone, {run.name}): exclude the node with --exclude n3"
     assert "--exclude n3" not in submit(world, "--dry-run=script"), "a dry run writes nothing"
     assert told in " ".join(submit(world).split())
     assert "--exclude" not in (world.runs / max(world.left(), key=lambda name: name[-20:]) / "job.sh").read_text()
     assert told in " ".join(submit(world, "--dry-run=script").split())
-    assert "failed a run" not in submit(world, "--exclude", "n4")
-    assert "failed a run" not in submit(world, "--nodelist", "n[3-4]")
+    assert "made a run fail" not in submit(world, "--exclude", "n4")
+    assert "made a run fail" not in submit(world, "--nodelist", "n[3-4]")
     wanted = world.run("submit", "--site", "slurm", "--dry-run=script", "--set", "slurm.exclude_failed=true", "job.py")
     assert "#SBATCH --exclude=n3\n" in wanted.stdout
     more = ("--set", "slurm.exclude_failed=true", "--set", 'slurm.extra=["--exclude=n[7-8]"]')
@@ -233,7 +235,7 @@ def test_a_node_that_failed_is_named_for_a_day(world: World) -> None:
     (run / "status.json").unlink()
     assert "--exclude" not in world.run("rerun", "careful", "--dry-run=script").stdout, "not those of the first time"
     other = world.run("submit", "--site", "local", "--dry-run=script", "job.py")
-    assert "failed a run" not in other.stderr
+    assert "made a run fail" not in other.stderr
 
 
 def test_why_and_status_remember_too(world: World) -> None:
@@ -280,7 +282,7 @@ def test_a_note_is_shown_once_for_a_folder_and_kept_with_the_run(world: World) -
 def test_notes_of_a_kind_differ_in_their_numbers(subtests: pytest.Subtests) -> None:
     cases = [
         ("this job reserves 16 GPUs of 4 nodes", "this job reserves 8 GPUs of 2 nodes", True),
-        ("n3 failed a run within a day", "n4 failed a run within a day", False),
+        ("n3 made a run fail within a day", "n4 made a run fail within a day", False),
         ("data.csv is not copied", "data2.csv is not copied", False),
     ]
     for one, other, alike in cases:

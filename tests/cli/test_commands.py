@@ -20,7 +20,7 @@ def test_help_and_version(world: World) -> None:
     assert bare.stdout == helped.stdout
     for name in COMMANDS:
         assert f"\n  {name} " in helped.stdout
-    assert "Give hpcml's options before SCRIPT" in world.run("submit", "--help").stdout
+    assert "Write hpcml's options before SCRIPT" in world.run("submit", "--help").stdout
     assert world.run("--version").stdout == f"hpcml {hpcml.__version__}\n"
 
 
@@ -131,9 +131,13 @@ def test_facts_of_a_site_and_what_differs_between_two(world: World) -> None:
     differ = json.loads(world.run("site", "diff", "juwels", "vega", "--json").stdout)
     partition = next(row for row in differ if row["key"] == "defaults.partition")
     assert [side["value"] for side in partition["sites"]] == ["booster", "gpu"]
-    for words in (("diff", "leonardo"), ("show", "leonardo", "vega"), ("ls", "leonardo")):
+    for words, problem in (
+        (("diff", "leonardo"), "needs two profiles"),
+        (("show", "leonardo", "vega"), "accepts at most one profile"),
+        (("ls", "leonardo"), "accepts no profile"),
+    ):
         done = world.run("site", *words)
-        assert (done.returncode, "takes" in done.stderr) == (errors.USAGE, True), done.stderr
+        assert (done.returncode, problem in done.stderr) == (errors.USAGE, True), done.stderr
 
 
 def test_runs_are_found_by_what_the_user_calls_them(world: World) -> None:

@@ -101,7 +101,7 @@ def test_what_others_could_have_written_does_not_count(world: World, place: str)
         done = world.run("submit", "--site", "slurm", "--dry-run=script", "--set", runs, "job.py")
         assert done.returncode == 0, (make, done.stderr)
         assert OWNED not in done.stdout, make
-        assert f"note: {path} is ignored: " in done.stderr, (make, done.stderr)
+        assert f"note: hpcml ignores {path}: " in done.stderr, (make, done.stderr)
         assert "settings of" not in done.stderr
         theirs = make not in (for_everybody, for_a_group, in_everybody_s_folder, in_a_group_s_folder)
         assert (
@@ -120,7 +120,7 @@ def test_one_s_own_counts(world: World, place: str) -> None:
     path = write(world, place, PLACES[place])
     done = world.run("submit", "--dry-run=script", "--site", "slurm", "job.py")
     named = (
-        f"the settings of {path} apply"
+        f"hpcml uses the settings of {path}"
         if place.endswith("hpcml.toml")
         else f"the batch script uses the template {path}"
     )

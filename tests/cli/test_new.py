@@ -29,7 +29,10 @@ def test_it_writes_an_example(world: World) -> None:
         assert f"hpcml submit {path.name}" in done.stdout
         path.unlink()
     said = world.run("new", "train", "ddp").stdout
-    assert "hpcml submit --site local --ranks 2 train.py. On the cluster: hpcml submit --ranks 2 train.py" in said
+    assert (
+        "hpcml submit --site local --ranks 2 train.py. To run the script on the cluster: hpcml submit --ranks 2 train.py"
+        in said
+    )
     found = json.loads(world.run("new", "--json", "first", "etl").stdout)
     assert found == {"path": str(world.project / "first.py"), "example": "etl"}
 

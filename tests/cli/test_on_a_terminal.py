@@ -180,7 +180,7 @@ def test_a_path_is_whole_in_a_pipe(world: World) -> None:
 def test_who_waits_on_a_terminal_is_told_so(world: World) -> None:
     world.submit("--name", "long")
     seen = run(
-        [str(world.command), "wait", "long"], 80, world.environment, world.project, keys={"only the wait": b"\x03"}
+        [str(world.command), "wait", "long"], 80, world.environment, world.project, keys={"ends this command": b"\x03"}
     )
     assert seen.status == 130
     assert seen.text[0].startswith("Waiting for long-")

@@ -159,7 +159,7 @@ def test_what_it_does_not_go_with(world: World) -> None:
     for option in ("--wait", "--detach", "--dry-run", "--check"):
         done = world.run(*SLURM, "--prepare", option, "job.py")
         assert done.returncode == errors.USAGE
-        assert "exclude each other" in done.stderr
+        assert "cannot be combined" in done.stderr
     done = world.run("submit", "--site", "local", "--prepare", "job.py")
     assert done.returncode == errors.USAGE
     assert "no sbatch" in done.stderr
@@ -170,7 +170,7 @@ def test_what_it_does_not_go_with(world: World) -> None:
 
 def test_variables_that_sbatch_reads_are_named(world: World) -> None:
     done = world.run(*SLURM, "--prepare", "job.py", env={"SBATCH_EXPORT": "NONE"})
-    assert "SBATCH_EXPORT apply when you run the sbatch line" in " ".join(done.stderr.split())
+    assert "when you run the sbatch command, sbatch also reads SBATCH_EXPORT" in " ".join(done.stderr.split())
 
 
 def test_a_run_is_prepared_again(world: World) -> None:

@@ -32,7 +32,9 @@ def test_a_submission_arrives_as_if_typed_there(laptop: Laptop) -> None:
     (laptop.world.project / ".secret").write_text("no\n")
     refused = laptop.run("submit", "job.py", "--dry-run")
     assert refused.returncode == errors.USAGE
-    assert refused.stderr.startswith("hpcml: --dry-run comes after job.py, so job.py would get it"), "nothing is sent"
+    assert refused.stderr.startswith("hpcml: --dry-run comes after job.py, so hpcml would pass it to job.py"), (
+        "nothing is sent"
+    )
     done = laptop.run("submit", "--nodes", "2", "job.py", "--", *HOSTILE)
     assert done.returncode == 0, done.stderr
     (run,) = laptop.runs()
@@ -308,7 +310,7 @@ def test_the_link_breaks_before_the_run_is_handed_over(laptop: Laptop) -> None:
     laptop.tell("go")
     done = laptop.run("submit", "job.py")
     assert done.returncode == errors.ANSWER_LOST
-    assert "hpcml did not submit the run again. To find out: hpcml --host cluster status job-" in done.stderr
+    assert "hpcml did not submit the run again. Check the run's state: hpcml --host cluster status job-" in done.stderr
     assert laptop.world.jobs() == {}
     assert laptop.staged() == []
 
@@ -317,7 +319,7 @@ def test_the_answer_is_lost_and_the_run_found_again(laptop: Laptop) -> None:
     laptop.tell("answer")
     done = laptop.run("submit", "job.py")
     assert done.returncode == errors.ANSWER_LOST
-    command = shlex.split(done.stderr.partition("To find out: hpcml ")[2].strip().rstrip("."))
+    command = shlex.split(done.stderr.partition("Check the run's state: hpcml ")[2].strip().rstrip("."))
     assert len(laptop.world.jobs()) == 1
     laptop.tell()
     found = laptop.world.run(*command, "--json")

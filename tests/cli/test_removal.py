@@ -78,10 +78,10 @@ def test_a_run_that_may_be_alive_stays(world: World) -> None:
     ended(world, "gone")
     done = world.run("rm", "waiting", "ending", "gone", "--yes")
     assert done.returncode == 1
-    assert done.stderr.count("stays, because it may still be active") == 2
+    assert done.stderr.count("because the run may still be active") == 2
     assert "(the run's job is still ending: try again in a minute)" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("Removed 1 run, ")
-    assert done.stderr.splitlines()[-1].endswith("; 2 runs stay.")
+    assert done.stderr.splitlines()[-1].endswith("; 2 runs kept.")
     assert world.left() == sorted([waiting.name, ending.name])
     world.answer("squeue", code=1, err="slurm_load_jobs error: Unable to contact slurm controller\n")
     done = world.run("rm", "waiting", "--yes")
@@ -109,7 +109,7 @@ def test_by_name(world: World) -> None:
     done = world.run("rm", "--dry-run", "a")
     assert f"'a' means {newer.name}, the newest run; 1 older run has this name (to remove all: --name a)" in done.stderr
     done = world.run("rm", "a", "--older-than", "1w")
-    assert (done.returncode, "RUN and --older-than 1w exclude each other" in done.stderr) == (errors.USAGE, True)
+    assert (done.returncode, "RUN and --older-than 1w cannot be combined" in done.stderr) == (errors.USAGE, True)
     assert json.loads(world.run("rm", "--name", "a", "--keep", "1", "--yes", "--json").stdout)["removed"] == [
         older.name
     ]
@@ -247,7 +247,7 @@ def test_rm_leaves_what_may_be_alive_or_is_not_a_run(world: World) -> None:
     (world.runs / "link-20200101-000000-0000").symlink_to(mine)
     done = world.run("rm", "--keep", "0", "--yes")
     assert done.returncode == 0, done.stderr
-    assert "3 runs may still be active and stay" in done.stderr
+    assert "hpcml keeps 3 runs that may still be active" in done.stderr
     assert f"{unreadable.name} stays" in done.stderr
     left = {waiting.name, ending.name, unreadable.name, unsaid.name, mine.name, "link-20200101-000000-0000"}
     assert set(world.left()) == left

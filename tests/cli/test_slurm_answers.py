@@ -31,15 +31,15 @@ REFUSALS = {
                   "The partition does not exist", "sinfo -s"),
     "time": ("sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)\n",
              "time limit exceeds", "--time"),
-    "nodes": ("sbatch: error: Batch job submission failed: Node count specification invalid\n", "not allow that many nodes", "--nodes"),
+    "nodes": ("sbatch: error: Batch job submission failed: Node count specification invalid\n", "more nodes than the partition allows", "--nodes"),
     "gres": ("sbatch: error: Invalid generic resource (gres) specification\n", "does not know the requested GPUs", "slurm.gpu_request"),
     "configuration": ("sbatch: error: Batch job submission failed: Requested node configuration is not available\n",
                       "No node of the partition matches", "another --partition"),
     "test": ("allocation failure: Requested node configuration is not available\n", "or the request has more nodes", "submit the job"),
-    "memory": ("sbatch: error: Memory specification can not be satisfied\n", "that much memory", "--memory-per-node"),
+    "memory": ("sbatch: error: Memory specification can not be satisfied\n", "as much memory as the job requests", "--memory-per-node"),
     "memory per node": ("sbatch: error: --mem is not supported on this cluster, please use --mem-per-cpu instead\n"
                        "sbatch: error: Batch job submission failed: Unspecified error\n", "memory per node (--mem)", 'slurm.remove=["--mem"]'),
-    "cpus": ("sbatch: error: Batch job submission failed: More processors requested than permitted\n", "not have that many CPUs", "--cpus-per-node"),
+    "cpus": ("sbatch: error: Batch job submission failed: More processors requested than permitted\n", "more CPUs than the partition has", "--cpus-per-node"),
     "policy": ("sbatch: error: QOSMaxNodePerJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS "
                "policy (job submit limit, user's size and/or time limits)\n", "exceeds a limit", "--qos"),
     "dependency": ("sbatch: error: Batch job submission failed: Job dependency problem\n", "dependency", "afterok:JOBID"),
@@ -567,7 +567,7 @@ def test_defaults_of_the_users_shell_count_below_the_command_line(world: World) 
     assert "#SBATCH --time=01:00:00" in done.stdout
     assert "#SBATCH --constraint=fast" in done.stdout
     assert "--time 1:00:00 (SBATCH_TIMELIMIT)" in done.stderr
-    assert "SBATCH_NO_REQUEUE have no effect here" in done.stderr
+    assert "hpcml ignores SBATCH_NO_REQUEUE: " in done.stderr
     inside = world.run(*options, env={**SHELL, "SLURM_JOB_ID": "1"})
     assert "SBATCH_" not in inside.stderr
     assert "fast" not in inside.stdout

@@ -93,7 +93,7 @@ def test_only_what_is_missing_is_submitted(world: World) -> None:
     assert "4 points, 4 to run" in said, "another point has another key"
     _, said = sweep(world, *GRID)
     assert "4 points, 1 done, 1 failed, 2 to run" in said
-    assert "if each point takes 2.0 s, the median so far" in said
+    assert "if each point takes 2.0 s (the median of ended points)" in said
     second = run_of(world)
     assert [one["key"] for one in points_of(second)] == [points[2]["key"], points[3]["key"]]
     for point in points_of(second):
@@ -162,10 +162,10 @@ def test_what_failed_is_tried_again_with_what_its_cause_asks_for(world: World) -
     assert "1 failed (oom): out of memory (e.g. k=8 lr=0.1)" in sweep(world, "status", "job")[0]
     _, said = sweep(world, *words, "--only-failed=oom", "--dry-run")
     assert "1 to run" in said
-    assert "  again      hpcml raises the memory of a node from 4.0 GiB to 6.0 GiB" in said
+    assert "  again      hpcml raises the memory per node from 4.0 GiB to 6.0 GiB" in said
     _, said = sweep(world, *words, "--dry-run")
     assert "2 to run" in said, "the one that was interrupted, and the one that failed by its node's fault"
-    assert "hpcml excludes n2: points failed there because of the node" in said
+    assert "hpcml excludes n2: points failed because of a node fault" in said
     assert "is raised" not in said
     _, said = sweep(world, *words, "--only-failed=error,unknown", "--dry-run")
     assert "  points     k=16 lr=0.1\n  count" in said
@@ -352,7 +352,10 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
         ("job.py", "--search", "5", "draw=uniform(0,1)", "--metric", "m"),
         "'draw' is reserved: it numbers the points of a search",
     ),
-    (("job.py", "--search", "5", "x=uniform(0,1)", "--grid", "k=1", "--metric", "m"), "--search and --grid exclude"),
+    (
+        ("job.py", "--search", "5", "x=uniform(0,1)", "--grid", "k=1", "--metric", "m"),
+        "--search and --grid cannot be combined",
+    ),
     (
         ("job.py", "--search", "5", "x=uniform(0,1)", "--metric", "m", "--", "--x=3"),
         "The script's arguments and the points both set --x",
@@ -360,7 +363,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("job.py", "--grid", "k=1", "--metric", "m", "--pruner", "best"), "'best' is not one of asha, median, hyperband"),
     (("job.py", "--grid", "k=1", "--metric", "m", "--pruner", "asha(eta=3)"), "Optuna refuses 'asha(eta=3)'"),
     (("job.py", "--grid", "k=1", "--metric", "m", "--pruner", "asha(reduction_factor=1)"), "Optuna refuses 'asha("),
-    (("job.py", "--grid", "k=1", "--wait", "--detach"), "--wait and --detach exclude each other"),
+    (("job.py", "--grid", "k=1", "--wait", "--detach"), "--wait and --detach cannot be combined"),
     (("job.py", "--grid", "k=1", "--profile", "dask"), "A sweep cannot record profiler output"),
     (("book.ipynb", "--grid", "k=1"), "The script of a sweep must be a Python file"),
     (("job.py", "--grid", "a=range(1000)", "--grid", "b=range(1000)"), "The sweep would have 1,000,000 points"),

@@ -94,7 +94,7 @@ def test_ls_by_name_date_and_failure(world: World) -> None:
     assert listed("--since", "2020-01-03") == [good.name, bad.name, waiting.name, refused]
     assert listed("--since", "2020-01-01", "--name", "bad-one") == [old.name, bad.name]
     assert listed("--since", "2030-01-01") == listed("--name", "bad") == []
-    assert "hpcml did not look for older runs that failed" in world.run("ls", "--failed", "--last", "1").stderr
+    assert "hpcml did not search for older runs that failed" in world.run("ls", "--failed", "--last", "1").stderr
     assert world.run("ls", "--name", "*d*", "--last", "1").stderr == "3 older runs are not shown (hpcml ls --all).\n"
     assert listed("--name", "bad-one.py") == [old.name, bad.name]
     assert world.run("ls", "--name", "bad").stderr == "No run matches --name bad. Did you mean --name bad-one?\n"
@@ -133,4 +133,4 @@ def test_ls_finds_a_text_in_ids_and_commands(world: World) -> None:
         assert {row["command"] for row in rows} <= {world.script.name}
     done = world.run("ls", "--grep", "py", "--last", "2")
     assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [run.name for run in runs[1:]]
-    assert done.stderr == "hpcml did not look for older runs that match (add --all).\n"
+    assert done.stderr == "hpcml did not search for older runs that match (to search all runs: --all).\n"

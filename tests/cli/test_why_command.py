@@ -116,7 +116,7 @@ def test_a_run_that_ended_well_waits_or_was_refused(world: World) -> None:
     directory = failed(world, exit_status=0, by="script", state="COMPLETED", message="the script exited with status 0")
     (directory / "logs/driver.log").write_text("out of memory\nKilled\nOSError: [Errno 28] No space left on device\n")
     found = why(world)
-    assert (found["failed"], found["cause"]) == (False, "the run succeeded: no failure to explain")
+    assert (found["failed"], found["cause"]) == (False, "the run succeeded: there is no failure to explain")
     assert world.run("why").stdout.startswith(f"run        {directory.name}\nstate      COMPLETED. The run succeeded")
     old = directory.with_name("old-20200102-000000-0000")
     shutil.copytree(directory, old)
@@ -242,7 +242,7 @@ def test_a_bundle_holds_what_support_needs_and_no_secret(world: World) -> None:
     (directory / "attempts/0/secret/link").symlink_to(world.top / "foreign")
     refused = world.run("why", "--bundle")
     assert (refused.returncode, packed.exists()) == (errors.STORAGE, False)
-    assert "it is a link" in refused.stderr
+    assert "the path is a link" in refused.stderr
 
 
 def accounted(directory: Path, said: str) -> str:

@@ -114,7 +114,7 @@ def test_a_control_character_is_refused_in_words(subtests: pytest.Subtests) -> N
 
 @pytest.mark.parametrize("bad", [":", "\\"])
 def test_a_runs_folder_that_could_not_work_is_refused_in_words(bad: str) -> None:
-    with pytest.raises(ConfigError, match="The runs folder contains"):
+    with pytest.raises(ConfigError, match="The path of the runs folder contains"):
         text("slurm", CASES[0]._replace(folder=f"/scratch/a{bad}b"))
 
 

@@ -136,7 +136,7 @@ def test_the_report(whole: Whole) -> None:
     assert found["began"] <= ended.times()["allocated"]
     assert found["end"] >= ended.times()["torn-down"]
     assert ledger["parts"]["useful"] > 0
-    assert "report was not made" not in ended.log("job.log")
+    assert "report was not written" not in ended.log("job.log")
 
 
 def test_samples_are_each_node_s_own(whole: Whole) -> None:

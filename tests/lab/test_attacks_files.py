@@ -119,7 +119,7 @@ def test_settings_and_templates_of_mallory_s_are_not_obeyed(cluster: Cluster, pl
         for code, out, err in place.types(*commands, cwd=cwd):
             assert code == 0, err
             assert OWNED not in out
-            assert "is ignored: " in err
+            assert "hpcml ignores " in err
             assert "belongs to hpcml-mallory" in err
     place.plant((above, "link", str(own / "mine.toml")))
     cluster.lab.exec(["tee", str(own / "mine.toml")], input=SETTINGS)

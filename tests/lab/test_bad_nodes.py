@@ -43,7 +43,7 @@ def test_the_next_submission_names_the_node(cluster: Cluster, broken_there: Path
     assert "n1" not in end["message"]
     again = ("--nodes", "3", "--dry-run=script", *there)
     told = cluster.run(*cluster.command("print('hello')\n", *again))
-    assert "exclude it with --exclude n3" in " ".join(told.stderr.split()), told.stderr
+    assert "exclude the node with --exclude n3" in " ".join(told.stderr.split()), told.stderr
     assert "--exclude" not in told.stdout
     without = cluster.run(*cluster.command("print('hello')\n", *again, "--set", "slurm.exclude_failed=true"))
     assert "#SBATCH --exclude=n3\n" in without.stdout

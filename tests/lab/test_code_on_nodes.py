@@ -87,7 +87,7 @@ def on_nodes(cluster: Cluster) -> Seen:
     typed = ("sh", "-c", 'umask 002; exec hpcml submit "$@"', "sh", *words, str(script.parent / "shared"))
     done = cluster.run(*typed, cwd=elsewhere)
     assert done.returncode == 0, done.stderr
-    assert "models/ (more than code.max_files = 20)" in done.stdout
+    assert "models/ (exceeds code.max_files = 20)" in done.stdout
     facts = json.loads(done.stdout)
     directory = Path(facts["directory"])
     assert cluster.job(facts["job"])["JobState"] == "PENDING"

@@ -32,7 +32,7 @@ def test_the_start_and_the_charge_are_slurm_s_own(cluster: Cluster) -> None:
         assert said(dry.stderr, "asks for") == (
             "2 nodes, partition debug, time limit 00:30:00, at most 1 node-h = 6.5 su"
         ), dry.stderr
-        assert said(dry.stderr, "") == "the cost by Slurm's billing weights is 6.5 su", dry.stderr
+        assert said(dry.stderr, "") == "Slurm's billing weights give a cost of 6.5 su", dry.stderr
         line, _ = prepare(cluster, "print(1)\n", *options, "--memory-per-node", "2G")
         job = type_line(cluster, line.replace("sbatch", "sbatch --hold"))
         shown = cluster.run("scontrol", "show", "job", job).stdout

@@ -150,7 +150,7 @@ def test_workers_that_are_stopped_are_told_and_go_on(cluster: Cluster) -> None:
         os.kill(pid, signal.SIGSTOP)
     assert list(cluster.wait_event(directory, "workers-silent", 90)["since"]) == ["n2"]
     for verb in ("status", "why"):
-        assert "n2: no heartbeat of a worker for " in cluster.run("hpcml", verb, directory.name).stdout
+        assert "n2: a worker sent no heartbeat for " in cluster.run("hpcml", verb, directory.name).stdout
     os.kill(task, signal.SIGCONT)
     log = directory / "logs/worker-n2.log"
     assert wait_for(
@@ -205,7 +205,7 @@ def test_an_end_that_cannot_be_written_has_a_status(cluster: Cluster) -> None:
     """The script ended well, and its file system takes nothing any more."""
     done = cluster.run(*cluster.command(UNWRITABLE, "--wait", "--json", *SMALL))
     assert done.returncode == errors.STORAGE, done.stderr
-    assert "could not write how it ended" in done.stdout + done.stderr
+    assert "could not write its status" in done.stdout + done.stderr
 
 
 def test_the_step_of_the_workers_is_gone_while_the_script_runs(cluster: Cluster) -> None:

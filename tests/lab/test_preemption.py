@@ -159,14 +159,14 @@ def test_a_long_run_that_is_put_back(preempting: Cluster) -> None:
         jobs += sorted(pending())
         facts = json.loads(preempting.run("hpcml", "status", "goes-on", "--json").stdout)
         assert (facts["state"], facts["exit_status"]) == ("PENDING", None)
-        assert facts["message"].startswith("put back into the queue: ")
+        assert facts["message"].startswith("Slurm requeued the job: ")
         listed = preempting.run("hpcml", "ls").stdout.splitlines()
         assert any("goes-on" in line and "PENDING" in line for line in listed), listed
         # Slurm lets a job that was put back wait for two minutes; one that starts in the second of its end is killed.
         preempting.run("scontrol", "update", f"jobid={job}", "StartTime=now+3seconds")
     done = ended(waiting)
     assert done.returncode == 0, done.stderr + (directory / "logs/job.log").read_text()
-    assert "put back into the queue" in done.stderr
+    assert "Slurm requeued the job" in done.stderr
     assert done.stderr.count("✓ script     the script runs") == 3
     assert jobs[:2] == jobs[2:], jobs  # this one, and one that waits for its end
     by = sorted([*range(3)] * 3)
@@ -188,6 +188,6 @@ def test_ranks_that_are_preempted_save_and_go_on(preempting: Cluster) -> None:
     preempting.run("scontrol", "update", f"jobid={(directory / 'job').readlink()}", "StartTime=now+3seconds")
     done = ended(waiting)
     assert done.returncode == 0, done.stderr + (directory / "logs/job.log").read_text()
-    assert "put back into the queue" in done.stderr
+    assert "Slurm requeued the job" in done.stderr
     logs = preempting.run("hpcml", "logs", "ranks-go-on", "rank").stdout
     assert logs.count("[0, 1]") == 2, logs

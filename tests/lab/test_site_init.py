@@ -77,7 +77,7 @@ def test_a_node_tells_what_only_it_knows(cluster: Cluster, profiles: Path) -> No
     )
     # The user's own word, and what the node said, stay; what Slurm says otherwise today is shown, and not written unasked.
     text = cluster.run("cat", f"{profiles}/seen.toml").stdout
-    mark = "# Where each value"
+    mark = "# To show the source of each value"
     cluster.write(f"{profiles}/seen.toml", text.replace(mark, f"[network]\ninterface = 'ib7'\n\n{mark}"))
     limits = (ANSWERS / "leonardo/partition.txt").read_text().replace("MaxTime=1-00:00:00", "MaxTime=12:00:00")
     cluster.write("like-leonardo/partition.txt", limits)

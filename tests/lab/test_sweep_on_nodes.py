@@ -49,7 +49,7 @@ def test_what_failed_for_want_of_memory_gets_more(cluster: Cluster) -> None:
     }, before  # fmt: skip
     dry = sweep("--dry-run", "--only-failed=oom")
     assert "2 to run" in dry.stderr
-    assert "hpcml raises the memory of a node from 900 MiB to 1.3 GiB" in dry.stderr
+    assert "hpcml raises the memory per node from 900 MiB to 1.3 GiB" in dry.stderr
     assert "0 to run" in sweep("--dry-run", "--only-failed=node,timeout").stderr
     done = sweep("--wait", "--only-failed=oom")
     plan = json.loads(Path(rows()["2"]["out"]).parents[1].joinpath("plan.json").read_text())

@@ -60,7 +60,7 @@ print(json.dumps(state))
     log = (directory / "logs/job.log").read_text
     assert wait_for((directory / "attempts/0/continue").exists, 120, 0.2), log()
     assert wait_for(lambda: accounted.job(job).get("JobState") == "PENDING", 120, 0.2), log()
-    assert "PENDING: put back into the queue" in accounted.run("hpcml", "status", "alone").stdout
+    assert "PENDING: Slurm requeued the job" in accounted.run("hpcml", "status", "alone").stdout
     assert "Slurm did not accept the job of the next attempt" in (directory / "events.jsonl").read_text()
     assert accounted.run("scontrol", "update", f"jobid={job}", "StartTime=now+3seconds").returncode == 0
     done = accounted.run("hpcml", "wait", "alone", timeout=360)

@@ -178,7 +178,8 @@ def test_names_of_modules_that_lie_beside_the_script(here: Here) -> None:
     done = submit(here, sib, "random.py")
     assert said(done) == expected
     assert "a module named hpcml next to the script hides hpcml: the script has no" in done.stdout
-    assert "copy of its folder, not into the original folder: random.py.out (in /" in " ".join(done.stderr.split())
+    errors_shown = " ".join(done.stderr.split())
+    assert "copy of the script's folder, not into the original folder: random.py.out (in /" in errors_shown
 
 
 CHILDREN = """
@@ -276,5 +277,5 @@ def test_what_the_copy_leaves_out_is_found_by_script_and_tasks(children: Childre
     assert children.found[1] == [expected, expected]
     said = children.done.stderr
     assert "big/huge.py (larger than code.max_file = 4K), table.csv (larger than code.max_file = 4K)" in said
-    assert "large/ (more than code.max_files = 20)" in said
+    assert "large/ (exceeds code.max_files = 20)" in said
     assert "extension.py:3 is outside the copied folder" in said

@@ -39,5 +39,5 @@ def test_workers_inherit_what_a_local_cluster_s_would(here: Here) -> None:
     assert of_run["path"][4:] == plain_path[2:]  # between them the copy of the script's folder, and hpcml
     lacking = [line for line in printed[1].splitlines() if "the workers do not get" in line]
     assert [line.partition("get ")[2] for line in lacking] == [
-        "LC_TIME for libraries that are already loaded (set it before you submit)."
+        "LC_TIME for libraries that are already loaded (set the variable before you submit)."
     ]

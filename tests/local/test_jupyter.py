@@ -298,7 +298,7 @@ def test_idle(tmp_path: Path) -> None:
     assert took > 6 + 6 + 4, (took, states)
     assert states[-2:] == ["idle", "ending"]
     found = session.ended()
-    assert (found["exit_status"], found["message"]) == (0, "JupyterLab ended: it was idle for 5 s")
+    assert (found["exit_status"], found["message"]) == (0, "JupyterLab ended: the session was idle for 5 s")
 
 
 def test_the_server_is_killed(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def is_dask_s_report(run: Path, tasks: int) -> None:
     assert "Workers: 2" in page
     assert "<link" not in page  # nothing is loaded from a network
     assert not re.search(r"<script[^>]+src=", page)
-    assert "was not made" not in (run / "logs/scheduler.log").read_text()
+    assert "was not written" not in (run / "logs/scheduler.log").read_text()
 
 
 @pytest.mark.skipif(not MEMRAY, reason="memray is not installed")
@@ -227,7 +227,7 @@ def test_what_nobody_waited_for_is_told_of_a_script_that_ended_well(here: Here) 
     assert undone.startswith("3 tasks were not finished when the script ended or deleted the future")
     assert all(words in " ".join(done.stderr.split()) for words in (warning, failed, undone))
     why = here.json("why")
-    assert (why["failed"], why["cause"]) == (False, "the run succeeded: no failure to explain")
+    assert (why["failed"], why["cause"]) == (False, "the run succeeded: there is no failure to explain")
     assert re.search(r"local: hpcml ended worker local, which was over its memory limit: \d+ MiB of 200 MiB", warning)
     assert warning in done.stderr
     assert "killed by SIGKILL" not in here.run("logs", "last", "worker").stdout

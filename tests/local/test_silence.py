@@ -63,7 +63,7 @@ def test_what_waits_is_told_while_it_waits(here: Here) -> None:
         60,
     )
     assert here.status()["phase"] == "running"
-    assert "Client() and hpcml.connect() connect to it" in here.run("status", "last").stdout
+    assert "Client() and hpcml.connect() connect to the cluster" in here.run("status", "last").stdout
     samples = RunPaths(directory).attempt(0).samples
     here.until(samples.exists)
     shutil.rmtree(samples)

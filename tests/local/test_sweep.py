@@ -206,7 +206,7 @@ def test_points_side_by_side_and_in_several_runs(here: Here) -> None:
 
     few = sweep("k=range(0,4)", "1", "--at-once", "5")
     assert few.returncode == errors.USAGE
-    assert "5 parallel points need as many workers, but the run has " in few.stderr
+    assert "5 parallel points need 5 workers, but the run has " in few.stderr
     done = sweep("k=range(0,4)", "1", "--nodes", "2", "--set", "workers.per_node=2", "--at-once", "2")
     assert done.returncode == 0, done.stderr + done.stdout
     names = {path: json.loads(path.read_text()) for path in Path(here.status()["directory"]).glob("out/*/names")}

@@ -93,7 +93,7 @@ def test_a_client_of_dask_as_it_comes(scheduler: Cluster, plain: Cluster) -> Non
     done = scheduler.against("scheduler", identity(patience=5))
     assert "CommClosedError" in done.stderr
     assert not done.stdout
-    scheduler.wait_for("scheduler", "hpcml.ucx: refused a UCX peer: the peer does not use this handshake", before)
+    scheduler.wait_for("scheduler", "hpcml.ucx: refused a UCX peer: the peer does not use hpcml's handshake", before)
     scheduler.serves("scheduler")
 
 
@@ -142,7 +142,7 @@ asyncio.run(main())
 
 
 RAW = {  # what a peer does on the raw endpoint, and what the role says of it
-    "garbage": ("await ep.send(os.urandom(51))", "the peer does not use this handshake"),
+    "garbage": ("await ep.send(os.urandom(51))", "the peer does not use hpcml's handshake"),
     "a truncated hello": ("await ep.send(b'\\x01' + bytes(20))", "which is not this process's address"),
     "too much": ("await ep.send(b'\\x01' * 4096)", "the connection was lost"),
     "far too much": ("sending = asyncio.ensure_future(ep.send(bytes(50_000_000)))", "the connection was lost"),
@@ -298,7 +298,7 @@ def test_a_peer_cannot_write_memory(scheduler: Cluster) -> None:
 
 
 UNSAFE = {  # what a process does, and the end that it gets
-    "import ucxx; ucxx.get_active_transports(); install()": "UCX was used in this process before",
+    "import ucxx; ucxx.get_active_transports(); install()": "This process used UCX before",
     "install(); install(); ucx_auth.install(Path(os.environ['WRONG']))": "already uses the key of another run",
     "import ucxx; install(); ucxx.get_active_transports(); ucx_auth.start_ucx()": "give peers access to the process's memory",
 }

@@ -116,7 +116,7 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert attempts.node_hours(second.run, 2) == pytest.approx(3.0)
     assert attempts.reached(context(tmp_path, 1, attempts__max_node_hours=5.0)) == ""
     assert attempts.reached(context(tmp_path, 1, attempts__max_node_hours=4.9)) == (
-        "3 of --max-node-hours 4.9 are used, and another attempt may take 2 more"
+        "3 of 4.9 node-hours (--max-node-hours) are used, and another attempt may take 2 more"
     )
     no_job = context(tmp_path, 1, job__one_machine=False)
     assert "could not be queued" in attempts.reached(no_job)

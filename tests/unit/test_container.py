@@ -40,7 +40,7 @@ def test_which_image() -> None:
     assert container.image_of(site(kind="image", image="/i/b.sif"), spec(image="/c.sif")) == "/c.sif"
     assert container.image_of(site(image="/i/b.sif"), spec()) == "", "an image that the profile has and does not use"
     for runtime, words_ in (
-        ({"kind": "image"}, "does not name one"),
+        ({"kind": "image"}, "runtime.image is not set"),
         ({"kind": "image", "image": "b.sif"}, "not an absolute path"),
     ):
         with pytest.raises(ConfigError, match=words_):

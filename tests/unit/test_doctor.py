@@ -171,10 +171,10 @@ NAMED: Table = [
     ("RoCE", {"n1": ETHERNET, "n2": ETHERNET}, "green", "of one link type on each node", ""),
     ("one lacks one", {"n1": PAIR, "n2": [port(0)]}, "red", "n2 has no adapter mlx5_1, but other nodes do", "--exclude n2."),
     ("each lacks another", {"n1": [port(0)], "n2": [port(1)]}, "red", "n1 has no adapter mlx5_1", "--exclude n1,n2."),
-    ("all lack one", {"n1": [port(0)], "n2": [port(0), port(2)]}, "yellow", "names mlx5_1, but n1, n2 have no such", "['mlx5_0']"),
+    ("all lack one", {"n1": [port(0)], "n2": [port(0), port(2)]}, "yellow", "contains mlx5_1, but n1, n2 have no such", "['mlx5_0']"),
     ("all lack one, one is down", {"n1": [port(0)], "n2": [port(0, "DOWN")]}, "red", "mlx5_0:1 of n2 is DOWN", "--exclude n2."),
-    ("the only node lacks one", {"n1": [port(0)]}, "yellow", "names mlx5_1, but n1 has no such adapter", "['mlx5_0']"),
-    ("none has any", {"n1": [], "n2": []}, "yellow", "names mlx5_0, mlx5_1, but the nodes have no RDMA port", "[]"),
+    ("the only node lacks one", {"n1": [port(0)]}, "yellow", "contains mlx5_1, but n1 has no such adapter", "['mlx5_0']"),
+    ("none has any", {"n1": [], "n2": []}, "yellow", "contains mlx5_0, mlx5_1, but the nodes have no RDMA port", "[]"),
     ("one has none", {"n1": PAIR, "n2": []}, "red", "n2 has no RDMA port, but other nodes do", "--exclude n2."),
     ("down", {"n1": PAIR, "n2": [port(0), port(1, "DOWN")]}, "red", "InfiniBand port mlx5_1:1 of n2 is DOWN (Disabled)", "--exclude n2."),
     ("RoCE is down", {"n1": ETHERNET, "n2": [ETHERNET[0], port(1, "DOWN", "Ethernet")]}, "red",
@@ -197,7 +197,7 @@ NOT_NAMED: Table = [
     ("RoCE is down on one", {"n1": ETHERNET, "n2": [ETHERNET[0], port(1, "DOWN", "Ethernet")]}, "red", "mlx5_1:1 of n2 is DOWN", "--exclude n2."),
     ("down on each", {"n1": [port(0), port(1, "DOWN")]}, "yellow", "mlx5_1:1 of n1 is DOWN", "network.adapters = ['mlx5_0']"),
     ("no port is active", {"n1": [port(0, "DOWN")]}, "red", "mlx5_0:1 of n1 is DOWN (Disabled), and the node has no active port", "--exclude n1."),
-    ("no Ethernet port is active", {"n1": [port(0, "DOWN", "Ethernet")]}, "yellow", "mlx5_0:1 of n1 is DOWN", "report it to the site"),
+    ("no Ethernet port is active", {"n1": [port(0, "DOWN", "Ethernet")]}, "yellow", "mlx5_0:1 of n1 is DOWN", "report the port to the site"),
     ("only one node's Ethernet is active", {"n1": ETHERNET, "n2": [port(0, "DOWN", "Ethernet")]}, "red", "mlx5_0:1 of n2 is DOWN", "--exclude n2."),
     ("other kinds", {"n1": PAIR, "n2": ETHERNET}, "red", "different link types (n1: InfiniBand; n2: Ethernet)", "Request nodes"),
     ("Ethernet beside it", {"n1": [port(0), ETHERNET[1]], "n2": [port(0), port(1, "DOWN", "Ethernet")]}, "green", "of mlx5_0 are active", ""),
@@ -228,7 +228,7 @@ def test_variables_against_the_ports_of_each_node(tmp_path: Path, subtests: pyte
     cases = [
         ("mlx5_0,mlx5_1", "green", "of one link type", ""),
         ("mlx5_0,mlx5_1,mlx5_2", "red", "NCCL_IB_HCA names mlx5_2, but the active adapters of n2 are mlx5_0, mlx5_1", "mlx5_0,mlx5_1."),
-        ("mlx5_0", "yellow", "NCCL_IB_HCA leaves the RDMA adapters mlx5_1 unused", "set it to mlx5_0,mlx5_1."),
+        ("mlx5_0", "yellow", "NCCL_IB_HCA leaves the RDMA adapters mlx5_1 unused", "set NCCL_IB_HCA to mlx5_0,mlx5_1."),
     ]  # fmt: skip
     exam = examination(tmp_path, 'network.adapters=["mlx5_0","mlx5_1"]')
     for value, state, words, remedy in cases:

@@ -105,7 +105,7 @@ def test_what_cannot_be_imported_is_left_to_the_graph_that_needs_it(
     workers.import_early(["imported_early_b", "imported_early_a"])
     told = capsys.readouterr()
     assert told.out.startswith(
-        "hpcml: imported_early_b was not imported before the workers started (RuntimeError).\nhpcml: imported before the workers started, in "
+        "hpcml: imported_early_b could not be imported before the workers started (RuntimeError).\nhpcml: imported these modules before the workers started, in "
     )
     assert told.out.endswith(" s: imported_early_a\n")
     assert told.err == ""

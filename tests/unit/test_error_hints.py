@@ -36,7 +36,7 @@ def run(folder: Path, text: str, *, image: str = "", sweep: str = "", name: str 
 
 @pytest.mark.parametrize(("text", "words"), [
     ("import nowhere_here", f"{sys.executable} -m pip install nowhere_here"),
-    ("raise ModuleNotFoundError('x', name='tkinter')", "without Python's own module 'tkinter'"),
+    ("raise ModuleNotFoundError('x', name='tkinter')", "without the standard module 'tkinter'"),
     ("input('name? ')", "Replace input() by"),
     ("raise TypeError(\"Unsupported type <class 'numpy.ndarray'>\")", 'hpcml.connect(backend="gpu")'),
     ("raise TypeError('Implicit conversion to a NumPy array is not allowed.')", ".get()"),
@@ -86,7 +86,7 @@ def test_a_module_that_the_script_has_is_missing_elsewhere(tmp_path: Path) -> No
     """In a task: pip would install another of its name."""
     (tmp_path / "mine.py").write_text("")
     hint, _ = run(tmp_path, "import mine\nraise ModuleNotFoundError(\"No module named 'mine'\", name='mine')")
-    assert hint.startswith(f"The script has the module 'mine' ({tmp_path}/mine.py), but the workers' path lacks it. ")
+    assert hint.startswith(f"The script found the module 'mine' ({tmp_path}/mine.py), but the workers did not. ")
 
 
 def test_of_a_sweep_it_is_the_sweep_s_own_command(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_file_that_hides_a_module_is_named(tmp_path: Path, name: str, text: st
     if "1 / 0" in text:
         assert (hint, said.splitlines()[-1]) == ("", "ZeroDivisionError: division by zero")
     else:
-        assert hint.startswith(f"{tmp_path / name} hides another module with this name"), said
+        assert hint.startswith(f"{tmp_path / name} has the same name as a module that"), said
     assert said.count("Traceback") == 1, said
 
 
@@ -134,14 +134,15 @@ def test_a_file_through_which_the_import_of_a_library_goes_is_named(tmp_path: Pa
     (tmp_path / "library.py").write_text("import tabnanny\nname = 1\n")
     hint, said = run(tmp_path, "import library")
     assert "cannot import name 'name' from partially initialized module 'library'" in said
-    assert hint.startswith(f"{tmp_path}/tabnanny.py hides another module with this name"), said
+    assert hint.startswith(f"{tmp_path}/tabnanny.py has the same name as a module that"), said
     (tmp_path / "tabnanny.py").write_text("import library\n1 / 0\n")
     (tmp_path / "library.py").write_text("name = 1\n")
     assert run(tmp_path, "import tabnanny")[0] == ""
 
 
 def test_a_script_with_the_name_of_a_module_that_it_imports(tmp_path: Path) -> None:
-    assert run(tmp_path, "from pytest.x import y", name="pytest.py")[0].startswith(f"{tmp_path}/pytest.py hides")
+    hint = run(tmp_path, "from pytest.x import y", name="pytest.py")[0]
+    assert hint.startswith(f"{tmp_path}/pytest.py has the same name")
 
 
 def test_an_error_is_told_where_the_library_itself_has_the_script_s_module(tmp_path: Path) -> None:

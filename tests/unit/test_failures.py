@@ -271,7 +271,7 @@ def test_the_time_limit_says_in_which_phase() -> None:
     words = {
         (): "before the run began",
         ("image-staging",): "while the image was copied",
-        ("allocated",): "before the Dask scheduler was up",
+        ("allocated",): "before the Dask scheduler had started",
         ("allocated", "scheduler-up"): "before all workers had started",
         ("allocated", "scheduler-up", "workers-ready"): "while the interconnect was checked",
         ("allocated", "scheduler-up", "workers-ready", "driver-started"): "while the script ran",

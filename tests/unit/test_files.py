@@ -57,7 +57,7 @@ def test_a_group_of_one_s_own(
     if ours:
         assert files.read_setting(path) == "x"
     else:
-        with pytest.raises(files.ForeignError, match=f"group {name} can write to it"):
+        with pytest.raises(files.ForeignError, match=f"group {name} can write to the file"):
             files.read_setting(path)
 
 
@@ -150,7 +150,7 @@ def test_an_acl_is_no_group_of_one_s_own(tmp_path: Path, monkeypatch: pytest.Mon
 
     give_by_acl(path)
     with pytest.raises(
-        files.ForeignError, match=r"others, by an ACL \(getfacl .*a b/hpcml.toml'\), can write to it"
+        files.ForeignError, match=r"others, through an ACL \(getfacl .*a b/hpcml.toml'\), can write to the file"
     ) as told:
         files.read_setting(path)
     assert told.value.hint == f"chmod go-w '{path}'"
@@ -158,14 +158,14 @@ def test_an_acl_is_no_group_of_one_s_own(tmp_path: Path, monkeypatch: pytest.Mon
     assert files.read_setting(path) == "x"
 
     give_by_acl(folder)
-    with pytest.raises(files.ForeignError, match=r"others, by an ACL .*, can write to its folder") as told:
+    with pytest.raises(files.ForeignError, match=r"others, through an ACL .*, can write to the file's folder") as told:
         files.read_setting(path)
     assert told.value.hint == f"chmod go-w '{folder}'"
-    assert replaceable(folder / "runs") == [("a b", f"others, by an ACL (getfacl '{folder}'),", True)]
+    assert replaceable(folder / "runs") == [("a b", f"others, through an ACL (getfacl '{folder}'),", True)]
     (note,) = directories.check_folder(folder / "runs", [f"@{me}"])
     assert (
         note
-        == f"others, by an ACL (getfacl '{folder}'), can replace runs in {folder / 'runs'}: they can write to {folder}"
+        == f"others, through an ACL (getfacl '{folder}'), can replace runs in {folder / 'runs'}: they can write to {folder}"
     )
 
 
@@ -183,15 +183,15 @@ def test_settings_of_the_account_that_installed_hpcml(tmp_path: Path, root: None
 
     for place in (site, path):
         os.chown(place, STRANGER, -1)
-    assert f"its folder belongs to uid {STRANGER}" in read().stderr
+    assert f"the file's folder belongs to uid {STRANGER}" in read().stderr
     for place in (installed, *installed.rglob("*")):
         os.chown(place, STRANGER, -1)
     assert read().stdout == f"{installed}/hpcml/files.py x\n"
     os.chown(path, STRANGER + 1, -1)
-    assert f"it belongs to uid {STRANGER + 1}" in read().stderr
+    assert f"the file belongs to uid {STRANGER + 1}" in read().stderr
     os.chown(path, STRANGER, -1)
     path.chmod(0o666)
-    assert "everybody can write to it" in read().stderr
+    assert "everybody can write to the file" in read().stderr
 
 
 def test_folders_of_whom_a_user_namespace_does_not_know(tmp_path: Path, root: None) -> None:

@@ -190,8 +190,8 @@ def test_nobody_fills_the_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(("content", "mode", "said"), [
-    (32, 0o644, "others can read the key .*mode 0644, not 0600"), (32, 0o660, "mode 0660"), (31, 0o600, "not a key of 32 bytes"),
-    (33, 0o600, "not a key of 32 bytes"), (None, 0o600, "your own file")])  # fmt: skip
+    (32, 0o644, "other users can read the key .*mode 0644, not 0600"), (32, 0o660, "mode 0660"), (31, 0o600, "not a key of 32 bytes"),
+    (33, 0o600, "not a key of 32 bytes"), (None, 0o600, "must belong to you")])  # fmt: skip
 def test_a_key_file_that_is_no_good(tmp_path: Path, content: int | None, mode: int, said: str) -> None:
     path = tmp_path / "key"
     os.mkfifo(path, mode) if content is None else path.write_bytes(bytes(content))
@@ -206,7 +206,7 @@ def test_a_key_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     path.chmod(0o600)
     assert read_key(path) == KEY
     monkeypatch.setattr("os.geteuid", lambda: path.stat().st_uid + 1)
-    with pytest.raises(UcxAuthError, match="your own file"):
+    with pytest.raises(UcxAuthError, match="must belong to you"):
         read_key(path)
 
 

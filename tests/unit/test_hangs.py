@@ -47,7 +47,7 @@ def test_a_script_that_never_connects_is_told_and_goes_on() -> None:
     run.at(90, connected=False, idle=90)
     assert len(run.said) == 1
     assert "has not connected to its Dask cluster for 60 s" in run.said[0]
-    assert "Client() and hpcml.connect() connect to it" in run.said[0]
+    assert "Client() and hpcml.connect() connect to the cluster" in run.said[0]
 
 
 def test_a_scheduler_that_is_held_up_reports_no_idle_script() -> None:

@@ -83,8 +83,8 @@ def damaged(path: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "says"),
     [("empty", "The file is empty"), ("text", "not an image (SIF)"), ("header", "truncated within its header"),
-     ("table", "truncated within its table"), ("data", "truncated: "), ("counts", "header is invalid"),
-     ("json", "metadata is not JSON"), ("list", "metadata is not a table"), ("size", "truncated: ")],
+     ("table", "truncated within its SIF descriptor table"), ("data", "truncated: "), ("counts", "header is invalid"),
+     ("json", "metadata is not JSON"), ("list", "metadata is not a JSON object"), ("size", "truncated: ")],
 )  # fmt: skip
 def test_what_is_no_image_or_a_damaged_one(tmp_path: Path, how: str, says: str) -> None:
     path = sif_file.make(tmp_path / "a.sif")
@@ -159,7 +159,7 @@ def rapids(**other: str) -> sif.Image:
 
 OLDER = {"rapids": "26.08", "dask": "2026.5.0", "distributed": "2026.5.0", "dask_cuda": "26.8.0", "ucxx": "0.51.0"}
 OTHERS = "rapids 26.08 (not 26.10), dask 2026.5.0 (not 2026.7.1), distributed 2026.5.0 (not 2026.7.1), dask-cuda 26.8.0 (not 26.10.0), "
-UNKNOWN = ("the image has no labels of hpcml: its contents are unknown until it runs", False)
+UNKNOWN = ("the image has no labels of hpcml, so hpcml does not know the image's contents", False)
 ARCHITECTURE = ("the image is built for x86_64, but this machine is aarch64", True)
 CUDA = "the image is built for CUDA 12, but gpu.cuda of the site is 13"
 
@@ -174,7 +174,7 @@ CUDA = "the image is built for CUDA 12, but gpu.cuda of the site is 13"
     (rapids(), {"cuda": "13"}, [(CUDA, False)]),
     (rapids(), {"cuda": "any", "gpus": 4}, []),
     (facts(), {"cuda": "12", "gpus": 4}, [UNKNOWN]),
-    (rapids(dask="2026.9.0"), {}, [("the image mixes dask 2026.9.0 and distributed 2026.7.1", True)]),
+    (rapids(dask="2026.9.0"), {}, [("the image contains dask 2026.9.0 and distributed 2026.7.1, but both need the same version", True)]),
     (rapids(dask="2026.9.0", distributed="2026.9.0"), {}, [("the image's RAPIDS 26.10 needs dask 2026.7.1, distributed 2026.7.1, "
                                                             "not dask 2026.9.0, distributed 2026.9.0", True)]),
     (rapids(ucxx="0.50.0"), {}, [("the image's RAPIDS 26.10 needs ucxx 0.52.0, not ucxx 0.50.0", True)]),
@@ -240,7 +240,7 @@ def test_all_stages_are_looked_at_and_names_keep_their_letters() -> None:
     )
     assert looked_at(text.format("") + "%post\n  true\n")[0] == (
         "note",
-        "the definition starts from x.org/Foo/Bar, which changes over time",
+        "the definition's base image x.org/Foo/Bar can change over time",
     )
 
 

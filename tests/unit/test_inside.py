@@ -200,7 +200,7 @@ def test_many_workers_connect_one_after_the_other() -> None:
 
 def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert network.choose_address("", single_node=True)[0] == "127.0.0.1"
-    assert network.choose_address("lo", single_node=False) == ("127.0.0.1", "interface lo of the profile")
+    assert network.choose_address("lo", single_node=False) == ("127.0.0.1", "interface lo from the profile")
     with pytest.raises(network.NoAddressError, match="no IPv4 address"):
         network.choose_address("nowhere0", single_node=False)
     own = [(socket.AF_INET, 0, 0, "", (address, 0)) for address in ("127.0.1.1", "10.0.0.5")]

@@ -169,7 +169,7 @@ def test_a_slow_node_of_three_is_named_though_it_has_most_of_the_pairs() -> None
     assert found.worst == ("n3",)
     assert (
         check_policy("warn", found)
-        == "slow nodes or pairs of workers, with less than half of the others' bandwidth: n3"
+        == "these nodes or pairs of workers have less than half of the others' bandwidth: n3"
     )
     assert found.across is not None
     assert found.across.slowest_pair.startswith(("n1-0 → n3-0", "n3-0 →"))

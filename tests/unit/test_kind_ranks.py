@@ -377,7 +377,9 @@ def test_ranks_that_end_well_end_nobody(ended: Ended) -> None:
     assert ended.ranks.poll() is None
     ended.ranks.note_rest(ended.clock.seconds)
     assert ended.orders == []
-    assert ended.warnings == ["3 of 4 ranks ended with status 0. After 60 s, rank 3 had not ended."]
+    assert ended.warnings == [
+        "3 of 4 ranks ended with status 0. 60 s after the first of these ranks, rank 3 had not ended."
+    ]
     assert ended.ranks.over_on("n1")
     assert not ended.ranks.over_on("n2")
     ended.end(3, 0)

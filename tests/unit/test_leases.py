@@ -212,9 +212,9 @@ def test_a_link_or_a_damaged_file_in_place_of_a_run_is_no_run(tmp_path: Path) ->
     assert not mine.silent(mine.scan())
     holder = leases.read(target)
     assert holder
-    with pytest.raises(OSError, match="it is a link"):
+    with pytest.raises(OSError, match="the path is a link"):
         leases.read(folder / "alive-b")
-    with pytest.raises(OSError, match="it is a link"):
+    with pytest.raises(OSError, match="the path is a link"):
         leases.remove(folder / "alive-b", holder)
     assert not leases.place(folder / "alive-b", holder)
     (folder / ("1" * 16)).symlink_to(target)

@@ -213,7 +213,7 @@ LOCK = threading.Lock()
     ((abs, [1]), {"nodes": "two"}, 64, "'two' is not a whole number"),
     ((abs, [1]), {"time": "soon"}, 64, "'soon' is not a time"),
     ((abs, [1]), {"account": " "}, 64, "--account is empty"),
-    ((abs, [1]), {"sbatch": "--nodes=2"}, 64, "hpcml sets --nodes itself and does not pass yours to sbatch"),
+    ((abs, [1]), {"sbatch": "--nodes=2"}, 64, "hpcml sets --nodes itself and does not pass your value to sbatch"),
     ((abs, [1]), {"env": ["SECRET of mine"]}, 64, "The text is not a valid variable name"),
     ((abs, [1]), {"env": {"HPCML_X": "secret"}}, 64, "HPCML_X is reserved for hpcml"),
     ((abs, [1]), {"set": {"runtime.kind": "image", "runtime.image": "/x.sif"}}, 65, "hpcml.map cannot run inside an image"),

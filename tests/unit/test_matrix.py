@@ -80,7 +80,10 @@ def test_text_with_marks_keeps_its_columns() -> None:
     assert lines[1].split()[1:] == ["·", "20", "5.0!", "20x"]  # measured twice, failed once
     ends = {match.end() for line in lines[1:5] for match in re.finditer(r"\d(?=[ !x]|$)", line)}
     assert len(ends - {2, 3}) == 4  # figures end in four columns, one for each name
-    assert lines[-1] == "GiB/s from row to column; ! is less than half of the others' bandwidth; x is a failed transfer"
+    assert (
+        lines[-1]
+        == "GiB/s from row to column; ! marks less than half of the others' bandwidth; x marks a failed transfer"
+    )
 
 
 def test_text_numbers_the_columns_where_names_are_long() -> None:
@@ -128,7 +131,7 @@ def test_a_slow_cell_is_marked_by_more_than_its_colour() -> None:
         marks = [element for element in elements if VERMILION in element.get("style", "")]
         assert (len(marks) == 2) == ("n2" in name), name  # a frame and a corner
         assert title.endswith("; slow") == ("n2" in name)
-    assert "less than half of the others" in words(svg)
+    assert "less than half of the others' bandwidth" in words(svg)
 
 
 def test_a_failed_cell_has_a_cross_and_no_figure() -> None:

@@ -87,26 +87,26 @@ def test_some_of_a_node_s_gpus_come_with_their_share_of_the_rest(subtests: pytes
 
 SAID: list[tuple[Site, dict[str, Any], list[str]]] = [
     (one(), {"gpus_per_node": 1},
-     ["the run requests per node: 1 of 4 GPUs, with 7 of 30 CPUs and 25000M of 100001M of memory "
+     ["the run requests 1 of 4 GPUs, 7 of 30 CPUs and 25000M of 100001M of memory per node "
       "(to request more: --cpus-per-node, --memory-per-node)"]),
     (one(), {"gpus_per_node": 1, "memory_per_node": "60000M"},
-     ["the run requests per node: 1 of 4 GPUs, with 7 of 30 CPUs (to request more: --cpus-per-node)"]),
+     ["the run requests 1 of 4 GPUs and 7 of 30 CPUs per node (to request more: --cpus-per-node)"]),
     (one(), {"gpus_per_node": 1, "cpus_per_node": 9, "memory_per_node": "60000M"}, []),
     (one(slurm={"remove": ["--mem"]}), {"gpus_per_node": 1},
-     ["the run requests per node: 1 of 4 GPUs, with 7 of 30 CPUs (to request more: --cpus-per-node)"]),
+     ["the run requests 1 of 4 GPUs and 7 of 30 CPUs per node (to request more: --cpus-per-node)"]),
     (one(slurm={"extra": ["--cpus-per-task=5"]}), {"gpus_per_node": 1},
-     ["the run requests per node: 1 of 4 GPUs, with 25000M of 100001M of memory (to request more: --memory-per-node)"]),
+     ["the run requests 1 of 4 GPUs and 25000M of 100001M of memory per node (to request more: --memory-per-node)"]),
     (one(), {"gpus_per_node": 4}, []),
     (one({"whole_nodes": True}), {"gpus_per_node": 4}, []),
     (one({"whole_nodes": True}), {"nodes": 2, "gpus_per_node": 1},
      ["this job reserves 2 nodes of gpu and uses 1 of 4 GPUs per node: add --gpus-per-node 4"]),
     (one({"gpus_per_node": 0}), {"gpus_per_node": 1},
-     ["the profile does not say how many GPUs a node has (partitions.gpu.gpus_per_node), so hpcml requests 30 CPUs and 100001M of "
+     ["the profile does not give the number of GPUs per node (partitions.gpu.gpus_per_node), so hpcml requests 30 CPUs and 100001M of "
       "memory (to request less: --cpus-per-node, --memory-per-node)"]),
     (one({"gpus_per_node": 0}), {"gpus_per_node": 1, "cpus_per_node": 2, "memory_per_node": "2G"}, []),
     (shipped("slurm"), {"gpus_per_node": 1},
-     ["this job reserves whole nodes, and GPUs beyond --gpus-per-node 1 stay unused: the profile does not say how many "
-      "GPUs a node has (resources.node_gpus)"]),
+     ["this job reserves whole nodes, and GPUs beyond --gpus-per-node 1 stay unused: the profile does not give the "
+      "number of GPUs per node (resources.node_gpus)"]),
     (shipped("slurm"), {}, []),
     (shipped("marenostrum5"), {"nodes": 2},
      ["this job reserves 8 GPUs and uses none: add --gpus-per-node 4, or choose --qos gp_ehpc"]),

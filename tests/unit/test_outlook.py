@@ -142,7 +142,7 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
             bare._replace(most=168.0, limit="--max-restarts 20"),
             [
                 ("asks for", one),
-                ("", "this cost is for one attempt; all attempts take at most 168 node-h (--max-restarts 20)"),
+                ("", "this cost is for one attempt; all attempts together use at most 168 node-h (--max-restarts 20)"),
             ],
         ),
         (bare._replace(budget=Budget(10, 4)), [("asks for", f"{one} (6 core-h of account a are left)")]),
@@ -157,13 +157,15 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
     whole = outlook.lines(known._replace(by_slurm=512.0, problems=("saldo failed",)), NOW, whole=True)
     assert whole == [
         ("asks for", share),
-        ("", "the cost by Slurm's billing weights is 512 core-h; the profile's weights give another cost"),
+        ("", "Slurm's billing weights give a cost of 512 core-h; the profile's weights give another cost"),
         ("start", "Slurm would start the job at 14:20"),
         ("time", "x"),
         ("not known", "saldo failed"),
     ]
     unlimited = outlook.lines(bare._replace(request=asked._replace(seconds=0)), NOW, whole=True)
-    assert unlimited == [("asks for", "8 nodes, partition boost, 32 GPUs, no time limit given: the cost is unknown")]
+    assert unlimited == [
+        ("asks for", "8 nodes, partition boost, 32 GPUs; the cost is unknown, because the request has no time limit")
+    ]
 
 
 @pytest.mark.parametrize(("more", "cost"), [
@@ -228,10 +230,10 @@ def test_what_a_run_could_ask_less_of(tmp_path: Path, text: str, said: list[str]
 
 
 @pytest.mark.parametrize(("site", "way"), [
-    ({"login.host": {"value": "login.example.org"}}, "to open it on your laptop: hpcml --host login.example.org tunnel --service"),
-    ({"login.host": {"value": "a b"}}, "to open it on your laptop: hpcml --host 'a b' tunnel --service"),
-    ({"login.host": "damaged"}, f"to open it on your laptop: hpcml --host me@{os.uname().nodename} tunnel --service"),
-    (None, f"to open it on your laptop: hpcml --host me@{os.uname().nodename} tunnel --service"),
+    ({"login.host": {"value": "login.example.org"}}, "to open JupyterLab on your laptop: hpcml --host login.example.org tunnel --service"),
+    ({"login.host": {"value": "a b"}}, "to open JupyterLab on your laptop: hpcml --host 'a b' tunnel --service"),
+    ({"login.host": "damaged"}, f"to open JupyterLab on your laptop: hpcml --host me@{os.uname().nodename} tunnel --service"),
+    (None, f"to open JupyterLab on your laptop: hpcml --host me@{os.uname().nodename} tunnel --service"),
 ])  # fmt: skip
 def test_the_way_to_jupyterlab_names_the_login_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: dict[str, Any] | None, way: str

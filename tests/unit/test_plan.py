@@ -265,7 +265,7 @@ def test_what_the_user_says_goes_before_the_profile() -> None:
 
 def test_workers_that_are_too_small_to_start_are_refused() -> None:
     table = {**TWO, "workers": {"per_node": 64}}
-    with pytest.raises(SiteError, match="64 workers share 3000 MiB of a node's memory: 47 MiB each"):
+    with pytest.raises(SiteError, match="64 workers share 3000 MiB of a node's memory: each has 47 MiB"):
         plan.plan(site(table), spec(memory_per_node="3000M"), PLACE)
     plan.plan(site(table), spec(memory_per_node="64G"), PLACE)
     with pytest.raises(

@@ -118,7 +118,7 @@ def test_a_worker_that_is_silent_in_a_query_is_kept_until_the_engine_closes(
 def test_without_cudf_polars_the_error_names_what_installs_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cudf_polars", None)
     with (
-        pytest.raises(RuntimeError, match=r"needs cudf-polars .*extra 'polars-cuda12' or 'polars-cuda13'"),
+        pytest.raises(RuntimeError, match=r"cudf-polars .*Install hpcml\[polars-cuda12\] or hpcml\[polars-cuda13\]"),
         opened(client, monkeypatch),
     ):
         pass  # pragma: no cover

@@ -236,7 +236,7 @@ def test_a_line_is_ended_only_where_both_go_to_one_place(apart: bool, tmp_path: 
 def test_a_log_that_is_no_file_of_ours_is_an_error_of_storage(tmp_path: Path) -> None:
     """And that nobody reads what is passed on is none: the command ends as all do whose reader has gone."""
     (tmp_path / "link").symlink_to("elsewhere")
-    with pytest.raises(StorageError, match="it is a link"):
+    with pytest.raises(StorageError, match="the path is a link"):
         Tail(tmp_path / "link", io.StringIO()).copy()
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="Not a directory"):

@@ -81,9 +81,12 @@ def test_a_script_that_is_nothing_without_ranks_is_refused(tmp_path: Path, what:
         f"--ranks N{mpi} ({ranks.PAGE}). To run the script as one process: hpcml submit -- /env/bin/python s.py."
         in str(caught.value)
     )
-    for asked, way in (({"interpreter": ("python",)}, "for ranks add"), ({"sweep": "one"}, "submit each point with")):
+    for asked, way in (
+        ({"interpreter": ("python",)}, "to start ranks, add"),
+        ({"sweep": "one"}, "submit each point with"),
+    ):
         (told,) = ranks.check_script(spec(tmp_path, text, **asked), "python", 4, ())
-        assert f"uses {what}, and hpcml starts one process, next to 4 workers of Dask; " in told
+        assert f"uses {what}, and hpcml starts one process, next to 4 Dask workers; " in told
         assert f"{way} --ranks" in told  # one process is what was asked for
     module = spec(tmp_path, text, script=tmp_path / "s", form=Form.MODULE)
     with pytest.raises(ScriptError, match=r"-- python -m s\."):
@@ -93,7 +96,7 @@ def test_a_script_that_is_nothing_without_ranks_is_refused(tmp_path: Path, what:
 @pytest.mark.parametrize(("what", "text"), [(what, text) for what, texts in MAY_DO_WITHOUT.items() for text in texts])
 def test_a_script_that_may_do_without_ranks_is_noted(tmp_path: Path, what: str, text: str) -> None:
     (told,) = ranks.check_script(spec(tmp_path, text), "python", 4, ())
-    assert f"uses {what}, and hpcml starts one process, next to 4 workers" in told
+    assert f"uses {what}, and hpcml starts one process, next to 4 Dask workers" in told
     assert ranks.check_script(spec(tmp_path, text), "python", 1, ()) == []
 
 
@@ -137,9 +140,9 @@ def test_a_launcher_starts_nothing_on_several_nodes(tmp_path: Path, words: tuple
         UsageError, match=r"starts ranks, but without --ranks hpcml starts .* only once, on the first of 2 nodes"
     ) as caught:
         check_program(tmp_path, 2, *words)
-    assert "Or take one node: --nodes 1." in caught.value.hint
+    assert "Or request one node: --nodes 1." in caught.value.hint
     assert (
-        "Leave out" if words[1] in ("srun", "mpiexec.hydra", "deepspeed") else "Add --ranks node."
+        "Remove" if words[1] in ("srun", "mpiexec.hydra", "deepspeed") else "Add --ranks node."
     ) in caught.value.hint
     (told,) = check_program(tmp_path, 1, *words)
     assert "starts its processes on the first node, next to the run's workers (hpcml help ranks)" in told
@@ -193,5 +196,5 @@ def test_other_programs_are_not_launchers(tmp_path: Path) -> None:
         assert told.startswith(
             "the program has a line with srun. hpcml starts the program once, on the first of 2 nodes"
         )
-        assert told.endswith(f"next to 2 Dask workers. For ranks, add --ranks and remove srun: {ranks.PAGE}")
+        assert told.endswith(f"next to 2 Dask workers. To start ranks, add --ranks and remove srun: {ranks.PAGE}")
         assert check_program(tmp_path, 1, "--", *whole) == []

@@ -236,7 +236,7 @@ def test_ranks_are_named_with_their_gpus_and_the_slowest_one(tmp_path: Path) -> 
     assert [(one.label, one.process) for one in found.machines.devices] == [
         ("n1:0", "rank 0"), ("n1:1", "rank 1"), ("n2:0", "rank 2"), ("n2:1", "rank 3"),
     ]  # fmt: skip
-    assert found.findings.happened[0] == "Rank 1 on n1 ended last, 7.2 s after rank 2."
+    assert found.findings.happened[0] == "Rank 2 ended first. Rank 1 on n1 ended last, 7.2 s later."
     assert ("GPUs", "4") in [row[:2] for row in found.findings.asked]
     text = page.html(found)
     assert "n2:1, rank 3" in text
@@ -247,9 +247,9 @@ def test_the_report_of_a_large_run_takes_some_samples(tmp_path: Path) -> None:
     """The nodes wait for it; what it says is nearly the same, and it tells."""
     paths = report_samples.write(tmp_path / "run", Shape(nodes=6, gpus=2, seconds=1800))
     whole, some = contents.load(paths, 0, DASK), contents.load(paths, 0, DASK, most=200_000)
-    assert not any("nodes' samples" in sentence for sentence in whole.findings.unknown)
-    (told,) = (sentence for sentence in some.findings.unknown if "nodes' samples" in sentence)
-    step = int(told.removeprefix("This page uses one in ").partition(" ")[0])
+    assert not any("this page uses one of every" in sentence for sentence in whole.findings.unknown)
+    (told,) = (sentence for sentence in some.findings.unknown if "this page uses one of every" in sentence)
+    step = int(told.partition(" one of every ")[2].partition(" ")[0])
     assert step > 3
     assert "To use all samples: hpcml report run." in told
     assert (

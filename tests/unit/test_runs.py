@@ -351,7 +351,7 @@ def test_of_a_large_folder_single_files_and_packages_first(project: Path, limit:
     files, found = taken(project, **limit)
     assert files == {"job.py", "helper.py", "pack/__init__.py", "pack/part.py"}
     key, value = next(iter(limit.items()))
-    assert found.left_out == (snapshot.LeftOut("data/", f"more than code.{key} = {value}"),)
+    assert found.left_out == (snapshot.LeftOut("data/", f"exceeds code.{key} = {value}"),)
     assert (project.parent / "target/data").readlink() == project / "data"
 
 
@@ -373,7 +373,7 @@ def test_more_files_than_links_are_made(project: Path) -> None:
     assert files == {"job.py", "0.dat", "1.dat"}
     assert [one.name for one in found.left_out] == ["2.dat", "3.dat", "4.dat"]
     assert [one.name for one in found.missing] == ["5.dat", "6.dat", "7.dat", "8.dat"]
-    assert "5.dat (more than code.max_files = 3), 6.dat" in found.notes()[1]
+    assert "5.dat (exceeds code.max_files = 3), 6.dat" in found.notes()[1]
     assert "and 1 more; --set code.snapshot=none runs" in found.notes()[1]
 
 
@@ -493,10 +493,10 @@ def test_modules_that_are_not_even_linked(project: Path) -> None:
         put(project, f"{name}.py")
     put(project, "0.dat")
     _, found = taken(project, snapshot="script", max_files=2)
-    why = "more than code.max_files = 2"
+    why = "exceeds code.max_files = 2"
     assert found.missing == (*(snapshot.LeftOut(f"{name}.py", why, module=True) for name in "cd"),
                              snapshot.LeftOut("0.dat", why))  # fmt: skip
-    assert "not in the run's copy of the code: c.py (" in found.notes()[0]
+    assert "the run's copy of the code lacks c.py (" in found.notes()[0]
     assert [one.name for one in snapshot.needed(found, project.parent / "target")] == ["c.py", "d.py"]
 
 
@@ -519,7 +519,7 @@ def test_a_folder_that_is_a_link_is_not_walked_and_the_note_says_so(project: Pat
     for number in range(9):
         put(project, f"data/{number}.txt")
     _, found = taken(project, max_files=4)
-    assert "data/ (more than code.max_files = 4) is not copied" in found.notes()[0]
+    assert "data/ (exceeds code.max_files = 4) is not copied" in found.notes()[0]
     assert "os.walk and rglob do not enter" in found.notes()[1]
 
 

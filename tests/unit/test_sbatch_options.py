@@ -57,7 +57,7 @@ def test_what_hpcml_decides_is_not_passed_on(subtests: pytest.Subtests) -> None:
         with subtests.test(option=option):
             if not option.startswith("--") or option == "--gres":
                 continue
-            with pytest.raises(UsageError, match="itself and does not pass yours to sbatch") as caught:
+            with pytest.raises(UsageError, match="itself and does not pass your value to sbatch") as caught:
                 request(f"--sbatch={option}=1")
             assert caught.value.hint.endswith((".", "hpcml logs RUN."))
 
@@ -109,7 +109,7 @@ def test_options_are_passed_on_and_replace_the_profiles() -> None:
 
 def test_the_local_site_says_that_it_passes_nothing_on() -> None:
     made = planned({"scheduler": "local"}, "-C", "fast", "--exclusive")
-    assert made.notices == ("the local site ignores sbatch's --constraint, --exclusive",)
+    assert made.notices == ("the local site ignores the sbatch options --constraint, --exclusive",)
 
 
 @pytest.mark.parametrize(("words", "hint"), [

@@ -121,7 +121,7 @@ def test_a_wrong_file_is_one_sentence(subtests: pytest.Subtests, tmp_path: Path)
         ("p.jsonl", b'{"k": 1}\n{"k"\n', "Line 2 is not valid JSON"),
         ("p.jsonl", b"[" * 100_000, "Line 1 is not valid JSON"),
         ("p.jsonl", b'{"k": 1}\n' * 10_001, "The sweep would have 10,001 points"),
-        ("p.txt", b"k\n1\n", "The file of points is not .csv or .jsonl"),
+        ("p.txt", b"k\n1\n", "The name of the file of points does not end with .csv or .jsonl"),
     ]
     for number, (name, content, sentence) in enumerate(cases):
         folder = tmp_path / str(number)

@@ -46,9 +46,9 @@ def test_a_picture_is_xml_whatever_a_points_file_holds() -> None:
 
 def test_what_is_refused(subtests: pytest.Subtests) -> None:
     for rows, metric, sentence in (
-        ([row(1, None, "failed", k=1)], "loss", "No point of the sweep has 'loss'"),
+        ([row(1, None, "failed", k=1)], "loss", "No point of the sweep has reported the metric 'loss'"),
         ([row(1, None, "failed", k=1)], "", "No point of the sweep has reported a metric"),
-        ([row(1, 1.0, k=1)], "loss", "All points of the sweep have the same values"),
+        ([row(1, 1.0, k=1)], "loss", "All points of the sweep have the same parameter values"),
     ):
         with subtests.test(sentence=sentence), pytest.raises(HpcmlError) as raised:
             results.picture("train", rows, metric, maximize=False)

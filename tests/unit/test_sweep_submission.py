@@ -36,14 +36,14 @@ def test_nothing_is_raised_beyond_the_partition() -> None:
     assert (int(found.spec.size.memory_per_node), int(found.spec.size.time)) == (100 * GIB, 7200)
     assert found.words == (
         "hpcml raises the time limit from 01:00:00 to 02:00:00",
-        "hpcml raises the memory of a node from 60 GiB to 100 GiB",
+        "hpcml raises the memory per node from 60 GiB to 100 GiB",
     )
     full = more([Fault("oom", ("--memory-per-node", "150G"))], memory=100 * GIB)
     assert not full.spec.size.memory_per_node.text
-    assert full.words == ("hpcml does not raise the memory of a node: 100 GiB is the maximum of partition boost",)
+    assert full.words == ("hpcml does not raise the memory per node: 100 GiB is the maximum of partition boost",)
     enough = more([Fault("oom", ("--memory-per-node", "12G"))])
     assert enough.words == (
-        "hpcml does not raise the memory of a node: the request (60 GiB) is already larger than the request of the failed points",
+        "hpcml does not raise the memory per node: the request (60 GiB) is already larger than the request of the failed points",
     )
 
 
@@ -52,7 +52,7 @@ def test_a_worker_s_share_and_nodes() -> None:
     assert found.settings == ("workers.memory_limit=3072M",)
     assert found.spec.place.sbatch == (("--exclude", "n1,n2"),)
     unasked = more([Fault("oom", ("--memory-per-node", "90G")), Fault("node", ("--exclude", "n1"))], asked_for=False)
-    assert unasked.words == ("hpcml excludes n1: points failed there because of the node",)
+    assert unasked.words == ("hpcml excludes n1: points failed because of a node fault",)
     added = more([Fault("node", ("--exclude", "n1,n7"))], sbatch=(("--exclude", "n[1,3],m[1,3]"),))
     assert added.spec.place.sbatch == (("--exclude", "n[1,3],m[1,3],n7"),)
     kept = more([Fault("node", ("--exclude", "n7"))], sbatch=(("--exclude", "n[1-"),))  # what only Slurm may know

@@ -12,7 +12,7 @@ from distributed import Client, LocalCluster, Variable, fire_and_forget, wait
 from hpcml.kinds.dask.node import activity
 
 END = threading.Event()  # workers are threads of this process
-UNDONE = "not finished when the script ended or deleted the future: nothing waited for the result."
+UNDONE = "not finished when the script ended or deleted the future: the script did not wait for the result."
 
 
 def invert(x: float) -> float:

@@ -122,7 +122,7 @@ def test_a_run_is_waited_for_followed_to_its_next_node_and_ends_it(world: World)
     assert len(world.said) == 1, "once for each change"
     assert world.step(1, facts(N1)) is State.OPEN
     (first,) = world.opened
-    assert world.step(1, facts(state="PENDING", message="put back into the queue")) is State.WAITING
+    assert world.step(1, facts(state="PENDING", message="Slurm requeued the job")) is State.WAITING
     assert (world.are_open, world.said[-1]) == (
         0,
         "The dashboard on n1 ended; waiting for the run to start again.",
@@ -209,7 +209,7 @@ def test_the_port_stays_and_a_taken_one_is_told(world: World) -> None:
     world.routes[-1].lost = True
     world.step(1, facts(N1))
     assert world.opened[1][0] == port + 1
-    assert f"Another program took port {port}. The tunnel now uses port {port + 1}." in world.said
+    assert f"Another program is using port {port}. The tunnel now uses port {port + 1}." in world.said
     world.tunnel = world.make(port=port)
     with pytest.raises(HpcmlError, match=f"Port {port} of this laptop is in use"):
         world.step(0, facts(N1))

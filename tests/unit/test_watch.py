@@ -85,8 +85,8 @@ def test_a_silent_worker_is_told_with_its_seconds(run: directories.Run, monkeypa
     monkeypatch.setattr(time, "time", lambda: 165.4)
     diary(run, *UP, "workers-ready", "driver-started", "workers-silent")
     status = run_status.status(run, ask=False)
-    assert status.silences() == ("n4: no heartbeat of a worker for 65 s",)
-    assert status.silences(30) == ("n4: no heartbeat of a worker for 60 s",)
+    assert status.silences() == ("n4: a worker sent no heartbeat for 65 s",)
+    assert status.silences(30) == ("n4: a worker sent no heartbeat for 60 s",)
     assert why.of_status(run, status).warnings[-1].text == status.silences()[0]
     with run.paths.events.open("a") as file:
         file.write('{"event": "workers-silent", "time": 166, "attempt": 0, "since": {}}\n')
@@ -122,7 +122,7 @@ def test_another_kind_of_run_is_told_in_its_own_words(run: directories.Run, monk
     assert (
         status.changed(silent_workers={"n1": time.time() - 9})
         .silences()[0]
-        .startswith("n1: no heartbeat of a rank for")
+        .startswith("n1: a rank sent no heartbeat for")
     )
 
 

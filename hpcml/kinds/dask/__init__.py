@@ -47,7 +47,7 @@ KIND = Kind(
             waiting="the Dask scheduler starts",
             short="the Dask scheduler starts",
             done="up, {protocol}",
-            during="before the Dask scheduler was up",
+            during="before the Dask scheduler had started",
         ),
         Stage(
             "workers",

@@ -269,8 +269,8 @@ ACCOUNTING = Accounting(
         Rule(
             "no-tasks",
             "without_tasks",
-            "The script itself took {without_tasks} % of the time: no task ran. Do that work in Dask tasks too, or "
-            "before the job.",
+            "The script itself took {without_tasks} % of the time: no task ran meanwhile. Do the script's work in Dask "
+            "tasks too, or before the job.",
             above=30,
             weight=1.2,
             shortest=0,
@@ -298,9 +298,9 @@ ACCOUNTING = Accounting(
         Rule(
             "straggler",
             "straggler",
-            "One task was much slower than the others: a task of {function} took {longest}, the others {others} on "
-            "average. Workers had no task for {straggler} % of their time. Divide the work into equal pieces, and "
-            "start the largest first.",
+            "One task was much slower than the others: a task of {function} took {longest}, the other tasks took "
+            "{others} on average. Workers had no task for {straggler} % of their time. Divide the work into equal "
+            "pieces, and start the largest pieces first.",
             above=20,
             weight=1.5,
             shortest=0,
@@ -308,8 +308,8 @@ ACCOUNTING = Accounting(
         Rule(
             "few-tasks",
             "few_tasks",
-            "There were too few tasks: workers had none for {few_tasks} % of their time, while others worked. Divide "
-            "the work into more pieces, or use fewer workers.",
+            "There were too few tasks: workers had no task for {few_tasks} % of their time, while other workers ran "
+            "tasks. Divide the work into more pieces, or use fewer workers.",
             above=40,
             shortest=0,
         ),
@@ -351,7 +351,7 @@ ACCOUNTING = Accounting(
         Rule(
             "tasks-without-gpu",
             "tasks_without_gpu",
-            "Tasks ran without their GPU {tasks_without_gpu} % of the time: they read files or used the CPU. Keep data "
+            "Tasks did not use their GPU {tasks_without_gpu} % of the time: they read files or used the CPU. Keep data "
             "on the GPU (cudf, cupy), or use more threads to read (workers.threads).",
             above=40,
             unless=QUERIES,

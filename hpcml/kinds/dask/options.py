@@ -8,8 +8,8 @@ from hpcml.request.option import CONTINUED, RUNS, KindOptions, Option, flag, joi
 from hpcml.request.record import RunRequest
 
 PROFILERS = {"dask": "bokeh", "memray": "memray", "nsys": "", "rmm": "rmm"}  # and the package that each needs
-_WORKERS = "Use --set workers.per_node=N for the workers on each node."
-_THREADS = "Use --set workers.threads=N for the threads of each worker."
+_WORKERS = "Set the number of workers on each node with --set workers.per_node=N."
+_THREADS = "Set the number of threads of each worker with --set workers.threads=N."
 
 
 class Dask(NamedTuple):
@@ -28,7 +28,7 @@ OPTIONS = KindOptions(
                    metavar="TOOL,…", values=tuple(PROFILERS)),
         ),
         "what to do": (
-            Option("own_clusters", "let the script open its own Dask clusters, in addition to the run's",
+            Option("own_clusters", "let the script open its own Dask clusters, in addition to the run's cluster",
                    CONTINUED | {"jupyter", "run"}, read=flag),
         ),
     },

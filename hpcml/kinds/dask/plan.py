@@ -107,10 +107,12 @@ def _check_memory(site: Site, count: int, memory: int) -> None:
         raise SiteError(
             message,
             place="workers.memory_limit",
-            hint="Increase the limit, or remove it: the workers then share the memory equally.",
+            hint="Increase the limit, or remove it. Without a limit, the workers share the memory equally.",
         )
     if not limit and memory and memory // count < _LEAST_FOR_A_WORKER:
-        each = f"{count} workers share {units.in_mib(memory)} of a node's memory: {units.in_mib(memory // count)} each"
+        each = (
+            f"{count} workers share {units.in_mib(memory)} of a node's memory: each has {units.in_mib(memory // count)}"
+        )
         hint = "Use fewer workers (--set workers.per_node=…) or more memory (--memory-per-node)."
         raise SiteError(f"{each}, but a worker needs more than {least} to start", place="workers.per_node", hint=hint)
 
@@ -168,10 +170,10 @@ def _amount(text: str, name: str) -> float | None:
     try:
         size = units.parse_memory(text)
     except ValueError as error:
-        hint = "Write a size (40G), a fraction of the GPU's memory (0.8) or none."
+        hint = "Write a size (40G), a fraction of the GPU's memory (0.8) or 'none'."
         raise ConfigError(f"'{text}' is not an amount of GPU memory", place=f"gpu.{name}", hint=hint) from error
     if size < 1024**2:
-        raise ConfigError(f"'{text}' is less than 1 MiB", place=f"gpu.{name}", hint="Use at least 1 MiB, or none.")
+        raise ConfigError(f"'{text}' is less than 1 MiB", place=f"gpu.{name}", hint="Use at least 1 MiB, or 'none'.")
     return float(size)
 
 
@@ -180,7 +182,7 @@ def _size(text: str, name: str) -> float | None:
     amount = _amount(text, name)
     if amount is not None and amount <= 1:
         raise ConfigError(
-            f"'{text}' is not a valid size", place=f"gpu.{name}", hint="Write a size (40G), auto or none."
+            f"'{text}' is not a valid size", place=f"gpu.{name}", hint="Write a size (40G), 'auto' or 'none'."
         )
     return amount
 

@@ -20,11 +20,12 @@ def _sentences(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         return ()
     if apart < _SHORT:
         return ("All ranks ended within a second of each other.",)
-    return (f"Rank {last:.0f} on {end.get('node', '')} ended last, {format_seconds(apart)} after rank {first:.0f}.",)
+    sentence = f"Rank {last:.0f} on {end.get('node', '')} ended last, {format_seconds(apart)} later."
+    return (f"Rank {first:.0f} ended first. {sentence}",)
 
 
 ACCOUNTING = Accounting(
-    parts={"starting": Part("Starting", "hpcml started on all nodes, and the nodes connected.", "#8c959f", "#6e7681")},
+    parts={"starting": Part("Starting", "hpcml started on all nodes and connected the nodes.", "#8c959f", "#6e7681")},
     process="rank",
     sentences=_sentences,
 )

@@ -30,7 +30,7 @@ def read_mpi(text: str, option: str) -> str:
     """Return the kind of PMI by which MPI's ranks find each other: ``pmix`` or ``pmi2``."""
     if text in PMI:
         return text
-    hint = f"Write {option} pmix for Open MPI, {option} pmi2 for MPICH and Intel MPI."
+    hint = f"Write {option} pmix for Open MPI, or {option} pmi2 for MPICH and Intel MPI."
     raise UsageError(f"'{text}' is not {' or '.join(PMI)}", place=option, hint=hint)
 
 
@@ -39,16 +39,16 @@ OPTIONS = KindOptions(
     Ranks(),
     {
         "how much": (
-            Option("ranks", "PyTorch/MPI processes: 1 per GPU, 1 or N per node", _TAKERS,
+            Option("ranks", "PyTorch/MPI: 1 rank per GPU, or 1 or N per node", _TAKERS,
                    read=read, metavar="gpu|node|N", values=("gpu", "node"), common=_TAKERS),
             Option("mpi", "let Slurm connect MPI ranks (needs --ranks)", CONTINUED | {"run"},
                    read=read_mpi, metavar="pmix|pmi2", values=PMI),
         ),
     },
     {
-        "--nproc-per-node": "Use --ranks N: N ranks on each node.",
+        "--nproc-per-node": "Use --ranks N to start N ranks on each node.",
         "--nnodes": "Use --nodes.",
-        "--ranks": "--ranks is for hpcml submit, rerun and run. Submit each sweep point as a separate run.",
+        "--ranks": "Only hpcml submit, rerun and run accept --ranks. Submit each sweep point as a separate run.",
     },
 )
 # fmt: on

@@ -44,7 +44,7 @@ def count(spec: RunRequest) -> int:
     ranks = 1 if text == "node" else int(text)
     for unit, has in (("GPU", gpus), ("CPU", cpus)):
         if 0 < has < ranks:
-            hint = f"Use --ranks {has}, or more {unit}s: --{unit.lower()}s-per-node {ranks}."
+            hint = f"Use --ranks {has}, or request more {unit}s: --{unit.lower()}s-per-node {ranks}."
             problem = f"{ranks} ranks per node need {ranks} {unit}s, but each node has {has}"
             raise UsageError(problem, place="--ranks", hint=hint)
     return ranks

@@ -119,6 +119,6 @@ def with_users_own(variables: Mapping[str, str], environment: Mapping[str, str])
     if (given := kept.get("GLOO_SOCKET_IFNAME", "")) and not given.replace(",", "").replace("-", "").isalnum():
         used = variables.get("GLOO_SOCKET_IFNAME", "")
         instead = f" and uses {used}" if used else ""
-        notes.append(f"Gloo needs names of interfaces: hpcml ignores GLOO_SOCKET_IFNAME={given}{instead}")
+        notes.append(f"Gloo needs names of network interfaces: hpcml ignores GLOO_SOCKET_IFNAME={given}{instead}")
         del kept["GLOO_SOCKET_IFNAME"]
     return {**variables, **kept}, notes

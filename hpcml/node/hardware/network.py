@@ -34,7 +34,7 @@ def choose_protocol(wanted: str, *, gpus: int, nodes: int) -> tuple[str, str]:
     if not gpus:
         return "tls", "CPU workers"
     if gpus * nodes == 1:
-        return "tls", "the job has one GPU only"
+        return "tls", "the job has only one GPU"
     if not has_ucx:
         return "tls", "distributed-ucxx is not installed"
     if gpus > 1:
@@ -74,7 +74,7 @@ def choose_address(interface: str, *, single_node: bool) -> tuple[str, str]:
         If the profile's interface has no address here, or the node has no address but loopback.
     """
     if single_node:
-        return "127.0.0.1", "a run of one node"
+        return "127.0.0.1", "the run has one node"
     names = [name for _, name in socket.if_nameindex()]
     addresses = {name: several[0] for name, several in sysfs.addresses().items() if several}
     if interface:
@@ -83,7 +83,7 @@ def choose_address(interface: str, *, single_node: bool) -> tuple[str, str]:
             raise NoAddressError(
                 f"interface {interface} has no IPv4 address on this node (existing interfaces: {others})"
             )
-        return addresses[interface], f"interface {interface} of the profile"
+        return addresses[interface], f"interface {interface} from the profile"
     for one in sysfs.interfaces(Path("/")):
         if one.kind == "infiniband" and one.ipv4:
             return one.ipv4[0], f"InfiniBand interface {one.name}"

@@ -301,7 +301,7 @@ def _gpu(gpu: Mapping[str, Any], root: Path, buses: Mapping[str, str], *, visibl
     bus, errors = _bus(gpu["bus_id"]), dict(gpu["errors"])
     pci = pci_of(root / "sys/bus/pci/devices" / bus) if bus else Place()
     if bus and not pci.bus_id:
-        errors["pci"] = f"the kernel shows no PCI device {bus} here"
+        errors["pci"] = f"the kernel shows no PCI device {bus} on this node"
     masks = enumerate(gpu["affinity"] or [])
     shape = GpuShape(
         memory=gpu["memory"],

@@ -181,7 +181,7 @@ def _old_gpus(node: Node) -> Iterable[Trouble]:
         if gpu.visible and capability and capability < NEEDS[built].capability:
             has, least = (".".join(map(str, pair)) for pair in (capability, NEEDS[built].capability))
             sentence = f"GPU {gpu.index} ({gpu.name}) has compute capability {has}"
-            yield Trouble(f"{sentence}, and RAPIDS for CUDA {built} needs {least}", "Request newer GPUs.", fatal=True)
+            yield Trouble(f"{sentence}, but RAPIDS for CUDA {built} needs {least}", "Request newer GPUs.", fatal=True)
 
 
 def _mixed_packages(node: Node) -> Iterable[Trouble]:
@@ -205,7 +205,7 @@ def _parts_missing(node: Node, *, gpu: bool, ucx: bool) -> Iterable[Trouble]:
         hint = f"Install hpcml's extra {extra}, or use --set network.protocol=tls."
         yield Trouble("protocol ucx needs distributed-ucxx, which is not installed", hint, fatal=True)
     elif ucx and (fault := errors.get("ucx")):
-        hint = "Check the variables UCX_*, and which UCX is loaded."
+        hint = "Check the environment variables UCX_*, and which UCX library is loaded."
         yield Trouble(f"UCX does not work here ({fault})", hint, fatal="ucx" not in node.probing.late)
 
 
@@ -215,11 +215,11 @@ def _ucx_without_rdma(node: Node) -> Iterable[Trouble]:
     if not _up(node) or not build.transports or any(map(RDMA.fullmatch, build.transports)):
         return
     why = "this UCX was built without InfiniBand"
-    hint = "pip's UCX has no InfiniBand: use the image, conda-forge's ucx with rdma-core, or the site's own UCX"
-    hint += " (RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true)."
+    hint = "UCX from pip does not support InfiniBand: use hpcml's image, conda-forge's ucx with rdma-core,"
+    hint += " or the site's UCX (RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true)."
     if node.system.modules.verbs == ():
         why = "/dev/infiniband does not exist"
-        hint = "Bind /dev/infiniband into the container, or start it without --contain."
+        hint = "Bind /dev/infiniband into the container, or start the container without --contain."
     elif {"ib", "ib_mlx5"} & set(build.modules):
         why = "UCX found no usable InfiniBand device"
         hint = "Check the variables UCX_TLS and UCX_NET_DEVICES, and rdma-core in the image."
@@ -238,8 +238,10 @@ def _ports(node: Node) -> Iterable[Trouble]:
     if infiniband and limit.soft is not None:
         hint = "Ask the site for unlimited locked memory in jobs (slurm.conf: PropagateResourceLimitsExcept=MEMLOCK)."
         if limit.hard is None:
-            hint = "The hard limit allows more: add 'ulimit -l unlimited' to runtime.setup."
-        sentence = f"locked memory is limited to {format_bytes(limit.soft)}, but InfiniBand needs it unlimited"
+            hint = "The hard limit is unlimited: add 'ulimit -l unlimited' to runtime.setup."
+        sentence = (
+            f"locked memory is limited to {format_bytes(limit.soft)}, but InfiniBand needs unlimited locked memory"
+        )
         yield Trouble(sentence, hint)
 
 

@@ -132,7 +132,7 @@ def ask_ucx() -> dict[str, Any]:
         # A context lists the devices; ucxx.get_active_transports() would also open all of them for a worker.
         return {**answers, "info": ucxx.libucxx.UCXContext({}, wanted).info, "error": ""}
     except ucxx.exceptions.UCXError as error:
-        return {**answers, "info": "", "error": f"UCX finds no transport that it may use here: {error}"}
+        return {**answers, "info": "", "error": f"UCX finds no allowed transport on this node: {error}"}
 
 
 # -- inside an image ------------------------------------------------------------------------------------------------

@@ -34,13 +34,13 @@ _LOW_MEMLOCK = 512 * 1024**2  # bytes; below it UCX 1.13 switched RDMA off (open
 _NO_GPU_POOL = re.compile(r"managed|async", re.IGNORECASE)
 PIP_REMEDY = (
     "use an image with ucx and rdma-core from conda-forge, or set RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true in an image"
-    " with a UCX 1.19 to 1.21 that was built with verbs"
+    " whose UCX (1.19 to 1.21) was built with verbs"
 )
 GPUDIRECT = (
     "let the InfiniBand adapters access the GPUs' memory: load the kernel module nvidia_peermem, or use Linux 5.12"
     " and NVIDIA's open kernel modules"
 )
-_UNSET = "remove UCX_TLS from the environment of the submission and of the profile"
+_UNSET = "remove UCX_TLS from your environment and from the profile"
 _UNLIMIT = (
     "ask the site's administrators to remove the limit of locked memory (LimitMEMLOCK=infinity in slurmd's unit, and"
     " PropagateResourceLimitsExcept=MEMLOCK in slurm.conf)"
@@ -134,11 +134,13 @@ def across(measurement: Measurement, pairs: Sequence[Pair]) -> DataPath:
         slow = by_ip(measurement, "across", pairs)
         slow = replace(slow, proof=(*proof, *slow.proof), unproven=tuple(unproven))
         if not lanes and not went_by_ip:
-            return replace(slow, transports=(), doubt="UCX did not report its lanes across nodes")
+            return replace(slow, transports=(), doubt="UCX did not report its transports across nodes")
         return replace(slow, doubt="tcp carries the data across nodes")
     devices = _ports(measurement, expected, lanes)
     path = DataPath("across", tuple(sorted(fast)), devices, proof=tuple(proof), unproven=tuple(unproven))
-    return _partly(path, went_by_ip, f"the InfiniBand ports of {listed(unproven)} do not count the bytes sent")
+    return _partly(
+        path, went_by_ip, f"the counters of the InfiniBand ports of {listed(unproven)} do not show the data sent"
+    )
 
 
 def within(measurement: Measurement, pairs: Sequence[Pair]) -> DataPath:
@@ -200,7 +202,7 @@ def _judge_node(
         if gpus[source]["links"] and gpus[target]["links"] and (peers is None or target in peers):
             joined.append((source, target, pair.sent))
     if not joined:
-        return alone, "PCIe", "no NVLink joins the GPUs"
+        return alone, "PCIe", "no NVLink connects the GPUs"
     moved = _sum(gpus[uuid] for uuid in {uuid for source, target, _ in joined for uuid in (source, target)})
     if moved is None:
         return alone, "", _UNREADABLE
@@ -343,7 +345,7 @@ class Cause(NamedTuple):
 
 GLOO = Cause("torch's Gloo supports only TCP", "use NCCL or MPI, or set fabric.require=warn")
 TLS = Cause(
-    "TLS was requested", "set network.protocol=ucx, with GPU workers and an image whose UCX supports InfiniBand"
+    "TLS was requested", "set network.protocol=ucx, and use GPU workers and an image whose UCX supports InfiniBand"
 )
 
 
@@ -354,7 +356,8 @@ def cause_across(measurement: Measurement, bad: Iterable[str]) -> Cause:
     ports = {name: node.moved.get("infiniband") for name, node in nodes.items()}
     unknown = Cause(
         "unknown reason",
-        f"set UCX_PROTO_INFO=y and run again: the workers' logs of {listed(nodes)} then show the lane that UCX chose",
+        f"set UCX_PROTO_INFO=y and run again: the logs of the workers on {listed(nodes)}"
+        " then show the transport that UCX chose",
     )
     return next(chain(_set(workers, ports), _no_port(ports), _no_library(workers), _no_access(workers, nodes)), unknown)
 
@@ -362,14 +365,14 @@ def cause_across(measurement: Measurement, bad: Iterable[str]) -> Cause:
 def _set(workers: list[WorkerFacts], ports_of: _PortsOf) -> Iterator[Cause]:
     for worker in workers:
         if (value := setting(worker, "UCX_TLS")) and not _may_rdma(value):
-            yield Cause(f"UCX_TLS={value} leaves InfiniBand out", _UNSET)
+            yield Cause(f"UCX_TLS={value} excludes InfiniBand", _UNSET)
     names = {name for ports in ports_of.values() for name in ports or {}}
     allowed = names | {name.partition(":")[0] for name in names} | {"all"}
     for worker in workers:
         value = setting(worker, "UCX_NET_DEVICES")
         if names and value and not value.startswith("^") and not allowed & set(value.split(",")):
             yield Cause(
-                f"UCX_NET_DEVICES={value} leaves {listed(names)} out",
+                f"UCX_NET_DEVICES={value} excludes {listed(names)}",
                 "remove UCX_NET_DEVICES from the environment: UCX then chooses the adapter closest to the GPU",
             )
 
@@ -412,7 +415,7 @@ def _no_access(workers: list[WorkerFacts], nodes: Mapping[str, NodeFacts]) -> It
         if probe.get("modules", {}).get("verbs") == []:
             yield Cause(
                 f"/dev/infiniband does not exist on {name}",
-                "let the container see /dev/infiniband (no --contain, or --bind /dev/infiniband)",
+                "bind /dev/infiniband into the container (--bind /dev/infiniband), or remove --contain",
             )
         soft = probe.get("limits", {}).get("locked_memory", {}).get("soft")
         if soft is not None and soft < _LOW_MEMLOCK:
@@ -434,7 +437,7 @@ def _causes_within(workers: Mapping[str, WorkerFacts]) -> Iterator[Cause]:
     on_node = [worker.node for worker in workers.values()]
     for name, worker in workers.items():
         if (value := setting(worker, "UCX_TLS")) and not _may_ipc(value):
-            yield Cause(f"UCX_TLS={value} leaves cuda_ipc out", _UNSET)
+            yield Cause(f"UCX_TLS={value} excludes cuda_ipc", _UNSET)
         visible = worker.environment.get("CUDA_VISIBLE_DEVICES", "")
         if visible and "," not in visible and on_node.count(worker.node) > 1:
             yield Cause(
@@ -448,13 +451,14 @@ def _causes_within(workers: Mapping[str, WorkerFacts]) -> Iterator[Cause]:
             )
         if _NO_GPU_POOL.search(worker.memory_resource):
             yield Cause(
-                f"cuda_ipc cannot open the memory of RMM's {worker.memory_resource}",
-                "use a plain pool (gpu.rmm_pool_size, without rmm_managed_memory and rmm_async)",
+                f"cuda_ipc cannot open memory that RMM's {worker.memory_resource} allocated",
+                "use a plain RMM pool (gpu.rmm_pool_size, without rmm_managed_memory and rmm_async)",
             )
     yield Cause(
         "unknown reason",
-        "run a node's workers in one container, or with shared IPC and PID namespaces (no --containall, --ipc, --pid)."
-        " For details set UCX_PROTO_INFO=y",
+        "run all workers of a node in one container, or share the IPC and PID namespaces"
+        " (no --containall, --ipc, --pid)."
+        " For details, set UCX_PROTO_INFO=y",
     )
 
 
@@ -514,7 +518,7 @@ def _causes_of_collective(measurement: Measurement, scope: str) -> Iterator[Caus
             "install libibverbs and its providers (rdma-core), or the vendor's NCCL plugin, where the ranks run",
         )
     yield Cause(
-        "no peer access between the GPUs",
+        "the GPUs have no peer access to each other",
         "`nvidia-smi topo -p2p r` on the node shows which GPUs have peer access; virtual machines often lack it",
     )
 

@@ -15,7 +15,7 @@ from hpcml.node.interconnect.measurement import Pair, slow
 
 MOST_NAMES = 64  # more workers than these are put together by node
 _NOTHING = "Nothing was measured."
-_SLOW, _FAILED = "less than half of the others", "failed"
+_SLOW, _FAILED = "less than half of the others' bandwidth", "failed"
 _VERMILION = "#d55e00"
 _WIDE = 8  # the scale is logarithmic if the fastest pair is so many times faster than the slowest
 _SIZE = 880  # points for all columns, at most
@@ -58,9 +58,9 @@ def matrix_text(pairs: Sequence[Pair], nodes: Mapping[str, str]) -> str:
         lines.append(" ".join([f"{row:{left}}", *(f"{text:>{width}}" for text in line)]).rstrip())
     legend = "GiB/s from row to column"
     if any(cell.slow for cell in cells.values()):
-        legend += f"; ! is {_SLOW}' bandwidth"
+        legend += f"; ! marks {_SLOW}"
     if any(cell.failed for cell in cells.values()):
-        legend += "; x is a failed transfer"
+        legend += "; x marks a failed transfer"
     return "\n".join([*lines, legend])
 
 

@@ -134,7 +134,7 @@ def _of_collective(measurement: Measurement, collective: Mapping[str, Any]) -> R
             paths[scope] = replace(paths[scope], doubt=path.doubt + reason)
     doubts = [path.doubt for path in paths.values() if path.doubt]
     bounces = bool(paths) and nodes > 1 and library == "NCCL" and paths["across"].ok and not collective["log"]["gdr"]
-    slow_gpus = "NCCL copies GPU memory through host memory: no GPUDirect RDMA" if bounces else ""
+    slow_gpus = "NCCL does not use GPUDirect RDMA: it copies GPU data through host memory" if bounces else ""
     remedy = cause.remedy if cause else attribution.GPUDIRECT if bounces else ""
     ways = [f"{path} {attribution.WORDS[scope]}" for scope, path in paths.items() if path.transports]
     measured = "; ".join([*ways, f"bus bandwidth {rate(speed)}"] if speed else ways)
@@ -194,7 +194,7 @@ def _worst(measurement: Measurement, pairs: Sequence[Pair]) -> list[str]:
 def _slow_words(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     first = ", ".join(names[:_MOST_NAMES])
-    return f"slow nodes or pairs of workers, with less than half of the others' bandwidth: {first}{more}"
+    return f"these nodes or pairs of workers have less than half of the others' bandwidth: {first}{more}"
 
 
 def _nccl(measurement: Measurement) -> tuple[str, str]:
@@ -256,7 +256,7 @@ def _line(measurement: Measurement, paths: Mapping[str, DataPath], causes: Mappi
             sentence = f"UCX fell back to {path} {scope_texts[scope]} ({cause.reason})"
         if scope == "across":
             could = min(_ports_rate(measurement, node) for node in measurement.nodes)
-        ports = f" where the InfiniBand ports can carry {rate(could)}" if could else ""
+        ports = f", but the InfiniBand ports can carry {rate(could)}" if could else ""
         parts.append(f"{sentence}: {rate(path.bandwidth)}{ports}")
     good = [
         f"{paths[scope]} {scope_texts[scope]} {rate(paths[scope].bandwidth)}"

@@ -223,7 +223,9 @@ class Stopper:
         try:
             self.function()
         except Exception:  # noqa: BLE001 - the script's own work goes on; the last whole checkpoint stays
-            print("hpcml: a save of hpcml.run.on_stop(every=…) failed; the script continues:", file=sys.stderr)
+            print(
+                "hpcml: hpcml.run.on_stop(every=…) could not save a checkpoint; the script continues:", file=sys.stderr
+            )
             traceback.print_exc()
         finally:
             self.due, self.next = False, time.monotonic() + self.every

@@ -291,7 +291,7 @@ class Sweep:
 
     def _lose(self) -> None:
         """End the points that others have by now; nothing is written of them."""
-        self.stopped = "this run sent no heartbeat for too long, so other runs took its points"
+        self.stopped = "this run sent no heartbeat for too long, so other runs now compute its points"
         for slot in self.slots:
             slot.point = None
             if slot.pid:

@@ -117,7 +117,9 @@ class Study:
         else:
             self.study.tell(trial, state=self.states.FAIL)
             if state == "ok":
-                say(f"  the search ignores this point, which reported no number as '{self.settings.metric}'")
+                say(
+                    f"  the search ignores this point, which reported no number for the metric '{self.settings.metric}'"
+                )
 
 
 def _distribution(kind: str, bounds: list[Any]) -> Any:

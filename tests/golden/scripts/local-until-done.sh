@@ -1,20 +1,20 @@
 #!/bin/bash
 # hpcml 0.0.0: run until-done-20261121-074500-1a2b on site local.
-# Each step is a role: the supervisor (driver) on the first node, and those of the run's kind. Phases, deadlines and
-# teardown are in `python -m hpcml.node`; this script's exit status is the supervisor's.
+# Each job step runs a role: hpcml's supervisor (driver) on the first node, workers or ranks. Phases, deadlines and
+# teardown are in `python -m hpcml.node`. This script exits with the supervisor's status.
 set -u
 umask 077
-trap 'near=1' USR1   # it may come as soon as the job begins
-unset "${!HPCML_@}"   # those of another run, or of the shell from which a person submits
+trap 'near=1' USR1   # the signal may come as soon as the job begins
+unset "${!HPCML_@}"   # variables of another run, or of the submitting shell
 export HPCML_RUN_DIR=/scratch/alice/runs/until-done-20261121-074500-1a2b
 export HPCML_ATTEMPT=0 HPCML_RESTARTS=3 HPCML_NODES=2 HPCML_GPUS=0
-HPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # no role can have begun before
-# This script is the scheduler's own copy: what else is run comes from that folder, which may have been replaced meanwhile.
+HPCML_BEGAN=$(date +%s); export HPCML_BEGAN   # each role begins later
+# The scheduler has its own copy of this script. The other programs are in the run's directory: check that nobody replaced it.
 if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then echo "hpcml: missing, or not yours: $HPCML_RUN_DIR" >&2; exit 74; fi
-# Attempts follow one another: under a scheduler each is a job, and the next one waits in the queue while this one runs.
+# With a scheduler, each attempt of the run is a job. The job of the next attempt waits in the queue while this job runs.
 HPCML_ATTEMPT=0; while [ -e "$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT" ]; do HPCML_ATTEMPT=$((HPCML_ATTEMPT + 1)); done
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
-# write_end EXIT_STATUS PHASE MESSAGE HINT: the run's end where no supervisor can write it, into a file that is there already: the
+# write_end EXIT_STATUS PHASE MESSAGE HINT: write the run's status if no supervisor can. It overwrites an existing file, because the
 # disk may be full.
 json_text() { printf %s "$1" | tr '\n\t' '  ' | tr -d '[:cntrl:]' | sed 's/[\\"]/\\&/g'; }
 write_end() {
@@ -31,29 +31,29 @@ said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/s
 }
 
 echo >"$attempt/begun"
-# What the script is given back, which step.sh keeps from hpcml's own processes in part.
+# The script gets this PYTHONPATH. step.sh removes parts of it for hpcml's own processes.
 export HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1
 export PYTHONPATH="$HPCML_RUN_DIR/lib.zip${PYTHONPATH:+:$PYTHONPATH}"
 
 export HPCML_NODE=local HPCML_NODE_NAMES=local
-set -m   # each step is a process group of its own, and can be ended whole
+set -m   # each step has its own process group, so a signal can end the whole step
 /bin/sh /scratch/alice/runs/until-done-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.node scheduler </dev/null >>/scratch/alice/runs/until-done-20261121-074500-1a2b/logs/scheduler.log 2>&1 & scheduler=$!
 /bin/sh /scratch/alice/runs/until-done-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -P -m hpcml.node worker </dev/null >>/scratch/alice/runs/until-done-20261121-074500-1a2b/logs/worker-local.log 2>&1 & worker=$!
-export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits for the steps' end
+export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits until these steps end
 /bin/sh /scratch/alice/runs/until-done-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -P -m hpcml.node driver </dev/null >>/scratch/alice/runs/until-done-20261121-074500-1a2b/logs/driver.log 2>&1 & driver=$!
 set +m
 
-# The supervisor in the driver's step looks for these files. In `wait`, bash loses one of two signals that come at once, as when
-# a suspended job continues: so it reads from a pipe meanwhile, which the last signal and the end of a step write to.
+# The supervisor (driver step) checks for these files. In `wait`, bash loses one of two simultaneous signals, for example when
+# a suspended job continues. So bash reads from a pipe instead. The trap of the last signal and of a step's end writes to the pipe.
 exec {woken}<> <(:)
 trap ': >"$attempt/time-limit"' USR1
 [ -z "${near-}" ] || : >"$attempt/time-limit"
 trap ': >"$attempt/terminate"' TERM INT HUP
-trap 'echo >&"$woken"' CONT CHLD   # CONT: the supervisor's last act, after its status
+trap 'echo >&"$woken"' CONT CHLD   # CONT: the supervisor sends it last, after it wrote its status
 own="$attempt/exit/driver@${HPCML_NODE:-local}"
 while kill -0 "$driver" 2>/dev/null && [ ! -s "$own" ]; do read -r -t 1 -u "$woken" || [ $? != 1 ] || sleep 1; done
 trap : CONT; trap - CHLD
-# A step whose supervisor has ended may be stopped (SIGSTOP): it has half a minute.
+# The step may be stopped (SIGSTOP) after its supervisor ended: wait half a minute for it.
 for _ in {1..600}; do kill -0 "$driver" 2>/dev/null || break; sleep 0.05; done
 if kill -0 "$driver" 2>/dev/null; then
   echo "hpcml: the script's step did not end after its supervisor, and was killed: it may have been stopped (SIGSTOP)" >&2
@@ -62,13 +62,13 @@ fi
 status=127
 kill -0 "$driver" 2>/dev/null || { wait "$driver"; status=$?; }
 
-# The supervisor's own status counts: a launcher may give 1 for a step in which something ran out of memory.
+# Use the supervisor's own status: a launcher may exit with 1 if a process of the step ran out of memory.
 [ -s "$own" ] && read -r status <"$own"
-[ -e "$HPCML_RUN_DIR/events.jsonl" ] || [ "$status" = 74 ] || status=80   # not even the supervisor started: see logs/driver.log
+[ -e "$HPCML_RUN_DIR/events.jsonl" ] || [ "$status" = 74 ] || status=80   # the supervisor did not start: see logs/driver.log
 
-# The other steps have ended by now, told by the supervisor; what has not is killed.
+# The supervisor has ended the other steps by now. Kill steps that still run.
 kill -KILL -- "-$scheduler" "-$worker" 2>/dev/null
-if [ -e "$attempt/continue" ]; then   # the next attempt takes this process's place
+if [ -e "$attempt/continue" ]; then   # the next attempt replaces this process
   next="$HPCML_RUN_DIR/job.sh"
   if [ -n "$HPCML_PYTHONPATH" ]; then export PYTHONPATH="$HPCML_PYTHONPATH"; else unset PYTHONPATH; fi
   unset "${!HPCML_@}"

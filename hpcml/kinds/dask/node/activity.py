@@ -38,8 +38,8 @@ POLLS = 4  # questions a second for all workers that are a wait_for_workers(), w
 _STOPPED = ("T", "t")
 _STATES = {
     "T": " (the process is stopped: SIGSTOP)",
-    "t": " (a debugger holds the process)",
-    "D": " (state D: blocked on a file system, or frozen)",
+    "t": " (a debugger stopped the process)",
+    "D": " (process state D: blocked on a file system, or frozen)",
     "": " (the state of the process is not visible)",
 }
 _BEFORE_THEY_RAN = frozenset(("waiting", "queued", "no-worker", "processing"))  # Dask's states
@@ -244,5 +244,7 @@ def task_remarks(scheduler: Scheduler) -> list[str]:
         said.append(f"{those} {ends.first or 'an error'}, but the script exited with status 0.")
     if undone := ends.given_up + sum(task.state in _BEFORE_THEY_RAN for task in scheduler.tasks.values()):
         those = f"{undone:,} tasks were" if undone > 1 else "a task was"
-        said.append(f"{those} not finished when the script ended or deleted the future: nothing waited for the result.")
+        said.append(
+            f"{those} not finished when the script ended or deleted the future: the script did not wait for the result."
+        )
     return said

@@ -87,7 +87,7 @@ class Processes:
             tls.make_certificate(self.context.attempt, lifetime)
             tls.make_ucx_key(self.context.attempt)
         except ImportError as error:
-            hint = "Install hpcml with its extra 'node' in the run's environment (runtime.python)."
+            hint = "Install hpcml[node] in the run's environment (runtime.python)."
             reason = f"the run's environment lacks a package: {error}"
             raise self.state.end(errors.START_FAILED, reason, hint) from error
 
@@ -209,7 +209,7 @@ class Processes:
         message["count"] = len(self.present)
         if message.get("silent") and not self.closing:
             self.state.warn(
-                f"Dask removed worker {message['worker']}: no heartbeat for too long "
+                f"Dask removed worker {message['worker']}, which sent no heartbeat for too long "
                 "(the worker or its node was stopped)."
             )
 
@@ -346,7 +346,7 @@ class Hangs:
         if not self.use["connected"] and ran > settings.deadlines.connect_notice > 0:
             self.warn(
                 f"The script has not connected to its Dask cluster for {settings.deadlines.connect_notice:g} s. "
-                "Client() and hpcml.connect() connect to it, also in child processes that keep PYTHONPATH. "
+                "Client() and hpcml.connect() connect to the cluster, also in child processes that keep PYTHONPATH. "
                 "A script that needs no cluster can run without Dask: see hpcml help ranks."
             )
         if idle > settings.deadlines.idle_notice > 0:

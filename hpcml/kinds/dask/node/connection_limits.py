@@ -49,7 +49,7 @@ class Guarded:
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         if not (options.get("local_directory") or dask.config.get("temporary-directory", None)):
-            raise ValueError(f"{type(self).__name__} needs a local_directory of its own")
+            raise ValueError(f"{type(self).__name__} needs a local_directory: set this argument to your own folder")
         guard()
         super().__init__(*arguments, **options)
 
@@ -73,7 +73,7 @@ def too_few_files(workers: int) -> str:
     if soft == resource.RLIM_INFINITY or soft >= need:
         return ""
     most = max(1, (soft - FILES_OF_ITS_OWN) // FILES_EACH)
-    may = f"the Dask scheduler may open {soft} files (ulimit -Hn), and {workers} workers need {need}"
+    may = f"the Dask scheduler may open {soft} files (ulimit -Hn), but {workers} workers need {need} open files"
     return f"{may}: use at most {most} workers, or ask the site for a higher limit"
 
 

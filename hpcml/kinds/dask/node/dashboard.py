@@ -158,7 +158,9 @@ class PerformanceReport:
                     if isinstance(error, TimeoutError)
                     else f"{type(error).__name__}: {error}"
                 )
-                print(f"hpcml: Dask's performance report was not made {attempt}: {why}.", file=sys.stderr, flush=True)
+                print(
+                    f"hpcml: Dask's performance report was not written {attempt}: {why}.", file=sys.stderr, flush=True
+                )
                 self.scheduler.get_profile = _nothing
             else:
                 return

@@ -64,7 +64,7 @@ def too_little_memory(context: Context, share: Share, workers: int, resident: in
         return ""
     configured = context.settings.workers.memory_limit
     whose = "workers.memory_limit is" if configured else f"the memory of this node allows each of its {workers} workers"
-    remedy = "" if configured else " (for more memory: --memory-per-node; for fewer workers: workers.per_node)"
+    remedy = "" if configured else " (increase --memory-per-node, or reduce workers.per_node)"
     return f"{whose} {in_mib(share.memory_limit)}, but a worker needs {in_mib(need)} to start{remedy}"
 
 
@@ -205,7 +205,7 @@ def prepare_ucx(context: Context) -> None:
     settings = context.settings
     deadline = time.monotonic() + settings.deadlines.scheduler
     if not files.wait_for(context.attempt.ucx_key, deadline, files.interval(settings.worker_count)):
-        raise TimeoutError("hpcml's supervisor did not write the key of the run's UCX connections in time")
+        raise TimeoutError("hpcml's supervisor process did not write the key of the run's UCX connections in time")
     ucx_auth.install(context.attempt.ucx_key)
     dask.config.set(gpus.ucx_settings(settings.workers.gpu, worker=True))
     os.environ.update(ucx_environment(single_node=settings.single_node))

@@ -47,9 +47,7 @@ def load(gpu: Gpu, *, cudf: bool) -> None:
     """
     os.environ["RAPIDS_NO_INITIALIZE"] = "1"
     if not _installed("dask_cuda"):
-        raise NoGpuError(
-            "dask-cuda is not installed in the run's environment (install hpcml's extra 'cuda12' or 'cuda13')"
-        )
+        raise NoGpuError("dask-cuda is not installed in the run's environment (install hpcml[cuda12] or hpcml[cuda13])")
     for name in (
         "dask_cuda.worker_common",
         *_installed("rmm", *gpu.rmm_allocator_libs, *["cudf"] * cudf),
@@ -68,7 +66,7 @@ def take(gpu: Gpu, index: int) -> str:
     try:
         devices = [name for name in cuda_visible_devices(0).split(",") if name]
     except Exception as error:
-        raise NoGpuError(f"NVIDIA's driver does not respond: {error}") from error
+        raise NoGpuError(f"the node's NVIDIA driver does not respond: {error}") from error
     if len(devices) < gpu.count:
         raise NoGpuError(f"the job sees {len(devices)} GPUs, but the run requests {gpu.count} (CUDA_VISIBLE_DEVICES)")
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([*devices[index : gpu.count], *devices[:index]])

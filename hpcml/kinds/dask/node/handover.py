@@ -102,7 +102,7 @@ def collect(environment: Mapping[str, str], argv: Sequence[str], *, gpus: bool) 
     late = [name for name in given if name.startswith(once) and name not in ("PYTHONPATH", *_OF_LIBRARIES)]
     late += [name for name in given if name in _THREADS and not _has_threadpoolctl()]
     if late:
-        refused.append(f"{', '.join(late)} for libraries that are already loaded (set it before you submit)")
+        refused.append(f"{', '.join(late)} for libraries that are already loaded (set the variable before you submit)")
     same = {name: before[name] == now[name] for name in before}
     return Handover(
         environment=given,

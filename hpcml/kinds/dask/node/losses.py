@@ -207,7 +207,7 @@ class Losses:
         for node in missing:
             if node.memory and node.node not in self.starved:  # they come back, and the script gets slow
                 self.starved.add(node.node)
-                self.warn(f"{node.node}: {node.memory}; further out-of-memory kills are only in the node's log.")
+                self.warn(f"{node.node}: {node.memory}; only the node's log shows further out-of-memory kills.")
             if not node.final or node.node in self.reported:
                 continue
             self.reported.add(node.node)

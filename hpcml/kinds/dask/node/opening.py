@@ -97,7 +97,9 @@ class Opening:
         if least >= wanted:
             return []
         asked, given = format_bytes(wanted), format_bytes(least)
-        return [f"memory_limit={asked}: each worker has {given} (change it with --memory-per-node or workers.per_node)"]
+        return [
+            f"memory_limit={asked}: each worker has {given} (change this with --memory-per-node or workers.per_node)"
+        ]
 
 
 def _kind(owner: Any) -> str:

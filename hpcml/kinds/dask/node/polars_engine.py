@@ -33,7 +33,7 @@ def opened(client: Client, options: dict[str, Any]) -> Iterator[Any]:
         from cudf_polars.engine.hardware_binding import HardwareBindingPolicy
         from cudf_polars.utils.config import MemoryResourceConfig
     except ImportError as error:
-        hint = "Install hpcml's extra 'polars-cuda12' or 'polars-cuda13'"
+        hint = "Install hpcml[polars-cuda12] or hpcml[polars-cuda13]"
         raise RuntimeError(f"hpcml.polars_engine() needs cudf-polars ({error}). {hint}.") from error
     engine_options = {
         "hardware_binding": HardwareBindingPolicy(enabled=False),  # hpcml has bound each worker to its GPU's cores
@@ -44,7 +44,7 @@ def opened(client: Client, options: dict[str, Any]) -> Iterator[Any]:
     hosts = {one["host"] for one in client.scheduler_info(n_workers=-1)["workers"].values()}
     if len(hosts) > 1:
         print(
-            "hpcml: cuDF-Polars' own connections between the nodes need no key, so other users can connect "
+            "hpcml: other users can connect to cuDF-Polars' own connections between the nodes, which need no key "
             "(hpcml help security).",
             file=sys.stderr,
         )

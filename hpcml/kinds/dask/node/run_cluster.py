@@ -267,7 +267,8 @@ class _Elsewhere:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"cluster.scheduler.{name}: the scheduler is a separate process. "
-            "client.scheduler_info() describes the scheduler; client.run_on_scheduler() calls a function in it"
+            "client.scheduler_info() describes the scheduler; "
+            "client.run_on_scheduler() calls a function in the scheduler"
         )
 
 
@@ -296,7 +297,7 @@ def subclass_of(original: type) -> type:
                 asked, f"a separate cluster on this node (--own-clusters), in addition to {_size().rpartition(' ')[0]}"
             )
             if arguments and of_cpus:
-                raise TypeError("in a run LocalCluster takes keyword arguments only")
+                raise TypeError("in an hpcml run, LocalCluster accepts only keyword arguments")
             super().__init__(*arguments, **closed | options)
 
     return type(original.__name__, (Own,), _members(original))

@@ -93,7 +93,7 @@ class PrivateScheduler(connection_limits.Guarded, closing.QuietClose, Scheduler)
 
     async def register_nanny_plugin(self, *_: Any, **__: Any) -> Any:
         """Refuse in words: hpcml's workers have no Nanny, and Dask would do nothing without a word."""
-        raise RuntimeError("workers of an hpcml run have no Nanny; use a WorkerPlugin or [environment] settings")
+        raise RuntimeError("workers of an hpcml run have no Nanny; use a WorkerPlugin, or settings in [environment]")
 
 
 class HostMemoryScheduler(PrivateScheduler):
@@ -157,7 +157,7 @@ def main() -> int:
     script_environment.answer_no_signals()
     context = load()
     deadline = time.monotonic() + context.settings.deadlines.scheduler
-    reason = "the supervisor did not write its address (control.json) in time"
+    reason = "hpcml's supervisor process did not write its address (control.json) in time"
     if too_few := connection_limits.too_few_files(context.settings.worker_count):
         print(f"hpcml: {too_few}.", file=sys.stderr)
         return START_FAILED

@@ -32,7 +32,7 @@ def chosen(otherwise: str) -> str:
     reason = scratch.why_not(folder)
     if not reason and os.access(folder, os.W_OK | os.X_OK):
         return folder
-    reason = reason or f"you may not write to {folder}"
+    reason = reason or f"you have no permission to write to {folder}"
     print(f"hpcml: Dask's temporary-directory (DASK_TEMPORARY_DIRECTORY) is not used: {reason}.", file=sys.stderr)
     return otherwise
 

@@ -44,7 +44,7 @@ logger.addFilter(LineLimit())  # so that nobody can fill the disk by knocking
 DEADLINE = 10.0  # seconds for the three messages: a busy process on the other side may take some
 MOST_HALF_OPEN = 256  # handshakes under way at one listener
 OPEN_TCP = (
-    "with UCX's tcp, other users can write to this process's memory, despite the key (docs/security.md). "
+    "through UCX's tcp, other users without the key can write to this process's memory (docs/security.md). "
     "Use network.protocol=tls, or UCX_TLS=^tcp,sysv where InfiniBand connects the nodes, "
     "or UCX_NET_DEVICES=lo on a single node"
 )
@@ -81,7 +81,7 @@ def install(key_file: Path) -> None:
         import distributed_ucxx
     except ImportError as error:
         sentence = "This run's Dask uses UCX, but distributed-ucxx cannot be imported"
-        raise ImportError(f"{sentence}: {error} (hpcml's extras cuda12, cuda13 and ucx have it)") from error
+        raise ImportError(f"{sentence}: {error} (install hpcml[cuda12], hpcml[cuda13] or hpcml[ucx])") from error
     with _LOCK:
         current = registry.backends.get("ucx")
         if isinstance(current, _Backend):
@@ -89,7 +89,7 @@ def install(key_file: Path) -> None:
                 raise UcxAuthError("This process already uses the key of another run for its UCX connections")
             return
         if distributed_ucxx.ucxx.ucxx is not None or _context() is not None:
-            raise UcxAuthError("UCX was used in this process before its connections could be authenticated")
+            raise UcxAuthError("This process used UCX before hpcml could protect the connections with the run's key")
         for scheme, name in _BACKENDS.items():
             registry.backends[scheme] = _authenticating(getattr(distributed_ucxx, name), key)
 
@@ -138,7 +138,7 @@ class _Connector:
         try:
             comm = await super().connect(address, deserialize=deserialize, **arguments)  # type: ignore[misc]
         except (UCXError, TimeoutError) as error:  # ucxx gives the exchange of tags 5 s, and no setting reaches it
-            raise CommClosedError(f"no UCX connection to {address}: {_reason(error)}") from error
+            raise CommClosedError(f"the UCX connection to {address} failed: {_reason(error)}") from error
         host, port = parse_host_port(address)
         handshake = Handshake(comm.ep)
         try:
@@ -152,7 +152,7 @@ class _Connector:
         except (UCXError, TimeoutError, OSError) as error:
             comm.abort()
             raise CommClosedError(
-                f"{address} refused the connection: the peer has another key, or has ended ({_reason(error)})"
+                f"{address} refused the connection: the peer has another key, or the peer has ended ({_reason(error)})"
             ) from error
         except BaseException:
             comm.abort()
@@ -330,7 +330,7 @@ class Handshake:
         await self._endpoint.recv(buffer)
         version, *fields = form.unpack(buffer)
         if version != _VERSION:
-            raise RefusedError("the peer does not use this handshake")
+            raise RefusedError("the peer does not use hpcml's handshake")
         return tuple(fields)
 
 
@@ -357,9 +357,9 @@ def read_key(path: Path) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise UcxAuthError(f"{path}: the key of the UCX connections must be your own file")
+            raise UcxAuthError(f"{path}: the file with the key of the UCX connections must belong to you")
         if (mode := stat.S_IMODE(status.st_mode)) & 0o077:
-            raise UcxAuthError(f"{path}: others can read the key of the UCX connections (mode {mode:04o}, not 0600)")
+            raise UcxAuthError(f"{path}: other users can read the key of UCX connections (mode {mode:04o}, not 0600)")
         key = file.read(KEY_BYTES + 1)
     if len(key) != KEY_BYTES:
         raise UcxAuthError(f"{path}: the file is not a key of {KEY_BYTES} bytes")

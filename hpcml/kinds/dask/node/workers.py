@@ -182,11 +182,14 @@ def import_early(modules: Sequence[str]) -> None:
         try:
             importlib.import_module(name)
         except Exception as error:  # noqa: BLE001 - a library's import may raise anything
-            print(f"hpcml: {name} was not imported before the workers started ({type(error).__name__}).", flush=True)
+            print(
+                f"hpcml: {name} could not be imported before the workers started ({type(error).__name__}).", flush=True
+            )
         else:
             done.append(name)
     if done:
         print(
-            f"hpcml: imported before the workers started, in {time.perf_counter() - began:.1f} s: {', '.join(done)}",
+            "hpcml: imported these modules before the workers started, "
+            f"in {time.perf_counter() - began:.1f} s: {', '.join(done)}",
             flush=True,
         )

@@ -36,7 +36,7 @@ def measure(backend: str, seconds: float) -> dict[str, Any]:
 
     cuda = backend == "nccl"
     if cuda and not (torch.cuda.is_available() and dist.is_nccl_available()):
-        return {"missing": "the torch of " + sys.executable + " has no CUDA or NCCL"}
+        return {"missing": "PyTorch in " + sys.executable + " does not support CUDA or NCCL"}
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:

@@ -231,7 +231,7 @@ def judged(context: Context, answers: Mapping[str, Mapping[str, Any]], seconds: 
                 f"the interconnect was not checked: {missing} ({node})",
                 context.settings.network.interconnect == "rdma",
             )
-            remedy = "install torch for this Python, or set fabric.require=warn"
+            remedy = "install torch in the run's Python environment, or set fabric.require=warn"
             return {"line": line, "ok": not is_required, "problem": line if is_required else "", "remedy": remedy}
     measured = measurement(context, answers)
     return record.write(context, measured, decide(measured), seconds)
@@ -276,7 +276,7 @@ def main() -> int:
     events = context.run.events.read_text().splitlines()
     checked = [one for one in map(json.loads, events) if one["event"] == "fabric-checked"]
     if not checked:
-        say("A measurement needs two nodes or two GPUs. Use --nodes 2, or two GPUs.")
+        say("A measurement needs two nodes or two GPUs. Use --nodes 2 or --gpus-per-node 2.")
         return 0
     if (table := files.read_json(context.attempt.fabric)) is not None:
         files.write_json(context.run.out / "fabric.json", table)

@@ -258,7 +258,7 @@ class Processes:
             self.state.warn(f"No rank has used a CPU for {deadlines.idle_notice / 60:g} min.")
         if idle > deadlines.idle_end > 0:
             reason = f"no rank used a CPU for {deadlines.idle_end / 60:g} min: {self.script.rest()}"
-            hint = "deadlines.idle ends idle runs. Set deadlines.idle to 0s to keep such runs."
+            hint = "hpcml ends idle runs (deadlines.idle). Set deadlines.idle to 0s to keep such runs."
             raise RunEndedError(End(errors.IDLE, SCRIPT, "hpcml", reason, hint))
 
     # -- its end --------------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ class Ranks:
             try:
                 stacks.ask(self.state.context, self.pid)
             except OSError as error:
-                say(self.state.context, f"the stacks of the ranks were not written: {error}")
+                say(self.state.context, f"the call stacks of the ranks were not written: {error}")
 
     def over_on(self, node: str) -> bool:
         """Whether all ranks of a node have ended."""
@@ -358,7 +358,7 @@ class Ranks:
             path = context.run.log(RANK.name, f"{node}-{rank}")
             lines = "\n".join(tail(path, _SHOWN))
             with context.run.driver_log.open("a") as log:
-                log.write(f"hpcml: {self.describe_end(1)}. Its last lines ({path.name}):\n{lines}\n")
+                log.write(f"hpcml: {self.describe_end(1)}. The last lines of its log ({path.name}):\n{lines}\n")
 
     def tell_to_end(self) -> None:
         """Send SIGTERM to the main process of each rank, once."""
@@ -406,4 +406,7 @@ class Ranks:
         """Say once who still runs, some time after other ranks ended well."""
         if self.left and self.first_end and not self.failures and now - self.first_end > LEFT:
             ended = self.world.size - len(self.left)
-            self.state.warn(f"{ended} of {self.world.size} ranks ended with status 0. After {LEFT:g} s, {self.rest()}.")
+            self.state.warn(
+                f"{ended} of {self.world.size} ranks ended with status 0. "
+                f"{LEFT:g} s after the first of these ranks, {self.rest()}."
+            )

@@ -42,12 +42,13 @@ def main() -> int:
         return node.refuse(str(error))
     deadline = time.monotonic() + context.settings.deadlines.workers
     if not files.wait_for(context.attempt.control, deadline, files.interval(context.settings.job.nodes)):
-        return node.refuse("the supervisor did not write its address (control.json) in time")
+        return node.refuse("hpcml's supervisor did not write its address (control.json) in time")
     places = [(str(address), int(port)) for address, port in (files.read_json(context.attempt.control) or {})["places"]]
     key = context.attempt.ranks_key.read_bytes()
     line, ways = link.connect(places, key, context.node)
     if line is None:
-        return node.refuse(f"no address of {context.node_names[0]} answers: {', '.join(place for place, _ in places)}")
+        tried = ", ".join(place for place, _ in places)
+        return node.refuse(f"{context.node_names[0]} does not respond at any of its addresses: {tried}")
     ranks = Ranks(context, node, line, ways, token_of(key))
     try:
         return ranks.serve()
@@ -60,7 +61,7 @@ class Ranks:
     """The ranks of this node, and its line to the supervisor: the agent looks at both."""
 
     written, interval = True, agent.TICK
-    late = "the connection with the supervisor was lost"
+    late = "the connection to hpcml's supervisor was lost"
 
     def __init__(self, context: Context, node: agent.Node, line: link.Line, ways: dict[str, str], token: str) -> None:
         self.context, self.node, self.line, self.ways, self.token = context, node, line, ways, token

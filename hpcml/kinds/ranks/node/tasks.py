@@ -37,7 +37,7 @@ def main() -> int:
     context = load()
     deadline = time.monotonic() + context.settings.deadlines.workers
     if not files.wait_for(context.attempt.control, deadline, files.interval(context.settings.worker_count)):
-        print("hpcml: the supervisor did not write its address (control.json) in time.", file=sys.stderr)
+        print("hpcml: the run's supervisor did not write its address (control.json) in time.", file=sys.stderr)
         return WORKERS_NEVER_CAME
     agent = _call(_place(context), deadline)
     if agent is None:

@@ -146,7 +146,7 @@ def server_extensions() -> dict[str, bool]:
             extensions = json.loads(path.read_text()).get("ServerApp", {}).get("jpserver_extensions", {})
             chosen |= {name: bool(on) for name, on in extensions.items() if isinstance(name, str)}
         except (OSError, ValueError, AttributeError) as error:
-            print(f"hpcml: the Jupyter settings in {path} are not used: {error}", file=sys.stderr)
+            print(f"hpcml: Jupyter does not use the settings in {path}: {error}", file=sys.stderr)
     return chosen
 
 
@@ -194,7 +194,8 @@ class NoCluster:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise RuntimeError(
-            "hpcml allows no other Dask cluster here; connect to the cluster of this session: client = hpcml.connect()"
+            "hpcml allows only one Dask cluster in JupyterLab; "
+            "connect to the cluster of this session: client = hpcml.connect()"
         )
 
 
@@ -205,7 +206,7 @@ def check(server: ServerApp, places: Places) -> None:
     settings = server.web_app.settings
     longest = len(os.fsencode(places.runtime)) + len("/kernel--ipc-5") + 36
     wrong = {
-        "the Jupyter server listens not only on its socket": server.sock != str(places.socket),
+        "the Jupyter server also listens outside its Unix socket": server.sock != str(places.socket),
         "the Jupyter server has no token": not server.identity_provider.token,
         "the Jupyter server does not use its standard identity provider": type(server.identity_provider)
         is not PasswordIdentityProvider,
@@ -217,7 +218,7 @@ def check(server: ServerApp, places: Places) -> None:
         ),
         "the Jupyter server does not check the Host header": bool(server.allow_remote_access),
         "the Jupyter kernels use TCP ports": server.config.KernelManager.transport != "ipc",
-        f"the paths of the Jupyter kernels' sockets need {longest} bytes, but may have {_LONGEST_SOCKET}": longest
+        f"the paths of the Jupyter kernels' sockets need {longest} bytes (maximum: {_LONGEST_SOCKET})": longest
         > _LONGEST_SOCKET,
     }
     for problem, is_so in wrong.items():
@@ -231,7 +232,7 @@ def check_socket(socket: Path) -> None:
         status = path.lstat()
         if status.st_mode != mode or status.st_uid != os.getuid():
             sentence = f"{path} has mode {status.st_mode:o} and belongs to user {status.st_uid}"
-            raise UnsafeError(f"{sentence}, not mode {mode:o} and user {os.getuid()}")
+            raise UnsafeError(f"{sentence}, but must have mode {mode:o} and belong to user {os.getuid()}")
 
 
 def write_extension(folder: Path) -> None:

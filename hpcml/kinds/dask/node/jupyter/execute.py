@@ -31,7 +31,7 @@ def main() -> int:
         import nbformat
         from ipykernel import kernelapp  # noqa: F401
     except ImportError as error:
-        hint = "Install hpcml with its extra 'jupyter' in this environment."
+        hint = "Install hpcml[jupyter] in this environment."
         print(f"hpcml: the run's environment cannot execute notebooks: {error}. {hint}", file=sys.stderr)
         return START_FAILED
     notebook = nbformat.read(sys.argv[1], as_version=4)  # type: ignore[no-untyped-call]
@@ -76,15 +76,15 @@ def _execute(context: Context, notebook: Any, folder: Path) -> int:
     except CellExecutionError as error:
         number = _failed(notebook)
         print(_COLOURS.sub("", error.traceback), file=sys.stderr)
-        print(f"hpcml: cell {number} failed. The results so far: {kept}", file=sys.stderr)
+        print(f"hpcml: cell {number} failed. The results so far are in {kept}", file=sys.stderr)
         _write_down(context, error, number)
         return 1
     except DeadKernelError:
-        print(f"hpcml: the notebook's kernel has ended. The results so far: {kept}", file=sys.stderr)
+        print(f"hpcml: the notebook's kernel has ended. The results so far are in {kept}", file=sys.stderr)
         return 1
     finally:
         keep()
-    print(f"hpcml: the executed notebook is {kept}", file=sys.stderr)
+    print(f"hpcml: the executed notebook is in {kept}", file=sys.stderr)
     return 0
 
 

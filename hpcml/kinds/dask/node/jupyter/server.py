@@ -150,7 +150,7 @@ class Session:
         left = self.used + idle - time.time()
         warning = min(MOST_WARNING, idle / 4)
         if left <= 0:
-            reason = f"it was idle for {_rounded(idle)}"
+            reason = f"the session was idle for {_rounded(idle)}"
             self.end(f"The session ends: {reason} (hpcml jupyter --idle).")
             service = self.context.attempt.service_of("jupyter")
             try:
@@ -160,7 +160,7 @@ class Session:
                     f"hpcml: the reason for the session's end cannot be written: {error}", file=sys.stderr, flush=True
                 )
         elif left < warning and self.state == "running":
-            self._become("idle", f"This session is idle. It ends in {_rounded(warning)}.")
+            self._become("idle", f"This session is idle and ends in {_rounded(warning)}.")
         elif left >= warning and self.state == "idle":
             self._become("running", "")
 
@@ -189,7 +189,7 @@ async def ask(socket: Path, path: str, token: str = "") -> dict[str, Any]:
         writer.close()
     status_line = head.partition(b"\r\n")[0].decode(errors="replace")
     if status_line.split()[1:2] != ["200"]:
-        raise ValueError(f"{path}: {status_line or 'no answer'}")
+        raise ValueError(f"{path}: {status_line or 'the server sent no answer'}")
     table: dict[str, Any] = json.loads(body)
     return table
 
@@ -248,7 +248,7 @@ def main() -> int:
     try:
         server, token = _server(context, places)
     except ImportError as error:
-        hint = "Install hpcml with its extra 'jupyter' in this environment."
+        hint = "Install hpcml[jupyter] in this environment."
         print(f"hpcml: the run's environment lacks JupyterLab: {error}. {hint}", file=sys.stderr)
         return START_FAILED
     except config.UnsafeError as error:
