@@ -253,7 +253,7 @@ def imports(documents: list[Document], _: int) -> str:
 
 OWN = "the job's own profile"
 WANTED = (
-    Wanted("headlines", "svd", "job_s", 4, 2.0, threads("headlines", "svd"), OWN, f"svd{JOB}"),
+    Wanted("headlines", "svd", "job_s", 4, 2.0, threads("chunks", "svd: floats of a 32nd of the GPU"), OWN, f"svd{JOB}"),
     Wanted("headlines", "array", "job_s", 4, 1.5, threads("chunks", "array: large chunks"), OWN, f"array{JOB}"),
     Wanted("headlines", "join", "job_s", 4, 0.45, threads("chunks", "join: direct, 1 to a worker"), OWN, f"join{JOB}"),
     Wanted("headlines", "join over TCP", "gain", 4, 20.0, threads("headlines", "join"), "the job over TCP", "join, NVLink over TCP", least=True),
