@@ -131,7 +131,7 @@ def written_by_others(status: os.stat_result, path: Path, descriptor: int | None
     if not status.st_mode & stat.S_IWGRP:
         return ""
     if _has_acl(path if descriptor is None else descriptor):
-        return f"others, through an ACL (getfacl {shlex.quote(str(path))}),"
+        return f"other users, through an ACL (see getfacl {shlex.quote(str(path))}),"
     return "" if _group_is_ours(status.st_gid) else f"group {group(status.st_gid)}"
 
 

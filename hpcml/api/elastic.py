@@ -329,7 +329,8 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         while self.status == Status.running and failures < _MOST_FAILURES:
             await asyncio.sleep(_LOOK)
             if self.scheduler.status in (Status.closing, Status.closed):
-                note(f"elastic cluster {self.name} was not used for {units.format_seconds(self._unused)} and is closed")
+                unused = units.format_seconds(self._unused)
+                note(f"elastic cluster {self.name} was not used for {unused}; hpcml closed it")
                 self.shutdown_scheduler = False  # it has done it
                 break
             for name, job in self.workers.items():
@@ -349,7 +350,8 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
             if failures < _MOST_FAILURES:
                 return
             say_message(f"hpcml: {self.problem}")
-            note(f"elastic cluster {self.name} is closed: {failures} consecutive jobs ended before a worker registered")
+            why = f"{failures} consecutive jobs ended before a worker connected to the scheduler"
+            note(f"elastic cluster {self.name} is closed: {why}")
         await self._close()
 
     async def _ended(self) -> dict[str, str]:
@@ -481,7 +483,7 @@ def _prologue(made: Plan) -> list[str]:
 
 
 def _no_worker(job: ElasticJob, state: str) -> HpcmlError:
-    problem = f"Job {job.job_id} ended before a worker registered (state in Slurm: {state})"
+    problem = f"Job {job.job_id} ended before a worker connected to the scheduler (state in Slurm: {state})"
     hint = (
         "Check that the nodes can reach this machine (host=… sets the address), and that Python on the nodes has Dask."
     )

@@ -267,7 +267,7 @@ def _taken(ended: Sequence[Path], least: int, missing: float | None) -> dict[Pat
 
 def _why_alive(one: handle.Standing) -> str:
     if one.status and one.status.over and not one.problem:
-        return "the run's job is still ending: try again in a minute"
+        return "the run's job has not ended yet: try again in a minute"
     return one.problem or (one.status.message if one.status else "") or "the run has not ended"
 
 

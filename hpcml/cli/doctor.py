@@ -50,13 +50,13 @@ def add_options(parser: ArgumentParser) -> None:
         "--patience",
         metavar="TIME",
         default="10m",
-        help="cancel the job if it has not ended TIME after its submission (default: 10m)",
+        help="cancel the job if it does not end within TIME after its submission (default: 10m)",
     )
     parser.add_argument(
         "--deadline",
         metavar="TIME",
         default="2.2s",
-        help="total time limit for the checks on this machine, without the job of --node (default: 2.2s)",
+        help="total time limit for the checks on this machine, not for the job that --node submits (default: 2.2s)",
     )
     parser.add_argument("--all", action="store_true", help="also show passed checks and checks that do not apply")
     common.add_json(parser)
@@ -72,7 +72,8 @@ def run(options: Namespace) -> int:
     for name in ("nodes", "gpus_per_node"):
         if getattr(options, name) and not options.node:
             option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} applies only to the job of --node", place="hpcml doctor", hint="Add --node.")
+            problem = f"{option} applies only to the job that --node submits"
+            raise UsageError(problem, place="hpcml doctor", hint="Add --node.")
     if options.nodes:
         common.positive(options.nodes, "--nodes")
     here = common.here()

@@ -146,14 +146,16 @@ def _take(call: channel.Call, offer: Offer, options: Namespace, heard: Callable[
     size = sum(offer.files[index].size for index in wanted)
     here = len(offer.files) - len(wanted)
     also = (f"; {here} already here" if here else "") + (
-        f"; {offer.others} links and special files are skipped" if offer.others else ""
+        f"; {offer.others} links and special files are not copied" if offer.others else ""
     )
     say(f"{offer.run}: {len(wanted)} files, {format_bytes(size)} to {folder}{also}.", sys.stderr)
     if not offer.ended:
         note("the run has not ended; fetch the results again later")
     if shutil.disk_usage(folder).free < size:
-        hint = "Free space, or name another folder: hpcml --host HOST fetch RUN DEST."
-        raise StorageError(f"This laptop has no disk space for {format_bytes(size)}", place=str(folder), hint=hint)
+        hint = "Delete files, or name another folder: hpcml --host HOST fetch RUN DEST."
+        raise StorageError(
+            f"This laptop has not enough disk space for {format_bytes(size)}", place=str(folder), hint=hint
+        )
     call.write(json.dumps(wanted).encode() + b"\n")
     with metered(size) as received:
 

@@ -130,7 +130,7 @@ def _check_upload(upload: channel.Upload) -> None:
     """Say what is not sent, and refuse to send code without the modules that it imports."""
     if needed := snapshot.needed(upload.taken, upload.folder):
         hint = (
-            "Raise the limit in brackets (for example --set code.max_file=10M), "
+            "Raise the limit that the message shows in brackets, for example --set code.max_file=10M, "
             "or move the script and its modules to a folder with fewer files."
         )
         raise UsageError("hpcml would not send files that the code needs", place=snapshot.listed(needed), hint=hint)

@@ -73,8 +73,8 @@ def add_options(parser: ArgumentParser) -> None:
         "--build-arg",
         action="append",
         metavar="NAME=VALUE",
-        help="set a build argument of the definition (default: the definition's value; for MIRROR and PIP_INDEX: "
-        "the settings of apt and pip; repeatable)",
+        help="set a build argument of the definition (repeatable). Default: the definition's value; for MIRROR and "
+        "PIP_INDEX, this machine's settings of apt and pip",
     )
     build_.add_argument("--force", action="store_true", help="replace an existing image")
     plain = build_.parse_known_args
@@ -103,7 +103,7 @@ def run(options: Namespace) -> int:
     loaded = common.load_site(options.site or "", common.here(), options.set or ())
     if loaded.is_from_project("runtime.container"):  # it does not say what is started here, on the login node
         terminal.note(
-            f"runtime.container of {loaded.project} applies to jobs, not to this command (here, use --program)"
+            f"runtime.container of {loaded.project} applies to jobs, not to this command (for this command: --program)"
         )
         runtime = loaded.site.runtime._replace(container="")
         return int(options.action(options, loaded.site._replace(runtime=runtime)))

@@ -30,7 +30,10 @@ def add_options(parser: Parser) -> None:
     )
     group = parser.add_argument_group("the session")
     group.add_argument(
-        "--idle", metavar="TIME", default="1h", help="end the session if unused for TIME; off: never (default: 1h)"
+        "--idle",
+        metavar="TIME",
+        default="1h",
+        help="end a session that is unused for TIME; off: never end it (default: 1h)",
     )
     group.add_argument(
         "--notebook-dir",

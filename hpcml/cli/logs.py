@@ -33,7 +33,7 @@ def add_options(parser: ArgumentParser) -> None:
         "scheduler": "Dask's scheduler",
         "worker": "Dask's workers",
         RANK.name: "all ranks; default for runs with --ranks",
-        "mpi": "with --mpi: srun's tasks, which connect the ranks",
+        "mpi": "with --mpi: srun's tasks, through which the ranks connect",
     }
     names = [f"{name} ({of[name]})" if name in of else name for name in kinds.roles()]
     roles = ", ".join([f"{SCRIPT} (the script's output; default for runs without --ranks)", *names])

@@ -42,19 +42,19 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--last", default="20", metavar="N", help="show the newest N runs that match all other options (default: 20)"
     )
-    parser.add_argument("--all", action="store_true", help="show all matching runs, not only the newest runs (--last)")
+    parser.add_argument("--all", action="store_true", help="show all matching runs, not only the newest N (see --last)")
     parser.add_argument("--failed", action="store_true", help=common.FAILED)
     parser.add_argument(
         "--since",
         metavar="WHEN",
-        help="only runs submitted in the last 7d, 12h, …, or since a date, e.g. 2026-11-20",
+        help="only runs submitted within the last 7d, 12h, …, or since a date, e.g. 2026-11-20",
     )
     add_name(parser)
     parser.add_argument(
         "--grep",
         default="",
         metavar="TEXT",
-        help="only runs with TEXT in id, name or command (in upper or lower case)",
+        help="only runs with TEXT in id, name or command (upper and lower case match)",
     )
 
 

@@ -36,7 +36,7 @@ def add_options(parser: ArgumentParser) -> None:
         nargs="?",
         default="",
         metavar="EXAMPLE",
-        help="example to copy (default: the example called NAME, else minimal)",
+        help="example to copy (default: the example called NAME; if none exists, minimal)",
     )
     common.add_json(
         parser, "print JSON: the new file's path and the example's name; without NAME, a description of each example"
@@ -61,7 +61,7 @@ def run(options: Namespace) -> int:
     ranks = "--ranks 2 " if b"--ranks" in text else ""
     here = f"hpcml submit --site local {ranks}{path}" if ranks else f"python {path}"
     say_fitted(
-        f"Edit the script's first lines. To run the script here: {here}. "
+        f"Edit the script's first lines. To run the script on this machine: {here}. "
         f"To run the script on the cluster: hpcml submit {ranks}{path}",
         sys.stdout,
     )
@@ -98,7 +98,7 @@ def _write(path: Path, text: bytes) -> None:
         path.unlink()
         if not isinstance(error, OSError):
             raise  # Ctrl-C
-        hint = "Free space, or change to another folder."
+        hint = "Delete files, or change to another folder."
         raise StorageError(f"{path} cannot be written: {error.strerror}", place="hpcml new", hint=hint) from error
 
 

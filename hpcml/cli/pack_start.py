@@ -48,10 +48,10 @@ def refuse_shared(archive: str, path: str) -> None:
         fail(
             "Other users can replace the unpacked files in "
             + path
-            + " ("
-            + who.who
-            + ": see the owner and permissions of "
+            + ", because of the owner or the permissions of "
             + str(who.path)
+            + " (who can: "
+            + who.who
             + ").\n"
             + OTHER,
             74,
@@ -86,13 +86,13 @@ def unpacked(archive: str) -> str:
                 fail(
                     "Other users could have changed the unpacked files ("
                     + path
-                    + ").\nMove this folder away and try again.",
+                    + ").\nRename this folder and try again.",
                     74,
                 )
     except OSError as error:
         why = (error.strerror or str(error)) + " (" + str(error.filename or place) + ")"
         fail(
-            "hpcml cannot unpack its files: " + why + ".\nFree disk space, or set XDG_CACHE_HOME to your own folder.",
+            "hpcml cannot unpack its files: " + why + ".\nDelete files, or set XDG_CACHE_HOME to your own folder.",
             74,
         )
     finally:

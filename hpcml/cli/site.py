@@ -71,7 +71,7 @@ def _site_show(options: Namespace) -> int:
         common.print_json({"site": table, "chosen_because": loaded.chosen_because, "origins": origins})
         return 0
     doubts = loaded.site.doubts()
-    also = f"; {doubts} values are unconfirmed (--facts)" if doubts else ""
+    also = f"; {doubts} values are unconfirmed (see --facts)" if doubts else ""
     say(f"# {loaded.site.name}: {loaded.chosen_because}{also}")
     for key, value in _flat(table):
         origin = f"  # {loaded.layers.origin(key)}" if options.origin else ""
@@ -222,7 +222,7 @@ def _add_options_of_init(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--refresh",
         action="store_true",
-        help="with init: read the machine again, show differences, ask before writing; keep your values",
+        help="with init: collect the machine's data again, show differences, ask before writing; keep your values",
     )
     parser.add_argument("--yes", action="store_true", help="with init --refresh: write without asking")
     parser.add_argument(
@@ -250,7 +250,7 @@ def _add_options_of_init(parser: ArgumentParser) -> None:
         "--deadline",
         metavar="TIME",
         default=_DEADLINE,
-        help="with init --probe: cancel the job if it has not ended TIME after its submission (default: 10m)",
+        help="with init --probe: cancel the job if it does not end within TIME after its submission (default: 10m)",
     )
 
 
@@ -310,7 +310,7 @@ def _check_place(path: Path, options: Namespace) -> None:
 def _heading(name: str, date: str) -> tuple[str, ...]:
     return (
         f"{name}: written by hpcml site init on {date}, from the output of this machine's commands.",
-        "If you correct a value, remove its entry in [facts], or write your own source there: --refresh then keeps it.",
+        "If you correct a value, remove or rewrite its source in [facts]: --refresh then keeps your value.",
         "A QUESTION line asks for a value that no command shows. Set the value below the line, and remove the line.",
     )
 

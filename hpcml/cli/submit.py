@@ -169,7 +169,7 @@ def check_modes(options: Namespace) -> None:
     chosen = [f"--{mode}" for mode in modes if getattr(options, mode.replace("-", "_"))]
     if len(chosen) > 1:
         raise UsageError(
-            f"{' and '.join(chosen)} cannot be combined", place="hpcml submit", hint="Use one of these options."
+            f"{' and '.join(chosen)} cannot be combined", place="hpcml submit", hint="Use only one of these options."
         )
 
 
@@ -207,7 +207,7 @@ def announce(run: directories.Run, *, as_json: bool) -> None:
     folder = common.typed(run.paths.directory, sys.stderr)
     say_fitted(f"{run.id}{job}  {folder}", sys.stderr, first="  run        ", rest=" " * 13)
     if run.submission.found_again:
-        text = "Slurm's answer was lost; hpcml found the job by its comment"
+        text = "Slurm's answer was lost, but hpcml found the job by the job's comment"
         say_fitted(text, sys.stderr, first="  submission ", rest=" " * 13)
     from hpcml.runs import notes
 
@@ -374,7 +374,7 @@ def add_rerun_options(parser: Parser) -> None:
     parser.epilog = (
         "Omitted options keep the values of RUN, except --after. "
         "--set and --env add to these values; for the same name, the new value wins. "
-        "The current version of the script runs in the folder of RUN's submission. "
+        "The current version of the script runs in the folder from which RUN was submitted. "
         "ARGS replace all arguments; -- alone removes all arguments. "
         "hpcml status RUN shows the old arguments."
     )

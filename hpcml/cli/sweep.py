@@ -83,7 +83,7 @@ def add_options(parser: Parser) -> None:
     add("--metric", metavar="NAME", default="", help=text)
     add("--maximize", action="store_true", help="maximize the metric (default: minimize it)")
     add("--dry-run", action="store_true", help="show the points and their cost; submit nothing")
-    text = "run only failed points, all or with these causes: oom, timeout, node, error, unknown"
+    text = "run only failed points: all, or those with these causes: oom, timeout, node, error, unknown"
     add("--only-failed", nargs="?", const="all", default="", metavar="CAUSE,…", help=text)
     text = "points that a job runs in parallel (default: 1)"
     add("--at-once", metavar="N", default="1", help=text)

@@ -53,8 +53,8 @@ def add_options(parser: ArgumentParser) -> None:
         "--route",
         metavar="ROUTE",
         default="",
-        help="how to reach the run's node: direct (ssh through the login node), twohop (ssh from the login node), "
-        "or srun (sshd in a job step); default: login.route in the profile",
+        help="how to reach the run's node: direct (one ssh, with the login node as jump host), twohop (a second ssh, "
+        "from the login node), or srun (sshd in a job step); default: login.route in the profile",
     )
     parser.add_argument(
         "--retry-for",

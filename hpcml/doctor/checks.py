@@ -76,7 +76,7 @@ def library_path(exam: Examination) -> Finding:
         with contextlib.suppress(OSError):  # a folder that is not there
             libraries = sorted(name for name in os.listdir(entry) if _DRIVER.fullmatch(name))
             if libraries and (entry in of_cuda or "stubs" in entry or "compat" in entry):
-                sentence = f"LD_LIBRARY_PATH contains {entry}: its {libraries[0]} hides the GPU driver's file"
+                sentence = f"LD_LIBRARY_PATH contains {entry}, whose {libraries[0]} hides the GPU driver's file"
                 return red(sentence, f"Remove {entry} from LD_LIBRARY_PATH.", entry=entry, files=libraries)
     if of_cuda:
         sentence = f"LD_LIBRARY_PATH puts {of_cuda[0]} before the libraries of the GPU driver and of your environment"
@@ -291,13 +291,13 @@ def limits(exam: Examination) -> Finding:
     low = [name for name, (_, least) in kinds.items() if soft[name] != resource.RLIM_INFINITY and soft[name] < least]
     sentences = {
         "cpu_seconds": f"a process on this machine is killed after {soft['cpu_seconds']} s of CPU time (ulimit -t)",
-        "memory": f"a process may use only {units.format_bytes(max(0, soft['memory']))} of memory here (ulimit -v)",
+        "memory": f"a process on this machine may use only {units.format_bytes(max(0, soft['memory']))} (ulimit -v)",
         "processes": f"you may have only {soft['processes']} processes on this machine (ulimit -u)",
         "open_files": f"a process on this machine may open only {soft['open_files']} files (ulimit -n)",
     }
     if session := session_memory(_ROOT):
         data["session_memory"], file = session
-        sentences["session_memory"] = f"your session here may use {units.format_bytes(session[0])} of memory ({file})"
+        sentences["session_memory"] = f"your login session may use {units.format_bytes(session[0])} of memory ({file})"
         low += ["session_memory"] if session[0] < _MEMORY else []
     if low:
         hint = "Submit runs with --detach, and check the runs with hpcml status. Run long computations in jobs."
@@ -401,7 +401,7 @@ def judge_certificate(ends: Sequence[float], start: str, now: float, renew: str)
     begins = datetime.datetime.fromisoformat(start).timestamp() if start else now
     sentence = f"your ssh certificate expires {ssh.clock(last, now)}, in {units.format_seconds(last - now)}"
     if begins > last:
-        return yellow(f"{sentence}, and a job would start {ssh.clock(begins, now)}", hint, **data)
+        return yellow(f"{sentence}, but a job would start later, {ssh.clock(begins, now)}", hint, **data)
     if last - now < _SOON:
         return yellow(sentence, hint, **data)
     return green(sentence, **data)
@@ -428,7 +428,7 @@ def judge_login_node(login: Login, answered: str, *, of_profile: bool = True) ->
     data = {"host": login.host, "answered": answered, "hosts": list(login.hosts)}
     short = answered.partition(".")[0]
     names = (short, f"{short}-ext")
-    answers = f"{login.host} responds (the host name there is {answered or 'unknown'})"
+    answers = f"{login.host} responds (the node's own host name is {answered or 'unknown'})"
     if not login.hosts and of_profile and answered and login.host.rpartition("@")[2].partition(".")[0] not in names:
         hint = "Write the login nodes' names into login.hosts of the profile: a tunnel needs the name of one host."
         return yellow(f"{answers}: each login may reach another login node, and login.hosts is empty", hint, **data)

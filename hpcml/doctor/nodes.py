@@ -351,7 +351,7 @@ def _driver(exam: Examination, by_node: ByNode) -> Finding:
     data: dict[str, Any] = {"drivers": drivers, "cuda": cuda, "needs": need}
     if not need:
         silent = "the image" if path else "gpu.cuda of the profile"
-        return not_applicable(f"hpcml cannot read one CUDA version for runs from {silent}", **data)
+        return not_applicable(f"{silent} does not name one CUDA version that hpcml knows", **data)
     for node, driver in drivers.items():
         if record.major(driver) < int(need):
             sentence = f"the GPU driver of {node} is {driver or 'missing'}, but {whose} needs driver {need} or newer"

@@ -102,9 +102,9 @@ def budget(exam: Examination) -> Finding:
     details = {"account": name, "total": grant.total, "used": grant.used}
     sentence = f"{grant.left:g} of {grant.total:g} {exam.site.cost.unit} of account {name} are left"
     if grant.left <= 0:
-        return red(sentence, "Apply for more hours, or use another --account.", **details)
+        return red(sentence, "Apply for more compute time, or use another --account.", **details)
     if grant.left < _FEW_LEFT * grant.total:
-        return yellow(sentence, "Apply for more hours before the granted hours are used.", **details)
+        return yellow(sentence, "Apply for more compute time before the granted time is used up.", **details)
     return green(sentence, **details)
 
 
@@ -120,15 +120,15 @@ def default_qos(exam: Examination) -> Finding:
     if others:
         hint = f"Use --qos {others[0]}, or set defaults.qos in ~/.config/hpcml/config.toml."
     if asked in cpu_only:
-        return red(f"runs use QoS {asked}, which has no GPUs", hint, asked=asked)
+        return red(f"runs use QoS {asked}, which is for nodes without GPUs", hint, asked=asked)
     if asked:
-        return green(f"runs use QoS {asked}; the QoS without GPUs: {', '.join(cpu_only)}", asked=asked)
+        return green(f"runs use QoS {asked}; QoS for nodes without GPUs: {', '.join(cpu_only)}", asked=asked)
     associations = schedulers.machine_of(exam.site.scheduler).associations(exam.left())
     if isinstance(associations, str):
         return yellow(f"runs use the default QoS, which Slurm does not report: {associations}", hint)
     defaults = sorted({one.default_qos for one in associations if one.account == name or not name} - {""})
     if bad := sorted({*defaults} & {*cpu_only}):
-        return red(f"runs use the default QoS {bad[0]}, which has no GPUs", hint, defaults=defaults)
+        return red(f"runs use the default QoS {bad[0]}, which is for nodes without GPUs", hint, defaults=defaults)
     sentence = (
         f"Slurm's default QoS for you is {', '.join(defaults)}" if defaults else "Slurm has no default QoS for you"
     )

@@ -324,7 +324,7 @@ def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
     by = "" if kind == "program" else " (by sys.exit or os._exit)"
     remedy = f"See the output before the exit{by}: hpcml logs RUN."
     if end.quote:
-        clause += f"; its last line: {end.quote[-1][:_TOLD]}"
+        clause += f"; the last line of its output: {end.quote[-1][:_TOLD]}"
     lines = tuple(Line(text, SCRIPT, f"logs/{SCRIPT}.log") for text in end.quote[-_SHOWN:])
     return Cause(clause, f"{kind} exited with status {status}", True, "exit", end.hint or remedy, evidence=lines)
 
@@ -334,7 +334,7 @@ def _of_points(case: Case) -> Cause:
     first = [str(text) for text in case.points.get("first", ())]
     short = f"{case.points['failed']} of {case.points.get('points')} points failed"
     lines = tuple(Line(text, SCRIPT, f"logs/{SCRIPT}.log") for text in first)
-    clause = f"{short}, the first with {first[0][:_TOLD]}" if first else short
+    clause = f"{short}; the first failed point: {first[0][:_TOLD]}" if first else short
     return Cause(clause, short, True, "points", case.end.hint, evidence=lines, occurrences=len(lines))
 
 
@@ -347,7 +347,9 @@ def _signalled(end: End, hits: Sequence[Hit], number: signal.Signals) -> Cause:
         )
         remedy = kernel if number == signal.SIGKILL else ""
         short = f"killed by {number.name}"
-        return Cause(f"{clause}; the sender is unknown", short, False, "signal", remedy, evidence=_quoted(end))
+        return Cause(
+            f"{clause}; the sender of the signal is unknown", short, False, "signal", remedy, evidence=_quoted(end)
+        )
     of_script = [hit for hit in hits if hit.line.source == SCRIPT]
     failed = [hit for hit in of_script if hit.rule.name == "assertion"]
     if failed and number == signal.SIGABRT:

@@ -92,7 +92,7 @@ ROOT, CASCADE, CONFIRMATION, TEARDOWN, WARNING = Role.ROOT, Role.CASCADE, Role.C
 _REFUSED, _ENTERING = Where.LOG | Where.SUBMISSION, Where.LOG | Where.IMAGE
 _ELSEWHERE = "Try another node. Report the faulty node and its error to the site's support."
 COLLECTIVE = "collective-timeout"  # the rule by which a rank waits in vain for another that may still live
-_ONE_IMAGE = "Use one image or environment for all nodes."
+_ONE_IMAGE = "Use the same image or environment on all nodes."
 _OF_THE_PROGRAM = r"^(?:FATAL|ERROR  ):.*"  # how Apptainer and SingularityCE begin what they report
 
 SLURM = (
@@ -120,12 +120,12 @@ SLURM = (
     # what --test-only says alone: it does not look at a QoS's PartitionMaxNodes (Slurm 22.05, 24.11, 26.05)
     Rule("configuration-tested", ROOT, r"allocation failure: Requested node configuration is not available",
          "no node of the partition matches the request, or the request has more nodes than the partition allows",
-         "Request less per node, or choose another --partition. If your QoS allows so many nodes, submit the job: "
-         "Slurm's test (sbatch --test-only) does not check the node limit of a QoS.",
+         "Request fewer CPUs or GPUs, or less memory, per node, or choose another --partition. If your QoS allows this "
+         "number of nodes, submit the job: Slurm's test (sbatch --test-only) does not check the node limit of a QoS.",
          "no such nodes", where=Where.SUBMISSION),
     Rule("configuration", ROOT, r"Requested node configuration is not available",
          "no node of the partition matches the request",
-         "Request fewer CPUs or GPUs or less memory per node, or choose another --partition.",
+         "Request fewer CPUs or GPUs, or less memory, per node, or choose another --partition.",
          "no such nodes", where=_REFUSED),
     Rule("gres", ROOT, r"Invalid generic resource \(gres\) specification|Invalid Trackable RESource \(TRES\) spec",
          "Slurm does not know the requested GPUs or other resources",
@@ -275,7 +275,7 @@ DASK = (
     Rule("comm-closed", CASCADE, r"CommClosedError: |StreamClosedError: Stream is closed",
          "a connection broke because the process at the other end had ended"),
     Rule("wait-workers", CASCADE, r"(?:WorkerStartTimeoutError|TimeoutError): Only \d+/\d+ workers arrived",
-         "not all workers registered in time"),
+         "not all workers connected to the Dask scheduler in time"),
     Rule("port-in-use", WARNING, r"Port \d+ is already in use",
          "another program uses a port that Dask requested"),
     Rule("duplicate-name", ROOT, r"Worker tried to connect with a duplicate name",
@@ -308,10 +308,10 @@ FILES_AND_PYTHON = (
     Rule("disk-full", ROOT, r"(?:\[Errno 28\]|Error\(28,|os error 28|(?:write|mkdir|cp|tar|cannot \w+|"
          r"creat\w*).{0,80}:) ?'?No space left on device",
          "a disk is full, or can hold no more files",
-         "Free space on the disk that the error line names. Check the free bytes (df -h) and the free files (df -i).",
+         "Delete files on the disk that the error line names. Check the free bytes (df -h) and inodes (df -i).",
          "disk full"),
     Rule("quota", ROOT, r"(?:\[Errno 122\]|Error\(122,|os error 122|: ) ?'?Disk quota exceeded",
-         "a quota of bytes or files is used up", "Free some space, or write to another folder.", "quota used up"),
+         "a quota of bytes or files is used up", "Delete files, or write to another folder.", "quota used up"),
     Rule("open-files", ROOT,
          r"(?:\[Errno 24\]|Error\(24,) ?'?Too many open files|set max open files limit \(ulimit -n\)",
          "a process has too many files or connections open", "Add ulimit -n $(ulimit -Hn) to runtime.setup.",
@@ -343,7 +343,7 @@ FILES_AND_PYTHON = (
          "If the module is your own file, add its folder to PYTHONPATH before you submit. If the module is a package, "
          "install the package in the run's Python (runtime.python) or image.", "module {0} missing"),
     Rule("import-name", ROOT, r"ImportError: cannot import name '([^']+)' from '([^']+)'",
-         "the module {1} has no {0}: the module has another version, or your own file has the same name",
+         "the module {1} has no {0}: the module has another version, or a file of yours has the module's name",
          "Compare the module's version on this machine with its version in the run.", "import of {0} failed"),
     Rule("rank-variable", ROOT,
          r"(?:KeyError: '|environment variable )((?:LOCAL_|GROUP_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)|"
@@ -532,7 +532,7 @@ IMAGES = (
          "{0}", "Set TMPDIR to another folder (runtime.setup).", "TMPDIR cannot be bound", where=_ENTERING),
     Rule("fuse", ROOT, r"(?i)failed to open /dev/fuse|/dev/fuse: (?:Permission|No such|Operation)|"
          r"fusermount3?: .*(?:denied|not permitted)",
-         "/dev/fuse cannot be used, but images are mounted with it",
+         "/dev/fuse cannot be used, but mounting an image needs /dev/fuse",
          "Try another node. Or ask the site's support to give all users access to /dev/fuse (mode 666), or to install "
          "the container program setuid.", "images not allowed", Retry.EXCLUDE, _ENTERING),
     Rule("fakeroot", ROOT, r"(?i)/etc/sub[ug]id|newuidmap|fakeroot.{0,80}(?:not|fail|denied|unable)",
@@ -582,8 +582,8 @@ IMAGES = (
          "image does not exist",
          where=_ENTERING),
     Rule("image-room", ROOT, _OF_THE_PROGRAM + "(?i:no space left on device|disk quota exceeded)",
-         "there is no space to unpack the image: a disk is full, or a quota is used up",
-         "Free space in the machine's temporary folder and in your home folder, or set TMPDIR to another "
+         "there is not enough space to unpack the image: a disk is full, or a quota is used up",
+         "Delete files in the machine's temporary folder and in your home folder, or set TMPDIR to another "
          "folder.",
          "no space for image", where=_ENTERING),
     Rule("image-memory", ROOT, _OF_THE_PROGRAM + "(?i:cannot allocate memory|resource temporarily unavailable)",
@@ -602,7 +602,7 @@ IMAGES = (
          "the node has no GPU driver for the image"),
     Rule("capabilities", ROOT, r"Requesting capability set",
          "root on this machine lacks capabilities that the build needs",
-         "Build as an ordinary user with --fakeroot. The user needs a line in /etc/subuid.", where=Where.BUILD),
+         "Build as an ordinary user with --fakeroot. This user needs a line in /etc/subuid.", where=Where.BUILD),
     Rule("needs-root", ROOT, r"(?i)must be (?:the )?root",
          "the build must run as root", "Use --fakeroot, or build on a machine where you are root.", where=Where.BUILD),
     Rule("registry", ROOT, r"toomanyrequests|429 Too Many",
@@ -618,11 +618,11 @@ IMAGES = (
          where=Where.BUILD),
     Rule("image-test", ROOT, r"(?i)test script|%test",
          "the image was built, but its test failed",
-         "In the build's output, the lines before the last one show which part failed.",
+         "In the build's output, the lines before the last line show which part failed.",
          where=Where.BUILD),
     Rule("post", ROOT, r"(?i)%post|post script",
          "a command of %post failed",
-         "In the build's output, the lines before the last one show the failed command.", where=Where.BUILD),
+         "In the build's output, the lines before the last line show the failed command.", where=Where.BUILD),
 )  # fmt: skip
 
 RULES = (*SLURM, *DASK, *FILES_AND_PYTHON, *GPU, *NETWORK, *IMAGES)

@@ -159,14 +159,14 @@ def prepare(
     user's own build arguments. With ``force`` an image that is there is replaced.
     """
     if out.exists() and not force:
-        hint = "Add --force to replace the file, or use another name."
+        hint = "Add --force to replace the file, or choose another name for the image."
         raise UsageError("A file with this name already exists", place=str(out), hint=hint)
     if not out.parent.is_dir():
         raise NotFoundError(
             "The folder for the image does not exist", place=str(out.parent), hint="Create the folder with mkdir -p."
         )
     if definition.used and not program.takes_arguments:
-        hint = "Build with Apptainer 1.2 or SingularityCE 4.0 or newer. Older versions can run the image."
+        hint = "Build with Apptainer 1.2 or SingularityCE 4.0 or newer. Older versions can only run images."
         raise ImageError(
             f"{program} does not support the build arguments of the definition", place=program.path, hint=hint
         )
@@ -197,7 +197,7 @@ def check_subordinate(table: Path) -> None:
         owners = set()  # no table is the same as no line in it
     if not names & owners:
         hint = (
-            "Ask the site for an entry in /etc/subuid and /etc/subgid. "
+            "Ask the site's support to add you to /etc/subuid and /etc/subgid. "
             "You can also build on another machine, or try --no-fakeroot."
         )
         message = "You have no subordinate user ids for a build as root (--fakeroot)"
@@ -250,7 +250,7 @@ def _arguments(definition: Definition, given: Mapping[str, str]) -> tuple[dict[s
         elif index:
             arguments.setdefault("PIP_INDEX", index)
     if "MIRROR" in definition.used and not arguments.setdefault("MIRROR", apt_mirror()):
-        hint = "Add --build-arg MIRROR=URL with a mirror of Debian 12."
+        hint = "Add the address of a Debian 12 mirror: --build-arg MIRROR=URL."
         raise UsageError(
             "hpcml found no Debian mirror in this machine's apt settings", place=str(definition.path), hint=hint
         )

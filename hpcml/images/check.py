@@ -54,7 +54,7 @@ def of_the_definition(image: Image) -> Iterator[Finding]:
     begin = re.search(r"^[ \t]*bootstrap[ \t]*:[ \t]*(\S+)", text, re.IGNORECASE | re.MULTILINE)
     sentence = hint = ""
     if not text:
-        sentence = "the image contains no definition: its origin is unknown"
+        sentence = "the image contains no definition: hpcml cannot check how it was built"
     elif begin and begin[1].lower() != "docker":
         sentence = f"spython cannot read definitions that begin with {begin[1]}: the definition was not checked"
     else:
@@ -65,7 +65,7 @@ def of_the_definition(image: Image) -> Iterator[Finding]:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it raises whatever its code stumbles over
             # Apptainer built from it all the same: this is spython's trouble and no reason against the image.
             sentence = f"spython cannot read the definition: {str(error) or type(error).__name__}"
-            hint = "Compare the definition with one that ships with hpcml (hpcml image --help names them)."
+            hint = "Compare the definition with hpcml's own definitions (see hpcml image --help)."
     if sentence:
         yield Finding("definition", NOTE, sentence, hint)
         return
@@ -98,7 +98,7 @@ def _of_the_last_stage(stage: Any, bases: list[str], image: Image) -> Iterator[F
         sentence = f"the definition's base image {moving[0]} can change over time"
         yield Finding("definition", NOTE, sentence, "Use a fixed version, so that each build gives the same image.")
     if not different and not moving:
-        base = f"the base image is {', '.join(bases)}; build commands: {len(stage.install)}"
+        base = f"the base image is {', '.join(bases)}; number of build commands: {len(stage.install)}"
         sentence = f"{base}; the labels match the definition"
         yield Finding("definition", GOOD, sentence)
 
@@ -213,11 +213,14 @@ def _of_the_hosts(contents: Contents, program: Program) -> Iterator[Finding]:
     if contents.outside:
         sentence = f"the image uses files of this machine: {', '.join(contents.outside[:3])}"
         yield Finding(
-            "host", BAD, sentence, "Set PYTHONNOUSERSITE=1 in %environment, or do not bind the folder of these files."
+            "host",
+            BAD,
+            sentence,
+            "Set PYTHONNOUSERSITE=1 in the definition's %environment, or do not bind the folder of these files.",
         )
     elif contents.library_path and not set_here:
         sentence = f"LD_LIBRARY_PATH contains folders of this machine: {', '.join(contents.library_path)}"
-        yield Finding("host", NOTE, sentence, "Remove these folders from %environment.")
+        yield Finding("host", NOTE, sentence, "Remove these folders from the definition's %environment.")
     elif not set_here:
         yield Finding("host", GOOD, "the image uses no library or Python module of this machine")
 
@@ -234,7 +237,7 @@ def _of_the_transports(contents: Contents, devices: subprocesses.Answer) -> Iter
     else:
         sentence = f"the image lacks InfiniBand support. {name} would silently use TCP between nodes; {here}"
         hint = (
-            "Build the definition rapids-cu12 or rapids-cu13 (with conda-forge's ucx). "
+            "Build an image from the definition rapids-cu12 or rapids-cu13 (they use conda-forge's ucx). "
             "For a definition with -wheels in its name, add --build-arg UCX_SOURCE=FILE."
         )
         yield Finding("ucx", BAD, sentence, hint)
@@ -254,7 +257,7 @@ def _of_the_gpu(contents: Contents, image: Image) -> Finding:
             "gpu",
             BAD,
             "NVIDIA's driver does not respond on this machine",
-            "Run this check on a node with GPUs, with srun.",
+            "Use srun to run this check on a node with GPUs.",
         )
     if record.major(driver) < need:
         hint = (

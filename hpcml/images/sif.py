@@ -280,4 +280,4 @@ def find_definition(word: str, folder: Path) -> Definition:
         hint = did_you_mean(nearest(word, names), f"Choose a .def file, or one of: {', '.join(names)}.")
         raise NotFoundError(f"The definition cannot be read: {error.strerror}", place=str(path), hint=hint) from error
     except UnicodeDecodeError as error:
-        raise NotFoundError("The definition is not text", place=str(path), hint="Name a .def file.") from error
+        raise NotFoundError("The definition is not a text file", place=str(path), hint="Name a .def file.") from error

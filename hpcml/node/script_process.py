@@ -339,12 +339,12 @@ def _add_to_path(name: str, file: str) -> str:
 def _add_module(name: str, image: str) -> str:
     """Say where a module is missing and how it gets there; its package may have another name."""
     if image:
-        return f"The image {image} has no module '{name}'. Build an image that has it (hpcml image build --help)."
+        return f"The image {image} has no module '{name}'. Build an image with this module (hpcml image build --help)."
     if name in sys.stdlib_module_names:
         return f"{sys.executable} was built without the standard module '{name}': set runtime.python to another Python."
     add = f"{sys.executable} -m pip install {name}"
     lacks = f"{sys.executable}, which ran the script, has no module '{name}'"
-    return f"{lacks}. Install it with: {add}; or set runtime.python to another Python."
+    return f"{lacks}. Install the module with: {add}; or set runtime.python to another Python."
 
 
 def written_into_copy(copy: Path, since: int) -> str:

@@ -121,7 +121,7 @@ def unlike(context: Context, role: str) -> str:
         for package in ("python", "distributed") if theirs else ():
             mine, other = local_versions.get(package, ""), (theirs or {}).get(package, "")
             if mine and _numbers(mine, AGREE[package]) != _numbers(other, AGREE[package]):
-                return f"{package} is {mine} here but {other} in the run"
+                return f"{package} is {mine} in this process but {other} in the run"
     return ""
 
 

@@ -190,7 +190,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         inside=_inside(site, request, layout, kind, location.umask),
         reasons=tuple(reasons),
         notices=(
-            *([f"options not from the command line: {', '.join(origins)}"] if origins else ()),
+            *([f"these options do not come from the command line: {', '.join(origins)}"] if origins else ()),
             *layout.notices,
             *_notices(site, spec),
         ),
@@ -243,7 +243,8 @@ def _check_attempts(site: Site, spec: RunRequest) -> None:
         return
     if site.scheduler == "allocation":
         hint = "Remove --until-done, or use: hpcml submit --until-done."
-        raise UsageError("A run in an existing allocation ends with the allocation", place="--until-done", hint=hint)
+        problem = "A run in an existing allocation ends when the allocation ends"
+        raise UsageError(problem, place="--until-done", hint=hint)
     if not spec.code.form.traits.is_script:
         raise UsageError(f"{spec.code.form} cannot be continued", place="--until-done", hint="Remove --until-done.")
     one = spec.size.nodes * int(spec.size.time) / 3600
@@ -259,8 +260,8 @@ def _signal_lead(site: Site, time_limit: int, reasons: list[str]) -> int:
     lead = max(1, min(round(site.slurm.signal_lead), _MOST_SIGNAL_LEAD))
     if time_limit and lead > time_limit // 2:
         reasons.append(
-            f"hpcml warns the script {time_limit // 2} s before the time limit: "
-            f"{lead} s is more than half of that limit"
+            f"hpcml warns the script {time_limit // 2} s before the time limit, not {lead} s: "
+            f"{lead} s is more than half of the limit"
         )
         return max(1, time_limit // 2)
     return lead
@@ -306,7 +307,7 @@ def _notices(site: Site, spec: RunRequest) -> tuple[str, ...]:
     notes += _other_adapters(site, spec)
     if spec.size.nodes >= _MANY_NODES and not spec.image and not schedulers.get(site.scheduler).ONE_MACHINE:
         notes.append(
-            f"{spec.size.nodes} nodes import Python at once, which is slow on a shared file system: "
+            f"{spec.size.nodes} nodes load Python at the same time, which is slow on a shared file system: "
             "use an image (--image)"
         )
     if count := site.doubts():

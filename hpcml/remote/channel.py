@@ -502,8 +502,8 @@ class Delivery:
             return StorageError(problem, place=self.command, hint=hint)
         hint = f"Free space on {host}, or choose another folder with -o."
         if answer["refused"] == "room":
-            why = f"{format_bytes(answer.get('free', 0))} are free"
-            return StorageError(f"There is no space for {path} on {host}: {why}", place=self.command, hint=hint)
+            why = f"only {format_bytes(answer.get('free', 0))} are free"
+            return StorageError(f"There is not enough space for {path} on {host}: {why}", place=self.command, hint=hint)
         why = answer.get("why") or answer["refused"]
         return StorageError(f"{path} cannot be written on {host}: {why}", place=self.command, hint=hint)
 

@@ -33,9 +33,9 @@ from hpcml.sites.layers import process_environment
 
 MEANING = {
     "direct": "ssh through the login node to the compute node",
-    "twohop": "two ssh connections, joined by a socket on the login node",
-    "srun": "sshd in a job step, over srun's input and output",
-    "local": "no ssh: the run is on this machine",
+    "twohop": "two ssh connections that meet at a socket on the login node",
+    "srun": "ssh to an sshd in a job step, through srun's input and output",
+    "local": "no ssh is needed: the run is on this machine",
 }
 READY = {"direct": 20.0, "twohop": 25.0, "srun": 40.0}  # seconds until a route over ssh has to be open
 ANSWER = 5.0  # seconds for an answer of the service

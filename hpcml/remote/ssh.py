@@ -306,7 +306,7 @@ def failure(complaint: str, host: str, renew: str = "") -> HpcmlError:
     if re.search(_HOST_KEY, complaint):
         message = f"The host key of {host}, or of a jump host before it, has changed"
         hint = "If the site announced new keys, remove the old key (ssh-keygen -R HOST). "
-        hint += "If not, report the change to the site."
+        hint += "If the site announced no new keys, report the change to the site."
         return HostKeyError(message, place=host, hint=hint, quote=quote)
     if re.search(_CONFIG, complaint):
         return ConfigError(_REFUSED, place=host, hint=f"Try: ssh -G {host}", quote=quote)
@@ -375,8 +375,8 @@ def warning(certificates: Sequence[float], until: float | None, now: float, rene
         return f"your ssh certificate expired at {clock(ends, now)}; a new login needs a new certificate{again}"
     if until is not None and ends < until:
         return (
-            f"your ssh certificate expires at {clock(ends, now)}, before the run ends ({clock(until, now)}). An open "
-            f"tunnel stays open, but a new login needs a new certificate{again}"
+            f"your ssh certificate expires at {clock(ends, now)}, before the run ends ({clock(until, now)}). An "
+            f"existing tunnel continues, but a new login needs a new certificate{again}"
         )
     return ""
 
@@ -477,8 +477,8 @@ class Connection:
         now = time.time()
         if self.budget.left(now) == 0:
             when = clock(self.budget.free_at(now), now)
-            many = f"hpcml tried {self.login.logins} logins to {self.host} within an hour"
-            message = f"{many}, and does not try again yet: sites block frequent logins"
+            many = f"hpcml tried to log in to {self.host} {self.login.logins} times within an hour"
+            message = f"{many}, and does not try again yet: sites block users who log in too often"
             raise LoginNeededError(message, place="login.logins", hint=f"Try again after {when}.")
         self.control.unlink(missing_ok=True)  # left by one that was killed
         self.budget.spend(now)

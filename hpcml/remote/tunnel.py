@@ -186,7 +186,7 @@ class Tunnel:
                 self.say(_moved(self.request.service, self.open.service, service))
             self._become(State.OPENING if service else State.WAITING)
         elif self.open and self.open.route.lost:
-            self.say("The connection to the node was lost; opening it again.")
+            self.say("The connection to the node was lost; connecting again.")
             self._become(State.OPENING)
         elif service is None:
             self._become(State.WAITING)
@@ -247,7 +247,7 @@ class Tunnel:
         if run.state == "PENDING":
             if any(sign in message for sign in _NEVER):
                 self.close()
-                hint = f"Show the run: hpcml status {run.run}. Cancel it: hpcml cancel {run.run}."
+                hint = f"Show the run: hpcml status {run.run}. Cancel the run: hpcml cancel {run.run}."
                 message = f"The run will not start: {message}"
                 raise HpcmlError(message, place=f"job {run.job}", hint=hint, exit_status=UNAVAILABLE)
             estimate = run.estimate
@@ -312,7 +312,7 @@ class Tunnel:
             return ServiceGoneError(message, place=service.socket, hint=hint)
         quote = tuple(f"{error.place}: {error.message}" for error in refused)
         if any(isinstance(error, ServiceGoneError) for error in refused):
-            hint = f"See hpcml status {run.run} (on the cluster)."
+            hint = f"On the cluster, run: hpcml status {run.run}."
             message = f"The {name}'s socket file does not exist on {service.node}"
             return ServiceGoneError(message, place=service.socket, hint=hint, quote=quote)
         hint = "Show this message to the site's support. A tunnel needs ssh to the compute node, or srun --overlap."

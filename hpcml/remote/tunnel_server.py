@@ -47,9 +47,9 @@ def services(run: directories.Run) -> dict[str, Service]:
     for name, record in records.items():
         token = record.get("token_file")
         if token and Path(str(token)).resolve().parent != attempt.secret.resolve():
-            hint = f"Someone changed this record. The token file must be in {attempt.secret}."
+            hint = f"Someone changed this file. The token file must be in {attempt.secret}."
             raise StorageError(
-                "The service's record names a token file in a wrong folder",
+                "The service's file names a token file in a wrong folder",
                 place=f"{attempt.service_of(name)}: {token}",
                 hint=hint,
             )
@@ -82,7 +82,7 @@ def service(run: directories.Run, name: str) -> Service:
             "The run is not a JupyterLab session", place=run.id, hint=f"Start a session with hpcml jupyter. {hint}"
         )
     if name in ("dashboard", "jupyter") and not run.paths.status.exists():
-        hint = f"Try again later. The run's state: hpcml status {run.id}."
+        hint = f"Try again later. Show the run's state: hpcml status {run.id}."
         raise NotFoundError(f"The run's {name} is starting", place=run.id, hint=hint)
     raise NotFoundError(f"The run's {name} is not running now", place=run.id, hint=hint)
 

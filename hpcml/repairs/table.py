@@ -10,11 +10,11 @@ class Repair(NamedTuple):
 
     module: str
     package: str
-    """The package that it repairs, as in ``tests/versions-3.11.txt`` or ``containers/versions.toml``."""
+    """The package with the fault, named as in ``tests/versions-3.11.txt`` or ``containers/versions.toml``."""
     needed_with: str
     """The newest release of the package that has the fault."""
     fixed_in: str
-    """The release that no longer needs the repair; empty: none so far."""
+    """The release that no longer needs the repair; empty: no release so far."""
     fault: str
     upstream: str
     """The pull request that introduced the fault, an issue about it, or the patch in docs/upstream that fixes it."""
@@ -38,7 +38,7 @@ REPAIRS = (
         fixed_in="",
         fault="The traceback of a task names `<dynamic-code>` instead of the script's file and shows no line",
         upstream="[cloudpickle#560](https://github.com/cloudpipe/cloudpickle/pull/560)",
-        gain="errors with file and line",
+        gain="tracebacks show file and line",
     ),
     Repair(
         module="closing",
@@ -47,7 +47,7 @@ REPAIRS = (
         fixed_in="",
         fault="While the Dask scheduler shuts down, it informs all workers about each worker that leaves",
         upstream="[patch](distributed-close.patch)",
-        gain="1,000 workers: 0.6 s of processor time instead of 13.8 s",
+        gain="with 1,000 workers, shutdown takes 0.6 s of processor time instead of 13.8 s",
     ),
     Repair(
         module="switching",
@@ -74,6 +74,6 @@ REPAIRS = (
         fixed_in="",
         fault="The GPU memory of a killed worker stays allocated while another worker on the same node runs",
         upstream="no patch yet",
-        gain="the killed worker's memory pool is free after 2 to 3 s",
+        gain="the killed worker's memory pool is released after 2 to 3 s",
     ),
 )

@@ -523,7 +523,9 @@ def _unknown(
     if per_node and by_node and not devices:
         sentences.append("There are no samples of the GPUs: NVML did not respond.")
     if any(node.of_host for node in by_node.values()):
-        sentences.append("Use of cores and memory includes all programs on the node: the job has no readable cgroup.")
+        sentences.append(
+            "The use of cores and memory includes all programs on the node: the job has no readable cgroup."
+        )
     if not status:
         sentences.append(
             "The run's processes exited without writing a status: the last event or sample counts as the run's end."

@@ -123,7 +123,7 @@ class Accounting(NamedTuple):
 
 PLAIN = Accounting()
 _PARTS = {  # of all kinds; those of a kind come before the last three
-    "starting": Part("Starting", "hpcml started on the first node.", "#8c959f", "#6e7681"),
+    "starting": Part("Starting", "hpcml was starting on the first node.", "#8c959f", "#6e7681"),
     "script": Part("Script, {unit} idle", "The {unit} was idle while the script ran.", "#d29922", "#bb8009"),
     "useful": Part("Useful", "The {unit} was in use while the script ran.", "#2da44e", "#238636"),
     "tail": Part(
@@ -132,7 +132,7 @@ _PARTS = {  # of all kinds; those of a kind come before the last three
         "#b0b7bf",
         "#484f58",
     ),
-    "unknown": Part("Not known", "hpcml has no measurements from this time.", "#dfe3e8", "#2b3138"),
+    "unknown": Part("Not known", "hpcml has no measurements for this time.", "#dfe3e8", "#2b3138"),
 }
 _LAST = ("useful", "tail", "unknown")
 

@@ -190,7 +190,7 @@ def sentence(bad: Sequence[BadNode]) -> str:
     first = bad[0]
     names = ",".join(one.node for one in bad)
     if len(bad) == 1:
-        failure = f"{first.node} made a run fail within a day ({first.why}, {first.run})"
+        failure = f"{first.node} made a run fail in the last 24 hours ({first.why}, {first.run})"
         return f"{failure}: exclude the node with --exclude {names}"
     text = "; ".join(f"{one.node}: {one.why}" for one in bad[:3]) + ("; …" if len(bad) > 3 else "")
-    return f"{len(bad)} nodes made runs fail within a day ({text}): exclude the nodes with --exclude {names}"
+    return f"{len(bad)} nodes made runs fail in the last 24 hours ({text}): exclude the nodes with --exclude {names}"

@@ -367,7 +367,7 @@ def find(folder: Path, word: str) -> Run:
     begun = newest(folder, [name for name in run_ids if word and name.startswith(word)])
     if len(begun) > 1:
         names = ", ".join(begun[-4:])
-        raise NotFoundError(f"Several runs begin with '{word}'", place=str(folder), hint=f"One of: {names}.")
+        raise NotFoundError(f"The ids of several runs begin with '{word}'", place=str(folder), hint=f"One of: {names}.")
     if not begun:
         near = nearest(word, [*run_ids, *{name_of(name) for name in run_ids}, "last"])
         hint = did_you_mean(near, "List your runs: hpcml ls.")

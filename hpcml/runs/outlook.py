@@ -184,7 +184,7 @@ def shorter(prepared: Prepared) -> str:
         return ""
     enough = units.format_time_limit(seconds)
     took, limit = units.format_time_limit(max(taken)), units.format_time_limit(asked)
-    past = f"the script's last {len(taken)} runs took at most {took} of the requested {limit}"
+    past = f"the script's latest {len(taken)} runs took at most {took} of the time limit {limit}"
     return f"{past}: --time {enough} may be enough"
 
 

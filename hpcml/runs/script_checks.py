@@ -281,7 +281,7 @@ def check_code(
         if image:
             return [f"{where} does not compile with Python {version}: {error.msg}; the image's Python may be newer"]
         if not _fails_too(python, Path(str(error.filename))):
-            return [f"{where} does not compile with Python {version}, which hpcml uses here: {error.msg}"]
+            return [f"{where} does not compile with Python {version}, which runs hpcml: {error.msg}"]
         raise _does_not_compile(error, where) from error
     except ValueError as error:  # a zero byte in the file
         raise ScriptError(f"The script does not compile: {error}", place=place(base, script)) from error
@@ -335,7 +335,7 @@ def missing_argument(script: Path, base: Path, given: int) -> list[str]:
     """Return a note where a script reads the scheduler's file from an argument of its own that is not given."""
     for node in _nodes(script):
         if isinstance(node, ast.keyword) and node.arg == "scheduler_file" and _number_of_argument(node.value) > given:
-            problem = "expects a Dask scheduler file as an argument, but the command has none"
+            problem = "expects a Dask scheduler file as an argument, but the command lacks this argument"
             return [f"{place(base, script, node.value.lineno)} {problem}; use Client() to connect to the run's cluster"]
     return []
 

@@ -55,7 +55,7 @@ class Taken(NamedTuple):
     def notes(self) -> list[str]:
         """Return what the user should know, as sentences without capital and full stop."""
         files = []
-        instead = "--set code.snapshot=none runs the script in its own folder"
+        instead = "with --set code.snapshot=none, the script runs in its own folder"
         if self.left_out:
             clause = "is not copied: the run reads the original, so do not change it until the run ends"
             if len(self.left_out) > 1:
@@ -63,7 +63,7 @@ class Taken(NamedTuple):
             files.append(f"{listed(self.left_out)} {clause}")
         if any(one.name.endswith("/") and one.why != _A_LINK for one in self.left_out):
             files.append(
-                "the copy of the code has links to folders that are not copied; os.walk and rglob do not enter links"
+                "the copy of the code has links to folders that are not copied; os.walk and rglob do not follow links"
             )
         if self.missing:
             files.append(f"the run's copy of the code lacks {listed(self.missing)}; {instead}")

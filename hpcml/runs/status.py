@@ -350,7 +350,9 @@ def _after(current: Status, event: Event) -> Status:
             return current.changed(phase="running")
         case "time-limit-near":
             pages = current.planned.form is Form.JUPYTER
-            effect = "open JupyterLab pages save their documents" if pages else "hpcml.run.should_stop() is now true"
+            effect = (
+                "JupyterLab pages in browsers save their documents" if pages else "hpcml.run.should_stop() is now true"
+            )
             left = format_age(fields.number("seconds"))
             return current.changed(hint=f"The time limit is near (about {left} left): {effect}.")
     return current

@@ -82,9 +82,9 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, dry_run: bool = 
     notes += prepared.notes
     if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults():
         if by_hand:
-            notes.append(f"when you run the sbatch command, sbatch also reads {', '.join(ignored)}")
+            notes.append(f"when you run the sbatch command, sbatch also reads the variables {', '.join(ignored)}")
         else:
-            hint = "use the option of hpcml instead, or set [defaults] in the site's settings"
+            hint = "use hpcml's option instead, or set [defaults] in the site's settings"
             notes.append(f"hpcml ignores {', '.join(ignored)}: {hint}")
     if prepared.loaded.chosen_because == lookup.BY_DEFAULT:
         nodes = prepared.plan.inside.job.nodes
@@ -246,7 +246,8 @@ def _two_pythons(spec: RunRequest, made: Plan) -> list[str]:
     interpreter = shutil.which(program) or str(program)
     if Path(interpreter).parent == Path(workers).parent:
         return []
-    return [f"{interpreter} runs the script, but {workers} (runtime.python) runs the workers and their imports"]
+    note = f"{interpreter} runs the script, but {workers} (runtime.python) runs the workers"
+    return [f"{note}: tasks import the packages of the workers' Python"]
 
 
 def template_folders(cwd: Path) -> tuple[list[Path], list[str]]:

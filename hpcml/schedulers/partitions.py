@@ -110,14 +110,15 @@ def _sizes(by_partition: _Limits, by_qos: _Limits, spec: RunRequest) -> Iterator
 
     most, who, key = stated("max_nodes")
     if 0 < most < spec.size.nodes:
-        yield _Misfit(f"{who} allows {units.counted(most, 'node')}, but the run requests {spec.size.nodes}", key)
+        allowed = units.counted(most, "node")
+        yield _Misfit(f"{who} allows at most {allowed}, but the run requests {spec.size.nodes}", key)
     least, who, key = stated("min_nodes")
     if spec.size.nodes < least:
         yield _Misfit(f"{who} needs at least {least} nodes, but the run requests {spec.size.nodes}", key)
     longest, who, key = stated("max_time")
     if 0 < longest < spec.size.time:
         asked, allowed = map(units.format_time_limit, (spec.size.time, longest))
-        yield _Misfit(f"{who} allows a time limit of {allowed}, but the run requests {asked}", key)
+        yield _Misfit(f"{who} allows a time limit of at most {allowed}, but the run requests {asked}", key)
 
 
 class NodePart(NamedTuple):
@@ -172,9 +173,14 @@ def unused_gpus(site: Site, partition: str, spec: RunRequest) -> list[str]:
         ways = [f"add --gpus-per-node {part.of}", *_to_a_part(site, partition, spec)]
     else:
         taken = f"this job reserves {units.counted(spec.size.nodes * part.of, 'GPU')} and uses none"
-        cpu_only = next((f"--qos {name}" for name, one in site.qos.items() if one.without_gpus), "nodes without GPUs")
         ways = [f"add --gpus-per-node {part.of}"]
-        ways += ["choose a CPU partition" if site.partitions else f"choose {cpu_only}"]
+        if not site.partitions:
+            cpu_only = next(
+                (f"--qos {name}" for name, one in site.qos.items() if one.without_gpus), "nodes without GPUs"
+            )
+            ways.append(f"choose {cpu_only}")
+        elif without := next((name for name, one in site.partitions.items() if not one.gpus_per_node), ""):
+            ways.append(f"choose a CPU partition (--partition {without})")
     return [f"{taken}: {', or '.join(ways)}"]
 
 

@@ -269,7 +269,7 @@ def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
         return SlurmUnreachableError(message, transient=True, place=program, hint=hint)
     if program == "sbatch" and (rule := meaning(answer.text, Where.SUBMISSION)):
         return SiteError(rule.sentence, place=program, hint=rule.remedy, quote=_quote(answer))
-    hint = "Slurm's message is above. The site's documentation may explain it."
+    hint = "Slurm's message is above. The site's documentation may explain this message."
     refused = "the job" if program == "sbatch" else f"the command {program}"
     return SiteError(f"Slurm refused {refused}", place=program, hint=hint, quote=_quote(answer))
 

@@ -147,9 +147,9 @@ def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tup
     key = f"partitions.{name}.gpus_per_node" if name in site.partitions else "resources.node_gpus"
     unknown = f"the profile does not give the number of GPUs per node ({key})"
     if part.whole:
-        more = f"this job reserves whole nodes, and GPUs beyond --gpus-per-node {part.gpus} stay unused"
-        return [f"{more}: {unknown}"]
-    return [f"{unknown}, so hpcml requests {amounts} (to request less: {options})"] if shares else []
+        used = f"{units.counted(part.gpus, 'GPU')} of each node (--gpus-per-node)"
+        return [f"this job reserves whole nodes, but uses only {used}: {unknown}"]
+    return [f"{unknown}, so hpcml requests {amounts} (to request other amounts: {options})"] if shares else []
 
 
 def _partition(site: Site, request: JobRequest, reasons: list[str], notices: list[str]) -> str:

@@ -11,7 +11,7 @@ class Identify(NamedTuple):
     """How hpcml recognizes a machine: ``hostname``, ``environment`` and ``command`` must all match if they are set."""
 
     hostname: tuple[str, ...] = ()
-    """Shell patterns: one pattern must match the machine's host name."""
+    """Shell patterns: at least one pattern must match the machine's host name."""
     environment: dict[str, str] = {}
     """Environment variables and their shell patterns: each variable's value must match its pattern."""
     command: str = ""
@@ -47,16 +47,16 @@ class Resources(NamedTuple):
 
     cpus_per_node: int = 0
     """CPUs to request per node; 0: the profile's value for the partition, else Slurm's default. If the profile lists no
-    partitions, this is the number of CPUs in a node. With ``resources.node_gpus``, a job for only some of a node's GPUs
-    requests the same fraction of the node's CPUs.
+    partitions, this key is the number of CPUs in a node. If ``resources.node_gpus`` is set, a job for only some of a
+    node's GPUs requests the same fraction of the node's CPUs.
     """
     memory_per_node: Memory = Memory()
     """Memory to request per node; empty: the profile's value for the partition, else Slurm's default. If the profile
-    lists no partitions, this is the memory of a node. A job for only some of a node's GPUs requests the same fraction
-    of the node's memory.
+    lists no partitions, this key is the memory of a node. A job for only some of a node's GPUs requests the same
+    fraction of the node's memory.
     """
     node_gpus: int = 0
-    """The number of GPUs in a node if the profile lists no partitions; 0: unknown. hpcml ignores this number for a QoS
+    """The number of GPUs in a node, for a profile without partitions; 0: unknown. hpcml ignores this number for a QoS
     with ``without_gpus = true``.
     """
     exclusive: bool = False
@@ -147,7 +147,7 @@ class Qos(NamedTuple):
     and all memory of each node.
     """
     without_gpus: bool = False
-    """The nodes of the QoS have no GPUs. ``hpcml doctor`` warns if this QoS is the default."""
+    """Jobs with this QoS run on nodes without GPUs. ``hpcml doctor`` warns if this QoS is the default."""
 
 
 class Runtime(NamedTuple):
@@ -164,7 +164,7 @@ class Runtime(NamedTuple):
     image: str = ""
     """The absolute path of the image, on a file system that all nodes share."""
     container: str = "apptainer"
-    """The program that runs images: ``apptainer``, ``singularity``, or a path."""
+    """The program that runs images: ``apptainer``, ``singularity``, or a program's path."""
     binds: tuple[str, ...] = ()
     """More paths to mount in the image, such as ``"/data"``, ``"/data:/inside"`` or ``"/data:/inside:ro"``. hpcml
     always mounts the run's directory, the folder you submitted from, ``/tmp`` and ``paths.scratch``.
@@ -193,13 +193,14 @@ class Workers(NamedTuple):
     threads: int = 0
     """Threads per worker; 0: an equal share of the node's CPUs, or one thread per GPU worker."""
     memory_limit: Memory = Memory()
-    """Host memory of each worker; empty: an equal share of the job's memory on the node. hpcml refuses less than a
-    worker needs to start (at least 80 MiB).
+    """Host memory of each worker; empty: an equal share of the job's memory on the node. hpcml refuses a
+    limit that is too small to start a worker (at least 80 MiB).
     """
     resources: tuple[str, ...] = ()
     """Dask's worker resources, each as ``NAME=NUMBER``, such as ``GPU=1``."""
     restarts: int = 3
-    """How many times hpcml restarts a worker, or the process that starts a node's workers, before they count as lost.
+    """How many times hpcml restarts a worker before the worker counts as lost; likewise the process that starts a
+    node's workers.
     """
     on_loss: str = "continue"
     """What happens when a worker is lost. ``continue``: the run continues while at least one worker remains. ``fail``:
@@ -226,7 +227,7 @@ class Gpu(NamedTuple):
     rmm_managed_memory: bool = False
     """Use CUDA's managed memory. cuda_ipc cannot transfer data in managed memory."""
     rmm_async: bool = False
-    """Use CUDA's asynchronous allocator. cuda_ipc cannot transfer data in memory from this allocator."""
+    """Use CUDA's asynchronous allocator. cuda_ipc cannot transfer data that this allocator allocated."""
     rmm_release_threshold: str = "none"
     """With ``gpu.rmm_async``: a worker returns unused GPU memory if its memory pool is larger than this size."""
     rmm_allocator_libs: tuple[str, ...] = ("cupy",)
@@ -250,8 +251,9 @@ class Gpu(NamedTuple):
     cudf_spill_stats: int = 0
     """With ``gpu.cudf_spill``: the level of cuDF's spilling statistics."""
     gds: str = "auto"
-    """How cuDF reads files. ``on``: with GPUDirect Storage (``KVIKIO_COMPAT_MODE=OFF``). Reading fails or hangs
-    unless cuFile and the file system support GPUDirect Storage. ``off``: through host memory. ``auto``: KvikIO decides.
+    """How cuDF reads files. ``on``: with GPUDirect Storage (``KVIKIO_COMPAT_MODE=OFF``). Then reading fails or
+    hangs if cuFile or the file system does not support GPUDirect Storage. ``off``: through host memory. ``auto``:
+    KvikIO decides.
     """
     pre_import: tuple[str, ...] = ()
     """Modules that each node imports once, before it forks the workers."""
@@ -262,7 +264,7 @@ class Network(NamedTuple):
 
     interface: str = ""
     """The interface for Dask, such as ``ib0``; empty: the first InfiniBand interface with an address. If a
-    node has no such interface, hpcml uses the address of its host name, or the first interface except loopback.
+    node has no such interface, hpcml uses the address of the node's host name, or the first interface except loopback.
     """
     protocol: str = "auto"
     """Dask's protocol. ``auto``: UCX for several GPUs on a node, or for GPUs with InfiniBand; TLS for other runs."""
@@ -300,8 +302,8 @@ class Deadlines(NamedTuple):
     fabric: Seconds = Seconds("30s")
     """The longest time for checking the interconnect; NCCL gets half of this time."""
     driver_grace: Seconds = Seconds("20s")
-    """How long the script may take to end: from SIGTERM to SIGKILL. Keep this time below Slurm's ``KillWait``
-    (``scontrol show config``).
+    """How long hpcml waits for the script's end after SIGTERM, before SIGKILL. Keep this time below Slurm's
+    ``KillWait`` (``scontrol show config``).
     """
     teardown: Seconds = Seconds("10s")
     """The longest time for ending the Dask scheduler and the workers."""
@@ -339,7 +341,7 @@ class Report(NamedTuple):
     """What hpcml measures during a run, and which advice the report of the run gives."""
 
     sample_every: Seconds = Seconds("5s")
-    """The time between two samples of a node; one second in the first minute. ``0s``: no samples."""
+    """The time between two samples of a node; in a run's first minute at most one second. ``0s``: no samples."""
     advice: dict[str, Advice] = {}
 
 
@@ -373,13 +375,14 @@ class Login(NamedTuple):
     renew: str = ""
     """The command that requests a new ssh certificate."""
     route: str = "auto"
-    """How a laptop reaches a compute node. ``direct``: ssh through the login node. ``twohop``: ssh from the login node.
-    ``srun``: ssh to an sshd in a job step. ``auto``: the first of these routes that works.
+    """How a laptop reaches a compute node. ``direct``: the laptop's ssh logs in to the compute node, with the login
+    node as jump host. ``twohop``: a second ssh, from the login node. ``srun``: ssh to an sshd in a job step. ``auto``:
+    the first of these routes that works.
     """
     logins: int = 5
     """The largest number of new ssh logins per hour."""
     control: str = "~/.hpcml/cm"
-    """The folder of ssh's control sockets. Its path must be short, and only you may have access."""
+    """The folder of ssh's control sockets. Its path must be short, and only you may have access to this folder."""
 
 
 class Code(NamedTuple):
@@ -390,7 +393,7 @@ class Code(NamedTuple):
     run uses the original files.
     """
     max_file: Memory = Memory("1M")
-    """In the copy, files above this size are links to the original files."""
+    """hpcml does not copy larger files: the copy has links to these files instead."""
     max_total: Memory = Memory("50M")
     """The largest size of all copied files together. A file or a whole folder that does not fit becomes a link."""
     max_files: int = 2000
@@ -407,7 +410,7 @@ class Cost(NamedTuple):
     ``mem`` with a unit (``0.25G``: 0.25 per GiB).
     """
     largest: bool = False
-    """Charge only the most expensive resource, not the sum (Slurm's ``PriorityFlags=MAX_TRES``)."""
+    """The cost is the price of the most expensive resource, not the sum (Slurm's ``PriorityFlags=MAX_TRES``)."""
     budget: tuple[str, ...] = ()
     """The command that lists granted compute time, such as ``["saldo", "-b"]``. A project's ``hpcml.toml`` cannot set
     this key.
@@ -450,7 +453,7 @@ class Fact(NamedTuple):
     source: str = ""
     """Where the value comes from: a page, a command or a person."""
     value: str = ""
-    """The value itself, only if the profile has no key for it, as for the lifetime of a certificate."""
+    """The value itself, only if the profile has no key for it, for example the lifetime of a certificate."""
 
 
 class Site(NamedTuple):
@@ -470,8 +473,8 @@ class Site(NamedTuple):
     scheduler: str = "slurm"
     """``slurm``: hpcml submits jobs to Slurm. ``local``: hpcml runs jobs on this machine."""
     repairs: bool = True
-    """``true``: correct known errors of Dask, RAPIDS, UCX and cloudpickle during a run. ``false``: use them
-    unchanged.
+    """``true``: hpcml corrects known errors of Dask, RAPIDS, UCX and cloudpickle during a run. ``false``: hpcml does
+    not change these packages.
     """
     unsupported: str = ""
     """The reason why hpcml does not work on this machine. hpcml then refuses each submission with this sentence

@@ -108,7 +108,7 @@ class Survey:
                     self.draft.ask(
                         ("partitions", name),
                         f"Slurm refused a job for a whole node of partition {name}: {refused}. "
-                        "Reduce the value of the profile that is too large.",
+                        "In the profile, reduce the value that is too large.",
                     )
 
     def _forgo_memory(self, name: str, refused: str) -> None:

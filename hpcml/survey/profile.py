@@ -186,7 +186,8 @@ class _Writer:
         draft.set(table, "account", account, asked)
         if len(self.accounts) > 1:
             have = ", ".join(self.accounts)
-            draft.ask(table, f"which account pays? You have {have}; a profile for all users should not name an account")
+            rule = "a profile for all users should not name an account"
+            draft.ask(table, f"which account pays? You have the accounts {have}; {rule}")
 
     def _requests(self) -> None:
         """Set how this Slurm wants to be asked, and tell what of its configuration matters to a job."""

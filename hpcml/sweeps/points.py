@@ -84,7 +84,7 @@ def drawn(request: Request) -> str:
     """Return the numbers of draws and of different points of ``--random``, in words; empty where all differ."""
     draws = [_random(values, request.seed) for values in request.randoms]
     repeated = [axis for axis in draws if len(set(axis)) < len(axis)]
-    return "; ".join(f"--random: {len(axis)} draws, {len(set(axis))} different points" for axis in repeated)
+    return "; ".join(f"--random: of {len(axis)} drawn points, {len(set(axis))} are distinct" for axis in repeated)
 
 
 def typed(text: str) -> Typed:

@@ -182,7 +182,7 @@ def test_runs_before_that_took_much_less(world: World) -> None:
     past(world, 440)
     past(world, 7100, 1)
     assert (
-        "the script's last 2 runs took at most 00:07:20 of the requested 02:00:00: --time 00:15:00 may be enough"
+        "the script's latest 2 runs took at most 00:07:20 of the time limit 02:00:00: --time 00:15:00 may be enough"
         in submit(world)
     )
     assert "  time " not in submit(world, "--nodes", "3")
@@ -214,7 +214,7 @@ def lost(world: World, node: str, *words: str) -> Path:
 
 def test_a_node_that_failed_is_named_for_a_day(world: World) -> None:
     run = lost(world, "n3")
-    told = f"n3 made a run fail within a day (GPU gone, {run.name}): exclude the node with --exclude n3"
+    told = f"n3 made a run fail in the last 24 hours (GPU gone, {run.name}): exclude the node with --exclude n3"
     assert "--exclude n3" not in submit(world, "--dry-run=script"), "a dry run writes nothing"
     assert told in " ".join(submit(world).split())
     assert "--exclude" not in (world.runs / max(world.left(), key=lambda name: name[-20:]) / "job.sh").read_text()
@@ -282,7 +282,7 @@ def test_a_note_is_shown_once_for_a_folder_and_kept_with_the_run(world: World) -
 def test_notes_of_a_kind_differ_in_their_numbers(subtests: pytest.Subtests) -> None:
     cases = [
         ("this job reserves 16 GPUs of 4 nodes", "this job reserves 8 GPUs of 2 nodes", True),
-        ("n3 made a run fail within a day", "n4 made a run fail within a day", False),
+        ("n3 made a run fail in the last 24 hours", "n4 made a run fail in the last 24 hours", False),
         ("data.csv is not copied", "data2.csv is not copied", False),
     ]
     for one, other, alike in cases:

@@ -99,7 +99,7 @@ def test_no_room_there(laptop: Laptop) -> None:
     machine(laptop, f'exec "$REAL" -IS -c \'{full}; import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))\' "$4"')
     done = laptop.run("pack")
     assert (done.returncode, done.stdout) == (errors.STORAGE, ""), done.stderr
-    assert "There is no space for hpcml.pyz on cluster: 3.0 KiB are free" in done.stderr
+    assert "There is not enough space for hpcml.pyz on cluster: only 3.0 KiB are free" in done.stderr
     machine(laptop, 'trap "" XFSZ; ulimit -f 100; exec "$REAL" "$@"')
     done = laptop.run("pack")
     assert (done.returncode, done.stdout) == (errors.STORAGE, ""), done.stderr

@@ -36,7 +36,7 @@ def test_fetch_brings_files_whole_once_and_nothing_else(laptop: Laptop) -> None:
     assert found == set(names)
     for name in names:
         assert (target / name).read_bytes() == (source / name).read_bytes()
-    assert "2 links and special files are skipped" in done.stderr
+    assert "2 links and special files are not copied" in done.stderr
     (source / "a b'c").write_text("changed")
     (target / "own").write_text("mine")
     facts = json.loads(laptop.run("fetch", "last", "results", "--json").stdout)

@@ -170,7 +170,9 @@ def test_what_it_does_not_go_with(world: World) -> None:
 
 def test_variables_that_sbatch_reads_are_named(world: World) -> None:
     done = world.run(*SLURM, "--prepare", "job.py", env={"SBATCH_EXPORT": "NONE"})
-    assert "when you run the sbatch command, sbatch also reads SBATCH_EXPORT" in " ".join(done.stderr.split())
+    assert "when you run the sbatch command, sbatch also reads the variables SBATCH_EXPORT" in " ".join(
+        done.stderr.split()
+    )
 
 
 def test_a_run_is_prepared_again(world: World) -> None:

@@ -79,7 +79,7 @@ def test_a_run_that_may_be_alive_stays(world: World) -> None:
     done = world.run("rm", "waiting", "ending", "gone", "--yes")
     assert done.returncode == 1
     assert done.stderr.count("because the run may still be active") == 2
-    assert "(the run's job is still ending: try again in a minute)" in done.stderr
+    assert "(the run's job has not ended yet: try again in a minute)" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("Removed 1 run, ")
     assert done.stderr.splitlines()[-1].endswith("; 2 runs kept.")
     assert world.left() == sorted([waiting.name, ending.name])

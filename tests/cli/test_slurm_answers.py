@@ -180,7 +180,7 @@ def test_a_lost_answer_is_found_again_and_the_job_not_sent_twice(world: World, a
     world.answer("sbatch", then=True, **answer)
     code, err = submit(world, *QUICK)
     assert code == 0, err
-    assert "found the job by its comment" in err
+    assert "found the job by the job's comment" in err
     assert len(world.calls("sbatch")) == len(world.jobs()) == 1
     record = json.loads((world.directory() / "submission.json").read_text())
     assert record["job"] == "101"

@@ -72,4 +72,4 @@ def test_its_words_are_known(cluster: Cluster, image: Path, subtests: pytest.Sub
     with contextlib.ExitStack() as stack:
         stack.callback(closed.unlink, missing_ok=True)
         stack.enter_context(cluster.covered("n1", cover, str(FUSE)))
-        means(exec_words(image), "/dev/fuse cannot be used, but images are mounted with it", "mode 666")
+        means(exec_words(image), "/dev/fuse cannot be used, but mounting an image needs /dev/fuse", "mode 666")

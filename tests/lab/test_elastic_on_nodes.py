@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -68,30 +71,34 @@ def test_it_breathes_and_is_closed_to_others(cluster: Cluster) -> None:
         left.unlink(missing_ok=True)
     python = cluster.run("sh", "-c", "command -v python").stdout.strip()
     process = cluster.lab.popen([python, str(program)], cwd=folder)
-    assert wait_for(lambda: path.exists() or process.poll() is not None, 120, 0.2), "no workers came"
-    if not path.exists():
-        pytest.fail("\n".join(process.communicate()))
-    addresses = json.loads(path.read_text())
-    host = addresses["worker"].rpartition("//")[2].rsplit(":", 1)[0]
-    node = f"n{int(host.rsplit('.', 1)[1]) - 10}"
-    ports = sorted(listeners(cluster, node))  # of a worker and its Nanny
-    ports_here = sorted(listeners(cluster, "login"))
-    own = addresses["scheduler"].rsplit(":", 1)
-    assert ports_here == [int(own[1])]
-    assert len(ports) == 2
-    targets = [addresses["scheduler"], *(f"tls://{host}:{port}" for port in ports)]
-    tries = [cluster.lab.popen([python, "-c", ATTACK, target], node="n4", user="mallory") for target in targets]
-    for done in together(tries, 120):
-        lines = Counter(line.split()[0] for line in done.stdout.splitlines() if line.startswith(("IN", "refused")))
-        assert lines == {"refused": 5}, done.stdout + done.stderr
-    for file in ("secret/tls-key.pem", "plan.json", "jobs"):
-        done = cluster.run("ls", f"{addresses['directory']}/{file}", node="n4", user="mallory")
-        assert "Permission denied" in done.stderr
-    keys = Path(addresses["directory"]) / "secret"
-    assert {path.stat().st_mode & 0o777 for path in keys.iterdir()} == {0o600}
-    (folder / "enough").touch()
-    out, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
+    try:
+        assert wait_for(lambda: path.exists() or process.poll() is not None, 120, 0.2), "no workers came"
+        if not path.exists():
+            pytest.fail("\n".join(process.communicate()))
+        addresses = json.loads(path.read_text())
+        host = addresses["worker"].rpartition("//")[2].rsplit(":", 1)[0]
+        node = f"n{int(host.rsplit('.', 1)[1]) - 10}"
+        ports = sorted(listeners(cluster, node))  # of a worker and its Nanny
+        ports_here = sorted(listeners(cluster, "login"))
+        own = addresses["scheduler"].rsplit(":", 1)
+        assert ports_here == [int(own[1])]
+        assert len(ports) == 2
+        targets = [addresses["scheduler"], *(f"tls://{host}:{port}" for port in ports)]
+        tries = [cluster.lab.popen([python, "-c", ATTACK, target], node="n4", user="mallory") for target in targets]
+        for done in together(tries, 120):
+            lines = Counter(line.split()[0] for line in done.stdout.splitlines() if line.startswith(("IN", "refused")))
+            assert lines == {"refused": 5}, done.stdout + done.stderr
+        for file in ("secret/tls-key.pem", "plan.json", "jobs"):
+            done = cluster.run("ls", f"{addresses['directory']}/{file}", node="n4", user="mallory")
+            assert "Permission denied" in done.stderr
+        keys = Path(addresses["directory"]) / "secret"
+        assert {path.stat().st_mode & 0o777 for path in keys.iterdir()} == {0o600}
+        (folder / "enough").touch()
+        out, errors = process.communicate(timeout=600)
+        assert process.returncode == 0, errors
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it has ended if nothing failed
+            os.killpg(process.pid, signal.SIGKILL)
     facts = json.loads(out.splitlines()[-1])
     assert (facts["before"], facts["idle"]) == ([], "running")
     assert set(facts["nodes"]) <= {"n1", "n2", "n3", "n4"}

@@ -63,4 +63,4 @@ def test_no_line_in_subuid(cluster: Cluster, base: Path) -> None:
     cluster.run("rm", "-rf", "/tmp/ids", node="login", user="root")
     assert done.returncode == errors.IMAGE, done.stderr
     assert "You have no subordinate user ids for a build as root (--fakeroot) (/etc/subuid)" in done.stderr
-    assert "Ask the site for an entry in /etc/subuid" in done.stderr
+    assert "Ask the site's support to add you to /etc/subuid" in done.stderr

@@ -54,7 +54,7 @@ def test_a_share_of_memory_that_is_too_small_is_named_before_a_worker_dies_of_it
     assert ended.code == errors.WORKERS_NEVER_CAME, ended.err
     reason = ended.status["message"]
     assert "128 of 128 workers did not start" in reason
-    each = r"the memory of this node allows each of its 64 workers \d+ MiB, but a worker needs \d+ MiB to start"
+    each = r"each of this node's 64 workers can use \d+ MiB, but a worker needs \d+ MiB to start"
     assert re.search(f"n[12]: {each}", reason), reason
     assert "workers.per_node" in reason
     assert "ended" not in reason.partition("did not start")[2]

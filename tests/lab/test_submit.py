@@ -143,7 +143,7 @@ def test_a_controller_that_falls_silent(cluster: Cluster, staying: Staying) -> N
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert "ran once" in out
-    assert "found the job by its comment" in err
+    assert "found the job by the job's comment" in err
     comments = cluster.run("squeue", "--me", "--noheader", "--states=all", "--format=%k").stdout
     assert comments.count("hpcml:silent") == 1
     assert "own files" not in cluster.run("hpcml", "status", staying.job).stdout

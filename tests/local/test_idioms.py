@@ -50,7 +50,7 @@ LACKING = {
     "slurm_cluster": [
         "SLURMCluster in line 30: the workers do not get the job script's line 'module load cuda' (set runtime.modules or runtime.setup); "
         "the GPUs that --gres=gpu:1 requests (submit with --gpus-per-node).",
-        "Client in line 54: clusters opened earlier use the same workers, which now get LATER, SCALE.",
+        "Client in line 54: clusters that the script opened earlier use the same workers, which now get LATER, SCALE.",
     ]
 }
 APART = ", in separate processes: tasks cannot change the script's variables"
@@ -154,7 +154,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         done = here.run("submit", "--nodes", "2", "--wait", script, timeout=1200)
         said = outputs(done.stdout)
         for name in said.keys() - {"slurm_cluster"}:  # they know of each other's clusters, which some leave open
-            said[name] = [line for line in said[name] if "clusters opened earlier use the same workers" not in line]
+            said[name] = [line for line in said[name] if "clusters that the script opened earlier use" not in line]
         yield Ran(here, done.returncode, said)
 
 

@@ -113,7 +113,7 @@ def test_a_sweep_and_again(sweep: Sweep, here: Here) -> None:
     assert here.status()["message"] == "6 of 9 points are done, 3 failed"
     assert here.status()["cause"] == "3 of 9 points failed"
     why = json.loads(here.run("why", "--json").stdout)
-    assert why["cause"] == f"3 of 9 points failed, the first with k=1 mode=crash: ValueError: no 1 ({CRASH})"
+    assert why["cause"] == f"3 of 9 points failed; the first failed point: k=1 mode=crash: ValueError: no 1 ({CRASH})"
     assert [line["text"].partition(": ")[2] for line in why["evidence"][1:]] == ["killed by SIGKILL", "exit status 3"]
     output, _, table = here.status()["hint"].partition(". See ")
     assert table == "the failed points: hpcml sweep status train"

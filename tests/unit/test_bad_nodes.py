@@ -118,8 +118,10 @@ def test_what_is_not_a_file_of_yours(tmp_path: Path) -> None:
 
 def test_one_line_with_the_option() -> None:
     assert bad_nodes.sentence([bad("n3")]) == (
-        "n3 made a run fail within a day (GPU gone, a-n3): exclude the node with --exclude n3"
+        "n3 made a run fail in the last 24 hours (GPU gone, a-n3): exclude the node with --exclude n3"
     )
     several = bad_nodes.sentence([bad(f"n{number}") for number in range(5)])
-    assert several.startswith("5 nodes made runs fail within a day (n0: GPU gone; n1: GPU gone; n2: GPU gone; …): ")
+    assert several.startswith(
+        "5 nodes made runs fail in the last 24 hours (n0: GPU gone; n1: GPU gone; n2: GPU gone; …): "
+    )
     assert several.endswith("--exclude n0,n1,n2,n3,n4")

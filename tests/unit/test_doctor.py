@@ -301,7 +301,7 @@ def test_the_default_qos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     own: dict[str, Any] = {"site": "marenostrum5", "account": "bsc"}
     assert scheduler.default_qos(examination(tmp_path, **own)).state == "green"
     unsaid = scheduler.default_qos(examination(tmp_path, "defaults.qos=", **own))
-    assert told(unsaid) == ("red", "runs use the default QoS gp_ehpc, which has no GPUs")
+    assert told(unsaid) == ("red", "runs use the default QoS gp_ehpc, which is for nodes without GPUs")
     assert "--qos acc_ehpc" in unsaid.remedy
     assert scheduler.default_qos(examination(tmp_path, **own, qos="gp_ehpc")).state == "red"
     monkeypatch.setattr(slurm_machine, "associations", lambda _: "denied")
@@ -377,7 +377,7 @@ def test_the_login_node_that_answers() -> None:
     many = checks.judge_login_node(Login(host="login.y.de"), "y1")
     assert many.state == "yellow"
     assert many.sentence.startswith(
-        "login.y.de responds (the host name there is y1): each login may reach another login node"
+        "login.y.de responds (the node's own host name is y1): each login may reach another login node"
     )
     assert "login.hosts" in many.remedy
     alone = [("y1.y.de", "y1.y.local"), ("me@y1.y.de", "y1"), ("y1-ext.y.de", "y1"), ("login.y.de", "")]

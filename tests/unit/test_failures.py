@@ -216,7 +216,7 @@ def test_errors_that_a_user_can_mend_have_a_next_step(kind: str, message: str, w
 def test_a_script_that_ends_with_a_status_is_told_by_its_last_line() -> None:
     said = ("usage: a.py [-h] [--k K]", "a.py: error: unrecognized arguments: --x 3")
     found = cause(ended(2, "script", "FAILED", "the script exited with status 2", quote=said), [])
-    assert found.what == f"the script exited with status 2; its last line: {said[1]}"
+    assert found.what == f"the script exited with status 2; the last line of its output: {said[1]}"
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,8 @@ def test_an_acl_is_no_group_of_one_s_own(tmp_path: Path, monkeypatch: pytest.Mon
 
     give_by_acl(path)
     with pytest.raises(
-        files.ForeignError, match=r"others, through an ACL \(getfacl .*a b/hpcml.toml'\), can write to the file"
+        files.ForeignError,
+        match=r"other users, through an ACL \(see getfacl .*a b/hpcml.toml'\), can write to the file",
     ) as told:
         files.read_setting(path)
     assert told.value.hint == f"chmod go-w '{path}'"
@@ -158,14 +159,16 @@ def test_an_acl_is_no_group_of_one_s_own(tmp_path: Path, monkeypatch: pytest.Mon
     assert files.read_setting(path) == "x"
 
     give_by_acl(folder)
-    with pytest.raises(files.ForeignError, match=r"others, through an ACL .*, can write to the file's folder") as told:
+    with pytest.raises(
+        files.ForeignError, match=r"other users, through an ACL .*, can write to the file's folder"
+    ) as told:
         files.read_setting(path)
     assert told.value.hint == f"chmod go-w '{folder}'"
-    assert replaceable(folder / "runs") == [("a b", f"others, through an ACL (getfacl '{folder}'),", True)]
+    assert replaceable(folder / "runs") == [("a b", f"other users, through an ACL (see getfacl '{folder}'),", True)]
     (note,) = directories.check_folder(folder / "runs", [f"@{me}"])
     assert (
         note
-        == f"others, through an ACL (getfacl '{folder}'), can replace runs in {folder / 'runs'}: they can write to {folder}"
+        == f"other users, through an ACL (see getfacl '{folder}'), can replace runs in {folder / 'runs'}: they can write to {folder}"
     )
 
 

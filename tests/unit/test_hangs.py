@@ -114,7 +114,7 @@ def test_tasks_that_no_worker_may_run() -> None:
     run.at(100, stuck=2, idle=29)
     run.at(102, stuck=2, idle=31)
     assert run.said == [
-        "2 tasks wait: no worker has the resources or the name that a task needs (resources=, workers=)."
+        "2 tasks wait: no worker has the resources or the name that a task needs (resources= or workers=)."
     ]
 
 

@@ -195,7 +195,7 @@ def looked_at(text: str, **labels: str) -> list[tuple[str, str]]:
 
 def test_a_definition_in_order() -> None:
     assert looked_at(sif_file.DEFINITION, kind="cpu", dask="2026.7.1") == [
-        ("good", "the base image is python:3.12-slim; build commands: 1; the labels match the definition")
+        ("good", "the base image is python:3.12-slim; number of build commands: 1; the labels match the definition")
     ]
 
 

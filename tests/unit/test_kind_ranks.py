@@ -378,7 +378,7 @@ def test_ranks_that_end_well_end_nobody(ended: Ended) -> None:
     ended.ranks.note_rest(ended.clock.seconds)
     assert ended.orders == []
     assert ended.warnings == [
-        "3 of 4 ranks ended with status 0. 60 s after the first of these ranks, rank 3 had not ended."
+        "3 of 4 ranks ended with status 0. 60 s after the first rank ended, rank 3 had not ended."
     ]
     assert ended.ranks.over_on("n1")
     assert not ended.ranks.over_on("n2")

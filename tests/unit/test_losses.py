@@ -152,7 +152,7 @@ def test_a_task_that_srun_has_lost_does_not_come_back(context: Context, line: st
         assert sorted(steps.lost_tasks()) == nodes
     mark(context, "n2", "workers")
     missing = losses(context).look({"n1-0", "n1-1"}, step_gone=False, lost=steps.lost_tasks())
-    said = "the workers started but did not register"
+    said = "the workers started but did not register with the scheduler"
     if "n2" in nodes:
         said = f"the workers' parent process {'could not be launched' if 'launch' in line else 'was killed'} ({line})"
     assert [(node.node, node.final, node.why) for node in missing] == [("n2", "n2" in nodes, said)]

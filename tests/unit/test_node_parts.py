@@ -102,10 +102,10 @@ SAID: list[tuple[Site, dict[str, Any], list[str]]] = [
      ["this job reserves 2 nodes of gpu and uses 1 of 4 GPUs per node: add --gpus-per-node 4"]),
     (one({"gpus_per_node": 0}), {"gpus_per_node": 1},
      ["the profile does not give the number of GPUs per node (partitions.gpu.gpus_per_node), so hpcml requests 30 CPUs and 100001M of "
-      "memory (to request less: --cpus-per-node, --memory-per-node)"]),
+      "memory (to request other amounts: --cpus-per-node, --memory-per-node)"]),
     (one({"gpus_per_node": 0}), {"gpus_per_node": 1, "cpus_per_node": 2, "memory_per_node": "2G"}, []),
     (shipped("slurm"), {"gpus_per_node": 1},
-     ["this job reserves whole nodes, and GPUs beyond --gpus-per-node 1 stay unused: the profile does not give the "
+     ["this job reserves whole nodes, but uses only 1 GPU of each node (--gpus-per-node): the profile does not give the "
       "number of GPUs per node (resources.node_gpus)"]),
     (shipped("slurm"), {}, []),
     (shipped("marenostrum5"), {"nodes": 2},
@@ -118,8 +118,10 @@ SAID: list[tuple[Site, dict[str, Any], list[str]]] = [
     (shipped("perlmutter"), {"gpus_per_node": 1, "sbatch": (("--constraint", "gpu&hbm80g"),)},
      ["this job reserves 1 node and uses 1 of 4 GPUs per node: add --gpus-per-node 4, or choose --qos shared, "
       "which reserves only a part of a node"]),
-    (shipped("juwels"), {}, ["this job reserves 4 GPUs and uses none: add --gpus-per-node 4, "
-                             "or choose a CPU partition"]),
+    (site_of({"scheduler": "slurm", "partitions": {"gpu": {**NODE, "whole_nodes": True}, "cpu": {"max_nodes": 4}}}),
+     {"partition": "gpu"},
+     ["this job reserves 4 GPUs and uses none: add --gpus-per-node 4, or choose a CPU partition (--partition cpu)"]),
+    (shipped("juwels"), {}, ["this job reserves 4 GPUs and uses none: add --gpus-per-node 4"]),
 ]  # fmt: skip
 
 

@@ -66,8 +66,8 @@ def test_what_is_asked_of_slurm(request_: dict[str, Any], expected: dict[str, st
 
 @pytest.mark.parametrize(("request_", "misfit"), [
     ({"nodes": 9}, "No partition fits the request"),
-    ({"partition": "gpu", "nodes": 5}, "Partition 'gpu' allows 4 nodes, but the run requests 5"),
-    ({"partition": "gpu", "time": "2:00:01"}, "Partition 'gpu' allows a time limit of 02:00:00, but the run requests 02:00:01"),
+    ({"partition": "gpu", "nodes": 5}, "Partition 'gpu' allows at most 4 nodes, but the run requests 5"),
+    ({"partition": "gpu", "time": "2:00:01"}, "Partition 'gpu' allows a time limit of at most 02:00:00, but the run requests 02:00:01"),
     ({"partition": "long", "gpus_per_node": 1}, "Partition 'long' has no GPUs per node, but the run requests 1"),
     ({"partition": "gpu", "gpus_per_node": 5}, "Partition 'gpu' has 4 GPUs per node, but the run requests 5"),
     ({"partition": "long", "memory_per_node": "1T"}, "Partition 'long' has 102400M of memory per node, but the run requests 1048576M"),

@@ -374,7 +374,7 @@ def test_more_files_than_links_are_made(project: Path) -> None:
     assert [one.name for one in found.left_out] == ["2.dat", "3.dat", "4.dat"]
     assert [one.name for one in found.missing] == ["5.dat", "6.dat", "7.dat", "8.dat"]
     assert "5.dat (exceeds code.max_files = 3), 6.dat" in found.notes()[1]
-    assert "and 1 more; --set code.snapshot=none runs" in found.notes()[1]
+    assert "and 1 more; with --set code.snapshot=none" in found.notes()[1]
 
 
 def test_runs_that_are_kept_below_the_script(project: Path) -> None:
@@ -520,7 +520,7 @@ def test_a_folder_that_is_a_link_is_not_walked_and_the_note_says_so(project: Pat
         put(project, f"data/{number}.txt")
     _, found = taken(project, max_files=4)
     assert "data/ (exceeds code.max_files = 4) is not copied" in found.notes()[0]
-    assert "os.walk and rglob do not enter" in found.notes()[1]
+    assert "os.walk and rglob do not follow" in found.notes()[1]
 
 
 @pytest.mark.parametrize("linked", [True, False])

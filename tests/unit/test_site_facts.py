@@ -87,21 +87,21 @@ def test_a_fact_of_nothing_is_told(tmp_path: Path) -> None:
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("leonardo", {"partition": "boost_usr_prod", "nodes": 100, "gpus_per_node": 4},
-     "Partition 'boost_usr_prod' allows 64 nodes, but the run requests 100", "--qos boost_qos_bprod"),
-    ("leonardo", {"qos": "boost_qos_dbg", "partition": "boost_usr_prod", "nodes": 4}, "QoS 'boost_qos_dbg' allows 2 nodes, but the run requests 4", ""),
-    ("leonardo", {"qos": "boost_qos_dbg", "partition": "boost_usr_prod", "time": "2h"}, "QoS 'boost_qos_dbg' allows a time limit of 00:30:00, but the run requests 02:00:00", ""),
+     "Partition 'boost_usr_prod' allows at most 64 nodes, but the run requests 100", "--qos boost_qos_bprod"),
+    ("leonardo", {"qos": "boost_qos_dbg", "partition": "boost_usr_prod", "nodes": 4}, "QoS 'boost_qos_dbg' allows at most 2 nodes, but the run requests 4", ""),
+    ("leonardo", {"qos": "boost_qos_dbg", "partition": "boost_usr_prod", "time": "2h"}, "QoS 'boost_qos_dbg' allows a time limit of at most 00:30:00, but the run requests 02:00:00", ""),
     ("leonardo", {"qos": "boost_qos_dbg", "partition": "dcgp_usr_prod"}, "is for partition boost_usr_prod, not for dcgp_usr_prod", ""),
-    ("leonardo", {"partition": "dcgp_usr_prod", "nodes": 20}, "Partition 'dcgp_usr_prod' allows 16 nodes", "--qos dcgp_qos_bprod"),
+    ("leonardo", {"partition": "dcgp_usr_prod", "nodes": 20}, "Partition 'dcgp_usr_prod' allows at most 16 nodes", "--qos dcgp_qos_bprod"),
     ("leonardo", {"nodes": 100, "gpus_per_node": 4}, "No partition fits the request", "Try --partition boost_usr_prod --qos boost_qos_bprod."),
     ("jupiter", {}, "aarch64", "--site slurm"),
     ("lumi", {"gpus_per_node": 8}, "AMD", "--site slurm"),
 ]  # fmt: skip
 TOLD: list[tuple[str, dict[str, Any], str]] = [
     ("leonardo", {"qos": "boost_qos_lprod", "nodes": 4, "gpus_per_node": 4},
-     "QoS 'boost_qos_lprod' allows 3 nodes, but the run requests 4; the profile's limit is only reported, so Slurm decides"),
+     "QoS 'boost_qos_lprod' allows at most 3 nodes, but the run requests 4; the profile's limit is only reported, so Slurm decides"),
     ("leonardo", {"nodes": 20}, "a partition without GPUs also fits this request: --partition dcgp_usr_prod --qos dcgp_qos_bprod"),
     ("leonardo", {"environment": (("NCCL_IB_HCA", "mlx5_0,mlx5_1,mlx5_4:1"),)}, "NCCL_IB_HCA names mlx5_4, which the nodes of leonardo do not have"),
-    ("marenostrum5", {"nodes": 101}, "QoS 'acc_ehpc' allows 100 nodes, but the run requests 101; the profile's limit is only reported"),
+    ("marenostrum5", {"nodes": 101}, "QoS 'acc_ehpc' allows at most 100 nodes, but the run requests 101; the profile's limit is only reported"),
     ("vega", {"partition": "gpu"}, "Partition 'gpu' accepts only jobs with GPUs, but the run requests none; the profile's limit is only reported"),
     ("perlmutter", {"nodes": 2, "gpus_per_node": 4}, "Slingshot"),
     ("perlmutter", {"gpus_per_node": 4}, "libfabric"),

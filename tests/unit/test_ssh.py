@@ -91,7 +91,7 @@ def test_certificates_ends_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ssh.clock(first, first) == "21:00"
     found = [first]
     assert "expired" in ssh.warning(found, None, first + 1, "renew me")
-    assert "An open tunnel stays open" in ssh.warning(found, first + 3600, first - 60, "")
+    assert "An existing tunnel continues" in ssh.warning(found, first + 3600, first - 60, "")
     assert ssh.warning(found, first - 10, first - 60, "") == ""
     assert ssh.warning([], first, first, "") == ""
     assert ssh.warning([*found, second], first + 9, first + 1, "") == ""

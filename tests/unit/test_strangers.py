@@ -54,7 +54,7 @@ def test_a_scheduler_says_that_it_cannot_have_so_many_workers(monkeypatch: pytes
     assert connection_limits.too_few_files(300) == ""
     said = connection_limits.too_few_files(1000)
     assert (
-        "the Dask scheduler may open 1024 files (ulimit -Hn), but 1000 workers need 3064 open files: use at most 320 workers"
+        "the Dask scheduler can open only 1024 files (ulimit -Hn), but 1000 workers need 3064 open files: use at most 320 workers"
         in said
     )
     assert connection_limits.too_few_files(320) == ""

@@ -60,7 +60,7 @@ def test_more_draws_begin_with_the_same_ones() -> None:
     assert few == many[:5]
     assert points.drawn(Request(randoms=[["9", *words]])) == ""
     few_values = Request(randoms=[["50", "k=randint(1,9)"]])
-    assert points.drawn(few_values) == "--random: 50 draws, 9 different points"
+    assert points.drawn(few_values) == "--random: of 50 drawn points, 9 are distinct"
     assert values(Request(randoms=[["5", words[0]]], seed=1)) != [{"x": row["x"]} for row in few]
     assert all(0 <= float(str(row["x"])) <= 1 and row["k"] in (1, 2, 3) and row["c"] in ("a", "b") for row in many)
     assert all(1e-4 <= float(str(row["r"])) <= 1 for row in many)

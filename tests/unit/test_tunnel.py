@@ -168,7 +168,7 @@ def test_a_lost_route_is_opened_again_for_a_while(world: World) -> None:
     assert world.step(1, facts(N1)) is State.OPENING
     begin = world.now
     assert world.said[-2:] == [
-        "The connection to the node was lost; opening it again.",
+        "The connection to the node was lost; connecting again.",
         "The site does not allow a tunnel to n1; waiting until the cluster reports the state of the run.",
     ]
     assert world.tunnel.phase.due == begin + tunnel.RETRY

@@ -209,13 +209,13 @@ ACCOUNTING = Accounting(
     parts={
         "starting": Part(
             "Starting",
-            "hpcml started on the first node, and the interconnect was checked.",
+            "hpcml was starting on the first node, or was checking the interconnect.",
             "#8c959f",
             "#6e7681",
         ),
         "importing": Part(
             "Importing",
-            "The Dask scheduler and workers imported their libraries, and the workers registered.",
+            "The Dask scheduler and workers were importing libraries, or the workers were registering.",
             "#6b8fb5",
             "#527aa3",
         ),
@@ -239,7 +239,7 @@ ACCOUNTING = Accounting(
         ),
         "spilling": Part(
             "Spilling",
-            "The {unit} was idle: tasks waited while Dask moved data between memory and disk, or GPU and host memory.",
+            "The {unit} was idle: tasks waited while Dask moved data between memory and disk, or between GPU and host.",
             "#c2255c",
             "#bf4b8a",
         ),
@@ -269,8 +269,8 @@ ACCOUNTING = Accounting(
         Rule(
             "no-tasks",
             "without_tasks",
-            "The script itself took {without_tasks} % of the time: no task ran meanwhile. Do the script's work in Dask "
-            "tasks too, or before the job.",
+            "The script itself took {without_tasks} % of the time: no Dask task was running. Move the script's own "
+            "work into Dask tasks, or do this work before the job.",
             above=30,
             weight=1.2,
             shortest=0,
@@ -279,8 +279,8 @@ ACCOUNTING = Accounting(
         Rule(
             "idle-tail",
             "idle_tail",
-            "No task ran in the last {idle_tail} % of the time. Let the script end earlier, and write results from "
-            "the workers.",
+            "No task ran in the last {idle_tail} % of the time. Let Dask tasks write the results, so that the script "
+            "ends earlier.",
             above=15,
             weight=1.1,
             shortest=0,
@@ -289,8 +289,8 @@ ACCOUNTING = Accounting(
         Rule(
             "tiny-tasks",
             "tiny_tasks",
-            "The tasks are too small: {tasks} tasks of {task_time} each. Dask itself took {tiny_tasks} % of the time. "
-            "Use fewer and larger tasks: larger chunks, or many items in one task.",
+            "The tasks are too small: {tasks} tasks took {task_time} each. Dask's own work took {tiny_tasks} % of the "
+            "time. Use fewer and larger tasks: larger chunks, or many items in one task.",
             above=30,
             weight=2.0,
             shortest=0,
@@ -316,8 +316,8 @@ ACCOUNTING = Accounting(
         Rule(
             "spilling",
             "spilling",
-            "Spilling took {spilling} % of the time: the data did not fit into the workers' memory. Use more nodes or "
-            "memory, smaller Dask partitions, or keep less in memory (persist, large intermediates).",
+            "Spilling took {spilling} % of the time: the data did not fit into the workers' memory. Use more nodes, "
+            "more memory or smaller Dask partitions. Avoid persist() and large intermediate results.",
             above=10,
             weight=2.5,
             shortest=0,
@@ -343,7 +343,7 @@ ACCOUNTING = Accounting(
         Rule(
             "cpu-low",
             "cpu_use",
-            "The run used {cpu_use} % of its cores. Use fewer cores, or more workers or threads "
+            "The run used {cpu_use} % of its cores. Request fewer cores, or use more workers or threads "
             "(workers.per_node, workers.threads).",
             below=65,
             weight=0.8,
@@ -351,8 +351,8 @@ ACCOUNTING = Accounting(
         Rule(
             "tasks-without-gpu",
             "tasks_without_gpu",
-            "Tasks did not use their GPU {tasks_without_gpu} % of the time: they read files or used the CPU. Keep data "
-            "on the GPU (cudf, cupy), or use more threads to read (workers.threads).",
+            "For {tasks_without_gpu} % of the time, tasks ran without their GPU: they read files or used the CPU. Keep "
+            "data on the GPU (cudf, cupy), or use more threads to read (workers.threads).",
             above=40,
             unless=QUERIES,
         ),

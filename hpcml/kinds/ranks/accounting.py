@@ -25,7 +25,7 @@ def _sentences(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 ACCOUNTING = Accounting(
-    parts={"starting": Part("Starting", "hpcml started on all nodes and connected the nodes.", "#8c959f", "#6e7681")},
+    parts={"starting": Part("Starting", "hpcml was starting on all nodes and connecting them.", "#8c959f", "#6e7681")},
     process="rank",
     sentences=_sentences,
 )

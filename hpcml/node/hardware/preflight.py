@@ -132,7 +132,7 @@ def _gpus_missing(node: Node, expected: int) -> Iterable[Trouble]:
     if seen < expected:
         why = "CUDA_VISIBLE_DEVICES is not set" if given is None else f"CUDA_VISIBLE_DEVICES is '{given}'"
         sentence = f"the job sees {_count(seen, 'GPU') or '0 GPUs'}, but the run requests {expected}"
-        hint = "Check slurm.gpu_request in the profile, and check this node."
+        hint = "Check slurm.gpu_request in the profile, and run nvidia-smi on this node."
         yield Trouble(f"{sentence} ({why}, the driver shows {_count(count, 'GPU') or '0 GPUs'})", hint, fatal=True)
 
 
@@ -142,7 +142,7 @@ def _wrong_cuda(node: Node, cuda: str) -> Iterable[Trouble]:
     environment = f"but this environment's RAPIDS is built for CUDA {built}"
     if built in NEEDS and driver and not _runs(built, driver, speaks):
         fitting = [major for major in NEEDS if _runs(major, driver, speaks)]
-        hint = f"Use hpcml's cuda{fitting[-1]} extra or image." if fitting else ""
+        hint = f"Install hpcml's extra cuda{fitting[-1]}, or use an image for CUDA {fitting[-1]}." if fitting else ""
         sentence = f"driver {driver} supports CUDA {speaks or 'of an unknown version'}, {environment}"
         yield Trouble(
             f"{sentence}, which needs driver {NEEDS[built].driver} or newer",
@@ -152,7 +152,7 @@ def _wrong_cuda(node: Node, cuda: str) -> Iterable[Trouble]:
     elif profile_cuda and built and profile_cuda != (built,):
         able = f", which driver {driver} can run" if built in NEEDS and driver else ""
         sentence = f"the profile's gpu.cuda is {profile_cuda[0]}, {environment}{able}"
-        yield Trouble(sentence, f"Use hpcml's cuda{profile_cuda[0]} extra or image, or correct gpu.cuda.")
+        yield Trouble(sentence, f"Use an environment or image for CUDA {profile_cuda[0]}, or correct gpu.cuda.")
 
 
 def _runs(cuda: int, driver: str, speaks: str) -> bool:
@@ -222,7 +222,7 @@ def _ucx_without_rdma(node: Node) -> Iterable[Trouble]:
         hint = "Bind /dev/infiniband into the container, or start the container without --contain."
     elif {"ib", "ib_mlx5"} & set(build.modules):
         why = "UCX found no usable InfiniBand device"
-        hint = "Check the variables UCX_TLS and UCX_NET_DEVICES, and rdma-core in the image."
+        hint = "Check the variables UCX_TLS and UCX_NET_DEVICES, and whether the image contains rdma-core."
     which = f"UCX {build.version} ({build.library})"
     yield Trouble(f"{which} would use TCP between nodes, not this node's RDMA network: {why}", hint)
 

@@ -519,7 +519,7 @@ def _causes_of_collective(measurement: Measurement, scope: str) -> Iterator[Caus
         )
     yield Cause(
         "the GPUs have no peer access to each other",
-        "`nvidia-smi topo -p2p r` on the node shows which GPUs have peer access; virtual machines often lack it",
+        "run `nvidia-smi topo -p2p r` on the node to see the GPUs' peer access; virtual machines often lack it",
     )
 
 

@@ -57,6 +57,7 @@ def obey(state: RunState, answer: Mapping[str, Any]) -> None:
         return
     say(state.context, f"fabric: {problem}")
     if state.context.settings.network.interconnect == "rdma":
-        where = "See fabric.json in the run's directory. To continue such runs, set fabric.require = 'warn'."
+        where = "See fabric.json in the run's directory. "
+        where += "To let runs continue after a failed check, set fabric.require = 'warn'."
         hint = str(answer.get("remedy") or where)
         raise state.end(errors.FABRIC, problem, hint, (line,) if line else ())

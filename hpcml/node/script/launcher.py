@@ -158,7 +158,7 @@ def _of_module(name: str) -> tuple[CodeType, dict[str, Any]]:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
     if code is None:
-        raise ImportError(f"No code object available for {name}", name=name)
+        raise ImportError(f"Module {name} has no Python code to run", name=name)
     module_globals = {"__file__": spec.origin, "__loader__": spec.loader, "__package__": spec.parent, "__spec__": spec}
     return code, {**module_globals, "__cached__": spec.cached}
 

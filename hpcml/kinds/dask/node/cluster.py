@@ -323,7 +323,7 @@ class Hangs:
         self._look_at_use(ran, idle)
         if (stuck := self.use["stuck"]) and idle > STUCK and not missing:
             count = f"{stuck} tasks wait" if stuck > 1 else "A task waits"
-            self.warn(f"{count}: no worker has the resources or the name that a task needs (resources=, workers=).")
+            self.warn(f"{count}: no worker has the resources or the name that a task needs (resources= or workers=).")
         if not missing or final:
             self._look_at_waiting(float(self.use["waited"]), missing)
 
@@ -332,7 +332,7 @@ class Hangs:
         sentence = f"the Dask scheduler on {self.context.node} has not answered for"
         if silent > deadline:
             reason = f"{sentence} {deadline:g} s"
-            hint = "The scheduler is suspended (SIGSTOP), or busy with a very large graph."
+            hint = "The scheduler is suspended (SIGSTOP), or busy with a very large task graph."
             hint += " To wait longer, increase deadlines.answer."
             raise _ended(errors.ROLE_LOST, reason, hint)
         if silent > warn_after(deadline):
@@ -353,7 +353,7 @@ class Hangs:
             self.warn(f"Nothing has used the Dask cluster for {_duration(settings.deadlines.idle_notice)}, and {held}.")
         if idle > settings.deadlines.idle_end > 0:
             reason = f"nothing used the Dask cluster for {_duration(settings.deadlines.idle_end)}"
-            hint = "deadlines.idle ends idle runs. Set deadlines.idle to 0s to keep such runs."
+            hint = "hpcml ends idle runs (deadlines.idle). To let idle runs continue, set deadlines.idle to 0s."
             raise _ended(errors.IDLE, reason, hint)
 
     def _look_at_waiting(self, waited: float, missing: int) -> None:
@@ -363,7 +363,7 @@ class Hangs:
         sentence = f"the script waits in wait_for_workers() for more workers than the run has ({total - missing})"
         self.warn(f"{sentence}; the run ends if the script still waits after {deadline:g} s.")
         if waited > deadline:
-            hint = "Wait for fewer workers, or start more: --nodes or workers.per_node."
+            hint = "Wait for fewer workers, or start more workers (--nodes or workers.per_node)."
             raise _ended(errors.WORKERS_NEVER_CAME, sentence, hint)
 
 

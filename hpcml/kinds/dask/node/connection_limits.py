@@ -73,7 +73,7 @@ def too_few_files(workers: int) -> str:
     if soft == resource.RLIM_INFINITY or soft >= need:
         return ""
     most = max(1, (soft - FILES_OF_ITS_OWN) // FILES_EACH)
-    may = f"the Dask scheduler may open {soft} files (ulimit -Hn), but {workers} workers need {need} open files"
+    may = f"the Dask scheduler can open only {soft} files (ulimit -Hn), but {workers} workers need {need} open files"
     return f"{may}: use at most {most} workers, or ask the site for a higher limit"
 
 

@@ -92,7 +92,7 @@ class _Waking(RequestHandler):  # type: ignore[misc]
         application = self.application
         assert isinstance(application, Application)
         if problem := await application.wake():
-            hint = "Install bokeh in the run's environment. /metrics and /health work without it."
+            hint = "Install bokeh in the run's environment. The pages /metrics and /health work without bokeh."
             _answer(self, 503, f"The dashboard's pages cannot be shown: {problem}.\n{hint}\n")
         else:
             self.redirect(self.request.uri or "/")

@@ -63,7 +63,7 @@ def too_little_memory(context: Context, share: Share, workers: int, resident: in
     if not share.memory_limit or share.memory_limit >= need:
         return ""
     configured = context.settings.workers.memory_limit
-    whose = "workers.memory_limit is" if configured else f"the memory of this node allows each of its {workers} workers"
+    whose = "workers.memory_limit is" if configured else f"each of this node's {workers} workers can use"
     remedy = "" if configured else " (increase --memory-per-node, or reduce workers.per_node)"
     return f"{whose} {in_mib(share.memory_limit)}, but a worker needs {in_mib(need)} to start{remedy}"
 

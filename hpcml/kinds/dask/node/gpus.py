@@ -101,7 +101,7 @@ def fitting(wanted: int, total: int, free: int) -> int:
     if size < min(wanted, LEAST):
         raise NoGpuError(
             f"{in_gib(free)} of the GPU's {in_gib(total)} are free, but a worker needs {LEAST / GIB:g} GiB: "
-            "another process holds the rest (nvidia-smi shows which)"
+            "another process uses the rest (nvidia-smi shows this process)"
         )
     return size
 

@@ -487,7 +487,8 @@ def main() -> int:
     """
     if "HPCML_RUN_DIR" not in os.environ:
         say(
-            "fabric: this program measures the interconnect of a run's nodes. Start it with: hpcml fabric --nodes 2",
+            "fabric: this program measures the interconnect of a run's nodes. "
+            "Start the program with: hpcml fabric --nodes 2",
             sys.stderr,
         )
         return 2
@@ -507,7 +508,7 @@ def main() -> int:
     nodes = {name: worker.node for name, worker in measurement.workers.items()}
     if not measurement.pairs:
         say(f"{result.line}: this run has only one worker.")
-        say("Measure the interconnect between two nodes with hpcml fabric --nodes 2.")
+        say("To measure the interconnect between two nodes, run hpcml fabric --nodes 2.")
         return 0
     say_lines(picture.matrix_text(measurement.pairs, nodes))
     say()

@@ -96,7 +96,7 @@ def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -
         return f"worker {name} exited: {mark['last_ends'][name]}", False, ""
     if mark["state"] == "starting":
         return "the workers' parent process started but is still importing Dask", False, ""
-    return "the workers started but did not register", False, ""
+    return "the workers started but did not register with the scheduler", False, ""
 
 
 def sentences(nodes: Sequence[Missing]) -> str:

@@ -85,7 +85,11 @@ class Opening:
         running = (Status.running, "running")
         others = [one for one in _opened if one is not self.owner() and one.status in running]
         changes = ", ".join(self.handover.changes(_last[1]))
-        return [f"clusters opened earlier use the same workers, which now get {changes}"] if others and changes else []
+        return (
+            [f"clusters that the script opened earlier use the same workers, which now get {changes}"]
+            if others and changes
+            else []
+        )
 
     async def _less_memory(self, scheduler: Any) -> list[str]:
         """Return in words that workers have less memory than was asked for."""

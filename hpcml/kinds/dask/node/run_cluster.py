@@ -247,8 +247,8 @@ class _Worker(dict[str, Any]):
         if name in self:
             return self[name]
         raise AttributeError(
-            f"cluster.workers[…].{name}: the worker is a process of another node. Its attributes: {', '.join(self)}. "
-            "client.run() calls a function in the worker."
+            f"cluster.workers[…].{name}: the worker is a process on another node. "
+            f"This object has only the attributes {', '.join(self)}. client.run() calls a function in the worker."
         )
 
 

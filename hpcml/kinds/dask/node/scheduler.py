@@ -93,7 +93,7 @@ class PrivateScheduler(connection_limits.Guarded, closing.QuietClose, Scheduler)
 
     async def register_nanny_plugin(self, *_: Any, **__: Any) -> Any:
         """Refuse in words: hpcml's workers have no Nanny, and Dask would do nothing without a word."""
-        raise RuntimeError("workers of an hpcml run have no Nanny; use a WorkerPlugin, or settings in [environment]")
+        raise RuntimeError("workers of an hpcml run have no Nanny; use a WorkerPlugin, or [environment] in the profile")
 
 
 class HostMemoryScheduler(PrivateScheduler):

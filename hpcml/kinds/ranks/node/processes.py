@@ -258,7 +258,7 @@ class Processes:
             self.state.warn(f"No rank has used a CPU for {deadlines.idle_notice / 60:g} min.")
         if idle > deadlines.idle_end > 0:
             reason = f"no rank used a CPU for {deadlines.idle_end / 60:g} min: {self.script.rest()}"
-            hint = "hpcml ends idle runs (deadlines.idle). Set deadlines.idle to 0s to keep such runs."
+            hint = "hpcml ends idle runs (deadlines.idle). To let idle runs continue, set deadlines.idle to 0s."
             raise RunEndedError(End(errors.IDLE, SCRIPT, "hpcml", reason, hint))
 
     # -- its end --------------------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ class Ranks:
             path = context.run.log(RANK.name, f"{node}-{rank}")
             lines = "\n".join(tail(path, _SHOWN))
             with context.run.driver_log.open("a") as log:
-                log.write(f"hpcml: {self.describe_end(1)}. The last lines of its log ({path.name}):\n{lines}\n")
+                log.write(f"hpcml: {self.describe_end(1)}. The last lines of the rank's log ({path.name}):\n{lines}\n")
 
     def tell_to_end(self) -> None:
         """Send SIGTERM to the main process of each rank, once."""
@@ -408,5 +408,5 @@ class Ranks:
             ended = self.world.size - len(self.left)
             self.state.warn(
                 f"{ended} of {self.world.size} ranks ended with status 0. "
-                f"{LEFT:g} s after the first of these ranks, {self.rest()}."
+                f"{LEFT:g} s after the first rank ended, {self.rest()}."
             )

@@ -100,7 +100,7 @@ class Session:
         """SIGTERM: the run was cancelled, is out of time, or lost its scheduler or workers."""
         if not self.signalled:
             self.signalled = True
-            self.end("The run is ending; open JupyterLab pages save their documents.")
+            self.end("The run is ending. JupyterLab now saves the documents of all open pages.")
 
     def end(self, sentence: str) -> None:
         """Tell all pages, let them save, and stop."""
@@ -160,7 +160,7 @@ class Session:
                     f"hpcml: the reason for the session's end cannot be written: {error}", file=sys.stderr, flush=True
                 )
         elif left < warning and self.state == "running":
-            self._become("idle", f"This session is idle and ends in {_rounded(warning)}.")
+            self._become("idle", f"This session is idle. Without activity, it ends in {_rounded(warning)}.")
         elif left >= warning and self.state == "idle":
             self._become("running", "")
 
