@@ -40,7 +40,7 @@ def add_options(parser: Parser) -> None:
     here = {"--dry-run": f"print a summary and run nothing; {printed}"}
     here["--json"] = "print JSON about how the run ended; the script's output stays in logs/driver.log"
     here |= {OPTIONS[name].word: "N must equal the number in the allocation (default: that number)" for name in _GIVEN}
-    here["--gpus-per-node"] = "0: workers use only CPUs; any other N must equal the number in the allocation"
+    here["--gpus-per-node"] = "0: workers use only CPUs; any other N must equal the allocation's GPUs per node"
     here |= {OPTIONS[name].word: argparse.SUPPRESS for name in _REFUSED}
     for action in parser._actions:  # noqa: SLF001 - argparse tells them nowhere else
         action.help = here.get("".join(action.option_strings[:1]), action.help)

@@ -310,7 +310,7 @@ def _check_place(path: Path, options: Namespace) -> None:
 def _heading(name: str, date: str) -> tuple[str, ...]:
     return (
         f"{name}: written by hpcml site init on {date}, from the output of this machine's commands.",
-        "If you correct a value, remove or rewrite its source in [facts]: --refresh then keeps your value.",
+        "If you correct a value, also remove or change its entry in [facts]: --refresh then keeps your value.",
         "A QUESTION line asks for a value that no command shows. Set the value below the line, and remove the line.",
     )
 

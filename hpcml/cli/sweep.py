@@ -100,7 +100,7 @@ def add_options(parser: Parser) -> None:
             nargs="?",
             const="-",
             metavar="FILE",
-            help="with table: print the table as CSV, or write the CSV to FILE (=FILE)",
+            help="with table: print the table as CSV, or write it to FILE (--csv=FILE)",
         ),
         add("--output", "-o", metavar="FILE", help=picture),
         parser.add_argument("words", nargs="*", metavar="status|table|plot|cancel NAME", help="show or cancel a sweep"),

@@ -260,8 +260,8 @@ def _signal_lead(site: Site, time_limit: int, reasons: list[str]) -> int:
     lead = max(1, min(round(site.slurm.signal_lead), _MOST_SIGNAL_LEAD))
     if time_limit and lead > time_limit // 2:
         reasons.append(
-            f"hpcml warns the script {time_limit // 2} s before the time limit, not {lead} s: "
-            f"{lead} s is more than half of the limit"
+            f"slurm.signal_lead is {lead} s, more than half of the time limit: "
+            f"hpcml warns the script {time_limit // 2} s before the limit"
         )
         return max(1, time_limit // 2)
     return lead

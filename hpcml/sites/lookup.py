@@ -415,4 +415,4 @@ def _check_fact(fact: Fact, place: str, *, is_setting: bool) -> None:
         raise ConfigError(f"'{fact.date}' is not a date", place=place, hint="Example: date = 2026-11-22") from error
     if fact.value and is_setting:
         hint = "Remove 'value' from the entry: the profile sets the value."
-        raise ConfigError("An entry of [facts] about a setting may not have its own value", place=place, hint=hint)
+        raise ConfigError("An entry of [facts] about a setting must not contain a value", place=place, hint=hint)

@@ -24,7 +24,7 @@ WIDTH = 60  # columns: these pages are read in a terminal too
 COMMANDS = """\
 # Options of the commands
 
-All words and options of each command.
+All arguments and options of each command.
 [Commands](commands.md) describes them, and
 [exit status](exit-status.md) lists their ends. Each also
 accepts `-h`, `--help`; where that shows only common
