@@ -34,7 +34,7 @@ STARTS: dict[str, tuple[tuple[str, ...], dict[str, str], int, tuple[str, ...]]] 
     "a private folder": ((), {"TMPDIR": "tmp"}, errors.START_FAILED,
                          ("other users may replace the contents of", "Set paths.scratch in the profile, or TMPDIR")),
     "open files": (('runtime.setup=["ulimit -n 100"]', "workers.per_node=16"), {}, errors.START_FAILED,
-                   ("may open 100 files (ulimit -Hn), but 16 workers need 112 open files: use at most 12 workers",)),
+                   ("can open only 100 files (ulimit -Hn), but 16 workers need 112 open files: use at most 12 workers",)),
     # What a worker needs is measured on the node: Dask gives it no task above a fraction of its limit, here 1 %.
     "memory": (("workers.memory_limit=1GiB",), {"DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE": "0.01"}, errors.WORKERS_NEVER_CAME,
                ("workers.memory_limit is 1024 MiB, but a worker needs",)),
@@ -69,7 +69,7 @@ def test_what_the_machine_lacks_ends_the_start(here: Here, name: str) -> None:
 def test_a_profiler_that_is_not_there(here: Here) -> None:
     done = here.submit("print('never')", "--profile", "nsys")
     assert (done.returncode, done.stdout) == (errors.WORKERS_NEVER_CAME, "")
-    assert "needs NVIDIA's program nsys on PATH" in done.stderr
+    assert "needs NVIDIA's nsys on PATH" in done.stderr
     assert not here.events(Path(here.status()["directory"]), "driver-started")
 
 
