@@ -271,7 +271,7 @@ DASK = (
          "a connection to the Dask scheduler or a worker timed out"),
     Rule("no-address", ROOT, r"interface '?(\S+?)'? (?:doesn't have an|has no) IPv4 address",
          "the network interface {0} has no address on a node",
-         "Set network.interface to an interface that all nodes have, or remove the setting.", "network interface missing"),
+         "Set network.interface to an interface that all nodes have, or remove it.", "network interface missing"),
     Rule("comm-closed", CASCADE, r"CommClosedError: |StreamClosedError: Stream is closed",
          "a connection broke because the process at the other end had ended"),
     Rule("wait-workers", CASCADE, r"(?:WorkerStartTimeoutError|TimeoutError): Only \d+/\d+ workers arrived",

@@ -47,7 +47,7 @@ class Resources(NamedTuple):
 
     cpus_per_node: int = 0
     """CPUs to request per node; 0: the profile's value for the partition, else Slurm's default. If the profile lists no
-    partitions, set this key to the number of CPUs of a node. If ``resources.node_gpus`` is set, a job for only some of a
+    partitions, set it to the number of CPUs of a node. If ``resources.node_gpus`` is set, a job for only some of a
     node's GPUs requests the same fraction of the node's CPUs.
     """
     memory_per_node: Memory = Memory()

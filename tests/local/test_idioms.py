@@ -222,7 +222,8 @@ def test_what_the_script_starts_opens_the_run_s_cluster_too(ran: Ran) -> None:
     assert of_script == f"LocalCluster(n_workers=7) in line 28: {GIVEN}."
     assert of_file == f"Client(n_workers=7) in beside.py, line 4: {GIVEN}."
     assert re.fullmatch(
-        r"process \d+ cannot use the run's Dask cluster: distributed is [\d.]+ in this process but 1.2.3 in the run.", other
+        r"process \d+ cannot use the run's Dask cluster: distributed is [\d.]+ in this process but 1.2.3 in the run.",
+        other,
     )
 
 
