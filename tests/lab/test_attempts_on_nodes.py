@@ -131,6 +131,7 @@ hpcml.run.stop()
 
 def test_a_run_whose_waiting_attempt_is_cancelled_has_one_end(cluster: Cluster) -> None:
     """For who waits and who asks."""
+    cluster.run("hpcml", "rm", "--yes", "--name", "no-more")  # by an earlier session on this lab
     words = cluster.command(
         WAITS_FOR_ITS_FOLLOW_UP, "--wait", "--name", "no-more", "--time", "5", *WHERE, "--until-done"
     )
