@@ -92,7 +92,9 @@ def unpacked(archive: str) -> str:
     except OSError as error:
         why = (error.strerror or str(error)) + " (" + str(error.filename or place) + ")"
         fail(
-            "hpcml cannot unpack its files: " + why + ".\nDelete files, or set XDG_CACHE_HOME to your own folder.",
+            "hpcml cannot unpack its files: "
+            + why
+            + ".\nDelete files that you do not need, or set XDG_CACHE_HOME to a folder where you can write.",
             74,
         )
     finally:

@@ -33,7 +33,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--bundle",
         action="store_true",
-        help="write RUN.tar.gz for support: cause, settings and logs of the run, without code and results",
+        help="write RUN.tar.gz for support: the cause of the failure, settings and logs, without code and results",
     )
 
 

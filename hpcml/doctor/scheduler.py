@@ -125,7 +125,7 @@ def default_qos(exam: Examination) -> Finding:
         return green(f"runs use QoS {asked}; QoS for nodes without GPUs: {', '.join(cpu_only)}", asked=asked)
     associations = schedulers.machine_of(exam.site.scheduler).associations(exam.left())
     if isinstance(associations, str):
-        return yellow(f"runs use the default QoS, which Slurm does not report: {associations}", hint)
+        return yellow(f"runs use your default QoS, but Slurm does not show its name: {associations}", hint)
     defaults = sorted({one.default_qos for one in associations if one.account == name or not name} - {""})
     if bad := sorted({*defaults} & {*cpu_only}):
         return red(f"runs use the default QoS {bad[0]}, which is for nodes without GPUs", hint, defaults=defaults)

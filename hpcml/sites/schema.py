@@ -104,12 +104,12 @@ class Partition(NamedTuple):
     gpus_per_node: int = 0
     """The number of GPUs in each node."""
     cpus_per_node: int = 0
-    """The number of CPUs in each node, also the default request. A job for only some of a node's GPUs requests the same
-    fraction of the node's CPUs.
+    """The number of CPUs in each node. By default, a job requests all of them. If the job uses only some of a node's
+    GPUs, it requests the same fraction of the node's CPUs.
     """
     memory_per_node: Memory = Memory()
-    """The memory of each node, also the default request. A job for only some of a node's GPUs requests the same
-    fraction of the node's memory.
+    """The memory of each node. By default, a job requests all of it. If the job uses only some of a node's GPUs, it
+    requests the same fraction of the node's memory.
     """
     whole_nodes: bool = False
     """Slurm allocates whole nodes to each job, even without ``--exclusive``. By default, hpcml then requests all CPUs

@@ -168,9 +168,8 @@ class Activity:
             traceback.print_exc()
 
     def _end_supervisor(self, pid: int, reason: str) -> None:
-        end = End(
-            errors.ROLE_LOST, "driver", "hpcml", reason, "A user may have stopped the supervisor. Submit the run again."
-        )
+        hint = "You or an administrator may have stopped hpcml's main process on the first node. Submit the run again."
+        end = End(errors.ROLE_LOST, "driver", "hpcml", reason, hint)
         try:
             write_status(end, self.context, over=False)
             report_end(end, self.context)
