@@ -152,7 +152,7 @@ def _take(call: channel.Call, offer: Offer, options: Namespace, heard: Callable[
     if not offer.ended:
         note("the run has not ended; fetch the results again later")
     if shutil.disk_usage(folder).free < size:
-        hint = "Delete files, or name another folder: hpcml --host HOST fetch RUN DEST."
+        hint = "Free disk space, or name another folder: hpcml --host HOST fetch RUN DEST."
         raise StorageError(
             f"This laptop has not enough disk space for {format_bytes(size)}", place=str(folder), hint=hint
         )

@@ -98,7 +98,7 @@ def _write(path: Path, text: bytes) -> None:
         path.unlink()
         if not isinstance(error, OSError):
             raise  # Ctrl-C
-        hint = "Delete files, or change to another folder."
+        hint = "Free disk space, or change to a folder on another disk."
         raise StorageError(f"{path} cannot be written: {error.strerror}", place="hpcml new", hint=hint) from error
 
 

@@ -55,7 +55,7 @@ def run(options: Namespace) -> int:
     try:
         files.write(path, data, _MODE)
     except OSError as error:
-        hint = "Delete files, or choose another file with -o."
+        hint = "Free disk space, or choose another file with -o."
         raise StorageError(f"{path} cannot be written: {error.strerror}", place="hpcml pack", hint=hint) from error
     if options.json:
         common.print_json({"path": str(path.absolute()), "version": __version__, "bytes": len(data)})
