@@ -70,7 +70,7 @@ GROUPS = {
         "report": Command(
             "write the report of a run: how the run used its node-hours", "[RUN] [--open]", "", "train --open"),
         "logs": Command("show a run's logs", "[-f] [-n N] [RUN] [LOG]", "", "-f -n 20 last worker"),
-        "wait": Command("wait until runs end", "[OPTIONS] RUN…", "last", "prepare train"),
+        "wait": Command("wait until runs end", "[OPTIONS] [RUN…]", "last", "prepare train"),
         "shell": Command("open a shell on a node of a run", "RUN [NODE]", "last", "train n2"),
     },
     "Change": {

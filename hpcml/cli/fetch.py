@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hpcml import subprocesses
 from hpcml.cli import common
 from hpcml.cli.common import metered
-from hpcml.errors import StorageError, UsageError
+from hpcml.errors import NotFoundError, StorageError, UsageError
 from hpcml.files import parsed
 from hpcml.remote import answers, channel, transfer
 from hpcml.remote.transfer import Entry, Offer
@@ -44,7 +44,13 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """``hpcml fetch RUN``: on the login node, for the laptop that called; elsewhere there is nothing to fetch."""
     session: RemoteSession | None = options.caller
-    run = common.find_run(options)
+    try:
+        run = common.find_run(options)
+    except NotFoundError as error:
+        if session is not None:
+            raise
+        hint = f"To copy a run of the cluster to this laptop: hpcml --host HOST fetch {options.run}."
+        raise NotFoundError(error.message, place=error.place, hint=hint) from error
     if session is None:
         results = run.paths.out.is_dir() and any(run.paths.out.iterdir())
         message = "The run's results are already on this machine" if results else "The run wrote no results"

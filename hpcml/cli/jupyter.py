@@ -49,7 +49,9 @@ def run(options: Namespace) -> int:
     spec = submit.service_spec(options, Form.JUPYTER)
     spec = spec.changed(idle=idle, cwd=notebook_folder(spec.code.cwd, options.notebook_dir))
     status = submit.start(options, spec)
-    if status == 0 and options.detach and not options.json:
+    if status == 0 and not (
+        options.json or options.dry_run or options.check or options.prepare or submit.waits(options)
+    ):
         text = "When JupyterLab is ready, hpcml status prints the command to open JupyterLab. "
         text += "hpcml cancel ends the session."
         say_fitted(text, sys.stderr, first="  next       ", rest=" " * 13)

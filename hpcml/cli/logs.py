@@ -15,7 +15,7 @@ from hpcml.kinds.ranks import KIND as RANKS
 from hpcml.kinds.ranks import RANK
 from hpcml.paths import SCRIPT
 from hpcml.runs import directories
-from hpcml.terminal import Raw, say, shown
+from hpcml.terminal import Raw, say, say_fitted, shown
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -71,6 +71,9 @@ def run(options: Namespace) -> int:
     logs.end()
     if role in (SCRIPT, RANK.name) and (end := records.end_of(run)) and end.by != "script":
         say(f"hpcml: {end.message}.", sys.stderr)  # the log itself is the script's alone
+    if role == SCRIPT and run.paths.points.exists():
+        own = common.typed(run.paths.point_records / "KEY.log", sys.stderr)
+        say_fitted(f"hpcml: Each point of the sweep has its own log: {own} (KEY: hpcml sweep table --csv).", sys.stderr)
     if not logs.has_any and not options.follow:
         state = run_status.status(records.adopt(run) if records.is_prepared(run) else run)
         hint = f"The run is {state.state}: {state.message}."

@@ -104,6 +104,12 @@ def start(options: Namespace, spec: RunRequest) -> int:
     return hand_over(options, prepared)
 
 
+def waits(options: Namespace) -> bool:
+    """Whether the command waits for the run's end."""
+    terminal = sys.stderr.isatty() and sys.stdout.isatty()
+    return bool(options.wait or (not options.detach and not options.json and terminal))
+
+
 def show(options: Namespace, prepared: submission.Prepared, *, asks: bool = True) -> None:
     """Print what would be submitted: a summary, the batch script, or the whole plan as JSON.
 
@@ -130,7 +136,7 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
     if options.prepare:
         _announce_line(run, as_json=options.json)
         return 0
-    wait = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
+    wait = waits(options)
     announce(run, as_json=options.json and not wait)  # with both, the one JSON answer is how the run ended
     return wait_for_end(run, as_json=options.json) if wait else 0
 

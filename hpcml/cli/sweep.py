@@ -382,6 +382,9 @@ def _facts(
 def _look(options: Namespace, verb: str, names: list[str]) -> int:
     """Show how sweeps stand, or one sweep's table or picture, or cancel it."""
     runs = common.runs_folder(options)
+    if not names and verb in ("table", "plot") and (newest := record.newest(runs)):
+        names = [newest]
+        say_fitted(newest, sys.stderr, first="The newest sweep: ")
     if len(names) > 1 or (verb != "status" and not names):
         known = ", ".join(record.names(runs)[:_FIRST]) or "none"
         hint = f"Write NAME before the options: hpcml sweep {verb} NAME. Names of sweeps in {runs}: {known}."
@@ -449,6 +452,9 @@ def _table(options: Namespace, runs: Path, name: str) -> int:
         for line in _lines(rows, metric, columns(sys.stdout)):
             say(line)
         say_fitted(f"{results.counts(rows)}.", sys.stderr)
+        if not metric and any(row.state == "ok" for row in rows):
+            text = "No point has reported a metric. To report one, call hpcml.run.report(NAME=VALUE) in the script."
+            say_fitted(text, sys.stderr)
     return 0
 
 

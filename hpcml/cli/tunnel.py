@@ -108,10 +108,14 @@ def _bridge(options: Namespace, run: directories.Run) -> int:
 def _again(options: Namespace, run: str, host: str = "") -> str:
     """Return how to open a tunnel again that the user closed, with the same options."""
     command = ["hpcml", *(["--host", host] if host else []), "tunnel"]
-    command += ["--service", options.service] if options.service != "dashboard" else []
+    command += _of_service(options)
     command += [word for name in ("port", "route") if (text := getattr(options, name)) for word in (f"--{name}", text)]
     command += ["--open"] if options.open else []
     return f"The tunnel is closed. The run continues. To open the tunnel again: {shlex.join([*command, run])}"
+
+
+def _of_service(options: Namespace) -> list[str]:
+    return ["--service", options.service] if options.service != "dashboard" else []
 
 
 def _until_its_end(tunnel: Tunnel, shown: _Shown, closed: Callable[[], str]) -> int:
@@ -163,7 +167,7 @@ def _keep(options: Namespace, login: Login) -> int:
     certificates = ssh.certificates(connection.settings)
     if warning := ssh.warning(certificates, None, time.time(), login.renew):
         _say(f"Note: {warning}.")
-    shown = _Shown(options, connection.places.files)
+    shown = _Shown(options, connection.places.files, login.host)
     ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
     request = TunnelRequest(options.run, options.service, login.route, port, retry_for)
     tunnel = Tunnel(connection, request, _say, shown.show, ask)
@@ -202,8 +206,8 @@ def _ask(why: str) -> bool:
 class _Shown:
     """Tells the user where the service is now, and opens the browser once."""
 
-    def __init__(self, options: Namespace, folder: Path) -> None:
-        self.options, self.folder = options, folder
+    def __init__(self, options: Namespace, folder: Path, host: str = "") -> None:
+        self.options, self.folder, self.host = options, folder, host
         self.opened = False
         self.pages: list[Path] = []
         self.warning: Callable[[], str] = str
@@ -229,8 +233,8 @@ class _Shown:
             _say(f"{self.options.service} on {service.node}: {MEANING[route]}. Ctrl-C ends the tunnel, not the run.")
             say(secret if sys.stdout.isatty() else plain)
             if token and not sys.stdout.isatty():
-                place = f"{service.token_file}{'' if route == 'local' else ' (on the cluster)'}"
-                _say(f"JupyterLab asks for a token. Type the token that is in {place}.")
+                command = shlex.join([*(["ssh", self.host] if self.host else []), "cat", service.token_file])
+                _say(f"JupyterLab asks for a token. Paste the token that this command prints: {command}")
             if warning := self.warning():
                 _say(f"Note: {warning}.")
         else:
@@ -290,7 +294,8 @@ def _print_commands(options: Namespace) -> int:
     if options.json:
         common.print_json({"run": run.id, "service": service._asdict(), "commands": [line for _, line in lines]})
         return 0
-    for line in ("On your laptop, with hpcml:", f"  hpcml --host {host} tunnel {run.id}", "", "Without hpcml:"):
+    command = shlex.join(["hpcml", "--host", host, "tunnel", *_of_service(options), run.id])
+    for line in ("On your laptop, with hpcml:", f"  {command}", "", "Without hpcml:"):
         say(line)
     for when, line in lines:
         if when:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
-    parser.add_argument("run", metavar="RUN", nargs="+", help=common.RUN)
+    parser.add_argument("run", metavar="RUN", nargs="*", help=f"{common.RUN} (default: last)")
     common.add_site(parser)
     common.add_json(parser, "print a JSON list with the output of hpcml status --json for each RUN")
 
@@ -25,7 +25,7 @@ def run(options: Namespace) -> int:
     from hpcml.runs import handle
 
     folder = common.runs_folder(options)
-    handles = [handle.RunHandle(directories.find(folder, word)) for word in options.run]
+    handles = [handle.RunHandle(directories.find(folder, word)) for word in options.run or ("last",)]
     answers, failed = [], 0
     try:
         if sys.stderr.isatty() and not options.json:

@@ -336,7 +336,7 @@ def _after(current: Status, event: Event) -> Status:
     current = current.changed(times={**reported.times, event.name: event.time}, security=security, **changes)
     match event.name:
         case "allocated":
-            return current.changed(phase="starting", nodes=fields.texts("nodes"), workers=0, warnings=())
+            return current.changed(phase="starting", nodes=fields.texts("nodes"), workers=0, warnings=(), hint="")
         case "image-staging":
             return current.changed(phase="starting", staging=fields.get("mode", str))
         case "environment-ready":
@@ -457,7 +457,7 @@ def _with_answer(current: Status, run: directories.Run, job: JobState) -> Status
 
 def _waits_again(run: directories.Run, job: JobState) -> str:
     """Return why a run waits again: its job is back in the queue, or another one is there for the next attempt."""
-    same = directories.begun_job(run.paths) in ("", run.job)
+    same = job.reason != schedulers.FOR_JOBS and directories.begun_job(run.paths) in ("", run.job)
     return f"{'Slurm requeued the job' if same else 'the next attempt waits'}: {job.reason}"
 
 

@@ -173,7 +173,7 @@ def unused_gpus(site: Site, partition: str, spec: RunRequest) -> list[str]:
         ways = [f"add --gpus-per-node {part.of}", *_to_a_part(site, partition, spec)]
     else:
         taken = f"this job reserves {units.counted(spec.size.nodes * part.of, 'GPU')} and uses none"
-        ways = [f"add --gpus-per-node {part.of}"]
+        ways = [f"add --gpus-per-node {part.of} if the script can use GPUs"]
         if not site.partitions:
             cpu_only = next(
                 (f"--qos {name}" for name, one in site.qos.items() if one.without_gpus), "nodes without GPUs"

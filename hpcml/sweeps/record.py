@@ -128,6 +128,11 @@ def names(runs: Path) -> list[str]:
             return []
 
 
+def newest(runs: Path) -> str:
+    """Return the name of the sweep that was started or continued last, empty without sweeps."""
+    return max(names(runs), key=lambda name: path_of(runs, name).stat().st_mtime, default="")
+
+
 def save(runs: Path, sweep: Sweep) -> None:
     """Write the file of a sweep; StorageError if that fails."""
     path = path_of(runs, sweep.name)

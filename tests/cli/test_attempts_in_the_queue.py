@@ -67,14 +67,23 @@ def test_a_run_between_two_attempts(world: World, waiting: Path) -> None:
     assert "CANCELLED" in world.run("ls").stdout
 
 
+def test_an_attempt_that_waits_for_the_one_before_was_not_requeued(world: World, waiting: Path) -> None:
+    (waiting / "job").unlink()
+    jobs = world.jobs()
+    world.set_jobs({**jobs, "102": {**jobs["102"], "reason": "Dependency"}})
+    message = "the next attempt waits: waiting for the jobs that this job depends on"
+    assert status(world, "long")["message"] == message
+
+
 def test_an_attempt_before_is_told(world: World, waiting: Path) -> None:
     """By status and by why, when the next one runs."""
     (waiting / "next-job").rename(waiting / "job")
     (waiting / "attempts/0/end.json").write_text((waiting / "status.json").read_text())
     (waiting / "attempts/1").mkdir()
     with (waiting / "events.jsonl").open("a") as log:
+        near = {"time": 1.0e9 + 3500, "attempt": 0, "event": "time-limit-near", "seconds": 100}
         event = {"time": 1.0e9 + 9000, "attempt": 1, "event": "allocated", "nodes": ["n2"], "job": "102"}
-        log.write(f"{json.dumps(event)}\n")
+        log.write(f"{json.dumps(near)}\n{json.dumps(event)}\n")
     world.set_job("102", state="RUNNING")
     before = "attempt 1: job 101, on n1, 1:00:00, TIMEOUT: the script stopped; the next attempt follows"
     assert f"before     {before}\n" in world.run("status", "long").stdout
@@ -82,6 +91,7 @@ def test_an_attempt_before_is_told(world: World, waiting: Path) -> None:
     assert (before_now["number"], before_now["exit_status"], before_now["job"]) == (0, 92, "101")
     assert f"before     {before}\n" in world.run("why", "long").stdout
     assert json.loads(world.run("why", "long", "--json").stdout)["attempts"] == [before]
+    assert "time limit" not in status(world, "long")["hint"], "that was the attempt before"
 
 
 def test_the_log_of_one_attempt(world: World, waiting: Path) -> None:

@@ -383,6 +383,7 @@ def test_what_is_refused(world: World, subtests: pytest.Subtests) -> None:
     assert said.startswith("hpcml: Unknown sweep 'none'")
     assert world.left() == []
     sweep(world, *GRID)
+    assert sweep(world, "table")[1].startswith("The newest sweep: job\n")
     done = world.run("rerun", "last")
     assert done.returncode == errors.USAGE
     assert done.stderr.startswith("hpcml: The run belongs to the sweep 'job'")
