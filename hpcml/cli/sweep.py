@@ -109,7 +109,7 @@ def add_options(parser: Parser) -> None:
     parser._option_string_actions["--profile"].help = SUPPRESS  # noqa: SLF001 - refused: a sweep has many scripts
     parser.epilog = (
         "A point is one combination of values. hpcml adds a point's values as options: SCRIPT ARGS… --lr 0.1 --k 16. "
-        "To report a metric: hpcml help metrics."
+        "To report a metric: hpcml help metrics. To wait for the points: --wait."
     )
     parser.set_defaults(prepare=False, check=False)
 

@@ -102,7 +102,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("check", "test the job with sbatch --test-only; submit nothing", SUBMISSIONS,
                read=flag),
         Option("wait", "wait for the run's end, show its output, exit with its status",
-               SUBMISSIONS | {"sweep"}, read=flag, otherwise="on a terminal", common=FEW | {"sweep"}),
+               SUBMISSIONS | {"sweep"}, read=flag, otherwise="on a terminal", common=FEW),
         Option("detach", "do not wait for the run", SUBMISSIONS | {"sweep"}, read=flag,
                otherwise="if no terminal", common=FEW),
         Option("json", "print JSON about the submission; with --wait, about the run's end",
