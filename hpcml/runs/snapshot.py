@@ -68,7 +68,7 @@ class Taken(NamedTuple):
         if self.missing:
             files.append(f"the run's copy of the code lacks {listed(self.missing)}; {instead}")
         if self.above:
-            files.append(f"the path in {', '.join(self.above[:_NAMED])} is outside the copied folder; {instead}")
+            files.append(f"the path in {' and in '.join(self.above[:_NAMED])} is outside the copied folder; {instead}")
         return files
 
 

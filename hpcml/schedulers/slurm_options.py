@@ -241,7 +241,9 @@ def _directives(
         if count := cpus or (0 if site.resources.exclusive else 1):
             value = f"{-(-(memory >> 20) // count)}M"
             valued += (("--mem-per-cpu", value),)
-            notices.append(f"hpcml passes {users['--mem']} as --mem-per-cpu={value}: the profile removes --mem")
+            notices.append(
+                f"hpcml passes {users['--mem']} as --mem-per-cpu={value}, because this site does not accept --mem"
+            )
         else:  # the job keeps what the profile says of memory
             notices.append(f"hpcml ignores {users['--mem']}: the profile removes --mem (slurm.remove)")
             users = {option: name for option, name in users.items() if option not in OPTIONS["memory_per_node"].slurm}

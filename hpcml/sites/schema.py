@@ -453,7 +453,7 @@ class Fact(NamedTuple):
     source: str = ""
     """Where the value comes from: a page, a command or a person."""
     value: str = ""
-    """The value itself, only if the profile has no key for it, for example the lifetime of a certificate."""
+    """The value, if the profile has no key for it, for example the lifetime of a certificate."""
 
 
 class Site(NamedTuple):
