@@ -21,7 +21,6 @@ from lab_paths import NUMBER, PROGRAM, SLURM, USERS, LabError, Places
 from lab_state import locked
 
 SHARED = ("venv", "laptop-venv", "images")
-UIDS_APART = 1000
 # The shell stays as the first process: it takes the exit status of whatever is left behind.
 SCRIPT = """
 set -e
@@ -76,7 +75,7 @@ def _become(number: int, words: list[str], version: str | None) -> None:
     variables = {
         NUMBER: str(number), SLURM: version or "",
         "SLURM_TREE": str(lab_slurms.tree(places, version)) if version else "", "TOP": str(top), "OWN": str(own),
-        "SHARED": " ".join(SHARED), "USERS": " ".join(USERS.values()), "UIDS": str(UIDS_APART * (number - 1)),
+        "SHARED": " ".join(SHARED), "USERS": " ".join(USERS.values()), "UIDS": str(1000 * (number - 1)),
     }  # fmt: skip
     enter = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]
     os.umask(0o022)

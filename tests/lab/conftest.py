@@ -144,10 +144,10 @@ class Cluster:
         """Run commands beside each other, started at the same moment, and wait for the end of each."""
         return together((self.lab.popen(list(command), cwd=self.work) for command in commands), timeout)
 
-    def command(self, text: str, *options: str, arguments: tuple[str, ...] = (), name: str = "") -> list[str]:
+    def command(self, text: str, *options: str, arguments: tuple[str, ...] = ()) -> list[str]:
         """Return the submit command of a script with this text."""
         self.count = number = next(self.numbers)
-        script = self.write(f"{name or 'script'}{number}.py", text)
+        script = self.write(f"script{number}.py", text)
         return ["hpcml", "submit", *options, str(script), *arguments]
 
     def submit(self, text: str, *options: str, arguments: tuple[str, ...] = (), timeout: float = 150) -> Ended:
@@ -224,8 +224,8 @@ class Cluster:
         finally:
             self.run("umount", "--lazy", place, node=node, user="root")
 
-    def wait_idle(self, seconds: float = 30) -> float:
-        return self.lab.wait_idle(seconds)
+    def wait_idle(self, seconds: float = 30) -> None:
+        self.lab.wait_idle(seconds)
 
     def wait_gone(self, directory: Path, seconds: float = 30) -> str:
         """Wait until a run's job holds nothing any more; return the job."""
@@ -299,10 +299,8 @@ def clean(cluster: Cluster) -> None:
     """End all jobs and wait until all nodes are idle; no process of a run may be left."""
     cluster.run("scancel", "--me", "--quiet")
     cluster.wait_idle(60)
-    deadline = time.monotonic() + 60  # a run of the local site sweeps up behind itself after it has written its end
-    while (left := cluster.processes()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left, left
+    # A run of the local site sweeps up behind itself after it has written its end.
+    assert wait_for(lambda: not cluster.processes(), 20, 0.1), cluster.processes()
 
 
 @pytest.fixture(autouse=True)

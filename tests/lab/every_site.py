@@ -5,10 +5,7 @@ They run by ``make test-slurms``; ``make test`` compares the limits of the lab's
 
 from __future__ import annotations
 
-import re
-import subprocess
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -53,8 +50,6 @@ def test_a_slurm_as_the_profile_says(slurms: SiteSlurms, name: str, subtests: py
         with subtests.test(form):
             assert answer.taken, answer.words
             assert site.partitions or f"in partition {next(iter(nodes_of(site)))}" in answer.words, answer.words
-    with subtests.test("shellcheck"):
-        _shellcheck(slurms.scripts, scripts)
 
     limits = [(limit, slurms.scripts / f"limit-{number}.sh") for number, limit in enumerate(_limits(site))]
     for limit, script in limits:
@@ -82,20 +77,6 @@ def _submissions(slurms: SiteSlurms, site: Site) -> dict[str, list[str]]:
     return {form: [*always, *words] for form, words in forms.items()}
 
 
-def _shellcheck(folder: Path, scripts: Mapping[str, Path]) -> None:
-    """Check the scripts, once those that differ by the job's name alone."""
-    if reason := matrix.missing("shellcheck"):
-        pytest.skip(reason)
-    texts: dict[str, Path] = {}
-    for job, path in scripts.items():
-        text = re.sub(r"-\d{8}-\d{6}-[0-9a-f]{4}", "", path.read_text())
-        texts[re.sub(rf"\b{re.escape(job)}\b", "job", text)] = path
-    assert len(texts) < len(scripts)
-    words: list[str | Path] = ["shellcheck", "--exclude=SC1091,SC2016,SC2089,SC2090,SC2317", *texts.values()]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=folder)
-    assert (done.returncode, done.stdout) == (0, "")
-
-
 class Limit(NamedTuple):
     """A limit of the profile: a request that just keeps it, one that just does not, and sbatch's option for that."""
 
@@ -119,11 +100,10 @@ def _limits(site: Site) -> Iterator[Limit]:
         if count := one.cpus_per_node:
             option = f"--cpus-per-task={count + 1}"
             yield _limit(f"partitions.{name}.cpus_per_node", asked, "cpus_per_node", count, count + 1, option)
-        if one.memory_per_node:
-            size = int(one.memory_per_node) >> 20
-            more = f"{size + 1}M"
+        if size := int(one.memory_per_node) >> 20:
+            option = f"--mem={size + 1}M"
             yield _limit(
-                f"partitions.{name}.memory_per_node", asked, "memory_per_node", f"{size}M", more, f"--mem={more}"
+                f"partitions.{name}.memory_per_node", asked, "memory_per_node", f"{size}M", f"{size + 1}M", option
             )
     for name, qos in site.qos.items():
         partition = next(iter(qos.partitions), "")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -18,26 +17,23 @@ import lab_env
 import lab_image
 import lab_install
 import lab_slurms
-from lab_paths import CPUS_PER_NODE, GPUS_PER_NODE, MOST_NODES, PROGRAM, LabError
+from lab_paths import PROGRAM, LabError
 from labs import Lab
 
 __all__ = ["Lab", "LabError", "main"]
 
-CANNOT_RUN = 3
+MOST_NODES = 128  # a slurmd each; their addresses are of one network of 254
 
 
-def main(argv: list[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+def main() -> int:
+    arguments = _parser().parse_args()
     try:
-        return int(arguments.action(Lab(), arguments))
+        return int(arguments.action(Lab(), arguments) or 0)
     except LabError as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader has gone (lab.py status | head)
-        sys.stderr.close()
-        return 141
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,16 +52,19 @@ def _parser() -> argparse.ArgumentParser:
     install.add_argument("--slurm", action="append", default=[], choices=sorted(lab_slurms.SUITES), help=text)
     up = command("up", _up, "start the lab and wait until all nodes are idle")
     up.add_argument("--accounting", action="store_true", help="with slurmdbd, so that sacct answers")
-    up.add_argument("--nodes", type=_node_count, default=4, metavar="N")
+    up.add_argument("--nodes", type=int, choices=range(1, MOST_NODES + 1), default=4, metavar="N")
     command("laptop", _laptop, "add a laptop, a second login node and an sshd on every node to the lab that is up")
     command("down", _down, "end the lab and remove all traces but homes and logs")
     command("status", _status, "nodes, options and pids").add_argument("--json", action="store_true")
-    _exec_options(command("exec", _exec, "run a command on a node: exec [options] -- CMD ..."))
-    command("shell", _shell, "a shell on the login node as alice")
-    source = Path(__file__).resolve().parents[2]
-    env = command("env", _env, "install hpcml from the checkout for the lab's users")
-    env.add_argument("--source", type=Path, default=source, metavar="DIR")
-    env.add_argument("--extras", default=lab_env.EXTRAS)
+    run = command("exec", _exec, "run a command on a node: exec [options] -- CMD ...")
+    run.add_argument("--node", default="login")
+    run.add_argument("--user", default="alice")
+    run.add_argument("--cwd", metavar="DIR")
+    run.add_argument("--env", action="append", default=[], metavar="K=V", type=_assignment)
+    run.add_argument("words", nargs="+", metavar="CMD")
+    shell = command("shell", _shell, "a shell on the login node as alice")
+    shell.set_defaults(node="login", user="alice", cwd=None, env=[], words=["bash", "-i"])
+    command("env", _env, "install hpcml from the checkout for the lab's users")
     command("image", _image, "build the image of the lab's users, unless it is there")
     node_down = command("node-down", _node_down, "stop a node's slurmd")
     node_down.add_argument("name")
@@ -73,21 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     node_down.add_argument("--tell", action="store_true", help="have Slurm see it as down at once")
     command("node-up", _node_up, "start a node's slurmd again").add_argument("name")
     return parser
-
-
-def _exec_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--node", default="login")
-    parser.add_argument("--user", default="alice")
-    parser.add_argument("--cwd", metavar="DIR")
-    parser.add_argument("--env", action="append", default=[], metavar="K=V", type=_assignment)
-    parser.add_argument("words", nargs="+", metavar="CMD")
-
-
-def _node_count(text: str) -> int:
-    count = int(text)
-    if not 1 <= count <= MOST_NODES:
-        raise argparse.ArgumentTypeError(f"give 1 to {MOST_NODES} nodes")
-    return count
 
 
 def _assignment(text: str) -> tuple[str, str]:
@@ -100,10 +84,10 @@ def _assignment(text: str) -> tuple[str, str]:
 def _check(lab: Lab, _arguments: argparse.Namespace) -> int:
     reason = lab.check()
     print(reason or "ok")
-    return CANNOT_RUN if reason else 0
+    return 3 if reason else 0
 
 
-def _install(lab: Lab, arguments: argparse.Namespace) -> int:
+def _install(lab: Lab, arguments: argparse.Namespace) -> None:
     fetched = lab_install.install(accounting=arguments.accounting)
     try:
         fetched += lab_apptainer.install(lab.places)
@@ -112,37 +96,26 @@ def _install(lab: Lab, arguments: argparse.Namespace) -> int:
     for version in arguments.slurm:
         fetched += lab_slurms.install(lab.places, version)
     print(f"installed {' '.join(fetched)}" if fetched else "everything is installed")
-    return 0
 
 
-def _up(lab: Lab, arguments: argparse.Namespace) -> int:
+def _up(lab: Lab, arguments: argparse.Namespace) -> None:
     began = time.monotonic()
     started = lab.up(arguments.accounting, arguments.nodes)
-    if not started:
-        print("The lab is already up.")
-    else:
-        size = f"{arguments.nodes} nodes of {CPUS_PER_NODE} CPUs and {GPUS_PER_NODE} GPUs (by name)"
-        print(f"The lab is up after {time.monotonic() - began:.1f} s: {size}.")
+    print(f"The lab is up after {time.monotonic() - began:.1f} s." if started else "The lab is already up.")
     print(f"Enter it:  {PROGRAM} shell\nRun there: {PROGRAM} exec -- sinfo\nEnd it:    {PROGRAM} down")
-    return 0
 
 
-def _laptop(lab: Lab, _arguments: argparse.Namespace) -> int:
-    began = time.monotonic()
-    print(
-        f"The laptop is there after {time.monotonic() - began:.1f} s." if lab.add_laptop() else "It is there already."
-    )
+def _laptop(lab: Lab, _arguments: argparse.Namespace) -> None:
+    lab.add_laptop()
     print(f"Sit at it:  {PROGRAM} exec --node laptop -- bash -i   (then: ssh lab)")
-    return 0
 
 
-def _down(lab: Lab, _arguments: argparse.Namespace) -> int:
+def _down(lab: Lab, _arguments: argparse.Namespace) -> None:
     lab.down()
     print("The lab is down.")
-    return 0
 
 
-def _status(lab: Lab, arguments: argparse.Namespace) -> int:
+def _status(lab: Lab, arguments: argparse.Namespace) -> None:
     state = lab.state()
     services = lab.services()
     pids = {name: entry.pid if entry.alive else None for name, entry in {**state.holders, **state.daemons}.items()}
@@ -150,59 +123,45 @@ def _status(lab: Lab, arguments: argparse.Namespace) -> int:
     if arguments.json:
         states = services.node_states()
         print(json.dumps({"top": str(lab.places.top), "options": options, "nodes": states, "pids": pids}, indent=1))
-        return 0
-    print(services.sinfo(), end="")
+        return
+    print(services.run("sinfo").stdout, end="")
     print("options: " + ", ".join(f"{name} {value}" for name, value in options.items()) + f" (in {lab.places.top})")
     print("pids: " + ", ".join(f"{name} {pid or 'down'}" for name, pid in pids.items()))
-    return 0
 
 
 def _exec(lab: Lab, arguments: argparse.Namespace) -> int:
-    _become(lab, arguments.words, arguments.node, arguments.user, arguments.cwd, dict(arguments.env))
-    return 1
-
-
-def _shell(lab: Lab, _arguments: argparse.Namespace) -> int:
-    print("You are alice on the login node; `exit` leaves. Try: sinfo", file=sys.stderr)
-    _become(lab, ["bash", "-i"], "login", "alice", None, {})
-    return 1
-
-
-def _become(lab: Lab, words: list[str], node: str, user: str, cwd: str | None, env: dict[str, str]) -> None:
     """Replace this process: input, output, signals and the exit status are then those of the command itself."""
-    argv, variables = lab.command(words, node=node, user=user, env=env, cwd=cwd)
+    argv, variables = lab.command(
+        arguments.words, node=arguments.node, user=arguments.user, env=dict(arguments.env), cwd=arguments.cwd
+    )
     os.umask(0o022)
-    try:
-        os.execvpe(argv[0], argv, variables)
-    except OSError as error:
-        raise LabError(f"`{shlex.join(argv)}` cannot be started: {error.strerror}.") from error
+    os.execvpe(argv[0], argv, variables)
 
 
-def _env(lab: Lab, arguments: argparse.Namespace) -> int:
-    wheel, everything = lab_env.build(lab.places, arguments.source.resolve(), arguments.extras)
-    print(f"installed {wheel.name} {'with its dependencies ' if everything else ''}in {lab.places.venv}")
-    return 0
+def _shell(lab: Lab, arguments: argparse.Namespace) -> int:
+    print("You are alice on the login node; `exit` leaves. Try: sinfo", file=sys.stderr)
+    return _exec(lab, arguments)
 
 
-def _image(lab: Lab, _arguments: argparse.Namespace) -> int:
+def _env(lab: Lab, _arguments: argparse.Namespace) -> None:
+    print(f"installed {lab_env.build(lab.places).name} in {lab.places.venv}")
+
+
+def _image(lab: Lab, _arguments: argparse.Namespace) -> None:
     began = time.monotonic()
     built = lab_image.build(lab.places)
     took = f"built in {time.monotonic() - began:.0f} s" if built else "there already"
     print(f"The image is {took}: {lab_image.image(lab.places)}")
-    return 0
 
 
-def _node_down(lab: Lab, arguments: argparse.Namespace) -> int:
+def _node_down(lab: Lab, arguments: argparse.Namespace) -> None:
     lab.node_down(arguments.name, crash=arguments.crash, tell=arguments.tell)
-    when = "now" if arguments.tell else "after about a minute"
-    print(f"The slurmd of {arguments.name} is stopped; Slurm sees the node as down {when}.")
-    return 0
+    print(f"The slurmd of {arguments.name} is stopped.")
 
 
-def _node_up(lab: Lab, arguments: argparse.Namespace) -> int:
+def _node_up(lab: Lab, arguments: argparse.Namespace) -> None:
     lab.node_up(arguments.name)
     print(f"{arguments.name} takes jobs again.")
-    return 0
 
 
 if __name__ == "__main__":

@@ -34,9 +34,6 @@ NOBODY = 65534
 SUBORDINATE_IDS = 65536
 
 
-# --- whether it is there --------------------------------------------------------------------------------------------
-
-
 def reason_against(places: Places) -> str | None:
     """Why no container can run here, in one sentence; None when one can."""
     if shutil.which("apptainer") is None:
@@ -56,9 +53,6 @@ def reason_against(places: Places) -> str | None:
 def _note(places: Places) -> Path:
     """Where `install` leaves its reason, for the tests that are skipped because of it."""
     return places.top / "apptainer-is-missing"
-
-
-# --- installation ---------------------------------------------------------------------------------------------------
 
 
 def install(places: Places) -> list[str]:
@@ -81,9 +75,8 @@ def _install() -> list[str]:
     fetched = lab_install.fetch([*TOOLS, *FOR_IMAGES])
     with tempfile.TemporaryDirectory(prefix="hpcml-apptainer-") as name:
         folder = Path(name)
-        suite = Suite(folder, "unstable")
         try:
-            suite.open()
+            suite = Suite(folder, "unstable")
             own = suite.download(["apptainer"])
             others = suite.download(libraries_of(own))
         except LabError as error:
@@ -93,9 +86,6 @@ def _install() -> list[str]:
     if done.returncode:
         raise LabError(f"Apptainer was installed but does not start: {last_line(done)}.")
     return [*fetched, "apptainer"]
-
-
-# --- repacking ------------------------------------------------------------------------------------------------------
 
 
 def _repack(folder: Path, package: Path, libraries: Sequence[Path]) -> Path:
@@ -132,9 +122,6 @@ def _rewrite_control(folder: Path) -> None:
         else:
             lines.append(line)
     control.write_text("\n".join(lines) + "\n")
-
-
-# --- the lab's users and nodes --------------------------------------------------------------------------------------
 
 
 def give_subordinate_ids(account: str) -> None:

@@ -8,9 +8,7 @@ from lab_paths import LabError, numbered
 from lab_state import wait_for
 
 ROOT = Path("/sys/fs/cgroup")
-CONTROLLERS = ("memory", "freezer")
-NEEDED = {"memory": "memory.memsw.limit_in_bytes", "freezer": "cgroup.procs"}
-NAME = "hpcml-lab"
+CONTROLLERS = {"memory": "memory.memsw.limit_in_bytes", "freezer": "cgroup.procs"}  # and a file that each must have
 
 # Slurm's v1 plugin asks for the file release_agent, which only a hierarchy's root has, and works below `slurm` (or
 # `slurm_NODE`, as Debian builds it). So each node sees a small folder with an empty release_agent, its real cgroup
@@ -31,7 +29,7 @@ def available() -> bool:
     """Whether this machine has cgroup v1 with memory and swap limits that we may use."""
     kinds = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     mounted = all([str(ROOT / controller), "cgroup"] in kinds for controller in CONTROLLERS)
-    return mounted and all((_own(controller) / NEEDED[controller]).exists() for controller in CONTROLLERS)
+    return mounted and all((_own(controller) / file).exists() for controller, file in CONTROLLERS.items())
 
 
 def _own(controller: str) -> Path:
@@ -44,7 +42,7 @@ def _own(controller: str) -> Path:
 
 
 def lab_folders() -> list[str]:
-    return [str(_own(controller) / numbered(NAME)) for controller in CONTROLLERS]
+    return [str(_own(controller) / numbered("hpcml-lab")) for controller in CONTROLLERS]
 
 
 def create(folders: list[str], node: str) -> str:

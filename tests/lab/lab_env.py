@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lab_paths import LabError, Places
 
+SOURCE = Path(__file__).resolve().parents[2]
 PYTHON = "/usr/bin/python3"
 SITE = Path(__file__).with_name("site")  # the lab's own profile
 EXTRAS = "local,test,ucx,jupyter,polars"
@@ -23,27 +24,22 @@ IGNORED_NAMES = (
 )  # fmt: skip
 
 
-def build(places: Places, source: Path, extras: str = EXTRAS) -> tuple[Path, bool]:
-    """Install hpcml from a checkout; returns its wheel and whether its dependencies had to be installed too."""
-    if not (source / "pyproject.toml").is_file():
-        raise LabError(f"There is no pyproject.toml in {source}. Name the checkout: lab.py env --source DIR")
+def build(places: Places) -> Path:
+    """Install hpcml from this checkout, and its dependencies if they are others than last time; returns its wheel."""
     python = places.venv / "bin" / "python"
     if not python.exists():
         _run([PYTHON, "-m", "venv", "--clear", str(places.venv)])
-    wheel = _wheel(places, python, source)
+    wheel = _wheel(places, python)
     write_settings(places)
     stamp = places.venv / "hpcml-dependencies"
-    wanted = _dependencies(wheel, extras)
+    wanted = _dependencies(wheel)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--disable-pip-version-check"]
-    if stamp.exists() and stamp.read_text() == wanted:
-        _run([*pip, "--force-reinstall", "--no-deps", str(wheel)])
-        _laptop(places, pip, wheel)
-        return wheel, False
     _run([*pip, "--force-reinstall", "--no-deps", str(wheel)])
-    _run([*pip, *(("--constraint", str(VERSIONS)) if VERSIONS.exists() else ()), f"{wheel}[{extras}]"])
+    if not stamp.exists() or stamp.read_text() != wanted:
+        _run([*pip, *(("--constraint", str(VERSIONS)) if VERSIONS.exists() else ()), f"{wheel}[{EXTRAS}]"])
     _laptop(places, pip, wheel)
     stamp.write_text(wanted)
-    return wheel, True
+    return wheel
 
 
 def write_settings(places: Places) -> None:
@@ -63,29 +59,26 @@ def _laptop(places: Places, pip: Sequence[str], wheel: Path) -> None:
     _run([*pip[:3], "--python", str(python), *pip[3:], "--force-reinstall", "--no-deps", str(wheel)])
 
 
-def _wheel(places: Places, python: Path, source: Path) -> Path:
+def _wheel(places: Places, python: Path) -> Path:
     """Build from a copy, so that no build folder is left in the checkout."""
     wheels = places.top / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="hpcml-wheel-") as folder:
         copy = Path(folder) / "source"
-        shutil.copytree(source, copy, ignore=shutil.ignore_patterns(*IGNORED_NAMES), symlinks=True)
+        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns(*IGNORED_NAMES), symlinks=True)
         _run([str(python), "-m", "pip", "wheel", "--quiet", "--no-deps", "--disable-pip-version-check",
               "-w", str(wheels), str(copy)])  # fmt: skip
-    found = sorted(wheels.glob("hpcml-*.whl"))
-    if not found:
-        raise LabError(f"pip made no hpcml wheel from {source} in {wheels}. Read its pyproject.toml.")
-    return found[-1]
+    return next(wheels.glob("hpcml-*.whl"))
 
 
-def _dependencies(wheel: Path, extras: str) -> str:
+def _dependencies(wheel: Path) -> str:
     """A digest of everything the wheel asks of other packages, and of the interpreter it was installed for."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         lines = archive.read(name).decode().splitlines()
     asked = [line for line in lines if line.startswith(("Requires-Dist:", "Requires-Python:", "Provides-Extra:"))]
     versions = VERSIONS.read_text() if VERSIONS.exists() else ""
-    return hashlib.sha256("\n".join([extras, os.path.realpath(PYTHON), versions, *asked]).encode()).hexdigest()
+    return hashlib.sha256("\n".join([EXTRAS, os.path.realpath(PYTHON), versions, *asked]).encode()).hexdigest()
 
 
 def _run(argv: Sequence[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -11,19 +10,17 @@ import pwd
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import lab_apptainer
 import lab_install
 import lab_packages
 import lab_services
-from lab_paths import PROGRAM, LabError, Places, account_name
+from lab_paths import PROGRAM, USERS, LabError, Places
 from lab_state import locked, wait_for
 
 DEFINITION = Path(__file__).with_name("lab.def")
 CONTENT = "hpcml[local]"  # without hpcml itself, which changes often and travels with each run
-BUILDER = "alice"
 DEADLINE_S = 900
 # Apptainer leaves its process group and debootstrap outlives it: all of a build has pids of its own, which end together.
 CONFINED = ("timeout", "--signal=KILL", str(DEADLINE_S), "unshare", "--pid", "--fork", "--kill-child", "--mount-proc",
@@ -81,7 +78,9 @@ def build(places: Places) -> bool:
     folder = image(places).parent
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
-    with _alone(folder):
+    with (folder / "lab.lock").open("w") as file:  # one build at a time; whoever waited finds the image there
+        if not wait_for(lambda: locked(file), 2 * DEADLINE_S, 1):
+            raise LabError(f"Another build is still at work ({folder}/lab.lock). Wait for it.")
         inputs = _inputs(places)
         if _current(places, inputs):
             return False
@@ -90,24 +89,14 @@ def build(places: Places) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One build at a time; whoever waited finds the image there."""
-    with (folder / "lab.lock").open("w") as file:
-        if not wait_for(lambda: locked(file), 2 * DEADLINE_S, 1):
-            raise LabError(f"Another build is still at work ({folder}/lab.lock). Wait for it.")
-        yield
-
-
 def _replace(places: Places, work: Path, inputs: str) -> None:
     """Build beside the image there is, and put the new one in its place when it is whole."""
     shutil.rmtree(work, ignore_errors=True)
     try:
-        _furnish(places, work)
-        _stamp(places).unlink(missing_ok=True)
         _build(places, work)
         os.chown(work / "lab.sif", 0, 0, follow_symlinks=False)  # or its builder could change what the others run
         (work / "lab.sif").chmod(0o644)
+        _stamp(places).unlink(missing_ok=True)
         (work / "lab.sif").replace(image(places))
         _stamp(places).write_text(inputs)
     finally:
@@ -144,18 +133,14 @@ def _packages(places: Places, *target: str) -> list[str]:
     return [str(line) for line in json.loads(done.stdout)]
 
 
-def _furnish(places: Places, work: Path) -> None:
-    account = pwd.getpwnam(account_name(BUILDER))
+def _build(places: Places, work: Path) -> None:
+    account = pwd.getpwnam(USERS["alice"])
     work.mkdir(mode=0o700)
     os.chown(work, account.pw_uid, account.pw_gid)
     _packages(places, str(work / "packages.tar"))
     (work / "lab.def").write_text(DEFINITION.read_text())
     for name in ("packages.tar", "lab.def"):
         (work / name).chmod(0o644)
-
-
-def _build(places: Places, work: Path) -> None:
-    account = pwd.getpwnam(account_name(BUILDER))
     become = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--init-groups", "--inh-caps=-all"]
     values = {"suite": _suite(), "mirror": mirror(), "packages": str(work / "packages.tar")}
     given = [word for name, value in values.items() for word in ("--build-arg", f"{name}={value}")]

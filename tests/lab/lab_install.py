@@ -29,42 +29,19 @@ NO_SERVICES = "#!/bin/sh\nexit 101\n"
 
 def reason_against() -> str | None:
     """Why a lab cannot run here, in one sentence with the next step; None when it can."""
-    if not sys.platform.startswith("linux"):
-        return f"The lab needs Linux, and this is {sys.platform} ({PROGRAM}). Run it on a Debian or Ubuntu machine."
     if os.geteuid() != 0:
         return NEEDS_ROOT
     missing = sorted({package for path, package in PROGRAMS.items() if not os.access(path, os.X_OK)})
     missing += [] if shutil.which("ip") else ["iproute2"]
     if missing:
-        return f"The lab needs the package(s) {' '.join(missing)} ({PROGRAM}). {_how_to_install()}"
+        return f"The lab needs the package(s) {' '.join(missing)} ({PROGRAM}). Run: {PROGRAM} install"
     return _namespaces()
 
 
 def missing_for_accounting() -> str | None:
-    missing = [
-        package
-        for path, package in (("/usr/sbin/slurmdbd", "slurmdbd"), ("/usr/sbin/mariadbd", "mariadb-server"))
-        if not os.access(path, os.X_OK)
-    ]
-    if not missing:
+    if all(os.access(path, os.X_OK) for path in ("/usr/sbin/slurmdbd", "/usr/sbin/mariadbd")):
         return None
-    return f"Accounting needs the package(s) {' '.join(missing)} ({PROGRAM}). Run: {PROGRAM} install --accounting"
-
-
-def _how_to_install() -> str:
-    if _debian_like():
-        return f"Run: {PROGRAM} install"
-    return "This machine is neither Debian nor Ubuntu: install them with its own package manager."
-
-
-def _debian_like() -> bool:
-    try:
-        lines = Path("/etc/os-release").read_text().splitlines()
-    except OSError:
-        return False
-    values = dict(line.split("=", 1) for line in lines if "=" in line)
-    kinds = f"{values.get('ID', '')} {values.get('ID_LIKE', '')}".replace('"', "").split()
-    return bool({"debian", "ubuntu"} & set(kinds)) and shutil.which("apt-get") is not None
+    return f"Accounting needs {' and '.join(ACCOUNTING_PACKAGES)} ({PROGRAM}). Run: {PROGRAM} install --accounting"
 
 
 def _namespaces() -> str | None:
@@ -89,7 +66,7 @@ def install(*, accounting: bool) -> list[str]:
     """Fetch the packages that are missing, without letting any of them start a service; returns their names."""
     if os.geteuid() != 0:
         raise LabError(NEEDS_ROOT)
-    if not _debian_like():
+    if shutil.which("apt-get") is None:
         raise LabError(f"The lab installs with apt, but this machine is neither Debian nor Ubuntu ({PROGRAM}).")
     return fetch([*PACKAGES, *(ACCOUNTING_PACKAGES if accounting else ())])
 
@@ -99,20 +76,15 @@ def fetch(packages: Iterable[str]) -> list[str]:
     missing = [package for package in packages if not _installed(package)]
     if missing:
         with _services_held():
-            update()
-            _apt("install", "-q", "-y", "--no-install-recommends", *missing)
+            apt("update", "-q")
+            apt("install", "-q", "-y", "--no-install-recommends", *missing)
     return missing
-
-
-def update() -> None:
-    """Fetch the lists of what the machine's mirrors have."""
-    _apt("update", "-q")
 
 
 def install_file(package: Path) -> None:
     """Install a package that lies on this machine, with what it depends on."""
     with _services_held():
-        _apt("install", "-q", "-y", "--no-install-recommends", str(package))
+        apt("install", "-q", "-y", "--no-install-recommends", str(package))
 
 
 def _installed(package: str) -> bool:
@@ -120,7 +92,7 @@ def _installed(package: str) -> bool:
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout == "installed"
 
 
-def _apt(*words: str) -> None:
+def apt(*words: str) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l"}
     lock = ["-o", "DPkg::Lock::Timeout=120"]
     done = subprocess.run(["apt-get", *lock, *words], env=environment, stdout=sys.stderr, timeout=1800, check=False)

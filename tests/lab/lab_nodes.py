@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import select
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import lab_cgroups
 from lab_paths import SWITCH, USERS, LabError, Places, address, all_nodes, compute_nodes, namespace, numbered
-from lab_state import HOLDER_MARK, Started, State
+from lab_state import HOLDER_MARK, Started, State, start_time
 
 NETNS = Path("/run/netns")
-PRIVATE_FOLDERS = {"/tmp": "1777", "/dev/shm": "1777", "/run/user": "755"}
 HOLDER_SCRIPT = """
 set -e
 hostname "$NODE"
-{private}
+mkdir -p /tmp; mount -t tmpfs -o mode=1777,nosuid,nodev hpcml-private /tmp
+mkdir -p /dev/shm; mount -t tmpfs -o mode=1777,nosuid,nodev hpcml-private /dev/shm
+mkdir -p /run/user; mount -t tmpfs -o mode=755,nosuid,nodev hpcml-private /run/user
 mount --bind "$TOP/etc/hosts" /etc/hosts
 if [ -e "$TOP/dev/fuse" ]; then mount --bind "$TOP/dev/fuse" /dev/fuse; fi
 {runtime}
@@ -68,10 +69,12 @@ def delete_network(*, unmount: bool) -> None:
 def start_holder(places: Places, state: State, node: str) -> Started:
     """Start the process that keeps a node's namespaces alive, and wait until they are furnished."""
     cgroups = lab_cgroups.create(state.cgroups, node) if state.cgroups and node in compute_nodes(state.nodes) else ""
-    script = HOLDER_SCRIPT.format(private=_private_mounts(), runtime=_runtime_folders(node), cgroups=cgroups)
+    script = HOLDER_SCRIPT.format(runtime=_runtime_folders(node), cgroups=cgroups)
     enter = ["nsenter", f"--net={NETNS / namespace(node)}", "unshare", "--mount", "--uts", "--propagation", "private"]
-    environment = {"PATH": os.environ.get("PATH", os.defpath), "NODE": node, "TOP": str(places.top)}
-    environment[numbered(HOLDER_MARK)] = str(places.top)
+    environment = {
+        "PATH": os.environ.get("PATH", os.defpath), "NODE": node, "TOP": str(places.top),
+        numbered(HOLDER_MARK): str(places.top),
+    }  # fmt: skip
     with (places.log / f"holder-{node}.log").open("w") as log:
         process = subprocess.Popen(
             [*enter, "sh", "-c", script],
@@ -93,15 +96,7 @@ def start_holder(places: Places, state: State, node: str) -> Started:
 def _let_go(process: subprocess.Popen[bytes]) -> Started:
     """From here on the process is known by pid and start time alone: it outlives us, and anyone may run `down`."""
     process.returncode = 0  # or Popen warns of a child that still runs
-    return Started.of(process.pid)
-
-
-def _private_mounts() -> str:
-    options = ((folder, mode) for folder, mode in PRIVATE_FOLDERS.items())
-    return "\n".join(
-        f"mkdir -p {folder}; mount -t tmpfs -o mode={mode},nosuid,nodev hpcml-private {folder}"
-        for folder, mode in options
-    )
+    return Started(process.pid, start_time(process.pid) or 0)
 
 
 def _runtime_folders(node: str) -> str:
@@ -121,18 +116,16 @@ def inside(holder: Started) -> list[str]:
     return ["nsenter", "--target", str(holder.pid), "--net", "--mount", "--uts", "--"]
 
 
-def start_daemon(
-    places: Places, holder: Started, argv: Sequence[str], name: str, environment: Iterable[tuple[str, str]] = ()
-) -> Started:
+def start_daemon(places: Places, holder: Started, argv: Sequence[str], name: str) -> Started:
     """Start a long-lived program inside a node; its own output goes to log/NAME.out."""
-    base = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "SLURM_CONF": str(places.slurm_conf), "LANG": "C.UTF-8"}
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "SLURM_CONF": str(places.slurm_conf), "LANG": "C.UTF-8"}
     with (places.log / f"{name}.out").open("w") as log:
         process = subprocess.Popen(
             [*inside(holder), *argv],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**base, **dict(environment)},
+            env=environment,
             cwd="/",
             umask=0o022,
             start_new_session=True,

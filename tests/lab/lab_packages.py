@@ -23,7 +23,7 @@ def mirrors() -> list[str]:
     """The mirrors of the machine's own apt configuration, whatever form that has, those of security updates last."""
     found = _known_mirrors()
     if not found:  # apt speaks of what it has fetched, and some machines come without any list
-        lab_install.update()
+        lab_install.apt("update", "-q")
         found = _known_mirrors()
     if not found:
         raise LabError(
@@ -50,29 +50,23 @@ class Suite:
     """A Debian suite, with an apt of its own in a folder: the machine's suites, lists and caches stay as they are."""
 
     def __init__(self, folder: Path, name: str) -> None:
+        """Read what the suite has, by the first mirror of this machine's that gives it, with its signature checked."""
         self.folder = folder
         self.name = name
-
-    def open(self) -> None:
-        """Read what the suite has, by the first mirror of this machine's that gives it, with its signature checked."""
-        for name in ("lists/partial", "cache/archives/partial"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        for part in ("lists/partial", "cache/archives/partial"):
+            (self.folder / part).mkdir(parents=True, exist_ok=True)
         problems = []
         for mirror in mirrors():
-            self._list.write_text(f"deb [signed-by={KEYRING}] {mirror} {self.name} main\n")
-            done = self._apt("apt-get", "update", "--quiet", "--error-on=any")
+            (self.folder / "suite.list").write_text(f"deb [signed-by={KEYRING}] {mirror} {self.name} main\n")
+            done = self._apt("update", "--quiet", "--error-on=any")
             if done.returncode == 0:
                 return
             problems.append(_first_line(done))
         raise LabError(f"This machine's mirrors do not give Debian {self.name} ({problems[0]}).")
 
-    @property
-    def _list(self) -> Path:
-        return self.folder / "suite.list"
-
-    def _apt(self, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    def _apt(self, *words: str) -> subprocess.CompletedProcess[str]:
         options = {
-            "Dir::Etc::SourceList": self._list,
+            "Dir::Etc::SourceList": self.folder / "suite.list",
             "Dir::Etc::SourceParts": "/dev/null",
             "Dir::Etc::Preferences": "/dev/null",
             "Dir::Etc::PreferencesParts": "/dev/null",
@@ -82,11 +76,11 @@ class Suite:
             "APT::Default-Release": self.name,
         }
         given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-        return run([program, *given, *words], deadline=600, cwd=self.folder)
+        return run(["apt-get", *given, *words], deadline=600, cwd=self.folder)
 
     def download(self, packages: Sequence[str]) -> list[Path]:
         """Fetch packages; returns their files in the order of the names."""
-        done = self._apt("apt-get", "download", "--quiet", *packages)
+        done = self._apt("download", "--quiet", *packages)
         found = [sorted(self.folder.glob(f"{package}_*.deb"))[-1:] for package in packages]
         if done.returncode or not all(found):
             raise LabError(
@@ -97,17 +91,13 @@ class Suite:
 
 def libraries_of(packages: Iterable[Path]) -> list[str]:
     """The libraries that packages depend on: they come from the same suite as the packages themselves."""
-    fields = [_field(package, "Depends") for package in packages]
+    fields = [must(["dpkg-deb", "--field", str(package), "Depends"]).strip() for package in packages]
     return sorted({name for field in fields for name in dependencies(field) if name.startswith(("lib", "zlib"))})
 
 
 def dependencies(field: str) -> list[str]:
     """The first name of each alternative, without versions."""
     return [re.split(r"[\s(:|]", part.strip())[0] for part in field.split(",") if part.strip()]
-
-
-def _field(package: Path, name: str) -> str:
-    return must(["dpkg-deb", "--field", str(package), name]).strip()
 
 
 def is_elf(path: Path) -> bool:

@@ -12,11 +12,8 @@ ACCOUNT = "lab_account"
 USERS: Mapping[str, str] = {"alice": "hpcml-alice", "mallory": "hpcml-mallory"}
 CPUS_PER_NODE = 8
 MEMORY_PER_NODE_MB = 4000
-MOST_NODES = 128  # a slurmd each; their addresses are of one network of 254
 GPUS_PER_NODE = 4
-NETWORK = "10.79.0"
 SWITCH = "hpcml-switch"
-DEFAULT_TOP = "/var/lib/hpcml-lab"
 PROGRAM = "tests/lab/lab.py"
 NUMBER = "HPCML_LAB"  # set by apart.py alone
 SLURM = "HPCML_LAB_SLURM"  # the version that apart.py takes; empty: the machine's own
@@ -34,7 +31,7 @@ class Places:
 
     @classmethod
     def default(cls) -> Places:
-        return cls(Path(os.environ.get("HPCML_LAB_TOP", DEFAULT_TOP)))
+        return cls(Path(os.environ.get("HPCML_LAB_TOP", "/var/lib/hpcml-lab")))
 
     def __post_init__(self) -> None:
         private = [folder for folder in ("/tmp", "/dev/shm", "/run/user") if self.top.is_relative_to(folder)]
@@ -55,10 +52,6 @@ class Places:
     @property
     def run(self) -> Path:
         return self.top / "run"
-
-    @property
-    def database(self) -> Path:
-        return self.top / "mysql"
 
     @property
     def venv(self) -> Path:
@@ -122,4 +115,4 @@ def namespace(node: str) -> str:
 
 def address(node: str) -> str:
     host = {"ctl": 1, "login": 2, "login2": 3}.get(node) or 10 + int(node.removeprefix("n"))
-    return f"{NETWORK}.{host}"
+    return f"10.79.0.{host}"

@@ -35,15 +35,14 @@ done
 
 def prepare_folders(places: Places) -> None:
     """An empty state, spool and log, and the folders that last: homes and the Python environment."""
-    for name in ("state", "spool", "log", "etc", "mysql"):
+    for name in ("state", "spool", "log", "etc", "mysql", "dev"):
         shutil.rmtree(places.top / name, ignore_errors=True)
     for name in ("", "etc", "log", "state", "spool", "run", "home", "laptop-home", "dev"):
         folder = places.top / name
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)
     empty_run_folder(places)
-    _gpu_devices(places)
-    _fuse_device(places)
+    _make_devices(places)
 
 
 def empty_run_folder(places: Places) -> None:
@@ -56,22 +55,14 @@ def empty_run_folder(places: Places) -> None:
     places.state_file.unlink(missing_ok=True)
 
 
-def _gpu_devices(places: Places) -> None:
-    """Null devices by the names of GPUs: enough for Slurm to hand them out."""
-    for number in range(GPUS_PER_NODE):
-        device = places.top / "dev" / f"gpu{number}"
-        if not device.exists():
-            os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
-            device.chmod(0o666)
-
-
-def _fuse_device(places: Places) -> None:
-    """The nodes' own /dev/fuse, open to their users as on a cluster; the machine's keeps its permissions."""
-    device = places.top / "dev" / "fuse"
-    device.unlink(missing_ok=True)
+def _make_devices(places: Places) -> None:
+    """Null devices by the names of GPUs, enough for Slurm to hand them out; the nodes' own /dev/fuse, open to all."""
+    kinds = {f"gpu{number}": os.makedev(1, 3) for number in range(GPUS_PER_NODE)}
     if lab_apptainer.FUSE.exists():
-        os.mknod(device, stat.S_IFCHR | 0o666, lab_apptainer.FUSE.stat().st_rdev)
-        device.chmod(0o666)
+        kinds["fuse"] = lab_apptainer.FUSE.stat().st_rdev
+    for name, kind in kinds.items():
+        os.mknod(places.top / "dev" / name, stat.S_IFCHR | 0o666, kind)
+        (places.top / "dev" / name).chmod(0o666)
 
 
 def create_users(places: Places) -> None:
@@ -136,7 +127,7 @@ class Services:
     def start_controller(self) -> None:
         """Start slurmctld, with the jobs that it knew before."""
         self._start("slurmctld", "ctl", ["/usr/sbin/slurmctld", "-D"])
-        self._await("slurmctld", lambda: self.scontrol("ping").returncode == 0, 15)
+        self._await("slurmctld", lambda: self.run("scontrol", "ping").returncode == 0, 15)
 
     def start_munge(self) -> None:
         run, log = self.places.run, self.places.log
@@ -158,11 +149,11 @@ class Services:
     def start_database(self) -> None:
         """A MariaDB of the lab's own: its files and its socket below the lab's folder, no TCP port."""
         user = pwd.getpwnam("mysql")
-        folders = (self.places.database, self.places.run / "mysql")
-        for folder in folders:
+        database = self.places.top / "mysql"
+        for folder in (database, self.places.run / "mysql"):
             folder.mkdir(exist_ok=True)
             os.chown(folder, user.pw_uid, user.pw_gid)
-        words = ["--no-defaults", f"--datadir={self.places.database}", "--user=mysql"]
+        words = ["--no-defaults", f"--datadir={database}", "--user=mysql"]
         fresh = ["--auth-root-authentication-method=socket", "--skip-test-db", "--skip-name-resolve"]
         call([*inside(self.state.holders["ctl"]), "mariadb-install-db", *words, *fresh])
         small = ["--innodb-buffer-pool-size=64M", "--innodb-flush-log-at-trx-commit=0"]
@@ -179,17 +170,15 @@ class Services:
 
     def start_slurmdbd(self, accounts: Sequence[Sequence[str]]) -> None:
         """Start slurmdbd, and tell sacctmgr these words, a list for each call."""
-        variables = [("MYSQL_UNIX_PORT", str(self._database_socket))]
-        self._start("slurmdbd", "ctl", ["/usr/sbin/slurmdbd", "-D"], variables)
-        self._await("slurmdbd", lambda: self._run("sacctmgr", "-n", "show", "cluster").returncode == 0, 30)
+        self._start("slurmdbd", "ctl", ["env", f"MYSQL_UNIX_PORT={self._database_socket}", "/usr/sbin/slurmdbd", "-D"])
+        self._await("slurmdbd", lambda: self.run("sacctmgr", "-n", "show", "cluster").returncode == 0, 30)
         for words in accounts:
-            done = self._run("sacctmgr", "-i", *words)
+            done = self.run("sacctmgr", "-i", *words)
             if done.returncode:
                 raise LabError(f"`sacctmgr {' '.join(words)}` failed: {(done.stderr or done.stdout).strip()}.")
 
-    def _start(self, name: str, node: str, argv: list[str], environment: list[tuple[str, str]] | None = None) -> None:
-        started = start_daemon(self.places, self.state.holders[node], argv, name, environment or [])
-        self.state.daemons[name] = started
+    def _start(self, name: str, node: str, argv: list[str]) -> None:
+        self.state.daemons[name] = start_daemon(self.places, self.state.holders[node], argv, name)
         self.state.save(self.places)
 
     def _await(self, name: str, condition: Callable[[], bool], seconds: float) -> None:
@@ -199,17 +188,14 @@ class Services:
                 f"{name} ended or was not ready in {seconds:g} s. Read the end of {self.places.log}/{name}.*"
             )
 
-    def _run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """A Slurm command as root on ctl."""
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "SLURM_CONF": str(self.places.slurm_conf)}
         words = [*inside(self.state.holders["ctl"]), *argv]
         return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
-    def scontrol(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return self._run("scontrol", *words)
-
     def node_states(self) -> dict[str, str]:
-        lines = self._run("sinfo", "-h", "-N", "-p", "boost", "-o", "%N %T").stdout.split("\n")
+        lines = self.run("sinfo", "-h", "-N", "-p", "boost", "-o", "%N %T").stdout.split("\n")
         return dict(line.split(maxsplit=1) for line in lines if " " in line)
 
     def ready_nodes(self) -> int:
@@ -218,14 +204,7 @@ class Services:
     def idle(self) -> bool:
         """Whether every node is idle and the queue is empty."""
         states = [word.strip() for word in self.node_states().values()]
-        return states == ["idle"] * self.state.nodes and not self._run("squeue", "-h").stdout.strip()
-
-    def reasons(self) -> str:
-        """Why nodes take no jobs, as Slurm says it."""
-        return self._run("sinfo", "-R").stdout
-
-    def sinfo(self) -> str:
-        return self._run("sinfo").stdout
+        return states == ["idle"] * self.state.nodes and not self.run("squeue", "-h").stdout.strip()
 
 
 def _accounts() -> list[list[str]]:

@@ -11,18 +11,17 @@ import os
 import pwd
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import lab_nodes
 from lab_paths import SWITCH, USERS, LabError, Places, address, compute_nodes, namespace
-from lab_state import Started, State, reap, wait_for
+from lab_state import State, reap, wait_for
 
 SSHD = Path("/usr/sbin/sshd")
 LAPTOP, LOGINS = "laptop", ("login", "login2")
 OUTSIDE = "10.80.0"
 _OUTSIDE = {LAPTOP: f"{OUTSIDE}.100", "login": f"{OUTSIDE}.2", "login2": f"{OUTSIDE}.3"}
-_LOG_LEVEL = "VERBOSE"
 
 
 def missing() -> str | None:
@@ -74,9 +73,6 @@ def _network() -> None:
 def cut(up: bool = False) -> None:
     """Pull the laptop's cable, or put it back."""
     lab_nodes.call(["ip", "-n", SWITCH, "link", "set", f"x-{LAPTOP}", "up" if up else "down"])
-
-
-# --- keys and certificates ------------------------------------------------------------------------------------------
 
 
 def folder(places: Places) -> Path:
@@ -159,9 +155,6 @@ def _give(user: str, *paths: Path) -> None:
         os.chown(path, known.pw_uid, known.pw_gid, follow_symlinks=False)
 
 
-# --- sshd -----------------------------------------------------------------------------------------------------------
-
-
 def configure(places: Places, node: str, extra: Sequence[str] = (), *, certificates: bool = True,
               keys: bool = True) -> None:  # fmt: skip
     """Write a node's sshd_config; ``extra`` lines come first and so win.
@@ -171,7 +164,7 @@ def configure(places: Places, node: str, extra: Sequence[str] = (), *, certifica
     top = folder(places)
     path = f"{places.venv}/bin:/usr/bin:/bin"
     lines = [*extra, f"HostKey {top}/host-{node}", f"PidFile {places.run}/sshd-{node}.pid", "UsePAM no"]
-    lines += ["PasswordAuthentication no", "KbdInteractiveAuthentication no", "PrintMotd no", f"LogLevel {_LOG_LEVEL}"]
+    lines += ["PasswordAuthentication no", "KbdInteractiveAuthentication no", "PrintMotd no", "LogLevel VERBOSE"]
     variables = f"PATH={path} SLURM_CONF={places.slurm_conf} HPCML_SYSTEM_CONFIG={places.site} LANG=C.UTF-8"
     lines += [f"SetEnv {variables}", "AllowAgentForwarding yes"]
     if (certificate := top / f"host-{node}-cert.pub").exists():
@@ -200,7 +193,7 @@ def start_sshd(places: Places, state: State, node: str) -> None:
 
 def stop_sshd(state: State, node: str) -> None:
     """End a node's sshd; connections that it has made go on."""
-    daemon: Started = state.daemons[f"sshd-{node}"]
+    daemon = state.daemons[f"sshd-{node}"]
     with contextlib.suppress(ProcessLookupError):
         os.kill(daemon.pid, signal.SIGTERM)
     if not wait_for(lambda: not daemon.alive, 5, 0.01):
@@ -211,8 +204,3 @@ def stop_sshd(state: State, node: str) -> None:
 def log(places: Places, node: str) -> str:
     """What a node's sshd has said since it was started last."""
     return (places.log / f"sshd-{node}.out").read_text(errors="replace")
-
-
-def variables(places: Places) -> Mapping[str, str]:
-    """The laptop's own environment: no Slurm, and an hpcml of its own."""
-    return {"PATH": f"{places.laptop_venv}/bin:/usr/bin:/bin"}

@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
 
-from lab_paths import LabError, Places, numbered
+from lab_paths import Places, numbered
 
-POLL_S = 0.05
 PATIENCE = 3  # deadlines are those of a quiet machine; a busy one gets so many times as long
 HOLDER_MARK = "HPCML_LAB_HOLDER"
 
@@ -26,10 +25,6 @@ class Started:
 
     pid: int
     start: int
-
-    @classmethod
-    def of(cls, pid: int) -> Started:
-        return cls(pid, start_time(pid) or 0)
 
     @property
     def alive(self) -> bool:
@@ -57,22 +52,18 @@ class State:
         draft.write_text(json.dumps(asdict(self), indent=1) + "\n")
         draft.replace(places.state_file)
 
-    @property
-    def of_this_boot(self) -> bool:
-        return self.boot == boot_id()
-
     def processes(self) -> list[Started]:
         return [*self.daemons.values(), *self.holders.values()]
 
 
 def load(places: Places) -> State | None:
-    """The state on disk; None where there is none."""
+    """The state on disk; None where there is none of this boot."""
     try:
         raw = json.loads(places.state_file.read_text())
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise LabError(f"The lab's notes are unreadable ({places.state_file}: {error}). Remove the file.") from error
+    if raw["boot"] != boot_id():
+        return None
     raw["holders"] = {name: Started(**entry) for name, entry in raw["holders"].items()}
     raw["daemons"] = {name: Started(**entry) for name, entry in raw["daemons"].items()}
     return State(**raw)
@@ -123,11 +114,9 @@ def members(namespaces: set[int]) -> list[int]:
 
 
 def kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    reap(pid)
+        reap(pid)
 
 
 def reap(pid: int) -> None:
@@ -136,7 +125,7 @@ def reap(pid: int) -> None:
         os.waitpid(pid, os.WNOHANG)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float, poll: float = POLL_S, patience: float = PATIENCE) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float, poll: float = 0.05, patience: float = PATIENCE) -> bool:
     """Poll until the condition holds; False when the deadline (times ``patience``) passes first."""
     deadline = time.monotonic() + patience * seconds
     while not condition():

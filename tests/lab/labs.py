@@ -7,7 +7,6 @@ import os
 import pwd
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -42,8 +41,8 @@ NODE_WAIT_S = 20.0
 class Lab:
     """One lab, below one top folder; the object itself holds no resource, so any number may refer to the same lab."""
 
-    def __init__(self, top: Path | str | None = None) -> None:
-        self.places = Places(Path(top)) if top else Places.default()
+    def __init__(self) -> None:
+        self.places = Places.default()
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -60,10 +59,10 @@ class Lab:
             raise LabError(f"Another lab is up ({others[0]}). Run: HPCML_LAB_TOP={others[0]} {PROGRAM} down")
         with self._lock():
             state = load(self.places)
-            for entry in state.processes() if state and state.of_this_boot else ():
+            for entry in state.processes() if state else ():
                 if entry.alive:  # a test that was killed may have left a daemon stopped
                     os.kill(entry.pid, signal.SIGCONT)
-            if state and self._still_up(state, accounting, nodes):
+            if state and (state.accounting, state.nodes) == (accounting, nodes) and self._alive(state):
                 self._revive(state)
                 return False
             self._refuse_while_busy(state)
@@ -71,7 +70,7 @@ class Lab:
             try:
                 self._start(accounting, nodes)
             except BaseException as error:
-                tail = self.log_tail()
+                tail = self._log_tail()
                 self._tear_down()
                 if isinstance(error, LabError):
                     raise LabError(f"{error}\n{tail}".rstrip()) from error
@@ -87,14 +86,12 @@ class Lab:
         with self._lock():
             self._tear_down()
 
-    def add_laptop(self) -> bool:
-        """Add the laptop, a second login node and every sshd to the lab that is up; False when they are there."""
+    def add_laptop(self) -> None:
+        """Add the laptop, a second login node and every sshd to the lab that is up, unless they are there."""
         with self._lock():
             state = self.state()
-            if lab_ssh.LAPTOP in state.holders:
-                return False
-            lab_ssh.start(self.places, state)
-        return True
+            if lab_ssh.LAPTOP not in state.holders:
+                lab_ssh.start(self.places, state)
 
     def _start(self, accounting: bool, nodes: int) -> None:
         lab_services.prepare_folders(self.places)
@@ -113,10 +110,6 @@ class Lab:
         lab_services.Services(self.places, state).start_all()
         state.ready = True
         state.save(self.places)
-
-    def _still_up(self, state: State, accounting: bool, nodes: int) -> bool:
-        same = (state.accounting, state.nodes) == (accounting, nodes)
-        return same and self._alive(state)
 
     @staticmethod
     def _alive(state: State) -> bool:
@@ -154,7 +147,7 @@ class Lab:
     def _kill_members(self, state: State | None) -> None:
         """Kill whatever lives in the mount namespaces of our holders; they are proved ours by pid and start time."""
         holders = {pid for pid, top in marked_holders().items() if top == str(self.places.top)}
-        proved = [entry for entry in (state.processes() if state and state.of_this_boot else []) if entry.alive]
+        proved = [entry for entry in (state.processes() if state else []) if entry.alive]
         ours = {entry.pid for entry in proved} | holders
         host = mount_namespace(os.getpid())
         namespaces = {number for pid in ours if (number := mount_namespace(pid)) is not None} - {host}
@@ -174,11 +167,11 @@ class Lab:
         for pid in ours:
             reap(pid)
 
-    def log_tail(self, lines: int = 8) -> str:
+    def _log_tail(self) -> str:
         """The last lines of each log that has any, for a failed start."""
         parts = []
         for path in sorted(self.places.log.glob("*")):
-            text = path.read_text(errors="replace").splitlines()[-lines:] if path.is_file() else []
+            text = path.read_text(errors="replace").splitlines()[-8:] if path.is_file() else []
             parts += [f"--- {path}", *text] if text else []
         return "\n".join(parts)
 
@@ -196,7 +189,7 @@ class Lab:
     def state(self) -> State:
         """What the running lab wrote down; an error when it is not up."""
         state = load(self.places)
-        if state is None or not state.of_this_boot or not self._alive(state):
+        if state is None or not self._alive(state):
             raise LabError(f"The lab is not up ({self.places.state_file}). Run: {PROGRAM} up")
         return state
 
@@ -223,7 +216,7 @@ class Lab:
             "HPCML_SYSTEM_CONFIG": str(self.places.site), "LANG": "C.UTF-8",
         }  # fmt: skip
         if node == lab_ssh.LAPTOP:
-            variables |= lab_ssh.variables(self.places)
+            variables["PATH"] = f"{self.places.laptop_venv}/bin:/usr/bin:/bin"  # no Slurm, and an hpcml of its own
             del variables["SLURM_CONF"], variables["HPCML_SYSTEM_CONFIG"]
         if "TERM" in os.environ:
             variables["TERM"] = os.environ["TERM"]
@@ -232,11 +225,11 @@ class Lab:
     def has(self, node: str) -> bool:
         """Whether the lab is up with such a node."""
         state = load(self.places)
-        return state is not None and state.of_this_boot and node in state.holders
+        return state is not None and node in state.holders
 
     def _holder(self, node: str) -> Started:
         state = load(self.places)
-        if state is None or not state.of_this_boot or not state.holders:
+        if state is None or not state.holders:
             raise LabError(f"The lab is not up ({self.places.state_file}). Run: {PROGRAM} up")
         if node not in state.holders:
             raise LabError(f"The lab has no node {node!r} ({PROGRAM}). Use one of: {', '.join(state.holders)}.")
@@ -299,15 +292,14 @@ class Lab:
     def home(self, user: str) -> Path:
         return self.places.home(user)
 
-    def wait_idle(self, timeout: float) -> float:
-        """Seconds until all nodes are idle and the queue is empty; an error at the timeout."""
+    def wait_idle(self, timeout: float) -> None:
+        """Wait until all nodes are idle and the queue is empty; an error at the timeout."""
         services = self.services()
-        began = time.monotonic()
         if not wait_for(services.idle, timeout, 0.1):
             raise LabError(
-                f"The lab is not idle after {timeout:g} s: {services.node_states()}. Look at squeue.\n{services.reasons()}"
+                f"The lab is not idle after {timeout:g} s: {services.node_states()}. Look at squeue.\n"
+                f"{services.run('sinfo', '-R').stdout}"
             )
-        return time.monotonic() - began
 
     def processes(self, user: str) -> list[tuple[int, str]]:
         """Every process of this user on the machine, with its command line."""
@@ -341,7 +333,7 @@ class Lab:
             reap(slurmd.pid)
             if tell:
                 services = lab_services.Services(self.places, state)
-                services.scontrol("update", f"nodename={node}", "state=down", "reason=lab node-down")
+                services.run("scontrol", "update", f"nodename={node}", "state=down", "reason=lab node-down")
 
     @staticmethod
     def _kill_all_on(holder: Started) -> None:
@@ -378,7 +370,7 @@ class Lab:
         def usable() -> bool:
             word = services.node_states().get(node, "")
             if word.startswith(("down", "drain")):
-                services.scontrol("update", f"nodename={node}", "state=resume")
+                services.run("scontrol", "update", f"nodename={node}", "state=resume")
             return word in lab_services.READY_NODE
 
         if not wait_for(usable, NODE_WAIT_S, 0.2):

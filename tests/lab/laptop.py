@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -146,8 +145,8 @@ class Outside:
         cwd = "/" if user != "alice" else None
         return self.lab.exec(list(words), node=node, user=user, timeout=timeout, input=input, cwd=cwd)
 
-    def laptop(self, *words: str, user: str = "alice", timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        return self.on(lab_ssh.LAPTOP, *words, user=user, timeout=timeout)
+    def laptop(self, *words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        return self.on(lab_ssh.LAPTOP, *words, timeout=timeout)
 
     def status_of(self, port: int, page: str = "/hpcml/identity.json", *options: str) -> str:
         """The status that a request on the laptop's port is answered with; 000 for no answer."""
@@ -156,9 +155,8 @@ class Outside:
 
     def start_run(self, name: str, text: str, *options: str) -> tuple[str, Path]:
         """Submit a script and wait until it runs; return the run's id and directory."""
-        job, directory = self.cluster.detach(text, "--name", name, "--time", "30", *options)
+        _, directory = self.cluster.detach(text, "--name", name, "--time", "30", *options)
         self.cluster.wait_event(directory, "driver-started", 60)
-        assert job
         return directory.name, directory
 
     @contextlib.contextmanager
@@ -170,15 +168,14 @@ class Outside:
         self.lab.wait_idle(60)
 
     def service(self, directory: Path, name: str = "dashboard") -> dict[str, Any]:
-        files = []
-        until(lambda: bool(files := sorted(directory.glob(f"attempts/*/services/{name}.json"))), 30)
-        files = sorted(directory.glob(f"attempts/*/services/{name}.json"))
-        found: dict[str, Any] = json.loads(files[-1].read_text())
+        pattern = f"attempts/*/services/{name}.json"
+        until(lambda: any(directory.glob(pattern)), 30)
+        found: dict[str, Any] = json.loads(max(directory.glob(pattern)).read_text())
         return found
 
     def logins(self, node: str) -> int:
         """How often sshd on a node has let somebody in since it was started."""
-        return len(re.findall(r"Accepted publickey", lab_ssh.log(self.lab.places, node)))
+        return lab_ssh.log(self.lab.places, node).count("Accepted publickey")
 
     def close_connection(self) -> None:
         """Close alice's shared connection, as when the laptop is switched off; a lab started anew has no laptop."""

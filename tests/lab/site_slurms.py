@@ -188,6 +188,7 @@ class SiteSlurms:
         self.lab = lab
         self.places = Places(lab.places.top / "sites")
         self.scripts = lab.home("alice") / "every-site"
+        self._variables = {"SLURM_CONF": str(self.places.slurm_conf)}
         state = State(accounting=True, nodes=0, boot=boot_id(), holders=lab.state().holders)
         self._services = lab_services.Services(self.places, state)
 
@@ -230,10 +231,6 @@ class SiteSlurms:
     def _configure(self, site: Site) -> None:
         self.places.slurm_conf.write_text(slurm_conf_of(site, self.places))
         (self.places.etc / "gres.conf").write_text(gres_conf_of(site))
-
-    @property
-    def _variables(self) -> dict[str, str]:
-        return {"SLURM_CONF": str(self.places.slurm_conf)}
 
     def dry_runs(self, submissions: Mapping[str, Sequence[str]]) -> dict[str, Path]:
         """Have `hpcml submit --dry-run` print the batch script of each submission; return their files by its name."""

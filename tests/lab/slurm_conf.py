@@ -16,7 +16,6 @@ from lab_paths import (
 
 CGROUP = "cgroup/v1"
 SAMPLING = "OverMemoryKill"
-JOBS_APART = 4000  # the kernel's messages of all labs are one log, and name jobs by their numbers
 
 
 def hosts(nodes: int) -> str:
@@ -41,16 +40,10 @@ for folder in pathlib.Path("/proc").glob("[0-9]*"):
 
 
 def slurm_conf(places: Places, nodes: int, *, accounting: bool, memory: str) -> str:
-    sections = [
-        _daemons(places), _scheduling(), _limits(places, memory), _accounting(places, accounting), _nodes(nodes),
-    ]  # fmt: skip
-    return "\n".join(sections)
-
-
-def _daemons(places: Places) -> str:
-    return f"""\
+    # Jobs of labs apart have numbers apart: the kernel's messages of all labs are one log, and name jobs by them.
+    fixed = f"""\
 ClusterName={CLUSTER}
-FirstJobId={1 + JOBS_APART * (number() - 1)}
+FirstJobId={1 + 4000 * (number() - 1)}
 SlurmctldHost=ctl({address("ctl")})
 SlurmUser=root
 SlurmdUser=root
@@ -64,11 +57,6 @@ SlurmctldLogFile={places.log}/slurmctld.log
 SlurmdLogFile={places.log}/slurmd-%n.log
 SlurmdParameters=config_overrides
 MpiDefault=none
-"""
-
-
-def _scheduling() -> str:
-    return """\
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,sched_min_interval=0,bf_interval=2
 SelectType=select/cons_tres
@@ -86,17 +74,17 @@ MessageTimeout=10
 InactiveLimit=0
 WaitTime=0
 """
+    return fixed + _limits(places, memory) + _accounting(places, accounting) + _nodes(nodes)
 
 
 def _limits(places: Places, memory: str) -> str:
     """How memory is held to what a job asked for, and how a job's processes are found."""
-    common = "ProctrackType={track}\nTaskPlugin={task}\nJobAcctGatherType=jobacct_gather/linux\n"
     if memory == CGROUP:
-        text = common.format(track="proctrack/cgroup", task="task/cgroup") + "JobAcctGatherFrequency=task=5\n"
+        words = ["ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup", "JobAcctGatherFrequency=task=5"]
     else:
-        text = common.format(track="proctrack/linuxproc", task="task/none") + "JobAcctGatherFrequency=task=1\n"
-        text += f"JobAcctGatherParams=OverMemoryKill\nEpilog={places.etc}/epilog\n"
-    return text
+        words = ["ProctrackType=proctrack/linuxproc", "TaskPlugin=task/none", "JobAcctGatherFrequency=task=1"]
+        words += ["JobAcctGatherParams=OverMemoryKill", f"Epilog={places.etc}/epilog"]
+    return "\n".join(["JobAcctGatherType=jobacct_gather/linux", *words]) + "\n"
 
 
 def cgroup_conf(memory: str) -> str:

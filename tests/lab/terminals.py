@@ -7,7 +7,6 @@ import select
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pytest
@@ -27,9 +26,7 @@ class Terminal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.communicate()
 
