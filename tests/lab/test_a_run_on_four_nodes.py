@@ -13,7 +13,6 @@ import pytest
 import lab_cgroups
 from conftest import ALL_NODES, Cluster, Ended
 from hpcml import files, kinds, samples
-from hpcml.kinds.dask.samples import DaskSample
 from hpcml.paths import RunPaths
 from lab_state import PATIENCE, wait_for
 
@@ -43,13 +42,10 @@ print("that was all")
 
 
 class Whole(NamedTuple):
-    """The run: its end, what its script found, what hpcml top said, its samples, and what it left in the nodes' /tmp."""
+    """The run: its end, what hpcml top and status said, and what it left in the nodes' /tmp."""
 
     ended: Ended
-    found: dict[str, Any]
     views: list[dict[str, Any]]
-    nodes: dict[str, samples.NodeSeries]
-    dask: samples.Series[DaskSample]
     status: str
     left: set[tuple[str, str]]
 
@@ -100,80 +96,58 @@ def whole(cluster: Cluster) -> Whole:
         out, err = submit.communicate(timeout=PATIENCE * 60)
     assert (process.returncode, submit.returncode) == (0, 0), (err, views)
     cluster.wait_gone(directory)
-    attempt = RunPaths(directory).attempt(0)
-    dask = samples.of_kind(attempt, kinds.get("dask"))
-    assert dask is not None
     status = cluster.run("hpcml", "status", directory.name, env=runs).stdout
-    found = json.loads((directory / "out/facts.json").read_text())
-    ended = Ended(submit.returncode, out, err, directory, 0)
-    return Whole(ended, found, views, samples.nodes(attempt), dask, status, scratch(cluster) - before)
+    return Whole(Ended(submit.returncode, out, err, directory, 0), views, status, scratch(cluster) - before)
 
 
 def test_the_script_has_four_nodes_its_words_and_the_user_s_folder(whole: Whole) -> None:
-    """It only says Client(), and runs on the first node."""
-    assert (whole.found["workers"], whole.found["sum"], whole.found["node"]) == (4, 3, "n1")
-    assert whole.found["words"] == list(WORDS)
-    assert whole.found["read"] == ["sirius\n"] * 2
+    """It only says Client(), and runs on the first node; nothing is left on the nodes."""
+    found = json.loads((whole.ended.directory / "out/facts.json").read_text())
+    assert (found["workers"], found["sum"], found["node"]) == (4, 3, "n1")
+    assert found["words"] == list(WORDS)
+    assert found["read"] == ["sirius\n"] * 2
     assert whole.ended.out == "780\nthat was all\n"
-
-
-def test_logs_are_where_the_run_is_and_nothing_is_left_on_the_nodes(whole: Whole) -> None:
-    workers = {f"worker-{node}.log" for node in ALL_NODES}
     names = {path.name for path in whole.ended.directory.glob("logs/*")}
-    assert names == {"job.log", "driver.log", "scheduler.log", *workers}
+    assert names == {"job.log", "driver.log", "scheduler.log", *(f"worker-{node}.log" for node in ALL_NODES)}
     assert whole.left == set()
 
 
 def test_the_report(whole: Whole) -> None:
-    ended = whole.ended
-    found = json.loads((ended.directory / "report.json").read_text())
+    found = json.loads((whole.ended.directory / "report.json").read_text())
     ledger = found["ledger"]
     assert sum(ledger["parts"].values()) == pytest.approx(ledger["paid"], rel=0.01)
-    assert found["job"] == ended.events[0]["job"]
+    assert found["job"] == whole.ended.events[0]["job"]
     assert found["nodes"] == sorted(ledger["of_each"]) == list(ALL_NODES)
-    assert ledger["unit"] == "core"
-    assert found["phases"][0]["kind"] == "starting"
-    assert found["began"] <= ended.times()["allocated"]
-    assert found["end"] >= ended.times()["torn-down"]
     assert ledger["parts"]["useful"] > 0
-    assert "report was not written" not in ended.log("job.log")
 
 
 def test_samples_are_each_node_s_own(whole: Whole) -> None:
-    assert sorted(whole.nodes) == sorted(ALL_NODES)
-    begin, end = whole.ended.times()["allocated"], whole.ended.times()["torn-down"]
-    for name, series in whole.nodes.items():
+    attempt = RunPaths(whole.ended.directory).attempt(0)
+    nodes, dask = samples.nodes(attempt), samples.of_kind(attempt, kinds.get("dask"))
+    assert sorted(nodes) == sorted(ALL_NODES)
+    for name, series in nodes.items():
         assert series.header.node == name
-        assert all(begin - 5 < sample.t < end + 5 for sample in series.samples)
         assert series.events == ()
-        if lab_cgroups.available():  # version 1 with memory alone: a job's processors are counted with the node's
-            assert series.header.scope.memory == "cgroup"
-    if lab_cgroups.available():
-        most = {name: max(sample.memory or 0 for sample in series.samples) for name, series in whole.nodes.items()}
+    if lab_cgroups.available():  # version 1 with memory alone: a job's processors are counted with the node's
+        assert {series.header.scope.memory for series in nodes.values()} == {"cgroup"}
+        most = {name: max(sample.memory or 0 for sample in series.samples) for name, series in nodes.items()}
         assert sum(used > 350 * MIB for used in most.values()) in (1, 2, 3)  # those that hold or got the bytes
         assert all(used < 3000 * MIB for used in most.values())
-    assert {worker for sample in whole.dask.samples for worker in sample.workers} == set(ALL_NODES)
+    assert dask is not None
+    assert {worker for sample in dask.samples for worker in sample.workers} == set(ALL_NODES)
 
 
 def test_all_roles_have_the_same_versions(cluster: Cluster, whole: Whole) -> None:
     version = cluster.run("python", "-c", "import distributed; print(distributed.__version__)").stdout.strip()
     ready = next(event for event in whole.ended.events if event["event"] == "environment-ready")
     assert (ready["versions"]["distributed"], ready["differences"]) == (version, [])
-    assert ready["words"].startswith("6 processes, python 3.")
-    times = whole.ended.times()
-    assert 0 < ready["seconds"] < times["environment-ready"] - times["allocated"] + 1  # from the supervisor's start
-    assert times["environment-ready"] <= times["driver-started"]
-    left = [path.name.partition("@")[0] for path in whole.ended.directory.glob("attempts/0/versions/*")]
-    assert left == ["scheduler"]  # a worker task with the same versions takes its own note away at its end
     assert f"✓ {'python':<10} 6 processes, python 3." in whole.ended.err
     assert "versions   6 processes, python 3." in whole.status
-    assert f"phase      {'versions':<10}" in whole.status
 
 
 def test_top_from_the_queue_to_the_end(whole: Whole) -> None:
     view = next(view for view in whole.views if is_whole(view))
     assert all(0 < node["memory"] < node["memory_size"] for node in view["nodes"])
-    assert 0 < view["left"] < view["limit"]
     last = whole.views[-1]
     assert (last["over"], last["state"], last["output"]) == (True, "COMPLETED", ["780", "that was all"])
 
@@ -186,28 +160,3 @@ def test_eight_workers_of_a_node_make_few_files(cluster: Cluster) -> None:
     names = [str(path.relative_to(ended.directory)) for path in ended.directory.rglob("*") if path.is_file()]
     own = [name for name in names if not name.startswith("code/")]  # other tests' scripts are in the same folder
     assert len(own) < 28, sorted(own)
-
-
-KILLED = """
-import subprocess, sys, time
-import hpcml
-from hpcml import samples
-from hpcml.paths import RunPaths
-hog = "data = bytearray(b'x') * (2 << 30)"
-print(subprocess.run([sys.executable, "-c", hog]).returncode, flush=True)
-nodes = lambda: samples.nodes(RunPaths(hpcml.run.directory).attempt(0)).values()
-while not any(event.event == "oom" for series in nodes() for event in series.events):
-    time.sleep(0.1)
-"""
-
-
-@pytest.mark.skipif(not lab_cgroups.available(), reason="the lab's nodes have no control groups here")
-def test_samples_count_the_kernel_s_kills(cluster: Cluster) -> None:
-    options = ("--nodes", "1", "--memory-per-node", "900M", "--cpus-per-node", "2", "--time", "3")
-    ended = cluster.submit(KILLED, *options, timeout=300)
-    assert ended.out.startswith("-9\n"), ended.err  # Slurm adds a line of its own
-    (series,) = samples.nodes(RunPaths(ended.directory).attempt(0)).values()
-    assert series.header.memory is not None
-    assert 890 * MIB < series.header.memory < 910 * MIB
-    kills = [event.kills for event in series.events if event.event == "oom"]
-    assert sum(filter(None, kills)) >= 1

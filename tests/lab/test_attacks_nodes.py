@@ -358,10 +358,6 @@ def test_shared_memory_of_a_ucx_run(cluster: Cluster) -> None:
         assert json.loads(attach(alice.pw_uid))["won"]  # the owner does get in
         assert "UCX's System V shared memory" not in cluster.run("hpcml", "status", directory.name).stdout
         assert {address.rpartition(":")[0] for address in workers.read_text().split()} == {"ucx://127.0.0.1"}
-        assert cluster.wait_event(directory, "scheduler-up")["address"].startswith("tls://127.0.0.1:")
-        security = cluster.wait_event(directory, "ucx-up")["security"]
-        assert "mutual TLS" in security
-        assert "open to all users" not in security
     finally:
         cluster.run("scancel", job)
         cluster.wait_status(directory)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
@@ -56,14 +55,6 @@ ODD = ("plain", "a space", " before", 'a"quote', "it's", "a=sign", "ä", "a$HOME
        "-a", "a&b", "a|b", "~a", "(a)", "[a]", "{a}")  # fmt: skip
 
 
-class Seen(NamedTuple):
-    """What a run of MAIN said, the folder of its script, and the run's directory."""
-
-    said: dict[str, Any]
-    folder: Path
-    directory: Path
-
-
 def project(cluster: Cluster, folder: str, script: str) -> Path:
     """Put MAIN and its modules into a folder, one of them in a folder of more files than are copied; return the script."""
     path = cluster.write(f"{folder}/{script}", COLLECT + MAIN)
@@ -75,8 +66,11 @@ def project(cluster: Cluster, folder: str, script: str) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def on_nodes(cluster: Cluster) -> Seen:
+# The lab's plain Python is started without a shell of the user's and without Slurm, which sets these.
+OF_THE_LAB = ("SHLVL", "OLDPWD", "PWD", "TMPDIR", "HOSTNAME", "ENVIRONMENT", "TERM")
+
+
+def test_code_surroundings_and_umask_are_those_of_the_submission(cluster: Cluster) -> None:
     """A run of two nodes under a careless umask, typed in another folder; its files are edited while it waits."""
     script = project(cluster, "held", "main.py")
     cluster.write("elsewhere/helper.py", "NAME = 'elsewhere'\n")
@@ -97,14 +91,29 @@ def on_nodes(cluster: Cluster) -> Seen:
     status = cluster.wait_status(directory, 120)
     log = (directory / "logs/driver.log").read_text()
     assert status["exit_status"] == 0, log
-    ended = cluster.job_end(facts["job"])
-    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0")
-    return Seen(json.loads(log.splitlines()[-1]), script.parent, directory)
+    said = json.loads(log.splitlines()[-1])
+    assert list(said["modules"].values()) == [NAMES] * 4
+    assert (directory / "code/models").is_symlink()
+
+    python = cluster.run("sh", "-c", "command -v python").stdout.strip()
+    project(cluster, "held", "main.py")
+    plain = cluster.run("sh", "-c", f"umask 002; exec {python} ../held/main.py", node="n1", cwd=elsewhere)
+    assert plain.returncode == 0, plain.stderr
+    found = said["around"] | json.loads(plain.stdout)
+    assert len(found) == 5
+    assert not alike.differences(found, (*alike.SCRIPT, *OF_THE_LAB))
+
+    written = [path for path in (script.parent / "shared").iterdir() if path.name != "keep"]
+    assert len(written) == 3
+    assert {oct(path.stat().st_mode & 0o777) for path in written} == {"0o664"}
+    assert [oct(path.stat().st_mode & 0o777) for path in (directory, directory / "out")] == ["0o700", "0o775"]
+    own = list((directory / "attempts").rglob("*"))  # not the code's copy, which may hold folders of any name
+    assert {path.parent.name for path in own} >= {"0", "nodes", "exit"}
+    assert not [path for path in own if path.stat().st_mode & 0o077]
 
 
-@pytest.fixture(scope="module")
-def inside(cluster: Cluster, image: Path) -> Seen:
-    """A run of two nodes in an image, all of whose folders have odd names, and so has the image."""
+def test_code_surroundings_and_folders_with_odd_names_are_inside_an_image(cluster: Cluster, image: Path) -> None:
+    """InfiniBand's /dev/infiniband is one of the host's devices; nobody has to bind it."""
     top = cluster.write("binds/x", "").parent
     for name in ODD:
         cluster.write(f"binds/{name}/file", name)
@@ -119,54 +128,13 @@ def inside(cluster: Cluster, image: Path) -> Seen:
         cwd=script.parent, timeout=150,
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
-    return Seen(json.loads(done.stdout.splitlines()[-1]), script.parent, directory_of(done))
-
-
-def test_code_that_is_edited_while_the_job_waits_and_code_that_is_not_copied(on_nodes: Seen) -> None:
-    """Also from another folder with modules of those names; what is too much to copy is linked to."""
-    assert list(on_nodes.said["modules"].values()) == [NAMES] * 4
-    assert (on_nodes.directory / "code/models").is_symlink()
-
-
-# The lab's plain Python is started without a shell of the user's and without Slurm, which sets these.
-OF_THE_LAB = ("SHLVL", "OLDPWD", "PWD", "TMPDIR", "HOSTNAME", "ENVIRONMENT", "TERM")
-
-
-def test_script_tasks_and_scheduler_find_the_same_around_them_on_all_nodes(cluster: Cluster, on_nodes: Seen) -> None:
-    python = cluster.run("sh", "-c", "command -v python").stdout.strip()
-    project(cluster, "held", "main.py")
-    elsewhere = cluster.work / "elsewhere"
-    done = cluster.run("sh", "-c", f"umask 002; exec {python} ../held/main.py", node="n1", cwd=elsewhere)
-    assert done.returncode == 0, done.stderr
-    found = on_nodes.said["around"] | json.loads(done.stdout)
-    assert len(found) == 5
-    assert not alike.differences(found, (*alike.SCRIPT, *OF_THE_LAB))
-
-
-def test_what_is_written_into_a_group_s_folder_is_the_group_s(on_nodes: Seen) -> None:
-    """The umask of the submission holds for the script and for tasks on other nodes."""
-    written = [path for path in (on_nodes.folder / "shared").iterdir() if path.name != "keep"]
-    assert len(written) == 3
-    assert {oct(path.stat().st_mode & 0o777) for path in written} == {"0o664"}
-    run = on_nodes.directory
-    assert oct(run.stat().st_mode & 0o777) == "0o700"
-    assert oct((run / "out").stat().st_mode & 0o777) == "0o775"
-    own = list((run / "attempts").rglob("*"))  # not the code's copy, which may hold folders of any name
-    assert {path.parent.name for path in own} >= {"0", "nodes", "exit"}
-    assert not [path for path in own if path.stat().st_mode & 0o077]
-
-
-def test_code_and_surroundings_are_the_same_inside_an_image(inside: Seen) -> None:
-    assert list(inside.said["modules"].values()) == [NAMES] * 4
-    assert (inside.directory / "code/models").is_symlink()
-    assert not alike.differences(inside.said["around"])
-    assert inside.said["around"]["script"]["folder"] == str(inside.folder)
-    assert len(list((inside.folder / "shared").glob("*"))) == 4
-
-
-def test_folders_with_odd_names_and_devices_are_inside(cluster: Cluster, inside: Seen) -> None:
-    """InfiniBand's /dev/infiniband is one of the host's devices; nobody has to bind it."""
-    seen = inside.said["look"]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert list(said["modules"].values()) == [NAMES] * 4
+    assert (directory_of(done) / "code/models").is_symlink()
+    assert not alike.differences(said["around"])
+    assert said["around"]["script"]["folder"] == str(script.parent)
+    assert len(list((script.parent / "shared").glob("*"))) == 4
+    seen = said["look"]
     assert seen["binds"] == {name: name for name in ODD}
     assert (seen["read"], seen["refused"]) == ("seen", "Read-only file system")
     outside = set(cluster.run("ls", "-A", "/dev", node="n1").stdout.split())

@@ -6,7 +6,6 @@ The time limit has a file of its own, because of the minute that it takes.
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -90,20 +89,3 @@ def test_the_job_is_cancelled(cluster: Cluster) -> None:
     assert "saved with the cluster" in log(directory)
     assert (status["exit_status"], status["by"], status["state"]) == (0, "script", "CANCELLED")
     assert cluster.job(job)["JobState"] == "CANCELLED"
-
-
-@pytest.mark.kills_slurmd
-def test_a_slurmd_that_crashes_while_the_script_runs(cluster: Cluster) -> None:
-    """Slurm's own daemon dies of a bug on the driver's node and is started again: the run does not notice."""
-    script = "while not (hpcml.run.out / 'go').exists():\n    time.sleep(0.1)\nprint(client.submit(lambda: 6 * 7).result())\n"
-    _, directory = cluster.detach(CONNECT + script, *SMALL)
-    cluster.wait_event(directory, "driver-started", 60)
-
-    pid = cluster.lab.places.run / "slurmd-n1.pid"
-    before = pid.read_text()
-    os.kill(int(before), signal.SIGABRT)
-    assert wait_for(lambda: pid.exists() and pid.read_text() not in ("", before), 60)
-    cluster.run("touch", str(directory / "out/go"))
-    assert cluster.wait_status(directory)["exit_status"] == 0
-    assert "42" in log(directory)
-    cluster.wait_idle(30)

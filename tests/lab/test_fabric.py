@@ -35,13 +35,8 @@ def test_every_pair_of_nodes_is_measured_and_a_node_that_differs_is_named(cluste
     assert done.returncode == 0, done.stderr
     directory = directory_of(done)
     assert "n2: locked memory 16 KiB where the other nodes have" in done.stderr
-    shown = cluster.run("hpcml", "status", directory.name).stdout
-    assert "n2: locked memory 16 KiB where the other nodes have" in shown
     facts = json.loads((directory / "attempts/0/fabric.json").read_text())
     assert [one for one in facts["differences"] if not one.startswith("n2: locked memory")] == []
     pairs = json.loads((directory / "out/fabric.json").read_text())["measurement"]["pairs"]
     assert {(one["source"], one["target"]) for one in pairs} == set(itertools.permutations(("n1", "n2", "n3"), 2))
     assert all(one["seconds"] > 0 and not one["error"] for one in pairs)
-    assert (directory / "out/fabric.svg").read_text().startswith("<svg")
-    assert "n1" in done.stdout
-    assert "GiB/s" in done.stdout

@@ -17,7 +17,6 @@ client = hpcml.connect()
 (hpcml.run.out / "workers").write_text(" ".join(client.scheduler_info()["workers"]))
 while not (hpcml.run.out / "stop").exists():
     time.sleep(0.05)
-print("stopped")
 """
 
 PROGRAM = """
@@ -32,18 +31,13 @@ run = started(2)
 with run.cluster() as client:
     print(sorted(set(client.run(socket.gethostname).values())), client.submit(sum, [20, 22]).result())
 (run.out / "stop").write_text("")
-print(run.wait(60), run.state, run.exit_status, run.logs().split()[-1])  # Dask may warn before
+print(run.wait(60), run.state, run.exit_status)
 alone = started(1)
 try:
     alone.cluster()
 except hpcml.HpcmlError as error:
     print(*str(error).split())
-print(alone.cancel(), alone.wait(60), alone.state)
-try:
-    alone.cluster()
-except hpcml.HpcmlError as error:
-    print(*str(error).split())
-print(alone.directory)
+print(alone.cancel(), alone.wait(60), alone.directory)
 """
 
 
@@ -52,12 +46,11 @@ def test_a_run_from_python(cluster: Cluster) -> None:
     program = cluster.write("api/program.py", PROGRAM)
     done = cluster.run("python", str(program), cwd=program.parent, timeout=150)
     assert done.returncode == 0, done.stderr
-    both, stopped, closed, cancelled, ended, directory = done.stdout.splitlines()
-    assert (both, stopped, cancelled) == ("['n1', 'n2'] 42", "0 COMPLETED 0 stopped", "True 86 CANCELLED")
+    both, stopped, closed, cancelled = done.stdout.splitlines()
+    assert (both, stopped) == ("['n1', 'n2'] 42", "0 COMPLETED 0")
     assert "listens only on the loopback address of n1" in closed
-    assert ended.startswith("The run's Dask cluster is not running")
-    event = cluster.wait_event(Path(directory), "scheduler-up")
-    addresses = [event["address"], *(Path(directory) / "out/workers").read_text().split()]
+    directory = Path(cancelled.removeprefix("True 86 "))
+    event = cluster.wait_event(directory, "scheduler-up")
+    addresses = [event["address"], *(directory / "out/workers").read_text().split()]
     assert {address.rpartition(":")[0] for address in addresses} == {"tls://127.0.0.1"}
     assert "mutual TLS" in event["security"]
-    assert "open to all users" not in event["security"]

@@ -1,15 +1,11 @@
-"""A real sbatch reads every golden script, each value of a #SBATCH line as it was meant, and limits as the plan does."""
+"""A real sbatch reads every golden script, and each value of a #SBATCH line as it was meant."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 
 import matrix
-from hpcml.errors import SiteError
 from hpcml.plan import batch_script
-from hpcml.schedulers import slurm_options
 from labs import Lab
 from matrix import IDS, MACHINE_CASES, MACHINES, PAIRS
 
@@ -54,32 +50,6 @@ def test_the_lab_would_take_the_scripts(lab: Lab, subtests: pytest.Subtests) -> 
             assert "to start at" in done.stderr
 
 
-# Of the lab's profile, as its slurm.conf has them: the partition, a request that just keeps a limit, and one that does not.
-LIMITS = (
-    ("boost", {"nodes": 4}, {"nodes": 5}, "--nodes=5"),
-    ("debug", {"nodes": 2}, {"nodes": 3}, "--nodes=3"),
-    ("boost", {"time": "1-00:00:00"}, {"time": "1-00:01:00"}, "--time=1-00:01:00"),
-    ("debug", {"time": "30"}, {"time": "31"}, "--time=31"),
-    ("boost", {"gpus_per_node": 4}, {"gpus_per_node": 5}, "--gpus-per-node=5"),
-    ("boost", {"cpus_per_node": 8}, {"cpus_per_node": 9}, "--cpus-per-task=9"),
-)
-
-
-@pytest.mark.parametrize(("partition", "at", "beyond", "option"), LIMITS)
-def test_plan_and_sbatch_agree_at_each_limit(
-    lab: Lab, partition: str, at: dict[str, Any], beyond: dict[str, Any], option: str
-) -> None:
-    asked = {"partition": partition, "nodes": 1}
-    made = matrix.make("lab", matrix.Case("limit", asked | at))
-    assert not [notice for notice in made.notices if "Slurm decides" in notice], made.notices
-    text = batch_script.render(made)
-    for words, status in (([], 0), ([option], 1)):
-        done = lab.exec(["sbatch", "--test-only", *words], input=text, cwd=lab.home("alice"))
-        assert done.returncode == status, done.stderr
-    with pytest.raises(SiteError):
-        matrix.make("lab", matrix.Case("limit", asked | beyond))
-
-
 def test_sbatch_reads_a_directives_value_as_it_was_meant(lab: Lab) -> None:
     home = lab.home("alice")
     jobs = {}
@@ -95,18 +65,3 @@ def test_sbatch_reads_a_directives_value_as_it_was_meant(lab: Lab) -> None:
     finally:
         lab.exec(["scancel", *jobs], cwd=home)
     assert seen == {job: f"{value}|{value}" for job, value in jobs.items()}
-
-
-def test_output_goes_where_the_pattern_says(lab: Lab) -> None:
-    home = lab.home("alice")
-    folder = home / "golden" / "a b'c\"$HOME#%j 100%%"
-    lab.exec(["mkdir", "-p", str(folder)], cwd=home)
-    log = folder / "job.log"
-    step = batch_script.quote(f"--output={slurm_options.filename_pattern(folder)}/step-%N.log")
-    output = batch_script.directive(("--output", slurm_options.filename_pattern(log)))
-    text = f"#!/bin/bash\n#SBATCH {output}\n#SBATCH --mem=50M --time=1\necho job\nsrun {step} echo step\n"
-    done = lab.exec(["sbatch", "--parsable", "--wait"], input=text, cwd=home, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert log.read_text() == "job\n"
-    assert [path.read_text() for path in folder.glob("step-n*.log")] == ["step\n"]
-    lab.exec(["rm", "-r", str(home / "golden")], cwd=home)

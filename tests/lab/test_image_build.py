@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from hpcml import errors
 
 pytestmark = pytest.mark.lab
 
-SMALL = "/tmp/small"
 # The label says that it takes little, so that it is tried.
 DEFINITION = """Bootstrap: localimage
 From: {base}
@@ -32,27 +30,23 @@ def base(cluster: Cluster, image: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def small(cluster: Cluster) -> Iterator[Path]:
-    cluster.run("mkdir", "-p", SMALL, node="login", user="root")
-    with cluster.covered("login", f"mount -t tmpfs -o size=20m,mode=1777 small {SMALL}", SMALL):
-        yield Path(SMALL)
-    cluster.run("rmdir", SMALL, node="login", user="root")
-
-
 @pytest.mark.parametrize("which", ["temporary", "image"])
-def test_a_folder_that_fills_up(cluster: Cluster, base: Path, small: Path, which: str) -> None:
+def test_a_folder_that_fills_up(cluster: Cluster, base: Path, which: str) -> None:
     definition = cluster.write(f"{which}.def", DEFINITION.format(base=base))
-    out = small / "new.sif" if which == "image" else cluster.work / "new.sif"
-    room = {"TMPDIR": str(small if which == "temporary" else cluster.work)}
-    before = cluster.run("ls", "-A", str(out.parent)).stdout
-    done = cluster.run("hpcml", "image", "build", str(definition), str(out), env=room, timeout=300)
+    small = "/tmp/small"
+    out = f"{small}/new.sif" if which == "image" else str(cluster.work / "new.sif")
+    room = {"TMPDIR": small if which == "temporary" else str(cluster.work)}
+    before = cluster.run("ls", "-A", str(cluster.work)).stdout
+    cover = f"mkdir -p {small}; mount -t tmpfs -o size=20m,mode=1777 small {small}"
+    with cluster.covered("login", cover, small):
+        done = cluster.run("hpcml", "image", "build", str(definition), out, env=room, timeout=300)
+        left = cluster.run("ls", "-A", small).stdout
+    cluster.run("rmdir", small, node="login", user="root")
     assert done.returncode == errors.STORAGE, done.stderr
     place = "for the image" if which == "image" else "in its temporary folder"
     assert f"The build ran out of space {place}: the disk is full ({small})." in done.stderr
     assert ("Write the image to" if which == "image" else "Set APPTAINER_TMPDIR") in done.stderr.splitlines()[-1]
-    assert cluster.run("ls", "-A", str(out.parent)).stdout == before
-    assert cluster.run("ls", "-A", str(small)).stdout == ""
+    assert (cluster.run("ls", "-A", str(cluster.work)).stdout, left) == (before, "")
 
 
 def test_no_line_in_subuid(cluster: Cluster, base: Path) -> None:

@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import lab_cgroups
 from beside import SMALL
-from conftest import Cluster, Ended, directory_of
-from hpcml import files, samples
-from hpcml.paths import RunPaths
+from conftest import Cluster
 
 pytestmark = pytest.mark.lab
 
@@ -30,9 +27,8 @@ with hpcml.connect() as client:
 """
 
 
-@pytest.fixture(scope="module")
-def inside(cluster: Cluster, image: Path) -> Ended:
-    """A run from a login shell with loaded modules."""
+def test_every_role_is_inside_and_nothing_of_the_host(cluster: Cluster, image: Path) -> None:
+    """What a login shell with loaded modules brings along stays out; what the run and the profile say gets in."""
     script = cluster.write("where.py", WHERE)
     poison = {
         "LD_LIBRARY_PATH": "/poison", "PYTHONHOME": "", "POISON": "yes", "LOADEDMODULES": "gcc/99",
@@ -41,12 +37,7 @@ def inside(cluster: Cluster, image: Path) -> Ended:
     done = cluster.run("hpcml", "submit", *SMALL, "--image", str(image), "--set", "environment.GREETING=it's a b $HOME `id`",
                        "--wait", str(script), timeout=200, env=poison)  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
-    return Ended(done.returncode, done.stdout, done.stderr, directory_of(done), 0)
-
-
-def test_every_role_is_inside_and_nothing_of_the_host(cluster: Cluster, inside: Ended) -> None:
-    """What a login shell with loaded modules brings along stays out; what the run and the profile say gets in."""
-    found = json.loads(inside.out.splitlines()[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
     host = cluster.run("readlink", "/proc/self/ns/pid", "/proc/self/ns/ipc", node="n1").stdout.split()
     assert len(found) == 4  # driver, scheduler, two workers
     for role, facts in found.items():
@@ -61,12 +52,18 @@ def test_every_role_is_inside_and_nothing_of_the_host(cluster: Cluster, inside: 
         assert facts["versions"] == found["driver"]["versions"], role
 
 
-def test_samples_are_the_node_s(inside: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same files of /proc and /sys are read inside an image."""
-    monkeypatch.setattr(files, "is_ours", lambda _: True)  # only alice and root may read them
-    nodes = samples.nodes(RunPaths(inside.directory).attempt(0))
-    assert sorted(nodes) == ["n1", "n2"]
-    for series in nodes.values():
-        assert series.header.scope.memory == ("cgroup" if lab_cgroups.available() else "host")
-        assert series.header.interfaces
-        assert all(sample.memory and sample.net[0] is not None for sample in series.samples)
+PROGRAM = """#!/bin/bash
+cat "$(dirname "$0")/data.txt"
+python3 -c 'from distributed import Client; print(Client().submit(sum, [1, 2]).result())' || exit 1
+echo "$@"
+exit 7
+"""
+
+
+def test_a_program_in_an_image(cluster: Cluster, image: Path) -> None:
+    """Its interpreter is the image's, and so is the Python that it starts."""
+    cluster.write("forms/bin/data.txt", "data\n")
+    cluster.write("forms/bin/run", PROGRAM).chmod(0o755)
+    words = ("--nodes", "2", "--image", str(image), "--", "bin/run", "a", "--b")
+    done = cluster.run("hpcml", "submit", "--wait", *words, cwd=cluster.work / "forms", timeout=200)
+    assert (done.returncode, done.stdout) == (7, "data\n3\na --b\n"), done.stderr

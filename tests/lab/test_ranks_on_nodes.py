@@ -8,14 +8,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import re
 import signal
-from typing import Any
 
 import pytest
 
 from beside import PART, SMALL
-from conftest import ALL_NODES, Cluster, Ended
+from conftest import ALL_NODES, Cluster
 from hpcml import errors
 from lab_state import wait_for
 from test_losses import roles
@@ -81,13 +79,6 @@ if len(sys.argv) > 2 and rank.value == 3: os._exit(int(sys.argv[2]))
 if len(sys.argv) > 2: time.sleep(1000)
 mpi.MPI_Finalize()
 """
-# Ranks 0 to 2 end well; rank 3 waits for them (torchx#479).
-BARRIER = """
-import os, socket
-def barrier():
-    socket.create_server(("", 0)).accept()
-if os.environ["RANK"] == "3": barrier()
-"""
 WAITS = """
 import os, time, hpcml
 print("here", flush=True)
@@ -111,12 +102,6 @@ def library(cluster: Cluster, kind: str) -> str:
     return LIBRARIES[kind]
 
 
-def met(run: Ended) -> dict[str, Any]:
-    assert run.code == 0, (run.out, run.err)
-    answer: dict[str, Any] = json.loads((run.directory / "out/ranks.json").read_text())
-    return answer
-
-
 def test_eight_ranks_on_four_nodes_are_one_world(cluster: Cluster) -> None:
     """Also where a machine's own name is 127.0.1.1 in Debian's /etc/hosts (pytorch#79388).
 
@@ -127,7 +112,9 @@ def test_eight_ranks_on_four_nodes_are_one_world(cluster: Cluster) -> None:
     with contextlib.ExitStack() as covered:
         for node in ALL_NODES:
             covered.enter_context(cluster.covered(node, f"{add}; mount --bind /tmp/hosts.new /etc/hosts", "/etc/hosts"))
-        answer = met(cluster.submit(MEET, *FOUR, *agents))
+        run = cluster.submit(MEET, *FOUR, *agents)
+    assert run.code == 0, (run.out, run.err)
+    answer = json.loads((run.directory / "out/ranks.json").read_text())
     ranks = {one["rank"][0]: one for one in answer["ranks"]}
     assert sorted(ranks) == list(range(8))
     for number, one in ranks.items():
@@ -163,16 +150,6 @@ def test_the_first_rank_of_mpi_that_fails_is_named(cluster: Cluster) -> None:
     assert run.code == 7, run.err
     assert "rank 3 on n2 exited with status 7" in run.status["message"]
     assert wait_for(lambda: not any(str(run.directory) in line for _, line in cluster.processes()), 30)
-
-
-def test_a_rank_that_waits_for_ranks_that_ended_is_named(cluster: Cluster) -> None:
-    """Slurm would keep the nodes until the time limit; the stack that `why` quotes comes from the other node."""
-    options = (*MPI, "--set", "deadlines.idle=8s", "--env", "GLOO_SOCKET_IFNAME=^lo")
-    run = cluster.submit(BARRIER, *options)
-    assert run.code == errors.IDLE, run.err
-    assert "GLOO_SOCKET_IFNAME" in " ".join(run.status["warnings"]), run.status
-    why = cluster.run("hpcml", "why", run.directory.name).stdout
-    assert re.search(r"barrier, which called .*: rank 3 \(n2\)", why), why
 
 
 def test_another_account_gets_no_word_in_and_a_lost_agent_is_named(cluster: Cluster) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -20,28 +18,14 @@ SALLOC = ("salloc", "--quiet", "--partition=boost", "--nodes=2", "--time=5", "--
 SUM = CONNECT + "print('sum', client.submit(sum, [1, 2, 3]).result())\n"
 
 
-def start(cluster: Cluster, text: str, name: str, *options: str) -> tuple[subprocess.Popen[str], Path]:
-    """Begin such a run; return salloc's process and the run's directory, when its script runs."""
-    name = f"{name}-{time.time_ns()}"  # an earlier run of that name would be taken for this one
-    words = cluster.command(text, "--name", name, *options)
-    process = cluster.lab.popen([*SALLOC, "hpcml", "run", *words[2:]], cwd=cluster.work)
-    known: list[Path] = []
-
-    def there() -> bool:
-        answer = cluster.run("hpcml", "status", name, "--json")
-        if answer.returncode == 0:
-            known.append(Path(json.loads(answer.stdout)["directory"]))
-        return answer.returncode == 0
-
-    assert wait_for(there, 30), process.communicate()
-    cluster.wait_event(known[0], "driver-started")
-    return process, known[0]
-
-
 def test_the_allocation_is_cancelled(cluster: Cluster) -> None:
-    process, directory = start(cluster, CONNECT + WAIT, "revoked")
-    job = json.loads((directory / "submission.json").read_text())["job"]
-    cluster.run("scancel", job)
+    name = f"revoked-{time.time_ns()}"  # an earlier run of that name would be taken for this one
+    words = cluster.command(CONNECT + WAIT, "--name", name)
+    process = cluster.lab.popen([*SALLOC, "hpcml", "run", *words[2:]], cwd=cluster.work)
+    assert wait_for(lambda: cluster.run("hpcml", "status", name).returncode == 0, 30), process.communicate()
+    directory = cluster.directory(name)
+    cluster.wait_event(directory, "driver-started")
+    cluster.run("scancel", json.loads((directory / "submission.json").read_text())["job"])
     process.communicate(timeout=180)
     status = cluster.wait_status(directory)
     assert (status["exit_status"], status["state"]) == (errors.CANCELLED, "CANCELLED")

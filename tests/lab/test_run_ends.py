@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from beside import SMALL
-from conftest import ALL_NODES, Cluster
+from conftest import Cluster
 from hpcml import errors
 from lab_state import wait_for
 from terminals import Terminal
@@ -46,22 +46,13 @@ def setting(*words: str) -> tuple[str, ...]:
 
 
 RAN = "print('the script ran')\n"
-PRELOAD = "environment.DASK_DISTRIBUTED__{}__PRELOAD=no_such_module"
-NO_MODULE = "No module named 'no_such_module'"
-IN_TIME = "deadlines.workers=200s"  # what is known at once does not wait for it
 ENDS = {
     "0": End(CONNECT + "print('sum', client.submit(sum, [1, 2, 3]).result())\n", 0),
-    "killed": End(CONNECT + "os.kill(os.getpid(), signal.SIGKILL)\n", 137, ways=("submit",)),
-    "no worker comes": End(
-        CONNECT + RAN, errors.WORKERS_NEVER_CAME, setting(IN_TIME, PRELOAD.format("WORKER")), ways=("submit",),
-        mark="exited repeatedly (exit status 1", says=(NO_MODULE,),
-    ),
-    "no scheduler": End(CONNECT + RAN, errors.START_FAILED, setting(PRELOAD.format("SCHEDULER")), ways=("submit",), says=(NO_MODULE,)),
     "no interpreter": End(CONNECT + RAN, errors.START_FAILED, setting("runtime.python=/opt/gone/python"),
                           says=("/opt/gone/python: not found", "runtime.python")),
-    "broken on one node": End(
-        CONNECT + RAN, errors.WORKERS_NEVER_CAME, setting(IN_TIME, f"runtime.python={PYTHON}"), ways=("run",),
-        mark="n2: the workers' parent process exited with status 127",  # as a submission: test_bad_nodes.py
+    "broken on one node": End(  # what is known at once does not wait for the deadline
+        CONNECT + RAN, errors.WORKERS_NEVER_CAME, setting("deadlines.workers=200s", f"runtime.python={PYTHON}"), ways=("submit",),
+        mark="n2: the workers' parent process exited with status 127", says=("not found",),
     ),
     "hpcml cancel": End(CONNECT + WAIT, errors.CANCELLED, act="hpcml ls --name {name} >{name}.cancel; hpcml cancel {name} >>{name}.cancel", why="cancelled"),
     # What a submission survives: its command only waits.
@@ -94,18 +85,6 @@ echo "ended {name} $?"
 RECORDED = ("state", "exit_status", "by", "phase", "message", "hint", "nodes", "expected", "warnings")
 
 
-@pytest.fixture(scope="module")
-def broken(cluster: Cluster) -> Iterator[None]:
-    """An interpreter that n2 does not have."""
-    for node in ALL_NODES:
-        cluster.run("rm", "-f", PYTHON, node=node)
-        if node != "n2":
-            cluster.program(node, PYTHON, 'exec "$(command -v python)" "$@"')
-    yield
-    for node in ALL_NODES:
-        cluster.run("rm", "-f", PYTHON, node=node)
-
-
 def all_ended(cluster: Cluster, template: str, way: str, *before: str) -> dict[str, list[str]]:
     """Let all end that end this way, in one shell; return of each kind the run's name and what was measured."""
     cluster.wait_idle(30)
@@ -124,15 +103,17 @@ def all_ended(cluster: Cluster, template: str, way: str, *before: str) -> dict[s
 
 
 @pytest.fixture(scope="module")
-def in_allocation(cluster: Cluster, broken: None) -> dict[str, list[str]]:
+def in_allocation(cluster: Cluster) -> dict[str, list[str]]:
     """All ends of `hpcml run`, one after another in one allocation."""
     return all_ended(cluster, RUN, "run", *SALLOC)
 
 
 @pytest.fixture(scope="module")
-def submitted(cluster: Cluster, broken: None) -> dict[str, list[str]]:
+def submitted(cluster: Cluster) -> Iterator[dict[str, list[str]]]:
     """All ends of submissions, as many beside each other as have room."""
-    return all_ended(cluster, SUBMIT, "submit")
+    cluster.program("n1", PYTHON, 'exec "$(command -v python)" "$@"')
+    yield all_ended(cluster, SUBMIT, "submit")
+    cluster.run("rm", "-f", PYTHON, node="n1")
 
 
 def recorded(cluster: Cluster, name: str, mark: str = "") -> dict[str, Any]:
@@ -177,7 +158,7 @@ def test_an_end_is_a_submission_s(
     assert int(status) == facts["exit_status"] == end.status, said
     assert "the script ran" not in said
     assert all(words in said for words in end.says), said
-    if kind == "no worker comes":
+    if kind == "broken on one node":
         written = json.loads((cluster.directory(name) / "status.json").read_text())
         assert (written["phase"], written["by"]) == ("workers", "hpcml")
         assert " within " not in written["message"]

@@ -16,7 +16,6 @@ from lab_state import PATIENCE, wait_for
 pytestmark = pytest.mark.lab
 
 ANSWERS = Path(__file__).resolve().parents[1] / "fixtures/sites"
-GPUS = ("--gpus-per-node", "4")
 
 
 @pytest.fixture(scope="module")
@@ -39,21 +38,19 @@ def shut(cluster: Cluster) -> Iterator[str]:
     cluster.run("scontrol", "delete", words[0], node="ctl", user="root")
 
 
-def like(cluster: Cluster, machine: str) -> dict[str, str]:
+def like_leonardo(cluster: Cluster) -> dict[str, str]:
     """Put a machine's answers in the place of the lab's; return the environment that has them."""
-    folder = cluster.work / f"like-{machine}"
-    for source in sorted((ANSWERS / machine).glob("*.txt")):
-        cluster.write(f"like-{machine}/{source.name}", source.read_text())
+    for source in sorted((ANSWERS / "leonardo").glob("*.txt")):
+        folder = cluster.write(f"like-leonardo/{source.name}", source.read_text()).parent
     for name in ("sinfo", "scontrol", "sacctmgr", "sbatch"):
-        cluster.write(f"like-{machine}/{name}", (ANSWERS / "answer.sh").read_text())
+        cluster.write(f"like-leonardo/{name}", (ANSWERS / "answer.sh").read_text())
     cluster.run("sh", "-c", f"chmod +x {folder}/s*[a-z]")
-    path = cluster.run("printenv", "PATH").stdout.strip()
-    return {"PATH": f"{folder}:{path}"}
+    return {"PATH": f"{folder}:{cluster.run('printenv', 'PATH').stdout.strip()}"}
 
 
 def test_a_node_tells_what_only_it_knows(cluster: Cluster, profiles: Path) -> None:
     """A job of the lab's Slurm in a partition of the machine's name; what it finds stays when it is read again without one."""
-    env = like(cluster, "leonardo")
+    env = like_leonardo(cluster)
     cluster.write("job.py", "print(1)\n")
     assert cluster.run("hpcml", "site", "init", "seen", env=env).returncode == 0
     words = ("PartitionName=boost_usr_prod", "Nodes=n[1-2]", "MaxTime=30", "State=UP")
@@ -95,7 +92,9 @@ def test_the_lab_s_own_profile_is_taken_by_its_slurm(cluster: Cluster, profiles:
     cluster.write("job.py", "print(1)\n")
     done = cluster.run("hpcml", "site", "init", "own")
     assert done.returncode == 0, done.stderr
-    checked = cluster.run("hpcml", "submit", "--site", "own", "--nodes", "2", *GPUS, "--check", "job.py")
+    checked = cluster.run(
+        "hpcml", "submit", "--site", "own", "--nodes", "2", "--gpus-per-node", "4", "--check", "job.py"
+    )
     assert checked.returncode == 0, checked.stderr
 
 

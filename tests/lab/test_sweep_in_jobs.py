@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ import pytest
 from conftest import Cluster
 from lab_state import PATIENCE, wait_for
 from test_attempts_on_nodes import set_state
+from test_losses import environment
 
 pytestmark = pytest.mark.lab
 
@@ -35,7 +35,7 @@ if chosen.k == 5 and not (chosen.folder / "mended").exists():
 if chosen.k == 6 and not (chosen.folder / "mended").exists():
     eat = lambda: [(bytearray(10**7), time.sleep(.02)) for _ in range(10**4)]
     hpcml.connect().submit(eat).result()
-if chosen.k >= GATE:
+if chosen.k >= 8:
     (chosen.folder / f"waits-{chosen.k}").touch()
     while not (chosen.folder / "go").exists():
         time.sleep(0.05)
@@ -44,24 +44,23 @@ with open(chosen.folder / "ends", "a") as ends:
     ends.write(f"{chosen.k}\\n")
 hpcml.run.report(loss=chosen.k)
 """
-GATE = 8  # the first point that waits for a file, where points do
 ONE = ("--nodes", "1", "--set", "workers.memory_limit=300M", "--set", "workers.restarts=9")
 
 
 class Sweep:
     """The command in a folder of alice's, and what its points leave there."""
 
-    def __init__(self, cluster: Cluster, name: str, count: int, gate: int = 99) -> None:
-        self.cluster, self.count = cluster, count
-        self.name = name = f"{name}{cluster.work.name[-6:]}"  # runs of other sessions stay in the lab
-        self.folder = cluster.write(f"{name}/{name}.py", SCRIPT.replace("GATE", str(gate))).parent
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.name = f"wide{cluster.work.name[-6:]}"  # runs of other sessions stay in the lab
+        self.folder = cluster.write(f"{self.name}/{self.name}.py", SCRIPT).parent
 
     def words(self, *options: str) -> list[str]:
-        grid = ("--grid", f"k=range({self.count})", "--", "--folder", str(self.folder))
         # Who waits for a lost job's points waits for a minute: no time limit may come near meanwhile.
+        grid = ("--grid", "k=range(20)", "--", "--folder", str(self.folder))
         return ["hpcml", "sweep", *options, *ONE, "--time", "30", f"{self.name}.py", *grid]
 
-    def __call__(self, *options: str) -> Any:
+    def run(self, *options: str) -> subprocess.CompletedProcess[str]:
         return self.cluster.run(*self.words(*options), cwd=self.folder, timeout=600)
 
     def lines(self, name: str) -> list[int]:
@@ -69,33 +68,22 @@ class Sweep:
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
     def at_the_gate(self) -> bool:
-        return len(self.lines("ends")) == GATE - 2 and len(list(self.folder.glob("waits-*"))) == 6
+        return len(self.lines("ends")) == 6 and len(list(self.folder.glob("waits-*"))) == 6
 
-    def rows(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(
-            self.cluster.run("hpcml", "sweep", "table", self.name, "--json").stdout
-        )
-        return found
-
-    def runs(self) -> list[str]:
-        said = self.cluster.run("hpcml", "sweep", "status", self.name, "--json").stdout
-        return list(json.loads(said)["runs"])
+    def told(self, verb: str) -> Any:
+        return json.loads(self.cluster.run("hpcml", "sweep", verb, self.name, "--json").stdout)
 
 
 def living(cluster: Cluster, directory: Path) -> list[int]:
     """Return the processes of a run, also the forks that its points are."""
-    found = []
-    for pid, _ in cluster.lab.processes("alice"):
-        with contextlib.suppress(OSError):  # it ends in this moment
-            if f"HPCML_RUN_DIR={directory}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                found.append(pid)
-    return found
+    run = str(directory)
+    return [pid for pid, _ in cluster.lab.processes("alice") if environment(pid).get("HPCML_RUN_DIR") == run]
 
 
 def test_twenty_points_with_all_that_goes_wrong(cluster: Cluster) -> None:
-    sweep = Sweep(cluster, "wide", 20, GATE)
+    sweep = Sweep(cluster)
     words = sweep.words("--wait", "--jobs", "3", "--at-once", "2", "--set", "workers.per_node=2")
-    command = cluster.lab.popen(words, cwd=str(sweep.folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = cluster.lab.popen(words, cwd=sweep.folder)
     try:
         assert wait_for(lambda: sweep.at_the_gate() or command.poll() is not None, 180, 0.1), sweep.lines("starts")
         assert command.poll() is None, command.communicate()
@@ -105,10 +93,10 @@ def test_twenty_points_with_all_that_goes_wrong(cluster: Cluster) -> None:
         command.kill()
         command.communicate()
     assert command.returncode == 130, said
-    again = sweep("--detach")
+    again = sweep.run("--detach")
     assert again.returncode == 0, again.stderr
     assert "20 points, 6 done, 2 failed, 12 under way, 0 to run" in again.stderr, again.stderr
-    runs = sweep.runs()
+    runs = list(sweep.told("status")["runs"])
     assert len(runs) == 3
     node = cluster.job(json.loads((cluster.directory(runs[1]) / "submission.json").read_text())["job"])["NodeList"]
     try:
@@ -122,7 +110,7 @@ def test_twenty_points_with_all_that_goes_wrong(cluster: Cluster) -> None:
     finally:
         set_state(cluster, node, "resume")
     assert set(ended) <= {0, 1}
-    rows = sweep.rows()
+    rows = sweep.told("table")
     assert len(rows) == 20
     failed = {row["values"]["k"]: row["cause"] for row in rows if row["state"] == "failed"}
     assert failed["5"].startswith("ValueError: five")
@@ -131,16 +119,6 @@ def test_twenty_points_with_all_that_goes_wrong(cluster: Cluster) -> None:
     assert Counter(sweep.lines("ends")) == Counter(set(range(20)) - {5, 6}), "each once"
     assert len(sweep.lines("starts")) <= 20 + 2  # what the lost job had begun was begun again, and nothing else
     (sweep.folder / "mended").touch()
-    done = sweep("--wait", "--only-failed")
+    done = sweep.run("--wait", "--only-failed")
     assert done.returncode == 0, done.stderr
-    assert Counter(row["state"] for row in sweep.rows()) == {"ok": 20}
-
-
-def test_two_jobs_inside_an_image(cluster: Cluster, image: Path) -> None:
-    sweep = Sweep(cluster, "inside", 2)
-    done = sweep("--jobs", "2", "--image", str(image), "--wait")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(sweep.lines("starts")) == sorted(sweep.lines("ends")) == [0, 1]
-    for run in sweep.runs():
-        plan = json.loads((cluster.directory(run) / "plan.json").read_text())
-        assert plan["inside"]["job"]["image"] == str(image)
+    assert Counter(row["state"] for row in sweep.told("table")) == {"ok": 20}

@@ -1,21 +1,17 @@
-"""A prepared run whose line a person, or a job of theirs, types: on a real Slurm it is a run as others."""
+"""A prepared run whose line a person, or a job of theirs, types: on a real Slurm it is a run as others, and costs what was said."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from beside import PART
 from conftest import Cluster
-from hpcml import errors
-from lab_state import wait_for
-from test_exit_status import CONNECT, WAIT
+from test_exit_status import CONNECT
 
 pytestmark = pytest.mark.lab
-
-SUM = CONNECT + "print('sum', client.submit(sum, [1, 2, 3]).result())\n"
 
 
 def prepare(cluster: Cluster, text: str, *options: str) -> tuple[str, Path]:
@@ -33,33 +29,6 @@ def type_line(cluster: Cluster, line: str) -> str:
     return done.stdout.split()[-1]
 
 
-def state(cluster: Cluster, run: str) -> str:
-    return str(json.loads(cluster.run("hpcml", "status", run, "--json").stdout)["state"])
-
-
-def test_typed_twice_the_first_run_goes_on(cluster: Cluster) -> None:
-    """The run types the line of another: what it has set does not reach that one."""
-    inner, other = prepare(cluster, SUM, "--nodes", "2", *PART)
-    types = f"import subprocess\nsubprocess.run({inner!r}, shell=True, check=True)\n"
-    line, directory = prepare(cluster, CONNECT + types + WAIT, *PART)
-    first = type_line(cluster, line)
-    cluster.wait_event(directory, "driver-started")
-    second = type_line(cluster, line)
-    assert wait_for(lambda: cluster.job(second)["JobState"] == "FAILED", 30)
-    assert cluster.job(second)["ExitCode"] == f"{errors.USAGE}:0"
-    said = (
-        f"This run is job {first}, so job {second} does not change it; to run it again: hpcml rerun {directory.name}\n"
-    )
-    assert said in cluster.run("hpcml", "logs", directory.name, "job").stdout
-    facts = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
-    assert (facts["state"], facts["job"]) == ("RUNNING", first)
-    assert wait_for(lambda: state(cluster, other.name) != "PREPARED", 60), (directory / "logs/driver.log").read_text()
-    done = cluster.run("hpcml", "wait", other.name)
-    assert done.returncode == 0, done.stdout + cluster.run("hpcml", "logs", other.name, "job").stdout
-    assert f"job {first}" in cluster.run("hpcml", "cancel", directory.name).stdout
-    assert cluster.wait_status(directory)["exit_status"] == errors.CANCELLED
-
-
 OUTER = """#!/bin/bash
 #SBATCH --nodes=1 --ntasks=2 --cpus-per-task=2 --mem-per-cpu=300M --output=outer.log --error=outer.err
 {line}
@@ -70,10 +39,9 @@ hpcml submit --nodes 2 --detach --json {inner}
 
 def test_within_a_job_of_other_sizes(cluster: Cluster) -> None:
     """What the job set (SLURM_*, SBATCH_*) reaches neither the run whose line it types nor the one that it submits."""
-    line, directory = prepare(cluster, SUM, "--nodes", "2")
+    script = CONNECT + "print('sum', client.submit(sum, [1, 2, 3]).result())\n"
+    line, directory = prepare(cluster, script, "--nodes", "2")
     run = directory.name
-    assert state(cluster, run) == "PREPARED"
-    assert cluster.run("hpcml", "wait", run).returncode == errors.NOT_FOUND
     typed = line.replace("sbatch", "sbatch --hold --time 7 --job-name mine")
     inner = cluster.write("inner.py", "import hpcml\nprint('inner', hpcml.run.nodes)\n")
     outer = cluster.write("outer.sh", OUTER.format(line=typed, inner=inner))
@@ -81,15 +49,43 @@ def test_within_a_job_of_other_sizes(cluster: Cluster) -> None:
     log = (cluster.work / "outer.log").read_text()
     assert ended["ExitCode"] == "0:0", log + (cluster.work / "outer.err").read_text()
     job = log.splitlines()[0].split()[-1]
-    assert state(cluster, run) == "PENDING"
-    assert cluster.run("hpcml", "rm", run, "--yes").returncode == 1
+    assert json.loads(cluster.run("hpcml", "status", run, "--json").stdout)["state"] == "PENDING"
     assert (cluster.job(job)["TimeLimit"], cluster.job(job)["JobName"]) == ("00:07:00", "mine")
     cluster.run("scontrol", "release", job)
     done = cluster.run("hpcml", "wait", run)
     assert done.returncode == 0, done.stdout + done.stderr + cluster.run("hpcml", "logs", run, "job").stdout
     assert cluster.run("hpcml", "logs", job).stdout == "sum 6\n"
-    cluster.job_end(job)  # the run's end is known before Slurm has done with its job
-    assert cluster.run("hpcml", "rm", run, "--yes").returncode == 0
     submitted = Path(json.loads(log[log.index("{") :])["directory"])
     assert cluster.wait_status(submitted)["exit_status"] == 0
     assert "inner 2" in (submitted / "logs/driver.log").read_text()
+
+
+def said(text: str, title: str) -> str:
+    found = re.search(rf"^  {title:<11}(.*)$", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def test_the_start_and_the_charge_are_slurm_s_own(cluster: Cluster) -> None:
+    """Of a partition that bills by weights, ``billing`` of the job is what was said, for an hour."""
+    cluster.wait_idle()
+    change = ("scontrol", "update", "partitionname=debug")
+    assert cluster.run(*change, "TRESBillingWeights=CPU=1.5,Mem=0.25G", node="ctl", user="root").returncode == 0
+    try:
+        options = ("--partition", "debug", "--nodes", "2", "--cpus-per-node", "4", "--time", "30",
+                   "--set", "cost.ask=true", "--set", "cost.unit=su", "--set", 'cost.weights={cpu="1.5", mem="0.25G"}')  # fmt: skip
+        dry = cluster.run(*cluster.command("print(1)\n", "--dry-run=script", *options, "--memory-per-node", "2G"))
+        assert said(dry.stderr, "start") == "Slurm would start the job now", dry.stderr
+        # 8 CPUs and 4 GiB for half an hour
+        assert said(dry.stderr, "asks for") == (
+            "2 nodes, partition debug, time limit 00:30:00, at most 1 node-h = 6.5 su"
+        ), dry.stderr
+        assert said(dry.stderr, "") == "Slurm's billing weights give a cost of 6.5 su", dry.stderr
+        line, _ = prepare(cluster, "print(1)\n", *options, "--memory-per-node", "2G")
+        job = type_line(cluster, line.replace("sbatch", "sbatch --hold"))
+        shown = cluster.run("scontrol", "show", "job", job).stdout
+        cluster.run("scancel", job)
+        billing = re.search(r"\bbilling=(\d+)", shown)
+        assert billing is not None, shown
+        assert int(billing[1]) == 13
+    finally:
+        cluster.run(*change, "TRESBillingWeights=", node="ctl", user="root")

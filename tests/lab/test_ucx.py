@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -63,16 +62,9 @@ def test_foreign_ucx_clients_are_refused_and_that_is_logged(cluster: Cluster, ta
 
 
 def test_the_verdict_tells_the_wire(cluster: Cluster, target: Target) -> None:
-    event = cluster.wait_event(target.directory, "fabric-checked")
-    assert event["line"].startswith("UCX")
-    assert "tcp" in event["line"]
-    assert "across nodes" in event["line"]
-    facts = json.loads((target.directory / "attempts/0/fabric.json").read_text())
-    assert {(pair["source"], pair["target"]) for pair in facts["measurement"]["pairs"]} == {("n1", "n2"), ("n2", "n1")}
-    assert not [pair for pair in facts["measurement"]["pairs"] if pair["error"]]
+    line = cluster.wait_event(target.directory, "fabric-checked")["line"]
+    assert line.startswith("UCX")
+    assert "tcp" in line
+    assert "across nodes" in line
     status = cluster.run("hpcml", "status", target.directory.name).stdout
     assert "not encrypted; open to all users who can connect: UCX's TCP on " in status
-    shown = cluster.run("hpcml", "fabric", target.directory.name)
-    assert facts["verdict"]["line"] in shown.stdout
-    probes = {path.stem for path in (target.directory / "attempts/0/probe").glob("*.json")}
-    assert probes == {"n1", "n2"}

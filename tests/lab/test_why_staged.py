@@ -91,32 +91,22 @@ STAGES = {
 }  # fmt: skip
 
 
-def put(cluster: Cluster, node: str, path: Path, text: str) -> None:
-    cluster.run("mkdir", "-p", str(path.parent), node=node)
-    cluster.lab.exec(["tee", str(path)], node=node, input=text)
-    cluster.run("chmod", "755", str(path), node=node)
-
-
-def root(cluster: Cluster, node: str, text: str) -> None:
-    done = cluster.run("sh", "-ec", text, node=node, user="root")
-    assert done.returncode == 0, done.stderr
-
-
 def interpreters(cluster: Cluster) -> None:
     """Put interpreters in place: one that hangs in a role, and what n4 alone lacks or has in another version."""
+    plain = 'exec "$(command -v python)" "$@"'
     for node in ALL_NODES:
-        plain = 'exec "$(command -v python)" "$@"\n'
-        put(cluster, node, HANGS, f'#!/bin/sh\ncase "$*" in *"$HPCML_TEST_HANGS") sleep 1000;; esac\n{plain}')
-        put(cluster, node, OLD, '#!/bin/sh\nexec /usr/bin/python3 "$@"\n' if node == "n4" else f"#!/bin/sh\n{plain}")
+        cluster.program(node, HANGS, f'case "$*" in *"$HPCML_TEST_HANGS") sleep 1000;; esac\n{plain}')
+        cluster.program(node, OLD, 'exec /usr/bin/python3 "$@"' if node == "n4" else plain)
         if node != "n4":
-            put(cluster, node, TOOLS / "hpcml_test_tool.py", "")
+            cluster.program(node, TOOLS / "hpcml_test_tool.py", "")  # to Python, its first line is a comment
 
 
 @contextmanager
 def mounted(cluster: Cluster, place: Path) -> Iterator[int]:
     """Mount a file system on n3 whose program is a process: yield its pid."""
-    root(cluster, "n3", f"umount --lazy {place}/mount 2>/dev/null || true; mkdir -p {place}/in {place}/mount; chmod 755 {place} {place}/mount; "
-         f"head -c 9000000 /dev/urandom > {place}/in/data; mksquashfs {place}/in {place}/image -quiet -noappend")  # fmt: skip
+    made = cluster.run("sh", "-ec", f"umount --lazy {place}/mount 2>/dev/null || true; mkdir -p {place}/in {place}/mount; chmod 755 {place} {place}/mount; "
+         f"head -c 9000000 /dev/urandom > {place}/in/data; mksquashfs {place}/in {place}/image -quiet -noappend", node="n3", user="root")  # fmt: skip
+    assert made.returncode == 0, made.stderr
     with cluster.lab.popen(
         ["squashfuse", "-f", "-o", "allow_other", f"{place}/image", f"{place}/mount"], node="n3", user="root"
     ) as program:
@@ -268,14 +258,10 @@ def test_the_first_of_two_crashes_is_the_cause_though_a_clock_is_wrong(cluster: 
     """The clock of n2's roles is a minute and a half behind; its worker crashes some seconds after n1's."""
     shift = -90
     for node in ALL_NODES:
-        put(
-            cluster,
-            node,
-            PLACE / "sitecustomize.py",
-            f"import time\nreal = time.time\ntime.time = lambda: real() + {shift}\n",
-        )
+        lines = f"import time\nreal = time.time\ntime.time = lambda: real() + {shift}"
+        cluster.program(node, PLACE / "sitecustomize.py", lines)  # to Python, its first line is a comment
         path = f'PYTHONPATH="{PLACE}:$PYTHONPATH" ' if node == "n2" else ""
-        put(cluster, node, PYTHON, f'#!/bin/sh\n{path}exec "$(command -v python)" "$@"\n')
+        cluster.program(node, PYTHON, f'{path}exec "$(command -v python)" "$@"')
     options = ("--set", f"runtime.python={PYTHON}", "--set", "workers.restarts=0", "--nodelist", "n1,n2")
     ended = cluster.submit(CONNECT + CRASHES, "--nodes", "2", *options)
     for node in ALL_NODES:

@@ -1,10 +1,8 @@
-"""The lab with slurmdbd: accounts and QoS are enforced, and accounting answers when the queue has forgotten."""
+"""The lab with slurmdbd: accounts and QoS are enforced."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -73,37 +71,3 @@ print(json.dumps(state))
         return accounted.run("sacct", "-nPX", "-o", "State,Account").stdout
 
     assert wait_for(lambda: "COMPLETED|lab_account" in booked(), 40, 0.2), booked()
-
-
-def test_accounting_tells_a_run_s_job_from_another_of_its_number(accounted: Cluster) -> None:
-    """The controller loses its state and begins with the first number; accounting remembers both jobs of it."""
-    lab = accounted.lab
-    lab.down()
-    lab.up(accounting=True)
-    job, directory = accounted.detach("print(1)", "--sbatch=--begin=now+1hour", "--name", "older", *ACCOUNT)
-
-    def accounts() -> list[str]:
-        words = (
-            "--noheader", "--parsable2", "--allocations", "--duplicates", f"--jobs={job}", "--format=State,JobName",
-        )  # fmt: skip
-        return accounted.run("sacct", *words).stdout.splitlines()
-
-    assert wait_for(lambda: accounts() == ["PENDING|older"], 60)
-    assert accounted.run("scancel", job).returncode == 0
-    assert wait_for(lambda: accounts()[0].startswith("CANCELLED"), 60)
-    services = lab.services()
-    controller = services.state.daemons["slurmctld"]
-    os.kill(controller.pid, signal.SIGKILL)
-    assert wait_for(lambda: not controller.alive, 60)
-    for path in (lab.places.top / "state").glob("job_state*"):
-        path.unlink()
-    services.start_controller()
-    again = accounted.run("sbatch", "--parsable", "--begin=now+1hour", "--wrap=true", *ACCOUNT).stdout.strip()
-    assert again == job
-    assert wait_for(lambda: accounts()[-1] == "PENDING|wrap", 60)
-    facts = json.loads(accounted.run("hpcml", "status", "older", "--json").stdout)
-    assert (facts["state"], facts["exit_status"]) == ("CANCELLED", errors.CANCELLED), (facts, accounts())
-    assert "(scancel) before it started" in facts["message"]
-    assert (directory / "status.json").exists()
-    assert "has ended already" in accounted.run("hpcml", "cancel", "older").stdout
-    assert accounted.job(job)["JobState"] == "PENDING"
