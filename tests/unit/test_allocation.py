@@ -20,7 +20,7 @@ from hpcml.request.record import NOT_SAID, RunRequest
 from hpcml.schedulers import JobState, allocation, local
 from hpcml.schedulers.allocation import Allocation
 from hpcml.sites.schema import Site, SlurmOptions
-from hpcml.units import Memory, TimeLimit
+from hpcml.units import TimeLimit
 
 SHOWN = (
     "JobId=291 JobName=x JobState=RUNNING EndTime=2026-11-22T22:44:52 NodeList=n[1-3] NumNodes=3 JOB_GRES=gpu:6 "
@@ -33,13 +33,9 @@ GIVEN = Allocation("291", ("n1", "n2", "n3"), 5, 2048, 2, 0.0)
 def test_what_scontrol_tells() -> None:
     end = time.mktime(time.strptime("2026-11-22T22:44:52", "%Y-%m-%dT%H:%M:%S"))
     assert allocation.parse("291", SHOWN) == GIVEN._replace(end=end)
-    unlimited = allocation.parse("291", SHOWN.replace("2026-11-22T22:44:52", "Unknown"))
-    assert unlimited.end == 0
+    assert allocation.parse("291", SHOWN.replace("2026-11-22T22:44:52", "Unknown")).end == 0
     assert allocation.parse("291", SHOWN.replace("gpu:2(IDX:0-1)", "").replace("gpu:a100:2(IDX:0-1)", "")).gpus == 0
-
-
-def test_the_first_task_of_an_array_is_told_of_with_the_others() -> None:
-    other = SHOWN.replace("JobId=291", "JobId=292").replace("n[1-3]", "n[7-9]")
+    other = SHOWN.replace("JobId=291", "JobId=292").replace("n[1-3]", "n[7-9]")  # of the same array
     assert allocation.parse("291", SHOWN + other) == allocation.parse("291", SHOWN)
 
 
@@ -53,23 +49,16 @@ def test_what_no_run_can_be_in(old: str, new: str, sentence: str) -> None:
         allocation.parse("291", SHOWN.replace(old, new))
 
 
-def test_no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("variables", "sentence"), [
+    ({}, "No allocation found"),
+    ({"SLURM_JOB_ID": "291", "HPCML_RUN_DIR": "/runs/a"}, "inside another run"),
+    ({"SLURM_JOB_ID": "291", "SLURM_STEP_NUM_TASKS": "4"}, "starts 4 processes of hpcml run"),
+])  # fmt: skip
+def test_where_no_run_can_begin(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], sentence: str) -> None:
     for name in ("SLURM_JOB_ID", "SLURM_JOBID"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(UsageError, match="No allocation found"):
-        allocation.current()
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "sentence"),
-    [
-        ("HPCML_RUN_DIR", "/runs/a", "inside another run"),
-        ("SLURM_STEP_NUM_TASKS", "4", "starts 4 processes of hpcml run"),
-    ],
-)
-def test_where_no_run_can_begin(monkeypatch: pytest.MonkeyPatch, name: str, value: str, sentence: str) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "291")
-    monkeypatch.setenv(name, value)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=sentence):
         allocation.current()
 
@@ -82,10 +71,7 @@ def spec(**asked: object) -> RunRequest:
     ({"nodes": 4}, "--nodes requests 4, but the allocation has 3"),
     ({"gpus_per_node": 4}, "--gpus-per-node requests 4, but the allocation has 2"),
     ({"time": TimeLimit("5")}, "--time cannot change an existing allocation"),
-    ({"memory_per_node": Memory("1G")}, "--memory-per-node cannot change"),
-    ({"account": "acc"}, "--account cannot change"),
     ({"sbatch": (("--constraint", "a"), ("--exclusive", ""))}, "--constraint cannot change"),
-    ({"dependency": "afterok:1"}, "--dependency cannot change"),
 ])  # fmt: skip
 def test_what_the_allocation_does_not_have_is_refused(asked: dict[str, object], sentence: str) -> None:
     with pytest.raises(HpcmlError, match=sentence):
@@ -107,33 +93,21 @@ def test_a_request_takes_all_that_is_there() -> None:
     assert (int(fitted.size.memory_per_node), int(fitted.size.time)) == (2048 * 1024**2, 600)
 
 
-def test_the_steps_have_what_directives_would_have_said() -> None:
-    site = Site(name="slurm", scheduler="allocation")
-    made = plan(site, run.fitted(spec(), GIVEN), RunLocation(Path("/scratch/runs/a-1"), "/usr/bin/python", "0"))
+@pytest.mark.parametrize(("gpus", "hidden"), [(0, True), (NOT_SAID, False)])
+def test_the_steps_have_what_directives_would_have_said(gpus: int, hidden: bool) -> None:
+    site = Site(
+        name="slurm", scheduler="allocation", slurm=SlurmOptions(gpu_request="none" if hidden else "gpus-per-node")
+    )
+    asked = spec(gpus_per_node=gpus)
+    made = plan(site, run.fitted(asked, GIVEN), RunLocation(Path("/scratch/runs/a-1"), "/usr/bin/python", "0"))
     assert made.directives == ()
     assert "export HPCML_ALLOCATION=1; cpus=5" in made.prologue
-    assert "|SLURM_JOB_ID|" in made.prologue[0]
     for step in made.steps:
         assert step.launcher is not None
-        assert {"--overlap", "--mem=2048M", "--gpus-per-node=2"} <= set(step.launcher.options)
-        assert "--gres=none" not in step.launcher.options
+        assert {"--overlap", "--mem=2048M"} <= set(step.launcher.options)
+        assert ("--gres=none" in step.launcher.options) is hidden
+        assert ("--gpus-per-node=2" in step.launcher.options) is not hidden
     assert made.inside.job.nodes == 3
-
-
-@pytest.mark.parametrize(("gpus", "hidden"), [(0, True), (NOT_SAID, False)])
-def test_gpus_are_hidden_from_a_run_that_wants_none(gpus: int, hidden: bool) -> None:
-    site = Site(name="slurm", scheduler="allocation", slurm=SlurmOptions(gpu_request="none"))
-    made = plan(site, run.fitted(spec(gpus_per_node=gpus), GIVEN), RunLocation(Path("/scratch/runs/a-1"), "/p", "0"))
-    assert all(step.launcher and ("--gres=none" in step.launcher.options) is hidden for step in made.steps)
-
-
-def test_a_note_is_for_the_newest_attempt(tmp_path: Path) -> None:
-    run_paths = RunPaths(tmp_path)
-    assert not allocation.note(run_paths, "terminate")
-    for name in ("9", "10", ".nfs0001"):
-        (tmp_path / "attempts" / name).mkdir(parents=True)
-    assert allocation.note(run_paths, "terminate")
-    assert [path.parent.name for path in tmp_path.glob("attempts/*/terminate")] == ["10"]
 
 
 def test_a_limit_that_was_put_off_is_not_near_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,13 +42,6 @@ def of_service(**changes: Any) -> answers.Service:
     return of_run(services={"dashboard": SERVICE | changes}).services["dashboard"]
 
 
-def test_what_is_right_is_taken_and_the_rest_left_out() -> None:
-    assert of_run(more={"a": 1}).as_table() == FACTS
-    assert of_run(job="", ends=None, services={}, exit_status=3).exit_status == 3
-    assert of_service(token_file=None, more=1)._asdict() == {**SERVICE, "token_file": ""}
-    assert of_run(services={"dashboard": {key: SERVICE[key] for key in ("node", "socket", "path", "identity")}})
-
-
 @pytest.mark.parametrize("name", ["run", "job", "state", "services", "ends", "exit_status", "message", "quote"])
 def test_facts_of_another_form_are_refused(name: str) -> None:
     tried = 0
@@ -96,11 +89,7 @@ def test_a_service_becomes_no_other_command_path_or_address(name: str) -> None:
             assert name != "socket" or ":" not in found
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["", "{", "[]", "null", "5", '"x"', "[" * 100_000, '{"a":' * 100_000, "\x1b[2J", "{}", "x" * (2 << 20)],
-    ids=short,
-)
+@pytest.mark.parametrize("line", ["", "{", "[]", "5", "[" * 100_000, "{}", "x" * (2 << 20)], ids=short)
 def test_what_is_no_table_is_refused(line: str) -> None:
     for fact in ("", "standing", "socket", "relay"):
         if (fact, line) != ("", "{}"):  # a line without facts says nothing
@@ -111,9 +100,9 @@ def test_what_is_no_table_is_refused(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", [
-    '{"hello": 2}', '{"hello": "x", "version": "1"}', '{"hello": 2, "version": "1\\u001b[2J"}', '{"hello": 2, "version": "' + "1" * 100_000 + '"}',
-    '{"run": "x; touch /owned"}', '{"run": "\\u001b]0;owned\\u0007-20260101-000000-0000"}', '{"run": {"a": []}}', '{"submitted": 3}',
-    '{"exit_status": "0; id"}', '{"exit_status": 999}', '{"exit_status": -1}', '{"exit_status": true}', '{"exit_status": 0.5}',
+    '{"hello": 2}', '{"hello": 2, "version": "1\\u001b[2J"}', '{"hello": 2, "version": "' + "1" * 100_000 + '"}',
+    '{"run": "x; touch /owned"}', '{"run": "\\u001b]0;owned\\u0007-20260101-000000-0000"}', '{"submitted": 3}',
+    '{"exit_status": "0; id"}', '{"exit_status": 999}', '{"exit_status": true}',
 ], ids=short)  # fmt: skip
 def test_facts_of_a_call_that_are_none_are_refused(line: str) -> None:
     with pytest.raises(errors.ConfigError, match="hpcml on far sent an invalid message") as caught:
@@ -125,11 +114,11 @@ OFFERED = '{"run": "r-20260101-000000-0000"'
 
 
 @pytest.mark.parametrize("offer", [
-    '{"run": "../x", "files": []}', "[]", "[" * 100_000, '{"run": "\\u001b[2J-20260101-000000-0000", "files": []}',
+    '{"run": "../x", "files": []}', "[]", "[" * 100_000,
     *(f"{OFFERED}{rest}}}" for rest in (
         "", ', "files": 5', ', "files": [["a", 1e999, 0, 0]]', ', "files": [["a", 99999999999999999999, 0, 0]]',
         ', "files": [["a", 1, 99999999999999999999, 0]]', ', "files": [["\\ud800", 1, 0, 0]]', ', "files": [], "others": "x"',
-        ', "files": [[{"a": 1}, 1, 0, 0], [[], 1, 0]]', ', "files": [["a", 1, 0, 0], ["a", 1, 0, 0]]',
+        ', "files": [["a", 1, 0, 0], ["a", 1, 0, 0]]',
         f', "files": [{", ".join(["[]"] * 200_001)}]')),
 ], ids=short)  # fmt: skip
 def test_an_offer_of_files_that_is_none_is_refused(offer: str) -> None:

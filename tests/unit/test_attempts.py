@@ -14,7 +14,6 @@ from hpcml.errors import HpcmlError
 from hpcml.failures.end import End
 from hpcml.forms import Form
 from hpcml.node import attempts
-from hpcml.node.outcome import EventLog
 from hpcml.paths import RunPaths
 from hpcml.plan import plan
 from hpcml.request.record import RunRequest, measure
@@ -100,19 +99,17 @@ def test_attempts_that_others_ended_before_the_first_save_do_not_count(tmp_path:
     assert attempts.decided(context(tmp_path, 4), STOPPED).exit_status == errors.STOPPED
 
 
-def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits(tmp_path: Path) -> None:
     checkpoint(tmp_path, 10**6)
     second = context(tmp_path, 1, attempts__max_restarts=1)
     ended = attempts.decided(second, STOPPED)
     assert (ended.exit_status, ended.by) == (errors.STOPPED, "script")
     assert "--max-restarts 1 is reached" in ended.message
-    for number, seconds in ((0, 3600), (1, 1800)):
-        log = EventLog(second.run.events, number)
-        for moment in (0.0, float(seconds)):
-            monkeypatch.setattr("time.time", lambda moment=moment: 5000.0 + moment)
-            log.write("something")
-    with second.run.events.open("a") as log_file:
-        log_file.write('{"time": 1.0, "attem\n')  # a full disk's
+    second.run.events.write_text(
+        '{"attempt": 0, "time": 5000.0}\n{"attempt": 0, "time": 8600.0}\n'
+        '{"attempt": 1, "time": 9000.0}\n{"attempt": 1, "time": 10800.0}\n'
+        '{"time": 1.0, "attem\n'  # a full disk's
+    )
     assert attempts.node_hours(second.run, 2) == pytest.approx(3.0)
     assert attempts.reached(context(tmp_path, 1, attempts__max_node_hours=5.0)) == ""
     assert attempts.reached(context(tmp_path, 1, attempts__max_node_hours=4.9)) == (

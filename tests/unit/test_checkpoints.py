@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,6 +32,8 @@ SAVES = (
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
+    for name in ("HPCML_BATCH", "SLURM_JOB_END_TIME"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HPCML_RUN_DIR", str(tmp_path))
     monkeypatch.delenv("HPCML_ATTEMPT", raising=False)
     paths = RunPaths(tmp_path)
@@ -48,30 +51,22 @@ def status_of(text: str) -> int:
 
 
 def test_a_checkpoint_replaces_the_one_before(run: RunPaths) -> None:
-    paths = []
-
-    def write(path: Path) -> None:
-        paths.append(path)
-        path.write_text(str(len(paths)))
-
     here = Run()
     assert here.saved("model.json") is None
-    for _ in range(2):
-        here.save("model.json", write)
+    for text in ("old", "new"):  # numpy, torch and XGBoost look at the end of a name
+        here.save("model.json", lambda path, text=text: path.write_text(text + path.suffix))  # type: ignore[misc]
     found = here.saved("model.json")
     assert found == run.checkpoints / "model.json"
-    assert found.read_text() == "2"
-    assert {path.suffix for path in paths} == {".json"}  # numpy, torch and XGBoost look at the end of a name
+    assert found.read_text() == "new.json"
     assert os.listdir(run.checkpoints) == ["model.json"]
     saves = json.loads(run.attempt(0).saves.read_text())
-    assert (saves["last"]["name"], saves["last"]["bytes"]) == ("model.json", 1)
+    assert (saves["last"]["name"], saves["last"]["bytes"]) == ("model.json", 8)
 
 
-@pytest.mark.parametrize("new", ["path.write_text('half')", "(path.mkdir(), (path / 'x').write_text('half'))"])
-def test_killed_between_write_and_rename(run: RunPaths, new: str) -> None:
+def test_killed_between_write_and_rename(run: RunPaths) -> None:
     here = Run()
     here.save("state", lambda path: path.write_text("whole"))
-    assert status_of(f"run.save('state', lambda path: ({new}, {KILL}))") == -signal.SIGKILL
+    assert status_of(f"run.save('state', lambda path: (path.write_text('half'), {KILL}))") == -signal.SIGKILL
     assert len(os.listdir(run.checkpoints)) == 2  # what was being written is there
     found = here.saved("state")
     assert found
@@ -101,14 +96,10 @@ def test_killed_between_the_two_renames_of_a_folder(run: RunPaths) -> None:
 
 
 def test_a_writer_that_fails_leaves_what_was_there(run: RunPaths) -> None:
-    def fail(path: Path) -> None:
-        path.write_text("half")
-        raise ValueError("no")
-
     here = Run()
     here.save("state", lambda path: path.write_text("whole"))
-    with pytest.raises(ValueError, match="no"):
-        here.save("state", fail)
+    with pytest.raises(ZeroDivisionError):
+        here.save("state", lambda path: (path.write_text("half"), 1 / 0))
     assert os.listdir(run.checkpoints) == ["state"]
     assert (run.checkpoints / "state").read_text() == "whole"
 
@@ -135,8 +126,8 @@ def test_outside_a_run_another_account_s_checkpoint_is_refused(tmp_path: Path, m
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (folder / "state").write_text("hers")
-    (folder / "link").symlink_to(tmp_path / "mine")
-    (tmp_path / "mine").write_text("")
+    (folder / "link").symlink_to(folder / "mine")
+    (folder / "mine").write_text("")
     os.chown(folder / "link", 65533, 65533, follow_symlinks=False)
     os.chown(folder / "state", 65533, 65533)
     for name in ("state", "link"):
@@ -199,8 +190,7 @@ def test_a_save_that_is_under_way_is_not_cut_short(run: RunPaths) -> None:
         "run.save('state', write)\n"
         "time.sleep(100)"
     )
-    stop = "run.on_stop(lambda: run.saved('state').rename(run.checkpoints_seen))\n"
-    stop = stop.replace("run.checkpoints_seen", "run.out / 'seen'")
+    stop = "run.on_stop(lambda: run.saved('state').rename(run.out / 'seen'))\n"
     assert status_of(stop + text) == errors.STOPPED
     assert (run.out / "seen").read_text() == "whole"
 
@@ -227,13 +217,8 @@ def test_a_failing_last_save_is_the_script_s_error(run: RunPaths) -> None:
 
 
 def test_on_stop_elsewhere_than_in_the_main_thread(run: RunPaths) -> None:
-    text = (
-        "import threading\nfound = []\n"
-        "def other():\n"
-        "    try:\n        run.on_stop(print)\n    except RuntimeError as error:\n        found.append(error)\n"
-        "thread = threading.Thread(target=other)\nthread.start()\nthread.join()\nsys.exit(len(found))"
-    )
-    assert status_of(text) == 1
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError):
+        pool.submit(Run().on_stop, print).result()
     with pytest.raises(ValueError, match="not a duration"):
         checkpoints.on_stop(print, "soon", lambda: False)
 
@@ -246,7 +231,6 @@ def requests(run: RunPaths, **changes: object) -> end_cause.EndRequests:
 
 def test_the_margin_grows_with_the_cost_of_a_save(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 90))
-    monkeypatch.delenv("HPCML_BATCH", raising=False)
     short = requests(run)
     short.check("driver")
     assert not short.time_limit_near  # 90 s are left
@@ -264,8 +248,7 @@ def test_a_short_job_knows_its_limit_though_slurm_s_signal_came_before_it(
     run: RunPaths, monkeypatch: pytest.MonkeyPatch, limit: int, near: bool
 ) -> None:
     """Slurm sends it once, and up to a minute early; in a long job a limit that was moved counts, which only Slurm knows."""
-    for name in ("SLURM_JOB_END_TIME", "HPCML_BATCH", "HPCML_ALLOCATION"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("HPCML_ALLOCATION", raising=False)
     monkeypatch.setenv("HPCML_BEGAN", str(int(time.time()) - limit + 20))
     found = requests(run, job__time_limit=limit, job__signal_lead=30.0)
     found.check("driver")
@@ -273,9 +256,8 @@ def test_a_short_job_knows_its_limit_though_slurm_s_signal_came_before_it(
     assert run.attempt(0).time_limit.exists() == near
 
 
-def test_a_cancellation_counts_though_the_time_limit_is_near(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancellation_counts_though_the_time_limit_is_near(run: RunPaths) -> None:
     """On one machine, where nothing else ends a run before its limit; and though the script has seen it first."""
-    monkeypatch.delenv("HPCML_BATCH", raising=False)
     found = requests(run, job__one_machine=True, job__signal_lead=3600.0, job__time_limit=3600)
     found.check("driver")
     assert (found.time_limit_near, found.asked("driver")) == (True, None)
@@ -290,8 +272,7 @@ def test_a_cancellation_counts_though_the_time_limit_is_near(run: RunPaths, monk
     assert told.exit_status == errors.TIME_LIMIT
 
 
-def test_a_script_that_saw_first_that_the_time_limit_is_near(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HPCML_BATCH", raising=False)
+def test_a_script_that_saw_first_that_the_time_limit_is_near(run: RunPaths) -> None:
     found = requests(run)
     found.check("driver")
     run.attempt(0).time_limit.touch()
@@ -299,14 +280,9 @@ def test_a_script_that_saw_first_that_the_time_limit_is_near(run: RunPaths, monk
     assert (found.time_limit_near, found.asked("driver")) == (True, None)
 
 
-def test_a_margin_that_cannot_grow_is_told(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
-    monkeypatch.delenv("HPCML_BATCH", raising=False)
+def test_a_margin_that_cannot_grow_is_told(run: RunPaths) -> None:
     run.attempt(0).saves.write_text('{"longest": 50.0}')
     found = requests(run, deadlines__script_grace=200.0)
     found.check("driver")
     assert not found.time_limit_near
-    assert (
-        found.slow_save()
-        == "saving a checkpoint took 50.0 s; the next save may not finish in the 60 s before the time limit (slurm.signal_lead)"
-    )
+    assert "may not finish in the 60 s before the time limit (slurm.signal_lead)" in found.slow_save()

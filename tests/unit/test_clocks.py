@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import time
 
 import pytest
@@ -49,22 +47,6 @@ def test_a_difference_that_it_does_not_bear(clocks: Clocks, told: float, *, fata
 
 
 def test_a_first_node_that_is_wrong_is_named_itself(clocks: Clocks) -> None:
-    for node, late in (("n2", 7200.0), ("n3", 7201.0), ("n4", 7199.0)):
+    for node, late in (("n1", 0.0), ("n2", 7200.0), ("n3", 7201.0), ("n4", 7199.0)):
         clocks.take(node, NOW + late)
     assert clocks.fatal == "clocks differ: the clock of n1 is 7199 s or more behind all other nodes"
-
-
-def test_the_own_node_is_not_compared(clocks: Clocks) -> None:
-    clocks.take("n1", NOW - 5000)
-    assert clocks.note == ""
-
-
-def test_a_first_node_whose_clock_was_set_since_the_batch_script_began(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When that began is known without the clock of the day."""
-    ahead = time.time() + 30 * 86400
-    monkeypatch.setenv("HPCML_BEGAN", str(time.time()))
-    monkeypatch.setenv("HPCML_BATCH", str(os.getpid()))
-    monkeypatch.setattr(time, "time", lambda: ahead)
-    found = Clocks("n1", BEHIND, AHEAD)
-    found.take("n2", ahead - 30 * 86400)
-    assert re.fullmatch(r"clocks differ: the clock of n2 is 25\d{5} s or more behind n1's", found.fatal)

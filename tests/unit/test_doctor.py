@@ -8,9 +8,7 @@ import fcntl
 import json
 import os
 import resource
-import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +18,7 @@ import pytest
 from hpcml.cli import doctor
 from hpcml.doctor import checks, finding, nodes, scheduler
 from hpcml.doctor.finding import Examination, Finding
-from hpcml.errors import UNFIT, SlurmUnreachableError
+from hpcml.errors import UNFIT, ConfigError, SlurmUnreachableError
 from hpcml.forms import Form
 from hpcml.node.hardware import record
 from hpcml.remote import answers
@@ -107,10 +105,6 @@ def ports(**changes: str) -> list[dict[str, Any]]:
 NODE_FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
     ("interface", {"interfaces": interfaces(lo=["127.0.0.1"], hsn0=["10.0.0.1"])}, "red", "interface ib0 has no IPv4 address on n1"),
     ("ports", {"infiniband": ports(state="DOWN", physical_state="Polling")}, "red", "mlx5_0:1 of n1 is DOWN (Polling)"),
-    ("ports", {"infiniband": ports(link_layer="Ethernet")}, "red", "adapter mlx5_0 of n1 uses Ethernet, but mlx5_0 of n2 uses InfiniBand"),
-    ("ports", {"infiniband": []}, "red", "n1 has no RDMA port, but other nodes do"),
-    ("ports", {"environment": {"NCCL_IB_HCA": "mlx5_4"}}, "red", "NCCL_IB_HCA names mlx5_4"),
-    ("ports", {"environment": {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}}, "yellow", "leaves the RDMA adapters mlx5_2, mlx5_3 unused"),
     ("gpu-distance", {"slots": [slot("g", "mlx5_3:1", "SYS")]}, "yellow", "g of n1 is at distance SYS from port mlx5_3:1"),
     ("gpu-distance", {"slots": []}, "yellow", "n1 has no NVIDIA GPU, but other nodes do"),
     ("locked-memory", {"limits": locked(8 << 20)}, "red", "limited to 8.0 MiB on n1"),
@@ -141,22 +135,14 @@ def test_what_the_facts_of_nodes_mean(tmp_path: Path, subtests: pytest.Subtests)
         found = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": node()}, {"n2": (ahead, 0.1)})}
         assert found["clocks"].state == state
         assert f"the clock of n2 is {abs(ahead):.0f} s" in found["clocks"].sentence
-    unmeasured = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": node()}, {"n1": (0.0, 0.0)})}
-    assert told(unmeasured["clocks"]) == ("n/a", "the run did not measure the clock of n2")
     exam = examination(tmp_path, "network.adapters=[]")
-    alone = {one.check: one for one in nodes.judge(exam, {"n1": node(infiniband=[], slots=[], smi=[], driver="")}, {})}
-    assert {name for name, one in alone.items() if one.state == "n/a"} == {
-        "ports", "gpu-distance", "locked-memory", "clocks", "shared-gpus", "driver"
-    }  # fmt: skip
-    for damaged in ({}, node(limits=7), node(infiniband=[{"name": "mlx5_0:1"}]), {**node(), "smi": "x"}):
+    alone = nodes.judge(exam, {"n1": node(infiniband=[], slots=[], smi=[], driver="")}, {})
+    not_told = {"ports", "gpu-distance", "locked-memory", "clocks", "shared-gpus", "driver"}
+    assert {one.check for one in alone if one.state == "n/a"} == not_told
+    for damaged in ({}, node(limits=7)):
         assert {one.state for one in nodes.judge(exam, {"n1": damaged}, clocks)} == {"n/a"}
-    lacking = node(limits={}, slots=[{**slot("g", "x", "PXB"), "distances": {}}])
-    states = {one.check: one.state for one in nodes.judge(exam, {"n1": lacking}, clocks)}
-    assert (states["locked-memory"], states["gpu-distance"]) == ("n/a", "n/a")
-    for part, checks_of_it in (("memory", ["shared-memory"]), ("limits", ["locked-memory"])):
-        unread = nodes.judge(exam, {"n1": node(**{f"{part}_error": "OSError: x"}), "n2": node()}, clocks)
-        named = [one.check for one in unread if "could not read" in one.sentence]
-        assert named == checks_of_it
+    unread = nodes.judge(exam, {"n1": node(memory_error="OSError: x"), "n2": node()}, clocks)
+    assert [one.check for one in unread if "could not read" in one.sentence] == ["shared-memory"]
 
 
 def read(by_node: dict[str, dict[str, Any]]) -> finding.ByNode:
@@ -248,34 +234,18 @@ def test_a_node_that_tells_nothing_is_not_green() -> None:
     assert nodes.judge_answers({}, ("n1", "n2"), "9 s").state == "red"
 
 
-def test_the_worst_of_the_gpus_is_told(tmp_path: Path) -> None:
-    exam = examination(tmp_path)
-    closed = node(smi=[smi("g", mode="Prohibited")])
-    found = {one.check: one for one in nodes.judge(exam, {"n1": node(mps=True), "n2": closed}, {})}
-    assert told(found["shared-gpus"]) == ("red", "GPU g of n2 accepts no programs (compute mode)")
-    cut = node(infiniband=[], limits=locked(8 << 20))
-    found = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": cut}, {})}
-    assert found["locked-memory"].state == "green", "n2 has no RDMA, for which memory is locked"
-
-
 def test_the_image_on_nodes(tmp_path: Path) -> None:
     image = str(sif_file.make(tmp_path / "a.sif", {"org.hpcml.kind": "rapids", "org.hpcml.cuda": "13"}, arch="04"))
     exam = examination(tmp_path, image=image, account="astro")
-    found = {one.check: one for one in nodes.judge(exam, {"n1": node(programs={})}, {})}
-    assert told(found["driver"]) == (
-        "red",
-        "the GPU driver of n1 is 535.274.02, but the image's CUDA 13 needs driver 580 or newer",
-    )
-    assert told(found["architecture"]) == ("red", "the image is built for aarch64, but the nodes are x86_64")
-    assert told(found["container"]) == ("red", "the container program singularity is missing on n1")
+    found = {one.check: told(one) for one in nodes.judge(exam, {"n1": node(programs={})}, {})}
+    assert found["driver"][1].endswith("but the image's CUDA 13 needs driver 580 or newer")
+    assert found["architecture"] == ("red", "the image is built for aarch64, but the nodes are x86_64")
+    assert found["container"] == ("red", "the container program singularity is missing on n1")
     two = {"n1": node(in_image=True, machine="aarch64"), "n2": node(programs={})}
-    found = {one.check: one for one in nodes.judge(exam, two, {})}
-    assert told(found["architecture"]) == ("red", "the image is built for aarch64, but n2 has another architecture")
-    assert "--exclude n2" in found["architecture"].remedy
-    assert told(found["container"]) == ("red", "the container program singularity is missing on n2")
+    found = {one.check: told(one) for one in nodes.judge(exam, two, {})}
+    assert found["container"] == ("red", "the container program singularity is missing on n2")
     assert checks.image(exam).state == "red"
-    missing = checks.image(examination(tmp_path, image="/nowhere/a.sif", account="astro"))
-    assert missing.state == "red"
+    assert checks.image(examination(tmp_path, image="/nowhere/a.sif", account="astro")).state == "red"
     assert checks.image(examination(tmp_path)).state == "n/a"
 
 
@@ -333,10 +303,8 @@ def test_the_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert asked(Answer(0, "PartitionName=p MaxNodes=64 MaxTime=1-00:00:00 State=UP", ""))[0] == "green"
     assert asked(Answer(0, "PartitionName=p MaxNodes=UNLIMITED MaxTime=UNLIMITED State=UP", ""))[0] == "green"
-    assert asked(Answer(0, "PartitionName=p MaxNodes=8 MaxTime=12:00:00 State=UP", "")) == (
-        "yellow",
-        "the profile has wrong values for partition boost_usr_prod: max_time is 1-00:00:00, but 12:00:00 in Slurm; max_nodes is 64, but 8 in Slurm",
-    )
+    differs = asked(Answer(0, "PartitionName=p MaxNodes=8 MaxTime=12:00:00 State=UP", ""))
+    assert differs[1].endswith("max_time is 1-00:00:00, but 12:00:00 in Slurm; max_nodes is 64, but 8 in Slurm")
     assert asked(Answer(0, "PartitionName=p State=DRAIN", ""))[0] == "red"
     assert asked(Answer(1, "", "Partition boost_usr_prod not found"))[0] == "red"
     assert asked(Answer(1, "", "Access/permission denied"))[0] == "n/a"
@@ -375,13 +343,8 @@ def test_the_login_node_that_answers() -> None:
     assert strange.state == "yellow"
     assert "--host login01-ext.x.it" in strange.remedy
     many = checks.judge_login_node(Login(host="login.y.de"), "y1")
-    assert many.state == "yellow"
-    assert many.sentence.startswith(
-        "login.y.de responds (the node's own host name is y1): each login may reach another login node"
-    )
-    assert "login.hosts" in many.remedy
-    alone = [("y1.y.de", "y1.y.local"), ("me@y1.y.de", "y1"), ("y1-ext.y.de", "y1"), ("login.y.de", "")]
-    assert {checks.judge_login_node(Login(host=host), name).state for host, name in alone} == {"green"}
+    assert (many.state, "login.hosts" in many.remedy) == ("yellow", True)
+    assert checks.judge_login_node(Login(host="me@y1.y.de"), "y1.y.local").state == "green"
     assert checks.judge_login_node(Login(host="y"), "y1", of_profile=False).state == "green", "an alias of the user's"
 
 
@@ -398,25 +361,17 @@ def test_quotas_in_bytes_and_files() -> None:
 
 
 def test_adapters_and_libraries(tmp_path: Path) -> None:
-    def with_(look: Callable[[Examination], Finding], **variables: str) -> Finding:
-        exam = examination(tmp_path)
-        exam.environment = {**exam.environment, **variables}
-        return look(exam)
-
-    assert with_(checks.adapters).state == "green"
-    everywhere = with_(checks.adapters, NCCL_IB_HCA="mlx5_0,mlx5_1,mlx5_4,mlx5_5")
-    assert told(everywhere)[0] == "red"
-    assert "names mlx5_4, mlx5_5" in everywhere.sentence
-    assert with_(checks.adapters, NCCL_IB_HCA="^mlx5_2").state == "green"
-    assert with_(checks.adapters, UCX_NET_DEVICES="eth0").state == "green"
-    home = tmp_path / "cuda"
-    (home / "lib64/stubs").mkdir(parents=True)
-    path = {"CUDA_HOME": str(home), "LD_LIBRARY_PATH": f"/usr/lib:{home}/lib64"}
-    assert with_(checks.library_path, **path).state == "yellow"
-    (home / "lib64/stubs/libnvidia-ml.so.1").touch()
-    path["LD_LIBRARY_PATH"] = f"{home}/lib64/stubs:/usr/lib"
-    assert with_(checks.library_path, **path).state == "red"
-    assert with_(checks.library_path, LD_LIBRARY_PATH="/usr/lib").state == "green"
+    stubs = tmp_path / "cuda/lib64/stubs"
+    stubs.mkdir(parents=True)
+    (stubs / "libnvidia-ml.so.1").touch()
+    exam = examination(tmp_path)
+    for folders, state in ((f"{stubs.parent}", "yellow"), (f"{stubs}:/usr/lib", "red"), ("/usr/lib", "green")):
+        exam.environment = {"CUDA_HOME": f"{tmp_path}/cuda", "LD_LIBRARY_PATH": folders}
+        assert checks.library_path(exam).state == state
+    exam.environment = {"NCCL_IB_HCA": "^mlx5_2"}
+    assert checks.adapters(exam).state == "green"
+    exam.environment = {"NCCL_IB_HCA": "mlx5_0,mlx5_1,mlx5_4,mlx5_5"}
+    assert "names mlx5_4, mlx5_5" in checks.adapters(exam).sentence
 
 
 def test_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,44 +392,36 @@ def test_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert checks.file_system(exam).sentence.endswith("100 s ahead of this machine's clock")
     with monkeypatch.context() as changed:
         changed.setattr(os, "rename", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EXDEV, "Invalid link")))
-        assert told(checks.file_system(exam)) == (
-            "red",
-            f"files cannot be renamed to an existing name in {tmp_path}: Invalid link",
-        )
+        assert checks.file_system(exam).sentence.startswith("files cannot be renamed to an existing name in ")
 
 
-def test_the_trial_of_the_file_system_writes_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("swap", ["link", "rename"])
+def test_the_trial_of_the_file_system_writes_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swap: str
+) -> None:
     """Who may write to the runs folder gives the trial's folder, or a folder of the user's, another name."""
     runs, own = tmp_path / "runs", tmp_path / "runs/results"
-    runs.mkdir()
+    own.mkdir(parents=True)
     runs.chmod(0o777)
-    own.mkdir()
-    for name in ("old", "newer"):
-        (own / name).write_text("precious")
+    (own / "old").write_text("precious")
     os.utime(own, (1, 1))
     exam = examination(tmp_path, f"paths.runs={runs}", site="local")
-    swaps: list[Callable[[Path], object]] = [lambda path: path.symlink_to(own), own.rename]
     original = Path.mkdir
 
     def mkdir(path: Path, *words: Any, **options: Any) -> None:
         original(path, *words, **options)
         if path.name.startswith(".hpcml-doctor-"):
             path.rename(path.with_name("aside"))
-            swaps.pop(0)(path)
+            path.symlink_to(own) if swap == "link" else own.rename(path)
 
-    while swaps:
-        with monkeypatch.context() as changed:
-            changed.setattr(Path, "mkdir", mkdir)
-            assert checks.file_system(exam).state == "red"
-        left = next(path for path in runs.glob("*") if (path / "old").exists())
-        assert {path.name: path.read_text() for path in left.iterdir()} == {"old": "precious", "newer": "precious"}
-        shutil.rmtree(runs / "aside")
-        for link in runs.iterdir():
-            if link.is_symlink():
-                link.unlink()
-    os.utime(left, (1, 1))
+    with monkeypatch.context() as changed:
+        changed.setattr(Path, "mkdir", mkdir)
+        assert checks.file_system(exam).state == "red"
+    (left,) = {path.resolve() for path in runs.glob("*/old")}
+    os.utime(left.parent, (1, 1))
     assert checks.file_system(exam).state == "green"
-    assert left.exists(), "a folder of the user's with the name of a trial's was swept"
+    assert os.listdir(left.parent) == ["old"], "nothing was written, and no folder of the user's was swept"
+    assert left.read_text() == "precious"
 
 
 def test_room_for_bytes_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -487,66 +434,40 @@ def test_room_for_bytes_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert with_(1 << 28, 1 << 19)[0] == "green"
     assert with_(1 << 28, 500) == ("yellow", f"the file system of {tmp_path} has space for only 500 files more")
     assert with_(1 << 15, 1 << 19) == ("yellow", f"the file system of {tmp_path} has space for only 128 MiB more")
-    assert "no inodes are left" in with_(1 << 28, 0)[1]
     assert with_(0, 1 << 19)[0] == "red"
 
 
-SLICE = "user.slice/user-1000.slice"
-GROUPS: list[tuple[str, dict[str, str], int | None, str]] = [
-    (f"0::/{SLICE}/session-3.scope", {f"{SLICE}/memory.max": "536870912", f"{SLICE}/session-3.scope/memory.max": "max"}, 512 << 20,
-        f"/sys/fs/cgroup/{SLICE}/memory.max"),
-    (f"0::/{SLICE}/session-3.scope", {f"{SLICE}/session-3.scope/memory.max": "104857600", f"{SLICE}/memory.max": "536870912"}, 100 << 20,
-        f"/sys/fs/cgroup/{SLICE}/session-3.scope/memory.max"),
-    (f"9:cpu,cpuacct:/other\n4:memory:/{SLICE}\n0::/init", {"memory/memory.limit_in_bytes": "9223372036854771712",
-        f"memory/{SLICE}/memory.limit_in_bytes": "268435456", "memory/other/memory.limit_in_bytes": "1"}, 256 << 20,
-        f"/sys/fs/cgroup/memory/{SLICE}/memory.limit_in_bytes"),
-    ("4:memory:/a", {"memory/a/memory.limit_in_bytes": "9223372036854771712"}, None, ""),
-    ("0::/../../a", {"memory.max": "2147483648", "a/memory.max": "7"}, 2 << 30, "/sys/fs/cgroup/memory.max"),
-    ("0::/", {"memory.max": "max"}, None, ""),
-    ("", {"memory.max": "7"}, None, ""),
-]  # fmt: skip
-
-
+@pytest.mark.parametrize(("groups", "there", "limit"), [
+    ("0::/user.slice/a.scope", {"user.slice/memory.max": "536870912", "user.slice/a.scope/memory.max": "max"}, 512 << 20),
+    ("9:cpu:/other\n4:memory:/user.slice\n0::/init", {"memory/memory.limit_in_bytes": "9223372036854771712",
+        "memory/user.slice/memory.limit_in_bytes": "536870912", "memory/other/memory.limit_in_bytes": "1"}, 512 << 20),
+    ("4:memory:/a", {"memory/a/memory.limit_in_bytes": "9223372036854771712"}, None),
+])  # fmt: skip
 def test_the_memory_of_a_login_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str, there: dict[str, str], limit: int | None
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    exam = examination(tmp_path)
-    for number, (groups, there, limit, place) in enumerate(GROUPS):
-        with subtests.test(groups=groups, there=there):
-            root = tmp_path / str(number)
-            made = {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": text for name, text in there.items()}}
-            for name, text in made.items():
-                (root / name).parent.mkdir(parents=True, exist_ok=True)
-                (root / name).write_text(f"{text}\n")
-            assert checks.session_memory(root) == ((limit, place) if limit else None)
-            monkeypatch.setattr(checks, "_ROOT", root)
-            found = checks.limits(exam)
-            assert found.state == ("yellow" if limit and limit < 1 << 30 else "green")
-            assert place in found.sentence or found.state == "green"
-            assert found.facts.get("session_memory") == limit
-    assert checks.session_memory(tmp_path / "nowhere") is None
+    made = {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": text for name, text in there.items()}}
+    for name, text in made.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    monkeypatch.setattr(checks, "_ROOT", tmp_path)
+    found = checks.limits(examination(tmp_path))
+    assert (found.state, found.facts.get("session_memory")) == ("yellow" if limit else "green", limit)
 
 
 def test_what_the_shell_and_the_machine_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exam = examination(tmp_path)
     monkeypatch.setattr(checks, "_ROOT", tmp_path)
     assert checks.limits(exam).state == "green"
-    for kind, words in (
-        (resource.RLIMIT_CPU, "after 600 s"),
-        (resource.RLIMIT_NPROC, "you may have only 20 processes"),
-    ):
-        value = 600 if kind == resource.RLIMIT_CPU else 20
+    kinds = ((resource.RLIMIT_CPU, 600, "after 600 s"), (resource.RLIMIT_NPROC, 20, "you may have only 20 processes"))
+    for kind, value, words in kinds:
         monkeypatch.setattr(resource, "getrlimit", lambda asked, k=kind, v=value: (v if asked == k else -1, -1))
         found = checks.limits(exam)
-        assert found.state == "yellow"
-        assert words in found.sentence
-    for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "SQUEUE_"))]:
-        monkeypatch.delenv(name)
-    assert scheduler.variables(exam).state == "green"
+        assert (found.state, words in found.sentence) == ("yellow", True)
     monkeypatch.setenv("SQUEUE_FORMAT", "%i")
     exam.environment = dict(os.environ)
-    assert told(scheduler.variables(exam))[1].startswith("SQUEUE_FORMAT affect your own")
+    assert "SQUEUE_FORMAT affect your own" in scheduler.variables(exam).sentence
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     exam.environment = dict(os.environ)
     assert "inside job 7" in scheduler.variables(exam).sentence
@@ -572,8 +493,6 @@ def test_the_profile_the_request_and_the_nodes(tmp_path: Path, monkeypatch: pyte
     once = [scheduler.request(lumi), scheduler.start(lumi), *nodes.look(lumi, 1.0, print)]
     assert {one.state for one in once} == {"n/a"}, "one cause is told once"
     by_name = {check.name: check for check in checks.CHECKS}
-    (asked,) = checks.examine(examination(tmp_path, account="astro"), [by_name["request"]])
-    assert asked.facts == {"partition": "boost_usr_prod", "account": "astro", "qos": ""}
     (refused,) = checks.examine(examination(tmp_path), [by_name["request"]])
     assert refused.state == "red"
     assert "--account" in refused.remedy
@@ -614,12 +533,8 @@ def test_late_and_broken_checks_are_not_green(tmp_path: Path) -> None:
 
 def test_what_a_login_node_says_is_checked() -> None:
     one = {"check": "start", "state": "green", "sentence": "well", "remedy": "", "facts": {}, "seconds": 0.1}
-    import json
-
-    from hpcml.errors import ConfigError
-
     assert answers.of_findings(json.dumps({"findings": [one]}), "there") == [one]
-    for wrong in ({**one, "state": "purple"}, {**one, "facts": []}, {**one, "check": "a\nb"}):
+    for wrong in ({**one, "state": "purple"}, {**one, "check": "a\nb"}):
         with pytest.raises(ConfigError, match="sent an invalid message"):
             answers.of_findings(json.dumps({"findings": [wrong]}), "there")
 

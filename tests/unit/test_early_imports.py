@@ -52,15 +52,9 @@ def may_use_cudf(script: Path, gpu: Gpu = GPU, form: Form = Form.SCRIPT) -> bool
 
 @pytest.mark.parametrize(("text", "may"), [
     ("import os, cupy\nimport dask.array as da\nfrom dask.distributed import Client, wait\nimport numpy.linalg", False),
-    ("import hpcml\nfrom distributed import Client", False),
     ("import dask.dataframe as dd", True),
-    ("from dask import dataframe", True),
-    ("import dask.datasets", True),
-    ("import cudf", True),
     ("from cuml.dask.cluster import KMeans", True),
     ("import importlib", True),
-    ("from . import mine", True),
-    ("def late():\n    import mine", True),
     ("print('no import at all')", True),
     ("import os\nfrom", True),
 ])  # fmt: skip
@@ -90,10 +84,7 @@ def test_without_cudf_its_plugin_goes_and_its_spilling_stays_off(monkeypatch: py
 
 
 def test_what_is_no_python_file_is_not_looked_at(tmp_path: Path) -> None:
-    text = "import dask.dataframe"
-    assert wanted(tmp_path, text, form=Form.NOTEBOOK) == wanted(tmp_path, text, form=Form.JUPYTER) == []
-    none = settings_of(code__script=str(tmp_path / "none.py"))
-    assert workers.early_imports(workers.imports_of_script(none)) == []
+    assert wanted(tmp_path, "import dask.dataframe", form=Form.NOTEBOOK) == []
 
 
 def test_what_cannot_be_imported_is_left_to_the_graph_that_needs_it(
@@ -113,45 +104,32 @@ def test_what_cannot_be_imported_is_left_to_the_graph_that_needs_it(
 
 @pytest.mark.parametrize(("text", "beside", "is_early"), [
     ('"""What it does."""\nfrom __future__ import annotations\nimport os, numpy\nfrom dask.distributed import Client', (), True),
-    ("import hpcml\nclient = hpcml.connect()", ("data", "notes.txt"), True),
     ("import os\nos.environ['DASK_X'] = '1'\nimport distributed", (), False),
     ("import mine\nimport distributed", ("mine.py",), False),
     ("import not_installed_anywhere\nimport distributed", (), False),
     ("import of_a_module_system\nimport distributed", (), True),
     ("import of_the_user\nimport distributed", (), False),
-    ("from . import mine\nimport distributed", (), False),
     ("import distributed", ("queue.py",), False),
-    ("import distributed", ("tornado",), False),
     ("import numpy", (), False),
-    ("", (), False),
 ])  # fmt: skip
 def test_a_script_s_interpreter_imports_dask_early_where_that_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, beside: tuple[str, ...], is_early: bool
 ) -> None:
-    folder, elsewhere = tmp_path / "code", tmp_path / "elsewhere"
-    folder.mkdir()
-    elsewhere.mkdir()
-    for name in beside:
-        (folder / name).touch()
-    (elsewhere / "imported_early_c.py").touch()
-    installed = tmp_path / "modules"
-    for path in (
-        elsewhere / "of_the_user.py",
-        installed / "of_a_module_system/__init__.py",
-        installed / "any-1.dist-info/RECORD",
-    ):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    monkeypatch.syspath_prepend(installed)
-    monkeypatch.syspath_prepend(elsewhere)
+    files = [
+        "user/imported_early_c.py",
+        "user/of_the_user.py",
+        "modules/of_a_module_system/__init__.py",
+        "modules/any-1.dist-info/RECORD",
+    ]
+    for name in (*files, *(f"code/{name}" for name in beside), "code/script.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    monkeypatch.syspath_prepend(tmp_path / "user")
     monkeypatch.delitem(sys.modules, "imported_early_c", raising=False)
     monkeypatch.setattr(replacements, "_EARLY", dict.fromkeys(replacements._EARLY, "imported_early_c"))
-    replacements.import_early(ast.parse(text), str(folder))
+    replacements.import_early(ast.parse(text), str(tmp_path / "code"))
     assert ("imported_early_c" in sys.modules) == is_early
-
-
-def test_a_folder_that_cannot_be_listed_is_no_error(tmp_path: Path) -> None:
-    replacements.import_early(ast.parse("import distributed"), str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("begins", [True, False])

@@ -128,8 +128,6 @@ def test_gpu_options_are_the_profile_s(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         assert words in given
     assert "--rmm-pool-size" not in given
-    for word in ("cuda", "spill-order", "spill-pinned", "mode", "count", "cudf-spill-stats", "rmm-managed-memory"):
-        assert f"--{word}" not in asked.words
 
 
 def test_a_scheduler_without_a_folder_of_its_own_is_refused() -> None:
@@ -142,11 +140,8 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"protocol": "ucx"}, 64, "no option 'protocol'"),
     ({"set": {"network.protocol": "ucx"}}, 64, "UCX cannot connect jobs that start at different times"),
     ({"site": "local"}, 65, "Use dask.distributed.LocalCluster()"),
-    ({"nodes": 2}, 64, "no option 'nodes'"),
-    ({"after": "x"}, 64, "no option 'after'"),
     ({"partitoin": "x"}, 64, "Did you mean partition?"),
     ({"idle": "soon"}, 64, "Write idle='10m'."),
-    ({"unused": -1}, 64, "is not a duration"),
     ({"idle": float("nan")}, 64, "is not a duration"),
     ({"maximum": 0}, 64, "are not a valid range"),
     ({"host": "192.0.2.77"}, 64, "This machine has no address 192.0.2.77"),

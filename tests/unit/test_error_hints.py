@@ -1,8 +1,9 @@
-"""The next step after the error that ended a script."""
+"""What is said at a script's end: the next step after an error, and the files that it left in the copy of its folder."""
 
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -39,9 +40,7 @@ def run(folder: Path, text: str, *, image: str = "", sweep: str = "", name: str 
     ("raise ModuleNotFoundError('x', name='tkinter')", "without the standard module 'tkinter'"),
     ("input('name? ')", "Replace input() by"),
     ("raise TypeError(\"Unsupported type <class 'numpy.ndarray'>\")", 'hpcml.connect(backend="gpu")'),
-    ("raise TypeError('Implicit conversion to a NumPy array is not allowed.')", ".get()"),
     ("raise TypeError('Implicit conversion to a host NumPy array via __array__ is not allowed')", ".get()"),
-    ("try:\n    input()\nexcept EOFError as error:\n    raise RuntimeError('x') from error", "Replace input() by"),
 ])  # fmt: skip
 def test_an_error_that_is_known_has_a_next_step(tmp_path: Path, text: str, words: str) -> None:
     hint, said = run(tmp_path, text)
@@ -50,9 +49,8 @@ def test_an_error_that_is_known_has_a_next_step(tmp_path: Path, text: str, words
 
 
 @pytest.mark.parametrize("text", [
-    "import math\nmath.squrt(2)",
     "import math\ntry:\n    math.squrt(2)\nexcept AttributeError as error:\n    raise ValueError('x') from error",
-    "length = 2\nlenght", "raise AttributeError('Did you mean: \\'x\\'?')", "raise NameError",
+    "length = 2\nlenght",
     "import atexit\natexit.register(print, 'end')\nraise KeyboardInterrupt",
     "import os, signal\nos.kill(os.getpid(), signal.SIGINT)",
 ])  # fmt: skip
@@ -75,7 +73,7 @@ def test_a_rank_of_mpi4py_that_fails_does_not_wait_for_the_others(tmp_path: Path
 
 
 @pytest.mark.parametrize("text", [
-    "1 / 0", "raise SystemExit(3)", "raise TypeError('x')", "import os.nowhere", "print(1)", "import os; os._exit(1)",
+    "raise SystemExit(3)", "raise TypeError('x')", "import os.nowhere", "print(1)",
     "import os\nif not os.fork():\n    input()\nos.wait(); os._exit(1)",
 ])  # fmt: skip
 def test_other_ends_have_none(tmp_path: Path, text: str) -> None:
@@ -99,26 +97,11 @@ def test_in_an_image_the_image_lacks_a_module(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_beside_the_script_with_a_name_of_the_library_is_not_taken(tmp_path: Path) -> None:
-    (tmp_path / "json.py").write_text("raise SystemExit('taken')")
-    hint, said = run(tmp_path, "import nowhere_here")
-    assert "nowhere_here" in hint, said
-
-
-def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
-    (tmp_path / "script-error.json").mkdir()
-    hint, said = run(tmp_path, "import nowhere_here")
-    assert "cannot be written: Is a directory" in said
-    assert hint.startswith("The reason for the script's end cannot be read")
-
-
 @pytest.mark.parametrize(("name", "text"), [
-    ("json.py", "import json\njson.dumps(1)"), ("json/__init__.py", "from json import dumps"),
-    ("pytest.py", "import pytest.plugin"), ("textwrap.py", "import textwrap\n1 / 0"),
+    ("json.py", "import json\njson.dumps(1)"), ("pytest.py", "import pytest.plugin"), ("textwrap.py", "import textwrap\n1 / 0"),
 ])  # fmt: skip
 def test_a_file_that_hides_a_module_is_named(tmp_path: Path, name: str, text: str) -> None:
     """What it hides is needed to tell of the error too."""
-    (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("")
     hint, said = run(tmp_path, text)
     if "1 / 0" in text:
@@ -128,27 +111,9 @@ def test_a_file_that_hides_a_module_is_named(tmp_path: Path, name: str, text: st
     assert said.count("Traceback") == 1, said
 
 
-def test_a_file_through_which_the_import_of_a_library_goes_is_named(tmp_path: Path) -> None:
-    """The module that lacks something is another: a joblib.py that imports scikit-learn, which imports joblib."""
-    (tmp_path / "tabnanny.py").write_text("from library import name\n")
-    (tmp_path / "library.py").write_text("import tabnanny\nname = 1\n")
-    hint, said = run(tmp_path, "import library")
-    assert "cannot import name 'name' from partially initialized module 'library'" in said
-    assert hint.startswith(f"{tmp_path}/tabnanny.py has the same name as a module that"), said
-    (tmp_path / "tabnanny.py").write_text("import library\n1 / 0\n")
-    (tmp_path / "library.py").write_text("name = 1\n")
-    assert run(tmp_path, "import tabnanny")[0] == ""
-
-
 def test_a_script_with_the_name_of_a_module_that_it_imports(tmp_path: Path) -> None:
     hint = run(tmp_path, "from pytest.x import y", name="pytest.py")[0]
     assert hint.startswith(f"{tmp_path}/pytest.py has the same name")
-
-
-def test_an_error_is_told_where_the_library_itself_has_the_script_s_module(tmp_path: Path) -> None:
-    (tmp_path / "tokenize.py").write_text("")
-    hint, said = run(tmp_path, "import linecache\n1 / 0")
-    assert (hint, said.count("Traceback"), said.splitlines()[-1]) == ("", 1, "ZeroDivisionError: division by zero")
 
 
 def test_a_module_of_the_script_s_own_hides_none(tmp_path: Path) -> None:
@@ -175,3 +140,24 @@ def test_a_traceback_shows_the_lines_that_ran(tmp_path: Path) -> None:
         described = TracebackException.from_exception(error, lookup_lines=False)
     launcher._name_originals(described, str(copy), str(original))
     assert f'  File "{original}/a.py", line 1, in <module>\n    1 / 0  # ran\n' in "".join(described.format())
+
+
+def put(path: Path, when: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    os.utime(path, ns=(when, when))
+
+
+def test_files_that_a_script_left_in_the_copy_of_its_folder_are_named(tmp_path: Path) -> None:
+    copy = tmp_path / "code"
+    put(copy / "train.py", 10)
+    put(copy / "__pycache__/helper.pyc", 30)
+    put(tmp_path / "elsewhere/new", 30)
+    (copy / "data").symlink_to(tmp_path / "elsewhere")
+    assert script_process.written_into_copy(copy, 20) == ""
+    put(copy / "results/a.csv", 30)
+    assert "into the original folder: results/a.csv (in " in script_process.written_into_copy(copy, 20)
+    for name in ("b", "c\x1b[2J", "d"):
+        put(copy / name, 30)
+    assert r"b, 'c\x1b[2J', d and 1 more (in " in script_process.written_into_copy(copy, 20)
+    assert script_process.written_into_copy(copy, 31) == ""

@@ -59,13 +59,8 @@ def test_every_rule_has_its_recorded_text_and_no_other_rule_knows_it() -> None:
     assert len(RULES) == len(BY_NAME) >= 60
     also = {
         ("comm-closed", "ucx-reset"), ("no-module", "import-name"), ("image-room", "quota"), ("lost-tasks", "lost-scattered"),
+        ("prolog", "requeue-limit"), ("nccl-shm", "disk-full"), ("disk-full", "abort"), ("open-files", "comm-closed"),
     }  # fmt: skip
-    also |= {
-        ("prolog", "requeue-limit"),
-        ("nccl-shm", "disk-full"),
-        ("disk-full", "abort"),
-        ("open-files", "comm-closed"),
-    }
     also |= {(name, "task-error") for name in TEXTS}  # which says that a task raised an error, whatever it was
     for name, text in ((name, text) for name, texts in TEXTS.items() for text in texts):
         places = BY_NAME[name].where
@@ -94,8 +89,6 @@ def test_what_tells_nothing_is_known_by_no_rule() -> None:
 
 CASCADES = [rule.name for rule in RULES if rule.role is not Role.ROOT]
 ROOTS = [rule.name for rule in RULES if rule.role is Role.ROOT and Where.LOG in rule.where]
-
-
 OTHERS = [TEXTS[name][0] for name in CASCADES]
 
 
@@ -136,13 +129,6 @@ def at(seconds: float, text: str) -> str:
     return f"{stamp},001 - distributed.worker - ERROR - {text}"
 
 
-def test_the_earliest_by_the_run_s_clock_counts_whatever_the_order_of_the_logs() -> None:
-    full, gone = TEXTS["disk-full"][0], TEXTS["stale-handle"][0]
-    for first, second in itertools.permutations([("n1", at(0, full)), ("n2", at(5, gone))]):
-        found = cause(CASCADE, [*hits(first[1], node=first[0]), *hits(second[1], node=second[0])])
-        assert (found.rule, found.nodes) == ("disk-full", ("n1",))
-
-
 def test_the_same_on_many_nodes_is_one_cause_with_its_nodes() -> None:
     found = cause(CASCADE, [hit for node in ("n1", "n2", "n3") for hit in hits(TEXTS["ecc"][0], node=node)])
     assert (found.rule, found.occurrences, found.nodes, found.retry) == ("ecc", 3, ("n1", "n2", "n3"), "exclude")
@@ -163,16 +149,10 @@ FULL = ("OSError", "[Errno 28] No space left on device")
         ((FULL, ("ValueError", "first")), True, "script-error", "ValueError: first"),  # cleaning up failed too
         ((("RuntimeError", "no result"), FULL), False, "disk-full", "disk"),
         ((("RuntimeError", "no result"), ("ValueError", "of it"), FULL), False, "disk-full", "disk"),
-        ((("ConfigError", "no x"), ("KeyError", "'x'")), True, "script-error", "ConfigError: no x"),
         ((("ConfigError", "no x"), ("KeyError", "'x'")), False, "script-error", "KeyError: 'x'"),
         ((("SystemExit", "no data"), ("FileNotFoundError", "x.csv")), True, "script-error", "exited: no data"),
-        ((("UnicodeDecodeError", "bad byte"), ("TypeError", "function takes exactly 5 arguments (1 given)")), True,
-         "script-error", "UnicodeDecodeError: bad byte"),
         ((("ValueError", "Input  X\n\n  contains NaN."), ("_RemoteTraceback", "\n''\n")), False, "script-error",
          "ValueError: Input  X contains NaN."),
-        ((("XlaRuntimeError", "INTERNAL: Traceback (most recent call last):\n  File x\n    f()\nValueError: no data"),
-          ("JaxStackTraceBeforeTransformation", "ValueError: no data")), False, "script-error",
-         "XlaRuntimeError: INTERNAL: ValueError: no data"),
         ((("TimeoutError", "Only 3/4 workers arrived after 60"), ("CancelledError", "")), False, "wait-workers", "workers"),
         ((("RuntimeError", "P2P 5fd1 failed during transfer phase"), ("RuntimeError", "")), False, "shuffle", "shuffle"),
     ],
@@ -190,17 +170,14 @@ def test_the_words_that_a_script_ends_with_are_written_down(tmp_path: Path) -> N
     """``sys.exit("words")`` leaves them as the cause, and Python's status and output; a number leaves nothing."""
     script, note = tmp_path / "job.py", tmp_path / "note.json"
     start = "from hpcml.node.script.launcher import main; main()"
-    for end, left in (('"no\\ndata"', True), ("3", False), ("None", False), ("", False)):
+    for end, status, said in (("3", 3, ""), ('"no\\ndata"', 1, "no\ndata\n")):
+        assert not note.exists()
         script.write_text(f"import sys\nsys.exit({end})\n")
-        plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
         done = subprocess.run([sys.executable, "-c", start, script], capture_output=True, text=True, check=False,
                               env=os.environ | {"HPCML_SCRIPT_ERROR": str(note)})  # fmt: skip
-        assert (done.returncode, done.stderr, done.stdout) == (plain.returncode, plain.stderr, plain.stdout)
-        assert note.exists() == left
-        if left:
-            error = evidence.script_error(note)
-            assert (error["chain"][0]["message"], error["line"]) == ("no\ndata", 2)
-            note.unlink()
+        assert (done.returncode, done.stderr, done.stdout) == (status, said, "")
+    error = evidence.script_error(note)
+    assert (error["chain"][0]["message"], error["line"]) == ("no\ndata", 2)
 
 
 @pytest.mark.parametrize(("kind", "message", "words"), [
@@ -243,10 +220,6 @@ def test_slurm_s_word_in_the_scheduler_s_log_names_the_scheduler() -> None:
     lost = ended(errors.ROLE_LOST, "hpcml", "FAILED", "the Dask scheduler on n1 was lost")
     own, task = (hits(TEXTS["oom-kill"][0], source="scheduler", node=""), hits(TEXTS["oom-kill"][-1], source="job", node=""))  # fmt: skip
     assert cause(lost, [*task, *own]).what.startswith("the scheduler was killed because the node's memory limit")
-    worker = hits(TEXTS["oom-kill"][0])  # killed too, perhaps before it: the run ended for its scheduler
-    assert cause(lost, [*worker, *own]).what.startswith("the scheduler was killed because the node's memory limit")
-    silent = ended(errors.ROLE_LOST, "hpcml", "FAILED", "n2 has not answered for 30 s")
-    assert "scheduler" not in cause(silent, [*own, *worker]).what
 
 
 @pytest.mark.parametrize(("number", "rule"), [(139, "segfault"), (135, "bus-error"), (134, "abort"), (132, "illegal")])
@@ -270,20 +243,12 @@ def test_the_time_limit_says_in_which_phase() -> None:
     end = ended(errors.TIME_LIMIT, "scheduler", "TIMEOUT", "the time limit was reached")
     words = {
         (): "before the run began",
-        ("image-staging",): "while the image was copied",
-        ("allocated",): "before the Dask scheduler had started",
         ("allocated", "scheduler-up"): "before all workers had started",
         ("allocated", "scheduler-up", "workers-ready"): "while the interconnect was checked",
         ("allocated", "scheduler-up", "workers-ready", "driver-started"): "while the script ran",
     }
     for events, phase in words.items():
         assert cause(end._replace(times=dict.fromkeys(events, 1.0)), []).what.endswith(phase)
-
-
-def test_lines_of_another_attempt_do_not_count() -> None:
-    end = CASCADE._replace(times={"allocated": BASE + 1000})
-    assert not cause(end, hits(at(0, TEXTS["disk-full"][0]))).known
-    assert cause(end, hits(at(1001, TEXTS["disk-full"][0]))).rule == "disk-full"
 
 
 def test_what_the_script_printed_does_not_begin_a_failure_that_others_began() -> None:
@@ -300,14 +265,10 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def test_the_begin_and_the_end_of_a_long_log_are_read_with_their_lines(paths: RunPaths) -> None:
-    count = 100_000
-    body = "x" * 40 + "\n"
-    paths.log("worker", "n1").write_text(f"{TEXTS['memlock'][0]}\n{body * count}{TEXTS['ecc'][0]}\n{body}")
-    found = evidence.hits(paths, 8)
-    assert [(hit.rule.name, hit.line.number, hit.line.node) for hit in found] == [
-        ("memlock", 1, "n1"),
-        ("ecc", count + 2, "n1"),
-    ]
+    body = ("x" * 40 + "\n") * 100_000
+    paths.log("worker", "n1").write_text(f"{TEXTS['memlock'][0]}\n{body}{TEXTS['ecc'][0]}\n")
+    found = [(hit.rule.name, hit.line.number, hit.line.node) for hit in evidence.hits(paths, 8)]
+    assert found == [("memlock", 1, "n1"), ("ecc", 100_002, "n1")]
 
 
 def test_of_very_many_logs_the_smaller_are_read(paths: RunPaths) -> None:
@@ -315,15 +276,6 @@ def test_of_very_many_logs_the_smaller_are_read(paths: RunPaths) -> None:
     for node, text in (("n1", "x\n" * 100), ("n2", TEXTS["ecc"][0]), ("n3", "x\n" * 100)):
         paths.log("worker", node).write_text(text)
     assert [hit.line.node for hit in evidence.hits(paths, 1)] == ["n2"]
-
-
-def test_a_hole_of_terabytes_is_read_in_no_time(paths: RunPaths) -> None:
-    with paths.driver_log.open("wb") as file:
-        file.truncate(1 << 40)
-        file.seek(0, os.SEEK_END)
-        file.write(b"\nFatal Python error: Segmentation fault\n")
-    (hit,) = evidence.hits(paths, 8)
-    assert (hit.rule.name, hit.line.number) == ("segfault", 0)
 
 
 def test_links_pipes_and_folders_are_no_evidence(paths: RunPaths, tmp_path: Path) -> None:
@@ -334,18 +286,13 @@ def test_links_pipes_and_folders_are_no_evidence(paths: RunPaths, tmp_path: Path
     assert evidence.hits(paths, 8) == []
 
 
-@pytest.mark.parametrize("text", ["[1]", "{", '{"chain": 3}', '{"chain": [3]}', '{"chain": [{"type": 1}]}', "\x00"])
-def test_a_damaged_note_of_the_script_s_error_is_none(paths: RunPaths, text: str) -> None:
-    path = paths.directory / "script-error.json"
-    path.write_text(text)
-    end = CASCADE._replace(error=evidence.script_error(path))
-    assert cause(end, []).rule == "exit"
-
-
 def test_the_note_of_the_script_s_error_is_read(paths: RunPaths) -> None:
     path = paths.directory / "script-error.json"
-    path.write_text(json.dumps({"file": "a.py", "line": 3, "chain": [{"type": "KeyError", "message": "'x'"}]}))
-    assert cause(CASCADE._replace(error=evidence.script_error(path)), []).short == "KeyError in a.py:3"
+    whole = json.dumps({"file": "a.py", "line": 3, "chain": [{"type": "KeyError", "message": "'x'"}]})
+    for text, short in (("{", ""), ('{"chain": [3]}', ""), (whole, "KeyError in a.py:3")):
+        path.write_text(text)
+        found = cause(CASCADE._replace(error=evidence.script_error(path)), [])
+        assert found.short == short if short else found.rule == "exit"
 
 
 def test_an_error_that_the_script_s_own_hook_printed_is_told(paths: RunPaths) -> None:
@@ -454,7 +401,7 @@ class Process:
     """A folder like that of a process in /proc, with one thread."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.thread = folder, folder / "task/7"
+        self.thread = folder / "task/7"
         (folder / "fd").mkdir()
         (folder / "fd/5").symlink_to("/data/a.npy")
         self.thread.mkdir(parents=True)
@@ -468,15 +415,11 @@ class Process:
         )
 
 
-@pytest.fixture
-def process(tmp_path: Path) -> Process:
-    return Process(tmp_path)
-
-
-def test_one_long_wait_for_a_file_system_is_seen(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_long_wait_for_a_file_system_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(tmp_path)
     monkeypatch.setattr(script_process, "_READS", {"0"})
     look = script_process.FileSystemHang(1)
-    look.place = process.folder
+    look.place = tmp_path
     assert [look.look(now) for now in (0, 10, 19)] == ["", "", ""]
     assert look.look(21) == "/data/a.npy, request_wait_answer"
     process.sleeps("request_wait_answer", 4)  # it was woken in between: the file system is slow

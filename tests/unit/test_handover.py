@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import contextlib
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,8 +34,8 @@ def test_exports_of_a_job_script(lines: list[str], expected: dict[str, str]) -> 
 
 
 @pytest.mark.parametrize("line", [
-    "module load gdal", "source env/bin/activate", "export A=$(date)", "export A=`date`", "cd /x && export A=1",
-    "export A=${B:-1}", "export A='$HOME'", "ulimit -c 0", "unset A", "export A=~/x", "export A='", "conda activate x",
+    "module load gdal", "export A=$(date)", "export A=`date`", "cd /x && export A=1", "export A=${B:-1}", "export A='$HOME'",
+    "export A=~/x", "export A='",
 ])  # fmt: skip
 def test_lines_that_need_a_shell_are_named(line: str) -> None:
     variables, lacking = opening.exports([line, "export B=1"], HOME)
@@ -45,30 +44,24 @@ def test_lines_that_need_a_shell_are_named(line: str) -> None:
 
 
 @pytest.mark.parametrize(("directives", "gpus", "named"), [
-    (["--gres=gpu:1"], False, True), (["-l ngpus=2"], False, True), (["--gpus-per-node=2"], False, True),
-    (["--gres=gpu:1"], True, False), (["--qos=high", "--exclusive"], False, False),
+    (["--gres=gpu:1"], False, True), (["--gpus-per-node=2"], False, True), (["--gres=gpu:1"], True, False), (["--qos=high"], False, False),
 ])  # fmt: skip
 def test_gpus_of_a_job_script_are_named_in_a_run_of_cpus(directives: list[str], *, gpus: bool, named: bool) -> None:
     options = {"job_extra_directives": directives}
     assert bool(opening.of_job_script(options, "slurm", {}, gpus=gpus)[1]) is named
 
 
-DEFINITIONS = ["import os", "X = 3", "X: int = 3", "A, B = 1, 2", "P = namedtuple('P', 'x')", "f = lambda: g()",
-               "LOG = logging.getLogger(__name__)", "HERE = Path(__file__).parent", "N = int(os.environ.get('N', 1))",
-               "try:\n import a\nexcept ImportError:\n a = None", "if X:\n def f(): g()", "'words'"]  # fmt: skip
-OTHERS = ["client = Client()", "main()", "os.environ['A'] = '1'", "x = [f() for _ in y]", "for i in x: pass",
-          "if f(): x = 1", "args = parser.parse_args()", "data = read('x')", "with open('x') as f: y = 1"]  # fmt: skip
-EFFECTS = ["pd.set_option('a', 1)", "np.seterr(all='raise')", "options.x = 1", "plt.rcParams['a'] = 1",
-           "@register('a')\nclass A: pass", "if X:\n random.seed(1)", "warnings.simplefilter('error')"]  # fmt: skip
-NONE = ["print(1)", "sys.path.insert(0, 'a')", "os.environ['A'] = '1'", "dask.config.set({})", "x = f()",
-        "warnings.filterwarnings('ignore')", "names.append(1)", "import a", "def f(): random.seed(1)",
-        "if __name__ == '__main__':\n random.seed(1)"]  # fmt: skip
-
-
 def test_statements_of_a_script(subtests: pytest.Subtests) -> None:
-    table = [(script_module.is_definition, DEFINITIONS, True), (script_module.is_definition, OTHERS, False),
-             (script_module.has_effects, EFFECTS, True), (script_module.has_effects, NONE, False)]  # fmt: skip
-    for judge, texts, expected in table:
+    table = [
+        (script_module.is_definition, True, ["import os", "X: int = 3", "A, B = 1, 2", "P = namedtuple('P', 'x')", "f = lambda: g()",
+            "HERE = Path(__file__).parent", "N = int(os.environ.get('N', 1))", "try:\n import a\nexcept ImportError:\n a = None"]),
+        (script_module.is_definition, False, ["client = Client()", "main()", "x = [f() for _ in y]", "for i in x: pass", "if f(): x = 1"]),
+        (script_module.has_effects, True, ["pd.set_option('a', 1)", "options.x = 1", "plt.rcParams['a'] = 1", "@register('a')\nclass A: pass",
+            "if X:\n random.seed(1)"]),
+        (script_module.has_effects, False, ["print(1)", "sys.path.insert(0, 'a')", "os.environ['A'] = '1'", "x = f()", "names.append(1)",
+            "def f(): random.seed(1)", "if __name__ == '__main__':\n random.seed(1)"]),
+    ]  # fmt: skip
+    for judge, expected, texts in table:
         for text in texts:
             with subtests.test(judge=judge.__name__, text=text):
                 assert judge(ast.parse(text).body[0]) is expected
@@ -79,18 +72,11 @@ def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os\nN = 2\nclass Model:\n    n = N\nopen('run', 'w')\n1 / 0\nx = Model()\n")
     module = script_module.ScriptModule(str(script), "")
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(module.Model)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 4
-    assert len(set(found)) == 1
-    assert (found[0].n, found[0].__module__) == (2, "__mp_main__")
-    for name in ("x", "nothing", "__file__"):
-        with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
-            getattr(module, name)
+    with ThreadPoolExecutor(4) as pool:
+        (found,) = set(pool.map(lambda _: module.Model, range(4)))
+    assert (found.n, found.__module__) == (2, "__mp_main__")
+    with pytest.raises(AttributeError, match="has no attribute 'x'"):
+        getattr(module, "x")  # noqa: B009 - mypy knows of none
 
 
 def test_a_constant_of_what_is_not_repeated_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -103,18 +89,6 @@ def test_a_constant_of_what_is_not_repeated_is_left_out(tmp_path: Path, capfd: p
     found = script_module.definitions(str(script))
     assert (found["f"](3), "COUNT" in found) == (6, False)
     assert "hpcml: the script's line COUNT = len(workers) fails in a worker (NameError" in capfd.readouterr().err
-
-
-def test_a_umask_of_zero_is_handed_over_and_a_priority_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each cluster that a script opens hands it over again: no process can raise its priority."""
-    assert not handover.Handover()
-    assert handover.Handover(umask=0)
-    added: list[int] = []
-    monkeypatch.setattr("os.nice", added.append)
-    monkeypatch.setattr(handover, "_lowered", 0)
-    for nice in (5, 5, 0, 7):
-        handover._of_process(handover.Handover(nice=nice), contextlib.ExitStack(), [])
-    assert added == [5, 2]
 
 
 def test_what_a_script_asks_of_the_run_s_cluster() -> None:

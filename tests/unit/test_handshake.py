@@ -186,7 +186,6 @@ def test_nobody_fills_the_log(caplog: pytest.LogCaptureFixture) -> None:
         limit.minute -= 61
         ucx_auth._log_refusal("no answer in time")
     assert caplog.messages[-1].endswith(f"(and {2000 - connection_limits.LINES_A_MINUTE} more lines, not shown)")
-    assert ucx_auth._no_traceback(logging.LogRecord("ucx", logging.ERROR, "", 1, "something else", (), None))
 
 
 @pytest.mark.parametrize(("content", "mode", "said"), [
