@@ -30,7 +30,7 @@ APART = [sys.executable, str(ROOT / "tests/lab/apart.py")]
 ROOM_FOR_TWO = 8 << 30  # bytes of memory
 # The files of the lab tier for the second lab: about half of the time that all take. A new file is the first lab's.
 SECOND_LAB = (
-    "test_attacks_files", "test_attacks_nodes", "test_attempts_on_nodes", "test_cost",
+    "test_attacks_files", "test_attacks_nodes", "test_attempts_on_nodes",
     "test_elastic_on_nodes", "test_exit_status_inside",
     "test_from_laptop", "test_inside_an_image", "test_losses", "test_notebooks", "test_preemption", "test_run",
     "test_security", "test_staging", "test_submit", "test_time_limit", "test_tunnel", "test_tunnel_breaks",

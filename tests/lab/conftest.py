@@ -50,7 +50,6 @@ class Ended:
     out: str
     err: str
     directory: Path
-    took: float
 
     @property
     def status(self) -> dict[str, Any]:
@@ -153,10 +152,8 @@ class Cluster:
     def submit(self, text: str, *options: str, arguments: tuple[str, ...] = (), timeout: float = 150) -> Ended:
         """Submit a script with this text, wait for its end and return all there is to know."""
         command = self.command(text, "--wait", *options, arguments=arguments)
-        start = time.monotonic()
         done = self.run(*command, timeout=timeout)
-        took = time.monotonic() - start
-        return Ended(done.returncode, done.stdout, done.stderr, directory_of(done), took)
+        return Ended(done.returncode, done.stdout, done.stderr, directory_of(done))
 
     def directory(self, run: str) -> Path:
         """Return the directory of a run."""
@@ -278,7 +275,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         beside.call(pyfuncitem)
         return True
     cluster: Any = pyfuncitem.funcargs.get("cluster")
-    if cluster is None or pyfuncitem.get_closest_marker("kills_slurmd"):
+    if cluster is None:
         return None
     words = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     logs = cluster.lab.places.log

@@ -98,10 +98,6 @@ class Tunnel:
         assert len(self.lines) >= count, f"it ended with {self.process.returncode}: {self.said}"
         return self.lines[count - 1]
 
-    def heard(self, words: str, seconds: float = 40) -> None:
-        """Wait until it has said something."""
-        until(lambda: words in self.said, seconds, lambda: self.said)
-
     def ended(self, seconds: float = 40) -> int:
         """Wait until it ends; return its status."""
         until(lambda: self.process.poll() is not None, seconds, lambda: self.said)

@@ -97,7 +97,7 @@ def whole(cluster: Cluster) -> Whole:
     assert (process.returncode, submit.returncode) == (0, 0), (err, views)
     cluster.wait_gone(directory)
     status = cluster.run("hpcml", "status", directory.name, env=runs).stdout
-    return Whole(Ended(submit.returncode, out, err, directory, 0), views, status, scratch(cluster) - before)
+    return Whole(Ended(submit.returncode, out, err, directory), views, status, scratch(cluster) - before)
 
 
 def test_the_script_has_four_nodes_its_words_and_the_user_s_folder(whole: Whole) -> None:

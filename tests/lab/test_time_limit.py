@@ -58,7 +58,7 @@ def test_the_time_limit_of_an_allocation(cluster: Cluster) -> None:
     """`hpcml run` tells the script before, as Slurm does in a submission, and the run says what ended it."""
     _, _, *words = cluster.command(STAYS, *TOLD_BEFORE)
     done = cluster.run(*SALLOC, "hpcml", "run", *words, timeout=200)
-    stays = Ended(done.returncode, done.stdout, done.stderr, directory_of(done), 0.0)
+    stays = Ended(done.returncode, done.stdout, done.stderr, directory_of(done))
     assert "told" in stays.out
     assert stays.status["message"] == "the time limit was reached"
     assert stays.status["exit_status"] == errors.TIME_LIMIT
