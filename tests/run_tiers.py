@@ -69,7 +69,7 @@ TIERS = (
     Tier("cli", "exit statuses and messages of the installed command", ("tests/cli",)),
     Tier("unit", "decisions, parsers, architecture, packaging", (
         "tests/unit", "tests/golden", "tests/test_architecture.py", "tests/test_wheel.py", "tests/test_docs.py")),
-    Tier("one-run", "one run under bash", ("tests/local/test_local.py::test_the_script_s_own_status",)),
+    Tier("one-run", "one run under bash", ("tests/local/test_local.py::test_the_script_s_own_status[true]",)),
     Tier("lab", "a real Slurm of four nodes", ("tests/lab",)),
     *SLURMS,
 )  # fmt: skip

@@ -14,9 +14,6 @@ import jinja2.nodes
 import pytest
 
 from hpcml import assets
-from hpcml.kind import Kind
-from hpcml.kinds import KINDS
-from hpcml.plan import batch_script
 from tests import words
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,14 +88,6 @@ def test_what_travels_with_a_run_is_all_that_the_nodes_side_imports() -> None:
             assert parts[0] != "hpcml" or files & travels, (path, name)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
-def test_the_modules_that_a_kind_names_travel_with_its_runs(kind: Kind) -> None:
-    travels = set(assets.node_side())
-    modules = [kind.processes, kind.in_script, *kind.programs.values(), *(role.module for role in kind.roles)]
-    for name in filter(None, modules):
-        assert f"{name.replace('.', '/')}.py" in travels, name
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -157,11 +146,6 @@ def test_every_value_in_a_template_passes_a_filter() -> None:
                     place = f"{path.name}:{node.lineno}"
                     assert isinstance(node, jinja2.nodes.Filter), place
                     assert node.name in FILTERS, place
-
-
-def test_the_renderer_has_exactly_those_filters() -> None:
-    own = batch_script._environment(()).filters.keys() - jinja2.Environment().filters.keys()  # noqa: S701 - only looked at
-    assert own == FILTERS
 
 
 # -- nobody else's code ---------------------------------------------------------------------------------------------------

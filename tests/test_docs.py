@@ -96,9 +96,14 @@ def parse(words: list[str]) -> None:
 
 
 def test_command_lines_parse(subtests: pytest.Subtests) -> None:
-    for block in SHELL:
-        with subtests.test(block=block.place):
-            for line in block.commands():
+    """Those of the examples and their page too, without the words behind them."""
+    typed = {block.place: block.commands() for block in SHELL}
+    for path in (ROOT / "jobs").glob("*.*"):
+        typed[path.name] = re.findall(r"^    (hpcml submit .*?)(?:   .*)?$", path.read_text(), re.MULTILINE)
+    assert typed["README.md"]
+    for place, lines in typed.items():
+        with subtests.test(place=place):
+            for line in lines:
                 for words in simple_commands(line):
                     set_here = [word for word in words if re.match(r"HPCML_\w+=", word)]
                     for name, value in (word.split("=", 1) for word in set_here):

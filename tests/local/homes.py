@@ -83,12 +83,12 @@ class Here:
             assert time.monotonic() < deadline, self.run("status").stdout
             time.sleep(0.05)
 
-    def processes(self) -> dict[int, str]:
-        """Return the command lines of all processes that this home is in the environment of, by their ids."""
+    def processes(self, place: Path | None = None) -> dict[int, str]:
+        """Return the command lines of all processes that this home (or a place in it) is in the environment of, by their ids."""
         found = {}
         for path in Path("/proc").glob("[0-9]*"):
             try:
-                if str(self.folder) in (path / "environ").read_text(errors="replace"):
+                if str(place or self.folder) in (path / "environ").read_text(errors="replace"):
                     found[int(path.name)] = (path / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
             except OSError:
                 continue  # it ended while we looked, or is not ours to read
@@ -113,7 +113,9 @@ def home(parent: Path) -> Iterator[Here]:
     """Make a home whose path holds spaces and a quote; afterwards wait until nothing of its runs is left running."""
     folder = parent / "it's a home"
     folder.mkdir()
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HPCML_", "SLURM_", "DASK_"))}
+    kept = {
+        key: value for key, value in os.environ.items() if not key.startswith(("HPCML_", "SLURM_", "DASK_", "JUPYTER"))
+    }
     place = Here(folder, {**kept, "HOME": str(folder), "HPCML_SITE": "local"})
     yield place
     place.until(lambda: not place.left(), 10)

@@ -143,33 +143,19 @@ def test_a_script_that_shuts_its_cluster_down(well: Well) -> None:
     assert well.here.status()["by"] == "script"
 
 
-def test_nodes_on_one_machine(well: Well) -> None:
+def test_what_script_and_tasks_find(well: Well) -> None:
+    """No folder that others can plant: Dask's own is $TMPDIR/dask-scratch-space, whoever it belongs to."""
     assert well.facts["names"] == ["local-0", "local-1", "local-2", "local-3"]
-
-
-def test_hpcml_inside_tasks(well: Well) -> None:
-    """In a task hpcml.run is the run's, and hpcml.connect() is its cluster."""
     assert well.facts["inside"]
-
-
-def test_a_nanny_plugin_is_refused_in_words(well: Well) -> None:
     assert "have no Nanny" in well.facts["nanny plugin"]
-
-
-def test_no_folder_that_others_can_plant_is_used(well: Well) -> None:
-    """Dask's own is $TMPDIR/dask-scratch-space, whoever it belongs to; code in it would be imported first."""
+    assert well.facts["afterwards"] == 3
+    assert b"lost" not in well.done.stderr, "workers that the script retires are no loss"
     common = well.here.folder / "tmp"
     assert well.facts["scheduler's folder"].startswith("/tmp/hpcml_")  # a socket lies beside it: the path must be short
     assert len(well.facts["folders"]) == 2 + 4 + 4
     assert not [path for path in well.facts["folders"] if not path.startswith(f"{common}/hpcml_")]
     assert list((common / "dask-scratch-space").iterdir()) == []
     assert list(common.glob("**/hpcml_*")) == []
-
-
-def test_workers_that_the_script_retires_are_no_loss(well: Well) -> None:
-    """How hpcml judges what they leave is in tests/unit/test_losses.py."""
-    assert well.facts["afterwards"] == 3
-    assert b"lost" not in well.done.stderr
 
 
 def test_output_passes_byte_for_byte(well: Well) -> None:
@@ -188,7 +174,6 @@ def test_samples_of_processors_memory_tasks_and_bytes_add_up(well: Well) -> None
     (node,) = samples.nodes(attempt).values()
     dask = samples.of_kind(attempt, kinds.get("dask"))
     assert dask is not None
-    assert node.header.every == 1.0
     times = [sample.t for sample in node.samples]
     assert times == sorted(times)
     used = sum(
@@ -199,12 +184,10 @@ def test_samples_of_processors_memory_tasks_and_bytes_add_up(well: Well) -> None
     assert used > well.facts["burnt"] == pytest.approx(2.2)
     done = max(dask.samples, key=lambda sample: sample.tasks.done or 0)
     assert (done.tasks.known, done.tasks.done, done.tasks.erred) == (TASKS, TASKS, 0)
-    assert max(sample.tasks.processing or 0 for sample in dask.samples) > 0
     assert 2.2 < done.seconds.execute <= 4 * (times[-1] - times[0] + 2 * node.header.every)  # of four workers
     assert max(worker.memory or 0 for sample in dask.samples for worker in sample.workers.values()) > 200 * MIB
     assert 30 * MIB <= done.moved.transfer < 35 * MIB
     assert well.facts["moved"] == 30 * MIB
-    assert done.seconds.transfer > 0
     assert max(worker.spilled or 0 for sample in dask.samples for worker in sample.workers.values()) > 100 * MIB
     assert done.moved.spill > 100 * MIB
 
@@ -218,13 +201,6 @@ def test_the_report_of_a_run_that_ended_well(well: Well) -> None:
     of_this_run = {"no-tasks", "idle-tail", "few-tasks", "straggler", "spilling"}
     assert {one["rule"] for one in found["advice"]} <= of_this_run
     assert found["functions"]
-    titles = [
-        phase["title"] for phase in found["phases"] if phase["title"] != "Interconnect"
-    ]  # it lasts no millisecond
-    assert titles == ["Starting", "Importing", "Script", "End"]
-    assert str(well.directory / "report.html") in well.here.run("status").stdout
-    log = well.directory / "logs/job.log"
-    assert not log.exists() or "report" not in log.read_text()
 
 
 def test_hpcml_top_until_the_end(well: Well) -> None:
@@ -234,7 +210,3 @@ def test_hpcml_top_until_the_end(well: Well) -> None:
     assert 0 < node["memory"] < node["memory_size"]
     last = well.views[-1]
     assert (last["over"], last["state"], last["exit_status"], last["work"]["done"]) == (True, "COMPLETED", 0, TASKS)
-    shown = well.here.run("top", "--once").stdout.splitlines()
-    assert shown[0].startswith(well.directory.name)
-    assert shown[1].startswith("COMPLETED the script exited with status 0, after ")
-    assert any(line.startswith("tasks ") and " of " in line for line in shown)

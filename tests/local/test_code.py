@@ -120,6 +120,10 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Code]:
 def test_workers_and_scheduler_import_the_copy_and_not_the_working_directory(code: Code) -> None:
     """Another `utils/` where the run was submitted gave driver 20 and worker 3000, with status 0."""
     assert (code.found["whose"], code.found["sums"]) == (["own"] * 4, [60, 60])
+    assert code.found["ends"] == [-signal.SIGTERM] * 4, "what a task starts can be terminated"
+    *others, last = code.found["variables"]
+    assert [*others[:2], last] == ["1", "WARN", "warn"]
+    assert others[2].endswith("/logs/nccl-%h.%p.log")
 
 
 def test_script_tasks_and_scheduler_find_the_same_around_them(code: Code) -> None:
@@ -130,17 +134,6 @@ def test_script_tasks_and_scheduler_find_the_same_around_them(code: Code) -> Non
     scores = {role: facts["oom_score_adj"] for role, facts in found.items() if role not in ("python", "script")}
     kept = scores.pop("scheduler")
     assert set(scores.values()) == {min(kept + processes.KILLED_FIRST, 1000)}  # Linux leaves the scheduler alone
-
-
-def test_what_a_task_starts_can_be_terminated(code: Code) -> None:
-    """Workers ignored SIGTERM, and so did all that their tasks started: terminate() did nothing, and join() hung."""
-    assert code.found["ends"] == [-signal.SIGTERM] * 4
-
-
-def test_what_libraries_say_is_set(code: Code) -> None:
-    *others, last = code.found["variables"]
-    assert [*others[:2], last] == ["1", "WARN", "warn"]
-    assert others[2].endswith("/logs/nccl-%h.%p.log")
 
 
 def test_the_user_s_umask_is_for_script_tasks_and_results(code: Code) -> None:
@@ -226,56 +219,59 @@ if __name__ == "__main__":
 """
 
 
-class Children(NamedTuple):
-    """A run of a script with a large folder, whose working directory is on PYTHONPATH, and the same under plain Python."""
-
-    done: subprocess.CompletedProcess[str]
-    found: Any
-    expected: Any
-
-
-@pytest.fixture(scope="module")
-def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
-    with home(tmp_path_factory.mktemp("children")) as here:
-        sib = put(here.folder / "sib", {
-            "main.py": CHILDREN, "beside.py": "NAME = 'beside'\ndef double(x): return 2 * x\n",
-            "utils.py": "import near\ndef whose(): return near.NAME\n",
-            ".settings": "mine", "table.csv": "x" * 5000, "big/__init__.py": "",
-            "big/part.py": "import big.huge as huge\nword = huge.word\n",
-            "big/huge.py": "#" * 5000 + "\ndef word(): return 'whole'\n",
-            "extension.py": "from pathlib import Path\nWORD = 'near'\n"
-                            "ROOT = (Path(__file__).parent.parent / 'beside.txt').exists()\n"})  # fmt: skip
-        put(sib, {f"large/{number}.txt": "" for number in range(30)})
-        (sib / "loop").symlink_to("loop")
-        put(here.folder, {"beside.txt": ""})
-        other = put(here.folder / "other", {"near.py": "NAME = 'near'\n", "utils.py": FOREIGN, "mine/mine.py": ""})
-        around = {**here.environment, "PYTHONPATH": f":mine::.:{other}:{other}/../other/:{other}/mine"}
-        expected = plain(here, other, "../sib/main.py", env=around)
-        options = ("--set", "code.max_file=4K", "--set", "code.max_files=20")
-        done = submit(here, other, *options, "../sib/main.py", "run", env=around)
-        yield Children(done, said(done), expected)
-
-
-def test_what_pythonpath_names_is_for_script_and_tasks(children: Children) -> None:
+def test_what_pythonpath_names_is_for_script_and_tasks(here: Here) -> None:
     """An empty part, `.` or $PWD in PYTHONPATH goes after the copy, as in plain Python; roles import nothing of it.
 
     Processes that script and tasks start find what plain Python gives them. Workers have imported what the script will,
-    before its first graph; script and scheduler, whose cores the script may need, import for themselves.
+    before its first graph; script and scheduler, whose cores the script may need, import for themselves. What the copy
+    leaves out is found where it lies.
     """
-    (expected,) = children.expected[0]
-    assert expected[0][3] == ["beside!", 42]
-    assert expected[3] == "near"
-    assert children.found[0] == [expected, expected, "sent"]
-    assert "near False False True" in children.done.stdout.splitlines()
-    assert "  tasks  " not in children.done.stderr  # Dask and hpcml alone wrote into the workers' logs
+    sib = put(here.folder / "sib", {
+        "main.py": CHILDREN, "beside.py": "NAME = 'beside'\ndef double(x): return 2 * x\n",
+        "utils.py": "import near\ndef whose(): return near.NAME\n",
+        ".settings": "mine", "table.csv": "x" * 5000, "big/__init__.py": "",
+        "big/part.py": "import big.huge as huge\nword = huge.word\n",
+        "big/huge.py": "#" * 5000 + "\ndef word(): return 'whole'\n",
+        "extension.py": "from pathlib import Path\nWORD = 'near'\n"
+                        "ROOT = (Path(__file__).parent.parent / 'beside.txt').exists()\n"})  # fmt: skip
+    put(sib, {f"large/{number}.txt": "" for number in range(30)})
+    (sib / "loop").symlink_to("loop")
+    put(here.folder, {"beside.txt": ""})
+    other = put(here.folder / "other", {"near.py": "NAME = 'near'\n", "utils.py": FOREIGN, "mine/mine.py": ""})
+    around = {**here.environment, "PYTHONPATH": f":mine::.:{other}:{other}/../other/:{other}/mine"}
+    (alone,), (kinds,) = plain(here, other, "../sib/main.py", env=around)
+    options = ("--set", "code.max_file=4K", "--set", "code.max_files=20")
+    done = submit(here, other, *options, "../sib/main.py", "run", env=around)
+    of_the_run, kinds_of_the_run = said(done)
+    assert alone[0][3] == ["beside!", 42]
+    assert alone[3] == "near"
+    assert of_the_run == [alone, alone, "sent"]
+    assert "near False False True" in done.stdout.splitlines()
+    assert "  tasks  " not in done.stderr  # Dask and hpcml alone wrote into the workers' logs
+    kinds = [*kinds[:-1], False]  # above the copy is the run's directory, and the note says so
+    assert kinds_of_the_run == [kinds, kinds]
+    assert "big/huge.py (larger than code.max_file = 4K), table.csv (larger than code.max_file = 4K)" in done.stderr
+    assert "large/ (exceeds code.max_files = 20)" in done.stderr
+    assert "extension.py:3 is outside the copied folder" in done.stderr
 
 
-def test_what_the_copy_leaves_out_is_found_by_script_and_tasks(children: Children) -> None:
-    """Without any copy: test_what_nobody_waited_for_is_told_of_a_script_that_ended_well in test_runs_that_fail.py."""
-    (expected,) = children.expected[1]
-    expected = [*expected[:-1], False]  # above the copy is the run's directory, and the note says so
-    assert children.found[1] == [expected, expected]
-    said = children.done.stderr
-    assert "big/huge.py (larger than code.max_file = 4K), table.csv (larger than code.max_file = 4K)" in said
-    assert "large/ (exceeds code.max_files = 20)" in said
-    assert "extension.py:3 is outside the copied folder" in said
+def test_workers_inherit_what_a_local_cluster_s_would(here: Here) -> None:
+    """What may differ is in tests/alike.py, and in docs/porting.md and docs/surroundings.md: some 200 probes."""
+    inherited = SURROUNDINGS.with_name("inherited.py").read_text()
+    put(here.folder, {"inherited.py": inherited, "surroundings.py": SURROUNDINGS.read_text()})
+    around = {**here.environment, "GONE": "1", "PWD": str(here.folder)}
+    alone = plain(here, here.folder, "inherited.py", env=around)
+    done = submit(here, here.folder, "--nodes", "2", "inherited.py", env=around)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    run = json.loads(next(line for line in lines if line.startswith("{")))
+    tasks, of_run = alone.pop("tasks"), run.pop("tasks")
+    assert alone == run == {"random": True, "functions": [10, 20], "modules": [2, 4], "pickled": [3, 6]}
+    assert len(tasks) + len(tasks["environment"]) + len(tasks["dask"]) > 200
+    assert not alike.of_a_local_cluster(tasks, of_run)
+    path = [entry for entry in tasks["path"] if "dask-scratch-space" not in entry]
+    assert of_run["path"][1] == path[0] == str(here.folder / "work/lib")
+    assert of_run["path"][4:] == path[2:]  # between them the copy of the script's folder, and hpcml
+    assert [line.partition("get ")[2] for line in lines if "the workers do not get" in line] == [
+        "LC_TIME for libraries that are already loaded (set the variable before you submit)."
+    ]

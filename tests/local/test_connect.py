@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
-import logging.handlers
 import os
-import queue
 import socket
 import ssl
 import subprocess
@@ -73,26 +70,11 @@ pids = set(client.run(os.getpid).values())
 print(len(pids), os.getpid() in pids, sum(pair.value for pair, _ in results), type(results[0][0]) is Pair, flush=True)
 """
 EXPECTED = "runs\n1 False 12 True\n"
-KERNEL = """
-import sys
-import time
-from jupyter_client.manager import start_new_kernel
-manager, client = start_new_kernel(kernel_name="python3")
-answer = client.execute_interactive(open("script.py").read(), timeout=60,
-    output_hook=lambda message: print(message["content"].get("text", ""), end=""))
-client.stop_channels()
-manager.shutdown_kernel()
-sys.exit(answer["content"]["status"] != "ok")
-"""
 WAYS = {  # the arguments of Python, whether it reads the script, how the script ends, and the status
     "script, Ctrl-C": (["script.py"], False, "import signal, time\nclient.submit(time.sleep, 60)\ntime.sleep(1)\n"
                        "os.killpg(0, 2)\ntime.sleep(60)", -2),
-    "script, SIGKILL": (["script.py"], False, "os.kill(os.getpid(), 9)", -9),
-    "stdin, an exception": (["-"], True, "1 / 0", 1),
-    "-c, os._exit": (["-c"], False, "os._exit(4)", 4),
-    "-m, SIGTERM": (["-m", "package.module"], False, "os.kill(os.getpid(), 15)", -15),
-    "REPL, sys.exit": (["-i", "-q"], True, "sys.exit(3)", 3),
-    "kernel": (["-c", KERNEL], False, "", 0),
+    "-m, SIGKILL": (["-m", "package.module"], False, "os.kill(os.getpid(), 9)", -9),
+    "REPL, an exception": (["-i", "-q"], True, "1 / 0\nsys.exit(3)", 3),
 }  # fmt: skip
 
 
@@ -128,12 +110,9 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_main_guard_is_needed_and_nothing_is_left_behind(tmp_path: Path, way: str) -> None:
-    if way == "kernel":
-        pytest.importorskip("ipykernel")
     arguments, reads, line, status = WAYS[way]
     text = f"{WITHOUT_GUARD}{line}\n"
-    words = [*arguments, text] if arguments == ["-c"] else arguments
-    done = subprocess.run([sys.executable, *words], env=prepare(tmp_path, text), cwd=tmp_path, input=text if reads else "",
+    done = subprocess.run([sys.executable, *arguments], env=prepare(tmp_path, text), cwd=tmp_path, input=text if reads else "",
                           capture_output=True, text=True, timeout=240, check=False, start_new_session=True)  # fmt: skip
     assert (done.returncode, done.stdout) == (status, EXPECTED), done.stderr
     late = "Received heartbeat from unregistered worker"  # sent before the worker closed: Dask's own, on a busy machine
@@ -241,37 +220,6 @@ def test_a_place_that_others_may_change_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"other users may replace the contents of .*/open .*; set TMPDIR"):
         ClosedCluster(local_directory=str(place), n_workers=0)
     assert list(place.iterdir()) == []
-
-
-def test_a_heartbeat_on_its_way_when_a_worker_closes_is_no_error(tmp_path: Path) -> None:
-    """Dask logs a traceback for it, which a script that ends well would show now and then."""
-
-    async def close_while_it_beats() -> None:
-        arrived = asyncio.Event()
-
-        async def say_nothing(**_: object) -> None:
-            arrived.set()
-            await asyncio.sleep(60)
-
-        async with ClosedScheduler(
-            host="127.0.0.1", port=0, dashboard=False, local_directory=str(tmp_path)
-        ) as scheduler:
-            worker = await PrivateWorker(scheduler.address, nthreads=1, host="127.0.0.1", local_directory=str(tmp_path))
-            scheduler.handlers["heartbeat_worker"] = say_nothing
-            beat = asyncio.ensure_future(worker.heartbeat())
-            await asyncio.wait_for(arrived.wait(), 20)
-            await worker.close()
-            await asyncio.wait_for(beat, 20)
-
-    said: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
-    listener = logging.handlers.QueueHandler(said)
-    listener.setLevel(logging.WARNING)
-    logging.getLogger("distributed.worker").addHandler(listener)
-    try:
-        asyncio.run(close_while_it_beats())
-    finally:
-        logging.getLogger("distributed.worker").removeHandler(listener)
-    assert said.empty(), said.get().getMessage()
 
 
 def test_a_heartbeat_that_closes_a_worker_is_not_broken_off(tmp_path: Path) -> None:

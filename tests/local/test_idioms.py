@@ -7,8 +7,6 @@ of each pair of docs/porting.md. It lies beside a folder ``hpcml`` that holds no
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -24,27 +22,21 @@ __all__ = ["here"]
 
 # What is noted of each: what was called, in which line.
 NOTES = {
-    "client_options": ["Client 6"],
-    "local_cluster": ["LocalCluster 12", "scale 13", "LocalCluster 12", "scale 13", "LocalCluster 18", "adapt 20", "scale 21"],
     "slurm_cluster": ["SLURMCluster 30", "scale 40"],
     "slurm_runner": ["SLURMRunner 6"],
     "mpi": ["dask_mpi.initialize 6"],
     "scheduler_file": ["Client 7"],
     "old_address": ["Client 6"],
-    "derived": ["QuietCluster 8"],
     "asynchronous": ["LocalCluster 11", "Client 15"],
     "hpcml_connect": ["hpcml.connect 18"],
     "resources": ["LocalCluster 6", "Client 8", "SLURMCluster 10"],
     "site_cluster": ["SiteCluster 11", "scale 15", "SpecCluster 21"],
     "threads": ["Client 6"],
-    "futures": ["Client 88", "Client 82"],
-    "clusters": ["LocalCluster 10", "scale 11", "LocalCluster 25", "adapt 26", "Client 34", "Client 36"],
-    "learning": ["Client 14"],
-    "cuda": ["LocalCUDACluster 6"],
+    "futures": ["Client 66", "Client 60"],
+    "clusters": ["LocalCluster 8", "scale 9", "LocalCluster 8", "scale 9", "LocalCluster 15", "adapt 16", "Client 25", "Client 27"],
     "backends": [],
     "other_scheduler": [],
 }  # fmt: skip
-OTHERS = ("children", "scheduler_by_hand", "looks_inside", "counts_workers")
 # What workers do not get of them, and what other clusters' workers get.
 LACKING = {
     "slurm_cluster": [
@@ -103,17 +95,6 @@ PAIRS = {
     for part in PORTS.split("\n### ")[1:]
 }
 NOTED = {"LocalCluster": 1, "LocalCUDACluster": 1, "SLURMCluster": 2, "joblib": 1}
-# The second scripts of the pairs by plain Python, on one cluster.
-ALONE = """
-import hpcml, runpy, sys
-if __name__ == "__main__":
-    client = hpcml.connect()
-    hpcml.connect = lambda **_: client
-    for number in range(int(sys.argv[1])):
-        name = f"port-{number}-after"
-        print("script", name, flush=True)
-        runpy.run_path(f"{name}.py", run_name="__main__")
-"""
 
 
 class Ran(NamedTuple):
@@ -228,20 +209,16 @@ def test_what_the_script_starts_opens_the_run_s_cluster_too(ran: Ran) -> None:
 
 
 def test_both_of_each_pair_of_the_page_give_the_same(ran: Ran) -> None:
-    """In a run, and the second in plain Python too."""
-    alone = subprocess.run([sys.executable, "-c", ALONE, str(len(PAIRS))], cwd=ran.here.folder, env=ran.here.environment,
-                           capture_output=True, text=True, timeout=600, check=True)  # fmt: skip
     for number, name in enumerate(PAIRS):
         before, after = ran.said[f"port-{number}-before"], ran.said[f"port-{number}-after"]
         said = [line for line in before if line.startswith("hpcml: ")]
         assert [line for line in before if line not in said] == after != [], name
-        assert outputs(alone.stdout)[f"port-{number}-after"] == after, name
         assert len(said) == NOTED[name], said
         assert all(line.endswith(f": {GIVEN}.") for line in said)
 
 
 OWN = """
-import json, os, psutil, subprocess, sys
+import json, os, psutil
 from dask.distributed import Client, LocalCluster
 
 if __name__ == "__main__":
@@ -252,12 +229,8 @@ if __name__ == "__main__":
         hosts = sorted({host for host, _ in doors})
         print("result", json.dumps([len(client.nthreads()), hosts, len(doors), client.submit(sum, [1, 2]).result(),
                                     cluster.scheduler_address != os.environ["DASK_SCHEDULER_ADDRESS"]]))
-    with Client(n_workers=1) as client:
-        print(len(client.nthreads()), client.cluster.dashboard_link)
     with Client() as client:
         print(client.scheduler.address == os.environ["DASK_SCHEDULER_ADDRESS"])
-    show = "import distributed; print([one.__name__ for one in distributed.LocalCluster.__mro__[1:3]])"
-    subprocess.run([sys.executable, "-c", show])
 """
 
 
@@ -265,13 +238,7 @@ def test_own_clusters_are_closed_to_others(here: Here) -> None:
     done = here.submit(OWN, "--own-clusters")
     assert done.returncode == 0, done.stdout + done.stderr
     assert 'result [2, ["127.0.0.1"], 5, 3, true]' in done.stdout  # a scheduler, two workers, their Nannies
-    printed = [
-        "1 ",
-        "True",
-        "['Own', 'ClosedCluster']",
-    ]  # on a slow machine Dask logs connections that end, between them
-    assert [line for line in done.stdout.splitlines() if line in printed] == printed
+    assert "True" in done.stdout.splitlines()
     beside = "a separate cluster on this node (--own-clusters), in addition to this run's 1 worker on 1 node."
     notes = [line.removeprefix("hpcml: ") for line in done.stdout.splitlines() if line.startswith("hpcml: ")]
-    assert notes == [f"LocalCluster(n_workers=2, threads_per_worker=1) in line 7: {beside}",
-                     f"LocalCluster(n_workers=1) in line 13: {beside}"]  # fmt: skip
+    assert notes == [f"LocalCluster(n_workers=2, threads_per_worker=1) in line 7: {beside}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,8 +10,6 @@ import signal
 import stat
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,12 @@ import pytest
 pytest.importorskip("jupyterlab", reason="hpcml[jupyter] is not installed here")
 import websocket
 
+from homes import HPCML, Here, here, home
 from hpcml import errors
-from jupyter_run import Session, tunnelled
 from notebook_api import Jupyter, Kernel
 
 pytestmark = pytest.mark.local
+__all__ = ["here"]
 
 MEAN = """
 import hpcml, dask.array as da
@@ -35,27 +35,66 @@ print(sorted({client.submit(lambda: __import__("os").getpid(), pure=False).resul
 """
 
 
+class Session(Here):
+    """A run of ``hpcml jupyter`` on this machine, and where its server is."""
+
+    def __init__(self, here: Here, *options: str) -> None:
+        super().__init__(here.folder, here.environment)
+        self.directory = Path(self.json("jupyter", *options)["directory"])
+        path = self.directory / "attempts/0/services/jupyter.json"
+        self.until(path.exists, 90)
+        self.facts: dict[str, Any] = json.loads(path.read_text())
+        self.token = Path(self.facts["token_file"]).read_text()
+        self.sockets = Path(self.facts["socket"]).parent
+        self.server = Jupyter(self.facts["socket"], self.token)
+
+    def log(self) -> str:
+        return (self.directory / "logs/driver.log").read_text()
+
+    def end(self) -> dict[str, Any]:
+        """Wait for the run's end; return its status, with nothing of it left."""
+        found = self.ended(self.directory)
+        self.server.close()
+        self.until(lambda: not self.processes(self.directory), 10)
+        assert not self.sockets.exists()
+        assert list(self.directory.glob("attempts/*/secret/*")) == []
+        return found
+
+
+@contextlib.contextmanager
+def tunnelled(session: Session) -> Iterator[int]:
+    """`hpcml tunnel` to the session's server; gives the port."""
+    words = [HPCML, "tunnel", "--json", "--service", "jupyter", session.directory.name]
+    with subprocess.Popen(words, env=session.environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield int(json.loads(process.stdout.readline())["port"])
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(30)
+
+
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     """A session under a home that has a careless Jupyter configuration, started under a careless umask."""
-    home = tmp_path_factory.mktemp("home")
     careless = {
         "token": "", "allow_origin": "*", "disable_check_xsrf": True, "allow_remote_access": True, "ip": "0.0.0.0",
     }  # fmt: skip
-    for folder in (home / ".jupyter", home / "note books"):
-        folder.mkdir()
-        (folder / "jupyter_server_config.json").write_text(json.dumps({
-            "ServerApp": {**careless, "sock_mode": "0777"}, "IdentityProvider": {"token": ""},
-            "KernelManager": {"transport": "tcp"}}))  # fmt: skip
-    (home / "note books" / "zmq.py").write_text("raise RuntimeError('a module of the user stood in for a library')\n")
-    (home / "note books" / "helper.py").write_text("def double(x): return 2 * x\n")
-    before = os.umask(0)
-    try:
-        made = Session(home, "--nodes", "2")
-    finally:
-        os.umask(before)
-    yield made
-    if made.status()["phase"] != "ended":  # where there is no browser, whose test ends it
+    with home(tmp_path_factory.mktemp("home")) as here:
+        (here.folder / ".jupyter").mkdir()
+        for folder in (here.folder / ".jupyter", here.folder):
+            (folder / "jupyter_server_config.json").write_text(json.dumps({
+                "ServerApp": {**careless, "sock_mode": "0777"}, "IdentityProvider": {"token": ""},
+                "KernelManager": {"transport": "tcp"}}))  # fmt: skip
+        (here.folder / "zmq.py").write_text("raise RuntimeError('a module of the user stood in for a library')\n")
+        (here.folder / "helper.py").write_text("def double(x): return 2 * x\n")
+        before = os.umask(0)
+        try:
+            made = Session(here, "--nodes", "2")
+        finally:
+            os.umask(before)
+        yield made
+        made.run("cancel", made.directory.name)
         made.end()
 
 
@@ -83,27 +122,6 @@ def test_a_token_is_needed(session: Session) -> None:
     owner.close()
 
 
-def test_a_tunnel_of_this_machine_leads_to_it(session: Session) -> None:
-    with tunnelled(session) as port:
-        url = f"http://127.0.0.1:{port}/api/status"
-        with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(url, timeout=20)
-        asked = urllib.request.Request(url, headers={"Authorization": f"token {session.token}"})
-        with urllib.request.urlopen(asked, timeout=20) as answer:  # noqa: S310 - it is http
-            assert json.load(answer)["started"] == session.facts["identity"]
-    with pytest.raises(urllib.error.URLError, match="refused"):
-        urllib.request.urlopen(url, timeout=20)
-
-
-def test_it_says_where_it_is(session: Session) -> None:
-    facts = session.facts
-    assert facts["path"] == "/lab"
-    assert session.server.table("GET", facts["probe"])["started"] == facts["identity"]
-    assert int(facts["pid"]) in session.processes()
-    assert "JupyterLab runs" in session.status()["message"]
-    assert f"hpcml tunnel --service jupyter {session.directory.name}" in session.status()["jupyter"]
-
-
 def test_other_names_and_other_pages_are_refused(session: Session, kernel: Kernel) -> None:
     server = session.server
     assert server.request("GET", "/api/status", Host="evil.example")[0] == 403
@@ -129,14 +147,14 @@ def test_other_names_and_other_pages_are_refused(session: Session, kernel: Kerne
 def test_only_the_user_reaches_its_files(session: Session, kernel: Kernel) -> None:
     """Also under umask 0 in the caller's shell."""
     assert kernel.run("import os; print(os.umask(0))") == "0\n"  # what a cell writes is as open as the user asks
-    for path in (session.folder, *session.folder.rglob("*")):
+    for path in (session.sockets, *session.sockets.rglob("*")):
         mode = path.lstat().st_mode
         assert path.lstat().st_uid == os.getuid()
         assert not stat.S_ISLNK(mode)
         assert mode & 0o077 == 0, path
     assert Path(session.server.path).lstat().st_mode == stat.S_IFSOCK | 0o600
     assert Path(session.facts["token_file"]).stat().st_mode == stat.S_IFREG | 0o600
-    ipc = [path for path in (session.folder / "k").iterdir() if kernel.id in path.name and path.name[-1] in "12345"]
+    ipc = [path for path in (session.sockets / "k").iterdir() if kernel.id in path.name and path.name[-1] in "12345"]
     assert len(ipc) == 5
 
 
@@ -145,7 +163,7 @@ def test_nothing_listens_on_a_port(session: Session, kernel: Kernel) -> None:
     code = "import os, sys\nif os.fork() == 0:\n    print('from a fork', flush=True)\n    os._exit(0)\nos.wait()\nimport time; time.sleep(1)"
     assert "from a fork" in kernel.run(code)
     session.server.table("POST", "/api/terminals")
-    ours = session.processes()
+    ours = session.processes(session.directory)
     lines = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout.splitlines()
     listening = {pid for pid in ours for line in lines if f"pid={pid}," in line}
     assert listening  # scheduler and workers do, behind TLS
@@ -160,7 +178,7 @@ def test_the_token_is_nowhere_else(session: Session, kernel: Kernel) -> None:
     address = f"/api/none?token={session.token}"
     assert session.server.request("GET", address, Referer=f"http://localhost{address}")[0] == 404
     session.until(lambda: "404 GET /api/none" in session.log())  # it is written down, without the token
-    for pid, line in session.processes().items():
+    for pid, line in session.processes(session.directory).items():
         assert session.token not in line
         assert session.token not in Path(f"/proc/{pid}/environ").read_text(errors="replace")
     for path in session.directory.rglob("*"):
@@ -212,24 +230,24 @@ def test_in_a_browser(session: Session) -> None:
         context.set_default_timeout(60_000)
         page = context.new_page()
         try:
-            found = _work(context, page, session, port)
+            work(context, page, session, port)
+            assert session.end()["exit_status"] == errors.CANCELLED  # also near the time limit
         finally:
-            page.screenshot(path=str(session.home / "last.png"))
+            page.screenshot(path=str(session.folder / "last.png"))
             browser.close()
-    assert "written before the end" in _notebook(session)
+    assert "written before the end" in (session.folder / "Untitled.ipynb").read_text()
     assert "may not have saved" not in session.log()
-    assert found["exit_status"] == errors.CANCELLED  # also near the time limit
     files = list(session.directory.rglob("*"))
     assert not [path for path in files if path.is_file() and session.token.encode() in path.read_bytes()]
 
 
-def _work(context: Any, page: Any, session: Session, port: int) -> dict[str, Any]:
-    """Do what a user does, to the end of the run; return its status."""
-    page.goto(f"http://127.0.0.1:{port}/lab?reset&token={session.token}")
-    page.click('.jp-LauncherCard[data-category="Notebook"][title*="hpcml (this run)"]')
-    page.wait_for_selector('#jp-main-statusbar :text("hpcml (this run) | Idle")')
-    _type(page, CELL)
-    output = page.locator('.jp-OutputArea-output:has-text("computed 100000 on 2 workers")')
+def work(context: Any, page: Any, session: Session, port: int) -> None:
+    """Do what a user does, to the end of the run."""
+
+    def type_in(text: str) -> None:
+        page.click(".jp-Notebook .jp-Cell:last-child .cm-content")
+        page.keyboard.press("Control+End")
+        page.keyboard.insert_text(text)
 
     def ran() -> bool:
         """Run the cell; JupyterLab drops a cell that is run before the kernel is connected, so look and run it again."""
@@ -238,34 +256,15 @@ def _work(context: Any, page: Any, session: Session, port: int) -> dict[str, Any
         page.wait_for_timeout(1000)
         return bool(page.locator('.jp-Cell:first-child .jp-InputPrompt:has-text("[ ]")').count() == 0)
 
+    page.goto(f"http://127.0.0.1:{port}/lab?reset&token={session.token}")
+    page.click('.jp-LauncherCard[data-category="Notebook"][title*="hpcml (this run)"]')
+    page.wait_for_selector('#jp-main-statusbar :text("hpcml (this run) | Idle")')
+    type_in(CELL)
     session.until(ran)
-    output.first.wait_for()
+    page.locator('.jp-OutputArea-output:has-text("computed 100000 on 2 workers")').first.wait_for()
     page.keyboard.press("Shift+Enter")
     page.wait_for_selector(".jp-Notebook .jp-Cell:nth-child(2)")
-    page.screenshot(path=str(session.home / "cell.png"))
-    _look_at_the_dashboard(context, page, session, port)
-    _type(page, "# written before the time limit")
-    (session.directory / "attempts/0/time-limit").touch()  # as the batch script does when Slurm tells it
-    page.wait_for_selector('.Toastify__toast:has-text("The time limit is near")')
-    session.until(lambda: "before the time limit" in _notebook(session))
-    _type(page, "# written before the end")
-    assert session.hpcml("cancel", session.directory.name).returncode == 0
-    page.wait_for_selector('.Toastify__toast:has-text("The run is ending")')
-    return session.ended()
 
-
-def _type(page: Any, text: str) -> None:
-    page.click(".jp-Notebook .jp-Cell:last-child .cm-content")
-    page.keyboard.press("Control+End")
-    page.keyboard.insert_text(text)
-
-
-def _notebook(session: Session) -> str:
-    return (session.notebooks / "Untitled.ipynb").read_text()
-
-
-def _look_at_the_dashboard(context: Any, page: Any, session: Session, port: int) -> None:
-    """The link of the client leads to the run's dashboard, whose websocket speaks; dask-labextension has it too."""
     link = page.locator('.jp-OutputArea-output a[href$="/dashboard/status"]').first
     received: list[object] = []
 
@@ -278,14 +277,19 @@ def _look_at_the_dashboard(context: Any, page: Any, session: Session, port: int)
     session.until(lambda: other.wait_for_timeout(100) or len(received) > 10)
     assert "Dask" in other.title()
     other.close()
-    page.click('[data-id="dask-dashboard-launcher"]')
-    page.wait_for_selector('.dask-DashboardListing-item:has-text("Task Stream"), button:has-text("TASK STREAM")')
-    page.screenshot(path=str(session.home / "dashboard.png"))
+
+    type_in("# written before the time limit")
+    (session.directory / "attempts/0/time-limit").touch()  # as the batch script does when Slurm tells it
+    page.wait_for_selector('.Toastify__toast:has-text("The time limit is near")')
+    session.until(lambda: "before the time limit" in (session.folder / "Untitled.ipynb").read_text())
+    type_in("# written before the end")
+    assert session.run("cancel", session.directory.name).returncode == 0
+    page.wait_for_selector('.Toastify__toast:has-text("The run is ending")')
 
 
-def test_idle(tmp_path: Path) -> None:
+def test_idle(here: Here) -> None:
     """A page that is open but still does not count as use; a busy kernel and busy workers do."""
-    session = Session(tmp_path, "--idle", "5s")
+    session = Session(here, "--idle", "5s")
     kernel = session.server.kernel()
     began = time.monotonic()
     kernel.run("import hpcml, time; client = hpcml.connect(); time.sleep(6)")
@@ -297,16 +301,16 @@ def test_idle(tmp_path: Path) -> None:
     page.send("saved")
     assert took > 6 + 6 + 4, (took, states)
     assert states[-2:] == ["idle", "ending"]
-    found = session.ended()
+    found = session.end()
     assert (found["exit_status"], found["message"]) == (0, "JupyterLab ended: the session was idle for 5 s")
 
 
-def test_the_server_is_killed(tmp_path: Path) -> None:
+def test_the_server_is_killed(here: Here) -> None:
     """Kernels, terminals and what they started are in sessions of their own; they do not outlive the run all the same."""
-    session = Session(tmp_path)
+    session = Session(here)
     kernel = session.server.kernel()
     kernel.run("import threading, time; threading.Thread(target=time.sleep, args=(300,), daemon=True).start()")
     session.server.table("POST", "/api/terminals")
     os.kill(int(session.facts["pid"]), signal.SIGKILL)
-    found = session.ended()
+    found = session.end()
     assert (found["exit_status"], found["message"]) == (137, "the script was killed by SIGKILL")

@@ -80,14 +80,6 @@ def test_a_script_that_saves_nothing_ends_after_two_attempts(here: Here) -> None
     assert here.run("ls").stdout.count("no newer checkpoint") == 1
 
 
-def test_the_last_attempt_that_is_allowed(here: Here) -> None:
-    done = here.submit("import hpcml\nhpcml.run.stop()\n", "--until-done", "--max-restarts", "0", "--ranks", "1")
-    assert done.returncode == errors.STOPPED, done.stderr
-    status = here.status()
-    assert status["message"].endswith("hpcml starts no further attempt: --max-restarts 0 is reached")
-    assert "(the script saved its state and stopped)" in here.run("status").stdout
-
-
 def test_cancelling_ends_all_attempts(here: Here) -> None:
     text = (
         "import hpcml, time\n"

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from homes import Here, here, home
+from homes import Here, here
 
 pytestmark = pytest.mark.local
 
@@ -78,39 +75,17 @@ hpcml.run.stop()
 """
 
 
-class Ran(NamedTuple):
-    """A run that has ended."""
-
-    here: Here
-    done: subprocess.CompletedProcess[str]
-    run: Path
-
-
-def ran(here: Here, text: str, *options: str, arguments: tuple[str, ...] = ()) -> Ran:
-    done = here.run("submit", "--wait", *options, here.script(text), *arguments)
-    return Ran(here, done, Path(here.status()["directory"]))
-
-
-@pytest.fixture(scope="module")
-def met(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
-    with home(tmp_path_factory.mktemp("met")) as here:
-        options = ("--nodes", "2", "--ranks", "2", "--env", "GLOO_SOCKET_IFNAME=^lo", "--env", "OMP_NUM_THREADS=3")
-        yield ran(here, MEET, *options, arguments=("--lr", "0.1"))
-
-
-@pytest.fixture(scope="module")
-def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
-    with home(tmp_path_factory.mktemp("failed")) as here:
-        yield ran(here, FAILS, "--nodes", "2", "--ranks", "2")
-
-
-def test_all_ranks_meet_by_their_variables_alone(met: Ran) -> None:
-    assert met.done.returncode == 0, met.done.stderr
-    assert met.done.stdout == "met 4\n"
-    ranks = json.loads((met.run / "out/ranks.json").read_text())
+def test_all_ranks_meet_by_their_variables_alone(here: Here) -> None:
+    options = ("--nodes", "2", "--ranks", "2", "--env", "GLOO_SOCKET_IFNAME=^lo", "--env", "OMP_NUM_THREADS=3")
+    done = here.run("submit", "--wait", *options, here.script(MEET), "--lr", "0.1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "met 4\n"
+    status = here.json("status")
+    run = Path(status["directory"])
+    ranks = json.loads((run / "out/ranks.json").read_text())
     assert sorted(one["rank"] for one in ranks) == [0, 1, 2, 3]
     assert {(tuple(one["argv"]), one["folder"], one["in_use"]) for one in ranks} == {
-        (("--lr", "0.1"), str(met.here.folder), False)
+        (("--lr", "0.1"), str(here.folder), False)
     }
     variables = {one["rank"]: one["variables"] for one in ranks}
     places = {rank: (one["NODE_RANK"], one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"]) for rank, one in variables.items()}
@@ -124,42 +99,36 @@ def test_all_ranks_meet_by_their_variables_alone(met: Ran) -> None:
     else:
         assert all(share == allowed for share in shares)
 
-
-def test_a_run_of_ranks_is_told_of_as_such(met: Ran) -> None:
-    status = met.here.json("status", met.run.name)
     assert (status["workers"], status["expected"], status["state"]) == (4, 4, "COMPLETED")
     assert (status["address"], status["protocol"]) == ("127.0.0.1", "")
-    assert status["versions"].startswith("2 processes, python 3.")
     assert "other users who reach the ports of TCPStore, Gloo, NCCL, UCX or MPI can connect" in status["security"]
     assert any("hpcml ignores GLOO_SOCKET_IFNAME=^lo and uses lo" in one for one in status["warnings"])
-    report = json.loads((met.run / "report.json").read_text())
-    assert report["ledger"]["paid"] > 0
-    assert "Dask" not in (met.run / "report.html").read_text()
-    secret = met.run / "attempts/0/secret"
-    assert list(secret.iterdir()) == []
+    assert json.loads((run / "report.json").read_text())["ledger"]["paid"] > 0
+    assert "Dask" not in (run / "report.html").read_text()
+    assert list((run / "attempts/0/secret").iterdir()) == []
 
 
-def test_the_first_rank_that_fails_is_named_and_nothing_is_left(failed: Ran) -> None:
-    assert failed.done.returncode == 1
-    end = failed.here.status(failed.run.name)
-    assert end["message"] == "rank 2 on local exited with status 1"
-    assert "RuntimeError: Timed out waiting 7ms for recv" in failed.done.stdout
-    assert "rank 0 speaks" in failed.done.stdout
-    together = failed.here.run("logs", failed.run.name).stdout.splitlines()
+def test_the_first_rank_that_fails_is_named_and_nothing_is_left(here: Here) -> None:
+    done = here.submit(FAILS, "--nodes", "2", "--ranks", "2")
+    assert done.returncode == 1
+    assert here.status()["message"] == "rank 2 on local exited with status 1"
+    assert "RuntimeError: Timed out waiting 7ms for recv" in done.stdout
+    assert "rank 0 speaks" in done.stdout
+    together = here.run("logs").stdout.splitlines()
     assert {f"rank {rank} | rank {rank} speaks" for rank in range(4)} <= set(together)
-    assert failed.here.run("logs", failed.run.name, "rank:3").stdout == "rank 3 speaks\n"
-    answer = failed.here.json("why", failed.run.name)
+    assert here.run("logs", "last", "rank:3").stdout == "rank 3 speaks\n"
+    answer = here.json("why")
     assert answer["cause"] == "a rank did not join a collective operation in time"
     assert "3 processes at my script.py:13 <module>: rank 0 (local), rank 1 (local), rank 3 (local)" in [
         line["text"] for line in answer["evidence"]
     ]
-    assert not [line for line in failed.here.processes().values() if "while :" in line]
+    assert not [line for line in here.processes().values() if "while :" in line]
 
 
 def test_ranks_that_save_before_the_limit_continue_in_the_next_attempt(here: Here) -> None:
-    one = ran(here, STOPS, "--ranks", "2", "--time", "15s", "--until-done", "--max-restarts", "1")
-    assert one.done.returncode == 0, one.done.stderr
-    assert "continued at 7" in one.done.stdout
+    done = here.submit(STOPS, "--ranks", "2", "--time", "15s", "--until-done", "--max-restarts", "1")
+    assert done.returncode == 0, done.stderr
+    assert "continued at 7" in done.stdout
     assert here.status()["attempt"] == 1
 
 

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.local
 UNTIL_TOLD = """
 import sys, time
 import hpcml
-client = hpcml.connect()
 print("arguments", sys.argv[1:], hasattr(hpcml, "submit"), flush=True)
 while not (hpcml.run.out / "stop").exists() and not hpcml.run.should_stop():
     time.sleep(0.05)
@@ -33,17 +32,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         run.cancel()
 
 
-def until_told(*arguments: object, after: object = None) -> hpcml.RunHandle:
-    return hpcml.submit("told.py", *arguments, site="local", after=after, set={"workers.per_node": 2})
-
-
 def then(after: object) -> hpcml.RunHandle:
     return hpcml.submit("then.py", site="local", after=after, ranks=1)
 
 
 def test_runs_that_wait_for_each_other() -> None:
-    before = until_told(0, "--k", 8)
-    second, never, dropped = until_told(1, after=before), then(f"{before.id}:fail"), then(before)
+    before = hpcml.submit("told.py", 0, "--k", 8, site="local", set={"workers.per_node": 2})
+    second = hpcml.submit("told.py", 1, site="local", after=before, ranks=1)
+    never, dropped = then(f"{before.id}:fail"), then(before)
     third = then([f"{second.id}:fail", f"{never.id}:any"])
     for one in (second, never):
         assert (one.state, one.status().phase) == ("PENDING", "queued")
@@ -53,7 +49,24 @@ def test_runs_that_wait_for_each_other() -> None:
     assert dropped.wait(60) == 86
     assert dropped.status().message == "the run was cancelled before it started"
 
-    is_used_until_its_end(before)
+    assert before.exit_status is None
+    with pytest.raises(TimeoutError, match="the run continues"):
+        before.wait(0.2)
+    while before.status().phase != "running":
+        assert before.exit_status is None, before.status()
+    assert before.state == "RUNNING"
+    with before.cluster() as client:
+        assert client.submit(sum, [1, 2]).result() == 3
+        assert len(client.scheduler_info(n_workers=-1)["workers"]) == 2
+    (before.out / "stop").write_text("")
+    assert before.wait(120) == 0
+    found = hpcml.find_run(before.id)
+    assert (found.state, found.exit_status) == ("COMPLETED", 0)
+    assert "arguments ['0', '--k', '8'] False" in before.logs()
+    assert "==> worker-local.log <==" in before.logs("workers")
+    assert before.cancel() is False
+    with pytest.raises(hpcml.HpcmlError, match="cluster is not running"):
+        before.cluster()
 
     assert never.wait(60) == 86
     assert never.state == "CANCELLED"
@@ -69,27 +82,6 @@ def test_runs_that_wait_for_each_other() -> None:
     assert third.status().times["allocated"] > ended[1]
     assert hpcml.find_run("told").id == second.id
     assert hpcml.find_run("then").id == hpcml.list_runs()[-1].id == third.id
-
-
-def is_used_until_its_end(run: hpcml.RunHandle) -> None:
-    assert run.exit_status is None
-    with pytest.raises(TimeoutError, match="the run continues"):
-        run.wait(0.2)
-    while run.status().phase != "running":
-        assert run.exit_status is None, run.status()
-    assert run.state == "RUNNING"
-    with run.cluster() as client:
-        assert client.submit(sum, [1, 2]).result() == 3
-        assert len(client.scheduler_info(n_workers=-1)["workers"]) == 2
-    (run.out / "stop").write_text("")
-    assert run.wait(120) == 0
-    ended = hpcml.find_run(run.id)
-    assert (ended.state, ended.exit_status) == ("COMPLETED", 0)
-    assert "arguments ['0', '--k', '8'] False" in run.logs()
-    assert "==> worker-local.log <==" in run.logs("workers")
-    assert run.cancel() is False
-    with pytest.raises(hpcml.HpcmlError, match="cluster is not running"):
-        run.cluster()
 
 
 def test_a_script_that_is_missing_is_the_command_s_error(tmp_path: Path) -> None:

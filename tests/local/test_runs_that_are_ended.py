@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
-from homes import CONNECT, Here, here, home, report
+from homes import CONNECT, Here, here, report
 from hpcml import errors
 from test_runs_that_fail import is_dask_s_report
 
@@ -34,92 +31,60 @@ time.sleep(600)
 """
 
 
-class Ended(NamedTuple):
+def test_what_ends_runs_is_told_and_nothing_is_left(here: Here) -> None:
     """Three runs in one home: one that was killed with all its processes, one deaf to its end, one over its time."""
+    common = here.common_folder()
 
-    here: Here
-    cancelled: Path
-    limit: subprocess.CompletedProcess[str]
-    why_limit: Any
-    row_limit: Any
-    folders: dict[str, set[Path]]  # of scratch, after each step
+    def folders() -> set[Path]:
+        return set(common.glob("hpcml_*"))
 
-
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
-    with home(tmp_path_factory.mktemp("ended")) as here:
-        common = here.common_folder()
-        folders = {}
-
-        def note(step: str) -> None:
-            folders[step] = set(common.glob("hpcml_*"))
-
-        here.started("import time\ntime.sleep(600)\n")
-        note("first runs")
-        for pid in here.processes():
-            with suppress(ProcessLookupError):  # it ended with one that was killed before
-                os.kill(pid, signal.SIGKILL)
-        here.until(lambda: not here.left())
-        note("first was killed")
-        deaf = here.started(CONNECT + DEAF, "--nodes", "2", "--profile", "dask", "--set", "deadlines.teardown=120s",
-                            "--set", "deadlines.driver_grace=2s")  # fmt: skip
-        log = deaf / "logs/driver.log"
-        here.until(lambda: log.exists() and "waiting" in log.read_text(), 60)
-        note("second runs")
-        for seconds in (15, 30, 60, 120):  # a busy machine may need more time until the script runs: twice as much
-            limit = here.submit(CONNECT + TOLD, "--time", f"{seconds}s", "--set", f"slurm.signal_lead={seconds // 3}s",
-                                "--set", "deadlines.driver_grace=1s")  # fmt: skip
-            why, row = here.json("why"), here.json("ls")[-1]
-            done = "told" in limit.stdout and any("stacks" in line["file"] for line in why["evidence"])
-            if done or limit.returncode != errors.TIME_LIMIT:
-                break
-        note("third ended")
-        assert here.run("cancel", deaf.name).returncode == 0
-        here.ended(deaf)
-        here.until(lambda: not here.left())
-        note("all ended")
-        yield Ended(here, deaf, limit, why, row, folders)
-
-
-def test_what_killed_roles_left_is_swept(ended: Ended) -> None:
-    """By the user's next run; the folders of a run that goes on stay."""
-    first, second = ended.folders["first runs"], ended.folders["second runs"]
+    here.started("import time\ntime.sleep(600)\n")
+    first = folders()
     assert len(first) == 2
-    assert ended.folders["first was killed"] == first
+    for pid in here.processes():
+        with suppress(ProcessLookupError):  # it ended with one that was killed before
+            os.kill(pid, signal.SIGKILL)
+    here.until(lambda: not here.left())
+    assert folders() == first
+
+    deaf = here.started(CONNECT + DEAF, "--nodes", "2", "--profile", "dask", "--set", "deadlines.teardown=120s",
+                        "--set", "deadlines.driver_grace=2s")  # fmt: skip
+    log = deaf / "logs/driver.log"
+    here.until(lambda: log.exists() and "waiting" in log.read_text(), 60)
+    second = folders()
     assert len(second) >= 2
-    assert not first & second
-    assert ended.folders["third ended"] == second
-    assert not ended.folders["all ended"]
+    assert not first & second, "the user's next run sweeps what killed roles left"
 
-
-def test_the_time_limit(ended: Ended) -> None:
-    assert ended.limit.returncode == errors.TIME_LIMIT, ended.limit.stderr
-    assert ended.limit.stdout == "1\ntold\n"
-    assert "  tasks      output of the Dask tasks: hpcml logs " in ended.limit.stderr
-    why = ended.why_limit
+    for seconds in (15, 30, 60, 120):  # a busy machine may need more time until the script runs: twice as much
+        limit = here.submit(CONNECT + TOLD, "--time", f"{seconds}s", "--set", f"slurm.signal_lead={seconds // 3}s",
+                            "--set", "deadlines.driver_grace=1s")  # fmt: skip
+        why, row = here.json("why"), here.json("ls")[-1]
+        done = "told" in limit.stdout and any("stacks" in line["file"] for line in why["evidence"])
+        if done or limit.returncode != errors.TIME_LIMIT:
+            break
+    assert limit.returncode == errors.TIME_LIMIT, limit.stderr
+    assert limit.stdout == "1\ntold\n"
+    assert "  tasks      output of the Dask tasks: hpcml logs " in limit.stderr
     assert (why["failed"], why["known"], why["short"]) == (True, True, "time limit"), why
     assert "while the script ran" in why["cause"]
-    assert "to run the script again: hpcml rerun" in ended.limit.stderr
-    assert ended.row_limit["cause"] == "time limit"
-    found = report(Path(ended.here.status()["directory"]))
+    assert "to run the script again: hpcml rerun" in limit.stderr
+    assert row["cause"] == "time limit"
+    found = report(Path(here.status()["directory"]))
     assert found["ending"]["state"] == "TIMEOUT"
     (line,) = (line for line in found["processes"] if line.endswith(": script (local)"))
     assert line in [one["text"] for one in why["evidence"]]
+    assert folders() == second, "the folders of a run that goes on stay"
 
-
-def test_cancel(ended: Ended) -> None:
-    """Also of a script that is deaf to SIGTERM."""
-    assert ended.here.run("wait", ended.cancelled.name).returncode == errors.CANCELLED
-    assert ended.here.status(ended.cancelled.name)["exit_status"] == errors.CANCELLED
-    found = report(ended.cancelled)
+    assert here.run("cancel", deaf.name).returncode == 0
+    assert here.run("wait", deaf.name).returncode == errors.CANCELLED
+    here.until(lambda: not here.left())
+    assert not folders()
+    assert here.status(deaf.name)["exit_status"] == errors.CANCELLED
+    found = report(deaf)
     assert found["ending"]["state"] == "CANCELLED"
     assert [phase["kind"] for phase in found["phases"]][-2:] == ["script", "tail"]
-
-
-def test_dask_s_report_of_a_cancelled_run(ended: Ended) -> None:
-    is_dask_s_report(ended.cancelled, 100)
-    assert (ended.cancelled / "logs/driver.log").read_text() == "161700\nwaiting\n"
-    assert "profile    python -m webbrowser " in ended.here.run("status", ended.cancelled.name).stdout
+    is_dask_s_report(deaf, 100)
+    assert log.read_text() == "161700\nwaiting\n"
 
 
 DAEMON = """

@@ -11,13 +11,11 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from homes import CONNECT, Here, here, home
+from homes import CONNECT, Here, here
 from hpcml import errors
 from hpcml.paths import RunPaths
 
@@ -60,73 +58,6 @@ while [ "${1#--}" != "$1" ]; do shift; done
 """
 
 
-class Fails(NamedTuple):
-    """A run whose script fails in a task of a task, and leaves two processes in sessions of their own."""
-
-    here: Here
-    done: subprocess.CompletedProcess[str]
-    run: Path
-    pids: list[str]
-    other_lives: bool  # a process of another run
-
-
-@pytest.fixture(scope="module")
-def fails(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fails]:
-    with home(tmp_path_factory.mktemp("fails")) as here:
-        (here.folder / "bin").mkdir()
-        (here.folder / "bin/nsys").write_text(NSYS)
-        (here.folder / "bin/nsys").chmod(0o700)
-        here.environment["PATH"] = f"{here.folder}/bin:{here.environment['PATH']}"
-        (here.folder / "job.py").write_text(FAILS)
-        profilers = "dask,memray,nsys" if MEMRAY else "dask,nsys"
-        options = ("--nodes", "2", "--profile", profilers, "--set", "deadlines.teardown=120s", *OWN)
-        with subprocess.Popen(["sleep", "600"], env={**here.environment, "HPCML_RUN_DIR": "/another/run"}) as other:
-            done = here.run("submit", "--wait", *options, "job.py", "pids")
-            lives = other.poll() is None
-            other.kill()
-        pids = (here.folder / "pids").read_text().split()
-        yield Fails(here, done, Path(here.status()["directory"]), pids, lives)
-
-
-def test_a_task_of_a_task_has_its_line_in_the_traceback(fails: Fails) -> None:
-    assert fails.done.returncode == 1
-    lines = FAILS.splitlines()
-    outer, inner = (f'  File "{fails.here.folder}/job.py", line {lines.index(text) + 1}'
-                    for text in ("        return client.submit(inner, x).result()", "        return 1 / y"))  # fmt: skip
-    assert f"{outer}, in outer\n    return client.submit(inner, x).result()\n" in fails.done.stdout
-    assert f"{inner}, in inner\n    return 1 / y\n" in fails.done.stdout
-
-
-def test_it_says_why_it_failed(fails: Fails) -> None:
-    short = f"ZeroDivisionError in job.py:{FAILS.splitlines().index('        return 1 / y') + 1}"
-    why = fails.here.json("why")
-    assert (why["failed"], why["known"], why["short"]) == (True, True, short)
-    (row,) = fails.here.json("ls")
-    assert row["cause"] == short
-    assert "More: hpcml why" in fails.done.stderr
-    assert fails.here.status()["warnings"] == []  # of tasks that failed: the script did too
-    ending = json.loads((fails.run / "report.json").read_text())["ending"]
-    assert "division by zero" in ending["cause"]
-    assert ending["evidence"]
-
-
-def test_a_user_s_own_variables_stay_as_they_are(fails: Fails) -> None:
-    assert fails.done.stdout.splitlines()[0].split() == ["INFO", "None", "error"]
-
-
-def test_nothing_that_the_script_leaves_behind_outlives_the_run(fails: Fails) -> None:
-    """Processes in sessions of their own, one of them deaf to SIGTERM; another run's are left alone."""
-    assert len(fails.pids) == 2
-    fails.here.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in fails.pids))
-    assert fails.other_lives
-    assert "remained and is ended" in (fails.run / "logs/job.log").read_text()
-
-
-def test_dask_s_report(fails: Fails) -> None:
-    is_dask_s_report(fails.run, 102)
-    assert f"profile    python -m webbrowser {shlex.quote(f'{fails.run}/profiles/dask.html')}\n" in fails.done.stderr
-
-
 def is_dask_s_report(run: Path, tasks: int) -> None:
     page = (run / "profiles/dask.html").read_text()
     assert f"number of tasks: {tasks}" in page
@@ -136,40 +67,56 @@ def is_dask_s_report(run: Path, tasks: int) -> None:
     assert "was not written" not in (run / "logs/scheduler.log").read_text()
 
 
-@pytest.mark.skipif(not MEMRAY, reason="memray is not installed")
-def test_memray(fails: Fails) -> None:
-    log = (fails.run / "logs/driver.log").read_text()
-    assert log.splitlines()[1] == "161700"
-    assert "memray" not in log
-    files = sorted((fails.run / "profiles").glob("memray-*"))
-    assert [path.name.split(".")[0] for path in files] == [
-        "memray-script",
-        "memray-worker-local-0",
-        "memray-worker-local-1",
-    ]
-    for path in files:
-        table = subprocess.run([sys.executable, "-m", "memray", "stats", "--num-largest", "3", path],
-                               capture_output=True, text=True, timeout=240, check=True)  # fmt: skip
-        assert ("job.py" in table.stdout) == (path == files[0])
-
-
-def test_nsys_around_the_workers_of_a_node(fails: Fails) -> None:
-    """A program in its place is started as NVIDIA's would be, and the run is as without."""
-    (report,) = (fails.run / "profiles").glob("nsys-*")
-    words = report.read_text().split("\n")
-    assert words[0] == f"--output={fails.run}/profiles/nsys-local.0"
-    assert "--trace-fork-before-exec=true" in words
-    assert words[-4:-1] == ["-m", "hpcml.node", "worker"]
-    assert f"profile    nsys-ui {shlex.quote(str(report))}\n" in fails.done.stderr
-
-
-def test_a_script_alone_has_the_lines_too(here: Here) -> None:
-    here.script(f"import hpcml\nclient = hpcml.connect(n_workers=1){NESTED}")
-    done = subprocess.run([sys.executable, "my script.py"], cwd=here.folder, env=here.environment, capture_output=True,
-                          text=True, timeout=240, check=False)  # fmt: skip
+def test_a_script_that_fails_in_a_task_of_a_task(here: Here) -> None:
+    """And leaves two processes in sessions of their own, one of them deaf to SIGTERM; under three profilers."""
+    (here.folder / "bin").mkdir()
+    (here.folder / "bin/nsys").write_text(NSYS)
+    (here.folder / "bin/nsys").chmod(0o700)
+    here.environment["PATH"] = f"{here.folder}/bin:{here.environment['PATH']}"
+    (here.folder / "job.py").write_text(FAILS)
+    profilers = "dask,memray,nsys" if MEMRAY else "dask,nsys"
+    options = ("--nodes", "2", "--profile", profilers, "--set", "deadlines.teardown=120s", *OWN)
+    with subprocess.Popen(["sleep", "600"], env={**here.environment, "HPCML_RUN_DIR": "/another/run"}) as other:
+        done = here.run("submit", "--wait", *options, "job.py", "pids")
+        assert other.poll() is None, "a process of another run is left alone"
+        other.kill()
     assert done.returncode == 1
-    assert f'File "{here.folder}/my script.py", line 5, in inner' in done.stderr
-    assert "dynamic-code" not in done.stderr
+    run = Path(here.status()["directory"])
+    pids = (here.folder / "pids").read_text().split()
+    assert len(pids) == 2
+    here.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    assert "remained and is ended" in (run / "logs/job.log").read_text()
+
+    lines = FAILS.splitlines()
+    place = f'  File "{here.folder}/job.py", line'
+    for name, text in (("outer", "return client.submit(inner, x).result()"), ("inner", "return 1 / y")):
+        assert f"{place} {lines.index(' ' * 8 + text) + 1}, in {name}\n    {text}\n" in done.stdout
+    assert done.stdout.splitlines()[0].split() == ["INFO", "None", "error"], "the user's own variables"
+    short = f"ZeroDivisionError in job.py:{lines.index('        return 1 / y') + 1}"
+    why = here.json("why")
+    assert (why["failed"], why["known"], why["short"]) == (True, True, short)
+    assert here.json("ls")[0]["cause"] == short
+    assert "More: hpcml why" in done.stderr
+    assert here.status()["warnings"] == []  # of tasks that failed: the script did too
+    ending = json.loads((run / "report.json").read_text())["ending"]
+    assert "division by zero" in ending["cause"]
+    assert ending["evidence"]
+
+    is_dask_s_report(run, 102)
+    assert f"profile    python -m webbrowser {shlex.quote(f'{run}/profiles/dask.html')}\n" in done.stderr
+    (report,) = (run / "profiles").glob("nsys-*")
+    words = report.read_text().split("\n")
+    assert words[0] == f"--output={run}/profiles/nsys-local.0"
+    assert words[-4:-1] == ["-m", "hpcml.node", "worker"]
+    assert f"profile    nsys-ui {shlex.quote(str(report))}\n" in done.stderr
+    if MEMRAY:
+        assert (run / "logs/driver.log").read_text().splitlines()[1] == "161700"
+        files = sorted((run / "profiles").glob("memray-*"))
+        names = ["memray-script", "memray-worker-local-0", "memray-worker-local-1"]
+        assert [path.name.split(".")[0] for path in files] == names
+        table = subprocess.run([sys.executable, "-m", "memray", "stats", "--num-largest", "3", files[0]],
+                               capture_output=True, text=True, timeout=240, check=True)  # fmt: skip
+        assert "job.py" in table.stdout
 
 
 def test_a_worker_that_crashes_is_the_cause(here: Here) -> None:

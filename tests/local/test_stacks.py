@@ -29,16 +29,6 @@ children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess
 tasks[0].result()
 """
 
-# Rank 0 waits for what rank 1 never sends.
-IDLE = """
-import os, threading
-def send():
-    os.read(os.pipe()[0], 1)
-def receive():
-    threading.Event().wait()
-send() if os.environ["RANK"] == "1" else receive()
-"""
-
 
 def test_the_stacks_of_all_processes_are_shown_at_once(here: Here) -> None:
     directory = here.started(HANGS, "--nodes", "2")
@@ -71,11 +61,3 @@ def test_the_stacks_of_all_processes_are_shown_at_once(here: Here) -> None:
     ended = here.run("stacks", directory.name)
     assert (ended.returncode, ended.stdout) == (66, "")
     assert "The run has no processes, because it is not running" in ended.stderr
-
-
-def test_why_quotes_the_stacks_of_ranks_that_hpcml_ended(here: Here) -> None:
-    done = here.submit(IDLE, "--ranks", "3", "--set", "deadlines.idle=3")
-    assert done.returncode == 93, done.stderr
-    lines = [line["text"] for line in here.json("why", "last")["evidence"]]
-    assert "1 process at my script.py:4 send: rank 1 (local)" in lines
-    assert any(line.startswith("2 processes at my script.py:6 receive, which called threading.py:") for line in lines)

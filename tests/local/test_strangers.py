@@ -69,26 +69,20 @@ asyncio.run(main())
 class Role:
     """A process that listens, with few files."""
 
-    name: str
-    paths: AttemptPaths
     process: subprocess.Popen[bytes]
     log: Path
     address: str = ""
-
-    @property
-    def port(self) -> int:
-        return int(self.address.rsplit(":", 1)[1])
 
     def files(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def knock(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        return socket.create_connection(("127.0.0.1", int(self.address.rsplit(":", 1)[1])), timeout=60)
 
 
 def serve(roles: dict[str, Role]) -> None:
     """A client with the key gets in everywhere."""
-    folder = str(roles["scheduler"].paths.directory)
+    folder = str(roles["scheduler"].log.parent)
     done = subprocess.run([sys.executable, "-c", CLIENT, folder, *(role.address for role in roles.values())],
                           capture_output=True, text=True, timeout=240, check=False)  # fmt: skip
     assert [line[-6:] for line in done.stdout.splitlines()] == ["eduler", "Worker", "eduler"], done.stderr
@@ -107,7 +101,7 @@ def started(name: str, paths: AttemptPaths, address: str = "") -> Role:
     with log.open("wb") as file:
         process = subprocess.Popen([*limited, sys.executable, "-c", ROLE, name, str(paths.directory), address],
                                    stdout=file, stderr=file)  # fmt: skip
-    role = Role(name, paths, process, log)
+    role = Role(process, log)
     until(lambda: b"AT tls://" in log.read_bytes() or process.poll() is not None)
     assert process.poll() is None, log.read_text()
     role.address = log.read_text().partition("AT ")[2].split()[0]
@@ -142,7 +136,7 @@ def hello() -> bytes:
     return outgoing.read()
 
 
-@pytest.mark.parametrize("first", [b"", hello()], ids=["idle", "half-open"])
+@pytest.mark.parametrize("first", [b"", hello(), b"GET / HTTP/1.0\r\n\r\n"], ids=["idle", "half-open", "without TLS"])
 def test_a_flood_of_connections(roles: dict[str, Role], first: bytes) -> None:
     """More than a process may have files. All are dropped, the oldest at once; a client with the key gets in."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -168,31 +162,5 @@ def test_a_flood_of_connections(roles: dict[str, Role], first: bytes) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     for name, role in roles.items():
         said = role.log.read_bytes()[before[name][1] :].decode()
-        assert len(said) < 20_000
+        assert len(said) < 20_000, "each was a line or two"
         assert "Too many open files" not in said
-
-
-def test_knocking_fills_no_log(roles: dict[str, Role]) -> None:
-    """Plain HTTP, garbage, an early end and TLS without a certificate: each was a line or two."""
-    sizes = {name: role.log.stat().st_size for name, role in roles.items()}
-    stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
-    for number in range(900):
-        plain = list(roles.values())[number % 3].knock()
-        act = number // 3 % 4
-        try:
-            if act == 3:
-                with stranger.wrap_socket(plain) as wire:
-                    assert wire.recv(100) == b""
-            else:
-                plain.sendall((b"GET / HTTP/1.0\r\n\r\n", os.urandom(300), b"\x16")[act])
-                plain.shutdown(socket.SHUT_WR)
-                while plain.recv(1000):  # an alert of TLS, then the end
-                    pass
-        except OSError:
-            pass
-        finally:
-            plain.close()
-    serve(roles)
-    for name, role in roles.items():
-        assert role.log.stat().st_size - sizes[name] < 20_000

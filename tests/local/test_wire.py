@@ -50,14 +50,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     yield from running(tmp_path_factory.mktemp("plain"), "", "scheduler", "worker")
 
 
-@pytest.fixture
-def wrong(tmp_path: Path) -> str:
-    path = tmp_path / "wrong.key"
-    path.write_bytes(secrets.token_bytes(32))
-    path.chmod(0o600)
-    return str(path)
-
-
 def test_a_plain_client_with_the_scripts_environment(keyed: Cluster, paths: AttemptPaths) -> None:
     """A script that knows nothing of hpcml, 50 MB from one worker to the other, and a client inside a task."""
     code = """if __name__ == "__main__":
@@ -84,25 +76,6 @@ def test_a_plain_client_with_the_scripts_environment(keyed: Cluster, paths: Atte
 def test_many_connections_at_once(scheduler: Cluster) -> None:
     done = scheduler.against("scheduler", identity(at_once=40), scheduler.key)
     assert done.stdout.split() == ["Scheduler"] * 40, done.stderr
-
-
-def test_a_client_of_dask_as_it_comes(scheduler: Cluster, plain: Cluster) -> None:
-    with plain.awake("scheduler"):
-        plain.serves("scheduler")
-    before = scheduler.size("scheduler")
-    done = scheduler.against("scheduler", identity(patience=5))
-    assert "CommClosedError" in done.stderr
-    assert not done.stdout
-    scheduler.wait_for("scheduler", "hpcml.ucx: refused a UCX peer: the peer does not use hpcml's handshake", before)
-    scheduler.serves("scheduler")
-
-
-def test_another_key(worker: Cluster, wrong: str) -> None:
-    before = worker.size("worker")
-    done = worker.against("worker", identity(patience=100), wrong)
-    assert "FatalCommClosedError" in done.stderr
-    assert "refused the connection: the peer has another key" in done.stderr
-    worker.wait_for("worker", "hpcml.ucx: refused a UCX peer", before)
 
 
 def test_nothing_is_unpickled(worker: Cluster, plain: Cluster) -> None:
@@ -141,17 +114,12 @@ asyncio.run(main())
     assert not mark.exists()
 
 
-RAW = {  # what a peer does on the raw endpoint, and what the role says of it
+# What a peer does on the raw endpoint, and what the role says of it; other wrong messages are in tests/unit/test_handshake.py.
+RAW = {
     "garbage": ("await ep.send(os.urandom(51))", "the peer does not use hpcml's handshake"),
-    "a truncated hello": ("await ep.send(b'\\x01' + bytes(20))", "which is not this process's address"),
-    "too much": ("await ep.send(b'\\x01' * 4096)", "the connection was lost"),
     "far too much": ("sending = asyncio.ensure_future(ep.send(bytes(50_000_000)))", "the connection was lost"),
-    "a truncated proof": ("await ep.send(hello); await ep.recv(bytearray(65)); await ep.send(b'\\x01')", "another key"),
-    "another port": ("await ep.send(hello[:17] + b'\\x00' + hello[18:])", "which is not this process's address"),
-    "its own proof": (
-        "await ep.send(hello); a = bytearray(65); await ep.recv(a); await ep.send(b'\\x01' + a[33:])", "another key"),
     "early close": ("await ep.send(hello); return ep.abort()", "refused a UCX peer"),
-}  # fmt: skip
+}
 
 
 def test_raw_peers_are_dropped_and_silent_ones_hold_up_nobody(worker: Cluster) -> None:
@@ -201,14 +169,10 @@ asyncio.run(main())
 
 
 IMPOSTORS = {  # what sits at the address, and how the connector takes it
-    "Dask as it comes": ("await ep.send(bytes(16))", "FatalCommClosedError"),
     "garbage": ("await ep.send(os.urandom(65))", "FatalCommClosedError"),
-    "too much": ("await ep.send(bytes(4096))", "FatalCommClosedError"),
-    "its own nonce": (
-        "h = bytearray(51); await ep.recv(h); await ep.send(b'\\x01' + h[19:] + bytes(32))", "FatalCommClosedError"),
     "silence": ("pass", "CommClosedError"),
     "early close": ("return ep.abort()", "CommClosedError"),
-}  # fmt: skip
+}
 
 
 def test_an_impostor_is_told_nothing(keyed: Cluster) -> None:
@@ -304,7 +268,10 @@ UNSAFE = {  # what a process does, and the end that it gets
 }
 
 
-def test_a_process_that_cannot_be_made_safe(keyed: Cluster, wrong: str) -> None:
+def test_a_process_that_cannot_be_made_safe(keyed: Cluster, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.key"
+    wrong.write_bytes(secrets.token_bytes(32))
+    wrong.chmod(0o600)
     code = f"""{PEER}
 from hpcml.kinds.dask.node import ucx_auth
 for code in {list(UNSAFE)}:
@@ -316,7 +283,7 @@ for code in {list(UNSAFE)}:
         os._exit(0)
     os.wait()
 """
-    done = keyed.against("scheduler", code, keyed.key, WRONG=wrong)
+    done = keyed.against("scheduler", code, keyed.key, WRONG=str(wrong))
     lines = done.stdout.splitlines()
     assert len(lines) == len(UNSAFE), done.stderr
     for line, said in zip(lines, UNSAFE.values(), strict=True):

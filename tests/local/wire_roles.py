@@ -54,8 +54,8 @@ def install(deadline=10.0):
     ucx_auth.DEADLINE = deadline
     ucx_auth.install(Path(key))
 
-async def identity(patience=20):
-    comm = await connect(address, timeout=patience)
+async def identity():
+    comm = await connect(address, timeout=30)
     await comm.write({"op": "identity", "reply": True})
     found = (await comm.read())["type"]
     await comm.close()
@@ -72,7 +72,7 @@ IDENTITY = (
 async def main():
     if key:
         install()
-    print(*await asyncio.gather(*(identity(PATIENCE) for _ in range(AT_ONCE))))
+    print(*await asyncio.gather(*(identity() for _ in range(AT_ONCE))))
 asyncio.run(main())
 """
 )
@@ -105,8 +105,8 @@ asyncio.run(main())
 )
 
 
-def identity(patience: int = 30, at_once: int = 1) -> str:
-    return IDENTITY.replace("PATIENCE", str(patience)).replace("AT_ONCE", str(at_once))
+def identity(at_once: int = 1) -> str:
+    return IDENTITY.replace("AT_ONCE", str(at_once))
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
