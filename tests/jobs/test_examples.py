@@ -5,6 +5,7 @@ All run on two workers of this process. What is compared with is computed here, 
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import gc
 import json
@@ -82,6 +83,64 @@ def run_example(
     plt.close("all")
     gc.collect()
     assert {*os.listdir(tmp_path)} - {"checkpoints"} == {"out"}  # data that was made is gone
+
+
+OWN = ["linear", "logistic", "forest", "neighbors", "naive_bayes", "xgboost_train", "search", "dbscan", "pca_svd", "preprocess"]  # fmt: skip
+STAYS = {"k", "min_samples", "words"}  # what the example itself works with
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_one_s_own_rows_as_the_first_lines_say(
+    name: str, run_example: RunExample, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines of the docstring stand in the place of those that make rows, in a folder with files of such columns."""
+    folder = tmp_path_factory.mktemp("zu Hause in Köln")
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(2_000, 2)), columns=["width", "height"])
+    table["price"] = 3 * table["width"] - table["height"]
+    table["broken"], table["kind"] = (
+        (table["width"] + rng.normal(size=2_000) > 0.3).astype(int),
+        (table["height"] > 0).astype(int),
+    )
+    table["age"], table["income"] = rng.normal(size=(2, 2_000))
+    table["city"], table["payment"] = rng.choice(["Köln", "Roma"], 2_000), ["card", None] * 1_000
+    about = rng.integers(0, 6, len(table))
+    counts = pd.DataFrame(rng.poisson(1 + 4 * (np.arange(12) % 6 == about[:, None])), columns=list("abcdefghijkl"))
+    measured = {"dbscan": ["width", "height"], "pca_svd": ["width", "height", "price", "broken", "kind"]}.get(name)
+    table = table[measured] if measured else table
+    tables = {"measured": table, "counts": counts.assign(**{"class": about})}
+    table.to_parquet(folder / "measured.parquet")
+    for data, rows in tables.items():
+        (folder / data).mkdir()
+        for number in range(4):  # more than workers: Dask puts small files together
+            rows[number * 500 :][:500].to_parquet(folder / data / f"{number}.parquet", index=False)
+    tree = ast.parse((JOBS / f"{name}.py").read_text())
+    said = (ast.get_docstring(tree, clean=False) or "").splitlines()
+    own = "\n".join(line[4:] for line in said if line.startswith("    "))
+    own = re.sub(r'(?<=read_parquet\()(f?)"', rf'\1"{folder}/', own)
+    body = tree.body
+    begin = next(place for place, one in enumerate(body) if "client" in stored(one))
+    end = next(place for place, one in enumerate(body) if stored(one) & {"number", "start"})
+    made = [one for one in body[begin + 1 : end] if isinstance(one, ast.Assign) and not stored(one) & STAYS]
+    place = body.index(made[0])
+    body[place : place + len(made)] = ast.parse(own).body
+    (folder / f"{name}.py").write_text(ast.unparse(tree))
+    monkeypatch.setattr("tests.jobs.test_examples.JOBS", folder)
+    result, _, variables, _ = run_example(name)
+    if name == "preprocess":
+        assert result["categories"] == {
+            "city": dict(table["city"].value_counts()),
+            "payment": {"card": 1_000, "missing": 1_000},
+        }
+    else:
+        rows = next(variables[name] for name in ("x", "points") if name in variables)
+        assert rows.shape == (2_000, 12 if name == "naive_bayes" else len(measured or ["width", "height"]))
+    assert result["seconds"]
+
+
+def stored(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement assigns."""
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def parts(variables: dict[str, Any], x: Any, y: Any) -> tuple[Any, Any, Any, Any]:

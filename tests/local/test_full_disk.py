@@ -49,6 +49,14 @@ def small(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+def test_its_log_fills_it(here: Here, small: Path) -> None:
+    """A script that prints without end, also to a log that takes nothing any more."""
+    text = CONNECT + "while True: print('x' * 10000)\n"
+    done = here.submit(text, "--set", f"paths.runs={small}")
+    assert done.returncode not in (0, errors.ALLOCATION_LOST), done.stderr
+    assert "the file system is full" in done.stderr
+
+
 def test_it_is_full_when_the_script_does_not_mind(here: Here, small: Path) -> None:
     """Its results need no disk: the run goes on, a worker that dies comes back, and all is said."""
     text = FILL + CONNECT + (
