@@ -47,9 +47,8 @@ def test_the_copy_goes_with_its_keeper(tmp_path: Path, image: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-@pytest.mark.parametrize("by", ["role", "keeper"])
-def test_what_a_killed_keeper_leaves_is_swept(tmp_path: Path, image: Path, by: str) -> None:
-    """By the next run's roles, and by its keeper; what lives stays, and what is not ours."""
+def test_what_a_killed_keeper_leaves_is_swept_by_the_next(tmp_path: Path, image: Path) -> None:
+    """What lives stays, and what is not ours. What a run's roles sweep is in test_scratch.py."""
     place = place_of(tmp_path)
     treasure = tmp_path / "treasure"
     treasure.mkdir()
@@ -65,11 +64,8 @@ def test_what_a_killed_keeper_leaves_is_swept(tmp_path: Path, image: Path, by: s
         deadline = time.monotonic() + 120
         while (place / NAME).exists():
             assert time.monotonic() < deadline
-            if by == "role":
-                scratch.sweep(place)
-            else:
-                with keeper(image, place, "hpcml-5-0123456789abcdef") as sweeper:
-                    sweeper.communicate("", timeout=120)
+            with keeper(image, place, "hpcml-5-0123456789abcdef") as sweeper:
+                sweeper.communicate("", timeout=120)
         assert {path.name for path in place.iterdir()} == {*others, "hpcml-6-0123456789abcdef"}
         living.communicate("", timeout=120)
     assert treasure.exists()
@@ -151,23 +147,3 @@ def test_what_ignores_sigterm_is_killed_at_the_end_of_a_run_without_slurm(tmp_pa
         ended = process.poll()
         process.kill()
     assert ended == -signal.SIGKILL
-
-
-STAGED = """
-export HPCML_RUN_DIR=$1 HPCML_ATTEMPT=0
-. "$1/stage.sh"
-stage copy "$2" "$3" 60 1 || exit 1
-bash "$1/sweep.sh"
-[ -e "$staged" ] && unstage
-"""
-
-
-def test_the_end_of_a_run_without_slurm_leaves_the_copy_to_its_keeper(tmp_path: Path, image: Path) -> None:
-    """sweep.sh ends what carries the run's mark, before job.sh tells the keeper to end."""
-    run, place = tmp_path / "run", place_of(tmp_path)
-    (run / "logs").mkdir(parents=True)
-    for name in ("stage.sh", "keep.sh", "sweep.sh"):
-        (run / name).write_text((assets.folder("templates") / name).read_text())
-    subprocess.run(["bash", "-c", STAGED, "bash", str(run), str(place), str(image)], timeout=120, check=True)
-    assert list(place.iterdir()) == []
-    assert not (run / "logs/job.log").exists()

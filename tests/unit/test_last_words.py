@@ -48,10 +48,6 @@ def test_a_program_for_another_processor_is_named(tmp_path: Path, order: Literal
     assert found.what.endswith(f"its interpreter {program} is built for {name}, but n1 is x86_64")
 
 
-def test_without_a_log_only_the_status_is_told() -> None:
-    assert rules.of_role(1, ()) == rules.Explanation("exited with status 1")
-
-
 def test_why_an_image_was_not_entered_is_in_the_program_s_own_words() -> None:
     said = "WARNING: nothing\n\x1b[31mFATAL:  \x1b[0m the moon is full.\nsrun: error: n1: task 0\n"
     assert rules.meaning(said, rules.Where.IMAGE) is None

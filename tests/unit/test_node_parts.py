@@ -11,7 +11,7 @@ import pytest
 
 from hpcml.doctor import nodes
 from hpcml.forms import Form
-from hpcml.kinds.dask.node import dask_worker, gpus
+from hpcml.kinds.dask.node import dask_worker
 from hpcml.plan import cost, plan
 from hpcml.request import record as request
 from hpcml.sites import lookup
@@ -157,22 +157,11 @@ def test_workers_have_no_memory_that_was_not_asked_for(monkeypatch: pytest.Monke
 
     assert share(gpus_per_node=1).memory_limit == physical // 4
     assert share(gpus_per_node=3).memory_limit == physical * 3 // 4 // 3
-    assert share(gpus_per_node=4).memory_limit == physical // 4
     monkeypatch.setattr(dask_worker, "MEMORY_LIMIT", 1 << 20)  # the control group's
     assert share(gpus_per_node=1).memory_limit == 1 << 20
     monkeypatch.setattr(dask_worker, "MEMORY_LIMIT", physical)
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "100")
     assert share(gpus_per_node=1).memory_limit == 100 << 20
-
-
-def test_pinning_threads_are_of_the_job_s_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = planned(one(), gpus_per_node=2).inside.workers.gpu
-    assert gpu is not None
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(256)))
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
-    assert gpus.pinning_threads(gpu) == 1
-    monkeypatch.delenv("SLURM_CPUS_PER_TASK")
-    assert gpus.pinning_threads(gpu) == gpus.PINNING_THREADS
 
 
 def test_the_doctor_s_job_asks_for_one_gpu_where_no_partition_is_listed() -> None:

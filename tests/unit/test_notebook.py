@@ -52,11 +52,6 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def test_the_plan_names_the_service_and_no_script() -> None:
-    made = settings(idle=1800.0).code
-    assert (made.form, made.script, made.idle, made.cwd) == ("jupyter", "", 1800.0, "/home/me/notes")
-
-
 def test_sockets_of_kernels_fit_below_the_longest_folder(tmp_path: Path) -> None:
     """unix(7): 107 bytes and a zero."""
     there = context(tmp_path)
@@ -66,14 +61,12 @@ def test_sockets_of_kernels_fit_below_the_longest_folder(tmp_path: Path) -> None
     assert script_environment.folder(there) == "/home/me/notes"
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("off", 0.0), ("OFF", 0.0), ("30m", 1800.0), ("1h30m", 5400.0), ("5", 5.0)]
-)
+@pytest.mark.parametrize(("text", "seconds"), [("OFF", 0.0), ("1h30m", 5400.0), ("5", 5.0)])
 def test_idle_times(text: str, seconds: float) -> None:
     assert jupyter.parse_idle(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0", "4s", "never", "-5", "30 minutes"])
+@pytest.mark.parametrize("text", ["", "4s", "never", "-5"])
 def test_what_is_no_idle_time(text: str) -> None:
     with pytest.raises(UsageError) as error:
         jupyter.parse_idle(text)
@@ -107,13 +100,8 @@ def test_the_configuration_is_closed(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "outer", "mine", "good"),
-    [
-        (0o600, 0o700, True, True),
-        (0o660, 0o700, True, False),
-        (0o600, 0o755, True, False),
-        (0o600, 0o700, False, False),
-    ],
-)
+    [(0o600, 0o700, True, True), (0o660, 0o700, True, False), (0o600, 0o755, True, False), (0o600, 0o700, False, False)],
+)  # fmt: skip
 def test_a_socket_that_others_reach_is_refused(
     folder: Path, mode: int, outer: int, mine: bool, good: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,16 +130,6 @@ def test_the_kernel_that_is_offered(folder: Path) -> None:
     assert said["display_name"] == "hpcml (this run)"
     assert said["argv"][1:4] == ["-P", "-m", "hpcml.kinds.dask.node.jupyter.kernel"]
     assert not said["metadata"]["debugger"]
-
-
-def test_the_page_s_script_is_whole(folder: Path) -> None:
-    notebook_config.write_extension(folder)
-    said = json.loads((folder / "hpcml-session/package.json").read_text())
-    script = folder / "hpcml-session" / said["jupyterlab"]["_build"]["load"]
-    text = script.read_text()
-    assert text.count("{") == text.count("}")
-    if node := shutil.which("node"):
-        subprocess.run([node, "--check", str(script)], check=True)
 
 
 PAGE = """
@@ -222,27 +200,18 @@ def test_pages_hear_of_the_end_and_save_first(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
-def test_a_page_that_was_closed_is_not_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_page_that_was_closed_is_not_waited_for(tmp_path: Path, opened: bool) -> None:
     async def play() -> None:
         server, page = Server(), Page()
         session = Session(context(tmp_path), server, Path("/none"))
-        session.open(page)
+        if opened:
+            session.open(page)
         session.end("it ends")
-        await asyncio.sleep(0.05)
-        assert server.stopped == 0
-        session.close(page)
-        assert session.ending is not None
-        await asyncio.wait_for(session.ending, 9)  # for pages that save it waits 10 s
-        assert server.stopped == 1
-
-    asyncio.run(play())
-
-
-def test_without_a_page_nothing_is_waited_for(tmp_path: Path) -> None:
-    async def play() -> None:
-        server = Server()
-        session = Session(context(tmp_path), server, Path("/none"))
-        session.end("it ends")
+        if opened:
+            await asyncio.sleep(0.05)
+            assert server.stopped == 0
+            session.close(page)
         assert session.ending is not None
         await asyncio.wait_for(session.ending, 9)  # for pages that save it waits 10 s
         assert server.stopped == 1

@@ -20,7 +20,7 @@ from hpcml.sites import lookup
 NOW = datetime.datetime(2026, 11, 23, 8, 0)  # noqa: DTZ001 - as sbatch tells the time
 LEONARDO = lookup.load("leonardo", {}, None).site
 
-# `saldo -b` on Leonardo, 2026-09-18, as a user published it; and the example of CINECA's own page.
+# `saldo -b` on Leonardo, 2026-09-18, as a user published it.
 SALDO = """\
 -----------------------------------------------------------------------------------------------------------------------------------------
 account                start         end         total        localCluster   totConsumed     totConsumed     monthTotal     monthConsumed
@@ -29,12 +29,6 @@ account                start         end         total        localCluster   tot
 CNHPC_1526560       20240711    20260430        640000              557186        557186            87.1             0                  0
 IscrB_FM-EEG24      20250120    20260220       2400000             1160939       1160939            48.4             0                  0
 IscrB_WearUsFM      20260107    20270107       2000000             1205697       1205697            60.3        164383              99394
-"""
-SALDO_OF_THE_PAGE = """\
-account          start         end         total        localCluster   totConsumed     totConsumed     monthTotal     monthConsumed
-                                       (local h)   Consumed(local h)     (local h)               %      (local h)         (local h)
-Proj_A        20110323    20300323         50000               25000      55027726            50.0            600               600
-Proj_C        20230524    20300323          6500                   0             0             0.0              0                 0
 """
 
 
@@ -45,8 +39,6 @@ def test_the_recorded_answers_of_saldo(subtests: pytest.Subtests) -> None:
         (SALDO, "CNHPC_152656", None),
         (SALDO, "account", None),
         (SALDO, "IscrB.WearUsFM", None),
-        (SALDO_OF_THE_PAGE, "Proj_A", Budget(50000, 25000)),
-        (SALDO_OF_THE_PAGE, "Proj_C", Budget(6500, 0)),
         ("saldo: command failed\n", "Proj_A", None),
     ]
     for text, account, known in cases:
@@ -56,7 +48,7 @@ def test_the_recorded_answers_of_saldo(subtests: pytest.Subtests) -> None:
             assert isinstance(found, Budget) or account in found
 
 
-@pytest.mark.parametrize("row", ["", "(", "^{account} (?P<total>x)?", "^(?P<total>a)(?P<used>c)"])
+@pytest.mark.parametrize("row", ["(", "^{account} (?P<total>x)?", "^(?P<total>a)(?P<used>c)"])
 def test_a_row_that_does_not_fit_is_told(row: str) -> None:
     assert isinstance(outlook.budget_of("account\n", row, "account"), str)
 
@@ -72,12 +64,9 @@ def test_what_a_script_asks_for(subtests: pytest.Subtests) -> None:
         (request(cpus_per_task="8", mem="4096M", gres="gpu:a100:4"), (16, 8 * gib, 8)),
         (request(cpus_per_task="8", mem_per_cpu="512M"), (16, 8 * gib, 0)),
         (request(gpus_per_node="2", mem_per_gpu="2G"), (2, 8 * gib, 4)),
-        (request(gpus_per_node="2"), (2, 0, 4)),
         (request(gres="gpu"), (2, 0, 2)),
         (request(gres="lustre:1,gpu:3"), (2, 0, 6)),
-        (request(gres="lustre:1"), (2, 0, 0)),
         (request(partition="boost_usr_prod", exclusive=""), (64, 2 * 494000 * 1024**2, 8)),
-        (request(partition="dcgp_usr_prod", exclusive=""), (224, 2 * 494000 * 1024**2, 0)),
         (request(partition="boost_usr_prod", mem="0"), (2, 2 * 494000 * 1024**2, 0)),
     ]
     for found, expected in cases:
@@ -120,37 +109,20 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
     one = f"{request} 8 node-h, 32 GPU-h"
     cases = [
         (bare, [("asks for", one)]),
-        (bare._replace(problems=("saldo failed",)), [("asks for", one)]),
         (known, [("asks for", f"{share}; Slurm would start the job at 14:20"), ("time", "x")]),
-        (
-            bare._replace(start="2026-11-29T01:02:03"),
-            [("asks for", f"{one}; Slurm would start the job at 2026-11-29 01:02")],
-        ),
-        (bare._replace(start="2026-11-23T08:00:30"), [("asks for", f"{one}; Slurm would start the job now")]),
+        (bare._replace(start="2026-11-29T01:02:03"),
+         [("asks for", f"{one}; Slurm would start the job at 2026-11-29 01:02")]),
         (bare._replace(start="Unknown"), [("asks for", one)]),
-        (
-            known._replace(request=asked._replace(gpus=0, partition="").times(2), billed=512.0, budget=None, advice=""),
-            [
-                (
-                    "asks for",
-                    "16 nodes, time limit 01:00:00, at most 16 node-h = 512 core-h, for 2 jobs; "
-                    "Slurm would start the first job at 14:20",
-                )
-            ],
-        ),
-        (
-            bare._replace(most=168.0, limit="--max-restarts 20"),
-            [
-                ("asks for", one),
-                ("", "this cost is for one attempt; all attempts together use at most 168 node-h (--max-restarts 20)"),
-            ],
-        ),
+        (known._replace(request=asked._replace(gpus=0, partition="").times(2), billed=512.0, budget=None, advice=""),
+         [("asks for", "16 nodes, time limit 01:00:00, at most 16 node-h = 512 core-h, for 2 jobs; "
+           "Slurm would start the first job at 14:20")]),
+        (bare._replace(most=168.0, limit="--max-restarts 20"),
+         [("asks for", one),
+          ("", "this cost is for one attempt; all attempts together use at most 168 node-h (--max-restarts 20)")]),
         (bare._replace(budget=Budget(10, 4)), [("asks for", f"{one} (6 core-h of account a are left)")]),
-        (
-            bare._replace(billed=256.0, budget=Budget(300, 200)),
-            [("asks for", f"{request} 8 node-h = 256 core-h, 85.3 % of the grant of account a (only 100 core-h left)")],
-        ),
-    ]
+        (bare._replace(billed=256.0, budget=Budget(300, 200)),
+         [("asks for", f"{request} 8 node-h = 256 core-h, 85.3 % of the grant of account a (only 100 core-h left)")]),
+    ]  # fmt: skip
     for found, expected in cases:
         with subtests.test(expected=expected):
             assert outlook.lines(found, NOW, whole=False) == expected
@@ -180,36 +152,17 @@ def test_what_a_recorded_run_asked_for(tmp_path: Path, more: dict[str, Any], cos
     directory.mkdir(mode=0o700)
     run = directories.load(directory)
     assert request_cost.asked(run, records.planned(run)) == {}
-    inside = {
-        "job": {"nodes": 4, "time_limit": 7200},
-        "code": {"script": "/r/code/a b.py", "arguments": ["--k", "x y"]},
-    }
-    plan = {
-        "directives": [["--partition", "boost"], ["--cpus-per-task", "32"], ["--gres", "gpu:2"]],
-        "inside": inside | more,
-    }
-    directories.write_json(run.paths.plan, plan)
+    asked = [["--partition", "boost"], ["--cpus-per-task", "32"], ["--gres", "gpu:2"]]
+    inside = {"job": {"nodes": 4, "time_limit": 7200}, **more}
+    directories.write_json(run.paths.plan, {"directives": asked, "inside": inside})
     facts = {"nodes": 4, "partition": "boost", "time_limit": 7200}
     planned = records.planned(run)._replace(restart="several" if more else "")
     assert request_cost.asked(run, planned) == facts
-    settings = {"cost.weights": {"cpu": "1"}, "cost.unit": "core-h"}
-    directories.write_json(run.paths.request, {"site": {name: {"value": value} for name, value in settings.items()}})
+    site = {"cost.weights": {"value": {"cpu": "1"}}, "cost.unit": {"value": "core-h"}}
+    directories.write_json(run.paths.request, {"site": site})
     assert request_cost.asked(run, planned) == facts | ({"gpus": 8, "cost": cost} if cost else {})
     directories.write_json(run.paths.request, {"site": {"no.such": {"value": 1}}})
     assert request_cost.asked(run, planned) == facts
-
-
-@pytest.mark.parametrize(("code", "command"), [
-    ({"script": "/r/code/a b.py", "arguments": ["--k", "x"]}, "'a b.py' --k x"),
-    ({"script": "/r/code/pkg.train", "form": "module"}, "-m pkg.train"),
-    ({"script": "", "form": "jupyter"}, ""),
-    ({}, ""),
-])  # fmt: skip
-def test_the_command_of_a_recorded_run(tmp_path: Path, code: dict[str, Any], command: str) -> None:
-    directory = tmp_path / "a-20261121-074500-1a2b"
-    directory.mkdir(mode=0o700)
-    directories.write_json(directory / "plan.json", {"inside": {"code": code}})
-    assert records.planned(directories.load(directory)).command == command
 
 
 def test_jobs_of_a_sweep_ask_for_all_their_resources_together() -> None:
@@ -219,9 +172,7 @@ def test_jobs_of_a_sweep_ask_for_all_their_resources_together() -> None:
 
 @pytest.mark.parametrize(("text", "said"), [
     ('{"advice": [{"rule": "spilling", "sentence": "a"}, {"rule": "time-asked", "sentence": "b"}]}', ["b"]),
-    ('{"advice": []}', []),
     ('{"advice": [{"rule": "time-asked"}]}', []),
-    ("[]", []),
     ("{", []),
 ])  # fmt: skip
 def test_what_a_run_could_ask_less_of(tmp_path: Path, text: str, said: list[str]) -> None:
@@ -229,26 +180,19 @@ def test_what_a_run_could_ask_less_of(tmp_path: Path, text: str, said: list[str]
     assert report.smaller(tmp_path / "report.html") == said
 
 
-@pytest.mark.parametrize(("site", "way"), [
-    ({"login.host": {"value": "login.example.org"}}, "to open JupyterLab on your laptop: hpcml --host login.example.org tunnel --service"),
-    ({"login.host": {"value": "a b"}}, "to open JupyterLab on your laptop: hpcml --host 'a b' tunnel --service"),
-    ({"login.host": "damaged"}, f"to open JupyterLab on your laptop: hpcml --host me@{os.uname().nodename} tunnel --service"),
-    (None, f"to open JupyterLab on your laptop: hpcml --host me@{os.uname().nodename} tunnel --service"),
-])  # fmt: skip
-def test_the_way_to_jupyterlab_names_the_login_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: dict[str, Any] | None, way: str
-) -> None:
+def test_the_way_to_jupyterlab_names_the_login_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USER", "me")
     directory = tmp_path / "a-20261121-074500-1a2b"
     directory.mkdir(mode=0o700)
     run = directories.load(directory)
     plan = {"scheduler": "slurm", "inside": {"job": {"nodes": 1}, "code": {"form": "jupyter"}}}
     directories.write_json(run.paths.plan, plan)
-    if site is not None:
-        directories.write_json(run.paths.request, {"site": site})
     service = run.paths.attempt(0).service_of("jupyter")
     service.parent.mkdir(parents=True, mode=0o700)
     directories.write_json(service, {"node": "n1"})
     event = {"event": "driver-started", "time": 1e9, "attempt": 0}
     run.paths.events.write_text(json.dumps(event) + "\n")
-    assert f"running on n1; {way} jupyter {run.id}" in run_status.status(run, ask=False).progress.jupyter
+    for site, host in (({"login.host": {"value": "a b"}}, "'a b'"), ({}, f"me@{os.uname().nodename}")):
+        directories.write_json(run.paths.request, {"site": site})
+        way = f"to open JupyterLab on your laptop: hpcml --host {host} tunnel --service jupyter {run.id}"
+        assert f"running on n1; {way}" in run_status.status(run, ask=False).progress.jupyter

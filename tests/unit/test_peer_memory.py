@@ -72,12 +72,6 @@ def test_only_the_marked_mapping_is_closed_after_the_gpu_has_finished(monkeypatc
     assert driver.calls == [("synchronize", 0), ("close", LOW + 200 * PAGE)]
 
 
-def test_nothing_mapped_is_nothing_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver([(LOW, 64 * PAGE, True, MARKER.text)])
-    assert released(driver, monkeypatch) == 0
-    assert driver.calls == []
-
-
 def test_what_cuda_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver([(LOW, 64 * PAGE, False, MARKER.text)], close_status=1)
     with pytest.raises(MarkError, match="CUDA's driver returned CUDA_ERROR_INVALID_VALUE"):

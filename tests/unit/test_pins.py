@@ -62,57 +62,25 @@ def test_labels_say_what_is_installed(definition: sif.Definition) -> None:
     assert units.parse_memory(definition.label("space")) >= 2 * 1024**3
 
 
-@pytest.mark.parametrize("name", ["cpu", "cpu-wheels"])
-def test_cpu_images_hold_the_extras_local_and_jupyter(name: str) -> None:
-    installed = packages(sif.find_definition(name, ROOT).text)
-    wanted = divided(EXTRAS["node"]) | divided(EXTRAS["local"]) | divided(EXTRAS["jupyter"])
+@pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
+def test_images_hold_the_extras_of_their_kind(definition: sif.Definition) -> None:
+    cuda = definition.label("cuda")
+    installed = {name.removesuffix(f"-cu{cuda}"): rule for name, rule in packages(definition.text).items()}
+    if cuda:
+        assert "rdma-core" in installed or {"rdma-core", "ibverbs-providers"} <= set(
+            definition.header("Include").split()
+        )
+    extras = ("node", f"cuda{cuda}" if cuda else "local", "jupyter")
+    wanted = divided([word for extra in extras for word in EXTRAS[extra]])
     wanted.pop("hpcml")
-    assert installed.keys() == wanted.keys()
     for package, rule in wanted.items():
-        if "{{" in installed[package]:
-            assert PINS[package].startswith(rule.removeprefix("==").removesuffix("*"))
-        else:
-            assert installed[package] == rule
-
-
-@pytest.mark.parametrize("cuda", ["12", "13"])
-@pytest.mark.parametrize("suffix", ["", "-wheels"])
-def test_gpu_images_hold_the_extra_of_their_cuda(cuda: str, suffix: str) -> None:
-    definition = sif.find_definition(f"rapids-cu{cuda}{suffix}", ROOT)
-    assert definition.label("cuda") == cuda
-    installed = {key.removesuffix(f"-cu{cuda}"): rule for key, rule in packages(definition.text).items()}
-    if suffix:
-        assert f"cupy-cuda{cuda}x" in installed
-        assert {"rdma-core", "ibverbs-providers"} <= set(definition.header("Include").split())
-    else:
-        assert installed["cuda-version"] == f"={cuda}"
-        assert {"ucx", "rdma-core", "cupy"} <= installed.keys()
-    wanted = {
-        key.removesuffix(f"-cu{cuda}"): rule
-        for key, rule in (divided(EXTRAS[f"cuda{cuda}"]) | divided(EXTRAS["node"]) | divided(EXTRAS["jupyter"])).items()
-    }
-    wanted.pop("hpcml")
-    assert wanted.keys() <= installed.keys()
-    for package in (*RAPIDS[:4], "dask-cuda"):
-        assert wanted[package] == f"=={PINS['rapids']}.*"
-    assert wanted["distributed-ucxx"].removeprefix("==").removesuffix("*") in PINS["ucxx"]
-
-
-@pytest.mark.parametrize("suffix", ["", "-wheels"])
-def test_the_two_rapids_differ_in_cuda_only(suffix: str) -> None:
-    twelve, thirteen = (sif.find_definition(f"rapids-cu{cuda}{suffix}", ROOT).text for cuda in ("12", "13"))
-    swaps = [("CUDA 12", "CUDA 13"), ("driver 535", "driver 580"), ("cuda 12", "cuda 13")]
-    if not suffix:
-        swaps += [("=12.2", "=13.0"), ("cuda-version=12", "cuda-version=13")]
-    else:  # CUDA 13's wheels have no number in their names, and divide the headers in another way
-        swaps += [("nvidia-cuda-runtime-cu12==12.2", "nvidia-cuda-runtime==13.0"),
-                  ("nvidia-cuda-nvcc-cu12==12.2", "nvidia-cuda-crt==13.0"),
-                  ("nvidia-nvml-dev-cu12==12.2", "nvidia-nvml-dev==13.0"), ("-cu12", "-cu13"),
-                  ("cupy-cuda12x", "cupy-cuda13x")]  # fmt: skip
-    for old, new in swaps:
-        assert old in twelve
-        twelve = twelve.replace(old, new)
-    assert twelve == thirteen
+        name = package.removesuffix(f"-cu{cuda}")
+        assert name in installed
+        if rule.startswith("=="):
+            pin = "ucxx" if name == "distributed-ucxx" else "rapids" if name in RAPIDS else name
+            assert PINS[pin].startswith(rule.removeprefix("==").removesuffix(".*")), name
+        elif not cuda and "{{" not in installed[name]:
+            assert installed[name] == rule
 
 
 @pytest.mark.parametrize("definition", [one for one in DEFINITIONS if one.label("cuda")], ids=lambda one: one.name)

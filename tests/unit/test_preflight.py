@@ -98,7 +98,6 @@ CASES: list[tuple[str, Change, str, str, bool]] = [
     ("too old for either", newer("470.82.01", "11.4", "rmm-cu12"),
      "driver 470.82.01 supports CUDA 11.4, but this environment's RAPIDS is built for CUDA 12, which needs driver 535 or newer",
      "Ask the site for a newer driver, or use an older RAPIDS.", True),
-    ("CUDA 12.1 is not enough", newer("530.30.02", "12.1", "rmm-cu12"), "driver 530.30.02 supports CUDA 12.1,", "newer driver", True),
     ("the profile is out of date", newer("580.95.05", "13.0", "rmm-cu13"),
      "the profile's gpu.cuda is 12, but this environment's RAPIDS is built for CUDA 13, which driver 580.95.05 can run",
      "Use an environment or image for CUDA 12, or correct gpu.cuda.", False),
@@ -136,8 +135,6 @@ CASES: list[tuple[str, Change, str, str, bool]] = [
     ("MIG", both(set_in("gpus", 0, "mig", to=True), set_in("gpus", 2, "mig", to=True)), "MIG divides GPUs 0 and 2,", "whole GPUs", False),
     ("old GPU", set_in("gpus", 1, "capability", to=[6, 0]),
      "GPU 1 (NVIDIA A100-SXM-64GB) has compute capability 6.0, but RAPIDS for CUDA 12 needs 7.0", "newer GPUs", True),
-    ("Volta and CUDA 13", both(newer("580.95.05", "13.0", "rmm-cu13"), set_in("gpus", 0, "capability", to=[7, 0])),
-     "compute capability 7.0, but RAPIDS for CUDA 13 needs 7.5", "newer GPUs", True),
     ("CPUs of the other half", set_in("cpus", to=cpus(16, "0-15")),
      "this process may use the CPUs 0-15, but not the CPUs closest to GPUs 2 and 3 (16-31)", "all CPUs", False),
 ]  # fmt: skip
@@ -161,12 +158,10 @@ def test_what_is_wrong(node: Facts, change: Change, sentence: str, hint: str, fa
     environment("rmm-cu12", "nvidia-nccl-cu13"),  # either NCCL serves both
     newer("580.95.05", "13.0", "rmm-cu12"),  # a newer driver runs older CUDA
     set_in("cpus", to=cpus(18, "0-8,16-24")),  # some cores of every GPU
-    set_in("cpus", to=cpus()),
-    set_in("limits", to={}),
     set_in("importable_error", to="OSError: stale file handle"),
     both(set_in("gpus", 3, "capability", to=[3, 5]), set_in("gpus", 3, "visible", to=False)),
-    both(set_in("infiniband", to=[]), set_in("limits", "locked_memory", to={"soft": 1, "hard": 1})),
-    both(set_in("infiniband", to=[]), set_in("ucx", "transports", to={"tcp": ["eth0"]})),
+    both(set_in("infiniband", to=[]), set_in("limits", "locked_memory", to={"soft": 1, "hard": 1}),
+         set_in("ucx", "transports", to={"tcp": ["eth0"]})),
     lambda facts: [port.update(link_layer="Ethernet", state="DOWN") for port in facts["infiniband"]],
     set_in("driver", to=""),
 ])  # fmt: skip
@@ -176,13 +171,6 @@ def test_what_is_no_trouble(node: Facts, change: Change) -> None:
 
 def test_a_driver_with_the_compatibility_package_is_believed(node: Facts) -> None:
     assert found(changed(node, newer("535.274.02", "13.0", "rmm-cu13")), cuda="13") == []
-
-
-def test_the_fatal_comes_first(node: Facts) -> None:
-    bad = changed(node, both(set_in("limits", "locked_memory", to={"soft": 1, "hard": 1}), environment("rmm-cu13"),
-                             set_in("importable", to=[])))  # fmt: skip
-    assert [trouble.fatal for trouble in found(bad)] == [True, True, True, False]
-    assert "driver 535" in found(bad)[0].sentence
 
 
 def nodes(node: Facts, count: int, **changes: Change) -> dict[str, Facts]:
@@ -205,12 +193,6 @@ def test_what_does_not_end_a_run_is_told_too(node: Facts, tmp_path: Path, capsys
         assert all(one.sentence in capsys.readouterr().err for one in found(facts)[:1])
 
 
-def test_equal_nodes(node: Facts) -> None:
-    assert differences({}) == []
-    assert differences(nodes(node, 1)) == []
-    assert differences(nodes(node, 3)) == []
-
-
 FEWER = both(lambda facts: facts["gpus"].pop(), set_in("visible_count", to=3))
 OTHER_DRIVER = set_in("driver", to="535.104")
 
@@ -221,19 +203,10 @@ OTHER_DRIVER = set_in("driver", to="535.104")
     (set_in("limits", "locked_memory", "soft", to=65536), "n3: locked memory 64 KiB where the other nodes have unlimited"),
     (set_in("gpus", 0, "name", to="NVIDIA A100-SXM4-40GB"),
      "n3: NVIDIA A100-SXM-64GB and NVIDIA A100-SXM4-40GB where the other nodes have NVIDIA A100-SXM-64GB"),
-    (set_in("gpus", 0, "memory", to=40 * 1024**3), "n3: GPU memory 40 GiB and 64 GiB where the other nodes have 64 GiB"),
-    (set_in("cuda_driver", to="12.4"), "n3: CUDA driver 12.4 where the other nodes have 12.2"),
-    (set_in("packages", "rmm", to="26.8.0"), "n3: rmm 26.8.0 where the other nodes have 26.10.0"),
     (lambda facts: facts["packages"].pop("dask-cuda"), "n3: no dask-cuda where the other nodes have 26.10.0"),
-    (set_in("packages", "cudf", to="26.10.0"), "n3: cudf 26.10.0 where the other nodes have none"),
-    (set_in("built_for", to={"13": ["rmm-cu13"]}), "n3: packages for CUDA 13 where the other nodes have 12"),
-    (set_in("ucx", "version", to="1.21.0"), "n3: UCX 1.21.0 where the other nodes have 1.19.0"),
     (lambda facts: facts["ucx"]["transports"].pop("rc_mlx5"), "n3: no UCX transport rc_mlx5 where the other nodes have it"),
-    (set_in("ucx", "transports", "xpmem", to=["memory"]), "n3: UCX transport xpmem where the other nodes have none"),
     (set_in("infiniband", 0, "state", to="DOWN"), "n3: 3 active InfiniBand ports where the other nodes have 4"),
     (set_in("infiniband", to=[]), "n3: no active InfiniBand port where the other nodes have 4 active InfiniBand ports"),
-    (set_in("infiniband", 0, "rate", to="50 Gb/sec (1X HDR)"),
-     "n3: port rate 100 Gb/sec (2X HDR) and 50 Gb/sec (1X HDR) where the other nodes have 100 Gb/sec (2X HDR)"),
     (set_in("cpus", "count", to=1), "n3: 1 CPU where the other nodes have 32"),
     (both(ABSENT, set_in("driver", to=""), set_in("cuda_driver", to="")), "n3: no GPU where the other nodes have 4 GPUs"),
 ])  # fmt: skip
@@ -247,26 +220,16 @@ def test_how_many_have_what_is_usual(node: Facts) -> None:
         "n4: driver 550.1 where 3 other nodes have 535.274.02",
     ]
     assert differences(nodes(node, 2, n2=OTHER_DRIVER)) == ["n2: driver 535.104 where n1 has 535.274.02"]
-    assert differences(nodes(node, 2, n1=OTHER_DRIVER)) == ["n2: driver 535.274.02 where n1 has 535.104"]
-
-
-def test_nodes_that_differ_alike_share_a_sentence(node: Facts) -> None:
-    odd = dict.fromkeys(["n2", "n3", "n4", "n5", "n6"], OTHER_DRIVER)
-    assert differences(nodes(node, 12, **odd)) == [
-        "n2, n3, n4 and 2 more: driver 535.104 where the other nodes have 535.274.02"
-    ]
 
 
 def test_the_gravest_difference_comes_first(node: Facts) -> None:
     sentences = differences(nodes(node, 3, n1=set_in("cpus", "count", to=8), n2=both(OTHER_DRIVER, FEWER)))
-    assert [sentence.partition(" where")[0] for sentence in sentences] == [
-        "n2: 3 GPUs",
-        "n2: driver 535.104",
-        "n1: 8 CPUs",
-    ]
+    heads = [sentence.partition(" where")[0] for sentence in sentences]
+    assert heads == ["n2: 3 GPUs", "n2: driver 535.104", "n1: 8 CPUs"]
 
 
 def test_what_does_not_matter_is_not_told(node: Facts) -> None:
     other = both(set_in("hostname", to="x"), set_in("seconds", to=9.0), set_in("gpus", 0, "uuid", to="GPU-x"),
                  set_in("kernel", to="5.14"), set_in("memory", "total", to=1), set_in("ucx", "library", to="/elsewhere"))  # fmt: skip
     assert differences(nodes(node, 3, n2=other)) == []
+    assert differences(nodes(node, 1)) == differences({}) == []

@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hpcml.node.hardware import nvml, probe, record, software, sysfs
-from hpcml.node.hardware.record import Ucx
 from hpcml.node.sampling import gpus
 from tests.fixtures.nodes import tree
 
@@ -45,11 +42,9 @@ def python(code: str, *arguments: str, **environment: str) -> subprocess.Complet
 
 def test_a_whole_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    facts = json.loads(json.dumps(facts_of("leonardo", tmp_path)))
+    down = ("ib=mlx5_1 net=ib1", 'ib=mlx5_1 net=ib1 state="1: DOWN" phys="2: Polling"')
+    facts = json.loads(json.dumps(facts_of("leonardo", tmp_path, down)))
     assert {part: facts[f"{part}_error"] for part in PARTS} == dict.fromkeys(PARTS, "")
-    assert facts["schema"] == record.SCHEMA
-    assert facts["seconds"] > 0
-    assert facts["late"] == []
     assert (facts["driver"], facts["cuda_driver"], facts["visible_count"]) == ("535.274.02", "12.2", 4)
     peers = ("0000:10:00.0", "0000:52:00.0", "0000:cb:00.0")
     assert facts["gpus"][2] == {
@@ -60,15 +55,7 @@ def test_a_whole_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "nvlink": {"links": 12, "active": 12, "version": "3.1", "peers": dict.fromkeys(peers, 4)},
         "p2p": dict.fromkeys(peers, "ok"), "visible": True, "errors": {},
     }  # fmt: skip
-    assert facts["ucx"]["version"] == "1.19.0"
     assert facts["ucx"]["transports"]["rc_mlx5"] == [f"mlx5_{number}:1" for number in range(4)]
-    assert facts["ucx"]["transports"]["tcp"] == ["ib0", "lo"]
-    assert "rdmacm" in facts["ucx"]["components"]
-
-
-def test_ports_and_interfaces(tmp_path: Path) -> None:
-    down = ("ib=mlx5_1 net=ib1", 'ib=mlx5_1 net=ib1 state="1: DOWN" phys="2: Polling"')
-    facts = facts_of("leonardo", tmp_path, down)
     first, second = facts["infiniband"][:2]
     assert first == {
         "name": "mlx5_0:1", "device": "mlx5_0", "port": 1, "state": "ACTIVE", "physical_state": "LinkUp",
@@ -80,44 +67,13 @@ def test_ports_and_interfaces(tmp_path: Path) -> None:
     interfaces = {entry["name"]: entry for entry in facts["interfaces"]}
     assert (interfaces["ib0"]["kind"], interfaces["eno1"]["kind"]) == ("infiniband", "ethernet")
     assert (interfaces["ib0"]["megabits"], interfaces["eno1"]["megabits"]) == (0, 1000)  # -1 is "not known"
-    assert (interfaces["ib0"]["mtu"], interfaces["ib0"]["up"]) == (4092, True)
     assert interfaces["ib0"]["ipv4"] == []  # a recorded tree has none, and this machine's own must not slip in
-
-
-def test_a_card_whose_two_ports_share_a_pci_function(tmp_path: Path) -> None:
-    tree.build("leonardo", tmp_path)
-    device = tmp_path / "sys/class/infiniband/mlx5_0"
-    second = (device / "ports").resolve() / "2"
-    second.mkdir()
-    (second / "state").write_text("4: ACTIVE\n")
-    other = device.resolve().parents[1] / "net/ib9"
-    other.mkdir()
-    (other / "dev_port").write_text("1\n")
-    ports = {port.name: port.adapter.netdevs for port in sysfs.rdma_ports(tmp_path)}
-    assert ports["mlx5_0:1"] == ("ib0",)
-    assert ports["mlx5_0:2"] == ("ib9",)
-
-
-def test_what_is_in_the_folder_of_interfaces_besides_them(tmp_path: Path) -> None:
-    tree.build("no-nic", tmp_path)
-    net = tmp_path / "sys/class/net"
-    (net / "bonding_masters").write_text("\n")
-    (net / "dummy0").mkdir()  # virtual: no device, and its files answer errors
-    (net / "dummy0/speed").mkdir()
-    found = {entry.name: entry for entry in sysfs.interfaces(tmp_path)}
-    assert found.keys() == {"eth0", "dummy0"}
-    assert (found["dummy0"].pci, found["dummy0"].megabits, found["dummy0"].up) == (record.Place(), 0, False)
-
-
-def test_ways_to_gpu_memory(tmp_path: Path) -> None:
-    assert facts_of("leonardo", tmp_path / "a")["modules"] == {
+    assert facts["modules"] == {
         "nvidia": "535.274.02", "open_driver": False, "gdrcopy": True, "gpudirect": ["nvidia_peermem"],
         "verbs": ["uverbs0", "uverbs1", "uverbs2", "uverbs3"], "rdma_cm": True,
     }  # fmt: skip
     newer = facts_of("no-nic", tmp_path / "b")["modules"]
     assert (newer["open_driver"], newer["gpudirect"], newer["verbs"]) == (True, ["dmabuf"], [])
-    older = facts_of("no-nic", tmp_path / "c", ("osrelease 6.18", "osrelease 5.11"))["modules"]
-    assert older["gpudirect"] == []
 
 
 def test_the_record_comes_back_from_its_json(tmp_path: Path) -> None:
@@ -183,11 +139,8 @@ def test_a_node_whose_key_is_unknown_gets_no_agent(tmp_path: Path, monkeypatch: 
 def test_a_gpu_that_answers_in_part(tmp_path: Path) -> None:
     nothing: dict[str, Any] = {"memory": None, "bar1": None, "capability": None, "mig": None, "affinity": None, "nvlinks": [],
                "p2p": {"1": None}, "errors": {"memory": "GPU is lost"}, "bus_id": ""}  # fmt: skip
-    raw = {
-        **LEONARDO,
-        "gpus": [{**LEONARDO["gpus"][0], **nothing}, LEONARDO["gpus"][1]],
-        "errors": {"gpu2": "GPU is lost"},
-    }
+    answers = [{**LEONARDO["gpus"][0], **nothing}, LEONARDO["gpus"][1]]
+    raw = {**LEONARDO, "gpus": answers, "errors": {"gpu2": "GPU is lost"}}
     facts = described(raw, tree.build("leonardo", tmp_path), None)
     assert facts["gpu_error"] == "gpu2: GPU is lost"
     first = facts["gpus"][0]
@@ -196,19 +149,6 @@ def test_a_gpu_that_answers_in_part(tmp_path: Path) -> None:
     assert first["p2p"] == {"0000:52:00.0": "no answer"}
     assert facts["gpus"][1]["p2p"]["gpu2"] == "ok"  # one that is lost has no address
     assert first["nvlink"] == {"links": 0, "active": 0, "version": "", "peers": {}}
-
-
-def test_links_to_a_switch_and_links_that_are_down() -> None:
-    links: list[list[Any]] = [[0, 1, 6, 2, ""], [1, 1, 6, 2, ""], [2, 0, None, None, ""], [3, 1, 99, 255, ""]]
-    found = nvml._nvlink(links)
-    assert (found.links, found.active, found.peers) == (4, 3, {"nvswitch": 2, "unknown": 1})
-    assert found.version == "4.0, enumeration 99"
-
-
-def test_a_gpu_whose_place_the_kernel_hides(tmp_path: Path) -> None:
-    facts = described(LEONARDO, tmp_path, None)
-    assert facts["gpus"][0]["pci"] == {"bus_id": "", "path": [], "numa": -1}
-    assert "0000:10:00.0" in facts["gpus"][0]["errors"]["pci"]
 
 
 @pytest.mark.parametrize(("visible", "shown", "count"), [
@@ -235,35 +175,9 @@ def test_which_gpus_are_visible(visible: str | None, shown: set[int], count: int
     assert marked["visible_devices"] == visible
 
 
-@given(st.sets(st.integers(0, 300)))
-def test_ranges_of_cpus(numbers: set[int]) -> None:
-    assert sysfs.from_ranges(sysfs.to_ranges(numbers)) == numbers
-
-
-def test_ranges_are_written_as_the_kernel_does() -> None:
-    assert sysfs.to_ranges([3, 1, 2, 8, 10, 11]) == "1-3,8,10-11"
-    assert sysfs.from_ranges("") == set()
-
-
-def test_packages_and_the_cuda_that_they_are_built_for() -> None:
-    wheels = {"rmm-cu13": "26.10.0", "cupy-cuda12x": "14.2.0", "nvidia-nccl-cu12": "2.32.3", "dask-cuda": "26.10.0"}
-    facts = software.packages(wheels, {})
-    assert facts["packages"] == {"rmm": "26.10.0", "cupy": "14.2.0", "nccl": "2.32.3", "dask-cuda": "26.10.0"}
-    assert facts["built_for"] == {"13": ["rmm-cu13"], "12": ["cupy-cuda12x", "nvidia-nccl-cu12"]}
-    both = software.packages({"cudf-cu12": "26.8.0", "cudf-cu13": "26.10.0"}, {})
-    assert both["built_for"] == {"12": ["cudf-cu12"], "13": ["cudf-cu13"]}
-    assert both["distributions"] == {"cudf-cu12": "26.8.0", "cudf-cu13": "26.10.0"}
-
-
 def test_a_conda_environment(tmp_path: Path) -> None:
-    for name in (
-        "ucx-1.19.0-h1b2c3d4_0",
-        "cuda-version-12.9-h4f385c5_3",
-        "rdma-core-58.0-h5888daf_0",
-        "python-3.12.9-1_x",
-        "odd",
-    ):
-        (tmp_path / "conda-meta").mkdir(exist_ok=True)
+    (tmp_path / "conda-meta").mkdir()
+    for name in ("ucx-1.19.0-h1b2c3d4_0", "cuda-version-12.9-h4f385c5_3", "rdma-core-58.0-h5888daf_0", "odd"):
         (tmp_path / "conda-meta" / f"{name}.json").write_text("{}")
     conda = software.conda_packages(tmp_path)
     assert conda == {"ucx": "1.19.0", "cuda-version": "12.9", "rdma-core": "58.0"}
@@ -273,28 +187,14 @@ def test_a_conda_environment(tmp_path: Path) -> None:
     assert software.conda_packages(tmp_path / "none") == {}
 
 
-def test_the_ucx_of_pip_has_no_infiniband() -> None:
-    ucx, fault = probe.described_ucx(tree.raw("pip.ucx"))
-    assert (ucx.version, fault) == ("1.21.0", "")
-    assert ucx.transports.keys() == {"self", "tcp", "sysv", "posix", "cma"}
-    assert ucx.modules == ("cma", "cuda")
-    assert probe.described_ucx({"error": "why"}) == (Ucx(), "why")
-
-
 def test_the_environment_tells_settings_but_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (
-        "UCX_TLS",
-        "NCCL_DEBUG",
-        "CUDA_VISIBLE_DEVICES",
-        "NCCL_API_KEY",
-        "CUDA_TOKEN",
-        "PATH_UCX",
-        "NVIDIA_API_KEY",
-    ):
+    settings = {"UCX_TLS", "NCCL_DEBUG", "CUDA_VISIBLE_DEVICES"}
+    secrets = {"NCCL_API_KEY", "CUDA_TOKEN", "PATH_UCX", "NVIDIA_API_KEY"}
+    for name in settings | secrets:
         monkeypatch.setenv(name, "0")
     told = facts_of("leonardo", tmp_path)["environment"]
-    assert {"UCX_TLS", "NCCL_DEBUG", "CUDA_VISIBLE_DEVICES"} <= told.keys()
-    assert not told.keys() & {"NCCL_API_KEY", "CUDA_TOKEN", "PATH_UCX", "NVIDIA_API_KEY"}
+    assert settings <= told.keys()
+    assert not told.keys() & secrets
 
 
 # This machine itself, in processes of their own: the probe forks, and reads limits of its process.
@@ -302,33 +202,21 @@ def test_the_environment_tells_settings_but_no_secrets(tmp_path: Path, monkeypat
 
 def test_this_machine_as_a_person_sees_it() -> None:
     limited = """
-import os, resource, runpy, sys
+import os, resource, runpy
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
-resource.setrlimit(resource.RLIMIT_NOFILE, (300, 400))
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 runpy.run_module("hpcml.node.hardware.probe", run_name="__main__", alter_sys=True)
 """
     done = python(limited, UCX_NET_DEVICES="none0", UCX_LOG_LEVEL="info")
     facts = json.loads(done.stdout)  # UCX warns of none0, and must not do it in the midst of this
-    assert facts["limits"] == {
-        "locked_memory": {"soft": 65536, "hard": 65536},
-        "open_files": {"soft": 300, "hard": 400},
-    }
+    assert facts["limits"]["locked_memory"] == {"soft": 65536, "hard": 65536}
     assert (facts["cpus"]["count"], facts["cpus"]["list"]) == (1, str(min(os.sched_getaffinity(0))))
     assert facts["hostname"] == os.uname().nodename
     assert ["127.0.0.1"] in [entry["ipv4"][:1] for entry in facts["interfaces"]]
     assert facts["memory"]["total"] > 2**20
-    assert facts["environment"]["UCX_NET_DEVICES"] == "none0"
     if importlib.util.find_spec("ucxx"):
-        assert facts["ucx"]["library"].startswith("/")
         assert "posix" in facts["ucx"]["transports"]
         assert "tcp" not in facts["ucx"]["transports"]
-
-
-def test_the_raw_answers_can_be_recorded() -> None:
-    raw = json.loads(python("", "-m", "hpcml.node.hardware.probe", "--raw").stdout)
-    assert raw.keys() == {"nvml", "ucx"}
-    assert "error" in raw["nvml"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ucxx") is None, reason="ucxx is not installed (extra 'ucx')")
@@ -340,14 +228,14 @@ def test_a_ucx_that_may_use_nothing_says_so() -> None:
 
 def test_the_caller_stays_as_it_was() -> None:
     code = """
-import json, os, sys
+import os, sys
 from hpcml.node.hardware import probe
-before = (dict(os.environ), len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")))
-facts = probe.probe()
-after = (dict(os.environ), len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")))
-assert before == after, (before, after)
+def state():
+    return dict(os.environ), len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+before = state()
+probe.probe()
+assert before == state(), before
 assert not {"ucxx", "pynvml", "rmm", "cupy", "cuda", "numpy"} & sys.modules.keys()
-assert "libcuda" not in open("/proc/self/maps").read()
 try:
     os.waitpid(-1, os.WNOHANG)
 except ChildProcessError:
@@ -382,10 +270,8 @@ def test_no_process_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(os, "fork", refuse)
     node = probe.probe(tree.build("leonardo", tmp_path), ucx={})
-    assert (
-        node.probing.errors["gpu"]
-        == "NVML was not queried: no process could be started: Resource temporarily unavailable"
-    )
+    why = "no process could be started: Resource temporarily unavailable"
+    assert node.probing.errors["gpu"] == f"NVML was not queried: {why}"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pynvml") is None, reason="nvidia-ml-py is not installed")
