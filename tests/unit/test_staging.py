@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcml.errors import ConfigError
-from hpcml.plan import container, plan
-from hpcml.request.record import RunRequest
+from hpcml.plan import container
 from hpcml.schedulers import JobLayout
 from hpcml.sites import schema
 from matrix import site_of
@@ -47,13 +45,3 @@ def test_sbcast_is_slurm_s() -> None:
     with pytest.raises(ConfigError, match=r"sbcast needs Slurm.*runtime\.stage"):
         container.stage(site("local", stage="sbcast"), "/i/a.sif", HERE)
     assert container.stage(site("local", stage="copy"), "/i/a.sif", HERE)
-
-
-def test_the_step_reaches_every_node_and_speaks_to_the_script() -> None:
-    spec = RunRequest.of(Path("/p/a.py"), (), Path("/p"), nodes=3, image="/i/a.sif")
-    made = plan.plan(site(stage="copy"), spec, plan.RunLocation(Path("/runs/a-1"), "/usr/bin/python3", "0"))
-    assert made.stage is not None
-    assert made.stage.launcher is not None
-    assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--overlap"} <= set(made.stage.launcher.options)
-    assert not [word for word in made.stage.launcher.options if word.startswith("--output")]
-    assert "hpcml copies the image to each node (copy)" in made.reasons

@@ -51,12 +51,8 @@ def test_the_limit_of_files_is_raised() -> None:
 def test_a_scheduler_says_that_it_cannot_have_so_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its listener would accept nobody any more, and the run wait for its deadline."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
-    assert connection_limits.too_few_files(300) == ""
-    said = connection_limits.too_few_files(1000)
-    assert (
-        "the Dask scheduler can open only 1024 files (ulimit -Hn), but 1000 workers need 3064 open files: use at most 320 workers"
-        in said
-    )
+    need = "can open only 1024 files (ulimit -Hn), but 1000 workers need 3064 open files: use at most 320 workers"
+    assert need in connection_limits.too_few_files(1000)
     assert connection_limits.too_few_files(320) == ""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert connection_limits.too_few_files(100_000) == ""

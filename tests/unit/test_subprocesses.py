@@ -61,18 +61,6 @@ def test_a_reader_of_a_child_that_is_stopped_is_not_waited_for(daemon: list[str]
     assert got == [b"said"]
 
 
-def test_standard_error_is_closed_after_a_slow_hearer() -> None:
-    go_on = threading.Event()
-    child = subprocesses.Child([sys.executable, "-c", "import os; os.write(2, b'word')"], lambda _: not go_on.wait(60))
-    child.stop()
-    source = child.process.stderr
-    assert source is not None
-    assert not source.closed
-    go_on.set()
-    child._reader.join(60)
-    assert source.closed, "or it is closed by the garbage collector, with a warning"
-
-
 def test_a_command_that_hangs_is_killed(tmp_path: Path) -> None:
     ended = tmp_path / "ended"
     answer = subprocesses.run([sys.executable, "-c", f"import time; time.sleep(20); open({str(ended)!r}, 'w')"], 0.01)

@@ -7,12 +7,11 @@ import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -24,13 +23,11 @@ from hpcml.node import script_process as scripts
 from hpcml.node import storage, supervisor
 from hpcml.node.interconnect import record
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
-from hpcml.node.run_state import RunState, Steps
+from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
 from hpcml.node.supervisor import run_script, tear_down
 from hpcml.paths import RunPaths
-from hpcml.plan import plan
-from hpcml.request import record as request
-from hpcml.sites import layers, schema
+from node_settings import settings as settings_of
 
 KILLED = 128 + signal.SIGKILL
 BY_KERNEL = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
@@ -41,6 +38,11 @@ pathlib.Path("ready").touch()
 time.sleep(20)
 """
 BY_ITSELF = "import time\ntime.sleep(0.3)\nraise SystemExit(1)\n"
+
+
+LOST = End(errors.ROLE_LOST, "driver", "hpcml", "the scheduler was lost")
+LIMIT = End(errors.TIME_LIMIT, "driver", "scheduler", "the time limit was reached")
+ENDED = End(0, "driver", "script", "the script ended")
 
 
 class Broken(Processes):
@@ -55,10 +57,7 @@ class Broken(Processes):
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broken]:
-    spec = request.RunRequest.of(tmp_path / "job.py", (), tmp_path)
-    place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
-    site = layers.build(schema.Site, layers.Layers())
-    settings = plan.plan(site, spec, place).inside
+    settings = settings_of(job__nodes=1, code__script=str(tmp_path / "code/job.py"), code__cwd=str(tmp_path))
     run = RunPaths(tmp_path)
     run.attempt(0).secret.mkdir(parents=True)
     run.logs.mkdir()
@@ -81,50 +80,44 @@ def end_of(
     settings = settings._replace(deadlines=settings.deadlines._replace(script_grace=grace))
     state.context = state.context._replace(settings=settings)
     path = Path(state.context.settings.code.script)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     path.write_text(code)
     cluster.why = why
-    if code == BY_SUPERVISOR:  # else Slurm has told the script already
-        return run_script(state, cluster, {"HPCML_RUN_DIR": str(state.context.run.directory)})
-    monkeypatch.setattr(scripts.Script, "tell_to_end", lambda _: None)
+    if code != BY_SUPERVISOR:
+        monkeypatch.setattr(scripts.Script, "tell_to_end", lambda _: None)  # Slurm has told the script already
     return run_script(state, cluster, {"HPCML_RUN_DIR": str(state.context.run.directory)})
+
+
+def events_of(cluster: Broken) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in cluster.context.run.events.read_text().splitlines()]
 
 
 def test_memory_is_the_cause_where_the_kernel_took_the_script_and_a_role(
     cluster: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = end_of(
-        cluster, End(errors.ROLE_LOST, "driver", "hpcml", "a role was lost"), BY_KERNEL, monkeypatch, starved=True
-    )
+    outcome = end_of(cluster, LOST, BY_KERNEL, monkeypatch, starved=True)
     assert (outcome.exit_status, outcome.by) == (KILLED, "script")
     assert "out of memory" in outcome.message
+    assert end_of(cluster, LIMIT, BY_KERNEL, monkeypatch, starved=True) == LIMIT, "which is not overruled"
 
 
 @pytest.mark.parametrize(("code", "starved"), [(BY_SUPERVISOR, True), (BY_KERNEL, False), (BY_ITSELF, True)])
 def test_a_script_that_ends_because_of_the_loss_is_not_the_cause(
     code: str, starved: bool, cluster: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    why = End(errors.ROLE_LOST, "driver", "hpcml", "the scheduler was lost")
-    assert end_of(cluster, why, code, monkeypatch, starved=starved) == why
+    assert end_of(cluster, LOST, code, monkeypatch, starved=starved) == LOST
 
 
 def test_a_script_that_ignores_its_end_is_killed(cluster: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     ready = Path(cluster.context.settings.code.cwd, "ready")
-    lost = End(errors.ROLE_LOST, "driver", "hpcml", "the scheduler was lost")
 
     def check() -> None:
         if ready.exists():
-            raise RunEndedError(lost)
+            raise RunEndedError(LOST)
 
     monkeypatch.setattr(cluster, "check", check)
-    assert end_of(cluster, None, BY_SUPERVISOR, monkeypatch) == lost
-    events = [json.loads(line) for line in cluster.context.run.events.read_text().splitlines()]
-    assert [event["exit_status"] for event in events if event["event"] == "driver-ended"] == [KILLED]
-
-
-def test_the_time_limit_is_not_overruled(cluster: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
-    why = End(errors.TIME_LIMIT, "driver", "scheduler", "the time limit was reached")
-    assert end_of(cluster, why, BY_KERNEL, monkeypatch, starved=True) == why
+    assert end_of(cluster, None, BY_SUPERVISOR, monkeypatch) == LOST
+    assert [event["exit_status"] for event in events_of(cluster) if event["event"] == "driver-ended"] == [KILLED]
 
 
 @pytest.mark.parametrize("by_slurm", [False, True])
@@ -145,7 +138,7 @@ def test_a_script_that_dies_of_its_time_limit_has_waited_for_the_file_system(
     monkeypatch.setattr(supervisor, "SLOW_TICK", 0.0)
     if by_slurm:
         monkeypatch.setattr(supervisor, "_must_end", lambda *_: None)
-    end_of(cluster, End(errors.TIME_LIMIT, "driver", "scheduler", "the time limit was reached"), BY_ITSELF, monkeypatch)
+    end_of(cluster, LIMIT, BY_ITSELF, monkeypatch)
     assert [text for text in cluster.state.warnings if "file system" in text] == [
         "n1: the script has been blocked on a file system for 20 s: the file system does not respond (/data/a.npy, request_wait_answer)."
     ]
@@ -157,8 +150,7 @@ def test_a_script_that_has_saved_stopped_at_the_time_limit(
 ) -> None:
     """Its save ended only then; a run that was cancelled stays so."""
     code = f"import time\ntime.sleep(0.3)\nraise SystemExit({errors.STOPPED})\n"
-    why = End(status, "driver", "scheduler", "it was told to end")
-    outcome = end_of(cluster, why, code, monkeypatch)
+    outcome = end_of(cluster, LIMIT._replace(exit_status=status), code, monkeypatch)
     stopped = (errors.STOPPED, "script", "TIMEOUT")
     told = (outcome.exit_status, outcome.by, outcome.state)
     assert told == (stopped if status == errors.TIME_LIMIT else (status, "scheduler", "CANCELLED"))
@@ -186,30 +178,6 @@ def test_a_script_that_saw_the_end_first_is_told_as_what_it_was(
     assert (outcome.exit_status, outcome.state) == (status, state)
 
 
-SAYS = """
-import json, socket, sys, time
-line = socket.socket(socket.AF_UNIX)
-line.connect(sys.argv[1])
-assert json.loads(line.recv(100)) == {"do": "close"}
-for event in ({"event": "worker-removed", "worker": "n1"}, {"event": "ucx-failed", "problem": "no device"}):
-    line.sendall(json.dumps(event).encode() + b"\\n")
-"""
-
-
-def test_what_the_scheduler_says_at_the_end_is_kept(cluster: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But not that each worker goes, as all do then."""
-    state = cluster.state
-    with subprocess.Popen([sys.executable, "-c", SAYS, str(cluster.channel.path)]) as scheduler:
-        monkeypatch.setenv("HPCML_STEPS", str(scheduler.pid))
-        state.steps = Steps(KIND, state.clock, state.context.run.job_log)
-        while cluster.channel.connection is None:
-            cluster.step()
-        tear_down(cluster.state, cluster, End(0, "driver", "script", "the script ended"))
-    events = [json.loads(line)["event"] for line in cluster.context.run.events.read_text().splitlines()]
-    assert events == ["warning", "ucx-failed", "torn-down"]
-    assert "no device" in json.loads(state.context.run.status.read_text())["warnings"][0]
-
-
 def test_an_end_that_cannot_be_written_is_told_by_the_exit_status(
     cluster: Broken, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,10 +186,10 @@ def test_an_end_that_cannot_be_written_is_told_by_the_exit_status(
     def refuse(path: Path, *_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
-    assert tear_down(cluster.state, cluster, End(0, "driver", "script", "the script ended"))
+    assert tear_down(cluster.state, cluster, ENDED)
     cluster.context.run.status.unlink()
     monkeypatch.setattr(files, "write", refuse)
-    assert not tear_down(cluster.state, cluster, End(0, "driver", "script", "the script ended"))
+    assert not tear_down(cluster.state, cluster, ENDED)
     assert "cannot be written (Read-only file system)" in capsys.readouterr().err
 
 
@@ -306,7 +274,7 @@ def test_the_keys_go_with_the_run(cluster: Broken) -> None:
     keys = [attempt.key, attempt.certificate, attempt.ucx_key, attempt.jupyter_token, attempt.ranks_key]
     for path in keys:
         path.touch()
-    assert tear_down(cluster.state, cluster, End(0, "driver", "script", "the script ended"))
+    assert tear_down(cluster.state, cluster, ENDED)
     assert not [path for path in keys if path.exists()]
 
 
@@ -314,13 +282,14 @@ def test_silent_workers_are_written_down_when_they_change(cluster: Broken) -> No
     for silent in ({}, {"n4": 31.0}, {"n4": 32.0}, {"n4": 90.0, "n2": 31.0}, {}):
         cluster._take("alive", {"connected": True, "idle": 0.0, "waited": 0.0, "stuck": 0, "silent": silent})
     cluster._take("worker-removed", {"worker": "n4-0", "silent": True})
-    events = [json.loads(line) for line in cluster.context.run.events.read_text().splitlines()]
-    assert [sorted(event["since"]) for event in events if event["event"] == "workers-silent"] == [
-        ["n4"],
-        ["n2", "n4"],
-        [],
-    ]
+    silences = [sorted(event["since"]) for event in events_of(cluster) if event["event"] == "workers-silent"]
+    assert silences == [["n4"], ["n2", "n4"], []]
     assert "Dask removed worker n4-0" in cluster.state.warnings[0]
+    cluster._take("ucx-failed", {"problem": "no device"})
+    assert "no device" in cluster.state.warnings[1]
+    cluster.closing = True
+    cluster._take("worker-removed", {"worker": "n1-0", "silent": True})
+    assert len(cluster.state.warnings) == 2, "at the end all workers go"
 
 
 @pytest.mark.parametrize(("by", "status"), [("script", 3), ("hpcml", errors.STORAGE)])
@@ -338,7 +307,7 @@ def test_a_run_whose_end_is_nowhere_written_fails(
 ) -> None:
     cluster.context.run.events.unlink(missing_ok=True)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(supervisor, "_run", lambda *_: End(0, "driver", "script", "the script ended"))
+    monkeypatch.setattr(supervisor, "_run", lambda *_: ENDED)
     monkeypatch.setattr(supervisor, "tear_down", lambda *_: written)
     assert supervisor._supervise(cluster.context, KIND) == status
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,32 +16,23 @@ def values(request: Request) -> list[dict[str, object]]:
     return [{value.name: value.typed for value in point} for point in points.points(request)]
 
 
-def test_grids_are_combined_each_with_each() -> None:
-    assert values(Request(grids=["k=8,16", "lr=0.1,1e-2"])) == [
-        {"k": 8, "lr": 0.1}, {"k": 8, "lr": 0.01}, {"k": 16, "lr": 0.1}, {"k": 16, "lr": 0.01},
-    ]  # fmt: skip
-
-
-def test_a_zip_is_pairs_and_combined_with_a_grid() -> None:
-    rows = values(Request(grids=["s=x"], zips=[["a=1,2", "b=3,4"]]))
-    assert rows == [{"s": "x", "a": 1, "b": 3}, {"s": "x", "a": 2, "b": 4}]
+@pytest.mark.parametrize(("request_", "rows"), [
+    (Request(grids=["k=8,16", "lr=0.1,1e-2"]), [{"k": 8, "lr": 0.1}, {"k": 8, "lr": 0.01}, {"k": 16, "lr": 0.1}, {"k": 16, "lr": 0.01}]),
+    (Request(grids=["s=x"], zips=[["a=1,2", "b=3,4"]]), [{"s": "x", "a": 1, "b": 3}, {"s": "x", "a": 2, "b": 4}]),
+    (Request(grids=["k=range(1,8,3)"]), [{"k": 1}, {"k": 4}, {"k": 7}]),
+    (Request(grids=['c="a,b",c']), [{"c": "a,b"}, {"c": "c"}]),
+    (Request(grids=["k=8,8,16"]), [{"k": 8}, {"k": 16}]),
+])  # fmt: skip
+def test_grids_zips_ranges_and_quotes(request_: Request, rows: list[dict[str, object]]) -> None:
+    assert values(request_) == rows
 
 
 def test_a_value_keeps_its_text_and_has_a_kind(subtests: pytest.Subtests) -> None:
     for text, kind in (("8", 8), ("-1", -1), ("1e-2", 0.01), ("0.10", 0.1), ("true", True), ("False", False),
-                       ("adam", "adam"), ("nan", "nan"), ("1_0", "1_0"), ("0x10", "0x10")):  # fmt: skip
+                       ("adam", "adam"), ("nan", "nan"), ("1_0", "1_0")):  # fmt: skip
         with subtests.test(text=text):
             [[value]] = points.points(Request(grids=[f"k={text}"]))
             assert (value.text, value.typed, type(value.typed)) == (text, kind, type(kind))
-
-
-def test_ranges_and_quotes() -> None:
-    assert values(Request(grids=["k=range(1,8,3)"])) == [{"k": 1}, {"k": 4}, {"k": 7}]
-    assert values(Request(grids=['c="a,b",c'])) == [{"c": "a,b"}, {"c": "c"}]
-
-
-def test_no_point_twice() -> None:
-    assert values(Request(grids=["k=8,8,16"])) == [{"k": 8}, {"k": 16}]
 
 
 def test_files(tmp_path: Path) -> None:
@@ -72,12 +62,9 @@ WRONG: list[tuple[Request, str]] = [
     (Request(grids=["k="]), "'k' has no values"),
     (Request(grids=["k=1,,2"]), "A value of 'k' is empty"),
     (Request(grids=['k="a'],), "The values of 'k' cannot be read"),
-    (Request(grids=["=1"]), "'' is not a valid option name"),
-    (Request(grids=["a b=1"]), "'a b' is not a valid option name"),
     (Request(grids=["--k=1"]), "'--k' is not a valid option name"),
     (Request(grids=["k=range(3,1)"]), "'k=range(3,1)' is empty"),
     (Request(grids=["k=range(1,2,0)"]), "'k=range(1,2,0)' is not a valid range"),
-    (Request(grids=["k=range(1,00002,00)"]), "'k=range(1,00002,00)' is not a valid range"),
     (Request(grids=["k=range(a)"]), "'k=range(a)' is not a valid range"),
     (Request(grids=["k=1", "k=2"]), "Two options set 'k'"),
     (Request(zips=[["a=1,2", "b=3"]]), "The lists of --zip differ in length: a has 2, b has 1"),
@@ -86,13 +73,10 @@ WRONG: list[tuple[Request, str]] = [
     (Request(grids=["a=range(1000000000000000)"]), "The sweep would have 1,000,000,000,000,000 points"),
     (Request(randoms=[["1000000", "x=uniform(0,1)"]]), "The sweep would have 1,000,000 points"),
     (Request(randoms=[["x=uniform(0,1)"]]), "--random needs a number of points, then distributions"),
-    (Request(randoms=[["5"]]), "--random needs a number of points, then distributions"),
     (Request(randoms=[["0", "x=uniform(0,1)"]]), "--random needs a number of points, then distributions"),
     (Request(randoms=[["5", "x=normal(0,1)"]]), "'x=normal(0,1)' is not a valid distribution"),
     (Request(randoms=[["5", "x=uniform(1,0)"]]), "'x=uniform(1,0)' is not a valid distribution"),
-    (Request(randoms=[["5", "x=uniform(0,inf)"]]), "'x=uniform(0,inf)' is not a valid distribution"),
     (Request(randoms=[["5", "x=loguniform(0,1)"]]), "'x=loguniform(0,1)' is not a valid distribution"),
-    (Request(randoms=[["5", "x=choice()"]]), "'x=choice()' is not a valid distribution"),
 ]  # fmt: skip
 
 
@@ -107,28 +91,23 @@ def test_what_is_wrong_is_one_sentence(subtests: pytest.Subtests) -> None:
 
 def test_a_wrong_file_is_one_sentence(subtests: pytest.Subtests, tmp_path: Path) -> None:
     cases: list[tuple[str, bytes, str]] = [
-        ("p.csv", b"", "The file contains no points"),
         ("p.csv", b"k,l\n", "The file contains no points"),
         ("p.csv", b"k,l\n1\n", "Line 2 does not have 2 values"),
-        ("p.csv", b"k,l\n1,\n", "Line 2 does not have 2 values"),
         ("p.csv", b"k,k\n1,2\n", "'k' is given twice"),
         ("p.csv", b'k\n"1\n', "Line 2 is not valid CSV"),
         ("p.csv", b"\xff\xfe\n", "The file of points is not UTF-8 text"),
         ("p.jsonl", b"[1]\n", "Line 1 is not a JSON object of numbers and strings"),
-        ("p.jsonl", b'{"k": null}\n', "Line 1 is not a JSON object of numbers and strings"),
         ("p.jsonl", b'{"k": NaN}\n', "Line 1 is not a JSON object of numbers and strings"),
-        ("p.jsonl", b'{"k": [1]}\n', "Line 1 is not a JSON object of numbers and strings"),
         ("p.jsonl", b'{"k": 1}\n{"k"\n', "Line 2 is not valid JSON"),
         ("p.jsonl", b"[" * 100_000, "Line 1 is not valid JSON"),
         ("p.jsonl", b'{"k": 1}\n' * 10_001, "The sweep would have 10,001 points"),
         ("p.txt", b"k\n1\n", "The name of the file of points does not end with .csv or .jsonl"),
     ]
-    for number, (name, content, sentence) in enumerate(cases):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / name).write_bytes(content)
+    for name, content, sentence in cases:
+        path = tmp_path / name
+        path.write_bytes(content)
         with subtests.test(sentence=sentence, content=content[:40]), pytest.raises(HpcmlError) as raised:
-            points.points(Request(files=[folder / name]))
+            points.points(Request(files=[path]))
         assert raised.value.message.startswith(sentence)
     with pytest.raises(HpcmlError, match="cannot be read: No such file"):
         points.points(Request(files=[tmp_path / "none.csv"]))
@@ -140,21 +119,15 @@ def test_words_for_the_script() -> None:
     assert points.shown(point) == "lr=-0.1 k=8"
 
 
-def test_what_makes_a_key(subtests: pytest.Subtests) -> None:
+def test_what_makes_a_key() -> None:
     [point] = points.points(Request(grids=["k=8", "l=1"]))
     [turned] = points.points(Request(grids=["l=1", "k=8"]))
     [other] = points.points(Request(grids=["k=8.0", "l=1"]))
-    key = points.key_of(point, "code", ["--epochs", "3"], "image")
-    assert key == points.key_of(turned, "code", ["--epochs", "3"], "image")
-    changes: dict[str, Callable[[], str]] = {
-        "values": lambda: points.key_of(other, "code", ["--epochs", "3"], "image"),
-        "code": lambda: points.key_of(point, "other", ["--epochs", "3"], "image"),
-        "arguments": lambda: points.key_of(point, "code", ["--epochs", "4"], "image"),
-        "image": lambda: points.key_of(point, "code", ["--epochs", "3"], ""),
-    }
-    for what, changed in changes.items():
-        with subtests.test(what=what):
-            assert changed() != key
+    key = points.key_of(point, "code", ["3"], "image")
+    assert key == points.key_of(turned, "code", ["3"], "image")
+    changed = ((other, "code", ["3"], "image"), (point, "other", ["3"], "image"),
+               (point, "code", ["4"], "image"), (point, "code", ["3"], ""))  # fmt: skip
+    assert key not in [points.key_of(*facts) for facts in changed]
 
 
 def test_which_files_are_the_code(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,26 +20,21 @@ ASHA = ("SuccessiveHalvingPruner", {"min_resource": 2, "reduction_factor": 3})
 NONE: tuple[str, dict[str, Any]] = ("", {})
 
 
-def study(folder: Path, job: int = 0, *, space: Any = None, maximize: bool = False, pruner: Any = NONE) -> Study:
+def study(folder: Path, job: int = 0, *, space: Any = None, pruner: Any = NONE) -> Study:
     sampler = ("TPESampler", {}) if space else NONE
     typed = {"c": {"8": 8, "b": "b"}}
-    return Study(Settings(str(folder / "journal"), "s", "loss", maximize, sampler, pruner, space or {}, typed, 0), job)
+    return Study(Settings(str(folder / "journal"), "s", "loss", False, sampler, pruner, space or {}, typed, 0), job)
 
 
 def point(key: str, **values: Any) -> Point:
     return Point(key, "draw=0", values, {}, 0)
 
 
-def pruned_at(one: Study, key: str, values: list[float]) -> int:
+def pruned_at(one: Study, key: str, values: list[float | None]) -> int:
     """Return the step at which a point is stopped that reports these values, 0 if it comes to its end."""
     one.begin(point(key, k=1, name="text"))
-    stops = [
-        step
-        for step, value in enumerate(values, 1)
-        if one.report(key, step, {"loss": None if math.isnan(value) else value})
-    ]
-    state = "pruned" if stops else "ok"
-    one.end(key, {"status": state, "metrics": {"loss": values[-1]}})
+    stops = [step for step, value in enumerate(values, 1) if one.report(key, step, {"loss": value})]
+    one.end(key, {"status": "pruned" if stops else "ok", "metrics": {"loss": values[-1]}})
     return stops[0] if stops else 0
 
 
@@ -70,12 +64,10 @@ def test_what_failed_is_tried_again_with_its_values(tmp_path: Path) -> None:
 def test_what_is_pruned(tmp_path: Path) -> None:
     one = study(tmp_path, pruner=ASHA)
     ends = [pruned_at(one, key, [loss] * 10) for key, loss in
-            (("a", 3.0), ("b", 2.0), ("c", 2.5), ("d", 1.0), ("e", 1.5), ("f", math.nan))]  # fmt: skip
+            (("a", 3.0), ("b", 2.0), ("c", 2.5), ("d", 1.0), ("e", 1.5), ("f", None))]  # fmt: skip
     assert ends == [0, 0, 2, 0, 2, 2]
     assert [trial.state.name for trial in one.study.trials][-1] == "PRUNED"
     assert one.report("c", 11, {"loss": 0.0}), "once it is, it stays so"
-    largest = study(tmp_path / "", maximize=True, pruner=ASHA)
-    assert largest.study.direction.name == "MINIMIZE", "a study keeps its direction: another has another name"
 
 
 def test_a_step_may_be_left_out_and_another_metric_is_not_judged(tmp_path: Path) -> None:

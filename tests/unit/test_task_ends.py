@@ -51,7 +51,6 @@ SCRIPTS: dict[str, tuple[Callable[[Client, Path], object], int, int]] = {
     "what depends on a failed one": (lambda client, _: wait(client.submit(invert, client.submit(invert, 0))), 1, 0),
     "the script lives with it": (lives_with_it, 1, 0),
     "many, none waited for": (lambda client, _: client.map(long, range(7)), 0, 7),
-    "in a function, which returns": (lambda client, _: client.map(long, range(3)) and None, 0, 3),
     "nobody can wait for it": (lambda client, _: fire_and_forget(client.submit(long, 0)), 0, 1),
     "no worker for it": (lambda client, _: client.submit(invert, 1, resources={"moon": 1}), 0, 1),
     "cancelled": (lambda client, _: client.cancel(client.map(long, range(3))), 0, 0),

@@ -6,6 +6,7 @@ import json
 import shlex
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +24,8 @@ SERVICE: dict[str, Any] = {"node": "n1", "socket": "/tmp/hpcml-x/dashboard.sock"
 def run(tmp_path: Path) -> directories.Run:
     directory = tmp_path / "a-20260101-000000-0000"
     directory.mkdir()
-    (directory / "plan.json").write_text(
-        json.dumps({"site": "lab", "inside": {"job": {"nodes": 1, "time_limit": 600}}})
-    )
+    inside = {"job": {"nodes": 1, "time_limit": 600}}
+    (directory / "plan.json").write_text(json.dumps({"site": "lab", "inside": inside}))
     (directory / "submission.json").write_text(json.dumps({"job": ""}))
     return directories.load(directory)
 
@@ -78,11 +78,8 @@ def test_a_damaged_service_file_is_said(run: directories.Run) -> None:
 
 def test_an_end_counts_until_the_job_is_started_again(run: directories.Run) -> None:
     diary(run, "allocated", "driver-started", "driver-ended", "torn-down")
-    ended = {
-        "over": True, "state": "CANCELLED", "exit_status": 86, "message": "the run was cancelled", "by": "user",
-        "hint": "", "quote": [],
-    }  # fmt: skip
-    run.paths.status.write_text(json.dumps(ended))
+    ended = {"over": True, "state": "CANCELLED", "exit_status": 86, "message": "the run was cancelled", "by": "user"}
+    run.paths.status.write_text(json.dumps(ended | {"hint": "", "quote": []}))
     assert status.status(run).state == "CANCELLED"
     diary(run, "allocated")
     again = status.status(run, ask=False)
@@ -101,9 +98,7 @@ def test_the_facts_say_when_the_time_limit_is(run: directories.Run) -> None:
     assert answers.of_call(json.dumps({"standing": facts.as_table()}), "login")["standing"] == facts
 
 
-@pytest.mark.parametrize(
-    "sent", ["", "rm -rf /", "ssh-ed25519", "ssh-ed25519 AAAA\nssh-ed25519 BBBB", 'command="x" ssh-rsa A']
-)
+@pytest.mark.parametrize("sent", ["", "rm -rf /", "ssh-ed25519 AAAA\nssh-ed25519 BBBB", 'command="x" ssh-rsa A'])
 def test_only_one_public_key_is_taken(run: directories.Run, sent: str) -> None:
     attempt(run, 0)
     with pytest.raises(TunnelError, match="no valid ssh public key"):
@@ -141,24 +136,14 @@ def test_a_token_is_a_secret_of_its_attempt(run: directories.Run, path: str) -> 
 def test_a_hop_that_carries_nothing_names_what_is_to_blame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: OSError, code: int | None, message: str
 ) -> None:
-    class Child:
-        """The ssh from the login node to the node, which makes its socket at once."""
-
-        code, errors = None, ""
-
-        def __init__(self, words: list[str]) -> None:
-            Path(words[words.index("-L") + 1].partition(":")[0]).touch()
-
-        def wait(self, _: float | None) -> None:
-            return None
-
-        def stop(self) -> None:
-            pass
+    def ssh_to_node(words: list[str]) -> SimpleNamespace:
+        Path(words[words.index("-L") + 1].partition(":")[0]).touch()
+        return SimpleNamespace(wait=lambda _: None, stop=lambda: None)
 
     def get(*_: object) -> None:
         raise wrong
 
-    monkeypatch.setattr(subprocesses, "Child", Child)
+    monkeypatch.setattr(subprocesses, "Child", ssh_to_node)
     monkeypatch.setattr(subprocesses, "run", lambda *_: subprocesses.Answer(code, "", ""))
     monkeypatch.setattr(routes, "get", get)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -170,21 +155,10 @@ def test_a_hop_that_carries_nothing_names_what_is_to_blame(
 def test_the_second_hop_s_ssh_ends_with_the_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped: list[bool] = []
 
-    class Refused:
-        """An ssh that has ended without a forward."""
-
-        code, out, err = 255, "", "Permission denied"
-
-        def __init__(self, command: list[str]) -> None: ...
-
-        def wait(self, _: float | None) -> int:
-            return 255
-
-        def stop(self) -> None:
-            stopped.append(True)
-
-    monkeypatch.setattr(subprocesses, "Child", Refused)
-    monkeypatch.setattr(tunnel_server, "_last_line", lambda *_: "Permission denied")
+    refused = SimpleNamespace(
+        code=255, errors="Permission denied", wait=lambda _: 255, stop=lambda: stopped.append(True)
+    )
+    monkeypatch.setattr(subprocesses, "Child", lambda _: refused)
     with pytest.raises(TunnelError, match="failed"):
         tunnel_server.hop(Service("dashboard", "n2", "/s", "/status"), lambda _: None)
     assert stopped

@@ -13,14 +13,10 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from hpcml import errors, kinds, schedulers
+from hpcml import errors, schedulers
 from hpcml.cli.progress import Progress
-from hpcml.failures import judgement
-from hpcml.failures.end import SLURM, End
-from hpcml.failures.judgement import Case
-from hpcml.kind import EndOfKind, Stage
+from hpcml.failures.end import End
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node.activity import Activity
 from hpcml.node.outcome import EventLog, write_status
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
@@ -28,6 +24,7 @@ from hpcml.paths import RunPaths
 from hpcml.runs import directories, waiting, why
 from hpcml.runs import status as run_status
 from hpcml.schedulers import JobState, Submission
+from node_settings import settings
 
 UP = ("allocated", "scheduler-up", "environment-ready", "worker-added")
 FACTS: dict[str, dict[str, Any]] = {
@@ -44,9 +41,8 @@ FACTS: dict[str, dict[str, Any]] = {
 def run(tmp_path: Path) -> directories.Run:
     directory = tmp_path / "a-20261121-074500-1a2b"
     directory.mkdir(mode=0o700)
-    directories.write_json(
-        directory / "plan.json", {"site": "lab", "inside": {"job": {"nodes": 1}, "workers": {"per_node": 1}}}
-    )
+    inside = {"job": {"nodes": 1}, "workers": {"per_node": 1}}
+    directories.write_json(directory / "plan.json", {"site": "lab", "inside": inside})
     directories.write_json(directory / "submission.json", {"site": "lab", "job": "12"})
     (directory / "attempts/0/exit").mkdir(parents=True)
     (directory / "logs").mkdir()
@@ -91,39 +87,6 @@ def test_a_silent_worker_is_told_with_its_seconds(run: directories.Run, monkeypa
     with run.paths.events.open("a") as file:
         file.write('{"event": "workers-silent", "time": 166, "attempt": 0, "since": {}}\n')
     assert run_status.status(run, ask=False).silences() == ()
-
-
-def test_another_kind_of_run_is_told_in_its_own_words(run: directories.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the status nor the judgement of an end knows a kind."""
-    stage = Stage(
-        "ranks", "allocated", "ranks-up", "{workers} of {expected} ranks are up", "", "", "before all ranks were up"
-    )
-    ends = (EndOfKind(errors.ROLE_LOST, "ranks lost", followed=True),)
-    ranks = KIND._replace(
-        name="ranks", startup=(stage, stage._replace(begin="rank-up")), ready="ranks-up", noun="rank", ends=ends
-    )
-    monkeypatch.setitem(
-        kinds.KINDS, "ranks", ranks._replace(seen=lambda event, _: {"workers": 3} if event == "rank-up" else {})
-    )
-    inside = {"job": {"nodes": 2}, "workers": {"per_node": 4}, "kind": "ranks"}
-    directories.write_json(run.paths.plan, {"site": "lab", "inside": inside})
-    diary(run, "allocated", "rank-up")
-    assert run_status.status(run, ask=False).message == "3 of 8 ranks are up"
-    times = {"allocated": 1.0, "rank-up": 2.0}
-    late = judgement.judge(Case(End(errors.TIME_LIMIT, "", SLURM, "too late", ended_as="TIMEOUT"), ranks, times), ())
-    assert late is not None
-    assert late.what == "the time limit was reached before all ranks were up"
-    lost = judgement.judge(Case(End(errors.ROLE_LOST, "", "hpcml", "rank 3 was lost"), ranks, times), ())
-    assert lost is not None
-    assert lost.short == "ranks lost"
-    diary(run, "ranks-up", "driver-started")
-    status = run_status.status(run, ask=False)
-    assert status.message == "the script runs, with 3 of 8 ranks"
-    assert (
-        status.changed(silent_workers={"n1": time.time() - 9})
-        .silences()[0]
-        .startswith("n1: a rank sent no heartbeat for")
-    )
 
 
 def test_the_keys_of_a_status_for_programs() -> None:
@@ -194,23 +157,18 @@ def test_the_next_job_took_the_place_of_the_one_that_was_asked_for(
     assert (found.job, job.state) == ("8", "RUNNING")
 
 
-def test_a_warning_is_said_once_and_kept(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
-    paths.logs.mkdir()
-    events = EventLog(paths.events, 0)
-    events.write("allocated", nodes=["n1"], job="7", node="n1")
-    settings = SimpleNamespace(job=SimpleNamespace(time_limit=0))
-    context = SimpleNamespace(run=paths, number=0, settings=settings)
-    state = RunState(context, KIND, events, tmp_path)  # type: ignore[arg-type]
+def test_a_warning_is_said_once_and_kept(run: directories.Run, tmp_path: Path) -> None:
+    events = EventLog(run.paths.events, 0)
+    events.write("allocated", nodes=["n1"], job="12", node="n1")
+    context: Any = SimpleNamespace(run=run.paths, number=0, settings=settings())
+    state = RunState(context, KIND, events, tmp_path)
     for _ in range(2):
         state.warn("n2 works with less memory")
-    assert paths.job_log.read_text() == "hpcml: warning: n2 works with less memory\n"
-    write_status(End(0, "driver", "script", "the script ended"), context, state.warnings)  # type: ignore[arg-type]
-    assert json.loads(paths.status.read_text())["warnings"] == ["n2 works with less memory"]
-    found = run_status.status(directories.Run("a", paths, None), ask=False)
-    assert found.progress.warnings == ("n2 works with less memory",)
-    events.write("allocated", nodes=["n1"], job="7", node="n1")  # Slurm has started the job again
-    assert run_status.status(directories.Run("a", paths, None), ask=False).progress.warnings == ()
+    assert run.paths.job_log.read_text() == "hpcml: warning: n2 works with less memory\n"
+    write_status(End(0, "driver", "script", "the script ended"), context, state.warnings)
+    assert run_status.status(run, ask=False).progress.warnings == ("n2 works with less memory",)
+    events.write("allocated", nodes=["n1"], job="12", node="n1")  # Slurm has started the job again
+    assert run_status.status(run, ask=False).progress.warnings == ()
 
 
 def test_a_line_that_does_not_fit_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
@@ -224,16 +182,6 @@ def test_a_line_that_does_not_fit_leaves_no_part(tmp_path: Path, monkeypatch: py
     log.write("last")
     assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["first", "last"]
     assert "the log of events cannot be written (No space left on device)" in capsys.readouterr().err
-
-
-def test_a_warning_of_the_scheduler_leaves_no_file_open(tmp_path: Path) -> None:
-    activity: Any = object.__new__(Activity)
-    run = SimpleNamespace(job_log=tmp_path / "job.log", events=tmp_path / "events.jsonl")
-    activity.context = SimpleNamespace(run=run, number=0)
-    before = os.listdir("/proc/self/fd")
-    activity._tell("it does not answer")
-    assert os.listdir("/proc/self/fd") == before
-    assert json.loads(run.events.read_text())["sentence"] == "it does not answer."
 
 
 def test_a_wait_ends_where_slurm_is_silent_for_too_long(run: directories.Run, monkeypatch: pytest.MonkeyPatch) -> None:

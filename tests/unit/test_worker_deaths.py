@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -30,12 +29,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> agent.Node:
     settings = settings_of(job__one_machine=False, job__nodes=1, workers__restarts=1)
     context = Context(run, run.attempt(0), 0, settings, "n1", ("n1",))
     monkeypatch.setattr(agent, "oom_kills", lambda: 3)
-    return agent.Node(
-        context,
-        agent.Members("worker", settings.workers.restarts, WORKERS_NEVER_CAME),
-        [agent.Slot("n1", pid=7)],
-        oom_kills=3,
-    )
+    members = agent.Members("worker", settings.workers.restarts, WORKERS_NEVER_CAME)
+    return agent.Node(context, members, [agent.Slot("n1", pid=7)], oom_kills=3)
 
 
 def die(node: agent.Node, code: int = -signal.SIGKILL) -> str:
@@ -78,29 +73,8 @@ def test_the_kernel(node: agent.Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "oom_kills", lambda: 4)
     assert "the node's memory limit was reached (out of memory)" in die(node)
     assert "killed by SIGKILL" in die(node)  # the count has not grown since
-
-
-def test_neither(node: agent.Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "killed by SIGKILL" in die(node)
-    monkeypatch.setattr(agent, "oom_kills", lambda: 4)
+    monkeypatch.setattr(agent, "oom_kills", lambda: 5)
     assert "exit status 1" in die(node, 1)  # the kernel took something else
-
-
-def test_a_node_that_cannot_be_sampled_goes_on(
-    node: agent.Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fork() -> int:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    monkeypatch.setattr(os, "fork", fork)
-    settings = settings_of()
-    agent._sample(node.context._replace(settings=settings))
-    assert (
-        capsys.readouterr().err == "hpcml: the resource use of n1 is not sampled: Resource temporarily unavailable.\n"
-    )
-    settings = settings_of(report__sample_every=0.0)
-    agent._sample(node.context._replace(settings=settings))
-    assert capsys.readouterr().err == ""
 
 
 def test_at_the_run_s_end_the_others_finish_their_profiles(node: agent.Node, monkeypatch: pytest.MonkeyPatch) -> None:

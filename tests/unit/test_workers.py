@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from multiprocessing import spawn
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,23 +22,6 @@ def site(**table: Any) -> schema.Site:
 
 def variables(profile: schema.Site, gpus: int) -> dict[str, str]:
     return dict(workers.environment(profile, RunRequest().changed(gpus_per_node=gpus)))
-
-
-def decided(table: dict[str, Any], gpus: int, **asked: Any) -> schema.Site:
-    asked_for = RunRequest.of(Path("/x/job.py"), gpus_per_node=gpus, **asked)
-    return workers.decided(site(**table), asked_for)
-
-
-def test_no_gpu_means_cpu_workers() -> None:
-    assert workers.gpu_settings(site(), 0) is None
-
-
-def test_defaults_of_a_gpu_worker() -> None:
-    made = workers.gpu_settings(site(), 4)
-    assert made is not None
-    assert (made.count, made.cuda, made.rmm_pool_size, made.device_memory_limit) == (4, "", -1.0, 0.8)
-    assert made.rmm_maximum_pool_size is None
-    assert made.rmm_allocator_libs == ("cupy",)
 
 
 @pytest.mark.parametrize(("text", "amount"), [
