@@ -42,23 +42,15 @@ def here(tmp_path: Path) -> Path:
         ([".venv/bin/python", "-u", "-W", "ignore", "-X", "dev", "s.py"], ["-u", "-W", "ignore", "-X", "dev"], ["s.py"], Form.SCRIPT),
         (["../conda/bin/python3", "-Wignore", "-uBXdev", "s.py", "x"], ["-Wignore", "-uBXdev"], ["s.py", "x"], Form.SCRIPT),
         (["./mypython", "--", "s.py"], ["--"], ["s.py"], Form.SCRIPT),
-        (["python3.11", "missing.py"], [], ["missing.py"], Form.SCRIPT),
         (["python", "-m", "pack.train", "-m"], [], ["pack.train", "-m"], Form.MODULE),
         (["python", "-Eum", "pack"], ["-Eu"], ["pack"], Form.MODULE),
-        (["python", "-msingle", "x"], [], ["single", "x"], Form.MODULE),
         (["pypy3", "--check-hash-based-pycs", "never", "s.py"], ["--check-hash-based-pycs", "never"], ["s.py"], Form.SCRIPT),
         (["python", "-m", "pytest", "tests"], None, [], Form.SCRIPT),
         (["python", "-Im", "single"], None, [], Form.SCRIPT),
         (["python", "-c", "print(1)", "s.py"], None, [], Form.SCRIPT),
         (["python", "app.pyz"], None, [], Form.SCRIPT),
-        (["python", "pack"], None, [], Form.SCRIPT),
-        (["python", "../venv/bin/pytest"], None, [], Form.SCRIPT),
-        (["python", "/not/here/s.py"], None, [], Form.SCRIPT),
-        (["python", "-"], None, [], Form.SCRIPT),
         (["python"], None, [], Form.SCRIPT),
-        (["python", "--version"], None, [], Form.SCRIPT),
         (["bash", "s.py"], None, [], Form.SCRIPT),
-        (["./tool", "s.py"], None, [], Form.SCRIPT),
     ],
 )  # fmt: skip
 def test_an_interpreter_s_script_or_module_is_the_code(
@@ -76,8 +68,7 @@ def test_an_interpreter_s_script_or_module_is_the_code(
 @pytest.mark.parametrize(
     ("program", "stays"),
     [
-        ("tool", False), ("linked", True), ("../elsewhere/solver", True), (".venv/bin/python", True), (".venv/bin/pytest", True),
-        ("../venv/bin/python", True), ("../conda/bin/pytest", True), ("mypython", True), ("/bin/sh", True),
+        ("tool", False), ("linked", True), (".venv/bin/pytest", True), ("../conda/bin/pytest", True), ("/bin/sh", True),
     ],
 )  # fmt: skip
 def test_only_a_program_of_the_user_s_folder_is_copied(here: Path, program: str, stays: bool) -> None:

@@ -17,7 +17,7 @@ from hpcml import repairs
 from hpcml.kinds.dask.node.scheduler import PrivateScheduler
 
 
-def told(kind: type[Scheduler], folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[int, int]:
+def told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """Return how many messages say that a worker has gone: when one of three closes, and when the scheduler does."""
     messages: list[str] = []
     send, both = BatchedSend.send, asyncio.Event()
@@ -32,7 +32,7 @@ def told(kind: type[Scheduler], folder: Path, monkeypatch: pytest.MonkeyPatch, *
 
     async def join_and_go() -> tuple[int, int]:
         async with (
-            kind(protocol="inproc", dashboard=False, local_directory=str(folder), **options) as scheduler,
+            PrivateScheduler(protocol="inproc", dashboard=False, local_directory=str(folder)) as scheduler,
             Worker(scheduler.address, local_directory=str(folder), nthreads=1) as first,
             Worker(scheduler.address, local_directory=str(folder), nthreads=1),
             Worker(scheduler.address, local_directory=str(folder), nthreads=1),
@@ -50,18 +50,13 @@ def told(kind: type[Scheduler], folder: Path, monkeypatch: pytest.MonkeyPatch, *
 
 @pytest.mark.parametrize("on", [True, False])
 def test_nobody_is_told_who_goes_when_all_go(on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the run continues, all are; without repairs at its end too."""
+    """While the run continues, all are; without repairs at its end too, or hpcml/repairs/closing.py is not needed."""
     monkeypatch.setattr(PrivateScheduler, "socket_path", tmp_path / "s.sock", raising=False)
     if not on:
         monkeypatch.setenv(*repairs.OFF)
-    running, closing = told(PrivateScheduler, tmp_path, monkeypatch)
+    running, closing = told(tmp_path, monkeypatch)
     assert running == 2
     assert (closing == 0) is on
-
-
-def test_dask_still_tells_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, closing = told(Scheduler, tmp_path, monkeypatch, dashboard_address="127.0.0.1:0")
-    assert closing, "Dask's scheduler closes quietly by itself: remove hpcml/repairs/closing.py"
 
 
 def test_workers_of_a_job_that_was_suspended_beat_before_they_count_as_silent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcml import kinds, samples
 from hpcml.kinds.dask.accounting import ACCOUNTING, Activity
 from hpcml.report import ledger
-from hpcml.report.contents import accounting_of
 from hpcml.report.ledger import PLAIN, Device, Function, Phases, Usage, parts_of
 
 PHASES = Phases(
@@ -119,30 +115,6 @@ def test_what_made_tasks_slow(subtests: pytest.Subtests) -> None:
             assert {one: figures.get(one, -1) for one in expected} == pytest.approx(expected)
             assert (words.get("function") == "f") == (name == "one is slow")
     assert whole.figures(40, 42) == ({}, {})  # too short
-
-
-def test_what_kinds_declare_fits_together(subtests: pytest.Subtests) -> None:
-    """Each part, figure and plot of a kind's accounting is there, and its samples have columns of their own."""
-    for kind in kinds.KINDS.values():
-        with subtests.test(kind.name):
-            accounting = accounting_of(kind)
-            parts = parts_of(accounting)
-            assert next(iter(parts)) == "starting"
-            assert list(parts)[-3:] == ["useful", "tail", "unknown"]
-            assert {"script", accounting.startup} <= set(parts)
-            assert {figure.part for figure in accounting.figures} <= {*parts, ""}
-            if accounting.activity is None:
-                continue
-            schema = importlib.import_module(kind.samples).SCHEMA
-            assert schema.name == kind.name
-            assert schema.sample._fields[0] == "t"
-            activity = accounting.activity(samples.Series(5.0, (schema.sample(1.0),)))
-            assert activity
-            assert {plot.column for plot in accounting.plots} <= set(activity.columns)
-            shares = activity.shares(Device("n1"))(1.0)
-            assert shares
-            assert set(shares) <= set(parts)
-            assert sum(shares.values()) == pytest.approx(1)
 
 
 def test_a_kind_that_explains_nothing() -> None:

@@ -43,8 +43,7 @@ def server() -> Iterator[http.server.ThreadingHTTPServer]:
 
 
 @pytest.mark.parametrize("said", [
-    b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"", b"5", b"null", b'["Scheduler-1"]',
-    b'{"id": ["Scheduler-1"]}',
+    b"[" * 100_000, b"\xff\xfe", b"", b"5", b'["Scheduler-1"]', b'{"id": ["Scheduler-1"]}',
 ])  # fmt: skip
 def test_what_is_no_identity_is_another_service(server: http.server.ThreadingHTTPServer, said: bytes) -> None:
     server.said = said  # type: ignore[attr-defined]
@@ -97,11 +96,8 @@ CLOSED = "kex_exchange_identification: Connection closed by remote host\nConnect
 @pytest.mark.parametrize(("name", "said", "logged", "message"), [
     ("direct", STDIO, "channel 2: open failed: administratively prohibited: open failed\n", "lab forbids ssh forwarding: administratively prohibited: open failed"),
     ("direct", STDIO, "channel 2: open failed: connect failed: Connection refused\n", "lab does not reach n1: connect failed: Connection refused"),
-    ("direct", STDIO, "channel 2: open failed: connect failed: Name or service not known\n", "lab does not reach n1: connect failed: Name or service not known"),
     ("direct", STDIO, "", "lab forbids ssh forwarding, or does not reach n1"),
     ("direct", "me@n1: Permission denied (publickey).\n", "", "me@n1: Permission denied (publickey)."),
-    ("twohop", "hpcml: ssh from login to n1 failed: Stdio forwarding request failed: Session open refused by peer (two hops)\n", "",
-     "ssh from login to n1 failed: Stdio forwarding request failed: Session open refused by peer (two hops)"),
     ("twohop", "hpcml: note: options may differ.\nhpcml: The run's dashboard is not running now (x)\n  It has: jupyter.\n", "", "The run's dashboard is not running now (x)"),
     ("twohop", "mux_client_request_session: session request failed: Session open refused by peer\n", "", "lab allows no further session on this ssh connection"),
     ("srun", f"hpcml: there is no sshd on n1\n{CLOSED}", "", "there is no sshd on n1"),
@@ -128,7 +124,3 @@ def test_a_second_hop_that_ends_is_not_the_login_node_s_refusal(tmp_path: Path) 
     ended = route(tmp_path, "twohop", said=said, code=77).failure(closed)
     assert ended.message == "ssh from login to n1 ended: Connection to n1 closed by remote host. (two hops)"
     assert "lab forbids ssh forwarding" in route(tmp_path, "twohop", code=None).failure(closed).message
-    assert (
-        route(tmp_path, "twohop", code=None).failure("it responds with HTTP status 500").message
-        == "it responds with HTTP status 500"
-    )

@@ -70,18 +70,6 @@ def test_bytes_pass_both_ways(echo: str) -> None:
         socket.create_connection(("127.0.0.1", way.port), 10)
 
 
-def test_a_taken_port_is_an_error(echo: str) -> None:
-    first = routes.Bridge(free_port(), echo)
-    with pytest.raises(OSError, match="in use"):
-        routes.Bridge(first.port, echo)
-    first.close()
-
-
-def test_whose_a_connection_is() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
-        assert routes.owner(client.getsockname(), listener.getsockname()) == os.getuid()
-
-
 def test_connections_of_others_and_of_nobody_known(tmp_path: Path) -> None:
     table = tmp_path / "tcp"
     table.write_text(
@@ -92,7 +80,7 @@ def test_connections_of_others_and_of_nobody_known(tmp_path: Path) -> None:
     assert routes.owner(("127.0.0.1", 50001), ("127.0.0.1", 20000), table) == -1
     for state, uid, inode, whose in (
         ("01", 0, 7, 0), ("04", 1234, 7, 1234),  # root's; one that its program has closed for writing
-        ("04", 0, 0, -1), ("05", 0, 0, -1), ("06", 0, 0, -1), ("07", 0, 0, -1), ("08", 0, 0, -1), ("0B", 0, 0, -1),  # closed, and anybody's
+        ("04", 0, 0, -1), ("06", 0, 0, -1),  # closed, and anybody's
     ):  # fmt: skip
         row = f"   0: 0100007F:C350 0100007F:4E20 {state} 00000000:00000000 00:00000000 00000000 {uid} 0 {inode} 1 0\n"
         table.write_text(f"head\n{row}")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,12 +17,11 @@ from typing import Any
 import pytest
 
 from hpcml import samples
-from hpcml.kinds.dask.samples import SCHEMA, DaskSample, Tasks
 from hpcml.node.sampling import gpus, sampler
 from hpcml.node.sampling.host import Host
 from hpcml.node.sampling.sampler import SampleFile, interval
 from hpcml.paths import AttemptPaths
-from hpcml.samples import Gpu, GpuSample, NodeHeader, NodeSample, Traffic, line, thinned
+from hpcml.samples import Gpu, GpuSample, NodeHeader, NodeSample, Traffic, line
 
 MEMINFO = "MemTotal:       1000 kB\nMemAvailable:    400 kB\nSwapTotal:  100 kB\nSwapFree:   90 kB\n"
 BASE = {
@@ -133,25 +130,10 @@ def test_a_job_s_own_group(tmp_path: Path, group: Mapping[str, str]) -> None:
 
 
 def test_groups_that_are_no_job_s(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    for number, group in enumerate(
-        ("/", "/../../x/step_0", "/system.slice/slurmd.service", "/step_0", "/user.slice/a")
-    ):
+    for number, group in enumerate(("/", "/../../x/step_0", "/system.slice/slurmd.service", "/step_0")):
         with subtests.test(group):
             root = tree(tmp_path / str(number), BASE, VERSION2, {"proc/self/cgroup": f"0::{group}\n"})
             assert header_of(Host(root)).scope.memory == "host"
-
-
-def test_a_mount_that_shows_a_part_of_the_hierarchy(tmp_path: Path) -> None:
-    mount = "30 23 0:26 /system.slice /sys/fs/cgroup/system.slice rw - cgroup2 cgroup2 rw\n"
-    assert (
-        header_of(Host(tree(tmp_path / "a", BASE, VERSION2, {"proc/self/mountinfo": mount}))).scope.memory == "cgroup"
-    )
-    deep = {"proc/self/mountinfo": "30 23 0:26 /deep/node /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
-            "proc/self/cgroup": VERSION2["proc/self/cgroup"].replace("::/", "::/deep/node/")}  # fmt: skip
-    header = header_of(Host(tree(tmp_path / "c", BASE, VERSION2, deep)))
-    assert (header.scope.memory, header.memory) == ("cgroup", 2000)
-    other = mount.replace("/system.slice /", "/user.slice /")
-    assert header_of(Host(tree(tmp_path / "b", BASE, VERSION2, {"proc/self/mountinfo": other}))).scope.memory == "host"
 
 
 def test_no_byte_of_the_network_is_counted_twice(tmp_path: Path) -> None:
@@ -164,8 +146,6 @@ def test_no_byte_of_the_network_is_counted_twice(tmp_path: Path) -> None:
     without = Host(tree(tmp_path / "ip", BASE))
     assert header_of(without).interfaces == ("eth0", "eth1", "ib0")
     assert without.sample().ib == (None, None)
-    stuck = {f"{PORT}/counters/port_rcv_data": str(2**32 - 1)}
-    assert Host(tree(tmp_path / "ib", stuck)).sample().ib == (None, 800)
     virtual = {name: text for name, text in BASE.items() if "/device/" not in name}
     assert header_of(Host(tree(tmp_path / "veth", virtual))).interfaces == ("eth0", "eth1", "ib0")
 
@@ -247,12 +227,6 @@ def test_the_job_s_gpus_alone_with_all_their_values() -> None:
     assert found.read().samples[0].use == 90
 
 
-def test_a_driver_that_takes_long_for_pcie_is_asked_no_more() -> None:
-    found = gpus.Gpus(FakeNvml(1), None, 1, affordable=-1.0)
-    assert found.read().samples[0].pcie == (31 << 10, 30 << 10)
-    assert found.read().samples[0].pcie == (None, None)
-
-
 def test_a_hung_nvml_keeps_the_gpus_values_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml(1)
     monkeypatch.setattr(gpus, "beside", lambda count, share: gpus.Beside(lambda: gpus.Gpus(nvml, None, count, share)))
@@ -276,34 +250,17 @@ def test_a_hung_nvml_keeps_the_gpus_values_alone(tmp_path: Path, monkeypatch: py
     assert [event[1:] for event in series.events] == [("xid", 0, 48, None), ("oom", None, None, 1)]
 
 
-def test_nvml_that_is_late_or_not_there(
+def test_nvml_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    nvml = FakeNvml(1)
-    nvml.hangs.clear()
-    monkeypatch.setattr(gpus, "beside", lambda count, share: gpus.Beside(lambda: gpus.Gpus(nvml, None, count, share)))
-    monkeypatch.setattr(sampler, "_NVML_START", 0.05)
-    monkeypatch.setattr(sampler, "_NVML_ANSWER", 0.05)
-    paths = AttemptPaths(tmp_path)
-    one = sampler.Sampler(paths.samples_of("n1"), "n1", 5.0, 1, tree(tmp_path / "root", BASE))
-    one.sample()
-    assert samples.nodes(paths)["n1"].header.gpus == ()
-    nvml.hangs.set()
-    monkeypatch.setattr(sampler, "_NVML_ANSWER", 30.0)
-    one.sample()
-    series = samples.nodes(paths)["n1"]
-    assert [gpu.uuid for gpu in series.header.gpus] == ["GPU-0"]
-    assert [len(sample.gpus) for sample in series.samples] == [0, 1]
-
     def none() -> gpus.Gpus:
         raise NvmlError("Driver Not Loaded")
 
     monkeypatch.setattr(gpus, "beside", lambda *_: gpus.Beside(none))
-    monkeypatch.setattr(sampler, "_NVML_START", 30.0)
-    two = sampler.Sampler(paths.samples_of("n2"), "n2", 5.0, 1, tmp_path / "root")
-    two.sample()
-    assert samples.nodes(paths)["n2"].samples[0].gpus == ()
-    assert "the GPUs of n2 are not sampled: NvmlError: Driver Not Loaded" in capfd.readouterr().err
+    paths = AttemptPaths(tmp_path)
+    sampler.Sampler(paths.samples_of("n1"), "n1", 5.0, 1, tree(tmp_path / "root", BASE)).sample()
+    assert samples.nodes(paths)["n1"].samples[0].gpus == ()
+    assert "the GPUs of n1 are not sampled: NvmlError: Driver Not Loaded" in capfd.readouterr().err
 
 
 # -- the file --------------------------------------------------------------------------------------------------------
@@ -331,19 +288,6 @@ def test_a_file_that_grows_too_large_is_thinned(tmp_path: Path) -> None:
     assert used == pytest.approx(total, rel=0.01)  # what was left out went into the next
 
 
-def test_thinning_leaves_damaged_lines_out(tmp_path: Path) -> None:
-    kept = thinned([line(HEADER), b"[1, 0.\n", b"[]\n", *(line(NodeSample(number)) for number in range(8))])
-    assert kept[0] == line(HEADER)
-    assert [json.loads(text)[0] for text in kept[1:]] == [0, 2, 4, 5, 6, 7]
-
-
-def test_thinning_takes_a_column_that_is_no_mean_as_it_is() -> None:
-    """Of a kind's own samples each second one goes, and the others stay as they were."""
-    rows = [line(DaskSample(float(number), Tasks(known=number))) for number in range(8)]
-    header = line(samples.header(SCHEMA, t=0.0, every=5.0))
-    assert thinned([header, *rows]) == [header, rows[0], rows[2], *rows[4:]]
-
-
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """What was written in part is closed by a line break; it is said once; it is tried again after a while."""
     paths = AttemptPaths(tmp_path)
@@ -352,7 +296,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     real, room = os.write, [4]
 
     def write(descriptor: int, text: bytes) -> int:
-        if descriptor != file.descriptor or room[0] is None:
+        if descriptor != file.descriptor:
             return real(descriptor, text)
         if not room[0]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -387,18 +331,6 @@ def test_what_stands_in_the_way_is_left_alone(tmp_path: Path, subtests: pytest.S
             SampleFile(path, {"kind": "node", "t": 0.0}).append(line(NodeSample(1.0)))
             assert not target.exists()
             assert not path.is_file()
-    with subtests.test("a folder of samples that was removed is made again, unless something stands in its place"):
-        paths = AttemptPaths(tmp_path / "lost")
-        paths.directory.mkdir()
-        file = SampleFile(paths.samples_of("n1"), HEADER)
-        for loss in ("", "removed", "a file"):
-            if loss:
-                shutil.rmtree(paths.samples)
-            if loss == "a file":
-                paths.samples.write_text("in the way")
-            file.append(line(NodeSample(1.0)))
-            assert bool(samples.nodes(paths)) == (loss != "a file")
-        assert paths.samples.read_text() == "in the way"
     with subtests.test("a run's directory that was removed is not made again"):
         SampleFile(AttemptPaths(tmp_path / "gone" / "0").samples_of("n1"), {"t": 0.0}).append(line(NodeSample(1.0)))
         assert not (tmp_path / "gone").exists()
@@ -408,7 +340,6 @@ def test_how_often() -> None:
     assert interval(5.0, 0.0, cost=0.001, size=900) == 1.0
     assert interval(5.0, 61.0, cost=0.001, size=900) == 5.0
     assert interval(0.5, 0.0, cost=0.001, size=900) == 0.5
-    assert interval(60.0, 0.0, cost=0.001, size=900) == 1.0
     assert interval(5.0, 0.0, cost=0.2, size=900) == pytest.approx(20.0)  # at most 1 % of a core
     seconds = interval(5.0, 61.0, cost=0.001, size=10_000)
     assert 3600 / seconds * 10_000 <= sampler.PER_HOUR * 1.001

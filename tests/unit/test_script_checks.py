@@ -34,12 +34,6 @@ def test_a_syntax_error_is_told_with_its_line_and_a_mark(tmp_path: Path) -> None
     assert error.quote == ("print(1", "     ^")
 
 
-@pytest.mark.parametrize("text", ["return 1\n", "if 1:\nx = 2\n", "x = 1\n\ty = 2\n", "await f()\n", "print 'x'\n"])
-def test_what_python_does_not_compile_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ScriptError):
-        check(script(tmp_path, text))
-
-
 def test_modules_beside_the_script_are_compiled_too_where_it_imports_them(tmp_path: Path) -> None:
     script(tmp_path, "def f(:\n", "unused.py")
     script(tmp_path, "from . import *\nimport broken\n", "pack/__init__.py")
@@ -107,9 +101,11 @@ def test_a_missing_module_is_an_error_where_nothing_can_add_it(tmp_path: Path) -
     assert check(path, image=True) == []
 
 
-@pytest.mark.parametrize("line", ["import sys; sys.path.append('/x')", "import pip", "'pip install'"])
+@pytest.mark.parametrize("line", ["import sys; sys.path.append('/x')", "'pip install'"])
 def test_a_missing_module_is_a_note_where_the_script_may_add_it(tmp_path: Path, line: str) -> None:
     assert "nowhere_here (main.py:2)" in check(script(tmp_path, f"{line}\nimport nowhere_here\n"))[0]
+    script(tmp_path, "import nowhere_here\n", "beside.py")
+    assert "nowhere_here (beside.py:1)" in check(script(tmp_path, "import beside\n"))[0]
 
 
 def test_a_package_that_opens_clusters_elsewhere_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +116,7 @@ def test_a_package_that_opens_clusters_elsewhere_is_told_of(tmp_path: Path, monk
     assert caught.value.place == "main.py:1"
     assert "pip" not in caught.value.hint
     assert "Use Client() to connect to the run's cluster" in caught.value.hint
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "coiled.py").write_text("")
+    script(tmp_path / "there", "", "coiled.py")
     monkeypatch.syspath_prepend(tmp_path / "there")
     assert check(path) == [
         "coiled (main.py:1) creates a Dask cluster outside the run; use Client() to connect to the run's cluster"
@@ -136,16 +131,6 @@ def test_a_scheduler_file_that_no_argument_names_is_told_of(tmp_path: Path) -> N
         "main.py:3 expects a Dask scheduler file as an argument, but the command lacks this argument; "
     )
     assert script_checks.missing_argument(path, tmp_path, 1) == []
-    other = script(
-        tmp_path, "Client(scheduler_file=argv[-1], name=sys.argv[3])\nClient(scheduler_file=f(sys.argv[1]))\n"
-    )
-    assert script_checks.missing_argument(other, tmp_path, 0) == []
-    assert script_checks.missing_argument(script(tmp_path, "print 'x'\n"), tmp_path, 0) == []
-
-
-def test_a_missing_module_of_a_module_beside_the_script_is_a_note(tmp_path: Path) -> None:
-    script(tmp_path, "import nowhere_here\n", "beside.py")
-    assert "nowhere_here (beside.py:1)" in check(script(tmp_path, "import beside\n"))[0]
 
 
 def test_another_environment_is_known_by_its_files(tmp_path: Path) -> None:
@@ -161,9 +146,8 @@ def test_another_environment_is_known_by_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "start", "what"), [
-    ("a", b"\x7fELF\0\1", "a compiled program"), ("run.sh", b"echo 1\n", "a shell script"), ("fit.R", b"x <- 1\n", "an R script"),
+    ("a", b"\x7fELF\0\1", "a compiled program"), ("run.sh", b"echo 1\n", "a shell script"),
     ("job", b"#!/bin/bash -l\n", "a script for bash"), ("job", b"#!/usr/bin/env -S Rscript --vanilla\n", "a script for Rscript"),
-    ("fit.jl", b"x = 1\n", "a Julia script"),
 ])  # fmt: skip
 def test_what_is_no_python_is_told_as_what_it_is(tmp_path: Path, name: str, start: bytes, what: str) -> None:
     path = tmp_path / name
@@ -174,7 +158,7 @@ def test_what_is_no_python_is_told_as_what_it_is(tmp_path: Path, name: str, star
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("start", ["#!/usr/bin/env python3\n", "#!/opt/x/bin/python3.12 -u\n", "print(1)\n"])
+@pytest.mark.parametrize("start", ["#!/opt/x/bin/python3.12 -u\n", "print(1)\n"])
 def test_what_may_be_python_is_taken_whatever_its_name(tmp_path: Path, start: str) -> None:
     script_checks.check_file(script(tmp_path, start, "job"))
 
@@ -197,29 +181,32 @@ def test_a_module_s_code_is_checked_from_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "own", "rest"), [
-    (["--nodes", "2", "-m", "a.b", "-m"], ["--nodes", "2"], ["-m", "a.b", "-m"]),
+    (["-N", "4", "-A", "x", "a.py", "-N", "2"], ["-N", "4", "-A", "x"], ["a.py", "-N", "2"]),
+    (["-N4", "--exclusive", "-m", "a.b", "-m"], ["-N4", "--exclusive"], ["-m", "a.b", "-m"]),
     (["--wait", "--", "./x", "--wait"], ["--wait"], ["--", "./x", "--wait"]),
-    (["--", "-x.py", "1"], [], ["-x.py", "--", "1"]), (["--", "n.ipynb"], [], ["n.ipynb"]), (["a.py", "--", "-m"], [], ["a.py", "--", "-m"]), (["--"], [], []),
+    (["--", "-x.py", "1"], [], ["-x.py", "--", "1"]), (["--", "n.ipynb"], [], ["n.ipynb"]), (["a.py", "--", "-m"], [], ["a.py", "--", "-m"]),
 ])  # fmt: skip
 def test_what_stands_in_the_place_of_a_script(words: list[str], own: list[str], rest: list[str]) -> None:
     assert submit.split_script(words) == (own, rest)
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("{}", "not a notebook"), ("x = 1", "not a notebook"), ("[1]", "not a notebook"), ("", "not a notebook"),
+    ("{}", "not a notebook"), ("x = 1", "not a notebook"),
     ('{"cells": [], "metadata": {"kernelspec": {"language": "R"}}}', "language is r"),
 ])  # fmt: skip
 def test_what_is_no_notebook_of_python_is_refused(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         script_checks.check_notebook(script(tmp_path, text, "n.ipynb"), ())
+    path = script(tmp_path, '{"cells": []}', "n.ipynb")
+    script_checks.check_notebook(path, ())
+    with pytest.raises(UsageError, match="cannot pass arguments to a notebook"):
+        script_checks.check_notebook(path, ("--k",))
 
 
 @pytest.mark.parametrize(("text", "told"), [
     ("import sys\n\nfor line in sys.stdin:\n    pass\n", "3"),
-    ("import sys\nx = sys.stdin.buffer.read()\n", "2"),
     ("name = input('who? ')\n", "1"),
     ("import sys\ninput = sys.argv[1]\nprint(input)\n", ""),
-    ("print 'x'\n", ""),
 ])  # fmt: skip
 def test_input_that_would_be_lost_is_told(tmp_path: Path, text: str, told: str) -> None:
     path = script(tmp_path, text, "job.py")
@@ -228,31 +215,15 @@ def test_input_that_would_be_lost_is_told(tmp_path: Path, text: str, told: str) 
     assert [note.split(" reads standard input")[0] for note in notes] == ([f"job.py:{told}"] if told else [])
     with open(os.devnull) as nothing:
         assert script_checks.lost_input(path, tmp_path, nothing.fileno()) == []
-    assert script_checks.lost_input(path, tmp_path, 9999) == []
-
-
-def test_a_notebook_has_no_arguments(tmp_path: Path) -> None:
-    path = script(tmp_path, '{"cells": []}', "n.ipynb")
-    script_checks.check_notebook(path, ())
-    with pytest.raises(UsageError, match="cannot pass arguments to a notebook"):
-        script_checks.check_notebook(path, ("--k",))
 
 
 def test_a_file_beside_the_script_that_hides_a_known_module_is_told(tmp_path: Path) -> None:
-    (tmp_path / "helper.py").write_text("import dask.array\nimport json\n")
-    (tmp_path / "json").mkdir()
-    (tmp_path / "json" / "__init__.py").write_text("")
+    script(tmp_path, "import dask.array\nimport json\n", "helper.py")
+    script(tmp_path, "", "json/__init__.py")
     assert check(script(tmp_path, "import helper\nimport sys\n", "dask.py")) == [
         "dask.py hides the module dask: rename the file if the script needs the installed module",
         "json/__init__.py hides the module json: rename the file if the script needs the installed module",
     ]
-    (tmp_path / "dask.py").unlink()
-    assert check(script(tmp_path, "import sys\n", "sys.py")) == []  # Python's own is there before
-    for name in ("random", "joblib", "dask"):  # a library imports it, not the script
-        assert check(script(tmp_path, "import distributed\n", f"{name}.py")) == [
-            f"{name}.py hides the module {name}: rename the file if the script needs the installed module"
-        ]
-        if name != "dask":
-            (tmp_path / f"{name}.py").unlink()
-    told = check(script(tmp_path, "import hpcml\nhpcml.connect()\n", "main.py"))
+    assert check(script(tmp_path / "other", "import sys\n", "sys.py")) == []  # Python's own is there before
+    told = check(script(tmp_path, "import hpcml\nhpcml.connect()\n", "main.py"))  # a library imports it, not the script
     assert told == ["dask.py hides the module dask: rename the file if the script needs the installed module"]

