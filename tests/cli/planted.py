@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from pathlib import Path
 
 import pytest
@@ -85,7 +84,3 @@ def open_to_all(path: Path) -> None:
 def is_plain(text: str) -> bool:
     """Whether a terminal obeys nothing in an output but line breaks."""
     return all(line.isprintable() for line in text.split("\n"))
-
-
-def mode(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 from world import World
@@ -39,6 +40,12 @@ class Laptop:
 
     def run(self, *words: str, host: str = "cluster", **options: object) -> subprocess.CompletedProcess[str]:
         return self.world.run("--host", host, *words, **options)  # type: ignore[arg-type]
+
+    def stand_in(self, text: str) -> dict[str, str]:
+        """Put a Python program in the place of hpcml on the login node; return the variable that names it."""
+        path = self.world.top / "other.py"
+        path.write_text(text)
+        return {"HPCML_LOGIN__HPCML": shlex.join([sys.executable, str(path)])}
 
     def calls(self) -> list[list[str]]:
         return [call.split("\x1f") for call in (self.state / "calls").read_text().split("\x1f;;\x1f")[:-1]]

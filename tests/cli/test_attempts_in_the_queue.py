@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpcml import errors
-from world import World
+from world import World, write_end, write_events
 
 
 @pytest.fixture
@@ -22,37 +21,25 @@ def waiting(world: World) -> Path:
     (attempt / "continue").write_text("{}\n")
     (directory / "job").symlink_to("101")
     (directory / "next-job").symlink_to("102")
-    event = {"time": 1.0e9, "attempt": 0, "event": "allocated", "nodes": ["n1"], "job": "101", "began": 1_000_000_000}
-    end = {**event, "event": "torn-down", "time": 1.0e9 + 3600}
-    (directory / "events.jsonl").write_text(f"{json.dumps(event)}\n{json.dumps(end)}\n")
-    facts = {"over": True, "state": "TIMEOUT", "exit_status": 92, "by": "script", "attempt": 0, "time": 1.0e9 + 3600}
-    words = {"message": "the script stopped; the next attempt follows", "hint": "", "quote": []}
-    (directory / "status.json").write_text(json.dumps({**facts, **words}))
+    event = {"time": 1.0e9, "event": "allocated", "nodes": ["n1"], "job": "101", "began": 1_000_000_000}
+    write_events(directory, event, {**event, "event": "torn-down", "time": 1.0e9 + 3600})
+    write_end(directory, 92, state="TIMEOUT", time=1.0e9 + 3600, message="the script stopped; the next attempt follows")
     jobs = world.jobs()
     queued = {**jobs["101"], "reason": "Resources"}
     world.set_jobs({"101": {**jobs["101"], "state": "FAILED"}, "102": queued})
     return directory
 
 
-def status(world: World, word: str) -> dict[str, Any]:
-    done = world.run("status", word, "--json")
-    assert done.returncode == 0, done.stderr
-    facts: dict[str, Any] = json.loads(done.stdout)
-    return facts
-
-
 def test_a_run_between_two_attempts(world: World, waiting: Path) -> None:
     """Its state is that of the job that waits; by the jobs of both it is found, and a cancellation ends it."""
     for word in ("long", "101", "102"):
-        facts = status(world, word)
+        facts = world.answers("status", word)
         assert (facts["run"], facts["state"], facts["job"]) == (waiting.name, "PENDING", "102")
         assert facts["message"] == "the next attempt waits: waiting for free nodes"
     row = next(line for line in world.run("ls").stdout.splitlines() if "long" in line)
     assert "PENDING" in row
     assert "102" in row
-    report = world.run("report", "long", "--json")
-    assert report.returncode == 0, report.stderr
-    (attempt,) = json.loads(report.stdout)["attempts"]
+    (attempt,) = world.answers("report", "long")["attempts"]
     assert (attempt["exit_status"], attempt["end"] - attempt["begin"], attempt["hours"]) == (92, 3600, 1)
     world.answer("squeue", code=1, err="slurm_load_jobs error: Unable to contact slurm controller\n")
     assert (world.run("rm", "long", "--yes").returncode, waiting.exists()) == (1, True), "its next attempt may run"
@@ -60,7 +47,7 @@ def test_a_run_between_two_attempts(world: World, waiting: Path) -> None:
     done = world.run("cancel", "long")
     assert (done.returncode, done.stdout) == (0, f"{waiting.name} is being cancelled (job 102).\n"), done.stderr
     assert world.jobs()["102"]["state"] == "CANCELLED"
-    facts = status(world, "long")
+    facts = world.answers("status", "long")
     assert (facts["state"], facts["exit_status"]) == ("CANCELLED", errors.CANCELLED)
     assert facts["message"].startswith("the run was cancelled while its next attempt waited")
     assert world.run("wait", "long").returncode == errors.CANCELLED
@@ -72,7 +59,7 @@ def test_an_attempt_that_waits_for_the_one_before_was_not_requeued(world: World,
     jobs = world.jobs()
     world.set_jobs({**jobs, "102": {**jobs["102"], "reason": "Dependency"}})
     message = "the next attempt waits: waiting for the jobs that this job depends on"
-    assert status(world, "long")["message"] == message
+    assert world.answers("status", "long")["message"] == message
 
 
 def test_an_attempt_before_is_told(world: World, waiting: Path) -> None:
@@ -87,11 +74,10 @@ def test_an_attempt_before_is_told(world: World, waiting: Path) -> None:
     world.set_job("102", state="RUNNING")
     before = "attempt 1: job 101, on n1, 1:00:00, TIMEOUT: the script stopped; the next attempt follows"
     assert f"before     {before}\n" in world.run("status", "long").stdout
-    (before_now,) = status(world, "long")["attempts"]
+    (before_now,) = world.answers("status", "long")["attempts"]
     assert (before_now["number"], before_now["exit_status"], before_now["job"]) == (0, 92, "101")
-    assert f"before     {before}\n" in world.run("why", "long").stdout
-    assert json.loads(world.run("why", "long", "--json").stdout)["attempts"] == [before]
-    assert "time limit" not in status(world, "long")["hint"], "that was the attempt before"
+    assert world.answers("why", "long")["attempts"] == [before]
+    assert "time limit" not in world.answers("status", "long")["hint"], "that was the attempt before"
 
 
 def test_the_log_of_one_attempt(world: World, waiting: Path) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -22,10 +21,8 @@ HELLO = '{"hello": 2, "version": "0"}'
 # What stands in the place of hpcml there says; tests/unit/test_answers.py has all kinds.
 FACTS = {
     "nested": ["[" * 100_000],
-    "no JSON": ["\x1b[2Jx"],
     "version": ['{"hello": 2, "version": "1\\u001b[2J"}'],
     "run escapes": [HELLO, '{"run": "\\u001b]0;owned\\u0007-20260101-000000-0000"}'],
-    "status text": [HELLO, '{"exit_status": "0; id"}'],
     "no end": [HELLO, '{"exit_status": "' + "x" * (3 << 20)],
 }  # fmt: skip
 EVIL = """import json, os, sys, time
@@ -35,10 +32,7 @@ mark = "\\x1e" + header["nonce"] + " "
 
 
 def stand_in(laptop: Laptop, text: str) -> dict[str, str]:
-    """Put a program in the place of hpcml on the login node."""
-    path = laptop.world.top / "evil.py"
-    path.write_text(EVIL + text)
-    return {"HPCML_LOGIN__HPCML": f"{shlex.quote(sys.executable)} -IS {shlex.quote(str(path))}"}
+    return laptop.stand_in(EVIL + text)
 
 
 def test_facts_that_are_none_are_refused(laptop: Laptop) -> None:
@@ -59,7 +53,11 @@ def test_facts_that_are_none_are_refused(laptop: Laptop) -> None:
 @pytest.mark.parametrize("command", ["ls", "fetch"])
 def test_talk_without_an_end_is_cut_off(laptop: Laptop, command: str) -> None:
     """Before a greeting, in lines or without; and instead of a run's files."""
-    for text in ("while True: sys.stderr.write('x' * 65536)", "while True: sys.stderr.write('welcome\\n' * 9999)"):
+    for text in (
+        "while True: sys.stderr.write('x' * 65536)",
+        "while True: sys.stderr.write('welcome\\n' * 9999)",
+        "while True: sys.stdout.write('x' * 65536)",
+    ):
         done = laptop.run(command, *(["last"] if command == "fetch" else []), env=stand_in(laptop, text))
         assert done.returncode == errors.CONFIG, done.stderr[-2000:]
         assert "too much other text" in done.stderr
@@ -69,49 +67,29 @@ def test_talk_without_an_end_is_cut_off(laptop: Laptop, command: str) -> None:
         assert done.returncode == errors.CONFIG, done.stderr[-2000:]
 
 
-def test_output_before_the_greeting_has_a_limit_in_a_file_too(laptop: Laptop) -> None:
-    env = {**laptop.world.environment, **stand_in(laptop, "while True: sys.stdout.write('x' * 65536)")}
-    words = [str(laptop.world.command), "--host", "cluster", "ls"]
-    target = laptop.world.top / "listing"
-    with target.open("wb") as file:
-        done = subprocess.run(
-            words, env=env, cwd=laptop.world.project, stdout=file, stderr=subprocess.PIPE, text=True, check=False
-        )
-    assert done.returncode == errors.CONFIG, done.stderr
-    assert "too much other text" in done.stderr
-    assert target.stat().st_size <= 2 << 20
-
-
 def test_the_same_fact_again_and_again_is_cut_off(laptop: Laptop) -> None:
-    for fact in (HELLO, '{"run": "x-20260101-000000-0000"}'):
-        text = f"for line in [{HELLO!r}] + [{fact!r}] * 100000:\n    sys.stderr.write(mark + line + '\\n')\nsys.stderr.flush()\nsys.stdin.read()\n"
-        done = laptop.run("ls", env=stand_in(laptop, text))
-        assert done.returncode == errors.CONFIG, done.stderr[-2000:]
-        assert "the same message was sent twice" in done.stderr
-        assert len(done.stderr) < 10_000
+    text = f"for line in [{HELLO!r}] * 100000:\n    sys.stderr.write(mark + line + '\\n')\nsys.stderr.flush()\nsys.stdin.read()\n"
+    done = laptop.run("ls", env=stand_in(laptop, text))
+    assert done.returncode == errors.CONFIG, done.stderr[-2000:]
+    assert "the same message was sent twice" in done.stderr
+    assert len(done.stderr) < 10_000
 
 
 def test_ctrl_c_is_not_kept_waiting(laptop: Laptop) -> None:
-    """One that greets and then neither ends nor reads; only what has a run in its hands is waited for longer."""
-    for upload, facts, seconds in ((None, {}, 1.0), (None, {"run": "x"}, 10.0), (object(), {}, 10.0)):
-        assert channel.Call._last_wait(SimpleNamespace(upload=upload, facts=facts)) == seconds  # type: ignore[arg-type]
-    for text in (
-        "while True: time.sleep(1)",
-        "sys.stdout.write('x' * 100); sys.stdout.flush()\nwhile True: time.sleep(1)",
-    ):
-        greet = f"sys.stderr.write(mark + {HELLO!r} + '\\n' + 'greeted\\n'); sys.stderr.flush()\n"
-        env = {**laptop.world.environment, **stand_in(laptop, greet + text)}
-        words = [str(laptop.world.command), "--host", "cluster"]
-        for command in (["ls"], ["fetch", "last"]) if text.startswith("while") else (["ls"],):
-            with subprocess.Popen(
-                [*words, *command], env=env, cwd=laptop.world.project, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-            ) as process:
-                assert process.stderr is not None
-                while b"greeted" not in (line := process.stderr.readline()):
-                    assert line, command
-                process.send_signal(signal.SIGINT)
-                process.stderr.read()
-                assert process.wait(60) in (130, -signal.SIGINT), command
+    """One that greets and then neither ends nor reads."""
+    greet = f"sys.stderr.write(mark + {HELLO!r} + '\\n' + 'greeted\\n'); sys.stderr.flush()\nwhile True: time.sleep(1)"
+    env = {**laptop.world.environment, **stand_in(laptop, greet)}
+    words = [str(laptop.world.command), "--host", "cluster"]
+    for command in (["ls"], ["fetch", "last"]):
+        with subprocess.Popen(
+            [*words, *command], env=env, cwd=laptop.world.project, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stderr is not None
+            while b"greeted" not in (line := process.stderr.readline()):
+                assert line, command
+            process.send_signal(signal.SIGINT)
+            process.stderr.read()
+            assert process.wait(60) in (130, -signal.SIGINT), command
 
 
 def test_a_silent_host_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -143,7 +121,6 @@ def test_a_listing_of_too_many_files_or_folders_is_refused(laptop: Laptop) -> No
     """Before it costs memory, and before anything is made here."""
     for files, says in (
         ("[['f%d' % n, 1, 0, 0o644] for n in range(450000)]", "files to send, but hpcml sends at most"),
-        ("[[]] * 1700000", "files to send, but hpcml sends at most"),
         ("[['d/' * 1500 + 'f', 1, 0, 0o644]]", "folders deep"),
     ):
         text = (f"sys.stderr.write(mark + {HELLO!r} + '\\n'); sys.stderr.flush()\n"
@@ -152,21 +129,6 @@ def test_a_listing_of_too_many_files_or_folders_is_refused(laptop: Laptop) -> No
         assert done.returncode == errors.STORAGE, done.stderr[-2000:]
         assert says in done.stderr
         assert not (laptop.world.project / "results").exists()
-
-
-@pytest.mark.parametrize("offer", [
-    "[]", '{"run": "r-20260101-000000-0000", "files": 5}', '{"run": "\\u001b[2J-20260101-000000-0000", "files": []}',
-    '{"run": "r-20260101-000000-0000", "files": [["a", 4611686018427387903, 0, 0]]}',
-])  # fmt: skip
-def test_an_offer_that_is_none_is_refused(laptop: Laptop, offer: str) -> None:
-    text = (f"sys.stderr.write(mark + {HELLO!r} + '\\n'); sys.stderr.flush()\nprint(header['nonce'], {offer!r}, flush=True)\n"
-            "sys.stdin.readline()\n")  # fmt: skip
-    done = laptop.run("fetch", "last", "results", env=stand_in(laptop, text))
-    assert done.returncode in (errors.CONFIG, errors.STORAGE), done.stderr
-    assert "Traceback" not in done.stderr
-    assert planted.is_plain(done.stderr)
-    results = laptop.world.project / "results"
-    assert not results.exists() or not list(results.iterdir())
 
 
 def test_what_it_prints_drives_no_terminal(laptop: Laptop) -> None:
@@ -188,28 +150,15 @@ def test_what_it_prints_drives_no_terminal(laptop: Laptop) -> None:
 
 
 @pytest.mark.parametrize(("text", "hello"), [
-    ("fact('[' * 10)", True), ("fact('{\"standing\": {}}')", True), ("fact('{\"standing\": {\"run\": \"x\"}}')", True),
-    ("fact('{' + 'x' * (5 << 20), end='')", True), ("while True: fact('{\"standing\": {\"state\": 1}}')", True),
-    ("while True: fact('{\"standing\": [' + 'x' * 65536)", True), ("sys.stderr.write('\x1b[2J evil\\n'); fact('{\"exit_status\": 3}'); sys.exit(3)", True),
-    ("sys.stderr.write('\x1b[2J evil\\n'); fact('{\"exit_status\": 3}'); sys.exit(3)", False), ("fact('{\"standing\": {}}')", False),
+    ("fact('{\"standing\": {\"run\": \"x\"}}')", True), ("fact('{' + 'x' * (5 << 20), end='')", True),
+    ("while True: fact('{\"standing\": {\"state\": 1}}')", True), ("fact('{\"standing\": {}}')", False),
+    ("sys.stderr.write('\x1b[2J evil\\n'); fact('{\"exit_status\": 3}'); sys.exit(3)", True),
+    ("sys.stderr.write('\x1b[2J evil\\n'); sys.exit(3)", False), ("while True: sys.stderr.write('x' * 65536)", False),
 ])  # fmt: skip
 def test_a_tunnel_s_facts_that_are_none_are_refused(laptop: Laptop, text: str, hello: bool) -> None:
     begin = "def fact(text, end='\\n'):\n    sys.stderr.write(mark + text + end)\n    sys.stderr.flush()\n\n"
     env = stand_in(laptop, f"{begin}{f'fact({HELLO!r})' if hello else ''}\n{text}\nsys.exit(3)\n")
     done = laptop.world.run("tunnel", "--host", "cluster", "last", env=env)
-    assert done.returncode == errors.CONFIG, done.stderr[-2000:]
-    assert planted.is_plain(done.stderr + done.stdout)
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("lines", [
-    "print('{}')", "print('{' + 'x' * (5 << 20), end='')",
-    "sys.stderr.write('\x1b[2J evil\\n'); sys.exit(3)", "while True: sys.stderr.write('x' * 65536)",
-])  # fmt: skip
-def test_what_is_no_hpcml_for_a_tunnel_is_refused(laptop: Laptop, lines: str) -> None:
-    done = laptop.world.run(
-        "tunnel", "--host", "cluster", "last", env=stand_in(laptop, f"{lines}\nsys.stdout.flush()\nsys.exit(3)\n")
-    )
     assert done.returncode == errors.CONFIG, done.stderr[-2000:]
     assert planted.is_plain(done.stderr + done.stdout)
     assert "Traceback" not in done.stderr
@@ -228,9 +177,6 @@ def test_an_answer_without_an_end_is_cut_off(tmp_path: Path) -> None:
     finally:
         child.stop()
     heard: list[bytes] = []
-    child = subprocesses.Child([sys.executable, "-c", "while True: print('x' * 65536)"], out=subprocesses.PIPE)
-    child.stop()
-    assert child.code is not None
     words = "import sys\nwhile True: sys.stderr.write('x' * 65536)"
 
     def hear(piece: bytes) -> bool:
@@ -246,4 +192,3 @@ def test_an_answer_without_an_end_is_cut_off(tmp_path: Path) -> None:
     echo = subprocesses.run(["cat"], 60, data=b"y" * (5 << 20))
     assert (echo.code, len(echo.out)) == (0, 5 << 20)
     assert subprocesses.run(["true"], 60, data=b"y" * (5 << 20)).code == 0, "one that does not read its input"
-    assert subprocesses.run(["sleep", "60"], 0.2).code is None

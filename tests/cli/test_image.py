@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from hpcml import errors
 from image_program import DEFINITION, GPU_LABELS, Program, image
 from tests.fixtures.images import sif_file
-from world import World
+from world import World, until
 
 
 @pytest.fixture
@@ -83,7 +82,6 @@ FAILS = {
               ("ran out of space", "APPTAINER_TMPDIR", "| write: Disk quota exceeded")),
     "nothing": ("true", errors.IMAGE, ("reported success but wrote no image",)),
     "rubbish": ('echo rubbish >"$target"', errors.IMAGE, ("not an image (SIF)",)),
-    "killed": ('echo half >"$target"; kill -9 $$', errors.IMAGE, ("did not build the image",)),
 }  # fmt: skip
 
 
@@ -120,43 +118,29 @@ def test_an_interrupted_build_is_ended_and_leaves_nothing(
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
     with process:
         pid = world.state / "pid"
-        end = time.monotonic() + 120
-        while not (pid.exists() and pid.read_text()) and time.monotonic() < end:
-            time.sleep(0.02)
+        until(lambda: pid.exists() and pid.read_text())
         process.send_signal(number)
         assert process.wait(120) == 130
-    stat, end = (
-        Path(f"/proc/{int(pid.read_text())}/stat"),
-        time.monotonic() + 120,
-    )  # it has been killed, and dies when it runs
-    while (state := _state(stat)) not in "ZX" and time.monotonic() < end:
-        time.sleep(0.02)
-    assert state in "ZX"
+    stat = Path(f"/proc/{int(pid.read_text())}/stat")
+    until(lambda: _state(stat) in "ZX")  # it has been killed, and dies when it runs
     assert left(world) == BEFORE
     assert list(temporary.iterdir()) == []
 
 
-def refused(
-    *words: str, status: int, says: tuple[str, ...], version: str = "apptainer version 1.4.5"
-) -> tuple[object, ...]:
-    return words, status, says, version
-
-
-OLD = "singularity version 3.8.7-1.el8"
-BEFOREHAND = {
-    "too-old": refused("own.def", status=errors.IMAGE, says=("Singularity 3.8.7 does not support the build arguments", "Apptainer 1.2"), version=OLD),
-    "another-program": refused("own.def", status=errors.IMAGE, says=("neither Apptainer nor Singularity", "| GNU bash"),
-                               version="GNU bash, version 5.2"),
-    "unknown-argument": refused("--build-arg", "SIZ=1", "own.def", status=errors.USAGE, says=("no build argument SIZ", "Did you mean SIZE?")),
-    "no-argument": refused("--build-arg", "SIZE", "own.def", status=errors.USAGE, says=("'SIZE' is not KEY=VALUE",)),
-    "no-definition": refused("cpuu", status=errors.NOT_FOUND, says=("cannot be read: No such file", "Did you mean cpu?")),
-    "folder": refused(".", status=errors.NOT_FOUND, says=("cannot be read: the path is a folder",)),
-    "nowhere": refused("own.def", "no/where/a.sif", status=errors.NOT_FOUND, says=("folder for the image does not exist", "no/where")),
-    "no-space": refused("big.def", status=errors.STORAGE, says=("of free space, but", "the build needs about", "APPTAINER_TMPDIR")),
-    "no-value": refused("needs.def", status=errors.USAGE, says=("build argument THIS has no value", "--build-arg THIS=VALUE")),
-    "no-name": refused(status=errors.USAGE, says=("DEFINITION is missing", "hpcml image build --help")),
-    "three-names": refused("a", "b", "c", status=errors.USAGE, says=("Unrecognized arguments: c", "--help")),
-    "gpu": refused("--gpu", "own.def", status=errors.USAGE, says=("There is no option '--gpu'", "--help")),
+KNOWN = "apptainer version 1.4.5"
+BEFOREHAND: dict[str, tuple[tuple[str, ...], int, tuple[str, ...], str]] = {
+    "too-old": (("own.def",), errors.IMAGE, ("Singularity 3.8.7 does not support the build arguments", "Apptainer 1.2"), "singularity version 3.8.7-1.el8"),
+    "another-program": (("own.def",), errors.IMAGE, ("neither Apptainer nor Singularity", "| GNU bash"), "GNU bash, version 5.2"),
+    "unknown-argument": (("--build-arg", "SIZ=1", "own.def",), errors.USAGE, ("no build argument SIZ", "Did you mean SIZE?"), KNOWN),
+    "no-argument": (("--build-arg", "SIZE", "own.def",), errors.USAGE, ("'SIZE' is not KEY=VALUE",), KNOWN),
+    "no-definition": (("cpuu",), errors.NOT_FOUND, ("cannot be read: No such file", "Did you mean cpu?"), KNOWN),
+    "folder": ((".",), errors.NOT_FOUND, ("cannot be read: the path is a folder",), KNOWN),
+    "nowhere": (("own.def", "no/where/a.sif",), errors.NOT_FOUND, ("folder for the image does not exist", "no/where"), KNOWN),
+    "no-space": (("big.def",), errors.STORAGE, ("of free space, but", "the build needs about", "APPTAINER_TMPDIR"), KNOWN),
+    "no-value": (("needs.def",), errors.USAGE, ("build argument THIS has no value", "--build-arg THIS=VALUE"), KNOWN),
+    "no-name": ((), errors.USAGE, ("DEFINITION is missing", "hpcml image build --help"), KNOWN),
+    "three-names": (("a", "b", "c",), errors.USAGE, ("Unrecognized arguments: c", "--help"), KNOWN),
+    "gpu": (("--gpu", "own.def",), errors.USAGE, ("There is no option '--gpu'", "--help"), KNOWN),
 }  # fmt: skip
 
 
@@ -170,24 +154,16 @@ def test_what_is_known_beforehand_is_told_beforehand(world: World, program: Prog
     (world.project / "needs.def").write_text(DEFINITION.replace("{{ SIZE }}", "{{ THIS }}"))
     for which, (asked, status, said, version) in BEFOREHAND.items():
         with subtests.test(which=which):
-            program.install(str(version))
-            assert isinstance(asked, tuple)
-            assert isinstance(status, int)
-            assert isinstance(said, tuple)
+            program.install(version)
             image(world, "build", *asked, status=status, says=said)
             assert left(world) == sorted([*BEFORE, "big.def", "needs.def"])
             assert not [line for line in program.words() if line.startswith("build")]
 
 
 def test_a_program_that_fails_or_is_for_another_machine(world: World, program: Program) -> None:
+    says = ("The container program failed when hpcml called it with --version", "| libseccomp.so.2")
     program.install(version="x'; echo 'libseccomp.so.2: cannot open shared object file' >&2; exit 127; '")
-    image(
-        world,
-        "build",
-        "own.def",
-        status=errors.IMAGE,
-        says=("The container program failed when hpcml called it with --version", "| libseccomp.so.2"),
-    )
+    image(world, "build", "own.def", status=errors.IMAGE, says=says)
     (world.bin / "apptainer").write_bytes(b"\x7fELF rubbish")
     image(world, "build", "own.def", status=errors.IMAGE, says=("could not be started", "Exec format error"))
 
@@ -226,7 +202,6 @@ def test_what_is_no_image(world: World, command: str) -> None:
     image(world, command, "nope.sif", status=errors.NOT_FOUND, says=("No such file", "nope.sif"))
     image(world, command, ".", status=errors.IMAGE, says=("a folder, not an image file",))
     image(world, command, status=errors.USAGE, says=("IMAGE is missing",))
-    image(world, command, "--force", "job.py", status=errors.USAGE, says=("There is no option '--force'",))
 
 
 def test_ls(world: World) -> None:
@@ -237,17 +212,10 @@ def test_ls(world: World) -> None:
     sif_file.make(folder / "good.sif", GPU_LABELS)
     (folder / "bad.sif").write_text("rubbish")
     (folder / ".good.sif.1.new").write_text("half")
-    done = image(
-        world, "ls", status=0, says=("rapids cuda 12", "rapids 26.10, dask 2026.7.1", "The file is not an image")
-    )
+    done = image(world, "ls", status=0, says=("rapids cuda 12", "rapids 26.10", "The file is not an image"))
     assert len(done.stdout.splitlines()) == 2
     rows = json.loads(image(world, "ls", "--json", str(folder), status=0).stdout)
     assert ["error" in row for row in rows] == [True, False]
-    setting = f"{folder}/good.sif".replace("$", "$$")
-    chosen = ("--set", f"runtime.image={setting}")
-    assert len(image(world, "ls", *chosen, status=0).stdout.splitlines()) == 2
-    says = ("not absolute", "runtime.image: images/a.sif")
-    image(world, "ls", "--set", "runtime.image=images/a.sif", status=errors.CONFIG, says=says)
 
 
 def test_an_image_gets_the_script_s_folder_only_where_the_run_needs_it(world: World) -> None:
@@ -259,16 +227,12 @@ def test_an_image_gets_the_script_s_folder_only_where_the_run_needs_it(world: Wo
     words = ["--image", str(path)]
     assert (world.submit(*words) / "sources").read_text() == ""
     assert (world.submit("--set", "code.snapshot=none", *words) / "sources").read_text() == f"{elsewhere}\n"
-    (elsewhere / ".settings").write_text("")
-    run = world.submit(*words)
-    assert (run / "sources").read_text() == f"{elsewhere}\n"
-    assert str(elsewhere) not in (run / "job.sh").read_text()
 
 
 def test_a_submission_reads_the_labels(world: World) -> None:
     """Labels that do not belong together end it before Slurm gets the job; that there are none is a note."""
     skewed = sif_file.make(world.project / "skewed.sif", sif_file.SAID | {"org.hpcml.distributed": "2020.1.0"})
-    for mode in ("--wait", "--check", "--dry-run=script"):
+    for mode in ("--wait", "--dry-run=script"):
         done = world.run("submit", "--site", "slurm", mode, "--image", str(skewed), "job.py")
         assert done.returncode == errors.IMAGE, done.stderr
         assert "distributed 2020.1.0" in done.stderr

@@ -17,9 +17,10 @@ NAMES = sorted(path.stem for path in JOBS.glob("*.py"))
 
 def test_it_writes_an_example(world: World) -> None:
     for words, example in (
-        (("first",), "minimal"), (("first.py",), "minimal"), (("first", "kmeans"), "kmeans"), (("first", "kmeans.py"), "kmeans"),
-        (("forest",), "forest"), (("forest", "linear"), "linear"),
-    ):  # fmt: skip
+        (("first.py",), "minimal"),
+        (("first", "kmeans"), "kmeans"),
+        (("forest",), "forest"),
+    ):
         done = world.run("new", *words, env={"HPCML_HOST": "me@login.example.org"})  # it is written here nevertheless
         assert (done.returncode, done.stderr) == (0, "")
         path = world.project / f"{words[0].removesuffix('.py')}.py"
@@ -42,14 +43,12 @@ def test_it_lists_the_examples(world: World) -> None:
     assert done.returncode == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == NAMES
     assert sorted(json.loads(world.run("new", "--json").stdout)) == NAMES
-    words = world.run("new", "--help").stdout.replace(",", " ").replace(".", " ").split()
-    assert set(NAMES) <= set(words)
 
 
 def test_nothing_is_overwritten(world: World) -> None:
     before = world.script.read_text()
     (world.project / "link.py").symlink_to("nowhere")
-    for name in ("job", "job.py", "link"):
+    for name in ("job", "link"):
         done = world.run("new", name, "kmeans")
         assert done.returncode == errors.USAGE
         assert "already exists" in done.stderr
@@ -63,16 +62,8 @@ def test_an_unknown_example(world: World) -> None:
     assert done.returncode == errors.USAGE
     assert "There is no example 'kmean'" in done.stderr
     assert "Did you mean hpcml new first kmeans?" in done.stderr
-    assert "hpcml new lists the examples." in world.run("new", "first", "zzzzz").stderr
-    for words, hint in (
-        (("kmean",), "Did you mean hpcml new kmeans?"),
-        (("my_kmeans",), "Did you mean hpcml new my_kmeans kmeans?"),
-        (("kmenas.py",), "hpcml new kmenas.py minimal"),
-        (("kmeans", "groups"), "Did you mean hpcml new groups kmeans?"),
-    ):
-        done = world.run("new", *words)
-        assert done.returncode == errors.USAGE
-        assert hint in done.stderr
+    done = world.run("new", "kmeans", "groups")
+    assert (done.returncode, "Did you mean hpcml new groups kmeans?" in done.stderr) == (errors.USAGE, True)
     assert os.listdir(world.project) == ["job.py"]
     assert world.run("new", "kmean", "minimal").returncode == 0
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from hpcml.cli import pack_start
-from remote_world import Laptop
 from world import World
 
 
@@ -83,16 +82,6 @@ def test_it_packs_itself(login: Login) -> None:
         assert {name: one.read(name) for name in one.namelist()} == {name: two.read(name) for name in two.namelist()}
         licences = [name for name in one.namelist() if "LICENSE" in name]
     assert {name.split("/")[1].partition("-")[0] for name in licences} == {"hpcml", "jinja2", "markupsafe"}
-
-
-def test_a_laptop_finds_it_under_the_command_s_name(laptop: Laptop, packed: Path) -> None:
-    command = laptop.world.top / "far-bin/hpcml"
-    command.unlink()
-    shutil.copy(packed, command)
-    done = laptop.run("submit", "--nodes", "2", "job.py", "an argument")
-    assert done.returncode == 0, done.stderr
-    assert len(laptop.runs()) == len(laptop.world.jobs()) == 1
-    assert [path.name for path in (laptop.far / ".cache").iterdir()] == ["hpcml"]
 
 
 def test_it_replaces_nothing_unasked(world: World) -> None:

@@ -21,7 +21,7 @@ from planted import is_plain
 from remote_world import Laptop
 from screen import Result, run
 from top_runs import dask_tables, lines, node_tables
-from world import World
+from world import World, write_end
 
 BASH = shutil.which("bash") or "/bin/bash"
 STTY = shutil.which("stty") or "/bin/stty"
@@ -66,14 +66,10 @@ class Job:
         self.event(event="driver-ended")
         self.event(event="torn-down")
         state = "FAILED" if exit_status else "COMPLETED"
-        facts: dict[str, Any] = {"over": True, "state": state, "exit_status": exit_status, "phase": "ended", "by": "script", "hint": "", "quote": [],
-                 "message": f"the script exited with status {exit_status}", "time": 1.0, "attempt": 0}  # fmt: skip
         exits = self.paths.attempt(0).exits
         exits.mkdir(parents=True)
         (exits / "driver@n1").write_text(f"{exit_status}\n")
-        new = self.paths.status.with_suffix(".new")
-        new.write_text(json.dumps(facts))
-        new.rename(self.paths.status)
+        write_end(self.paths.directory, exit_status)
         if self.world.jobs():
             self.world.set_job("101", state=state)
 
@@ -164,21 +160,11 @@ def test_a_run_that_has_ended_is_shown_with_its_cause(job: Job, world: World) ->
         assert seen.text[-1] == "          MemoryError"
 
 
-def test_colours_only_where_they_are_wanted(job: Job, world: World) -> None:
-    job.begin()
-    for variables, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
-        world.environment |= variables
-        seen = see(world, "top", "seen", keys={"q ends this view": b"q"})
-        cells = [cell for line in seen.moments["q ends this view"] for cell in line]
-        assert any(cell.colour != "default" or cell.bold for cell in cells) == coloured
-
-
 def test_a_pipe_gets_lines_and_a_program_json(job: Job, world: World) -> None:
     job.begin()
     once = world.run("top", "--once", "seen")
     assert once.returncode == 0
     assert is_plain(once.stdout)
-    assert max(map(len, once.stdout.splitlines())) <= 100
     facts = json.loads(world.run("top", "--once", "--json", "seen").stdout)
     assert (facts["phase"], facts["output"], [node["name"] for node in facts["nodes"]]) == (
         "running",
@@ -193,8 +179,6 @@ def test_a_pipe_gets_lines_and_a_program_json(job: Job, world: World) -> None:
     assert re.fullmatch(
         r"\d\d:\d\d:\d\d node n1 workers=1 cpu=24.0/48 memory=100GiB/512GiB .*", done.stdout.splitlines()[2]
     )
-    looks = world.run("top", "--json", "seen").stdout.splitlines()
-    assert [json.loads(look)["over"] for look in looks] == [True]
 
 
 def test_a_laptop_draws_what_the_login_node_sees(laptop: Laptop) -> None:

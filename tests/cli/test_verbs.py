@@ -6,23 +6,15 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 from hpcml import errors
-from world import World
-
-
-def end(directory: Path, exit_status: int = 0) -> None:
-    """Write a run's end as its supervisor does."""
-    facts: dict[str, object] = {"over": True, "state": "FAILED" if exit_status else "COMPLETED", "exit_status": exit_status, "by": "script",
-             "message": f"the script exited with status {exit_status}", "hint": "", "quote": []}  # fmt: skip
-    (directory / "status.json").write_text(json.dumps(facts))
+from world import World, write_end
 
 
 def test_wait_ends_with_the_status_of_the_last_that_failed(world: World) -> None:
     runs = [world.submit("--name", name) for name in ("a", "b", "c")]
     for directory, exit_status in zip(runs, (3, 4, 0), strict=True):
-        end(directory, exit_status)
+        write_end(directory, exit_status)
     done = world.run("wait", "a", "b", "c")
     assert done.returncode == 4, done.stderr
     assert [line.split()[1:3] for line in done.stdout.splitlines()] == [
@@ -38,67 +30,43 @@ def test_wait_finds_all_runs_before_it_waits(world: World) -> None:
     world.submit("--name", "a")  # which waits in the queue for ever
     done = world.run("wait", "a", "nosuch", timeout=20)
     assert done.returncode == errors.NOT_FOUND
-    assert world.run("wait").returncode == errors.USAGE
 
 
 def test_the_last_lines_of_a_log(world: World) -> None:
     directory = world.submit()
-    end(directory)
+    write_end(directory)
     log = directory / "logs/driver.log"
-    for text in ("", "one", "one\n", "one\ntwo\nthree\n", "one\n\ntwo", "x" * 70000 + "\n" + "y" * 70000 + "\nz\n"):
+    for text in ("", "one\n\ntwo", "x" * 70000 + "\n" + "y" * 70000 + "\nz\n"):
         log.write_text(text)
-        for count in (0, 1, 2, 99):
+        for count in (0, 2, 99):
             lines = text.splitlines(keepends=True)
             assert world.run("logs", "-n", str(count)).stdout == "".join(lines[-count:] if count else [])
     assert world.run("logs", "-n", "few").returncode == errors.USAGE
 
 
-def test_help_takes_a_command(world: World) -> None:
-    for name, more in (
-        ("submit", "commands  (Commands)"),
-        ("image", "images  (Images)"),
-        ("doctor", "doctor.md  (The doctor)"),
-    ):
-        done = world.run("help", name)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == f"{world.run(name, '--help').stdout}More: hpcml help {more}\n"
-        assert done.stdout.startswith(f"usage: hpcml {name}")
-    assert world.run("help").stdout == world.run("--help").stdout == world.run("--help-all").stdout
-    assert world.run("ls", "--help-all").stdout == world.run("ls", "--help").stdout
-
-
 def test_ls_by_name_date_and_failure(world: World) -> None:
     good, bad = world.submit("--name", "good"), world.submit("--name", "bad-one")
-    end(good)
-    end(bad, 3)
+    write_end(good)
+    write_end(bad, 3)
     old = bad.with_name("bad-one-20200102-000000-0000")
     shutil.copytree(bad, old)
     waiting = world.submit("--name", "waiting")
-    world.answer(
-        "sbatch",
-        code=1,
-        err="sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified\n",
-    )
+    said = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified\n"
+    world.answer("sbatch", code=1, err=said)
     assert world.run("submit", "--site", "slurm", "--name", "refused", str(world.script)).returncode
     refused = next(name for name in world.left() if name.startswith("refused"))
 
     def listed(*words: str) -> list[str]:
-        done = world.run("ls", "--json", *words)
-        assert done.returncode == 0, done.stderr
-        return [row["run"] for row in json.loads(done.stdout)]
+        return [row["run"] for row in world.answers("ls", *words)]
 
     assert "account rejected" in world.run("ls", "--name", "refused").stdout
-    assert listed("--failed") == [old.name, bad.name, refused]
     assert listed("--failed", "--last", "2") == [bad.name, refused]
     assert listed("--failed", "--since", "7d", "--name", "bad*") == [bad.name]
     assert listed("--since", "2020-01-03") == [good.name, bad.name, waiting.name, refused]
-    assert listed("--since", "2020-01-01", "--name", "bad-one") == [old.name, bad.name]
-    assert listed("--since", "2030-01-01") == listed("--name", "bad") == []
+    assert listed("--name", "bad-one.py") == [old.name, bad.name]
     assert "hpcml did not search for older runs that failed" in world.run("ls", "--failed", "--last", "1").stderr
     assert world.run("ls", "--name", "*d*", "--last", "1").stderr == "3 older runs are not shown (hpcml ls --all).\n"
-    assert listed("--name", "bad-one.py") == [old.name, bad.name]
     assert world.run("ls", "--name", "bad").stderr == "No run matches --name bad. Did you mean --name bad-one?\n"
-    assert world.run("ls", "--name", "good", "--failed").stderr == "No run matches --name good --failed.\n"
     assert json.loads(world.run("why", "--json").stdout)["run"] == refused
     assert json.loads(world.run("status", "--json").stdout)["run"] == waiting.name
     assert world.run("ls", "--since", "yesterday").returncode == errors.USAGE
@@ -113,8 +81,7 @@ def test_status_shows_the_command_the_request_and_the_results(world: World) -> N
     assert "results" not in facts
     (directory / "out/model.txt").touch()
     assert f"results    {directory}/out" in world.run("status").stdout.splitlines()
-    answer = json.loads(world.run("status", "--json").stdout)
-    assert answer["command"] == world.script.name
+    answer = world.answers("status")
     assert answer["asked"] == {"nodes": 2, "time_limit": 3600, "cost": "2 node-h = 6 billing-h"}
     assert answer["results"] == f"{directory}/out"
     code = "import hpcml, json; print(json.dumps(vars(hpcml.find_run().status())))"
@@ -125,12 +92,7 @@ def test_status_shows_the_command_the_request_and_the_results(world: World) -> N
 def test_ls_finds_a_text_in_ids_and_commands(world: World) -> None:
     done = world.run("ls", "--site", "slurm")
     assert (done.stdout, done.stderr) == ("", "You have no runs yet. Submit a run: hpcml submit SCRIPT.\n")
-    assert world.run("ls", "--json").stdout == "[]\n"
     runs = [world.submit("--name", name) for name in ("Alpha", "beta", "gamma")]
     for text, found in (("ALPHA", runs[:1]), (world.script.name.upper(), runs), ("job.py -", [])):
-        rows = json.loads(world.run("ls", "--json", "--grep", text).stdout)
+        rows = world.answers("ls", "--grep", text)
         assert [row["directory"] for row in rows] == list(map(str, found))
-        assert {row["command"] for row in rows} <= {world.script.name}
-    done = world.run("ls", "--grep", "py", "--last", "2")
-    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [run.name for run in runs[1:]]
-    assert done.stderr == "hpcml did not search for older runs that match (to search all runs: --all).\n"

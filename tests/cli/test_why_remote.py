@@ -6,7 +6,7 @@ import json
 
 from failure_texts import TEXTS
 from remote_world import Laptop
-from test_why_command import FAILED
+from test_why_command import lost_workers
 
 
 def test_the_cause_of_a_run_there_is_told_here(laptop: Laptop) -> None:
@@ -16,7 +16,7 @@ def test_the_cause_of_a_run_there_is_told_here(laptop: Laptop) -> None:
     assert json.loads(laptop.run("why", "--json").stdout)["state"] == "PENDING"
     directory = laptop.far / ".hpcml/runs" / run
     (directory / "logs").mkdir(exist_ok=True)
-    (directory / "status.json").write_text(json.dumps(FAILED))
+    lost_workers(directory)
     (directory / "logs/worker-n3.log").write_text(f"{TEXTS['ecc'][0]}\n")
     said = laptop.run("why").stdout
     assert "\ncause      A GPU's memory is faulty (ECC) (on n3).\n" in said

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,10 +100,43 @@ class World:
         (name,) = self.left()
         return self.runs / name
 
-    def submit(self, *arguments: str) -> Path:
-        """Submit the script to the fake Slurm; return the run's directory."""
+    def made(self, *words: str, cwd: Path | None = None) -> Path:
+        """Run a command that makes one run; return the run's directory."""
         before = set(self.left())
-        done = self.run("submit", "--site", "slurm", *arguments, str(self.script))
+        done = self.run(*words, cwd=cwd)
         assert done.returncode == 0, done.stderr
         (name,) = set(self.left()) - before
         return self.runs / name
+
+    def submit(self, *arguments: str) -> Path:
+        """Submit the script to the fake Slurm; return the run's directory."""
+        return self.made("submit", "--site", "slurm", *arguments, str(self.script))
+
+    def answers(self, verb: str, *words: str) -> Any:
+        """Return what a command that must succeed prints as JSON."""
+        done = self.run(verb, "--json", *words)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait until something is so, for two minutes at most."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def write_end(directory: Path, exit_status: int = 0, **facts: object) -> None:
+    """Write a run's end as its supervisor does."""
+    usual: dict[str, object] = {"over": True, "state": "FAILED" if exit_status else "COMPLETED", "exit_status": exit_status, "by": "script",
+             "message": f"the script exited with status {exit_status}", "hint": "", "quote": [], "time": 1.0, "attempt": 0}  # fmt: skip
+    new = directory / "status.json.new"
+    new.write_text(json.dumps(usual | facts))
+    new.rename(directory / "status.json")
+
+
+def write_events(directory: Path, *events: dict[str, object]) -> None:
+    """Write a run's diary; what an event does not say is of its first attempt."""
+    lines = [json.dumps({"time": 1.0, "attempt": 0, **event}) for event in events]
+    (directory / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))

@@ -21,7 +21,7 @@ from hpcml.request.record import RunRequest, measure
 from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Launcher, Prospect, Submission
 from hpcml.sites import schema
 from hpcml.sites.schema import Site
-from matrix import PYTHON, SCRIPTS, missing, site_of
+from matrix import PYTHON, SCRIPTS, site_of
 
 FOLDER = Path("/scratch/alice/runs/third-20261121-074500-1a2b")
 ON_EACH_NODE = 'export HPCML_NODE="$(hostname -s)"; exec "$@" >>"$HPCML_RUN_DIR/logs/{}.log" 2>&1'
@@ -168,15 +168,6 @@ def test_what_a_scheduler_lacks_is_refused_or_left_out() -> None:
     with pytest.raises(ConfigError, match="sbcast"):
         planned({"runtime": {"stage": "sbcast"}}, image="/images/cpu.sif")
     assert planned({"runtime": {"stage": "copy"}}, image="/images/cpu.sif").stage
-
-
-@pytest.mark.usefixtures("pbs")
-@pytest.mark.skipif(bool(missing("shellcheck")), reason=missing("shellcheck"))
-def test_shellcheck_reads_the_script_of_the_third_scheduler(tmp_path: Path) -> None:
-    (tmp_path / "job.sh").write_text(batch_script.render(planned(nodes=2)), encoding="utf-8")
-    words = ["shellcheck", "--exclude=SC1091,SC2016,SC2089,SC2090,SC2317", str(tmp_path / "job.sh")]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "")
 
 
 MAY_NAME = {  # modules outside hpcml.schedulers that compare a scheduler's name, and why that is right

@@ -198,7 +198,8 @@ def test_what_an_image_prints_is_checked() -> None:
     contents = {**texts, **lists, "failed": {}, "packages": {}, "ucx": ucx}
     assert check._contents(Answer(0, f"noise\n{json.dumps(contents)}\n", "")) is not None
     assert check._contents(Answer(1, json.dumps(contents), "")) is None
-    for changed in ({"driver": 5}, {"ucx": "1.21"}, {"outside": [7]}, {"packages": {"dask": {}}}):
+    wrong: list[dict[str, object]] = [{"driver": 5}, {"ucx": "1.21"}, {"outside": [7]}, {"packages": {"dask": {}}}]
+    for changed in wrong:
         assert check._contents(Answer(0, json.dumps(contents | changed), "")) is None
     for text in ("[" * 100_000, "7", ""):
         assert check._contents(Answer(0, text, "")) is None

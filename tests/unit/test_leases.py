@@ -192,7 +192,8 @@ def test_a_link_or_a_damaged_file_in_place_of_a_run_is_no_run(tmp_path: Path) ->
 def test_the_file_of_a_holder_names_a_process(tmp_path: Path) -> None:
     path, me = tmp_path / "lock", leases.this_process("a")
     assert leases.read(path) is None
-    for wrong in (me._asdict() | {"pid": 0}, me._asdict() | {"pid": 1 << 40}, me._asdict() | {"time": None}, []):
+    records = [me._asdict() | {"pid": 0}, me._asdict() | {"pid": 1 << 40}, me._asdict() | {"time": None}]
+    for wrong in (*records, []):
         path.write_text(json.dumps(wrong))
         with pytest.raises(ValueError, match="process"):
             leases.read(path)
