@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hpcml import files, units
 from hpcml.cli import common, ls
 from hpcml.errors import HpcmlError, StorageError, UsageError
-from hpcml.paths import RunPaths
+from hpcml.paths import RunPaths, sweep_folder
 from hpcml.runs import directories
 from hpcml.terminal import note, say, say_fitted
 
@@ -203,6 +204,7 @@ def run_rm(options: Namespace) -> int:
     for name, number in _points(sizes).items():
         lost = f"the results of its points in {units.counted(number, 'run')}"
         note(f"the sweep '{name}' loses {lost}: hpcml sweep table will show these points as missing")
+        note(f"to delete the sweep itself: rm -r {shlex.quote(str(sweep_folder(folder, name)))}")
     _say_what_stays(staying, each=bool(options.run))
     if (short := (missing or 0) - sum(sizes.values())) > 0:
         note(f"{units.format_bytes(short)} of the requested {units.format_bytes(wanted)} cannot be freed")

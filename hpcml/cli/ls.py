@@ -54,7 +54,7 @@ def add_options(parser: ArgumentParser) -> None:
         "--grep",
         default="",
         metavar="TEXT",
-        help="only runs with TEXT in id, name or command (upper and lower case match)",
+        help="only runs with TEXT in id, name or command (ignores case)",
     )
 
 

@@ -138,6 +138,8 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
         return 0
     wait = waits(options)
     announce(run, as_json=options.json and not wait)  # with both, the one JSON answer is how the run ended
+    if not (wait or options.json or prepared.spec.code.form is Form.JUPYTER):
+        say_fitted(f"hpcml wait {run.id}, then hpcml logs {run.id}", sys.stderr, first="  next       ", rest=" " * 13)
     return wait_for_end(run, as_json=options.json) if wait else 0
 
 

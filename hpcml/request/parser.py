@@ -154,7 +154,8 @@ def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
     if option == "--host":
         hint = f"Write --host before the command: hpcml --host HOST {parser.prog.removeprefix('hpcml ')} …"
     if not hint and parser.prog == "hpcml rerun":
-        hint = f"To replace the script's arguments, write all arguments after --: hpcml rerun RUN -- {word} …"
+        hint = "To change the script's arguments, write all of them after -- (hpcml status RUN shows the old ones): "
+        hint += f"hpcml rerun RUN -- {word} …"
     if not hint and "nodes" in long_options and option.startswith("--"):
         hint = f"If this is an option of sbatch, write --sbatch={word}. To list hpcml's options: {parser.prog} --help."
     hint = hint or f"Try {parser.prog} --help."

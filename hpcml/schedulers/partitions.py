@@ -172,7 +172,8 @@ def unused_gpus(site: Site, partition: str, spec: RunRequest) -> list[str]:
         taken = f"this job reserves {nodes} and uses {part.gpus} of {part.of} GPUs per node"
         ways = [f"add --gpus-per-node {part.of}", *_to_a_part(site, partition, spec)]
     else:
-        taken = f"this job reserves {units.counted(spec.size.nodes * part.of, 'GPU')} and uses none"
+        gpus = units.counted(spec.size.nodes * part.of, "GPU")
+        taken = f"this job takes whole nodes, so no other job can use their {gpus}"
         ways = [f"add --gpus-per-node {part.of} if the script can use GPUs"]
         if not site.partitions:
             cpu_only = next(

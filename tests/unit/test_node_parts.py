@@ -109,19 +109,19 @@ SAID: list[tuple[Site, dict[str, Any], list[str]]] = [
       "number of GPUs per node (resources.node_gpus)"]),
     (shipped("slurm"), {}, []),
     (shipped("marenostrum5"), {"nodes": 2},
-     ["this job reserves 8 GPUs and uses none: add --gpus-per-node 4 if the script can use GPUs, or choose --qos gp_ehpc"]),
+     ["this job takes whole nodes, so no other job can use their 8 GPUs: add --gpus-per-node 4 if the script can use GPUs, or choose --qos gp_ehpc"]),
     (shipped("marenostrum5"), {"nodes": 2, "qos": "gp_ehpc"}, []),
     (shipped("marenostrum5"), {"gpus_per_node": 5}, ["A node has 4 GPUs, but the run requests 5; the profile's limit is only reported, so Slurm decides"]),
     (shipped("perlmutter"), {},
-     ["this job reserves 4 GPUs and uses none: add --gpus-per-node 4 if the script can use GPUs, or choose nodes without GPUs"]),
+     ["this job takes whole nodes, so no other job can use their 4 GPUs: add --gpus-per-node 4 if the script can use GPUs, or choose nodes without GPUs"]),
     (shipped("perlmutter"), {"sbatch": (("--constraint", "cpu"),)}, []),
     (shipped("perlmutter"), {"gpus_per_node": 1, "sbatch": (("--constraint", "gpu&hbm80g"),)},
      ["this job reserves 1 node and uses 1 of 4 GPUs per node: add --gpus-per-node 4, or choose --qos shared, "
       "which reserves only a part of a node"]),
     (site_of({"scheduler": "slurm", "partitions": {"gpu": {**NODE, "whole_nodes": True}, "cpu": {"max_nodes": 4}}}),
      {"partition": "gpu"},
-     ["this job reserves 4 GPUs and uses none: add --gpus-per-node 4 if the script can use GPUs, or choose a CPU partition (--partition cpu)"]),
-    (shipped("juwels"), {}, ["this job reserves 4 GPUs and uses none: add --gpus-per-node 4 if the script can use GPUs"]),
+     ["this job takes whole nodes, so no other job can use their 4 GPUs: add --gpus-per-node 4 if the script can use GPUs, or choose a CPU partition (--partition cpu)"]),
+    (shipped("juwels"), {}, ["this job takes whole nodes, so no other job can use their 4 GPUs: add --gpus-per-node 4 if the script can use GPUs"]),
 ]  # fmt: skip
 
 
