@@ -125,7 +125,7 @@ LIFE = """
 import asyncio, os, signal, time, hpcml
 
 client = hpcml.connect(n_workers=1, threads_per_worker=1, memory_limit="500MB", local_directory=os.environ["TMPDIR"],
-                       dashboard_address=":0", silence_logs=50)
+                       dashboard_address=":0", silence_logs=40)
 def pids():
     return sorted(client.run(os.getpid).values())
 client.cluster.scale(2)
