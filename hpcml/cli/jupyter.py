@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,6 @@ from hpcml.cli import submit
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.forms import Form
 from hpcml.sites import layers
-from hpcml.terminal import say_fitted
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -48,14 +46,7 @@ def run(options: Namespace) -> int:
     idle = parse_idle(options.idle)
     spec = submit.service_spec(options, Form.JUPYTER)
     spec = spec.changed(idle=idle, cwd=notebook_folder(spec.code.cwd, options.notebook_dir))
-    status = submit.start(options, spec)
-    if status == 0 and not (
-        options.json or options.dry_run or options.check or options.prepare or submit.waits(options)
-    ):
-        text = "When JupyterLab is ready, hpcml status prints the command to open JupyterLab. "
-        text += "hpcml cancel ends the session."
-        say_fitted(text, sys.stderr, first="  next       ", rest=" " * 13)
-    return status
+    return submit.start(options, spec)
 
 
 def parse_idle(text: str) -> float:

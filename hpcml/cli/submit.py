@@ -104,12 +104,6 @@ def start(options: Namespace, spec: RunRequest) -> int:
     return hand_over(options, prepared)
 
 
-def waits(options: Namespace) -> bool:
-    """Whether the command waits for the run's end."""
-    terminal = sys.stderr.isatty() and sys.stdout.isatty()
-    return bool(options.wait or (not options.detach and not options.json and terminal))
-
-
 def show(options: Namespace, prepared: submission.Prepared, *, asks: bool = True) -> None:
     """Print what would be submitted: a summary, the batch script, or the whole plan as JSON.
 
@@ -136,10 +130,14 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
     if options.prepare:
         _announce_line(run, as_json=options.json)
         return 0
-    wait = waits(options)
+    wait = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
     announce(run, as_json=options.json and not wait)  # with both, the one JSON answer is how the run ended
-    if not (wait or options.json or prepared.spec.code.form is Form.JUPYTER):
-        say_fitted(f"hpcml wait {run.id}, then hpcml logs {run.id}", sys.stderr, first="  next       ", rest=" " * 13)
+    if not wait and not options.json:
+        text = f"hpcml wait {run.id}, then hpcml logs {run.id}"
+        if prepared.spec.code.form is Form.JUPYTER:
+            text = "When JupyterLab is ready, hpcml status prints the command to open JupyterLab. "
+            text += "hpcml cancel ends the session."
+        say_fitted(text, sys.stderr, first="  next       ", rest=" " * 13)
     return wait_for_end(run, as_json=options.json) if wait else 0
 
 

@@ -99,8 +99,8 @@ class EndRequests:
             self.time_limit_near = True
             if note.name not in self.names:
                 storage.write_end(self.context.run, note, {})
-            known = min(left, self.ends - time.time())  # Slurm's signal may come up to a minute early
-            self.events.write("time-limit-near", seconds=max(self.lead, known if known < float("inf") else 0.0))
+            left = min(left, self.ends - time.time())  # Slurm's signal may come up to a minute early
+            self.events.write("time-limit-near", seconds=max(self.lead, left) if left < float("inf") else self.lead)
 
     def _end(self, phase: str, left: float) -> End:
         cancelled = self.context.settings.job.one_machine and left > 0  # where Slurm ends the job, its log tells

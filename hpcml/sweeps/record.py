@@ -130,7 +130,8 @@ def names(runs: Path) -> list[str]:
 
 def newest(runs: Path) -> str:
     """Return the name of the sweep that was started or continued last, empty without sweeps."""
-    return max(names(runs), key=lambda name: path_of(runs, name).stat().st_mtime, default="")
+    with directories.storage(sweep_folder(runs, "")):
+        return max(names(runs), key=lambda name: path_of(runs, name).stat().st_mtime, default="")
 
 
 def save(runs: Path, sweep: Sweep) -> None:

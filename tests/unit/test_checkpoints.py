@@ -256,6 +256,14 @@ def test_a_short_job_knows_its_limit_though_slurm_s_signal_came_before_it(
     assert run.attempt(0).time_limit.exists() == near
 
 
+def test_an_early_signal_is_told_with_the_time_that_is_left(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 3600))
+    run.attempt(0).time_limit.write_text("{}")
+    requests(run, job__signal_lead=30.0).check("driver")
+    (event,) = (json.loads(line) for line in run.events.read_text().splitlines())
+    assert (event["event"], event["seconds"] > 1800) == ("time-limit-near", True)
+
+
 def test_a_cancellation_counts_though_the_time_limit_is_near(run: RunPaths) -> None:
     """On one machine, where nothing else ends a run before its limit; and though the script has seen it first."""
     found = requests(run, job__one_machine=True, job__signal_lead=3600.0, job__time_limit=3600)
