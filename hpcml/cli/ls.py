@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import fnmatch
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
+    from hpcml.request.parser import Parser
     from hpcml.runs import status as run_status
 
 HEADER = ("RUN", "STATE", "EXIT", "NODES", "AGE", "TIME", "JOB", "SITE", "WHAT", "COMMAND")
@@ -31,11 +33,14 @@ _DATE = len("-20260131-235959-ffff")  # the end of an id
 _USUAL_RUN = 32  # characters; a longer id stands on a line of its own where the terminal is narrow
 
 
-def add_options(parser: ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     """Add what only this verb takes, and the common options."""
     parser.epilog = (
         "AGE is the time since the submission. TIME is how long the last attempt ran. "
         "The column WHAT says what a run waits for, or why it failed."
+    )
+    parser.suggest = lambda _given, _known, unknown: (
+        "" if unknown[0].startswith("-") else f"To search for {unknown[0]}: hpcml ls --grep {shlex.quote(unknown[0])}."
     )
     common.add_site(parser)
     common.add_json(parser)

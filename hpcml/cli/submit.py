@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import shlex
 import sys
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from hpcml.runs import status as run_status
     from hpcml.runs import submit as submission
 
+_WITH_SCRIPT = ("hpcml submit", "hpcml run")
 _PYTHON = (".py", ".ipynb")  # with these ends a file is no program, behind `--` too
 
 
@@ -42,7 +44,16 @@ def add_options(parser: Parser, verb: str = "submit") -> None:
         "Without --ranks the script starts once, on the first node. "
         "To save work and continue later: hpcml help checkpoints."
     )
+    parser.suggest = lambda _given, _known, unknown: _suggest(unknown[0], parser.prog)
     add_to(parser, verb)
+
+
+def _suggest(word: str, prog: str) -> str:
+    """Return where an option of the script or of sbatch belongs."""
+    option = word.partition("=")[0]
+    script = f"If {option} is an option of the script, write it after the script. "
+    slurm = f"If {option} is an option of sbatch, write --sbatch={word}. " if word.startswith("--") else ""
+    return f"{script if prog in _WITH_SCRIPT else ''}{slurm}To list hpcml's options: {prog} --help."
 
 
 def split_script(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -384,7 +395,36 @@ def add_rerun_options(parser: Parser) -> None:
         "ARGS replace all arguments; -- alone removes all arguments. "
         "hpcml status RUN shows the old arguments."
     )
+    parser.suggest = _suggest_arguments
     common.add_run(parser, default=None)
+
+
+def _suggest_arguments(given: Namespace, known: list[str], unknown: list[str]) -> str:
+    """Return the command with the run's old arguments, changed by options that are the script's."""
+    try:
+        request = None if given.parser.host else directories.read_json(common.find_run(given).paths.request)
+    except HpcmlError:  # there is no such run, which is not what this error is about
+        request = None
+    if request is None:
+        return "To change the script's arguments, write all of them after --: hpcml rerun RUN -- ARGS…."
+    arguments = _changed(list(Table(request.get("spec", dict, {})).texts("arguments")), unknown)
+    return f"To change the script's arguments, type: hpcml rerun {shlex.join([*known, '--', *arguments])}."
+
+
+def _changed(arguments: list[str], options: list[str]) -> list[str]:
+    """Return a script's arguments with other values of options; an option that is new comes last."""
+    starts = [i for i, word in enumerate(options) if word.startswith("-") or i == 0]
+    for start, end in zip(starts, [*starts[1:], len(options)], strict=True):
+        option = options[start:end]
+        name, _, value = option[0].partition("=")
+        at = next((i for i, word in enumerate(arguments) if word.partition("=")[0] == name), len(arguments))
+        after = at + 1
+        if "=" not in "".join(arguments[at:after]):  # as many of the old values go as there are new ones
+            count = len(option) - 1 + bool(value)
+            values = itertools.takewhile(lambda word: not word.startswith("-"), arguments[after : after + count])
+            after += len(list(values))
+        arguments[at:after] = option
+    return arguments
 
 
 def run_rerun(options: Namespace) -> int:

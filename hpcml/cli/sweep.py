@@ -106,12 +106,20 @@ def add_options(parser: Parser) -> None:
         parser.add_argument("words", nargs="*", metavar="status|table|plot|cancel NAME", help="show or cancel a sweep"),
     ]
     submit.add_options(parser, "sweep")
+    parser.suggest = _suggest
     parser._option_string_actions["--profile"].help = SUPPRESS  # noqa: SLF001 - refused: a sweep has many scripts
     parser.epilog = (
         "A point is one combination of values. hpcml adds a point's values as options: SCRIPT ARGS… --lr 0.1 --k 16. "
         "To report a metric: hpcml help metrics. To wait for the points: --wait."
     )
     parser.set_defaults(prepare=False, check=False)
+
+
+def _suggest(_given: Namespace, _known: list[str], unknown: list[str]) -> str:
+    """Return how a sweep takes an option of the script."""
+    option = unknown[0].partition("=")[0]
+    values = f"To try values of the script's option {option}, write --grid {option.lstrip('-')}=VALUE,VALUE."
+    return f"{values} To pass {option} to each point, write it after --."
 
 
 def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:

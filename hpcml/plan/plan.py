@@ -31,6 +31,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MOST_RESTARTS = 20  # of a run that goes on until it is done, where the user says nothing
 _FACTS = "hpcml site show --facts"
 _MANY_NODES = 64  # from which on importing from a shared file system may be what a run waits for
+_SHORT = 300  # seconds of a time limit, of which Slurm may take 60: it sends its signal early
 ADAPTERS = ("NCCL_IB_HCA", "UCX_NET_DEVICES")  # variables that name RDMA adapters
 _MOST_SIGNAL_LEAD = 65535  # seconds, sbatch(1) --signal
 
@@ -305,10 +306,16 @@ def _notices(site: Site, spec: RunRequest) -> tuple[str, ...]:
     )
     notes = [text for text, applies in said if text and applies]
     notes += _other_adapters(site, spec)
-    if spec.size.nodes >= _MANY_NODES and not spec.image and not schedulers.get(site.scheduler).ONE_MACHINE:
+    one_machine = schedulers.get(site.scheduler).ONE_MACHINE
+    if spec.size.nodes >= _MANY_NODES and not spec.image and not one_machine:
         notes.append(
             f"{spec.size.nodes} nodes load Python at the same time, which is slow on a shared file system: "
             "use an image (--image)"
+        )
+    if spec.attempts.until_done and 0 < spec.size.time < _SHORT and not one_machine:
+        notes.append(
+            "Slurm may warn the script 60 s early, which leaves a short attempt no time to work: "
+            "use a time limit of 5 minutes or more"
         )
     if count := site.doubts():
         notes.append(f"profile {site.name} has {count} unconfirmed values ({_FACTS} {site.name})")

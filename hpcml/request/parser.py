@@ -6,7 +6,7 @@ import argparse
 import itertools
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +30,8 @@ class Parser(argparse.ArgumentParser):
         self.rare: list[argparse.Action] = []
         self.examples = ""
         self.host = ""  # the login node that runs the command
+        # What a command suggests for unknown words: called with the options, the words that it knows, and these
+        self.suggest: Callable[[argparse.Namespace, list[str], list[str]], str] = lambda _given, _known, _unknown: ""
         self.add_argument("-h", "--help", dest="help", action=_Help, help="show this help")
         self.help_all = self.add_argument("--help-all", dest="help", action=_Help, help=argparse.SUPPRESS)
 
@@ -63,14 +65,19 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of exiting, so that every error is printed in one place."""
-        word = message.removeprefix("unrecognized arguments: ").split(" ")[0]
-        if word.startswith("-") and word != message:
-            raise _no_option(word, self)
         if (missing := message.removeprefix("the following arguments are required: ")) != message:
             message = f"{missing} {'are' if ', ' in missing else 'is'} missing"
             if "|" in missing:
                 message = f"one of these words is missing: {missing.replace('|', ', ')}"
         raise errors.UsageError(message[:1].upper() + message[1:], place=self.prog, hint=f"Try {self.prog} --help.")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the options, and refuse words that are none."""
+        given, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            hint = self.suggest(given, [word for word in args if word not in unknown], unknown)
+            raise no_option(unknown, self, hint)
+        return given
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Write out the value of an option that may have none, so that the word after it is not taken for it."""
@@ -143,8 +150,12 @@ def _settings(option: Option) -> dict[str, Any]:
     return {"action": "append" if option.several else "store", "metavar": metavar}
 
 
-def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
-    """Return the error for an option that a command does not have, with hpcml's word for it or the nearest one."""
+def no_option(unknown: list[str], parser: Parser, suggested: str = "") -> errors.UsageError:
+    """Return the error for words that a command does not have, with hpcml's word for the first or the nearest one."""
+    word, suggested = unknown[0], suggested or f"Try {parser.prog} --help."
+    if not word.startswith("-"):
+        message = f"Unrecognized arguments: {' '.join(unknown)}"
+        return errors.UsageError(message, place=parser.prog, hint=suggested)
     option = word.partition("=")[0] if word.startswith("--") else word[:2]
     long_options = {name[2:] for action in parser._actions for name in action.option_strings if name[:2] == "--"}  # noqa: SLF001 - there is no other way to ask
     hint = sbatch_options.instead(option) if "nodes" in long_options else ""
@@ -153,13 +164,7 @@ def _no_option(word: str, parser: argparse.ArgumentParser) -> errors.UsageError:
         hint = errors.did_you_mean(near and f"--{near}", "")
     if option == "--host":
         hint = f"Write --host before the command: hpcml --host HOST {parser.prog.removeprefix('hpcml ')} …"
-    if not hint and parser.prog == "hpcml rerun":
-        hint = "To change the script's arguments, write all of them after -- (hpcml status RUN shows the old ones): "
-        hint += f"hpcml rerun RUN -- {word} …"
-    if not hint and "nodes" in long_options and option.startswith("--"):
-        hint = f"If this is an option of sbatch, write --sbatch={word}. To list hpcml's options: {parser.prog} --help."
-    hint = hint or f"Try {parser.prog} --help."
-    return errors.UsageError(f"There is no option '{option}'", place=parser.prog, hint=hint)
+    return errors.UsageError(f"There is no option '{option}'", place=parser.prog, hint=hint or suggested)
 
 
 def _check_choice(word: str, choices: Iterable[str] | None, option: str) -> None:

@@ -12,16 +12,17 @@ from hpcml.errors import HpcmlError, UsageError
 from hpcml.request import sbatch_options
 from hpcml.request.option import as_word
 from hpcml.request.options import OPTIONS
+from hpcml.request.parser import no_option
 from hpcml.terminal import note
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser
+    from hpcml.request.parser import Parser
 
 _MOST = 1 << 16  # bytes in which the first comment lines are looked for
 _LINE = re.compile(r"#\s*(hpcml:|SBATCH\s)\s*(.*)")
 
 
-def lay_below(given: dict[str, Any], script: Path, parser: ArgumentParser) -> tuple[tuple[str, str], ...]:
+def lay_below(given: dict[str, Any], script: Path, parser: Parser) -> tuple[tuple[str, str], ...]:
     """Add to ``given`` what the script's own lines say and it does not; return those options with their lines.
 
     ``# hpcml: --nodes 4`` is read as the command line is, by ``parser``. Of ``#SBATCH`` lines what hpcml has an option
@@ -80,7 +81,7 @@ def _laid(
                 yield {"sbatch": text, "env": f"--env {key}"}.get(name, f"{as_word(name)} {text}"), place
 
 
-def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[str, Any], list[str]]:
+def _parsed(parser: Parser, text: str, *, sbatch: bool) -> tuple[dict[str, Any], list[str]]:
     """Return a line's options by name, and the words without an option of hpcml; only #SBATCH lines may have such."""
     arguments = shlex.split(text.replace("--gres ", "--gres=") if sbatch else text, comments=sbatch)
     if not sbatch and {"-h", "--help"} & set(arguments):
@@ -88,7 +89,7 @@ def _parsed(parser: ArgumentParser, text: str, *, sbatch: bool) -> tuple[dict[st
     arguments = _gpus_of_gres(arguments) if sbatch else arguments
     options, rest = parser.parse_known_args([word for word in arguments if word not in ("-h", "--help")])
     if rest and not sbatch:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        raise no_option(rest, parser)
     values = {name: value for name, value in vars(options).items() if value not in (None, False, parser)}
     for name in sbatch_options.NAMESAKES if sbatch else ():
         rest += [f"--{name}={word}" for word in values.pop(name, ())]

@@ -29,7 +29,7 @@ from hpcml.sites.lookup import LoadedSite, config_folders, why_ignored
 from hpcml.sites.schema import Site
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser
+    from hpcml.request.parser import Parser
 
 
 class Prepared(NamedTuple):
@@ -51,7 +51,7 @@ _ASKED_WITHIN = 2.0  # seconds for a question to the scheduler before a submissi
 EXCLUDE_FAILED = "slurm.exclude_failed"  # where an option of a request comes from
 
 
-def script_request(given: dict[str, Any], arguments: list[str], parser: ArgumentParser) -> RunRequest:
+def script_request(given: dict[str, Any], arguments: list[str], parser: Parser) -> RunRequest:
     """Return the request for a script with its arguments; ``given`` gets the options in the script's own lines too."""
     here = layers.here()
     first = 1 if arguments[0] in ("-m", "--") and arguments[1:] else 0  # the words before the name

@@ -110,6 +110,9 @@ def test_without_the_keys_nobody_is_asked(world: World) -> None:
         assert (
             f"this cost is for one attempt; all attempts together use at most {most} node-h ({' '.join(words)})" in dry
         )
+    early = "Slurm may warn the script 60 s early"
+    assert early in " ".join(submit(world, "--dry-run=script", "--until-done", "--time", "4").split())
+    assert early not in " ".join((dry + submit(world, "--dry-run=script", "--time", "4")).split())
 
 
 def test_what_fails_or_hangs_stops_no_submission(priced: World) -> None:

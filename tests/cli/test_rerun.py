@@ -64,6 +64,13 @@ def test_arguments_given_now_replace_all_of_the_scripts(world: World) -> None:
     assert "the script's arguments change from --k 8 --seed 1 to --k 9" in " ".join(done.stderr.split())
 
 
+def test_an_option_of_the_script_without_dashes_is_answered_with_the_whole_line(world: World) -> None:
+    world.run("submit", "--site", "slurm", *OPTIONS, "job.py", "--", "a b", "--k", "8", "x.csv", "--seed=1")
+    done = world.run("rerun", "first", "--nodes", "3", "--k", "9", "--seed", "2", "--lr=5")
+    assert done.returncode == errors.USAGE
+    assert "type: hpcml rerun first --nodes 3 -- 'a b' --k 9 x.csv --seed 2 --lr=5.\n" in done.stderr
+
+
 def test_what_cannot_be_run_again(world: World) -> None:
     assert world.run("rerun").returncode == errors.USAGE
     assert world.run("rerun", "last").returncode == errors.NOT_FOUND
