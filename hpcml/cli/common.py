@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -85,6 +86,18 @@ def runs_folder(options: Namespace) -> Path:
 def find_run(options: Namespace) -> directories.Run:
     """Return the run that the options name."""
     return directories.find(runs_folder(options), options.run)
+
+
+def host_of(options: Namespace) -> str:
+    """Return how the laptop that sent the command names this machine, empty where none did."""
+    return options.caller.host if options.caller else ""
+
+
+def from_host(host: str, command: str) -> str:
+    """Return a command as it is typed on the laptop that names this machine ``host``; empty: on this machine."""
+    if host and command.startswith("hpcml "):
+        return f"hpcml --host {shlex.quote(host)} {command.removeprefix('hpcml ')}"
+    return command
 
 
 def has_coloured_output() -> bool:

@@ -44,6 +44,7 @@ _MEANING = {
     "mpiexec": "mpirun",
     "sbatch": "batch script",
     "share": "hand colleague",
+    "sharing": "hand colleague",
     "timeout": "beyond time limit",
     "walltime": "beyond time limit",
     "week": "hpcml ls",

@@ -59,7 +59,7 @@ def add_options(parser: Parser) -> None:
         "--grep",
         default="",
         metavar="TEXT",
-        help="only runs with TEXT in id, name or command (ignores case)",
+        help="only runs with TEXT in their id, script or arguments (ignores case)",
     )
 
 

@@ -62,7 +62,8 @@ def run(options: Namespace) -> int:
     here = f"hpcml submit --site local {ranks}{path}" if ranks else f"python {path}"
     say_fitted(
         f"Edit the script's first lines. To run the script on this machine: {here}. "
-        f"To run the script on the cluster: hpcml submit {ranks}{path}",
+        f"To run the script on the cluster: hpcml submit {ranks}{path}, "
+        f"or from a laptop: hpcml --host HOST submit {ranks}{path}",
         sys.stdout,
     )
     return 0

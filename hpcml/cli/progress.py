@@ -12,6 +12,8 @@ from typing import NamedTuple, TextIO
 from hpcml import files, kinds
 from hpcml.forms import Form
 from hpcml.kind import Stage
+from hpcml.paths import RunPaths
+from hpcml.report import attempts
 from hpcml.runs import directories
 from hpcml.runs.status import Status, later_stage, optional_stages
 from hpcml.terminal import Raw, cells, columns, fit, fitted, has_colour, say, shown
@@ -182,7 +184,9 @@ class Progress:
         if status.progress.attempt != self.attempt:  # Slurm has started the job again: its phases come anew
             self.attempt, self.since = status.progress.attempt, time.time()
             self.shown.clear()
-            self._once("attempt", _Line("wait", "attempt", f"{status.progress.attempt + 1} of this run"))
+            before = attempts.one(RunPaths(Path(status.directory)), self.attempt - 1)
+            self._once("before", _Line("wait", "before", attempts.sentence(before)))
+            self._once("attempt", _Line("wait", "attempt", f"{self.attempt + 1} of this run"))
         for line in _past(status):
             self._once(f"{line.role} {line.event or line.text}", line, {"seen": self.since, **status.progress.times})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -39,10 +41,12 @@ def run(options: Namespace) -> int:
 
         options.once, options.interval = False, None
         return top.run(options)
-    return _tell(common.find_run(options), as_json=options.json, all_notes=options.notes)
+    run, host = common.find_run(options), common.host_of(options)
+    return show(run, as_json=options.json, all_notes=options.notes, host=host)
 
 
-def _tell(run: directories.Run, *, as_json: bool, all_notes: bool) -> int:
+def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> int:
+    """Print what is known of a run; ``host`` is how the laptop that asks names this machine, if one asks."""
     from hpcml.cli.why import cause_of
     from hpcml.report import attempts
     from hpcml.runs import report, request_cost
@@ -54,6 +58,9 @@ def _tell(run: directories.Run, *, as_json: bool, all_notes: bool) -> int:
     if as_json:
         common.print_json(request)
         return code
+    if host:  # as the laptop names this machine, which its command is for
+        named = re.sub("(?<=hpcml --host ).*(?= tunnel )", lambda _: shlex.quote(host), status.progress.jupyter)
+        status = status.changed(jupyter=named)
     before = attempts.earlier(run.paths, status.progress.attempt)
     lines = _lines(status, cause_of(run, status), before, request["asked"])
     lines += [("results", common.typed(request["results"], sys.stdout))] if request["results"] else []

@@ -141,15 +141,20 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
     if options.prepare:
         _announce_line(run, as_json=options.json)
         return 0
-    wait = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
-    announce(run, as_json=options.json and not wait)  # with both, the one JSON answer is how the run ended
-    if not wait and not options.json:
-        text = f"hpcml wait {run.id}, then hpcml logs {run.id}"
+    waits = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
+    announce(run, as_json=options.json and not waits)  # with both, the one JSON answer is how the run ended
+    if not waits and not options.json:
+        wait, logs, status, cancel = (
+            common.from_host(common.host_of(options), f"hpcml {verb} {run.id}")
+            for verb in ("wait", "logs", "status", "cancel")
+        )
+        text = f"{wait}, then {logs}"
         if prepared.spec.code.form is Form.JUPYTER:
-            text = "When JupyterLab is ready, hpcml status prints the command to open JupyterLab. "
-            text += "hpcml cancel ends the session."
+            text = (
+                f"When JupyterLab is ready, {status} prints the command to open JupyterLab. {cancel} ends the session."
+            )
         say_fitted(text, sys.stderr, first="  next       ", rest=" " * 13)
-    return wait_for_end(run, as_json=options.json) if wait else 0
+    return wait_for_end(run, as_json=options.json, host=common.host_of(options)) if waits else 0
 
 
 def tell_outlook(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> None:
@@ -238,8 +243,11 @@ def _announce_line(run: directories.Run, *, as_json: bool) -> None:
         Raw(sys.stdout).write(f"{run.submission.line}\n".encode(), last=True)
 
 
-def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
-    """Show the run until it ends, pass on its output, and return its exit status; Ctrl-C detaches."""
+def wait_for_end(run: directories.Run, *, as_json: bool, host: str = "") -> int:
+    """Show the run until it ends, pass on its output, and return its exit status; Ctrl-C detaches.
+
+    ``host`` is how the laptop that sent the command names this machine.
+    """
     from hpcml.cli.progress import Progress, Tail
     from hpcml.runs import handle, waiting
 
@@ -269,14 +277,14 @@ def wait_for_end(run: directories.Run, *, as_json: bool) -> int:
         return 130
     assert last is not None
     if last.over and not as_json:
-        _tell_files(run, last)
+        _tell_files(run, last, host)
     _tell_end(run, last, as_json=as_json)  # a failure's cause and the next step stand last
     if as_json:
         common.print_json(last.as_json())
     return handle.exit_status_of(last)
 
 
-def _tell_files(run: directories.Run, last: run_status.Status) -> None:
+def _tell_files(run: directories.Run, last: run_status.Status, host: str) -> None:
     """Say where a run's results, report, tasks' output and profiles are, and what it could have asked less of."""
     from hpcml.report import attempts
     from hpcml.runs import report, status
@@ -284,6 +292,7 @@ def _tell_files(run: directories.Run, last: run_status.Status) -> None:
     page = report.page_of(run)
     lines = [("results", common.typed(run.paths.out, sys.stderr))] if status.has_results(run) else []
     lines += [("report", common.typed(page, sys.stderr))] if page else []
+    lines += [("fetch", common.from_host(host, f"hpcml fetch {run.id}"))] if host and lines else []
     lines += [("smaller", text) for text in report.smaller(page)] if page and not last.ending.exit_status else []
     for title, text in lines:
         say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)

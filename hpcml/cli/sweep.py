@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import sys
 from argparse import SUPPRESS
@@ -110,7 +111,7 @@ def add_options(parser: Parser) -> None:
     parser._option_string_actions["--profile"].help = SUPPRESS  # noqa: SLF001 - refused: a sweep has many scripts
     parser.epilog = (
         "A point is one combination of values. hpcml adds a point's values as options: SCRIPT ARGS… --lr 0.1 --k 16. "
-        "To report a metric: hpcml help metrics. To wait for the points: --wait."
+        "To report a metric, call hpcml.run.report(NAME=VALUE) in the script. To wait for the points: --wait."
     )
     parser.set_defaults(prepare=False, check=False)
 
@@ -149,8 +150,9 @@ def run(options: Namespace) -> int:
     if verb in VERBS and not options.script_words:
         return _look(options, verb, rest)
     script = (options.script_words or [""])[0]
-    if (near := nearest(script, VERBS)) and not (common.here() / script).exists():
-        hint = f"Did you mean hpcml sweep {near}?"
+    near = nearest(script, VERBS)
+    if (near or script == "rm") and not (common.here() / script).exists():
+        hint = f"Did you mean hpcml sweep {near}?" if near else "To delete the runs of a sweep: hpcml rm RUN…."
         raise NotFoundError(f"There is no script '{script}'", place="hpcml sweep", hint=hint)
     if options.words:
         hint = "Write the script's own arguments after --, at the end of the command."
@@ -186,7 +188,8 @@ def _begin(options: Namespace) -> int:
     submit.check_modes(options)
     max_fails = None if options.max_fails is None else common.whole(options.max_fails, "--max-fails")
     jobs, name = _jobs(options), job_name(spec)
-    spec = spec.changed(name=name, sweep=name, at_once=common.positive(options.at_once, "--at-once"))
+    at_once = common.positive(options.at_once, "--at-once")
+    spec = spec.changed(name=name, sweep=name, at_once=at_once, point_options=_typed(options))
     prepared = runs_submit.prepare_request(spec, dry_run=bool(options.dry_run))
     submit.tell_notes(prepared, seen=not options.dry_run)
     submission.check_worker_groups(prepared)
@@ -216,6 +219,13 @@ def _begin(options: Namespace) -> int:
             say("Nothing was submitted.", sys.stderr)
             return 1
     return _wait(options, started, name)
+
+
+def _typed(options: Namespace) -> tuple[str, ...]:
+    """Return the options that give the points, as they were typed."""
+    typed = [(f"--{name}", value) for name in ("grid", "points") for value in getattr(options, name) or ()]
+    lists = [(f"--{name}", *values) for name in ("zip", "random") for values in getattr(options, name) or ()]
+    return (*itertools.chain(*typed, *lists), *(("--search", *options.search) if options.search else ()))
 
 
 def _look_again(
@@ -258,7 +268,13 @@ def _wait(options: Namespace, started: Sequence[directories.Run], name: str) -> 
         submit.announce(started[0], as_json=options.json and not waits)
         if not waits and not options.json:
             _say_where_to_look(name)
-        return submit.wait_for_end(started[0], as_json=options.json) if waits else 0
+        if not waits:
+            return 0
+        status = submit.wait_for_end(started[0], as_json=options.json)
+        if not options.json and status != _DETACHED:
+            log = common.typed(started[0].paths.point_records / "KEY.log", sys.stderr)
+            _say("output", f"of each point: {log} (KEY: hpcml sweep table --csv)")
+        return status
     if options.json and not waits:
         records = [{"run": run.id, "directory": str(run.paths.directory)} for run in started]
         common.print_json(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -49,13 +48,13 @@ def run(options: Namespace) -> int:
         run, status, answer, first = _newest_failed(common.runs_folder(options))
     bad_nodes.remember(status, answer)
     if options.bundle:
-        return _bundle(run, answer, _host(options), as_json=options.json)
+        return _bundle(run, answer, common.host_of(options), as_json=options.json)
     if options.json:
         common.print_json(answer.as_json())
         return 0
     if first:
         say_fitted(first, sys.stdout)
-    _show(answer, status.planned.command, _host(options))
+    _show(answer, status.planned.command, common.host_of(options))
     return 0
 
 
@@ -79,11 +78,6 @@ def _newest_failed(folder: Path) -> tuple[directories.Run, run_status.Status, An
     first = f"The newest run, {run.id}, {ended}. The newest run that failed is {failed[0].run}:"
     run = directories.load(folder / failed[0].run)
     return run, *why.look(run), first
-
-
-def _host(options: Namespace) -> str:
-    """Return how the laptop that sent the command names this machine, empty where none did."""
-    return options.caller.host if options.caller else ""
 
 
 def _bundle(run: directories.Run, answer: Answer, host: str, *, as_json: bool) -> int:
@@ -136,18 +130,11 @@ def _show(answer: Answer, command: str, host: str) -> None:
     for attempt in answer.attempts:
         say_fitted(attempt, sys.stdout, first=f"{'before':<10} ", rest=" " * 11)
     for look in answer.look:
-        say(f"{'look':<10} {_from(host, look)}")
+        say(f"{'look':<10} {common.from_host(host, look)}")
     if answer.next_step:
         say_fitted(answer.next_step, sys.stdout, first=f"{'next':<10} ", rest=" " * 11)
     if answer.again:
-        say(f"{'again':<10} {_from(host, answer.again)}")
-
-
-def _from(host: str, command: str) -> str:
-    """Return a command as it is typed on the machine of who asked."""
-    if host and command.startswith("hpcml "):
-        return f"hpcml --host {shlex.quote(host)} {command.removeprefix('hpcml ')}"
-    return command
+        say(f"{'again':<10} {common.from_host(host, answer.again)}")
 
 
 def _place(line: Line) -> str:

@@ -136,8 +136,8 @@ def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:
     hits = [hit for hit in hits if not hit.line.time or hit.line.time > began - _ANOTHER_ATTEMPT]
     if by_script and status == errors.STOPPED:
         remedy = (
-            "A new run starts without these checkpoints. "
-            "In a run with --until-done, hpcml starts a stopped script again with its checkpoints."
+            "With --until-done, hpcml starts a stopped script again with its checkpoints: "
+            "hpcml rerun RUN --until-done. This new run starts without the old checkpoints."
         )
         return Cause(errors.MEANING[status], "saved and stopped", remedy=end.hint or remedy)
     if end.state == "TIMEOUT" or (not by_script and status == errors.TIME_LIMIT):

@@ -115,6 +115,7 @@ class Points(NamedTuple):
 
     sweep: str  # its name; empty: no sweep
     at_once: int  # points at the same time, each with a scheduler and a share of the workers
+    options: tuple[str, ...] = ()  # the options that gave the points, as typed
 
 
 class Report(NamedTuple):

@@ -412,7 +412,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
             max_restarts=_MOST_RESTARTS if spec.attempts.max_restarts == NOT_SAID else spec.attempts.max_restarts,
             max_node_hours=spec.attempts.max_node_hours,
         ),
-        points=Points(sweep=spec.points.sweep, at_once=spec.points.at_once),
+        points=Points(spec.points.sweep, spec.points.at_once, spec.points.point_options),
         report=Report(sample_every=float(site.report.sample_every), advice=advice(site, kind), profilers=profilers),
     )
 

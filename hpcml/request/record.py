@@ -113,6 +113,7 @@ class Points(NamedTuple):
 
     sweep: str = ""  # its name; empty: no sweep
     at_once: int = 1  # points at the same time in one allocation
+    point_options: tuple[str, ...] = ()  # the options that gave the points, as typed
 
 
 class RunRequest(NamedTuple):

@@ -93,18 +93,22 @@ def planned(run: directories.Run) -> Planned:
             time_limit=job.get("time_limit", int, 0),
             after=tuple(map(_awaited, plan.texts("after"))),
             restart="several" if more.get("several_jobs", bool, False) else again,
-            command=_command(code),
+            command=_command(code, Table(inside.get("points", dict, {})).texts("options")),
             partition=dict(directives(plan)).get("--partition", ""),
         )
 
 
-def _command(code: Table) -> str:
-    """Return the script with its arguments as a shell would take them, without its folder; empty without a script."""
+def _command(code: Table, point_options: Sequence[str]) -> str:
+    """Return the script with its arguments as a shell would take them, without its folder; empty without a script.
+
+    In a sweep the options that gave the points come between the script and its arguments.
+    """
     script = code.get("script", str, "").rpartition("/")[2]
     if not script:
         return ""
     option = ["-m"] if code.get("form", str, "") == Form.MODULE else []
-    return shlex.join([*option, script, *code.texts("arguments")])
+    arguments = code.texts("arguments")
+    return shlex.join([*option, script, *point_options, *(["--"] if point_options and arguments else []), *arguments])
 
 
 def directives(plan: Table) -> list[tuple[str, str]]:

@@ -57,10 +57,9 @@ class Taken(NamedTuple):
         files = []
         instead = "with --set code.snapshot=none, the script runs in its own folder"
         if self.left_out:
-            clause = "is not copied: the run reads the original, so do not change it until the run ends"
-            if len(self.left_out) > 1:
-                clause = "are not copied: the run reads the originals, so do not change them until the run ends"
-            files.append(f"{listed(self.left_out)} {clause}")
+            pronoun = "them" if len(self.left_out) > 1 else "it"
+            why = f"do not change {pronoun} until the run ends, because the run reads {pronoun} in place"
+            files.append(f"hpcml does not copy {listed(self.left_out)}: {why}")
         if any(one.name.endswith("/") and one.why != _A_LINK for one in self.left_out):
             files.append(
                 "the copy of the code has links to folders that are not copied; os.walk and rglob do not follow links"
@@ -115,7 +114,7 @@ class _Choice:
             if entry.name == self.script or (self.home and entry.name == _OF_HOME):
                 continue
             if self.home and ranks[entry.name] > 1:
-                self._pass_over(entry, "from the home folder, only modules and packages are copied")
+                self._pass_over(entry, "from the home folder, hpcml copies only modules and packages")
             elif entry.name in walked:
                 self._take_folder(entry)
             else:

@@ -351,7 +351,9 @@ def _after(current: Status, event: Event) -> Status:
         case "time-limit-near":
             pages = current.planned.form is Form.JUPYTER
             effect = (
-                "JupyterLab pages in browsers save their documents" if pages else "hpcml.run.should_stop() is now true"
+                "JupyterLab pages in browsers save their documents"
+                if pages
+                else "hpcml asks the script to save and stop"
             )
             left = format_age(fields.number("seconds"))
             return current.changed(hint=f"The time limit is near (about {left} left): {effect}.")

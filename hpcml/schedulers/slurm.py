@@ -72,6 +72,9 @@ _INPUT_VARIABLES = {
     "SBATCH_RESERVATION": "--reservation",
 }
 
+_ELSEWHERE = (
+    "To run on this machine, add --site local. To use a cluster, use a login node (on a laptop: hpcml --host HOST …)"
+)
 _NOT_CONFIGURED = r"(?i)Could not establish a configuration source|Unable to process configuration"
 _UNREACHABLE = (
     r"(?i)Unable to contact slurm controller|Connection refused|Socket timed out|Unable to establish control|"
@@ -179,7 +182,7 @@ def ask(command: list[str], timeout: float = TIMEOUT) -> Answer:
     try:
         return run(command, timeout, environment=clean_environment())
     except CommandMissingError as error:
-        hint = "To run on this machine, add --site local. To use a cluster, load the Slurm module or use a login node."
+        hint = f"{_ELSEWHERE}, or load the Slurm module."
         raise SlurmUnreachableError(
             f"Slurm's command could not be started: {error}", place="PATH", hint=hint
         ) from error
@@ -260,7 +263,7 @@ def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
     """Return an error that explains why one of Slurm's commands failed."""
     if re.search(_NOT_CONFIGURED, answer.text):
         message = "Slurm's commands are installed, but no cluster is configured"
-        hint = "To run on this machine, add --site local. To use a cluster, use a login node or set SLURM_CONF."
+        hint = f"{_ELSEWHERE}, or set SLURM_CONF."
         return SlurmUnreachableError(message, place=program, hint=hint)
     if re.search(_UNREACHABLE, answer.text):
         effects = {"sbatch": "nothing was submitted", "scancel": "nothing was cancelled"}

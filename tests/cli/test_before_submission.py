@@ -218,7 +218,7 @@ def test_why_and_status_remember_too(world: World) -> None:
 
 def test_a_note_is_shown_once_for_a_folder_and_kept_with_the_run(world: World) -> None:
     (world.project / "large.csv").write_bytes(b"1" * (2 << 20))
-    told = "large.csv (larger than code.max_file = 1M) is not copied: the run reads the original, so do not change it until the run ends"
+    told = "hpcml does not copy large.csv (larger than code.max_file = 1M): do not change it until the run ends, because the run reads it in place"
 
     def notes() -> str:
         done = world.run("submit", "--site", "slurm", "job.py")

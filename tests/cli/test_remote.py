@@ -38,6 +38,7 @@ def test_a_submission_arrives_as_if_typed_there(laptop: Laptop) -> None:
     done = laptop.run("submit", "--nodes", "2", "job.py", "--", *HOSTILE)
     assert done.returncode == 0, done.stderr
     (run,) = laptop.runs()
+    assert f"hpcml --host cluster wait {run}, then hpcml --host cluster logs {run}\n" in done.stderr
     directory = laptop.far / ".hpcml/runs" / run
     inside = json.loads((directory / "plan.json").read_text())["inside"]
     assert tuple(inside["code"]["arguments"]) == HOSTILE

@@ -72,6 +72,8 @@ def test_points_and_cost_are_said_before_the_submission(world: World) -> None:
     assert json.loads((world.runs / "sweeps/job/sweep.json").read_text())["runs"] == [run]
     inside = json.loads((world.runs / run / "plan.json").read_text())["inside"]
     assert (inside["points"]["sweep"], inside["code"]["arguments"]) == ("job", ["--epochs", "3"])
+    [row] = json.loads(world.run("ls", "--grep", "LR=0.1", "--json").stdout)
+    assert row["command"] == "job.py --grid k=8,16 --grid lr=0.1,0.01 -- --epochs 3"
 
 
 def test_only_what_is_missing_is_submitted(world: World) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hpcml.cli import status
 from hpcml.plan import cost
 from hpcml.runs import directories, outlook, report, request_cost
 from hpcml.runs import record as records
@@ -180,7 +181,9 @@ def test_what_a_run_could_ask_less_of(tmp_path: Path, text: str, said: list[str]
     assert report.smaller(tmp_path / "report.html") == said
 
 
-def test_the_way_to_jupyterlab_names_the_login_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_way_to_jupyterlab_names_the_login_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("USER", "me")
     directory = tmp_path / "a-20261121-074500-1a2b"
     directory.mkdir(mode=0o700)
@@ -196,3 +199,5 @@ def test_the_way_to_jupyterlab_names_the_login_node(tmp_path: Path, monkeypatch:
         directories.write_json(run.paths.request, {"site": site})
         way = f"to open JupyterLab on your laptop: hpcml --host {host} tunnel --service jupyter {run.id}"
         assert f"running on n1; {way}" in run_status.status(run, ask=False).progress.jupyter
+    status.show(run, as_json=False, all_notes=False, host="cluster")
+    assert f"laptop: hpcml --host cluster tunnel --service jupyter {run.id}\n" in capsys.readouterr().out

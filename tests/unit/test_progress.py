@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
 import pty
 import struct
@@ -23,6 +24,7 @@ import pyte
 from hpcml.cli import submit
 from hpcml.cli.progress import Progress, Tail
 from hpcml.errors import StorageError
+from hpcml.failures.end import End
 from hpcml.kinds.dask.node import tls
 from hpcml.runs import why
 from hpcml.runs.status import Status
@@ -193,12 +195,16 @@ def test_what_is_said_of_a_queued_run_and_of_one_that_starts() -> None:
     assert "✓ python     python 3.11  0.5 s\n" in shown.getvalue()
 
 
-def test_a_second_attempt_shows_its_phases_again(tmp_path: Path) -> None:
+def test_a_second_attempt_shows_its_phases_again_and_the_end_of_the_first(tmp_path: Path) -> None:
+    end = End(92, by="script", message="saved", ended_as="TIMEOUT")
+    (tmp_path / "status.json").write_text(json.dumps(end.as_json()))
+
     def act(stream: TextIO) -> None:
         progress = Progress(stream, {}, Tail(tmp_path / "log", stream))
         for attempt in (0, 1):
-            progress.show(Status.of("r", "lab", "starting", attempt=attempt, times=STARTED, nodes=("n1",)))
+            facts = {"attempt": attempt, "times": STARTED, "nodes": ("n1",), "directory": str(tmp_path)}
+            progress.show(Status.of("r", "lab", "starting", **facts))
 
     shown = [line.partition("  ")[0] for line in on_a_terminal(80, act) if line]
-    assert shown.index("· attempt") < len(shown) - 1
+    assert shown.index("· before") < shown.index("· attempt") < len(shown) - 1
     assert shown.count("✓ nodes") == 2

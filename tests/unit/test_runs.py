@@ -301,7 +301,7 @@ def test_of_a_large_folder_single_files_and_packages_first(project: Path, limit:
     key, value = next(iter(limit.items()))
     assert found.left_out == (snapshot.LeftOut("data/", f"exceeds code.{key} = {value}"),)
     assert (project.parent / "target/data").readlink() == project / "data"
-    assert f"data/ (exceeds code.{key} = {value}) is not copied" in found.notes()[0]
+    assert f"does not copy data/ (exceeds code.{key} = {value}): " in found.notes()[0]
     assert "os.walk and rglob do not follow" in found.notes()[1]
 
 
