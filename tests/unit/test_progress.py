@@ -202,7 +202,7 @@ def test_a_second_attempt_shows_its_phases_again_and_the_end_of_the_first(tmp_pa
     def act(stream: TextIO) -> None:
         progress = Progress(stream, {}, Tail(tmp_path / "log", stream))
         for attempt in (0, 1):
-            facts = {"attempt": attempt, "times": STARTED, "nodes": ("n1",), "directory": str(tmp_path)}
+            facts: dict[str, Any] = {"attempt": attempt, "times": STARTED, "nodes": ("n1",), "directory": str(tmp_path)}
             progress.show(Status.of("r", "lab", "starting", **facts))
 
     shown = [line.partition("  ")[0] for line in on_a_terminal(80, act) if line]
