@@ -195,7 +195,7 @@ def test_what_is_said_of_a_queued_run_and_of_one_that_starts() -> None:
     assert "✓ python     python 3.11  0.5 s\n" in shown.getvalue()
 
 
-def test_a_second_attempt_shows_its_phases_again_and_the_end_of_the_first(tmp_path: Path) -> None:
+def test_a_second_attempt_shows_its_phases_again(tmp_path: Path) -> None:
     end = End(92, by="script", message="saved", ended_as="TIMEOUT")
     (tmp_path / "status.json").write_text(json.dumps(end.as_json()))
 
