@@ -151,7 +151,8 @@ def add_rm_options(parser: ArgumentParser) -> None:
     parser.epilog = (
         "Without RUN, hpcml removes the runs that match all given options. hpcml also removes files that an "
         "interrupted hpcml rm or hpcml submit left. hpcml keeps runs that may still be active. "
-        "If Slurm does not answer, hpcml also keeps runs whose state only Slurm knows."
+        "If Slurm does not answer, hpcml also keeps runs whose state only Slurm knows. "
+        "A sweep keeps its list of points: hpcml rm prints the command that deletes it."
     )
     parser.add_argument("run", metavar="RUN", nargs="*", help=common.RUN)
     ls.add_name(parser)

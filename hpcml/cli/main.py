@@ -28,7 +28,7 @@ NOTES = (
     "RUN is a run's id (or the id's first part), its name, its Slurm job id, or 'last'.",
     "On a laptop, --host HOST (or the variable HPCML_HOST) runs the command on the login node HOST, through ssh.",
     "hpcml COMMAND --help shows the options of a command; hpcml --version shows the version.",
-    "hpcml help TOPIC shows a page of the documentation, e.g. hpcml help sweeps. hpcml help topics lists all pages.",
+    "hpcml help TOPIC shows a page of the documentation, e.g. hpcml help sharing. hpcml help topics lists all pages.",
 )
 
 
