@@ -67,7 +67,7 @@ def test_three_times_the_time_limit(here: Here) -> None:
     assert len({path for _, path, _ in found["attempts"]}) == 1
     status = here.status("parts")
     assert (status["attempt"], status["state"], status["exit_status"]) == (2, "COMPLETED", 0)
-    assert shown.count("attempt ") == 2
+    assert shown.count("of this run") == 2
     assert here.run("ls", "--name", "parts").stdout.count("parts-") == 1
     assert "attempt    3 of this run" in here.run("status", "parts").stdout
 
