@@ -173,6 +173,7 @@ for name in ("python3", "sbatch", "srun"):
     open(name, "w").write({evil!r}); os.chmod(name, 0o777)
 os.symlink({str(treasure)!r}, "wheels"); os.symlink({str(treasure)!r}, "cpu.sif")
 """
+    cluster.run("rm", "-rf", str(shared), user="root")  # what a killed test left
     cluster.run("mkdir", "-m", "1777", str(shared), user="root")
     planted = cluster.lab.exec(["python3", "-c", plant, *MODULES], cwd=shared, user="mallory")
     assert planted.returncode == 0, planted.stderr
