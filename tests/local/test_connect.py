@@ -129,18 +129,18 @@ client = hpcml.connect(n_workers=1, threads_per_worker=1, memory_limit="500MB", 
 def pids():
     return sorted(client.run(os.getpid).values())
 client.cluster.scale(2)
-client.wait_for_workers(2, timeout=120)
+client.wait_for_workers(2, timeout=500)
 before = pids()
-client.restart()
-client.wait_for_workers(2, timeout=120)
+client.restart(timeout=500)
+client.wait_for_workers(2, timeout=500)
 assert not set(before) & set(pids()), "restart"
 known = set(client.nthreads())
 os.kill(pids()[0], signal.SIGKILL)
 while known == set(client.nthreads()):  # by address: its nanny can have another there before anybody counts one
     time.sleep(0.05)
-client.wait_for_workers(2, timeout=120)
+client.wait_for_workers(2, timeout=500)
 client.cluster.adapt(minimum=3, maximum=3)
-client.wait_for_workers(3, timeout=120)
+client.wait_for_workers(3, timeout=500)
 client.cluster.close()
 client.close()
 
@@ -161,7 +161,7 @@ print("done")
 
 def test_a_cluster_s_life_without_main_guard(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "script.py"], env=prepare(tmp_path, LIFE), cwd=tmp_path, capture_output=True,
-                          text=True, timeout=600, check=False)  # fmt: skip
+                          text=True, timeout=1800, check=False)  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     wait_until_gone(tmp_path)
 
