@@ -75,8 +75,13 @@ class Parser(argparse.ArgumentParser):
         """Return the options, and refuse words that are none."""
         given, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            hint = self.suggest(given, [word for word in args if word not in unknown], unknown)
-            raise no_option(unknown, self, hint)
+            known, left = [], list(unknown)  # by position: a value may be equal to an unknown word
+            for word in args or ():
+                if left and word == left[0]:
+                    del left[0]
+                else:
+                    known.append(word)
+            raise no_option(unknown, self, self.suggest(given, known, unknown))
         return given
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
