@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcml import files
-from hpcml.cli import common
+from hpcml.cli import commands, common
 from hpcml.errors import MEANING, HpcmlError, NotFoundError, StorageError, UsageError
 from hpcml.forms import Form
 from hpcml.request.options import OPTIONS, TAKES_VALUE
@@ -31,7 +31,6 @@ if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from hpcml.runs import status as run_status
     from hpcml.runs import submit as submission
 
-_WITH_SCRIPT = ("hpcml submit", "hpcml run")
 _PYTHON = (".py", ".ipynb")  # with these ends a file is no program, behind `--` too
 
 
@@ -44,16 +43,17 @@ def add_options(parser: Parser, verb: str = "submit") -> None:
         "Without --ranks the script starts once, on the first node. "
         "To save work and continue later: hpcml help checkpoints."
     )
-    parser.suggest = lambda _given, _known, unknown: _suggest(unknown[0], parser.prog)
+    parser.suggest = lambda _given, _known, unknown: _suggest(unknown[0], verb)
     add_to(parser, verb)
 
 
-def _suggest(word: str, prog: str) -> str:
+def _suggest(word: str, verb: str) -> str:
     """Return where an option of the script or of sbatch belongs."""
     option = word.partition("=")[0]
     script = f"If {option} is an option of the script, write it after the script. "
     slurm = f"If {option} is an option of sbatch, write --sbatch={word}. " if word.startswith("--") else ""
-    return f"{script if prog in _WITH_SCRIPT else ''}{slurm}To list hpcml's options: {prog} --help."
+    has_script = commands.COMMANDS[verb].takes == commands.SCRIPT
+    return f"{script if has_script else ''}{slurm}To list hpcml's options: hpcml {verb} --help."
 
 
 def split_script(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -141,7 +141,7 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
     if options.prepare:
         _announce_line(run, as_json=options.json)
         return 0
-    waits = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
+    waits = waits_for_end(options)
     announce(run, as_json=options.json and not waits)  # with both, the one JSON answer is how the run ended
     if not waits and not options.json:
         wait, logs, status, cancel = (
@@ -241,6 +241,12 @@ def _announce_line(run: directories.Run, *, as_json: bool) -> None:
     announce(run, as_json=as_json)
     if run.submission and not as_json:
         Raw(sys.stdout).write(f"{run.submission.line}\n".encode(), last=True)
+
+
+def waits_for_end(options: Namespace) -> bool:
+    """Whether the command waits for the end of what it submits: as told, else on a terminal."""
+    terminal = sys.stderr.isatty() and sys.stdout.isatty()
+    return bool(options.wait or (not options.detach and not options.json and terminal))
 
 
 def wait_for_end(run: directories.Run, *, as_json: bool, host: str = "") -> int:

@@ -263,7 +263,7 @@ def _jobs(options: Namespace) -> int:
 
 def _wait(options: Namespace, started: Sequence[directories.Run], name: str) -> int:
     """Say what was submitted, and wait for its end or not."""
-    waits = options.wait or (not options.detach and not options.json and sys.stderr.isatty() and sys.stdout.isatty())
+    waits = submit.waits_for_end(options)
     if len(started) == 1:
         submit.announce(started[0], as_json=options.json and not waits)
         if not waits and not options.json:
