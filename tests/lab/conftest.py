@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest.fixtures import SubRequest
+from _pytest.fixtures import pytest_fixture_setup as make_fixture
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -281,6 +283,24 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     logs = cluster.lab.places.log
     slurmd_crashes.survive(logs, lambda: pyfuncitem.obj(**words), lambda: clean(cluster))
     return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: SubRequest) -> Any:
+    """Make a fixture again from the start if a slurmd has died under it, as a test is called again."""
+    if not {"cluster", "outside"} & set(fixturedef.argnames):
+        return (yield)
+    cluster: Cluster = request.getfixturevalue("cluster")
+    before = slurmd_crashes.count(cluster.lab.places.log)
+    try:
+        return (yield)
+    except slurmd_crashes.FAILED:
+        if slurmd_crashes.count(cluster.lab.places.log) == before:
+            raise
+        slurmd_crashes.announce()
+        clean(cluster)
+        fixturedef.cached_result = None
+        return make_fixture(fixturedef, request)
 
 
 @pytest.fixture(scope="module", autouse=True)

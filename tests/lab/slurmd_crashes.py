@@ -6,7 +6,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 STARTED_ANEW = "slurmd ended by signal"  # lab_services.KEEPER
+FAILED = (Exception, pytest.fail.Exception)  # the latter is no Exception to Python
 
 
 def count(logs: Path) -> int:
@@ -14,14 +17,18 @@ def count(logs: Path) -> int:
     return sum(path.read_text(errors="replace").count(STARTED_ANEW) for path in logs.glob("slurmd-*.out"))
 
 
+def announce() -> None:
+    print("\nA slurmd died under a test, which runs once more.", file=sys.__stderr__)
+
+
 def survive(logs: Path, body: Callable[[], None], prepare: Callable[[], None]) -> None:
     """Call a test, and once more after ``prepare`` if it failed and a slurmd had died under it."""
     before = count(logs)
     try:
         body()
-    except Exception:
+    except FAILED:
         if count(logs) == before:
             raise
-        print("\nA slurmd died under a test, which runs once more.", file=sys.__stderr__)
+        announce()
         prepare()
         body()
