@@ -158,8 +158,7 @@ def run_here(tiers: Sequence[Tier]) -> Run:
     show(f"{', '.join(tier.name for tier in tiers)}: {'; '.join(tier.proves for tier in tiers)}")
     few = len(tiers) == 1 and tiers[0].name == "one-run"
     spread = [] if few else ["-n", str(os.cpu_count() or 1), "--dist", "loadfile", "--no-loadscope-reorder"]
-    # What only computes leaves the cores to what has deadlines.
-    return pytest(["nice", "-n", "5"], "here", [path for tier in tiers for path in tier.paths], *spread)
+    return pytest([], "here", [path for tier in tiers for path in tier.paths], *spread)
 
 
 def run_labs(tiers: Sequence[Tier]) -> tuple[dict[str, list[Run]], dict[str, str]]:
