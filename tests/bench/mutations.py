@@ -72,8 +72,8 @@ def main() -> int:
 
 
 def results(path: Path) -> Noticed:
-    """Return the tests that notice each fault."""
-    rows = json.loads(path.read_text())["faults"] if path.exists() else []
+    """Return the tests that notice each fault; before a file of results exists, those of the repository."""
+    rows = json.loads((path if path.exists() else RESULTS).read_text())["faults"]
     return {row["breaks"]: row["noticed"] for row in rows}
 
 
