@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from hpcml.errors import NotFoundError
-from hpcml.failures.stacks import Group, Sources, grouped, process
+from hpcml.failures.stacks import Group, Process, Sources, grouped, process
 from hpcml.paths import AttemptPaths
 from hpcml.runs import directories
 from hpcml.runs import record as records
@@ -48,16 +48,16 @@ def ask(run: directories.Run, status: Status) -> Answer:
         script = started[-1].facts.get("pid", int, 0) if started else 0
     directories.write_json(attempt.stacks_request, {"id": os.urandom(8).hex(), "script": script})
     deadline = time.monotonic() + WAIT + WAIT_EACH * len(status.allocation.nodes)
-    waiting, processes = set(status.allocation.nodes), []
+    found: dict[str, list[Process]] = {}
     sources = Sources(run.paths.code)
-    while waiting and time.monotonic() < deadline:
+    while (waiting := [node for node in status.allocation.nodes if node not in found]) and time.monotonic() < deadline:
         time.sleep(_LOOK)
         for node, answer in _answers(attempt, waiting).items():
             if answer["id"] != before.get(node):
-                waiting.discard(node)
                 with complete(run.paths.directory):
-                    processes += [process(node, record, sources) for record in answer["processes"]]
-    return Answer(tuple(grouped(processes)), tuple(node for node in status.allocation.nodes if node in waiting))
+                    found[node] = [process(node, record, sources) for record in answer["processes"]]
+    processes = (one for node in status.allocation.nodes for one in found.get(node, ()))  # the same order each time
+    return Answer(tuple(grouped(processes)), tuple(waiting))
 
 
 def _answers(attempt: AttemptPaths, nodes: Iterable[str]) -> dict[str, dict[str, Any]]:

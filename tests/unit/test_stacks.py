@@ -30,27 +30,30 @@ def answer(copy: Path, request: str, node: str, names: list[str], waits: str = "
     return json.dumps({"id": request, "node": node, "processes": processes})
 
 
-def test_equal_stacks_are_one_group_and_a_silent_node_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_stacks_are_one_group_in_the_order_of_nodes_and_a_silent_node_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = RunPaths(tmp_path)
-    attempt = paths.attempt(0)
+    attempt, nodes = paths.attempt(0), tuple(f"n{number}" for number in range(1, 8))
     attempt.stacks.mkdir(parents=True)
     paths.code.mkdir()
     (paths.code / "data.py").write_text("def read(file):\n    return file.read()\n")
-    (attempt.stacks / "n3.json").write_text(answer(paths.code, "of an earlier request", "n3", ["rank 9"]))
+    (attempt.stacks / "n7.json").write_text(answer(paths.code, "of an earlier request", "n7", ["rank 9"]))
 
     def nodes_answer(_: float) -> None:
         request = json.loads(attempt.stacks_request.read_text())["id"]
-        (attempt.stacks / "n1.json").write_text(answer(paths.code, request, "n1", ["rank 0", "rank 1"]))
-        (attempt.stacks / "n2.json").write_text(answer(paths.code, request, "n2", ["rank 2"], waits="pipe_read"))
+        for node in nodes[:5]:
+            (attempt.stacks / f"{node}.json").write_text(answer(paths.code, request, node, ["worker 0", "worker 1"]))
+        (attempt.stacks / "n6.json").write_text(answer(paths.code, request, "n6", ["rank 2"], waits="pipe_read"))
 
     monkeypatch.setattr(stacks, "WAIT", 0.0)
     monkeypatch.setattr("time.sleep", nodes_answer)
-    status = Status.of("a", phase="running", nodes=("n1", "n2", "n3"))
+    status = Status.of("a", phase="running", nodes=nodes)
     answered = stacks.ask(directories.Run("a", paths, None), status)
-    assert answered.missing == ("n3",)
+    assert answered.missing == ("n7",)
     assert [(group.place, [one.title for one in group.processes]) for group in answered.groups] == [
-        ("at data.py:2 read", ["rank 0 (n1)", "rank 1 (n1)"]),
-        ("without a Python stack: state S, in pipe_read", ["rank 2 (n2)"]),
+        ("at data.py:2 read", [f"worker {number} ({node})" for node in nodes[:5] for number in (0, 1)]),
+        ("without a Python stack: state S, in pipe_read", ["rank 2 (n6)"]),
     ]
     (stack,) = answered.groups[0].processes[0].stacks
     assert stack == (kept.Frame("data.py", 2, "read", "return file.read()"),)
