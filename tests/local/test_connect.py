@@ -86,7 +86,8 @@ def prepare(folder: Path, script: str) -> dict[str, str]:
         (folder / path).write_text(script)
     (folder / "beside.py").write_text("def twice(value):\n    return 2 * value\n")
     own = {name: value for name, value in os.environ.items() if not name.startswith(("HPCML_", "DASK_"))}
-    return own | {"TMPDIR": str(folder / "tmp")}
+    # Dask gives a worker up that is not there again after 15 s, which a busy machine takes.
+    return own | {"TMPDIR": str(folder / "tmp"), "DASK_DISTRIBUTED__DEPLOY__LOST_WORKER_TIMEOUT": "500s"}
 
 
 def wait_until_gone(folder: Path) -> None:
