@@ -290,15 +290,16 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: SubRequest
     """Make a fixture again from the start if a slurmd has died under it, as a test is called again."""
     if not {"cluster", "outside"} & set(fixturedef.argnames):
         return (yield)
-    cluster: Cluster = request.getfixturevalue("cluster")
-    before = slurmd_crashes.count(cluster.lab.places.log)
+    lab: Lab = request.getfixturevalue("lab")
+    before = slurmd_crashes.count(lab.places.log)
     try:
         return (yield)
     except slurmd_crashes.FAILED:
-        if slurmd_crashes.count(cluster.lab.places.log) == before:
+        if slurmd_crashes.count(lab.places.log) == before:
             raise
         slurmd_crashes.announce()
-        clean(cluster)
+        lab.exec(["scancel", "--me", "--quiet"])
+        lab.wait_idle(60)
         fixturedef.cached_result = None
         return make_fixture(fixturedef, request)
 
