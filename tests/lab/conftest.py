@@ -290,6 +290,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: SubRequest
     """Make a fixture again from the start if a slurmd has died under it, as a test is called again."""
     if not {"cluster", "outside"} & set(fixturedef.argnames):
         return (yield)
+    # Not `cluster`: after each test that has it, _clean() cancels all jobs, also a run that tests of tunnels share.
     lab: Lab = request.getfixturevalue("lab")
     before = slurmd_crashes.count(lab.places.log)
     try:
