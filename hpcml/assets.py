@@ -45,6 +45,7 @@ def node_side() -> list[str]:
         "forms.py",
         "kind.py",
         "leases.py",
+        "listening.py",
         "paths.py",
         "samples.py",
         "terminal.py",

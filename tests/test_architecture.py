@@ -13,7 +13,7 @@ import jinja2
 import jinja2.nodes
 import pytest
 
-from hpcml import assets
+from hpcml import assets, listening
 from tests import words
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -189,6 +189,45 @@ def test_a_dask_server_of_hpcml_s_has_a_folder_of_its_own() -> None:
             elif isinstance(node, ast.Call):
                 called = ast.unparse(node.func).rpartition(".")[2]
                 assert called not in SERVERS | {"LocalCluster"} or name in NO_SERVER, (name, called)
+
+
+OPENS = {
+    "bind", "listen", "create_server", "start_server", "start_unix_server", "create_unix_server", "bind_sockets",
+    "bind_unix_socket", "add_socket", "add_sockets", "serve_forever", "HTTPServer", "TCPServer", "UnixStreamServer",
+    "ThreadingTCPServer", "ThreadingHTTPServer", "bind_to_random_port", "socket_listen",
+}  # fmt: skip
+NO_SOCKET = {  # what has such a name and opens nothing
+    ("kinds.dask.node.run_cluster", "signature.bind"),  # of inspect
+    ("remote.routes", "self.server.serve_forever"), ("kinds.ranks.node.rapidsmpf", "self.serve_forever"),  # a listener's threads
+}  # fmt: skip
+
+
+def test_sockets_are_opened_by_one_module() -> None:
+    """Each with a row of its table, from which the pages on security and the attacks of the tests are made."""
+    found = set()
+    for name, path in MODULES.items():
+        if name == "listening":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Name, ast.Attribute)):
+                word = ast.unparse(node)
+                if word.rpartition(".")[2] in OPENS:
+                    found.add((name, word))
+            elif isinstance(node, ast.ImportFrom):
+                found |= {(name, alias.name) for alias in node.names if alias.name in OPENS}
+    assert found == NO_SOCKET
+
+
+def test_each_listener_has_a_row_in_the_table() -> None:
+    rows = [value for value in vars(listening).values() if isinstance(value, listening.Listener)]
+    assert sorted(rows) == sorted(listening.TABLE)
+    opened = {
+        word for path in MODULES.values() for word in re.findall(r"listening\.([A-Z][A-Z_]+)\b", path.read_text())
+    }
+    of_hpcml = {
+        name for name, row in vars(listening).items() if isinstance(row, listening.Listener) and row.opener == "hpcml"
+    }
+    assert opened == of_hpcml
 
 
 def _constant(path: Path, name: str) -> str:

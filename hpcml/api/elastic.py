@@ -10,7 +10,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Collection
@@ -21,7 +20,7 @@ from typing import Any, TypeVar
 from distributed import Adaptive, Scheduler, Status
 from distributed.deploy.cluster import Cluster
 
-from hpcml import assets, files, schedulers, subprocesses, units
+from hpcml import assets, files, listening, schedulers, subprocesses, units
 from hpcml.api import job_request
 from hpcml.errors import ALLOCATION_LOST, HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
 from hpcml.forms import Form
@@ -420,7 +419,7 @@ def _address(host: str, interface: str) -> str:
     """Return this machine's address for the workers: ``host``, the profile's interface, else by the nodes' rule."""
     if host:
         try:
-            socket.create_server((host, 0)).close()
+            listening.try_tcp(host)
         except OSError as error:
             message, hint = (
                 f"This machine has no address {host}",

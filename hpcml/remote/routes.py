@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hpcml import files, subprocesses
+from hpcml import files, listening, subprocesses
 from hpcml.errors import HostKeyError, HpcmlError, ServiceGoneError, TunnelError
 from hpcml.remote import answers, ssh
 from hpcml.remote.answers import Relay, RunFacts, Service
@@ -66,12 +66,10 @@ def candidates(port: int) -> list[int]:
 
 def is_free(port: int) -> bool:
     """Whether nobody listens on the port of 127.0.0.1."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError:
-            return False
+    try:
+        listening.try_tcp("127.0.0.1", port)
+    except OSError:
+        return False
     return True
 
 
@@ -156,7 +154,7 @@ class SshRoute:
         """Whether it has ended by itself."""
         return self.child.code is not None
 
-    def listen(self, port: int) -> bool:
+    def take(self, port: int) -> bool:
         """Have a port of this machine lead to the service; return False if the port is taken."""
         if is_free(port) and self.connection.forward(port, self.target, self.control):
             self.port = port
@@ -208,7 +206,7 @@ class LocalRoute:
         self.service = service
         self.bridge: Bridge | None = None
 
-    def listen(self, port: int) -> bool:
+    def take(self, port: int) -> bool:
         """Have a port lead to the service; return False if the port is taken."""
         try:
             self.bridge = Bridge(port, self.service.socket)
@@ -459,7 +457,7 @@ class Bridge:
 
     def __init__(self, port: int, target: str) -> None:
         self.port, self.target = port, target
-        self.server = _Server(("127.0.0.1", port), _Handler)
+        self.server = _Server(listening.TUNNEL, "127.0.0.1", port, _Handler)
         self.server.target = target
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.1,), daemon=True)
         self.thread.start()
@@ -471,9 +469,7 @@ class Bridge:
         self.thread.join()
 
 
-class _Server(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-    allow_reuse_address = True
+class _Server(listening.ThreadingServer):
     target: str
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - socketserver's signature

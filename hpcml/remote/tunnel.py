@@ -323,7 +323,7 @@ class Tunnel:
         """Put the route on a local port and look through it; return the token, and what is wrong or nothing."""
         host, chosen = self.connection.host if self.connection else "", self.request.port
         first = self.port or chosen or routes.port_of(host, run.run, self.request.service)
-        port = next((port for port in ([first] if chosen else routes.candidates(first)) if route.listen(port)), 0)
+        port = next((port for port in ([first] if chosen else routes.candidates(first)) if route.take(port)), 0)
         if not port:
             raise _port_taken(first, chosen=bool(chosen))
         if self.port not in (0, port):

@@ -44,7 +44,7 @@ class FakeRoute:
         self.world, self.lost, self.closed = world, False, False
         world.routes.append(self)
 
-    def listen(self, port: int) -> bool:
+    def take(self, port: int) -> bool:
         return port not in self.world.taken
 
     def failure(self, wrong: str) -> HpcmlError:

@@ -8,8 +8,8 @@ from typing import Any
 from distributed import LocalCluster, Nanny, Scheduler
 from distributed.http.routing import RoutingApplication
 from distributed.nanny import WorkerProcess
-from tornado.httpserver import HTTPServer
 
+from hpcml import listening
 from hpcml.kinds.dask.node import temporary_directory
 from hpcml.kinds.dask.node.connection_limits import Guarded
 from hpcml.kinds.dask.node.dask_worker import PrivateWorker
@@ -27,8 +27,7 @@ class ClosedScheduler(Guarded, Scheduler):  # type: ignore[misc]
     def start_http_server(self, routes: Any, *_: Any, **__: Any) -> None:
         """Open no port: have a server that listens nowhere, for Dask gives it more routes and stops it."""
         self.http_application = RoutingApplication(routes)
-        self.http_server = HTTPServer(self.http_application)
-        self.http_server.port = 0
+        self.http_server = listening.http_server(self.http_application)
 
 
 class _WithoutScript(WorkerProcess):  # type: ignore[misc]

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self
 
+from hpcml import listening
+
 TOPIC = "hpcml"  # of Dask's events: what workers and clients tell the supervisor by way of the scheduler
 CLOCK_QUESTION = "hpcml_time"  # the scheduler's handler that tells its time
 _EXCHANGES = 5  # exchanges, of which the shortest counts
@@ -32,10 +34,7 @@ class Channel:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.listener.bind(str(path))
-        path.chmod(0o600)
-        self.listener.listen(1)
+        self.listener = listening.listen_unix(listening.SUPERVISOR, path, backlog=1)
         self.connection: socket.socket | None = None
         self.closed = False
         self.buffer = b""

@@ -31,8 +31,8 @@ from distributed.deploy.cluster import Cluster
 from distributed.exceptions import WorkerStartTimeoutError
 from distributed.http.routing import RoutingApplication
 from distributed.protocol.pickle import loads
-from tornado.httpserver import HTTPServer
 
+from hpcml import listening
 from hpcml.kinds.dask.node.opening import Opening, Place, module_for_workers, move_to_main
 from hpcml.node.settings import Settings, load
 
@@ -513,8 +513,7 @@ def _execute(function: Callable[..., Any], *arguments: Any, **options: Any) -> A
 def _open_no_port(self: Any, routes: Any, *_: Any, **__: Any) -> None:
     """Stand for the HTTP port of a scheduler or worker that the script opens by hand: it asks nobody who they are."""
     self.http_application = RoutingApplication(routes)
-    self.http_server = HTTPServer(self.http_application)  # Dask gives it more routes, asks for its port and stops it
-    self.http_server.port = 0
+    self.http_server = listening.http_server(self.http_application)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

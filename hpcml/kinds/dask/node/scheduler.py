@@ -17,9 +17,8 @@ import dask.config
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import heartbeat_interval
-from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_unix_socket
 
+from hpcml import listening
 from hpcml.errors import START_FAILED
 from hpcml.kinds.dask.node import (
     connection_limits,
@@ -86,10 +85,9 @@ class PrivateScheduler(connection_limits.Guarded, closing.QuietClose, Scheduler)
     def start_http_server(self, routes: Any, *_: Any, **__: Any) -> None:
         """Serve the routes on ``socket_path`` instead of a TCP port."""
         self.http_application = dashboard.Application(routes, self)
-        self.http_server = HTTPServer(self.http_application)
-        self.http_server.port = 0  # what the dashboard asks for to know its own origin
+        self.http_server = listening.http_server(self.http_application)
         self.services["dashboard"] = self.http_server  # or a client's link to it would raise KeyError, in notebooks too
-        self.http_server.add_socket(bind_unix_socket(str(self.socket_path), mode=0o600))
+        listening.serve_at(listening.DASHBOARD, self.http_server, self.socket_path)
 
     async def register_nanny_plugin(self, *_: Any, **__: Any) -> Any:
         """Refuse in words: hpcml's workers have no Nanny, and Dask would do nothing without a word."""

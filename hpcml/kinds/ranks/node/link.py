@@ -16,6 +16,8 @@ import socket
 import time
 from typing import Any, Self
 
+from hpcml import listening
+
 LONGEST = 1 << 16  # bytes of a line
 CONNECT = 5.0  # seconds for one address to accept a connection
 HELLO = 5.0  # seconds that a new connection has to show the run's key
@@ -90,7 +92,7 @@ class Hub:
 
     def __init__(self, addresses: list[str], key: bytes) -> None:
         self.key, self.lines = key, dict[str, Line]()
-        self.listeners = [socket.create_server((address, 0), backlog=1024) for address in addresses]
+        self.listeners = [listening.listen_tcp(listening.AGENTS, address, backlog=1024) for address in addresses]
         self.strangers: list[_Stranger] = []
         self.began: dict[str, float] = {}  # by node, when its connection was accepted, in seconds since 1970
 

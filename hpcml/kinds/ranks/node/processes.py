@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import secrets
 import signal
-import socket
 from typing import Any
 
-from hpcml import errors
+from hpcml import errors, listening
 from hpcml.failures.end import End
 from hpcml.failures.rules import Explanation, of_role
 from hpcml.files import tail, write
@@ -97,7 +96,9 @@ class Processes:
         state.phase = "fabric"
         state.events.write("fabric-checking")
         began = state.clock.seconds
-        world = interconnect.world_of_check(self.world, self.settings, self._reserved(self.world.address))
+        world = interconnect.world_of_check(
+            self.world, self.settings, self._reserved(listening.MASTER_PORT, self.world.address)
+        )
         self.hub.send(do="check", world=world._asdict())
         while not (is_complete := interconnect.is_complete(self.measured, len(self.context.node_names))):
             self.step()
@@ -177,7 +178,7 @@ class Processes:
             hint = "Set network.interface in the profile to the interface that connects the nodes."
             raise self.state.end(errors.WORKERS_NEVER_CAME, reason, hint)
         each = self.settings.workers.per_node
-        ports = [self._reserved(common[0]) for _ in range(2)]
+        ports = [self._reserved(row, common[0]) for row in (listening.MASTER_PORT, listening.JAX_PORT)]
         nodes, gpus = self.settings.job.nodes, self.settings.gpus
         world = World(nodes, each, gpus, common[0], ports[0], ports[1], run=self.context.run.directory.name)
         if world.may_use_rapidsmpf:
@@ -185,14 +186,9 @@ class Processes:
             world = world._replace(rapidsmpf=server.port)
         return world
 
-    def _reserved(self, address: str) -> int:
-        """Return a port that no other program is given while the run lasts: it is bound here, and not listened on.
-
-        Rank 0 can bind it beside this, as both allow that (SO_REUSEADDR); until then a connection is refused.
-        """
-        holder = self.folders.enter_context(contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)))
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((address, 0))
+    def _reserved(self, row: listening.Listener, address: str) -> int:
+        """Return a port that no other program is given by chance while the run lasts; rank 0 can listen there."""
+        holder = self.folders.enter_context(contextlib.closing(listening.reserve_tcp(row, address)))
         return int(holder.getsockname()[1])
 
     # -- what the nodes report ------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ import threading
 from collections import Counter
 from typing import Any, ClassVar
 
+from hpcml import listening
+
 _HELLO, _STRANGERS = 5.0, 64  # seconds that a new connection has to show the token, and how many may not have
 _LINE, _VALUE = 512, 1 << 20  # bytes of a line, and of a value
 _AUTH = re.compile(r"AUTH rank=(\d+) nranks=(\d+) token=(\w+)\n")
@@ -21,13 +23,13 @@ def token_of(key: bytes) -> str:
     return hmac.new(key, b"rapidsmpf", hashlib.sha256).hexdigest()
 
 
-class Server(socketserver.ThreadingTCPServer):
+class Server(listening.ThreadingServer):
     """Serve ``size`` ranks at a port of ``address``, in threads, until the end of the context."""
 
-    daemon_threads, block_on_close, request_queue_size = True, False, 1024
+    block_on_close = False
 
     def __init__(self, address: str, size: int, token: str) -> None:
-        super().__init__((address, 0), _Rank)
+        super().__init__(listening.RAPIDSMPF, address, 0, _Rank, backlog=1024)
         self.size, self.token, self.port = size, token, int(self.server_address[1])
         self.changed, self.values, self.came = threading.Condition(), dict[str, bytes](), Counter[str]()
         self.places = threading.Semaphore(size + _STRANGERS)

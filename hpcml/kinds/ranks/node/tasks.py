@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from hpcml import listening
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.node import files, job
 from hpcml.node.settings import Context, load
@@ -92,9 +93,9 @@ class Tasks:
     def __init__(self, context: Context, ranks: range) -> None:
         self.ranks = ranks
         self.by_rank: dict[int, Task] = {}
-        self.listener = _socket()
-        self.listener.bind(_place(context))
-        self.listener.listen(len(ranks))
+        self.listener = listening.listen_unix(
+            listening.MPI_TASKS, _place(context), kind=socket.SOCK_SEQPACKET, backlog=len(ranks)
+        )
         self.listener.setblocking(False)
         self.callers: list[socket.socket] = []  # connections without a message
 

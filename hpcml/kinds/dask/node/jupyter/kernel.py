@@ -16,6 +16,7 @@ import zmq
 from ipykernel import iostream, kernelapp
 from zmq.eventloop.zmqstream import ZMQStream
 
+from hpcml import listening
 from hpcml.node.script import interpreter
 
 _FOR_THE_SERVER = ("JUPYTER_NO_CONFIG", "JUPYTER_RUNTIME_DIR")
@@ -29,7 +30,7 @@ class PrivateIOPubThread(iostream.IOPubThread):  # type: ignore[misc]
         self._pipe_path = f"{_folder()}/out-{os.getpid()}"
         pipe_in = self.socket.context.socket(zmq.PULL)
         pipe_in.linger = 0
-        pipe_in.bind(f"ipc://{self._pipe_path}")
+        listening.bind_zmq(listening.KERNEL_OUTPUT, pipe_in, self._pipe_path)
         self._pipe_in = ZMQStream(pipe_in, self.io_loop)
         self._pipe_in.on_recv(self._handle_pipe_msg)
 
