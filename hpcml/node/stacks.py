@@ -1,7 +1,8 @@
 """The stacks of a run's processes on this node, written where ``hpcml stacks`` asks for them.
 
 The Pythons of a run answer a signal by faulthandler (``kinds/dask/node/children.py``): each writes into its own file
-without a name, which only its entry in /proc leads to. py-spy is used where the run's environment has it.
+in /dev/shm, which never has a name: only its entry in /proc leads to it. py-spy is used where the run's environment has
+it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from hpcml.node import files, processes
 from hpcml.node.settings import Context
 
 SIGNAL = signal.SIGRTMIN + 5
-FILE = "/dev/shm/hpcml-stacks."  # and the process's pid
+FILE = "/dev/shm/#"  # how Linux shows a file without a name
+HEAD = b"hpcml-stacks %d\n"  # the first line of such a file: the process's pid
 EVERY = 1.0  # seconds between two looks of a node for a request
 LOOKS = 20  # a second, of all nodes together at the shared file system: the run lasts longer than its start
 ANSWER = 2.0  # seconds for all processes of a node together
@@ -164,14 +166,15 @@ def of_signal(pids: Iterable[int], deadline: float) -> Iterator[tuple[int, Threa
     sizes: dict[int, list[int]] = {}
     for pid, path in asked.items():
         with contextlib.suppress(OSError):  # it has ended
-            os.truncate(path, 0)
+            os.truncate(path, len(HEAD % pid))
             os.kill(pid, SIGNAL)
             sizes[pid] = []
     while any(not _is_whole(one) for one in sizes.values()) and time.monotonic() < deadline:
         time.sleep(_LOOK)
         for pid in list(sizes):
             try:
-                sizes[pid].append(os.stat(asked[pid]).st_size)  # noqa: PTH116 - a descriptor of another process
+                size = os.stat(asked[pid]).st_size  # noqa: PTH116 - a descriptor of another process
+                sizes[pid].append(size - len(HEAD % pid))
             except OSError:
                 del sizes[pid]
     for pid in sizes:
@@ -191,9 +194,15 @@ def _answers(pid: int) -> str:
         return ""
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
-            if _link(pid, f"fd/{name}").startswith(f"{FILE}{pid} "):
-                return f"/proc/{pid}/fd/{name}"
+            path = f"/proc/{pid}/fd/{name}"
+            if _link(pid, f"fd/{name}").startswith(FILE) and _head(path, len(HEAD % pid)) == HEAD % pid:
+                return path
     return ""
+
+
+def _head(path: str, size: int) -> bytes:
+    with open(path, "rb", buffering=0) as file:  # a descriptor; the script's own file may hold gigabytes
+        return file.read(size)
 
 
 def _is_python(pid: int) -> bool:

@@ -269,6 +269,8 @@ FAULTS = (
     F("hpcml/kinds/dask/node/tls.py", "[_PRELOAD, *(name for name in others if name != _PRELOAD)]", "[*(name for name in others if name != _PRELOAD), _PRELOAD]", "a preload of the user's starts UCX before its key"),
     F("hpcml/kinds/dask/node/ucx_auth.py", '("TAG", "STREAM", "WAKEUP")', '("TAG", "STREAM", "WAKEUP", "RMA")', "a UCX peer without the key reads a worker's memory", True),
     F("hpcml/node/settings.py", "len(folder.encode()) <= longest", "len(folder) <= longest", "a scratch path with umlauts is too long for sockets"),
+    F("hpcml/node/stacks.py", " and _head(path, len(HEAD % pid)) == HEAD % pid:", ":", "hpcml stacks empties a file without a name of the script's own", True),
+    F("hpcml/kinds/dask/node/children.py", 'getattr(os, "O_TMPFILE", 0o20000000 | os.O_DIRECTORY)', "os.O_TMPFILE", "Pythons of conda and uv start with an error and show no stacks", True),
     F("hpcml/node/storage.py", 'json.dumps({**end, "quote": []}).encode()[:RESERVE_SIZE]', "text[:RESERVE_SIZE]", "a full disk leaves half a status file"),
     F("hpcml/node/sweep/records.py", "hits = [hit for hit in others if hit.line.time > began - _SLACK]", "hits = list(others)", "a worker's error during an earlier point explains this point's failure"),
     F("hpcml/leases.py", "return _are_one(file, name)", "return True", "two jobs run a point"),

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from hpcml.failures import stacks as kept
+from hpcml.node import stacks as node_stacks
 from hpcml.node.stacks import parsed
 from hpcml.paths import RunPaths
 from hpcml.runs import directories, stacks
@@ -68,3 +73,48 @@ def test_where_no_thread_runs_the_user_s_code_the_main_thread_counts() -> None:
     assert kept.told([pool, main]) == (tuple(main),)
     process = kept.Process("n1", 1, "worker n1-0", False, "", "faulthandler", "", kept.told([pool, main]))
     assert kept.Group((process,)).place == "outside your code, at a.py:2 b"
+
+
+CHILDREN = Path(node_stacks.__file__).parent.parent / "kinds/dask/node/children.py"
+WAITS = """
+import os, sys
+own = os.open("/dev/shm", 0o20000000 | os.O_DIRECTORY | os.O_RDWR)  # a file without a name of the script's own
+def wait():
+    os.write(1, b"%d\\n" % os.getpid())
+    sys.stdin.read(1)
+os.fork()
+wait()
+"""
+# The Pythons of conda and uv are built for an old glibc.
+OLD = "import os\nfor name in ('memfd_create', 'O_TMPFILE'):\n    vars(os).pop(name, None)\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm and /proc are Linux's")
+@pytest.mark.parametrize("before", ["", OLD], ids=["new", "old"])
+@pytest.mark.parametrize("plant", [": > {}", "mkfifo {}", "ln -s /etc/passwd {}", "mkdir {}"])
+def test_no_planted_name_keeps_a_process_and_its_fork_from_writing_their_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: str, before: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(before + CHILDREN.read_text())
+    monkeypatch.setattr(node_stacks, "YOUNGEST", -1.0)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "HPCML_RUN_DIR": str(tmp_path)}
+    # another account planted a name; the shell's pid is that of the Python which it becomes
+    line = f'{plant.format("/dev/shm/hpcml-stacks.$$")}; exec "$0" -c "$1"'
+    process = subprocess.Popen(["sh", "-c", line, sys.executable, WAITS], env=environment, stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE)  # fmt: skip
+    planted = Path(f"/dev/shm/hpcml-stacks.{process.pid}")
+    try:
+        assert process.stdout is not None
+        pids = [int(process.stdout.readline()) for _ in range(2)]
+        assert process.pid in pids
+        for _ in range(2):  # an answer replaces the one before
+            dumps = dict(node_stacks.of_signal(pids, time.monotonic() + 60))
+            named = {pid: [[function for _, _, function in thread] for thread in dumps[pid]] for pid in pids}
+            assert named == {pid: [["wait", "<module>"]] for pid in pids}
+        assert [*Path("/dev/shm").glob(f"*stacks*{process.pid}*")] == [planted]
+    finally:
+        process.communicate(b"12")
+        if planted.is_dir():
+            planted.rmdir()
+        else:
+            planted.unlink(missing_ok=True)

@@ -58,14 +58,18 @@ def _is_child():
 
 def _answer_stacks():
     # type: () -> None
-    """Have a signal write this process's stacks into a file that has no name any more; so in each fork."""
+    """Have a signal write this process's stacks into a file that never has a name; so in each fork.
+
+    Nobody can take a name that is not there. The first line says whose file it is: a fork has its parent's open too.
+    """
     import _signal  # type: ignore[import-not-found] # the module signal would be imported for its number alone
     import faulthandler
 
-    path = "/dev/shm/hpcml-stacks.%d" % os.getpid()  # noqa: UP031 - an old Python compiles it too
+    # Python builds of conda and uv, made for an old glibc, have neither os.memfd_create nor this name.
+    nameless = getattr(os, "O_TMPFILE", 0o20000000 | os.O_DIRECTORY)
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        os.unlink(path)  # noqa: PTH108 - pathlib is not loaded before a script
+        file = os.open("/dev/shm", nameless | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.write(file, b"hpcml-stacks %d\n" % os.getpid())
     except OSError:  # this machine has no such folder, or no room: hpcml stacks shows what the kernel knows
         return
     faulthandler.register(_signal.SIGRTMIN + 5, file)
