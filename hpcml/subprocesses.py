@@ -55,17 +55,27 @@ def _starting(command: Sequence[str]) -> Iterator[None]:
 
 
 def run(
-    command: Sequence[str], timeout: float, *, data: bytes = b"", environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    timeout: float,
+    *,
+    data: bytes = b"",
+    environment: Mapping[str, str] | None = None,
+    umask: int = -1,
 ) -> Answer:
     """Run a command with ``data`` as its input and return its answer.
 
-    One that does not end in time, or answers more than any command here does, is killed. Without an ``environment`` it
-    has this process's.
+    One that does not end in time, or answers more than any command here does, is killed. Without an ``environment`` or
+    a ``umask`` it has this process's.
     """
     end = time.monotonic() + timeout
     with _starting(command):
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command,
+            env=environment,
+            umask=umask,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
     with process:
         try:

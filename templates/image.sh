@@ -27,7 +27,8 @@ mkdir -p "$HPCML_RUN_DIR/home"
 if [ -n "${HPCML_CUPY_CACHE:-}" ]; then   # keep CuPy's compiled kernels after the run: the image's home is new in each run
   kernels=${HPCML_RUN_DIR%/*}/.kernels-$(id -u)
   own=$kernels/$HPCML_CUPY_CACHE
-  (umask 077 && mkdir -p "$own")
+  # Make nothing where a link leads, nor in another user's folder.
+  if [ ! -L "$kernels" ] && { [ -O "$kernels" ] || [ ! -e "$kernels" ]; }; then (umask 077 && mkdir -p "$own"); fi
   if [ ! -L "$kernels" ] && [ -O "$kernels" ] && [ -O "$own" ]; then
     export "${prefix}CUPY_CACHE_DIR=$own"
     set -- --bind "$own:$own" "$@"

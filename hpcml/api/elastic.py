@@ -41,9 +41,10 @@ from hpcml.sites.schema import Site
 from hpcml.terminal import note, say_message
 
 _before = signal.getsignal(signal.SIGINT)
-from dask_jobqueue import SLURMCluster  # noqa: E402
-from dask_jobqueue.core import ProcessInterface  # noqa: E402
-from dask_jobqueue.slurm import SLURMJob  # noqa: E402
+with layers.narrowed_umask():  # it writes ~/.config/dask/jobqueue.yaml, where there is none
+    from dask_jobqueue import SLURMCluster
+    from dask_jobqueue.core import ProcessInterface
+    from dask_jobqueue.slurm import SLURMJob
 
 # dask-jobqueue (0.9) has Ctrl-C end the program, when it is imported: in a notebook the whole kernel
 if _before is not None:

@@ -46,7 +46,7 @@ cluster_options, log_pattern = slurm_options.cluster_options, slurm_options.file
 TIMEOUT = 60.0  # seconds for one question; slurmctld's own MessageTimeout is 10 to 100
 _LOOK_AGAIN = 20.0  # seconds for which a job whose submission was not answered is looked for
 
-_REQ_MEM = re.compile(r"(\d+(?:\.\d+)?[KMGT]?)([cn]?)", re.IGNORECASE)  # as sacct writes it
+_REQ_MEM = re.compile(r"(\d{1,18}(?:\.\d+)?[KMGT]?)([cn]?)", re.IGNORECASE)  # as sacct writes it
 KEPT = {"SLURM_CONF", "SLURM_JWT"}
 _SCRUBBED = (
     "SLURM_",
@@ -118,12 +118,17 @@ _HEADER = "JOBID|STATE|"  # squeue's first line: with it, a job that is not list
 _SKEW = 3600.0  # seconds that the controller's clock may be behind this machine's
 _USUAL_ARRAY = 1000  # tasks, where Slurm does not tell: its default MaxArraySize is 1001, the largest index + 1
 _MOST_SAID = 6  # lines of what sbatch says beside the job's number
+_UMASK = 0o077  # Slurm makes a job's log with the umask of sbatch
+_LONGEST_LINE = 300  # characters of a line that is shown
+_LONGEST_FIELD = 65536  # characters of a field: a list of thousands of nodes is the longest that Slurm writes
+_STATE = re.compile(r"[A-Z_]{1,30}")
+NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 
 def reason_in_words(reason: str) -> str:
     """Return squeue's reason as a person reads it."""
     key = reason.strip("()").partition("(")[0].replace(" ", "_")
-    return REASONS.get(key, REASONS.get(key.split(",")[0], reason))
+    return REASONS.get(key, REASONS.get(key.split(",")[0], reason[:_LONGEST_LINE]))
 
 
 def clean_environment() -> dict[str, str]:
@@ -177,10 +182,10 @@ def ignored_defaults() -> list[str]:
     )
 
 
-def ask(command: list[str], timeout: float = TIMEOUT) -> Answer:
+def ask(command: list[str], timeout: float = TIMEOUT, *, umask: int = -1) -> Answer:
     """Return what one of Slurm's commands answers, without the user's defaults for it."""
     try:
-        return run(command, timeout, environment=clean_environment())
+        return run(command, timeout, environment=clean_environment(), umask=umask)
     except CommandMissingError as error:
         hint = f"{_ELSEWHERE}, or load the Slurm module."
         raise SlurmUnreachableError(
@@ -236,7 +241,7 @@ def sbatch(script: str, timeout: float = TIMEOUT) -> Submission:
 
     It raises AnswerLostError if the request may have arrived but the answer did not, or names several jobs.
     """
-    answer = ask(["sbatch", "--parsable", script], timeout)
+    answer = ask(["sbatch", "--parsable", script], timeout, umask=_UMASK)
     if _is_silent(answer) or (answer.code != 0 and re.search(_MAYBE_SENT, answer.text)):
         raise AnswerLostError("sbatch did not respond", quote=_quote(answer))
     if answer.code != 0:
@@ -250,7 +255,7 @@ def sbatch(script: str, timeout: float = TIMEOUT) -> Submission:
         raise AnswerLostError("The output of sbatch does not name exactly one job", quote=_quote(answer))
     [(job, cluster)] = clusters.items()
     said = re.sub(pattern, "", answer.out) + answer.err
-    lines = [re.sub(r"^sbatch: ", "", line.strip())[:300] for line in said.splitlines() if line.strip()]
+    lines = [re.sub(r"^sbatch: ", "", line.strip())[:_LONGEST_LINE] for line in said.splitlines() if line.strip()]
     return Submission(job=job, cluster=cluster, notes=tuple(f"sbatch: {line}" for line in lines[:_MOST_SAID]))
 
 
@@ -278,7 +283,7 @@ def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
 
 
 def _quote(answer: Answer) -> tuple[str, ...]:
-    return tuple(line for line in answer.text.splitlines() if line.strip())[-6:]
+    return tuple(line[:_LONGEST_LINE] for line in answer.text.splitlines() if line.strip())[-6:]
 
 
 def _last(answer: Answer) -> str:
@@ -385,15 +390,15 @@ def _jobs_of_runs(rows: list[list[str]]) -> dict[str, str]:
     """Return the job of each run that rows of job, state and comment name: one that has not ended, and the newest."""
     jobs: dict[str, tuple[bool, int]] = {}
     for row in rows:
-        if len(row) == 3 and row[2].startswith("hpcml:") and (number := _base(row[0])).isdecimal():
+        if len(row) == 3 and row[2].startswith("hpcml:") and NUMBER.fullmatch(number := _base(row[0])):
             run_id = row[2].removeprefix("hpcml:")
             jobs[run_id] = max(jobs.get(run_id, (False, 0)), (row[1].split(" ")[0] not in ENDED, int(number)))
     return {run_id: str(number) for run_id, (_, number) in jobs.items()}
 
 
 def rows_of(answer: Answer) -> list[list[str]]:
-    """Return the fields, parted by ``|``, of each line of an answer."""
-    return [line.strip().split("|") for line in answer.out.splitlines()]
+    """Return the fields, parted by ``|``, of each line of an answer; a field that is too long is cut."""
+    return [[field[:_LONGEST_FIELD] for field in line.strip().split("|")] for line in answer.out.splitlines()]
 
 
 def accounting(options: list[str], timeout: float = TIMEOUT) -> list[list[str]]:
@@ -529,7 +534,7 @@ def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
         other = UNKNOWN
     rows: dict[str, list[list[str]]] = {}
     for task, *fields in rows_of(answer):
-        if fields and re.fullmatch(r"[A-Z_]+", fields[0]):
+        if fields and _STATE.fullmatch(fields[0]):
             rows.setdefault(_base(task), []).append(fields)
     return {job: _of_rows(job, rows.get(_base(_parts(job)[0]), []), other) for job in jobs}
 
@@ -546,7 +551,7 @@ def _of_rows(job: str, rows: list[list[str]], other: JobState) -> JobState:
         why = reason_in_words(reason) if state in PENDING else ""
         # of an array's tasks, a running one counts
         if combined.state in (UNREADABLE, UNKNOWN.state) or combined.ended:
-            combined = JobState(state, why, "" if start == "N/A" else start, nodes)
+            combined = JobState(state, why, "" if start == "N/A" else start[:_LONGEST_LINE], nodes)
     return combined
 
 
@@ -598,7 +603,7 @@ def end(job: str) -> JobEnd:
 
 def _job_end(exit_code: str, failed_nodes: str = "") -> JobEnd:
     """Return the end of which Slurm says ``status:signal``."""
-    status, signal = (int(number) if number.isdecimal() else 0 for number in exit_code.partition(":")[::2])
+    status, signal = (int(number) if NUMBER.fullmatch(number) else 0 for number in exit_code.partition(":")[::2])
     return JobEnd(signal, failed_nodes, status)
 
 
@@ -634,8 +639,8 @@ def most_tasks() -> int:
         config = ask(["scontrol", "show", "config"]).out
     except SlurmUnreachableError:
         return _USUAL_ARRAY  # scontrol is not there
-    size = re.search(r"(?m)^MaxArraySize\s*=\s*(\d+)", config)
-    tasks = re.search(r"(?m)^SchedulerParameters\s*=.*\bmax_array_tasks=(\d+)", config)
+    size = re.search(r"(?m)^MaxArraySize\s*=\s*(\d{1,18})\b", config)
+    tasks = re.search(r"(?m)^SchedulerParameters\s*=.*\bmax_array_tasks=(\d{1,18})\b", config)
     return min([int(limit[1]) for limit in (size, tasks) if limit], default=_USUAL_ARRAY)
 
 
@@ -658,7 +663,7 @@ def task_states(jobs: Sequence[str]) -> dict[tuple[str, int], str]:
         # of several jobs one that is forgotten hides the others
         return {key: state for job in jobs for key, state in task_states([job]).items()} if len(jobs) > 1 else {}
     rows = rows_of(answer)
-    task_rows = [row for row in rows if len(row) > 2 and row[1].isdecimal() and row[0] in numbers]
+    task_rows = [row for row in rows if len(row) > 2 and NUMBER.fullmatch(row[1]) and row[0] in numbers]
     return {
         (row[0], int(row[1])): row[2]
         for row in task_rows
@@ -682,6 +687,6 @@ def memory_per_node(requested: str, nodes: int, cpus: int) -> float:
 def requested_memory(job: str) -> float:
     """Return the bytes that a job asked for on each node, 0 where accounting does not tell."""
     for fields in accounted([job], "ReqMem,NNodes,NCPUS").values():
-        if fields[1].isdecimal() and fields[2].isdecimal():
+        if NUMBER.fullmatch(fields[1]) and NUMBER.fullmatch(fields[2]):
             return memory_per_node(fields[0], int(fields[1]), int(fields[2]))
     return 0.0

@@ -242,7 +242,7 @@ def _submit_limits(user: str, account: str, qos: str, timeout: float) -> list[in
     if qos:
         rows = _sacctmgr(["qos", "where", f"name={qos}", "format=MaxSubmitJobsPerUser,Name"], timeout)
         limits += [limit for limit, *_ in rows]
-    return [int(limit) for limit in limits if limit.isdecimal()]
+    return [int(limit) for limit in limits if slurm.NUMBER.fullmatch(limit)]
 
 
 def _sacctmgr(arguments: Sequence[str], timeout: float) -> list[list[str]]:

@@ -414,6 +414,8 @@ FAULTS = (
     F("hpcml/request/record.py", '(exit_status == 0) == (self.when == "ok"))', "exit_status == 0)", "a run after another's failure never starts"),
     F("hpcml/request/sbatch_options.py", 'if option == "--gres" and "gpu" in re.split(r"[:,]", value):', 'if option == "--gres" and value.startswith("gpu"):', "sbatch gets GPUs that no worker is started for"),
     F("hpcml/schedulers/slurm.py", "if len(clusters) != 1:", "if not clusters:", "one of two numbers is taken for the job"),
+    F("hpcml/schedulers/slurm.py", '_STATE.fullmatch(fields[0])', 're.fullmatch(r"[A-Z_]+", fields[0])', "hpcml status prints a state of 30 MB"),
+    F("hpcml/schedulers/slurm.py", "timeout, umask=_UMASK)", "timeout)", "with umask 000 other users can change the log of an elastic cluster's job"),
     F("hpcml/schedulers/slurm.py", "if run and (doubt :=", "if False and (doubt :=", "a job number is believed without the run's comment"),
     F("hpcml/schedulers/slurm.py", "if readable(_queued([job])[job]).state == UNKNOWN.state:", "if False:", "a job without the run's comment is cancelled"),
     F("hpcml/schedulers/slurm.py", 'return comment == f"hpcml:{run}"', "return True", "accounting's job of another comment is the run's"),

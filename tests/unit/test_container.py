@@ -164,6 +164,8 @@ def test_kernels_are_not_loaded_from_what_somebody_else_laid_there(tmp_path: Pat
     else:
         (tmp_path / "mine").rename(folder)
         os.chown(folder, 65534, 65534)
+    done = enter(tmp_path, "cd34")
+    assert not (folder / "cd34").exists(), "something was made in a folder that is not the user's"
     done = enter(tmp_path, "ab12")
     assert done.returncode == 0, "the run goes on without"
     assert "CUPY" not in done.stdout

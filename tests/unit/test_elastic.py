@@ -233,3 +233,12 @@ def test_a_job_that_comes_late_does_not_outlive_its_killed_cluster(
     monkeypatch.setattr(schedulers, "get", lambda _: SimpleNamespace(cancel=cancelled.append))
     assert job_guard.clean(tmp_path, "slurm") == 0
     assert cancelled == ["7"]
+
+
+def test_the_file_that_dask_jobqueue_writes_is_no_one_s_to_change(tmp_path: Path) -> None:
+    """It writes its default settings into the user's folder at its import, where other users may enter the home."""
+    code = "import os, distributed; os.umask(0); import hpcml.api.elastic; print(os.umask(0))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env={"HOME": str(tmp_path)})  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+    written = tmp_path / ".config/dask/jobqueue.yaml"
+    assert not written.stat().st_mode & 0o022

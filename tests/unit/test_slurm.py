@@ -284,3 +284,40 @@ def test_a_shell_shares_the_job_with_the_run_s_steps() -> None:
 ])  # fmt: skip
 def test_a_job_in_a_final_state_of_slurm_has_ended(word: str) -> None:
     assert JobState(word).ended
+
+
+HUGE = 3 << 20  # characters of a field
+
+
+@pytest.mark.parametrize("letter", ["A", "7", "é"])
+@pytest.mark.parametrize("place", range(7))
+def test_a_field_without_end_is_neither_shown_nor_counted(answers: Path, place: int, letter: str) -> None:
+    fields = ["12", "PENDING", "odd", "2026-11-21T09:00:00", "n1", "job", "hpcml:run-1"]
+    fields[place] = letter * HUGE
+    header = "JOBID|STATE|REASON|START_TIME|NODELIST|NAME|COMMENT\n"
+    say(answers, "squeue", f"{header}{'|'.join(fields)}\n")
+    say(answers, "sacct", f"12|{letter * HUGE}|{letter * HUGE}:0|{letter * HUGE}|n1|||job|hpcml:run-1\n")
+    found = slurm.states(["12 run-1"])["12 run-1"]
+    assert max(map(len, found)) <= 65536
+    assert len(found.state) <= 30
+    assert len(found.reason) <= 1000
+    for command in (slurm.find, slurm.task_states):
+        command(["run-1"])  # no error of a number that is too long
+    slurm.end("12 run-1")
+    slurm.requested_memory("12 run-1")
+    say(answers, "squeue", err=f"error: {letter * HUGE}\n", code=1)
+    with pytest.raises(SlurmUnreachableError) as error:
+        slurm.states(["12 run-1"])
+    assert len(str(error.value)) < 1000
+
+
+def test_the_log_of_a_job_is_the_user_s_alone_with_any_umask(answers: Path) -> None:
+    """Slurm makes it with the umask of sbatch."""
+    (answers / "sbatch").write_text(f"#!/bin/sh\necho 12; umask >{answers}/umask\n")
+    before = os.umask(0)
+    try:
+        assert slurm.sbatch("job.sh").job == "12"
+        assert os.umask(0) == 0, "another thread of the program would make its files with it"
+    finally:
+        os.umask(before)
+    assert int((answers / "umask").read_text(), 8) == 0o077

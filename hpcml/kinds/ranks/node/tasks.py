@@ -74,7 +74,10 @@ def _socket() -> socket.socket:
 
 
 def _place(context: Context) -> str:
-    """Return the name of the agent's socket: abstract, and known only to who can read the run's key."""
+    """Return the name of the agent's socket: abstract, so that no file names it.
+
+    Linux shows the name to everybody on the node (/proc/net/unix). What keeps others out is the check of the user.
+    """
     name = hmac.new(context.attempt.ranks_key.read_bytes(), f"tasks {context.node}".encode(), hashlib.sha256)
     return f"\0hpcml-{name.hexdigest()}"
 
