@@ -17,9 +17,9 @@ from hpcml import files
 from hpcml.errors import StorageError
 from hpcml.failures import evidence
 from hpcml.runs import directories
+from hpcml.runs.secret_texts import HIDDEN, removed
 from hpcml.runs.why import Answer
 
-HIDDEN = "[removed]"
 _RECORD = (
     "status.json",
     "events.jsonl",
@@ -34,45 +34,6 @@ _OF_ATTEMPT = ("fabric.json", "script-error.json", "exit", "nodes", "versions", 
 _MOST = 2000  # files
 _LONGEST = 1 << 20  # bytes of a file of the record; a log has its begin and its end
 _LEAST = 4  # characters of a value that is looked for everywhere: shorter ones are in every text
-# A value: quoted, perhaps in a text of JSON where the quotes are escaped, or one word.
-_VALUE = (
-    r"""(?:(?<!\\)"(?:[^"\\\n]|\\.)*"|\\+"(?:[^"\\\n]|\\[^"\n])*\\+"|(?<!\\)'[^'\n]*'"""
-    r"""|\\*["']?(?:[^\s"'&,;]|[,;](?!\s|\w+\s*[=:])(?=[^\s"']))+)"""
-)
-_NAME = (
-    r"(?:token|secret|passw(?:or)?d|passphrase|passcode|credential|signature|\b[mt]?otp\b"
-    r"|(?:api|access|account|auth|encryption|private|shared|signing)[_ -]?key)"
-)
-# "password for bob:", "password is": whose it is, and what leads to the value
-_OF = r"""(?:\s+(?:for|of|at|to)\s+(?:'[^'\n]*'|"[^"\n]*"|[^\n:='"]{1,80})(?=\s*[:=]|\s+(?:is|was)\s))?"""
-_IS = r"""(?:\\*["']?\s*(?:[=:]+>?|\b(?:is|are|was)\b\s*:?)\s*|[\\"',\s]+)"""
-_OPTION = (
-    r"\b(?:mysql\w*|mariadb\w*|sshpass|smbclient|redis-cli|ldap\w+)\b[^\n]{0,200}?"  # of programs with -p PASSWORD
-)
-_BEGINNINGS = (  # of services' keys
-    r"AKIA[0-9A-Z]{16}|ASIA[0-9A-Z]{16}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_\w{16,}|sk-[\w-]{16,}"
-    r"|xox[abeprs]-[\w-]{10,}|xapp-[\w-]{10,}|AIza[\w-]{30,}|ya29\.[\w.-]{16,}|npm_\w{20,}|pypi-[\w-]{16,}|dapi[0-9a-f]{32}"
-    r"|[srp]k_(?:live|test)_\w{10,}|hvs\.[\w-]{16,}|dckr_pat_[\w-]{16,}|dop_v1_\w{32,}|SG\.[\w-]{16,}\.[\w-]{16,}"
-    r"|AGE-SECRET-KEY-1\w{20,}|\d{6,12}:[\w-]{30,}(?![\w.:-])"
-)
-_SECRETS = tuple(
-    re.compile(pattern, re.IGNORECASE | re.DOTALL)
-    for pattern in (
-        r"()-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
-        r"""(cookie\\*["']?\s*[:=]\s*)(?:[^\n"]|"(?!\s*(?:[,}\]\n]|\Z)))+""",
-        r"""(authorization\\*["']?\s*[=:]\s*\\*["']?(?:bearer|basic|token|digest|negotiate)?\s*)[^\s"'\\]+""",
-        r"(\bbearer\s+)[\w.~+/=-]{8,}",
-        r"(://[^\s/:@]{0,100}:)[^\s/@]{1,500}(?=@)",
-        r"(hooks\.slack\.com/services/)[\w/]+",
-        r"""((?:[?&;]sig|X-Amz-(?:Signature|Credential|Security-Token))=)[^\s&"']+""",
-        r"""((?:^|[\s"'])(?:-u|--user|--proxy-user)[\s=\\"',]+[^\s:"'\\]{0,100}:)[^\s"'\\]+""",
-        rf"""({_OPTION}[\s"'](?-i:-[paw])[\\"',=\s]*){_VALUE}""",
-        rf"""(\b(?!(?-i:PWD=/))pwd\\*["']?\s*[=:]\s*){_VALUE}""",
-        rf"({_NAME}[\w-]*{_OF}{_IS}){_VALUE}",
-        rf"()\b(?:{_BEGINNINGS})",
-        r"()\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*",
-    )
-)
 _EXPORT = re.compile(r"(?m)^(\s*export [A-Za-z_]\w*=).*$")
 
 
@@ -168,6 +129,4 @@ def _clean(name: str, text: str, values: list[str]) -> str:
         text = text.replace(value, HIDDEN)
     if name.endswith(".sh"):
         text = _EXPORT.sub(rf"\1{HIDDEN}", text)
-    for pattern in _SECRETS:
-        text = pattern.sub(rf"\1{HIDDEN}", text)
-    return text
+    return removed(text)

@@ -362,6 +362,7 @@ FAULTS = (
     F("hpcml/runs/bad_nodes.py", "yield files.is_own_folder(self.path.parent) and _lock(descriptor)", "yield files.is_own_folder(self.path.parent)", "two submissions at once lose bad nodes of one another", True),
     F("hpcml/runs/bundle.py", "sorted(texts, key=len, reverse=True)", "sorted(texts, key=len)", "the bundle shows the rest of a longer secret"),
     F("hpcml/runs/bundle.py", 'for path in (attempt / "secret").glob("**/*"):', 'for path in (attempt / "secrets").glob("**/*"):', "the bundle of a live run shows its token"),
+    F("hpcml/runs/secret_texts.py", '_BLANK, _GAP = r"[ \\t]{0,60}", r"[ \\t]{1,9}"', '_BLANK, _GAP = r"\\s{0,60}", r"\\s{1,9}"', "the bundle removes the name of a secret on the next line and leaves its value"),
     F("hpcml/runs/directories.py", "new.mkdir(mode=0o700)", "new.mkdir(mode=0o755)", "other users enter the folder of a run"),
     F("hpcml/runs/directories.py", "if (submission.line or submission.requeue) and (job", "if submission.line and (job", "cancel misses the running job of a later attempt", True),
     F("hpcml/runs/directories.py", "            shutil.rmtree(new, ignore_errors=True)\n", "", "a submission that fails leaves half of a run behind"),
