@@ -160,22 +160,19 @@ def _asked(connection: Connection, options: Sequence[str]) -> tuple[int, bytes]:
     from hpcml.subprocesses import PIPE
 
     arguments = [word for word in options if word != "--json"]
-    call = channel.Call(connection, ["doctor", "--json", *arguments], channel.Guard(sys.stderr), out=PIPE)
+    command, guard = ["doctor", "--json", *arguments], channel.Guard(sys.stderr)
+    call = channel.Call(connection, command, guard, out=PIPE, most=answers.LONGEST_VIEW)
     said: list[bytes] = []
-
-    def read() -> None:
-        assert call.child.out is not None
-        said.append(call.child.out.read(answers.LONGEST_VIEW + 1))
-
-    reader = threading.Thread(target=read, daemon=True)
+    reader = threading.Thread(target=call.pass_on, args=(call.child.out, said.append), daemon=True)
     reader.start()
     try:
         call.begin()
         status = call.end()
         reader.join()
+        call.check()
     finally:
         call.stop()
-    return status, said[0] if said else b""
+    return status, b"".join(said)
 
 
 def _with_this_end(connection: Connection, login: Login, typed: str, findings: Sequence[Finding]) -> list[Finding]:

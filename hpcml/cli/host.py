@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import tempfile
 from collections.abc import Callable
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from hpcml.remote.ssh import Connection
 
+# What these say has no end of its own: it is passed on as long as it comes, until Ctrl-C.
+_STREAMS = ("submit", "rerun", "jupyter", "fabric", "logs", "top", "wait", "shell", "image")
 _CHOICES = ("wait", "detach", "json", "dry_run", "prepare", "check")  # who gives one of these has said whether to wait
 
 
@@ -66,7 +69,9 @@ def run(host: str, named_by: str, command: str, options: Namespace, given: list[
         if top_host.draws_here(command, options):
             return top_host.watch(connect(), options)
     arguments = script if command == "rerun" else []
-    return channel.run(connect(), [command, *_waiting(command, options, given), *arguments])
+    streams = command in _STREAMS or getattr(options, "follow", False)
+    most = math.inf if streams else channel.MOST_SAID
+    return channel.run(connect(), [command, *_waiting(command, options, given), *arguments], most=most)
 
 
 def _waiting(command: str, options: Namespace, given: list[str]) -> list[str]:
@@ -123,7 +128,7 @@ def _submit(
             *program.get(form, [f"./{upload.script}"]),
             *arguments,
         ]
-        return channel.run(connection, command_line, upload)
+        return channel.run(connection, command_line, upload, most=math.inf)
 
 
 def _check_upload(upload: channel.Upload) -> None:

@@ -297,22 +297,26 @@ class StreamDemux:
             If a fact is malformed.
         """
         marks: list[CallFacts] = []
-        data, self.rest, plain = self.rest + data, b"", b""
-        while (begin := data.find(b"\x1e")) >= 0:
+        data, self.rest = self.rest + data, b""
+        plain: list[bytes] = []
+        done = look = 0  # what is before is in ``plain`` or a fact; what is before has no mark
+        while (begin := data.find(b"\x1e", look)) >= 0:
             candidate = data[begin : begin + len(self.start)]
             if not self.start.startswith(candidate):  # a record separator of somebody else's
-                plain, data = plain + data[: begin + 1], data[begin + 1 :]
+                look = begin + 1
                 continue
             end = data.find(b"\n", begin)
             if end < 0:
                 if len(data) - begin > LONGEST:
                     raise wrong(self.host, "its end is missing")
                 if not last:
-                    plain, self.rest, data = plain + data[:begin], data[begin:], b""
+                    plain.append(data[done:begin])
+                    self.rest, done = data[begin:], len(data)
                 break
             marks.append(of_call(data[begin + len(self.start) : end], self.host))
-            plain, data = plain + data[:begin], data[end + 1 :]
-        return plain + data, marks
+            plain.append(data[done:begin])
+            done = look = end + 1
+        return b"".join((*plain, data[done:])), marks
 
 
 def of_view(line: str | bytes, host: str) -> views.View:

@@ -40,6 +40,7 @@ SILENCE = 300.0  # seconds without a byte of what is sent or fetched: its file s
 MOST_FACTS = 100  # beside those of a tunnel's feed
 GREETING = 300.0  # seconds for the other side's hpcml to begin: its Python may come from a slow file system
 MOST_BEFORE = 1 << 20  # bytes that a shell may say before that
+MOST_SAID = 64 << 20  # bytes of both its streams, of a command whose output is an answer
 MOST_KEPT = 1 << 16  # characters of what it says that nobody is shown
 
 # Constant, and on one line: the login shell there may be any. What runs is read from standard input.
@@ -104,6 +105,8 @@ class Call:
         What is sent with it.
     out
         Where its standard output goes (:class:`hpcml.subprocesses.Child`).
+    most
+        How many bytes are passed on of both its streams; without a limit those of a command that runs on.
     """
 
     def __init__(
@@ -114,7 +117,9 @@ class Call:
         *,
         upload: Upload | None = None,
         out: int = subprocesses.NOWHERE,
+        most: float = MOST_SAID,
     ) -> None:
+        self._most = self._left = most
         self.connection, self.words, self.upload = connection, list(arguments), upload
         self.show = show or self._keep
         self.nonce = secrets.token_hex(8)
@@ -154,6 +159,7 @@ class Call:
                 if len(self.held) > MOST_BEFORE:
                     raise talks_on(self.connection.host)
             elif plain:
+                self._count(plain)
                 self.show(plain)
         except ConfigError as error:
             self.wrong = error  # raised by whoever asks for a fact or the end
@@ -161,8 +167,21 @@ class Call:
             self.news.set()
         return self.wrong is not None
 
+    def _count(self, data: bytes) -> None:
+        self._left -= len(data)
+        if self._left < 0:
+            problem = f"its output has more than {format_bytes(self._most)}"
+            raise answers.wrong(self.connection.host, problem)
+
     def pass_on(self, source: IO[bytes], show: Callable[[bytes], object]) -> None:
         """Pass on its standard output as it comes, when it has begun; a reader of ours that has gone gets no more."""
+        try:
+            self._pass_on(source, show)
+        except ConfigError as error:
+            self.wrong = error  # raised by whoever asks for the end
+            self.child.kill()
+
+    def _pass_on(self, source: IO[bytes], show: Callable[[bytes], object]) -> None:
         before = b""
         with contextlib.suppress(OSError, ValueError):
             silent = 0.0
@@ -176,12 +195,11 @@ class Call:
                 elif "exit_status" in self.facts:
                     silent += pause
                 if self.held is None:
+                    self._count(before)
                     show(before)
                     before = b""
                 elif len(before) > MOST_BEFORE:
-                    self.wrong = talks_on(self.connection.host)
-                    self.child.kill()
-                    return
+                    raise talks_on(self.connection.host)
             show(before)
             return
         source.close()  # so that the other side learns it, as from a pipe of its own
@@ -217,8 +235,7 @@ class Call:
         while name not in self.facts and self.child.wait(0) is None and (left := deadline - time.monotonic()) > 0:
             self.news.wait(min(left, 1.0))
             self.news.clear()
-        if self.wrong is not None:
-            raise self.wrong
+        self.check()
         return self.facts.get(name)
 
     # -- what it is told ---------------------------------------------------------------------------------------------
@@ -266,8 +283,7 @@ class Call:
                     raise
                 interrupted = True
                 self.child.hang_up()  # as Ctrl-C there
-        if self.wrong is not None:
-            raise self.wrong
+        self.check()
         if "exit_status" in self.facts:
             return int(self.facts["exit_status"])
         if interrupted or code is None:
@@ -289,6 +305,11 @@ class Call:
                     message, place=host, hint=f"The file system on {host} may be slow. Try: ssh {host} hpcml --version"
                 )
         return code
+
+    def check(self) -> None:
+        """Raise the error, if what it said was not in the form."""
+        if self.wrong is not None:
+            raise self.wrong
 
     def stop(self) -> None:
         """End what is left of it here; it is not heard any more."""
@@ -329,15 +350,18 @@ class Call:
         return LinkError(message, place=host, hint=f"{nothing}Try again.")
 
 
-def run(connection: Connection, arguments: Sequence[str], upload: Upload | None = None) -> int:
-    """Run a command of the login node's hpcml, pass on its output, and return its exit status."""
-    call = Call(connection, arguments, Guard(sys.stderr), upload=upload, out=subprocesses.PIPE)
+def run(
+    connection: Connection, arguments: Sequence[str], upload: Upload | None = None, *, most: float = MOST_SAID
+) -> int:
+    """Run a command of the login node's hpcml, pass on its output, at ``most`` so much, and return its exit status."""
+    call = Call(connection, arguments, Guard(sys.stderr), upload=upload, out=subprocesses.PIPE, most=most)
     reader = threading.Thread(target=call.pass_on, args=(call.child.out, Guard(sys.stdout)), daemon=True)
     reader.start()
     try:
         call.begin()
         status = call.end()
         reader.join()
+        call.check()
     except KeyboardInterrupt:
         if not upload:
             raise

@@ -67,6 +67,37 @@ def test_talk_without_an_end_is_cut_off(laptop: Laptop, command: str) -> None:
         assert done.returncode == errors.CONFIG, done.stderr[-2000:]
 
 
+GREET = f"sys.stderr.write(mark + {HELLO!r} + '\\n'); sys.stderr.flush()\n"
+
+
+@pytest.mark.parametrize("command", ["ls", "why", "doctor"])
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_an_answer_without_end_is_cut_off_after_the_greeting(laptop: Laptop, command: str, stream: str) -> None:
+    """Though it says at once that it has ended well."""
+    end = "sys.stderr.write(mark + '{\"exit_status\": 0}\\n'); sys.stderr.flush()\n"
+    text = f"{GREET}{end}while True: sys.{stream}.write('x' * 65535 + '\\n')"
+    done = laptop.run(command, env=stand_in(laptop, text))
+    assert done.returncode == errors.CONFIG, done.stderr[-2000:]
+    assert "hpcml on cluster sent an invalid message: its output has more than" in done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+    assert len(done.stdout) + len(done.stderr) < 80 << 20
+
+
+def test_ctrl_c_ends_an_output_that_has_no_end_on_purpose(laptop: Laptop) -> None:
+    env = {**laptop.world.environment, **stand_in(laptop, f"{GREET}while True: sys.stdout.write('x' * 65535 + '\\n')")}
+    words = [str(laptop.world.command), "--host", "cluster", "logs", "-f", "last"]
+    with subprocess.Popen(
+        words, env=env, cwd=laptop.world.project, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert len(process.stdout.read(100 << 20)) == 100 << 20, process.stderr.read()
+        process.send_signal(signal.SIGINT)
+        while process.stdout.read(1 << 20):
+            pass
+        assert process.wait(120) in (130, -signal.SIGINT), process.stderr.read()
+
+
 def test_the_same_fact_again_and_again_is_cut_off(laptop: Laptop) -> None:
     text = f"for line in [{HELLO!r}] * 100000:\n    sys.stderr.write(mark + line + '\\n')\nsys.stderr.flush()\nsys.stdin.read()\n"
     done = laptop.run("ls", env=stand_in(laptop, text))

@@ -147,3 +147,9 @@ def test_no_shell_reads_a_word_of_a_proxy_command() -> None:
     said = ssh.proxy(["ssh", "-S", "/tmp/h2c$(touch /x)/%h", "a b", "login"], destination=True)
     assert said == "ssh -S '/tmp/h2c$(touch /x)/%%h' 'a b' -W '[%h]:%p' login"
     assert ssh.proxy(["ssh", "login", "touch /owned; hpcml tunnel"]) == "ssh login 'touch /owned; hpcml tunnel'"
+
+
+def test_marks_of_somebody_else_s_cost_no_more_than_other_bytes() -> None:
+    """The piece was copied for each of them."""
+    evil = b"\x1e" * (4 << 20)
+    assert answers.StreamDemux("00", "x").feed(evil, last=True) == (evil, [])
