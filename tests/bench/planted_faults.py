@@ -372,6 +372,8 @@ FAULTS = (
     F("hpcml/runs/outlook.py", "return () if foreign else command or loaded.site.cost.budget", "return command or loaded.site.cost.budget", "a submission runs a command that somebody else's project names"),
     F("hpcml/runs/programs.py", '_WITH_VALUE = "WX"', '_WITH_VALUE = "W"', "hpcml takes the value of python's -X for the script"),
     F("hpcml/kinds/ranks/variables.py", '"PET_RDZV_BACKEND": "static",', '"PET_RDZV_BACKEND": "c10d",', "another account replaces the pickle that torchrun loads"),
+    F("hpcml/runs/rendezvous.py", "dashed = name.replace(\"_\", \"-\")\n        of =", "dashed = name\n        of =", "torchrun --rdzv_backend=c10d is not noted"),
+    F("hpcml/runs/rendezvous.py", 'UNPICKLES else ""\n    if launch.launcher == _ACCELERATE:', 'UNPICKLES else ""\n    if False:', "accelerate's configuration may name c10d without a note"),
     F("hpcml/kinds/ranks/node/tasks.py", "if user != os.geteuid():", "if False:", "another user's process gives a rank its connection with Slurm"),
     F("hpcml/kinds/ranks/node/tasks.py", "            os.set_inheritable(number, True)\n", "", "the ranks of MPICH do not find each other"),
     F("hpcml/schedulers/slurm_options.py", "*site.slurm.srun_extra, *mpi, *begin)", "*mpi, *site.slurm.srun_extra, *begin)", "a profile's --mpi=none switches --mpi off"),
