@@ -75,7 +75,7 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
     if spec.kind == KIND.name:
         return _launcher_in_ranks(name, options)
     if not name:
-        text = _shell_script(spec)
+        text = shell_script(spec)
         match = _LINE_OF_A_LAUNCHER.search(text) if nodes > 1 else None
         if not match:
             return []
@@ -142,7 +142,7 @@ def launcher(spec: RunRequest) -> str:
     return next((f"-m {word}" for word in modules), "")
 
 
-def _shell_script(spec: RunRequest) -> str:
+def shell_script(spec: RunRequest) -> str:
     """Return the text of a shell script that is the program, or that a shell is to run."""
     by_shell = spec.code.script.name in ("sh", "bash") and spec.code.arguments
     if by_shell and spec.code.arguments[0] == "-c":

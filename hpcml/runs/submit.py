@@ -22,7 +22,7 @@ from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.request import script_lines
 from hpcml.request.reading import request_of
 from hpcml.request.record import RunRequest, job_name
-from hpcml.runs import directories, programs, ranks, script_checks, snapshot
+from hpcml.runs import directories, programs, ranks, rendezvous, script_checks, snapshot
 from hpcml.schedulers import Submission
 from hpcml.sites import layers, lookup
 from hpcml.sites.lookup import LoadedSite, config_folders, why_ignored
@@ -160,6 +160,7 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
         notes += _check_code(loaded.site, spec, made, dry_run=dry_run)
     if spec.code.form in (Form.MODULE, Form.PROGRAM):
         notes += ranks.check_program(spec, made)
+    notes += rendezvous.check(loaded.site, spec, made)
     notes += _two_pythons(spec, made)
     if not made.inside.job.image:
         notes += _check_processor(made.steps[-1].command[0])

@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import os
 import signal
+from pathlib import Path
 
 import pytest
 
+import mallory
 from beside import PART, SMALL
 from conftest import ALL_NODES, Cluster
 from hpcml import errors
@@ -78,6 +81,22 @@ mpi.MPI_Allreduce(ctypes.byref(ctypes.c_int(10 ** rank.value)), ctypes.byref(tot
 if len(sys.argv) > 2 and rank.value == 3: os._exit(int(sys.argv[2]))
 if len(sys.argv) > 2: time.sleep(1000)
 mpi.MPI_Finalize()
+"""
+LARGE = ("--nodes", "2", "--nodelist", "n1,n2", "--cpus-per-node", "2", "--memory-per-node", "1800M")  # for PyTorch
+ENVIRONMENT = """
+import json, os, hpcml
+(hpcml.run.out / os.environ["RANK"]).write_text(json.dumps(dict(os.environ)))
+"""
+TORCHRUN = os.environ.get("HPCML_TEST_TORCHRUN", "torchrun")  # one that alice can start on the nodes
+MEETS_AND_WAITS = """
+import os, pathlib, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+(pathlib.Path(sys.argv[1]) / os.environ["RANK"]).write_text(str(total.item()))
+while not os.path.exists(sys.argv[1] + "/end"): time.sleep(0.05)
+dist.destroy_process_group()
 """
 WAITS = """
 import os, time, hpcml
@@ -183,3 +202,38 @@ def test_another_account_gets_no_word_in_and_a_lost_agent_is_named(cluster: Clus
     end = cluster.wait_status(directory)
     assert (end["exit_status"], "n3" in end["message"]) == (errors.ROLE_LOST, True), end
     assert wait_for(lambda: not any("script" in line and "-u -c" in line for _, line in cluster.processes()), 30)
+
+
+def test_no_variable_of_a_rank_names_a_rendezvous_that_unpickles(cluster: Cluster) -> None:
+    for ranks in ("node", "2"):
+        run = cluster.submit(ENVIRONMENT, *SMALL, "--ranks", ranks)
+        assert run.code == 0, run.err
+        for path in (run.directory / "out").iterdir():
+            variables = json.loads(path.read_text())
+            assert "c10d" not in variables.values()
+            assert variables.get("PET_RDZV_BACKEND") == ("static" if ranks == "node" else None)
+
+
+def test_another_account_finds_no_rendezvous_of_torchrun_to_replace(cluster: Cluster) -> None:
+    """Set HPCML_TEST_TORCHRUN to a torchrun that all accounts can start."""
+    if cluster.run("sh", "-c", f"{TORCHRUN} --help", node="n1").returncode:
+        pytest.skip(f"no PyTorch: {TORCHRUN} does not start")
+    script, place = cluster.write("meets.py", MEETS_AND_WAITS), cluster.work / "met"
+    cluster.run("mkdir", "-p", str(place))
+    words = (TORCHRUN, "--nproc-per-node", "1", str(script), str(place))
+    done = cluster.run("hpcml", "submit", "--detach", "--json", *LARGE, "--ranks", "node", "--", *words)
+    assert done.returncode == 0, done.stderr
+    directory = Path(json.loads(done.stdout)["directory"])
+    try:
+        met = wait_for(lambda: len(list(place.iterdir())) == 2, 240)
+        assert met, (directory / "logs/driver.log").read_text()
+        done = cluster.run("python3", "-c", mallory.STORES, directory.name, node="n1", user="mallory")
+        assert done.returncode == 0, done.stderr
+        stores = json.loads(done.stdout)
+    finally:
+        cluster.run("touch", str(place / "end"))
+    end = cluster.wait_status(directory, 120)
+    assert end["exit_status"] == 0, end
+    assert {path.read_text() for path in place.iterdir() if path.name != "end"} == {"2.0"}
+    assert stores, "mallory found no TCPStore"
+    assert not any(store["rendezvous"] for store in stores), stores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import sys
@@ -36,7 +37,7 @@ from matrix import site_of
 from node_settings import settings as settings_of
 
 KEY = b"k" * 32
-WORLD = World(nodes=2, each=2, address="10.0.0.1", port=4000, coordinator=4001, run="ddp-1")
+WORLD = World(nodes=2, each=2, address="10.0.0.1", port=4000, coordinator=4001)
 
 
 @pytest.mark.parametrize(("given", "sentence"), [
@@ -148,6 +149,20 @@ def test_a_rank_has_the_variables_of_torchrun_and_of_slurm(monkeypatch: pytest.M
         "3", "1", "4", "2(x2)"]  # fmt: skip
     slurms = {"PMIX_RANK": "0", "PMI_FD": "3", "PMI2_LIBRARY": "x"}
     assert job.without_pmi({**slurms, "PMIX_MCA_gds": "hash"}) == {"PMIX_MCA_gds": "hash"}
+
+
+def test_no_rank_gets_a_rendezvous_that_unpickles_what_others_write() -> None:
+    """And each torchrun gets an endpoint: on one node, static without an endpoint is c10d."""
+    for nodes, each, gpus in itertools.product((1, 2), (1, 2), (0, 4)):
+        world = WORLD._replace(nodes=nodes, each=each, gpus=gpus, rapidsmpf=4002)
+        for rank in range(world.size):
+            made = of_rank(world, rank, interface="ib0", threads=8, errors="/e")
+            assert not any("c10d" in value or "etcd" in value for value in made.values())
+            assert made.get("PET_RDZV_BACKEND", "static") == "static"
+            assert ("PET_RDZV_ENDPOINT" in made) == (made.get("PET_NODE_RANK") == str(rank)) == (each == 1)
+    assert (
+        with_users_own(made, {"PET_RDZV_BACKEND": "c10d"})[0]["PET_RDZV_BACKEND"] == "c10d"
+    )  # their submission notes it
 
 
 def test_a_user_s_own_value_wins_unless_it_cannot_work() -> None:

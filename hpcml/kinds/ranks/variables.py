@@ -24,7 +24,6 @@ class World(NamedTuple):
     port: int = 0  # free on the first node: MASTER_PORT
     coordinator: int = 0  # another free port there, for JAX's coordinator
     rapidsmpf: int = 0  # the port there at which rapidsmpf's ranks meet, if it may be used
-    run: str = ""  # the run's id
 
     @property
     def size(self) -> int:
@@ -77,9 +76,8 @@ def of_rank(world: World, rank: int, *, interface: str, threads: int, errors: st
             "PET_NNODES": world.nodes,
             "PET_NODE_RANK": node,
             "PET_NPROC_PER_NODE": max(1, world.gpus),
-            "PET_RDZV_BACKEND": "c10d",
-            "PET_RDZV_ENDPOINT": f"{world.address}:{world.port}",
-            "PET_RDZV_ID": world.run,
+            "PET_RDZV_BACKEND": "static",  # torch unpickles the state of others, which every account may write
+            "PET_RDZV_ENDPOINT": f"{world.address}:{world.port}",  # without it torchrun on one node takes c10d
         }
     return {name: str(value) for name, value in variables.items()}
 
@@ -93,7 +91,7 @@ USERS = (
 
 _ON_NODES = {  # what only the nodes know
     "MASTER_ADDR", "MASTER_PORT", "JAX_COORDINATOR_ADDRESS", "TORCHELASTIC_ERROR_FILE", "OMP_NUM_THREADS",
-    "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "PET_RDZV_ENDPOINT", "PET_RDZV_ID",
+    "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "PET_RDZV_ENDPOINT",
 }  # fmt: skip
 
 

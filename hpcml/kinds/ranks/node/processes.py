@@ -180,7 +180,7 @@ class Processes:
         each = self.settings.workers.per_node
         ports = [self._reserved(row, common[0]) for row in (listening.MASTER_PORT, listening.JAX_PORT)]
         nodes, gpus = self.settings.job.nodes, self.settings.gpus
-        world = World(nodes, each, gpus, common[0], ports[0], ports[1], run=self.context.run.directory.name)
+        world = World(nodes, each, gpus, common[0], ports[0], ports[1])
         if world.may_use_rapidsmpf:
             server = self.folders.enter_context(Server(common[0], world.size, token_of(self.key)))
             world = world._replace(rapidsmpf=server.port)
