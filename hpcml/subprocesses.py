@@ -1,4 +1,8 @@
-"""The only place outside the allocation that starts processes: argument lists, with a deadline, answers kept whole."""
+"""The only place outside the allocation that starts processes: argument lists, with a deadline, answers kept whole.
+
+The caller of each function that starts one says who names the ``program``; one that a project's file or a script's line
+names is refused (:meth:`hpcml.origins.Named.check`). Jobs alone start those, and the run itself on the local site.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, cast
+
+from hpcml.origins import Named
 
 NOWHERE, PIPE = subprocess.DEVNULL, subprocess.PIPE  # where a child's standard output goes
 _MOST = 64 << 20  # bytes that a command may answer
@@ -47,7 +53,8 @@ class SilentError(Exception):
 
 
 @contextlib.contextmanager
-def _starting(command: Sequence[str]) -> Iterator[None]:
+def _starting(command: Sequence[str], program: Named) -> Iterator[None]:
+    program.check(command[0])
     try:
         yield
     except OSError as error:
@@ -58,6 +65,7 @@ def run(
     command: Sequence[str],
     timeout: float,
     *,
+    program: Named,
     data: bytes = b"",
     environment: Mapping[str, str] | None = None,
     umask: int = -1,
@@ -68,7 +76,7 @@ def run(
     a ``umask`` it has this process's.
     """
     end = time.monotonic() + timeout
-    with _starting(command):
+    with _starting(command, program):
         process = subprocess.Popen(
             command,
             env=environment,
@@ -130,6 +138,7 @@ def stream(
     timeout: float,
     sink: Callable[[bytes], None],
     *,
+    program: Named,
     environment: Mapping[str, str] | None = None,
 ) -> Answer:
     """Run a command and hand on what it says to ``sink``, both streams as one, while it says it; return its end.
@@ -139,7 +148,7 @@ def stream(
     end, kept, code = time.monotonic() + timeout, b"", None
     process: subprocess.Popen[bytes] | None = None
     try:
-        with signals_held() as signals, _starting(command):
+        with signals_held() as signals, _starting(command, program):
             process = subprocess.Popen(
                 command,
                 env=environment,
@@ -291,8 +300,15 @@ class Child:
         Where its standard output goes: NOWHERE, or PIPE, to read it from :attr:`out`.
     """
 
-    def __init__(self, command: Sequence[str], hear: Callable[[bytes], bool] | None = None, out: int = NOWHERE) -> None:
-        with _starting(command):
+    def __init__(
+        self,
+        command: Sequence[str],
+        hear: Callable[[bytes], bool] | None = None,
+        out: int = NOWHERE,
+        *,
+        program: Named,
+    ) -> None:
+        with _starting(command, program):
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -408,6 +424,7 @@ def start_in_background(
     command: Sequence[str],
     log: Path,
     *,
+    program: Named,
     environment: Mapping[str, str] | None = None,
     stdin: int = NOWHERE,
     blocked: Collection[int] = (),
@@ -416,7 +433,7 @@ def start_in_background(
 
     Signals that are ``blocked`` wait until the command lets them in.
     """
-    with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as out, _starting(command):
+    with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as out, _starting(command, program):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         try:
             process = subprocess.Popen(
@@ -434,15 +451,15 @@ def lifeline() -> int:
     return reading
 
 
-def interactive(command: Sequence[str]) -> int:
+def interactive(command: Sequence[str], *, program: Named) -> int:
     """Run a command on this process's own terminal, so that it can ask the user; return its exit status."""
-    with _starting(command):
+    with _starting(command, program):
         return subprocess.run(command, check=False).returncode
 
 
-def become(command: Sequence[str], environment: Mapping[str, str]) -> None:
+def become(command: Sequence[str], environment: Mapping[str, str], *, program: Named) -> None:
     """Replace this process by a command: input, output, signals and exit status are then its own."""
-    with _starting(command):
+    with _starting(command, program):
         os.execvpe(command[0], list(command), dict(environment))  # noqa: S606 - no shell is meant
 
 

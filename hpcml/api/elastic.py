@@ -28,6 +28,7 @@ from hpcml.kinds.dask.node import connection_limits, temporary_directory, tls
 from hpcml.node import scratch
 from hpcml.node.files import remove_secrets
 from hpcml.node.hardware.network import NoAddressError, choose_address
+from hpcml.origins import HPCML
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.plan.batch_script import directive, join, quote
 from hpcml.plan.plan import Plan
@@ -273,7 +274,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         command = [sys.executable, "-P", "-m", "hpcml.runs.job_guard", str(self.directory), self._scheduler_name]
         log = RunPaths(self.directory).logs / "guard.log"
         try:
-            guard = subprocesses.start_in_background(command, log, stdin=reading)
+            guard = subprocesses.start_in_background(command, log, program=HPCML, stdin=reading)
         finally:
             os.close(reading)
         threading.Thread(target=_await, args=(guard,), name="hpcml-guard", daemon=True).start()

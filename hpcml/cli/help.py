@@ -17,6 +17,7 @@ from typing import NamedTuple
 from hpcml import assets, subprocesses
 from hpcml.cli import commands
 from hpcml.errors import UsageError, did_you_mean, nearest
+from hpcml.origins import TYPED
 from hpcml.sites.layers import process_environment
 from hpcml.terminal import columns, folded, say_fitted, say_lines
 
@@ -222,4 +223,4 @@ def _show(lines: list[str], first: int) -> None:
         file.write("\n".join([*lines, ""]))
         file.flush()
         start = [f"+{first + 1}"] if first and os.path.basename(pager[0]) in ("less", "more") else []
-        subprocesses.interactive([*pager, *start, file.name])
+        subprocesses.interactive([*pager, *start, file.name], program=TYPED)

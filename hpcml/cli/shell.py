@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hpcml import files, schedulers
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
+from hpcml.origins import HPCML
 from hpcml.runs.directories import Table
 from hpcml.terminal import say_fitted
 
@@ -55,7 +56,7 @@ def run(options: Namespace) -> int:
     )
     command = [*owner.shell_on(one.job, node), environment.get("SHELL") or "bash"]
     try:
-        subprocesses.become(command, environment)
+        subprocesses.become(command, environment, program=HPCML)
     except subprocesses.CommandMissingError as error:
         raise NotFoundError(
             f"The shell cannot be started: {error}", place="PATH", hint="Check the variable SHELL."

@@ -20,6 +20,7 @@ from hpcml.doctor import scheduler
 from hpcml.doctor.finding import Examination, Finding, clause, green, not_applicable, red, yellow
 from hpcml.errors import HpcmlError
 from hpcml.images import sif
+from hpcml.origins import HPCML
 from hpcml.plan.container import image_of
 from hpcml.plan.plan import ADAPTERS, named_adapters
 from hpcml.remote import ssh
@@ -166,7 +167,7 @@ def _quotas(exam: Examination, folders: list[Path]) -> Iterator[Finding]:
     for command in [*commands, ["quota", "-w", "-p"]]:
         if not shutil.which(command[0], path=exam.environment.get("PATH")):
             continue
-        answer = subprocesses.run(command, exam.left())
+        answer = subprocesses.run(command, exam.left(), program=HPCML)
         if answer.code is not None:
             yield from judge_quota(answer.out)
 

@@ -22,6 +22,7 @@ from hpcml import __version__, files, subprocesses, units
 from hpcml.errors import HpcmlError, ImageError, NotFoundError, StorageError, UsageError, did_you_mean, nearest
 from hpcml.failures.rules import Where, meaning
 from hpcml.images.sif import Definition, Image, inspect
+from hpcml.origins import HPCML
 from hpcml.sites import layers
 
 # -- the program that builds and runs images: Apptainer, SingularityCE or Singularity ---------------------------------
@@ -95,7 +96,7 @@ def find_program(wanted: str, first: str = "") -> Program:
 def ask(command: Sequence[str], timeout: float) -> subprocesses.Answer:
     """Run the program; raise ImageError if it cannot be started."""
     try:
-        return subprocesses.run(command, timeout)
+        return subprocesses.run(command, timeout, program=HPCML)
     except subprocesses.CommandMissingError as error:
         raise not_started(command[0], error) from error
 
@@ -280,7 +281,7 @@ def _ucx_source(name: str) -> Path:
 def pip_settings() -> dict[str, str]:
     """Return pip's own settings on this machine by option (``index-url``, ``cert``); variables win over files."""
     try:
-        answer = subprocesses.run([sys.executable, "-P", "-m", "pip", "config", "list"], TIMEOUT)
+        answer = subprocesses.run([sys.executable, "-P", "-m", "pip", "config", "list"], TIMEOUT, program=HPCML)
     except subprocesses.CommandMissingError:
         return {}  # without pip there are no settings of it
     rows = [line.partition("=") for line in answer.out.splitlines()] if answer.code == 0 else []
@@ -293,7 +294,7 @@ def apt_mirror() -> str:
     """Return the Debian mirror that this machine's apt uses, empty if there is none."""
     argv = ["apt-get", "indextargets", "--format", "$(CREATED_BY)|$(LABEL)|$(REPO_URI)"]
     try:
-        answer = subprocesses.run(argv, TIMEOUT)
+        answer = subprocesses.run(argv, TIMEOUT, program=HPCML)
     except subprocesses.CommandMissingError:
         return ""  # no Debian
     mirrors = [line.removeprefix("Packages|Debian|") for line in answer.out.splitlines()]
@@ -319,7 +320,7 @@ def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:
         begin = time.monotonic()
         variables, new = {**layers.process_environment(), **trust, setting: str(room)}, beside / order.out.name
         try:
-            answer = subprocesses.stream(order.command(new), DEADLINE, sink, environment=variables)
+            answer = subprocesses.stream(order.command(new), DEADLINE, sink, program=HPCML, environment=variables)
         except subprocesses.CommandMissingError as error:
             raise not_started(order.program.path, error) from error
         if answer.code != 0:
@@ -346,7 +347,7 @@ def _folder(parent: Path, prefix: str, message: str, hint: str) -> Iterator[Path
         if folder.exists():
             argv = ["unshare", "--user", "--map-root-user", "--map-auto", "rm", "-rf", "--", str(folder)]
             with contextlib.suppress(subprocesses.CommandMissingError):  # the folder stays, for tmp's own cleaner
-                subprocesses.run(argv, TIMEOUT)
+                subprocesses.run(argv, TIMEOUT, program=HPCML)
 
 
 def digest(path: Path) -> str:

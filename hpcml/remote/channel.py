@@ -24,6 +24,7 @@ from hpcml.errors import (
     StorageError,
     UsageError,
 )
+from hpcml.origins import HPCML
 from hpcml.remote import answers, receiver
 from hpcml.remote.answers import GO, PROTOCOL, SERVE, CallFacts, StreamDemux
 from hpcml.remote.ssh import Connection
@@ -130,7 +131,7 @@ class Call:
         self._facts_left = MOST_FACTS
         self.held: bytes | None = b""  # what was said before the greeting, which may be a shell's
         self._demux = StreamDemux(self.nonce, connection.host)
-        self.child = subprocesses.Child(connection.hpcml(SERVE), self._hear, out)
+        self.child = subprocesses.Child(connection.hpcml(SERVE), self._hear, out, program=HPCML)
 
     @property
     def code(self) -> int | None:
@@ -491,7 +492,7 @@ class Delivery:
         files = [(entry.name, entry.size, entry.mode) for entry in entries]
         ask = {"mark": mark, "path": self.path, "replace": self.replace}
         command = ("-IS", "-c", _READ, str(len(program)))
-        child = subprocesses.Child(self.connection.python(*command), out=subprocesses.PIPE)
+        child = subprocesses.Child(self.connection.python(*command), out=subprocesses.PIPE, program=HPCML)
         try:
             with contextlib.suppress(OSError), patience(child, self.host):
                 child.write(program + json.dumps({**ask, "files": files}).encode() + b"\n")

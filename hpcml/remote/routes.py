@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 from hpcml import files, listening, subprocesses
 from hpcml.errors import HostKeyError, HpcmlError, ServiceGoneError, TunnelError
+from hpcml.origins import HPCML
 from hpcml.remote import answers, ssh
 from hpcml.remote.answers import Relay, RunFacts, Service
 from hpcml.remote.channel import Call
@@ -180,7 +181,7 @@ class SshRoute:
         if self.name != "direct":
             return False
         command = self.connection.command(["test", "-S", self.target], self.control)
-        return subprocesses.run(command, READY["direct"]).code == 1
+        return subprocesses.run(command, READY["direct"], program=HPCML).code == 1
 
     def close(self) -> None:
         """Take the forward back and end the process."""
@@ -296,7 +297,8 @@ def _direct(connection: Connection, run: RunFacts, service: str) -> SshRoute:
         ProxyCommand=proxy([*connection.over(), connection.host], destination=True),
     )
     command = ["ssh", "-F", str(connection.file), "-S", literal(str(control)), "-NT", *settings]
-    child = subprocesses.Child([*command, *_as_on_login(connection, target.node), "--", target.node])
+    command += [*_as_on_login(connection, target.node), "--", target.node]
+    child = subprocesses.Child(command, program=HPCML)
     return _wait(SshRoute("direct", connection, target, child, control))
 
 
@@ -355,7 +357,7 @@ def _srun(connection: Connection, run: RunFacts, service: str) -> SshRoute:
             User=connection.user,
         )
         command = ["ssh", "-F", "none", "-S", literal(str(control)), "-NT", *settings, "--", name]
-        child = subprocesses.Child(command)
+        child = subprocesses.Child(command, program=HPCML)
         route = SshRoute("srun", connection, run.services[service], child, control, folder)
         route.cleanup = connection.command(["rm", "-rf", "--", remote])
     except BaseException:
@@ -382,7 +384,7 @@ def _prepared(connection: Connection, command: list[str]) -> Relay:
 def _session_key(folder: Path) -> str:
     """Make a key for one tunnel; return its public half."""
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hpcml", "-f", str(folder / "key")]
-    answer = subprocesses.run(command, 20.0)
+    answer = subprocesses.run(command, 20.0, program=HPCML)
     if answer.code != 0:
         raise TunnelError(f"hpcml could not create an ssh key: {answer.text}", place="ssh-keygen")
     return (folder / "key.pub").read_text().strip()

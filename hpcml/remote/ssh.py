@@ -32,6 +32,7 @@ from hpcml.errors import (
     StorageError,
     UsageError,
 )
+from hpcml.origins import HPCML
 from hpcml.sites import lookup
 from hpcml.sites.layers import process_environment, user_path
 from hpcml.sites.schema import Login
@@ -175,7 +176,7 @@ def effective(host: str, file: Path | None = None, seconds: float = _EFFECTIVE) 
     """Return ssh's own view of a host: every setting in force, by its name in small letters."""
     command = ["ssh", *(["-F", str(file)] if file else []), "-G", "--", host]
     try:
-        answer = subprocesses.run(command, seconds)
+        answer = subprocesses.run(command, seconds, program=HPCML)
     except subprocesses.CommandMissingError as error:
         hint = "Install OpenSSH's client."
         raise ConfigError(f"ssh could not be started: {error}", place="PATH", hint=hint) from error
@@ -337,12 +338,13 @@ def certificates(settings: Mapping[str, Sequence[str]], seconds: float = _ASK) -
     ends: list[float] = []
     for path in sorted(paths):
         if path.is_file():
-            answer = subprocesses.run(["ssh-keygen", "-L", "-f", str(path)], seconds)
+            answer = subprocesses.run(["ssh-keygen", "-L", "-f", str(path)], seconds, program=HPCML)
             ends += validity(answer.out)
     if process_environment().get("SSH_AUTH_SOCK"):
-        keys = subprocesses.run(["ssh-add", "-L"], seconds)
+        keys = subprocesses.run(["ssh-add", "-L"], seconds, program=HPCML)
         if keys.code == 0 and "-cert-" in keys.out:
-            answer = subprocesses.run(["ssh-keygen", "-L", "-f", "-"], seconds, data=keys.out.encode())
+            command = ["ssh-keygen", "-L", "-f", "-"]
+            answer = subprocesses.run(command, seconds, program=HPCML, data=keys.out.encode())
             ends += validity(answer.out)
     return ends
 
@@ -449,7 +451,7 @@ class Connection:
 
     def alive(self) -> bool:
         """Whether the connection is open here; a dead network is noticed later."""
-        return self.control.exists() and subprocesses.run(self._to_control("check"), CHECK).code == 0
+        return self.control.exists() and subprocesses.run(self._to_control("check"), CHECK, program=HPCML).code == 0
 
     def open(self, *, ask: bool) -> bool:
         """Open the connection unless it is; return whether that took a login.
@@ -502,9 +504,9 @@ class Connection:
         files = ["-F", str(self.file), "-S", literal(str(self.control)), "-E", str(self.log)]
         command = ["ssh", *files, "-fNT", *settings, "--", self.host]
         if ask:
-            code: int | None = subprocesses.interactive(command)
+            code: int | None = subprocesses.interactive(command, program=HPCML)
         else:  # in a session of its own: no jump host can ask on the terminal either
-            code = subprocesses.stream(command, OPEN, lambda _: None).code
+            code = subprocesses.stream(command, OPEN, lambda _: None, program=HPCML).code
         try:
             return self.log.read_text(errors="replace"), code
         except OSError:
@@ -553,7 +555,7 @@ class Connection:
         LinkError
             If the connection is gone, or the command did not end in time.
         """
-        answer = subprocesses.run(arguments, timeout, data=data)
+        answer = subprocesses.run(arguments, timeout, program=HPCML, data=data)
         if answer.code is None or (answer.code == 255 and not self.alive()):
             raise self.gone(answer.err)
         return answer
@@ -570,12 +572,13 @@ class Connection:
 
         That the target answers is not known then: ssh looks when somebody connects.
         """
-        return subprocesses.run(self._forwarding("forward", port, target, control), CHECK).code == 0
+        command = self._forwarding("forward", port, target, control)
+        return subprocesses.run(command, CHECK, program=HPCML).code == 0
 
     def cancel(self, port: int, target: str, control: Path | None = None) -> None:
         """Take a forward back; one that has gone with its connection is no error."""
         with contextlib.suppress(HpcmlError):
-            subprocesses.run(self._forwarding("cancel", port, target, control), CHECK)
+            subprocesses.run(self._forwarding("cancel", port, target, control), CHECK, program=HPCML)
 
     def _forwarding(self, verb: str, port: int, target: str, control: Path | None) -> list[str]:
         return [*self.over(control), "-O", verb, "-L", f"127.0.0.1:{port}:{target}", "--", self.host]

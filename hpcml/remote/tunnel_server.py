@@ -14,6 +14,7 @@ from pathlib import Path
 from hpcml import files, kinds, schedulers, subprocesses
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
 from hpcml.forms import Form
+from hpcml.origins import HPCML
 from hpcml.remote import routes
 from hpcml.remote.answers import MalformedError, Relay, RunFacts, Service, service_of
 from hpcml.remote.ssh import options
@@ -190,7 +191,7 @@ def hop(target: Service, say: Callable[[str], None]) -> None:
     )
     try:
         command = [*quiet, "-N", *forward, "-L", f"{here}:{target.socket}", "--", target.node]
-        child = subprocesses.Child(command)
+        child = subprocesses.Child(command, program=HPCML)
         try:
             deadline = time.monotonic() + HOP_DEADLINE
             while not here.exists() and child.wait(0.02) is None and time.monotonic() < deadline:
@@ -222,7 +223,8 @@ def _last_line(child: subprocesses.Child, otherwise: str) -> str:
 
 def _silent(ssh: list[str], target: Service) -> TunnelError | ServiceGoneError:
     """Return why nothing answers behind a forward that was made."""
-    socket_test = subprocesses.run([*ssh, shlex.join(["test", "-S", target.socket])], HOP_DEADLINE)
+    look = [*ssh, shlex.join(["test", "-S", target.socket])]
+    socket_test = subprocesses.run(look, HOP_DEADLINE, program=HPCML)
     if socket_test.code == 1:
         return ServiceGoneError(f"The socket is not on {target.node}", place=target.socket)
     return TunnelError(f"sshd on {target.node} forbids ssh forwarding", place="two hops")
@@ -285,7 +287,7 @@ def prepare(run: directories.Run, public: str) -> Relay:
         secret.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="relay-", dir=secret))
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", run.id, "-f", str(folder / "host")]
-        answer = subprocesses.run(command, 20.0)
+        answer = subprocesses.run(command, 20.0, program=HPCML)
         if answer.code != 0:
             message = f"hpcml could not create a host key for the tunnel's sshd: {answer.text}"
             raise TunnelError(message, place="ssh-keygen")
@@ -313,7 +315,7 @@ def relay(run: directories.Run, target: Service, folder: str) -> None:
     step = ["/bin/sh", "-c", _STEP, "sh", target.socket, str(config)]
     command = [*scheduler.step_on(run.job, target.node, "hpcml-tunnel"), *step]
     try:
-        subprocesses.become(command, scheduler.clean_environment())
+        subprocesses.become(command, scheduler.clean_environment(), program=HPCML)
     except subprocesses.CommandMissingError as error:
         raise TunnelError(f"srun could not be started: {error}", place="srun") from error
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcml import schedulers, subprocesses, units
 from hpcml.errors import HpcmlError
+from hpcml.origins import HPCML
 from hpcml.plan import cost
 from hpcml.runs import directories, request_cost
 from hpcml.runs import record as records
@@ -137,7 +138,7 @@ def ask_scheduler(prepared: Prepared, partition: str, seconds: float) -> schedul
 
 def ask_budget(command: Sequence[str], row: str, account: str, seconds: float) -> Budget | str:
     """Return what the site's command says of an account's grant, or why that is not known."""
-    answer = subprocesses.run(command, seconds)
+    answer = subprocesses.run(command, seconds, program=HPCML)
     if answer.code != 0:
         how = f"with exit status {answer.code}" if answer.code else "to answer in time"
         return f"the profile's budget command {command[0]} failed {how}"

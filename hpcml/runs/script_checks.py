@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from hpcml import assets
 from hpcml.errors import NotFoundError, ScriptError, UsageError, did_you_mean, nearest
+from hpcml.origins import HPCML
 from hpcml.sites import layers
 
 _ANSWER = 2.0  # seconds for another interpreter to compile a script that does not compile here
@@ -398,7 +399,7 @@ def _fails_too(python: str, file: Path) -> bool:
     from hpcml import subprocesses
 
     try:
-        answer = subprocesses.run([python, "-I", "-S", "-c", _COMPILE, str(file)], _ANSWER)
+        answer = subprocesses.run([python, "-I", "-S", "-c", _COMPILE, str(file)], _ANSWER, program=HPCML)
     except subprocesses.CommandMissingError:  # it is on the nodes alone
         return False
     return answer.code == 1 and re.search(r"^(Syntax|Indentation|Tab)Error", answer.err, re.MULTILINE) is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpcml import schedulers, subprocesses
 from hpcml.errors import CANCELLED, HpcmlError, NotFoundError, SiteError, SlurmUnreachableError
+from hpcml.origins import HPCML
 from hpcml.request.record import Awaited
 from hpcml.runs import directories
 from hpcml.runs import record as records
@@ -189,7 +190,7 @@ def main(directory: Path) -> None:
         if not one.met_by(current.ending.exit_status):
             message, hint = run_status.never_started(one, current)
             _end(run, "hpcml", message, hint)
-    subprocesses.become(["bash", str(run.paths.script)], process_environment())
+    subprocesses.become(["bash", str(run.paths.script)], process_environment(), program=HPCML)
 
 
 def _look(directory: Path) -> run_status.Status:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from hpcml import files, subprocesses
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageError
 from hpcml.kind import Role
+from hpcml.origins import HPCML
 from hpcml.paths import RunPaths
 from hpcml.schedulers import UNKNOWN, JobLayout, JobRequest, JobState, Launcher, Submission, local, slurm, slurm_options
 from hpcml.sites.layers import process_environment
@@ -205,7 +206,9 @@ def submit(site: Site, run: RunPaths) -> Submission:
     lifeline = subprocesses.lifeline()
     environment = clean_environment() | _of_the_job(given)
     try:
-        pid = subprocesses.start_in_background(["srun", *options], run.job_log, environment=environment, stdin=lifeline)
+        pid = subprocesses.start_in_background(
+            ["srun", *options], run.job_log, program=HPCML, environment=environment, stdin=lifeline
+        )
     except subprocesses.CommandMissingError as error:
         hint = "Load the site's Slurm module."
         raise SlurmUnreachableError(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpcml import assets, files, subprocesses
 from hpcml.errors import NotFoundError, SiteError, UsageError
+from hpcml.origins import HPCML
 from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest
 from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Prospect, Submission, slurm
@@ -58,7 +59,9 @@ def submit(site: Site, run: RunPaths) -> Submission:
         blocked = [signal.SIGTERM]  # until it can write that it was cancelled
     environment = clean_environment()
     try:
-        pid = subprocesses.start_in_background(command, run.job_log, environment=environment, blocked=blocked)
+        pid = subprocesses.start_in_background(
+            command, run.job_log, program=HPCML, environment=environment, blocked=blocked
+        )
     except subprocesses.CommandMissingError as error:
         raise NotFoundError(f"The run could not be started: {error}", place="PATH", hint="Put bash on PATH.") from error
     return Submission(pid=pid, started=subprocesses.start_time(pid))

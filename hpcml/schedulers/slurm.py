@@ -14,6 +14,7 @@ from typing import Any
 from hpcml import units
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.failures.rules import Where, meaning
+from hpcml.origins import HPCML
 from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest, measure
 from hpcml.schedulers import (
@@ -185,7 +186,7 @@ def ignored_defaults() -> list[str]:
 def ask(command: list[str], timeout: float = TIMEOUT, *, umask: int = -1) -> Answer:
     """Return what one of Slurm's commands answers, without the user's defaults for it."""
     try:
-        return run(command, timeout, environment=clean_environment(), umask=umask)
+        return run(command, timeout, program=HPCML, environment=clean_environment(), umask=umask)
     except CommandMissingError as error:
         hint = f"{_ELSEWHERE}, or load the Slurm module."
         raise SlurmUnreachableError(

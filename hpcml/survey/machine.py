@@ -22,6 +22,7 @@ from hpcml import assets, files, schedulers, subprocesses
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
 from hpcml.node.hardware import record
 from hpcml.node.hardware.record import Node
+from hpcml.origins import HPCML
 from hpcml.paths import LIBRARY
 from hpcml.plan import plan
 from hpcml.request.record import RunRequest
@@ -157,7 +158,7 @@ def _login() -> profile.Login:
     modules: tuple[str, ...] = ()
     if not programs and shutil.which("bash"):
         command = ["bash", "-lc", "module -t avail apptainer; module -t avail singularity"]
-        answer = subprocesses.run(command, _MODULES_SECONDS)
+        answer = subprocesses.run(command, _MODULES_SECONDS, program=HPCML)
         modules = tuple(dict.fromkeys(_MODULE.findall(answer.text)))[:6]
     groups = tuple(files.group(gid) for gid in os.getgroups())
     return profile.Login(socket.gethostname(), groups, environment, programs, modules, _mounts())

@@ -13,6 +13,7 @@ import pytest
 
 import planted
 from hpcml import errors, subprocesses
+from hpcml.origins import HPCML
 from hpcml.remote import channel
 from hpcml.remote.channel import Delivery
 from remote_world import Laptop
@@ -196,11 +197,11 @@ def test_a_tunnel_s_facts_that_are_none_are_refused(laptop: Laptop, text: str, h
 
 
 def test_an_answer_without_an_end_is_cut_off(tmp_path: Path) -> None:
-    answer = subprocesses.run([sys.executable, "-c", "while True: print('x' * 65536)"], 600)
+    answer = subprocesses.run([sys.executable, "-c", "while True: print('x' * 65536)"], 600, program=HPCML)
     assert answer.code is None
     assert len(answer.out) < 100 << 20
     words = "import sys\nprint('x' * (1 << 20))\nfor _ in range(999): sys.stderr.write('x' * 65536)\nsys.stderr.write('end')"
-    child = subprocesses.Child([sys.executable, "-c", words])
+    child = subprocesses.Child([sys.executable, "-c", words], program=HPCML)
     try:
         assert child.wait(400) == 0
         assert len(child.errors) == 65536
@@ -214,12 +215,14 @@ def test_an_answer_without_an_end_is_cut_off(tmp_path: Path) -> None:
         heard.append(piece)
         return len(heard) > 9
 
-    child = subprocesses.Child([sys.executable, "-c", words], hear)
+    child = subprocesses.Child([sys.executable, "-c", words], hear, program=HPCML)
     try:
         assert child.wait(60) is not None, "who hears it has had enough"
         assert len(heard) == 10
     finally:
         child.stop()
-    echo = subprocesses.run(["cat"], 60, data=b"y" * (5 << 20))
+    echo = subprocesses.run(["cat"], 60, program=HPCML, data=b"y" * (5 << 20))
     assert (echo.code, len(echo.out)) == (0, 5 << 20)
-    assert subprocesses.run(["true"], 60, data=b"y" * (5 << 20)).code == 0, "one that does not read its input"
+    assert subprocesses.run(["true"], 60, program=HPCML, data=b"y" * (5 << 20)).code == 0, (
+        "one that does not read its input"
+    )

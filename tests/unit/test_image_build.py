@@ -14,6 +14,7 @@ import pytest
 from hpcml import subprocesses
 from hpcml.errors import ImageError, NotFoundError, StorageError, UsageError
 from hpcml.images import build, sif
+from hpcml.origins import HPCML
 
 APPTAINER = build.Program("/opt/bin/apptainer", "apptainer", (1, 4, 5))
 
@@ -151,7 +152,7 @@ def test_a_stream_that_is_late_is_ended_with_all_that_it_started(shape: str, mon
     def begun(_: bytes) -> None:  # the command has half a second from now on
         monkeypatch.setattr(time, "monotonic", lambda: real() + 599.5)
 
-    answer = subprocesses.stream(["bash", "-c", f"echo $$; {shape}"], 600, begun)
+    answer = subprocesses.stream(["bash", "-c", f"echo $$; {shape}"], 600, begun, program=HPCML)
     assert answer.code is None
     group, end = int(answer.text), time.monotonic() + 120
     while subprocesses._living(group) and time.monotonic() < end:  # killed, and not gone yet

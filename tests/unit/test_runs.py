@@ -463,7 +463,7 @@ def test_a_run_of_this_machine_waits_for_the_end_that_was_asked_for(
     monkeypatch.setattr(directories, "load", lambda _: directories.Run("after", RunPaths(tmp_path), None))
     monkeypatch.setattr("hpcml.runs.record.planned", lambda _: SimpleNamespace(after=(Awaited("before", when),)))
     monkeypatch.setattr(waiting, "_look", lambda _: before)
-    monkeypatch.setattr("hpcml.subprocesses.become", lambda command, _: became.append(command))
+    monkeypatch.setattr("hpcml.subprocesses.become", lambda command, _, **__: became.append(command))
     with contextlib.nullcontext() if starts else pytest.raises(SystemExit):
         waiting.main(tmp_path)
     assert (len(became), (tmp_path / "status.json").exists()) == (int(starts), not starts)

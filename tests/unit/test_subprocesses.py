@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from hpcml import subprocesses
+from hpcml.origins import HPCML
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,7 @@ def daemon(tmp_path: Path) -> Iterator[list[str]]:
 
 
 def test_output_that_a_daemon_holds_open_ends(daemon: list[str]) -> None:
-    child = subprocesses.Child(daemon, out=subprocess.PIPE)
+    child = subprocesses.Child(daemon, out=subprocess.PIPE, program=HPCML)
     assert child.out is not None
     child.expect_end(1.0)
     begin = time.monotonic()
@@ -50,7 +51,7 @@ def test_output_that_a_daemon_holds_open_ends(daemon: list[str]) -> None:
 
 
 def test_a_reader_of_a_child_that_is_stopped_is_not_waited_for(daemon: list[str]) -> None:
-    child = subprocesses.Child(daemon, out=subprocess.PIPE)
+    child = subprocesses.Child(daemon, out=subprocess.PIPE, program=HPCML)
     assert child.out is not None
     got: list[bytes] = []
     reader = threading.Thread(target=lambda out: got.append(out.read()), args=(child.out,), daemon=True)
@@ -63,7 +64,9 @@ def test_a_reader_of_a_child_that_is_stopped_is_not_waited_for(daemon: list[str]
 
 def test_a_command_that_hangs_is_killed(tmp_path: Path) -> None:
     ended = tmp_path / "ended"
-    answer = subprocesses.run([sys.executable, "-c", f"import time; time.sleep(20); open({str(ended)!r}, 'w')"], 0.01)
+    answer = subprocesses.run(
+        [sys.executable, "-c", f"import time; time.sleep(20); open({str(ended)!r}, 'w')"], 0.01, program=HPCML
+    )
     assert (answer.code, ended.exists()) == (None, False)
 
 
@@ -90,7 +93,7 @@ def test_a_dead_process_that_nobody_collected_has_no_start() -> None:
 
 def test_what_runs_in_the_background_has_no_terminal(tmp_path: Path) -> None:
     """Ctrl-C there reaches the processes of the terminal's session."""
-    pid = subprocesses.start_in_background(["sleep", "600"], tmp_path / "log")
+    pid = subprocesses.start_in_background(["sleep", "600"], tmp_path / "log", program=HPCML)
     try:
         assert os.getsid(pid) == pid
     finally:

@@ -136,7 +136,7 @@ def test_a_token_is_a_secret_of_its_attempt(run: directories.Run, path: str) -> 
 def test_a_hop_that_carries_nothing_names_what_is_to_blame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: OSError, code: int | None, message: str
 ) -> None:
-    def ssh_to_node(words: list[str]) -> SimpleNamespace:
+    def ssh_to_node(words: list[str], **_: object) -> SimpleNamespace:
         Path(words[words.index("-L") + 1].partition(":")[0]).touch()
         return SimpleNamespace(wait=lambda _: None, stop=lambda: None)
 
@@ -144,7 +144,7 @@ def test_a_hop_that_carries_nothing_names_what_is_to_blame(
         raise wrong
 
     monkeypatch.setattr(subprocesses, "Child", ssh_to_node)
-    monkeypatch.setattr(subprocesses, "run", lambda *_: subprocesses.Answer(code, "", ""))
+    monkeypatch.setattr(subprocesses, "run", lambda *_, **__: subprocesses.Answer(code, "", ""))
     monkeypatch.setattr(routes, "get", get)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(TunnelError, match=message):
@@ -158,7 +158,7 @@ def test_the_second_hop_s_ssh_ends_with_the_tunnel(monkeypatch: pytest.MonkeyPat
     refused = SimpleNamespace(
         code=255, errors="Permission denied", wait=lambda _: 255, stop=lambda: stopped.append(True)
     )
-    monkeypatch.setattr(subprocesses, "Child", lambda _: refused)
+    monkeypatch.setattr(subprocesses, "Child", lambda _, **__: refused)
     with pytest.raises(TunnelError, match="failed"):
         tunnel_server.hop(Service("dashboard", "n2", "/s", "/status"), lambda _: None)
     assert stopped
