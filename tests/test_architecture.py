@@ -230,6 +230,108 @@ def test_each_listener_has_a_row_in_the_table() -> None:
     assert opened == of_hpcml
 
 
+# -- who names a program that is started outside an allocation -------------------------------------------------------------
+
+STARTERS = {"run", "stream", "Child", "start_in_background", "interactive", "become"}  # of hpcml.subprocesses
+# Commands whose first word stands in other functions of hpcml, each looked at: ssh, srun, sbatch and the like.
+FIRST_WORD_ELSEWHERE = {
+    ("cli.help", "_show"): "PAGER of the user's shell",
+    ("cli.shell", "run"): "srun, or SHELL of the user's shell on the local site",
+    ("remote.channel", "__init__"): "ssh",
+    ("remote.channel", "_asked"): "ssh",
+    ("remote.routes", "_is_missing"): "ssh",
+    ("remote.ssh", "alive"): "ssh",
+    ("remote.ssh", "cancel"): "ssh",
+    ("remote.ssh", "forward"): "ssh",
+    ("remote.ssh", "run"): "ssh",
+    ("remote.tunnel_server", "_silent"): "ssh",
+    ("remote.tunnel_server", "relay"): "srun",
+    ("schedulers.slurm", "ask"): "sbatch, squeue and the other commands of Slurm",
+    ("doctor.checks", "_quotas"): "lfs or quota",
+}
+
+
+def _starts(path: Path) -> list[tuple[str, ast.FunctionDef, ast.Call]]:
+    """Return each call by which a module starts a process outside an allocation, with the function around it."""
+    tree = ast.parse(path.read_text())
+    aliases = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "hpcml.subprocesses"
+        for alias in node.names
+    }
+    found = []
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for function in functions:
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                name = called.removeprefix("subprocesses.")
+                if name in STARTERS and (called != name or name in aliases):
+                    found.append((name, function, node))
+    return found
+
+
+def _first_word_is_ours(function: ast.FunctionDef, command: ast.expr) -> bool:
+    """Whether the first word of a command stands in the function itself: a text, or hpcml's own Python."""
+    if isinstance(command, ast.Name):
+        assigned = [
+            node.value
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            and node.value is not None
+            and command.id in [ast.unparse(one) for one in getattr(node, "targets", [getattr(node, "target", None)])]
+        ]
+        pairs = [  # as in: command, blocked = ["bash", …], []
+            node.value.elts[0]
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Tuple)
+            and isinstance(node.value, ast.Tuple)
+            and ast.unparse(node.targets[0].elts[0]) == command.id
+        ]
+        values = assigned + pairs
+        return bool(values) and all(_first_word_is_ours(function, value) for value in values)
+    if not isinstance(command, ast.List) or not command.elts:
+        return False
+    first = command.elts[0]
+    if isinstance(first, ast.Starred):
+        return _first_word_is_ours(function, first.value)
+    return isinstance(first, ast.Constant) or ast.unparse(first) == "sys.executable"
+
+
+def test_who_starts_a_program_says_who_names_it() -> None:
+    """A constant only where the program's word stands in hpcml's code; else it comes from the settings' layers."""
+    assert {"subprocesses"} == {
+        name
+        for name, path in MODULES.items()
+        if "subprocess" in _imports(path) and not name.startswith(("node", "kinds")) and name != "cli.pack_start"
+    }, "pack_start is the packed program's first file, which starts its own Python"
+    others = r"os\.(exec|spawn|posix_spawn|system|popen|fork)|create_subprocess|pty\.(spawn|fork)|\bmultiprocessing\b"
+    assert {"cli.main", "cli.pack_start", "subprocesses"} == {
+        name
+        for name, path in MODULES.items()
+        if re.search(others, path.read_text()) and not re.search(r"\bnode\b|^repairs", name)
+    }, "these start hpcml itself again"
+    looked_at, total = set(), 0
+    for name, path in MODULES.items():
+        for starter, function, call in _starts(path) if name != "subprocesses" else ():
+            total += 1
+            place = (name, function.name)
+            keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+            assert "program" in keywords, (*place, starter)
+            if keywords["program"] in ("HPCML", "TYPED") and not _first_word_is_ours(function, call.args[0]):
+                assert place in FIRST_WORD_ELSEWHERE, (*place, starter)
+                looked_at.add(place)
+    assert looked_at == set(FIRST_WORD_ELSEWHERE)
+    assert total > 25, "the calls are found"
+
+
+def test_who_names_a_program_is_told_by_the_layers_alone() -> None:
+    makers = {name for name, path in MODULES.items() if re.search(r"\bNamed\(", path.read_text())}
+    assert makers == {"origins", "sites.layers"}
+
+
 def _constant(path: Path, name: str) -> str:
     """Return what a module assigns to a name."""
     for node in ast.parse(path.read_text()).body:

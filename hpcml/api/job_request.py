@@ -14,7 +14,7 @@ from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.request.options import of
 from hpcml.request.reading import given_by_keywords, request_of
 from hpcml.request.record import Code, RunRequest, job_name
-from hpcml.runs import directories
+from hpcml.runs import directories, notes
 from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite, load_here
 from hpcml.terminal import note
@@ -39,6 +39,8 @@ def parse(caller: str, taker: str, code: Code, options: Mapping[str, Any]) -> tu
         raise UsageError(f"{caller} submits on this machine, but HPCML_HOST names another host", place=host)
     spec = request_of(given_by_keywords(options, of(taker), caller), code)
     loaded = load_here(spec.place.site, spec.code.cwd, spec.place.settings)
+    project_notes = notes.of_project(loaded.project)
+    notes.show([note.text for note in project_notes], project_notes=project_notes)
     spec = schedulers.get(loaded.site.scheduler).with_variables(spec, loaded.is_from_this_call)
     return loaded, spec.changed(name=job_name(spec))
 

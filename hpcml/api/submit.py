@@ -55,7 +55,7 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
         spec = submission.script_request(given, command, parser.of("submit"))
         by_hand = bool(given.get("prepare"))
         prepared = submission.prepare_request(spec, by_hand=by_hand)
-        notes.show(prepared.notes)
+        notes.show(prepared.notes, prepared.always, prepared.project_notes)
         run = submission.submit(prepared, by_hand=by_hand)
     notes.show(run.submission.notes if run.submission else ())
     return RunHandle(run)

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Sequence
 
-    from hpcml.sites.schema import Site
+    from hpcml.sites.lookup import LoadedSite
+
+_CONTAINER = ("runtime", "container")
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -38,7 +40,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.epilog = f"DEFINITION is a .def file or the name of a definition that ships with hpcml: {shipped}."
     verbs = parser.add_subparsers(prog="hpcml image", dest="what", metavar="build|show|check|ls", required=True)
 
-    def add(what: str, text: str, action: Callable[[Namespace, Site], int]) -> ArgumentParser:
+    def add(what: str, text: str, action: Callable[[Namespace, LoadedSite], int]) -> ArgumentParser:
         description = f"{text[:1].upper()}{text[1:]}."
         verb = verbs.add_parser(
             what, help=text, description=description, usage=f"hpcml image {what} {usage[what]}", allow_abbrev=False
@@ -101,19 +103,23 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """``hpcml image build|show|check|ls``."""
     loaded = common.load_site(options.site or "", common.here(), options.set or ())
-    if loaded.is_from_project("runtime.container"):  # it does not say what is started here, on the login node
-        terminal.note(
-            f"runtime.container of {loaded.project} applies to jobs, not to this command (for this command: --program)"
-        )
+    if loaded.layers.named(*_CONTAINER).origin.foreign:  # it does not say what is started here, on the login node
+        container = f"{'.'.join(_CONTAINER)} of {loaded.project.path}"
+        terminal.note(f"{container} applies to jobs, not to this command (for this command: --program)")
         runtime = loaded.site.runtime._replace(container="")
-        return int(options.action(options, loaded.site._replace(runtime=runtime)))
-    return int(options.action(options, loaded.site))
+        loaded = loaded._replace(site=loaded.site._replace(runtime=runtime))
+    return int(options.action(options, loaded))
 
 
-def _build(options: Namespace, site: Site) -> int:
+def _program(options: Namespace, loaded: LoadedSite) -> build.Program:
+    """Return the program for images that the user, or the site, names."""
+    return build.find_program(options.program, loaded.site.runtime.container, loaded.layers.named(*_CONTAINER))
+
+
+def _build(options: Namespace, loaded: LoadedSite) -> int:
     source = sif.find_definition(options.definition, common.here())
     out = layers.user_path(options.out or f"{source.name}.sif").absolute()
-    tool = build.find_program(options.program, site.runtime.container)
+    tool = _program(options, loaded)
     given = build.parse_arguments(options.build_arg or ())
     order = build.prepare(source, out, tool, fakeroot=options.fakeroot, given=given, force=options.force)
     for note in order.notes:
@@ -131,7 +137,7 @@ def _build(options: Namespace, site: Site) -> int:
     return 0
 
 
-def _show(options: Namespace, _: Site) -> int:
+def _show(options: Namespace, _: LoadedSite) -> int:
     image = sif.inspect(layers.user_path(options.image).absolute())
     try:
         digest = build.digest(image.path)
@@ -184,8 +190,8 @@ def _own_folder(setting: str) -> Path:
         ) from error
 
 
-def _ls(options: Namespace, site: Site) -> int:
-    defaults = [] if options.folders else [_own_folder(site.runtime.image)]
+def _ls(options: Namespace, loaded: LoadedSite) -> int:
+    defaults = [] if options.folders else [_own_folder(loaded.site.runtime.image)]
     folders = [layers.user_path(name) for name in options.folders] or defaults
     listed: list[sif.Image | HpcmlError] = []
     for folder in folders:
@@ -227,12 +233,12 @@ def _row(one: sif.Image | HpcmlError) -> dict[str, object]:
     return {"image": str(one.path), **values, "modified": _date(one.modified)}
 
 
-def _check(options: Namespace, site: Site) -> int:
+def _check(options: Namespace, loaded: LoadedSite) -> int:
     image = sif.inspect(layers.user_path(options.image).absolute())
-    findings = list(check.of_the_file(image, cuda=site.gpu.cuda, gpus=int(options.gpu)))
+    findings = list(check.of_the_file(image, cuda=loaded.site.gpu.cuda, gpus=int(options.gpu)))
     findings += check.of_the_definition(image)
     try:
-        tool = build.find_program(options.program, site.runtime.container)
+        tool = _program(options, loaded)
         findings += check.at_work(image, tool, gpu=options.gpu)
     except ImageError as error:
         reason = error.message[:1].lower() + error.message[1:]

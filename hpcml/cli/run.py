@@ -123,7 +123,8 @@ def fitted(spec: RunRequest, given: Allocation) -> RunRequest:
 def _prepare(spec: RunRequest) -> Prepared:
     from hpcml.runs import submit as submission
 
-    loaded = common.load_site(spec.place.site, spec.code.cwd, spec.place.settings)
+    place = spec.place
+    loaded = common.load_site(place.site, spec.code.cwd, place.settings, place.line_settings)
     if loaded.site.scheduler != "slurm":
         hint = "Name the machine's profile with --site (hpcml site ls)."
         raise SiteError("The site has no Slurm, so it has no allocations", place=f"site {loaded.site.name}", hint=hint)

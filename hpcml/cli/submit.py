@@ -11,16 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import files
+from hpcml import files, origins
 from hpcml.cli import commands, common
 from hpcml.errors import MEANING, HpcmlError, NotFoundError, StorageError, UsageError
 from hpcml.forms import Form
+from hpcml.origins import Origin
 from hpcml.request.options import OPTIONS, TAKES_VALUE
 from hpcml.request.parser import add_to
 from hpcml.request.reading import request_of
 from hpcml.runs import directories, programs, script_checks
 from hpcml.runs.directories import Table, complete
-from hpcml.sites import layers
+from hpcml.sites import layers, powers
 from hpcml.terminal import Raw, note, say, say_fitted, say_lines, say_message
 
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
@@ -213,7 +214,7 @@ def tell_notes(prepared: submission.Prepared, *, seen: bool) -> None:
     from hpcml.runs import notes
 
     if seen:
-        notes.show(prepared.notes)
+        notes.show(prepared.notes, prepared.always, prepared.project_notes)
         return
     for text in prepared.notes:
         note(text)
@@ -464,7 +465,8 @@ def run_rerun(options: Namespace) -> int:
         _take_over(options, recorded)
         if recorded.facts.get("environment"):
             options.env = [*_variables(run.paths.variables), *(options.env or ())]
-        options.set = [*_settings(request.get("site", dict)), *(options.set or ())]
+        typed, options.line_set = _settings(request.get("site", dict))
+        options.set = [*typed, *(options.set or ())]
         spec = _recorded_spec(options, recorded, run)
     if options.run != run.id:
         note(f"this run repeats {run.id}")
@@ -507,13 +509,30 @@ def _variables(path: Path) -> list[str]:
         ) from error
 
 
-def _settings(site: dict[str, Any]) -> list[str]:
-    """Return what was given with ``--set``."""
-    return [
-        f"{key}={json.dumps(entry['value'])}"
-        for key, entry in site.items()
-        if isinstance(entry, dict) and entry.get("origin") == "--set"
-    ]
+def _settings(site: dict[str, Any]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return what was given with ``--set``, and what the script's lines set, with the line of each.
+
+    A record of an older version says ``--set`` of both, so all of it counts as a line's (:func:`origins.recorded`);
+    what a line may not set is left out, with a note.
+    """
+    typed: list[str] = []
+    of_lines: list[tuple[str, str]] = []
+    refused: list[str] = []
+    for key, entry in site.items():
+        if not isinstance(entry, dict):
+            continue
+        by, assignment = origins.recorded(entry.get("by")), f"{key}={json.dumps(entry['value'])}"
+        if by is Origin.TYPED and entry.get("origin") == "--set":
+            typed.append(assignment)
+        elif by is Origin.LINE and ("by" in entry or entry.get("origin") == "--set"):
+            if powers.is_refused(key):
+                refused.append(key)
+            else:
+                of_lines.append((assignment, str(entry.get("origin"))))
+    if refused:
+        whose = "an older version of hpcml recorded them without their origin"
+        note(f"hpcml does not take over {', '.join(refused)}: {whose} (to use them again: --set)")
+    return typed, of_lines
 
 
 def _recorded_spec(options: Namespace, recorded: Table, run: directories.Run) -> RunRequest:
@@ -530,7 +549,8 @@ def _recorded_spec(options: Namespace, recorded: Table, run: directories.Run) ->
         note(f"the script's arguments change from {shlex.join(old)} to {shlex.join(arguments) or 'none'}")
     command_line = [form.service or str(script), *arguments]
     spec = request_of(vars(options), programs.code(command_line, common.here()))
-    spec = spec.changed(cwd=folder, staged=staged, idle=recorded.number("idle"))
+    spec = spec.changed(cwd=folder, staged=staged, sent_from=recorded.get("sent_from", str, ""))
+    spec = spec.changed(idle=recorded.number("idle"))
     spec = spec.changed(script=script, form=form)
     spec = spec.changed(interpreter=recorded.texts("interpreter"), in_place=recorded.get("in_place", bool, False))
     return spec.changed(sources=()) if staged or not script.is_absolute() else spec

@@ -240,7 +240,9 @@ def _look_again(
     progress = record.progress(runs, before) if before else record.Progress({}, {})
     chosen, more = submission.choose(prepared, planned, progress, options.only_failed)
     if more.spec != prepared.spec or more.settings:
-        loaded = common.load_site(options.site or "", more.spec.code.cwd, [*(options.set or ()), *more.settings])
+        place = more.spec.place
+        settings = [*place.settings, *more.settings]
+        loaded = common.load_site(place.site, more.spec.code.cwd, settings, place.line_settings)
         prepared = runs_submit.prepare(loaded, more.spec, prepared.plan.run_id, dry_run=bool(options.dry_run))
     if say_it:
         _tell(prepared, planned, chosen, progress, more.words, min(asked.jobs, len(chosen)))

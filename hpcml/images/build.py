@@ -22,7 +22,7 @@ from hpcml import __version__, files, subprocesses, units
 from hpcml.errors import HpcmlError, ImageError, NotFoundError, StorageError, UsageError, did_you_mean, nearest
 from hpcml.failures.rules import Where, meaning
 from hpcml.images.sif import Definition, Image, inspect
-from hpcml.origins import HPCML
+from hpcml.origins import HPCML, TYPED, Named
 from hpcml.sites import layers
 
 # -- the program that builds and runs images: Apptainer, SingularityCE or Singularity ---------------------------------
@@ -42,6 +42,7 @@ class Program(NamedTuple):
     path: str
     kind: str
     version: tuple[int, ...]
+    named: Named
 
     def __str__(self) -> str:
         return f"{_NAMES[self.kind]} {'.'.join(map(str, self.version))}"
@@ -57,7 +58,7 @@ class Program(NamedTuple):
         return ("APPTAINER", "SINGULARITY") if self.kind == "apptainer" else ("SINGULARITY",)
 
 
-def identify(path: str, answer: str) -> Program:
+def identify(path: str, answer: str, named: Named) -> Program:
     """Return which program gives this answer to ``--version``; raise ImageError if none does that knows SIF images."""
     hint = "Install Apptainer 1.2 or newer, load the site's module, or name another program with --program."
     match = next((match for line in answer.splitlines() if (match := _VERSION.match(line.strip()))), None)
@@ -66,37 +67,38 @@ def identify(path: str, answer: str) -> Program:
         raise ImageError(
             "The container program is neither Apptainer nor Singularity", place=path, hint=hint, quote=quote
         )
-    program = Program(path, match[1] or "singularity", tuple(int(number) for number in match.groups()[1:] if number))
+    version = tuple(int(number) for number in match.groups()[1:] if number)
+    program = Program(path, match[1] or "singularity", version, named)
     if program.kind != "apptainer" and program.version < (3,):
         raise ImageError(f"{program} is too old: it does not support SIF images", place=path, hint=hint)
     return program
 
 
-def find_program(wanted: str, first: str = "") -> Program:
+def find_program(wanted: str, first: str, named: Named) -> Program:
     """Return the program for images; raise ImageError if there is none, or it cannot be started.
 
     ``wanted`` is its name or path if the user gave one, and no other is taken then; ``first`` is looked for before
-    ``apptainer`` and ``singularity``: the profile's ``runtime.container``.
+    ``apptainer`` and ``singularity``: the profile's ``runtime.container``, with who set it.
     """
-    names = (wanted,) if wanted else tuple(dict.fromkeys(name for name in (first, *_PROGRAMS) if name))
-    paths = (shutil.which(name) for name in names)
-    path = next(filter(None, paths), None)
-    if path is None:
+    names = {wanted: TYPED} if wanted else dict.fromkeys((first, *_PROGRAMS), HPCML) | {first: named}
+    names.pop("", None)
+    path, by = next(((path, by) for name, by in names.items() if (path := shutil.which(name))), ("", HPCML))
+    if not path:
         hint = "Load the site's module or install Apptainer 1.2 or newer. You can also build images on another machine."
         raise ImageError(f"There is no {' and no '.join(names)} on this machine", place="PATH", hint=hint)
-    answer = ask([path, "--version"], TIMEOUT)
+    answer = ask([path, "--version"], TIMEOUT, by)
     if answer.code != 0:
         what = "did not respond" if answer.code is None else "failed"
         message = f"The container program {what} when hpcml called it with --version"
         hint = "Run the program yourself. Check that its module is loaded and its file system is mounted."
         raise ImageError(message, place=path, hint=hint, quote=last_lines(answer.text))
-    return identify(path, answer.text)
+    return identify(path, answer.text, by)
 
 
-def ask(command: Sequence[str], timeout: float) -> subprocesses.Answer:
+def ask(command: Sequence[str], timeout: float, named: Named) -> subprocesses.Answer:
     """Run the program; raise ImageError if it cannot be started."""
     try:
-        return subprocesses.run(command, timeout, program=HPCML)
+        return subprocesses.run(command, timeout, program=named)
     except subprocesses.CommandMissingError as error:
         raise not_started(command[0], error) from error
 
@@ -320,7 +322,8 @@ def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:
         begin = time.monotonic()
         variables, new = {**layers.process_environment(), **trust, setting: str(room)}, beside / order.out.name
         try:
-            answer = subprocesses.stream(order.command(new), DEADLINE, sink, program=HPCML, environment=variables)
+            command, named = order.command(new), order.program.named
+            answer = subprocesses.stream(command, DEADLINE, sink, program=named, environment=variables)
         except subprocesses.CommandMissingError as error:
             raise not_started(order.program.path, error) from error
         if answer.code != 0:

@@ -131,7 +131,7 @@ def at_work(image: Image, program: Program, *, gpu: bool) -> Iterator[Finding]:
     gpu = gpu and bool(image.cuda or not image.kind)  # an image without GPU parts was found out by its labels
     probe = (assets.package_root() / "hpcml/node/hardware/software.py").read_text()
     start = [program.path, "exec", "--cleanenv", *(["--nv"] if gpu else []), str(image.path)]
-    answer = ask([*start, "python3", "-c", _ALONE, probe, *(["gpu"] if gpu else [])], _TIMEOUT)
+    answer = ask([*start, "python3", "-c", _ALONE, probe, *(["gpu"] if gpu else [])], _TIMEOUT, program.named)
     contents = _contents(answer)
     if contents is None:
         yield _no_start(answer, program)
@@ -140,7 +140,7 @@ def at_work(image: Image, program: Program, *, gpu: bool) -> Iterator[Finding]:
     yield from _of_the_packages(contents, image, gpu=gpu)
     yield from _of_the_hosts(contents, program)
     if gpu or image.kind == "rapids":
-        devices = ask([*start, "ucx_info", "-d"], _TIMEOUT)
+        devices = ask([*start, "ucx_info", "-d"], _TIMEOUT, program.named)
         yield from _of_the_transports(contents, devices)
     if gpu:
         yield _of_the_gpu(contents, image)

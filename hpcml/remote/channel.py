@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import select
+import socket
 import sys
 import threading
 import time
@@ -88,6 +89,7 @@ class Upload:
 
     def __init__(self, script: Path, folder: Path, code: Code, *, module: bool = False) -> None:
         self.script, self.folder = script.name, folder
+        self.source = f"{socket.gethostname()}:{script.parent}"  # by which the other end knows a folder again
         self.taken = take(script, folder, code, linked=False, module=module)
         self.entries: list[Entry] = listing(folder)[0]
         self.size = sum(entry.size for entry in self.entries)
@@ -251,7 +253,7 @@ class Call:
         header: dict[str, Any] = {"protocol": PROTOCOL, "version": __version__, "nonce": self.nonce}
         header |= {"words": self.words, "host": self.connection.host}
         if self.upload:
-            header |= {"script": self.upload.script, "files": self.upload.entries}
+            header |= {"script": self.upload.script, "files": self.upload.entries, "folder": self.upload.source}
         with contextlib.suppress(OSError), patience(self.child, self.connection.host) as heard:
 
             def write(piece: bytes) -> None:

@@ -43,6 +43,7 @@ class RemoteSession:
         self.header, self.source = header, source
         self.arguments = [str(word) for word in header["words"]]
         self.host = str(header.get("host", ""))  # how the laptop names this machine; older versions do not say it
+        self.folder = str(header.get("folder", ""))  # the laptop's, with its name, of what it sends
         self.staging: Path | None = None
         self._go = threading.Event()
         self._quiet = threading.Lock()  # held while the laptop's end may not interrupt
@@ -116,7 +117,8 @@ class RemoteSession:
         if self.staging is None:
             return spec
         script = self.staging / spec.code.script.name if spec.code.form is Form.MODULE else spec.code.script
-        return spec.changed(script=script, cwd=self.staging, staged=True, sources=(), in_place=False)
+        spec = spec.changed(script=script, cwd=self.staging, staged=True, sources=(), in_place=False)
+        return spec.changed(sent_from=self.folder)
 
     @contextlib.contextmanager
     def handing_over(self, run_id: str) -> Iterator[None]:

@@ -41,6 +41,7 @@ def request_of(given: Mapping[str, Any], code: Code) -> RunRequest:
     if "gpus_per_node" in values:
         values["gpu_type"], values["gpus_per_node"] = values["gpus_per_node"]
     values["settings"] = tuple(given.get("set") or ())
+    values["line_settings"] = tuple(given.get("line_set") or ())
     values["sbatch"] = tuple(dict(directive(text, "hpcml submit") for text in given.get("sbatch") or ()).items())
     return request.changed(**values)
 

@@ -63,6 +63,7 @@ class Code(NamedTuple):
     in_place: bool = False  # a program that is started where it is, and never copied
     sources: tuple[Path, ...] = ()  # folders that the copy of the code may link to
     staged: bool = False  # script and cwd are removed after the submission: the script runs in the run's copy
+    sent_from: str = ""  # the laptop and its folder that a staged script comes from
     idle: float = 0.0  # seconds without use after which JupyterLab ends; 0: never
 
     @property
@@ -76,6 +77,7 @@ class Place(NamedTuple):
 
     site: str = ""  # the name of the machine's profile; empty: the one found here
     settings: tuple[str, ...] = ()  # KEY=VALUE of the profile, as for --set
+    line_settings: tuple[tuple[str, str], ...] = ()  # the same of the script's own lines, each with its line
     account: str = ""  # Slurm account to charge
     partition: str = ""  # Slurm partition
     qos: str = ""  # Slurm quality of service
@@ -164,7 +166,7 @@ class RunRequest(NamedTuple):
         fields = {name: value for group in groups for name, value in self._group(group)._asdict().items()}
         fields |= {name: getattr(self, name) for name in self._fields if name not in groups}
         fields["environment"] = tuple(name for name, _ in self.environment)
-        del fields["site"], fields["settings"]
+        del fields["site"], fields["settings"], fields["line_settings"]
         return {
             name: value for name, value in fields.items() if getattr(value, "text", value) not in ("", NOT_SAID, ())
         }

@@ -26,7 +26,7 @@ def lay_below(given: dict[str, Any], script: Path, parser: Parser) -> tuple[tupl
     """Add to ``given`` what the script's own lines say and it does not; return those options with their lines.
 
     ``# hpcml: --nodes 4`` is read as the command line is, by ``parser``. Of ``#SBATCH`` lines what hpcml has an option
-    for counts, and a note names the others.
+    for counts, and a note names the others. Settings of the lines stay apart, with their lines: ``given["line_set"]``.
 
     Raises
     ------
@@ -73,7 +73,10 @@ def _laid(
             yield as_word(name) + ("" if value is True else f" {value}"), place
     for name, values in several.items():
         typed = given.get(name) or []
-        given[name] = [*(value for value, _ in values), *typed]
+        if name == "set":
+            given["line_set"] = values
+        else:
+            given[name] = [*(value for value, _ in values), *typed]
         typed_keys = {text.partition("=")[0] for text in typed}
         for text, place in values:
             key = text.partition("=")[0]

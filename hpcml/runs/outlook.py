@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcml import schedulers, subprocesses, units
 from hpcml.errors import HpcmlError
-from hpcml.origins import HPCML
+from hpcml.origins import Named
 from hpcml.plan import cost
 from hpcml.runs import directories, request_cost
 from hpcml.runs import record as records
@@ -76,9 +76,9 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
     hours = request.seconds / 3600
     outlook = Outlook(request, billed, site.cost.unit or "billing-h", account=request.account)
     questions: dict[str, Callable[[], object]] = {}
-    command = budget_command(prepared.loaded, request.partition)
+    command, named = budget_command(prepared.loaded, request.partition)
     if command and request.account:
-        questions["budget"] = lambda: ask_budget(command, site.cost.budget_row, request.account, DEADLINE)
+        questions["budget"] = lambda: ask_budget(command, site.cost.budget_row, request.account, DEADLINE, named)
     if site.cost.ask:
         questions["slurm"] = lambda: ask_scheduler(prepared, request.partition if whole else "", DEADLINE)
     answers = _answers(questions)
@@ -98,15 +98,11 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
     return outlook._replace(advice=shorter(prepared), problems=tuple(problems), most=most, limit=limit)
 
 
-def budget_command(loaded: LoadedSite, partition: str) -> tuple[str, ...]:
-    """Return the command that tells grants for a partition; none where the project's file names it.
-
-    That file may have come with somebody else's code.
-    """
-    command = loaded.site.partitions.get(partition, Partition()).budget
-    key = f"partitions.{partition}.budget" if command else "cost.budget"
-    foreign = any(loaded.is_from_project(one) for one in (key, "cost.budget_row"))
-    return () if foreign else command or loaded.site.cost.budget
+def budget_command(loaded: LoadedSite, partition: str) -> tuple[tuple[str, ...], Named]:
+    """Return the command that tells grants for a partition, and who names it."""
+    if command := loaded.site.partitions.get(partition, Partition()).budget:
+        return command, loaded.layers.named("partitions", partition, "budget")
+    return loaded.site.cost.budget, loaded.layers.named("cost", "budget")
 
 
 def _answers(questions: dict[str, Callable[[], object]]) -> dict[str, object]:
@@ -136,9 +132,9 @@ def ask_scheduler(prepared: Prepared, partition: str, seconds: float) -> schedul
         return schedulers.get(prepared.plan.scheduler).prospect(script, partition, seconds)
 
 
-def ask_budget(command: Sequence[str], row: str, account: str, seconds: float) -> Budget | str:
+def ask_budget(command: Sequence[str], row: str, account: str, seconds: float, named: Named) -> Budget | str:
     """Return what the site's command says of an account's grant, or why that is not known."""
-    answer = subprocesses.run(command, seconds, program=HPCML)
+    answer = subprocesses.run(command, seconds, program=named)
     if answer.code != 0:
         how = f"with exit status {answer.code}" if answer.code else "to answer in time"
         return f"the profile's budget command {command[0]} failed {how}"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from hpcml import assets
 from hpcml.errors import NotFoundError, ScriptError, UsageError, did_you_mean, nearest
-from hpcml.origins import HPCML
+from hpcml.origins import Named
 from hpcml.sites import layers
 
 _ANSWER = 2.0  # seconds for another interpreter to compile a script that does not compile here
@@ -206,7 +206,7 @@ def check_program(program: Path, path: str | None, *, prepared: bool) -> None:
 
 
 def check_module_code(
-    module: Path, python: str, *, image: bool = False, prepared: bool = False, dry_run: bool = False
+    module: Path, python: str, *, named: Named, image: bool = False, prepared: bool = False, dry_run: bool = False
 ) -> list[str]:
     """Do what :func:`check_code` does for a module by its name, in the folder or in the environment.
 
@@ -218,7 +218,9 @@ def check_module_code(
     folder, parts = module.parent, module.name.split(".")
     stem = folder.joinpath(*parts)
     if file := module_file(module):
-        return check_code(file, folder, python, folder=folder, image=image, prepared=prepared, dry_run=dry_run)
+        return check_code(
+            file, folder, python, named=named, folder=folder, image=image, prepared=prepared, dry_run=dry_run
+        )
     if stem.is_dir():
         hint = "Name a module of the package, or add a file __main__.py to the package."
         raise ScriptError(f"The package {module.name} cannot be run: it has no __main__", place=str(stem), hint=hint)
@@ -242,6 +244,7 @@ def check_code(
     base: Path,
     python: str,
     *,
+    named: Named,
     folder: Path | None = None,
     image: bool = False,
     prepared: bool = False,
@@ -255,6 +258,8 @@ def check_code(
         The folder from which files are named in messages.
     python
         The interpreter that will run it.
+    named
+        Who names the interpreter: it is not started here if a project's file or a line of the script does.
     folder
         The first folder on its path of modules, if it is not the script's.
     image
@@ -281,7 +286,7 @@ def check_code(
         version = ".".join(map(str, sys.version_info[:2]))
         if image:
             return [f"{where} does not compile with Python {version}: {error.msg}; the image's Python may be newer"]
-        if not _fails_too(python, Path(str(error.filename))):
+        if not _fails_too(python, named, Path(str(error.filename))):
             return [f"{where} does not compile with Python {version}, which runs hpcml: {error.msg}"]
         raise _does_not_compile(error, where) from error
     except ValueError as error:  # a zero byte in the file
@@ -392,14 +397,16 @@ def _does_not_compile(error: SyntaxError, where: str) -> ScriptError:
     return ScriptError(f"The script does not compile: {error.msg}", place=where, hint=hint, quote=quote)
 
 
-def _fails_too(python: str, file: Path) -> bool:
+def _fails_too(python: str, named: Named, file: Path) -> bool:
     """Whether the interpreter of the run does not compile a file either: it may be newer than this one."""
     if python == sys.executable:
         return True
+    if named.origin.foreign:  # only the job starts it
+        return False
     from hpcml import subprocesses
 
     try:
-        answer = subprocesses.run([python, "-I", "-S", "-c", _COMPILE, str(file)], _ANSWER, program=HPCML)
+        answer = subprocesses.run([python, "-I", "-S", "-c", _COMPILE, str(file)], _ANSWER, program=named)
     except subprocesses.CommandMissingError:  # it is on the nodes alone
         return False
     return answer.code == 1 and re.search(r"^(Syntax|Indentation|Tab)Error", answer.err, re.MULTILINE) is not None

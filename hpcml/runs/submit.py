@@ -17,12 +17,14 @@ from hpcml.errors import HpcmlError, ImageError, SiteError, UsageError, did_you_
 from hpcml.forms import Form
 from hpcml.kinds.dask.options import PROFILERS
 from hpcml.kinds.ranks.options import PMI
+from hpcml.origins import TYPED
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.request import script_lines
 from hpcml.request.reading import request_of
 from hpcml.request.record import RunRequest, job_name
 from hpcml.runs import directories, programs, ranks, rendezvous, script_checks, snapshot
+from hpcml.runs import notes as notes_shown
 from hpcml.schedulers import Submission
 from hpcml.sites import layers, lookup
 from hpcml.sites.lookup import LoadedSite, config_folders, why_ignored
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 class Prepared(NamedTuple):
     """A request on a site, its plan and script, with nothing written yet; ``notes`` are what its user should know.
 
-    ``template`` is the file of a template other than hpcml's own; ``points`` are those of a sweep, as JSON.
+    ``template`` is the file of a template other than hpcml's own; ``points`` are those of a sweep, as JSON. ``always``
+    and ``project_notes`` are those of the notes that each submission shows (:func:`hpcml.runs.notes.show`).
     """
 
     loaded: LoadedSite
@@ -45,6 +48,8 @@ class Prepared(NamedTuple):
     template: str = ""
     notes: tuple[str, ...] = ()
     points: str = ""
+    always: tuple[str, ...] = ()
+    project_notes: tuple[notes_shown.ProjectNote, ...] = ()
 
 
 _ASKED_WITHIN = 2.0  # seconds for a question to the scheduler before a submission
@@ -75,7 +80,8 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, dry_run: bool = 
         Whether nothing will be submitted. Then hpcml does not search ended runs for failed nodes, and a package that
         this machine lacks is a note.
     """
-    loaded = lookup.load_here(spec.place.site, spec.code.cwd, spec.place.settings)
+    place = spec.place
+    loaded = lookup.load_here(place.site, spec.code.cwd, place.settings, place.line_settings)
     spec, notes = _without_bad_nodes(loaded.site, spec, learn=not dry_run)
     prepared = prepare(loaded, spec, dry_run=dry_run)
     _check_partition(prepared)
@@ -139,17 +145,19 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
     folder = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
     directory = folder / run_id
     spec = schedulers.get(loaded.site.scheduler).with_variables(spec, loaded.is_from_this_call)
-    own_templates, notes = template_folders(spec.code.cwd)
+    own_templates, always = template_folders(spec.code.cwd)
+    always += directories.check_folder(folder, loaded.site.paths.trust)
+    notes = list(always)
     if spec.place.after:
         from hpcml.runs import waiting  # what only few submissions need
 
         open_runs, ended = waiting.resolve(folder, loaded.site, spec.place.after)
         spec, notes = spec.changed(after=open_runs), notes + ended
-    notes += directories.check_folder(folder, loaded.site.paths.trust)
     template = next((str(path) for folder in own_templates if (path := folder / batch_script.TEMPLATE).is_file()), "")
-    if loaded.project:
-        notes.append(f"hpcml uses the settings of {loaded.project}")
-    if template:
+    of_project = next((folder for folder in own_templates if template and folder == _templates_of(spec.code.cwd)), None)
+    project_notes = notes_shown.of_project(loaded.project, spec.code, of_project)
+    notes += [note.text for note in project_notes]
+    if template and Path(template).parent != of_project:
         notes.append(f"the batch script uses the template {template}")
     staged = spec.changed(cwd=RunPaths(directory).code) if spec.code.staged else spec
     made = plan(loaded.site, staged, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
@@ -157,10 +165,12 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
         set_here = {*loaded.site.environment, *(name for name, _ in spec.environment)}
         set_here |= ranks.VARIABLES if _is_prepared(loaded.site) else set()
         notes += ranks.check_script(spec, made.steps[-1].command[0], made.inside.worker_count, set_here)
-        notes += _check_code(loaded.site, spec, made, dry_run=dry_run)
+        notes += _check_code(loaded, spec, made, dry_run=dry_run)
     if spec.code.form in (Form.MODULE, Form.PROGRAM):
         notes += ranks.check_program(spec, made)
-    notes += rendezvous.check(loaded.site, spec, made)
+    open_to_others = rendezvous.check(loaded.site, spec, made)
+    always += open_to_others
+    notes += open_to_others
     notes += _two_pythons(spec, made)
     if not made.inside.job.image:
         notes += _check_processor(made.steps[-1].command[0])
@@ -170,7 +180,9 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
         script_checks.check_packages(needed, python, "--profile")
         script_checks.check_packages(spec.code.form.traits.packages, python, "extra 'jupyter'", sure=True)
     _check_mpi(made)
-    return Prepared(loaded, spec, made, batch_script.render(made, own_templates), template, tuple(notes))
+    script = batch_script.render(made, own_templates)
+    prepared = Prepared(loaded, spec, made, script, template, tuple(notes), always=tuple(always))
+    return prepared._replace(project_notes=project_notes)
 
 
 def _check_mpi(made: Plan) -> None:
@@ -220,18 +232,21 @@ def _is_prepared(site: Site) -> bool:
     return bool(site.runtime.modules or site.runtime.setup or changed)
 
 
-def _check_code(site: Site, spec: RunRequest, made: Plan, *, dry_run: bool) -> list[str]:
+def _check_code(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: bool) -> list[str]:
     """Return what is to be noted of the script's code, as the run's interpreter will see it."""
     base = spec.code.script.parent if spec.code.staged else spec.code.cwd
     python = made.steps[-1].command[0]
-    image, prepared = bool(made.inside.job.image), _is_prepared(site)
+    named = loaded.layers.named("runtime", "python")
+    image, prepared = bool(made.inside.job.image), _is_prepared(loaded.site)
     if spec.code.interpreter:
-        python = shutil.which(spec.code.interpreter[0]) or spec.code.interpreter[0]
+        python, named = shutil.which(spec.code.interpreter[0]) or spec.code.interpreter[0], TYPED
     if spec.code.form is Form.MODULE:
         return script_checks.check_module_code(
-            spec.code.script, python, image=image, prepared=prepared, dry_run=dry_run
+            spec.code.script, python, named=named, image=image, prepared=prepared, dry_run=dry_run
         )
-    notes = script_checks.check_code(spec.code.script, base, python, image=image, prepared=prepared, dry_run=dry_run)
+    notes = script_checks.check_code(
+        spec.code.script, base, python, named=named, image=image, prepared=prepared, dry_run=dry_run
+    )
     notes += script_checks.missing_argument(spec.code.script, base, len(spec.code.arguments))
     return notes + script_checks.lost_input(spec.code.script, base)
 
@@ -251,12 +266,16 @@ def _two_pythons(spec: RunRequest, made: Plan) -> list[str]:
     return [f"{note}: tasks import the packages of the workers' Python"]
 
 
+def _templates_of(cwd: Path) -> Path:
+    return cwd / "templates" / "hpcml"
+
+
 def template_folders(cwd: Path) -> tuple[list[Path], list[str]]:
     """Return where a site or user keeps a template of their own, most special first, and which do not count."""
     from hpcml.plan.batch_script import TEMPLATE
 
     folders = [
-        cwd / "templates" / "hpcml",
+        _templates_of(cwd),
         *(place / "templates" for place in reversed(config_folders(layers.process_environment()))),
     ]
     usable, ignored = [], []
@@ -372,7 +391,7 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
         "version": made.version,
         "spec": layers.as_table(spec.given()),
         "site": origins,
-        "project": loaded.project,
+        "project": loaded.project.path,
     }
     request["template"] = prepared.template
     if image:

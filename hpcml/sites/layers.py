@@ -10,16 +10,19 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 from hpcml import files
 from hpcml.errors import ConfigError, NotFoundError, did_you_mean, nearest
+from hpcml.origins import HPCML, Named, Origin
+from hpcml.sites import powers
 from hpcml.units import Memory, Seconds, TimeLimit
 
 T = TypeVar("T")
 
 
 class Value(NamedTuple):
-    """A setting and where it came from, e.g. ``/etc/hpcml/config.toml`` or ``--set``."""
+    """A setting, where it came from as messages say it (``/etc/hpcml/config.toml``, ``--set``), and who set it."""
 
     value: object
     origin: str
+    by: Origin
 
 
 class Layers:
@@ -28,13 +31,20 @@ class Layers:
     def __init__(self) -> None:
         self.values: dict[str, Value] = {}
 
-    def add(self, table: Mapping[str, object], origin: str) -> None:
-        """Lay a table over what is there."""
+    def add(self, table: Mapping[str, object], origin: str, by: Origin) -> None:
+        """Lay a table over what is there.
+
+        Raises
+        ------
+        ConfigError
+            If it has a key that who set it may not set (:mod:`hpcml.sites.powers`).
+        """
         for key, value in _flatten(table):
+            powers.check(key, by, origin)
             below = f"{key}."
             for shadowed in [name for name in self.values if name.startswith(below)]:
                 del self.values[shadowed]
-            self.values[key] = Value(value, origin)
+            self.values[key] = Value(value, origin, by)
 
     def nested(self) -> dict[str, Any]:
         """Return the settings as nested tables."""
@@ -56,6 +66,12 @@ class Layers:
         if key in self.values:
             return self.values[key].origin
         return next((value.origin for name, value in self.values.items() if name.startswith(f"{key}.")), "default")
+
+    def named(self, *parts: str) -> Named:
+        """Return who set a key (``"cost", "budget"``), hpcml where nobody did, for who starts the program it names."""
+        key = ".".join(map(_escape, parts))
+        value = self.values.get(key)
+        return Named(value.by, f"{value.origin}: {_shown(key)}") if value else HPCML
 
 
 def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -114,7 +130,7 @@ def from_assignments(assignments: Sequence[str], source: str = "--set") -> dict[
         key = key.strip()
         if not equals or not key or ".." in f".{key}.":
             raise ConfigError(f"'{assignment}' is not KEY=VALUE", place=source, hint="Example: --set workers.threads=8")
-        layers.values[key] = Value(_toml_value(text.strip()), source)
+        layers.values[key] = Value(_toml_value(text.strip()), source, Origin.TYPED)  # whose it is, who adds it says
     return layers.nested()
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import datetime
 import fnmatch
 import functools
+import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import assets, files
+from hpcml import assets, files, origins
 from hpcml.errors import ConfigError, did_you_mean, nearest
+from hpcml.origins import Origin
+from hpcml.sites import powers
 from hpcml.sites.layers import Layers, Value, build, from_assignments, from_environment, process_environment, read_toml
 from hpcml.sites.schema import CHOICES, CONFIDENCE, Fact, Identify, Site
 from hpcml.terminal import note
@@ -23,26 +26,32 @@ _IDENTIFY = re.compile(r"^\[identify\]\n(?:(?!\[).*\n)*", re.MULTILINE)
 BY_DEFAULT = "no other profile matches this machine"  # why the local site is chosen on a machine without Slurm
 
 
+class Project(NamedTuple):
+    """A project's ``hpcml.toml`` that counts: its path, all that it sets as JSON, and what of that a submission names.
+
+    Those are commands of the job and who pays, as ``key = value``.
+    """
+
+    path: str = ""
+    content: str = ""
+    named: tuple[str, ...] = ()
+
+
 class LoadedSite(NamedTuple):
     """A site with the layers that made it, so that each value's origin can be shown.
 
-    ``project`` is the ``hpcml.toml`` that counts, if one does; ``ignored`` says of each file of settings that does not
-    count why not.
+    ``ignored`` says of each file of settings that does not count why not.
     """
 
     site: Site
     layers: Layers
     chosen_because: str
-    project: str = ""
+    project: Project = Project()
     ignored: tuple[str, ...] = ()
 
-    def is_from_project(self, key: str) -> bool:
-        """Whether a value comes from the project's file, which may have come with somebody else's code."""
-        return bool(self.project) and self.layers.origin(key).startswith(self.project)
-
     def is_from_this_call(self, default: str) -> bool:
-        """Whether a default (``account``) was set by ``--set`` or a variable of hpcml's, and not by a file."""
-        return self.layers.origin(f"defaults.{default}").startswith(("--set", "HPCML_"))
+        """Whether a default (``account``) was set by ``--set``, a script's line or a variable, and not by a file."""
+        return self.layers.named("defaults", default).origin in (Origin.TYPED, Origin.LINE)
 
 
 def config_folders(environment: Mapping[str, str]) -> list[Path]:
@@ -91,7 +100,13 @@ def profile_files(environment: Mapping[str, str], ignored: list[str] | None = No
     return by_name
 
 
-def load(name: str, environment: Mapping[str, str], cwd: Path | None, assignments: Sequence[str] = ()) -> LoadedSite:
+def load(
+    name: str,
+    environment: Mapping[str, str],
+    cwd: Path | None,
+    assignments: Sequence[str] = (),
+    lines: Sequence[tuple[str, str]] = (),
+) -> LoadedSite:
     """Return a site by name, or the one this machine is recognised as when the name is empty.
 
     Parameters
@@ -99,11 +114,16 @@ def load(name: str, environment: Mapping[str, str], cwd: Path | None, assignment
     cwd
         The folder at or above which a project's file counts; None where none does: what is said there holds for jobs,
         not for this machine.
+    assignments
+        ``KEY=VALUE`` of the command line.
+    lines
+        ``KEY=VALUE`` of a script's own lines, each with its line; those of the command line win.
 
     Raises
     ------
     ConfigError
-        If there is no such profile, or a layer holds a key or value that the schema does not know.
+        If there is no such profile, or a layer holds a key or value that the schema does not know, or that may not
+        stand there.
     """
     profiles = _Profiles(environment)
     named_by = "--site"
@@ -119,20 +139,24 @@ def load(name: str, environment: Mapping[str, str], cwd: Path | None, assignment
             if why := why_ignored(path):
                 ignored.append(why)
             else:
-                _add_settings(layers, path, name, profiles)
-    project = _project_file(cwd, ignored)
-    if project:
-        _add_settings(layers, project, name, profiles, of_project=True)
+                _add_settings(layers, path, name, profiles, _owner(path, environment))
+    project = Project()
+    if path_of_project := _project_file(cwd, ignored):
+        project = _add_settings(layers, path_of_project, name, profiles, Origin.PROJECT)
     for table, variable in from_environment(environment):
-        layers.add(table, variable)
-    layers.add(from_assignments(assignments), "--set")
-    layers.add({"name": name}, "profile name")
-    return LoadedSite(_built(layers), layers, reason, str(project or ""), tuple(ignored))
+        layers.add(table, variable, Origin.TYPED)
+    for assignment, line in lines:
+        layers.add(from_assignments([assignment], line), line, Origin.LINE)
+    layers.add(from_assignments(assignments), "--set", Origin.TYPED)
+    layers.add({"name": name}, "profile name", Origin.TYPED)
+    return LoadedSite(_built(layers), layers, reason, project, tuple(ignored))
 
 
-def load_here(name: str, cwd: Path | None, assignments: Sequence[str] = ()) -> LoadedSite:
+def load_here(
+    name: str, cwd: Path | None, assignments: Sequence[str] = (), lines: Sequence[tuple[str, str]] = ()
+) -> LoadedSite:
     """Return a site as :func:`load` does in this process's environment; say which files of settings do not count."""
-    loaded = load(name, process_environment(), cwd, assignments)
+    loaded = load(name, process_environment(), cwd, assignments, lines)
     for text in loaded.ignored:
         _note_once(text)
     return loaded
@@ -161,11 +185,11 @@ def load_profile(name: str, environment: Mapping[str, str]) -> LoadedSite:
         table = read_toml(path)
         parent = table.get("extends")
         layers = profiles.below(str(parent), f"{name}: extends") if parent else Layers()
-        layers.add(table, name)
+        layers.add(table, name, Origin.TYPED)
         name = path.stem
     else:
         layers = profiles.layers(name, "profile")
-    layers.add({"name": name}, "profile name")
+    layers.add({"name": name}, "profile name", Origin.TYPED)
     return LoadedSite(_built(layers), layers, "named", ignored=tuple(profiles.ignored))
 
 
@@ -179,7 +203,8 @@ def recorded(settings: Mapping[str, Mapping[str, object]]) -> Site:
     """
     layers = Layers()
     for key, setting in settings.items():
-        layers.values[key] = Value(setting["value"], str(setting.get("origin", "")))
+        by = origins.recorded(setting.get("by"))
+        layers.values[key] = Value(setting["value"], str(setting.get("origin", "")), by)
     return _built(layers)
 
 
@@ -194,20 +219,23 @@ class _Profiles:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.ignored: list[str] = []
+        self.environment = environment
         self.files = profile_files(environment, self.ignored)
-        self._tables: dict[str, list[tuple[dict[str, Any], str]]] = {}
+        self._tables: dict[str, list[tuple[dict[str, Any], str, Origin]]] = {}
 
-    def tables(self, name: str) -> list[tuple[dict[str, Any], str]]:
-        """Return a profile's own tables and where each was read, most general first."""
+    def tables(self, name: str) -> list[tuple[dict[str, Any], str, Origin]]:
+        """Return a profile's own tables, where each was read and whose it is, most general first."""
         if name not in self._tables:
-            self._tables[name] = [(read_profile(path), _origin(path)) for path in self.files[name]]
+            self._tables[name] = [
+                (read_profile(path), _origin(path), _owner(path, self.environment)) for path in self.files[name]
+            ]
         return self._tables[name]
 
-    def rules(self, name: str) -> list[tuple[dict[str, Any], str]]:
+    def rules(self, name: str) -> list[tuple[dict[str, Any], str, Origin]]:
         """Return the tables in which a profile says how it is recognised, without reading all of hpcml's own."""
         if name in self._tables or any(path.parent != assets.folder("profiles") for path in self.files[name]):
             return self.tables(name)
-        return [(identify_of(path), _origin(path)) for path in self.files[name]]
+        return [(identify_of(path), _origin(path), Origin.SITE) for path in self.files[name]]
 
     def layers(self, name: str, named_by: str, below: tuple[str, ...] = ()) -> Layers:
         """Return a profile's settings over those of the profile that it extends."""
@@ -223,12 +251,12 @@ class _Profiles:
             )
         layers = Layers()
         parent, said_by = next(
-            ((t["extends"], by) for t, by in reversed(self.tables(name)) if t.get("extends")), ("", "")
+            ((t["extends"], by) for t, by, _ in reversed(self.tables(name)) if t.get("extends")), ("", "")
         )
         if parent:
             layers = self.below(str(parent), f"{said_by}: extends", (*below, name))
-        for table, origin in self.tables(name):
-            layers.add(table, origin)
+        for table, origin, by in self.tables(name):
+            layers.add(table, origin, by)
         return layers
 
     def below(self, parent: str, named_by: str, below: tuple[str, ...] = ()) -> Layers:
@@ -264,6 +292,12 @@ def _origin(path: Path) -> str:
     return f"profile {path.stem}" if path.parent == assets.folder("profiles") else str(path)
 
 
+def _owner(path: Path, environment: Mapping[str, str]) -> Origin:
+    """Return whose a file of settings is: the machine-wide folder and hpcml's profiles are the site's."""
+    shared = (assets.folder("profiles"), config_folders(environment)[0], config_folders(environment)[0] / "profiles")
+    return Origin.SITE if path.parent in shared else Origin.USER
+
+
 def _recognise(profiles: _Profiles, environment: Mapping[str, str]) -> tuple[str, str]:
     import socket
 
@@ -271,8 +305,8 @@ def _recognise(profiles: _Profiles, environment: Mapping[str, str]) -> tuple[str
     candidates = []
     for name in profiles.files:
         layers = Layers()  # what a profile extends says nothing about how this one is recognised
-        for table, origin in profiles.rules(name):
-            layers.add({"identify": table.get("identify", {})}, origin)
+        for table, origin, by in profiles.rules(name):
+            layers.add({"identify": table.get("identify", {})}, origin, by)
         rule = build(Site, layers).identify
         if why := _matches(rule, host, environment):
             candidates.append((rule.order, name, why))
@@ -317,9 +351,13 @@ def _project_file(cwd: Path | None, ignored: list[str]) -> Path | None:
     return None
 
 
-def _add_settings(layers: Layers, path: Path, site: str, profiles: _Profiles, *, of_project: bool = False) -> None:
-    """Lay a settings file over the layers: its own keys first, then those of its ``[site.NAME]`` table."""
+def _add_settings(layers: Layers, path: Path, site: str, profiles: _Profiles, by: Origin) -> Project:
+    """Lay a settings file over the layers: its own keys first, then those of its ``[site.NAME]`` table.
+
+    Return it as a project's file. Its tables of other sites may set no more than the rest of it.
+    """
     table = read_toml(path, obeyed=True)
+    content = json.dumps(table, sort_keys=True, default=str)
     by_site = table.pop("site", {})
     if not isinstance(by_site, dict) or not all(isinstance(value, dict) for value in by_site.values()):
         raise ConfigError(
@@ -331,11 +369,13 @@ def _add_settings(layers: Layers, path: Path, site: str, profiles: _Profiles, *,
         if name not in profiles.files:
             hint = did_you_mean(nearest(name, profiles.files), f"Known sites: {', '.join(sorted(profiles.files))}.")
             raise ConfigError(f"Unknown site '{name}'", place=f"{path}: site.{name}", hint=hint)
-    if of_project and any("login" in part for part in (table, *by_site.values())):
-        hint = "Move 'login' to ~/.config/hpcml/config.toml: a project may not set how you log in."
-        raise ConfigError("A project's file may not contain 'login'", place=f"{path}: login", hint=hint)
-    layers.add(table, str(path))
-    layers.add(by_site.get(site, {}), f"{path} [site.{site}]")
+    parts = {name: Layers() for name in ("", *by_site)}
+    for name, part in parts.items():
+        part.add(by_site[name] if name else table, f"{path} [site.{name}]" if name else str(path), by)
+    layers.add(table, str(path), by)
+    layers.add(by_site.get(site, {}), f"{path} [site.{site}]", by)
+    in_force = parts[""].values | (parts[site].values if site in parts else {})
+    return Project(str(path), content, powers.described({key: one.value for key, one in in_force.items()}))
 
 
 def _check_choices(layers: Layers) -> None:

@@ -120,7 +120,9 @@ class Partition(NamedTuple):
     qos: str = ""
     """The default QoS for jobs in this partition."""
     budget: tuple[str, ...] = ()
-    """The command that lists the granted compute time for this partition, if it differs from ``cost.budget``."""
+    """The command that lists the granted compute time for this partition, if it differs from ``cost.budget``. Project
+    files and scripts cannot set this key.
+    """
 
 
 class Qos(NamedTuple):
@@ -357,12 +359,15 @@ class Paths(NamedTuple):
     """
     trust: tuple[str, ...] = ()
     """Users and groups (``@NAME``) that you trust: they may replace the contents of the runs folder or of a folder
-    above it.
+    above it. Project files and scripts cannot set this key.
     """
 
 
 class Login(NamedTuple):
-    """How hpcml on a laptop reaches the machine, with OpenSSH and your ssh configuration."""
+    """How hpcml on a laptop reaches the machine, with OpenSSH and your ssh configuration.
+
+    Project files and scripts cannot set these keys.
+    """
 
     host: str = ""
     """The login node's name, as in ``ssh HOST``."""
@@ -412,12 +417,13 @@ class Cost(NamedTuple):
     largest: bool = False
     """The cost is the price of the most expensive resource, not the sum (Slurm's ``PriorityFlags=MAX_TRES``)."""
     budget: tuple[str, ...] = ()
-    """The command that lists granted compute time, such as ``["saldo", "-b"]``. A project's ``hpcml.toml`` cannot set
+    """The command that lists granted compute time, such as ``["saldo", "-b"]``. Project files and scripts cannot set
     this key.
     """
     budget_row: str = ""
     """A regular expression for an account's row in the output of ``cost.budget``. ``{account}`` is the account's name.
-    The named groups ``total`` and ``used`` match numbers in ``cost.unit``.
+    The named groups ``total`` and ``used`` match numbers in ``cost.unit``. Project files and scripts cannot set this
+    key.
     """
     ask: bool = False
     """Ask Slurm when the job would start (``sbatch --test-only``). With ``--dry-run``, also ask for the partition's

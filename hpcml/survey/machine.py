@@ -22,7 +22,7 @@ from hpcml import assets, files, schedulers, subprocesses
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
 from hpcml.node.hardware import record
 from hpcml.node.hardware.record import Node
-from hpcml.origins import HPCML
+from hpcml.origins import HPCML, Origin
 from hpcml.paths import LIBRARY
 from hpcml.plan import plan
 from hpcml.request.record import RunRequest
@@ -74,7 +74,7 @@ class Survey:
     def keep_of(self, path: Path) -> list[str]:
         """Keep of an older profile what its user wrote, and what a node said if none was asked now; return the keys."""
         layers = Layers()
-        layers.add(read_toml(path, obeyed=True), str(path))
+        layers.add(read_toml(path, obeyed=True), str(path), Origin.USER)
         nested = layers.nested().get("facts", {})
         tables = {name: table for name, table in nested.items() if isinstance(table, dict)} if nested else {}
         facts_by_key = {name: build(Fact, _only(table, str(path))) for name, table in tables.items()}
@@ -132,7 +132,7 @@ class Survey:
 
 def _only(table: Mapping[str, object], origin: str) -> Layers:
     layers = Layers()
-    layers.add(table, origin)
+    layers.add(table, origin, Origin.USER)
     return layers
 
 

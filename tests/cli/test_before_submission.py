@@ -134,10 +134,14 @@ def test_what_fails_or_hangs_stops_no_submission(priced: World) -> None:
 
 def test_a_project_does_not_say_what_is_started(priced: World) -> None:
     (priced.home / ".config/hpcml/config.toml").unlink()
-    (priced.project / "hpcml.toml").write_text(COST)
+    file = priced.project / "hpcml.toml"
     grants(priced, "echo started > started")
-    assert "  run " in submit(priced)
-    assert not (priced.project / "started").exists()
+    for text in (COST, '[partitions.slurm]\nbudget = ["grants"]', '[site.slurm.cost]\nbudget = ["grants"]'):
+        file.write_text(text)
+        done = priced.run("submit", "--site", "slurm", "--account", "astro", "job.py")
+        assert done.returncode == errors.CONFIG, done.stderr
+        assert "budget', which names what hpcml starts on this machine" in done.stderr
+        assert not (priced.project / "started").exists()
 
 
 def past(world: World, seconds: int, exit_status: int = 0) -> Path:

@@ -202,14 +202,21 @@ def test_a_template_takes_in_no_file_of_others(world: World, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['[login]\nhpcml = "touch OWNED; hpcml"', '[site.slurm.login]\nrenew = "x"', "login = 3"]
+    "text",
+    [
+        '[login]\nhpcml = "touch OWNED; hpcml"',
+        '[site.slurm.login]\nrenew = "x"',
+        '[site.vega.login]\nrenew = "x"',
+        "login = 3",
+    ],
 )
 def test_a_project_does_not_say_how_one_logs_in(world: World, text: str) -> None:
     path = write(world, "project/hpcml.toml", text)
     for command in (("submit", "--site", "slurm", "job.py"), ("ls",), ("tunnel",)):
         done = world.run(*command)
         assert done.returncode == errors.CONFIG, done.stderr
-        assert f"{path}: login" in done.stderr
+        table = text[1:].partition(".login")[0]
+        assert f"{path}{f' [{table}]' if 'site' in text else ''}: login" in done.stderr
         assert "~/.config/hpcml/config.toml" in done.stderr
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcml.origins import Origin
 from hpcml.plan import batch_script, plan
 from hpcml.request.record import RunRequest, measure
 from hpcml.sites import layers, lookup, schema
@@ -33,7 +34,7 @@ HOSTILE = '/scratch/a b/it\'s "x" $HOME `id` #1 50%j/é'
 def site_of(table: Mapping[str, Any]) -> schema.Site:
     """Return a site of these settings alone."""
     own = layers.Layers()
-    own.add(table, "test")
+    own.add(table, "test", Origin.TYPED)
     return layers.build(schema.Site, own)
 
 
@@ -110,9 +111,9 @@ def make(
     environment = {"HOME": "/nonexistent", "HPCML_SYSTEM_CONFIG": str(LAB)}
     loaded = lookup.load(site, environment, Path("/"))
     for table in (case.settings, settings or {}):
-        loaded.layers.add(table, "test")
+        loaded.layers.add(table, "test", Origin.TYPED)
     if loaded.site.slurm.account_required and "account" not in case.settings.get("defaults", {}):
-        loaded.layers.add({"defaults": {"account": "IscrC_hpcml"}}, "test")
+        loaded.layers.add({"defaults": {"account": "IscrC_hpcml"}}, "test", Origin.TYPED)
     name = f"{case.job}-20261121-074500-1a2b"
     request = {**case.spec, **(spec or {})}
     arguments = request.pop("arguments", ())

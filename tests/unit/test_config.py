@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hpcml.errors import ConfigError
+from hpcml.origins import Origin
 from hpcml.sites import schema
 from hpcml.sites.layers import Layers, build, from_assignments, from_environment, read_toml
 
@@ -15,7 +16,7 @@ from hpcml.sites.layers import Layers, build, from_assignments, from_environment
 def layers(*tables: dict[str, Any]) -> Layers:
     made = Layers()
     for number, table in enumerate(tables):
-        made.add(table, f"layer {number}")
+        made.add(table, f"layer {number}", Origin.TYPED)
     return made
 
 

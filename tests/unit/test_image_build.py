@@ -16,7 +16,7 @@ from hpcml.errors import ImageError, NotFoundError, StorageError, UsageError
 from hpcml.images import build, sif
 from hpcml.origins import HPCML
 
-APPTAINER = build.Program("/opt/bin/apptainer", "apptainer", (1, 4, 5))
+APPTAINER = build.Program("/opt/bin/apptainer", "apptainer", (1, 4, 5), HPCML)
 
 
 def order(tmp_path: Path, name: str = "cpu") -> build.Order:

@@ -15,6 +15,7 @@ import pytest
 from hpcml.errors import ImageError, NotFoundError
 from hpcml.images import build, check, sif
 from hpcml.node.hardware import record, software
+from hpcml.origins import HPCML
 from hpcml.subprocesses import Answer
 from tests.fixtures.images import sif_file
 
@@ -101,14 +102,14 @@ def test_a_folder_and_a_missing_file_are_told_apart(tmp_path: Path) -> None:
      ("INFO:    a site's wrapper says hello\napptainer version 1.4.0", "Apptainer 1.4.0", True)],
 )  # fmt: skip
 def test_programs_are_told_apart(said: str, shown: str, arguments: bool) -> None:
-    program = build.identify("/bin/x", said)
+    program = build.identify("/bin/x", said, HPCML)
     assert (str(program), program.takes_arguments) == (shown, arguments)
 
 
 @pytest.mark.parametrize("said", ["2.6.1-dist", "GNU bash, version 5.2.15(1)-release", ""])
 def test_other_programs_are_refused(said: str) -> None:
     with pytest.raises(ImageError, match=r"neither|too old"):
-        build.identify("/bin/x", said)
+        build.identify("/bin/x", said, HPCML)
 
 
 # -- what speaks against an image -----------------------------------------------------------------------------------

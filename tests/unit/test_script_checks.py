@@ -10,6 +10,7 @@ import pytest
 
 from hpcml.cli import submit
 from hpcml.errors import REFUSED, HpcmlError, ScriptError, UsageError
+from hpcml.origins import HPCML, TYPED
 from hpcml.runs import script_checks
 
 
@@ -23,7 +24,9 @@ def script(folder: Path, text: str, name: str = "main.py") -> Path:
 def check(
     path: Path, python: str = sys.executable, *, image: bool = False, prepared: bool = False, dry_run: bool = False
 ) -> list[str]:
-    return script_checks.check_code(path, path.parent, python, image=image, prepared=prepared, dry_run=dry_run)
+    return script_checks.check_code(
+        path, path.parent, python, named=TYPED, image=image, prepared=prepared, dry_run=dry_run
+    )
 
 
 def test_a_syntax_error_is_told_with_its_line_and_a_mark(tmp_path: Path) -> None:
@@ -173,10 +176,10 @@ def test_a_script_of_no_text_is_refused(tmp_path: Path) -> None:
 def test_a_module_s_code_is_checked_from_its_folder(tmp_path: Path) -> None:
     script(tmp_path, "from . import part\nimport beside\n", "pack/train.py")
     script(tmp_path, "", "beside.py")
-    assert script_checks.check_module_code(tmp_path / "pack.train", sys.executable) == []
+    assert script_checks.check_module_code(tmp_path / "pack.train", sys.executable, named=HPCML) == []
     script(tmp_path, "x = = 1\n", "beside.py")
     with pytest.raises(ScriptError) as caught:
-        script_checks.check_module_code(tmp_path / "pack.train", sys.executable)
+        script_checks.check_module_code(tmp_path / "pack.train", sys.executable, named=HPCML)
     assert caught.value.place == "beside.py:1"
 
 

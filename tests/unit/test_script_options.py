@@ -9,8 +9,10 @@ import pytest
 
 from hpcml.cli import commands, submit
 from hpcml.errors import UsageError
+from hpcml.origins import Origin
 from hpcml.request.record import NOT_SAID, RunRequest
 from hpcml.runs import script_checks
+from hpcml.sites import lookup
 
 TEXT = """#!/usr/bin/env python
 # A script of mine.
@@ -37,9 +39,10 @@ def spec_of(tmp_path: Path, text: str, *words: str) -> tuple[RunRequest, argpars
 def test_the_first_lines_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec, options = spec_of(tmp_path, TEXT)
     assert (spec.size.nodes, spec.size.time, spec.place.account, spec.place.partition) == (4, 7200, "mine", "big")
-    assert options.set == ["workers.per_node=2"]
+    assert options.set is None, "what a line sets is not as typed"
     assert (spec.size.gpu_type, spec.size.gpus_per_node) == ("a100", 2)
-    assert spec.place.settings == ("workers.per_node=2",)
+    assert spec.place.settings == ()
+    assert spec.place.line_settings == (("workers.per_node=2", "line 4 of train.py"),)
     assert dict(spec.place.sbatch) == {"--constraint": "fast&big", "--gres": "tmpfs:1g"}
     assert dict(spec.origins) == {
         "--nodes 4": "line 3 of train.py",
@@ -62,12 +65,14 @@ def test_the_value_of_a_variable_is_not_recorded(tmp_path: Path) -> None:
 
 
 def test_the_command_line_wins(tmp_path: Path) -> None:
-    spec, options = spec_of(
-        tmp_path, TEXT, "-N", "1", "--constraint=slow", "--set", "workers.per_node=8", "-p", "small"
-    )
+    spec, _ = spec_of(tmp_path, TEXT, "-N", "1", "--constraint=slow", "--set", "workers.per_node=8", "-p", "small")
     assert (spec.size.nodes, spec.place.partition) == (1, "small")
     assert dict(spec.place.sbatch)["--constraint"] == "slow"
-    assert options.set == ["workers.per_node=2", "workers.per_node=8"]
+    assert spec.place.settings == ("workers.per_node=8",)
+    loaded = lookup.load("local", {}, None, spec.place.settings, spec.place.line_settings)
+    assert (loaded.site.workers.per_node, loaded.layers.named("workers", "per_node").origin) == (8, Origin.TYPED)
+    loaded = lookup.load("local", {"HPCML_WORKERS__PER_NODE": "3"}, None, (), spec.place.line_settings)
+    assert (loaded.site.workers.per_node, loaded.layers.named("workers", "per_node").origin) == (2, Origin.LINE)
     assert {option for option, _ in spec.origins} == {
         "--time 2:00:00",
         "--account mine",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, get_args, get_origin
 
 import pytest
 
+from hpcml import origins
 from hpcml.errors import ConfigError
-from hpcml.sites import layers, lookup, schema
+from hpcml.sites import layers, lookup, powers, schema
 
 Write = Callable[[str, str], Path]
 
@@ -105,3 +108,92 @@ def test_a_ring_is_told(environment: dict[str, str], tmp_path: Path, write: Writ
 def test_a_profile_that_says_nothing_goes_on_after_a_loss_and_warns_of_a_slow_interconnect() -> None:
     site = layers.build(schema.Site, layers.Layers())
     assert (site.workers.on_loss, site.fabric.require) == ("continue", "warn")
+
+
+def _keys(record: Any, prefix: str = "") -> Iterator[str]:
+    """Yield each key of the schema; ``*`` is a name of the user's."""
+    for name, kind in record.__annotations__.items():
+        if hasattr(kind, "_fields"):
+            yield from _keys(kind, f"{prefix}{name}.")
+        elif get_origin(kind) is dict and hasattr(get_args(kind)[1], "_fields"):
+            yield from _keys(get_args(kind)[1], f"{prefix}{name}.*.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _above(key: str) -> list[str]:
+    parts = key.split(".")
+    return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
+
+
+def test_each_key_says_whether_it_names_a_program_a_trusted_one_or_an_account() -> None:
+    """A new key has to say whether somebody else's file names, by it, what is started here, or whom to trust."""
+    classified = [key for keys in powers.POWERS.values() for key in keys]
+    assert len(classified) == len(set(classified)), "each in one place"
+    keys = set(_keys(schema.Site))
+    assert not [key for key in keys if not set(_above(key)) & set(classified)], "add these to hpcml/sites/powers.py"
+    used = {next(one for one in _above(key) if one in classified) for key in keys}
+    assert set(classified) == used, "no key that is not there"
+    assert [one for one in classified if one not in keys] == ["login"], "the only table whose new keys are refused too"
+    assert powers.POWERS[powers.Power.HERE] == {"login", "cost.budget", "cost.budget_row", "partitions.*.budget"}
+    assert powers.POWERS[powers.Power.TRUST] == {"paths.trust"}
+    assert powers.POWERS[powers.Power.ACCOUNT] == {"defaults.account"}
+
+
+def test_what_somebody_else_s_file_or_line_may_not_set(subtests: pytest.Subtests) -> None:
+    refused: tuple[dict[str, Any], ...] = (
+        {"login": {"renew": "x"}}, {"login": 3}, {"login": {}}, {"cost": {"budget": ["x"]}}, {"paths": {"trust": ["x"]}},
+        {"partitions": {"a.b": {"budget": ["x"]}}}, {"cost": {"budget": {"x": 1}}}, {"cost": {"budget_row": "x"}},
+    )  # fmt: skip
+    allowed: tuple[dict[str, Any], ...] = (
+        {"cost": {"unit": "x"}},
+        {"paths": {"runs": "/x"}},
+        {"runtime": {"python": "/x"}},
+        {"partitions": {"a": {}}},
+    )
+    for by in origins.Origin:
+        for table in (*refused, *allowed):
+            with subtests.test(by=by, table=table):
+                foreign = by in (origins.Origin.PROJECT, origins.Origin.LINE) and table in refused
+                with pytest.raises(ConfigError, match="may not set") if foreign else contextlib.nullcontext():
+                    layers.Layers().add(table, "here", by)
+
+
+def test_who_set_a_value(environment: dict[str, str], tmp_path: Path, write: Write) -> None:
+    """Through lists that replace lists, profiles that extend others, tables of a site, variables and lines."""
+    write(
+        "etc/profiles/base.toml",
+        '[runtime]\npython = "/a"\nmodules = ["a"]\n[cost]\nbudget = ["a"]\n[slurm]\nextra = ["-a"]\n',
+    )
+    write(f"{USER}/profiles/mine.toml", 'extends = "base"\n[runtime]\ncontainer = "b"\n')
+    write("etc/config.toml", "[workers]\nper_node = 2\nthreads = 2\nrestarts = 2\n")
+    write(f"{USER}/config.toml", '[workers]\nthreads = 3\n[site.mine.runtime]\nmodules = ["c"]\n')
+    write("hpcml.toml", '[slurm]\nextra = ["-d"]\n[site.mine.runtime]\nsetup = ["d"]\n[gpu]\nspill_order = "lru"\n')
+    lines = (
+        ("gpu.gds=on", "line 1 of x.py"),
+        ("report={sample_every = '9s'}", "line 1 of x.py"),
+        ("code.max_files=7", "line 2 of x.py"),
+    )
+    variables = {**environment, "HPCML_WORKERS__RESTARTS": "9", "HPCML_CODE__MAX_FILES": "8"}
+    loaded = lookup.load("mine", variables, tmp_path, ["gpu.spill_order=keep"], lines)
+    by = {key: value.by.value for key, value in loaded.layers.values.items()}
+    assert {key: by[key] for key in (
+        "runtime.python", "cost.budget", "runtime.container", "runtime.modules", "workers.per_node", "workers.threads",
+        "workers.restarts", "slurm.extra", "runtime.setup", "gpu.spill_order", "gpu.gds", "report.sample_every",
+        "code.max_files", "scheduler",
+    ) if key in by} == {
+        "runtime.python": "site", "cost.budget": "site", "runtime.container": "user", "runtime.modules": "user",
+        "workers.per_node": "site", "workers.threads": "user", "workers.restarts": "typed", "slurm.extra": "project",
+        "runtime.setup": "project", "gpu.spill_order": "typed", "gpu.gds": "line", "report.sample_every": "line",
+        "code.max_files": "line",
+    }  # fmt: skip
+    assert loaded.layers.named("cost", "budget") == (
+        origins.Origin.SITE,
+        f"{tmp_path}/etc/profiles/base.toml: cost.budget",
+    )
+    assert loaded.layers.named("runtime", "setup").place == f"{tmp_path}/hpcml.toml [site.mine]: runtime.setup"
+    assert loaded.layers.named("paths", "scratch") == origins.HPCML
+    assert lookup.load("slurm", environment, None).layers.named("scheduler").origin is origins.Origin.SITE
+    older = {key: {"value": value.value, "origin": value.origin} for key, value in loaded.layers.values.items()}
+    assert lookup.recorded(older).gpu.gds == "on"
+    assert origins.recorded(None) is origins.Origin.LINE, "of an older record"

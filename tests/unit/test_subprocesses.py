@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from hpcml import subprocesses
-from hpcml.origins import HPCML
+from hpcml.errors import ConfigError
+from hpcml.origins import HPCML, Named, Origin
 
 
 @pytest.fixture(autouse=True)
@@ -98,3 +99,25 @@ def test_what_runs_in_the_background_has_no_terminal(tmp_path: Path) -> None:
         assert os.getsid(pid) == pid
     finally:
         os.kill(pid, signal.SIGKILL)
+
+
+def test_a_program_that_somebody_else_s_file_names_is_not_started(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    trace = tmp_path / "started"
+    command = ["touch", str(trace)]
+    starters: dict[str, Callable[[Named], object]] = {
+        "run": lambda named: subprocesses.run(command, 60, program=named),
+        "stream": lambda named: subprocesses.stream(command, 60, lambda _: None, program=named),
+        "Child": lambda named: subprocesses.Child(command, program=named).wait(60),
+        "start_in_background": lambda named: subprocesses.start_in_background(command, tmp_path / "log", program=named),
+        "interactive": lambda named: subprocesses.interactive(command, program=named),
+        "become": lambda named: subprocesses.become(command, {}, program=named),
+    }
+    for name, start in starters.items():
+        for origin in (Origin.PROJECT, Origin.LINE):
+            with subtests.test(name, origin=origin):
+                with pytest.raises(ConfigError, match="does not start 'touch' on this machine") as raised:
+                    start(Named(origin, "hpcml.toml: some.key"))
+                assert (raised.value.place, trace.exists()) == ("hpcml.toml: some.key", False)
+    for origin in (Origin.HPCML, Origin.TYPED, Origin.USER, Origin.SITE):
+        assert subprocesses.run(command, 60, program=Named(origin)).code == 0
+        trace.unlink()

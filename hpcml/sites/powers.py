@@ -1,0 +1,116 @@
+"""What each key of a profile may do beyond numbers and texts, and which keys somebody else's file may not set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from hpcml.errors import ConfigError
+from hpcml.origins import Origin
+from hpcml.terminal import json_text
+
+
+class Power(Enum):
+    """What a key may do."""
+
+    HERE = "names a program that hpcml starts on this machine, or how its answer is read"
+    TRUST = "says whom or what hpcml trusts"
+    JOB = "names commands or code of the job, which run on its nodes only"
+    ACCOUNT = "says who pays"
+    NONE = "neither starts a program nor trusts, nor charges"
+
+
+# Each key of the schema; of login, all its keys. * is any name.
+POWERS: dict[Power, frozenset[str]] = {
+    Power.HERE: frozenset(["login", "cost.budget", "cost.budget_row", "partitions.*.budget"]),
+    Power.TRUST: frozenset(["paths.trust"]),
+    Power.JOB: frozenset([
+        "environment", "gpu.pre_import", "runtime.binds", "runtime.container", "runtime.image", "runtime.modules",
+        "runtime.options", "runtime.python", "runtime.setup", "slurm.export", "slurm.extra", "slurm.srun_extra",
+    ]),
+    Power.ACCOUNT: frozenset(["defaults.account"]),
+    Power.NONE: frozenset([
+        "description", "extends", "name", "repairs", "scheduler", "unsupported",
+        "code.max_file", "code.max_files", "code.max_total", "code.snapshot",
+        "cost.ask", "cost.largest", "cost.unit", "cost.weights",
+        "deadlines.answer", "deadlines.connect_notice", "deadlines.driver_grace", "deadlines.fabric",
+        "deadlines.idle", "deadlines.idle_notice", "deadlines.scheduler", "deadlines.stage",
+        "deadlines.teardown", "deadlines.workers",
+        "defaults.gpus_per_node", "defaults.nodes", "defaults.partition", "defaults.qos", "defaults.time",
+        "fabric.nccl", "fabric.require",
+        "facts.*.confidence", "facts.*.date", "facts.*.source", "facts.*.value",
+        "gpu.cuda", "gpu.cudf_spill", "gpu.cudf_spill_stats", "gpu.device_memory_limit", "gpu.gds",
+        "gpu.rmm_allocator_libs", "gpu.rmm_async", "gpu.rmm_log_directory", "gpu.rmm_managed_memory",
+        "gpu.rmm_maximum_pool_size", "gpu.rmm_pool_size", "gpu.rmm_release_threshold",
+        "gpu.rmm_track_allocations", "gpu.spill_order", "gpu.spill_pinned",
+        "identify.command", "identify.environment", "identify.hostname", "identify.never", "identify.order",
+        "network.adapters", "network.interface", "network.protocol",
+        "notes.always", "notes.gpus", "notes.image", "notes.nodes",
+        "partitions.*.cpus_per_node", "partitions.*.gpus_per_node", "partitions.*.max_nodes",
+        "partitions.*.max_time", "partitions.*.memory_per_node", "partitions.*.min_nodes",
+        "partitions.*.needs_gpus", "partitions.*.qos", "partitions.*.whole_nodes",
+        "paths.runs", "paths.scratch",
+        "qos.*.description", "qos.*.max_jobs", "qos.*.max_nodes", "qos.*.max_time", "qos.*.min_nodes",
+        "qos.*.partitions", "qos.*.whole_nodes", "qos.*.without_gpus",
+        "report.advice.*.above", "report.advice.*.below", "report.advice.*.figure", "report.advice.*.off",
+        "report.advice.*.sentence", "report.sample_every",
+        "resources.cpus_per_node", "resources.exclusive", "resources.memory_per_node", "resources.node_gpus",
+        "runtime.kind", "runtime.stage", "runtime.stage_to",
+        "slurm.account_required", "slurm.exclude_failed", "slurm.gpu_request", "slurm.gpu_type",
+        "slurm.remove", "slurm.signal_lead", "slurm.timeout",
+        "workers.memory_limit", "workers.on_loss", "workers.per_node", "workers.resources",
+        "workers.restarts", "workers.threads",
+    ]),
+}  # fmt: skip
+_BY_KEY = {key: power for power, keys in POWERS.items() for key in keys}
+_REFUSED = {
+    Power.HERE: "names what hpcml starts on this machine",
+    Power.TRUST: "says whom you trust",
+}
+
+_LONGEST = 100  # characters of a value in a note
+
+
+def _power(key: str) -> Power:
+    """Return what a key, or the table above it, may do; none where the schema has no such key. ``*`` is a name."""
+    parts = key.split(".")
+    if parts[0] in ("partitions", "qos", "facts") and parts[1:]:
+        parts[1] = "*"
+    for end in range(len(parts), 0, -1):
+        if power := _BY_KEY.get(".".join(parts[:end])):
+            return power
+    return Power.NONE
+
+
+def is_refused(key: str) -> bool:
+    """Whether somebody else's file or line may not set a key."""
+    return _power(key) in _REFUSED
+
+
+def check(key: str, origin: Origin, place: str) -> None:
+    """Refuse a key that somebody else's file or line may not set; ``key`` is as Layers keep it.
+
+    Raises
+    ------
+    ConfigError
+        The file or line and the key, and where the user sets it.
+    """
+    if origin.foreign and is_refused(key):
+        reason = _REFUSED[_power(key)]
+        shown = key.replace("\0", ".")
+        whose = "A project's file" if origin is Origin.PROJECT else "A line of a script"
+        hint = f"If you want this, write {shown} into ~/.config/hpcml/config.toml, or type it with --set."
+        message = f"{whose} may not set '{shown}', which {reason}"
+        raise ConfigError(message, place=f"{place}: {shown}", hint=hint)
+
+
+def described(settings: Mapping[str, object]) -> tuple[str, ...]:
+    """Return those settings that name commands of the job or who pays as ``key = value``; of variables the names."""
+    texts = []
+    for key, value in sorted(settings.items()):
+        if _power(key) in (Power.JOB, Power.ACCOUNT):
+            text = json_text(value)
+            cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+            shown = key.replace("\0", ".")
+            texts.append(shown if key.startswith("environment.") else f"{shown} = {cut}")
+    return tuple(texts)
