@@ -198,6 +198,7 @@ OPENS = {
 }  # fmt: skip
 NO_SOCKET = {  # what has such a name and opens nothing
     ("kinds.dask.node.run_cluster", "signature.bind"),  # of inspect
+    ("plan.container", "bind"), ("schedulers.slurm_options", "bind"),  # a mount of an image, an option of srun
     ("remote.routes", "self.server.serve_forever"), ("kinds.ranks.node.rapidsmpf", "self.serve_forever"),  # a listener's threads
 }  # fmt: skip
 
