@@ -5,7 +5,7 @@ BIN := .venv/bin
 RUNS := .venv/.runs
 ENVIRONMENT := .venv/.complete
 
-.PHONY: help demo quick test test-busy test-slurms check bless lab lab-down lab-shell bench images pictures reference docs site versions clean
+.PHONY: help demo quick test test-busy test-slurms check bless lab lab-down lab-shell bench images pictures reference docs site versions locks clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 14
@@ -86,10 +86,16 @@ site: $(ENVIRONMENT)  ## build the documentation as a site, in site/
 
 versions:        ## write down the newest packages that the extras allow (Python of .venv); then make test
 	rm -rf .venv
-	@NEWEST=1 PYTHON="$(PYTHON)" tests/setup_environment.sh local,test,image,ucx,jupyter,polars,sweep,docs
+	@NEWEST=1 PYTHON="$(PYTHON)" tests/setup_environment.sh local,test,image,ucx,jupyter,polars,sweep,docs,lock
 	@$(BIN)/python -m pip freeze --disable-pip-version-check --exclude hpcml \
 		> tests/versions-$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 	@touch $(RUNS) $(ENVIRONMENT)
+	@$(MAKE) --no-print-directory locks
+
+# Its extra is installed when it is first wanted.
+locks: $(ENVIRONMENT)  ## write down the wheels of images and nodes, with their hashes, in containers/locks (a package index)
+	@test -x $(BIN)/uv || PYTHON="$(PYTHON)" tests/setup_environment.sh lock
+	$(BIN)/python -m tests.locks
 
 clean:           ## remove what the other targets made here
 	rm -rf .venv dist build site .pytest_cache .mypy_cache .ruff_cache

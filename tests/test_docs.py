@@ -20,7 +20,7 @@ from hpcml.plan import batch_script, plan
 from hpcml.request import record as request
 from hpcml.sites import lookup, schema
 from tests.doc_blocks import DOCS, OWN, OWN_BLOCKS, PAGES, ROOT, SHELL, Block, split
-from tests.site import reference
+from tests.site import contact, reference
 
 OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 WRONG = "# wrong on purpose"
@@ -143,6 +143,23 @@ def test_the_reference_is_what_parsers_and_schema_say(subtests: pytest.Subtests)
         with subtests.test(page=name):
             assert (DOCS / name).read_text(encoding="utf-8") == text, "write it again: make reference"
             assert max(map(len, text.splitlines())) <= reference.WIDTH
+
+
+@pytest.mark.parametrize("name", contact.PAGES)
+def test_the_pages_name_the_address_for_reports_that_the_project_does(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert contact.with_contact(text, contact.contact()) == text, "write it again: make reference"
+
+
+def test_an_address_for_reports_replaces_what_to_do_without_one() -> None:
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    named, unnamed = contact.with_contact(text, "https://reports.example.org"), contact.with_contact(text, "")
+    assert "<https://reports.example.org>" in named
+    assert "No address for reports" in unnamed
+    assert "No address for reports" not in named
+    assert contact.with_contact(named, "") == unnamed
+    with pytest.raises(ValueError, match="0 places"):
+        contact.with_contact("# A page without a place\n", "")
 
 
 def meanings(text: str) -> dict[int, str]:

@@ -31,7 +31,10 @@ def texts() -> Iterator[tuple[str, str]]:
         strings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
         # A string without a space is a key or a name.
         yield str(path.relative_to(ROOT)), "\n".join(string for string in strings if " " in string.strip())
-    for page in (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))):
+    for page in (
+        *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "SECURITY")),
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ):
         if page != PAGE:
             yield str(page.relative_to(ROOT)), page.read_text(encoding="utf-8")
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _MODE = 0o755
 NEEDED = ("jinja2", "markupsafe")  # all that hpcml's base install needs; nothing of it is compiled
 _ASSETS = {"templates": "**/*", "containers": "**/*", "jobs": "**/*", "docs": "*.md"}
-_KINDS = frozenset((".def", ".j2", ".md", ".py", ".sh", ".toml", ".typed"))
+_KINDS = frozenset((".def", ".j2", ".md", ".py", ".sh", ".toml", ".txt", ".typed"))
 _LEFT_OUT = ("__pycache__", "_assets")  # the latter are found by assets.folder
 _SHEBANG = b"#!/usr/bin/env python3\n"
 

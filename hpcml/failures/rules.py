@@ -610,6 +610,17 @@ IMAGES = (
          "the image registry refused the download, because there were too many downloads",
          "Try again in a few hours, or log in to the registry.",
          where=Where.BUILD),
+    Rule("hash", ROOT, r"(?s)DO NOT MATCH THE HASHES.*?\n\s*([^\s:]+)[^\n]*:\s*Expected sha256",
+         "a downloaded package differs from its hash in the list of wheels: {0}",
+         "Do not use this package. Tell the package index's owner. Or build with another index (--build-arg "
+         "PIP_INDEX=URL).", where=Where.BUILD),
+    Rule("no-hash", ROOT, r"[Ii]n --require-hashes mode|^\S+ \S+ requires .+, which is not installed",
+         "the list of wheels (LOCK) is not complete: a package, a version or a hash is missing",
+         "Write the list with all packages and their hashes (hpcml help images).", where=Where.BUILD),
+    Rule("no-wheel", ROOT, r"No matching distribution found for (\S+)",
+         "the package index has no {0} for the image's Python and this processor",
+         "Update the site's package index, or build with another index (--build-arg PIP_INDEX=URL).",
+         where=Where.BUILD),
     Rule("download", ROOT,
          r"(?i)no such host|name resolution|connection refused|network is unreachable|(?:handshake|i/o) timeout|"
          r"connection timed out|proxyconnect|certificate signed by unknown|certificate_verify_failed",

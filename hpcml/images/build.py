@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import __version__, files, subprocesses, units
+from hpcml import __version__, assets, files, subprocesses, units
 from hpcml.errors import HpcmlError, ImageError, NotFoundError, StorageError, UsageError, did_you_mean, nearest
 from hpcml.failures.rules import Where, meaning
 from hpcml.images.sif import Definition, Image, inspect
@@ -122,6 +122,8 @@ DEADLINE = 6 * 3600.0  # seconds for a whole build: RAPIDS is downloaded and unp
 SPACE = "2G"  # what a build takes, where the definition's label org.hpcml.space does not say
 _BUNDLE = "/etc/ssl/certs/ca-certificates.crt"  # in all images that hpcml's definitions start from
 _ROOM = "hpcml-build-"  # how a build's temporary folder begins
+_LOCKS = frozenset(("LOCK", "UCX_LOCK"))  # build arguments: files with the hashes of what pip installs
+_NO_VERSIONS = _LOCKS | {"MIRROR", "PIP_INDEX", "UCX_SOURCE"}  # build arguments that choose no version
 _NOT_IN_PLACE = ("The image could not be moved to its final path", "Check the folder's permissions and your quota.")
 
 
@@ -257,6 +259,8 @@ def _arguments(definition: Definition, given: Mapping[str, str]) -> tuple[dict[s
         raise UsageError(
             "hpcml found no Debian mirror in this machine's apt settings", place=str(definition.path), hint=hint
         )
+    for name in sorted(_LOCKS & definition.used):
+        arguments[name] = str(_lock(name, definition, given))
     if "UCX_SOURCE" in definition.used:
         if source := arguments.get("UCX_SOURCE"):
             arguments["UCX_SOURCE"] = str(_ucx_source(source))
@@ -268,15 +272,34 @@ def _arguments(definition: Definition, given: Mapping[str, str]) -> tuple[dict[s
     return arguments, certificates if Path(certificates).is_file() else "", notes
 
 
+def _lock(name: str, definition: Definition, given: Mapping[str, str]) -> Path:
+    """Return the path of a list of wheels with their hashes; raise UsageError if it has other versions than asked for.
+
+    A path that the user gives is relative to the working folder, the definition's own to the definition's folder.
+    """
+    versions = [
+        other for other in given if other not in _NO_VERSIONS and given[other] != definition.defaults.get(other, "")
+    ]
+    if name not in given and versions:
+        hint = f"Add --build-arg {name}=FILE with a file of hashes for these versions (hpcml help images)."
+        message = f"The definition's list of wheels has another version than {versions[0]}={given[versions[0]]}"
+        raise UsageError(message, place=str(definition.path), hint=hint)
+    hint = f"Copy the folder {assets.folder('containers') / 'locks'} to this place, or add --build-arg {name}=FILE."
+    own = definition.path.parent / definition.defaults.get(name, "")
+    return _file(layers.user_path(given[name]) if name in given else own, "The list of wheels is not a file", hint)
+
+
 def _ucx_source(name: str) -> Path:
     """Return the path of an OpenUCX release; raise NotFoundError before hours of building if it is not there."""
-    path = layers.user_path(name).absolute()
+    hint = "Use the .tar.gz of an OpenUCX release (github.com/openucx/ucx/releases)."
+    return _file(layers.user_path(name), "The source of UCX is not a file", hint)
+
+
+def _file(path: Path, message: str, hint: str) -> Path:
+    """Return the absolute path of a file that the definition's shell copies; raise NotFoundError if it cannot."""
+    path = path.absolute()
     if not path.is_file() or "'" in str(path):
-        hint = (
-            "Use the .tar.gz of an OpenUCX release (github.com/openucx/ucx/releases). "
-            "Its path must not contain a single quote."
-        )
-        raise NotFoundError("The source of UCX is not a file", place=str(path), hint=hint)
+        raise NotFoundError(message, place=str(path), hint=f"{hint} Its path must not contain a single quote.")
     return path
 
 

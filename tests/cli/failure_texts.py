@@ -206,6 +206,15 @@ TEXTS: dict[str, list[str]] = {
     "needs-root": ["FATAL:   You must be the root user, however you can use --remote or --fakeroot to build from a Singularity recipe file"],
     "registry": ["FATAL: toomanyrequests: You have reached your pull rate limit"],
     "download": ["FATAL: while pulling: dial tcp: lookup registry: no such host"],
+    "hash": ["ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. If you have updated the package versions, please update the hashes. "
+             "Otherwise, examine the package contents carefully; someone may have tampered with them.\n"
+             "    dask==2026.7.1 from https://index.example.org/dask-2026.7.1-py3-none-any.whl (from -r /opt/hpcml/lock.txt (line 25)):\n"
+             "        Expected sha256 085ffd6c\n             Got        985ffd6c\n\nFATAL: while running %post section: exit status 1"],
+    "no-hash": ["ERROR: In --require-hashes mode, all requirements must have their versions pinned with ==. These do not:\n    click>=8.1 (from dask)",
+                "ERROR: Hashes are required in --require-hashes mode, but they are missing from some requirements.",
+                "dask 2026.7.1 requires click, which is not installed.\nFATAL: while running %post section: exit status 1"],
+    "no-wheel": ["ERROR: Could not find a version that satisfies the requirement dask==2026.7.1 (from versions: none)\n"
+                 "ERROR: No matching distribution found for dask==2026.7.1\nFATAL: while running %post section: exit status 1"],
     "image-test": ["AssertionError: {'dask': '1'}\nFATAL: While performing build: failed to execute %test script: exit status 1"],
     "post": ["E: Unable to locate package x\nFATAL: While performing build: while running engine: while running %post section: exit status 100"],
 }  # fmt: skip

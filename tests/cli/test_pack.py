@@ -80,6 +80,7 @@ def test_it_packs_itself(login: Login) -> None:
     assert json.loads(done.stdout)["path"] == str(login.folder / "again.pyz")
     with zipfile.ZipFile(login.file) as one, zipfile.ZipFile(login.folder / "again.pyz") as two:
         assert {name: one.read(name) for name in one.namelist()} == {name: two.read(name) for name in two.namelist()}
+        assert "lib/hpcml/_assets/containers/locks/cpu.txt" in one.namelist()  # `hpcml image build cpu` wants it
         licences = [name for name in one.namelist() if "LICENSE" in name]
     assert {name.split("/")[1].partition("-")[0] for name in licences} == {"hpcml", "jinja2", "markupsafe"}
 

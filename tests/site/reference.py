@@ -1,4 +1,7 @@
-"""``make reference``: the pages of all options and of all keys of a profile, made from the parsers and from the schema."""
+"""``make reference``: the pages of all options and of all keys of a profile, made from the parsers and from the schema.
+
+It also writes where to report a vulnerability (contact.py).
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from hpcml import units
 from hpcml.cli import commands
 from hpcml.sites import layers, schema
 from hpcml.terminal import folded
+from tests.site import contact
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SHARED = ("submit", "ls", "status")  # whose words and options other commands have too
@@ -230,3 +234,4 @@ if __name__ == "__main__":
     for page, content in pages().items():
         (DOCS / page).write_text(content, encoding="utf-8")
         print(f"docs/{page}")
+    contact.write()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pwd
+import subprocess
+import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import pytest
 
 from hpcml import subprocesses
 from hpcml.errors import ImageError, NotFoundError, StorageError, UsageError
+from hpcml.failures.rules import Where, meaning
 from hpcml.images import build, sif
 from hpcml.origins import HPCML
 
@@ -30,6 +35,9 @@ def order(tmp_path: Path, name: str = "cpu") -> build.Order:
      ("ERROR  : Requesting capability set 0x1ff while permitted capability set is 0x1fe\nFATAL: while running %post section: exit status 1",
       "oot on this machine lacks capabilities"),
      ("FATAL: while pulling: dial tcp: lookup registry: no such host", "download failed"),
+     ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.\n    dask==2026.7.1 from https://index.example.org/a.whl "
+      "(from -r /opt/hpcml/lock.txt (line 25)):\n        Expected sha256 0\n             Got        9\nFATAL: while running %post section: exit status 1",
+      "differs from its hash in the list of wheels: dask==2026.7.1"),
      ("FATAL: toomanyrequests: You have reached your pull rate limit", "too many downloads"),
      ("AssertionError: {'dask': '1'}\nFATAL: While performing build: failed to execute %test script: exit status 1", "its test failed"),
      ("E: Unable to locate package x\nFATAL: While performing build: while running engine: while running %post section: exit status 100", "%post failed"),
@@ -107,9 +115,9 @@ def test_a_password_in_pip_s_index_stays_out_of_the_image(tmp_path: Path, monkey
         monkeypatch.setattr(build, "pip_settings", lambda: {"index-url": index})
         return build.prepare(cpu, tmp_path / "a.sif", APPTAINER, fakeroot=False, given={}, force=False)
 
-    assert prepared("https://index.example.org/simple").arguments == {"PIP_INDEX": "https://index.example.org/simple"}
+    assert prepared("https://index.example.org/simple").arguments["PIP_INDEX"] == "https://index.example.org/simple"
     secret = prepared("https://ada:secret@index.example.org/simple")
-    assert secret.arguments == {}
+    assert "PIP_INDEX" not in secret.arguments
     assert any("password" in note for note in secret.notes)
     assert "secret" not in json.dumps([*secret.command(tmp_path / "new"), *secret.notes])
 
@@ -140,6 +148,47 @@ def test_the_source_of_ucx_is_looked_for_before_the_build(tmp_path: Path, monkey
     (tmp_path / "ucx.tar.gz").touch()
     arguments, _, notes = build._arguments(wheels, {**given, "UCX_SOURCE": "ucx.tar.gz"})
     assert (arguments["UCX_SOURCE"], notes) == (str(tmp_path / "ucx.tar.gz"), [])
+
+
+def test_the_list_of_wheels_is_the_definition_s_own_and_of_its_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cpu = sif.find_definition("cpu", tmp_path)
+    assert build._arguments(cpu, {})[0]["LOCK"] == str(cpu.path.parent / "locks/cpu.txt")
+    assert build._arguments(cpu, {"DASK": cpu.defaults["DASK"]})[0]["LOCK"].endswith("locks/cpu.txt")
+    with pytest.raises(UsageError, match=r"another version than DASK=2026\.9\.0"):
+        build._arguments(cpu, {"DASK": "2026.9.0"})
+    with pytest.raises(NotFoundError, match="list of wheels is not a file"):
+        build._arguments(cpu, {"DASK": "2026.9.0", "LOCK": "mine.txt"})
+    (tmp_path / "mine.txt").touch()
+    arguments, _, _ = build._arguments(cpu, {"DASK": "2026.9.0", "LOCK": "mine.txt"})
+    assert arguments["LOCK"] == str(tmp_path / "mine.txt")
+    (tmp_path / "mine.def").write_text(cpu.text)  # a copy without the folder beside it
+    with pytest.raises(NotFoundError) as caught:
+        build._arguments(sif.find_definition("mine.def", tmp_path), {})
+    assert str(cpu.path.parent / "locks") in caught.value.hint
+
+
+def test_pip_refuses_a_wheel_with_another_hash_in_words_that_hpcml_knows(tmp_path: Path) -> None:
+    """A real pip, so that its new words are noticed."""
+    wheel = tmp_path / "cask-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("cask.py", "")
+        archive.writestr("cask-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: cask\nVersion: 1.0\n")
+        archive.writestr("cask-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("cask-1.0.dist-info/RECORD", "")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    lines = {"hash": f"cask==1.0 --hash=sha256:{'0' * 64}", "no-hash": "cask==1.0", "no-wheel": f"cask==2.0 --hash=sha256:{digest}",
+             "": f"cask==1.0 --hash=sha256:{digest}"}  # fmt: skip
+    for rule, line in lines.items():
+        (tmp_path / "lock.txt").write_text(line + "\n")
+        places = ("--find-links", str(tmp_path), "--dest", str(tmp_path / "out"), "-r", str(tmp_path / "lock.txt"))
+        words = [sys.executable, "-m", "pip", "--isolated", "download", "--no-index", "--require-hashes", *places]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        known = meaning(done.stdout + done.stderr, Where.BUILD)
+        assert (known.rule.name if known else "") == rule, done.stderr
+        assert (done.returncode == 0) == (not rule)
 
 
 # -- the stream of a long command -----------------------------------------------------------------------------------
