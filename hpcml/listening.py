@@ -86,10 +86,17 @@ DASK = Listener(
     "Dask",
 )
 UCX = Listener(
-    "GPU workers with UCX",
-    "TCP ports on all addresses of the node (loopback if the run has one node)",
+    "GPU workers with UCX: UCX's connection manager",
+    "a TCP port on all addresses of the node",
     "holders of the attempt's key; data is **not encrypted**",
-    "UCX's TCP transport lets any program that connects write to the process's memory",
+    "an unfinished handshake (at most 256, 10 s each) if UCX uses that network device; else a refusal",
+    "UCX",
+)
+UCX_TCP = Listener(
+    "GPU workers with UCX: UCX's TCP transport",
+    "a TCP port on each network device (only loopback if the run has one node, none if UCX uses RDMA)",
+    'everybody who reaches the port; `network.protocol = "auto"` opens it only where no other user does',
+    "may write to the process's memory",
     "UCX",
 )
 ELASTIC = Listener(
@@ -128,8 +135,8 @@ LIBRARIES = Listener(
     "the library",
 )
 TABLE = (
-    SUPERVISOR, DASHBOARD, JUPYTER, KERNEL_OUTPUT, DASK, UCX, AGENTS, MPI_TASKS, RAPIDSMPF, MASTER_PORT, JAX_PORT,
-    LIBRARIES, ELASTIC, CONNECT, TUNNEL, SRUN,
+    SUPERVISOR, DASHBOARD, JUPYTER, KERNEL_OUTPUT, DASK, UCX, UCX_TCP, AGENTS, MPI_TASKS, RAPIDSMPF, MASTER_PORT,
+    JAX_PORT, LIBRARIES, ELASTIC, CONNECT, TUNNEL, SRUN,
 )  # fmt: skip
 
 

@@ -98,9 +98,11 @@ def _network(made: Plan) -> str:
             if network.interface
             else "hpcml chooses the network interface on the nodes"
         )
-    protocol = (
-        "hpcml chooses the protocol on the nodes" if network.protocol == "auto" else f"protocol {network.protocol}"
-    )
+    protocol = f"protocol {network.protocol}"
+    if network.protocol == "auto":
+        protocol = "hpcml chooses the protocol on the nodes"
+        if inside.ucx == "rdma":
+            protocol = "UCX if all nodes have RDMA, else TLS (network.private)"
     interface = f", interface {network.interface}" if network.interface else ""
     is_checked = inside.gpus or network.protocol == "ucx" or network.interconnect == "rdma"
     checked = _CHECKED.get(network.interconnect, "") if is_checked else ""

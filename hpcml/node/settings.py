@@ -50,6 +50,7 @@ class Job(NamedTuple):
     image: str  # Apptainer image of all processes; empty: none
     scratch: str  # folder on each node, with variables to expand; empty: the system's own choice
     node_gpus: int  # GPUs of a node of which the job asked for some, with their share of its memory; otherwise 0
+    whole_nodes: bool = False  # certain: no other user's job is on the nodes
 
 
 class Code(NamedTuple):
@@ -86,6 +87,7 @@ class Network(NamedTuple):
     protocol: str  # auto, tls or ucx
     interconnect: str  # what the interconnect's check must show: none (no check), warn or rdma
     nccl: bool  # whether that check measures NCCL too
+    private: bool = False  # no other user can connect to the nodes' network
 
 
 class Deadlines(NamedTuple):
@@ -143,6 +145,21 @@ class Settings(NamedTuple):
     def single_node(self) -> bool:
         """Whether the run has one node only, and so needs no network."""
         return self.job.one_machine or self.job.nodes == 1
+
+    @property
+    def ucx(self) -> str:
+        """What Dask may use of UCX, which lets everybody who reaches its TCP write to a process's memory.
+
+        ``all``: its TCP too, because the user asked for UCX, or nobody else reaches it. ``loopback``: a single node
+        without other users. ``rdma``: no TCP, if all nodes have RDMA. Empty: nothing.
+        """
+        if self.network.protocol == "ucx":
+            return "all"
+        if self.network.protocol == "tls" or self.workers.gpu is None or self.gpus * self.job.nodes < 2:
+            return ""
+        if self.single_node:
+            return "loopback" if self.job.whole_nodes else ""
+        return "all" if self.job.whole_nodes and self.network.private else "rdma"
 
     @property
     def worker_count(self) -> int:

@@ -57,6 +57,9 @@ class KindPlan(Protocol):
     def reasons(self, site: Site, request: RunRequest) -> list[str]:
         """Return why the plan came out so, as far as the kind decided it."""
 
+    def notices(self, settings: Settings) -> list[str]:
+        """Return what the user should know of the kind's decisions."""
+
 
 class RunLocation(NamedTuple):
     """Where the run will live: its directory, the interpreter that runs hpcml itself, and the user's umask."""
@@ -163,6 +166,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         *([paths.stage, paths.keep] if staged else []),
         *([paths.sweep] if layout.one_machine else []),
     )
+    inside = _inside(site, request, layout, kind, location.umask)
     return Plan(
         run_id=location.directory.name,
         name=spec.name,
@@ -188,12 +192,13 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         stage=staged,
         steps=_steps(paths, roles, layout, python),
         scripts=tuple(script.name for script in scripts),
-        inside=_inside(site, request, layout, kind, location.umask),
+        inside=inside,
         reasons=tuple(reasons),
         notices=(
             *([f"these options do not come from the command line: {', '.join(origins)}"] if origins else ()),
             *layout.notices,
             *_notices(site, spec),
+            *of_kind.notices(inside),
         ),
         after=tuple(one.text for one in spec.place.after),
     )
@@ -378,6 +383,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
             image=spec.image,
             scratch=site.paths.scratch,
             node_gpus=layout.node_gpus,
+            whole_nodes=layout.whole_nodes,
         ),
         code=Code(
             form=form,
@@ -395,6 +401,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
             protocol=site.network.protocol,
             interconnect=site.fabric.require,
             nccl=site.fabric.nccl,
+            private=site.network.private,
         ),
         deadlines=Deadlines(
             scheduler=float(site.deadlines.scheduler),

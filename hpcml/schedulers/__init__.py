@@ -65,6 +65,7 @@ class JobLayout(NamedTuple):
     stage_modes: tuple[str, ...] = ("copy",)  # the values of runtime.stage that can copy an image to the nodes
     memory: int = 0  # bytes that the job asks for of a node, 0 if not known
     node_gpus: int = 0  # GPUs of a node of which the job asks for some and their share, else 0
+    whole_nodes: bool = False  # certain: no other job is on the job's nodes
     one_machine: bool = False  # all nodes are this machine: hpcml keeps the time limit, and removes what a run leaves
     reasons: tuple[str, ...] = ()  # why it came out so
     notices: tuple[str, ...] = ()  # what the user should know

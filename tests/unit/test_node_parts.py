@@ -129,7 +129,9 @@ def test_it_is_said_and_so_is_what_stays_unused(subtests: pytest.Subtests) -> No
     for number, (site, asked, expected) in enumerate(SAID):
         with subtests.test(number=number, site=site.name, asked=asked):
             notices = planned(site, **asked).notices
-            assert [text for text in notices if "GPU" in text and "libfabric" not in text] == expected
+            assert [
+                text for text in notices if "GPU" in text and "libfabric" not in text and "UCX" not in text
+            ] == expected
 
 
 def test_the_cost_is_that_of_the_share_and_of_whole_nodes_where_they_are_given() -> None:

@@ -7,7 +7,7 @@ from hpcml.errors import ConfigError, SiteError, UsageError, did_you_mean, neare
 from hpcml.kind import Role
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.options import PROFILERS, asked
-from hpcml.node.settings import Gpu, Workers
+from hpcml.node.settings import Gpu, Settings, Workers
 from hpcml.request.record import RunRequest
 from hpcml.sites.schema import Site
 
@@ -120,6 +120,15 @@ def _check_memory(site: Site, count: int, memory: int) -> None:
 def reasons(site: Site, spec: RunRequest) -> list[str]:  # noqa: ARG001 - of KindPlan
     """Return no reasons: the processes are Dask's everywhere."""
     return []
+
+
+def notices(settings: Settings) -> list[str]:
+    """Return a note if GPUs do without UCX because other users could reach it."""
+    may_share = settings.network.protocol == "auto" and settings.single_node and settings.gpus > 1
+    if not may_share or settings.ucx:
+        return []
+    note = "GPU workers exchange data over TLS, not UCX: other users of the node could connect to UCX. "
+    return [f"{note}If the node is yours alone during the job, add --set resources.exclusive=true"]
 
 
 def gpu_settings(site: Site, count: int) -> Gpu | None:

@@ -7,7 +7,7 @@ from hpcml.forms import Form
 from hpcml.kind import Role
 from hpcml.kinds.ranks import MPI, RANK
 from hpcml.kinds.ranks.options import asked
-from hpcml.node.settings import Workers
+from hpcml.node.settings import Settings, Workers
 from hpcml.request.record import RunRequest
 from hpcml.sites.schema import Site
 
@@ -87,3 +87,8 @@ def reasons(site: Site, spec: RunRequest) -> list[str]:  # noqa: ARG001 - of Kin
     total = each * spec.size.nodes
     mpi = [f"srun --mpi={asked(spec).mpi} connects the ranks"] if asked(spec).mpi else []
     return [f"{total} ranks, {each} on each node, without Dask", *mpi]
+
+
+def notices(settings: Settings) -> list[str]:  # noqa: ARG001 - of KindPlan
+    """Return no notices."""
+    return []

@@ -5,10 +5,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpcml.node.hardware import sysfs
+from hpcml.node import files
+from hpcml.node.hardware import record, sysfs
+from hpcml.node.settings import Context, Settings
+from hpcml.units import RDMA
+
+_MOST_NAMES = 4  # of nodes in a sentence
 
 
 class NoAddressError(Exception):
@@ -19,24 +25,41 @@ class NoProtocolError(Exception):
     """The protocol that was asked for cannot be used in this environment."""
 
 
-def choose_protocol(wanted: str, *, gpus: int, nodes: int) -> tuple[str, str]:
+def choose_protocol(settings: Settings, without_rdma: Sequence[str] = ()) -> tuple[str, str]:
     """Return Dask's protocol, ``tls`` or ``ucx``, and the reason.
 
-    ``auto`` takes UCX where it has a faster transport than TCP: between the GPUs of a node, or on InfiniBand. CPU
-    workers and a single GPU speak TLS, which also encrypts. ``gpus`` are those of each node.
+    ``auto`` takes UCX where it has a faster transport than TCP, between the GPUs of a node or on InfiniBand, and where
+    no other user reaches UCX's own TCP (:attr:`Settings.ucx`). CPU workers and a single GPU speak TLS, which also
+    encrypts. ``without_rdma`` are the nodes that :func:`nodes_without_rdma` returned.
     """
+    wanted = settings.network.protocol
     has_ucx = importlib.util.find_spec("distributed_ucxx") is not None
     if wanted == "ucx" and not has_ucx:
         extras = "install hpcml's extra 'cuda12', 'cuda13' or 'ucx'"
         raise NoProtocolError(f"distributed-ucxx is not installed in the run's environment ({extras})")
     if wanted != "auto":
         return wanted, "network.protocol requests it"
+    gpus = settings.workers.gpu.count if settings.workers.gpu else 0
     if not gpus:
         return "tls", "CPU workers"
-    if gpus * nodes == 1:
+    if gpus * settings.job.nodes == 1:
         return "tls", "the job has only one GPU"
     if not has_ucx:
         return "tls", "distributed-ucxx is not installed"
+    return _of_several_gpus(settings, gpus, without_rdma)
+
+
+def _of_several_gpus(settings: Settings, gpus: int, without_rdma: Sequence[str]) -> tuple[str, str]:
+    """Return what ``auto`` takes for GPUs whose environment has UCX, and the reason."""
+    if not settings.ucx:
+        return "tls", "other users of the node could connect to UCX; see resources.exclusive"
+    if variable := _chosen_by_user(settings.ucx):
+        return "tls", f"{variable} may open UCX to other users; see network.protocol"
+    if settings.ucx == "rdma":
+        if without_rdma:
+            names = ", ".join(without_rdma[:_MOST_NAMES]) + (", …" if len(without_rdma) > _MOST_NAMES else "")
+            return "tls", f"UCX has no RDMA on {names}, and other users could connect to its TCP; see network.private"
+        return "ucx", "RDMA on all nodes"
     if gpus > 1:
         return "ucx", f"{gpus} GPUs on a node"
     if adapters := sorted({port.device for port in sysfs.rdma_ports(Path("/"))}):
@@ -44,7 +67,35 @@ def choose_protocol(wanted: str, *, gpus: int, nodes: int) -> tuple[str, str]:
     return "tls", "one GPU on each node and no InfiniBand"
 
 
-def ucx_environment(*, single_node: bool) -> dict[str, str]:
+def _chosen_by_user(ucx: str) -> str:
+    """Return the variable with which the user may have opened a way that ``auto`` must not take, empty for none."""
+    name, harmless = {"rdma": ("UCX_TLS", ""), "loopback": ("UCX_NET_DEVICES", "lo")}.get(ucx, ("", ""))
+    return name if os.environ.get(name, harmless) != harmless else ""
+
+
+def nodes_without_rdma(context: Context, deadline: float) -> tuple[str, ...]:
+    """Return the nodes on which UCX cannot connect by RDMA, by their hardware records; also those without a record.
+
+    It waits for the records until ``deadline`` (:func:`time.monotonic`). Without its TCP, UCX needs the module rdmacm
+    to connect, and an address on InfiniBand.
+    """
+    lacking = []
+    for node in context.node_names:
+        path = context.attempt.probe_of(node)
+        is_there = files.wait_for(path, deadline, files.interval(context.settings.job.nodes))
+        table = (files.read_json(path) if is_there else None) or {}
+        if "schema" not in table or not _has_rdma(record.from_json(table)):
+            lacking.append(node)
+    return tuple(lacking)
+
+
+def _has_rdma(node: record.Node) -> bool:
+    has_address = any(interface.kind == "infiniband" and interface.ipv4 for interface in node.network.interfaces)
+    transports = any(map(RDMA.fullmatch, node.ucx.transports))
+    return transports and "rdmacm" in node.ucx.modules and has_address
+
+
+def ucx_environment(*, single_node: bool, tcp: bool = True) -> dict[str, str]:
     """Return the variables for UCX that every role of a run has; what the user has chosen stays.
 
     Progress in a thread of its own: by default distributed-ucxx (0.52) has the event loop make progress whenever UCX's
@@ -52,12 +103,19 @@ def ucx_environment(*, single_node: bool) -> dict[str, str]:
     second (``ucxx._lib_async.continuous_ucx_progress.BlockingMode``). tests/bench/gpu's section ``auth`` measures both.
 
     A run of one node (``single_node``) stays on loopback. NVLink and shared memory are no network devices and stay;
-    what goes is a port that other nodes could reach.
+    what goes is a port that other nodes could reach. UCX 1.21 cannot do without that of loopback: its connection
+    manager makes no connection where the network device has no transport, so that shared memory alone connects nobody.
+
+    Without ``tcp`` RDMA's connection manager connects, and UCX opens no port of its own.
 
     Shared memory is POSIX's, which UCX makes for the user alone, and not System V's, which it makes for the group too
     (mode 660, UCX 1.21).
     """
-    wanted = {"UCXPY_PROGRESS_MODE": "thread", "UCX_TLS": "^sysv", **({"UCX_NET_DEVICES": "lo"} if single_node else {})}
+    wanted = {
+        "UCXPY_PROGRESS_MODE": "thread",
+        "UCX_TLS": "^sysv" if tcp else "^tcp,sysv",
+        **({"UCX_NET_DEVICES": "lo"} if single_node else {}),
+    }
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 

@@ -345,7 +345,9 @@ class Cause(NamedTuple):
 
 GLOO = Cause("torch's Gloo supports only TCP", "use NCCL or MPI, or set fabric.require=warn")
 TLS = Cause(
-    "TLS was requested", "set network.protocol=ucx, and use GPU workers and an image whose UCX supports InfiniBand"
+    "the run uses TLS",
+    "use GPU workers and an image whose UCX supports InfiniBand; if the nodes are yours alone, set resources.exclusive,"
+    " and network.private if no other user can connect to them; or set network.protocol=ucx",
 )
 
 

@@ -266,6 +266,10 @@ class World:
         words = [self.python, "-m", "hpcml", "submit", "--wait", "--name", JOB, "--nodes", str(nodes), "--time", "15"]
         if not self.cpu_only:
             words += ["--gpus-per-node", str(gpus)]
+        words += [
+            "--set",
+            "network.private=true",
+        ]  # nobody else is on the machine: auto takes UCX on two of its nodes too
         words += ["--set", f"network.protocol={'tls' if protocol == 'tcp' else protocol}"] if protocol else []
         words += [word for setting in chosen for word in ("--set", setting)]
         return [*words, *self.options, *options, str(script), *arguments]

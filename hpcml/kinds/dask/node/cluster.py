@@ -97,7 +97,7 @@ class Processes:
         chosen: dict[str, str] = {}
         if self.protocol == "ucx":
             chosen = tls.as_variables(gpus.ucx_settings(settings.workers.gpu, worker=False))
-            chosen |= ucx_environment(single_node=settings.single_node)
+            chosen |= ucx_environment(single_node=settings.single_node, tcp=settings.ucx != "rdma")
         client_variables = tls.client_environment(self.context.attempt, self.address, self.protocol)
         client_variables |= tls.as_variables({"temporary-directory": self._dask_folder()})
         return {**chosen, **os.environ, **client_variables}  # what the user chose of UCX stays

@@ -151,10 +151,11 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
         head = slot == 0 and context.node == context.node_names[0]
         pool = gpus.pool(context, device, head=head, wait=replaces)
         options |= gpus.worker_options(context, device, pool, memory_limit=share.memory_limit)
-        os.environ.update(ucx_environment(single_node=settings.single_node))  # cuDF-Polars' own connections too
-    if expected == "ucx":
+    if expected == "ucx" and settings.ucx != "rdma":  # otherwise it depends on the other nodes
         prepare_ucx(context)
     address, protocol = _address(context, scratch / ADDRESS, context.share_of(context.node, slot))
+    if device and protocol != "ucx":
+        os.environ.update(ucx_environment(single_node=settings.single_node))  # for cuDF-Polars' own connections
     dask.config.set(tls.dask_settings(context.attempt, address, protocol))
     options |= {"security": tls.security(context.attempt), "protocol": protocol}
     if protocol == "ucx":
@@ -172,10 +173,8 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
 
 def _expected_protocol(context: Context) -> str:
     """Return what the scheduler will most likely choose; the address tells what it did."""
-    settings = context.settings
-    count = settings.workers.gpu.count if settings.workers.gpu else 0
     try:
-        protocol, _ = choose_protocol(settings.network.protocol, gpus=count, nodes=settings.job.nodes)
+        protocol, _ = choose_protocol(context.settings)
     except NoProtocolError:  # the scheduler ends the run with these words
         return ""
     return protocol
@@ -208,7 +207,7 @@ def prepare_ucx(context: Context) -> None:
         raise TimeoutError("hpcml's supervisor process did not write the key of the run's UCX connections in time")
     ucx_auth.install(context.attempt.ucx_key)
     dask.config.set(gpus.ucx_settings(settings.workers.gpu, worker=True))
-    os.environ.update(ucx_environment(single_node=settings.single_node))
+    os.environ.update(ucx_environment(single_node=settings.single_node, tcp=settings.ucx != "rdma"))
     ucx_auth.start_ucx()
 
 

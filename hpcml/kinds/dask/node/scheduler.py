@@ -37,11 +37,13 @@ from hpcml.node.hardware.network import (
     NoProtocolError,
     choose_address,
     choose_protocol,
+    nodes_without_rdma,
     ucx_environment,
 )
 from hpcml.node.settings import Context, load
 from hpcml.repairs import closing, dead_worker_memory, file_names
 
+RECORDS = 0.5  # of the scheduler's deadline, for the nodes' hardware records
 _IN_HOST_MEMORY = ["dask", "pickle", "error"]  # Dask's families of serializers, without "cuda"
 
 
@@ -175,14 +177,10 @@ async def _serve(context: Context) -> int:
     reader, writer = await asyncio.open_unix_connection(control["socket"])
     settings = context.settings
     host, why = choose_address(settings.network.interface, single_node=settings.single_node)
-    protocol, because = choose_protocol(
-        settings.network.protocol,
-        gpus=settings.workers.gpu.count if settings.workers.gpu else 0,
-        nodes=settings.job.nodes,
-    )
+    protocol, chosen = await _protocol(context)
     if protocol == "ucx":
         ucx_auth.install(context.attempt.ucx_key)
-        os.environ.update(ucx_environment(single_node=settings.single_node))
+        os.environ.update(ucx_environment(single_node=settings.single_node, tcp=settings.ucx != "rdma"))
     else:
         script_environment.take_up(context)  # the scheduler unpickles task graphs too
     dashboard.configure()
@@ -203,7 +201,7 @@ async def _serve(context: Context) -> int:
     gpus = settings.workers.gpu is not None
     security = "" if protocol == "ucx" else tls.explanation("tls", set(), gpus=gpus)
     where = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": why}
-    record = {**where, "protocol": protocol, "because": because, "security": security}
+    record = {**where, **chosen, "security": security}
     files.write_json(context.attempt.scheduler, record | {"shares": [other.address for other in schedulers[1:]]})
     service = context.attempt.service_of("dashboard")
     page = {"path": "/status", "probe": dashboard.IDENTITY, "token_file": None}
@@ -230,6 +228,19 @@ async def _serve(context: Context) -> int:
     await asyncio.gather(*(one.close(reason="the run has ended") for one in schedulers))
     writer.close()
     return 0
+
+
+async def _protocol(context: Context) -> tuple[str, dict[str, Any]]:
+    """Return the protocol of the workers' data, and what the run's records say of it."""
+    settings = context.settings
+    protocol, because = choose_protocol(settings)
+    without_rdma: tuple[str, ...] = ()
+    if protocol == "ucx" and settings.ucx == "rdma":
+        deadline = time.monotonic() + settings.deadlines.scheduler * RECORDS
+        without_rdma = await asyncio.to_thread(nodes_without_rdma, context, deadline)
+        protocol, because = choose_protocol(settings, without_rdma)
+    used = settings.ucx if protocol == "ucx" else ""
+    return protocol, {"protocol": protocol, "because": because, "ucx": used, "without_rdma": list(without_rdma)}
 
 
 async def _start(context: Context, host: str, folder: Path, share: int, *, ucx: bool) -> PrivateScheduler:
@@ -268,8 +279,10 @@ async def _open_ucx(context: Context, reporter: Reporter) -> None:
         traceback.print_exc()
         reporter.send(event="ucx-failed", problem=losses.root_of(error))
         return
-    security = tls.explanation("ucx", ucx_auth.tcp_devices(), gpus=gpu, group_memory=ucx_auth.group_memory())
-    reporter.send(event="ucx-up", security=security)
+    tcp, rdma = ucx_auth.tcp_devices(), ucx_auth.rdma_devices()
+    reached = tcp - {"lo"} if context.settings.job.whole_nodes else tcp
+    security = tls.explanation("ucx", reached, gpus=gpu, rdma=rdma, group_memory=ucx_auth.group_memory())
+    reporter.send(event="ucx-up", security=security, tcp=sorted(tcp), rdma=sorted(rdma))
 
 
 async def _obey(

@@ -6,6 +6,7 @@ import datetime as dt
 import inspect
 import os
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,16 +113,19 @@ def dask_settings(paths: AttemptPaths, address: str, protocol: str) -> dict[str,
 OPEN = "open to all users who can connect"  # what the progress tells at once, not only on asking
 
 
-def explanation(protocol: str, tcp_devices: set[str], *, gpus: bool, group_memory: bool = False) -> str:
+def explanation(
+    protocol: str, tcp_devices: set[str], *, gpus: bool, rdma: Collection[str] = (), group_memory: bool = False
+) -> str:
     """Return who may talk to the run's processes, and what stays open, in one line (docs/security.md).
 
-    ``tcp_devices`` are those on which UCX's own TCP transport listens; with ``gpus`` NCCL, and raft-dask for some of
-    cuML's estimators, open listeners of their own; ``group_memory``: UCX uses memory that the user's group may open.
+    ``tcp_devices`` are those on which others reach UCX's own TCP transport, ``rdma`` those of RDMA; with ``gpus`` NCCL,
+    and raft-dask for some of cuML's estimators, open listeners of their own; ``group_memory``: UCX uses memory that the
+    user's group may open.
     """
     if protocol == "ucx":
         protection = "mutual TLS to the scheduler; UCX connections need the run's key but are not encrypted"
-        reached = sorted(tcp_devices - {"lo"})
-        ways = [f"UCX's TCP on {' and '.join(reached)}"] if reached else []
+        ways = [f"UCX's TCP on {' and '.join(sorted(tcp_devices))}"] if tcp_devices else []
+        ways += [f"UCX's RDMA on {' and '.join(sorted(rdma))}"] if rdma else []
         ways += ["UCX's System V shared memory, open to your group (UCX_TLS)"] if group_memory else []
     else:
         protection, ways = "mutual TLS", []

@@ -37,6 +37,7 @@ from distributed.comm.core import CommClosedError, FatalCommClosedError
 from distributed.utils import ensure_ip
 
 from hpcml.kinds.dask.node.connection_limits import HalfOpen, LineLimit
+from hpcml.units import RDMA
 
 logger = logging.getLogger("hpcml.ucx")
 logger.addFilter(LineLimit())  # so that nobody can fill the disk by knocking
@@ -44,9 +45,8 @@ logger.addFilter(LineLimit())  # so that nobody can fill the disk by knocking
 DEADLINE = 10.0  # seconds for the three messages: a busy process on the other side may take some
 MOST_HALF_OPEN = 256  # handshakes under way at one listener
 OPEN_TCP = (
-    "through UCX's tcp, other users without the key can write to this process's memory (docs/security.md). "
-    "Use network.protocol=tls, or UCX_TLS=^tcp,sysv where InfiniBand connects the nodes, "
-    "or UCX_NET_DEVICES=lo on a single node"
+    "through UCX's tcp, users who can connect write to this process's memory without the key (docs/security.md). "
+    "Use network.protocol=auto or tls"
 )
 FEATURES = ("TAG", "STREAM", "WAKEUP")  # messages, the exchange of their tags, and sleep while nothing comes
 
@@ -266,6 +266,12 @@ def _features() -> tuple[Any, ...]:
 def tcp_devices() -> set[str]:
     """Return the network devices on which UCX's TCP transport listens: one data port each, beside Dask's."""
     return set(re.findall(r"\btcp/(\S+)", _context().ucp_context_info))
+
+
+def rdma_devices() -> set[str]:
+    """Return the devices of RDMA on which UCX can be reached."""
+    pairs = re.findall(r"\b(\w+)/(\S+)", _context().ucp_context_info)
+    return {device for transport, device in pairs if RDMA.fullmatch(transport)}
 
 
 def group_memory() -> bool:
