@@ -28,6 +28,7 @@ CONFIG = 78  # EX_CONFIG
 START_FAILED = 80
 WORKERS_NEVER_CAME = 81
 ROLE_LOST = 82
+PORT_TAKEN = 83
 NO_PROGRESS = 84
 TIME_LIMIT = 85
 CANCELLED = 86
@@ -55,6 +56,7 @@ MEANING = {
     START_FAILED: "the script or another process of the run could not be started",
     WORKERS_NEVER_CAME: "not all processes on the nodes started in time",
     ROLE_LOST: "processes of the run were lost while the script ran",
+    PORT_TAKEN: "another account listens on a port of the run",
     NO_PROGRESS: "two attempts of the run ended without saving a new checkpoint",
     TIME_LIMIT: "the time limit ended the run",
     CANCELLED: "the run was cancelled",

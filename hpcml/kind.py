@@ -82,6 +82,9 @@ class RunningScript(Protocol):
     def describe_end(self, status: int) -> str:
         """Return how the script ended, as a clause."""
 
+    def hindrance(self) -> tuple[str, str]:
+        """Return how another account kept the script from its work, as a clause, and what to do; empty if none did."""
+
 
 class EndOfKind(NamedTuple):
     """A reason of hpcml to end a run that only this kind has."""

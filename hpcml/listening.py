@@ -46,13 +46,13 @@ AGENTS = Listener(
     "the supervisor of a run of ranks, for the nodes' agents",
     "a TCP port on each IPv4 address of the first node, or on `network.interface` (loopback if the run has one node)",
     "holders of the attempt's key (HMAC-SHA256); lines are authenticated, **not encrypted**",
-    "16 random bytes to sign; closed after 5 s; at most 64 such connections, then the oldest is closed",
+    "16 random bytes to sign; closed after 5 s; at most 1,024 such connections, then the oldest is closed",
 )
 RAPIDSMPF = Listener(
     "the meeting point of rapidsmpf, in runs of ranks with GPUs",
     "a TCP port of the first node",
     "holders of the attempt's token; the token is **not encrypted**",
-    "nothing; closed after 5 s; at most 64 such connections",
+    "nothing; closed after 5 s; at most 1,024 such connections, then the oldest is closed",
 )
 MASTER_PORT = Listener(
     "`MASTER_PORT` of a run of ranks: torch's TCPStore in rank 0",

@@ -198,8 +198,8 @@ OPENS = {
 }  # fmt: skip
 NO_SOCKET = {  # what has such a name and opens nothing
     ("kinds.dask.node.run_cluster", "signature.bind"),  # of inspect
-    ("plan.container", "bind"), ("schedulers.slurm_options", "bind"),  # a mount of an image, an option of srun
-    ("remote.routes", "self.server.serve_forever"), ("kinds.ranks.node.rapidsmpf", "self.serve_forever"),  # a listener's threads
+    ("plan.container", "bind"), ("schedulers.slurm_options", "bind"),  # an option of Apptainer and of srun
+    ("remote.routes", "self.server.serve_forever"),  # a listener's threads
 }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ class End(NamedTuple):
     attempt: int = 0  # its number, from 0
     cause: str = ""  # why it failed in at most six words, empty if that is not known
     warnings: tuple[str, ...] = ()  # sentences
+    at_fault: tuple[str, ...] = ()  # nodes that failed by what they did themselves; others may have kept the rest away
     time: float = 0.0  # when this was written, in seconds since 1970
 
     @property
@@ -44,7 +45,8 @@ class End(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return the end as a JSON-ready table, which :func:`parse` reads."""
-        record = {"state": self.state, **self._asdict(), "quote": list(self.quote), "warnings": list(self.warnings)}
+        record = {"state": self.state, **self._asdict()}
+        record |= {name: list(value) for name, value in record.items() if isinstance(value, tuple)}
         del record["ended_as"]
         return record
 

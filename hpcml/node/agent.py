@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import select
 import signal
 import sys
 import tempfile
@@ -61,6 +60,7 @@ class Node:
     members: Members
     slots: list[Slot] = field(default_factory=list)
     refused: str = ""
+    own_fault: bool = True  # whether it is refused for what this node did, and not another
     ending: bool = False
     last_end: float = -math.inf
     next_look: float = 0.0
@@ -78,6 +78,7 @@ class Node:
             "last_ends": {slot.name: slot.last_end for slot in self.slots if slot.deaths},
         }
         node = {"node": self.context.node, "pid": os.getpid(), "state": state, "refused": self.refused}
+        node |= {"own_fault": self.own_fault}
         try:
             files.write_json(
                 self.context.attempt.mark_of(self.context.node), {**node, **children, "memory": self.memory}
@@ -86,9 +87,12 @@ class Node:
             where = f"the {self.members.noun}s on {self.context.node}"
             print(f"hpcml: the state of {where} cannot be written: {error}", file=sys.stderr)
 
-    def refuse(self, why: str) -> int:
-        """Say why this node can have no processes, and return the role's exit status."""
-        self.refused = why
+    def refuse(self, why: str, *, own_fault: bool = True) -> int:
+        """Say why this node can have no processes, and return the role's exit status.
+
+        Without ``own_fault`` the reason is another node, or what is between both.
+        """
+        self.refused, self.own_fault = why, own_fault
         self.mark("refused")
         print(f"hpcml: {why}.", file=sys.stderr)
         return self.members.failed
@@ -194,7 +198,7 @@ def keep(
         for slot in node.slots:
             if not slot.done and not slot.pid and now >= slot.start_at:
                 _start(node, slot, serve)
-        select.select([wake], [], [], TICK if awaited.written else awaited.interval)
+        processes.readable([wake], TICK if awaited.written else awaited.interval)
         with contextlib.suppress(BlockingIOError):
             os.read(wake, 4096)
         if not awaited.look():
@@ -206,7 +210,7 @@ def keep(
         _write_stacks(node, requests)
         _stop_if_ended(node)
         if os.getppid() != node.parent:
-            return node.refuse(f"the job step that runs the {node.members.noun}s ended")
+            return node.refuse(f"the job step that runs the {node.members.noun}s ended", own_fault=False)
     failed = any(slot.failed for slot in node.slots)
     node.mark("failed" if failed else "ended")
     return node.members.failed if failed else 0
@@ -237,13 +241,14 @@ def _stop_if_ended(node: Node) -> None:
     if since > patience + WATCH_END or now < node.next_look:
         return
     node.next_look = now + min(1.0, since / 4)  # always more seldom: most ends of a process are not the run's
-    if since >= patience and _run_has_ended(node.context):
+    if since >= patience and run_has_ended(node.context):
         for slot in node.slots:
             end(slot)
             slot.done = True
 
 
-def _run_has_ended(context: Context) -> bool:
+def run_has_ended(context: Context) -> bool:
+    """Whether the supervisor has written that the run ended."""
     return context.attempt.ended.name in files.listed(context.attempt.directory)
 
 
@@ -282,7 +287,7 @@ def _reap(node: Node, at_end: Callable[[Slot, int, int], None]) -> None:
 def _judge(node: Node, slot: Slot, code: int) -> None:
     """Decide what a process's end means: done, come back, or failed for good after too many deaths."""
     node.last_end, node.next_look = time.monotonic(), 0.0
-    over = node.ending or _run_has_ended(node.context)
+    over = node.ending or run_has_ended(node.context)
     if code == 0 or over:
         slot.done = True
         slot.retired = not over

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import os
+import resource
+import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 COME_BACK = 3  # exit status of a child that is to be started again: a worker that Dask closed (client.restart)
+MOST_FILES = 1 << 20  # what a process asks for where the hard limit is higher: some programs make a table of all
 MOST = 2.0  # seconds between two ticks that count; a longer pause was not this process's own doing
 # Thousandths of the memory that Linux counts a process for beyond what it takes.
 KILLED_FIRST = 300  # a worker
@@ -61,6 +65,22 @@ def long_import() -> Iterator[None]:
         gc.freeze()
         gc.set_threshold(*_THRESHOLDS)
         gc.enable()
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many open files as it may: every connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def readable(descriptors: Iterable[int], seconds: float) -> set[int]:
+    """Return which of some descriptors can be read, waiting for the first: select() knows none beyond 1,023."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(math.ceil(1000 * seconds))}
 
 
 def end_with(parent: int) -> None:

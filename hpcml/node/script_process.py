@@ -150,6 +150,10 @@ class Script:
         """Whether the kernel killed the script, or a process counted with it, because it was out of memory."""
         return self.killed_by_others(status) and oom_kills() > self.oom_before
 
+    def hindrance(self) -> tuple[str, str]:
+        """Return nothing: hpcml gives the script no port to listen on."""
+        return "", ""
+
     def describe_end(self, status: int) -> str:
         """Return how the script ended, in words."""
         if self.context.settings.code.form is Form.JUPYTER and status in (0, START_FAILED):

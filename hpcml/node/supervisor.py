@@ -172,8 +172,14 @@ def _follow(state: RunState, processes: Processes, script: RunningScript) -> End
     state.events.write("driver-ended", exit_status=status)
     if must_end is None and not script.out_of_memory(status):  # on its own, or quicker than the supervisor
         state.end_requests.look_again()
-        must_end = state.end_requests.asked(state.phase)
+        must_end = state.end_requests.asked(state.phase) or _hindered(script)
     return _end_of(state, script, status, must_end)
+
+
+def _hindered(script: RunningScript) -> End | None:
+    """Return the end of a run that another account kept from its work, None if none did."""
+    what, hint = script.hindrance()
+    return End(errors.PORT_TAKEN, SCRIPT, "hpcml", what, hint) if what else None
 
 
 def _keep_stacks(state: RunState, processes: Processes, script: RunningScript, end: End) -> None:

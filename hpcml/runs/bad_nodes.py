@@ -122,8 +122,9 @@ def _lock(descriptor: int) -> bool:
 def at_fault(current: Status, rule: str, nodes: Sequence[str]) -> tuple[str, ...]:
     """Return the nodes that a run failed on by their own fault, judged by the rule that tells its cause.
 
-    What all nodes of a run show is none of theirs. A node that alone did not get its workers up, or could not use
-    the image, is at fault, unless its memory was full.
+    What all nodes of a run show is none of theirs. A node that alone did not get its processes up by what it did
+    itself, or could not use the image, is at fault, unless its memory was full. One that others kept away, as by a
+    flood of connections, is not.
     """
     retry = BY_NAME[rule].retry if rule in BY_NAME else Retry.NONE
     if retry is Retry.EXCLUDE:
@@ -133,9 +134,7 @@ def at_fault(current: Status, rule: str, nodes: Sequence[str]) -> tuple[str, ...
         and retry is not Retry.MEMORY
         and current.ending.exit_status in (errors.WORKERS_NEVER_CAME, errors.IMAGE)
     ):
-        named = [
-            node for node in current.allocation.nodes if re.search(rf"(?:^|[:;] ){re.escape(node)}: ", current.message)
-        ]
+        named = [node for node in current.allocation.nodes if node in current.ending.at_fault]
         first = current.ending.exit_status == errors.IMAGE and named == list(
             current.allocation.nodes[:1]
         )  # it is the first that tries

@@ -107,6 +107,7 @@ class Ending(NamedTuple):
     by: str = ""  # who decided it: script, hpcml, scheduler (Slurm), user
     cause: str = ""  # why it failed in some words, as the run itself has written it
     quote: tuple[str, ...] = ()  # lines that show it
+    at_fault: tuple[str, ...] = ()  # nodes that failed by what they did themselves
 
 
 class Status(NamedTuple):
@@ -168,6 +169,7 @@ class Status(NamedTuple):
             self.progress.attempt,
             self.ending.cause,
             self.progress.warnings,
+            self.ending.at_fault,
         )
 
     @property
@@ -324,6 +326,7 @@ def _with_end(current: Status, end: End) -> Status:
         hint=end.hint,
         cause=end.cause,
         quote=end.quote,
+        at_fault=end.at_fault,
     )
 
 

@@ -103,11 +103,12 @@ async def measure(count: int, way: str) -> dict[str, Any]:
     from distributed.comm import connect
     from distributed.versions import get_versions
 
-    from hpcml.kinds.dask.node import connection_limits, tls
+    from hpcml.kinds.dask.node import tls
     from hpcml.kinds.dask.node.dask_worker import PrivateWorker
+    from hpcml.node.processes import raise_file_limit
     from hpcml.paths import RunPaths
 
-    connection_limits.raise_file_limit()
+    raise_file_limit()
     with tempfile.TemporaryDirectory(prefix="hpcml-crowd-") as name:
         scheduler = Scheduler(Path(name), way)
         try:

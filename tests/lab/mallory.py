@@ -316,3 +316,111 @@ for address, port in sorted(listens):
         found.append({"port": port, "keys": keys.decode("latin-1")[-200:], "rendezvous": rendezvous})
 print(json.dumps(found))
 """
+
+# Floods the ports at which the supervisor of a run of ranks waits for its agents, from their first moment until her input ends: they
+# are the victim's ports of the first node that say a number of 32 digits first. Arguments: the victim, the first node's
+# address, and a file for the ports, which her program on that node finds for all of them.
+SWARM = r"""
+import contextlib, json, os, pwd, socket, sys, threading, time
+victim, host, file = pwd.getpwnam(sys.argv[1]).pw_uid, sys.argv[2], sys.argv[3]
+lines = ["é b n1\n".encode(), b"", b"x" * 300, b"\xff" * 40 + b"\n", b"0" * 64 + b" " + b"0" * 32 + b" n2\n", b"a", b"{\"event\": \"lost\"}\n", b"\n" * 100]
+tries, known, heard, kept = 0, set(), {}, []
+def listening():
+    for line in open("/proc/net/tcp").read().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and int(fields[7]) == victim: yield int(fields[1].rpartition(":")[2], 16)
+def greets(port):
+    with contextlib.suppress(OSError), socket.create_connection((host, port), 1) as s:
+        s.settimeout(1)
+        return len(s.recv(33)) == 33
+    return False
+stop = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+print("planted", flush=True)
+here = False
+with contextlib.suppress(OSError), socket.socket() as s:
+    s.bind((host, 0)); here = True
+while not stop.is_set():
+    if here:
+        now = set(listening())
+        new = {port for port in now - heard.keys()}
+        heard = {port: heard[port] if port in heard else greets(port) for port in now}
+        if new or {port for port in heard if heard[port]} != known:
+            known = {port for port in heard if heard[port]}
+            with open(file + ".new", "w") as out: out.write(json.dumps(sorted(known)))
+            os.chmod(file + ".new", 0o644); os.rename(file + ".new", file)
+    else:
+        with contextlib.suppress(OSError, ValueError): known = set(json.load(open(file)))
+    for port in known if tries < 60_000 else ():
+        for _ in range(50):
+            s = socket.socket(); s.setblocking(False)
+            s.connect_ex((host, port)); tries += 1
+            kept.append((s, lines[tries % len(lines)]))
+    while len(kept) > 300:
+        s, line = kept.pop(0)
+        with contextlib.suppress(OSError): s.send(line)
+        s.close()
+    stop.wait(0.002 if known else 0.02)
+print(json.dumps({"tries": tries, "won": []}), flush=True)
+"""
+
+# Says everything that a stranger can to the agents' port. Arguments: host, port.
+JUNK = r"""
+import json, os, socket, sys
+host, port, tries, won = sys.argv[1], int(sys.argv[2]), 0, []
+forms = ["é b n1\n".encode(), "ключ b n1\n".encode(), b"\xff\xfe\n", b"\n", b" \n", b"  \n", b"a b\n", b"a b c d\n", b"{n} {n} n1\n", b"{n}\n", b"{n}" * 20,
+         b"x" * 511 + b"\n", b"x" * 600, b"x" * 200_000, b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"[" * 5000 + b"\n", b"\0" * 300 + b"\n",
+         b"0" * 64 + b" " + b"0" * 32 + b" n2\n{\"event\": \"rank-ended\", \"rank\": 0, \"status\": 7, \"memory\": false}\n", b"AUTH rank=0 nranks=4 token=x\n"]
+forms += [bytes([byte]) * 3 + b" b n1\n" for byte in range(128, 256, 4)] + [os.urandom(size) + b"\n" for size in range(1, 500, 10)]
+for form in forms:
+    tries += 1
+    try:
+        with socket.create_connection((host, port), 20) as s:
+            s.settimeout(20)
+            number = s.recv(33).strip()
+            s.sendall(form.replace(b"{n}", number)); s.shutdown(socket.SHUT_WR)
+            if data := s.recv(64): won.append(f"{form[:30]!r}: {data[:40]!r}")
+    except OSError: pass
+print(json.dumps({"tries": tries, "won": won}))
+"""
+
+# Calls each abstract socket of the victim's that she finds, again and again, until her input ends.
+CALLS = r"""
+import contextlib, json, socket, sys, threading
+tries, won, kept = 0, [], []
+stop = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+print("planted", flush=True)
+while not stop.is_set():
+    names = {line.split()[-1] for line in open("/proc/net/unix") if " @hpcml-" in line}
+    for name in names:
+        for words in (b"", b"x", b"{\"rank\": 0, \"variables\": {}}"):
+            s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.setblocking(False)
+            tries += 1
+            with contextlib.suppress(OSError):
+                s.connect("\0" + name[1:])
+                kept.append(s)
+                s.send(words)
+    while len(kept) > 100: kept.pop(0).close()
+    stop.wait(0.001)
+print(json.dumps({"tries": tries, "won": won}))
+"""
+
+# Listens on every port of an address that is bound and not listened on, as soon as there is one; she says which.
+SQUAT = r"""
+import json, socket, sys, time
+host, held = sys.argv[1], []
+print("planted", flush=True)
+end = time.monotonic() + 240
+low, high = map(int, open("/proc/sys/net/ipv4/ip_local_port_range").read().split())
+while not held and time.monotonic() < end:
+    for port in range(low, high + 1):
+        with socket.socket() as s:
+            try: s.bind((host, port)); continue
+            except OSError: pass
+        s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try: s.bind((host, port)); s.listen(); held.append(s)
+        except OSError: s.close()
+print(json.dumps([s.getsockname()[1] for s in held]), flush=True)
+sys.stdin.read()
+"""

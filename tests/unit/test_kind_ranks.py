@@ -19,12 +19,12 @@ import pytest
 
 from hpcml.errors import IMAGE, STOPPED, HpcmlError, NotFoundError
 from hpcml.forms import Form
-from hpcml.kinds.ranks.node import interconnect, link, rapidsmpf, tasks
-from hpcml.kinds.ranks.node.processes import ENDING, FOLLOW, LEFT, Processes, Ranks
+from hpcml.kinds.ranks.node import absence, interconnect, link, rapidsmpf, tasks
+from hpcml.kinds.ranks.node.connections import Connection
+from hpcml.kinds.ranks.node.processes import ENDING, FOLLOW, LEFT, Ranks
 from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
 from hpcml.node import job
 from hpcml.node.interconnect.measurement import parse_nccl_log
-from hpcml.node.outcome import RunEndedError
 from hpcml.node.settings import Context
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.plan.plan import RunLocation, plan
@@ -96,12 +96,34 @@ def test_another_user_s_process_is_no_task(tmp_path: Path, monkeypatch: pytest.M
     caller = tasks._call(tasks._place(context), time.monotonic() + 60)
     assert caller
     with caller, agent.listener:
-        assert not agent.are_complete()  # without waiting for a message
         caller.send(b'{"rank": 3, "variables": {}}')
         monkeypatch.setattr("os.geteuid", lambda: 12345)
         assert not agent.are_complete()
         with pytest.raises(ConnectionResetError):
             caller.recv(1)
+        assert tasks._call(tasks._place(context), time.monotonic() + 0.2) is None  # another user's process is no agent
+
+
+def test_a_task_that_says_nothing_sensible_is_none(tmp_path: Path) -> None:
+    context = on_a_node(tmp_path)
+    agent = tasks.Tasks(context, range(3, 4))
+    said = [b"", b"x", b"[]", b"{}", b'{"rank": "x", "variables": {}}', b'{"rank": 3, "variables": 5}', b"\xff", None]
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(agent.listener)
+        for message in said:
+            caller = tasks._call(tasks._place(context), time.monotonic() + 60)
+            assert caller
+            opened.enter_context(caller)
+            if message is None:
+                caller.send(b'{"rank": 3, "variables": {"PMI_RANK": "3"}}')
+            elif message:
+                caller.send(message)
+            else:
+                caller.close()
+        assert agent.are_complete()
+        assert agent.by_rank[3].variables == {"PMI_RANK": "3"}
+        assert not agent.callers
+        agent.by_rank[3].connection.close()
 
 
 def test_a_rank_has_the_connection_of_its_task_with_slurm(tmp_path: Path) -> None:
@@ -197,14 +219,14 @@ def test_a_node_tries_all_addresses_and_speaks_over_one(hub: link.Hub) -> None:
         (line, ways), messages = served(hub, lambda: link.connect(places, KEY, "n1"))
     assert line is not None
     assert list(ways) == ["127.0.0.1", "127.0.0.2"]
-    line.send(event="ready")
+    line.send(event="alive", processors=1.5)
     while len(messages) < 2:
         messages += hub.receive(1)
-    assert messages == [("n1", {"event": "connected"}), ("n1", {"event": "ready"})]
+    assert messages == [("n1", {"event": "connected"}), ("n1", {"event": "alive", "processors": 1.5})]
     hub.send(do="start")
     assert [order for _ in range(2) for order in line.receive()] == [{"do": "start"}]
     line.close()
-    assert hub.receive(1) == [("n1", {"event": "lost"})]
+    assert hub.receive(1) == [("n1", {"event": "lost", "why": "it closed the connection"})]
 
 
 def test_who_lacks_the_run_s_key_gets_no_line(hub: link.Hub) -> None:
@@ -219,7 +241,7 @@ def test_who_lacks_the_run_s_key_gets_no_line(hub: link.Hub) -> None:
         with contextlib.suppress(ConnectionResetError):
             while stranger.recv(1024):
                 pass
-    assert not hub.strangers
+    assert not hub.entrance.strangers
     if line:
         line.close()
 
@@ -227,13 +249,13 @@ def test_who_lacks_the_run_s_key_gets_no_line(hub: link.Hub) -> None:
 @pytest.mark.parametrize("change", [lambda text: text.replace(b"ok", b"no"), lambda text: text + text])
 def test_a_line_that_was_changed_or_said_again_ends_the_connection(change: Any) -> None:
     ours, theirs = socket.socketpair()
-    sender, receiver = link.Line(ours, KEY, b"a", b"b"), link.Line(theirs, KEY, b"b", b"a")
+    sender, passed = link.Line(Connection(ours, 1000), KEY, b"a", b"b"), theirs.recv
     sender.send(event="ok")
-    changed = change(theirs.recv(link.LONGEST))
-    receiver.take(changed)
-    assert receiver.closed
-    ours.close()
-    theirs.close()
+    receiver = link.Line(Connection(theirs, 1000), KEY, b"b", b"a", change(passed(link.LONGEST)))
+    receiver.receive()
+    assert receiver.why == "it sent a line that is not authentic"
+    sender.close()
+    receiver.close()
 
 
 def test_a_node_that_cannot_enter_the_image_ends_the_run_as_such(tmp_path: Path) -> None:
@@ -241,16 +263,14 @@ def test_a_node_that_cannot_enter_the_image_ends_the_run_as_such(tmp_path: Path)
     for folder in (run.attempt(0).nodes, run.attempt(0).exits, run.logs):
         folder.mkdir(parents=True)
     settings = settings_of(job__one_machine=False, job__image="/images/dask.sif")
-    processes: Any = object.__new__(Processes)
-    processes.context = Context(run, run.attempt(0), 0, settings, "n1", ("n1", "n2", "n3"))
-    processes.state = SimpleNamespace(steps=SimpleNamespace(lost_tasks=dict, gone=lambda _: False))
-    processes.settings, processes.reached = settings, {"n1": ["10.0.0.1"]}
+    context = Context(run, run.attempt(0), 0, settings, "n1", ("n1", "n2", "n3"))
+    steps = SimpleNamespace(lost_tasks=dict, gone=lambda _: False)
+    state: Any = SimpleNamespace(steps=steps, context=context, phase="nodes")
     (run.attempt(0).exits / "rank@n2").write_text("255\n")
     run.log("rank", "n2").write_text("FATAL:   container creation failed: it is cut off\n")
-    with pytest.raises(RunEndedError) as caught:
-        processes._end_without_nodes(late=True)
-    end = caught.value.end
-    assert (end.exit_status, end.phase) == (IMAGE, "image")
+    end = absence.end_without(state, ["n2", "n3"], {}, late=True)
+    assert end
+    assert (end.exit_status, end.phase, end.at_fault) == (IMAGE, "image", ("n2",))
     assert end.message == "n2: the image could not be started: container creation failed: it is cut off"
     assert end.hint
 

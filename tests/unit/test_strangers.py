@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("distributed", reason="Dask is not installed (hpcml's extra node)")
 
 from hpcml.kinds.dask.node import connection_limits
+from hpcml.node.processes import raise_file_limit
 
 
 def test_a_loud_logger_has_a_ration(caplog: pytest.LogCaptureFixture) -> None:
@@ -63,5 +64,5 @@ def test_a_machine_without_limits_gets_one(monkeypatch: pytest.MonkeyPatch) -> N
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1 << 30))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
-    connection_limits.raise_file_limit()
+    raise_file_limit()
     assert asked == [(1 << 20, 1 << 30)]

@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -252,10 +251,10 @@ class Sweep:
         """Wait until a point ends or reports, a worker group is reset, or it is time to look at the other runs."""
         reporting = {slot.reports.fileno(): slot for slot in self.slots if slot.reports} if self.study else {}
         resetting = {slot.resetter.connection.fileno(): slot for slot in self.slots if slot.resetting}
-        ready, _, _ = select.select([self.wake, *resetting, *reporting], [], [], TICK)
+        ready = processes.readable([self.wake, *resetting, *reporting], TICK)
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake, 4096)
-        for descriptor in reporting.keys() & set(ready):
+        for descriptor in reporting.keys() & ready:
             self._judge(reporting[descriptor])
         for slot in self.slots:
             if slot.pid:

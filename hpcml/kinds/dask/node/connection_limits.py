@@ -18,6 +18,8 @@ import dask.config
 from distributed.comm import registry
 from distributed.comm.tcp import TLSBackend, TLSListener
 
+from hpcml.node.processes import raise_file_limit
+
 logger = logging.getLogger("hpcml.tls")
 
 DEADLINE = 10.0  # seconds for a TLS handshake: a busy process on either side may take some
@@ -25,7 +27,6 @@ MOST_HALF_OPEN = 2048  # TLS handshakes under way at one listener, each some 50 
 SHARE_OF_FILES = 4  # the part of the process's files that they may take
 FILES_EACH = 3  # connections of a scheduler with each worker: its stream, its questions, and those of the scheduler
 FILES_OF_ITS_OWN = 64  # and files that are no connections
-MOST_FILES = 1 << 20  # what a process asks for where the hard limit is higher: some programs make a table of all
 LINES_A_MINUTE = 20
 _LOGGERS = ("distributed.comm.tcp", "tornado.general", "tornado.application", "asyncio")  # which peers can make write
 
@@ -52,14 +53,6 @@ class Guarded:
             raise ValueError(f"{type(self).__name__} needs a local_directory: set this argument to your own folder")
         guard()
         super().__init__(*arguments, **options)
-
-
-def raise_file_limit() -> None:
-    """Let this process have as many open files as it may: every connection is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def too_few_files(workers: int) -> str:

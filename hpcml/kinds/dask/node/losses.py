@@ -30,7 +30,7 @@ class Missing:
 
     ``final`` means that waiting longer would not help, and ``quote`` is its log's end only then: logs of nodes that may
     still come are not read at each look. ``remedy`` is what to do where an image was not entered; ``memory`` is which
-    of its workers was ended because it was out of memory, empty if none was.
+    of its workers was ended because it was out of memory, empty if none was. Without ``own_fault`` others may be why.
     """
 
     node: str
@@ -40,6 +40,7 @@ class Missing:
     quote: tuple[str, ...]
     remedy: str = ""
     memory: str = ""
+    own_fault: bool = True
 
     def sentence(self) -> str:
         """Return the node and the reason in one clause."""
@@ -69,34 +70,36 @@ def missing_nodes(
         absent = tuple(name for name in context.worker_names(node) if ended or name not in present)
         mark = (absent and f"{node}.json" in marks and files.read_json(context.attempt.mark_of(node))) or {}
         if absent := tuple(name for name in absent if name not in mark.get("retired", ())):
-            why, final, remedy = _reason(context, node, mark, ended=ended)
+            why, final, remedy, own_fault = _reason(context, node, mark, ended=ended)
             if node in lost and not ended:
-                why, final = lost[node], True
+                why, final, own_fault = lost[node], True, True
             if step_gone and not final:
-                why, final = f"{_STEP_GONE} ({why})" if ended else _STEP_GONE, True
+                why, final, own_fault = f"{_STEP_GONE} ({why})" if ended else _STEP_GONE, True, False
             quote = worker_log(context, node) if final else ()
-            missing.append(Missing(node, absent, why, final, quote, remedy, mark.get("memory", "")))
+            missing.append(Missing(node, absent, why, final, quote, remedy, mark.get("memory", ""), own_fault))
     return missing
 
 
-def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -> tuple[str, bool, str]:
+def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -> tuple[str, bool, str, bool]:
+    """Return why a node lacks workers, whether waiting is vain, what to do, and whether the node itself is why."""
     if mark and mark["refused"]:
-        return str(mark["refused"]), True, ""
+        return str(mark["refused"]), True, "", mark.get("own_fault", True)
     if mark and (failed := mark["failed"]):
-        return f"worker {failed[0]['name']} exited repeatedly ({failed[0]['why']})", True, ""
+        return f"worker {failed[0]['name']} exited repeatedly ({failed[0]['why']})", True, "", True
     if ended:
         status = context.attempt.exit_of(WORKER.name, node).read_text().strip()
         if cause := not_entered(context, status, lambda most: worker_log(context, node, most)):
-            return cause.what, True, cause.hint
+            return cause.what, True, cause.hint, True
         cause = rules.of_role(int(status), worker_log(context, node))
-        return f"the workers' parent process {cause.what}", status != "0", ""  # 0: its workers were retired
+        has_failed = status != "0"  # 0: its workers were retired
+        return f"the workers' parent process {cause.what}", has_failed, "", has_failed
     if not mark:
-        return "the workers' parent process did not start", False, ""
+        return "the workers' parent process did not start", False, "", True
     for name in mark["deaths"]:
-        return f"worker {name} exited: {mark['last_ends'][name]}", False, ""
+        return f"worker {name} exited: {mark['last_ends'][name]}", False, "", True
     if mark["state"] == "starting":
-        return "the workers' parent process started but is still importing Dask", False, ""
-    return "the workers started but did not register with the scheduler", False, ""
+        return "the workers' parent process started but is still importing Dask", False, "", True
+    return "the workers started but did not register with the scheduler", False, "", False
 
 
 def sentences(nodes: Sequence[Missing]) -> str:
@@ -154,14 +157,15 @@ def of_the_workers(
         return None
     outside = [missing for missing in final if missing.remedy]
     named = outside or final or nodes
+    at_fault = tuple(missing.node for missing in named if missing.own_fault)
     quote = (named[0].quote or worker_log(context, named[0].node)) if named else ()
     if outside:
-        return End(errors.IMAGE, "image", "hpcml", sentences(named), outside[0].remedy, quote)
+        return End(errors.IMAGE, "image", "hpcml", sentences(named), outside[0].remedy, quote, at_fault=at_fault)
     when = f" within {late:g} s" if late else ""
     absent = sum(len(missing.workers) for missing in nodes)
     reason = f"{absent} of {absent + len(present)} workers did not start{when}: {sentences(named)}"
     hint = f"See the whole log: hpcml logs {context.run.directory.name} worker."
-    return End(errors.WORKERS_NEVER_CAME, "workers", "hpcml", reason, hint, quote)
+    return End(errors.WORKERS_NEVER_CAME, "workers", "hpcml", reason, hint, quote, at_fault=at_fault)
 
 
 def scheduler_log(context: Context, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import select
 import socket
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hpcml import listening
+from hpcml.node.processes import readable
 
 TOPIC = "hpcml"  # of Dask's events: what workers and clients tell the supervisor by way of the scheduler
 CLOCK_QUESTION = "hpcml_time"  # the scheduler's handler that tells its time
@@ -50,8 +50,7 @@ class Channel:
 
     def receive(self, timeout: float) -> list[dict[str, Any]]:
         """Return the lines that arrived, waiting at most ``timeout`` seconds for the first."""
-        ready, _, _ = select.select([] if self.closed else [self.connection or self.listener], [], [], timeout)
-        if not ready:
+        if not readable([] if self.closed else [(self.connection or self.listener).fileno()], timeout):
             return []
         if self.connection is None:
             self.connection, _ = self.listener.accept()

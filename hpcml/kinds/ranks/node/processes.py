@@ -9,16 +9,14 @@ from typing import Any
 
 from hpcml import errors, listening
 from hpcml.failures.end import End
-from hpcml.failures.rules import Explanation, of_role
 from hpcml.files import tail, write
-from hpcml.kinds.ranks import MPI, RANK
-from hpcml.kinds.ranks.node import interconnect
+from hpcml.kinds.ranks import RANK
+from hpcml.kinds.ranks.node import absence, interconnect, ports
 from hpcml.kinds.ranks.node.link import Hub
 from hpcml.kinds.ranks.node.ranks import error_of, numbers_of
 from hpcml.kinds.ranks.node.rapidsmpf import Server, token_of
 from hpcml.kinds.ranks.variables import OPEN, World
 from hpcml.node import files, stacks
-from hpcml.node.end_cause import not_entered
 from hpcml.node.hardware import network, sysfs
 from hpcml.node.interconnect import record
 from hpcml.node.outcome import RunEndedError, say
@@ -31,9 +29,9 @@ ENDING = 10.0  # seconds that they have then
 LEFT = 60.0  # seconds after a rank's good end after which it is said who still runs
 IDLE = 0.005  # of a processor, below which a node's ranks do nothing
 CLOSE = 2.0  # seconds in which the agents end by themselves
-_QUOTE = (12, 300)
 _SHOWN = 40  # lines of a failed rank's log that the script's log gets
 _NAMED = 4
+_TRIES = 3  # times that the nodes try the first one's addresses before none is said to lead to all
 
 
 class Processes:
@@ -42,10 +40,11 @@ class Processes:
     def __init__(self, state: RunState, folders: contextlib.ExitStack) -> None:
         self.state, self.context, self.settings = state, state.context, state.context.settings
         self.key = secrets.token_bytes(32)
-        self.hub = folders.enter_context(Hub(self._addresses(), self.key))
-        self.folders = folders
+        self.hub = folders.enter_context(Hub(self._addresses(), self.key, lambda: state.clock.seconds))
+        self.folders, self.ports = folders, ports.Ports(folders, state.context.node)
         self.world = World()
-        self.lost: set[str] = set()  # nodes whose connection has ended
+        self.lost: dict[str, str] = {}  # by node whose connection has ended: why, a clause
+        self.tries = _TRIES
         self.versions = Comparison(state.context, (RANK,), shown=("python", "torch", "jax", "mpi4py"))
         self.reached: dict[str, list[str]] = {}  # by node, the addresses of this one that it reached
         self.heard: dict[str, float] = {}  # by node, when it was last heard, by the supervisor's clock
@@ -75,7 +74,7 @@ class Processes:
         write(context.attempt.ranks_key, self.key)
         files.write_json(context.attempt.control, {"places": self.hub.places, "node": context.node})
         deadline = state.clock.seconds + self.settings.deadlines.workers
-        while len(self.reached) < len(context.node_names):
+        while not self._are_ready():
             self.step()
             self.check()
             state.judge(self.versions)
@@ -90,15 +89,25 @@ class Processes:
             self._check_interconnect()
         return {}
 
+    def _are_ready(self) -> bool:
+        """Whether all nodes are; where no address leads to all, they try again: a flood of connections may be why."""
+        if len(self.reached) < len(self.context.node_names):
+            return False
+        if self._common() or not self.tries:
+            return True
+        self.tries -= 1
+        self.reached.clear()
+        self.hub.send(do="connect")
+        return False
+
     def _check_interconnect(self) -> None:
         """Have the agents make an all-reduce; ``fabric.require`` decides what its result means."""
         state, limit = self.state, self.settings.deadlines.interconnect
         state.phase = "fabric"
         state.events.write("fabric-checking")
         began = state.clock.seconds
-        world = interconnect.world_of_check(
-            self.world, self.settings, self._reserved(listening.MASTER_PORT, self.world.address)
-        )
+        port = ports.Ports(self.folders, self.context.node).reserve(listening.MASTER_PORT, self.world.address)
+        world = interconnect.world_of_check(self.world, self.settings, port)
         self.hub.send(do="check", world=world._asdict())
         while not (is_complete := interconnect.is_complete(self.measured, len(self.context.node_names))):
             self.step()
@@ -124,72 +133,28 @@ class Processes:
     def _end_without_nodes(self, *, late: bool) -> None:
         """End the run if a node cannot come any more, or with the deadline if one has not come."""
         missing = [node for node in self.context.node_names if node not in self.reached]
-        reasons = {node: reason for node in missing if (reason := self._refusal(node))}
-        if late:
-            seconds = f"{self.settings.deadlines.workers:g} s"
-            limit = Explanation(f"the process that starts the ranks was not ready within {seconds}")
-            reasons |= {node: limit for node in missing if node not in reasons}
-        outside = {node: reason for node, reason in reasons.items() if reason.hint}  # the image was not entered
-        if reasons := outside or reasons:
-            first = next(iter(reasons))
-            named = "; ".join(f"{node}: {reason.what}" for node, reason in list(reasons.items())[:_NAMED])
-            more = f"; and {len(reasons) - _NAMED} more nodes" if len(reasons) > _NAMED else ""
-            if outside:
-                end = End(errors.IMAGE, "image", "hpcml", named + more, reasons[first].hint, self._log_of(first))
-                raise RunEndedError(end)
-            raise self.state.end(errors.WORKERS_NEVER_CAME, named + more, quote=self._log_of(first))
+        if end := absence.end_without(self.state, missing, self.lost, late=late):
+            raise RunEndedError(end)
 
-    def _refusal(self, node: str) -> Explanation | None:
-        """Return why a node will have no ranks, with a hint if it did not enter the image; None if it still may."""
-        attempt = self.context.attempt
-        if lost := self.state.steps.lost_tasks().get(node):
-            return Explanation(lost)
-        mark = files.read_json(attempt.mark_of(node)) if f"{node}.json" in files.listed(attempt.nodes) else None
-        if mark and mark["refused"]:
-            return Explanation(str(mark["refused"]))
-        path = attempt.exit_of(RANK.name, node)
-        if path.name in files.listed(attempt.exits):
-            status = path.read_text().strip()
-            cause = not_entered(self.context, status, lambda most: self._log_of(node, most))
-            return cause or Explanation(
-                f"the process that starts the ranks {of_role(int(status), self._log_of(node)).what}"
-            )
-        path = attempt.exit_of(MPI.name, node)
-        if path.name in files.listed(attempt.exits) and (code := int(path.read_text())):
-            log = tail(self.context.run.log(MPI.name, node), *_QUOTE)
-            return Explanation(f"a task of srun {of_role(code, log).what}")
-        gone = [role.name for role in (RANK, MPI) if self.state.steps.gone(role.name)]
-        lines = [line for line in tail(self.context.run.job_log, *_QUOTE) if line.startswith("srun: ")]
-        return Explanation(": ".join([f"the job step '{gone[0]}' ended", *lines[-1:]])) if gone else None
-
-    def _log_of(self, node: str, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
-        """Return the last lines of an agent's log, or those of the job's log (srun's own words) if it has none."""
-        if lines := tail(self.context.run.log(RANK.name, node), *most):
-            return tuple(lines)
-        return tuple(line for line in tail(self.context.run.job_log, *most) if "srun" in line or node in line)
+    def _common(self) -> list[str]:
+        """Return the addresses of this node that every node has reached, the best first."""
+        return [one for one, _ in self.hub.places if all(one in reached for reached in self.reached.values())]
 
     def _world(self) -> World:
         """Return what all ranks share: an address that each node has reached, and free ports there."""
-        places = [address for address, _ in self.hub.places]
-        common = [one for one in places if all(one in reached for reached in self.reached.values())]
-        if not common:
+        if not (common := self._common()):
             ways = "; ".join(f"{node} reaches {', '.join(by)}" for node, by in list(self.reached.items())[:_NAMED])
             reason = f"no address of {self.context.node} can be reached from all nodes ({ways})"
             hint = "Set network.interface in the profile to the interface that connects the nodes."
             raise self.state.end(errors.WORKERS_NEVER_CAME, reason, hint)
         each = self.settings.workers.per_node
-        ports = [self._reserved(row, common[0]) for row in (listening.MASTER_PORT, listening.JAX_PORT)]
+        numbers = [self.ports.reserve(row, common[0]) for row in (listening.MASTER_PORT, listening.JAX_PORT)]
         nodes, gpus = self.settings.job.nodes, self.settings.gpus
-        world = World(nodes, each, gpus, common[0], ports[0], ports[1])
+        world = World(nodes, each, gpus, common[0], numbers[0], numbers[1])
         if world.may_use_rapidsmpf:
             server = self.folders.enter_context(Server(common[0], world.size, token_of(self.key)))
             world = world._replace(rapidsmpf=server.port)
         return world
-
-    def _reserved(self, row: listening.Listener, address: str) -> int:
-        """Return a port that no other program is given by chance while the run lasts; rank 0 can listen there."""
-        holder = self.folders.enter_context(contextlib.closing(listening.reserve_tcp(row, address)))
-        return int(holder.getsockname()[1])
 
     # -- what the nodes report ------------------------------------------------------------------------------------
 
@@ -219,10 +184,19 @@ class Processes:
                 self.state.warn(message["text"])
             case "rank-ended" if self.script:
                 self.script.take(node, message)
-            case "lost":
-                self.lost.add(node)
-            case "connected":  # again, where srun has started its agent again
-                self.lost.discard(node)
+            case "lost" | "connected":
+                self._note_connection(node, message.get("why", ""))
+
+    def _note_connection(self, node: str, lost: str) -> None:
+        """Take note that a node's connection was lost, for a reason, or is there; before the start it may come back."""
+        if lost:
+            self.lost[node] = lost
+            if self.script is None:
+                self.reached.pop(node, None)
+        elif self.closing:
+            self.hub.send(do="close")
+        elif self.script is None:
+            self.lost.pop(node, None)
 
     def _note_use(self, node: str, seconds: float) -> None:
         now = self.state.clock.seconds
@@ -239,13 +213,14 @@ class Processes:
         for node, heard in self.heard.items():
             if self.script and self.script.over_on(node):
                 continue
-            if node in self.lost:
-                if self.script is None:
-                    self._end_without_nodes(late=False)  # if its agent has written why
-                raise self.state.end(lost, f"the connection to {node} was lost", quote=self._log_of(node))
+            if node in self.lost and self.script:
+                reason = f"the connection to {node} was lost: {self.lost[node]}"
+                raise self.state.end(lost, reason, quote=absence.log_of(self.context, node))
+            if node in self.lost and self.state.time_to_look():
+                self._end_without_nodes(late=False)  # if its agent has written why
             if now - heard > deadlines.answer:
                 reason = f"{node} has not answered for {deadlines.answer:g} s"
-                raise self.state.end(lost, reason, quote=self._log_of(node))
+                raise self.state.end(lost, reason, quote=absence.log_of(self.context, node))
         if self.script is None:
             return
         self.script.note_rest(now)
@@ -261,6 +236,10 @@ class Processes:
 
     def run_script(self, environment: dict[str, str]) -> Ranks:  # noqa: ARG002 - each rank has its own
         """Start the ranks on all nodes."""
+        if taken := self.ports.reserve_again(self.world.address):
+            raise self.state.end(errors.PORT_TAKEN, taken.clause, ports.HINT)
+        numbers = self.ports.numbers
+        self.world = self.world._replace(port=numbers[listening.MASTER_PORT], coordinator=numbers[listening.JAX_PORT])
         self.script = Ranks(self)
         self.idle.clear()
         self.hub.send(do="start", world=self.world._asdict())
@@ -299,6 +278,7 @@ class Ranks:
         self.first_end = self.first_failure = self.killed_at = 0.0  # by the supervisor's clock; 0: not yet
         self.first = -1  # the rank that ended first
         self.told = False
+        self.taken: ports.Taken | None = None  # a port on which rank 0 could not listen
 
     def take(self, node: str, end: dict[str, Any]) -> None:
         """Take in a rank's end."""
@@ -309,6 +289,8 @@ class Ranks:
             self.first, self.first_end = rank, now
         if status not in (0, errors.STOPPED) and not self.told:
             self.failures.append((rank, end))
+            if rank == 0 and ports.IN_USE.search("\n".join(tail(self.state.context.run.driver_log, _SHOWN))):
+                self.taken = self.processes.ports.taken()
             if not self.first_failure:
                 self.first_failure = now
                 self.state.events.write("rank-failed", rank=rank, node=node, status=status)
@@ -391,6 +373,10 @@ class Ranks:
         elif number := errors.signal_of_status(status):
             how = f"was killed by {errors.signal_name(number)}"
         return f"rank {rank} on {self.node_by_rank[rank]} {how}{followed}"
+
+    def hindrance(self) -> tuple[str, str]:
+        """Return that another account listens on rank 0's port, and what to do, if rank 0 failed because of it."""
+        return (f"{self.taken.clause}; {self.describe_end(1)}", ports.HINT) if self.taken else ("", "")
 
     def rest(self) -> str:
         """Return which ranks still run, as a clause."""

@@ -24,6 +24,7 @@ from hpcml.node.script_process import command_of_script, variables_of_script
 from hpcml.node.settings import Context, load
 
 ALIVE = 5.0  # seconds between two signs of life
+AGAIN = 0.5  # seconds until a supervisor that was not reached is tried again
 GROWTH = 1.0  # seconds between two looks at the sizes of the logs, and more in long runs:
 PRECISION = 0.001  # of the time since the start
 IN_VAIN = 127  # the exit status of a rank that cannot be started
@@ -42,29 +43,30 @@ def main() -> int:
         return node.refuse(str(error))
     deadline = time.monotonic() + context.settings.deadlines.workers
     if not files.wait_for(context.attempt.control, deadline, files.interval(context.settings.job.nodes)):
-        return node.refuse("hpcml's supervisor did not write its address (control.json) in time")
-    places = [(str(address), int(port)) for address, port in (files.read_json(context.attempt.control) or {})["places"]]
-    key = context.attempt.ranks_key.read_bytes()
-    line, ways = link.connect(places, key, context.node)
-    if line is None:
-        tried = ", ".join(place for place, _ in places)
-        return node.refuse(f"{context.node_names[0]} does not respond at any of its addresses: {tried}")
-    ranks = Ranks(context, node, line, ways, token_of(key))
+        reason = "hpcml's supervisor did not write its address (control.json) in time"
+        return node.refuse(reason, own_fault=context.node == context.node_names[0])
+    ranks = Ranks(context, node, deadline)
     try:
         return ranks.serve()
     finally:
         ranks.kill()
-        line.close()
+        if ranks.line:
+            ranks.line.close()
 
 
 class Ranks:
     """The ranks of this node, and its line to the supervisor: the agent looks at both."""
 
     written, interval = True, agent.TICK
-    late = "the connection to hpcml's supervisor was lost"
 
-    def __init__(self, context: Context, node: agent.Node, line: link.Line, ways: dict[str, str], token: str) -> None:
-        self.context, self.node, self.line, self.ways, self.token = context, node, line, ways, token
+    def __init__(self, context: Context, node: agent.Node, deadline: float) -> None:
+        self.context, self.node, self.deadline = context, node, deadline
+        control = files.read_json(context.attempt.control) or {}
+        self.places = [(str(address), int(port)) for address, port in control["places"]]
+        self.key = context.attempt.ranks_key.read_bytes()
+        self.line: link.Line | None = None
+        self.late = ""
+        self.ways: dict[str, str] = {}
         self.next_sign = self.next_growth = 0.0
         self.sizes: dict[str, int] = {}  # of the logs, by name, as last written down
         self.began = time.time()
@@ -75,11 +77,22 @@ class Ranks:
         self.tasks = Tasks(context, numbers_of(context, context.node)) if context.settings.workers.mpi else None
         self.ready = False
 
+    def _send(self, **message: object) -> None:
+        if self.line:
+            self.line.send(**message)
+
     def serve(self) -> int:
         """Wait for the start, run the ranks, and return the agent's exit status."""
         while self.world is None:
-            if not self.look() or os.getppid() != self.node.parent:
+            if self.node.ending or os.getppid() != self.node.parent:
                 return 0  # the supervisor ended the run, and says why
+            if self.line is None or self.line.why:
+                if agent.run_has_ended(self.context):
+                    return 0
+                if time.monotonic() > self.deadline:
+                    return self.node.refuse(self._unreached(), own_fault=False)
+                self._connect()
+            self.look()
             if self.tasks and (others := self.tasks.by_rank.keys() - {*self.tasks.ranks}):
                 return self.node.refuse(
                     f"srun started rank {min(others)} on this node: hpcml expects consecutive ranks on each node"
@@ -87,26 +100,46 @@ class Ranks:
             time.sleep(agent.TICK / 4)
         return agent.keep(self.node, self._become_rank, 0, self, self._report)
 
+    def _connect(self) -> None:
+        """Connect to the supervisor; again if the line was closed before the ranks have started, as in a flood."""
+        if self.line:
+            print(f"hpcml: {self.late}. Connecting again.", flush=True)
+            self.line.close()
+        self.line, self.ways = link.connect(self.places, self.key, self.context.node)
+        self.ready = False
+        if self.line is None:
+            time.sleep(AGAIN)
+
+    def _unreached(self) -> str:
+        tried = ", ".join(place for place, _ in self.places)
+        return f"{self.context.node_names[0]} does not respond at any of its addresses: {tried}"
+
     def look(self) -> bool:
         """Do what the supervisor orders, and show that this node lives; return False if the line is closed."""
+        if self.line is None:
+            return False
         for order in self.line.receive():
             self._obey(order)
         if not self.ready and (self.tasks is None or self.tasks.are_complete()):
             self.ready = True
-            self.line.send(event="ready", reached=list(self.ways), versions=versions.here(), time=time.time())
+            self._send(event="ready", reached=list(self.ways), versions=versions.here(), time=time.time())
         if time.monotonic() >= self.next_sign:
             self.next_sign = time.monotonic() + ALIVE
-            self.line.send(event="alive", processors=_processor_seconds([slot.pid for slot in self.node.slots]))
+            self._send(event="alive", processors=_processor_seconds([slot.pid for slot in self.node.slots]))
         if self.world and time.time() >= self.next_growth:
             self._note_growth()
         if self.check and (answer := self.check.look()):
-            self.line.send(event="fabric", interface=self.interface, **answer)
+            self._send(event="fabric", interface=self.interface, **answer)
         if self.nccl and (log := self.nccl.look()):
-            self.line.send(event="nccl", interface=self.interface, log=log)
-        return not self.line.closed
+            self._send(event="nccl", interface=self.interface, log=log)
+        if self.line.why:
+            self.late = f"the connection to hpcml's supervisor was lost: {self.line.why}"
+        return not self.line.why
 
     def _obey(self, order: dict[str, Any]) -> None:
-        match order["do"]:
+        match order.get("do"):
+            case "connect" if self.line:
+                self.line.connection.end("the supervisor asked for another try")
             case "check":
                 self._check(World(**order["world"]))
             case "checked":
@@ -148,7 +181,7 @@ class Ranks:
             self.nccl = interconnect.Ways(self.context.run.logs)
         variables = of_rank(world, 0, interface=self.interface, threads=1, errors="")
         for note in with_users_own(variables, os.environ)[1]:
-            self.line.send(event="note", text=f"{self.context.node}: {note}")
+            self._send(event="note", text=f"{self.context.node}: {note}")
 
     def _become_rank(self, slot: agent.Slot) -> int:
         """In a fork of the agent: become the rank. It returns only if the program cannot be started."""
@@ -180,7 +213,7 @@ class Ranks:
         environment = variables_of_script(self.context, job.without_pmi(os.environ), error)
         torch_error = str(self.context.attempt.directory / f"torch-error-{rank}.json")
         variables = of_rank(world, rank, interface=self.interface, threads=threads, errors=torch_error)
-        variables |= {TOKEN: self.token} if TOKEN in variables else {}
+        variables |= {TOKEN: token_of(self.key)} if TOKEN in variables else {}
         environment |= with_users_own(variables, environment)[0]
         environment |= job.task_variables(
             rank=rank, local=rank % world.each, node=rank // world.each, each=world.each, nodes=world.nodes
@@ -208,7 +241,7 @@ class Ranks:
         status = 128 - code if code < 0 else code
         memory = bool(code) and "memory limit" in slot.last_end
         self._note_growth()
-        self.line.send(event="rank-ended", rank=int(slot.name), status=status, memory=memory)
+        self._send(event="rank-ended", rank=int(slot.name), status=status, memory=memory)
 
     def _note_growth(self) -> None:
         """Write down the sizes of the logs that have grown: `hpcml logs` merges the ranks' lines by it."""

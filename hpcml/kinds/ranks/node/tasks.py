@@ -27,6 +27,7 @@ from hpcml.node.settings import Context, load
 _PASSED = "PMI"  # begins the names of all variables by which PMI-1, PMI-2 and PMIx find Slurm
 _SOCKET = "PMI_FD"  # the number of an open socket, for PMI-1 and PMI-2
 _LOOK = 0.05  # seconds between two calls of an agent that has not begun to listen
+_AT_ONCE = 1024  # calls that are taken between two looks at the supervisor
 _LONGEST = 1 << 17  # bytes of the variables
 _CREDENTIALS = struct.Struct("3i")  # pid, user, group (unix(7), SO_PEERCRED)
 
@@ -59,14 +60,24 @@ def _call(place: str, deadline: float) -> socket.socket | None:
     """Return a connection to a node's agent, None if it does not listen until ``deadline`` (of time.monotonic)."""
     while time.monotonic() < deadline:
         connection = _socket()
+        connection.setblocking(False)  # others may have filled its queue
         try:
             connection.connect(place)
-        except ConnectionRefusedError:
-            connection.close()
-            time.sleep(_LOOK)
+        except (ConnectionRefusedError, BlockingIOError):
+            pass
         else:
-            return connection
+            if _user_of(connection) == os.geteuid():
+                connection.setblocking(True)
+                return connection
+        connection.close()
+        time.sleep(_LOOK)
     return None
+
+
+def _user_of(connection: socket.socket) -> int:
+    """Return the account of the other end, as the kernel names it."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 def _socket() -> socket.socket:
@@ -97,37 +108,50 @@ class Tasks:
         self.ranks = ranks
         self.by_rank: dict[int, Task] = {}
         self.listener = listening.listen_unix(
-            listening.MPI_TASKS, _place(context), kind=socket.SOCK_SEQPACKET, backlog=len(ranks)
+            listening.MPI_TASKS, _place(context), kind=socket.SOCK_SEQPACKET, backlog=1024
         )
         self.listener.setblocking(False)
         self.callers: list[socket.socket] = []  # connections without a message
 
     def are_complete(self) -> bool:
         """Take in what has arrived, and return whether there is a task for each rank of the node."""
-        try:
-            while len(self.by_rank) < len(self.ranks):
-                self.callers.append(self.listener.accept()[0])
-                self.callers[-1].setblocking(False)
-        except BlockingIOError:
-            pass  # nobody else calls now
+        for _ in range(_AT_ONCE):
+            try:
+                caller = self.listener.accept()[0]
+            except BlockingIOError:  # nobody else calls now
+                break
+            except OSError as error:  # as no room for another file: it is tried again
+                print(f"hpcml: an MPI task was not accepted: {error.strerror}.", file=sys.stderr)
+                break
+            if _user_of(caller) == os.geteuid():
+                caller.setblocking(False)
+                self.callers.append(caller)
+            else:
+                caller.close()
         self.callers = [caller for caller in self.callers if not self._take(caller)]
         return self.by_rank.keys() == {*self.ranks}
 
     def _take(self, caller: socket.socket) -> bool:
         """Take in a task's message; return False if it has not arrived."""
-        _, user, _ = _CREDENTIALS.unpack(caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-        if user != os.geteuid():
-            caller.close()
-            return True
         try:
             data, sockets, _, _ = socket.recv_fds(caller, _LONGEST, 1)
         except BlockingIOError:
             return False
-        if data:  # else the task has ended, which srun reports
-            for number in sockets:
-                os.set_inheritable(number, False)  # by the other ranks
+        except ConnectionError:  # the task has ended, which srun reports
+            caller.close()
+            return True
+        for number in sockets:
+            os.set_inheritable(number, False)  # by the other ranks
+        try:
             message = json.loads(data)
-            self.by_rank[int(message["rank"])] = Task(caller, message["variables"], sockets)
+            task = Task(caller, dict(message["variables"]), sockets)
+            self.by_rank[int(message["rank"])] = task
+        except (ValueError, TypeError, KeyError) as error:
+            if data:
+                print(f"hpcml: an MPI task sent no message of a task: {error!r}.", file=sys.stderr)
+            for number in sockets:
+                os.close(number)
+            caller.close()
         return True
 
     def connected(self, rank: int, environment: Mapping[str, str]) -> dict[str, str]:

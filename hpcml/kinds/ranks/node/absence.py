@@ -1,0 +1,84 @@
+"""Why a node is not ready for its ranks, from the files that its processes leave, and what that means for the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from hpcml import errors
+from hpcml.failures.end import End
+from hpcml.failures.rules import Explanation, of_role
+from hpcml.files import tail
+from hpcml.kinds.ranks import MPI, RANK
+from hpcml.node import files
+from hpcml.node.end_cause import not_entered
+from hpcml.node.run_state import RunState
+from hpcml.node.settings import Context
+
+_QUOTE = (12, 300)
+_NAMED = 4
+
+
+class Refusal(NamedTuple):
+    """Why a node will have no ranks, and whether that is what the node did itself."""
+
+    why: Explanation
+    own_fault: bool = True
+
+
+def end_without(state: RunState, missing: Sequence[str], lost: Mapping[str, str], *, late: bool) -> End | None:
+    """Return the run's end if a missing node cannot come any more, or has not come in time; None if all still may.
+
+    ``lost`` is why the connection of a node was closed.
+    """
+    refusals = {node: refusal for node in missing if (refusal := _refusal(state, node))}
+    if late:
+        refusals = {node: refusals.get(node) or _late(state.context, node, lost.get(node, "")) for node in missing}
+    outside = {node: refusal for node, refusal in refusals.items() if refusal.why.hint}  # the image was not entered
+    if not (refusals := outside or refusals):
+        return None
+    first = next(iter(refusals))
+    named = "; ".join(f"{node}: {refusal.why.what}" for node, refusal in list(refusals.items())[:_NAMED])
+    more = f"; and {len(refusals) - _NAMED} more nodes" if len(refusals) > _NAMED else ""
+    status, phase = (errors.IMAGE, "image") if outside else (errors.WORKERS_NEVER_CAME, state.phase)
+    hint, quote = refusals[first].why.hint, log_of(state.context, first)
+    at_fault = tuple(node for node, refusal in refusals.items() if refusal.own_fault)
+    return End(status, phase, "hpcml", named + more, hint, quote, at_fault=at_fault)
+
+
+def _late(context: Context, node: str, lost: str) -> Refusal:
+    """Return that a node was not ready in time; where its process has started, others may have kept it away."""
+    reason = f"the process that starts the ranks was not ready within {context.settings.deadlines.workers:g} s"
+    has_started = f"{node}.json" in files.listed(context.attempt.nodes)
+    return Refusal(Explanation(f"{reason} (its connection was lost: {lost})" if lost else reason), not has_started)
+
+
+def _refusal(state: RunState, node: str) -> Refusal | None:
+    """Return why a node will have no ranks, with a hint if it did not enter the image; None if it still may."""
+    context, attempt = state.context, state.context.attempt
+    if lost := state.steps.lost_tasks().get(node):
+        return Refusal(Explanation(lost))
+    mark = files.read_json(attempt.mark_of(node)) if f"{node}.json" in files.listed(attempt.nodes) else None
+    if mark and mark["refused"]:
+        return Refusal(Explanation(str(mark["refused"])), mark["own_fault"])
+    path = attempt.exit_of(RANK.name, node)
+    if path.name in files.listed(attempt.exits):
+        status = path.read_text().strip()
+        cause = not_entered(context, status, lambda most: log_of(context, node, most))
+        ended = f"the process that starts the ranks {of_role(int(status), log_of(context, node)).what}"
+        return Refusal(cause or Explanation(ended), own_fault=status != "0")
+    path = attempt.exit_of(MPI.name, node)
+    if path.name in files.listed(attempt.exits) and (code := int(path.read_text())):
+        log = tail(context.run.log(MPI.name, node), *_QUOTE)
+        return Refusal(Explanation(f"a task of srun {of_role(code, log).what}"))
+    gone = [role.name for role in (RANK, MPI) if state.steps.gone(role.name)]
+    lines = [line for line in tail(context.run.job_log, *_QUOTE) if line.startswith("srun: ")]
+    step = ": ".join([f"the job step '{gone[0]}' ended", *lines[-1:]]) if gone else ""
+    return Refusal(Explanation(step), own_fault=False) if step else None
+
+
+def log_of(context: Context, node: str, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
+    """Return the last lines of an agent's log, or those of the job's log (srun's own words) if it has none."""
+    if lines := tail(context.run.log(RANK.name, node), *most):
+        return tuple(lines)
+    return tuple(line for line in tail(context.run.job_log, *most) if "srun" in line or node in line)

@@ -1,0 +1,92 @@
+"""The ports of the first node that rank 0 is to listen on: reserved, and looked after until it does.
+
+Linux lets every account listen beside a socket that is bound and does not listen, as hpcml's is: rank 0 can, and so can
+another user of the node. The kernel names the account of each socket that listens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import socket
+from typing import NamedTuple
+
+from hpcml import listening
+
+TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+VARIABLES = {listening.MASTER_PORT: "MASTER_PORT", listening.JAX_PORT: "JAX_COORDINATOR_ADDRESS"}
+IN_USE = re.compile(r"(?i)address already in use|EADDRINUSE")  # of a rank that cannot listen
+_LISTENS = "0A"
+_TRIES = 8  # ports, of which another account has each
+HINT = "To use nodes without other users, add --exclusive. Report the account to the site's support."
+
+
+class Taken(NamedTuple):
+    """A port on which another account listens."""
+
+    variable: str  # by which the ranks know it
+    port: int
+    node: str
+    account: str
+
+    @property
+    def clause(self) -> str:
+        """Who listens where."""
+        return f"account {self.account} listens on port {self.port} of {self.node}, the run's {self.variable}"
+
+
+def accounts_that_listen(ports: set[int]) -> dict[int, set[int]]:
+    """Return by port the ids of the accounts that listen there on this node; of a port without any nothing."""
+    users: dict[int, set[int]] = {}
+    for table in TABLES:
+        with contextlib.suppress(OSError), open(table) as lines:  # a kernel without IPv6
+            for line in lines:
+                fields = line.split()
+                if (
+                    len(fields) > 7
+                    and fields[3] == _LISTENS
+                    and (port := int(fields[1].rpartition(":")[2], 16)) in ports
+                ):
+                    users.setdefault(port, set()).add(int(fields[7]))
+    return users
+
+
+def name_of(user: int) -> str:
+    """Return the name of an account, its number if it has none."""
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"number {user}"
+
+
+class Ports:
+    """The ports at an address, which no other program is given by chance, by their rows of the table of listeners."""
+
+    def __init__(self, folders: contextlib.ExitStack, node: str) -> None:
+        self.folders, self.node = folders, node
+        self.numbers: dict[listening.Listener, int] = {}
+
+    def reserve(self, row: listening.Listener, address: str) -> int:
+        """Return a port that is bound here until the run's end."""
+        holder: socket.socket = self.folders.enter_context(contextlib.closing(listening.reserve_tcp(row, address)))
+        self.numbers[row] = int(holder.getsockname()[1])
+        return self.numbers[row]
+
+    def reserve_again(self, address: str) -> Taken | None:
+        """Reserve others instead of ports on which another account listens; return the last if it has them all."""
+        for _ in range(_TRIES):
+            if not (taken := self.taken()):
+                return None
+            for row in [row for row, port in self.numbers.items() if port == taken.port]:
+                self.reserve(row, address)
+        return self.taken()
+
+    def taken(self) -> Taken | None:
+        """Return a port on which another account listens now, None if there is none."""
+        users = accounts_that_listen({*self.numbers.values()})
+        for row, port in self.numbers.items():
+            if (others := users.get(port, set()) - {os.geteuid()}) and not os.environ.get(VARIABLES[row]):
+                return Taken(VARIABLES[row], port, self.node, name_of(min(others)))
+        return None
