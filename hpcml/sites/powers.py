@@ -23,7 +23,7 @@ class Power(Enum):
 # Each key of the schema; of login, all its keys. * is any name.
 POWERS: dict[Power, frozenset[str]] = {
     Power.HERE: frozenset(["login", "cost.budget", "cost.budget_row", "partitions.*.budget"]),
-    Power.TRUST: frozenset(["paths.trust"]),
+    Power.TRUST: frozenset(["network.private", "paths.trust"]),
     Power.JOB: frozenset([
         "environment", "gpu.pre_import", "runtime.binds", "runtime.container", "runtime.image", "runtime.modules",
         "runtime.options", "runtime.python", "runtime.setup", "slurm.export", "slurm.extra", "slurm.srun_extra",
