@@ -328,7 +328,8 @@ tries, known, heard, kept = 0, set(), {}, []
 def listening():
     for line in open("/proc/net/tcp").read().splitlines()[1:]:
         fields = line.split()
-        if fields[3] == "0A" and int(fields[7]) == victim: yield int(fields[1].rpartition(":")[2], 16)
+        if fields[3] == "0A" and int(fields[7]) == victim and not fields[1].startswith("00000000:"):  # as those of srun
+            yield int(fields[1].rpartition(":")[2], 16)
 def greets(port):
     with contextlib.suppress(OSError), socket.create_connection((host, port), 1) as s:
         s.settimeout(1)
@@ -343,9 +344,8 @@ with contextlib.suppress(OSError), socket.socket() as s:
 while not stop.is_set():
     if here:
         now = set(listening())
-        new = {port for port in now - heard.keys()}
-        heard = {port: heard[port] if port in heard else greets(port) for port in now}
-        if new or {port for port in heard if heard[port]} != known:
+        heard = {port: heard.get(port) or greets(port) for port in now}  # a busy program does not answer at once
+        if {port for port in heard if heard[port]} != known or not os.path.exists(file):
             known = {port for port in heard if heard[port]}
             with open(file + ".new", "w") as out: out.write(json.dumps(sorted(known)))
             os.chmod(file + ".new", 0o644); os.rename(file + ".new", file)

@@ -32,8 +32,8 @@ rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 if rank == 0:
     server = socket.create_server(place, backlog=size)
-    met = {server.accept()[0].recv(9) for _ in range(size - 1)}
-    assert len(met) == size - 1
+    met = set()
+    while len(met) < size - 1: met |= {server.accept()[0].recv(9)} - {b""}  # nothing: a stranger
 else:
     while True:
         try: master = socket.create_connection(place); break
@@ -70,7 +70,8 @@ def beside(cluster: Cluster, nodes: tuple[str, ...], code: str, *words: str) -> 
             assert process.stdout.readline() == "planted\n"
         yield started
         done = together(started, 180)
-        assert all(refused(one.stdout)["tries"] for one in done), [one.stderr for one in done]
+        found = [(node, refused(one.stdout)["tries"], one.stderr) for node, one in zip(nodes, done, strict=True)]
+        assert all(count for _, count, _ in found), found
     finally:
         for process in started:
             if process.poll() is None:
@@ -98,6 +99,7 @@ def test_floods_from_its_first_moment_and_planted_names_end_no_run(cluster: Clus
     """From each node and the login node, until the run has ended. No good node is remembered as a bad one."""
     cluster.write("helper.py", HELPER)
     file = cluster.lab.home("mallory") / "ports"
+    cluster.run("rm", "-f", str(file), user="mallory")
     place = address_of(cluster, "n1")
     with (
         beside(cluster, ("n1",), mallory.WATCH, "/tmp", ALICE),
@@ -108,7 +110,7 @@ def test_floods_from_its_first_moment_and_planted_names_end_no_run(cluster: Clus
     assert run.log("driver.log").splitlines()[-1] == "said alices"
     assert not owned(cluster)
     dry = cluster.run(*cluster.command(MEET, "--dry-run", *FOUR))
-    assert "exclude" not in dry.stderr, dry.stderr
+    assert run.directory.name not in dry.stderr, dry.stderr
 
 
 def test_calls_at_the_socket_of_mpi_s_tasks_keep_no_task_out(cluster: Cluster) -> None:
