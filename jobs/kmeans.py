@@ -1,6 +1,7 @@
 """K-means clustering.
 
 Your own data: use --data 'measured/*.parquet' (numeric columns only) and --k. For other files change dd.read_parquet.
+Keep the folder lloyd/ beside this script.
 """
 
 import argparse
@@ -12,16 +13,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import sklearn.cluster
+from lloyd import KMeans, to_numpy  # the folder lloyd beside this script
 from sklearn.datasets import make_blobs
 
 import hpcml
-
-if hpcml.run.gpus:
-    from cuml.dask.cluster import KMeans
-    from cupy import asnumpy
-else:
-    from dask_ml.cluster import KMeans
-    from numpy import asarray as asnumpy
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--data", help="Parquet files (default: generated rows)")
@@ -39,9 +34,9 @@ sample = rows[:: max(len(rows) // 10_000, 1)].to_backend("numpy").compute()
 
 start = time.perf_counter()
 first = sklearn.cluster.KMeans(options.k, n_init=5, random_state=0).fit(sample)  # good centres to start from
-model = KMeans(n_clusters=options.k, init=first.cluster_centers_, n_init=1).fit(rows)
-labels = asnumpy(model.predict(rows).compute())
-centres = asnumpy(model.cluster_centers_)
+model = KMeans(options.k, init=first.cluster_centers_).fit(rows)
+labels = to_numpy(model.predict(rows).compute())
+centres = model.cluster_centers_
 seconds = time.perf_counter() - start
 
 out = hpcml.run.out  # the run's folder for results (outside a run: ./out)
@@ -55,5 +50,5 @@ axes.scatter(centres[:, 0], centres[:, 1], marker="x", color="black", label="cen
 axes.set(xlabel=table.columns[0], ylabel=table.columns[1], title=f"{options.k} clusters of {len(labels):,} rows")
 axes.legend(loc="upper right")
 figure.savefig(out / "kmeans.png", dpi=150)
-print(f"{options.k} clusters of {len(labels):,} rows, sizes {result['sizes']}, in {seconds:.1f} s")
+print(f"{options.k} clusters of {len(labels):,} rows, sizes {result['sizes']}, in {seconds:.1f} s by {model.library}")
 print(f"picture: {out / 'kmeans.png'}")

@@ -45,7 +45,7 @@ def test_it_holds_code_and_assets(wheel: Path) -> None:
         names = set(archive.namelist())
     for path in [*(ROOT / "hpcml").rglob("*.py"), *(ROOT / "hpcml").rglob("*.toml"), ROOT / "hpcml" / "py.typed"]:
         assert str(path.relative_to(ROOT)) in names
-    for folder in ("templates", "templates/sbatch", "jobs", "containers"):
+    for folder in ("templates", "templates/sbatch", "jobs", "jobs/lloyd", "containers"):
         for path in (ROOT / folder).glob("*.*"):
             assert f"hpcml/_assets/{folder}/{path.name}" in names
     for path in (ROOT / "jobs").glob("*.py"):  # what `hpcml new` writes

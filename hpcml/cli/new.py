@@ -53,11 +53,16 @@ def run(options: Namespace) -> int:
     example = options.example.removesuffix(".py") or (path.stem if path.stem in shipped else DEFAULT)
     _check(options.name, path.stem, options.example and example, shipped)
     text = shipped[example].read_bytes()
+    packages = _packages(text.decode(), shipped[example].parent)
     _write(path, text)
+    for package in packages:
+        _copy(package, path.parent / package.name)
     if options.json:
         common.print_json({"path": str(path.absolute()), "example": example})
         return 0
     say_fitted(f"Wrote {path}: {_does(text.decode())}", sys.stdout)
+    for package in packages:
+        say_fitted(f"Wrote the folder {package.name}: {path} imports it.", sys.stdout)
     ranks = "--ranks 2 " if b"--ranks" in text else ""
     here = f"hpcml submit --site local {ranks}{path}" if ranks else f"python {path}"
     say_fitted(
@@ -101,6 +106,24 @@ def _write(path: Path, text: bytes) -> None:
             raise  # Ctrl-C
         hint = "Free disk space, or change to a folder on another disk."
         raise StorageError(f"{path} cannot be written: {error.strerror}", place="hpcml new", hint=hint) from error
+
+
+def _packages(script: str, folder: Path) -> list[Path]:
+    """Return the packages beside the examples that an example imports."""
+    beside = sorted(path.parent for path in folder.glob("*/__init__.py"))
+    return [path for path in beside if re.search(rf"^(from|import) {path.name}\b", script, re.MULTILINE)]
+
+
+def _copy(package: Path, target: Path) -> None:
+    """Write the files of a package that are not there yet; existing files stay as they are."""
+    try:
+        target.mkdir(exist_ok=True)
+    except OSError as error:
+        hint = "Change to a folder with write permission."
+        raise StorageError(f"{target} cannot be written: {error.strerror}", place="hpcml new", hint=hint) from error
+    for source in sorted(path for path in package.iterdir() if path.is_file()):
+        if not (target / source.name).exists():
+            _write(target / source.name, source.read_bytes())
 
 
 def _list(shipped: dict[str, Path], *, as_json: bool) -> None:

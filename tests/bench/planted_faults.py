@@ -35,6 +35,8 @@ FAULTS = (
     F("hpcml/runs/listing.py", "and (run.may_start_again or not run.paths.status.exists())", "and not run.paths.status.exists()", "hpcml ls shows a requeued run as ended"),
     F("hpcml/cli/main.py", 'say_lines("\\nInterrupted.", sys.stderr)\n        return 130', 'say_lines("\\nInterrupted.", sys.stderr)\n        return 1', "an interrupted command ends with status 1"),
     F("hpcml/cli/main.py", '"HPCML_HOST") if given is None else', '"HPCML_HOST") if not given else', "hpcml --host= does not mean this machine"),
+    F("hpcml/cli/new.py", "if not (target / source.name).exists():", "if source:", "an example's package in the user's folder ends hpcml new"),
+    F("jobs/lloyd/__init__.py", "self.init.mean(axis=0)", "np.zeros(rows.shape[1])", "k-means in float32 loses what tells float64 rows far from 0 apart"),
     F("hpcml/cli/new.py", "        path.unlink()\n        if not isinstance(error, OSError):", "        if not isinstance(error, OSError):", "a full disk leaves half an example, which blocks the next try"),
     F("hpcml/cli/pack.py", '"hpcml pack", options.output, replace=options.force)', '"hpcml pack", options.output)', "hpcml --host pack --force replaces nothing", True),
     F("hpcml/cli/progress.py", "            self.shown.clear()\n", "", "a run's second attempt shows no phases"),

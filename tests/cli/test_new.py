@@ -38,6 +38,20 @@ def test_it_writes_an_example(world: World) -> None:
     assert found == {"path": str(world.project / "first.py"), "example": "etl"}
 
 
+def test_the_packages_that_an_example_imports(world: World) -> None:
+    """``groups.py`` would not start without ``lloyd``. A file of the package that the user has changed stays."""
+    (world.project / "lloyd").mkdir()
+    (world.project / "lloyd/kernels.cu").write_text("mine")
+    done = world.run("new", "groups", "kmeans")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Wrote the folder lloyd: groups.py imports it." in done.stdout
+    assert sorted(os.listdir(world.project / "lloyd")) == ["__init__.py", "kernels.cu"]
+    assert (world.project / "lloyd/__init__.py").read_bytes() == (JOBS / "lloyd/__init__.py").read_bytes()
+    assert (world.project / "lloyd/kernels.cu").read_text() == "mine"
+    assert world.run("new", "forest").returncode == 0
+    assert sorted(path.name for path in world.project.iterdir() if path.is_dir()) == ["lloyd"]
+
+
 def test_it_lists_the_examples(world: World) -> None:
     done = world.run("new")
     assert done.returncode == 0

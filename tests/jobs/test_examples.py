@@ -65,6 +65,7 @@ def run_example(
     def run_example(name: str, *words: str) -> Ran:
         monkeypatch.setattr(hpcml, "connect", lambda **_: client)
         monkeypatch.setattr(sys, "argv", [name, *words])
+        monkeypatch.syspath_prepend(JOBS)
         monkeypatch.chdir(tmp_path)
         capsys.readouterr()
         variables = runpy.run_path(str(JOBS / f"{name}.py"), run_name="__main__")

@@ -65,6 +65,7 @@ LIMITS = {  # seconds
     "rates": 150,
     "chunks": 300,
     "jobs": 300,
+    "lloyd": 600,
 }
 HOST_MEMORY = "16G"  # for each worker: the machine's own figure grows as it is used
 

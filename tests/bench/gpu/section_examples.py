@@ -40,9 +40,8 @@ def _shape(world: World, nodes: int, count: int) -> list[Result]:
     scripts = folder / "jobs"
     if not (folder / "out/statuses.json").exists():
         shutil.rmtree(folder, ignore_errors=True)
-        scripts.mkdir(parents=True)
-        for path in [*(ROOT / "jobs").glob("*.py"), ROOT / "tests/jobs/all_examples.py"]:
-            shutil.copy(path, scripts)
+        shutil.copytree(ROOT / "jobs", scripts, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "tests/jobs/all_examples.py", scripts)
         words = [world.python, str(scripts / "all_examples.py"), str(EACH)]
         with world.started(words, environment=WITHOUT_GPUS, cwd=folder) as cpus:
             run = _submit(world, scripts, nodes, count)
