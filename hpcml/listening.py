@@ -38,7 +38,7 @@ DASHBOARD = Listener(
 )
 KERNEL_OUTPUT = Listener(
     "the output of Jupyter's kernels and their forks",
-    "unix sockets in a 0700 folder",
+    "unix sockets, 0700 in a 0700 folder",
     "the user",
     "nothing: the kernel refuses the connection",
 )
@@ -74,7 +74,7 @@ MPI_TASKS = Listener(
 )
 TUNNEL = Listener(
     "`hpcml tunnel` on the laptop",
-    "a TCP port of 127.0.0.1",
+    "a TCP port of loopback (127.0.0.1)",
     "on Linux the user's programs, through a bridge; else each user of the laptop",
     "on Linux nothing: the connection is closed",
 )
@@ -115,17 +115,38 @@ CONNECT = Listener(
 )
 JUPYTER = Listener(
     "JupyterLab and its kernels",
-    "unix sockets, 0600 in a 0700 folder",
+    "unix sockets, 0600 or 0700 in a 0700 folder",
     "the user, with a token",
     "nothing: the kernel refuses the connection",
     "Jupyter",
 )
+UCX_WAKE = Listener(
+    "GPU workers with UCX: the shared memory of one node",
+    "an abstract unix socket for datagrams",
+    "nobody: UCX does not read the content",
+    "wakes the process",
+    "UCX",
+)
 SRUN = Listener(
     "`srun`",
-    "its own TCP ports on the first node",
-    "Slurm's processes, authenticated with munge",
+    "its own TCP ports, on all addresses of the first node",
+    "Slurm's processes, authenticated by Slurm",
+    "what Slurm gives ([`srun`'s ports](security.md#what-is-not-protected))",
+    "Slurm",
+)
+PMIX = Listener(
+    "Slurm's PMIx plugin, in runs of ranks with `--mpi pmix`",
+    "a TCP port on all addresses of each node",
+    "Slurm's processes",
     "what Slurm gives",
     "Slurm",
+)
+SSH = Listener(
+    "ssh: its shared connection on the laptop, and a tunnel's last hop on a login node",
+    "unix sockets, 0600 in a 0700 folder",
+    "the user",
+    "nothing: the kernel refuses the connection",
+    "ssh",
 )
 LIBRARIES = Listener(
     "NCCL, Gloo, MPI, raft-dask, cuDF-Polars and XGBoost, while a script uses them",
@@ -135,8 +156,8 @@ LIBRARIES = Listener(
     "the library",
 )
 TABLE = (
-    SUPERVISOR, DASHBOARD, JUPYTER, KERNEL_OUTPUT, DASK, UCX, UCX_TCP, AGENTS, MPI_TASKS, RAPIDSMPF, MASTER_PORT,
-    JAX_PORT, LIBRARIES, ELASTIC, CONNECT, TUNNEL, SRUN,
+    SUPERVISOR, DASHBOARD, JUPYTER, KERNEL_OUTPUT, DASK, UCX, UCX_TCP, UCX_WAKE, AGENTS, MPI_TASKS, RAPIDSMPF,
+    MASTER_PORT, JAX_PORT, LIBRARIES, ELASTIC, CONNECT, TUNNEL, SSH, SRUN, PMIX,
 )  # fmt: skip
 
 

@@ -162,6 +162,12 @@ def test_an_address_for_reports_replaces_what_to_do_without_one() -> None:
         contact.with_contact("# A page without a place\n", "")
 
 
+def test_the_tables_of_listeners_are_those_of_the_code(subtests: pytest.Subtests) -> None:
+    for name, text in reference.listeners().items():
+        with subtests.test(page=name):
+            assert (DOCS / name).read_text(encoding="utf-8") == text, "write it again: make reference"
+
+
 def meanings(text: str) -> dict[int, str]:
     """Return the meaning of each status in the tables: a bar behind a backslash divides no cells."""
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("| ")]

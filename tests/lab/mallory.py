@@ -176,6 +176,87 @@ for label, payload in (("replayed hello", first), ("hello twice", first + first)
 print(json.dumps({"tries": tries, "won": won}))
 """
 
+# Fuzz, drip, silence and floods at one socket, all at the same time, until its input ends. Arguments: host and port, or the
+# name of an abstract socket and its type; then a regular expression for what a stranger may be answered.
+PRESS = r"""
+import json, os, re, socket, sys, threading
+host, port, allowed = sys.argv[1], int(sys.argv[2]), re.compile(sys.argv[3].encode(), re.DOTALL)
+types = {1: socket.SOCK_STREAM, 2: socket.SOCK_DGRAM, 5: socket.SOCK_SEQPACKET}
+tries, reached, won, stop = 0, 0, set(), threading.Event()
+payloads = ["é b n1\n".encode(), "AUTH rank=é nranks=2 token=é\n".encode(), b"AUTH rank=0 nranks=2 token=" + b"0" * 64 + b"\n", b"\n", b"\0", b"\xff" * 500, bytes(500),
+            b"a" * 70000, b"0" * 64 + b" " + b"0" * 32 + b" n1\n{}\n", b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"{" * 3000 + b"\n", b"[] [] []\n",
+            b"PUT key=a valuelen=999999999\n", b"GET key=a timeout=999999999\n", b"\x80\x04." * 9, b"\xed\xa0\x80 b c\n", b"9" * 5000 + b" 1 1\n",
+            *(os.urandom(1 + n * 97) for n in range(8))]
+
+def connect():
+    global tries, reached
+    tries += 1
+    if host.startswith("@"):
+        s = socket.socket(socket.AF_UNIX, types[port]); s.settimeout(2)
+        place = "\0" + host[1:]
+    else:
+        s = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET); s.settimeout(2)
+        place = host, port
+    try: s.connect(place)
+    except OSError:
+        s.close()
+        return None
+    reached += 1
+    return s
+
+def hear(s, seconds):
+    # Note what it says beyond what a stranger may be answered; False when the connection is closed.
+    try:
+        s.settimeout(seconds)
+        data = s.recv(4096)
+    except TimeoutError: return True
+    except OSError: return False
+    if data and not allowed.fullmatch(data): won.add(repr(data[:60]))
+    return bool(data)
+
+def fuzz():
+    for payload in payloads:
+        s = connect()
+        if s:
+            try: s.sendall(payload)
+            except OSError: pass
+            if hear(s, 0.1): hear(s, 0.1)
+            s.close()
+        if stop.is_set(): return
+
+silent, dripping = {}, {}
+def keep(kept, count, word):
+    # Some connections that stay; each that was closed is made again.
+    for number in range(count):
+        s = kept.get(number)
+        if s is not None and word:
+            try: s.send(word)
+            except OSError: s.close(); kept[number] = None
+        if kept.get(number) is not None and not hear(s, 0.001):
+            s.close(); kept[number] = None
+        if kept.get(number) is None: kept[number] = connect()
+        if stop.is_set(): return
+
+def flood():
+    for _ in range(200):
+        s = connect()
+        if s: s.close()
+        if stop.is_set(): return
+
+def forever(act, pause):
+    while not stop.wait(pause): act()
+
+# The silent ones come first, as long as there is room for them.
+keep(silent, 100, b""); keep(dripping, 10, b""); fuzz()
+for act, pause in ((fuzz, 0.1), (lambda: keep(silent, 100, b""), 0.3), (lambda: keep(dripping, 10, b"A"), 0.5), (flood, 0.1)):
+    threading.Thread(target=forever, args=(act, pause), daemon=True).start()
+print("pressing", flush=True)
+sys.stdin.read()
+stop.set()
+print(json.dumps({"tries": tries, "reached": reached, "won": sorted(won)}), flush=True)
+os._exit(0)
+"""
+
 # Her view of processes and files that are not hers. Arguments: files, then "--", then pids.
 READ = r"""
 import json, os, sys

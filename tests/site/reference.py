@@ -1,6 +1,7 @@
 """``make reference``: the pages of all options and of all keys of a profile, made from the parsers and from the schema.
 
-It also writes where to report a vulnerability (contact.py).
+It also writes the tables of hpcml/listening.py into the pages on security, and where to report a vulnerability
+(contact.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from hpcml import units
+from hpcml import listening, units
 from hpcml.cli import commands
 from hpcml.sites import layers, schema
 from hpcml.terminal import folded
@@ -80,12 +81,40 @@ MORE = {
 }
 
 
+# The columns of the table of listeners on each page, and the fields that fill them.
+COLUMNS = {
+    "what": "what", "where": "where", "who gets in": "access", "what another account gets": "stranger",
+    "opened by": "opener",
+}  # fmt: skip
+LISTENERS = {
+    "security.md": ["what", "where", "who gets in", "what another account gets"],
+    "security-for-administrators.md": ["what", "opened by", "where", "who gets in"],
+}
+BEGIN = "<!-- `make reference` writes this table from hpcml/listening.py -->"
+END = "<!-- end of the table -->"
+
+
 def pages() -> dict[str, str]:
     """Return the pages by their names."""
     return {
         "reference-commands.md": "\n".join([COMMANDS, *_commands()]),
         "reference-profile.md": "\n".join([PROFILE, *_sections()]),
     }
+
+
+def listeners() -> dict[str, str]:
+    """Return the pages on security by their names, with the table of listeners as it is in the code."""
+    found = {}
+    for name, columns in LISTENERS.items():
+        rows = [[getattr(row, COLUMNS[one]) for one in columns] for row in listening.TABLE]
+        lines = [f"| {' | '.join(row)} |" for row in [columns, *rows]]
+        table = "\n".join([lines[0], f"|{'---|' * len(columns)}", *lines[1:]])
+        text = (DOCS / name).read_text(encoding="utf-8")
+        before, begin, rest = text.partition(BEGIN)
+        _, end, after = rest.partition(END)
+        assert min(begin, end), f"docs/{name} lacks the comments round the table of listeners"
+        found[name] = f"{before}{begin}\n\n{table}\n\n{end}{after}"
+    return found
 
 
 def _paragraph(text: str, *, item: bool = False) -> list[str]:
@@ -231,7 +260,7 @@ MEANINGS = _meanings()
 
 
 if __name__ == "__main__":
-    for page, content in pages().items():
+    for page, content in {**pages(), **listeners()}.items():
         (DOCS / page).write_text(content, encoding="utf-8")
         print(f"docs/{page}")
     contact.write()
