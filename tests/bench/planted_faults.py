@@ -32,6 +32,8 @@ FAULTS = (
     F("hpcml/cli/image.py", "    common.end_by_signals()  # the build is a session of its own: nobody else would end it\n", "", "SIGTERM to hpcml image build leaves the build going", True),
     F("hpcml/cli/jupyter.py", 'spec.changed(idle=idle, ', 'spec.changed(', "an unused JupyterLab session holds its nodes", True),
     F("hpcml/cli/logs.py", "if one >= number], default=tail.seen)", "if one > number], default=tail.seen)", "hpcml logs --attempt 1 prints attempt 2 too"),
+    F("hpcml/listening.py", "            Path(path).chmod(0o600)\n", "            pass\n", "with an open umask other accounts connect to a run's unix sockets"),
+    F("hpcml/listening.py", "    listener = listen_unix(row, path)\n    listener.setblocking(False)\n", "    listener = socket.create_server((\"\", 0))\n", "the dashboard listens on a port of all addresses"),
     F("hpcml/runs/listing.py", "and (run.may_start_again or not run.paths.status.exists())", "and not run.paths.status.exists()", "hpcml ls shows a requeued run as ended"),
     F("hpcml/cli/main.py", 'say_lines("\\nInterrupted.", sys.stderr)\n        return 130', 'say_lines("\\nInterrupted.", sys.stderr)\n        return 1', "an interrupted command ends with status 1"),
     F("hpcml/cli/main.py", '"HPCML_HOST") if given is None else', '"HPCML_HOST") if not given else', "hpcml --host= does not mean this machine"),
