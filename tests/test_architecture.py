@@ -193,30 +193,128 @@ def test_a_dask_server_of_hpcml_s_has_a_folder_of_its_own() -> None:
 
 OPENS = {
     "bind", "listen", "create_server", "start_server", "start_unix_server", "create_unix_server", "bind_sockets",
-    "bind_unix_socket", "add_socket", "add_sockets", "serve_forever", "HTTPServer", "TCPServer", "UnixStreamServer",
-    "ThreadingTCPServer", "ThreadingHTTPServer", "bind_to_random_port", "socket_listen",
+    "create_datagram_endpoint", "bind_unix_socket", "add_socket", "add_sockets", "serve_forever", "HTTPServer",
+    "TCPServer", "make_server", "run_app", "run_simple", "bind_to_random_port", "socket_listen", "Manager",
+    "BaseManager", "SyncManager", "SharedMemoryManager",
+}  # fmt: skip
+# Modules that listen for who imports them, and what may be imported of them all the same.
+SERVER_MODULES = {
+    "xmlrpc": (), "http.server": (), "wsgiref": (), "multiprocessing.managers": (), "asyncore": (), "aiohttp": (),
+    "multiprocessing.connection": ("Connection",), "socketserver": (), "tornado.httpserver": (), "tornado.netutil": (),
+    "tornado.tcpserver": (), "flask": (), "uvicorn": (), "grpc": (), "bokeh.server": (), "waitress": (),
 }  # fmt: skip
 NO_SOCKET = {  # what has such a name and opens nothing
     ("kinds.dask.node.run_cluster", "signature.bind"),  # of inspect
-    ("plan.container", "bind"), ("schedulers.slurm_options", "bind"),  # an option of Apptainer and of srun
     ("remote.routes", "self.server.serve_forever"),  # a listener's threads
+    ("remote.routes", "socketserver"),  # for its handlers
 }  # fmt: skip
+# Programs that listen, in Python, shell and the definitions of images; the files that start one, and its row.
+LISTENS = re.compile(
+    r"""\b(?:nc|ncat|netcat) -\w*l|\bsocat\b|http\.server|SimpleHTTP|/sshd\b|\bdask-scheduler\b|"scheduler", "--|\bray start\b"""
+    r"""|redis-server|jupyter (?:lab|notebook|server)\b|import LabApp\b|ControlMaster="yes"|"-[LRD]", f"""
+)
+PROGRAMS = {
+    "hpcml/kinds/dask/node/jupyter/server.py": "JUPYTER",
+    "hpcml/remote/routes.py": "SSH",
+    "hpcml/remote/ssh.py": "SSH",
+    "hpcml/remote/tunnel_server.py": "SSH",  # and sshd -i, which has no port
+}
+
+
+def _opened_sockets(tree: ast.AST) -> set[str]:
+    """Return what a module uses that opens a socket: names, also in texts for getattr, and modules."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            word = ast.unparse(node)
+            end = word.rpartition(".")[2]
+            handled = word.startswith("socketserver.") and not end.endswith("Handler")
+            found |= {word} if end in OPENS or handled else set()
+        elif isinstance(node, ast.ImportFrom):
+            name, words = str(node.module), {alias.name for alias in node.names}
+            found |= words & OPENS
+            for module, allowed in SERVER_MODULES.items():
+                if name == module or name.startswith(f"{module}."):
+                    found |= words - {*allowed}
+                found |= {module} if module in {f"{name}.{word}" for word in words} else set()
+        elif isinstance(node, ast.Import):
+            names = {alias.name for alias in node.names}
+            found |= {name for name in names for module in SERVER_MODULES if f"{name}.".startswith(f"{module}.")}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("getattr", "methodcaller"):
+            found |= {str(word.value) for word in node.args if isinstance(word, ast.Constant) and word.value in OPENS}
+    return found
 
 
 def test_sockets_are_opened_by_one_module() -> None:
     """Each with a row of its table, from which the pages on security and the attacks of the tests are made."""
+    trees = {name: ast.parse(path.read_text()) for name, path in MODULES.items() if name != "listening"}
+    assert {(name, word) for name, tree in trees.items() for word in _opened_sockets(tree)} == NO_SOCKET
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import socket as s\ns.socket().bind(('', 0))", "from socket import create_server as c", "getattr(sock, 'bind')(place)",
+        "await asyncio.start_server(act)", "loop.create_server(make)", "import xmlrpc.server\nxmlrpc.server.SimpleXMLRPCServer(p)",
+        "from http.server import SimpleHTTPRequestHandler", "from http import server", "import multiprocessing\nmultiprocessing.Manager()",
+        "from multiprocessing.connection import Listener", "import socketserver\nclass S(socketserver.ThreadingTCPServer): pass",
+        "from socketserver import TCPServer", "context.socket(zmq.REP).bind('tcp://*:1')", "application.listen(8888)",
+        "ctypes.CDLL(None).bind(number, place, size)", "loop.create_datagram_endpoint(make)", "from tornado import netutil",
+    ],
+)  # fmt: skip
+def test_other_ways_to_open_a_socket_are_found(code: str) -> None:
+    module = ast.parse(f"async def main():\n    {code.replace(chr(10), chr(10) + '    ')}")
+    assert _opened_sockets(module)
+
+
+def test_programs_that_listen_are_started_by_few_files() -> None:
+    files = [
+        path for folder in ("hpcml", "templates", "containers") for path in (ROOT / folder).rglob("*") if path.is_file()
+    ]
+    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files if path.suffix != ".pyc"}
+    assert {path for path, text in texts.items() if LISTENS.search(text)} == {*PROGRAMS}
+    assert all(hasattr(listening, row) for row in PROGRAMS.values())
+
+
+TEMPORARY = (
+    "`~/.hpcml/incoming`, `hpcml-upload-*`, `hpcml-check-*`, `hpcml-help-*`, `hpcml-pack-*`, `hpcml-site-*`, "
+    "`hpcml-hop.*`, `hpcml-build-*`"
+)
+# The modules that create names in places where others may create names too, each with its row of docs/security.md.
+CREATES = {
+    "cli.help": TEMPORARY, "cli.host": TEMPORARY, "cli.pack": TEMPORARY, "images.build": TEMPORARY,
+    "remote.routes": TEMPORARY, "runs.outlook": TEMPORARY, "runs.submit": TEMPORARY, "survey.machine": TEMPORARY,
+    "remote.receiver": "temporary names of new runs' folders and of replaced files", "remote.server": TEMPORARY,
+    "cli.pack_start": "cache of `hpcml.pyz`", "node.scratch": "`$TMPDIR/hpcml_…`, a process's folder",
+    "cli.tunnel": "`known_hosts` and the ssh key of an `srun` route, HTML pages with a token",
+    "remote.tunnel_server": "a service's `token_file`",  # beside it, in the attempt's secret folder
+}  # fmt: skip
+MAKES_NAMES = {"mkdtemp", "mkstemp", "mktemp", "TemporaryDirectory", "NamedTemporaryFile", "TemporaryFile", "SpooledTemporaryFile",
+               "SharedMemory", "ShareableList", "shm_open"}  # fmt: skip
+IN_TMP = re.compile(r"""(?<![\w.])(?:/tmp|/dev/shm|/var/tmp|/run/user)/\w|mktemp\b""")
+
+
+def _made_names(path: Path) -> set[str]:
+    """Return what a module uses that makes names of files for a moment, and texts that begin in a folder of all users."""
     found = set()
-    for name, path in MODULES.items():
-        if name == "listening":
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, (ast.Name, ast.Attribute)):
-                word = ast.unparse(node)
-                if word.rpartition(".")[2] in OPENS:
-                    found.add((name, word))
-            elif isinstance(node, ast.ImportFrom):
-                found |= {(name, alias.name) for alias in node.names if alias.name in OPENS}
-    assert found == NO_SOCKET
+    for node in ast.walk(ast.parse(path.read_text())):
+        if (
+            isinstance(node, (ast.Name, ast.Attribute))
+            and (word := ast.unparse(node).rpartition(".")[2]) in MAKES_NAMES
+        ):
+            found.add(word)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and IN_TMP.match(node.value):
+            found.add(node.value)
+    return found
+
+
+def test_names_in_folders_of_all_users_are_made_by_known_modules() -> None:
+    """Each has a row of "Paths and names" in docs/security.md, which says why nobody else can use the name."""
+    assert {name for name, path in MODULES.items() if _made_names(path)} == {*CREATES}
+    page = (ROOT / "docs/security.md").read_text(encoding="utf-8")
+    assert {row for row in CREATES.values() if f"\n| {row} | " not in page} == set()
+    shell = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "templates").rglob("*") if path.is_file()}
+    assert {name for name, text in shell.items() if IN_TMP.search(text)} == set()
 
 
 def test_each_listener_has_a_row_in_the_table() -> None:
