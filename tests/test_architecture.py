@@ -268,10 +268,12 @@ def test_other_ways_to_open_a_socket_are_found(code: str) -> None:
 
 
 def test_programs_that_listen_are_started_by_few_files() -> None:
-    files = [
-        path for folder in ("hpcml", "templates", "containers") for path in (ROOT / folder).rglob("*") if path.is_file()
-    ]
-    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files if path.suffix != ".pyc"}
+    files = [path for folder in ("hpcml", "templates", "containers") for path in (ROOT / folder).rglob("*.*")]
+    texts = {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for path in files
+        if path.is_file() and path.parent.name != "__pycache__"
+    }
     assert {path for path, text in texts.items() if LISTENS.search(text)} == {*PROGRAMS}
     assert all(hasattr(listening, row) for row in PROGRAMS.values())
 
