@@ -16,9 +16,10 @@ import hpcml
 from hpcml.schedulers import slurm
 
 def where(x):
+    print("on", socket.gethostname(), flush=True)
     time.sleep(2)
     if x == 5: raise KeyError("five")
-    return x * x, socket.gethostname()
+    return x * x
 
 def ranks(x): return os.environ["SLURM_PROCID"], socket.gethostname()
 def waits(x):
@@ -34,8 +35,8 @@ facts = {"most": slurm.most_tasks()}
 slurm.most_tasks = lambda: 3
 points = hpcml.map(where, range(7), time="5m", at_once=4, exclusive=True)
 facts["errors"] = [str(one.exception()) for one in points if one.exception()]
-values = [one.result() for one in points if not one.exception()]
-facts["squares"], facts["nodes"] = [value[0] for value in values], sorted({value[1] for value in values})
+facts["squares"] = [one.result() for one in points if not one.exception()]
+facts["nodes"] = sorted({line.split()[1] for one in points for line in one.stdout().splitlines() if line.startswith("on ")})
 facts["jobs"] = [one.job_id.split("_") for one in points]
 facts["ranks"] = hpcml.map(ranks, [0], nodes=2, time="5m", **share)[0].results()
 cancelled, killed = hpcml.map(waits, [0, 1], time="5m", **share)
