@@ -56,7 +56,7 @@ MEANING = {
     START_FAILED: "the script or another process of the run could not be started",
     WORKERS_NEVER_CAME: "not all processes on the nodes started in time",
     ROLE_LOST: "processes of the run were lost while the script ran",
-    PORT_TAKEN: "another account listens on a port of the run",
+    PORT_TAKEN: "another program has a port of the run",
     NO_PROGRESS: "two attempts of the run ended without saving a new checkpoint",
     TIME_LIMIT: "the time limit ended the run",
     CANCELLED: "the run was cancelled",

@@ -11,6 +11,7 @@ import socketserver
 from pathlib import Path
 from typing import Any, NamedTuple
 
+EVERYWHERE = ""  # all addresses of this machine
 ABSTRACT = "\0"  # how the name of a unix socket begins that is not in a folder
 
 
@@ -191,23 +192,33 @@ def listen_unix(
     return listener
 
 
-def reserve_tcp(_row: Listener, address: str) -> socket.socket:
+def reserve_tcp(_row: Listener) -> socket.socket:
     """Return a socket that is bound to a free port and does not listen: a connection is refused.
 
     No program is given this port by chance. Any account may still choose it: Linux lets programs share a port that both
     bind with SO_REUSEADDR, so that rank 0 can listen beside this socket.
     """
-    holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind((address, 0))
-    return holder
+    return _bind(EVERYWHERE, 0)
 
 
 def try_tcp(address: str, port: int = 0) -> None:
     """Raise OSError if this program could not listen there now; nothing stays open."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
+    _bind(address, port).close()
+
+
+def _bind(address: str, port: int) -> socket.socket:
+    """Return a socket that is bound with SO_REUSEADDR; everywhere is each IPv4 and IPv6 address of this machine."""
+    both = address == EVERYWHERE and socket.has_dualstack_ipv6()
+    bound = socket.socket(socket.AF_INET6 if both else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if both:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind((address, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 class ThreadingServer(socketserver.ThreadingTCPServer):

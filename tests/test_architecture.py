@@ -320,15 +320,12 @@ def test_names_in_folders_of_all_users_are_made_by_known_modules() -> None:
 
 
 def test_each_listener_has_a_row_in_the_table() -> None:
-    rows = [value for value in vars(listening).values() if isinstance(value, listening.Listener)]
-    assert sorted(rows) == sorted(listening.TABLE)
+    rows = {name: value for name, value in vars(listening).items() if isinstance(value, listening.Listener)}
+    assert sorted(rows.values()) == sorted(listening.TABLE)
     opened = {
         word for path in MODULES.values() for word in re.findall(r"listening\.([A-Z][A-Z_]+)\b", path.read_text())
     }
-    of_hpcml = {
-        name for name, row in vars(listening).items() if isinstance(row, listening.Listener) and row.opener == "hpcml"
-    }
-    assert opened == of_hpcml
+    assert opened & {*rows} == {name for name, row in rows.items() if row.opener == "hpcml"}
 
 
 # -- who names a program that is started outside an allocation -------------------------------------------------------------

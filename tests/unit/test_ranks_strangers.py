@@ -484,7 +484,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[ports.Ports]:
     with contextlib.ExitStack() as folders:
         made = ports.Ports(folders, "n1")
         for row in ports.VARIABLES:
-            made.reserve(row, "127.0.0.1")
+            made.reserve(row)
         yield made
 
 
@@ -492,20 +492,51 @@ def test_a_port_on_which_another_account_listens_is_not_given_to_the_ranks(
     held: ports.Ports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = dict(held.numbers)
-    assert held.reserve_again("127.0.0.1") is None
+    assert held.reserve_again() is None
     assert held.numbers == before
     with contextlib.ExitStack() as thief:
         for port in before.values():
             thief.enter_context(listen_beside(port))
-        assert held.reserve_again("127.0.0.1") is None
+        assert held.reserve_again() is None
         assert not {*held.numbers.values()} & {*before.values()}
         monkeypatch.setattr(held, "reserve", lambda *_: 0)  # one who is quicker each time
         thief.enter_context(listen_beside(held.numbers[listening.JAX_PORT]))
-        taken = held.reserve_again("127.0.0.1")
+        taken = held.reserve_again()
         assert taken
         assert (taken.variable, taken.node) == ("JAX_COORDINATOR_ADDRESS", "n1")
         monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "10.0.0.1:9")  # the user's own, which the ranks then use
-        assert held.reserve_again("127.0.0.1") is None
+        assert held.reserve_again() is None
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_port_that_another_program_holds_and_does_not_listen_on_is_not_given_either(
+    held: ports.Ports, address: str
+) -> None:
+    """It lets nobody share the port once it has it, and the kernel lists it nowhere."""
+    if address == "::1" and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    before = held.numbers[listening.MASTER_PORT]
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as thief:
+        with pytest.raises(OSError, match="in use"):
+            thief.bind((address, before))  # hpcml has it at all addresses
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        thief.bind((address, before))
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        taken = held.taken()
+        assert taken
+        assert taken.clause.startswith(f"another program holds port {before} of n1, the run's MASTER_PORT")
+        assert held.reserve_again() is None
+        assert held.numbers[listening.MASTER_PORT] != before
+
+
+def test_an_address_without_a_way_is_not_reached() -> None:
+    """The kernel says so at once, as of the address of all machines, to which TCP connects nobody."""
+    with listening.listen_tcp(listening.AGENTS, "127.0.0.1") as listener:
+        place = listener.getsockname()
+        reached = link.reach([("255.255.255.255", 9), place])
+        for connection in reached.values():
+            connection.close()
+    assert [*reached] == ["127.0.0.1"]
 
 
 def test_the_user_s_own_program_is_no_other_account(held: ports.Ports, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -544,4 +575,4 @@ def test_the_account_that_listens_on_rank_0_s_port_is_named(
         assert "--exclusive" in end.hint
         cause = judgement.judge(judgement.Case(end, KIND), [])
         assert cause
-        assert (cause.what, cause.short, cause.known) == (end.message, "port taken by another account", True)
+        assert (cause.what, cause.short, cause.known) == (end.message, "port taken by another program", True)

@@ -50,7 +50,7 @@ KIND = Kind(
     ends=(
         EndOfKind(errors.WORKERS_NEVER_CAME, "nodes did not start", followed=True),
         EndOfKind(errors.ROLE_LOST, "a node was lost", followed=True),
-        EndOfKind(errors.PORT_TAKEN, "port taken by another account", followed=False),
+        EndOfKind(errors.PORT_TAKEN, "port taken by another program", followed=False),
         EndOfKind(errors.FABRIC, "not the required interconnect", followed=False),
     ),
     seen=_seen,

@@ -7,6 +7,7 @@ ranks meet at one that every node has reached.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -179,8 +180,10 @@ def reach(places: list[tuple[str, int]]) -> dict[str, socket.socket]:
         for address, port in places:
             connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             connection.setblocking(False)
-            connection.connect_ex((address, port))
-            waiting.register(connection, selectors.EVENT_WRITE, address)
+            if connection.connect_ex((address, port)) in (0, errno.EINPROGRESS):
+                waiting.register(connection, selectors.EVENT_WRITE, address)
+            else:  # there is no route
+                connection.close()
         while waiting.get_map() and (left := deadline - time.monotonic()) > 0:
             for key, _ in waiting.select(left):
                 waiting.unregister(key.fileobj)

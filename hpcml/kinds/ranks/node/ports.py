@@ -1,7 +1,7 @@
 """The ports of the first node that rank 0 is to listen on: reserved, and looked after until it does.
 
-Linux lets every account listen beside a socket that is bound and does not listen, as hpcml's is: rank 0 can, and so can
-another user of the node. The kernel names the account of each socket that listens.
+Linux lets every account bind beside a socket that is bound and does not listen, as hpcml's is: rank 0 can, and so can
+another user of the node. The kernel names the account of each socket that listens, and of no other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HINT = "To use nodes without other users, add --exclusive. Report the account to
 
 
 class Taken(NamedTuple):
-    """A port on which another account listens."""
+    """A port that another program has: of an account that listens there, or that the kernel does not name."""
 
     variable: str  # by which the ranks know it
     port: int
@@ -33,8 +33,11 @@ class Taken(NamedTuple):
 
     @property
     def clause(self) -> str:
-        """Who listens where."""
-        return f"account {self.account} listens on port {self.port} of {self.node}, the run's {self.variable}"
+        """Who has which port."""
+        port = f"port {self.port} of {self.node}, the run's {self.variable}"
+        if self.account:
+            return f"account {self.account} listens on {port}"
+        return f"another program holds {port}, and does not listen, so that the kernel does not name its account"
 
 
 def accounts_that_listen(ports: set[int]) -> dict[int, set[int]]:
@@ -62,31 +65,45 @@ def name_of(user: int) -> str:
 
 
 class Ports:
-    """The ports at an address, which no other program is given by chance, by their rows of the table of listeners."""
+    """The ports that no other program is given by chance, by their rows of the table of listeners."""
 
     def __init__(self, folders: contextlib.ExitStack, node: str) -> None:
         self.folders, self.node = folders, node
         self.numbers: dict[listening.Listener, int] = {}
 
-    def reserve(self, row: listening.Listener, address: str) -> int:
-        """Return a port that is bound here until the run's end."""
-        holder: socket.socket = self.folders.enter_context(contextlib.closing(listening.reserve_tcp(row, address)))
+    def reserve(self, row: listening.Listener) -> int:
+        """Return a port that is bound here until the run's end, at all addresses: rank 0 may choose any."""
+        holder: socket.socket = self.folders.enter_context(contextlib.closing(listening.reserve_tcp(row)))
         self.numbers[row] = int(holder.getsockname()[1])
         return self.numbers[row]
 
-    def reserve_again(self, address: str) -> Taken | None:
-        """Reserve others instead of ports on which another account listens; return the last if it has them all."""
+    def reserve_again(self) -> Taken | None:
+        """Reserve others instead of ports that another program has; return the last if it has them all."""
         for _ in range(_TRIES):
             if not (taken := self.taken()):
                 return None
             for row in [row for row, port in self.numbers.items() if port == taken.port]:
-                self.reserve(row, address)
+                self.reserve(row)
         return self.taken()
 
     def taken(self) -> Taken | None:
-        """Return a port on which another account listens now, None if there is none."""
+        """Return a port on which rank 0 could not listen now for another program, None if there is none."""
         users = accounts_that_listen({*self.numbers.values()})
         for row, port in self.numbers.items():
-            if (others := users.get(port, set()) - {os.geteuid()}) and not os.environ.get(VARIABLES[row]):
+            listen = users.get(port, set())
+            if os.environ.get(VARIABLES[row]):  # the user's own choice
+                continue
+            if others := listen - {os.geteuid()}:
                 return Taken(VARIABLES[row], port, self.node, name_of(min(others)))
+            if not (listen or _is_free(port)):
+                return Taken(VARIABLES[row], port, self.node, "")
         return None
+
+
+def _is_free(port: int) -> bool:
+    """Whether a program could listen at all addresses: another may have bound one, and not let it be shared."""
+    try:
+        listening.try_tcp(listening.EVERYWHERE, port)
+    except OSError:
+        return False
+    return True

@@ -106,7 +106,7 @@ class Processes:
         state.phase = "fabric"
         state.events.write("fabric-checking")
         began = state.clock.seconds
-        port = ports.Ports(self.folders, self.context.node).reserve(listening.MASTER_PORT, self.world.address)
+        port = ports.Ports(self.folders, self.context.node).reserve(listening.MASTER_PORT)
         world = interconnect.world_of_check(self.world, self.settings, port)
         self.hub.send(do="check", world=world._asdict())
         while not (is_complete := interconnect.is_complete(self.measured, len(self.context.node_names))):
@@ -148,7 +148,7 @@ class Processes:
             hint = "Set network.interface in the profile to the interface that connects the nodes."
             raise self.state.end(errors.WORKERS_NEVER_CAME, reason, hint)
         each = self.settings.workers.per_node
-        numbers = [self.ports.reserve(row, common[0]) for row in (listening.MASTER_PORT, listening.JAX_PORT)]
+        numbers = [self.ports.reserve(row) for row in (listening.MASTER_PORT, listening.JAX_PORT)]
         nodes, gpus = self.settings.job.nodes, self.settings.gpus
         world = World(nodes, each, gpus, common[0], numbers[0], numbers[1])
         if world.may_use_rapidsmpf:
@@ -236,7 +236,7 @@ class Processes:
 
     def run_script(self, environment: dict[str, str]) -> Ranks:  # noqa: ARG002 - each rank has its own
         """Start the ranks on all nodes."""
-        if taken := self.ports.reserve_again(self.world.address):
+        if taken := self.ports.reserve_again():
             raise self.state.end(errors.PORT_TAKEN, taken.clause, ports.HINT)
         numbers = self.ports.numbers
         self.world = self.world._replace(port=numbers[listening.MASTER_PORT], coordinator=numbers[listening.JAX_PORT])
@@ -375,7 +375,7 @@ class Ranks:
         return f"rank {rank} on {self.node_by_rank[rank]} {how}{followed}"
 
     def hindrance(self) -> tuple[str, str]:
-        """Return that another account listens on rank 0's port, and what to do, if rank 0 failed because of it."""
+        """Return that another program has rank 0's port, and what to do, if rank 0 failed because of it."""
         return (f"{self.taken.clause}; {self.describe_end(1)}", ports.HINT) if self.taken else ("", "")
 
     def rest(self) -> str:
