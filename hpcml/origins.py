@@ -47,15 +47,3 @@ class Named(NamedTuple):
 
 HPCML = Named(Origin.HPCML)  # ssh, sbatch, hpcml's own Python: hpcml's code names the program
 TYPED = Named(Origin.TYPED, "command line")  # a word of the command line, or a variable of the user's shell
-
-
-def recorded(text: object) -> Origin:
-    """Return the origin in a run's record.
-
-    Records of older versions have none, and called a script's line ``--set``: such a value counts as a line's, so that
-    it names no program here and trusts nobody.
-    """
-    try:
-        return Origin(str(text))
-    except ValueError:
-        return Origin.LINE

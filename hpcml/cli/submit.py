@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import files, origins
+from hpcml import files
 from hpcml.cli import commands, common
 from hpcml.errors import MEANING, HpcmlError, NotFoundError, StorageError, UsageError
 from hpcml.forms import Form
@@ -465,8 +465,7 @@ def run_rerun(options: Namespace) -> int:
         _take_over(options, recorded)
         if recorded.facts.get("environment"):
             options.env = [*_variables(run.paths.variables), *(options.env or ())]
-        typed, options.line_set = _settings(request.get("site", dict))
-        options.set = [*typed, *(options.set or ())]
+        options.line_set = _settings(request.get("site", dict))
         spec = _recorded_spec(options, recorded, run)
     if options.run != run.id:
         note(f"this run repeats {run.id}")
@@ -509,30 +508,26 @@ def _variables(path: Path) -> list[str]:
         ) from error
 
 
-def _settings(site: dict[str, Any]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return what was given with ``--set``, and what the script's lines set, with the line of each.
+def _settings(site: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what was given with ``--set`` or set by the script's lines, each with its origin.
 
-    A record of an older version says ``--set`` of both, so all of it counts as a line's (:func:`origins.recorded`);
-    what a line may not set is left out, with a note.
+    A record may have come with somebody else's code, as a script may. So all of it counts as a line's, whatever the
+    record says of itself: it names no program here, and what a line may not set is left out, with a note.
     """
-    typed: list[str] = []
-    of_lines: list[tuple[str, str]] = []
+    settings: list[tuple[str, str]] = []
     refused: list[str] = []
     for key, entry in site.items():
         if not isinstance(entry, dict):
             continue
-        by, assignment = origins.recorded(entry.get("by")), f"{key}={json.dumps(entry['value'])}"
-        if by is Origin.TYPED and entry.get("origin") == "--set":
-            typed.append(assignment)
-        elif by is Origin.LINE and ("by" in entry or entry.get("origin") == "--set"):
-            if powers.is_refused(key):
-                refused.append(key)
-            else:
-                of_lines.append((assignment, str(entry.get("origin"))))
+        if entry.get("origin") != "--set" and entry.get("by") != Origin.LINE:
+            continue  # of a file or a variable, which is read again
+        if powers.is_refused(key):
+            refused.append(key)
+        else:
+            settings.append((f"{key}={json.dumps(entry['value'])}", str(entry.get("origin"))))
     if refused:
-        whose = "an older version of hpcml recorded them without their origin"
-        note(f"hpcml does not take over {', '.join(refused)}: {whose} (to use them again: --set)")
-    return typed, of_lines
+        note(f"hpcml does not take over {', '.join(refused)} from a run's record. To use this again, type --set")
+    return settings
 
 
 def _recorded_spec(options: Namespace, recorded: Table, run: directories.Run) -> RunRequest:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import assets, files, origins
+from hpcml import assets, files
 from hpcml.errors import ConfigError, did_you_mean, nearest
 from hpcml.origins import Origin
 from hpcml.sites import powers
@@ -203,8 +203,7 @@ def recorded(settings: Mapping[str, Mapping[str, object]]) -> Site:
     """
     layers = Layers()
     for key, setting in settings.items():
-        by = origins.recorded(setting.get("by"))
-        layers.values[key] = Value(setting["value"], str(setting.get("origin", "")), by)
+        layers.values[key] = Value(setting["value"], str(setting.get("origin", "")), Origin.LINE)
     return _built(layers)
 
 

@@ -144,7 +144,7 @@ def test_a_python_that_the_user_names_is_asked(world: World, witness: Path) -> N
 
 
 def test_a_run_s_record_keeps_whose_a_setting_was(world: World, witness: Path) -> None:
-    """Rerun: a line's setting stays a line's, a typed one the user's; of old records nothing counts as typed."""
+    """Rerun: what a record says counts as a line's, also where it says that the user typed it; so of old records."""
     world.script.write_text(line("--set", f"runtime.python={witness}", "--set", "workers.per_node=2") + "print(1)\n")
     budget = ("--set", f"cost.budget={json.dumps([str(witness)])}", "--set", "cost.budget_row=x")
     run = world.submit("--account", "x", *budget)
@@ -154,20 +154,31 @@ def test_a_run_s_record_keeps_whose_a_setting_was(world: World, witness: Path) -
     assert {request["site"][key]["by"] for key in ("runtime.python", "workers.per_node")} == {"line"}
     assert request["site"]["scheduler"]["by"] == "site"
     world.script.write_text(WRONG)
-    done = world.run("rerun", "--dry-run", run.name)
-    assert done.returncode == 0, done.stderr
-    assert started(witness), "the budget's command was typed"
-    assert "does not compile" in done.stderr
+    refused = "does not take over cost.budget, cost.budget_row from a run's record"
+    for command in (("rerun", "--dry-run", run.name), ("rerun", "--dry-run=script", "last")):
+        done = world.run(*command)
+        assert done.returncode == 0, done.stderr
+        assert refused in done.stderr
+        assert "does not compile" in done.stderr
     again = world.made("rerun", run.name)
     assert json.loads((again / "request.json").read_text())["site"]["runtime.python"]["by"] == "line"
-    started(witness)
+
+    request["site"]["runtime.python"] |= {"by": "typed", "origin": "--set"}  # a record that somebody else has made
+    for key, value in (("network.private", True), ("paths.trust", ["nobody"])):
+        request["site"][key] = {"value": value, "by": "typed", "origin": "--set"}
+    (run / "request.json").write_text(json.dumps(request))
+    done = world.run("rerun", "--dry-run", run.name)
+    assert done.returncode == 0, done.stderr
+    assert "does not take over cost.budget, cost.budget_row, network.private, paths.trust" in done.stderr
+    for key in ("network.private", "paths.trust"):
+        del request["site"][key]
 
     for entry in request["site"].values():  # as an older version wrote it
         entry["origin"] = "--set" if entry.pop("by") == "line" else entry["origin"]
     (run / "request.json").write_text(json.dumps(request))
     done = world.run("rerun", "--dry-run=script", run.name)
     assert done.returncode == 0, done.stderr
-    assert "does not take over cost.budget, cost.budget_row: an older version" in done.stderr
+    assert refused in done.stderr
     assert not started(witness)
     assert world.run("rerun", "--dry-run", run.name, *budget).returncode == 0
     assert started(witness), "typed again"

@@ -197,4 +197,3 @@ def test_who_set_a_value(environment: dict[str, str], tmp_path: Path, write: Wri
     assert lookup.load("slurm", environment, None).layers.named("scheduler").origin is origins.Origin.SITE
     older = {key: {"value": value.value, "origin": value.origin} for key, value in loaded.layers.values.items()}
     assert lookup.recorded(older).gpu.gds == "on"
-    assert origins.recorded(None) is origins.Origin.LINE, "of an older record"
