@@ -395,7 +395,7 @@ FAULTS = (
     F("hpcml/runs/notes.py", "    if before == [digest]:\n", "    if before:\n", "hpcml conceals that a project's file has changed"),
     F("hpcml/runs/programs.py", '_WITH_VALUE = "WX"', '_WITH_VALUE = "W"', "hpcml takes the value of python's -X for the script"),
     F("hpcml/kinds/ranks/variables.py", '"PET_RDZV_BACKEND": "static",', '"PET_RDZV_BACKEND": "c10d",', "another account replaces the pickle that torchrun loads"),
-    F("hpcml/runs/rendezvous.py", 'name = name.replace("_", "-")\n', "", "torchrun --nnodes with --rdzv_endpoint of its own is refused"),
+    F("hpcml/runs/rendezvous.py", 'name = name.replace("_", "-")', "pass", "torchrun --nnodes with --rdzv_endpoint of its own is refused"),
     F("hpcml/runs/rendezvous.py", 'if re.search(r"\\baccelerate\\b", everything) and', "if False and", "accelerate's default configuration may name c10d without a note"),
     F("hpcml/runs/rendezvous.py", "            names += _named(text)\n", "", "a script that a script calls may name c10d without a note"),
     F("hpcml/runs/rendezvous.py", 'return _COMMENT.sub("", content.decode(errors="replace"))', 'return content.decode(errors="replace")', "a comment on c10d in a script is noted"),

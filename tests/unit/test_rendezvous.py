@@ -272,7 +272,7 @@ def test_accelerate_s_configuration_is_read_if_it_is_the_user_s_small_file(
             default = tmp_path / folder / f"accelerate/default_config.{kind}"
             default.parent.mkdir(parents=True, exist_ok=True)
             default.write_text("rdzv_backend: c10d\n")
-            variables = {name: str(tmp_path / value) for name, value in moved.items()}
+            variables: dict[str, Any] = {name: str(tmp_path / value) for name, value in moved.items()}
             (note,) = notes(tmp_path, "accelerate launch train.py", **variables)
             assert note.startswith(f"rdzv_backend: c10d in {default}:1: ")
             config.write_text("rdzv_backend: static\n")
