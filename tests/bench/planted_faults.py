@@ -42,7 +42,7 @@ FAULTS = (
     F("hpcml/cli/new.py", "        path.unlink()\n        if not isinstance(error, OSError):", "        if not isinstance(error, OSError):", "a full disk leaves half an example, which blocks the next try"),
     F("hpcml/cli/pack.py", '"hpcml pack", options.output, replace=options.force)', '"hpcml pack", options.output)', "hpcml --host pack --force replaces nothing", True),
     F("hpcml/cli/progress.py", "            self.shown.clear()\n", "", "a run's second attempt shows no phases"),
-    F("hpcml/cli/submit.py", "[*typed, *(options.set or ())]", "[*(options.set or ()), *typed]", "a run's old --set wins over rerun's new one"),
+    F("hpcml/sites/lookup.py", '    for assignment, line in lines:\n        layers.add(from_assignments([assignment], line), line, Origin.LINE)\n    layers.add(from_assignments(assignments), "--set", Origin.TYPED)\n', '    layers.add(from_assignments(assignments), "--set", Origin.TYPED)\n    for assignment, line in lines:\n        layers.add(from_assignments([assignment], line), line, Origin.LINE)\n', "a run's old --set wins over rerun's new one"),
     F("hpcml/runs/status.py", 'if self.state == "CANCELLED" or self.ending.exit_status == CANCELLED:', "if False:", "hpcml rm --failed removes cancelled runs"),
     F("hpcml/cli/run.py", "if later <= end + _LONGER:", "if True:", "hpcml run stops a script though its allocation was prolonged", True),
     F("hpcml/cli/run.py", "    _wait_for_steps(here)\n", "", "a batch script's next line shares nodes with dying workers", True),
