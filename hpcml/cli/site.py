@@ -127,7 +127,7 @@ def _told(source: Fact | str) -> dict[str, str]:
 def _words(source: Fact | str) -> str:
     if isinstance(source, str):
         return "hpcml's default" if source == "default" else f"from {source}"
-    return f"{source.confidence} {source.date}: {source.source}"
+    return f"{' '.join(filter(None, (source.confidence, source.date)))}: {source.source}"
 
 
 def _site_diff(options: Namespace) -> int:

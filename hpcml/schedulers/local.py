@@ -46,7 +46,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     return JobLayout(
         prologue=prologue,
         one_machine=ONE_MACHINE,
-        whole_nodes=site.resources.exclusive,
+        whole_nodes=site.resources.exclusive and not site.doubtful("resources.exclusive"),
         reasons=(reason,) if count > 1 else (),
         notices=(f"the local site ignores the sbatch options {passed}",) if passed else (),
     )

@@ -87,7 +87,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         stage_modes=STAGE_MODES,
         memory=_of_node(site, request, name).memory,
         node_gpus=part.of if part.partial else 0,
-        whole_nodes=_are_whole_nodes(site, name, request.spec, directives),
+        whole_nodes=_are_whole_nodes(site, directives),
         reasons=tuple(reasons),
         notices=tuple(notices),
     )
@@ -124,14 +124,18 @@ def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
     return _OfNode(cpus, memory, by_profile)
 
 
-def _are_whole_nodes(site: Site, name: str, spec: RunRequest, directives: tuple[Directive, ...]) -> bool:
-    """Return whether no other user's job can be on the nodes; False if only a doubtful value of the profile says so."""
+def _are_whole_nodes(site: Site, directives: tuple[Directive, ...]) -> bool:
+    """Return whether no other user's job can be on the nodes; False if only a doubtful value says so.
+
+    Values of a project's file or a script's line are doubtful (:func:`hpcml.sites.lookup.load`).
+    """
     said = dict(directives)
     if "--oversubscribe" in said:
         return False
     if said.get("--exclusive") in ("", "user"):
         return True
-    qos, partition = partitions.qos_of(site, name, spec), site.partitions.get(name, Partition())
+    name, qos = said.get("--partition", ""), said.get("--qos", "")
+    partition = site.partitions.get(name, Partition())
     if partition.whole_nodes and not site.doubtful(f"partitions.{name}.whole_nodes"):
         return True
     if site.qos.get(qos, Qos()).whole_nodes and not site.doubtful(f"qos.{qos}.whole_nodes"):

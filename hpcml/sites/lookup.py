@@ -29,7 +29,7 @@ BY_DEFAULT = "no other profile matches this machine"  # why the local site is ch
 class Project(NamedTuple):
     """A project's ``hpcml.toml`` that counts: its path, all that it sets as JSON, and what of that a submission names.
 
-    Those are commands of the job and who pays, as ``key = value``.
+    Those are commands of the job, whom the job is open to, and who pays, as ``key = value``.
     """
 
     path: str = ""
@@ -149,7 +149,7 @@ def load(
         layers.add(from_assignments([assignment], line), line, Origin.LINE)
     layers.add(from_assignments(assignments), "--set", Origin.TYPED)
     layers.add({"name": name}, "profile name", Origin.TYPED)
-    return LoadedSite(_built(layers), layers, reason, project, tuple(ignored))
+    return LoadedSite(_in_doubt(_built(layers), layers), layers, reason, project, tuple(ignored))
 
 
 def load_here(
@@ -205,6 +205,16 @@ def recorded(settings: Mapping[str, Mapping[str, object]]) -> Site:
     for key, setting in settings.items():
         layers.values[key] = Value(setting["value"], str(setting.get("origin", "")), Origin.LINE)
     return _built(layers)
+
+
+def _in_doubt(site: Site, layers: Layers) -> Site:
+    """Return the site with what somebody else's file or line says of nodes without other users as only reported."""
+    facts = {
+        key.replace("\0", "."): Fact("reported", source=value.origin)
+        for key, value in layers.values.items()
+        if value.by.foreign and powers.is_doubted(key)
+    }
+    return site._replace(facts=site.facts | facts) if facts else site
 
 
 def _built(layers: Layers) -> Site:

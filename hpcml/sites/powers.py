@@ -13,24 +13,28 @@ from hpcml.terminal import json_text
 class Power(Enum):
     """What a key may do."""
 
-    HERE = "names a program that hpcml starts on this machine, or how its answer is read"
+    HERE = "decides what hpcml starts on this machine, or how the answer is read"
     TRUST = "says whom or what hpcml trusts"
-    JOB = "names commands or code of the job, which run on its nodes only"
+    JOB = "names commands or code of the job, which run on its nodes only, or opens the job to other users"
     ACCOUNT = "says who pays"
+    ALONE = "says whether other users' jobs can be on the job's nodes, so of somebody else's file it is in doubt"
     NONE = "neither starts a program nor trusts, nor charges"
 
 
-# Each key of the schema; of login, all its keys. * is any name.
+# Each key of the schema; of login and facts, all their keys. * is any name.
 POWERS: dict[Power, frozenset[str]] = {
-    Power.HERE: frozenset(["login", "cost.budget", "cost.budget_row", "partitions.*.budget"]),
-    Power.TRUST: frozenset(["network.private", "paths.trust"]),
+    Power.HERE: frozenset(["login", "scheduler", "cost.budget", "cost.budget_row", "partitions.*.budget"]),
+    Power.TRUST: frozenset(["facts", "network.private", "paths.trust"]),
     Power.JOB: frozenset([
-        "environment", "gpu.pre_import", "runtime.binds", "runtime.container", "runtime.image", "runtime.modules",
+        "environment", "gpu.pre_import", "network.protocol", "runtime.binds", "runtime.container", "runtime.image", "runtime.modules",
         "runtime.options", "runtime.python", "runtime.setup", "slurm.export", "slurm.extra", "slurm.srun_extra",
     ]),
     Power.ACCOUNT: frozenset(["defaults.account"]),
+    Power.ALONE: frozenset([
+        "partitions.*.cpus_per_node", "partitions.*.whole_nodes", "qos.*.whole_nodes", "resources.exclusive",
+    ]),
     Power.NONE: frozenset([
-        "description", "extends", "name", "repairs", "scheduler", "unsupported",
+        "description", "extends", "name", "repairs", "unsupported",
         "code.max_file", "code.max_files", "code.max_total", "code.snapshot",
         "cost.ask", "cost.largest", "cost.unit", "cost.weights",
         "deadlines.answer", "deadlines.connect_notice", "deadlines.driver_grace", "deadlines.fabric",
@@ -38,23 +42,22 @@ POWERS: dict[Power, frozenset[str]] = {
         "deadlines.teardown", "deadlines.workers",
         "defaults.gpus_per_node", "defaults.nodes", "defaults.partition", "defaults.qos", "defaults.time",
         "fabric.nccl", "fabric.require",
-        "facts.*.confidence", "facts.*.date", "facts.*.source", "facts.*.value",
         "gpu.cuda", "gpu.cudf_spill", "gpu.cudf_spill_stats", "gpu.device_memory_limit", "gpu.gds",
         "gpu.rmm_allocator_libs", "gpu.rmm_async", "gpu.rmm_log_directory", "gpu.rmm_managed_memory",
         "gpu.rmm_maximum_pool_size", "gpu.rmm_pool_size", "gpu.rmm_release_threshold",
         "gpu.rmm_track_allocations", "gpu.spill_order", "gpu.spill_pinned",
         "identify.command", "identify.environment", "identify.hostname", "identify.never", "identify.order",
-        "network.adapters", "network.interface", "network.protocol",
+        "network.adapters", "network.interface",
         "notes.always", "notes.gpus", "notes.image", "notes.nodes",
-        "partitions.*.cpus_per_node", "partitions.*.gpus_per_node", "partitions.*.max_nodes",
+        "partitions.*.gpus_per_node", "partitions.*.max_nodes",
         "partitions.*.max_time", "partitions.*.memory_per_node", "partitions.*.min_nodes",
-        "partitions.*.needs_gpus", "partitions.*.qos", "partitions.*.whole_nodes",
+        "partitions.*.needs_gpus", "partitions.*.qos",
         "paths.runs", "paths.scratch",
         "qos.*.description", "qos.*.max_jobs", "qos.*.max_nodes", "qos.*.max_time", "qos.*.min_nodes",
-        "qos.*.partitions", "qos.*.whole_nodes", "qos.*.without_gpus",
+        "qos.*.partitions", "qos.*.without_gpus",
         "report.advice.*.above", "report.advice.*.below", "report.advice.*.figure", "report.advice.*.off",
         "report.advice.*.sentence", "report.sample_every",
-        "resources.cpus_per_node", "resources.exclusive", "resources.memory_per_node", "resources.node_gpus",
+        "resources.cpus_per_node", "resources.memory_per_node", "resources.node_gpus",
         "runtime.kind", "runtime.stage", "runtime.stage_to",
         "slurm.account_required", "slurm.exclude_failed", "slurm.gpu_request", "slurm.gpu_type",
         "slurm.remove", "slurm.signal_lead", "slurm.timeout",
@@ -64,8 +67,8 @@ POWERS: dict[Power, frozenset[str]] = {
 }  # fmt: skip
 _BY_KEY = {key: power for power, keys in POWERS.items() for key in keys}
 _REFUSED = {
-    Power.HERE: "names what hpcml starts on this machine",
-    Power.TRUST: "says whom you trust",
+    Power.HERE: "decides what hpcml starts on this machine",
+    Power.TRUST: "says whom or what you trust",
 }
 
 _LONGEST = 100  # characters of a value in a note
@@ -87,6 +90,11 @@ def is_refused(key: str) -> bool:
     return _power(key) in _REFUSED
 
 
+def is_doubted(key: str) -> bool:
+    """Whether a key counts as no more than reported if somebody else's file or line sets it."""
+    return _power(key) is Power.ALONE
+
+
 def check(key: str, origin: Origin, place: str) -> None:
     """Refuse a key that somebody else's file or line may not set; ``key`` is as Layers keep it.
 
@@ -105,7 +113,7 @@ def check(key: str, origin: Origin, place: str) -> None:
 
 
 def described(settings: Mapping[str, object]) -> tuple[str, ...]:
-    """Return those settings that name commands of the job or who pays as ``key = value``; of variables the names."""
+    """Return those settings that say what the job runs, whom it is open to, or who pays; of variables the names."""
     texts = []
     for key, value in sorted(settings.items()):
         if _power(key) in (Power.JOB, Power.ACCOUNT):

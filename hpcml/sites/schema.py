@@ -520,8 +520,8 @@ class Site(NamedTuple):
         return fact.confidence if fact and fact.confidence in DOUBTFUL else ""
 
     def doubts(self) -> int:
-        """Return how many values are only reported or guessed."""
-        return sum(fact.confidence in DOUBTFUL for fact in self.facts.values())
+        """Return how many values of the profile are only reported or guessed; facts of a project's file have no date."""
+        return sum(fact.confidence in DOUBTFUL and bool(fact.date) for fact in self.facts.values())
 
 
 # How a fact is known, best first: seen on the machine (its own answer or log), said by the site's pages, said by users

@@ -140,7 +140,7 @@ def test_a_project_does_not_say_what_is_started(priced: World) -> None:
         file.write_text(text)
         done = priced.run("submit", "--site", "slurm", "--account", "astro", "job.py")
         assert done.returncode == errors.CONFIG, done.stderr
-        assert "budget', which names what hpcml starts on this machine" in done.stderr
+        assert "budget', which decides what hpcml starts on this machine" in done.stderr
         assert not (priced.project / "started").exists()
 
 

@@ -200,8 +200,17 @@ def test_a_project_does_not_say_whom_its_user_trusts(world: World) -> None:
         for command in (("submit", "--site", "slurm", "job.py"), ("submit", "--dry-run", "job.py"), ("ls",)):
             done = world.run(*command)
             assert done.returncode == errors.CONFIG, done.stderr
-            assert "A project's file may not set 'paths.trust', which says whom you trust" in done.stderr
+            assert "A project's file may not set 'paths.trust', which says whom or what you trust" in done.stderr
             assert f"{path}" in done.stderr
+
+
+def test_a_project_does_not_say_where_runs_start_or_what_is_known(world: World) -> None:
+    fact = '[facts]\n"network.private" = { confidence = "measured", date = "2026-01-01", source = "me", value = true }\n'
+    for text, key in (('scheduler = "local"\n', "scheduler"), (fact, "facts.network.private")):
+        (world.project / "hpcml.toml").write_text(text)
+        done = world.run("submit", "--site", "slurm", "job.py")
+        assert done.returncode == errors.CONFIG, done.stderr
+        assert f"A project's file may not set '{key}" in done.stderr
 
 
 def notes_with(stderr: str, word: str) -> list[str]:

@@ -17,7 +17,7 @@ from hpcml.node.hardware import network, record, sysfs
 from hpcml.node.settings import Settings
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.request.record import RunRequest
-from hpcml.sites import layers, schema
+from hpcml.sites import layers, lookup, schema
 from node_settings import settings
 
 GPU = SimpleNamespace(count=4)
@@ -156,6 +156,7 @@ REPORTED = {
     "partitions.gpu.cpus_per_node": schema.Fact("reported"),
     "partitions.gpu.whole_nodes": schema.Fact("guessed"),
 }
+LINE = {"resources.exclusive": schema.Fact("reported", source="job.py:1")}
 SITES: list[tuple[str, dict[str, Any], bool]] = [
     ("nothing is known", {}, False),
     ("exclusive", {"resources__exclusive": True}, True),
@@ -170,6 +171,9 @@ SITES: list[tuple[str, dict[str, Any], bool]] = [
                                 "facts": REPORTED}, False),
     ("a machine", {"scheduler": "local"}, False),
     ("a machine of one's own", {"scheduler": "local", "resources__exclusive": True}, True),
+    ("a machine as a line says", {"scheduler": "local", "resources__exclusive": True, "facts": LINE}, False),
+    ("an allocation", {"scheduler": "allocation", "resources__exclusive": True}, True),
+    ("an allocation as a line says", {"scheduler": "allocation", "resources__exclusive": True, "facts": LINE}, False),
 ]  # fmt: skip
 
 
@@ -181,6 +185,26 @@ def test_whole_nodes_are_certain_or_not(subtests: pytest.Subtests) -> None:
             notes = [note for note in made.notices if "TLS, not UCX" in note]
             assert bool(notes) != whole
             assert whole or notes[0].endswith("add --set resources.exclusive=true")
+
+
+ALONE = {
+    "partitions.gpu.whole_nodes": "true", "partitions.gpu.cpus_per_node": "1", "qos.long.whole_nodes": "true",
+    "resources.exclusive": "true",
+}  # fmt: skip
+
+
+def test_of_other_users_somebody_else_s_file_is_not_believed(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """Else a cloned project opened UCX's ports on nodes where other users' jobs are."""
+    for key, value in ALONE.items():
+        name, _, last = key.rpartition(".")
+        for by in ("project", "line", "user"):
+            with subtests.test(key=key, by=by):
+                (tmp_path / "hpcml.toml").write_text(f"[{name}]\n{last} = {value}\n" if by == "project" else "")
+                said = [f"{key}={value}"] if by == "user" else []
+                lines = [(f"{key}={value}", "job.py:1")] if by == "line" else []
+                site = lookup.load("slurm", {}, tmp_path, said, lines).site
+                assert bool(site.doubtful(key)) == (by != "user")
+                assert site.doubts() == 0
 
 
 def test_no_note_where_the_user_chose(subtests: pytest.Subtests) -> None:
