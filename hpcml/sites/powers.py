@@ -26,8 +26,9 @@ POWERS: dict[Power, frozenset[str]] = {
     Power.HERE: frozenset(["login", "scheduler", "cost.budget", "cost.budget_row", "partitions.*.budget"]),
     Power.TRUST: frozenset(["facts", "network.private", "paths.trust"]),
     Power.JOB: frozenset([
-        "environment", "gpu.pre_import", "network.protocol", "runtime.binds", "runtime.container", "runtime.image", "runtime.modules",
-        "runtime.options", "runtime.python", "runtime.setup", "slurm.export", "slurm.extra", "slurm.srun_extra",
+        "environment", "gpu.pre_import", "network.protocol", "runtime.binds", "runtime.container", "runtime.image",
+        "runtime.modules", "runtime.options", "runtime.python", "runtime.setup", "slurm.export", "slurm.extra",
+        "slurm.srun_extra",
     ]),
     Power.ACCOUNT: frozenset(["defaults.account"]),
     Power.ALONE: frozenset([

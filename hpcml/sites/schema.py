@@ -520,7 +520,7 @@ class Site(NamedTuple):
         return fact.confidence if fact and fact.confidence in DOUBTFUL else ""
 
     def doubts(self) -> int:
-        """Return how many values of the profile are only reported or guessed; facts of a project's file have no date."""
+        """Return how many values of the profile are only reported or guessed: a fact without a date is no profile's."""
         return sum(fact.confidence in DOUBTFUL and bool(fact.date) for fact in self.facts.values())
 
 

@@ -205,7 +205,9 @@ def test_a_project_does_not_say_whom_its_user_trusts(world: World) -> None:
 
 
 def test_a_project_does_not_say_where_runs_start_or_what_is_known(world: World) -> None:
-    fact = '[facts]\n"network.private" = { confidence = "measured", date = "2026-01-01", source = "me", value = true }\n'
+    fact = (
+        '[facts]\n"network.private" = { confidence = "measured", date = "2026-01-01", source = "me", value = true }\n'
+    )
     for text, key in (('scheduler = "local"\n', "scheduler"), (fact, "facts.network.private")):
         (world.project / "hpcml.toml").write_text(text)
         done = world.run("submit", "--site", "slurm", "job.py")
