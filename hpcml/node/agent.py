@@ -32,6 +32,7 @@ class Members(NamedTuple):
     noun: str  # what one of them is called in a sentence
     restarts: int  # how often one that dies is replaced before it has failed for good
     failed: int  # the agent's exit status if one has failed for good, or the node can have none
+    writes_notes: bool = False  # whether hpcml's code in them notes a good end, so that exit status 0 is none by itself
 
 
 @dataclass(slots=True)
@@ -50,6 +51,7 @@ class Slot:
     retired: bool = False
     replaces: bool = False  # whether another process was here before
     stopped: int = 0  # looks in a row that found it stopped
+    note: processes.EndNote = field(default_factory=processes.EndNote)
 
 
 @dataclass(slots=True)
@@ -262,7 +264,10 @@ def _start(node: Node, slot: Slot, serve: Callable[[Slot], int]) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         script_environment.answer_no_signals()  # the supervisor has the kind close them: the script goes first
         # With a dead process's number, UCX's neighbours would take their mappings of its memory for this one's.
-        return processes.COME_BACK if os.getpid() in node.used_pids else serve(slot)
+        if os.getpid() in node.used_pids:
+            slot.note.write(slot.note.AGAIN)
+            return 0
+        return serve(slot)
 
     slot.started = time.monotonic()
     slot.pid = fork(work)
@@ -288,13 +293,14 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
     """Decide what a process's end means: done, come back, or failed for good after too many deaths."""
     node.last_end, node.next_look = time.monotonic(), 0.0
     over = node.ending or run_has_ended(node.context)
-    if code == 0 or over:
+    note = slot.note.take()
+    if over or note == slot.note.RETIRED or (code == 0 and not node.members.writes_notes):
         slot.done = True
         slot.retired = not over
         if slot.retired:  # by the script: that is no loss
             node.mark("workers")
         return
-    if code == processes.COME_BACK:
+    if note == slot.note.AGAIN:
         slot.start_at = 0.0
         return
     plain = f"killed by {signal_name(-code)}" if code < 0 else f"exit status {code}"

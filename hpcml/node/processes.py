@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import math
+import mmap
 import os
 import resource
 import select
@@ -23,7 +24,6 @@ from hpcml.errors import signal_name
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-COME_BACK = 3  # exit status of a child that is to be started again: a worker that Dask closed (client.restart)
 MOST_FILES = 1 << 20  # what a process asks for where the hard limit is higher: some programs make a table of all
 MOST = 2.0  # seconds between two ticks that count; a longer pause was not this process's own doing
 # Thousandths of the memory that Linux counts a process for beyond what it takes.
@@ -106,6 +106,28 @@ def killed_before_others(share: int) -> None:
     with suppress(OSError, ValueError):  # where it may not be written, the largest is killed
         score = Path("/proc/self/oom_score_adj")
         score.write_text(str(min(int(score.read_text()) + share, 1000)))
+
+
+class EndNote:
+    """Why a forked process ends, in memory that it shares with its parent.
+
+    hpcml's own code writes it. An exit status would not do: the user's code ends processes with any number. No disk can
+    be too full for it.
+    """
+
+    AGAIN, RETIRED = b"a", b"r"
+
+    def __init__(self) -> None:
+        self.memory = mmap.mmap(-1, 1)
+
+    def write(self, why: bytes) -> None:
+        """Write why this process ends: another is to take its place (AGAIN), or none (RETIRED)."""
+        self.memory[:] = why
+
+    def take(self) -> bytes:
+        """Return what was written, and remove it; a zero byte if nothing was."""
+        why, self.memory[:] = self.memory[:], b"\0"
+        return why
 
 
 class Question:

@@ -58,6 +58,16 @@ if rank == 2:
     raise RuntimeError("Timed out waiting 7ms for recv operation to complete")
 while True: time.sleep(1)
 """
+# Rank 1 ends with a number that once meant something to hpcml's agent.
+ENDS = """
+import os, sys, time
+with open("began", "a") as file:
+    file.write(os.environ["RANK"] + "\\n")
+while os.environ["RANK"] == "0" and open("began").read().count("\\n") < 2: time.sleep(0.05)
+if os.environ["RANK"] == "1":
+    sys.exit(3)
+while True: time.sleep(1)
+"""
 # What saves when it is told to: rank 0 decides, and the others follow it by a file.
 STOPS = """
 import os, sys, time
@@ -123,6 +133,13 @@ def test_the_first_rank_that_fails_is_named_and_nothing_is_left(here: Here) -> N
         line["text"] for line in answer["evidence"]
     ]
     assert not [line for line in here.processes().values() if "while :" in line]
+
+
+def test_a_rank_begins_once_whatever_its_exit_status(here: Here) -> None:
+    done = here.submit(ENDS, "--ranks", "2")
+    assert done.returncode == 3, done.stderr
+    assert here.status()["message"] == "rank 1 on local exited with status 3"
+    assert sorted((here.folder / "began").read_text().split()) == ["0", "1"]
 
 
 def test_ranks_that_save_before_the_limit_continue_in_the_next_attempt(here: Here) -> None:

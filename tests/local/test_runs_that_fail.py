@@ -132,6 +132,18 @@ def test_a_worker_that_crashes_is_the_cause(here: Here) -> None:
     assert row["cause"] == "crashed (SIGSEGV)"
 
 
+def test_a_worker_that_the_task_ends_is_the_cause_by_any_exit_status(here: Here, subtests: pytest.Subtests) -> None:
+    here.environment[DEATHS] = "0"
+    for code in (3, 0):
+        with subtests.test(code):
+            done = here.submit(f"{CONNECT}import os\nclient.submit(os._exit, {code}).result()\n")
+            assert done.returncode == 1, done.stderr
+            assert "KilledWorker" in done.stdout
+            found = here.json("why")
+            assert found["known"], found
+            assert f"a worker exited with status {code}" in found["cause"].lower(), found
+
+
 GREEDY = """
 def greedy():
     kept = bytearray(b"x") * (300 * 1024**2)

@@ -17,9 +17,10 @@ import pytest
 
 from hpcml.files import write
 from hpcml.kinds.dask.node import dask_worker, gpus, interconnect, losses, messages, tls
-from hpcml.node import files, processes, script_environment, storage
+from hpcml.node import agent, files, processes, script_environment, storage
 from hpcml.node import settings as node_settings
 from hpcml.node.hardware import network, sysfs
+from hpcml.node.processes import EndNote
 from hpcml.plan import plan
 from hpcml.request import record as request
 from hpcml.sites import layers, schema
@@ -215,11 +216,12 @@ def test_where_memory_runs_out_linux_kills_what_keeps_workers_before_the_schedul
     assert int(done.stderr) == min(own + processes.KILLED_NEXT, 1000)
 
 
-@pytest.mark.parametrize(("reason", "status"), [
-    ("scheduler-close", 0), ("scheduler-close-worker", 0), ("worker-heartbeat-missing", processes.COME_BACK),
+@pytest.mark.parametrize(("reason", "why"), [
+    ("scheduler-close", EndNote.RETIRED), ("scheduler-close-worker", EndNote.RETIRED),
+    ("worker-heartbeat-missing", EndNote.AGAIN),
 ])  # fmt: skip
 def test_a_worker_that_the_scheduler_closes_does_not_come_back(
-    context: node_settings.Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, status: int
+    context: node_settings.Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, why: bytes
 ) -> None:
     """It has the resources of the profile."""
     got: list[dict[str, Any]] = []
@@ -238,7 +240,9 @@ def test_a_worker_that_the_scheduler_closes_does_not_come_back(
     monkeypatch.setattr("os.umask", lambda _: 0)
     settings = settings_of(workers__resources=(("disk", 2.0),), network__protocol="tls", network__interface="lo")
     one = context._replace(settings=settings)
-    assert dask_worker.run(one, 0, tmp_path, dask_worker.Share(1, 0)) == status
+    slot = agent.Slot(one.worker_names(one.node)[0])
+    assert dask_worker.run(one, slot, tmp_path, dask_worker.Share(1, 0)) == 0
+    assert slot.note.take() == why
     assert got[0]["resources"] == {"disk": 2.0}
 
 

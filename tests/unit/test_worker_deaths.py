@@ -29,7 +29,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> agent.Node:
     settings = settings_of(job__one_machine=False, job__nodes=1, workers__restarts=1)
     context = Context(run, run.attempt(0), 0, settings, "n1", ("n1",))
     monkeypatch.setattr(agent, "oom_kills", lambda: 3)
-    members = agent.Members("worker", settings.workers.restarts, WORKERS_NEVER_CAME)
+    members = agent.Members("worker", settings.workers.restarts, WORKERS_NEVER_CAME, writes_notes=True)
     return agent.Node(context, members, [agent.Slot("n1", pid=7)], oom_kills=3)
 
 
@@ -90,7 +90,37 @@ def test_at_the_run_s_end_the_others_finish_their_profiles(node: agent.Node, mon
         ended.clear()
 
 
+def test_no_exit_status_of_the_user_s_code_replaces_or_retires_a_worker(
+    node: agent.Node, subtests: pytest.Subtests
+) -> None:
+    for code in (0, 1, 3, 4, 92):
+        with subtests.test(code):
+            node.slots[0] = agent.Slot("n1", pid=7)
+            assert f"exit status {code}" in die(node, code)
+            assert (node.slots[0].deaths, node.slots[0].done) == (1, False)
+
+
+def test_a_worker_that_dask_has_closed_is_replaced_at_once_and_no_death(node: agent.Node) -> None:
+    """It has no memory of its own then: the note of a process counts once."""
+    (slot,) = node.slots
+    agent.fork(lambda: slot.note.write(slot.note.AGAIN) or 0)
+    _, code = os.wait()
+    agent._judge(node, slot, code)
+    assert (slot.deaths, slot.done, slot.start_at) == (0, False, 0.0)
+    assert "exit status 0" in die(node, 0)
+
+
+def test_a_rank_begins_once_whatever_its_exit_status(node: agent.Node, subtests: pytest.Subtests) -> None:
+    node.members = agent.Members("rank", 0, WORKERS_NEVER_CAME)
+    for code in (0, 3, 4, -signal.SIGKILL):
+        with subtests.test(code):
+            slot = node.slots[0] = agent.Slot("0", pid=7)
+            agent._judge(node, slot, code)
+            assert (slot.done, slot.failed) == (True, code != 0)
+
+
 def test_a_worker_that_closes_in_a_run_that_goes_on_was_retired(node: agent.Node) -> None:
+    node.slots[0].note.write(agent.processes.EndNote.RETIRED)
     agent._judge(node, node.slots[0], 0)
     assert node.slots[0].done
     assert json.loads(node.context.attempt.mark_of("n1").read_text())["retired"] == ["n1"]

@@ -25,7 +25,9 @@ from hpcml.kinds.dask.node import dask_state, gpus, interconnect, tls, ucx_auth
 from hpcml.kinds.dask.node.connection_limits import Guarded
 from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, TASK_OUTPUT, TOPIC, measure_clock, watch_output
 from hpcml.node import files, job, processes, profilers, script_environment
+from hpcml.node.agent import Slot
 from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
+from hpcml.node.processes import EndNote
 from hpcml.node.settings import Context, Settings
 from hpcml.repairs import dead_worker_memory, file_names, switching
 from hpcml.units import in_mib
@@ -83,6 +85,7 @@ class PrivateWorker(Guarded, Worker):  # type: ignore[misc]
     """Dask's worker without an HTTP port; it remembers why it was closed and takes part in the fabric check."""
 
     closed_because = ""
+    note: EndNote  # tells the agent why this process ends
     of_script: Sequence[tuple[ContextVar[Any], Any]] = ()  # what the script's module sets for each task: np.seterr
     _beat: asyncio.Task[None] | None = None
 
@@ -115,16 +118,16 @@ class PrivateWorker(Guarded, Worker):  # type: ignore[misc]
         return await super().close(*arguments, reason=reason, **options)
 
 
-def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: bool = False) -> int:
-    """Run the node's worker number ``slot`` until it is closed; return 0 if for good, 3 if it is expected back.
+def run(context: Context, place: Slot, scratch: Path, share: Share) -> int:
+    """Run the worker of a place on this node until it is closed, and note whether another is to take the place.
 
     What takes long (CUDA's context, UCX) is made while the scheduler still starts; then its address is waited for. The
-    file :data:`ADDRESS` will appear in ``scratch``, the node-local folder of all its workers. ``replaces``: another
-    worker was here before, whose GPU memory may just be becoming free.
+    file :data:`ADDRESS` will appear in ``scratch``, the node-local folder of all its workers. If another worker was in
+    the place before, its GPU memory may just be becoming free.
     """
     logging.getLogger("distributed.batched").setLevel(logging.WARNING)  # it logs a traceback at every normal end
     settings = context.settings
-    name = context.worker_names(context.node)[slot]
+    name, slot = place.name, context.worker_names(context.node).index(place.name)
     folder = scratch / name
     folder.mkdir(mode=0o700, exist_ok=True)
     os.environ.update(interconnect.log_environment(folder))
@@ -149,7 +152,7 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
     pool: gpus.Pool | None = None
     if device:
         head = slot == 0 and context.node == context.node_names[0]
-        pool = gpus.pool(context, device, head=head, wait=replaces)
+        pool = gpus.pool(context, device, head=head, wait=place.replaces)
         options |= gpus.worker_options(context, device, pool, memory_limit=share.memory_limit)
     if expected == "ucx" and settings.ucx != "rdma":  # otherwise it depends on the other nodes
         prepare_ucx(context)
@@ -167,8 +170,9 @@ def run(context: Context, slot: int, scratch: Path, share: Share, *, replaces: b
         else ""
     )
     with profilers.allocations(record):
-        reason = asyncio.run(_serve(context, address, folder, device, pool, options))
-    return 0 if reason in _FOR_GOOD else processes.COME_BACK
+        reason = asyncio.run(_serve(context, place.note, address, folder, device, pool, options))
+    place.note.write(place.note.RETIRED if reason in _FOR_GOOD else place.note.AGAIN)
+    return 0
 
 
 def _expected_protocol(context: Context) -> str:
@@ -212,9 +216,16 @@ def prepare_ucx(context: Context) -> None:
 
 
 async def _serve(
-    context: Context, address: str, folder: Path, device: str, pool: gpus.Pool | None, options: dict[str, Any]
+    context: Context,
+    note: EndNote,
+    address: str,
+    folder: Path,
+    device: str,
+    pool: gpus.Pool | None,
+    options: dict[str, Any],
 ) -> str:
     worker = PrivateWorker(address, **options)
+    worker.note = note
     interconnect.Transfers(worker, folder, device)
     dask_state.add_metrics(worker)
     holder = dead_worker_memory.Holder(worker) if pool and repairs.are_on() else None

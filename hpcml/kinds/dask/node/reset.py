@@ -12,7 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from hpcml.node import files, processes
+from hpcml.node import files
+from hpcml.node.processes import EndNote
 
 if TYPE_CHECKING:
     from hpcml.node.settings import Context
@@ -183,9 +184,10 @@ async def replaced(dask_scheduler: Any, old: list[str]) -> None:
         await asyncio.sleep(0.02)
 
 
-async def end() -> None:  # only of such does Dask not wait for the answer
+async def end(dask_worker: Any) -> None:  # only of such does Dask not wait for the answer
     """On a worker: end its process at once, whatever its tasks do; another takes its place."""
-    os._exit(processes.COME_BACK)
+    dask_worker.note.write(EndNote.AGAIN)
+    os._exit(0)
 
 
 def state(dask_worker: Any, *, trim: bool = False, gpu: bool = False) -> State:

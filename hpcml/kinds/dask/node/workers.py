@@ -36,7 +36,7 @@ _NEEDS = {_ARRAY: (_ARRAY,), _FRAME: (_FRAME,), "dask_cudf": (_FRAME,), "dask_ml
 def main() -> int:
     """Keep the node's workers running until the scheduler closes them."""
     context = load()
-    node = agent.begin(context, agent.Members(WORKER.name, context.settings.workers.restarts, WORKERS_NEVER_CAME))
+    node = agent.begin(context, agent.Members(WORKER.name, context.settings.workers.restarts, WORKERS_NEVER_CAME, True))
     if not os.access(context.settings.code.cwd, os.X_OK):
         return node.refuse(f"the script's working folder cannot be opened: {context.settings.code.cwd}")
     if lacking := profilers.missing(context):
@@ -76,7 +76,7 @@ def main() -> int:
     try:
         return agent.keep(
             node,
-            lambda slot: dask_worker.run(context, names.index(slot.name), folder.path, share, replaces=slot.replaces),
+            lambda slot: dask_worker.run(context, slot, folder.path, share),
             share.memory_limit,
             Address(context, folder.path / dask_worker.ADDRESS),
         )
