@@ -18,7 +18,7 @@ from hpcml.kinds.ranks import KIND
 from hpcml.kinds.ranks.options import asked
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
-from hpcml.runs import script_checks
+from hpcml.runs import modules_reached, script_checks
 
 PAGE = "hpcml help ranks"
 _LAUNCHER = re.compile(
@@ -207,7 +207,7 @@ def expected(script: Path, folder: Path, variables: Collection[str] = ()) -> Exp
         quick = _MENTIONED.search(script.read_bytes())
     except OSError:  # told where the script is checked
         quick = None
-    trees = list(script_checks.trees(script, folder)) if quick else []
+    trees = [module.tree for module in modules_reached.reached_and_packages(script, folder)] if quick else []
     if not trees:
         return None
     uses_dask = any(_DASK.fullmatch(name) for tree in trees for name in script_checks.imported(tree))

@@ -18,10 +18,10 @@ from typing import NamedTuple
 from hpcml import assets
 from hpcml.errors import NotFoundError, ScriptError, UsageError, did_you_mean, nearest
 from hpcml.origins import Named
+from hpcml.runs import modules_reached
 from hpcml.sites import layers
 
 _ANSWER = 2.0  # seconds for another interpreter to compile a script that does not compile here
-_MOST_FILES = 200  # modules beside the script that are looked into
 _NOTED = 3  # missing modules in a note
 _COMPILE = "import sys; compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec')"
 # What Dask, its libraries or most scripts need: a file of the script's folder with such a name is seldom meant to take
@@ -437,44 +437,28 @@ def _needed(script: Path, folder: Path) -> _Imports:
     needed: list[_Import] = []
     # A package that libraries import is hidden from them too, by whatever the script imports itself.
     installed = _PACKAGES & {name.removesuffix(".py") for name in os.listdir(folder)}
-    hiding = {name: beside for name in sorted(installed) if (beside := _beside(folder, name)) and beside.is_file()}
+    hiding = {
+        name: beside
+        for name in sorted(installed)
+        if (beside := modules_reached.beside(folder, name)) and beside.is_file()
+    }
     if script.suffix == ".py" and script.stem in _KNOWN and script.resolve().parent == folder.resolve():
         hiding[script.stem] = script
     plain = True
-    for path, tree, source in sources(script, folder):
+    for path, tree, source, always in modules_reached.reached(script, folder):
+        if not always:
+            break  # all that follow are imported only perhaps
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python says them when it runs
             compile(tree, str(path), "exec", dont_inherit=True)
         plain = plain and not _CHANGES_THE_PATH.search(source)
         for name, line in _imports(tree):
-            beside = _beside(folder, name)
+            beside = modules_reached.beside(folder, name)
             if beside is None:
                 needed.append(_Import(name, path, line))
             elif beside.is_file() and name in _KNOWN:
                 hiding[name] = beside
     return _Imports(needed, hiding, plain)
-
-
-def sources(script: Path, folder: Path) -> Iterator[tuple[Path, ast.Module, str]]:
-    """Yield the script and the modules beside it that it imports: the file, its tree and its text.
-
-    Raises
-    ------
-    SyntaxError
-        If one of them cannot be parsed.
-    """
-    waiting, seen = [script], {script}
-    while waiting and len(seen) <= _MOST_FILES:
-        path = waiting.pop(0)
-        source = path.read_bytes()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(source, str(path))
-        yield path, tree, source.decode(errors="replace")
-        for name, _ in _imports(tree):
-            beside = _beside(folder, name)
-            waiting += {file for file in [beside] if file and file.suffix == ".py"} - seen
-            seen |= {beside} if beside else set()
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -484,15 +468,6 @@ def _imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield from ((one.name.partition(".")[0], node.lineno) for one in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
             yield node.module.partition(".")[0], node.lineno
-
-
-def _beside(folder: Path, name: str) -> Path | None:
-    """Return the file of a module in a folder: its source, or another file or folder that Python would import."""
-    for candidate in (folder / name / "__init__.py", folder / f"{name}.py"):
-        if candidate.is_file():
-            return candidate
-    others = [folder / name] if (folder / name).is_dir() else list(folder.glob(f"{name}.*.so"))
-    return others[0] if others else None
 
 
 class _Environment:
@@ -611,7 +586,7 @@ def options_taken(script: Path, folder: Path, options: Iterable[str]) -> set[str
     folder
         The first folder on the script's path of modules.
     """
-    code = list(trees(script, folder))
+    code = [module.tree for module in modules_reached.reached_and_packages(script, folder)]
     if not code and script.suffix != ".ipynb":  # perhaps of a newer Python
         text = script.read_text(encoding="utf-8", errors="replace")
         return {option for option in options if option in text}
@@ -623,19 +598,6 @@ def options_taken(script: Path, folder: Path, options: Iterable[str]) -> set[str
         if option[2:].replace("-", "_") in names
         or any(re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text) for text in strings)
     }
-
-
-def trees(script: Path, folder: Path) -> Iterator[ast.Module]:
-    """Yield the script and what it imports from beside it, packages whole; nothing of a file that is not Python."""
-    if script.suffix == ".ipynb":
-        return
-    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError, OSError):  # told where it is checked
-        for path, tree, _ in sources(script, folder):
-            yield tree
-            others = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else []
-            for other in others[:_MOST_FILES]:
-                with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError, OSError):
-                    yield ast.parse(other.read_bytes())
 
 
 def texts(tree: ast.Module) -> Iterator[str]:

@@ -47,6 +47,15 @@ def test_modules_beside_the_script_are_compiled_too_where_it_imports_them(tmp_pa
     assert caught.value.place == "broken.py:1"
 
 
+def test_a_module_inside_a_package_is_compiled_where_the_script_always_imports_it(tmp_path: Path) -> None:
+    script(tmp_path, "", "pack/__init__.py")
+    script(tmp_path, "x = = 1\n", "pack/core.py")
+    assert check(script(tmp_path, "def f():\n    import pack.core\n")) == []
+    with pytest.raises(ScriptError) as caught:
+        check(script(tmp_path, "from pack.core import x\n"))
+    assert caught.value.place == "pack/core.py:1"
+
+
 def other_python(folder: Path, answer: str) -> str:
     """Return an interpreter that is not this one."""
     path = folder / "bin/python"

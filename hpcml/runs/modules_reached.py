@@ -1,0 +1,150 @@
+"""The parsed texts of a script and of its project's modules that it reaches by imports, without running any of them."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+MOST_FILES = 200  # modules that are looked into
+_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OSError)
+
+
+class Module(NamedTuple):
+    """A file of the project, its tree and its text; ``always`` if the script imports it whatever happens."""
+
+    path: Path
+    tree: ast.Module
+    text: str
+    always: bool = True
+
+
+def reached(script: Path, folder: Path) -> Iterator[Module]:
+    """Yield the script and the modules that it imports from a folder, those that it always imports first.
+
+    A package's ``__init__`` is reached with each of its modules. A module that only a function or a branch imports is
+    reached, but not always. What only ``importlib`` finds, or only type checkers import, is not.
+
+    Parameters
+    ----------
+    folder
+        The first folder on the script's path of modules.
+
+    Raises
+    ------
+    SyntaxError
+        If the script, or a module that it always imports, cannot be parsed.
+    """
+    waiting, perhaps = deque([script]), deque[Path]()
+    seen = {script}
+    waiting += [file for file in _files_of(folder, _package(script, folder)) if file not in seen]
+    seen |= {*waiting}
+    looked_at = 0
+    while (waiting or perhaps) and looked_at < MOST_FILES:
+        looked_at += 1
+        always = bool(waiting)
+        path = waiting.popleft() if always else perhaps.popleft()
+        if not always and path in seen:
+            continue
+        seen.add(path)
+        try:
+            module = _module(path, always=always)
+        except _UNREADABLE:
+            if always:
+                raise
+            continue
+        yield module
+        package = _package(path, folder)
+        top_level = {*map(id, module.tree.body)} if always else set()
+        for node in imports(module.tree):
+            for name in _names(node, package):
+                files = [file for file in _files_of(folder, name) if file not in seen]
+                if id(node) in top_level:
+                    waiting += files
+                    seen |= {*files}
+                else:
+                    perhaps += files
+
+
+def reached_and_packages(script: Path, folder: Path) -> Iterator[Module]:
+    """Yield what :func:`reached` does and then the other modules of its packages; nothing of what is not Python."""
+    if script.suffix == ".ipynb":
+        return
+    seen: list[Path] = []
+    with contextlib.suppress(*_UNREADABLE):  # reported where the script is checked
+        for module in reached(script, folder):
+            seen.append(module.path)
+            yield module
+    tops = dict.fromkeys(folder / path.relative_to(folder).parts[0] for path in seen[1:] if path.parent != folder)
+    for top in tops:
+        for other in [path for path in sorted(top.rglob("*.py")) if path not in seen][:MOST_FILES]:
+            with contextlib.suppress(*_UNREADABLE):
+                yield _module(other, always=False)
+
+
+def beside(folder: Path, name: str) -> Path | None:
+    """Return the file of a module in a folder: its source, or another file or folder that Python would import."""
+    for candidate in (folder / name / "__init__.py", folder / f"{name}.py"):
+        if candidate.is_file():
+            return candidate
+    others = [folder / name] if (folder / name).is_dir() else list(folder.glob(f"{name}.*.so"))
+    return others[0] if others else None
+
+
+def imports(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield a file's import statements, but not those for type checkers alone."""
+    waiting: deque[ast.AST] = deque([tree])
+    while waiting:
+        node = waiting.popleft()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            waiting += node.orelse
+        else:
+            waiting += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
+
+
+def _module(path: Path, *, always: bool) -> Module:
+    source = path.read_bytes()
+    return Module(path, _parsed(source, str(path)), source.decode(errors="replace"), always)
+
+
+@functools.lru_cache(maxsize=MOST_FILES)
+def _parsed(source: bytes, path: str) -> ast.Module:
+    """Return a file's tree; the same for all who look at it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python says them when it runs
+        return ast.parse(source, path)
+
+
+def _package(path: Path, folder: Path) -> tuple[str, ...]:
+    """Return the name of the package that a file of a folder belongs to; nothing of a file from elsewhere."""
+    return path.parent.relative_to(folder).parts if path.is_relative_to(folder) else ()
+
+
+def _names(node: ast.Import | ast.ImportFrom, package: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return the dotted names that a statement in a module of a package may import."""
+    if isinstance(node, ast.Import):
+        return [tuple(one.name.split(".")) for one in node.names]
+    above = package[: len(package) - node.level + 1] if node.level else ()
+    inside = tuple(node.module.split(".")) if node.module else ()
+    return [(*above, *inside, one.name) for one in node.names]
+
+
+def _files_of(folder: Path, name: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the sources that Python loads for a dotted name, its packages first."""
+    place = folder
+    for part in name:
+        file = beside(place, part)
+        if file is None:
+            return
+        if file.suffix == ".py":
+            yield file
+        if file != place / part and file.name != "__init__.py":
+            return
+        place /= part
