@@ -119,5 +119,5 @@ def _code(prepared: Prepared) -> str:
     module = spec.code.form is Form.MODULE
     count, left_out = snapshot.preview(spec.code.script, Path(prepared.plan.directory), rules, module=module)
     rest = f"; not copied: {snapshot.listed(left_out)}" if left_out else ""
-    folder = common.typed(spec.code.script.resolve().parent, sys.stdout)
+    folder = common.typed(snapshot.folder_of(spec.code.script, module=module), sys.stdout)
     return f"would copy {counted(count, 'file')} of {folder}{rest}"

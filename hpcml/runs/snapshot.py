@@ -256,10 +256,15 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
+def folder_of(script: Path, *, module: bool) -> Path:
+    """Return the folder that is copied: of a script that is a link, the real file's; of a module, where it is named."""
+    return script.parent.resolve() if module else script.resolve().parent
+
+
 def preview(script: Path, target: Path, code: Code, *, module: bool) -> tuple[int, list[LeftOut]]:
     """Return how many files :func:`take` would copy, and which it would not; StorageError if they cannot be read."""
     with storage(script):
-        choice = _Choice(script.resolve().parent, target, code, script.name, linked=True)
+        choice = _Choice(folder_of(script, module=module), target, code, "" if module else script.name, linked=True)
         if code.snapshot == "folder":
             choice.make()
         else:
@@ -296,8 +301,8 @@ def take(
         scripts = [] if module else [script.name]
         for name in scripts:
             shutil.copy2(script, target / name)
-        folder = script.resolve().parent
-        choice = _Choice(folder, target, code, script.name, linked=linked)
+        folder = folder_of(script, module=module)
+        choice = _Choice(folder, target, code, "" if module else script.name, linked=linked)
         if code.snapshot == "folder":
             choice.make()
         else:
@@ -314,7 +319,7 @@ def take(
 def _link_rest(choice: _Choice, script: Path, target: Path) -> Taken:
     """Link what was not copied, modules first, as many as there may be; name the rest."""
     folder, beside = Path(choice.folder), script.parent.resolve()  # another one, if the script is a link
-    places = dict.fromkeys(_names(beside, script.name), beside) if beside != folder else {}
+    places = dict.fromkeys(_names(beside, choice.script), beside) if beside != folder else {}
     places |= dict.fromkeys(choice.links, folder)
     names = [name for name in places if not os.path.lexists(target / name)]
     if len(names) > (most := choice.code.max_files):

@@ -54,6 +54,7 @@ def test_a_module_and_a_program_are_sent_with_their_folder(laptop: Laptop) -> No
     package = laptop.world.project / "pack"
     package.mkdir()
     (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text("from . import part\n")
     (package / "part.py").write_text("from . import other\n")
     (package / "other.py").write_text("x = 1\n")
     program = laptop.world.project / "run.sh"
@@ -61,6 +62,7 @@ def test_a_module_and_a_program_are_sent_with_their_folder(laptop: Laptop) -> No
     program.chmod(0o755)
     for words, script in (
         (("-m", "pack.part"), "pack.part"),
+        (("-m", "pack"), "pack"),
         (("--", "./run.sh"), "run.sh"),
         (("--", "run.sh"), "run.sh"),
     ):

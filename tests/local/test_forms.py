@@ -51,6 +51,13 @@ def test_a_module_runs_as_under_python_m(here: Here) -> None:
     }  # fmt: skip
 
 
+def test_a_top_level_package_runs_as_under_python_m(here: Here) -> None:
+    put(here.folder, {"thing/__init__.py": "", "thing/__main__.py": "print('main of', __package__, __file__)"})
+    done = submit(here, "-m", "thing")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stdout == f"main of thing {Path(here.status()['directory'])}/code/thing/__main__.py\n"
+
+
 PROGRAM = """#!/bin/bash
 printf '%s\\n' "$@" "$PWD" "$(cat "$(dirname "$0")/data.txt")" "${DASK_SCHEDULER_ADDRESS%%:*}"
 ls "$DASK_DISTRIBUTED__COMM__TLS__CA_FILE" >/dev/null || exit 1

@@ -325,6 +325,25 @@ def test_runs_that_are_kept_below_the_script(project: Path) -> None:
     assert (target / "runs").is_symlink()
 
 
+@pytest.mark.parametrize("rule", ["folder", "script"])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_package_that_is_run_by_its_name_is_in_the_copy(tmp_path: Path, rule: str, is_link: bool) -> None:
+    """The module of ``-m thing`` is named like the entry of the folder, which a script's own file is not taken as."""
+    folder, target = tmp_path / "folder", tmp_path / "target"
+    for name in ("__init__.py", "__main__.py", "part/x.py"):
+        put(tmp_path / "elsewhere" if is_link else folder, f"thing/{name}")
+    put(folder, "beside.py")
+    if is_link:
+        (folder / "thing").symlink_to(tmp_path / "elsewhere/thing")
+    count, _ = snapshot.preview(folder / "thing", target, Code(snapshot=rule), module=True)
+    target.mkdir()
+    snapshot.take(folder / "thing", target, Code(snapshot=rule), module=True)
+    assert (target / "thing/part/x.py").exists()
+    assert (target / "beside.py").exists()
+    copied = [path for path in target.rglob("*.py") if not _linked(path)]
+    assert len(copied) == count == (0 if rule == "script" else 1 if is_link else 4)
+
+
 def test_a_script_that_is_a_link_has_the_modules_of_the_real_one(project: Path, tmp_path: Path) -> None:
     """Python imports from the folder of the file that it leads to; what lies beside the link is found too."""
     put(tmp_path / "real", "real.py", 7)
