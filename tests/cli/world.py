@@ -93,8 +93,10 @@ class World:
         self.set_jobs({job: facts for job, facts in self.jobs().items() if jobs and job not in jobs})
 
     def left(self) -> list[str]:
-        """Return the names in the runs folder, hidden ones too."""
-        return sorted(os.listdir(self.runs)) if self.runs.is_dir() else []
+        """Return the names in the runs folder, hidden ones too, but for the library that its runs share."""
+        return (
+            sorted(name for name in os.listdir(self.runs) if not name.startswith(".lib-")) if self.runs.is_dir() else []
+        )
 
     def directory(self) -> Path:
         (name,) = self.left()

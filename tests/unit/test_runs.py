@@ -57,7 +57,7 @@ def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     assert list(directory.parent.iterdir()) == []
     with directories.creating(directory) as paths:
         files.write(paths.plan, "{}")
-    assert [path.name for path in directory.parent.iterdir()] == [directory.name]
+    assert [path.name for path in directory.parent.iterdir() if path.is_dir()] == [directory.name]
     for path in directory.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 or path.is_dir(), path
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
@@ -81,6 +81,30 @@ def test_a_run_that_is_a_link_is_named_as_that(tmp_path: Path) -> None:
         directories.load(tmp_path / "link")
 
 
+def test_the_library_of_a_run_is_no_file_that_has_changed(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """And of a version that no run has, no file is left."""
+    (tmp_path / ".lib-old.zip").write_bytes(b"of another version")
+    for name in ("a", "b"):
+        with directories.creating(tmp_path / name):
+            pass
+    ((kept,), archive) = tmp_path.glob(".lib-*.zip"), (tmp_path / "a/lib.zip").read_bytes()
+    kept.write_bytes(b"changed by a job")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(archive)
+    for what in ("changed", "link", "folder"):
+        with subtests.test(what):
+            if what == "link":
+                kept.unlink()
+                kept.symlink_to(elsewhere)
+            elif what == "folder":
+                kept.unlink()
+                kept.mkdir()
+            with directories.creating(tmp_path / what):
+                pass
+            library = tmp_path / what / "lib.zip"
+            assert (library.read_bytes(), library.stat().st_nlink) == (archive, 1)
+
+
 def test_the_library_is_one_file_with_what_runs_on_the_nodes(tmp_path: Path) -> None:
     """Which is the same from one submission to the next."""
     for name in ("a", "b"):
@@ -90,6 +114,7 @@ def test_the_library_is_one_file_with_what_runs_on_the_nodes(tmp_path: Path) -> 
     assert paths.directory.name.startswith(".b.")
     root = Path(directories.__file__).parent.parent.parent
     archive = tmp_path / "a/lib.zip"
+    assert archive.samefile(tmp_path / "b/lib.zip")
     assert archive.stat().st_mode & 0o777 == 0o600
     assert archive.read_bytes() == (tmp_path / "b/lib.zip").read_bytes()
     with zipfile.ZipFile(archive) as members:
