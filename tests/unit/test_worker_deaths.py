@@ -103,7 +103,12 @@ def test_no_exit_status_of_the_user_s_code_replaces_or_retires_a_worker(
 def test_a_worker_that_dask_has_closed_is_replaced_at_once_and_no_death(node: agent.Node) -> None:
     """It has no memory of its own then: the note of a process counts once."""
     (slot,) = node.slots
-    agent.fork(lambda: slot.note.write(slot.note.AGAIN) or 0)
+
+    def closed() -> int:
+        slot.note.write(slot.note.AGAIN)
+        return 0
+
+    agent.fork(closed)
     _, code = os.wait()
     agent._judge(node, slot, code)
     assert (slot.deaths, slot.done, slot.start_at) == (0, False, 0.0)
