@@ -135,7 +135,7 @@ def test_a_worker_that_crashes_is_the_cause(here: Here) -> None:
 def test_a_worker_that_the_task_ends_is_the_cause_by_any_exit_status(here: Here, subtests: pytest.Subtests) -> None:
     here.environment[DEATHS] = "0"
     for code in (3, 0):
-        with subtests.test(code):
+        with subtests.test(str(code)):
             done = here.submit(f"{CONNECT}import os\nclient.submit(os._exit, {code}).result()\n")
             assert done.returncode == 1, done.stderr
             assert "KilledWorker" in done.stdout

@@ -400,7 +400,7 @@ def agent_of(folder: Path, hub: link.Hub, seconds: float = PATIENCE) -> agents.R
     for place in (attempt.secret, attempt.nodes):
         place.mkdir(exist_ok=True)
     attempt.ranks_key.write_bytes(KEY)
-    attempt.control.write_text(json.dumps({"places": hub.places, "node": "n1"}))
+    attempt.control.write_text(json.dumps({"places": hub.places, "node": "n1", "supervisor": [os.getpid(), ""]}))
     context: Any = SimpleNamespace(
         attempt=attempt, node="n1", node_names=("n1", "n2"), settings=settings_of(workers__mpi="")
     )

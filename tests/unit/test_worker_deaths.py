@@ -13,7 +13,7 @@ import pytest
 
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.kinds.dask.node import losses
-from hpcml.node import agent
+from hpcml.node import agent, processes
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
@@ -94,7 +94,7 @@ def test_no_exit_status_of_the_user_s_code_replaces_or_retires_a_worker(
     node: agent.Node, subtests: pytest.Subtests
 ) -> None:
     for code in (0, 1, 3, 4, 92):
-        with subtests.test(code):
+        with subtests.test(str(code)):
             node.slots[0] = agent.Slot("n1", pid=7)
             assert f"exit status {code}" in die(node, code)
             assert (node.slots[0].deaths, node.slots[0].done) == (1, False)
@@ -103,7 +103,12 @@ def test_no_exit_status_of_the_user_s_code_replaces_or_retires_a_worker(
 def test_a_worker_that_dask_has_closed_is_replaced_at_once_and_no_death(node: agent.Node) -> None:
     """It has no memory of its own then: the note of a process counts once."""
     (slot,) = node.slots
-    agent.fork(lambda: slot.note.write(slot.note.AGAIN) or 0)
+
+    def closed() -> int:
+        slot.note.write(slot.note.AGAIN)
+        return 0
+
+    agent.fork(closed)
     _, code = os.wait()
     agent._judge(node, slot, code)
     assert (slot.deaths, slot.done, slot.start_at) == (0, False, 0.0)
@@ -113,14 +118,14 @@ def test_a_worker_that_dask_has_closed_is_replaced_at_once_and_no_death(node: ag
 def test_a_rank_begins_once_whatever_its_exit_status(node: agent.Node, subtests: pytest.Subtests) -> None:
     node.members = agent.Members("rank", 0, WORKERS_NEVER_CAME)
     for code in (0, 3, 4, -signal.SIGKILL):
-        with subtests.test(code):
+        with subtests.test(str(code)):
             slot = node.slots[0] = agent.Slot("0", pid=7)
             agent._judge(node, slot, code)
             assert (slot.done, slot.failed) == (True, code != 0)
 
 
 def test_a_worker_that_closes_in_a_run_that_goes_on_was_retired(node: agent.Node) -> None:
-    node.slots[0].note.write(agent.processes.EndNote.RETIRED)
+    node.slots[0].note.write(processes.EndNote.RETIRED)
     agent._judge(node, node.slots[0], 0)
     assert node.slots[0].done
     assert json.loads(node.context.attempt.mark_of("n1").read_text())["retired"] == ["n1"]

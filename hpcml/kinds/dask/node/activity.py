@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-import os
 import re
-import signal
 import socket
 import struct
 import sys
@@ -21,13 +18,10 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol import pickle
 from distributed.scheduler import heartbeat_interval
 
-from hpcml import errors
-from hpcml.failures.end import End
-from hpcml.files import write
-from hpcml.kinds.dask.node.messages import warn_after
-from hpcml.node.outcome import EventLog, report_end, say, write_status
+from hpcml.node import silence
 from hpcml.node.processes import OwnTime, Process
 from hpcml.node.settings import Context
+from hpcml.node.silence import warn_after
 
 LOOK = 1.0  # seconds between looks
 BUSY = 25.0  # per cent of a CPU: a worker that uses more is at work, also without a task (client.run)
@@ -35,13 +29,6 @@ LATE, LATE_AT_LEAST = 3, 3.0  # intervals between a worker's heartbeats, and sec
 SILENT = 30.0  # seconds without a heartbeat
 SILENT_IN_QUERIES = 300.0  # the same while an engine of cuDF-Polars is open: its workers send none during a query
 POLLS = 4  # questions a second for all workers that are a wait_for_workers(), which asks ten times
-_STOPPED = ("T", "t")
-_STATES = {
-    "T": " (the process is stopped: SIGSTOP)",
-    "t": " (a debugger stopped the process)",
-    "D": " (process state D: blocked on a file system, or frozen)",
-    "": " (the state of the process is not visible)",
-}
 _BEFORE_THEY_RAN = frozenset(("waiting", "queued", "no-worker", "processing"))  # Dask's states
 _BY_THE_SCRIPT = ("client-releases-keys", "remove-client")  # its last future is gone, or its client; not Future.cancel
 _LONGEST_ERROR = 200  # characters of an error
@@ -136,48 +123,23 @@ class Activity:
         return [state for scheduler in self.schedulers for state in scheduler.workers.values()]
 
     async def _supervisor_is_gone(self, silent: float) -> bool:
-        """Say that the supervisor does not answer, and end it after its deadline: then the batch script ends the rest.
+        """Say that the supervisor does not answer, and end it after its deadline if it is stopped.
 
-        Only one that is stopped is ended: what waits for a file system (in whatever state, by the file system's client)
-        will answer when that does. What is written here, to the same file system, is written by a thread.
+        What is written here, to the file system that it may wait for, is written by a thread.
         """
         deadline = self.context.settings.deadlines.answer
         if silent <= warn_after(deadline):
             self.warned = False
             return False
         state = self.supervisor.state if self.supervisor else ""
-        state_name = _STATES.get(state, "")
         if not self.warned:
             self.warned = True
-            who = f"hpcml's supervisor process on {self.context.node}"
-            sentence = f"{who} has not answered for {silent:.0f} s{state_name}"
-            ends = f"; the run ends after {deadline:g} s without an answer" if state in _STOPPED else ""
-            self.telling = asyncio.create_task(asyncio.to_thread(self._tell, f"{sentence}{ends}"))
-        if silent <= deadline or state not in _STOPPED or self.supervisor is None:
+            warning = asyncio.to_thread(silence.warn, self.context, state, silent)
+            self.telling = asyncio.create_task(warning)
+        if silent <= deadline or self.supervisor is None or not silence.is_stopped(state):
             return False
-        reason = f"hpcml's supervisor process on {self.context.node} did not answer for {silent:.0f} s{state_name}"
-        await asyncio.to_thread(self._end_supervisor, self.supervisor.pid, reason)
+        await asyncio.to_thread(silence.end, self.context, self.supervisor.pid, state, silent)
         return True
-
-    def _tell(self, sentence: str) -> None:
-        try:
-            say(self.context, f"warning: {sentence}")
-            with EventLog(self.context.run.events, self.context.number) as events:
-                events.write("warning", sentence=f"{sentence}.")
-        except OSError:  # into the scheduler's own log, and the watch goes on
-            traceback.print_exc()
-
-    def _end_supervisor(self, pid: int, reason: str) -> None:
-        hint = "You or an administrator may have stopped hpcml's main process on the first node. Submit the run again."
-        end = End(errors.ROLE_LOST, "driver", "hpcml", reason, hint)
-        try:
-            write_status(end, self.context, over=False)
-            report_end(end, self.context)
-            write(self.context.attempt.lost, f"{errors.ROLE_LOST}\n")
-        except OSError:  # the end itself is worth more than its record
-            traceback.print_exc()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def peer_of(connection: socket.socket) -> int:

@@ -15,7 +15,7 @@ from hpcml.forms import Form
 from hpcml.kinds.dask import SCHEDULER, WORKER
 from hpcml.kinds.dask.node import gpus, losses, temporary_directory, tls
 from hpcml.kinds.dask.node.losses import Losses
-from hpcml.kinds.dask.node.messages import Channel, warn_after
+from hpcml.kinds.dask.node.messages import Channel
 from hpcml.node import files, scratch
 from hpcml.node.hardware.network import ucx_environment
 from hpcml.node.interconnect import record
@@ -24,6 +24,7 @@ from hpcml.node.processes import OwnTime
 from hpcml.node.run_state import LAST_WORDS, TICK, RunState
 from hpcml.node.script_process import Script, can_wait
 from hpcml.node.settings import Context
+from hpcml.node.silence import warn_after
 from hpcml.node.versions import Comparison
 
 ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves, a quarter if they never were all up

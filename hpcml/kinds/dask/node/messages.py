@@ -24,11 +24,6 @@ TASK_OUTPUT = "task-output"
 _NOT_OF_TASKS = re.compile(r"\s*(?:$|hpcml: |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - (?:distributed|hpcml)\b)")
 
 
-def warn_after(deadline: float) -> float:
-    """Return after how many seconds supervisor or scheduler say that the other does not answer (deadlines.answer)."""
-    return max(deadline / 10, 5.0)  # a job that Slurm suspends stops step by step
-
-
 class Channel:
     """Accept one scheduler, read its lines and send it orders; its death is seen as the end of the stream."""
 

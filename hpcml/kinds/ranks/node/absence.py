@@ -46,6 +46,15 @@ def end_without(state: RunState, missing: Sequence[str], lost: Mapping[str, str]
     return End(status, phase, "hpcml", named + more, hint, quote, at_fault=at_fault)
 
 
+def of_lost(state: RunState, node: str, *, alone: bool) -> Refusal | None:
+    """Return why the agent of a node has ended while the ranks ran, None if that is not known yet.
+
+    Where it is not ``alone``, what its node did is no cause: the step has ended.
+    """
+    refusal = _refusal(state, node)
+    return refusal if alone or (refusal and not refusal.own_fault) else _step_gone(state)
+
+
 def _late(context: Context, node: str, lost: str) -> Refusal:
     """Return that a node was not ready in time; where its process has started, others may have kept it away."""
     reason = f"the process that starts the ranks was not ready within {context.settings.deadlines.workers:g} s"
@@ -71,8 +80,12 @@ def _refusal(state: RunState, node: str) -> Refusal | None:
     if path.name in files.listed(attempt.exits) and (code := int(path.read_text())):
         log = tail(context.run.log(MPI.name, node), *_QUOTE)
         return Refusal(Explanation(f"a task of srun {of_role(code, log).what}"))
+    return _step_gone(state)
+
+
+def _step_gone(state: RunState) -> Refusal | None:
     gone = [role.name for role in (RANK, MPI) if state.steps.gone(role.name)]
-    lines = [line for line in tail(context.run.job_log, *_QUOTE) if line.startswith("srun: ")]
+    lines = [line for line in tail(state.context.run.job_log, *_QUOTE) if line.startswith("srun: ")]
     step = ": ".join([f"the job step '{gone[0]}' ended", *lines[-1:]]) if gone else ""
     return Refusal(Explanation(step), own_fault=False) if step else None
 

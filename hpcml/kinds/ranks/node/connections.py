@@ -10,6 +10,7 @@ import errno
 import resource
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -126,6 +127,8 @@ class Entrance(Generic[P]):
         How many bytes may wait for a peer.
     greet
         Returns the first bytes that a stranger gets.
+
+    One thread calls :meth:`wait`. Others may use the connections while they hold ``lock``.
     """
 
     def __init__(
@@ -137,6 +140,7 @@ class Entrance(Generic[P]):
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.listeners, self.admit, self.most, self.greet, self.now = listeners, admit, most, greet, now
+        self.lock = threading.RLock()
         raise_file_limit()
         self.room = min(MOST_STRANGERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // SHARE_OF_FILES)
         self.selector = selectors.DefaultSelector()
@@ -149,12 +153,13 @@ class Entrance(Generic[P]):
 
     def close(self) -> None:
         """Close all."""
-        for key in list(self.selector.get_map().values()):
-            if key.data is not None:
-                self._close(key.data.connection)
-        for listener in self.listeners:
-            listener.close()
-        self.selector.close()
+        with self.lock:
+            for key in list(self.selector.get_map().values()):
+                if key.data is not None:
+                    self._close(key.data.connection)
+            for listener in self.listeners:
+                listener.close()
+            self.selector.close()
 
     def stop_accepting(self) -> None:
         """From another thread: refuse new connections, and end :meth:`wait`."""
@@ -163,9 +168,14 @@ class Entrance(Generic[P]):
 
     def wait(self, timeout: float) -> list[P]:
         """Return the peers that are new, that have sent something or whose connection ended; wait for the first."""
+        events = self.selector.select(timeout)
+        with self.lock:
+            return self._handle(events)
+
+    def _handle(self, selected: list[tuple[selectors.SelectorKey, int]]) -> list[P]:
         ready: dict[P, None] = {}
         busy: list[socket.socket] = []
-        for key, events in self.selector.select(timeout):
+        for key, events in selected:
             if key.data is None:
                 busy.append(key.fileobj)  # type: ignore[arg-type]
             elif isinstance(key.data, Stranger):

@@ -1,7 +1,7 @@
 """The connection of each node's agent with the supervisor: authenticated lines over TCP, and proof of a common address.
 
 Ends are known at once, on one clock, without the shared file system. A node tries all addresses of the first node: the
-ranks meet at one that every node has reached.
+ranks meet at one that every node has reached. Both ends send signs of life.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import secrets
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Self
@@ -23,6 +24,8 @@ from hpcml.kinds.ranks.node.connections import HELLO, Connection, Entrance, Stra
 
 LONGEST = 1 << 16  # bytes of a line
 MOST_UNSENT = 1 << 18  # bytes that wait for an end that does not read
+ALIVE = 5.0  # seconds between two signs of life, or a part of deadlines.answer if that is short:
+_SIGNS = 4  # as many signs as may be missed
 CONNECT = 5.0  # seconds for one address to accept a connection
 _NONCE = 16
 # What an agent may say: the fields of each event, and their types.
@@ -34,6 +37,11 @@ _EVENTS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "note": {"text": str},
     "rank-ended": {"rank": int, "status": int, "memory": bool},
 }
+
+
+def sign_every(answer: float) -> float:
+    """Return the seconds between two signs of life; ``answer`` is deadlines.answer."""
+    return min(ALIVE, answer / _SIGNS)
 
 
 class Line:
@@ -61,6 +69,13 @@ class Line:
         text = json.dumps(message).encode()
         self.connection.send(self._code(self.mine, self.sent, text) + b" " + text + b"\n")
         self.sent += 1
+
+    def give_sign(self, **message: object) -> None:
+        """Send a sign of life, unless other messages wait: an end that reads nothing needs no more of them."""
+        if self.connection.unsent:
+            self.connection.flush()
+        else:
+            self.send(**message)
 
     def receive(self) -> list[dict[str, Any]]:
         """Return the messages that have arrived, without waiting; one that is not authentic closes the connection."""
@@ -100,11 +115,24 @@ class Hub:
         self.entrance = Entrance(self.listeners, self._admit, MOST_UNSENT, _nonce, now)
         self.began: dict[str, float] = {}  # by node, when its connection was accepted, in seconds since 1970
         self.news: list[tuple[str, dict[str, Any]]] = []
+        self.over = threading.Event()
+
+    def give_signs(self, every: float) -> None:
+        """Send a sign of life to each agent, from a thread that touches no file: a hung file system is no silence."""
+
+        def work() -> None:
+            while not self.over.wait(every):
+                with self.entrance.lock:
+                    for line in self.lines.values():
+                        line.give_sign(do="hear")
+
+        threading.Thread(target=work, daemon=True).start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.over.set()
         self.entrance.close()
 
     @property
@@ -118,17 +146,22 @@ class Hub:
         A node's first message is ``{"event": "connected"}``, its last one ``{"event": "lost", "why": …}``. A message
         that no agent sends closes the line.
         """
-        for line in self.entrance.wait(timeout):
-            for message in line.receive() if self.lines.get(line.node) is line else ():
-                if _is_of_an_agent(message):
-                    self.news.append((line.node, message))
-                else:
-                    line.connection.end(f"it sent a message that no agent sends ({str(message)[:80]})")
-                    break
-            if line.why:
-                self.drop(line)
-        news, self.news = self.news, []
+        lines = self.entrance.wait(timeout)
+        with self.entrance.lock:
+            for line in lines:
+                self._hear(line)
+            news, self.news = self.news, []
         return news
+
+    def _hear(self, line: Line) -> None:
+        for message in line.receive() if self.lines.get(line.node) is line else ():
+            if _is_of_an_agent(message):
+                self.news.append((line.node, message))
+            else:
+                line.connection.end(f"it sent a message that no agent sends ({str(message)[:80]})")
+                break
+        if line.why:
+            self.drop(line)
 
     def drop(self, line: Line) -> None:
         """Close a node's line: the node is lost, unless its agent has connected again."""
@@ -154,8 +187,9 @@ class Hub:
 
     def send(self, **message: object) -> None:
         """Send a message to every node, without waiting for any."""
-        for line in self.lines.values():
-            line.send(**message)
+        with self.entrance.lock:
+            for line in self.lines.values():
+                line.send(**message)
 
 
 def _nonce() -> bytes:
@@ -226,4 +260,5 @@ def _introduce(connection: socket.socket, key: bytes, node: str) -> Line:
     mine = secrets.token_hex(_NONCE).encode()
     connection.sendall(b"%b %b %b\n" % (_proof(key, greeting, mine, node.encode()), mine, node.encode()))
     both = greeting.rstrip() + mine
-    return Line(Connection(connection, MOST_UNSENT), key, b"agent" + both, b"hub" + both)
+    # A supervisor that a file system blocks reads nothing, and still gives signs of life: only their want is a loss.
+    return Line(Connection(connection, MOST_UNSENT, lambda: 0.0), key, b"agent" + both, b"hub" + both)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 import secrets
 import signal
+from collections.abc import Iterable
 from typing import Any
 
 from hpcml import errors, listening
 from hpcml.failures.end import End
 from hpcml.files import tail, write
 from hpcml.kinds.ranks import RANK
-from hpcml.kinds.ranks.node import absence, interconnect, ports
+from hpcml.kinds.ranks.node import absence, interconnect, link, losses, ports
 from hpcml.kinds.ranks.node.link import Hub
 from hpcml.kinds.ranks.node.ranks import error_of, numbers_of
 from hpcml.kinds.ranks.node.rapidsmpf import Server, token_of
@@ -20,6 +23,7 @@ from hpcml.node import files, stacks
 from hpcml.node.hardware import network, sysfs
 from hpcml.node.interconnect import record
 from hpcml.node.outcome import RunEndedError, say
+from hpcml.node.processes import Process
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.versions import Comparison
 from hpcml.paths import SCRIPT
@@ -41,9 +45,11 @@ class Processes:
         self.state, self.context, self.settings = state, state.context, state.context.settings
         self.key = secrets.token_bytes(32)
         self.hub = folders.enter_context(Hub(self._addresses(), self.key, lambda: state.clock.seconds))
+        self.hub.give_signs(link.sign_every(self.settings.deadlines.answer))
         self.folders, self.ports = folders, ports.Ports(folders, state.context.node)
         self.world = World()
         self.lost: dict[str, str] = {}  # by node whose connection has ended: why, a clause
+        self.lost_at: dict[str, float] = {}  # by node that was lost while the script ran, by the supervisor's clock
         self.tries = _TRIES
         self.versions = Comparison(state.context, (RANK,), shown=("python", "torch", "jax", "mpi4py"))
         self.reached: dict[str, list[str]] = {}  # by node, the addresses of this one that it reached
@@ -72,7 +78,8 @@ class Processes:
         state, context = self.state, self.context
         state.phase = "nodes"
         write(context.attempt.ranks_key, self.key)
-        files.write_json(context.attempt.control, {"places": self.hub.places, "node": context.node})
+        this = dataclasses.astuple(Process.named(os.getpid()))
+        files.write_json(context.attempt.control, {"places": self.hub.places, "node": context.node, "supervisor": this})
         deadline = state.clock.seconds + self.settings.deadlines.workers
         while not self._are_ready():
             self.step()
@@ -209,18 +216,17 @@ class Processes:
     def check(self) -> None:
         """End the run if a node does not answer, or if no rank does anything."""
         now, deadlines = self.state.clock.seconds, self.settings.deadlines
-        lost = errors.ROLE_LOST if self.script else errors.WORKERS_NEVER_CAME
         for node, heard in self.heard.items():
             if self.script and self.script.over_on(node):
                 continue
             if node in self.lost and self.script:
-                reason = f"the connection to {node} was lost: {self.lost[node]}"
-                raise self.state.end(lost, reason, quote=absence.log_of(self.context, node))
-            if node in self.lost and self.state.time_to_look():
+                since = self.lost_at.setdefault(node, now)
+                self._end(losses.after_loss(self.state, self.lost, node, since), self.lost)
+            elif node in self.lost and self.state.time_to_look():
                 self._end_without_nodes(late=False)  # if its agent has written why
             if now - heard > deadlines.answer:
-                reason = f"{node} has not answered for {deadlines.answer:g} s"
-                raise self.state.end(lost, reason, quote=absence.log_of(self.context, node))
+                silent = losses.silent_nodes(self.state, self.heard)
+                self._end(losses.by_silence(self.state, silent, node, self.hub.places[0][0]), silent)
         if self.script is None:
             return
         self.script.note_rest(now)
@@ -231,6 +237,13 @@ class Processes:
             reason = f"no rank used a CPU for {deadlines.idle_end / 60:g} min: {self.script.rest()}"
             hint = "hpcml ends idle runs (deadlines.idle). To let idle runs continue, set deadlines.idle to 0s."
             raise RunEndedError(End(errors.IDLE, SCRIPT, "hpcml", reason, hint))
+
+    def _end(self, end: End | None, lost: Iterable[str]) -> None:
+        """End the run, if there is an end; of lost nodes nobody reports the ends of ranks any more."""
+        if end and self.script:
+            self.script.lose(lost)
+        if end:
+            raise RunEndedError(end)
 
     # -- its end --------------------------------------------------------------------------------------------------
 
@@ -270,6 +283,7 @@ class Ranks:
     def __init__(self, processes: Processes) -> None:
         self.processes, self.state, self.world = processes, processes.state, processes.world
         self.left = set(range(self.world.size))
+        self.lost: set[int] = set()  # ranks on nodes that report nothing any more
         self.node_by_rank: dict[int, str] = {}
         self.statuses: dict[int, int] = {}  # by rank
         self.failures: list[
@@ -307,6 +321,11 @@ class Ranks:
             except OSError as error:
                 say(self.state.context, f"the call stacks of the ranks were not written: {error}")
 
+    def lose(self, nodes: Iterable[str]) -> None:
+        """Wait no longer for the ranks of nodes that report nothing any more."""
+        for node in nodes:
+            self.lost.update(numbers_of(self.state.context, node))
+
     def over_on(self, node: str) -> bool:
         """Whether all ranks of a node have ended."""
         return self.left.isdisjoint(numbers_of(self.state.context, node))
@@ -315,11 +334,12 @@ class Ranks:
         """Return the exit status of the first rank that failed, else of rank 0; None while a rank runs."""
         now = self.state.clock.seconds
         since = now - self.first_failure if self.first_failure else 0.0
-        if self.left and since > FOLLOW:
+        awaited = self.left - self.lost
+        if awaited and since > FOLLOW:
             self.tell_to_end()
-        if self.left and since > FOLLOW + ENDING:
+        if awaited and since > FOLLOW + ENDING:
             self.kill()
-        if self.left and not (self.killed_at and now - self.killed_at > ENDING):  # a node that hangs reports nothing
+        if awaited and not (self.killed_at and now - self.killed_at > ENDING):  # a node that hangs reports nothing
             return None
         if self.failures:
             self._show_failure(self.failures[0][0])

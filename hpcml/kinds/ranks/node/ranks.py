@@ -17,13 +17,12 @@ from hpcml.kinds.ranks.node import interconnect, link
 from hpcml.kinds.ranks.node.rapidsmpf import token_of
 from hpcml.kinds.ranks.node.tasks import Tasks
 from hpcml.kinds.ranks.variables import TOKEN, World, of_rank, with_users_own
-from hpcml.node import agent, files, job, processes, script_environment, versions
+from hpcml.node import agent, files, job, processes, script_environment, silence, versions
 from hpcml.node.hardware import sysfs
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.script_process import command_of_script, variables_of_script
 from hpcml.node.settings import Context, load
 
-ALIVE = 5.0  # seconds between two signs of life
 AGAIN = 0.5  # seconds until a supervisor that was not reached is tried again
 GROWTH = 1.0  # seconds between two looks at the sizes of the logs, and more in long runs:
 PRECISION = 0.001  # of the time since the start
@@ -64,6 +63,9 @@ class Ranks:
         control = files.read_json(context.attempt.control) or {}
         self.places = [(str(address), int(port)) for address, port in control["places"]]
         self.key = context.attempt.ranks_key.read_bytes()
+        is_here = context.node == context.node_names[0]
+        self.supervisor = processes.Process(*control["supervisor"]) if is_here else None
+        self.clock, self.heard, self.warned = processes.OwnTime(), 0.0, False  # when the supervisor was last heard
         self.line: link.Line | None = None
         self.late = ""
         self.ways: dict[str, str] = {}
@@ -90,6 +92,7 @@ class Ranks:
                 if agent.run_has_ended(self.context):
                     return 0
                 if time.monotonic() > self.deadline:
+                    self._end_supervisor()
                     return self.node.refuse(self._unreached(), own_fault=False)
                 self._connect()
             self.look()
@@ -109,6 +112,8 @@ class Ranks:
         self.ready = False
         if self.line is None:
             time.sleep(AGAIN)
+        else:
+            self.heard = self.clock.seconds
 
     def _unreached(self) -> str:
         tried = ", ".join(place for place, _ in self.places)
@@ -116,16 +121,21 @@ class Ranks:
 
     def look(self) -> bool:
         """Do what the supervisor orders, and show that this node lives; return False if the line is closed."""
+        self.clock.tick()
         if self.line is None:
+            self._look_for_silence()
             return False
         for order in self.line.receive():
+            self.heard = self.clock.seconds
             self._obey(order)
+        self._look_for_silence()
         if not self.ready and (self.tasks is None or self.tasks.are_complete()):
             self.ready = True
             self._send(event="ready", reached=list(self.ways), versions=versions.here(), time=time.time())
         if time.monotonic() >= self.next_sign:
-            self.next_sign = time.monotonic() + ALIVE
-            self._send(event="alive", processors=_processor_seconds([slot.pid for slot in self.node.slots]))
+            self.next_sign = time.monotonic() + link.sign_every(self.context.settings.deadlines.answer)
+            used = _processor_seconds([slot.pid for slot in self.node.slots])
+            self.line.give_sign(event="alive", processors=used)
         if self.world and time.time() >= self.next_growth:
             self._note_growth()
         if self.check and (answer := self.check.look()):
@@ -134,7 +144,29 @@ class Ranks:
             self._send(event="nccl", interface=self.interface, log=log)
         if self.line.why:
             self.late = f"the connection to hpcml's supervisor was lost: {self.line.why}"
+            if self.world:
+                self.kill()  # before anything is written: the file system may be behind the same network
         return not self.line.why
+
+    def _look_for_silence(self) -> None:
+        """Close the line to a supervisor that has not been heard for deadlines.answer; on its node, say what it does.
+
+        There it is ended if it is stopped. Otherwise it waits for something, and will answer.
+        """
+        silent, longest = self.clock.seconds - self.heard, self.context.settings.deadlines.answer
+        if self.supervisor and silent > silence.warn_after(longest) and not self.warned:
+            silence.warn(self.context, self.supervisor.state, silent)
+        self.warned = silent > silence.warn_after(longest)
+        if silent <= longest:
+            return
+        if self.supervisor and self.supervisor.alive:
+            self._end_supervisor()
+        elif self.line:
+            self.line.connection.end(f"it has not answered for {longest:g} s")
+
+    def _end_supervisor(self) -> None:
+        if self.supervisor and silence.is_stopped(state := self.supervisor.state):
+            silence.end(self.context, self.supervisor.pid, state, self.clock.seconds - self.heard)
 
     def _obey(self, order: dict[str, Any]) -> None:
         match order.get("do"):

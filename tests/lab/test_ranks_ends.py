@@ -1,0 +1,108 @@
+"""Parts of a run of ranks on two nodes that are stopped, killed or cut off: the right node is named, and nothing stays."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lab_nodes
+from beside import SMALL
+from conftest import Cluster
+from hpcml import errors
+from lab_state import wait_for
+from test_losses import parents, roles, shell
+
+pytestmark = [pytest.mark.lab]
+
+# No rank ends by SIGTERM, and no test waits for the grace: ranks of lost nodes are killed, and not waited for.
+DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(1000)\n"
+GRACE = ("--set", "deadlines.driver_grace=600s")
+RANKS = (*SMALL, "--ranks", "2", "--set", "deadlines.teardown=2s")
+
+
+def start(cluster: Cluster, text: str, *options: str) -> Path:
+    _, directory = cluster.detach(text, *RANKS, *options)
+    cluster.wait_event(directory, "ranks-running", 90)
+    return directory
+
+
+def left(cluster: Cluster, directory: Path) -> list[str]:
+    return [line for _, line in cluster.processes() if str(directory) in line or "hpcml.node" in line]
+
+
+def ended(cluster: Cluster, directory: Path) -> tuple[int, str]:
+    end = cluster.wait_status(directory)
+    why = json.loads(cluster.run("hpcml", "why", directory.name, "--json").stdout)
+    assert why["failed"], why
+    return end["exit_status"], end["message"]
+
+
+@pytest.mark.beside
+def test_a_supervisor_that_is_stopped_ends_the_run(cluster: Cluster) -> None:
+    directory = start(cluster, DEAF, *GRACE, "--set", "deadlines.answer=8s")
+    os.kill(roles(cluster, directory, "driver", "n1")[0], signal.SIGSTOP)
+    status, message = ended(cluster, directory)
+    assert status == errors.ROLE_LOST
+    assert "hpcml's supervisor process on n1 did not answer for" in message
+    assert "(the process is stopped: SIGSTOP)" in message
+    cluster.wait_gone(directory, 90)
+
+
+@pytest.mark.beside
+@pytest.mark.parametrize(("killed", "words"), [
+    ("agent", "the ranks on n2 were lost: the process that starts the ranks exited with status 137 (killed by SIGKILL)"),
+    ("step.sh", "the ranks on n2 were lost: the ranks' parent process was killed (srun: error: n2: task 1: Killed)"),
+    ("srun", "the job step 'rank' ended"),
+])  # fmt: skip
+def test_a_lost_agent_ends_the_run_with_what_killed_it(cluster: Cluster, killed: str, words: str) -> None:
+    directory = start(cluster, "import time\ntime.sleep(1000)\n", *GRACE)
+    (agent, *_) = roles(cluster, directory, "rank", "n2")
+    if killed == "srun":
+        pid = rank_step(cluster, directory)
+    else:
+        pid = agent if killed == "agent" else shell(cluster, directory, "rank", "n2")
+    os.kill(pid, signal.SIGKILL)
+    status, message = ended(cluster, directory)
+    assert (status, message[: len(words)]) == (errors.ROLE_LOST, words)
+    cluster.wait_gone(directory, 90)
+
+
+def rank_step(cluster: Cluster, directory: Path) -> int:
+    """Return the srun of the agents: the first of the steps that the batch script has started."""
+    driver = roles(cluster, directory, "driver", "n1")[0]
+    words = Path(f"/proc/{driver}/environ").read_bytes().split(b"\0")
+    steps = next(word.partition(b"=")[2] for word in words if word.startswith(b"HPCML_STEPS="))
+    assert parents(int(steps.split()[0]))
+    return int(steps.split()[0])
+
+
+@contextlib.contextmanager
+def cut_off(node: str) -> Iterator[None]:
+    """Cut a node's network; its file system is not behind it."""
+    place = lab_nodes.namespace(node)
+    lab_nodes.call(["ip", "-n", place, "link", "set", "eth0", "down"])
+    try:
+        yield
+    finally:
+        lab_nodes.call(["ip", "-n", place, "link", "set", "eth0", "up"])
+
+
+@pytest.mark.parametrize(("node", "words"), [
+    ("n1", "the network interface eth0 of n1 is down: no other node has answered for 8 s"),
+    ("n2", "n2 has not answered for 8 s"),
+])  # fmt: skip
+def test_a_node_without_network_is_named_and_no_rank_goes_on(cluster: Cluster, node: str, words: str) -> None:
+    """Slurm cannot reach the node: its agent ends the ranks itself."""
+    directory = start(cluster, DEAF, "--set", "deadlines.driver_grace=2s", "--set", "deadlines.answer=8s")
+    with cut_off(node):
+        status, message = ended(cluster, directory)
+        assert wait_for(lambda: not roles(cluster, directory, "rank", "n2"), 60)
+        assert wait_for(lambda: not any("-u -c" in line for _, line in cluster.processes()), 60), cluster.processes()
+    assert (status, message) == (errors.ROLE_LOST, words)
+    cluster.wait_gone(directory, 120)

@@ -1,0 +1,246 @@
+"""A supervisor or an agent of ranks that is silent or lost: who ends what, when, and which node is the suspect."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcml import errors
+from hpcml.failures.rules import Explanation
+from hpcml.kinds.ranks.node import absence, link, losses
+from hpcml.kinds.ranks.node import ranks as agents
+from hpcml.kinds.ranks.node.processes import Ranks
+from hpcml.kinds.ranks.variables import World
+from hpcml.node import agent
+from hpcml.node.hardware import network, sysfs
+from hpcml.node.processes import Process
+from hpcml.node.settings import Context
+from hpcml.paths import RunPaths
+from node_settings import settings as settings_of
+
+KEY = b"k" * 32
+ANSWER = 20.0
+PATIENCE = 60.0
+
+
+def connected(hub: link.Hub, node: str) -> link.Line:
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(link.connect, hub.places, KEY, node)
+        while node not in hub.lines or not done.done():
+            hub.receive(0.01)
+        line = done.result()[0]
+    assert line
+    return line
+
+
+class Far:
+    """The agent of a node whose ranks run, in this process; the supervisor is a process that sleeps."""
+
+    def __init__(self, folder: Path, hub: link.Hub, node: str) -> None:
+        self.run = RunPaths(folder)
+        attempt = self.run.attempt(0)
+        for place in (attempt.secret, attempt.nodes, self.run.logs):
+            place.mkdir(parents=True, exist_ok=True)
+        attempt.ranks_key.write_bytes(KEY)
+        self.supervisor = subprocess.Popen(["sleep", "600"])
+        control = {"places": hub.places, "supervisor": astuple(Process.named(self.supervisor.pid))}
+        attempt.control.write_text(json.dumps(control))
+        settings = settings_of(workers__mpi="", deadlines__answer=ANSWER)
+        context = Context(self.run, attempt, 0, settings, node, ("n1", "n2"))
+        members = agent.Members("rank", 0, errors.WORKERS_NEVER_CAME)
+        self.ranks = agents.Ranks(context, agent.Node(context, members), time.monotonic() + 60)
+        self.ranks.line = connected(hub, node)
+        self.ranks.world = World(2, 1, 0, "127.0.0.1", 1, 2)
+
+    def be_silent(self, seconds: float) -> bool:
+        """Let so many seconds of the agent's own time pass, and return whether its ranks continue."""
+        self.ranks.clock.seconds += seconds
+        return self.ranks.look()
+
+
+@pytest.fixture
+def hub() -> Iterator[link.Hub]:
+    with link.Hub(["127.0.0.1"], KEY) as made:
+        yield made
+
+
+@pytest.fixture(params=["n1", "n2"])
+def far(request: pytest.FixtureRequest, tmp_path: Path, hub: link.Hub) -> Iterator[Far]:
+    made = Far(tmp_path, hub, request.param)
+    yield made
+    made.supervisor.kill()
+    made.supervisor.wait()
+    if made.ranks.line:
+        made.ranks.line.close()
+
+
+@pytest.mark.parametrize("far", ["n2"], indirect=True)
+def test_an_agent_that_hears_nothing_ends_its_ranks_and_says_so(far: Far) -> None:
+    rank = subprocess.Popen(["sleep", "600"], process_group=0)
+    far.ranks.node.slots = [agent.Slot("1", pid=rank.pid)]
+    assert far.be_silent(ANSWER - 1)
+    assert rank.poll() is None
+    assert not far.be_silent(2)
+    assert rank.wait() == -signal.SIGKILL
+    assert far.ranks.late == "the connection to hpcml's supervisor was lost: it has not answered for 20 s"
+
+
+def test_neither_suspension_nor_clock_nor_hung_files_count_as_silence(
+    far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that could not look for an hour, for whatever reason, looks again before it judges."""
+    for _ in range(5):
+        far.ranks.clock.last -= 3600
+        assert far.ranks.look()
+    now = time.time()
+    for days in (-9, 9):
+        monkeypatch.setattr(time, "time", lambda days=days: now + days * 86400)
+        assert far.ranks.look()
+
+
+def test_signs_of_life_come_while_a_file_system_blocks_the_supervisor(far: Far, hub: link.Hub) -> None:
+    hub.give_signs(0.01)  # and nobody calls hub.receive(), as in a supervisor that is blocked
+    assert far.be_silent(ANSWER - 1)
+    deadline = time.monotonic() + PATIENCE
+    while far.ranks.heard < ANSWER - 1:
+        assert far.ranks.look()
+        assert time.monotonic() < deadline
+    assert far.be_silent(ANSWER - 1)
+
+
+def test_an_end_that_reads_nothing_gets_no_heap_of_signs(far: Far, hub: link.Hub) -> None:
+    (line,) = hub.lines.values()
+    line.connection.unsent = b"x"
+    monitored = line.sent
+    line.connection.flush = lambda: None  # type: ignore[method-assign]
+    for _ in range(10_000):
+        line.give_sign(do="hear")
+    assert (line.sent, line.connection.unsent, line.why) == (monitored, b"x", "")
+
+
+@pytest.mark.parametrize("far", ["n1"], indirect=True)
+def test_a_supervisor_that_is_stopped_is_told_and_ended_by_the_agent_of_its_node(far: Far) -> None:
+    assert far.be_silent(ANSWER + 1)  # it runs, and waits for something: it will answer
+    assert far.be_silent(1000)
+    assert far.supervisor.poll() is None
+    warnings = far.run.job_log.read_text()
+    assert warnings.count("hpcml's supervisor process on n1 has not answered for 21 s\n") == 1
+    far.supervisor.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, far.supervisor.pid, os.WSTOPPED)
+    assert far.ranks.look()  # now the connection to it ends
+    assert far.supervisor.wait() == -signal.SIGKILL
+    end = json.loads(far.run.status.read_text())
+    assert end["exit_status"] == errors.ROLE_LOST
+    assert end["message"].endswith("did not answer for 1021 s (the process is stopped: SIGSTOP)")
+    assert far.run.attempt(0).lost.read_text() == f"{errors.ROLE_LOST}\n"
+
+
+@pytest.mark.parametrize("far", ["n1"], indirect=True)
+def test_a_supervisor_that_is_stopped_before_the_start_is_ended_too(far: Far) -> None:
+    far.ranks.world, far.ranks.deadline = None, 0.0
+    assert far.ranks.line
+    far.ranks.line.close()
+    far.supervisor.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, far.supervisor.pid, os.WSTOPPED)
+    assert far.ranks.serve() == errors.WORKERS_NEVER_CAME
+    assert far.supervisor.wait() == -signal.SIGKILL
+
+
+# -- the supervisor's side -------------------------------------------------------------------------------------------------
+
+
+def state_of(nodes: tuple[str, ...] = ("n1", "n2", "n3"), seconds: float = 100.0) -> Any:
+    context = SimpleNamespace(
+        node=nodes[0], node_names=nodes, settings=settings_of(deadlines__answer=ANSWER, workers__per_node=2,
+        job__one_machine=False), worker_names=lambda _: ("a", "b"))  # fmt: skip
+    clock = SimpleNamespace(seconds=seconds)
+    return SimpleNamespace(context=context, clock=clock, phase="driver", script_began=True, time_to_look=lambda: True)
+
+
+@pytest.fixture(autouse=True)
+def _no_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absence, "log_of", lambda *_: ())
+
+
+@pytest.mark.parametrize(("nodes", "silent", "down", "suspect", "words"), [
+    (("n1", "n2", "n3"), {"n2"}, "", "n2", "n2 has not answered for 20 s"),
+    (("n1", "n2", "n3"), {"n2"}, "eth0", "n2", "n2 has not answered for 20 s"),
+    (("n1", "n2", "n3"), {"n2", "n3"}, "", "n1", "no other node has answered n1 for 20 s: the network of n1 may have failed"),
+    (("n1", "n2"), {"n2"}, "", "n2", "n2 has not answered for 20 s"),
+    (("n1", "n2"), {"n2"}, "eth0", "n1", "the network interface eth0 of n1 is down: no other node has answered for 20 s"),
+])  # fmt: skip
+def test_the_node_that_is_silent_is_named_or_the_first_whose_network_has_failed(
+    monkeypatch: pytest.MonkeyPatch, nodes: tuple[str, ...], silent: set[str], down: str, suspect: str, words: str
+) -> None:
+    monkeypatch.setattr(network, "interface_down", lambda _: down)
+    end = losses.by_silence(state_of(nodes), silent, "n2", "10.0.0.1")
+    assert (end.exit_status, end.message, end.at_fault) == (errors.ROLE_LOST, words, (suspect,))
+    assert f"--exclude {suspect}." in end.hint
+
+
+def test_one_sign_that_is_missing_is_no_silence() -> None:
+    state = state_of(seconds=100.0)
+    assert losses.silent_nodes(state, {"n1": 100.0, "n2": 79.0, "n3": 94.0}) == {"n2"}
+
+
+def test_an_interface_that_is_down_is_named_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sysfs, "addresses", lambda: {"lo": ["127.0.0.1"], "eth0": ["10.0.0.1"]})
+    for state, name in (("down", "eth0"), ("lowerlayerdown", "eth0"), ("up", ""), ("unknown", ""), ("", "")):
+        monkeypatch.setattr(sysfs, "read", lambda _, state=state: state)
+        assert network.interface_down("10.0.0.1") == name
+    assert network.interface_down("10.0.0.9") == ""
+
+
+def test_a_lost_agent_is_told_with_what_killed_it_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, lost = state_of(), {"n2": "it closed the connection"}
+    refusals: list[absence.Refusal | None] = [None]
+    monkeypatch.setattr(absence, "of_lost", lambda *_, **__: refusals[0])
+    assert losses.after_loss(state, lost, "n2", 100.0 - losses.WORDS) is None  # its last words may still arrive
+    end = losses.after_loss(state, lost, "n2", 99.0 - losses.WORDS)
+    assert end
+    assert (end.message, end.at_fault) == ("the connection to n2 was lost: it closed the connection", ("n2",))
+    refusals[0] = absence.Refusal(Explanation("the ranks' parent process was killed (srun: error: n2: task 1: Killed)"))
+    end = losses.after_loss(state, lost, "n2", 100.0)
+    assert end
+    assert (
+        end.message
+        == "the ranks on n2 were lost: the ranks' parent process was killed (srun: error: n2: task 1: Killed)"
+    )
+    refusals[0] = absence.Refusal(Explanation("the job step 'rank' ended"), own_fault=False)
+    end = losses.after_loss(state, lost, "n2", 100.0)
+    assert end
+    assert (end.message, end.at_fault) == ("the job step 'rank' ended", ())
+
+
+def test_a_step_that_has_ended_is_no_node_s_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = absence.Refusal(Explanation("was killed"))
+    gone = absence.Refusal(Explanation("the job step 'rank' ended"), own_fault=False)
+    monkeypatch.setattr(absence, "_refusal", lambda *_: killed)
+    monkeypatch.setattr(absence, "_step_gone", lambda _: gone)
+    state: Any = None
+    assert absence.of_lost(state, "n2", alone=True) == killed
+    assert absence.of_lost(state, "n2", alone=False) == gone
+
+
+def test_ranks_of_lost_nodes_are_not_waited_for() -> None:
+    state = state_of(("n1", "n2"))
+    hub = SimpleNamespace(send=lambda **_: None)
+    processes: Any = SimpleNamespace(state=state, world=World(2, 2, 0, "10.0.0.1", 1, 2), hub=hub)
+    script = Ranks(processes)
+    script.lose({"n2"})
+    assert script.poll() is None
+    for rank in (0, 1):
+        script.take("n1", {"rank": rank, "status": errors.STOPPED, "memory": False})
+    assert script.poll() is not None
+    assert not script.over_on("n2")  # so that the loss stays one
