@@ -57,6 +57,14 @@ FABRIC = Stage(
 )  # of every kind that checks its interconnect; ``begin`` is the kind's own
 
 
+class FailedProcess(NamedTuple):
+    """The process of the script that failed first, as fields of :class:`hpcml.failures.end.End`."""
+
+    rank: int | None = None  # None where the script is one process
+    node: str = ""
+    log: str = ""  # the file of its output in the run's folder of logs
+
+
 class RunningScript(Protocol):
     """The user's script, as the supervisor follows it: one process beside it, or the kind's own processes."""
 
@@ -81,6 +89,9 @@ class RunningScript(Protocol):
 
     def describe_end(self, status: int) -> str:
         """Return how the script ended, as a clause."""
+
+    def failed_process(self) -> FailedProcess:
+        """Return which of the script's processes failed first."""
 
     def hindrance(self) -> tuple[str, str]:
         """Return how another account kept the script from its work, as a clause, and what to do; empty if none did."""

@@ -92,6 +92,11 @@ def format_seconds(seconds: float) -> str:
     return format_time_limit(whole).lstrip("0") if whole < 86400 else format_time_limit(whole)
 
 
+def format_deadline(seconds: float) -> str:
+    """Return a setting's duration in a sentence: ``25 s``, ``10 min``."""
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:g} s"
+
+
 def format_age(seconds: float) -> str:
     """Return an age in its largest unit: ``12s``, ``5m``, ``3h``, ``40d``."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):

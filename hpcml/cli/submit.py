@@ -7,7 +7,7 @@ import itertools
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from hpcml.runs import status as run_status
     from hpcml.runs import submit as submission
 
+_OF_FAILED_RANK = 40  # lines of its log
 _PYTHON = (".py", ".ipynb")  # with these ends a file is no program, behind `--` too
 
 
@@ -274,6 +275,7 @@ def wait_for_end(run: directories.Run, *, as_json: bool, host: str = "") -> int:
                 progress.show_past(last)
                 while output.copy():
                     pass
+                _show_failed_rank(run, last, progress.clear)
             progress.show(last)
     except KeyboardInterrupt:
         progress.clear()
@@ -289,6 +291,19 @@ def wait_for_end(run: directories.Run, *, as_json: bool, host: str = "") -> int:
     if as_json:
         common.print_json(last.as_json())
     return handle.exit_status_of(last)
+
+
+def _show_failed_rank(run: directories.Run, last: run_status.Status, clear: Callable[[], None]) -> None:
+    """Pass on the last lines of the rank that failed first; those of rank 0 have been passed on."""
+    from hpcml.runs import rank_logs
+
+    if not last.ending.rank:
+        return
+    clear()
+    rank, node = last.ending.rank, last.ending.node
+    say(f"  rank {rank:<6} last lines of its log on {node} (all lines: hpcml logs {run.id} rank:{rank})", sys.stderr)
+    lines = files.tail(rank_logs.of_failed(run, last), _OF_FAILED_RANK)
+    Raw(sys.stdout, of_user=True).write("".join(f"{line}\n" for line in lines).encode(), last=True)
 
 
 def _tell_files(run: directories.Run, last: run_status.Status, host: str) -> None:

@@ -116,6 +116,9 @@ def _show(answer: Answer, command: str, host: str) -> None:
     say(f"{'run':<10} {answer.run}")
     key, text = ("cause", answer.sentence) if answer.failed else ("state", f"{answer.state}. {answer.sentence}")
     say_fitted(text, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
+    if answer.rank is not None:
+        log = f"{answer.log}: {common.from_host(host, f'hpcml logs {answer.run} rank:{answer.rank}')}"
+        say_fitted(f"{answer.rank} on {answer.node}, {log}", sys.stdout, first=f"{'rank':<10} ", rest=" " * 11)
     if command:
         say_fitted(command, sys.stdout, first=f"{'command':<10} ", rest=" " * 11)
     evident = {line.text for line in answer.evidence}

@@ -28,6 +28,9 @@ class End(NamedTuple):
     warnings: tuple[str, ...] = ()  # sentences
     at_fault: tuple[str, ...] = ()  # nodes that failed by what they did themselves; others may have kept the rest away
     time: float = 0.0  # when this was written, in seconds since 1970
+    rank: int | None = None  # the rank that failed first, None where the script is one process
+    node: str = ""  # its node
+    log: str = ""  # the file of its output in the run's folder of logs
 
     @property
     def state(self) -> str:
@@ -62,6 +65,9 @@ def parse(table: Mapping[str, Any]) -> End:
             if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
                 raise TypeError(f"{name} has the wrong type")
             value = tuple(value)
+        elif default is None:
+            if value is not None and type(value) is not int:
+                raise TypeError(f"{name} has the wrong type")
         elif type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
             raise TypeError(f"{name} has the wrong type")
         values[name] = value

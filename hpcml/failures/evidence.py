@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import os
 import re
@@ -16,6 +17,7 @@ from hpcml.failures.rules import COLOURS, ERROR, RULES, Rule, Where
 from hpcml.paths import SCRIPT, RunPaths
 
 HEAD, TAIL = 32 << 10, 160 << 10  # bytes of a log that are read: its begin and its end
+_SMALL = 16 << 10  # bytes of a log on average, of which more than so many are read
 _COUNTED = 64 << 20  # bytes; of a longer log the numbers of its last lines are not counted
 _LONGEST = 400  # characters of a line that are kept
 _TIME = r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)"
@@ -37,6 +39,7 @@ class Line(NamedTuple):
     number: int = 0  # from 1, 0 if it is not known
     time: float = 0.0  # in seconds since 1970 by the run's own clocks, 0 if it is not known
     node: str = ""
+    rank: int | None = None  # whose log it is in, None if it is no rank's
 
 
 class When(NamedTuple):
@@ -56,6 +59,7 @@ class Hit(NamedTuple):
     place: str = ""  # where Python was when it crashed
     when: When = When()
     within: float = 0.0  # seconds by which its node's clock may be wrong after it was corrected
+    own: bool = False  # whether the process printed it that ended the run: the script, the rank that failed first
 
 
 class Piece(NamedTuple):
@@ -65,27 +69,48 @@ class Piece(NamedTuple):
     first: int
 
 
-def logs(paths: RunPaths, most: int) -> Iterator[tuple[str, str, Path]]:
-    """Yield the source, the node and the path of each log that counts, the newest ``most`` of many."""
+class Log(NamedTuple):
+    """A log of a run."""
+
+    source: str
+    node: str
+    path: Path
+    rank: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its path in the run's directory."""
+        return f"{self.path.parent.name}/{self.path.name}"
+
+
+def logs(paths: RunPaths, most: int, always: str = "") -> Iterator[Log]:
+    """Yield each log that counts, of many of a role the smallest: ``most``, or more if they are short.
+
+    The log with the name ``always`` is among them.
+    """
     try:
         names = sorted(name for name in os.listdir(paths.logs) if name.endswith(".log"))
     except OSError:
         return  # the run has no logs: other evidence is all there is
     roles = dict.fromkeys(("job", SCRIPT, *(name.removesuffix(".log") for name in names if "-" not in name)))
     for source in roles:
-        yield source, "", paths.log(source)
+        yield Log(source, "", paths.log(source))
     begins = dict.fromkeys(name[: name.index("-") + 1] for name in names if "-" in name)
     for begin in sorted(begins, key=lambda begin: begin == _LIBRARY):
         source = "library" if begin == _LIBRARY else begin[:-1]
         log_names = [name for name in names if name.startswith(begin)]
         if len(log_names) > most:  # a worker that failed wrote last before the end, and its log is among the smaller
-            log_names = sorted(log_names, key=lambda name: _size(paths.logs / name))[:most]
+            sizes = sorted((_size(paths.logs / name), name) for name in log_names)
+            sums = itertools.accumulate(size for size, _ in sizes)
+            kept = [name for index, (_, name) in enumerate(sizes) if next(sums) <= most * _SMALL or index < most]
+            log_names = [*kept, *({always} & {*log_names} - {*kept})]
         for name in log_names:
             node = name.removeprefix(begin).removesuffix(".log")
             of_one, _, number = node.rpartition("-")  # a rank's log is named like its agent's, and by its number
-            if number.isdecimal() and f"{begin}{of_one}.log" in names:
-                node = of_one
-            yield source, node.rpartition(".")[0] or node if source == "library" else node, paths.logs / name
+            rank = int(number) if number.isdecimal() and f"{begin}{of_one}.log" in names else None
+            if source == "library":
+                node = node.rpartition(".")[0] or node
+            yield Log(source, node if rank is None else of_one, paths.logs / name, rank)
 
 
 def _size(path: Path) -> int:
@@ -119,12 +144,13 @@ def _text(data: bytes) -> str:
     return COLOURS.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
 
 
-def hits(paths: RunPaths, most: int) -> list[Hit]:
-    """Return the lines of a run's logs that a rule knows, in the order of the files."""
+def hits(paths: RunPaths, most: int, always: str = "") -> list[Hit]:
+    """Return the lines of a run's logs that a rule knows, in the order of the files; the logs are those of ``logs``."""
     found_hits: list[Hit] = []
-    for source, node, path in logs(paths, most):
-        for piece in pieces(path):
-            found_hits += hits_in(piece, source, node, f"{path.parent.name}/{path.name}", _changed(path))
+    for log in logs(paths, most, always):
+        for piece in pieces(log.path):
+            hits_of_piece = hits_in(piece, log.source, log.node, log.name, _changed(log.path))
+            found_hits += [hit._replace(line=hit.line._replace(rank=log.rank)) for hit in hits_of_piece]
     return found_hits
 
 
@@ -239,12 +265,14 @@ def script_error(path: Path) -> dict[str, Any]:
     return content if whole else {}
 
 
+def last_piece(path: Path) -> Piece:
+    """Return the end of a log, empty if it cannot be read."""
+    return next(reversed(pieces(path)), Piece("", 0))
+
+
 def last_error(path: Path) -> Line | None:
     """Return the last line of a log if it is the one that ends a traceback."""
-    log_pieces = pieces(path)
-    if not log_pieces:
-        return None
-    text, first = log_pieces[-1]
+    text, first = last_piece(path)
     lines = text.rstrip().split("\n")
     if not ERROR.fullmatch(lines[-1]) or not any(line.startswith("Traceback (most recent") for line in lines):
         return None

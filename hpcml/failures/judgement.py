@@ -11,13 +11,14 @@ import math
 import re
 import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import errors
-from hpcml.failures import evidence
+from hpcml.failures import evidence, output
 from hpcml.failures.end import End
-from hpcml.failures.evidence import Hit, Line, When
-from hpcml.failures.rules import BY_NAME, Retry, Role, Rule, filled
+from hpcml.failures.evidence import Hit, Line, Piece, When
+from hpcml.failures.rules import BY_NAME, COLLECTIVE, Retry, Role, Rule, filled
 from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import SCRIPT, AttemptPaths, RunPaths
@@ -25,7 +26,16 @@ from hpcml.paths import SCRIPT, AttemptPaths, RunPaths
 MOST_LOGS = 16  # workers' logs that are read where a run ends
 KINDS = ("oom", "timeout", "node", "error", "unknown")  # of failures, by what may help
 _NO_ROLES = ("job", "library", "record")  # sources of lines that are no role's log
-_SHOWN = 3  # lines of evidence, and of what followed
+_LOG = f"{SCRIPT}.log"
+_LOGS = "hpcml logs RUN"  # the command, in a remedy
+_SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # by others
+# How programs and libraries say that SIGKILL ended a process which they had started.
+_KILLED = re.compile(
+    r"died with <Signals\.SIGKILL|killed by signal: Killed|BrokenProcessPool|terminated abruptly|TerminatedWorkerError|"
+    r"\bSIGKILL\b|\bsignal:? 9\b|exit(?:code| code| status|ed with)?(?: with)?(?: code| status)?[ :=]+(?:-9|137)\b|"
+    r"^(?:.{0,200}: line \d+: +\d+ )?Killed\b"
+)
+_SHOWN = 3  # lines of evidence, and of what followed; ranks that are named
 _TOLD = 300  # characters of an error's message in a sentence
 _ANOTHER_ATTEMPT = 90.0  # seconds before the attempt began; the clocks of nodes may differ
 _NOT_MEASURED = 1.0  # seconds by which a node's clock may be wrong that was not measured
@@ -79,9 +89,32 @@ class Case(NamedTuple):
     times: Mapping[str, float] = {}  # of its events, in seconds since 1970
     error: Mapping[str, Any] = {}  # the error that the script did not catch (script-error.json)
     last_error: Line | None = None  # the last line of the script's output where it ends a traceback
+    output: Piece = Piece("", 0)  # the end of the script's output; of ranks, of the one that failed first
     form: Form = Form.SCRIPT  # what was started
     clocks: Clocks = {}
     points: Mapping[str, Any] = {}  # how a sweep's points ended (points-end.json)
+
+    @property
+    def subject(self) -> str:
+        """What failed, in a clause: the script, the program, or the rank that failed first."""
+        if self.end.rank is not None:
+            return f"rank {self.end.rank} on {self.end.node}"
+        return f"the {self.noun}"
+
+    @property
+    def noun(self) -> str:
+        """What was started, in a word."""
+        return "program" if self.form is Form.PROGRAM else "script"
+
+    @property
+    def of_ranks(self) -> bool:
+        """Whether the script is several processes."""
+        return self.end.rank is not None or (self.kind is not None and self.kind.noun == "rank")
+
+    def own(self, text: str, number: int = 0, time: float = 0.0) -> Line:
+        """Return a line of the output of what failed."""
+        source = "rank" if self.end.rank else SCRIPT
+        return Line(text, source, f"logs/{self.end.log or _LOG}", number, time, self.end.node, self.end.rank)
 
     def short_by_status(self, *, followed: bool) -> dict[int, str]:
         """Return by exit status why hpcml ends a run, ``followed``: for something that began elsewhere."""
@@ -103,6 +136,8 @@ class Cause(NamedTuple):
     followed: tuple[Line, ...] = ()
     occurrences: int = 0  # lines that show the same, on ``nodes``
     nodes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()  # the first of those that show the same, of which there are ``occurrences``
+    where: str = ""  # these ranks in words, empty where ``what`` names them
 
 
 def kind_of(rule: str, *, evident: bool = True) -> str:
@@ -116,24 +151,42 @@ def kind_of(rule: str, *, evident: bool = True) -> str:
 
 def of_run(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Cause | None:
     """Return why a run failed, by the files of its last attempt and the run's logs."""
-    hits = evidence.hits(paths, MOST_LOGS) if case.end.failed else []
+    hits = evidence.hits(paths, MOST_LOGS, case.end.log) if case.end.failed else []
     return judge(with_files(paths, attempt, case), hits)
 
 
 def with_files(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Case:
     """Return a case with what the script's own files show."""
     error, points = evidence.script_error(attempt.script_error), evidence.points_end(attempt.points_end)
-    return case._replace(error=error, last_error=evidence.last_error(paths.driver_log), points=points)
+    log = paths.logs / Path(case.end.log or _LOG).name
+    last_error = evidence.last_error(log)
+    if last_error:
+        last_error = case.own(last_error.text, last_error.number)
+    return case._replace(error=error, last_error=last_error, points=points, output=evidence.last_piece(log))
 
 
 def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:
     """Return why a run failed, from how it ended and the lines of its logs; None if it did not fail."""
-    end, status, by_script = case.end, case.end.exit_status, case.end.by == "script"
-    if not end.failed:
+    if not case.end.failed:
         return None
+    cause, end = _judged(case, hits), case.end
+    rule = BY_NAME.get(cause.rule)
+    if rule and rule.of_ranks and case.of_ranks and cause.remedy == rule.remedy:
+        cause = cause._replace(remedy=rule.of_ranks)
+    if end.rank is None:
+        return cause
+    remedy = cause.remedy.replace(_LOGS, f"{_LOGS} rank:{cause.ranks[0] if cause.ranks else end.rank}")
+    if not cause.ranks and end.by == "script":
+        cause = cause._replace(ranks=(end.rank,), nodes=cause.nodes or (end.node,))
+    return cause._replace(remedy=remedy)
+
+
+def _judged(case: Case, hits: Sequence[Hit]) -> Cause:
+    end, status, by_script = case.end, case.end.exit_status, case.end.by == "script"
     began = case.times.get("allocated", 0.0)
     hits = [_corrected(hit, case.clocks) for hit in hits]
     hits = [hit for hit in hits if not hit.line.time or hit.line.time > began - _ANOTHER_ATTEMPT]
+    hits = _with_ranks(case, hits)
     if by_script and status == errors.STOPPED:
         remedy = (
             "With --until-done, hpcml starts a stopped script again with its checkpoints: "
@@ -146,11 +199,13 @@ def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:
         return Cause(end.message, hit.rule.short, True, hit.rule.name, end.hint)
     final = case.short_by_status(followed=False)
     if not by_script and status in final:
-        return Cause(end.message, final[status], remedy=end.hint, evidence=_quoted(end))
+        return Cause(end.message, final[status], remedy=end.hint, evidence=_quoted(case))
     if end.state == "CANCELLED":
         return Cause(end.message, "cancelled", remedy=end.hint)
     if _was_out_of_memory(case, hits):
-        return _out_of_memory(end, hits)
+        return _out_of_memory(case, hits)
+    if by_script and (cause := _child_out_of_memory(case, hits)):
+        return cause
     if not by_script:
         return _lost(case, hits)
     return _raised(case, hits) if case.error.get("chain") else _ended(case, hits)
@@ -163,8 +218,11 @@ def _by_rule(rule: Rule, clause: str = "", **fields: Any) -> Cause:
     return Cause(clause or rule.cause, rule.short, True, rule.name, rule.remedy, rule.retry, occurrences=1, **fields)
 
 
-def _of(hit: Hit, hits: Sequence[Hit], clause: str = "") -> Cause:
-    """Return the cause that a line shows, with all lines that show the same, and what followed."""
+def _of(hit: Hit, hits: Sequence[Hit], clause: str = "", *, named: bool = False) -> Cause:
+    """Return the cause that a line shows, with all lines that show the same, and what followed.
+
+    ``named``: the clause names whose cause it is.
+    """
     rule = hit.rule
     same = [other for other in hits if other.rule.name == rule.name]
     first: dict[tuple[str, str], Line] = {}
@@ -178,34 +236,71 @@ def _of(hit: Hit, hits: Sequence[Hit], clause: str = "") -> Cause:
     if rule.name in _OF_ANOTHER_NODE:
         nodes = _named_nodes((hit, *same))
     clause = clause or filled(rule.cause, hit.groups)
+    others = sorted(line.rank for line in first.values() if line.rank not in (None, hit.line.rank))
+    ranks = [*others] if hit.line.rank is None else [hit.line.rank, *others]
+    where = _of_ranks(ranks, hit.line.node)
+    if named:
+        where = f"also {_of_ranks(ranks[1:], '', _SHOWN - 1)}" if ranks[1:] else ""
+    if rule.name == COLLECTIVE:
+        clause += f"; {where} waited for it" if where else ""
+        clause += f" ({hit.groups[1]}, SeqNum={hit.groups[0]})" if hit.groups[0] else ""
     cause = _by_rule(
         rule,
         f"{clause} ({hit.place})" if hit.place else clause,
         evidence=tuple(first.values())[:_SHOWN],
         followed=tuple(followed.values())[:_SHOWN],
         nodes=tuple(dict.fromkeys(filter(None, nodes))),
+        ranks=tuple(ranks[:_SHOWN]),
+        where="" if rule.name == COLLECTIVE else where,
     )
-    return cause._replace(short=filled(rule.short, hit.groups), occurrences=max(len(same), 1))
+    # A process ends once, whatever it wrote of that.
+    count = len(ranks) or len([one for one in same if not one.own]) + any(one.own for one in same)
+    return cause._replace(short=filled(rule.short, hit.groups), occurrences=max(count, 1))
+
+
+def _of_ranks(ranks: Sequence[int], node: str, most: int = _SHOWN) -> str:
+    """Return ranks in words, of many the first; of one with its node."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} on {node}" if node else f"rank {ranks[0]}"
+    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
+    return f"ranks {', '.join(map(str, ranks[:most]))}{more}" if ranks else ""
 
 
 def _named_nodes(hits: Sequence[Hit]) -> list[str]:
     return [hit.groups[0] for hit in hits if hit.groups]
 
 
-def _known(text: str, line: Line) -> Hit | None:
+def _known(text: str, line: Line, *, own: bool = False) -> Hit | None:
     """Return the rule's hit in an error's text, if a rule matches; of several the one that starts a failure."""
-    hits = [hit._replace(line=line) for hit in evidence.hits_in(evidence.Piece(text, 1), SCRIPT)]
+    hits = [hit._replace(line=line, own=own) for hit in evidence.hits_in(evidence.Piece(text, 1), SCRIPT)]
     hits = [hit for hit in hits if hit.rule.role in (Role.ROOT, Role.CASCADE)]
     return min(hits, key=lambda hit: hit.rule.role is not Role.ROOT, default=None)
 
 
 def _roots(hits: Sequence[Hit], *, with_script: bool) -> list[Hit]:
     """Return the lines that begin a failure; ``with_script``: also those of the script's output."""
-    return [hit for hit in hits if hit.rule.role is Role.ROOT and (with_script or hit.line.source != SCRIPT)]
+    return [hit for hit in hits if hit.rule.role is Role.ROOT and (with_script or not hit.own)]
 
 
-def _quoted(end: End) -> tuple[Line, ...]:
-    return tuple(Line(text, "record") for text in end.quote[-_SHOWN:])
+def _printed_root(case: Case, *, crashed: bool = False) -> Hit | None:
+    """Return the first line near the end of the script's output that begins a failure; of a crash, before it."""
+    near = output.near_end(_output(case), crashed=crashed)
+    for hit in evidence.hits_in(near, SCRIPT):
+        if hit.rule.role is Role.ROOT and hit.rule.name not in _SIGNALS.values():
+            line = case.own(hit.line.text, hit.line.number, hit.line.time)
+            return hit._replace(line=line, own=True)
+    return None
+
+
+def _output(case: Case) -> Piece:
+    return case.output if case.output.text else Piece("\n".join(case.end.quote), 0)
+
+
+def _quoted(case: Case) -> tuple[Line, ...]:
+    """Return the last lines that say something, of those that were written down with the end."""
+    quote, by_script = case.end.quote, case.end.by == "script"
+    lines = [text for text in quote if output.last_line(Piece(text, 0))] if by_script else quote
+    return tuple(case.own(text) if by_script else Line(text, "record") for text in lines[-_SHOWN:])
 
 
 def _time_limit(case: Case, hits: Sequence[Hit]) -> Cause:
@@ -227,31 +322,64 @@ def _time_limit(case: Case, hits: Sequence[Hit]) -> Cause:
     return _by_rule(rule, f"{rule.cause} {phase}", evidence=shown)._replace(remedy=case.end.hint or rule.remedy)
 
 
+def waited(hits: Sequence[Hit]) -> Cause | None:
+    """Return that a rank waited in vain for another, of a run that goes on; None if none did."""
+    marked = _with_ranks(Case(End()), hits)
+    late = [hit for hit in marked if hit.rule.name == COLLECTIVE]
+    return _of(late[0], late) if late else None
+
+
 def _was_out_of_memory(case: Case, hits: Sequence[Hit]) -> bool:
     """Whether the script or the job was killed out of memory: only a kill that is confirmed counts."""
     end = case.end
-    if end.state == "OUT_OF_MEMORY" or "memory limit was reached (out of memory)" in end.message:
+    if end.state == "OUT_OF_MEMORY" or (end.by != "script" and "limit was reached (out of memory)" in end.message):
         return True
     is_open = end.exit_status in case.short_by_status(followed=True)
     killed = end.exit_status == 128 + signal.SIGKILL or (end.by != "script" and is_open)
     return killed and any(hit.rule.role is Role.CONFIRMATION for hit in hits)
 
 
-def _out_of_memory(end: End, hits: Sequence[Hit]) -> Cause:
-    rule = BY_NAME["oom-kill"]
+def _child_out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause | None:
+    """Return that a process was killed out of memory which the script had started; None if that is not confirmed."""
+    confirmed = [hit for hit in hits if hit.rule.role is Role.CONFIRMATION]
+    if not confirmed:
+        return None
+    chain = [f"{one.get('type')}: {one.get('message')}" for one in case.error.get("chain", ())]
+    near = output.near_end(_output(case), crashed=False)
+    lines = [(text, 0) for text in chain] + [
+        (text, near.first + place if near.first else 0) for place, text in enumerate(near.text.split("\n"))
+    ]
+    shown = next((case.own(_in_one_line(text)[:_TOLD], number) for text, number in lines if _KILLED.search(text)), None)
+    if shown is None:
+        return None
+    clause = f"a process that {case.subject} started was killed because the node's memory limit was reached"
+    rule, nodes = BY_NAME["oom-kill"], [hit.line.node for hit in confirmed]
+    return _by_rule(
+        rule,
+        clause,
+        evidence=(shown, *(hit.line for hit in confirmed))[:_SHOWN],
+        nodes=tuple(dict.fromkeys(filter(None, nodes))),
+    )
+
+
+def _out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause:
+    rule, end = BY_NAME["oom-kill"], case.end
     confirmed = [hit for hit in hits if hit.rule.role is Role.CONFIRMATION or hit.rule.name == "worker-oom"]
     if not confirmed:
-        return _by_rule(rule, end.message, evidence=_quoted(end))._replace(occurrences=0)
+        return _by_rule(rule, end.message, evidence=_quoted(case))._replace(occurrences=0)
     cause = _of(min(confirmed, key=lambda hit: hit.line.time or math.inf), hits, rule.cause)
     # Slurm says it of a role's step in that role's log.
     lines_of_roles = [hit.line for hit in confirmed if hit.rule.name == "oom-kill" and hit.line.source not in _NO_ROLES]
     roles = {line.source for line in lines_of_roles}
     alone = len(roles) == 1 and roles != {SCRIPT} and not any(line.node for line in lines_of_roles)
     lost = {line.source for line in lines_of_roles if not line.node and f" {line.source} on " in end.message}
-    who = "the script" if end.by == "script" else f"the {(lost or roles).pop()}" if lost or alone else ""
+    who = case.subject if end.by == "script" else f"the {(lost or roles).pop()}" if lost or alone else ""
     clause = f"{who} was killed because the node's memory limit was reached" if who else cause.what
     lines = tuple(hit.line for hit in confirmed)[:_SHOWN]
-    return cause._replace(what=clause, rule=rule.name, evidence=lines, followed=(), short=rule.short)
+    cause = cause._replace(what=clause, rule=rule.name, evidence=lines, followed=(), short=rule.short)
+    if end.by != "script":
+        return cause
+    return cause._replace(occurrences=1, ranks=(), where="", nodes=(end.node,) if end.node else cause.nodes)
 
 
 def _lost(case: Case, hits: Sequence[Hit]) -> Cause:
@@ -273,7 +401,7 @@ def _lost(case: Case, hits: Sequence[Hit]) -> Cause:
         return _of(end_hits[0], end_hits)._replace(followed=(record,))
     is_known = status not in (errors.ALLOCATION_LOST, 128 + signal.SIGKILL)
     short = case.short_by_status(followed=True).get(status, "ended")
-    return Cause(end.message, short, is_known, "", end.hint, evidence=_quoted(end))
+    return Cause(end.message, short, is_known, "", end.hint, evidence=_quoted(case))
 
 
 def _node_in(message: str) -> str:
@@ -301,62 +429,98 @@ def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
     if case.points.get("failed"):
         return _of_points(case)
     if number := errors.signal_of_status(status):
-        return _signalled(end, hits, signal.Signals(number))
-    kind = "program" if case.form is Form.PROGRAM else "script"
-    if status in (126, 127) and kind == "program":
+        return _signalled(case, hits, signal.Signals(number))
+    if child := output.child_error(_output(case)):
+        return _of_child(case, hits, child)
+    if case.last_error:
+        return _printed_error(case, hits, case.last_error._replace(time=case.times.get("driver-ended", 0.0)))
+    if crashed := [hit for hit in hits if hit.own and hit.rule.name in _SIGNALS.values()]:
+        return _of(crashed[0], hits)
+    exited = f"{case.subject} exited with status {status}"
+    if root := _printed_root(case):
+        return _of(root, [*hits, root], f"{exited}: {filled(root.rule.cause, root.groups)}", named=True)
+    if status in (126, 127) and case.noun == "program":
         clause = f"the program {'does not exist on the node' if status == 127 else 'cannot be executed'}"
         remedy = "Use a path on a file system that all nodes share."
-        return Cause(clause, "program cannot be started", evidence=_quoted(end), remedy=remedy)
-    if case.last_error:
-        line = case.last_error._replace(time=case.times.get("driver-ended", 0.0))
-        if rule_of_line := _known(line.text, line):
-            return (
-                _after(rule_of_line, hits)
-                if rule_of_line.rule.role is Role.CASCADE
-                else _of(rule_of_line, [*hits, rule_of_line])
-            )
-        name, clause = line.text.partition(":")[0].rpartition(".")[2], f"the {kind} printed {line.text}"
-        remedy = _remedy(name, line.text)
-        return Cause(clause, name, True, "script-error", remedy, evidence=(line,), occurrences=1)
-    if crashed := [hit for hit in hits if hit.line.source == SCRIPT and hit.rule.name in _SIGNALS.values()]:
-        return _of(crashed[0], hits)
-    clause = f"the {kind} exited with status {status}"
-    by = "" if kind == "program" else " (by sys.exit or os._exit)"
-    remedy = f"See the output before the exit{by}: hpcml logs RUN."
-    if end.quote:
-        clause += f"; the last line of its output: {end.quote[-1][:_TOLD]}"
-    lines = tuple(Line(text, SCRIPT, f"logs/{SCRIPT}.log") for text in end.quote[-_SHOWN:])
-    return Cause(clause, f"{kind} exited with status {status}", True, "exit", end.hint or remedy, evidence=lines)
+        return Cause(clause, "program cannot be started", evidence=_quoted(case), remedy=remedy)
+    by = "" if case.noun == "program" else " (by sys.exit or os._exit)"
+    remedy = f"See the output before the exit{by}: {_LOGS}."
+    if last := output.last_line(_output(case)):
+        exited += f"; the last line of its output: {last.text[:_TOLD]}"
+    return Cause(
+        exited, f"{case.noun} exited with status {status}", True, "exit", end.hint or remedy, evidence=_quoted(case)
+    )
+
+
+def _printed_error(case: Case, hits: Sequence[Hit], line: Line) -> Cause:
+    """Return the cause of an error with which a script's output ends."""
+    if hit := _known(line.text, line, own=True):
+        return _after(hit, hits) if hit.rule.role is Role.CASCADE else _of(hit, [*hits, hit])
+    name = line.text.partition(":")[0].rpartition(".")[2]
+    remedy = _remedy(name, line.text)
+    clause = f"{case.subject} printed {line.text}"
+    return Cause(clause, name, True, "script-error", remedy, evidence=(line,), occurrences=1)
+
+
+def _of_child(case: Case, hits: Sequence[Hit], child: output.ChildError) -> Cause:
+    """Return the cause of what a launcher such as torchrun printed of the process that failed first."""
+    who = f"torchrun's rank {child.rank}" if child.rank else "a process that torchrun started"
+    who += f" (in {case.subject})" if case.end.rank is not None else ""
+    if child.killed:
+        remedy = f"See the output before the end: {_LOGS}."
+        return Cause(f"{who} was ended by {child.killed}", child.killed, True, "signal", remedy, evidence=_quoted(case))
+    line = case.own(f"{child.words.text}{f' ({child.place})' if child.place else ''}", child.words.number)
+    if hit := _known(child.message, line, own=True):
+        if hit.rule.role is Role.CASCADE:
+            return _after(hit, hits)
+        return _of(hit, [*hits, hit], f"{who} failed: {filled(hit.rule.cause, hit.groups)}", named=True)
+    name = child.words.text.partition(":")[0].rpartition(".")[2]
+    remedy = _remedy(name, child.words.text)
+    return Cause(f"{who} raised {line.text}", name, True, "script-error", remedy, evidence=(line,), occurrences=1)
 
 
 def _of_points(case: Case) -> Cause:
     """Return how many points of a sweep failed, and the cause of the first."""
     first = [str(text) for text in case.points.get("first", ())]
     short = f"{case.points['failed']} of {case.points.get('points')} points failed"
-    lines = tuple(Line(text, SCRIPT, f"logs/{SCRIPT}.log") for text in first)
+    lines = tuple(map(case.own, first))
     clause = f"{short}; the first failed point: {first[0][:_TOLD]}" if first else short
     return Cause(clause, short, True, "points", case.end.hint, evidence=lines, occurrences=len(lines))
 
 
-def _signalled(end: End, hits: Sequence[Hit], number: signal.Signals) -> Cause:
-    clause = f"the script was killed by {number.name}"
-    if not (rule := BY_NAME.get(_SIGNALS.get(number, ""))):
+def _signalled(case: Case, hits: Sequence[Hit], number: signal.Signals) -> Cause:
+    clause = f"{case.subject} was killed by {number.name}"
+    rule = BY_NAME.get(_SIGNALS.get(number, ""))
+    own_hits = [hit for hit in hits if hit.own]
+    failed = [hit for hit in own_hits if hit.rule.name == "assertion"]
+    if failed and number == signal.SIGABRT:
+        return _of(failed[-1], hits, f"{clause}: {failed[-1].groups[0][:_TOLD]}", named=True)
+    if number not in _SENT:
+        waited = next((hit for hit in own_hits if hit.rule.name == COLLECTIVE), None)
+        if waited:  # PyTorch aborts a process a minute after it has said why, and prints much meanwhile
+            return _of(waited, hits)
+        if root := _printed_root(case, crashed=True):
+            return _of(root, [*hits, root], f"{clause}: {filled(root.rule.cause, root.groups)}", named=True)
+        if words := output.last_words(_output(case)):
+            said = f"{clause}; before that it printed: {words.text[:_TOLD]}"
+            cause = _by_rule(rule, said) if rule else Cause(said, f"killed by {number.name}", True, "signal")
+            places = [hit for hit in own_hits if rule and hit.rule.name == rule.name][-1:]
+            line = case.own(words.text[:_TOLD], words.number)
+            remedy = f"See the output before the crash: {_LOGS}."
+            return cause._replace(remedy=remedy, evidence=(line, *(hit.line for hit in places)), occurrences=1)
+    if rule is None:
         kernel = (
             "The kernel sends SIGKILL when the memory of the job or the node is full. "
-            "If the memory was not full, a person or the site killed the script."
+            f"If the memory was not full, a person or the site killed {case.subject}."
         )
         remedy = kernel if number == signal.SIGKILL else ""
-        short = f"killed by {number.name}"
-        return Cause(
-            f"{clause}; the sender of the signal is unknown", short, False, "signal", remedy, evidence=_quoted(end)
-        )
-    of_script = [hit for hit in hits if hit.line.source == SCRIPT]
-    failed = [hit for hit in of_script if hit.rule.name == "assertion"]
-    if failed and number == signal.SIGABRT:
-        return _of(failed[-1], hits, f"{clause}: {failed[-1].groups[0][:_TOLD]}")
+        unknown = f"{clause}; the sender of the signal is unknown"
+        return Cause(unknown, f"killed by {number.name}", False, "signal", remedy, evidence=_quoted(case))
     clause = f"{clause}: {rule.cause}"
-    rule_hits = [hit for hit in of_script if hit.rule.name == rule.name]
-    return _of(rule_hits[-1], hits, clause) if rule_hits else _by_rule(rule, clause, evidence=_quoted(end))
+    rule_hits = [hit for hit in own_hits if hit.rule.name == rule.name]
+    if rule_hits:
+        return _of(rule_hits[-1], hits, clause, named=True)
+    return _by_rule(rule, clause, evidence=_quoted(case))
 
 
 # -- errors of the script --------------------------------------------------------------------------------------------
@@ -369,16 +533,16 @@ def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
     file, number = str(case.error.get("file") or ""), case.error.get("line")
     when = case.times.get("driver-ended", 0.0)
     shown = [_in_one_line(text)[:_TOLD] for text in chain]
-    lines = [Line(text, SCRIPT, f"logs/{SCRIPT}.log", 0, when) for text in shown]
+    lines = [case.own(text, 0, when) for text in shown]
     if case.last_error and case.last_error.text.endswith(chain[0].split("\n")[0][:_TOLD]):
         lines[0] = lines[0]._replace(number=case.last_error.number)
     hit_by_index = {
         index: known_hit
         for index, text in enumerate(chain)
-        if not errors_of_chain[index].get("hides") and (known_hit := _known(text, lines[index]))
+        if not errors_of_chain[index].get("hides") and (known_hit := _known(text, lines[index], own=True))
     }
     chain_rules = {hit.rule.name for hit in hit_by_index.values()}
-    hits = [hit for hit in hits if hit.line.source != SCRIPT or hit.rule.name not in chain_rules]
+    hits = [hit for hit in hits if not hit.own or hit.rule.name not in chain_rules]
     index = _beginning(errors_of_chain, hit_by_index)
     hit, line = hit_by_index.get(index), lines[index]
     later = tuple(one for position, one in enumerate(lines) if position != index)
@@ -399,7 +563,7 @@ def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
         line = line._replace(text=line.text.removeprefix("SystemExit: "))
     at = f"{file.rpartition('/')[2].replace(' ', '_')}:{number}" if located else ""
     short = f"{'sys.exit' if is_exit else name} in {at}" if at else name
-    clause = f"the script {'exited:' if is_exit else 'raised'} {line.text}"
+    clause = f"{case.subject} {'exited:' if is_exit else 'raised'} {line.text}"
     if at and ":" not in chain[index]:  # as TimeoutError: its name is all there is
         clause += f" at {at}: {str(case.error.get('code') or '')[:_TOLD]}"
     remedy = hint or ("" if is_exit else _remedy(name, line.text))
@@ -468,12 +632,25 @@ def _remedy(kind: str, text: str) -> str:
         return f"If {variable[1]} is an environment variable, set it for the whole run: --env {variable[1]}=VALUE."
     if kind == "FileNotFoundError" and (path := re.search(r": '([^/'][^']*)'$", text)):
         return f"{path[1]} is relative to the folder from which you submitted. Use an absolute path."
-    return "See the traceback in the script's log: hpcml logs RUN."
+    return f"See the traceback in the log: {_LOGS}."
 
 
 def with_run(remedy: str, run: str) -> str:
     """Return a next step with the run's id in its command."""
-    return remedy.replace("hpcml logs RUN", f"hpcml logs {run}")
+    return remedy.replace(_LOGS, f"hpcml logs {run}")
+
+
+def _with_ranks(case: Case, hits: Sequence[Hit]) -> list[Hit]:
+    """Return lines with the rank that wrote them, and whether that is the process which ended the run."""
+    end, marked = case.end, []
+    are_ranks = end.rank is not None or any(hit.line.rank is not None for hit in hits)
+    for hit in hits:
+        own = hit.line.file == f"logs/{end.log}" if end.log else hit.line.source == SCRIPT
+        line = hit.line
+        if are_ranks and line.source == SCRIPT:  # the script's log is that of rank 0
+            line = line._replace(rank=0, node=end.node if end.rank == 0 else line.node)
+        marked.append(hit._replace(line=line, own=own))
+    return marked
 
 
 # -- which line was written first, though each has the time of its own node's clock -----------------------------------

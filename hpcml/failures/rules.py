@@ -57,6 +57,7 @@ class Rule(NamedTuple):
     short: str = ""  # the cause in at most six words
     retry: Retry = Retry.NONE
     where: Where = Where.LOG
+    of_ranks: str = ""  # the remedy in a run of ranks, where it is another
 
 
 class Meaning(NamedTuple):
@@ -92,6 +93,7 @@ ROOT, CASCADE, CONFIRMATION, TEARDOWN, WARNING = Role.ROOT, Role.CASCADE, Role.C
 _REFUSED, _ENTERING = Where.LOG | Where.SUBMISSION, Where.LOG | Where.IMAGE
 _ELSEWHERE = "Try another node. Report the faulty node and its error to the site's support."
 COLLECTIVE = "collective-timeout"  # the rule by which a rank waits in vain for another that may still live
+_FEWER_RANKS = "Request more memory per node, or start fewer ranks on each node (--ranks)."
 _ONE_IMAGE = "Use the same image or environment on all nodes."
 _OF_THE_PROGRAM = r"^(?:FATAL|ERROR  ):.*"  # how Apptainer and SingularityCE begin what they report
 
@@ -197,7 +199,8 @@ SLURM = (
     Rule("oom-kill", CONFIRMATION,
          r"[Dd]etected \d+ oom[_-]kill event(?:s|\(s\))? in |srun: error: \S+: tasks? \S+: Out Of Memory",
          "the node's memory limit was reached, and the kernel killed a process",
-         "Request more memory, or use more nodes or smaller chunks.", "out of memory", Retry.MEMORY),
+         "Request more memory, or use more nodes or smaller chunks.", "out of memory", Retry.MEMORY,
+         of_ranks=_FEWER_RANKS),
     Rule("chdir", ROOT, r"couldn't chdir to [`'](.+?)': (?:No such file or directory|Permission denied)",
          "the working folder does not exist on the node: {0}",
          "Submit from a folder on a file system that all nodes share.", "working folder not on node"),
@@ -372,7 +375,8 @@ FILES_AND_PYTHON = (
          "a loaded module's libstdc++ replaces the environment's libstdc++",
          "Load fewer modules, or remove folders from LD_LIBRARY_PATH.",
          "wrong libstdc++"),
-    Rule("shared-library", ROOT, r"ImportError: (lib[\w.+-]+): cannot open shared object file: No such file",
+    Rule("shared-library", ROOT,
+         r"(?:ImportError|error while loading shared libraries): (lib[\w.+-]+): cannot open shared object file",
          "the shared library {0} is missing on the node",
          "Load the library's module (runtime.modules), or use an image with the library.", "library {0} missing"),
     Rule("rmm-pool", ROOT, r"RMM failure at:.*Maximum pool size exceeded",
@@ -388,7 +392,7 @@ FILES_AND_PYTHON = (
          r"(?:^|\s)(?:numpy\.\S*)?_?(?:Array)?MemoryError(?:: Unable to allocate|$|: $)|std::bad_alloc$",
          "a process requested more memory than is available",
          "Use smaller chunks or request more memory. compute() brings the whole result to the script.",
-         "out of memory", Retry.MEMORY),
+         "out of memory", Retry.MEMORY, of_ranks=_FEWER_RANKS),
     Rule("segfault", ROOT, r"^Fatal Python error: Segmentation fault",
          "compiled code crashed (segmentation fault)",
          "Try another version of the library that the first line below the error names.", "crashed (SIGSEGV)"),
@@ -397,7 +401,7 @@ FILES_AND_PYTHON = (
          "Check df -h /dev/shm on the node.", "shared memory lost (SIGBUS)"),
     Rule("abort", ROOT, r"^Fatal Python error: Aborted|^terminate called (?:after throwing|without an active)",
          "compiled code aborted the process", "The lines before the error name the library.", "crashed (SIGABRT)"),
-    Rule("assertion", ROOT, r"^(.{0,200}?\.\w{1,5}:\d+: .{0,200}?[Aa]ssertion [`'\"].{1,200}?['\"] failed)",
+    Rule("assertion", ROOT, r"^(.{0,200}?\.\w{1,5}:\d+: .{0,200}?[Aa]ssertion [`'\"].{1,200}?[`'\"] failed)",
          "an assertion in compiled code failed: {0}",
          "Check the values that the script passed to the library that failed.", "assertion failed in compiled code"),
     Rule("illegal", ROOT, r"^Fatal Python error: Illegal instruction",
@@ -510,7 +514,8 @@ NETWORK = (
          "/dev/shm is full: killed jobs left files in /dev/shm, or its size limit is small",
          "Remove your own files /dev/shm/nccl-* on the node.", "/dev/shm full"),
     Rule(COLLECTIVE, ROOT,
-         r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:recv|send) operation",
+         r"Watchdog caught collective operation timeout(?:: WorkNCCL\(SeqNum=(\d+), OpType=(\w+))?|"
+         r"Timed out waiting \d+ms for (?:recv|send) operation",
          "a rank did not join a collective operation in time",
          "Find out where each rank waited. While a run hangs, hpcml stacks shows where its ranks wait.",
          "collective operation timed out"),

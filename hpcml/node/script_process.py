@@ -15,6 +15,7 @@ from typing import Any
 
 from hpcml.errors import MEANING, START_FAILED, STOPPED, signal_name, signal_of_status
 from hpcml.forms import Form
+from hpcml.kind import FailedProcess
 from hpcml.node import files, processes, script_environment
 from hpcml.node.hardware import sysfs
 from hpcml.node.script import launcher
@@ -149,6 +150,10 @@ class Script:
     def out_of_memory(self, status: int) -> bool:
         """Whether the kernel killed the script, or a process counted with it, because it was out of memory."""
         return self.killed_by_others(status) and oom_kills() > self.oom_before
+
+    def failed_process(self) -> FailedProcess:
+        """Return nothing: the script is one process."""
+        return FailedProcess()
 
     def hindrance(self) -> tuple[str, str]:
         """Return nothing: hpcml gives the script no port to listen on."""

@@ -220,11 +220,13 @@ def _end_of(state: RunState, script: RunningScript, status: int, must_end: End |
     ended_as = must_end.state if must_end and obeyed else "OUT_OF_MEMORY" if starved else ""
     if state.end_requests.time_limit_near and status == errors.STOPPED:
         ended_as = "TIMEOUT"
-    quote = () if status in (0, errors.STOPPED) else tail(state.context.run.driver_log, width=300)
+    failed = script.failed_process()
+    log = state.context.run.logs / failed.log if failed.log else state.context.run.driver_log
+    quote = () if status in (0, errors.STOPPED) else tail(log, width=300)
     settings = state.context.settings
     by = "hpcml" if settings.code.form in state.kind.programs and status == errors.START_FAILED else "script"
     hint = script_process.next_step(state.context) if status else ""
-    return End(status, SCRIPT, by, script.describe_end(status), hint, quote, ended_as)
+    return End(status, SCRIPT, by, script.describe_end(status), hint, quote, ended_as, **failed._asdict())
 
 
 def _look_for_hang(state: RunState, hang: FileSystemHang, *, told_to_end: bool) -> None:

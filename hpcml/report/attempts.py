@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hpcml import files
@@ -47,11 +47,14 @@ class Ending(NamedTuple):
         return {**self.end.as_json(), "exit_status": status, **others, **lines}
 
 
-def cause_sentence(cause: str, *, evident: bool, occurrences: int = 0, nodes: Sequence[str] = ()) -> str:
+def cause_sentence(cause: judgement.Cause) -> str:
     """Return a cause in one line."""
-    text = cause[:1].upper() + cause[1:] if evident else f"Not known: {cause}"
+    nodes, occurrences = cause.nodes, cause.occurrences
+    text = cause.what[:1].upper() + cause.what[1:] if cause.known else f"Not known: {cause.what}"
     named = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more nodes" if len(nodes) > 4 else "")
-    if occurrences > 1:
+    if cause.ranks:
+        text += f" ({cause.where})" if cause.where else ""
+    elif occurrences > 1:
         text += f" ({occurrences} times{f' on {named}' if named else ''})"
     elif named:
         text += f" (on {named})"
@@ -107,7 +110,7 @@ def ending_of(paths: RunPaths, attempt: AttemptPaths, kind: Kind, times: Mapping
     judged = judgement.of_run(paths, attempt, judgement.Case(end, kind, times, form=form))
     if judged is None:
         return Ending(end, next_step=end.hint)
-    cause = cause_sentence(judged.what, evident=judged.known, occurrences=judged.occurrences, nodes=judged.nodes)
+    cause = cause_sentence(judged)
     next_step = judgement.with_run(judged.remedy, paths.directory.name) or end.hint
     return Ending(end, cause, judged.evidence, judged.followed, next_step)
 

@@ -11,6 +11,7 @@ from hpcml import files
 from hpcml.kinds.ranks import RANK
 from hpcml.runs import directories
 from hpcml.runs import record as records
+from hpcml.runs.status import Status
 
 OF_ONE = re.compile(r"rank:(\d{1,9})")  # the word for the log of one rank
 _PIECE = 1 << 20  # bytes that are read at once
@@ -24,6 +25,11 @@ def of_ranks(run: directories.Run) -> dict[int, Path]:
     found = [path for path in run.paths.logs.glob(f"{RANK.name}-*.log") if path not in agents]
     numbered = {int(end): path for path in found if (end := path.stem.rpartition("-")[2]).isdecimal()}
     return dict(sorted({0: run.paths.driver_log, **numbered}.items()))
+
+
+def of_failed(run: directories.Run, status: Status) -> Path:
+    """Return the log of the rank that failed first; without one that of the script."""
+    return run.paths.logs / Path(status.ending.log).name if status.ending.log else run.paths.driver_log
 
 
 def _of_agents(run: directories.Run) -> list[tuple[Path, str]]:

@@ -108,6 +108,9 @@ class Ending(NamedTuple):
     cause: str = ""  # why it failed in some words, as the run itself has written it
     quote: tuple[str, ...] = ()  # lines that show it
     at_fault: tuple[str, ...] = ()  # nodes that failed by what they did themselves
+    rank: int | None = None  # the rank that failed first, None without ranks
+    node: str = ""  # its node
+    log: str = ""  # the file of its output in the run's folder of logs
 
 
 class Status(NamedTuple):
@@ -160,16 +163,22 @@ class Status(NamedTuple):
     @property
     def end(self) -> End:
         """How it ended, or is now."""
-        texts = (self.ending.by, self.message, self.hint, self.ending.quote, self.state)
+        ending = self.ending
         return End(
-            self.ending.exit_status or 0,
-            "",
-            *texts,
-            self.over,
-            self.progress.attempt,
-            self.ending.cause,
-            self.progress.warnings,
-            self.ending.at_fault,
+            ending.exit_status or 0,
+            by=ending.by,
+            message=self.message,
+            hint=self.hint,
+            quote=ending.quote,
+            ended_as=self.state,
+            over=self.over,
+            attempt=self.progress.attempt,
+            cause=ending.cause,
+            warnings=self.progress.warnings,
+            at_fault=ending.at_fault,
+            rank=ending.rank,
+            node=ending.node,
+            log=ending.log,
         )
 
     @property
@@ -327,6 +336,9 @@ def _with_end(current: Status, end: End) -> Status:
         cause=end.cause,
         quote=end.quote,
         at_fault=end.at_fault,
+        rank=end.rank,
+        node=end.node,
+        log=end.log,
     )
 
 

@@ -116,6 +116,9 @@ PRINTED = (
         "workers",
         "expected",
         "exit_status",
+        "rank",
+        "node",
+        "log",
         "cause",
         "hint",
         "warnings",
@@ -144,14 +147,17 @@ class Reader:
         self._nodes: dict[Path, tuple[_Stamp, NodeSeries | None]] = {}
         self._dask: tuple[_Stamp | None, Series[DaskSample] | None] = None, None
 
-    def look(self, run: directories.Run, attempt: int) -> Look:
-        """Read the newest samples and the last lines of the script's output; what cannot be read is not there."""
+    def look(self, run: directories.Run, attempt: int, log: Path | None = None) -> Look:
+        """Read the newest samples and the last lines of the script's output; what cannot be read is not there.
+
+        ``log`` has the output if it is not the script's log.
+        """
         paths = run.paths.attempt(attempt)
         nodes = {path.name.removesuffix(".jsonl"): self._node(path) for path in samples.files_of_nodes(paths)}
         return Look(
             {name: series for name, series in nodes.items() if series is not None},
             self._tasks(paths),
-            last_lines(run.paths.driver_log),
+            last_lines(log or run.paths.driver_log),
         )
 
     def _tasks(self, attempt: AttemptPaths) -> Series[DaskSample] | None:

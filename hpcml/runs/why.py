@@ -35,7 +35,8 @@ _NO_MORE_TIME = (
     "with --until-done, or use more nodes."
 )
 _WARNINGS = 3
-_OF_THE_CAUSE = ("short", "known", "rule", "occurrences", "nodes", "followed")
+_IN_A_SENTENCE = ("short", "known", "occurrences", "nodes", "ranks", "where")
+_OF_THE_CAUSE = ("rule", "followed", *_IN_A_SENTENCE)
 _GROUPS, _NAMED = 6, 4  # groups of processes with equal stacks that are quoted, and processes of each
 _NO_MODULE = re.compile(r"No module named \\?'(\w+)")
 
@@ -60,11 +61,17 @@ class Answer(NamedTuple):
     again: str = ""  # the command that does so
     look: tuple[str, ...] = ()  # commands
     attempts: tuple[str, ...] = ()  # a sentence for each attempt before the last one
+    rank: int | None = None  # the rank that failed first, or that shows the cause; None without ranks
+    node: str = ""  # its node
+    log: str = ""  # the path of its output in the run's directory
+    ranks: tuple[int, ...] = ()  # the first of those that show the same, of which there are ``occurrences``
+    where: str = ""  # these ranks in words, empty where ``cause`` names them
 
     @property
     def sentence(self) -> str:
         """The cause in one line."""
-        return attempts.cause_sentence(self.cause, evident=self.known, occurrences=self.occurrences, nodes=self.nodes)
+        cause = Cause(self.cause, **{name: getattr(self, name) for name in _IN_A_SENTENCE})
+        return attempts.cause_sentence(cause)
 
     def as_json(self) -> dict[str, object]:
         """Return the answer as a JSON-ready mapping."""
@@ -98,8 +105,9 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message
         step = f"Cancel the run: hpcml cancel {run.id}." if never else status.hint
         rule = "dependency" if never else ""
-        return Answer(run.id, status.state, never, cause, rule=rule, warnings=lines, next_step=step)
-    hits = evidence.hits(run.paths, MOST_LOGS)
+        answer = Answer(run.id, status.state, never, cause, rule=rule, warnings=lines, next_step=step)
+        return _while_ranks_wait(run, answer) if status.phase == "running" and status.noun == "rank" else answer
+    hits = evidence.hits(run.paths, MOST_LOGS, status.ending.log)
     judged = judgement.judge(_case(run, status), hits)
     if judged is None:
         return Answer(run.id, status.state, False, "the run succeeded: there is no failure to explain", warnings=lines)
@@ -124,6 +132,30 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         options=retry,
         again=" ".join(("hpcml rerun", run.id, *retry)) if retry else "",
         look=() if judged.known else _where(run),
+        **_rank(status, judged),
+    )
+
+
+def _rank(status: Status, cause: Cause) -> dict[str, Any]:
+    """Return the rank that shows a cause, with its node and its log: the first that failed, or another."""
+    rank, node, log = status.ending.rank, status.ending.node, status.ending.log
+    for line in cause.evidence:
+        if cause.ranks and line.rank == cause.ranks[0] != rank:
+            rank, node, log = line.rank, line.node, Path(line.file).name
+    return {"rank": rank, "node": node, "log": f"logs/{log}" if log else ""}
+
+
+def _while_ranks_wait(run: directories.Run, answer: Answer) -> Answer:
+    """Return the answer for ranks that run, with a collective operation that one of them did not join in time."""
+    cause = judgement.waited(evidence.hits(run.paths, MOST_LOGS))
+    if cause is None:
+        return answer
+    return answer._replace(
+        cause=f"{answer.cause}, but {cause.what}",
+        evidence=cause.evidence,
+        next_step=f"Show where the ranks wait: hpcml stacks {run.id}.",
+        rule=cause.rule,
+        ranks=cause.ranks,
     )
 
 
@@ -261,6 +293,10 @@ def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -
             return (), _NO_MORE_TIME
         kind = kinds.get(inside.get("kind", str, "dask"))
         fewer = [f"fewer threads for each {kind.noun} (--set {kind.threads}=…)"] if kind.threads else []
+        if kind.noun == "rank":  # more nodes have as many ranks each
+            few = f" (--ranks {workers // 2})" if workers > 1 else ""
+            remedy = f"The site does not allow more memory per node: start fewer ranks on each node{few}."
+            return (("--ranks", str(workers // 2)) if few else ()), remedy
         *ways, last = "smaller chunks", "more nodes (--nodes)", *fewer
         remedy = f"The site does not allow more memory per node: use {', '.join(ways)} or {last}."
         threads = of_workers.get("threads", int, 0) or _cpus_in_plan(planned) // max(workers, 1)

@@ -91,7 +91,7 @@ FAULTS = (
     F("hpcml/kinds/dask/node/elastic_worker.py", "share = Share.of_node(context, settings.workers.per_node)", "share = Share.of_node(context, 1)", "each worker of an elastic job claims the whole job's memory"),
     F("hpcml/api/elastic.py", "if not seconds >= 0:", "if seconds < -1:", "an elastic cluster takes a negative idle time"),
     F("hpcml/errors.py", '    """The site lets no tunnel through to the node."""\n\n    exit_status = NO_ACCESS', '    """The site lets no tunnel through to the node."""\n\n    exit_status = UNREACHABLE', "a site that forbids tunnels looks like a broken network"),
-    F("hpcml/failures/evidence.py", "key=lambda name: _size(paths.logs / name))[:most]", "key=lambda name: -_size(paths.logs / name))[:most]", "why misses the failed worker among very many"),
+    F("hpcml/failures/evidence.py", "sizes = sorted((_size(paths.logs / name), name) for name in log_names)", "sizes = sorted((-_size(paths.logs / name), name) for name in log_names)", "why misses the failed worker among very many"),
     F("hpcml/failures/rules.py", "if number := signal_of_status(status):", "if number := 0:", "a killed role's signal is not named"),
     F("hpcml/failures/rules.py", "if status in _NOT_THERE:", "if False:", "an interpreter that is not there is not named"),
     F("hpcml/failures/rules.py", "last.startswith(_OWN)", "last.endswith(_OWN)", "the node's own sentence is not told"),

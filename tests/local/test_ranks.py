@@ -121,14 +121,19 @@ def test_all_ranks_meet_by_their_variables_alone(here: Here) -> None:
 def test_the_first_rank_that_fails_is_named_and_nothing_is_left(here: Here) -> None:
     done = here.submit(FAILS, "--nodes", "2", "--ranks", "2")
     assert done.returncode == 1
-    assert here.status()["message"] == "rank 2 on local exited with status 1"
+    status = here.status()
+    assert status["message"] == "rank 2 on local exited with status 1"
+    assert (status["rank"], status["node"], status["log"]) == (2, "local", "rank-local-2.log")
+    assert (Path(status["directory"]) / "logs/driver.log").read_text() == "rank 0 speaks\n"
     assert "RuntimeError: Timed out waiting 7ms for recv" in done.stdout
     assert "rank 0 speaks" in done.stdout
     together = here.run("logs").stdout.splitlines()
     assert {f"rank {rank} | rank {rank} speaks" for rank in range(4)} <= set(together)
     assert here.run("logs", "last", "rank:3").stdout == "rank 3 speaks\n"
     answer = here.json("why")
-    assert answer["cause"] == "a rank did not join a collective operation in time"
+    assert answer["cause"] == "a rank did not join a collective operation in time; rank 2 on local waited for it"
+    assert (answer["rank"], answer["node"], answer["log"]) == (2, "local", "logs/rank-local-2.log")
+    assert (answer["ranks"], answer["occurrences"]) == ([2], 1)
     assert "3 processes at my script.py:13 <module>: rank 0 (local), rank 1 (local), rank 3 (local)" in [
         line["text"] for line in answer["evidence"]
     ]

@@ -273,7 +273,7 @@ def test_the_begin_and_the_end_of_a_long_log_are_read_with_their_lines(paths: Ru
 
 def test_of_very_many_logs_the_smaller_are_read(paths: RunPaths) -> None:
     """A worker that failed wrote nothing after that."""
-    for node, text in (("n1", "x\n" * 100), ("n2", TEXTS["ecc"][0]), ("n3", "x\n" * 100)):
+    for node, text in (("n1", "x\n" * 10_000), ("n2", TEXTS["ecc"][0]), ("n3", "x\n" * 10_000)):
         paths.log("worker", node).write_text(text)
     assert [hit.line.node for hit in evidence.hits(paths, 1)] == ["n2"]
 

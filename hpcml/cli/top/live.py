@@ -169,12 +169,15 @@ def _source(run: directories.Run) -> Callable[[run_status.Status], View]:
     """Return what makes views of a run from how it stands."""
     from hpcml import kinds
     from hpcml.cli.why import cause_of
-    from hpcml.runs import record, view
+    from hpcml.runs import rank_logs, record, view
 
     reader = view.Reader(kinds.get(record.planned(run).kind))
-    return lambda status: view.view(
-        status, reader.look(run, status.progress.attempt), time.time(), cause_of(run, status)
-    )
+
+    def view_of(status: run_status.Status) -> View:
+        look = reader.look(run, status.progress.attempt, rank_logs.of_failed(run, status))
+        return view.view(status, look, time.time(), cause_of(run, status))
+
+    return view_of
 
 
 def _now(run: directories.Run) -> View:

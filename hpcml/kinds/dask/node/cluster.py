@@ -26,6 +26,7 @@ from hpcml.node.script_process import Script, can_wait
 from hpcml.node.settings import Context
 from hpcml.node.silence import warn_after
 from hpcml.node.versions import Comparison
+from hpcml.units import format_deadline
 
 ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves, a quarter if they never were all up
 ORDERLY_EACH = 0.003  # seconds more for each worker: one scheduler tells them all
@@ -351,9 +352,11 @@ class Hangs:
                 "A script that needs no cluster can run without Dask: see hpcml help ranks."
             )
         if idle > settings.deadlines.idle_notice > 0:
-            self.warn(f"Nothing has used the Dask cluster for {_duration(settings.deadlines.idle_notice)}, and {held}.")
+            self.warn(
+                f"Nothing has used the Dask cluster for {format_deadline(settings.deadlines.idle_notice)}, and {held}."
+            )
         if idle > settings.deadlines.idle_end > 0:
-            reason = f"nothing used the Dask cluster for {_duration(settings.deadlines.idle_end)}"
+            reason = f"nothing used the Dask cluster for {format_deadline(settings.deadlines.idle_end)}"
             hint = "hpcml ends idle runs (deadlines.idle). To let idle runs continue, set deadlines.idle to 0s."
             raise _ended(errors.IDLE, reason, hint)
 
@@ -370,7 +373,3 @@ class Hangs:
 
 def _ended(status: int, reason: str, hint: str) -> RunEndedError:
     return RunEndedError(End(status, "driver", "hpcml", reason, hint))
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:g} s"

@@ -13,10 +13,11 @@ from typing import Any
 from hpcml import errors, listening
 from hpcml.failures.end import End
 from hpcml.files import tail, write
+from hpcml.kind import FailedProcess
 from hpcml.kinds.ranks import RANK
 from hpcml.kinds.ranks.node import absence, interconnect, link, losses, ports
 from hpcml.kinds.ranks.node.link import Hub
-from hpcml.kinds.ranks.node.ranks import error_of, numbers_of
+from hpcml.kinds.ranks.node.ranks import error_of, log_of, numbers_of
 from hpcml.kinds.ranks.node.rapidsmpf import Server, token_of
 from hpcml.kinds.ranks.variables import OPEN, World
 from hpcml.node import files, stacks
@@ -27,13 +28,14 @@ from hpcml.node.processes import Process
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.versions import Comparison
 from hpcml.paths import SCRIPT
+from hpcml.units import format_deadline
 
 FOLLOW = 5.0  # seconds after the first failure, in which other ranks write their errors, until they are told to end
 ENDING = 10.0  # seconds that they have then
 LEFT = 60.0  # seconds after a rank's good end after which it is said who still runs
 IDLE = 0.005  # of a processor, below which a node's ranks do nothing
 CLOSE = 2.0  # seconds in which the agents end by themselves
-_SHOWN = 40  # lines of a failed rank's log that the script's log gets
+_SHOWN = 40  # lines at the end of rank 0's log in which a port that is taken is looked for
 _NAMED = 4
 _TRIES = 3  # times that the nodes try the first one's addresses before none is said to lead to all
 
@@ -232,9 +234,9 @@ class Processes:
         self.script.note_rest(now)
         idle = now - max([since for since, _, _ in self.idle.values()], default=now)
         if idle > deadlines.idle_notice > 0:
-            self.state.warn(f"No rank has used a CPU for {deadlines.idle_notice / 60:g} min.")
+            self.state.warn(f"No rank has used a CPU for {format_deadline(deadlines.idle_notice)}.")
         if idle > deadlines.idle_end > 0:
-            reason = f"no rank used a CPU for {deadlines.idle_end / 60:g} min: {self.script.rest()}"
+            reason = f"no rank used a CPU for {format_deadline(deadlines.idle_end)}: {self.script.rest()}"
             hint = "hpcml ends idle runs (deadlines.idle). To let idle runs continue, set deadlines.idle to 0s."
             raise RunEndedError(End(errors.IDLE, SCRIPT, "hpcml", reason, hint))
 
@@ -342,21 +344,23 @@ class Ranks:
         if awaited and not (self.killed_at and now - self.killed_at > ENDING):  # a node that hangs reports nothing
             return None
         if self.failures:
-            self._show_failure(self.failures[0][0])
+            self._keep_error(self.failures[0][0])
             return int(self.failures[0][1]["status"])
         stopped = errors.STOPPED in self.statuses.values()
         return self.statuses.get(0, 128 + signal.SIGKILL) or (errors.STOPPED if stopped else 0)
 
-    def _show_failure(self, rank: int) -> None:
-        """Put the last lines of a rank into the script's log, and its error into the file where it is looked for."""
-        context, node = self.state.context, self.node_by_rank[rank]
+    def _keep_error(self, rank: int) -> None:
+        """Put a rank's error into the file where it is looked for."""
+        context = self.state.context
         with contextlib.suppress(FileNotFoundError):  # it was no error of Python's
             error_of(context, rank).replace(context.attempt.script_error)
-        if rank:
-            path = context.run.log(RANK.name, f"{node}-{rank}")
-            lines = "\n".join(tail(path, _SHOWN))
-            with context.run.driver_log.open("a") as log:
-                log.write(f"hpcml: {self.describe_end(1)}. The last lines of the rank's log ({path.name}):\n{lines}\n")
+
+    def failed_process(self) -> FailedProcess:
+        """Return the rank that failed first."""
+        if not self.failures:
+            return FailedProcess()
+        rank = self.failures[0][0]
+        return FailedProcess(rank, node := self.node_by_rank[rank], log_of(self.state.context, rank, node).name)
 
     def tell_to_end(self) -> None:
         """Send SIGTERM to the main process of each rank, once."""

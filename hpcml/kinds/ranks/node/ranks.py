@@ -309,9 +309,9 @@ def numbers_of(context: Context, node: str) -> range:
     return range(first, first + count)
 
 
-def log_of(context: Context, rank: int) -> Path:
-    """Return the log of a rank: that of rank 0 is the script's."""
-    return context.run.driver_log if rank == 0 else context.run.log(RANK.name, f"{context.node}-{rank}")
+def log_of(context: Context, rank: int, node: str = "") -> Path:
+    """Return the log of a rank of a node, by default of this one: that of rank 0 is the script's."""
+    return context.run.driver_log if rank == 0 else context.run.log(RANK.name, f"{node or context.node}-{rank}")
 
 
 def growth_of(context: Context) -> Path:

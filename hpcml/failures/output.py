@@ -1,0 +1,146 @@
+"""What the end of a program's output says: its last words before it crashed, and which child process failed first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hpcml.failures.evidence import Piece
+from hpcml.failures.rules import ERROR
+
+NEAR = 50  # lines before an end, in which a known message is its cause
+_BEFORE = 20  # lines before a crash, in which a message says why
+_OWN = "hpcml: "  # how hpcml's own lines in a program's output begin
+# How programs show that they crash: what follows is where, not why.
+_CRASH = re.compile(
+    r"Fatal Python error: |terminate called |.{0,40}\*{3} Process received signal|={4} backtrace|"
+    r"\[\S+\] Caught signal \d+|\*{3} (?:Aborted at|Check failure stack trace)|PC: @|Aborted\b|Segmentation fault\b"
+)
+# Lines that end the output of many programs and say nothing of this one.
+_SAYS_NOTHING = re.compile(
+    r"\W*|Compile with `TORCH_USE_CUDA_DSA`.*|For debugging consider passing CUDA_LAUNCH_BLOCKING.*|"
+    r"CUDA kernel errors might be asynchronously.*|\*{3}    and potentially your MPI job\)|"
+    r"\*{3} MPI_ERRORS_ARE_FATAL.*|\*{3} on a NULL communicator|NOTE: invoking MPI_ABORT causes.*|"
+    r"You may or may not see output.*|exactly when Open MPI kills them\.|(?:Aborted|Segmentation fault)(?: \(core.*)?"
+)
+_EXPLAINS = re.compile(
+    r"(?i)assert|error|fail|fatal|abort|terminat|unable|cannot|could not|unhealthy|denied|refused|unavailable|invalid|"
+    r"timed? ?out|exceed|not (?:found|permitted|supported|available)"
+)
+_WHAT = re.compile(r"\s+what\(\): +(\S.*)")
+_FRAME = re.compile(r"frame #\d+: ")
+_PREFIX = re.compile(r"\[rank(\d+)\]:(?:\s|$)")  # which PyTorch writes before each line of a traceback
+_TRACEBACK = "Traceback (most recent call last):"
+_CHILD_FAILED = re.compile(r"(?:\w+\.)*ChildFailedError\b")
+_ROOT_RANK = re.compile(r"^Root Cause \(first observed failure\):(?:\n.*){0,4}?\n\s+rank\s+: (\d+)", re.MULTILINE)
+_ROOT_END = re.compile(
+    r"^Root Cause \(first.*(?:\n.*){0,9}?\n\s+traceback : (Signal \d+ \(\w+\)) received", re.MULTILINE
+)
+_PLACE = re.compile(r'\s+File "(.+)", line (\d+)')
+
+
+class Words(NamedTuple):
+    """A line of an output that says why, and its number (0 if that is not known)."""
+
+    text: str
+    number: int = 0
+
+
+class ChildError(NamedTuple):
+    """What a launcher printed of the process that failed first."""
+
+    rank: str  # its number by the launcher, empty if that is not known
+    words: Words  # the first line of its error; empty where it was killed
+    message: str  # the whole error
+    place: str = ""  # where it was raised: a file and a line
+    killed: str = ""  # by which signal, in the launcher's words
+
+
+def last_line(output: Piece) -> Words | None:
+    """Return the last line that says something; None if there is none."""
+    return _said(output, range(len(lines := output.text.split("\n")) - 1, -1, -1), lines)
+
+
+def _said(output: Piece, places: Sequence[int], lines: Sequence[str]) -> Words | None:
+    for place in places:
+        text = lines[place].strip()
+        if text and not _SAYS_NOTHING.fullmatch(text) and not text.startswith(_OWN):
+            return Words(text, output.first + place if output.first else 0)
+    return None
+
+
+def near_end(output: Piece, *, crashed: bool) -> Piece:
+    """Return the last lines of an output, of a program that ``crashed`` those before what shows where."""
+    lines = output.text.rstrip().split("\n")
+    end = _crash(lines) if crashed else None
+    end = len(lines) if end is None else end + 2  # what terminate() says of itself is in two lines
+    begin = max(0, end - NEAR)
+    return Piece("\n".join(lines[begin:end]), output.first + begin if output.first else 0)
+
+
+def _crash(lines: Sequence[str]) -> int | None:
+    """Return where a program begins to show its last crash; None if it does not."""
+    marked = [place for place, line in enumerate(lines) if _CRASH.match(line)]
+    while len(marked) > 1 and marked[-1] - marked[-2] < NEAR:
+        marked.pop()  # terminate() first, then Python
+    return marked[-1] if marked else None
+
+
+def last_words(output: Piece) -> Words | None:
+    """Return what a program said before it crashed, if that says why."""
+    lines = output.text.rstrip().split("\n")
+    end = _crash(lines)
+    end = len(lines) if end is None else end
+    for place in range(end - 1, max(-1, end - 1 - _BEFORE), -1):
+        words = _said(output, [place], lines)
+        if words and _EXPLAINS.search(words.text) and not _FRAME.match(words.text):
+            return words
+    for place in range(end, min(len(lines), end + 3)):
+        if match := _WHAT.match(lines[place]):
+            return Words(match[1].strip(), output.first + place if output.first else 0)
+    return None
+
+
+def child_error(output: Piece) -> ChildError | None:
+    """Return what torchrun printed of the process that failed first; None if it printed nothing of the kind."""
+    lines = output.text.split("\n")
+    failed = [place for place, line in enumerate(lines) if _CHILD_FAILED.match(line)]
+    prefixes = [_PREFIX.match(line) for line in lines]
+    if not failed and not any(prefixes):
+        return None
+    root = _ROOT_RANK.findall(output.text)
+    errors = list(_errors(output, lines, prefixes))
+    of_root = [error for error in errors if root and error.rank == root[-1]]
+    if error := next(iter(of_root or errors), None):
+        return error if error.rank or not root else error._replace(rank=root[-1])
+    killed = _ROOT_END.findall(output.text)
+    return ChildError(root[-1], Words(""), "", killed=killed[-1]) if root and killed else None
+
+
+def _errors(output: Piece, lines: Sequence[str], prefixes: Sequence[re.Match[str] | None]) -> list[ChildError]:
+    """Return the errors that end the tracebacks of child processes, in their order."""
+    errors: list[ChildError] = []
+    place_by_rank: dict[str, str] = {}  # of the traceback that is being read
+    is_message: dict[str, bool] = {}  # whether its error has begun
+    for number, (line, prefix) in enumerate(zip(lines, prefixes, strict=True)):
+        rank = prefix[1] if prefix else ""
+        text = line[prefix.end() :] if prefix else line
+        if text.startswith(_TRACEBACK):
+            place_by_rank[rank], is_message[rank] = "", False
+        elif rank not in place_by_rank:
+            continue
+        elif match := _PLACE.match(text):
+            place_by_rank[rank] = f"{match[1]}, line {match[2]}"
+        elif is_message[rank]:
+            if rank and errors and text.strip():  # the prefix shows what belongs to the message
+                last = max(place for place, error in enumerate(errors) if error.rank == rank)
+                errors[last] = errors[last]._replace(message=f"{errors[last].message}\n{text}")
+        elif not text.startswith(" ") and text.strip():
+            is_message[rank] = True
+            if _CHILD_FAILED.match(text) or not ERROR.fullmatch(text.rstrip()):
+                place_by_rank.pop(rank)  # the launcher's own
+                continue
+            words = Words(text.rstrip(), output.first + number if output.first else 0)
+            errors.append(ChildError(rank, words, text.rstrip(), place_by_rank[rank]))
+    return errors

@@ -1,0 +1,302 @@
+"""What `hpcml why` makes of a program's own output: of ranks that fail, of crashes, of what torchrun prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from failure_texts import TEXTS
+from hpcml import errors
+from hpcml.failures import evidence, judgement
+from hpcml.failures.end import End, parse
+from hpcml.failures.judgement import Case, Cause
+from hpcml.forms import Form
+from hpcml.kinds.ranks import KIND
+from hpcml.paths import RunPaths
+from hpcml.report.attempts import cause_sentence
+
+OWN = "rank-n2-2.log"  # of the rank that failed first
+PYTHON_ABORTS = 'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "/x/train.py", line 9 in f\n'
+WATCHDOG = (
+    "[rank2]:[E1129 01:12:52.8 ProcessGroupNCCL.cpp:689] [Rank 2] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=4, Timeout(ms)=8000) ran for 8009 milliseconds before timing out."
+)
+SLURM_OOM = "slurmstepd-n2: error: Detected 1 oom_kill event in StepId=7.1. Some of the step tasks have been OOM Killed."
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    (tmp_path / "logs").mkdir()
+    for name in ("driver.log", "job.log", "rank-n1.log", "rank-n2.log"):
+        (tmp_path / "logs" / name).touch()
+    return RunPaths(tmp_path)
+
+
+def end_of(status: int, message: str = "", **facts: Any) -> End:
+    return End(status, "driver", "script", message, rank=2, node="n2", log=OWN, **facts)
+
+
+def why(paths: RunPaths, end: End, *chain: tuple[str, str], form: Form = Form.SCRIPT, most: int = 128) -> Cause:
+    error = {"chain": [{"type": name, "message": text} for name, text in chain]} if chain else {}
+    case = judgement.with_files(paths, paths.attempt(0), Case(end, KIND, form=form))
+    judged = judgement.judge(case._replace(error=error), evidence.hits(paths, most, end.log))
+    assert judged is not None
+    return judged
+
+
+def printed(paths: RunPaths, status: int, text: str, form: Form = Form.SCRIPT) -> Cause:
+    """Return the cause where the rank that failed first printed a text and ended with a status."""
+    (paths.logs / OWN).write_text(text)
+    return why(paths, end_of(status), form=form)
+
+
+# -- which rank --------------------------------------------------------------------------------------------------------
+
+
+def test_the_rank_its_node_and_its_log_are_named(paths: RunPaths, subtests: pytest.Subtests) -> None:
+    (paths.logs / OWN).write_text("Traceback (most recent call last):\nValueError: bad batch 17\n")
+    for end, chain, words in (
+        (end_of(1), (("ValueError", "bad batch 17"),), "rank 2 on n2 raised ValueError: bad batch 17"),
+        (end_of(1), (), "rank 2 on n2 printed ValueError: bad batch 17"),
+        (end_of(137), (), "rank 2 on n2 was killed by SIGKILL; the sender of the signal is unknown"),
+        (end_of(5), (("SystemExit", "no data"),), "rank 2 on n2 exited: no data"),
+    ):
+        with subtests.test(words):
+            found = why(paths, end, *chain)
+            assert (found.what, found.ranks, found.nodes) == (words, (2,), ("n2",))
+            assert {line.file for line in found.evidence} <= {f"logs/{OWN}"}
+            assert "hpcml logs RUN rank:2" in found.remedy or "hpcml logs" not in found.remedy
+
+
+def test_a_known_error_of_a_rank_counts_once(paths: RunPaths) -> None:
+    (paths.logs / OWN).write_text(f"{TEXTS['gpu-memory'][1]}\n{TEXTS['gpu-memory'][1]}\n")
+    found = why(paths, end_of(1), ("OutOfMemoryError", TEXTS["gpu-memory"][1].partition(": ")[2]))
+    assert (found.rule, found.occurrences) == ("gpu-memory", 1)
+    assert cause_sentence(found) == "A GPU's memory is full (rank 2 on n2)."
+
+
+def test_of_many_ranks_three_are_named_and_the_rest_counted(paths: RunPaths) -> None:
+    for rank in range(1, 1000):
+        (paths.logs / f"rank-n{2 - rank % 2}-{rank}.log").write_text(TEXTS["gpu-memory"][1])
+    found = why(paths, end_of(1))
+    assert (found.ranks, found.occurrences) == ((2, 1, 3), 999)
+    assert cause_sentence(found).endswith("a GPU's memory is full (also ranks 1, 3 and 996 more).")
+    (paths.logs / OWN).write_text("")
+    found = why(paths, end_of(1), ("DistBackendError", "ncclRemoteError: remote process exited or there was a network error"))
+    assert cause_sentence(found) == "A GPU's memory is full (ranks 1, 3, 4 and 995 more)."
+
+
+def test_the_log_of_the_rank_that_failed_is_read_among_very_many(paths: RunPaths) -> None:
+    for rank in range(3, 40):  # together they are too long
+        (paths.logs / f"rank-n1-{rank}.log").write_text("x\n" * 1200)
+    (paths.logs / OWN).write_text(f"{TEXTS['gpu-memory'][1]}\n" + "y" * 2000)
+    assert why(paths, end_of(1), most=1).rule == "gpu-memory"
+
+
+def test_another_rank_began_it(paths: RunPaths) -> None:
+    (paths.logs / "driver.log").write_text(f"{TEXTS['ecc'][0]}\n")
+    found = why(paths, end_of(1), ("DistBackendError", "ncclRemoteError: remote process exited or there was a network error"))
+    assert (found.rule, found.ranks) == ("ecc", (0,))
+    assert cause_sentence(found) == "A GPU's memory is faulty (ECC) (rank 0)."
+
+
+def test_no_line_of_hpcml_is_told_as_the_program_s(paths: RunPaths) -> None:
+    found = printed(paths, 5, "step 3\nhpcml: /runs/r/attempts/0/script-error-2.json cannot be written\n")
+    assert found.what == "rank 2 on n2 exited with status 5; the last line of its output: step 3"
+    assert printed(paths, 5, "hpcml: x\n").what == "rank 2 on n2 exited with status 5"
+
+
+def test_the_end_keeps_rank_node_and_log() -> None:
+    end = end_of(1, ended_as="FAILED")
+    assert parse(end.as_json()) == end
+    assert parse({**end.as_json(), "rank": None}).rank is None
+    assert parse({name: value for name, value in end.as_json().items() if name != "rank"}).rank is None
+    for wrong in ("2", 2.0, True):
+        with pytest.raises(TypeError):
+            parse({**end.as_json(), "rank": wrong})
+
+
+# -- what it said before -----------------------------------------------------------------------------------------------
+
+
+NCCL_HANG = "[rank1]:[F ProcessGroupNCCL.cpp:1417] Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang."
+JAX = (
+    "E client.h:77] Terminating process because the JAX distributed service detected fatal errors. The following tasks are "
+    "unhealthy (stopped sending heartbeats): /job:jax_worker/replica:0/task:0"
+)
+OPENBLAS = "OpenBLAS blas_thread_init: pthread_create failed for thread 31 of 64: Resource temporarily unavailable"
+CRASHES = [
+    (134, f"step 3\n{NCCL_HANG}\n{PYTHON_ABORTS}", "watchdog hang"),
+    (134, f"{JAX}\n{PYTHON_ABORTS}", "task:0"),
+    (139, f"{OPENBLAS}\n{PYTHON_ABORTS.replace('Aborted', 'Segmentation fault')}", "Resource temporarily unavailable"),
+    (134, "/src/Loss.cu:250: kernel: block: [0,0,0], thread: [3,0,0] Assertion `t >= 0 && t < n_classes` failed.\nterminate "
+     f"called after throwing an instance of 'c10::Error'\n  what():  CUDA error: device-side assert triggered\n{PYTHON_ABORTS}",
+     "Assertion `t >= 0 && t < n_classes` failed"),
+    (134, f"terminate called after throwing an instance of 'std::runtime_error'\n  what():  no such mesh\n{PYTHON_ABORTS}", "no such mesh"),
+    (139, "[n1:71:0:71] ucp_worker.c:12 Fatal: endpoint lost\n[n1:71:0:71] Caught signal 11 (Segmentation fault)\n==== backtrace ====\n",
+     "endpoint lost"),
+    (136, "error: division of a mesh by zero\n", "division of a mesh by zero"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "text", "words"), CRASHES)
+def test_what_a_program_said_before_it_crashed_is_quoted(paths: RunPaths, status: int, text: str, words: str) -> None:
+    found = printed(paths, status, text)
+    assert found.what.startswith("rank 2 on n2 was killed by SIG")
+    assert words in found.what
+    assert words in found.evidence[0].text
+    assert (found.known, found.occurrences) == (True, 1)
+    assert "Try another version" not in found.remedy
+
+
+def test_a_crash_that_nothing_explains_is_told_by_its_place(paths: RunPaths) -> None:
+    found = printed(paths, 134, f"step 3\n{PYTHON_ABORTS}")
+    assert found.what.startswith("rank 2 on n2 was killed by SIGABRT: compiled code aborted the process (/x/train.py, line 9")
+    assert (found.rule, found.occurrences) == ("abort", 1)
+
+
+def test_the_watchdog_s_line_is_the_cause_and_not_the_signal(paths: RunPaths) -> None:
+    frames = "".join(f"frame #{number}: c10d::run() + 0x1 (0x7f in libtorch_cuda.so)\n" for number in range(80))
+    found = printed(paths, 134, f"{WATCHDOG}\n{frames}terminate called after throwing an instance of 'c10::DistBackendError'\n"
+                    f"  what():  [PG ID 0] {WATCHDOG}\n{PYTHON_ABORTS}")  # fmt: skip
+    assert found.rule == "collective-timeout"
+    assert found.what == (
+        "a rank did not join a collective operation in time; rank 2 on n2 waited for it (ALLREDUCE, SeqNum=2)"
+    )
+    assert (found.occurrences, found.evidence[0].number) == (1, 1)
+
+
+def test_a_rank_that_waits_is_named_while_the_run_lives(paths: RunPaths) -> None:
+    assert judgement.waited(evidence.hits(paths, 8)) is None
+    (paths.logs / OWN).write_text(f"{WATCHDOG}\n")
+    found = judgement.waited(evidence.hits(paths, 8))
+    assert found is not None
+    assert "rank 2 on n2 waited for it (ALLREDUCE, SeqNum=2)" in found.what
+
+
+# -- programs that end by a status -------------------------------------------------------------------------------------
+
+
+def test_a_known_message_near_the_end_is_the_cause_of_a_status(paths: RunPaths, subtests: pytest.Subtests) -> None:
+    missing = "./prog: error while loading shared libraries: libcudart.so.12: cannot open shared object file: No such file"
+    for status, text, rule in (
+        (1, f"{TEXTS['no-pmi'][0]}\n[n1:00856] Local abort before MPI_INIT completed\n", "no-pmi"),
+        (1, "CUDA error: no kernel image is available for execution on the device\n", "no-kernel"),
+        (127, f"{missing}\n", "shared-library"),
+        (1, f"{TEXTS['glibcxx'][0]}\n", "glibcxx"),
+    ):
+        for form in (Form.SCRIPT, Form.PROGRAM):
+            with subtests.test(rule, form=form.name):
+                found = printed(paths, status, text, form)
+                assert found.rule == rule
+                assert found.what.startswith(f"rank 2 on n2 exited with status {status}: ")
+
+
+def test_a_message_long_before_the_end_is_no_cause(paths: RunPaths) -> None:
+    text = f"{TEXTS['disk-full'][0]}\n" + "step\n" * 60 + "usage: x\n"
+    assert printed(paths, 2, text).what.endswith("the last line of its output: usage: x")
+
+
+def test_a_program_that_is_not_there(paths: RunPaths) -> None:
+    assert printed(paths, 127, "sh: 1: ./prog: not found\n", Form.PROGRAM).short == "program cannot be started"
+
+
+@pytest.mark.parametrize("text", [
+    "no mesh\n" + "=" * 60 + "\n", "no mesh\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n\n",
+    "no mesh\n*** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,\n***    and potentially your MPI job)\n",
+    "no mesh\nNOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.\nYou may or may not see output from other\n----\n",
+])  # fmt: skip
+def test_a_last_line_that_says_nothing_is_passed_over(paths: RunPaths, text: str) -> None:
+    assert printed(paths, 1, text).what.endswith("the last line of its output: no mesh")
+
+
+# -- torchrun ----------------------------------------------------------------------------------------------------------
+
+
+def torchrun(children: str, root: str = "rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: 2674)") -> str:
+    line = "=" * 60
+    return (
+        f"{children}Traceback (most recent call last):\n  File \"/env/bin/torchrun\", line 10, in <module>\n    sys.exit(main())\n"
+        f"torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n{line}\n/x/train.py FAILED\n{'-' * 60}\n"
+        f"Failures:\n  <NO_OTHER_FAILURES>\nRoot Cause (first observed failure):\n[0]:\n  time      : now\n  {root}\n"
+        f"  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html\n{line}\n"
+    )  # fmt: skip
+
+
+def traceback(rank: int, *error: str) -> str:
+    text = f'Traceback (most recent call last):\n  File "/x/train.py", line {rank + 7}, in <module>\n    work()\n'
+    return "".join(f"[rank{rank}]: {line}\n" for line in (text + "\n".join(error)).splitlines())
+
+
+def test_what_torchrun_s_ranks_raised_is_the_cause(paths: RunPaths) -> None:
+    found = printed(paths, 1, torchrun(traceback(1, "ConnectionError: lost") + traceback(0, "ValueError: empty")), Form.PROGRAM)
+    assert found.what == "torchrun's rank 0 (in rank 2 on n2) raised ValueError: empty (/x/train.py, line 7)"
+    assert found.evidence[0].number == 8
+    duplicate = traceback(1, "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:93, invalid usage",
+                          "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.", "Last error:",
+                          "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60")  # fmt: skip
+    found = printed(paths, 1, torchrun(duplicate), Form.PROGRAM)
+    assert (found.rule, found.what) == (
+        "nccl-same-gpu", "torchrun's rank 1 (in rank 2 on n2) failed: two ranks use the same GPU")  # fmt: skip
+
+
+def test_torchrun_s_rank_without_a_traceback(paths: RunPaths) -> None:
+    plain = traceback(0, "ValueError: empty").replace("[rank0]: ", "")
+    assert "rank 0 (in rank 2 on n2) raised ValueError: empty" in printed(paths, 1, torchrun(plain)).what
+    killed = torchrun("", "rank      : 3 (local_rank: 1)\n  exitcode  : -9 (pid: 7)").replace(
+        "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html", "Signal 9 (SIGKILL) received by PID 7"
+    )
+    assert printed(paths, 1, killed).what == "torchrun's rank 3 (in rank 2 on n2) was ended by Signal 9 (SIGKILL)"
+    (paths.logs / "rank-n2.log").write_text(SLURM_OOM)
+    assert printed(paths, 1, killed).rule == "oom-kill"
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+CHILDREN = [
+    ("CalledProcessError", "Command '['./tool']' died with <Signals.SIGKILL: 9>."),
+    ("RuntimeError", "DataLoader worker (pid 71) is killed by signal: Killed. "),
+    ("BrokenProcessPool", "A process in the process pool was terminated abruptly while the future was running or pending."),
+    ("ProcessExitedException", "process 1 terminated with signal SIGKILL"),
+    ("TerminatedWorkerError", "A worker process managed by the executor was unexpectedly terminated."),
+]
+
+
+@pytest.mark.parametrize(("name", "message"), CHILDREN)
+def test_a_child_that_the_kernel_killed_is_out_of_memory(paths: RunPaths, name: str, message: str) -> None:
+    assert why(paths, end_of(1), (name, message)).rule != "oom-kill"
+    (paths.logs / "job.log").write_text(f"{SLURM_OOM}\nsrun: error: n2: task 0: Out Of Memory\n")
+    found = why(paths, end_of(1), (name, message))
+    assert (found.rule, found.retry, found.known) == ("oom-kill", "memory", True)
+    assert found.what == "a process that rank 2 on n2 started was killed because the node's memory limit was reached"
+    assert message[:20] in found.evidence[0].text
+    assert found.evidence[1].file == "logs/job.log"
+    assert why(paths, end_of(1), ("ValueError", "bad")).rule == "script-error"
+
+
+def test_a_shell_s_child_that_the_kernel_killed_is_out_of_memory(paths: RunPaths) -> None:
+    (paths.logs / "job.log").write_text(SLURM_OOM)
+    assert printed(paths, 1, "./x.sh: line 3:  812 Killed                  ./tool\n", Form.PROGRAM).rule == "oom-kill"
+    assert printed(paths, 1, "usage: x\n", Form.PROGRAM).rule == "exit"
+
+
+def test_a_rank_s_memory_needs_fewer_ranks_and_not_more_nodes(paths: RunPaths) -> None:
+    end = end_of(137, "rank 2 on n2 was killed", ended_as="OUT_OF_MEMORY")
+    (paths.logs / "job.log").write_text(f"{SLURM_OOM}\nsrun: error: n2: task 0: Out Of Memory\n")
+    found = why(paths, end)
+    assert found.what == "rank 2 on n2 was killed because the node's memory limit was reached"
+    assert (found.ranks, found.nodes, found.occurrences) == ((2,), ("n2",), 1)
+    assert found.remedy == "Request more memory per node, or start fewer ranks on each node (--ranks)."
+    assert "fewer ranks" in why(paths, end_of(1), ("MemoryError", "Unable to allocate 7 GiB")).remedy
+
+
+def test_the_memory_is_a_fact_and_no_words() -> None:
+    for words in ("limit was reached (out of memory)", "killed"):
+        end = End(137, "driver", "script", f"rank 3 on n2 was killed: the node's memory {words}", rank=3, node="n2")
+        found = judgement.judge(Case(end, KIND), [])
+        assert found is not None
+        assert found.rule == "signal"
+    assert errors.signal_of_status(137) == 9
