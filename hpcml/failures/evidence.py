@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import files
-from hpcml.failures.rules import COLOURS, ERROR, RULES, Rule, Where
+from hpcml.failures.rule import Rule, Where
+from hpcml.failures.rules import COLOURS, ERROR, RULES
 from hpcml.paths import SCRIPT, RunPaths
 
 HEAD, TAIL = 32 << 10, 160 << 10  # bytes of a log that are read: its begin and its end
@@ -24,9 +25,11 @@ _TIME = r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)"
 _STAMP = re.compile(rf"^(?:\[?{_TIME}(?:[.,](\d{{1,6}}))?|.*CANCELLED AT {_TIME})")
 _PATTERNS = [(rule, re.compile(rule.pattern, re.MULTILINE)) for rule in RULES if Where.LOG in rule.where]
 _NO_END = " - INFO - "  # Dask's level for what is no trouble
+_OWN_WARNING = "hpcml: warning: "  # what hpcml itself warns of ends no run, whatever error it quotes
 _PLACE = re.compile(r'^  File "(.+)", line (\d+) in (\S+)')
 _LIBRARY = "nccl-"  # how the names of the logs begin that a library writes itself
 _LAST_WORDS = ("Fatal Python error", "terminate called")  # of a process: what comes behind is told at once
+_WORKER_ENDED, _WORKER_LINES = "hpcml: worker ", 60  # how a worker's end begins, and lines above it with its error
 _NEAR = 200  # lines from one without a time to one that has one
 
 
@@ -177,6 +180,8 @@ def hits_in(piece: Piece, source: str, node: str = "", name: str = "", changed: 
             index = bisect.bisect_right(starts, match.start()) - 1
             if _NO_END in lines[index] and rule.name not in _TOLD_AS_INFO:
                 continue
+            if lines[index].startswith(_OWN_WARNING) and not rule.pattern.startswith(_OWN_WARNING):
+                continue
             number = piece.first + index if piece.first else 0
             text = lines[index].strip()[:_LONGEST]
             times = times or _Times(lines)
@@ -192,7 +197,10 @@ _TOLD_AS_INFO = {"worker-killed", "worker-segfault", "worker-abort", "worker-bus
 
 
 def _place(lines: Sequence[str], index: int) -> str:
-    """Return where Python was when it crashed, as faulthandler shows it below."""
+    """Return where Python was when it crashed, as faulthandler shows it below; of a worker that exited, its error."""
+    if lines[index].startswith(_WORKER_ENDED):
+        before = (line.strip() for line in reversed(lines[max(index - _WORKER_LINES, 0) : index]))
+        return next((line[:_LONGEST] for line in before if ERROR.fullmatch(line)), "")
     if not lines[index].startswith("Fatal Python error"):
         return ""
     for line in lines[index + 1 : index + 40]:

@@ -18,7 +18,8 @@ from hpcml import errors
 from hpcml.failures import evidence, output
 from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, Piece, When
-from hpcml.failures.rules import BY_NAME, COLLECTIVE, Retry, Role, Rule, filled
+from hpcml.failures.rule import Retry, Role, Rule
+from hpcml.failures.rules import BY_NAME, COLLECTIVE, filled
 from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import SCRIPT, AttemptPaths, RunPaths
@@ -60,6 +61,7 @@ _SIGNALS = {
     signal.SIGABRT: "abort",
     signal.SIGILL: "illegal",
 }
+_CRASHES = {*_SIGNALS.values(), "ucx-signal"}  # rules that say no more than a signal does
 _OF_ANOTHER_NODE = {"node-failure", "credential"}  # their lines are in the logs of the nodes that were well
 _SPEAK_FOR_OTHERS = {"nccl-system"}  # their own log tells what was behind them
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -142,7 +144,7 @@ class Cause(NamedTuple):
 
 def kind_of(rule: str, *, evident: bool = True) -> str:
     """Return the kind of a failure by its rule (empty: there is none); unknown where nothing shows the cause."""
-    if rule in ("rmm-pool", "gpu-memory"):  # more of the node's memory is no remedy
+    if rule in ("rmm-pool", "gpu-memory", "cublas-memory", "xla-memory"):  # more of the node's memory is no remedy
         return "oom"
     retry = BY_NAME[rule].retry if rule in BY_NAME else Retry.NONE
     kind = {Retry.MEMORY: "oom", Retry.TIME: "timeout", Retry.EXCLUDE: "node"}.get(retry, "error")
@@ -286,7 +288,7 @@ def _printed_root(case: Case, *, crashed: bool = False) -> Hit | None:
     """Return the first line near the end of the script's output that begins a failure; of a crash, before it."""
     near = output.near_end(_output(case), crashed=crashed)
     for hit in evidence.hits_in(near, SCRIPT):
-        if hit.rule.role is Role.ROOT and hit.rule.name not in _SIGNALS.values():
+        if hit.rule.role is Role.ROOT and hit.rule.name not in _CRASHES:
             line = case.own(hit.line.text, hit.line.number, hit.line.time)
             return hit._replace(line=line, own=True)
     return None
@@ -541,6 +543,7 @@ def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
         for index, text in enumerate(chain)
         if not errors_of_chain[index].get("hides") and (known_hit := _known(text, lines[index], own=True))
     }
+    hit_by_index = {index: _with_groups(hit, hits) for index, hit in hit_by_index.items()}
     chain_rules = {hit.rule.name for hit in hit_by_index.values()}
     hits = [hit for hit in hits if not hit.own or hit.rule.name not in chain_rules]
     index = _beginning(errors_of_chain, hit_by_index)
@@ -567,9 +570,20 @@ def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
     if at and ":" not in chain[index]:  # as TimeoutError: its name is all there is
         clause += f" at {at}: {str(case.error.get('code') or '')[:_TOLD]}"
     remedy = hint or ("" if is_exit else _remedy(name, line.text))
+    if name == "IndexError" and "sys.argv" in str(case.error.get("code")):
+        clause, short = f"{clause}: the script was started with too few arguments", "arguments missing"
+        remedy = "Write the arguments after the script: hpcml rerun RUN -- ARGUMENTS."
     nodes = dict.fromkeys(one.line.node for one in hits if one.rule.name == "task-error" and one.groups[0] == name)
     line = line._replace(text=f"{line.text}{place}")
     return Cause(clause, short, True, "script-error", remedy, Retry.NONE, (line,), later, 1, tuple(nodes))
+
+
+def _with_groups(hit: Hit, hits: Sequence[Hit]) -> Hit:
+    """Return an error's hit with what the program printed of it before: CUDA's assertion names the condition."""
+    if any(hit.groups):
+        return hit
+    printed = (one.groups for one in hits if one.rule is hit.rule and one.line.source == SCRIPT and any(one.groups))
+    return hit._replace(groups=next(printed, hit.groups))
 
 
 def _in_one_line(text: str) -> str:
@@ -637,7 +651,7 @@ def _remedy(kind: str, text: str) -> str:
 
 def with_run(remedy: str, run: str) -> str:
     """Return a next step with the run's id in its command."""
-    return remedy.replace(_LOGS, f"hpcml logs {run}")
+    return re.sub(r"(hpcml (?:logs|rerun)) RUN\b", rf"\1 {run}", remedy)
 
 
 def _with_ranks(case: Case, hits: Sequence[Hit]) -> list[Hit]:

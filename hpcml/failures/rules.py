@@ -8,56 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from enum import Flag, StrEnum, auto
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import files
 from hpcml.errors import signal_name, signal_of_status
+from hpcml.failures import library_rules
+from hpcml.failures.rule import Retry, Role, Rule, Where
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-
-
-class Role(StrEnum):
-    """What a line shows: the beginning of a failure, a consequence of one, or less."""
-
-    ROOT = "root"
-    CASCADE = "cascade"  # something else failed before
-    CONFIRMATION = "confirmation"  # that the kernel killed a process out of memory; not which, nor what began it
-    TEARDOWN = "teardown"  # the noise of an end
-    WARNING = "warning"  # slow or near a limit, and no end
-
-
-class Retry(StrEnum):
-    """Which option is worth a try."""
-
-    NONE = ""
-    EXCLUDE = "exclude"  # the node that shows the line
-    MEMORY = "memory"
-    TIME = "time"
-
-
-class Where(Flag):
-    """Whose output a row is about."""
-
-    LOG = auto()  # a run's logs, line by line
-    SUBMISSION = auto()  # sbatch, which refused a job
-    IMAGE = auto()  # Apptainer or SingularityCE (1.4 was tried; they share the code), which did not enter an image
-    BUILD = auto()  # the same programs, which did not build one
-
-
-class Rule(NamedTuple):
-    """A text, and its meaning."""
-
-    name: str
-    role: Role
-    pattern: str
-    cause: str  # a clause
-    remedy: str = ""  # sentences
-    short: str = ""  # the cause in at most six words
-    retry: Retry = Retry.NONE
-    where: Where = Where.LOG
-    of_ranks: str = ""  # the remedy in a run of ranks, where it is another
+_EMPTY = re.compile(r" \((?:missing: )?\)")  # what is left of a parenthesis whose group matched nothing
 
 
 class Meaning(NamedTuple):
@@ -77,7 +37,7 @@ def filled(text: str, groups: Sequence[str | None]) -> str:
     """Return a rule's sentence with the groups of its pattern."""
     for index, group in enumerate(groups):
         text = text.replace(f"{{{index}}}", (group or "")[:100].rstrip(":,."))
-    return text
+    return _EMPTY.sub("", text)
 
 
 def meaning(text: str, where: Where) -> Meaning | None:
@@ -104,6 +64,23 @@ SLURM = (
          'Set slurm.remove=["--mem"] in the profile: hpcml then divides --memory-per-node by the CPUs '
          'and passes --mem-per-cpu. Or set slurm.extra=["--mem-per-cpu=4G"].',
          "memory per node not accepted", where=Where.SUBMISSION),
+    Rule("memory-required", ROOT, r"(?i)memory limit must be provided",
+         "this site requires each job to request memory",
+         "Add --memory-per-node, or set resources.memory_per_node in the profile.", "memory not requested",
+         where=Where.SUBMISSION),
+    Rule("gpu-type", ROOT, r"(?i)must (?:always )?specify (?:a|the) (?:gpu )?type",
+         "this partition requires the type of the GPUs", "Write the type with the number: --gpus-per-node TYPE:N. "
+         "sinfo -o '%P %G' shows the types.", "GPU type required", where=Where.SUBMISSION),
+    Rule("gres-closed", ROOT, r"(?i)--gres=\S+ (?:is )?no longer (?:acceptable|accepted|supported)",
+         "this site does not accept GPUs requested with --gres",
+         'Set slurm.gpu_request="gpus-per-node" in the profile.', "--gres not accepted", where=Where.SUBMISSION),
+    Rule("gres-only", ROOT, r"GRES option unsupported by configured SelectType",
+         "this Slurm accepts GPUs only with --gres", 'Set slurm.gpu_request="gres" in the profile.',
+         "only --gres accepted", where=Where.SUBMISSION),
+    Rule("policy-minimum", ROOT, r"QOSMin\w+",
+         "the request is smaller than the minimum of the QoS",
+         "Request more of what the message names, or choose another --qos.", "below the QoS's minimum",
+         where=Where.SUBMISSION),
     Rule("account", ROOT, r"(?i)invalid account or (?:account/partition combination|expired budget)",
          "Slurm rejected the account for this partition, or the account's budget is used up",
          "Check --account with sacctmgr show assoc where user=$USER, or with the site's command for budgets.",
@@ -240,7 +217,8 @@ DASK = (
          "Request more memory, or use more nodes or smaller chunks.", "worker out of memory", Retry.MEMORY),
     Rule("worker-exit", ROOT, r"hpcml: worker (\S+) ended: exit status (\d+)",
          "a worker exited with status {1}",
-         "A task or a library called os._exit. Read the last lines of the worker's log.",
+         "The last lines of the worker's log show why: hpcml logs RUN workers. "
+         "If they show no error, a task or a library called os._exit.",
          "worker exited"),
     Rule("worker-segfault", ROOT,
          r"(?:hpcml: worker \S+ ended: killed by SIGSEGV|Worker process \d+ was killed by signal 11\b)",
@@ -367,11 +345,11 @@ FILES_AND_PYTHON = (
     Rule("no-pmi", ROOT, r'application appears to have been direct launched using "srun"',
          "Open MPI cannot connect to Slurm", "Use --mpi pmix: hpcml help ranks.",
          "Open MPI without PMIx"),
-    Rule("glibc", ROOT, r"version [`']GLIBC_[\d.]+' not found",
+    Rule("glibc", ROOT, r"version [`']GLIBC_[\d.]+' not found(?! \(required by /\.singularity\.d/libs/)",
          "a program needs a newer system library (glibc) than the node has",
          "Use a container image, or packages for the node's operating system.",
          "system library too old"),
-    Rule("glibcxx", ROOT, r"version [`']GLIBCXX_[\d.]+' not found",
+    Rule("glibcxx", ROOT, r"version [`'](?:GLIBCXX|CXXABI)_[\d.]+' not found",
          "a loaded module's libstdc++ replaces the environment's libstdc++",
          "Load fewer modules, or remove folders from LD_LIBRARY_PATH.",
          "wrong libstdc++"),
@@ -401,7 +379,8 @@ FILES_AND_PYTHON = (
          "Check df -h /dev/shm on the node.", "shared memory lost (SIGBUS)"),
     Rule("abort", ROOT, r"^Fatal Python error: Aborted|^terminate called (?:after throwing|without an active)",
          "compiled code aborted the process", "The lines before the error name the library.", "crashed (SIGABRT)"),
-    Rule("assertion", ROOT, r"^(.{0,200}?\.\w{1,5}:\d+: .{0,200}?[Aa]ssertion [`'\"].{1,200}?[`'\"] failed)",
+    Rule("assertion", ROOT,
+         r"^((?!.*block: \[).{0,200}?\.\w{1,5}:\d+: .{0,200}?[Aa]ssertion [`'\"].{1,200}?['`\"] failed)",
          "an assertion in compiled code failed: {0}",
          "Check the values that the script passed to the library that failed.", "assertion failed in compiled code"),
     Rule("illegal", ROOT, r"^Fatal Python error: Illegal instruction",
@@ -427,15 +406,18 @@ GPU = (
          'Use client = hpcml.connect(backend="gpu") for CuPy arrays in Dask. Copy an array to the CPU with .get().',
          "NumPy and CuPy mixed"),
     Rule("driver-old", ROOT,
-         r"cudaErrorInsufficientDriver|CUDA driver version is insufficient for CUDA runtime version",
+         r"cudaErrorInsufficientDriver|CUDA driver version is insufficient for CUDA runtime version|"
+         r"NVIDIA driver on your system is too old",
          "the packages need a newer GPU driver than the node has, or the image was started without --nv",
          "Use packages for the node's CUDA version (cu12 for driver 535).", "GPU driver too old"),
     Rule("no-kernel", ROOT, r"no kernel image is available for execution on the device",
          "a package has no code for this kind of GPU", "Install a build of the package for the nodes' GPUs.",
          "package lacks this GPU"),
-    Rule("no-gpu", ROOT, r"cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE|no CUDA-capable device is detected",
+    Rule("no-gpu", ROOT, r"cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE|no CUDA-capable device is detected|"
+         r"Found no NVIDIA driver on your system|RuntimeError: No CUDA GPUs are available|"
+         r"Attempting to deserialize object on a CUDA device but",
          "the process has no GPU", "Request GPUs: --gpus-per-node 1.", "no GPU"),
-    Rule("gpu-busy", ROOT, r"all CUDA-capable devices are busy or unavailable|cudaErrorDevicesUnavailable",
+    Rule("gpu-busy", ROOT, r"CUDA-capable device(?:\(s\) is/are|s are) busy or unavailable|cudaErrorDevicesUnavailable",
          "another process uses the GPU, or the GPU's compute mode is exclusive", _ELSEWHERE, "GPU busy", Retry.EXCLUDE),
     Rule("fabric-manager", ROOT, r"CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady|system not yet initialized",
          "NVIDIA's Fabric Manager is not running on a node", _ELSEWHERE, "GPUs not ready", Retry.EXCLUDE),
@@ -551,7 +533,22 @@ IMAGES = (
          "the machine does not allow user namespaces, which images need",
          "Try another node, or ask the site's support for user namespaces or a setuid container program.",
          "images not allowed", Retry.EXCLUDE, _ENTERING | Where.BUILD),
-    Rule("bind-source", ROOT, r"mount source (\S+) doesn't exist",
+    Rule("image-slow", ROOT, r"(?:squashfuse_ll|squashfuse|fuse2fs|fuse-overlayfs) failed to mount \S+ in (\d+)s",
+         "the image was not mounted within {0} s: its file system is slow or busy, often because many nodes read it",
+         'Copy the image to each node first: --set runtime.stage="copy".', "image mounted too slowly",
+         where=_ENTERING),
+    Rule("image-proc", ROOT, r"can't mount proc filesystem to /proc",
+         "the machine does not allow the container program to mount /proc, as inside another container",
+         "Run hpcml outside the other container, or ask the site's support.", "/proc not mounted", where=_ENTERING),
+    Rule("image-glibc", ROOT, r"version [`']GLIBC_[\d.]+' not found \(required by /\.singularity\.d/libs/",
+         "the image's system library (glibc) is older than the node's GPU driver needs",
+         "Build the image from a newer operating system (From: in its definition).", "image's glibc too old",
+         where=_ENTERING),
+    Rule("faked", ROOT, r"mount source /\.singularity\.d/libs/faked doesn't exist",
+         "--fakeroot needs the program faked, which is missing",
+         "Remove --fakeroot from runtime.options, or ask the site's support for a line in /etc/subuid.",
+         "faked is missing", where=_ENTERING | Where.BUILD),
+    Rule("bind-source", ROOT, r"mount source (?!/\.singularity\.d/libs/faked)(\S+) doesn't exist",
          "a path in runtime.binds does not exist on the node: {0}",
          "Correct runtime.binds (or paths.scratch), or create the path on all nodes.", "path to bind missing",
          where=_ENTERING),
@@ -570,7 +567,8 @@ IMAGES = (
     Rule("image-format", ROOT, r"image format not recognized",
          "the file is not an image", "Build the image with hpcml image build, or copy the image again.", "not an image",
          where=_ENTERING),
-    Rule("image-damaged", ROOT, r"(?i:trying to read the squashfs image)|" + _OF_THE_PROGRAM +
+    Rule("image-damaged", ROOT,
+         r"(?i:trying to read the squashfs image|bad superblock for squashfs)|" + _OF_THE_PROGRAM +
          r"(?i:squashfs.{0,40}(?:corrupt|superblock)|unexpected EOF|header is corrupted|"
          r"while (?:loading|reading) .*(?:EOF|header|descriptor))",
          "the image file is damaged or truncated",
@@ -642,7 +640,7 @@ IMAGES = (
          "In the build's output, the lines before the last line show the failed command.", where=Where.BUILD),
 )  # fmt: skip
 
-RULES = (*SLURM, *DASK, *FILES_AND_PYTHON, *GPU, *NETWORK, *IMAGES)
+RULES = (*SLURM, *DASK, *FILES_AND_PYTHON, *library_rules.RULES, *GPU, *NETWORK, *IMAGES)
 BY_NAME = {rule.name: rule for rule in RULES}
 
 

@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from hpcml import __version__, assets, files, subprocesses, units
 from hpcml.errors import HpcmlError, ImageError, NotFoundError, StorageError, UsageError, did_you_mean, nearest
-from hpcml.failures.rules import Where, meaning
+from hpcml.failures.rule import Where
+from hpcml.failures.rules import meaning
 from hpcml.images.sif import Definition, Image, inspect
 from hpcml.origins import HPCML, TYPED, Named
 from hpcml.sites import layers

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from hpcml import assets, files, subprocesses, units
-from hpcml.failures.rules import Where, meaning
+from hpcml.failures.rule import Where
+from hpcml.failures.rules import meaning
 from hpcml.images.build import Program, ask, last_lines
 from hpcml.images.sif import PREFIX, Image, machine, problems
 from hpcml.node.hardware import record

@@ -152,7 +152,9 @@ def _sample(context: Context) -> None:
         try:
             fork(sample)  # nobody waits for it; it ends with this process
         except OSError as error:  # no process can be started: the kind's will say so where it matters
-            print(f"hpcml: the resource use of {context.node} is not sampled: {error.strerror}.", file=sys.stderr)
+            print(
+                f"hpcml: warning: {context.node}: the resource use is not sampled: {error.strerror}.", file=sys.stderr
+            )
 
 
 def fork(child: Callable[[], int]) -> int:

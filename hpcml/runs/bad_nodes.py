@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcml import errors, files
 from hpcml.errors import HpcmlError
-from hpcml.failures.rules import BY_NAME, Retry
+from hpcml.failures.rule import Retry
+from hpcml.failures.rules import BY_NAME
 from hpcml.runs import directories
 from hpcml.runs.status import Status, status
 from hpcml.sites.layers import process_environment

@@ -14,7 +14,8 @@ from hpcml.failures import evidence, judgement, stacks
 from hpcml.failures.end import SLURM
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Case, Cause
-from hpcml.failures.rules import COLLECTIVE, Retry, Role, Where, meaning
+from hpcml.failures.rule import Retry, Role, Where
+from hpcml.failures.rules import COLLECTIVE, meaning
 from hpcml.forms import Form
 from hpcml.paths import SCRIPT
 from hpcml.report import attempts

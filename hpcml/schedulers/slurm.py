@@ -13,7 +13,8 @@ from typing import Any
 
 from hpcml import units
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, SlurmUnreachableError
-from hpcml.failures.rules import Where, meaning
+from hpcml.failures.rule import Where
+from hpcml.failures.rules import meaning
 from hpcml.origins import HPCML
 from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest, measure

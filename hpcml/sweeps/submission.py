@@ -11,7 +11,8 @@ from hpcml import units
 from hpcml.errors import TIME_LIMIT, SiteError, UsageError
 from hpcml.failures import judgement
 from hpcml.failures.judgement import Cause
-from hpcml.failures.rules import BY_NAME, Retry
+from hpcml.failures.rule import Retry
+from hpcml.failures.rules import BY_NAME
 from hpcml.request.record import RunRequest
 from hpcml.runs import bad_nodes, directories, script_checks, why
 from hpcml.runs import status as run_status

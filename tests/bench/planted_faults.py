@@ -105,6 +105,8 @@ FAULTS = (
     F("hpcml/failures/judgement.py", 'if status in (126, 127) and kind == "program":', "if status in (126, 127):", "a script's own status 127 is told as missing program"),
     F("hpcml/failures/judgement.py", "slack = 0.0 if one.line.node == other.line.node else one.within + other.within", "slack = 0.0", "clocks that differ a little make why blame another node"),
     F("hpcml/failures/rules.py", 'Rule("killed-worker", CASCADE,', 'Rule("killed-worker", ROOT,', "why names KilledWorker and not what killed the workers"),
+    F("hpcml/failures/evidence.py", "if lines[index].startswith(_OWN_WARNING) and not rule.pattern.startswith(_OWN_WARNING):", "if False:", "a warning of hpcml's own sampler is the cause"),
+    F("hpcml/failures/judgement.py", "return hit._replace(groups=next(printed, hit.groups))", "return hit", "a GPU's assertion is told without its condition"),
     F("hpcml/files.py", "if ours and not (is_obeyed(status) if obeyed else is_ours(status)):", "if obeyed and not is_obeyed(status):", "hpcml believes a run's record that another user wrote"),
     F("hpcml/files.py", "for place in {path, real}:", "for place in {real}:", "hpcml obeys settings behind a link in another's folder"),
     F("hpcml/files.py", "elif not stat.S_ISDIR(status.st_mode) or status.st_mode & stat.S_ISVTX:", "elif status.st_mode & stat.S_ISVTX:", "hpcml distrusts each path that leads through a link"),

@@ -10,7 +10,8 @@ import pytest
 
 from conftest import Cluster
 from hpcml import errors
-from hpcml.failures.rules import CONTAINER_FAILED, Where, meaning
+from hpcml.failures.rule import Where
+from hpcml.failures.rules import CONTAINER_FAILED, meaning
 from lab_apptainer import FUSE
 
 pytestmark = pytest.mark.lab

@@ -20,7 +20,8 @@ from hpcml.failures import evidence, judgement
 from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, Piece
 from hpcml.failures.judgement import Case, Cause
-from hpcml.failures.rules import BY_NAME, COLOURS, RULES, Role, Where, meaning
+from hpcml.failures.rule import Role, Where
+from hpcml.failures.rules import BY_NAME, COLOURS, RULES, meaning
 from hpcml.forms import Form
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import messages, workers
@@ -432,3 +433,42 @@ def test_a_process_that_has_gone_waits_for_nothing(tmp_path: Path) -> None:
     look = script_process.FileSystemHang(1)
     look.place = tmp_path / "gone"
     assert [look.look(now) for now in (0, 60)] == ["", ""]
+
+
+def test_the_condition_of_a_gpu_assertion_is_in_the_cause() -> None:
+    """The error itself does not name it: the line that the GPU printed before does."""
+    message = "CUDA error: device-side assert triggered\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+    printed = hits(TEXTS["device-assert"][0], source="driver")
+    found = cause(raised(("AcceleratorError", message)), printed)
+    assert (found.rule, "`srcIndex < srcSelectDimSize`" in found.what) == ("device-assert", True), found
+    assert "CUDA_LAUNCH_BLOCKING=1" in found.remedy
+    assert "assertion: usually" in cause(raised(("AcceleratorError", message)), []).what
+
+
+def test_a_worker_that_exited_is_told_with_the_error_in_its_log() -> None:
+    """os._exit is proposed only where the log shows no error."""
+    lost = ended(errors.ROLE_LOST, "hpcml", "FAILED", "the workers were lost")
+    end = TEXTS["worker-exit"][0]
+    found = cause(lost, hits("RuntimeError: PrivateWorker failed to start.", "", end))
+    assert found.what == "a worker exited with status 5 (RuntimeError: PrivateWorker failed to start.)"
+    assert cause(lost, hits(end)).what == "a worker exited with status 5"
+    assert (
+        cause(lost, hits(TEXTS["stub-library"][0], "RuntimeError: PrivateWorker failed to start.", end)).rule
+        == "stub-library"
+    )
+
+
+def test_a_warning_of_hpcml_itself_is_never_the_cause() -> None:
+    sampler = "hpcml: warning: n1: the GPUs are not sampled: ModuleNotFoundError: No module named 'pynvml'."
+    lost = ended(errors.WORKERS_NEVER_CAME, "hpcml", "FAILED", "n1: GPU workers need dask-cuda, which is not installed")
+    assert cause(lost, hits(sampler)).what == "n1: GPU workers need dask-cuda, which is not installed"
+
+
+def test_a_script_without_its_arguments_is_told_to_get_some() -> None:
+    error = raised(("IndexError", "list index out of range"))
+    found = cause(error._replace(error={**error.error, "code": "data = sys.argv[1]"}), [])
+    assert (found.short, "-- ARGUMENTS" in found.remedy) == ("arguments missing", True), found
+    assert "too few arguments" not in cause(error, []).what
+    assert (
+        judgement.with_run(found.remedy, "r1") == "Write the arguments after the script: hpcml rerun r1 -- ARGUMENTS."
+    )

@@ -17,7 +17,8 @@ import pytest
 
 from hpcml import subprocesses
 from hpcml.errors import ImageError, NotFoundError, StorageError, UsageError
-from hpcml.failures.rules import Where, meaning
+from hpcml.failures.rule import Where
+from hpcml.failures.rules import meaning
 from hpcml.images import build, sif
 from hpcml.origins import HPCML
 

@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 
 from hpcml.failures import rules
+from hpcml.failures.rule import Where
 
 TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>')
 
@@ -50,7 +51,7 @@ def test_a_program_for_another_processor_is_named(tmp_path: Path, order: Literal
 
 def test_why_an_image_was_not_entered_is_in_the_program_s_own_words() -> None:
     said = "WARNING: nothing\n\x1b[31mFATAL:  \x1b[0m the moon is full.\nsrun: error: n1: task 0\n"
-    assert rules.meaning(said, rules.Where.IMAGE) is None
+    assert rules.meaning(said, Where.IMAGE) is None
     found = rules.not_entered(said, "255")
     assert found.what == "the image could not be started: the moon is full"
     assert "hpcml image check" in found.hint

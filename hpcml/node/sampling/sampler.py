@@ -83,7 +83,9 @@ class Sampler:
                 self.file.begin(self._header().as_json())
             if self.gpus.problem:
                 print(
-                    f"hpcml: the GPUs of {self.node} are not sampled: {self.gpus.problem}.", file=sys.stderr, flush=True
+                    f"hpcml: warning: {self.node}: the GPUs are not sampled: {self.gpus.problem}.",
+                    file=sys.stderr,
+                    flush=True,
                 )
                 self.gpus = None
         now = round(time.time(), 2)
