@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import lab_nodes
 from beside import SMALL
 from conftest import Cluster
 from hpcml import errors
+from lab_nodes import call
+from lab_paths import namespace
 from lab_state import wait_for
 from test_losses import parents, roles, shell
 
@@ -47,11 +48,11 @@ def ended(cluster: Cluster, directory: Path) -> tuple[int, str]:
 def test_a_supervisor_that_is_stopped_ends_the_run(cluster: Cluster) -> None:
     directory = start(cluster, DEAF, *GRACE, "--set", "deadlines.answer=8s")
     os.kill(roles(cluster, directory, "driver", "n1")[0], signal.SIGSTOP)
-    status, message = ended(cluster, directory)
-    assert status == errors.ROLE_LOST
-    assert "hpcml's supervisor process on n1 did not answer for" in message
-    assert "(the process is stopped: SIGSTOP)" in message
     cluster.wait_gone(directory, 90)
+    end = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
+    assert (end["state"], end["exit_status"]) == ("FAILED", errors.ROLE_LOST), end
+    assert "hpcml's supervisor process on n1 did not answer for" in end["message"]
+    assert "(the process is stopped: SIGSTOP)" in end["message"]
 
 
 @pytest.mark.beside
@@ -85,12 +86,12 @@ def rank_step(cluster: Cluster, directory: Path) -> int:
 @contextlib.contextmanager
 def cut_off(node: str) -> Iterator[None]:
     """Cut a node's network; its file system is not behind it."""
-    place = lab_nodes.namespace(node)
-    lab_nodes.call(["ip", "-n", place, "link", "set", "eth0", "down"])
+    place = namespace(node)
+    call(["ip", "-n", place, "link", "set", "eth0", "down"])
     try:
         yield
     finally:
-        lab_nodes.call(["ip", "-n", place, "link", "set", "eth0", "up"])
+        call(["ip", "-n", place, "link", "set", "eth0", "up"])
 
 
 @pytest.mark.parametrize(("node", "words"), [

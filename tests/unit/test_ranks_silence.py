@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -196,8 +197,12 @@ def test_one_sign_that_is_missing_is_no_silence() -> None:
 
 def test_an_interface_that_is_down_is_named_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysfs, "addresses", lambda: {"lo": ["127.0.0.1"], "eth0": ["10.0.0.1"]})
-    for state, name in (("down", "eth0"), ("lowerlayerdown", "eth0"), ("up", ""), ("unknown", ""), ("", "")):
-        monkeypatch.setattr(sysfs, "read", lambda _, state=state: state)
+    assert network.interface_down("127.0.0.1") == ""
+    assert network.interface_down("10.0.0.1") == ("" if sysfs.is_up("eth0") else "eth0")
+    assert not sysfs.is_up("no-such")
+    for flags, name in ((0x1, "eth0"), (0x0, "eth0"), (0x41, ""), (0x1043, "")):
+        answer = struct.pack("16sH14x", b"eth0", flags)
+        monkeypatch.setattr("fcntl.ioctl", lambda *_, answer=answer: answer)
         assert network.interface_down("10.0.0.1") == name
     assert network.interface_down("10.0.0.9") == ""
 

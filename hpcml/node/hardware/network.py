@@ -15,7 +15,6 @@ from hpcml.node.settings import Context, Settings
 from hpcml.units import RDMA
 
 _MOST_NAMES = 4  # of nodes in a sentence
-_DOWN = ("down", "lowerlayerdown", "notpresent")  # states of an interface, as the kernel names them (RFC 2863)
 
 
 class NoAddressError(Exception):
@@ -123,8 +122,7 @@ def ucx_environment(*, single_node: bool, tcp: bool = True) -> dict[str, str]:
 def interface_down(address: str) -> str:
     """Return the interface of this node that has an address if the kernel says that it is down, else nothing."""
     name = next((name for name, several in sysfs.addresses().items() if address in several), "")
-    state = sysfs.read(Path("/sys/class/net", name, "operstate")) if name else ""
-    return name if state in _DOWN else ""
+    return name if name and not sysfs.is_up(name) else ""
 
 
 def choose_address(interface: str, *, single_node: bool) -> tuple[str, str]:

@@ -25,6 +25,8 @@ _KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # domain:bus:device.function
 _WORD = 4  # bytes: port_xmit_data counts words of 4 octets (Linux, Documentation/ABI/stable/sysfs-class-infiniband)
 _STUCK = 2**32 - 1  # adapters without 64-bit counters stop here instead of starting again (same document)
+_GET_FLAGS = 0x8913  # ioctl SIOCGIFFLAGS (netdevice(7))
+_UP = 0x1 | 0x40  # IFF_UP and IFF_RUNNING
 _GET_ADDRESSES, _ENTRY = 0x8912, 40  # SIOCGIFCONF and the bytes of an entry of its answer, netdevice(7)
 DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")  # from near to far; the names are those of `nvidia-smi topo -m`
 
@@ -185,6 +187,17 @@ def addresses() -> dict[str, list[str]]:
         entry = room[start : start + _ENTRY].tobytes()
         by_name.setdefault(os.fsdecode(entry[:16].partition(b"\0")[0]), []).append(socket.inet_ntoa(entry[20:24]))
     return by_name
+
+
+def is_up(interface: str) -> bool:
+    """Whether an interface of this node is up and has a carrier, as far as the kernel tells."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            answer = fcntl.ioctl(asking, _GET_FLAGS, struct.pack("16s16x", os.fsencode(interface)[:15]))
+        except OSError:  # it is gone
+            return False
+    flags = int(struct.unpack_from("H", answer, 16)[0])
+    return flags & _UP == _UP
 
 
 def _listed(folder: Path) -> list[Path]:
