@@ -119,6 +119,12 @@ NOTES: dict[str, tuple[str, str]] = {
         "A later version of the kernels needs 0.064 s where this run's needed 0.070 s (20 iterations and the inertia, by a "
         "script without Dask); no run has its fits yet.",
     ),
+    "failures": (
+        "What hpcml says of 22 failures on a GPU, caused in runs on the local site.",
+        "*named*: cause, next step and rank have the words that [failures.toml](../../tests/bench/gpu/failures.toml) asks for. *raw*: they have not. "
+        "*misleading*: words of another cause, or another rank. *silent*: no cause. *right*, *wrong*: what is to work works, or does not. "
+        "Failures of one wave happened at the same time on the same GPU.",
+    ),
 }
 
 Format = Callable[[Any], str]
@@ -132,6 +138,11 @@ def number(digits: int, unit: str = "") -> Format:
 def small(value: Any) -> str:
     """Write a number that may be tiny."""
     return f"{value:.1e}" if value else "0"
+
+
+def beginning(most: int) -> Format:
+    """Return what writes the first characters of a text."""
+    return lambda value: str(value) if len(str(value)) <= most else f"{str(value)[:most]} …"
 
 
 def truth(value: Any) -> str:
@@ -222,6 +233,9 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
     "chunks": [("data", "size", str), ("rounds", "rounds", str), ("the first time", "first_s", number(2, " s")), ("then", "kept_s", number(2, " s")),
                ("least", "least_s", number(2, " s")), ("most", "most_s", number(2, " s")), ("the GPU is in use", "busy", number(0, " %")),
                ("rate", "gib_s", number(0, " GiB/s"))],
+    "failures": [("verdict", "verdict", str), ("exit status", "status", str), ("cause", "cause", beginning(110)), ("next step", "remedy", beginning(70)),
+                 ("rank", "rank", str), ("node", "node", str), ("took", "seconds", number(1, " s")),
+                 ("script began after", "start_s", number(1, " s")), ("cancelled in", "cancel_s", number(1, " s"))],
     "lloyd": [("iterations", "iterations", str), ("rounds", "rounds", str), ("library", "library", str), ("a fit", "lloyd_s", number(3, " s")),
               ("each", "lloyd_spread", str), ("kernels", "kernels_s", number(3, " s")), ("bound", "bound_s", number(3, " s")),
               ("by", "bound", str), ("fit / bound", "times_bound", number(2)), ("cuml.dask", "cuml_dask_s", number(3, " s")),
