@@ -29,7 +29,7 @@ class End(NamedTuple):
     at_fault: tuple[str, ...] = ()  # nodes that failed by what they did themselves; others may have kept the rest away
     time: float = 0.0  # when this was written, in seconds since 1970
     rank: int | None = None  # the rank that failed first, None where the script is one process
-    node: str = ""  # its node
+    node: str = ""  # its node; where hpcml ended the run, the one that was lost or did not start, first of several
     log: str = ""  # the file of its output in the run's folder of logs
 
     @property

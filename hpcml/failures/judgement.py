@@ -391,7 +391,7 @@ def _lost(case: Case, hits: Sequence[Hit]) -> Cause:
         named = [hit for hit in hits if hit.rule.name == "node-failure"]
         nodes = tuple(dict.fromkeys(filter(None, _named_nodes(named))))
         return _by_rule(BY_NAME["node-failure"], evidence=tuple(hit.line for hit in named[:_SHOWN]), nodes=nodes)
-    status, record, node = end.exit_status, Line(end.message, "record", "status.json"), _node_in(end.message)
+    status, record, node = end.exit_status, Line(end.message, "record", "status.json"), end.node
     if root := _first(_roots(hits, with_script=status != errors.WORKERS_NEVER_CAME)):
         cause = _of(root, hits)
         if root.rule.name in _OF_ANOTHER_NODE and not cause.nodes and node:
@@ -404,12 +404,6 @@ def _lost(case: Case, hits: Sequence[Hit]) -> Cause:
     is_known = status not in (errors.ALLOCATION_LOST, 128 + signal.SIGKILL)
     short = case.short_by_status(followed=True).get(status, "ended")
     return Cause(end.message, short, is_known, "", end.hint, evidence=_quoted(case))
-
-
-def _node_in(message: str) -> str:
-    """Return the node that a sentence of hpcml begins with or names as the first."""
-    heads = (part.partition(": ")[0] for part in message.rpartition("s were lost: ")[2].split("; "))
-    return next((head for head in heads if head and " " not in head), "")
 
 
 def _after(cascade: Hit, hits: Sequence[Hit]) -> Cause:

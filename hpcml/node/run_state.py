@@ -68,9 +68,11 @@ class RunState:
             say(self.context, f"warning: {sentence}")  # the driver's log is the script's alone
             self.events.write("warning", sentence=sentence)
 
-    def end(self, status: int, reason: str, hint: str = "", quote: tuple[str, ...] = ()) -> RunEndedError:
+    def end(
+        self, status: int, reason: str, hint: str = "", quote: tuple[str, ...] = (), node: str = ""
+    ) -> RunEndedError:
         """Return the exception that ends the run in this phase."""
-        return RunEndedError(End(status, self.phase, "hpcml", reason, hint, quote))
+        return RunEndedError(End(status, self.phase, "hpcml", reason, hint, quote, node=node))
 
     def judge(self, compared: Comparison) -> None:
         """End the run if a role has other versions than the driver; write down once when all have told theirs."""

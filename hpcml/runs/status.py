@@ -109,7 +109,7 @@ class Ending(NamedTuple):
     quote: tuple[str, ...] = ()  # lines that show it
     at_fault: tuple[str, ...] = ()  # nodes that failed by what they did themselves
     rank: int | None = None  # the rank that failed first, None without ranks
-    node: str = ""  # its node
+    node: str = ""  # its node, or the first that was lost or did not start
     log: str = ""  # the file of its output in the run's folder of logs
 
 

@@ -101,6 +101,61 @@ def test_nothing_is_advised_that_the_site_does_not_take(world: World) -> None:
             assert again.returncode == 0, again.stderr
 
 
+RANK = {"exit_status": 1, "by": "script", "message": "rank 2 on n3 exited with status 1", "rank": 2, "node": "n3",
+        "log": "rank-n3-2.log"}  # fmt: skip
+
+
+def test_the_rank_that_failed_is_named_with_its_node_and_its_log(world: World) -> None:
+    directory = failed(world, "--ranks", "2", "--nodes", "2", **RANK)
+    for name in ("rank-n1.log", "rank-n3.log", "driver.log"):
+        (directory / "logs" / name).touch()
+    (directory / "logs/rank-n3-2.log").write_text("Traceback (most recent call last):\nValueError: bad batch 17\n")
+    lines = world.run("why").stdout.splitlines()
+    assert lines[1:3] == [
+        "cause      Rank 2 on n3 printed ValueError: bad batch 17.",
+        f"rank       2 on n3, logs/rank-n3-2.log: hpcml logs {directory.name} rank:2",
+    ]
+    assert lines[-1] == f"next       See the traceback in the log: hpcml logs {directory.name} rank:2."
+    found = why(world)
+    expected = {"rank": 2, "node": "n3", "log": "logs/rank-n3-2.log", "ranks": [2], "nodes": ["n3"], "occurrences": 1}
+    assert {name: found[name] for name in expected} == expected
+    assert found["evidence"][0]["rank"] == 2
+    told = world.answers("status")
+    assert (told["rank"], told["node"], told["log"]) == (2, "n3", "rank-n3-2.log")
+    assert "cause      Rank 2 on n3 printed ValueError: bad batch 17." in world.run("status").stdout
+
+
+def test_a_rank_s_memory_is_not_cured_by_more_nodes(world: World) -> None:
+    limits = ("--set", "partitions.small.memory_per_node=50G", "--set", "partitions.small.max_nodes=4")
+    asked = ("--partition", "small", "--nodes", "2", "--memory-per-node", "42G", *limits)
+    starved = {**RANK, "exit_status": 137, "state": "OUT_OF_MEMORY", "message": "rank 2 on n3 was killed"}
+    for ranks, expected in (("4", ["--ranks", "2"]), ("node", [])):
+        directory = failed(world, *asked, "--ranks", ranks, **starved)
+        found = why(world, directory.name)
+        assert found["options"] == expected
+        assert "fewer ranks on each node" in found["next_step"]
+        if expected:
+            again = world.run(*found["again"].split()[1:], "--dry-run")
+            assert again.returncode == 0, again.stderr
+
+
+def test_a_collective_operation_that_waits_is_named_while_the_run_lives(world: World) -> None:
+    directory = failed(world, "--ranks", "1", "--nodes", "2", **RANK)
+    (directory / "status.json").unlink()
+    with (directory / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"time": 2.0, "attempt": 0, "event": "driver-started"}) + "\n")
+    assert "state      RUNNING. The script runs" in world.run("why").stdout
+    (directory / "logs/rank-n1.log").touch()
+    watchdog = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=4)"
+    (directory / "logs/rank-n1-1.log").write_text(f"{watchdog}\n")
+    found = why(world)
+    assert found["cause"].endswith(
+        "a rank did not join a collective operation in time; rank 1 on n1 waited for it (ALLREDUCE, SeqNum=2)"
+    )
+    assert found["next_step"] == f"Show where the ranks wait: hpcml stacks {directory.name}."
+    assert found["evidence"][0]["text"] == watchdog
+
+
 def test_without_evidence_it_is_not_known_and_says_where_to_look(world: World) -> None:
     directory = failed(world, exit_status=87, by="scheduler", message="the job ended without a status (Slurm: FAILED)")
     (directory / "logs/job.log").write_text("nothing of use\n")

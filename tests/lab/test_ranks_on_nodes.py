@@ -62,6 +62,13 @@ if rank == 3:
     sys.exit("there was enough")
 time.sleep(1000)
 """
+# Rank 3 starts a program that takes more memory than there is.
+HAS_A_CHILD = """
+import os, subprocess, sys, time
+if os.environ["RANK"] == "3":
+    subprocess.run([sys.executable, "-c", "taken = [bytes(1) * (32 << 20) for _ in range(64)]"], check=True)
+time.sleep(1000)
+"""
 # A real MPI without mpi4py and compiler: constants are numbers in MPICH and objects of the library in Open MPI.
 LIBRARIES = {"pmix": "libmpi.so.40", "pmi2": "libmpich.so.12"}
 ALLREDUCE = """
@@ -151,8 +158,21 @@ def test_the_first_rank_that_fails_ends_all(cluster: Cluster) -> None:
     run = cluster.submit(FAILS, *FOUR, arguments=(str(path),))
     assert run.code == 137, run.err
     assert "rank 3 on n2 was killed because the node's memory limit was reached" in run.status["message"]
-    assert "memory limit was reached" in cluster.run("hpcml", "why", run.directory.name).stdout
+    found = json.loads(cluster.run("hpcml", "why", run.directory.name, "--json").stdout)
+    assert found["cause"] == "rank 3 on n2 was killed because the node's memory limit was reached"
+    assert (found["rank"], found["node"], found["log"]) == (3, "n2", "logs/rank-n2-3.log")
+    assert (found["ranks"], found["nodes"], found["occurrences"]) == ([3], ["n2"], 1)
+    assert "fewer ranks on each node" in found["next_step"]
     assert wait_for(lambda: not any(line.endswith(str(path)) for _, line in cluster.processes()), 30)
+
+
+def test_a_child_of_a_rank_that_the_kernel_killed_is_out_of_memory(cluster: Cluster) -> None:
+    run = cluster.submit(HAS_A_CHILD, *MPI)
+    assert run.code == 1, run.err
+    found = json.loads(cluster.run("hpcml", "why", run.directory.name, "--json").stdout)
+    assert (found["rule"], found["rank"], found["node"]) == ("oom-kill", 3, "n2"), found
+    assert found["cause"].startswith("a process that rank 3 on n2 started was killed because the node's memory limit")
+    assert found["options"][:1] == ["--memory-per-node"]
 
 
 @pytest.mark.parametrize("kind", LIBRARIES)

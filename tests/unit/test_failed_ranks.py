@@ -13,6 +13,8 @@ from hpcml.failures import evidence, judgement
 from hpcml.failures.end import End, parse
 from hpcml.failures.judgement import Case, Cause
 from hpcml.forms import Form
+from hpcml.kind import Kind
+from hpcml.kinds.dask import KIND as DASK
 from hpcml.kinds.ranks import KIND
 from hpcml.paths import RunPaths
 from hpcml.report.attempts import cause_sentence
@@ -124,6 +126,15 @@ def test_the_end_keeps_rank_node_and_log() -> None:
     for wrong in ("2", 2.0, True):
         with pytest.raises(TypeError):
             parse({**end.as_json(), "rank": wrong})
+
+
+@pytest.mark.parametrize("kind", [KIND, DASK])
+def test_a_lost_node_is_left_out_of_the_next_run(kind: Kind) -> None:
+    line = TEXTS["stale-handle"][0]  # which the end quotes, and no log has
+    end = End(errors.ROLE_LOST, "driver", "hpcml", "n3 has not answered for 600 s", quote=(line,), node="n3")
+    found = judgement.judge(Case(end, kind), [])
+    assert found is not None
+    assert (found.nodes, found.retry) == (("n3",), "exclude")
 
 
 # -- what it said before -----------------------------------------------------------------------------------------------

@@ -333,11 +333,12 @@ def test_a_scheduler_that_dies_while_workers_start_ends_the_wait(
 def test_a_run_whose_last_worker_cannot_come_back_ends(
     cluster: Broken, present: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost = SimpleNamespace(final=True, workers=["n1-0"], quote=())
+    lost = SimpleNamespace(final=True, workers=["n1-0"], quote=(), node="n1")
     monkeypatch.setattr(cluster.losses, "look", lambda *_, **__: [lost])
     monkeypatch.setattr(cluster.losses, "tell", lambda _: None)
     monkeypatch.setattr("hpcml.kinds.dask.node.losses.sentences", lambda _: "n1: exit status 137")
     monkeypatch.setattr(cluster.state, "time_to_look", lambda: True)
     cluster.present = present
-    with contextlib.nullcontext() if present else pytest.raises(RunEndedError, match="workers were lost"):
+    with contextlib.nullcontext() if present else pytest.raises(RunEndedError, match="workers were lost") as told:
         cluster._check_workers()
+    assert present or (told and told.value.end.node == "n1")

@@ -260,7 +260,7 @@ class Processes:
         self.hangs.look(absent, final=len(final) == len(missing))
         if final and (self.context.settings.workers.on_loss == "fail" or none_left):
             reason = f"workers were lost: {losses.sentences(final)}"
-            raise self.state.end(errors.ROLE_LOST, reason, quote=final[0].quote)
+            raise self.state.end(errors.ROLE_LOST, reason, quote=final[0].quote, node=final[0].node)
 
     # -- its end --------------------------------------------------------------------------------------------------
 

@@ -125,7 +125,9 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
     name = f"the Dask scheduler on {context.node}"
     if status := _scheduler_status(context):
         if cause := not_entered(context, status, lambda most: scheduler_log(context, most)):
-            return End(errors.IMAGE, "image", "hpcml", f"{context.node}: {cause.what}", cause.hint, quote)
+            return End(
+                errors.IMAGE, "image", "hpcml", f"{context.node}: {cause.what}", cause.hint, quote, node=context.node
+            )
         ended = rules.of_role(int(status), quote)
         reason, hint = f"{name} {ended.what}", ended.hint or hint
         if status == str(errors.START_FAILED) and quote and quote[-1].startswith("hpcml: "):
@@ -159,13 +161,15 @@ def of_the_workers(
     named = outside or final or nodes
     at_fault = tuple(missing.node for missing in named if missing.own_fault)
     quote = (named[0].quote or worker_log(context, named[0].node)) if named else ()
+    node = named[0].node if named else ""
     if outside:
-        return End(errors.IMAGE, "image", "hpcml", sentences(named), outside[0].remedy, quote, at_fault=at_fault)
+        hint = outside[0].remedy
+        return End(errors.IMAGE, "image", "hpcml", sentences(named), hint, quote, at_fault=at_fault, node=node)
     when = f" within {late:g} s" if late else ""
     absent = sum(len(missing.workers) for missing in nodes)
     reason = f"{absent} of {absent + len(present)} workers did not start{when}: {sentences(named)}"
     hint = f"See the whole log: hpcml logs {context.run.directory.name} worker."
-    return End(errors.WORKERS_NEVER_CAME, "workers", "hpcml", reason, hint, quote, at_fault=at_fault)
+    return End(errors.WORKERS_NEVER_CAME, "workers", "hpcml", reason, hint, quote, at_fault=at_fault, node=node)
 
 
 def scheduler_log(context: Context, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:

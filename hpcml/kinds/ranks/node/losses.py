@@ -67,4 +67,4 @@ def _end(state: RunState, reason: str, suspect: str, node: str) -> End:
     if suspect:
         hint += f" If {suspect} fails again, exclude the node: --exclude {suspect}."
     quote, at_fault = absence.log_of(state.context, node), (suspect,) if suspect else ()
-    return End(status, state.phase, "hpcml", reason, hint, quote, at_fault=at_fault)
+    return End(status, state.phase, "hpcml", reason, hint, quote, at_fault=at_fault, node=suspect or node)
