@@ -316,16 +316,19 @@ class Deadlines(NamedTuple):
     teardown: Seconds = Seconds("10s")
     """The longest time for ending the Dask scheduler and the workers."""
     answer: Seconds = Seconds("10m")
-    """How long hpcml waits for an answer: of the Dask scheduler, of the nodes of ranks, and these of hpcml's supervisor.
+    """How long hpcml waits for an answer: of the Dask scheduler, of ranks' nodes, and these of hpcml's supervisor.
     hpcml warns after a tenth of this time. After the whole time, the run ends with status 82. Time in which a job is
     suspended, or a process waits for a file system, does not count.
     """
     connect_notice: Seconds = Seconds("60s")
     """Warn after this time if the script has not connected to its Dask cluster; ``0s``: never."""
     idle_notice: Seconds = Seconds("10m")
-    """Warn after this time if nothing uses the Dask cluster; ``0s``: never."""
+    """Warn after this time if nothing uses the Dask cluster, or no rank uses a CPU; ``0s``: never."""
     idle: Seconds = Seconds("0s")
-    """End an idle run after this time (status 93); ``0s``: never."""
+    """End an idle run after this time (status 93); ``0s``: never. It is off by default, because a script may wait for a
+    good reason: a file, a licence, a computation elsewhere. Without it, a run that hangs keeps its nodes until the time
+    limit.
+    """
 
 
 class Advice(NamedTuple):
