@@ -93,8 +93,14 @@ class RunningScript(Protocol):
     def failed_process(self) -> FailedProcess:
         """Return which of the script's processes failed first."""
 
-    def hindrance(self) -> tuple[str, str]:
-        """Return how another account kept the script from its work, as a clause, and what to do; empty if none did."""
+
+class Hindrance(NamedTuple):
+    """Why a script could not do its work, although it may have exited with 0."""
+
+    status: int  # the run's exit status, one of hpcml.errors
+    reason: str  # a clause
+    hint: str  # the next step
+    failed: FailedProcess = FailedProcess()
 
 
 class EndOfKind(NamedTuple):
@@ -148,6 +154,12 @@ class Processes(Protocol):
 
     def run_script(self, environment: dict[str, str]) -> RunningScript:
         """Start the script with these variables, and return it; OSError if it cannot be started."""
+
+    def hindrance(self, status: int) -> Hindrance | None:
+        """Return what ended or spoiled the script that exited with a status, None if it is the script's own end.
+
+        The supervisor calls it once, after the script's end.
+        """
 
     def close(self) -> float:
         """Tell the processes to end, and return how many seconds they may take."""

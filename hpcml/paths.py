@@ -111,6 +111,7 @@ class AttemptPaths(Folder):
     ledger = Below("ledger.json")
     lost = Below("lost")
     script_error = Below("script-error.json")
+    world = Below("world.json")
     saves = Below("saves.json")
     points_end = Below("points-end.json")
     fabric = Below("fabric.json")

@@ -13,8 +13,10 @@ from typing import Self
 
 from hpcml import errors
 from hpcml.failures.end import End
+from hpcml.kind import Hindrance
 from hpcml.node import storage
 from hpcml.node.settings import Context
+from hpcml.paths import SCRIPT
 
 
 class EventLog:
@@ -75,6 +77,12 @@ class RunEndedError(Exception):
     def __init__(self, end: End) -> None:
         super().__init__(end.message)
         self.end = end
+
+
+def end_of_hindrance(hindrance: Hindrance) -> End:
+    """Return the end of a run whose script could not do its work."""
+    end = End(hindrance.status, SCRIPT, "hpcml", hindrance.reason, hindrance.hint)
+    return end._replace(**hindrance.failed._asdict())
 
 
 def say(context: Context, message: str) -> None:

@@ -18,7 +18,7 @@ from hpcml.forms import Form
 from hpcml.kind import FailedProcess
 from hpcml.node import files, processes, script_environment
 from hpcml.node.hardware import sysfs
-from hpcml.node.script import launcher
+from hpcml.node.script import launcher, worlds
 from hpcml.node.settings import Context
 
 # The working directory is no place for hpcml itself. No -P: processes that the script starts would inherit it.
@@ -62,6 +62,8 @@ class Script:
         self.context = context
         settings, form = context.settings, context.settings.code.form
         environment = variables_of_script(context, environment, context.attempt.script_error)
+        if settings.job.nodes > 1 and not (settings.points.sweep or form is Form.JUPYTER):
+            environment[worlds.RECORD] = str(context.attempt.world)
         if "memray" in settings.report.profilers and form.traits.is_script:
             path = context.run.profiles / f"memray-script.{context.number}.bin"
             environment |= {"HPCML_MEMRAY": str(path)}
@@ -155,10 +157,6 @@ class Script:
         """Return nothing: the script is one process."""
         return FailedProcess()
 
-    def hindrance(self) -> tuple[str, str]:
-        """Return nothing: hpcml gives the script no port to listen on."""
-        return "", ""
-
     def describe_end(self, status: int) -> str:
         """Return how the script ended, in words."""
         if self.context.settings.code.form is Form.JUPYTER and status in (0, START_FAILED):
@@ -216,6 +214,19 @@ def variables_of_script(context: Context, environment: Mapping[str, str], error:
     variables |= {"HPCML_CODE_OF": code.copy_of} if code.copy_of else {}
     variables |= {"HPCML_SCRIPT_ERROR": str(error)} if code.form.traits.is_script else {}
     return variables | libraries_logs(context, variables)
+
+
+def world_of_one(context: Context, path: Path) -> str:
+    """Return where MPI or JAX started as a world of one process, as a clause; empty if that was not noticed.
+
+    ``path`` is the file that :mod:`hpcml.node.script.worlds` writes in the script's processes.
+    """
+    if not (record := files.read_json(path)):
+        return ""
+    file = str(record.get("file", "")).removeprefix(f"{context.run.code}/")
+    file = file.removeprefix(f"{context.settings.code.cwd}/")
+    place = f" ({file}:{record.get('line')})" if file else ""
+    return f"{record.get('library')} started with one process{place}"
 
 
 def libraries_logs(context: Context, chosen: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from hpcml.files import size_of, tail, write
 from hpcml.kind import Kind, Processes, RunningScript
 from hpcml.node import attempts, end_cause, files, scratch, script_process, stacks, storage
 from hpcml.node.job import job_id
-from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
+from hpcml.node.outcome import EventLog, RunEndedError, end_of_hindrance, or_a_full_disk, report_end, say, write_status
 from hpcml.node.processes import Process
 from hpcml.node.run_state import RunState
 from hpcml.node.script_process import HUNG_AFTER, FileSystemHang
@@ -172,14 +172,14 @@ def _follow(state: RunState, processes: Processes, script: RunningScript) -> End
     state.events.write("driver-ended", exit_status=status)
     if must_end is None and not script.out_of_memory(status):  # on its own, or quicker than the supervisor
         state.end_requests.look_again()
-        must_end = state.end_requests.asked(state.phase) or _hindered(script)
+        must_end = state.end_requests.asked(state.phase) or _hindered(processes, status)
     return _end_of(state, script, status, must_end)
 
 
-def _hindered(script: RunningScript) -> End | None:
-    """Return the end of a run that another account kept from its work, None if none did."""
-    what, hint = script.hindrance()
-    return End(errors.PORT_TAKEN, SCRIPT, "hpcml", what, hint) if what else None
+def _hindered(processes: Processes, status: int) -> End | None:
+    """Return the end of a run whose script could not do its work, None if it could."""
+    hindrance = processes.hindrance(status)
+    return end_of_hindrance(hindrance) if hindrance else None
 
 
 def _keep_stacks(state: RunState, processes: Processes, script: RunningScript, end: End) -> None:

@@ -565,7 +565,8 @@ def test_the_account_that_listens_on_rank_0_s_port_is_named(
     port = held.numbers[listening.MASTER_PORT]
     with listen_beside(port):
         script.take("n1", {"rank": rank, "status": 1, "memory": False})
-    end = supervisor._hindered(script)
+    processes.hindrance = lambda _: script.hindrance()
+    end = supervisor._hindered(processes, 1)
     assert bool(end) is is_named
     if end:
         assert (end.exit_status, end.by) == (errors.PORT_TAKEN, "hpcml")

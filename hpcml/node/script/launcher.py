@@ -70,7 +70,7 @@ def note_errors_in(path: str) -> None:
 def main() -> None:
     """Become the script that the command line names: ``__main__``, ``sys.argv`` and ``sys.path`` are the script's."""
     global _FOLDER  # noqa: PLW0603 - a process has one script
-    from hpcml.node.script import interpreter
+    from hpcml.node.script import interpreter, worlds
     from hpcml.repairs import finder
 
     finder.install()
@@ -83,6 +83,7 @@ def main() -> None:
     recording: Any = _Nothing()
     tree: Any = None if is_module else _tree(path)
     kind = None
+    worlds.install()
     if _MEMRAY:  # before the script's folder is on the path
         from hpcml.node import profilers
 

@@ -48,10 +48,33 @@ def _install(path):
     return replacements.install_in_child(path)
 
 
-def _is_child():
-    # type: () -> bool
-    """Whether the script, or a process of the script, started this process; hpcml's own have another environment."""
-    if sys.version_info < (3, 11) or "DASK_SCHEDULER_ADDRESS" not in os.environ or "HPCML_PYTHONPATH" in os.environ:
+class _OnWorlds:
+    """Finds nothing itself: the first import of MPI or JAX has the world watched (hpcml/node/script/worlds.py)."""
+
+    def find_spec(self, name, *_):
+        # type: (str, *object) -> None
+        """Install the watch, which then finds the module."""
+        if name not in ("mpi4py", "jax"):
+            return
+        sys.meta_path.remove(self)
+        from importlib.util import find_spec
+
+        try:
+            if str(getattr(find_spec("hpcml"), "origin", "")).startswith(_LIBRARY):
+                from hpcml.node.script import worlds
+
+                worlds.install()
+        except (ImportError, OSError):  # the run has ended, and its folder was removed
+            return
+
+
+def _is_child(variable):
+    # type: (str) -> bool
+    """Whether the script, or a process of the script, started this process with a variable of the run.
+
+    hpcml's own processes have another environment.
+    """
+    if sys.version_info < (3, 11) or variable not in os.environ or "HPCML_PYTHONPATH" in os.environ:
         return False
     return not any("hpcml.node." in word or "hpcml.kinds." in word for word in sys.orig_argv[:5])
 
@@ -87,7 +110,9 @@ def _import_next():
         sys.path.insert(place, _LIBRARY)
 
 
-if _is_child():
+if _is_child("HPCML_WORLD"):
+    sys.meta_path.insert(0, _OnWorlds())
+if _is_child("DASK_SCHEDULER_ADDRESS"):
     sys.meta_path.insert(0, _OnDask())  # type: ignore[arg-type]
 if sys.version_info >= (3, 11) and "HPCML_RUN_DIR" in os.environ:
     _answer_stacks()

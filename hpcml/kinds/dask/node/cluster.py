@@ -12,6 +12,7 @@ from typing import Any
 from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.forms import Form
+from hpcml.kind import Hindrance
 from hpcml.kinds.dask import SCHEDULER, WORKER
 from hpcml.kinds.dask.node import gpus, losses, temporary_directory, tls
 from hpcml.kinds.dask.node.losses import Losses
@@ -22,7 +23,7 @@ from hpcml.node.interconnect import record
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.processes import OwnTime
 from hpcml.node.run_state import LAST_WORDS, TICK, RunState
-from hpcml.node.script_process import Script, can_wait
+from hpcml.node.script_process import Script, can_wait, world_of_one
 from hpcml.node.settings import Context
 from hpcml.node.silence import warn_after
 from hpcml.node.versions import Comparison
@@ -54,6 +55,7 @@ class Processes:
         self.fabric: dict[str, Any] | None = None  # the result of the interconnect's check
         self.of_tasks: list[str] = []  # what to say of the script's tasks if it ended with 0
         self.released = False  # whether the script closed the cluster itself
+        self.has_client = False  # whether a Dask client ever connected
         self.closing = False  # whether the supervisor has told it to close
         self.silent_nodes: set[str] = set()  # those whose workers send no heartbeats
         self.closed_at = 0.0
@@ -175,6 +177,8 @@ class Processes:
         for message in self.channel.receive(TICK):
             if "of_tasks" in message:
                 self.of_tasks = list(map(str, message["of_tasks"]))
+            elif "has_client" in message:
+                self.has_client = True
             else:
                 self._take(message.pop("event", ""), message)
 
@@ -270,6 +274,18 @@ class Processes:
         script.begin()
         self.hangs.begin()
         return script
+
+    def hindrance(self, status: int) -> Hindrance | None:
+        """Return that the other nodes did nothing, where MPI or JAX started alone and no Dask client connected."""
+        if status or not (alone := world_of_one(self.context, self.context.attempt.world)):
+            return None
+        self.step()  # what the scheduler reported up to the script's end
+        if self.has_client:
+            return None
+        nodes = self.settings.job.nodes
+        reason = f"{alone} on one of {nodes} nodes, and no Dask client connected: the other nodes did nothing"
+        hint = "Add --ranks N, and for an MPI program also --mpi pmix or --mpi pmi2. Or request one node: --nodes 1."
+        return Hindrance(errors.START_FAILED, reason, f"{hint} More: hpcml help ranks.")
 
     def close(self) -> float:
         """Tell the scheduler to close itself and its workers; return how many seconds that may take."""

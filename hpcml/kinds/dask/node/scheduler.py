@@ -128,6 +128,10 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         self.names[worker] = str(scheduler.workers[worker].name)
         self.send(event="worker-added", worker=self.names[worker], address=worker)
 
+    def add_client(self, scheduler: Scheduler, client: str) -> None:  # noqa: ARG002 - Dask's hook
+        """Dask's hook: a client has connected."""
+        self.send(has_client=True)
+
     def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str = "", **_: Any) -> None:
         """Dask's hook: a worker has gone; ``stimulus_id`` begins with what removed it."""
         silent = {"silent": True} if stimulus_id.startswith("check-worker-ttl") else {}

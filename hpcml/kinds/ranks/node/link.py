@@ -35,7 +35,8 @@ _EVENTS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "fabric": {"interface": str, "results": list, "log": dict, "moved": dict},
     "nccl": {"interface": str, "log": dict},
     "note": {"text": str},
-    "rank-ended": {"rank": int, "status": int, "memory": bool},
+    "rank-ended": {"rank": int, "status": int, "memory": bool, "alone": str},
+    "alone": {"rank": int, "how": str},
 }
 
 

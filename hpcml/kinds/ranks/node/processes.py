@@ -14,9 +14,9 @@ from typing import Any
 from hpcml import errors, listening
 from hpcml.failures.end import End
 from hpcml.files import tail, write
-from hpcml.kind import FailedProcess
+from hpcml.kind import FailedProcess, Hindrance
 from hpcml.kinds.ranks import RANK
-from hpcml.kinds.ranks.node import absence, interconnect, link, losses, ports
+from hpcml.kinds.ranks.node import absence, alone, interconnect, link, losses, ports
 from hpcml.kinds.ranks.node.link import Hub
 from hpcml.kinds.ranks.node.ranks import error_of, log_of, numbers_of
 from hpcml.kinds.ranks.node.rapidsmpf import Server, token_of
@@ -24,7 +24,7 @@ from hpcml.kinds.ranks.variables import OPEN, World
 from hpcml.node import files, stacks
 from hpcml.node.hardware import network, sysfs
 from hpcml.node.interconnect import record
-from hpcml.node.outcome import RunEndedError, say
+from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
 from hpcml.node.processes import Process
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.versions import Comparison
@@ -196,6 +196,8 @@ class Processes:
                 self.state.warn(message["text"])
             case "rank-ended" if self.script:
                 self.script.take(node, message)
+            case "alone" if self.script:
+                self.script.alone.take(node, int(message["rank"]), message["how"])
             case "lost" | "connected":
                 self._note_connection(node, message.get("why", ""))
 
@@ -234,6 +236,8 @@ class Processes:
                 self._end(losses.by_silence(self.state, silent, node, self.hub.places[0][0]), silent)
         if self.script is None:
             return
+        if is_alone := self.script.alone.hindrance():
+            raise RunEndedError(end_of_hindrance(is_alone))
         self.script.note_rest(now)
         idle = now - max([since for since, _, _ in self.idle.values()], default=now)
         self._note_idleness(idle)
@@ -272,6 +276,10 @@ class Processes:
         self.state.events.write("ranks-running", count=self.world.size)
         return self.script
 
+    def hindrance(self, status: int) -> Hindrance | None:  # noqa: ARG002 - of ranks that exited with 0 too
+        """Return what kept the ranks from their work; None if nothing did."""
+        return self.script.hindrance() if self.script else None
+
     def close(self) -> float:
         """Tell the agents to end, and return how many seconds they may take."""
         self.closing = True
@@ -305,6 +313,7 @@ class Ranks:
         self.first_end = self.first_failure = self.killed_at = 0.0  # by the supervisor's clock; 0: not yet
         self.first = -1  # the rank that ended first
         self.told = False
+        self.alone = alone.Alone(processes.state.context, self.world.size, log_of)
         self.taken: ports.Taken | None = None  # a port on which rank 0 could not listen
 
     def take(self, node: str, end: dict[str, Any]) -> None:
@@ -312,6 +321,7 @@ class Ranks:
         rank, status, now = int(end["rank"]), int(end["status"]), self.state.clock.seconds
         self.left.discard(rank)
         self.node_by_rank[rank], self.statuses[rank] = node, status
+        self.alone.take(node, rank, str(end.get("alone", "")))
         if not self.first_end:
             self.first, self.first_end = rank, now
         if status not in (0, errors.STOPPED) and not self.told:
@@ -409,9 +419,13 @@ class Ranks:
             how = f"was killed by {errors.signal_name(number)}"
         return f"rank {rank} on {self.node_by_rank[rank]} {how}{followed}"
 
-    def hindrance(self) -> tuple[str, str]:
-        """Return that another program has rank 0's port, and what to do, if rank 0 failed because of it."""
-        return (f"{self.taken.clause}; {self.describe_end(1)}", ports.HINT) if self.taken else ("", "")
+    def hindrance(self) -> Hindrance | None:
+        """Return that the ranks did not find each other, or that another program has rank 0's port, if it is so."""
+        if hindrance := self.alone.hindrance():
+            return hindrance
+        if self.taken:
+            return Hindrance(errors.PORT_TAKEN, f"{self.taken.clause}; {self.describe_end(1)}", ports.HINT)
+        return None
 
     def rest(self) -> str:
         """Return which ranks still run, as a clause."""

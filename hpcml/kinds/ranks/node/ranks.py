@@ -13,14 +13,15 @@ from typing import Any
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.files import size_of
 from hpcml.kinds.ranks import KIND, RANK
-from hpcml.kinds.ranks.node import interconnect, link
+from hpcml.kinds.ranks.node import alone, interconnect, link
 from hpcml.kinds.ranks.node.rapidsmpf import token_of
 from hpcml.kinds.ranks.node.tasks import Tasks
 from hpcml.kinds.ranks.variables import TOKEN, World, of_rank, with_users_own
 from hpcml.node import agent, files, job, processes, script_environment, silence, versions
 from hpcml.node.hardware import sysfs
 from hpcml.node.hardware.preflight import Inspection, UnfitError
-from hpcml.node.script_process import command_of_script, variables_of_script
+from hpcml.node.script import worlds
+from hpcml.node.script_process import command_of_script, variables_of_script, world_of_one
 from hpcml.node.settings import Context, load
 
 AGAIN = 0.5  # seconds until a supervisor that was not reached is tried again
@@ -70,6 +71,7 @@ class Ranks:
         self.late = ""
         self.ways: dict[str, str] = {}
         self.next_sign = self.next_growth = 0.0
+        self.looks = alone.Looks(wanted=False)
         self.sizes: dict[str, int] = {}  # of the logs, by name, as last written down
         self.began = time.time()
         self.world: World | None = None
@@ -140,6 +142,7 @@ class Ranks:
             self._note_growth()
         if self.check and (answer := self.check.look()):
             self._send(event="fabric", interface=self.interface, **answer)
+        self._look_for_mpi()
         if self.nccl and (log := self.nccl.look()):
             self._send(event="nccl", interface=self.interface, log=log)
         if self.line.why:
@@ -184,6 +187,11 @@ class Ranks:
                 self.node.ending = True
                 self.kill()
 
+    def _look_for_mpi(self) -> None:
+        """Report ranks whose programs use MPI although nothing connects them."""
+        for rank, how in self.looks.look({slot.pid: int(slot.name) for slot in self.node.slots if slot.pid}):
+            self._send(event="alone", rank=rank, how=how)
+
     def _interface_to(self, address: str) -> str:
         """Return the interface of this node that leads to an address of the first, empty if it is not known."""
         way = self.ways.get(address, "")
@@ -209,6 +217,7 @@ class Ranks:
     def _begin(self, world: World) -> None:
         self.world, self.interface = world, self._interface_to(world.address)
         self.node.slots = [agent.Slot(str(rank)) for rank in numbers_of(self.context, self.context.node)]
+        self.looks = alone.Looks(wanted=world.size > 1 and not self.tasks)
         if interconnect.reads_logs(self.context.settings):
             self.nccl = interconnect.Ways(self.context.run.logs)
         variables = of_rank(world, 0, interface=self.interface, threads=1, errors="")
@@ -247,6 +256,8 @@ class Ranks:
         variables = of_rank(world, rank, interface=self.interface, threads=threads, errors=torch_error)
         variables |= {TOKEN: token_of(self.key)} if TOKEN in variables else {}
         environment |= with_users_own(variables, environment)[0]
+        if world.size > 1:
+            environment |= {worlds.RECORD: str(alone.record_of(self.context, rank)), worlds.RANKS: str(world.size)}
         environment |= job.task_variables(
             rank=rank, local=rank % world.each, node=rank // world.each, each=world.each, nodes=world.nodes
         )
@@ -273,7 +284,9 @@ class Ranks:
         status = 128 - code if code < 0 else code
         memory = bool(code) and "memory limit" in slot.last_end
         self._note_growth()
-        self._send(event="rank-ended", rank=int(slot.name), status=status, memory=memory)
+        rank = int(slot.name)
+        is_alone = world_of_one(self.context, alone.record_of(self.context, rank))
+        self._send(event="rank-ended", rank=rank, status=status, memory=memory, alone=is_alone)
 
     def _note_growth(self) -> None:
         """Write down the sizes of the logs that have grown: `hpcml logs` merges the ranks' lines by it."""
