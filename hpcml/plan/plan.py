@@ -97,6 +97,7 @@ class Plan(NamedTuple):
     may_start_again: bool
     modules: tuple[str, ...]
     setup: tuple[str, ...]  # lines of bash
+    setup_errors: str  # what a line that fails does: warn or end
     environment: tuple[tuple[str, str], ...]
     variables: tuple[str, ...]  # names of the user's own, whose values are in the run's directory alone
     prologue: tuple[str, ...]
@@ -165,6 +166,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         *([paths.image] if spec.image else []),
         *([paths.stage, paths.keep] if staged else []),
         *([paths.sweep] if layout.one_machine else []),
+        *([paths.setup] if site.runtime.setup else []),
     )
     inside = _inside(site, request, layout, kind, location.umask)
     return Plan(
@@ -179,6 +181,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         may_start_again=layout.may_start_again or spec.attempts.several_jobs,
         modules=site.runtime.modules,
         setup=site.runtime.setup,
+        setup_errors=site.runtime.setup_errors,
         environment=_environment(site, spec, kind),
         variables=tuple(name for name, _ in spec.environment),
         prologue=layout.prologue,

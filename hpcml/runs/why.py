@@ -108,6 +108,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     if judged.rule == "no-module":
         judged = _removed_module(run, judged)
     retry, remedy = _within_limits(run, options(run, judged), judged.remedy)
+    of_setup = tuple(Line(sentence, "record", "events.jsonl") for sentence in status.progress.setup_warnings)
     warnings: dict[str, Line] = {}
     for hit in hits:
         if hit.rule.role is Role.WARNING:
@@ -119,7 +120,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         cause=judged.what,
         **{name: getattr(judged, name) for name in _OF_THE_CAUSE},
         evidence=(*judged.evidence, *_stacks(run, status, judged.rule)),
-        warnings=tuple(warnings.values())[:_WARNINGS],
+        warnings=(*of_setup, *warnings.values())[:_WARNINGS],
         next_step=judgement.with_run(remedy, run.id),
         options=retry,
         again=" ".join(("hpcml rerun", run.id, *retry)) if retry else "",
