@@ -17,6 +17,7 @@ from hpcml.forms import Form
 from hpcml.kinds.ranks import KIND
 from hpcml.kinds.ranks.options import asked
 from hpcml.plan.plan import Plan
+from hpcml.request import batch_scripts
 from hpcml.request.record import RunRequest
 from hpcml.runs import script_checks
 
@@ -34,7 +35,6 @@ _LAUNCHER_MODULES = (
     "torch.distributed.launch",
     "torch.distributed.run",
 )
-_LINE_OF_A_LAUNCHER = re.compile(r"^\s*(?:exec\s+)?(mpirun|mpiexec|srun|torchrun|deepspeed|horovodrun)\s", re.MULTILINE)
 # How a launcher is asked for several nodes; -N of mpirun are processes on each node.
 _SEVERAL_NODES = re.compile(r"--(?:nnodes|num_machines|num_nodes)[= ](?:[2-9]|1\d)")
 _OF_SRUN = re.compile(r"(?:-N ?|--nodes[= ])(?:[2-9]|1\d)")
@@ -76,12 +76,12 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
         return _launcher_in_ranks(name, options)
     if not name:
         text = shell_script(spec)
-        match = _LINE_OF_A_LAUNCHER.search(text) if nodes > 1 else None
-        if not match:
+        found = next(batch_scripts.launchers(text), "") if nodes > 1 else ""
+        if not found:
             return []
         workers = f"{made.inside.worker_count} Dask workers{', which use the GPUs' if made.inside.workers.gpu else ''}"
-        what = f"the program has a line with {match[1]}. hpcml starts the program once, on the first of {nodes} nodes"
-        return [f"{what}, next to {workers}. To start ranks, add --ranks and remove {match[1]}: {PAGE}"]
+        what = f"the program has a line with {found}. hpcml starts the program once, on the first of {nodes} nodes"
+        return [f"{what}, next to {workers}. To start ranks, add --ranks and remove {found}: {PAGE}"]
     several = bool((_OF_SRUN if name == "srun" else _SEVERAL_NODES).search(options))
     if nodes > 1 or several:
         where = f"on the first of {nodes} nodes" if nodes > 1 else "on one node"
