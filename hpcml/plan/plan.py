@@ -216,8 +216,8 @@ def _filled(site: Site, asked: RunRequest) -> RunRequest:
     """Return the request with the site's defaults where the user said nothing."""
     defaults, resources = site.defaults, site.resources
     memory = asked.size.memory_per_node if asked.size.memory_per_node.text else resources.memory_per_node
-    if memory.text and memory < 1024**2:
-        hint = "Remove the value to use the site's default."
+    if memory.text and 0 < memory < 1024**2:  # 0 is Slurm's word for all memory of the node
+        hint = "Remove the value to use the site's default. For all memory of a node, use 0."
         raise UsageError(f"'{memory.text}' is less than 1 MiB", place="--memory-per-node", hint=hint)
     gpus = _count(asked.size.gpus_per_node, defaults.gpus_per_node, "--gpus-per-node", "defaults.gpus_per_node")
     return asked.changed(

@@ -63,8 +63,8 @@ def check(
     asked = {line.name: line for number, options in lines for line in _options(options, number)}
     if array := asked.get("--array"):
         problem = f"hpcml starts no job array, but line {array.number} of {name} asks for one: {array.typed}"
-        which = "" if name.endswith(".py") else f" SCRIPT is the Python script that {name} starts."
-        raise UsageError(problem, place="#SBATCH", hint=f"{INSTEAD['--array']}{which} More: {PAGE}.")
+        what = "" if name.endswith(".py") else f" SCRIPT is the Python script that {name} starts."
+        raise UsageError(problem, place="#SBATCH", hint=f"{INSTEAD['--array']}{what} More: {PAGE}.")
     tasks = _Tasks(asked, str(given.get("nodes") or ""))
     if given.get("ranks") or not tasks.count:
         return
@@ -112,7 +112,7 @@ class _Tasks:
         if self.count == self.nodes and not of_gpus:
             self.count = 0
         self.per_node = self.count // self.nodes if self.count % self.nodes == 0 else 0
-        self.one_gpu_each = bool(of_gpus) and of_gpus.value.rpartition(":")[2] == "1"
+        self.one_gpu_each = of_gpus is not None and of_gpus.value.rpartition(":")[2] == "1"
         kind, _, gpus = (of_gpus.value if of_gpus else "").rpartition(":")
         self.gpus = f"{kind + ':' if kind else ''}{int(gpus) * self.per_node}" if gpus.isdecimal() else ""
 
