@@ -48,6 +48,7 @@ class RunPaths(Folder):
     variables = Below("environment.sh")
     image = Below("image.sh")
     sources = Below("sources")
+    setup = Below("setup.sh")
     stage = Below("stage.sh")
     keep = Below("keep.sh")
     sweep = Below("sweep.sh")

@@ -61,12 +61,15 @@ class RunState:
         variables = {interpreter.IN_SCRIPT: self.kind.in_script}
         return variables | ({interpreter.RESETS: self.kind.reset} if self.context.settings.points.sweep else {})
 
-    def warn(self, sentence: str) -> None:
-        """Say once, in the job's log, the events and the run's end, what the user has to know although it goes on."""
+    def warn(self, sentence: str, **facts: object) -> None:
+        """Say once, in the job's log, the events and the run's end, what the user has to know although it goes on.
+
+        ``facts`` are fields of the event.
+        """
         if sentence not in self.warnings:
             self.warnings.append(sentence)
             say(self.context, f"warning: {sentence}")  # the driver's log is the script's alone
-            self.events.write("warning", sentence=sentence)
+            self.events.write("warning", sentence=sentence, **facts)
 
     def end(
         self, status: int, reason: str, hint: str = "", quote: tuple[str, ...] = (), node: str = ""

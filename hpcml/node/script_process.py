@@ -33,7 +33,7 @@ START_MODULE = (
 # A point of a sweep is a fork of this process.
 _START_POINTS = "import sys; sys.path[:] = filter(None, sys.path); from hpcml.node.sweep.server import serve; serve()"
 
-_SUPERVISOR = ("HPCML_BATCH", "HPCML_STEPS")  # what the batch script tells the supervisor alone
+_SUPERVISOR = ("HPCML_BATCH", "HPCML_STEPS", "HPCML_SETUP")  # what the batch script tells the supervisor alone
 HUNG_AFTER = 20.0  # seconds of one wait after which it is said
 _MOST_THREADS = 64
 # Functions of Linux in which a process waits for a file system's server: FUSE, NFS, Lustre, GPFS, CephFS, BeeGFS, 9p.

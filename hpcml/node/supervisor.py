@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import signal
 import subprocess
@@ -30,6 +31,7 @@ _PLACE = (
     "Set paths.scratch in the profile, or TMPDIR, to your own folder, "
     "or to a folder like /tmp (owned by root, with the sticky bit)."
 )
+_LONGEST_LINE = 80  # characters of a line of runtime.setup
 REPORT_LONGEST = 3.0  # seconds that the nodes wait for it
 REPORT_KILLED = 1.0  # seconds until it has gone when it was killed
 
@@ -77,6 +79,7 @@ def _supervise(context: Context, kind: Kind) -> int:
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell has its background processes ignore it
         storage.renew(context.run)
+        _warn_of_setup(state)
         attempts.keep_last_end(context)
         if anew := attempts.waits_anew(context):
             state.warn(anew)
@@ -86,6 +89,19 @@ def _supervise(context: Context, kind: Kind) -> int:
     if outcome.by != "script":
         report_end(outcome, context)
     return outcome.exit_status if written else errors.STORAGE
+
+
+def _warn_of_setup(state: RunState) -> None:
+    """Warn of the lines of runtime.setup that failed, which setup.sh counted: ``2:1`` is line 2 with exit status 1."""
+    failed = [word.split(":") for word in os.environ.get("HPCML_SETUP", "").split()]
+    lines = json.loads(state.context.run.plan.read_text())["setup"] if failed else []
+    for number, status in failed:
+        line = lines[int(number) - 1]
+        sentence = (
+            f"Line {number} of runtime.setup ({line[:_LONGEST_LINE]}) exited with status {status}. "
+            "Correct this line. If it may fail, append '|| true'."
+        )
+        state.warn(sentence, setup=line, line=int(number), exit_status=int(status))
 
 
 def _refuse(context: Context, status: int, reason: str, hint: str) -> int:

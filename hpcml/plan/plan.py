@@ -97,6 +97,7 @@ class Plan(NamedTuple):
     may_start_again: bool
     modules: tuple[str, ...]
     setup: tuple[str, ...]  # lines of bash
+    setup_errors: str  # what a line that fails does: warn or end
     environment: tuple[tuple[str, str], ...]
     variables: tuple[str, ...]  # names of the user's own, whose values are in the run's directory alone
     prologue: tuple[str, ...]
@@ -165,6 +166,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         *([paths.image] if spec.image else []),
         *([paths.stage, paths.keep] if staged else []),
         *([paths.sweep] if layout.one_machine else []),
+        *([paths.setup] if site.runtime.setup else []),
     )
     inside = _inside(site, request, layout, kind, location.umask)
     return Plan(
@@ -179,6 +181,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         may_start_again=layout.may_start_again or spec.attempts.several_jobs,
         modules=site.runtime.modules,
         setup=site.runtime.setup,
+        setup_errors=site.runtime.setup_errors,
         environment=_environment(site, spec, kind),
         variables=tuple(name for name, _ in spec.environment),
         prologue=layout.prologue,
@@ -213,8 +216,8 @@ def _filled(site: Site, asked: RunRequest) -> RunRequest:
     """Return the request with the site's defaults where the user said nothing."""
     defaults, resources = site.defaults, site.resources
     memory = asked.size.memory_per_node if asked.size.memory_per_node.text else resources.memory_per_node
-    if memory.text and memory < 1024**2:
-        hint = "Remove the value to use the site's default."
+    if memory.text and 0 < memory < 1024**2:  # 0 is Slurm's word for all memory of the node
+        hint = "Remove the value to use the site's default. For all memory of a node, use 0."
         raise UsageError(f"'{memory.text}' is less than 1 MiB", place="--memory-per-node", hint=hint)
     gpus = _count(asked.size.gpus_per_node, defaults.gpus_per_node, "--gpus-per-node", "defaults.gpus_per_node")
     return asked.changed(

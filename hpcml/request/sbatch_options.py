@@ -13,6 +13,10 @@ _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
 # What hpcml has an option for, by sbatch's long words.
 _NAMES = {one.slurm[0]: f"Use {one.word}." for one in reversed(OPTIONS.values()) if one.slurm}
 _SWEEP = "Use hpcml sweep SCRIPT --grid NAME=VALUES: it runs the script once for each value."
+_TASKS = (
+    "For N ranks on each node (PyTorch, JAX, MPI), use --ranks N. "
+    "For N Dask workers on each node, use --set workers.per_node=N."
+)
 _MODULES = "Use --set 'runtime.modules=[\"NAME\"]', or set runtime.modules in the site profile."
 # What hpcml decides itself, or says in other words, by sbatch's long and short words: one sentence each.
 INSTEAD = {
@@ -20,11 +24,11 @@ INSTEAD = {
     "--modules": _MODULES,
     "--gpus": "Use --gpus-per-node: hpcml requests GPUs per node.",
     "-G": "Use --gpus-per-node: hpcml requests GPUs per node.",
-    "--gpus-per-task": "Use --gpus-per-node: hpcml starts one worker for each GPU.",
+    "--gpus-per-task": "Use --gpus-per-node. For one rank for each GPU, add --ranks gpu.",
     "--gpus-per-socket": "Use --gpus-per-node: hpcml requests GPUs per node.",
-    "--ntasks": "Use --nodes, and --set workers.per_node=N for more workers on a node.",
-    "-n": "Use --nodes (-N), and --set workers.per_node=N for more workers on a node.",
-    "--ntasks-per-node": "Use --set workers.per_node=N: one task per node starts all its workers.",
+    "--ntasks": f"{_TASKS} Set the number of nodes with --nodes.",
+    "-n": f"{_TASKS} Set the number of nodes with --nodes (-N).",
+    "--ntasks-per-node": _TASKS,
     "--cpus-per-task": "Use --cpus-per-node; --set workers.threads=N sets the threads of a worker.",
     "-c": "Use --cpus-per-node; --set workers.threads=N sets the threads of a worker.",
     "--cpus-per-gpu": "Use --cpus-per-node.",

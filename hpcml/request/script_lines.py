@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcml.errors import HpcmlError, UsageError
-from hpcml.request import sbatch_options
+from hpcml.request import batch_scripts, sbatch_options
 from hpcml.request.option import as_word
 from hpcml.request.options import OPTIONS
 from hpcml.request.parser import no_option
@@ -31,21 +31,22 @@ def lay_below(given: dict[str, Any], script: Path, parser: Parser) -> tuple[tupl
     Raises
     ------
     UsageError
-        If a line of hpcml's is wrong; the place is the line.
+        If a line of hpcml's is wrong; the place is the line. Or if the script is no run without its #SBATCH lines.
     """
-    lines = list(_lines(_start(script)))
+    text = _start(script)
+    lines = list(_lines(text))
     if not lines:
         return ()
     single: dict[str, tuple[Any, str]] = {}
     several: dict[str, list[tuple[Any, str]]] = {}
     unused: list[str] = []
-    for number, word, text in lines:
+    for number, word, options in lines:
         place = f"line {number} of {script.name}"
         try:
-            values, rest = _parsed(parser, text, sbatch=word != "hpcml:")
+            values, rest = _parsed(parser, options, sbatch=word != "hpcml:")
         except (HpcmlError, ValueError) as error:
             if word != "hpcml:":
-                unused.append(f"{text} (line {number})")
+                unused.append(f"{options} (line {number})")
                 continue
             hint = error.hint if isinstance(error, HpcmlError) else "Close the quotes in this line."
             message = (
@@ -58,9 +59,14 @@ def lay_below(given: dict[str, Any], script: Path, parser: Parser) -> tuple[tupl
                 several.setdefault(name, []).extend((one, place) for one in value)
             else:
                 single[name] = (value, place)
+    origins = tuple(_laid(given, single, several))
+    of_sbatch = [(number, options) for number, word, options in lines if word != "hpcml:"]
+    if of_sbatch and "grid" not in given:  # a sweep is what an array becomes
+        taken = [word for option, _ in origins for word in option.split(" ", 1)]
+        batch_scripts.check(script.name, text, of_sbatch, given, taken)
     if unused:
         note(f"hpcml ignores these #SBATCH lines in {script.name}: {', '.join(unused)}")
-    return tuple(_laid(given, single, several))
+    return origins
 
 
 def _laid(

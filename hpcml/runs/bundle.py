@@ -34,7 +34,7 @@ _OF_ATTEMPT = ("fabric.json", "script-error.json", "exit", "nodes", "versions", 
 _MOST = 2000  # files
 _LONGEST = 1 << 20  # bytes of a file of the record; a log has its begin and its end
 _LEAST = 4  # characters of a value that is looked for everywhere: shorter ones are in every text
-_EXPORT = re.compile(r"(?m)^(\s*export [A-Za-z_]\w*=).*$")
+_EXPORT = re.compile(r"(?m)^(\s*'?export [A-Za-z_]\w*=).*$")
 
 
 def write(run: directories.Run, answer: Answer, target: Path) -> int:

@@ -17,16 +17,29 @@ from hpcml.forms import Form
 from hpcml.kinds.ranks import KIND
 from hpcml.kinds.ranks.options import asked
 from hpcml.plan.plan import Plan
+from hpcml.request import batch_scripts
 from hpcml.request.record import RunRequest
-from hpcml.runs import modules_reached, script_checks
+from hpcml.runs import modules_reached, programs, script_checks
 
 PAGE = "hpcml help ranks"
 _LAUNCHER = re.compile(
     r"(?:mpirun|mpiexec)(?:\.(?:hydra|mpich|mpd|openmpi|slurm))?|"
     r"orterun|prterun|srun|torchrun|deepspeed|horovodrun|aprun|jsrun"
 )
+_OF_TWO_WORDS = ("accelerate launch", "fabric run", "lightning run")
+# Programs that start the program which they name, and their options with a value.
+_WRAPPERS = {
+    "apptainer", "conda", "env", "exec", "hatch", "ionice", "mamba", "micromamba", "nice", "nohup", "numactl", "pdm",
+    "pipenv", "pixi", "poetry", "rye", "setsid", "singularity", "stdbuf", "taskset", "time", "timeout", "uv",
+}  # fmt: skip
+_WITH_VALUE = {
+    "-C", "-N", "-e", "-k", "-m", "-n", "-p", "-s", "-u", "--chdir", "--cpunodebind", "--directory", "--env-file",
+    "--environment", "--extra", "--group", "--index", "--manifest-path", "--membind", "--name", "--package",
+    "--prefix", "--project", "--python", "--signal", "--unset", "--with", "--with-editable", "--with-requirements",
+}  # fmt: skip
 # Launchers that start the processes of all nodes themselves; the others start those of their own node.
 _STARTS_TASKS = {"mpirun", "mpiexec", "srun", "orterun", "prterun", "aprun", "jsrun", "horovodrun", "deepspeed"}
+_OF_PROCESSES = re.compile(r"--(?:multi_gpu|use_deepspeed|use_fsdp|num_processes[= ](?:[2-9]|[1-9]\d))\b")  # the same
 _OF_MACHINES = re.compile(r"--(?:num_machines|machine_rank|main_process_ip)\b")  # of accelerate launch
 _LAUNCHER_MODULES = (
     "accelerate.commands.launch",
@@ -34,17 +47,21 @@ _LAUNCHER_MODULES = (
     "torch.distributed.launch",
     "torch.distributed.run",
 )
-_LINE_OF_A_LAUNCHER = re.compile(r"^\s*(?:exec\s+)?(mpirun|mpiexec|srun|torchrun|deepspeed|horovodrun)\s", re.MULTILINE)
 # How a launcher is asked for several nodes; -N of mpirun are processes on each node.
-_SEVERAL_NODES = re.compile(r"--(?:nnodes|num_machines|num_nodes)[= ](?:[2-9]|1\d)")
+_SEVERAL_NODES = re.compile(r"--(?:nnodes|num_machines|num[_-]nodes)[= ](?:[2-9]|1\d)")
 _OF_SRUN = re.compile(r"(?:-N ?|--nodes[= ])(?:[2-9]|1\d)")
 VARIABLES = {
     "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PMI_RANK",
     "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
 }  # fmt: skip
+_OF_LIGHTNING = ("fabric run", "lightning run")
+_LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
+_THIS_NODE = r"localhost|127(?:\.\d+){3}|::1"
 _PACKAGES = ("mpi4py", "torch.distributed", "horovod", "deepspeed", "accelerate")
 _OF_MPI = ("MPI.", "mpi4py")
-_MENTIONED = re.compile(rb"mpi4py|torch|jax|horovod|deepspeed|accelerate|environ")  # else nothing expects ranks
+_MENTIONED = re.compile(
+    rb"mpi4py|torch|jax|horovod|deepspeed|accelerate|lightning|environ"
+)  # else nothing expects ranks
 _DASK = re.compile(r"dask\w*|distributed|coiled")
 _OWN_RANKS = ("spawn", "start_processes", "Spawn", "Spawn_multiple", "Process")  # the script starts them itself
 
@@ -70,18 +87,21 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
     UsageError
         If it is such a launcher.
     """
-    name, nodes = launcher(spec), made.inside.job.nodes
-    options = " ".join(_own_words(spec.code.arguments[name == "accelerate launch" :]))
+    nodes = made.inside.job.nodes
+    name, arguments = launcher(spec)
+    options = " ".join(_own_words(arguments))
+    text = "" if name else shell_script(spec)
     if spec.kind == KIND.name:
-        return _launcher_in_ranks(name, options)
+        for word in [name] if name else sorted(set(batch_scripts.launchers(text))):
+            _launcher_in_ranks(word, options, made)
+        return _own_address_in_shell(text) if nodes > 1 else []
     if not name:
-        text = shell_script(spec)
-        match = _LINE_OF_A_LAUNCHER.search(text) if nodes > 1 else None
-        if not match:
+        found = next(batch_scripts.launchers(text), "") if nodes > 1 else ""
+        if not found:
             return []
         workers = f"{made.inside.worker_count} Dask workers{', which use the GPUs' if made.inside.workers.gpu else ''}"
-        what = f"the program has a line with {match[1]}. hpcml starts the program once, on the first of {nodes} nodes"
-        return [f"{what}, next to {workers}. To start ranks, add --ranks and remove {match[1]}: {PAGE}"]
+        what = f"the program has a line with {found}. hpcml starts the program once, on the first of {nodes} nodes"
+        return [f"{what}, next to {workers}. To start ranks, add --ranks and remove {found}: {PAGE}"]
     several = bool((_OF_SRUN if name == "srun" else _SEVERAL_NODES).search(options))
     if nodes > 1 or several:
         where = f"on the first of {nodes} nodes" if nodes > 1 else "on one node"
@@ -89,6 +109,8 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
         way = "Add --ranks node"
         if _starts_tasks(name):
             way = f"Remove {name}, and add --ranks N (N ranks on each node), and for an MPI program also --mpi pmix"
+        elif name in _OF_LIGHTNING:
+            way = f"Remove {name}, and add --ranks gpu, or --ranks N (N ranks on each node)"
         without = f", and remove {', '.join(_OF_MACHINES.findall(options))}" if _OF_MACHINES.search(options) else ""
         hint = f"{way}{without}.{one} More: {PAGE}."
         problem = f"{name} starts ranks, but without --ranks hpcml starts {name} only once, {where}"
@@ -99,11 +121,12 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
 
 def _starts_tasks(launcher: str) -> bool:
     """Whether a launcher starts the processes of all nodes itself."""
-    return launcher.partition(".")[0] in _STARTS_TASKS
+    return launcher.removeprefix("-m ").partition(".")[0] in _STARTS_TASKS
 
 
-def _launcher_in_ranks(name: str, options: str) -> list[str]:
+def _launcher_in_ranks(name: str, options: str, made: Plan) -> None:
     """Refuse a launcher that would start all ranks again in each rank, or that would be the first on each node."""
+    each = made.inside.workers.per_node
     if _starts_tasks(name):
         hint = f"Remove {name}: hpcml starts the ranks. For an MPI program, add --mpi pmix."
         raise UsageError(f"{name} in each rank would start all ranks again", place="--ranks", hint=hint)
@@ -112,7 +135,18 @@ def _launcher_in_ranks(name: str, options: str) -> list[str]:
         raise UsageError(
             "hpcml passes the number of nodes and each node's rank to accelerate launch", place="--ranks", hint=hint
         )
-    return []
+    is_alone = name == "accelerate launch" and not _OF_PROCESSES.search(options)  # one process: it becomes the rank
+    if (each > 1 and not is_alone) or (name in _OF_LIGHTNING and made.inside.job.nodes > 1):
+        way = "" if name in _OF_LIGHTNING else f" To keep {name}, use --ranks node."
+        hint = f"Remove {name}: hpcml starts the ranks.{way} More: {PAGE}."
+        raise UsageError(f"{name} in each rank would start ranks of its own", place="--ranks", hint=hint)
+
+
+def _own_address_in_shell(text: str) -> list[str]:
+    """Return a note where a shell script sets MASTER_ADDR so that ranks of other nodes do not find the first one."""
+    match = re.search(rf"""(?m)^\s*(?:export\s+)?MASTER_ADDR=["']?({_THIS_NODE})\b""", text)
+    problem = "sets MASTER_ADDR to this node: ranks on other nodes cannot connect. Remove the line"
+    return [f"line {text.count(chr(10), 0, match.start(1)) + 1} of the program {problem}"] if match else []
 
 
 def _own_words(arguments: Sequence[str]) -> Iterator[str]:
@@ -129,17 +163,36 @@ def _has_pool(made: Plan) -> bool:
     return made.inside.workers.gpu is not None and made.inside.workers.gpu.rmm_pool_size is not None
 
 
-def launcher(spec: RunRequest) -> str:
-    """Return the launcher of ranks that a request starts, empty if it is none."""
+def launcher(spec: RunRequest) -> tuple[str, Sequence[str]]:
+    """Return the launcher of ranks that a request starts, empty if there is none, and the words after it."""
     command = [spec.code.script.name, *spec.code.arguments]
     if spec.code.form is Form.MODULE:
-        return command[0] if command[0] in _LAUNCHER_MODULES else ""
+        return (command[0] if command[0] in _LAUNCHER_MODULES else ""), command[1:]
     if spec.code.form is not Form.PROGRAM:
-        return ""
-    if _LAUNCHER.fullmatch(command[0]) or command[:2] == ["accelerate", "launch"]:
-        return " ".join(command[:2]) if command[0] == "accelerate" else command[0]
-    modules = (word for before, word in itertools.pairwise(command) if before == "-m" and word in _LAUNCHER_MODULES)
-    return next((f"-m {word}" for word in modules), "")
+        return "", ()
+    for at in _programs(command):
+        if (two := " ".join(command[at : at + 2])) in _OF_TWO_WORDS:
+            return two, command[at + 2 :]
+        if _LAUNCHER.fullmatch(command[at]):
+            return command[at], command[at + 1 :]
+    for at, (before, word) in enumerate(itertools.pairwise(command)):
+        if before == "-m" and word in _LAUNCHER_MODULES:
+            return f"-m {word}", command[at + 2 :]
+    return "", ()
+
+
+def _programs(command: list[str]) -> Iterator[int]:
+    """Yield where in a command a program may be named: at its begin, and after programs that start another one.
+
+    Paths give way to their names.
+    """
+    yield 0
+    for at in range(1, len(command)) if command[0] in _WRAPPERS else ():
+        if command[at].endswith(".py") or programs.is_python(Path(command[at])):
+            return
+        if not command[at].startswith("-") and command[at - 1] not in _WITH_VALUE:
+            command[at] = os.path.basename(command[at])
+            yield at
 
 
 def shell_script(spec: RunRequest) -> str:
@@ -155,7 +208,7 @@ def shell_script(spec: RunRequest) -> str:
     return start.decode(errors="replace") if start.startswith(b"#!") or path != spec.code.script else ""
 
 
-def check_script(spec: RunRequest, python: str, workers: int, variables: Collection[str]) -> list[str]:
+def check_script(spec: RunRequest, python: str, workers: int, variables: Collection[str], nodes: int = 1) -> list[str]:
     """Refuse a script that is an MPI or DDP program and nothing else; return a note of one that may be.
 
     A script that is named after its interpreter (``-- python train.py``) and the points of a sweep are only noted: to
@@ -167,20 +220,24 @@ def check_script(spec: RunRequest, python: str, workers: int, variables: Collect
         How many the run has.
     variables
         The names of variables that the run sets.
+    nodes
+        How many the run has.
 
     Raises
     ------
     ScriptError
         The line that expects ranks, and the way to run it as one process.
     """
-    if spec.kind == KIND.name and asked(spec).mpi:
-        return []
     is_module = spec.code.form is Form.MODULE
     file = script_checks.module_file(spec.code.script) if is_module else spec.code.script
+    base = spec.code.script.parent if spec.code.staged or is_module else spec.code.cwd
+    if file and spec.kind == KIND.name:
+        _check_address(file, base, nodes)
+        if asked(spec).mpi:
+            return []
     ranks = expected(file, spec.code.script.parent if is_module else file.resolve().parent, variables) if file else None
     if file is None or ranks is None:
         return []
-    base = spec.code.script.parent if spec.code.staged or is_module else spec.code.cwd
     where = script_checks.place(base, file, ranks.line)
     by_mpi = ranks.what.startswith(_OF_MPI)
     if spec.kind == KIND.name:
@@ -201,6 +258,16 @@ def check_script(spec: RunRequest, python: str, workers: int, variables: Collect
     raise ScriptError(problem, place=where, hint=hint)
 
 
+def _check_address(script: Path, base: Path, nodes: int) -> None:
+    """Refuse a script whose ranks on other nodes would wait for the first one on their own node."""
+    if nodes < 2 or not (tree := next(script_checks.trees(script, script.resolve().parent), None)):
+        return
+    if found := next(_Script(tree).own_address(), None):
+        hint = f"Remove {found.what}: hpcml sets MASTER_ADDR and MASTER_PORT for all ranks ({PAGE})."
+        problem = f"{found.what} leads each rank to its own node, but the run has {nodes} nodes: the ranks would hang"
+        raise ScriptError(problem, place=script_checks.place(base, script, found.line), hint=hint)
+
+
 def expected(script: Path, folder: Path, variables: Collection[str] = ()) -> Expected | None:
     """Return what in a script expects ranks, None if nothing does."""
     try:
@@ -214,7 +281,7 @@ def expected(script: Path, folder: Path, variables: Collection[str] = ()) -> Exp
     uses_dask = uses_dask or any(_connects(tree) for tree in trees)
     uses_dask = uses_dask or any("dask" in text for tree in trees for text in script_checks.texts(tree))
     main = _Script(trees[0])
-    problems = (*main.mpi(), *main.torch(), *main.jax(), *main.environment(set(variables)))
+    problems = (*main.mpi(), *main.torch(), *main.lightning(), *main.jax(), *main.environment(set(variables)))
     certain = next(iter(problems), None)
     if certain and not uses_dask:
         return certain
@@ -260,6 +327,29 @@ class _Script:
             expects = (alone and not self._has_variables()) or self._reads_task()
             if _name(call.func) == "init_process_group" and expects and self._always(call):
                 yield Expected("init_process_group()", call.lineno, certain=True)
+
+    def lightning(self) -> Iterator[Expected]:
+        """Yield calls of Lightning that wait for the ranks of other nodes."""
+        statements = [node for node in self.nodes if isinstance(node, ast.ImportFrom | ast.Import)]
+        packages = {name.partition(".")[0] for node in statements for name in _modules(node)}
+        for call in self.calls if packages & _LIGHTNING else ():
+            for one in call.keywords:
+                several = one.arg == "num_nodes" and isinstance(count := _constant(one.value), int) and count > 1
+                if several and _name(call.func) in ("Trainer", "Fabric") and self._always(call):
+                    yield Expected(f"{_name(call.func)}({ast.unparse(one)})", call.lineno, certain=True)
+
+    def own_address(self) -> Iterator[Expected]:
+        """Yield where the script names its own node as the one of rank 0; processes that it starts are on that node."""
+        for node in self.nodes if not self.starts_ranks else ():
+            text = ""
+            if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Subscript):
+                named = _name(target.value) == "environ" and _constant(target.slice) == "MASTER_ADDR"
+                text = str(_constant(node.value)) if named else ""
+            elif isinstance(node, ast.keyword) and node.arg == "init_method":
+                text = str(_constant(node.value)).removeprefix("tcp://").rpartition(":")[0]
+            if re.fullmatch(_THIS_NODE, text) and self._always(node):
+                line = getattr(node, "lineno", 1)
+                yield Expected(ast.unparse(node), line, certain=True)
 
     def jax(self) -> Iterator[Expected]:
         """Yield calls that ask the environment for the coordinator of all ranks."""

@@ -67,7 +67,7 @@ def check(site: Site, spec: RunRequest, made: Plan) -> list[str]:
     Raises
     ------
     UsageError
-        If torchrun would wait for nodes that the run does not have.
+        If torchrun would wait for nodes that the run does not have, or each torchrun for the others.
     """
     variables = layers.process_environment() if site.slurm.export.startswith("ALL") else {}
     variables |= {**site.environment, **dict(spec.environment)}
@@ -77,6 +77,10 @@ def check(site: Site, spec: RunRequest, made: Plan) -> list[str]:
     everything = "\n".join(texts.values())
     if not has_hpcmls and not _LAUNCHER.search(everything):
         return []
+    if has_hpcmls and made.inside.job.nodes > 1 and (typed := _standalone(command)):
+        hint = f"Remove {typed}: hpcml connects the nodes. Or request one node: --nodes 1."
+        problem = f"torchrun {typed} is for one node, but the run has {made.inside.job.nodes} nodes: it would hang"
+        raise UsageError(problem, place="--ranks", hint=hint)
     notes = [_note(f"{words} in {place}", words, command) for place, words in _found(texts)]
     if because := _by_variable(variables):
         notes.append(_note(because, because.partition("=")[0], []))
@@ -101,6 +105,11 @@ def _note(because: str, remove: str, command: list[str]) -> str:
         remedy = f"Remove '{remove}': with --ranks node, hpcml sets the static rendezvous"
     risk = "other users of the nodes can run code as you, because PyTorch unpickles what they send"
     return f"{because}: {risk}. {remedy}"
+
+
+def _standalone(command: list[str]) -> str:
+    """Return the typed option by which torchrun makes a rendezvous for its node alone, empty without one."""
+    return next((option.name for option in _options(_own(command)) if re.fullmatch(_STANDALONE, option.name)), "")
 
 
 def _by_variable(variables: Mapping[str, str]) -> str:

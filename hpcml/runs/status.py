@@ -85,6 +85,7 @@ class Progress(NamedTuple):
     differences: tuple[str, ...] = ()  # between nodes, a sentence each
     jupyter: str = ""  # where JupyterLab answers, in a sentence, empty while it does not
     warnings: tuple[str, ...] = ()  # sentences
+    setup_warnings: tuple[str, ...] = ()  # those of them that are about lines of runtime.setup
 
 
 class Cluster(NamedTuple):
@@ -360,7 +361,9 @@ def _after(current: Status, event: Event) -> Status:
     current = current.changed(times={**reported.times, event.name: event.time}, security=security, **changes)
     match event.name:
         case "allocated":
-            return current.changed(phase="starting", nodes=fields.texts("nodes"), workers=0, warnings=(), hint="")
+            return current.changed(
+                phase="starting", nodes=fields.texts("nodes"), workers=0, warnings=(), setup_warnings=(), hint=""
+            )
         case "image-staging":
             return current.changed(phase="starting", staging=fields.get("mode", str))
         case "environment-ready":
@@ -369,7 +372,9 @@ def _after(current: Status, event: Event) -> Status:
             clock = {fields.get("node", str): (fields.number("ahead"), fields.number("within"))}
             return current.changed(clocks={**reported.clocks, **clock})
         case "warning":
-            return current.changed(warnings=(*reported.warnings, fields.get("sentence", str)))
+            sentence = fields.get("sentence", str)
+            setup_warnings = (*reported.setup_warnings, *((sentence,) if "setup" in fields.facts else ()))
+            return current.changed(warnings=(*reported.warnings, sentence), setup_warnings=setup_warnings)
         case "driver-started":
             return current.changed(phase="running")
         case "time-limit-near":

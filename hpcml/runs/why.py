@@ -127,6 +127,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     waiting = stacks.waits(groups) if status.cluster.idle_since or status.ending.exit_status == IDLE else ()
     judged = _with_waiting(status, judged, stacks.wait_sentence(waiting))
     retry, remedy = _within_limits(run, options(run, judged), judged.remedy)
+    of_setup = tuple(Line(sentence, "record", "events.jsonl") for sentence in status.progress.setup_warnings)
     warnings: dict[str, Line] = {}
     for hit in hits:
         if hit.rule.role is Role.WARNING:
@@ -139,7 +140,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         **{name: getattr(judged, name) for name in _OF_THE_CAUSE},
         evidence=(*judged.evidence, *_lines(groups, f"attempts/{status.progress.attempt}/stacks")),
         waiting=waiting,
-        warnings=tuple(warnings.values())[:_WARNINGS],
+        warnings=(*of_setup, *warnings.values())[:_WARNINGS],
         next_step=judgement.with_run(remedy, run.id),
         options=retry,
         again=" ".join(("hpcml rerun", run.id, *retry)) if retry else "",

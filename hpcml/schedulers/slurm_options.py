@@ -231,6 +231,7 @@ def _directives(
         raise UsageError(f"Site {site.name} needs an account", place="--account", hint=hint)
     partition = site.partitions.get(partition_name, Partition())
     cpus, memory, _ = _of_node(site, request, partition_name)
+    takes_all = bool(spec.size.memory_per_node.text) and not spec.size.memory_per_node
     if not cpus and not site.resources.exclusive:
         reasons.append("hpcml requests one CPU per node: request and profile set no number of CPUs (--cpus-per-node)")
     valued = (
@@ -243,7 +244,7 @@ def _directives(
         ("--ntasks-per-node", "1"),
         ("--cpus-per-task", str(cpus or "")),
         *gpu_directives(site, spec.size.gpus_per_node, spec.size.gpu_type),
-        ("--mem", units.format_memory_for_slurm(memory) if memory else ""),
+        ("--mem", "0" if takes_all else units.format_memory_for_slurm(memory) if memory else ""),
         ("--time", units.format_time_limit(spec.size.time) if spec.size.time else ""),
         ("--dependency", _dependency(spec)),
         ("--kill-on-invalid-dep", "yes" if spec.place.after else ""),  # or it would wait for ever
@@ -260,7 +261,7 @@ def _directives(
     passed = dict(spec.place.sbatch)
     removed = {_known_directive(site, option) for option in site.slurm.remove}
     if "--mem" in removed and "--mem" in users and "--mem-per-cpu" not in removed:
-        if count := cpus or (0 if site.resources.exclusive else 1):
+        if memory and (count := cpus or (0 if site.resources.exclusive else 1)):
             value = f"{-(-(memory >> 20) // count)}M"
             valued += (("--mem-per-cpu", value),)
             notices.append(

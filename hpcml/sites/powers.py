@@ -59,7 +59,7 @@ POWERS: dict[Power, frozenset[str]] = {
         "report.advice.*.above", "report.advice.*.below", "report.advice.*.figure", "report.advice.*.off",
         "report.advice.*.sentence", "report.sample_every",
         "resources.cpus_per_node", "resources.memory_per_node", "resources.node_gpus",
-        "runtime.kind", "runtime.stage", "runtime.stage_to",
+        "runtime.kind", "runtime.setup_errors", "runtime.stage", "runtime.stage_to",
         "slurm.account_required", "slurm.exclude_failed", "slurm.gpu_request", "slurm.gpu_type",
         "slurm.remove", "slurm.signal_lead", "slurm.timeout",
         "workers.memory_limit", "workers.on_loss", "workers.per_node", "workers.resources",

@@ -184,7 +184,13 @@ class Runtime(NamedTuple):
     modules: tuple[str, ...] = ()
     """Modules that the job loads (``module load``), in this order, after ``setup``."""
     setup: tuple[str, ...] = ()
-    """Lines of bash that the job runs first."""
+    """Lines of bash that the job runs first. If a line needs a command or a file that does not exist, the run ends
+    before its processes start.
+    """
+    setup_errors: str = "warn"
+    """What happens if a line of ``setup`` fails in another way. ``warn``: the run continues and shows a warning.
+    ``end``: the run ends. A line with ``|| true`` never fails.
+    """
 
 
 class Workers(NamedTuple):
@@ -536,6 +542,7 @@ CHOICES = {
     "scheduler": ("slurm", "local"),
     "slurm.gpu_request": ("gres", "gpus-per-node", "none"),
     "runtime.kind": ("python", "image"),
+    "runtime.setup_errors": ("warn", "end"),
     "runtime.stage": ("none", "sbcast", "copy"),
     "workers.on_loss": ("continue", "fail"),
     "gpu.cuda": ("any", "12", "13"),

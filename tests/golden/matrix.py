@@ -83,7 +83,8 @@ CASES = (
             "environment": {"OMP_NUM_THREADS": "1", "GREETING": "it's \"here\" $HOME `id` \\ %j"},
         },
     ),
-    Case("until-done", {"nodes": 2, "time": "30", "until_done": True, "max_restarts": 3}, only=("local", "slurm")),
+    Case("until-done", {"nodes": 2, "time": "30", "until_done": True, "max_restarts": 3},
+         {"runtime": {"setup": ["ulimit -c 0"], "setup_errors": "end"}}, only=("local", "slurm")),
     Case(
         "dialect",
         {"nodes": 2, "memory_per_node": "2G", "cpus_per_node": 4},

@@ -16,7 +16,7 @@ def test_a_template_of_ones_own_extends_the_built_in_one(tmp_path: Path) -> None
     (tmp_path / "batch.sh.j2").write_text(own)
     made = make("slurm", CASES[0])
     assert [line for line in batch_script.render(made, [tmp_path]).splitlines() if line] == [
-        *(lines := [line for line in batch_script.render(made).splitlines() if line])[: (at := lines.index("  exit 74") + 2)], "ulimit -c 0", *lines[at:],
+        *(lines := [line for line in batch_script.render(made).splitlines() if line])[: (at := next(at for at, line in enumerate(lines) if line.startswith("set +u")) + 1)], "ulimit -c 0", *lines[at:],
     ]  # fmt: skip
 
 

@@ -133,3 +133,47 @@ def test_one_file_by_the_python_of_the_profile(here: Here) -> None:
         command, cwd=here.folder, env=here.environment, capture_output=True, text=True, check=False, timeout=300
     )
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
+WORK = "from dask.distributed import Client\nif __name__ == '__main__':\n    with Client() as c:\n        print(c.submit(sum, [1, 2]).result())\n"
+
+
+def test_lines_of_the_setup_that_are_right_change_nothing(here: Here) -> None:
+    """Those that read a variable that is not set, and a function module() that does."""
+    (here.folder / "activate.sh").write_text('if [ -n "${CONDA_BUILD_SYSROOT}" ]; then :; fi\n')
+    (here.folder / "lmod.sh").write_text("module() { local keep=$NO_SUCH_VARIABLE; }\n")
+    here.environment["BASH_ENV"] = str(here.folder / "lmod.sh")
+    lines = json.dumps(["export X=/opt/x/lib:$NO_SUCH_VARIABLE", "source ./activate.sh", "nowhere || true"])
+    done = here.submit(WORK, "--set", f"runtime.setup={lines}", "--set", 'runtime.modules=["cuda"]')
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+    assert "warnings" not in here.json("why") or here.json("why")["warnings"] == []
+
+
+def test_a_line_of_the_setup_that_fails_is_a_warning(here: Here) -> None:
+    """In status, why and JSON, whether the script fails or not."""
+    told = (
+        "Line 2 of runtime.setup ((exit 7)) exited with status 7. Correct this line. If it may fail, append '|| true'."
+    )
+    for status in (0, 3):
+        done = here.submit(f"import os, sys\nprint('HPCML_SETUP' in os.environ)\nsys.exit({status})\n",
+                           "--set", 'runtime.setup=["export X=1", "(exit 7)"]')  # fmt: skip
+        assert (done.returncode, done.stdout) == (status, "False\n"), done.stderr
+        assert told in here.json("status")["warnings"]
+        assert [line["text"] for line in here.json("why")["warnings"]] == [told]
+        (event,) = here.events(Path(here.status()["directory"]), "warning")
+        assert (event["setup"], event["line"], event["exit_status"]) == ("(exit 7)", 2, 7)
+
+
+def test_a_setup_that_lacks_a_command_or_a_file_ends_the_run_before_its_processes_start(here: Here) -> None:
+    for line, setting, why in (
+        ("conda_nowhere activate ml", "warn", "exited with status 127: a command was not found"),
+        ("source nothere.sh", "warn", "cannot read the file nothere.sh"),
+        ("false", "end", "exited with status 1 (runtime.setup_errors = 'end')"),
+        ("exit 0", "warn", "ended the batch script with status 0"),
+    ):
+        done = here.submit("print(1)", "--set", f'runtime.setup=["{line}"]', "--set", f"runtime.setup_errors={setting}")
+        assert (done.returncode, done.stdout) == (errors.START_FAILED, ""), done.stderr
+        cause = here.json("why")["cause"]
+        assert cause.lower() == f"line 1 of runtime.setup ({line}) {why}"
+        assert here.json("why")["next_step"] == "Correct this line. If it may fail, append '|| true'."
+        assert not here.events(Path(here.status()["directory"]), "allocated")

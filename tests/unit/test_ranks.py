@@ -179,3 +179,118 @@ def test_other_programs_are_not_launchers(tmp_path: Path) -> None:
         )
         assert told.endswith(f"next to 2 Dask workers. To start ranks, add --ranks and remove srun: {ranks.PAGE}")
         assert check_program(tmp_path, 1, "--", *whole) == []
+
+
+@pytest.mark.parametrize("words", [
+    ("uv", "run", "torchrun", "a.py"), ("env", "A=1", "mpirun", "-n", "4", "python", "s.py"), ("fabric", "run", "a.py"),
+    ("uv", "run", "--with", "x", "accelerate", "launch", "a.py"), ("nice", "-n", "10", "/opt/bin/srun", "./x"),
+    ("uv", "run", "python", "-m", "torch.distributed.run", "a.py"), ("timeout", "9", "fabric", "run", "a.py"),
+    ("apptainer", "exec", "x.sif", "torchrun", "a.py"), ("conda", "run", "-n", "ml", "deepspeed", "a.py"),
+])  # fmt: skip
+def test_a_launcher_after_another_program_is_seen(tmp_path: Path, words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match=r"starts ranks, but without --ranks hpcml starts .* only once") as caught:
+        check_program(tmp_path, 2, "--", *words)
+    if "fabric" in words:
+        assert caught.value.hint.startswith("Remove fabric run, and add --ranks gpu, or --ranks N")
+
+
+@pytest.mark.parametrize("words", [
+    ("uv", "run", "--with", "deepspeed", "train.py"), ("uv", "run", "python", "train.py", "srun"), ("env", "A=srun", "./x"),
+    ("uv", "run", "train.py", "torchrun"), ("./tool", "torchrun"), ("fabric", "deploy"),
+])  # fmt: skip
+def test_a_word_of_another_program_is_no_launcher(tmp_path: Path, words: tuple[str, ...]) -> None:
+    assert check_program(tmp_path, 2, "--", *words) == []
+
+
+STARTS_AGAIN = (  # what starts ranks of its own in each of several ranks, and the word that is named
+    (("torchrun", "a.py"), "torchrun"), (("uv", "run", "torchrun", "a.py"), "torchrun"),
+    (("python3", "-m", "torch.distributed.run", "a.py"), "-m torch.distributed.run"), (("fabric", "run", "a.py"), "fabric run"),
+    (("accelerate", "launch", "--multi_gpu", "a.py"), "accelerate launch"),
+    (("accelerate", "launch", "--num_processes=2", "a.py"), "accelerate launch"),
+    (("bash", "-c", "cd x && torchrun a.py"), "torchrun"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "named"), STARTS_AGAIN)
+def test_a_launcher_in_several_ranks_of_a_node_is_refused(tmp_path: Path, words: tuple[str, ...], named: str) -> None:
+    for asked, gpus in (("2", 0), ("gpu", 2)):
+        with pytest.raises(UsageError, match=f"{named} in each rank would start ranks of its own") as caught:
+            check_program(tmp_path, 1, "--", *words, ranks_asked=asked, gpus=gpus)
+        keeps = "" if named == "fabric run" else f" To keep {named}, use --ranks node."
+        assert caught.value.hint == f"Remove {named}: hpcml starts the ranks.{keeps} More: {ranks.PAGE}."
+    for asked, gpus in (("1", 0), ("node", 2), ("gpu", 1)):
+        assert check_program(tmp_path, 1, "--", *words, ranks_asked=asked, gpus=gpus) == []
+
+
+def test_accelerate_is_the_rank_itself_where_it_starts_one_process(tmp_path: Path) -> None:
+    assert check_program(tmp_path, 2, "--", "accelerate", "launch", "a.py", "--multi_gpu", ranks_asked="2") == []
+
+
+def test_fabric_run_does_not_read_the_nodes_of_the_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="fabric run in each rank would start"):
+        check_program(tmp_path, 2, "--", "fabric", "run", "a.py", ranks_asked="node")
+
+
+@pytest.mark.parametrize("asked", ["2", "node"])
+def test_a_script_that_starts_all_tasks_in_each_rank_is_refused(tmp_path: Path, asked: str) -> None:
+    """As ``-- mpiexec`` is: a batch script, and a text for a shell."""
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --ntasks-per-node=2\n# mpirun\nsrun python -c 'print(1)'\n")
+    for words in (("bash", "job.sh"), ("bash", "-c", "time mpirun ./x"), ("deepspeed", "a.py"), ("env", "mpiexec", "./x"),
+                  ("python3", "-m", "deepspeed.launcher.runner", "a.py")):  # fmt: skip
+        with pytest.raises(UsageError, match="in each rank would start all ranks again"):
+            check_program(tmp_path, 2, "--", *words, ranks_asked=asked)
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n# srun python\npython train.py\n")
+    assert check_program(tmp_path, 2, "--", "bash", "job.sh", ranks_asked=asked) == []
+
+
+OWN_ADDRESS = (  # PyTorch's tutorial form, and its like
+    "os.environ['MASTER_ADDR'] = 'localhost'",
+    "os.environ['MASTER_ADDR'] = '127.0.0.1'",
+    "dist.init_process_group('gloo', init_method='tcp://localhost:12355', rank=int(os.environ['RANK']), world_size=2)",
+    "def setup():\n    os.environ['MASTER_ADDR'] = 'localhost'\ndef main():\n    setup()\nif __name__ == '__main__':\n    main()",
+)
+NO_ADDRESS = (
+    "if 'MASTER_ADDR' not in os.environ:\n    os.environ['MASTER_ADDR'] = 'localhost'",
+    "os.environ.setdefault('MASTER_ADDR', 'localhost')",
+    "os.environ['MASTER_ADDR'] = socket.gethostname()",
+    "os.environ['MASTER_PORT'] = '12355'",
+    "def setup(rank, size):\n    os.environ['MASTER_ADDR'] = 'localhost'\nmp.spawn(setup, nprocs=2)",
+)
+
+
+def test_an_address_of_each_node_itself_is_refused_on_several(tmp_path: Path) -> None:
+    for text in (*OWN_ADDRESS, *NO_ADDRESS):
+        asked = spec(tmp_path, f"import os\nimport torch.distributed as dist\n{text}\n", kind="ranks").changed(
+            ranks="2"
+        )
+        if text in NO_ADDRESS:
+            assert ranks.check_script(asked, "python", 4, (), 2) == []
+            continue
+        with pytest.raises(ScriptError, match="leads each rank to its own node, but the run has 2 nodes") as caught:
+            ranks.check_script(asked, "python", 4, (), 2)
+        assert caught.value.place.startswith("s.py:")
+        assert caught.value.hint.endswith("hpcml sets MASTER_ADDR and MASTER_PORT for all ranks (hpcml help ranks).")
+        assert ranks.check_script(asked, "python", 2, (), 1) == []
+
+
+def test_an_address_of_each_node_itself_in_a_shell_script_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("#!/bin/bash\nexport MASTER_ADDR=localhost\npython train.py\n")
+    (note,) = check_program(tmp_path, 2, "--", "bash", "job.sh", ranks_asked="2")
+    assert (
+        note
+        == "line 2 of the program sets MASTER_ADDR to this node: ranks on other nodes cannot connect. Remove the line"
+    )
+    assert check_program(tmp_path, 1, "--", "bash", "job.sh", ranks_asked="2") == []
+
+
+def test_lightning_s_nodes_need_ranks(tmp_path: Path) -> None:
+    for name, text in (
+        ("Trainer", "from lightning import Trainer\nTrainer(num_nodes=2, devices=2, strategy='ddp').fit(m)"),
+        ("Trainer", "import pytorch_lightning as pl\nif __name__ == '__main__':\n    t = pl.Trainer(num_nodes=2)"),
+        ("Fabric", "import lightning as L\nfabric = L.Fabric(num_nodes=2)"),
+    ):
+        with pytest.raises(ScriptError, match=rf"The script needs ranks \({name}\(num_nodes=2\)\)"):
+            ranks.check_script(spec(tmp_path, text), "python", 1, ())
+    for text in ("import lightning as L\nL.Trainer(num_nodes=1, devices=2)", "import lightning as L\nL.Trainer(num_nodes=n)",
+                 "from mine import Trainer\nTrainer(num_nodes=2)"):  # fmt: skip
+        assert ranks.check_script(spec(tmp_path, text), "python", 1, ()) == []

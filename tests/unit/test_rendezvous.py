@@ -174,10 +174,10 @@ def files(tmp_path: Path) -> None:
 def test_each_spelling_of_a_rendezvous_that_unpickles_is_noted(tmp_path: Path, subtests: pytest.Subtests) -> None:
     for line, instead in UNSAFE.items():
         with subtests.test(line):
-            (note,) = notes(tmp_path, line)
+            (note,) = notes(tmp_path, line, nodes=1 if "--stan" in line else 2)
             assert RISK in note
             assert note.endswith(f" Use '--ranks node -- {instead}' instead")
-    (note,) = notes(tmp_path, "-m torch.distributed.run --standalone train.py")
+    (note,) = notes(tmp_path, "-m torch.distributed.run --standalone train.py", nodes=1)
     assert note.endswith(" Use '--ranks node -m torch.distributed.run train.py' instead")
 
 
@@ -302,3 +302,11 @@ def test_torchrun_that_would_wait_for_other_nodes_is_refused(tmp_path: Path) -> 
     assert notes(tmp_path, "torchrun --nnodes " + "9" * 5000 + " train.py") == []
     (note,) = notes(tmp_path, "torchrun --nnodes=2:4 --rdzv-backend=c10d train.py")
     assert "other users of the nodes" in note
+
+
+def test_a_rendezvous_of_one_node_is_refused_on_several(tmp_path: Path) -> None:
+    """Each torchrun would wait for the other nodes at a rendezvous of its own."""
+    for option in ("--standalone", "--stan"):
+        with pytest.raises(UsageError, match=f"torchrun {option} is for one node, but the run has 2 nodes"):
+            notes(tmp_path, f"torchrun {option} --nproc-per-node 2 train.py", nodes=2)
+    assert notes(tmp_path, "torchrun --nproc-per-node 2 train.py --standalone", nodes=2) == []

@@ -126,3 +126,26 @@ def test_nodes_with_gpus_are_not_taken_silently_without_them() -> None:
     assert partition == "boost"
     assert "36 GPUs" in notices
     assert partition_and_notices("-N4", "--gpus-per-node=4") == ("boost", "")
+
+
+def test_options_of_tasks_lead_to_ranks_and_to_workers() -> None:
+    for option in ("--ntasks", "-n", "--ntasks-per-node"):
+        assert "(PyTorch, JAX, MPI), use --ranks N. For N Dask workers" in sbatch_options.instead(option)
+    assert "--ranks gpu" in sbatch_options.instead("--gpus-per-task")
+
+
+def test_no_memory_is_all_memory_of_a_node() -> None:
+    """As Slurm's ``--mem=0`` has it: typed, in a profile, and where the profile knows how much a node has."""
+    known: dict[str, Any] = {"partitions": {"p": {"memory_per_node": "100G"}}}
+    for table, words in (({}, ("--mem", "0")), ({}, ("--memory-per-node=0G",)), ({"resources": {"memory_per_node": "0"}}, ()),
+                         (known, ("--mem=0", "-p", "p"))):  # fmt: skip
+        assert dict(planned(table, *words).directives)["--mem"] == "0"
+    removed = {"slurm": {"remove": ["--mem"]}}
+    made = planned(removed, "--mem", "0")
+    assert not {"--mem", "--mem-per-cpu"} & dict(made.directives).keys()
+    assert "hpcml ignores --memory-per-node: the profile removes --mem (slurm.remove)" in made.notices
+    made = planned(removed | known, "--mem", "0", "-p", "p", "--cpus-per-node", "4")
+    assert dict(made.directives)["--mem-per-cpu"] == "25600M"
+    with pytest.raises(UsageError, match="less than 1 MiB") as caught:
+        planned({}, "--mem", "1K")
+    assert "For all memory of a node, use 0." in caught.value.hint

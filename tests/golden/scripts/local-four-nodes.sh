@@ -28,6 +28,8 @@ said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/s
   exit 74
 }
 
+set +u   # the lines of the site and of the user, and what these load, are not written for set -u
+set +e -u
 # The script gets this PYTHONPATH. step.sh removes parts of it for hpcml's own processes.
 export HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1
 export PYTHONPATH="$HPCML_RUN_DIR/lib.zip${PYTHONPATH:+:$PYTHONPATH}"

@@ -23,6 +23,8 @@ write_end() {
     "$(date +%s.%3N)" "$HPCML_ATTEMPT" "$1" "$2" "$(json_text "$3")" "$(json_text "$4")" \
     1<>"$HPCML_RUN_DIR/reserve/0" && mv "$HPCML_RUN_DIR/reserve/0" "$HPCML_RUN_DIR/status.json"
 }
+# start_failed MESSAGE HINT: end the run before its processes start.
+start_failed() { echo "hpcml: $1" >&2; write_end 80 allocated "$1" "$2"; exit 80; }
 said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" 2>&1) || {
   echo "$said" >&2
   write_end 74 allocated "the run's directory cannot be written: $(printf %s "$said" | tail -n 1)" \
@@ -31,6 +33,11 @@ said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/s
 }
 
 echo >"$attempt/begun"
+set +u   # the lines of the site and of the user, and what these load, are not written for set -u
+. "$HPCML_RUN_DIR/setup.sh" end \
+  'ulimit -c 0'
+[ -z "$hpcml_number" ] || hpcml_ends "returned from the batch script"
+set +e -u
 # The script gets this PYTHONPATH. step.sh removes parts of it for hpcml's own processes.
 export HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1
 export PYTHONPATH="$HPCML_RUN_DIR/lib.zip${PYTHONPATH:+:$PYTHONPATH}"
@@ -39,7 +46,7 @@ export HPCML_NODE=local HPCML_NODE_NAMES=local
 set -m   # each step has its own process group, so a signal can end the whole step
 /bin/sh /scratch/alice/runs/until-done-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.node scheduler </dev/null >>/scratch/alice/runs/until-done-20261121-074500-1a2b/logs/scheduler.log 2>&1 & scheduler=$!
 /bin/sh /scratch/alice/runs/until-done-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -P -m hpcml.node worker </dev/null >>/scratch/alice/runs/until-done-20261121-074500-1a2b/logs/worker-local.log 2>&1 & worker=$!
-export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits until these steps end
+export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker" HPCML_SETUP="${hpcml_failed-}"   # the supervisor waits until these steps end
 /bin/sh /scratch/alice/runs/until-done-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -P -m hpcml.node driver </dev/null >>/scratch/alice/runs/until-done-20261121-074500-1a2b/logs/driver.log 2>&1 & driver=$!
 set +m
 

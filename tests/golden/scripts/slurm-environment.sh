@@ -37,6 +37,8 @@ write_end() {
     "$(date +%s.%3N)" "$HPCML_ATTEMPT" "$1" "$2" "$(json_text "$3")" "$(json_text "$4")" \
     1<>"$HPCML_RUN_DIR/reserve/0" && mv "$HPCML_RUN_DIR/reserve/0" "$HPCML_RUN_DIR/status.json"
 }
+# start_failed MESSAGE HINT: end the run before its processes start.
+start_failed() { echo "hpcml: $1" >&2; write_end 80 allocated "$1" "$2"; exit 80; }
 said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" 2>&1) || {
   echo "$said" >&2
   write_end 74 allocated "the run's directory cannot be written: $(printf %s "$said" | tail -n 1)" \
@@ -44,12 +46,16 @@ said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/s
   exit 74
 }
 
-source "$HOME/venv/bin/activate"
-ulimit -c 0
-module load python/3.11 || { echo "hpcml: cannot load the module" python/3.11 >&2; exit 80; }
-module load 'it'"'"'s odd' || { echo "hpcml: cannot load the module" 'it'"'"'s odd' >&2; exit 80; }
+set +u   # the lines of the site and of the user, and what these load, are not written for set -u
+. "$HPCML_RUN_DIR/setup.sh" warn \
+  'source "$HOME/venv/bin/activate"' \
+  'ulimit -c 0'
+[ -z "$hpcml_number" ] || hpcml_ends "returned from the batch script"
+module load python/3.11 || start_failed 'cannot load the module python/3.11' "The job's log shows why. Correct runtime.modules."
+module load 'it'"'"'s odd' || start_failed 'cannot load the module it'"'"'s odd' "The job's log shows why. Correct runtime.modules."
 export OMP_NUM_THREADS=1
 export GREETING='it'"'"'s "here" $HOME `id` \ %j'
+set +e -u
 # The script gets this PYTHONPATH. step.sh removes parts of it for hpcml's own processes.
 export HPCML_PYTHONPATH="${PYTHONPATH-}" PYTHONUNBUFFERED=1
 export PYTHONPATH="$HPCML_RUN_DIR/lib.zip${PYTHONPATH:+:$PYTHONPATH}"
@@ -62,7 +68,7 @@ srun --cpus-per-task="$cpus" --nodelist="$HPCML_NODE" --overlap --kill-on-bad-ex
   /bin/sh /scratch/alice/runs/environment-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.node scheduler </dev/null & scheduler=$!
 srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --job-name=worker --output=/scratch/alice/runs/environment-20261121-074500-1a2b/logs/worker-%N.log --open-mode=append /bin/sh -c 'export HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"; exec "$@"' sh \
   /bin/sh /scratch/alice/runs/environment-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -P -m hpcml.node worker </dev/null & worker=$!
-export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits until these steps end
+export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker" HPCML_SETUP="${hpcml_failed-}"   # the supervisor waits until these steps end
 srun --cpus-per-task="$cpus" --nodelist="$HPCML_NODE" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --job-name=driver --output=/scratch/alice/runs/environment-20261121-074500-1a2b/logs/driver.log --open-mode=append /bin/sh -c 'export HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"; exec "$@"' sh \
   /bin/sh /scratch/alice/runs/environment-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -P -m hpcml.node driver </dev/null & driver=$!
 set +m
