@@ -15,7 +15,7 @@ from hpcml.kind import Stage
 from hpcml.paths import RunPaths
 from hpcml.report import attempts
 from hpcml.runs import directories
-from hpcml.runs.status import Status, later_stage, optional_stages
+from hpcml.runs.status import NO_CLUSTER, Status, later_stage, optional_stages
 from hpcml.terminal import Raw, cells, columns, fit, fitted, has_colour, say, shown
 from hpcml.units import format_seconds
 
@@ -101,7 +101,7 @@ def _past(status: Status) -> list[_Line]:
     lines = [
         _Line("ok", "image", f"copied to the nodes by {reported.staging}", "image-staged", "image-staging"),
         _Line("ok", "nodes", ", ".join(nodes), "allocated", "seen"),
-        _Line("wait", "cluster", "none: it starts when the script opens a Dask client", "cluster-waits"),
+        _Line("wait", "cluster", f"none: {NO_CLUSTER}", "cluster-waits"),
         _stage_line(status, first),
         *([_Line("wait", "security", cluster.security, first.end)] if is_open else []),
         _Line("ok", runtime, reported.versions, "environment-ready", "allocated"),

@@ -115,7 +115,7 @@ def _lines(
     if allocation.nodes:
         lines.append(("nodes", ", ".join(allocation.nodes)))
     if status.alone:
-        lines.append(("cluster", "none: a Dask cluster starts when the script opens a Dask client"))
+        lines.append(("cluster", status.no_cluster))
     elif status.phase in ("starting", "running"):
         lines.append((f"{status.noun}s", f"{status.cluster.workers}/{status.planned.expected}"))
     values = status.fields()

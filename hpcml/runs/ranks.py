@@ -79,9 +79,10 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
         match = _LINE_OF_A_LAUNCHER.search(text) if nodes > 1 else None
         if not match:
             return []
-        workers = f"{made.inside.worker_count} Dask workers{', which use the GPUs' if made.inside.workers.gpu else ''}"
+        uses_gpus = ", which use the GPUs" if made.inside.workers.gpu else ""
+        beside = "" if made.inside.workers.late else f", next to {made.inside.worker_count} Dask workers{uses_gpus}"
         what = f"the program has a line with {match[1]}. hpcml starts the program once, on the first of {nodes} nodes"
-        return [f"{what}, next to {workers}. To start ranks, add --ranks and remove {match[1]}: {PAGE}"]
+        return [f"{what}{beside}. To start ranks, add --ranks and remove {match[1]}: {PAGE}"]
     several = bool((_OF_SRUN if name == "srun" else _SEVERAL_NODES).search(options))
     if nodes > 1 or several:
         where = f"on the first of {nodes} nodes" if nodes > 1 else "on one node"
@@ -93,6 +94,8 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
         hint = f"{way}{without}.{one} More: {PAGE}."
         problem = f"{name} starts ranks, but without --ranks hpcml starts {name} only once, {where}"
         raise UsageError(problem, place="--", hint=hint)
+    if made.inside.workers.late:
+        return []
     pool = " and their GPU memory pool (to start no pool: --set gpu.rmm_pool_size=none)" if _has_pool(made) else ""
     return [f"{name} starts its processes on the first node, next to the run's workers{pool} ({PAGE})"]
 
@@ -155,7 +158,9 @@ def shell_script(spec: RunRequest) -> str:
     return start.decode(errors="replace") if start.startswith(b"#!") or path != spec.code.script else ""
 
 
-def check_script(spec: RunRequest, python: str, workers: int, variables: Collection[str]) -> list[str]:
+def check_script(
+    spec: RunRequest, python: str, workers: int, variables: Collection[str], *, late: bool = False
+) -> list[str]:
     """Refuse a script that is an MPI or DDP program and nothing else; return a note of one that may be.
 
     A script that is named after its interpreter (``-- python train.py``) and the points of a sweep are only noted: to
@@ -167,6 +172,8 @@ def check_script(spec: RunRequest, python: str, workers: int, variables: Collect
         How many the run has.
     variables
         The names of variables that the run sets.
+    late
+        Whether the workers start only at the script's first Dask client.
 
     Raises
     ------
@@ -193,7 +200,8 @@ def check_script(spec: RunRequest, python: str, workers: int, variables: Collect
             if spec.points.sweep
             else "to start ranks, add --ranks"
         )
-        return [f"{what}, next to {workers} Dask workers; {way} ({PAGE})"] if workers > 1 else []
+        beside = "" if late else f", next to {workers} Dask workers"
+        return [f"{what}{beside}; {way} ({PAGE})"] if workers > 1 else []
     typed = f"-m {spec.code.script.name}" if is_module else os.path.relpath(file, base)
     way = "--ranks N --mpi pmix" if by_mpi else "--ranks gpu, --ranks node or --ranks N"
     hint = f"Add {way} ({PAGE}). To run the script as one process: hpcml submit -- {python} {typed}."

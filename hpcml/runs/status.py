@@ -37,6 +37,7 @@ from hpcml.schedulers import JobState, Submission
 from hpcml.sites.layers import process_environment
 from hpcml.units import format_age
 
+NO_CLUSTER = "it starts when the script opens a Dask client"
 _REPLACED = "missing, or not yours: "  # how the batch script begins to say that the run's folder is another now
 
 _JOB_ENDS = {  # the exit status and the sentence of an end that the run itself could not write, and the run's state
@@ -183,6 +184,11 @@ class Status(NamedTuple):
     def alone(self) -> bool:
         """Whether the script runs without the kind's processes: the Dask cluster waits for its first client."""
         return self.planned.late and not self.cluster.has_cluster
+
+    @property
+    def no_cluster(self) -> str:
+        """Why there is no Dask cluster where the script runs alone, for people."""
+        return "none: " + ("the script opened no Dask client" if self.over else NO_CLUSTER)
 
     @property
     def over(self) -> bool:

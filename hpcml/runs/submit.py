@@ -167,7 +167,9 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
     if spec.code.form.traits.is_main:
         set_here = {*loaded.site.environment, *(name for name, _ in spec.environment)}
         set_here |= ranks.VARIABLES if _is_prepared(loaded.site) else set()
-        notes += ranks.check_script(spec, made.steps[-1].command[0], made.inside.worker_count, set_here)
+        notes += ranks.check_script(
+            spec, made.steps[-1].command[0], made.inside.worker_count, set_here, late=made.inside.workers.late
+        )
         notes += _check_code(loaded, spec, made, dry_run=dry_run)
     if spec.code.form in (Form.MODULE, Form.PROGRAM):
         notes += ranks.check_program(spec, made)

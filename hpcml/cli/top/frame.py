@@ -126,7 +126,7 @@ def _facts(view: View) -> list[tuple[str, str]]:
     if status.hint and status.phase != "queued":
         rows.append(("next" if status.over else "note", status.hint))
     if status.alone and status.phase in ("starting", "running", "ending"):
-        rows.append(("cluster", "none: a Dask cluster starts when the script opens a Dask client"))
+        rows.append(("cluster", status.no_cluster))
     elif status.phase in ("starting", "running", "ending"):
         nodes = f" on {counted(view.node_count, 'node')}" if view.node_count else ""
         rows.append((f"{status.noun}s", f"{status.cluster.workers} of {status.planned.expected}{nodes}"))

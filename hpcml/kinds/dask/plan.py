@@ -127,7 +127,7 @@ def _check_memory(site: Site, count: int, memory: int) -> None:
 
 def reasons(site: Site, spec: RunRequest) -> list[str]:
     """Return that the cluster starts only at the script's first client, if it does."""
-    return ["the Dask cluster starts only if the script opens a Dask client (workers.start)"] * is_late(site, spec)
+    return ["workers.start is late, or it is auto and the code does not name Dask"] * is_late(site, spec)
 
 
 def notices(settings: Settings) -> list[str]:
