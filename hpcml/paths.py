@@ -100,6 +100,8 @@ class AttemptPaths(Folder):
     ranks_key = Below("secret", "ranks.key")
     control = Below("control.json")
     scheduler = Below("scheduler.json")
+    cluster_wanted = Below("cluster-wanted")
+    cluster = Below("cluster.json")
     nodes = Below("nodes")
     versions = Below("versions")
     exits = Below("exit")

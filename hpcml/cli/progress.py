@@ -15,7 +15,7 @@ from hpcml.kind import Stage
 from hpcml.paths import RunPaths
 from hpcml.report import attempts
 from hpcml.runs import directories
-from hpcml.runs.status import Status, later_stage, optional_stages
+from hpcml.runs.status import NO_CLUSTER, Status, later_stage, optional_stages
 from hpcml.terminal import Raw, cells, columns, fit, fitted, has_colour, say, shown
 from hpcml.units import format_seconds
 
@@ -101,6 +101,7 @@ def _past(status: Status) -> list[_Line]:
     lines = [
         _Line("ok", "image", f"copied to the nodes by {reported.staging}", "image-staged", "image-staging"),
         _Line("ok", "nodes", ", ".join(nodes), "allocated", "seen"),
+        _Line("wait", "cluster", f"none: {NO_CLUSTER}", "cluster-waits"),
         _stage_line(status, first),
         *([_Line("wait", "security", cluster.security, first.end)] if is_open else []),
         _Line("ok", runtime, reported.versions, "environment-ready", "allocated"),
@@ -110,7 +111,8 @@ def _past(status: Status) -> list[_Line]:
         _Line("ok", _SCRIPT, script, "driver-started"),
         *([_Line("ok", "jupyter", reported.jupyter)] if reported.jupyter else []),
     ]
-    over = reported.times if first.end in reported.times else reported.times.keys() - {"environment-ready"}
+    begun = status.alone or first.end in reported.times
+    over = reported.times if begun else reported.times.keys() - {"environment-ready"}
     return [line for line in lines if not line.event or line.event in over]
 
 
@@ -130,6 +132,8 @@ def _present(status: Status) -> tuple[str, str] | None:
         job = f"job {status.allocation.job}: " if status.allocation.job else ""
         return "queued", f"{job}{status.message}{estimate}"
     kind = kinds.get(status.planned.kind)
+    if status.phase == "starting" and status.alone and "allocated" in status.progress.times:
+        return _SCRIPT, status.message
     if status.phase == "starting" and kind.ready in status.progress.times:
         return next(((stage.name, status.message) for stage in optional_stages(status)), None)
     if status.phase == "starting" and (stage := later_stage(status)):
@@ -137,7 +141,7 @@ def _present(status: Status) -> tuple[str, str] | None:
     if status.phase == "starting":
         in_stage = "allocated" in status.progress.times or not status.progress.staging
         return kind.startup[0].name if in_stage else "image", status.message
-    if status.phase == "running" and status.cluster.workers < status.planned.expected:
+    if status.phase == "running" and status.cluster.workers < status.planned.expected and not status.alone:
         return _SCRIPT, status.message
     return None
 

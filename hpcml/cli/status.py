@@ -114,7 +114,9 @@ def _lines(
         lines.append(("estimate", f"Slurm expects a start at {allocation.estimate}"))
     if allocation.nodes:
         lines.append(("nodes", ", ".join(allocation.nodes)))
-    if status.phase in ("starting", "running"):
+    if status.alone:
+        lines.append(("cluster", status.no_cluster))
+    elif status.phase in ("starting", "running"):
         lines.append((f"{status.noun}s", f"{status.cluster.workers}/{status.planned.expected}"))
     values = status.fields()
     keys = ("jupyter", "versions", "protocol", "address", "security", "fabric")

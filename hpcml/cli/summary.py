@@ -77,7 +77,8 @@ def _processes(made: Plan) -> str:
     roles = [f"1 {role.name}" for role in kind.roles if not role.every_node]
     details = ", ".join(filter(None, each))
     many = f"{counted(inside.worker_count, kind.noun)}{details and f' ({details})'}"
-    return f"{kind.name}: {', '.join([*roles, many])}"
+    processes = f"{kind.name}: {', '.join([*roles, many])}"
+    return f"the script alone; if it opens a Dask client, {processes}" if workers.late else processes
 
 
 def _variables(made: Plan) -> list[str]:

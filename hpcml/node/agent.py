@@ -220,6 +220,20 @@ def keep(
     return node.members.failed if failed else 0
 
 
+class Bystander:
+    """An agent whose node has no processes yet: it answers requests for stacks, and no signals."""
+
+    def __init__(self, node: Node) -> None:
+        self.node, self.requests = node, stacks.Requests(node.context)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, lambda *_: None)  # the supervisor ends the agent, which samples the node until then
+
+    def look(self) -> None:
+        """Take the ends of child processes, and have the stacks written if they are asked for."""
+        _reap(self.node, lambda *_: None)
+        _write_stacks(self.node, self.requests)
+
+
 def _write_stacks(node: Node, requests: stacks.Requests) -> None:
     """Have a child process write the stacks of this node's processes, if the user asks for them."""
     if not (request := requests.look()):

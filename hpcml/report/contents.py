@@ -132,6 +132,7 @@ class Report(NamedTuple):
     findings: Findings
     results: Results
     points: Points
+    has_cluster: bool  # whether it had a Dask cluster
     machines: Machines
     interconnect: Interconnect
     drawing: Drawing
@@ -143,6 +144,7 @@ class Report(NamedTuple):
         return {
             **self.run._asdict(),
             "made": self.made,
+            "has_cluster": self.has_cluster,
             **self.course._asdict(),
             **self.hours._asdict(),
             **self.findings._asdict(),
@@ -252,6 +254,7 @@ def load(
         ),
         results=results.results_of(paths),
         points=results.points_of(paths, sweep),
+        has_cluster="scheduler-up" in measured.times,
         machines=machines,
         interconnect=_interconnect(measured, table(paths.attempt(attempt).fabric)),
         drawing=Drawing(ledger.parts_of(measured.accounting), by_node, measured.activity, measured.accounting.plots),
@@ -269,7 +272,8 @@ def _measure(
 ) -> _Measured:
     of_attempt, events = paths.attempt(attempt), attempts.events(paths, attempt)
     times = {one["event"]: float(one["time"]) for one in events}
-    accounting, activity = accounting_of(kind), None
+    alone = "cluster-waits" in times and kind.ready not in times  # the script ran without the kind's processes
+    accounting, activity = PLAIN if alone else accounting_of(kind), None
     if accounting.activity and (measured := samples.of_kind(of_attempt, kind)):
         activity = accounting.activity(measured)
     allocated = next((one for one in events if one["event"] == "allocated"), {})
@@ -340,7 +344,7 @@ def _phases(
     if script_end is None and torn is not None:
         seconds = next((number(one.get("seconds")) for one in events if one["event"] == "torn-down"), None)
         script_end = torn - (seconds or 0.0)
-    ready = times.get(kind.ready) or script
+    ready = min(filter(None, (times.get(kind.ready), script)), default=None)  # a late cluster is in the script's time
     return Phases(began, times.get("allocated") or ready, ready, script, script_end, max(began, *seen))
 
 

@@ -99,9 +99,10 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
         found = next(batch_scripts.launchers(text), "") if nodes > 1 else ""
         if not found:
             return []
-        workers = f"{made.inside.worker_count} Dask workers{', which use the GPUs' if made.inside.workers.gpu else ''}"
+        uses_gpus = ", which use the GPUs" if made.inside.workers.gpu else ""
+        beside = "" if made.inside.workers.late else f", next to {made.inside.worker_count} Dask workers{uses_gpus}"
         what = f"the program has a line with {found}. hpcml starts the program once, on the first of {nodes} nodes"
-        return [f"{what}, next to {workers}. To start ranks, add --ranks and remove {found}: {PAGE}"]
+        return [f"{what}{beside}. To start ranks, add --ranks and remove {found}: {PAGE}"]
     several = bool((_OF_SRUN if name == "srun" else _SEVERAL_NODES).search(options))
     if nodes > 1 or several:
         where = f"on the first of {nodes} nodes" if nodes > 1 else "on one node"
@@ -115,6 +116,8 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
         hint = f"{way}{without}.{one} More: {PAGE}."
         problem = f"{name} starts ranks, but without --ranks hpcml starts {name} only once, {where}"
         raise UsageError(problem, place="--", hint=hint)
+    if made.inside.workers.late:
+        return []
     pool = " and their GPU memory pool (to start no pool: --set gpu.rmm_pool_size=none)" if _has_pool(made) else ""
     return [f"{name} starts its processes on the first node, next to the run's workers{pool} ({PAGE})"]
 
@@ -208,7 +211,9 @@ def shell_script(spec: RunRequest) -> str:
     return start.decode(errors="replace") if start.startswith(b"#!") or path != spec.code.script else ""
 
 
-def check_script(spec: RunRequest, python: str, workers: int, variables: Collection[str], nodes: int = 1) -> list[str]:
+def check_script(
+    spec: RunRequest, python: str, workers: int, variables: Collection[str], nodes: int = 1, *, late: bool = False
+) -> list[str]:
     """Refuse a script that is an MPI or DDP program and nothing else; return a note of one that may be.
 
     A script that is named after its interpreter (``-- python train.py``) and the points of a sweep are only noted: to
@@ -222,6 +227,8 @@ def check_script(spec: RunRequest, python: str, workers: int, variables: Collect
         The names of variables that the run sets.
     nodes
         How many the run has.
+    late
+        Whether the workers start only at the script's first Dask client.
 
     Raises
     ------
@@ -250,7 +257,8 @@ def check_script(spec: RunRequest, python: str, workers: int, variables: Collect
             if spec.points.sweep
             else "to start ranks, add --ranks"
         )
-        return [f"{what}, next to {workers} Dask workers; {way} ({PAGE})"] if workers > 1 else []
+        beside = "" if late else f", next to {workers} Dask workers"
+        return [f"{what}{beside}; {way} ({PAGE})"] if workers > 1 else []
     typed = f"-m {spec.code.script.name}" if is_module else os.path.relpath(file, base)
     way = "--ranks N --mpi pmix" if by_mpi else "--ranks gpu, --ranks node or --ranks N"
     hint = f"Add {way} ({PAGE}). To run the script as one process: hpcml submit -- {python} {typed}."
@@ -260,12 +268,14 @@ def check_script(spec: RunRequest, python: str, workers: int, variables: Collect
 
 def _check_address(script: Path, base: Path, nodes: int) -> None:
     """Refuse a script whose ranks on other nodes would wait for the first one on their own node."""
-    if nodes < 2 or not (tree := next(script_checks.trees(script, script.resolve().parent), None)):
-        return
-    if found := next(_Script(tree).own_address(), None):
-        hint = f"Remove {found.what}: hpcml sets MASTER_ADDR and MASTER_PORT for all ranks ({PAGE})."
-        problem = f"{found.what} leads each rank to its own node, but the run has {nodes} nodes: the ranks would hang"
-        raise ScriptError(problem, place=script_checks.place(base, script, found.line), hint=hint)
+    modules = modules_reached.reached_and_packages(script, script.resolve().parent) if nodes > 1 else ()
+    for module in modules:
+        if module.always and (found := next(_Script(module.tree).own_address(), None)):
+            hint = f"Remove {found.what}: hpcml sets MASTER_ADDR and MASTER_PORT for all ranks ({PAGE})."
+            problem = (
+                f"{found.what} leads each rank to its own node, but the run has {nodes} nodes: the ranks would hang"
+            )
+            raise ScriptError(problem, place=script_checks.place(base, module.path, found.line), hint=hint)
 
 
 def expected(script: Path, folder: Path, variables: Collection[str] = ()) -> Expected | None:

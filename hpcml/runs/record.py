@@ -31,6 +31,7 @@ class Planned(NamedTuple):
     form: Form = Form.SCRIPT  # what it starts
     node_count: int = 0  # nodes that it asked for
     expected: int = 0  # workers on all nodes together
+    late: bool = False  # the Dask cluster starts at the script's first client
     time_limit: int = 0  # seconds of one attempt, 0 without a limit
     after: tuple[Awaited, ...] = ()  # the runs that it waits for
     restart: str = ""  # how another attempt may follow: in the same "job", in "several" jobs, or not (empty)
@@ -90,6 +91,7 @@ def planned(run: directories.Run) -> Planned:
             form=Form.read(code.get("form", str, "")),
             node_count=job.get("nodes", int, 0),
             expected=job.get("nodes", int, 0) * workers.get("per_node", int, 0),
+            late=workers.get("late", bool, False),
             time_limit=job.get("time_limit", int, 0),
             after=tuple(map(_awaited, plan.texts("after"))),
             restart="several" if more.get("several_jobs", bool, False) else again,

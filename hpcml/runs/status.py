@@ -27,6 +27,7 @@ from hpcml.failures import rules
 from hpcml.failures.end import SLURM, End
 from hpcml.forms import Form
 from hpcml.kind import Stage
+from hpcml.kinds.dask import KIND as DASK
 from hpcml.request.record import Awaited
 from hpcml.runs import directories
 from hpcml.runs import record as records
@@ -36,6 +37,7 @@ from hpcml.schedulers import JobState, Submission
 from hpcml.sites.layers import process_environment
 from hpcml.units import format_age
 
+NO_CLUSTER = "it starts when the script opens a Dask client"
 _REPLACED = "missing, or not yours: "  # how the batch script begins to say that the run's folder is another now
 
 _JOB_ENDS = {  # the exit status and the sentence of an end that the run itself could not write, and the run's state
@@ -91,6 +93,7 @@ class Progress(NamedTuple):
 class Cluster(NamedTuple):
     """The Dask cluster of the newest attempt, or its ranks."""
 
+    has_cluster: bool = True  # of Dask, or one starts; False also while it waits for the script's first client
     workers: int = 0  # that are registered; the ranks that can start
     silent_workers: Mapping[str, float] = {}  # by node with a worker without heartbeats: since when, s since 1970
     idle_since: float = 0.0  # since when no rank has used a CPU, s since 1970; 0: one did, or it is not known
@@ -189,6 +192,16 @@ class Status(NamedTuple):
         return kinds.get(self.planned.kind).noun
 
     @property
+    def alone(self) -> bool:
+        """Whether the script runs without the kind's processes: the Dask cluster waits for its first client."""
+        return self.planned.late and not self.cluster.has_cluster
+
+    @property
+    def no_cluster(self) -> str:
+        """Why there is no Dask cluster where the script runs alone, for people."""
+        return "none: " + ("the script opened no Dask client" if self.over else NO_CLUSTER)
+
+    @property
     def over(self) -> bool:
         """Whether nothing of the run can come any more."""
         return self.phase in ("ended", "refused")
@@ -232,7 +245,7 @@ class Status(NamedTuple):
 
 GROUPS = tuple(name for name, default in Status._field_defaults.items() if hasattr(default, "_fields"))
 GROUP_BY_FIELD = {field: group for group in GROUPS for field in Status._field_defaults[group]._fields}
-_NOT_PRINTED = ("ended_as", "form", "scheduler", "image", "time_limit", "after", "restart", "partition")
+_NOT_PRINTED = ("ended_as", "form", "late", "scheduler", "image", "time_limit", "after", "restart", "partition")
 
 
 def status(run: directories.Run, job: JobState | None = None, *, ask: bool = True) -> Status:
@@ -294,6 +307,7 @@ def _from_files(run: directories.Run) -> Status:
     """Return how a run is by its own files alone."""
     record = records.load(run)
     new = Status(run.id, str(run.paths.directory), planned=record.planned, allocation=Allocation(run.job))
+    new = new.changed(has_cluster=record.planned.kind == DASK.name and not record.planned.late)
     if (refusal := run.submission) and refusal.error:
         return new.changed(
             phase="unknown" if refusal.exit_status == ANSWER_LOST and not records.was_given_up(run) else "refused",
@@ -395,10 +409,12 @@ def _message(current: Status) -> str:
     kind, times = kinds.get(current.planned.kind), current.progress.times
     if current.phase == "running":
         count, expected = current.cluster.workers, current.planned.expected
+        if current.alone:
+            return f"{script} runs, without a Dask cluster"
         return f"{script} runs" + (f", with {count} of {expected} {kind.noun}s" if count < expected else "")
     if current.phase != "starting":
         return ""
-    if kind.ready in times:
+    if kind.ready in times or current.planned.late:
         return next((stage.waiting for stage in optional_stages(current)), f"{script} starts")
     if stage := later_stage(current):
         return stage.waiting.format_map(current.fields())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpcml import __version__, assets, files, schedulers, subprocesses
 from hpcml.errors import HpcmlError, ImageError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
+from hpcml.kinds.dask import KIND as DASK
 from hpcml.kinds.dask.options import PROFILERS
 from hpcml.kinds.ranks.options import PMI
 from hpcml.origins import TYPED
@@ -23,7 +24,7 @@ from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.request import script_lines
 from hpcml.request.reading import request_of
 from hpcml.request.record import RunRequest, job_name
-from hpcml.runs import directories, programs, ranks, rendezvous, script_checks, snapshot
+from hpcml.runs import dask_named, directories, programs, ranks, rendezvous, script_checks, snapshot
 from hpcml.runs import notes as notes_shown
 from hpcml.schedulers import Submission
 from hpcml.sites import layers, lookup
@@ -160,13 +161,15 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
     if template and Path(template).parent != of_project:
         notes.append(f"the batch script uses the template {template}")
     staged = spec.changed(cwd=RunPaths(directory).code) if spec.code.staged else spec
-    made = plan(loaded.site, staged, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
+    made = plan(
+        _with_start(loaded.site, spec), staged, RunLocation(directory, sys.executable, __version__, layers.user_umask())
+    )
     if spec.code.form.traits.is_main:
         set_here = {*loaded.site.environment, *(name for name, _ in spec.environment)}
         set_here |= ranks.VARIABLES if _is_prepared(loaded.site) else set()
         python, job = made.steps[-1].command[0], made.inside.job
-        nodes = 1 if job.one_machine else job.nodes
-        notes += ranks.check_script(spec, python, made.inside.worker_count, set_here, nodes)
+        nodes, late = 1 if job.one_machine else job.nodes, made.inside.workers.late
+        notes += ranks.check_script(spec, python, made.inside.worker_count, set_here, nodes, late=late)
         notes += _check_code(loaded, spec, made, dry_run=dry_run)
     if spec.code.form in (Form.MODULE, Form.PROGRAM):
         notes += ranks.check_program(spec, made)
@@ -185,6 +188,13 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
     script = batch_script.render(made, own_templates)
     prepared = Prepared(loaded, spec, made, script, template, tuple(notes), always=tuple(always))
     return prepared._replace(project_notes=project_notes)
+
+
+def _with_start(site: Site, spec: RunRequest) -> Site:
+    """Return the site with the decision when a Dask cluster starts, where the site leaves it to the script's text."""
+    is_open = site.workers.start == "auto" and spec.kind == DASK.name and spec.code.form.traits.is_script
+    start = "late" if is_open and not dask_named.names_dask(spec) else site.workers.start
+    return site._replace(workers=site.workers._replace(start=start))
 
 
 def _check_mpi(made: Plan) -> None:

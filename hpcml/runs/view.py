@@ -115,6 +115,8 @@ PRINTED = (
         "node_count",
         "workers",
         "expected",
+        "late",
+        "has_cluster",
         "exit_status",
         "rank",
         "node",

@@ -62,7 +62,7 @@ POWERS: dict[Power, frozenset[str]] = {
         "runtime.kind", "runtime.setup_errors", "runtime.stage", "runtime.stage_to",
         "slurm.account_required", "slurm.exclude_failed", "slurm.gpu_request", "slurm.gpu_type",
         "slurm.remove", "slurm.signal_lead", "slurm.timeout",
-        "workers.memory_limit", "workers.on_loss", "workers.per_node", "workers.resources",
+        "workers.memory_limit", "workers.on_loss", "workers.per_node", "workers.resources", "workers.start",
         "workers.restarts", "workers.threads",
     ]),
 }  # fmt: skip

@@ -214,6 +214,11 @@ class Workers(NamedTuple):
     """What happens when a worker is lost. ``continue``: the run continues while at least one worker remains. ``fail``:
     the run ends with status 82.
     """
+    start: str = "auto"
+    """When the Dask cluster starts. ``early``: before the script. ``late``: when the script opens its first Dask
+    client. ``auto``: ``early`` if the command, the script or a module beside it names Dask, otherwise ``late``. It is
+    always ``early`` for notebooks, JupyterLab, sweeps, ``--profile`` and ``--own-clusters``.
+    """
 
 
 class Gpu(NamedTuple):
@@ -545,6 +550,7 @@ CHOICES = {
     "runtime.setup_errors": ("warn", "end"),
     "runtime.stage": ("none", "sbcast", "copy"),
     "workers.on_loss": ("continue", "fail"),
+    "workers.start": ("auto", "early", "late"),
     "gpu.cuda": ("any", "12", "13"),
     "gpu.gds": ("auto", "on", "off"),
     "gpu.spill_order": ("keep", "lru"),

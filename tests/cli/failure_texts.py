@@ -109,6 +109,7 @@ TEXTS: dict[str, list[str]] = {
     "glibcxx": ["ImportError: /lib64/libstdc++.so.6: version `CXXABI_1.3.15' not found (required by /home/me/env/lib/libicui18n.so.75)", "ImportError: /lib64/libstdc++.so.6: version `GLIBCXX_3.4.30' not found (required by /home/me/env/lib/python3.11/site-packages/x.so)"],
     "shared-library": ["ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"],
     "rmm-pool": ["MemoryError: std::bad_alloc: out_of_memory: RMM failure at:/rmm/mr/device/pool_memory_resource.hpp:257: Maximum pool size exceeded (failed to allocate 1.2 GiB)"],
+    "late-cluster": ["ValueError: unknown address scheme 'hpcml-late' (known schemes: ['inproc', 'tcp', 'tls', 'ucx', 'ws', 'wss'])"],
     "gpu-memory": ["MemoryError: std::bad_alloc: out_of_memory: CUDA error at: /rmm/mr/device/cuda_memory_resource.hpp",
                    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
                    "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,000,000,000 bytes (allocated so far: 0 bytes)."],

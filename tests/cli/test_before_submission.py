@@ -82,7 +82,8 @@ def test_a_dry_run_is_a_summary(priced: World) -> None:
         "command": "job.py --k 'a b'",
         "asks for": "2 nodes, time limit 02:00:00, at most 4 node-h = 16 core-h, 0.8 % of the grant of account astro (1500 core-h left)",
         "start": "Slurm would start the job now",
-        "processes": "dask: 1 scheduler, 2 workers (1 on each node)",
+        "processes": "the script alone; if it opens a Dask client, dask: 1 scheduler, 2 workers (1 on each node)",
+        "because": "workers.start is late, or it is auto and the code does not name Dask",
         "network": "hpcml chooses the protocol on the nodes",
         "script": "--dry-run=script prints the batch script",
     }

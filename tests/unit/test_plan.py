@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from hpcml import errors
 from hpcml.errors import HpcmlError, SiteError, UsageError
+from hpcml.forms import Form
+from hpcml.kinds.ranks.options import Ranks
 from hpcml.plan import batch_script, plan
 from hpcml.request import record as request
 from matrix import site_of as site
@@ -222,3 +224,31 @@ def test_a_script_has_the_profile_s_time_to_save_and_the_user_s_umask() -> None:
     profile = site({"scheduler": "slurm", "deadlines": {"driver_grace": "17s", "teardown": "9s"}})
     made = plan.plan(profile, spec(), PLACE._replace(umask=0o027))
     assert (made.inside.deadlines.script_grace, made.inside.code.umask) == (17.0, 0o027)
+
+
+def test_when_the_cluster_starts(subtests: pytest.Subtests) -> None:
+    late = {"workers": {"start": "late"}}
+
+    def made(table: dict[str, Any], **values: Any) -> plan.Plan:
+        return plan.plan(site(TWO | table), spec(**values), PLACE)
+
+    for table, values, expected in (
+        ({}, {}, False),  # nobody has looked at the script
+        (late, {}, True),
+        (late, {"gpus_per_node": 4}, True),
+        ({"workers": {"start": "early"}}, {}, False),
+        (late, {"form": Form.NOTEBOOK}, False),
+        (late, {"form": Form.JUPYTER}, False),
+        (late, {"form": Form.FABRIC}, False),
+        (late, {"form": Form.PROGRAM}, True),
+        (late, {"sweep": "s"}, False),
+        (late, {"profile": "dask"}, False),
+        (late, {"own_clusters": True}, False),
+        (late, {"kind": "ranks", "of_kind": Ranks("node")}, False),
+    ):
+        with subtests.test(f"{table} {values}"):
+            assert made(table, **values).inside.workers.late == expected
+    said = made(late, nodes=4)
+    assert "the code does not name Dask" in " ".join(said.reasons)
+    assert "runs once, on the first of 4 nodes; to run it on every node, add --ranks node" in " ".join(said.notices)
+    assert "--ranks" not in " ".join((*made({}, nodes=4).notices, *made(late).notices))

@@ -125,7 +125,9 @@ def _facts(view: View) -> list[tuple[str, str]]:
         rows.append(("slurm", f"{status.allocation.silent} (all other lines come from the run's own files)"))
     if status.hint and status.phase != "queued":
         rows.append(("next" if status.over else "note", status.hint))
-    if status.phase in ("starting", "running", "ending"):
+    if status.alone and status.phase in ("starting", "running", "ending"):
+        rows.append(("cluster", status.no_cluster))
+    elif status.phase in ("starting", "running", "ending"):
         nodes = f" on {counted(view.node_count, 'node')}" if view.node_count else ""
         rows.append((f"{status.noun}s", f"{status.cluster.workers} of {status.planned.expected}{nodes}"))
     elif status.phase == "queued" and view.node_count:

@@ -225,8 +225,11 @@ def _of_run(view: View) -> dict[str, str]:
         "phase": view.status.phase,
         "for": "" if view.elapsed is None else duration(view.elapsed),
         "left": "" if view.left is None else duration(view.left),
-        f"{view.status.noun}s": f"{view.status.cluster.workers}/{view.status.planned.expected}",
     }
+    if view.status.alone:
+        values["cluster"] = "none"
+    else:
+        values[f"{view.status.noun}s"] = f"{view.status.cluster.workers}/{view.status.planned.expected}"
     if (work := view.work) is not None:
         values |= {
             "tasks": "" if work.known is None or work.done is None else f"{work.done}/{work.known}",

@@ -9,7 +9,7 @@ from hpcml.forms import Form
 from hpcml.kind import FABRIC, EndOfKind, Facts, Kind, Role, Stage, seen_of_fabric
 
 _NODE = f"{__name__}.node"
-SCHEDULER = Role("scheduler", f"{_NODE}.scheduler", every_node=False, title="the scheduler")
+SCHEDULER = Role("scheduler", f"{_NODE}.scheduler_role", every_node=False, title="the scheduler")
 WORKER = Role("worker", f"{_NODE}.workers", every_node=True, title="the workers")
 
 
@@ -18,6 +18,8 @@ def _seen(event: str, fields: Facts) -> dict[str, Any]:
     match event:
         case "worker-added" | "worker-removed":
             return {"workers": fields.get("count", int)}
+        case "cluster-waits" | "cluster-wanted":
+            return {"has_cluster": event == "cluster-wanted"}
         case "workers-silent":
             return {"silent_workers": fields.numbers("since")}
         case "scheduler-up":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpcml import units
 from hpcml.errors import ConfigError, SiteError, UsageError, did_you_mean, nearest
+from hpcml.forms import Form
 from hpcml.kind import Role
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.options import PROFILERS, asked
@@ -96,7 +97,14 @@ def workers(site: Site, spec: RunRequest, memory: int) -> Workers:
         resources=worker_resources(site),
         gpu=gpu,
         own_clusters=asked(spec).own_clusters,
+        late=is_late(site, spec),
     )
+
+
+def is_late(site: Site, spec: RunRequest) -> bool:
+    """Whether the cluster starts at the script's first client: where nothing else than a client can use it."""
+    plain = spec.code.form in (Form.SCRIPT, Form.MODULE, Form.PROGRAM) and not spec.points.sweep
+    return site.workers.start == "late" and plain and not (asked(spec).own_clusters or asked(spec).profile)
 
 
 def _check_memory(site: Site, count: int, memory: int) -> None:
@@ -117,13 +125,16 @@ def _check_memory(site: Site, count: int, memory: int) -> None:
         raise SiteError(f"{each}, but a worker needs more than {least} to start", place="workers.per_node", hint=hint)
 
 
-def reasons(site: Site, spec: RunRequest) -> list[str]:  # noqa: ARG001 - of KindPlan
-    """Return no reasons: the processes are Dask's everywhere."""
-    return []
+def reasons(site: Site, spec: RunRequest) -> list[str]:
+    """Return that the cluster starts only at the script's first client, if it does."""
+    return ["workers.start is late, or it is auto and the code does not name Dask"] * is_late(site, spec)
 
 
 def notices(settings: Settings) -> list[str]:
-    """Return a note if GPUs do without UCX because other users could reach it."""
+    """Return a note if nodes are for nothing, or if GPUs do without UCX because other users could reach it."""
+    if settings.workers.late and settings.job.nodes > 1:
+        once = f"the script names no Dask, so it runs once, on the first of {settings.job.nodes} nodes"
+        return [f"{once}; to run it on every node, add --ranks node or --ranks gpu (hpcml help ranks)"]
     may_share = settings.network.protocol == "auto" and settings.single_node and settings.gpus > 1
     if not may_share or settings.ucx:
         return []

@@ -14,7 +14,7 @@ from hpcml.failures.end import End
 from hpcml.forms import Form
 from hpcml.kind import Hindrance
 from hpcml.kinds.dask import SCHEDULER, WORKER
-from hpcml.kinds.dask.node import gpus, losses, temporary_directory, tls
+from hpcml.kinds.dask.node import gpus, late, losses, temporary_directory, tls
 from hpcml.kinds.dask.node.losses import Losses
 from hpcml.kinds.dask.node.messages import Channel
 from hpcml.node import files, scratch
@@ -60,10 +60,20 @@ class Processes:
         self.silent_nodes: set[str] = set()  # those whose workers send no heartbeats
         self.closed_at = 0.0
         self.waiting: Script | None = None  # the script, whose interpreter starts before the workers are there
+        self.late = False  # whether the cluster still waits for the script's first client
+        self.script: Script | None = None  # once it runs
 
     # -- startup --------------------------------------------------------------------------------------------------
 
     def start(self) -> dict[str, str]:
+        """Start the cluster, or have it wait for the script's first client; return the script's environment."""
+        self.late = self.settings.workers.late
+        if not self.late:
+            return self._start()
+        self.state.events.write("cluster-waits")
+        return {**os.environ, late.VARIABLE: late.ADDRESS}
+
+    def _start(self) -> dict[str, str]:
         """Make the keys, wait for the scheduler and for every worker; return the script's environment."""
         state, settings = self.state, self.settings
         state.phase = "keys"
@@ -72,7 +82,8 @@ class Processes:
         state.phase = SCHEDULER.name
         self._until(lambda: bool(self.address), settings.deadlines.scheduler, self._scheduler_missing)
         environment = self._environment()  # now, because it imports Dask's settings: the workers need longer
-        self._start_script(environment | state.script_variables)
+        if not self.script:
+            self._start_script(environment | state.script_variables)
         state.phase = "workers"
         count = settings.worker_count
         self._until(lambda: len(self.present) >= count, settings.deadlines.workers, self._workers_missing)
@@ -84,6 +95,18 @@ class Processes:
             state.phase = "fabric"
             self._check_fabric()
         return environment
+
+    def _start_late(self) -> None:
+        """Start the cluster that the script asks for, while the script waits; nothing more if the script ends."""
+        state, phase = self.state, self.state.phase
+        self.late = False
+        state.events.write("cluster-wanted")
+        try:
+            late.answer(self.context, self._start())
+        except _ScriptEndedError:
+            self.late = True  # there is no cluster that could be lost
+        state.phase = phase
+        self.hangs.begin()
 
     def _make_keys(self) -> None:
         lifetime = (self.settings.job.time_limit or CERTIFICATE_WITHOUT_LIMIT) + tls.LATE
@@ -128,6 +151,8 @@ class Processes:
         deadline = state.clock.seconds + seconds  # a suspended job's deadlines wait too
         while not done():
             self.step()
+            if self.script and self.script.poll() is not None:
+                raise _ScriptEndedError
             state.end_requests.check(state.phase)
             starting = state.phase == SCHEDULER.name
             if not starting:
@@ -160,6 +185,13 @@ class Processes:
         """End the run if a role has other versions than the driver, or if a clock makes the certificate invalid."""
         self.versions.look()
         self.state.judge(self.versions)
+
+    def _note_versions(self) -> None:
+        """Write down the versions of the roles that wait; differences end the run only when they form a cluster."""
+        if not self.versions.complete and self.state.time_to_look():
+            self.versions.look()
+            if self.versions.complete and not (self.versions.ends or self.versions.clocks.fatal):
+                self.state.judge(self.versions)
 
     def _check_fabric(self) -> None:
         """Have the scheduler measure the network between the workers; the policy decides what its answer means."""
@@ -241,7 +273,12 @@ class Processes:
     # -- what a loss means ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """End the run if the scheduler is gone, or workers that it needs."""
+        """End the run if the scheduler is gone, or workers that it needs; start the cluster when the script asks."""
+        if self.late:
+            self._note_versions()
+            if self.context.attempt.cluster_wanted.name in self.state.end_requests.names:
+                self._start_late()
+            return
         self._check_scheduler()
         self._check_workers()
 
@@ -273,6 +310,7 @@ class Processes:
         script = self.waiting or Script(self.context, environment, self.state.kind.programs)
         script.begin()
         self.hangs.begin()
+        self.script = script
         return script
 
     def hindrance(self, status: int) -> Hindrance | None:
@@ -307,6 +345,10 @@ class Processes:
     def remarks(self) -> list[str]:
         """Return what the scheduler knows of tasks that the script did not wait for."""
         return [] if not self.settings.code.form.traits.is_script or self.settings.points.sweep else self.of_tasks
+
+
+class _ScriptEndedError(Exception):
+    """The script ended while its cluster started."""
 
 
 class Hangs:

@@ -33,6 +33,7 @@ from distributed.http.routing import RoutingApplication
 from distributed.protocol.pickle import loads
 
 from hpcml import listening
+from hpcml.kinds.dask.node import late
 from hpcml.kinds.dask.node.opening import Opening, Place, module_for_workers, move_to_main
 from hpcml.node.settings import Settings, load
 
@@ -83,6 +84,13 @@ def address() -> str:
     return os.environ.get("DASK_SCHEDULER_ADDRESS") or str(dask.config.get("scheduler-address"))
 
 
+def _have_started(asked: str) -> None:
+    """Have the run's cluster started where it waits for the script's first client, and say so."""
+    if late.is_late():
+        _note(asked, "the run's Dask cluster starts now (to start it before the script: workers.start=early)")
+        late.have_started()
+
+
 class RunCluster(Cluster):  # type: ignore[misc]
     """Dask's interface of a cluster onto the run's own.
 
@@ -97,6 +105,7 @@ class RunCluster(Cluster):  # type: ignore[misc]
         self, *arguments: Any, asynchronous: bool = False, loop: Any = None, of_client: Any = None, **options: Any
     ) -> None:
         """Open a connection to the run's scheduler; or, for ``client.cluster``, use that of a client."""
+        _have_started(_call(type(self).__name__, arguments, options))
         super().__init__(asynchronous=asynchronous, loop=loop, quiet=True, name="hpcml")
         self.asked = options.get("n_workers") or 0
         self._options = options
@@ -330,6 +339,9 @@ def adopt(client: type) -> type:
             if isinstance(target, str | None) and "inproc:" not in str(target) and given.get("security") is None:
                 _note(asked, f"the script uses the scheduler at this address, not {_size().rpartition(' ')[0]}")
             return
+        if target == late.ADDRESS:
+            target = None
+        _have_started(asked)
         kept = {name: value for name, value in given.items() if name in named - {"self", "address", "scheduler_file"}}
         of_a_cluster = given.get("kwargs", {})
         if of_a_cluster and own_clusters():
@@ -344,7 +356,7 @@ def adopt(client: type) -> type:
             self._opening = _opening(self, asked, {**_connecting, **of_a_cluster}, spawns=True)
         original(self, address(), **kept)
         self.cluster = _cluster_of(self, of_a_cluster.get("n_workers") or 0)
-        if target != address() or of_a_cluster:
+        if target not in (None, address()) or of_a_cluster:
             _note_run(asked, of_a_cluster)
 
     _take_errors_without_traceback(sys.modules[client.__module__])

@@ -156,9 +156,6 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
 
 def main() -> int:
     """Serve until the supervisor says close, or is gone."""
-    # Slurm signals every process at once when a job is cancelled or out of time: the driver answers, and the
-    # scheduler stays until the supervisor tells it to close.
-    script_environment.answer_no_signals()
     context = load()
     deadline = time.monotonic() + context.settings.deadlines.scheduler
     reason = "hpcml's supervisor process did not write its address (control.json) in time"

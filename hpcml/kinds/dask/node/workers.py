@@ -15,7 +15,7 @@ from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.files import tail, write
 from hpcml.forms import Form
 from hpcml.kinds.dask import WORKER
-from hpcml.kinds.dask.node import temporary_directory
+from hpcml.kinds.dask.node import late, temporary_directory
 from hpcml.node import agent, files, profilers, scratch
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.processes import long_import
@@ -46,6 +46,9 @@ def main() -> int:
     except OSError as error:
         return node.refuse(f"nsys cannot be started: {error.strerror}")
     agent.watch(context)
+    if context.settings.workers.late and not late.wait(context, agent.Bystander(node).look):
+        node.mark("ended")
+        return 0
     inspection = Inspection(context)  # a child of its own, beside the imports
     imported = imports_of_script(context.settings)
     with long_import():  # after the sign of life; before the fork, for all workers

@@ -1,0 +1,23 @@
+"""The scheduler role's start: it imports Dask at once, or when the script opens its first client."""
+
+from __future__ import annotations
+
+import importlib
+
+from hpcml.kinds.dask.node import late
+from hpcml.node import script_environment
+from hpcml.node.processes import long_import
+from hpcml.node.settings import load
+
+
+def main() -> int:
+    """Serve until the supervisor says close; do nothing in a run whose script opens no client."""
+    # Slurm signals every process at once when a job is cancelled or out of time: the driver answers, and the
+    # scheduler stays until the supervisor tells it to close.
+    context = load()
+    script_environment.answer_no_signals()
+    if context.settings.workers.late and not late.wait(context):
+        return 0
+    with long_import():
+        scheduler = importlib.import_module("hpcml.kinds.dask.node.scheduler")
+    return int(scheduler.main())

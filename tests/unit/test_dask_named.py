@@ -1,0 +1,111 @@
+"""Which scripts and programs name Dask, so that their run's cluster starts before them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcml.request.record import RunRequest
+from hpcml.runs import programs
+from hpcml.runs.dask_named import names_dask
+
+NAMED = (
+    "import dask",
+    "import dask.array as da",
+    "from dask import delayed",
+    "import distributed",
+    "from distributed import Client",
+    "from dask.distributed import Client",
+    "def main():\n    from distributed import LocalCluster",
+    "import hpcml\nclient = hpcml.connect()",
+    "from hpcml import connect",
+    "from hpcml import *",
+    "import hpcml\nwith hpcml.polars_engine() as engine: pass",
+    "from cuml.dask.cluster import KMeans",
+    "import cuml\ncuml.dask.cluster.KMeans()",
+    "import xgboost.dask",
+    "import xgboost as xgb\nxgb.dask.train()",
+    "from lightgbm import DaskLGBMClassifier",
+    "import lightgbm.dask",
+    "import dask_ml.cluster",
+    "from dask_cuda import LocalCUDACluster",
+    "import dask_mpi",
+    "from dask_jobqueue import SLURMCluster",
+    "import coiled",
+    'import joblib\nwith joblib.parallel_config("dask"): pass',
+    'from joblib import parallel_backend\nparallel_backend(backend="dask")',
+    'import os\nos.environ["DASK_SCHEDULER_ADDRESS"]',
+    'import importlib\nimportlib.import_module("dask.distributed")',
+)
+PLAIN = (
+    "import torch.distributed as dist",
+    "from torch import distributed",
+    "import torch\ntorch.distributed.init_process_group(mode='distributed')",
+    '"""Trains without Dask."""\nimport torch  # not dask',
+    "import hpcml\nprint(hpcml.run.out)",
+    "import xgboost\nimport lightgbm\nimport cuml\nfrom joblib import Parallel",
+)
+
+
+def asked(folder: Path, *command: str, **values: object) -> RunRequest:
+    return RunRequest(programs.code(list(command), folder)).changed(**values)
+
+
+@pytest.mark.parametrize(("texts", "named"), [(NAMED, True), (PLAIN, False)])
+def test_a_script(tmp_path: Path, texts: tuple[str, ...], named: bool, subtests: pytest.Subtests) -> None:
+    for text in texts:
+        with subtests.test(text):
+            (tmp_path / "job.py").write_text(text)
+            assert names_dask(asked(tmp_path, "job.py")) == named
+            (tmp_path / "main.py").write_text("import job\n")
+            assert names_dask(asked(tmp_path, "main.py")) == named, "a module beside the script"
+
+
+def test_a_command(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    files = {
+        "plain.py": "import torch\n",
+        "uses.py": "import dask\n",
+        "package/__init__.py": "",
+        "package/__main__.py": "from package import work\n",
+        "package/work.py": "def work():\n    import distributed\n",
+        "plain.sh": "#!/bin/bash\n# dask is not used\npython plain.py --lr 0.1\n",
+        "uses.sh": '#!/bin/bash\nset -e\nexec python ./uses.py "$@"\n',
+        "module.sh": "python -m package\n",
+        "inner.sh": "bash uses.sh\n",
+        "names.sh": "conda activate dask-env\n./simulate\n",
+        "notebook.ipynb": "{}",
+        "simulate": "\x7fELF dask",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "simulate").chmod(0o700)
+    named = {
+        "plain.py": False,
+        "plain.py uses.py": True,
+        "plain.py --backend dask": True,
+        "-m package": True,
+        "-m plain": False,
+        "-m pytest": False,
+        "-- python plain.py": False,
+        "-- python uses.py": True,
+        "-- python -m package": True,
+        "-- bash plain.sh": False,
+        "-- bash uses.sh": True,
+        "-- bash module.sh": True,
+        "-- bash inner.sh": True,
+        "-- bash names.sh": True,
+        "-- ./simulate": False,
+        "-- jupyter nbconvert": True,
+        "-- papermill notebook.ipynb": True,
+        "-- env A=1 python uses.py": True,
+    }
+    for command, expected in named.items():
+        with subtests.test(command):
+            assert names_dask(asked(tmp_path, *command.split())) == expected
+    for code, expected in (("python uses.py", True), ("python plain.py", False)):
+        assert names_dask(asked(tmp_path, "--", "bash", "-c", code)) == expected
+    for code, expected in (("import distributed; distributed.Client()", True), ("import torch", False)):
+        assert names_dask(asked(tmp_path, "--", "python", "-c", code)) == expected
+    assert names_dask(asked(tmp_path, "plain.py", environment=(("DASK_LOGGING__DISTRIBUTED", "info"),)))
