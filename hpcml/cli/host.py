@@ -15,7 +15,8 @@ from hpcml.errors import UsageError
 from hpcml.forms import Form
 from hpcml.remote import channel
 from hpcml.remote.ssh import login_of
-from hpcml.runs import programs, script_checks, snapshot
+from hpcml.request.record import Code, RunRequest
+from hpcml.runs import programs, project, script_checks, snapshot
 from hpcml.terminal import note, say
 from hpcml.units import counted, format_bytes
 
@@ -114,7 +115,11 @@ def _submit(
             hint=hint,
         )
     with tempfile.TemporaryDirectory(prefix="hpcml-upload-") as folder:  # 0700
-        upload = channel.Upload(path, Path(folder), code, module=form is Form.MODULE)
+        decision = project.decide(Code(path, form=form), code, Path(folder))
+        if text := decision.note_on_sending:
+            note(text)
+        path = decision.applied(RunRequest.of(path)).code.script
+        upload = channel.Upload(path, Path(folder), code, module=form is Form.MODULE, root=decision.root)
         _check_upload(upload)
         if missing := channel.unsent(arguments, here, upload.entries):
             note(f"hpcml does not send {', '.join(map(repr, missing))}: paths in arguments are paths on the cluster")
@@ -141,5 +146,3 @@ def _check_upload(upload: channel.Upload) -> None:
         raise UsageError("hpcml would not send files that the code needs", place=snapshot.listed(needed), hint=hint)
     if upload.taken.missing:
         note(f"hpcml does not send {snapshot.listed(upload.taken.missing)}")
-    if above := upload.taken.above:
-        note(f"hpcml sends only the script's folder, not {', '.join(above[:3])}")

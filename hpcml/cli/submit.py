@@ -549,8 +549,12 @@ def _recorded_spec(options: Namespace, recorded: Table, run: directories.Run) ->
     """Return the request; of a script that a laptop sent, the run's own copy is all there is."""
     staged, form = recorded.get("staged", bool, False), Form.read(recorded.get("form", str, ""))
     script, folder = Path(recorded.get("script", str)), Path(recorded.get("cwd", str))
-    if staged:
-        script, folder = run.paths.code / script.name, run.paths.code
+    root = recorded.get("root", str, "") if staged else ""
+    if root and script.is_relative_to(root) and folder.is_relative_to(root):
+        script, folder = run.paths.code / script.relative_to(root), run.paths.code / folder.relative_to(root)
+        root = str(run.paths.code)
+    elif staged:
+        script, folder, root = run.paths.code / script.name, run.paths.code, ""
     if form.service and options.script_words:
         hint = "Remove -- and the words after it."
         raise UsageError("The run has no script that takes arguments", place=run.id, hint=hint)
@@ -561,7 +565,7 @@ def _recorded_spec(options: Namespace, recorded: Table, run: directories.Run) ->
     spec = request_of(vars(options), programs.code(command_line, common.here()))
     spec = spec.changed(cwd=folder, staged=staged, sent_from=recorded.get("sent_from", str, ""))
     spec = spec.changed(idle=recorded.number("idle"))
-    spec = spec.changed(script=script, form=form)
+    spec = spec.changed(script=script, form=form, root=root)
     spec = spec.changed(interpreter=recorded.texts("interpreter"), in_place=recorded.get("in_place", bool, False))
     return spec.changed(sources=()) if staged or not script.is_absolute() else spec
 

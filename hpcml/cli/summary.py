@@ -118,7 +118,8 @@ def _code(prepared: Prepared) -> str:
     if spec.code.staged:
         return "the files that the laptop sent"
     module = spec.code.form is Form.MODULE
-    count, left_out = snapshot.preview(spec.code.script, Path(prepared.plan.directory), rules, module=module)
+    target, root = Path(prepared.plan.directory), spec.code.root
+    count, left_out = snapshot.preview(spec.code.script, target, rules, module=module, root=root)
     rest = f"; not copied: {snapshot.listed(left_out)}" if left_out else ""
-    folder = common.typed(snapshot.folder_of(spec.code.script, module=module), sys.stdout)
+    folder = common.typed(Path(root) if root else snapshot.folder_of(spec.code.script, module=module), sys.stdout)
     return f"would copy {counted(count, 'file')} of {folder}{rest}"

@@ -390,11 +390,11 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
         ),
         code=Code(
             form=form,
-            script=str(spec.code.script if in_place else code / spec.code.script.name) if form.traits.is_script else "",
+            script=str(spec.code.script if in_place else code / spec.code.place) if form.traits.is_script else "",
             arguments=spec.code.arguments,
             cwd=str(spec.code.cwd),
             umask=umask,
-            copy_of="" if in_place or spec.code.staged else str(spec.code.script.parent),
+            copy_of="" if in_place or spec.code.staged else str(spec.code.top),
             interpreter=spec.code.interpreter,
             idle=spec.code.idle,
         ),

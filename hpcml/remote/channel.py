@@ -80,6 +80,8 @@ class Upload:
         An empty folder of the laptop's, for the copy.
     module
         Whether ``script`` is a folder and the name of a module in it.
+    root
+        The folder of the project that is sent instead of the script's own; empty: the script's.
 
     Raises
     ------
@@ -87,10 +89,15 @@ class Upload:
         If the script cannot run; StorageError if it cannot be read or copied.
     """
 
-    def __init__(self, script: Path, folder: Path, code: Code, *, module: bool = False) -> None:
+    def __init__(self, script: Path, folder: Path, code: Code, *, module: bool = False, root: str = "") -> None:
         self.script, self.folder = script.name, folder
+        self.place = {"script": script.name}  # what the other end is told
+        if root:
+            here, own = Path.cwd().resolve(), script.relative_to(root)
+            cwd = here.relative_to(root) if here.is_relative_to(root) else own.parent
+            self.place = {"script": str(own), "cwd": str(cwd)}
         self.source = f"{socket.gethostname()}:{script.parent}"  # by which the other end knows a folder again
-        self.taken = take(script, folder, code, linked=False, module=module)
+        self.taken = take(script, folder, code, linked=False, module=module, root=root)
         self.entries: list[Entry] = listing(folder)[0]
         self.size = sum(entry.size for entry in self.entries)
 
@@ -253,7 +260,7 @@ class Call:
         header: dict[str, Any] = {"protocol": PROTOCOL, "version": __version__, "nonce": self.nonce}
         header |= {"words": self.words, "host": self.connection.host}
         if self.upload:
-            header |= {"script": self.upload.script, "files": self.upload.entries, "folder": self.upload.source}
+            header |= {**self.upload.place, "files": self.upload.entries, "folder": self.upload.source}
         with contextlib.suppress(OSError), patience(self.child, self.connection.host) as heard:
 
             def write(piece: bytes) -> None:

@@ -21,7 +21,7 @@ from hpcml.errors import ConfigError, LinkError, StorageError, UsageError
 from hpcml.files import parsed
 from hpcml.forms import Form
 from hpcml.remote.answers import LONGEST_LINE, PROTOCOL, SERVE, mark
-from hpcml.remote.transfer import PIECE, entries_of, files, receive
+from hpcml.remote.transfer import PIECE, entries_of, files, parts_of, receive
 from hpcml.request.record import RunRequest
 from hpcml.sites.layers import process_environment
 
@@ -45,6 +45,8 @@ class RemoteSession:
         self.host = str(header.get("host", ""))  # how the laptop names this machine; older versions do not say it
         self.folder = str(header.get("folder", ""))  # the laptop's, with its name, of what it sends
         self.staging: Path | None = None
+        self.module = Path()  # where a module is, by its dotted name
+        self.cwd: Path | None = None  # in it, where the script is to run; None: itself
         self._go = threading.Event()
         self._quiet = threading.Lock()  # held while the laptop's end may not interrupt
         self._over = self._gone = False
@@ -102,13 +104,19 @@ class RemoteSession:
             self.staging = Path(tempfile.mkdtemp(prefix="from-laptop-", dir=folder))  # 0700
         for entry in entries:
             receive(self.staging, entry, self.read)
-        path = self.staging / str(self.header["script"])
-        if script[0] != "-m" and (not path.is_file() or path.parent != self.staging):
+        place, cwd = str(self.header["script"]), str(self.header.get("cwd", ""))  # of a project's root
+        path = self.staging.joinpath(*(parts_of(place) if cwd else [Path(place).name]))
+        if cwd and cwd != ".":
+            self.cwd = self.staging.joinpath(*parts_of(cwd))
+            with files(self.cwd):
+                self.cwd.mkdir(parents=True, exist_ok=True)
+        if script[0] != "-m" and not path.is_file():
             raise UsageError(
                 "The script is missing from the files that the laptop sent", place=str(self.header["script"])
             )
         self.watch()
         if script[0] == "-m":
+            self.module = path
             return script
         return ["--", str(path), *script[2:]] if script[0] == "--" else [str(path), *script[1:]]
 
@@ -116,8 +124,9 @@ class RemoteSession:
         """Return the request of a staged script: its folder is the staging folder, until the run has its own copy."""
         if self.staging is None:
             return spec
-        script = self.staging / spec.code.script.name if spec.code.form is Form.MODULE else spec.code.script
-        spec = spec.changed(script=script, cwd=self.staging, staged=True, sources=(), in_place=False)
+        script = self.module if spec.code.form is Form.MODULE else spec.code.script
+        spec = spec.changed(script=script, cwd=self.cwd or self.staging, staged=True, sources=(), in_place=False)
+        spec = spec.changed(root=str(self.staging) if "cwd" in self.header else "")
         return spec.changed(sent_from=self.folder)
 
     @contextlib.contextmanager

@@ -65,11 +65,22 @@ class Code(NamedTuple):
     staged: bool = False  # script and cwd are removed after the submission: the script runs in the run's copy
     sent_from: str = ""  # the laptop and its folder that a staged script comes from
     idle: float = 0.0  # seconds without use after which JupyterLab ends; 0: never
+    root: str = ""  # the folder that is copied: the project's root, above the script; empty: the script's own folder
 
     @property
     def copied(self) -> bool:
         """Whether the run takes a copy of a folder of code: a program on PATH has none."""
         return self.form.traits.is_script and self.script.is_absolute() and not self.in_place
+
+    @property
+    def top(self) -> Path:
+        """The folder that is copied."""
+        return Path(self.root) if self.root else self.script.parent
+
+    @property
+    def place(self) -> Path:
+        """The script's path below the folder that is copied."""
+        return self.script.relative_to(self.top)
 
 
 class Place(NamedTuple):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import os
 import pwd
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -28,9 +29,7 @@ _NAMED = 3  # of what was left out, in a note
 _MODULE = (".py", ".so")
 _OF_HOME = ".hpcml"  # the runs and keys of hpcml itself
 _A_LINK = "a link to a folder"
-_ABOVE = re.compile(r"\.parent\b|dirname\(|\.\.|pardir")
 _IMPORTED = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
-_PARENTS = re.compile(r"\.parents\[(\d+)\]")
 
 
 class LeftOut(NamedTuple):
@@ -42,14 +41,13 @@ class LeftOut(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What became of the folder: what was left out, what is not there at all, and lines that lead above the folder.
+    """What became of the folder: what was left out, and what is not there at all.
 
     ``places`` are the folders to which links lead.
     """
 
     left_out: tuple[LeftOut, ...] = ()
     missing: tuple[LeftOut, ...] = ()
-    above: tuple[str, ...] = ()
     places: tuple[Path, ...] = ()
 
     def notes(self) -> list[str]:
@@ -66,8 +64,6 @@ class Taken(NamedTuple):
             )
         if self.missing:
             files.append(f"the run's copy of the code lacks {listed(self.missing)}; {instead}")
-        if self.above:
-            files.append(f"the path in {' and in '.join(self.above[:_NAMED])} is outside the copied folder; {instead}")
         return files
 
 
@@ -88,7 +84,10 @@ class _TooMuchError(Exception):
 class _Choice:
     """What of a folder is copied and what is linked; ``linked`` is false where nothing outside the folder may count."""
 
-    def __init__(self, folder: Path, target: Path, code: Code, script: str, *, linked: bool) -> None:
+    def __init__(
+        self, folder: Path, target: Path, code: Code, script: str, *, linked: bool, project: bool = False
+    ) -> None:
+        self.project = project
         self.folder, self.code, self.script, self.linked = str(folder), code, script, linked
         self.home = _is_home(folder)
         self.avoid = f"{target.resolve()}/"  # runs may be kept below the script's folder
@@ -110,7 +109,7 @@ class _Choice:
         walked = {entry.name for entry in entries if self._is_walked(entry)}
         self.looks = looks  # data beside the script is no reason to leave its modules out
         ranks = {entry.name: _rank(entry.path, folder=entry.name in walked) for entry in entries}
-        for entry in sorted(entries, key=lambda entry: ranks[entry.name]):
+        for entry in sorted(entries, key=lambda entry: (ranks[entry.name], self._is_data(entry, walked))):
             if entry.name == self.script or (self.home and entry.name == _OF_HOME):
                 continue
             if self.home and ranks[entry.name] > 1:
@@ -119,6 +118,16 @@ class _Choice:
                 self._take_folder(entry)
             else:
                 self._take(entry, "")
+
+    def _is_data(self, entry: os.DirEntry[str], walked: set[str]) -> bool:
+        """Whether a folder of a project holds neither modules nor packages: such folders come last."""
+        if not self.project or entry.name not in walked:
+            return False
+        with contextlib.suppress(PermissionError), os.scandir(entry.path) as inside:
+            for one in itertools.islice(inside, _LOOKED_AT * _LOOKED_AT):
+                if one.name.endswith(_MODULE) or os.path.exists(f"{one.path}/__init__.py"):
+                    return False
+        return True
 
     def make_none(self) -> None:
         """Choose the script alone: all else is linked, or left out and named."""
@@ -235,6 +244,14 @@ def _is_home(folder: Path) -> bool:
     return any(home.exists() and folder.samefile(home) for home in homes)
 
 
+def is_home_or_above(folder: Path) -> bool:
+    """Whether a folder is the user's home or holds it."""
+    homes = [user_path("~")]
+    with contextlib.suppress(KeyError):  # an account that this machine does not know
+        homes.append(Path(pwd.getpwuid(os.getuid()).pw_dir))
+    return any(home.resolve().is_relative_to(folder.resolve()) for home in homes)
+
+
 def _names(folder: Path, script: str) -> list[str]:
     """Return what a folder holds beside the script that may be linked to."""
     never = (_NEVER, script, *([_OF_HOME] if _is_home(folder) else []))
@@ -261,19 +278,46 @@ def folder_of(script: Path, *, module: bool) -> Path:
     return script.parent.resolve() if module else script.resolve().parent
 
 
-def preview(script: Path, target: Path, code: Code, *, module: bool) -> tuple[int, list[LeftOut]]:
+def preview(script: Path, target: Path, code: Code, *, module: bool, root: str = "") -> tuple[int, list[LeftOut]]:
     """Return how many files :func:`take` would copy, and which it would not; StorageError if they cannot be read."""
     with storage(script):
-        choice = _Choice(folder_of(script, module=module), target, code, "" if module else script.name, linked=True)
-        if code.snapshot == "folder":
-            choice.make()
-        else:
-            choice.make_none()
-    return len({*choice.copies, *([] if module else [script.name])}), choice.left_out
+        choice = _chosen(script, target, code, root, module=module)
+    own = set() if module else {str(script.relative_to(root)) if root else script.name}
+    return len({*choice.copies} | own), choice.left_out
+
+
+def _chosen(script: Path, target: Path, code: Code, root: str, *, module: bool = False, linked: bool = True) -> _Choice:
+    """Return what is copied of the script's folder, or of the project's root."""
+    folder = Path(root) if root else folder_of(script, module=module)
+    choice = _Choice(folder, target, code, "" if root or module else script.name, linked=linked, project=bool(root))
+    if code.snapshot == "folder":
+        choice.make()
+    else:
+        choice.make_none()
+    return choice
+
+
+def uncovered(root: Path, modules: Sequence[Path], target: Path, code: Code) -> str:
+    """Return why the copy of a project would lack one of its modules, empty if it would have all."""
+    with storage(root):
+        choice = _chosen(root, target, code, str(root))
+    copied = {*choice.copies}
+    for name in (str(module.relative_to(root)) for module in modules):
+        if name not in copied:
+            why = next((one.why for one in choice.left_out if f"{name}/".startswith(f"{one.name.rstrip('/')}/")), "")
+            return f"{root} is too large to copy: {name} {why}" if why else f"{name} is not a part of its copy"
+    return ""
 
 
 def take(
-    script: Path, target: Path, code: Code, *, linked: bool = True, limited: bool = True, module: bool = False
+    script: Path,
+    target: Path,
+    code: Code,
+    *,
+    linked: bool = True,
+    limited: bool = True,
+    module: bool = False,
+    root: str = "",
 ) -> Taken:
     """Copy the script, and the small files around it, into the run's folder for code, and link what is not copied.
 
@@ -287,6 +331,8 @@ def take(
         Whether the limits of ``code`` hold.
     module
         Whether ``script`` is a folder and the name of a module in it: the folder is copied, and no file first.
+    root
+        The folder above the script that is copied instead of the script's own: the project's.
 
     Raises
     ------
@@ -298,27 +344,24 @@ def take(
     with storage(target):
         if code.snapshot == "none":
             return Taken()
-        scripts = [] if module else [script.name]
-        for name in scripts:
-            shutil.copy2(script, target / name)
-        folder = folder_of(script, module=module)
-        choice = _Choice(folder, target, code, "" if module else script.name, linked=linked)
-        if code.snapshot == "folder":
-            choice.make()
-        else:
-            choice.make_none()
+        place = str(script.relative_to(root)) if root else script.name
+        (target / place).parent.mkdir(parents=True, exist_ok=True)
+        if not module:
+            shutil.copy2(script, target / place)
+        choice = _chosen(script, target, code, root, module=module, linked=linked)
+        folder = Path(choice.folder)
         for name in choice.folders:
             (target / name).mkdir(parents=True, exist_ok=True)
-        made = [name for name in choice.copies if _copy(folder, target, name, choice)]
-        above = tuple(_lines_above(target, [*scripts, *(name for name in made if name.endswith(".py"))]))
+        for name in choice.copies:
+            _copy(folder, target, name, choice)
         if not linked:
-            return Taken(missing=tuple(choice.left_out), above=above)
-        return _link_rest(choice, script, target)._replace(above=above)
+            return Taken(missing=tuple(choice.left_out))
+        return _link_rest(choice, folder if root else script.parent.resolve(), target)
 
 
-def _link_rest(choice: _Choice, script: Path, target: Path) -> Taken:
+def _link_rest(choice: _Choice, beside: Path, target: Path) -> Taken:
     """Link what was not copied, modules first, as many as there may be; name the rest."""
-    folder, beside = Path(choice.folder), script.parent.resolve()  # another one, if the script is a link
+    folder = Path(choice.folder)  # another one than ``beside``, if the script is a link
     places = dict.fromkeys(_names(beside, choice.script), beside) if beside != folder else {}
     places |= dict.fromkeys(choice.links, folder)
     names = [name for name in places if not os.path.lexists(target / name)]
@@ -332,9 +375,7 @@ def _link_rest(choice: _Choice, script: Path, target: Path) -> Taken:
     missing = [
         left_out.pop(name) if name in left_out else _cut(places[name], name, choice.code) for name in names[most:]
     ]
-    return Taken(
-        tuple(left_out.values()), tuple(missing), (), tuple(dict.fromkeys(places[name] for name in names[:most]))
-    )
+    return Taken(tuple(left_out.values()), tuple(missing), tuple(dict.fromkeys(places[name] for name in names[:most])))
 
 
 def _cut(place: Path, name: str, code: Code) -> LeftOut:
@@ -343,11 +384,11 @@ def _cut(place: Path, name: str, code: Code) -> LeftOut:
     return LeftOut(f"{name}/" if folder else name, f"exceeds code.max_files = {code.max_files}", module)
 
 
-def _copy(folder: Path, target: Path, name: str, choice: _Choice) -> bool:
+def _copy(folder: Path, target: Path, name: str, choice: _Choice) -> None:
     """Copy a file; one that cannot be read is linked, one that has gone since is passed over."""
     copy = target / name
     if copy.exists():  # the script itself
-        return False
+        return
     copy.parent.mkdir(parents=True, exist_ok=True)
     try:
         shutil.copy2(folder / name, copy)
@@ -355,22 +396,8 @@ def _copy(folder: Path, target: Path, name: str, choice: _Choice) -> bool:
         copy.unlink(missing_ok=True)
         choice.links.append(name)
         choice.leave_out(name, "the file cannot be read")
-        return False
     except FileNotFoundError:
         copy.unlink(missing_ok=True)
-        return False
-    return True
-
-
-def _lines_above(target: Path, names: Sequence[str]) -> Iterator[str]:
-    """Yield the lines that build a path above the script's folder from ``__file__``, as ``main.py:12``."""
-    for name in names:
-        text = (target / name).read_text(encoding="utf-8", errors="replace")
-        for number, line in enumerate(text.splitlines(), 1) if "__file__" in text else ():
-            if "__file__" in line:
-                up = len(_ABOVE.findall(line)) + sum(int(count) + 1 for count in _PARENTS.findall(line))
-                if up > name.count("/") + 1:
-                    yield f"{name}:{number}"
 
 
 def needed(taken: Taken, target: Path) -> list[LeftOut]:

@@ -24,7 +24,7 @@ from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.request import script_lines
 from hpcml.request.reading import request_of
 from hpcml.request.record import RunRequest, job_name
-from hpcml.runs import dask_named, directories, programs, ranks, rendezvous, script_checks, snapshot
+from hpcml.runs import dask_named, directories, programs, project, ranks, rendezvous, script_checks, snapshot
 from hpcml.runs import notes as notes_shown
 from hpcml.schedulers import Submission
 from hpcml.sites import layers, lookup
@@ -154,13 +154,19 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
 
         open_runs, ended = waiting.resolve(folder, loaded.site, spec.place.after)
         spec, notes = spec.changed(after=open_runs), notes + ended
+    loaded, spec, of_code = _with_project(loaded, spec, RunPaths(directory).code)
+    always += of_code
+    notes += of_code
     template = next((str(path) for folder in own_templates if (path := folder / batch_script.TEMPLATE).is_file()), "")
     of_project = next((folder for folder in own_templates if template and folder == _templates_of(spec.code.cwd)), None)
     project_notes = notes_shown.of_project(loaded.project, spec.code, of_project)
     notes += [note.text for note in project_notes]
     if template and Path(template).parent != of_project:
         notes.append(f"the batch script uses the template {template}")
-    staged = spec.changed(cwd=RunPaths(directory).code) if spec.code.staged else spec
+    staged = spec
+    if spec.code.staged:
+        folder_of_run = RunPaths(directory).code
+        staged = spec.changed(cwd=folder_of_run / spec.code.cwd.relative_to(spec.code.root or spec.code.cwd))
     made = plan(
         _with_start(loaded.site, spec), staged, RunLocation(directory, sys.executable, __version__, layers.user_umask())
     )
@@ -177,17 +183,24 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
     always += open_to_others
     notes += open_to_others
     notes += _two_pythons(spec, made)
-    if not made.inside.job.image:
-        notes += _check_processor(made.steps[-1].command[0])
-    if not made.inside.job.image and not _is_prepared(loaded.site):
-        python = made.steps[-1].command[0]
-        needed = [PROFILERS[name] for name in made.inside.report.profilers if PROFILERS[name]]
-        script_checks.check_packages(needed, python, "--profile")
-        script_checks.check_packages(spec.code.form.traits.packages, python, "extra 'jupyter'", sure=True)
+    notes += _check_python(loaded.site, spec, made)
     _check_mpi(made)
     script = batch_script.render(made, own_templates)
     prepared = Prepared(loaded, spec, made, script, template, tuple(notes), always=tuple(always))
     return prepared._replace(project_notes=project_notes)
+
+
+def _check_python(site: Site, spec: RunRequest, made: Plan) -> list[str]:
+    """Refuse a Python that lacks what the request needs; return a note of one for another processor."""
+    python = made.steps[-1].command[0]
+    if made.inside.job.image:
+        return []
+    notes = _check_processor(python)
+    if not _is_prepared(site):
+        needed = [PROFILERS[name] for name in made.inside.report.profilers if PROFILERS[name]]
+        script_checks.check_packages(needed, python, "--profile")
+        script_checks.check_packages(spec.code.form.traits.packages, python, "extra 'jupyter'", sure=True)
+    return notes
 
 
 def _with_start(site: Site, spec: RunRequest) -> Site:
@@ -195,6 +208,16 @@ def _with_start(site: Site, spec: RunRequest) -> Site:
     is_open = site.workers.start == "auto" and spec.kind == DASK.name and spec.code.form.traits.is_script
     start = "late" if is_open and not dask_named.names_dask(spec) else site.workers.start
     return site._replace(workers=site.workers._replace(start=start))
+
+
+def _with_project(loaded: LoadedSite, spec: RunRequest, target: Path) -> tuple[LoadedSite, RunRequest, list[str]]:
+    """Return site and request as the paths in the script's code need them, and a note where they need more."""
+    if spec.code.staged:  # the laptop has sent what is needed
+        return loaded, spec, []
+    decision = project.decide(spec.code, loaded.site.code, target)
+    if decision.in_place:
+        loaded = loaded._replace(site=loaded.site._replace(code=loaded.site.code._replace(snapshot="none")))
+    return loaded, decision.applied(spec), [decision.note] if decision.note else []
 
 
 def _check_mpi(made: Plan) -> None:
@@ -430,7 +453,8 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
         lasting = not spec.code.staged  # what a laptop sent is copied whole: where it lies now, it is removed
         module = spec.code.form is Form.MODULE
         rules = loaded.site.code
-        taken = snapshot.take(spec.code.script, paths.code, rules, linked=lasting, limited=lasting, module=module)
+        script, root = spec.code.script, spec.code.root
+        taken = snapshot.take(script, paths.code, rules, linked=lasting, limited=lasting, module=module, root=root)
         if needed := snapshot.needed(taken, paths.code):
             hint = "Increase the named limit (--set code.…=…), or run the script in its own folder "
             hint += "(--set code.snapshot=none)."

@@ -403,22 +403,6 @@ def test_a_folder_that_vanishes_or_cannot_be_read(project: Path, monkeypatch: py
     assert found.left_out == (snapshot.LeftOut("closed/", "parts of the folder cannot be read"),)
 
 
-@pytest.mark.parametrize(("line", "leads"), [
-    ("HERE = Path(__file__).parent / 'data'", False),
-    ("ROOT = Path(__file__).resolve().parent.parent", True),
-    ("ROOT = Path(__file__).parents[1]", True),
-    ("sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'src'))", True),
-    ("root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))", True),
-])  # fmt: skip
-def test_lines_that_lead_above_the_folder_are_named(project: Path, line: str, *, leads: bool) -> None:
-    (project / "job.py").write_text(f"import os\n{line}\n")
-    (project / "pack").mkdir()
-    (project / "pack/deep.py").write_text(f"{line}\n")  # one level more is the script's folder
-    found = taken(project)[1]
-    assert found.above == (("job.py:2",) if leads else ())
-    assert any("job.py:2 is outside the copied folder" in note for note in found.notes()) == leads
-
-
 def test_what_the_code_imports_is_not_left_behind_when_it_is_sent(project: Path) -> None:
     (project / "job.py").write_text("import models\nimport numpy\nfrom pack import part\n")
     for name in ("pack/__init__.py", "pack/part.py"):
