@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, cast
 from hpcml.origins import Named
 
 NOWHERE, PIPE = subprocess.DEVNULL, subprocess.PIPE  # where a child's standard output goes
+_HAS_PROC = Path("/proc/self").exists()  # macOS has none
 _MOST = 64 << 20  # bytes that a command may answer
 _KEPT = 65536  # bytes of a long command's output that its answer, or its errors, hold
 _GRACE = 15.0  # seconds that a command which is asked to end has, before the next and harder signal
@@ -243,15 +244,21 @@ def _living(group: int) -> list[int]:
     """
     if not _signal_group(group, 0):
         return []
-    if not Path("/proc/self").exists():
-        return [group]
-    pids = []
+    return [pid for pid, its_group, _ in _living_processes() if its_group == group] if _HAS_PROC else [group]
+
+
+def session(leader: int) -> list[int]:
+    """Return the processes of a session that have not ended; without /proc only the leader is known."""
+    return [pid for pid, _, its_session in _living_processes() if its_session == leader] if _HAS_PROC else [leader]
+
+
+def _living_processes() -> Iterator[tuple[int, int, int]]:
+    """Return the processes of this machine that have not ended, each with its group and session."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it went meanwhile
-            state, _, its_group = path.read_text(errors="replace").rpartition(")")[2].split()[:3]
-            if its_group == str(group) and state not in "ZX":
-                pids.append(int(path.parent.name))
-    return pids
+            state, _, group, its_session = path.read_text(errors="replace").rpartition(")")[2].split()[:4]
+            if state not in "ZX":
+                yield int(path.parent.name), int(group), int(its_session)
 
 
 class _WakingPipe(io.RawIOBase):
@@ -469,7 +476,7 @@ def start_time(pid: int) -> str:
     With the pid it names a process for good: a pid alone may be used again. A system without /proc (macOS) only says
     ``alive``.
     """
-    if not Path("/proc/self").exists():
+    if not _HAS_PROC:
         return "alive" if signal_process(pid, 0) else ""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

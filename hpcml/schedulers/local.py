@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -98,11 +99,20 @@ def end(job: str) -> JobEnd:
 
 
 def cancel(job: str) -> str:
-    """Tell the batch script to end; another process that has its pid by now gets no signal."""
+    """Tell the batch script to end; another process that has its pid by now gets no signal.
+
+    Processes of the run that somebody stopped continue, as Slurm has them: else they could not end. The batch script
+    kills a supervisor that does not end.
+    """
     if not _lives(job):
         return ""
     pid = int(job.partition(" ")[0])
-    return f"process {pid}" if subprocesses.signal_process(pid, signal.SIGTERM) else ""
+    if not subprocesses.signal_process(pid, signal.SIGTERM):
+        return ""
+    for other in subprocesses.session(pid):
+        with contextlib.suppress(PermissionError):  # it has another account's rights
+            subprocesses.signal_process(other, signal.SIGCONT)
+    return f"process {pid}"
 
 
 def check(script: Path) -> str:

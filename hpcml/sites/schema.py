@@ -327,9 +327,9 @@ class Deadlines(NamedTuple):
     teardown: Seconds = Seconds("10s")
     """The longest time for ending the Dask scheduler and the workers."""
     answer: Seconds = Seconds("10m")
-    """How long hpcml waits for an answer: of the Dask scheduler, of ranks' nodes, and these of hpcml's supervisor.
-    hpcml warns after a tenth of this time. After the whole time, the run ends with status 82. Time in which a job is
-    suspended, or a process waits for a file system, does not count.
+    """How long hpcml's supervisor waits for an answer of the Dask scheduler or of a node of ranks, and these of the
+    supervisor. hpcml warns after a tenth of this time. After the whole time, the run ends with status 82. Time in which
+    a job is suspended, or a process waits for a file system, does not count.
     """
     connect_notice: Seconds = Seconds("60s")
     """Warn after this time if the script has not connected to its Dask cluster; ``0s``: never."""

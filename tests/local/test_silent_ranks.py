@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -42,4 +43,34 @@ def test_ranks_of_a_lost_agent_are_not_waited_for(here: Here) -> None:
     end = here.ended(directory)
     assert end["exit_status"] == errors.ROLE_LOST, end
     assert "exited with status 137 (killed by SIGKILL)" in end["message"]
+    here.until(lambda: not here.left())
+
+
+@pytest.mark.parametrize("role", ["driver", "job.sh"])
+def test_a_stopped_run_can_be_cancelled(here: Here, role: str) -> None:
+    pid, directory = here.detach(WAITS, "--ranks", "2")
+    here.until(lambda: here.events(directory, "ranks-running"), 90)
+    os.kill(pid if role == "job.sh" else pid_of(here, role), signal.SIGSTOP)
+    assert here.run("cancel", directory.name).returncode == 0
+    end = here.ended(directory)
+    assert (end["exit_status"], end["state"]) == (errors.CANCELLED, "CANCELLED"), end
+    here.until(lambda: not here.left())
+
+
+def test_a_cancelled_run_whose_supervisor_does_not_end_is_killed(here: Here) -> None:
+    """It is stopped again and again, which no SIGCONT helps."""
+    directory = here.started(
+        WAITS, "--ranks", "2", "--set", "deadlines.driver_grace=0s", "--set", "deadlines.teardown=0s"
+    )
+    driver = pid_of(here, "driver")
+    os.kill(driver, signal.SIGSTOP)
+    assert here.run("cancel", directory.name).returncode == 0
+
+    def is_over() -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(driver, signal.SIGSTOP)
+        return bool(here.status(directory.name)["phase"] == "ended")
+
+    here.until(is_over, 90)
+    assert here.status(directory.name)["exit_status"] == errors.CANCELLED
     here.until(lambda: not here.left())

@@ -50,10 +50,15 @@ set +m
 exec {woken}<> <(:)
 trap ': >"$attempt/time-limit"' USR1
 [ -z "${near-}" ] || : >"$attempt/time-limit"
-trap ': >"$attempt/terminate"' TERM INT HUP
+told=
+trap ': >"$attempt/terminate"; told=${told:-$SECONDS}' TERM INT HUP
+late() { [ $((SECONDS - ${told:-$SECONDS})) -ge 60 ]; }   # whether the run was told to end long ago
 trap 'echo >&"$woken"' CONT CHLD   # CONT: the supervisor sends it last, after it wrote its status
 own="$attempt/exit/driver@${HPCML_NODE:-local}"
-while kill -0 "$driver" 2>/dev/null && [ ! -s "$own" ]; do read -r -t 1 -u "$woken" || [ $? != 1 ] || sleep 1; done
+while kill -0 "$driver" 2>/dev/null && [ ! -s "$own" ]; do
+  read -r -t 1 -u "$woken" || [ $? != 1 ] || sleep 1
+  if late; then kill -KILL -- "-$driver" 2>/dev/null; sleep 0.1; fi   # as Slurm does with a job that does not end
+done
 trap : CONT; trap - CHLD
 # The step may be stopped (SIGSTOP) after its supervisor ended: wait half a minute for it.
 for _ in {1..600}; do kill -0 "$driver" 2>/dev/null || break; sleep 0.05; done
@@ -66,6 +71,9 @@ kill -0 "$driver" 2>/dev/null || { wait "$driver"; status=$?; }
 
 # Use the supervisor's own status: a launcher may exit with 1 if a process of the step ran out of memory.
 [ -s "$own" ] && read -r status <"$own"
+if late && [ ! -s "$own" ]; then
+  status=86; write_end 86 driver "the run was cancelled; its supervisor did not end and was killed" "Processes that the script started may still run."
+fi
 grep -qs "\"attempt\": $HPCML_ATTEMPT, \"event\": \"allocated\"" "$HPCML_RUN_DIR/events.jsonl" || [ "$status" = 74 ] || status=88   # the image was not entered: see logs/driver.log
 
 # The supervisor has ended the other steps by now. Kill steps that still run.
