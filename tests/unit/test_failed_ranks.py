@@ -18,12 +18,16 @@ from hpcml.paths import RunPaths
 from hpcml.report.attempts import cause_sentence
 
 OWN = "rank-n2-2.log"  # of the rank that failed first
-PYTHON_ABORTS = 'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "/x/train.py", line 9 in f\n'
+PYTHON_ABORTS = (
+    'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "/x/train.py", line 9 in f\n'
+)
 WATCHDOG = (
     "[rank2]:[E1129 01:12:52.8 ProcessGroupNCCL.cpp:689] [Rank 2] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=4, Timeout(ms)=8000) ran for 8009 milliseconds before timing out."
 )
-SLURM_OOM = "slurmstepd-n2: error: Detected 1 oom_kill event in StepId=7.1. Some of the step tasks have been OOM Killed."
+SLURM_OOM = (
+    "slurmstepd-n2: error: Detected 1 oom_kill event in StepId=7.1. Some of the step tasks have been OOM Killed."
+)
 
 
 @pytest.fixture
@@ -84,7 +88,9 @@ def test_of_many_ranks_three_are_named_and_the_rest_counted(paths: RunPaths) -> 
     assert (found.ranks, found.occurrences) == ((2, 1, 3), 999)
     assert cause_sentence(found).endswith("a GPU's memory is full (also ranks 1, 3 and 996 more).")
     (paths.logs / OWN).write_text("")
-    found = why(paths, end_of(1), ("DistBackendError", "ncclRemoteError: remote process exited or there was a network error"))
+    found = why(
+        paths, end_of(1), ("DistBackendError", "ncclRemoteError: remote process exited or there was a network error")
+    )
     assert cause_sentence(found) == "A GPU's memory is full (ranks 1, 3, 4 and 995 more)."
 
 
@@ -97,7 +103,9 @@ def test_the_log_of_the_rank_that_failed_is_read_among_very_many(paths: RunPaths
 
 def test_another_rank_began_it(paths: RunPaths) -> None:
     (paths.logs / "driver.log").write_text(f"{TEXTS['ecc'][0]}\n")
-    found = why(paths, end_of(1), ("DistBackendError", "ncclRemoteError: remote process exited or there was a network error"))
+    found = why(
+        paths, end_of(1), ("DistBackendError", "ncclRemoteError: remote process exited or there was a network error")
+    )
     assert (found.rule, found.ranks) == ("ecc", (0,))
     assert cause_sentence(found) == "A GPU's memory is faulty (ECC) (rank 0)."
 
@@ -153,7 +161,9 @@ def test_what_a_program_said_before_it_crashed_is_quoted(paths: RunPaths, status
 
 def test_a_crash_that_nothing_explains_is_told_by_its_place(paths: RunPaths) -> None:
     found = printed(paths, 134, f"step 3\n{PYTHON_ABORTS}")
-    assert found.what.startswith("rank 2 on n2 was killed by SIGABRT: compiled code aborted the process (/x/train.py, line 9")
+    assert found.what.startswith(
+        "rank 2 on n2 was killed by SIGABRT: compiled code aborted the process (/x/train.py, line 9"
+    )
     assert (found.rule, found.occurrences) == ("abort", 1)
 
 
@@ -180,7 +190,9 @@ def test_a_rank_that_waits_is_named_while_the_run_lives(paths: RunPaths) -> None
 
 
 def test_a_known_message_near_the_end_is_the_cause_of_a_status(paths: RunPaths, subtests: pytest.Subtests) -> None:
-    missing = "./prog: error while loading shared libraries: libcudart.so.12: cannot open shared object file: No such file"
+    missing = (
+        "./prog: error while loading shared libraries: libcudart.so.12: cannot open shared object file: No such file"
+    )
     for status, text, rule in (
         (1, f"{TEXTS['no-pmi'][0]}\n[n1:00856] Local abort before MPI_INIT completed\n", "no-pmi"),
         (1, "CUDA error: no kernel image is available for execution on the device\n", "no-kernel"),
@@ -231,7 +243,9 @@ def traceback(rank: int, *error: str) -> str:
 
 
 def test_what_torchrun_s_ranks_raised_is_the_cause(paths: RunPaths) -> None:
-    found = printed(paths, 1, torchrun(traceback(1, "ConnectionError: lost") + traceback(0, "ValueError: empty")), Form.PROGRAM)
+    found = printed(
+        paths, 1, torchrun(traceback(1, "ConnectionError: lost") + traceback(0, "ValueError: empty")), Form.PROGRAM
+    )
     assert found.what == "torchrun's rank 0 (in rank 2 on n2) raised ValueError: empty (/x/train.py, line 7)"
     assert found.evidence[0].number == 8
     duplicate = traceback(1, "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:93, invalid usage",
@@ -246,7 +260,8 @@ def test_torchrun_s_rank_without_a_traceback(paths: RunPaths) -> None:
     plain = traceback(0, "ValueError: empty").replace("[rank0]: ", "")
     assert "rank 0 (in rank 2 on n2) raised ValueError: empty" in printed(paths, 1, torchrun(plain)).what
     killed = torchrun("", "rank      : 3 (local_rank: 1)\n  exitcode  : -9 (pid: 7)").replace(
-        "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html", "Signal 9 (SIGKILL) received by PID 7"
+        "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
+        "Signal 9 (SIGKILL) received by PID 7",
     )
     assert printed(paths, 1, killed).what == "torchrun's rank 3 (in rank 2 on n2) was ended by Signal 9 (SIGKILL)"
     (paths.logs / "rank-n2.log").write_text(SLURM_OOM)
@@ -259,7 +274,10 @@ def test_torchrun_s_rank_without_a_traceback(paths: RunPaths) -> None:
 CHILDREN = [
     ("CalledProcessError", "Command '['./tool']' died with <Signals.SIGKILL: 9>."),
     ("RuntimeError", "DataLoader worker (pid 71) is killed by signal: Killed. "),
-    ("BrokenProcessPool", "A process in the process pool was terminated abruptly while the future was running or pending."),
+    (
+        "BrokenProcessPool",
+        "A process in the process pool was terminated abruptly while the future was running or pending.",
+    ),
     ("ProcessExitedException", "process 1 terminated with signal SIGKILL"),
     ("TerminatedWorkerError", "A worker process managed by the executor was unexpectedly terminated."),
 ]

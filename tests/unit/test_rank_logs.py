@@ -43,7 +43,12 @@ def test_lines_come_in_the_order_of_their_times(run: directories.Run) -> None:
 
 def test_evidence_names_the_node_of_a_rank(run: directories.Run) -> None:
     logs = {log.path.stem: (log.node, log.rank) for log in evidence.logs(run.paths, 16) if log.source == "rank"}
-    assert logs == {"rank-n1": ("n1", None), "rank-n1-1": ("n1", 1), "rank-n-2": ("n-2", None), "rank-n-2-2": ("n-2", 2)}
+    assert logs == {
+        "rank-n1": ("n1", None),
+        "rank-n1-1": ("n1", 1),
+        "rank-n-2": ("n-2", None),
+        "rank-n-2-2": ("n-2", 2),
+    }
 
 
 def test_a_last_line_without_an_end_is_shown(run: directories.Run) -> None:
