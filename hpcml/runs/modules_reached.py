@@ -7,7 +7,7 @@ import contextlib
 import functools
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,6 +87,39 @@ def reached_and_packages(script: Path, folder: Path) -> Iterator[Module]:
                 yield _module(other, always=False)
 
 
+class Names:
+    """The functions and classes of a project by the names that its modules call them."""
+
+    def __init__(self, folder: Path, modules: Iterable[Module]) -> None:
+        self.folder = folder
+        self.by_file = {module.path: self._bound(module) for module in modules}
+
+    def _bound(self, module: Module) -> dict[str, tuple[Path, str]]:
+        """Return what import statements bind in a module: the file, and the name there; none for a module itself."""
+        bound: dict[str, tuple[Path, str]] = {}
+        for node in imports(module.tree):
+            names = _names(node, _package(module.path, self.folder))
+            for alias, name in zip(node.names, names, strict=True):
+                if file := _file_of(self.folder, name):
+                    bound[alias.asname or alias.name] = (file, "")
+                elif isinstance(node, ast.ImportFrom) and (file := _file_of(self.folder, name[:-1])):
+                    bound[alias.asname or alias.name] = (file, alias.name)
+        return bound
+
+    def target(self, file: Path, expression: ast.expr) -> tuple[Path, str] | None:
+        """Return the file and the name there of what an expression in a file names; None if it is not imported."""
+        bound = self.by_file.get(file, {})
+        target = bound.get(ast.unparse(expression))
+        if target is None and isinstance(expression, ast.Attribute):
+            owner = bound.get(ast.unparse(expression.value))
+            target = (owner[0], expression.attr) if owner and not owner[1] else None
+        for _ in range(len(self.by_file)):  # a package hands on the names of its modules
+            if target is None or target[1] not in (further := self.by_file.get(target[0], {})):
+                break
+            target = further[target[1]]
+        return target
+
+
 def beside(folder: Path, name: str) -> Path | None:
     """Return the file of a module in a folder: its source, or another file or folder that Python would import."""
     for candidate in (folder / name / "__init__.py", folder / f"{name}.py"):
@@ -134,6 +167,13 @@ def _names(node: ast.Import | ast.ImportFrom, package: tuple[str, ...]) -> list[
     above = package[: len(package) - node.level + 1] if node.level else ()
     inside = tuple(node.module.split(".")) if node.module else ()
     return [(*above, *inside, one.name) for one in node.names]
+
+
+def _file_of(folder: Path, name: tuple[str, ...]) -> Path | None:
+    """Return the source of the module with a dotted name, None if there is none."""
+    place = folder.joinpath(*name[:-1])
+    file = beside(place, name[-1]) if name else None
+    return file if file and file.suffix == ".py" else None
 
 
 def _files_of(folder: Path, name: tuple[str, ...]) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import os
 import re
@@ -59,9 +60,8 @@ _LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 _THIS_NODE = r"localhost|127(?:\.\d+){3}|::1"
 _PACKAGES = ("mpi4py", "torch.distributed", "horovod", "deepspeed", "accelerate")
 _OF_MPI = ("MPI.", "mpi4py")
-_MENTIONED = re.compile(
-    rb"mpi4py|torch|jax|horovod|deepspeed|accelerate|lightning|environ"
-)  # else nothing expects ranks
+# else nothing expects ranks
+_MENTIONED = re.compile(r"mpi4py|torch|jax|horovod|deepspeed|accelerate|lightning|environ")
 _DASK = re.compile(r"dask\w*|distributed|coiled")
 _OWN_RANKS = ("spawn", "start_processes", "Spawn", "Spawn_multiple", "Process")  # the script starts them itself
 
@@ -72,6 +72,7 @@ class Expected(NamedTuple):
     what: str
     line: int
     certain: bool
+    file: Path = Path()  # the script, or a module of its project
 
 
 def check_program(spec: RunRequest, made: Plan) -> list[str]:
@@ -245,9 +246,12 @@ def check_script(
     ranks = expected(file, spec.code.script.parent if is_module else file.resolve().parent, variables) if file else None
     if file is None or ranks is None:
         return []
-    where = script_checks.place(base, file, ranks.line)
+    where = script_checks.place(base, ranks.file, ranks.line)
     by_mpi = ranks.what.startswith(_OF_MPI)
     if spec.kind == KIND.name:
+        if by_mpi and ranks.certain and workers > 1:
+            hint = f"Add --mpi pmix (Open MPI) or --mpi pmi2 (MPICH, Intel MPI). More: {PAGE}."
+            raise ScriptError(f"Without --mpi, {ranks.what} has one process in each rank", place=where, hint=hint)
         note = f"{where} uses {ranks.what}: without --mpi pmix or --mpi pmi2 the ranks do not find each other ({PAGE})"
         return [note] if by_mpi else []
     if not ranks.certain or spec.code.interpreter or spec.points.sweep:
@@ -268,47 +272,72 @@ def check_script(
 
 def _check_address(script: Path, base: Path, nodes: int) -> None:
     """Refuse a script whose ranks on other nodes would wait for the first one on their own node."""
-    modules = modules_reached.reached_and_packages(script, script.resolve().parent) if nodes > 1 else ()
-    for module in modules:
-        if module.always and (found := next(_Script(module.tree).own_address(), None)):
+    folder = script.resolve().parent
+    for part in _Project(folder, _modules_of(script, folder)).parts.values() if nodes > 1 else ():
+        if part.always_imported and (found := next(part.own_address(), None)):
             hint = f"Remove {found.what}: hpcml sets MASTER_ADDR and MASTER_PORT for all ranks ({PAGE})."
             problem = (
                 f"{found.what} leads each rank to its own node, but the run has {nodes} nodes: the ranks would hang"
             )
-            raise ScriptError(problem, place=script_checks.place(base, module.path, found.line), hint=hint)
+            raise ScriptError(problem, place=script_checks.place(base, found.file, found.line), hint=hint)
+
+
+def _modules_of(script: Path, folder: Path) -> list[modules_reached.Module]:
+    """Return a script and the modules of its folder that it reaches; nothing of what is not Python."""
+    modules: list[modules_reached.Module] = []
+    if script.suffix != ".ipynb":
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError, OSError):  # checked elsewhere
+            modules = list(modules_reached.reached(script, folder))
+    return modules
 
 
 def expected(script: Path, folder: Path, variables: Collection[str] = ()) -> Expected | None:
     """Return what in a script expects ranks, None if nothing does."""
-    try:
-        quick = _MENTIONED.search(script.read_bytes())
-    except OSError:  # told where the script is checked
-        quick = None
-    trees = [module.tree for module in modules_reached.reached_and_packages(script, folder)] if quick else []
-    if not trees:
+    modules = _modules_of(script, folder)
+    if not any(_MENTIONED.search(module.text) for module in modules):
         return None
+    trees = [module.tree for module in modules_reached.reached_and_packages(script, folder)]
     uses_dask = any(_DASK.fullmatch(name) for tree in trees for name in script_checks.imported(tree))
     uses_dask = uses_dask or any(_connects(tree) for tree in trees)
     uses_dask = uses_dask or any("dask" in text for tree in trees for text in script_checks.texts(tree))
-    main = _Script(trees[0])
-    problems = (*main.mpi(), *main.torch(), *main.lightning(), *main.jax(), *main.environment(set(variables)))
-    certain = next(iter(problems), None)
-    if certain and not uses_dask:
+    project = _Project(folder, modules)
+    certain = None if uses_dask else next(project.certain(set(variables)), None)
+    if certain:
         return certain
-    imports = list(main.imports())
-    mpi = [one for one in imports if one.what.startswith("mpi4py")]
-    return next(iter(mpi if uses_dask else imports), None)
+    imports = (one for part in project.parts.values() for one in part.imports())
+    return next((one for one in imports if not uses_dask or one.what.startswith("mpi4py")), None)
+
+
+class _Project:
+    """A script and the modules of its project that it reaches."""
+
+    def __init__(self, folder: Path, modules: Sequence[modules_reached.Module]) -> None:
+        self.names = modules_reached.Names(folder, modules)
+        self.parts = {module.path: _Script(module, self, is_main=not number) for number, module in enumerate(modules)}
+        self.nodes = [node for part in self.parts.values() for node in part.nodes]
+        self.starts_ranks = any(_name(call.func) in _OWN_RANKS for part in self.parts.values() for call in part.calls)
+        self.targets: dict[tuple[Path, str], list[tuple[_Script, ast.Call]]] = {}  # the calls of imported functions
+        for part in self.parts.values():
+            for call in part.calls:
+                if target := self.names.target(part.file, call.func):
+                    self.targets.setdefault(target, []).append((part, call))
+
+    def certain(self, variables: Collection[str]) -> Iterator[Expected]:
+        """Yield what the script needs ranks for, whatever happens."""
+        for part in self.parts.values():
+            if part.always_imported:
+                yield from (*part.mpi(), *part.torch(), *part.lightning(), *part.jax(), *part.environment(variables))
 
 
 class _Script:
-    """The tree of a script, with the parent of each node."""
+    """The tree of a script, or of a module that it reaches, with the parent of each node."""
 
-    def __init__(self, tree: ast.Module) -> None:
-        self.tree = tree
-        self.nodes = list(ast.walk(tree))
+    def __init__(self, module: modules_reached.Module, project: _Project, *, is_main: bool) -> None:
+        self.file, self.tree, self.always_imported = module.path, module.tree, module.always
+        self.project, self.is_main = project, is_main
+        self.nodes = list(ast.walk(module.tree))
         self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
         self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
-        self.starts_ranks = any(_name(call.func) in _OWN_RANKS for call in self.calls)
 
     def imports(self) -> Iterator[Expected]:
         """Yield the imports of packages that work with ranks."""
@@ -316,27 +345,28 @@ class _Script:
             names = _modules(node) if isinstance(node, ast.Import | ast.ImportFrom) else []
             for package in _PACKAGES:
                 if any(f"{name}.".startswith(f"{package}.") for name in names):
-                    yield Expected(package, getattr(node, "lineno", 1), certain=False)
+                    yield Expected(package, getattr(node, "lineno", 1), certain=False, file=self.file)
 
     def mpi(self) -> Iterator[Expected]:
         """Yield uses of the world's communicator; a pool of mpi4py.futures works as one process too."""
         statements = [node for node in self.nodes if isinstance(node, ast.ImportFrom | ast.Import)]
-        has_pool = any(name.startswith("mpi4py.futures") for node in statements for name in _modules(node))
+        everywhere = (node for node in self.project.nodes if isinstance(node, ast.ImportFrom | ast.Import))
+        has_pool = any(name.startswith("mpi4py.futures") for node in everywhere for name in _modules(node))
         always = any(name.startswith("mpi4py") for node in statements if self._always(node) for name in _modules(node))
-        if not always or has_pool or self.starts_ranks or self._knows_one_rank():
+        if not always or has_pool or self.project.starts_ranks or self._knows_one_rank():
             return
         for node in self.nodes:
             if isinstance(node, ast.Attribute | ast.Name) and _name(node) == "COMM_WORLD" and self._always(node):
-                yield Expected("MPI.COMM_WORLD", node.lineno, certain=True)
+                yield Expected("MPI.COMM_WORLD", node.lineno, certain=True, file=self.file)
 
     def torch(self) -> Iterator[Expected]:
         """Yield calls that wait for other ranks, where nothing but the environment says how many there are."""
         for call in self.calls:
             given = {one.arg for one in call.keywords}
-            alone = not given & {"world_size", "rank", "store"} and not self.starts_ranks
+            alone = not given & {"world_size", "rank", "store"} and not self.project.starts_ranks
             expects = (alone and not self._has_variables()) or self._reads_task()
             if _name(call.func) == "init_process_group" and expects and self._always(call):
-                yield Expected("init_process_group()", call.lineno, certain=True)
+                yield Expected("init_process_group()", call.lineno, certain=True, file=self.file)
 
     def lightning(self) -> Iterator[Expected]:
         """Yield calls of Lightning that wait for the ranks of other nodes."""
@@ -346,11 +376,12 @@ class _Script:
             for one in call.keywords:
                 several = one.arg == "num_nodes" and isinstance(count := _constant(one.value), int) and count > 1
                 if several and _name(call.func) in ("Trainer", "Fabric") and self._always(call):
-                    yield Expected(f"{_name(call.func)}({ast.unparse(one)})", call.lineno, certain=True)
+                    what = f"{_name(call.func)}({ast.unparse(one)})"
+                    yield Expected(what, call.lineno, certain=True, file=self.file)
 
     def own_address(self) -> Iterator[Expected]:
         """Yield where the script names its own node as the one of rank 0; processes that it starts are on that node."""
-        for node in self.nodes if not self.starts_ranks else ():
+        for node in self.nodes if not self.project.starts_ranks else ():
             text = ""
             if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Subscript):
                 named = _name(target.value) == "environ" and _constant(target.slice) == "MASTER_ADDR"
@@ -359,57 +390,84 @@ class _Script:
                 text = str(_constant(node.value)).removeprefix("tcp://").rpartition(":")[0]
             if re.fullmatch(_THIS_NODE, text) and self._always(node):
                 line = getattr(node, "lineno", 1)
-                yield Expected(ast.unparse(node), line, certain=True)
+                yield Expected(ast.unparse(node), line, certain=True, file=self.file)
 
     def jax(self) -> Iterator[Expected]:
         """Yield calls that ask the environment for the coordinator of all ranks."""
         for call in self.calls:
             given = call.args or {one.arg for one in call.keywords} & {"coordinator_address", "num_processes", None}
-            if ast.unparse(call.func) == "jax.distributed.initialize" and not given and self._always(call):
-                yield Expected("jax.distributed.initialize()", call.lineno, certain=True)
+            if self._is_of_jax(call.func) and not given and self._always(call):
+                yield Expected("jax.distributed.initialize()", call.lineno, certain=True, file=self.file)
+
+    def _is_of_jax(self, function: ast.expr) -> bool:
+        """Return whether an expression is the function ``jax.distributed.initialize``, by any of its names."""
+        statements = [node for node in self.nodes if isinstance(node, ast.ImportFrom) and node.module]
+        short = {one.asname or one.name: f"{node.module}.{one.name}" for node in statements for one in node.names} | {
+            one.asname: one.name
+            for node in self.nodes
+            if isinstance(node, ast.Import)
+            for one in node.names
+            if one.asname
+        }
+        first, _, rest = ast.unparse(function).partition(".")
+        return ".".join(filter(None, [short.get(first, first), rest])) == "jax.distributed.initialize"
 
     def environment(self, given: Collection[str]) -> Iterator[Expected]:
         """Yield variables of a rank that the script reads and nobody sets; what else mentions one may ask for it."""
-        reads = [node for node in self.nodes if isinstance(node, ast.Subscript) and _name(node.value) == "environ"]
-        for node in reads:
+        everywhere = [
+            node for node in self.project.nodes if isinstance(node, ast.Subscript) and _name(node.value) == "environ"
+        ]
+        for node in (node for node in everywhere if node in self.parents):
             name = node.slice.value if isinstance(node.slice, ast.Constant) else None
-            mentioned = sum(isinstance(one, ast.Constant) and one.value == name for one in self.nodes)
-            plain = [one for one in reads if isinstance(one.ctx, ast.Load) and _constant(one.slice) == name]
+            mentioned = sum(isinstance(one, ast.Constant) and one.value == name for one in self.project.nodes)
+            plain = [one for one in everywhere if isinstance(one.ctx, ast.Load) and _constant(one.slice) == name]
             if not isinstance(name, str) or name not in VARIABLES or name in given:
                 continue
-            if mentioned == len(plain) and not self.starts_ranks and self._always(node):
-                yield Expected(f"the variable {name}", node.lineno, certain=True)
+            if mentioned == len(plain) and not self.project.starts_ranks and self._always(node):
+                yield Expected(f"the variable {name}", node.lineno, certain=True, file=self.file)
 
     def _has_variables(self) -> bool:
         """Return whether the script names a variable that init_process_group() reads: it may set it."""
-        return any(_constant(node) in ("MASTER_ADDR", "WORLD_SIZE", "RANK") for node in self.nodes)
+        return any(_constant(node) in ("MASTER_ADDR", "WORLD_SIZE", "RANK") for node in self.project.nodes)
 
     def _reads_task(self) -> bool:
         """Return whether the script takes its number from Slurm's task, as those that srun starts."""
         reads = (node for node in self.nodes if isinstance(node, ast.Subscript) and _name(node.value) == "environ")
-        return not self.starts_ranks and any(_constant(one.slice) in schedulers.OF_A_TASK for one in reads)
+        return not self.project.starts_ranks and any(_constant(one.slice) in schedulers.OF_A_TASK for one in reads)
 
     def _knows_one_rank(self) -> bool:
         """Return whether the script compares the number of ranks with 1, and so may do without others."""
-        compared = [node for node in self.nodes if isinstance(node, ast.Compare) and len(node.comparators) == 1]
+        compared = [node for node in self.project.nodes if isinstance(node, ast.Compare) and len(node.comparators) == 1]
         return any("size" in ast.unparse(one.left).lower() and _constant(one.comparators[0]) == 1 for one in compared)
 
     def _always(self, node: ast.AST, seen: frozenset[str] = frozenset()) -> bool:
         """Return whether the script comes to a node whatever happens, as far as its text tells."""
         while parent := self.parents.get(node):
-            is_main = isinstance(parent, ast.If) and "__name__" in ast.unparse(parent.test)
-            if isinstance(parent, ast.If) and node is not parent.test and not is_main:
+            is_guard = isinstance(parent, ast.If) and "__name__" in ast.unparse(parent.test)
+            if isinstance(parent, ast.If) and node is not parent.test and not (is_guard and self.is_main):
                 return False
             if isinstance(parent, ast.Try | ast.IfExp | ast.BoolOp | ast.Lambda | ast.While | ast.Match):
                 return False
             if isinstance(parent, ast.FunctionDef):
                 if node in parent.args.defaults or node in parent.decorator_list:
                     return self._always(parent, seen)
-                calls = [call for call in self.calls if _name(call.func) == parent.name]
-                again = parent.name in seen or not calls
-                return not again and any(self._always(call, seen | {parent.name}) for call in calls)
+                return self._is_called(self._name_to_call(parent), seen)
             node = parent
         return True
+
+    def _name_to_call(self, function: ast.FunctionDef) -> str:
+        """Return the name by which a function is called; ``__init__`` by that of its class."""
+        owner = self.parents.get(function)
+        return owner.name if function.name == "__init__" and isinstance(owner, ast.ClassDef) else function.name
+
+    def _is_called(self, name: str, seen: frozenset[str]) -> bool:
+        """Return whether the script comes to a call of a function whatever happens; ``seen`` are its callers."""
+        mark = f"{self.file}:{name}"
+        if mark in seen:
+            return False
+        calls = [(self, call) for call in self.calls if _name(call.func) == name]
+        calls += [(part, call) for part, call in self.project.targets.get((self.file, name), []) if part is not self]
+        return any(part.always_imported and part._always(call, seen | {mark}) for part, call in calls)  # noqa: SLF001 - another of this class
 
 
 def _modules(node: ast.Import | ast.ImportFrom) -> Sequence[str]:

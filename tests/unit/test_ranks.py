@@ -98,13 +98,81 @@ def test_what_expects_no_ranks_is_not_noted(tmp_path: Path, text: str) -> None:
     assert ranks.check_script(spec(tmp_path, text), "python", 4, ()) == []
 
 
-def test_ranks_of_mpi_without_its_option_are_noted(tmp_path: Path) -> None:
-    def told(what: str, **facts: object) -> str:
-        asked = spec(tmp_path, NEEDS_RANKS[what][0], kind="ranks").changed(ranks="2", **facts)
-        return " ".join(ranks.check_script(asked, "python", 2, ()))
+def test_ranks_of_mpi_without_its_option_are_refused_or_noted(tmp_path: Path) -> None:
+    def told(text: str, workers: int = 2, **facts: object) -> str:
+        asked = spec(tmp_path, text, kind="ranks").changed(ranks="2", **facts)
+        return " ".join(ranks.check_script(asked, "python", workers, ()))
 
-    assert "s.py:2 uses MPI.COMM_WORLD: without --mpi pmix or --mpi pmi2 the ranks" in told("MPI.COMM_WORLD")
-    assert told("MPI.COMM_WORLD", mpi="pmi2") == told("init_process_group()") == ""
+    mpi, perhaps = NEEDS_RANKS["MPI.COMM_WORLD"][0], MAY_DO_WITHOUT["mpi4py"][2]
+    with pytest.raises(ScriptError, match=r"MPI.COMM_WORLD has one process in each rank \(s.py:2\)"):
+        told(mpi)
+    assert "s.py:2 uses mpi4py: without --mpi pmix or --mpi pmi2 the ranks" in told(perhaps)
+    assert "the ranks do not find each other" in told(mpi, workers=1)
+    assert told(mpi, mpi="pmi2") == told(NEEDS_RANKS["init_process_group()"][0]) == ""
+
+
+# Programs whose parallel part is in a package: files, and the line that expects ranks.
+IN_A_PACKAGE = {
+    "a function": ({"solver/core.py": "from mpi4py import MPI\ndef main():\n    c = MPI.COMM_WORLD\n    print(c.Get_rank())\n"},
+                   "from solver.core import main\nmain()\n", "solver/core.py:3"),
+    "JAX": ({"solver/core.py": "import jax\ndef main():\n    jax.distributed.initialize()\n"},
+            "from solver.core import main\nmain()\n", "solver/core.py:3"),
+    "JAX by a short name": ({"solver/core.py": "from jax import distributed\ndef main():\n    distributed.initialize()\n"},
+                            "import solver.core as c\nif __name__ == '__main__':\n    c.main()\n", "solver/core.py:3"),
+    "a name that the package hands on": (
+        {"solver/__init__.py": "from .core import main as run\n", "solver/core.py": "from mpi4py import MPI\ndef main():\n    MPI.COMM_WORLD.Barrier()\n"},
+        "import solver\nsolver.run()\n", "solver/core.py:3"),
+    "a class": ({"solver/core.py": "from mpi4py import MPI\nclass Solver:\n    def __init__(self):\n        self.comm = MPI.COMM_WORLD\n"},
+                "from solver.core import Solver\nSolver()\n", "solver/core.py:4"),
+    "at the import": ({"solver/parallel.py": "from mpi4py import MPI\ncomm = MPI.COMM_WORLD\n", "solver/core.py": "from .parallel import comm\n"},
+                      "from solver import core\nprint(core.comm.rank)\n", "solver/parallel.py:2"),
+    "torch": ({"solver/ddp.py": "import torch.distributed as dist\ndef setup():\n    dist.init_process_group('nccl')\n",
+               "solver/core.py": "from solver.ddp import setup\ndef main():\n    setup()\n"},
+              "from solver.core import main\nmain()\n", "solver/ddp.py:3"),
+    "a variable": ({"solver/env.py": "import os\nRANK = int(os.environ['RANK'])\n"}, "import solver.env\n", "solver/env.py:2"),
+}  # fmt: skip
+PERHAPS_IN_A_PACKAGE = {
+    "a branch": ({"solver/core.py": "from mpi4py import MPI\ndef main():\n    MPI.COMM_WORLD.Barrier()\n"},
+                 "import sys\nfrom solver.core import main\nif '--mpi' in sys.argv:\n    main()\n"),
+    "another function of that name": ({"solver/core.py": "from mpi4py import MPI\ndef run():\n    MPI.COMM_WORLD.Barrier()\n"},
+                                      "import solver.core\nimport subprocess\nsubprocess.run(['true'])\n"),
+    "one rank is enough": ({"solver/core.py": "from mpi4py import MPI\ncomm = MPI.COMM_WORLD\n"},
+                           "from solver.core import comm\nif comm.Get_size() == 1:\n    print('serial')\n"),
+    "a method": ({"solver/core.py": "from mpi4py import MPI\nclass Solver:\n    def run(self):\n        MPI.COMM_WORLD.Barrier()\n"},
+                 "from solver.core import Solver\nSolver().run()\n"),
+}  # fmt: skip
+
+
+def package(tmp_path: Path, files: dict[str, str]) -> None:
+    for name, text in {"solver/__init__.py": "", **files}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+
+@pytest.mark.parametrize("case", IN_A_PACKAGE)
+def test_the_modules_of_the_script_s_own_package_are_looked_through(tmp_path: Path, case: str) -> None:
+    files, text, where = IN_A_PACKAGE[case]
+    package(tmp_path, files)
+    with pytest.raises(ScriptError, match="but without --ranks hpcml starts one process") as caught:
+        ranks.check_script(spec(tmp_path, text), "python", 2, ())
+    assert caught.value.place == where
+
+
+@pytest.mark.parametrize("case", PERHAPS_IN_A_PACKAGE)
+def test_a_package_that_may_do_without_ranks_is_noted(tmp_path: Path, case: str) -> None:
+    files, text = PERHAPS_IN_A_PACKAGE[case]
+    package(tmp_path, files)
+    (told,) = ranks.check_script(spec(tmp_path, text), "python", 2, ())
+    assert told.startswith("solver/core.py:1 uses mpi4py, and hpcml starts one process")
+    (told,) = ranks.check_script(spec(tmp_path, text, kind="ranks").changed(ranks="2"), "python", 2, ())
+    assert "the ranks do not find each other" in told
+
+
+def test_a_package_with_dask_needs_no_ranks(tmp_path: Path) -> None:
+    files, text, _ = IN_A_PACKAGE["a function"]
+    package(tmp_path, {**files, "solver/other.py": "from dask.distributed import Client\n"})
+    (told,) = ranks.check_script(spec(tmp_path, text), "python", 2, ())
+    assert "uses mpi4py" in told
 
 
 def test_a_variable_that_the_run_sets_is_there(tmp_path: Path) -> None:
