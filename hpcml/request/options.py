@@ -58,7 +58,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                otherwise="0"),
         Option("cpus_per_node", "CPUs per node", read=whole, slurm=("--cpus-per-task", "--cpus-per-gpu"), metavar="N",
                default="resources.cpus_per_node", otherwise="the site profile's value for the partition"),
-        Option("memory_per_node", "memory per node, e.g. 120G; 0: all of it", read=measured, also=("--mem",), metavar="SIZE",
+        Option("memory_per_node", "memory per node, e.g. 120G; 0: all", read=measured, also=("--mem",), metavar="SIZE",
                slurm=("--mem", "--mem-per-cpu", "--mem-per-gpu"), default="resources.memory_per_node",
                otherwise="the site profile's value for the partition", common=FEW),
         *_of_kinds("how much"),

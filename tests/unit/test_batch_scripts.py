@@ -50,7 +50,8 @@ def test_a_script_that_starts_one_program_is_refused_with_its_line(tmp_path: Pat
     assert f"Type: hpcml submit {typed} (for an MPI program, also --mpi pmix). More: hpcml help from-batch-scripts." in error.hint
     options, _, program = typed.partition(" -- ")
     parsed = commands.build_parser("submit").parse_args(shlex.split(options))
-    assert parsed.ranks and program
+    assert parsed.ranks
+    assert program
     assert "#SBATCH lines apply" not in str(error)
 
 
