@@ -15,9 +15,12 @@ from typing import Any, NamedTuple
 from hpcml import files
 from hpcml.failures.rule import Rule, Where
 from hpcml.failures.rules import COLOURS, ERROR, RULES
-from hpcml.paths import SCRIPT, RunPaths
+from hpcml.paths import SCRIPT, AttemptPaths, RunPaths
 
 HEAD, TAIL = 32 << 10, 160 << 10  # bytes of a log that are read: its begin and its end
+_ERROR_OF_RANK = re.compile(r"script-error-(\d{1,9})\.json")
+_LOG_OF_RANK = re.compile(r"rank-(.+)-(\d{1,9})\.log")
+_MOST_ERRORS = 64  # of ranks, that are read
 _SMALL = 16 << 10  # bytes of a log on average, of which more than so many are read
 _COUNTED = 64 << 20  # bytes; of a longer log the numbers of its last lines are not counted
 _LONGEST = 400  # characters of a line that are kept
@@ -271,6 +274,23 @@ def script_error(path: Path) -> dict[str, Any]:
     chain = content.get("chain")
     whole = isinstance(chain, list) and all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in chain)
     return content if whole else {}
+
+
+def errors_of_ranks(run: RunPaths, attempt: AttemptPaths) -> list[tuple[Line, dict[str, Any]]]:
+    """Return the uncaught errors of ranks but the one that failed first, by time, each with where its output is."""
+    try:
+        names, log_names = os.listdir(attempt.directory), os.listdir(run.logs)
+    except OSError:
+        return []
+    ranks = [int(match[1]) for name in names if (match := _ERROR_OF_RANK.fullmatch(name))]
+    paths = {rank: attempt.directory / f"script-error-{rank}.json" for rank in ranks}
+    logs = {int(match[2]): match for name in log_names if (match := _LOG_OF_RANK.fullmatch(name))}
+    found = []
+    for rank in sorted(ranks, key=lambda rank: (_changed(paths[rank]), rank))[:_MOST_ERRORS]:
+        name, node = (logs[rank][0], logs[rank][1]) if rank in logs else (run.driver_log.name, "")
+        if error := script_error(paths[rank]):
+            found.append((Line("", "rank", f"{run.logs.name}/{name}", 0, _changed(paths[rank]), node, rank), error))
+    return found
 
 
 def last_piece(path: Path) -> Piece:

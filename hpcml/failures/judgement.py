@@ -91,6 +91,7 @@ class Case(NamedTuple):
     times: Mapping[str, float] = {}  # of its events, in seconds since 1970
     error: Mapping[str, Any] = {}  # the error that the script did not catch (script-error.json)
     last_error: Line | None = None  # the last line of the script's output where it ends a traceback
+    others: Sequence[tuple[Line, Mapping[str, Any]]] = ()  # the errors that ended other ranks, in their order
     output: Piece = Piece("", 0)  # the end of the script's output; of ranks, of the one that failed first
     form: Form = Form.SCRIPT  # what was started
     clocks: Clocks = {}
@@ -164,7 +165,9 @@ def with_files(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Case:
     last_error = evidence.last_error(log)
     if last_error:
         last_error = case.own(last_error.text, last_error.number)
-    return case._replace(error=error, last_error=last_error, points=points, output=evidence.last_piece(log))
+    others = evidence.errors_of_ranks(paths, attempt) if case.of_ranks else []
+    case = case._replace(error=error, last_error=last_error, points=points, others=others)
+    return case._replace(output=evidence.last_piece(log))
 
 
 def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:
@@ -284,14 +287,20 @@ def _roots(hits: Sequence[Hit], *, with_script: bool) -> list[Hit]:
     return [hit for hit in hits if hit.rule.role is Role.ROOT and (with_script or not hit.own)]
 
 
-def _printed_root(case: Case, *, crashed: bool = False) -> Hit | None:
-    """Return the first line near the end of the script's output that begins a failure; of a crash, before it."""
-    near = output.near_end(_output(case), crashed=crashed)
-    for hit in evidence.hits_in(near, SCRIPT):
-        if hit.rule.role is Role.ROOT and hit.rule.name not in _CRASHES:
-            line = case.own(hit.line.text, hit.line.number, hit.line.time)
-            return hit._replace(line=line, own=True)
-    return None
+def _printed(case: Case, hits: Sequence[Hit], clause: str, *, crashed: bool = False) -> Cause | None:
+    """Return the cause that the last lines of the script's output show; of a crash, the lines before it.
+
+    It is what the first line tells that begins a failure, after a ``clause`` on the end. Of a line that only tells of
+    another's failure it is what others' logs show. None if there is neither.
+    """
+    near = evidence.hits_in(output.near_end(_output(case), crashed=crashed), SCRIPT)
+    own = [hit._replace(line=case.own(hit.line.text, hit.line.number, hit.line.time), own=True) for hit in near]
+    known = [hit for hit in own if hit.rule.name not in _CRASHES]
+    if root := next((hit for hit in known if hit.rule.role is Role.ROOT), None):
+        return _of(root, [*hits, root], f"{clause}: {filled(root.rule.cause, root.groups)}", named=True)
+    cascade = next((hit for hit in known if hit.rule.role is Role.CASCADE), None)
+    cause = _after(case, cascade, hits) if cascade else None
+    return cause if cause and cause.known else None
 
 
 def _output(case: Case) -> Piece:
@@ -406,17 +415,37 @@ def _lost(case: Case, hits: Sequence[Hit]) -> Cause:
     return Cause(end.message, short, is_known, "", end.hint, evidence=_quoted(case))
 
 
-def _after(cascade: Hit, hits: Sequence[Hit]) -> Cause:
+def _after(case: Case, cascade: Hit, hits: Sequence[Hit]) -> Cause:
     """Return the earliest fault in the logs, where the script's end is a consequence; else an unknown cause."""
     if root := _first(_roots(hits, with_script=False)):
         cause = _of(root, hits)
         return cause._replace(followed=(cascade.line, *cause.followed)[:_SHOWN])
     if confirmed := [hit for hit in hits if hit.rule.role is Role.CONFIRMATION]:
         return _of(confirmed[0], hits)._replace(followed=(cascade.line,))
+    if another := _raised_by_another(case):
+        return another._replace(followed=(cascade.line,))
     rule = cascade.rule
     short = " ".join(rule.cause.split()[:6]).rstrip(",:;")
     clause = f"{rule.cause}; the run's logs do not show why"
     return Cause(clause, short, False, rule.name, evidence=(cascade.line,), occurrences=1)
+
+
+def _raised_by_another(case: Case) -> Cause | None:
+    """Return the first error that ended another rank, and is no consequence; None if there is none."""
+    for place_of_rank, error in case.others:
+        first = error["chain"][_beginning(error["chain"], {})]
+        text = _in_one_line(f"{first.get('type')}: {first.get('message')}".rstrip(": "))[:_TOLD]
+        place = f" ({error.get('file')}, line {error.get('line')})" if error.get("file") else ""
+        line = place_of_rank._replace(text=f"{text}{place}")
+        hit = _known(text, line)
+        if hit and hit.rule.role is Role.CASCADE:
+            continue
+        if hit:
+            return _of(hit, [hit])
+        name, ranks = text.partition(":")[0], () if line.rank is None else (line.rank,)
+        clause, remedy = f"{_of_ranks(ranks, line.node)} raised {text}", _remedy(name, text)
+        return Cause(clause, name, True, "script-error", remedy, evidence=(line,), occurrences=1, ranks=ranks)
+    return None
 
 
 def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
@@ -433,8 +462,8 @@ def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
     if crashed := [hit for hit in hits if hit.own and hit.rule.name in _SIGNALS.values()]:
         return _of(crashed[0], hits)
     exited = f"{case.subject} exited with status {status}"
-    if root := _printed_root(case):
-        return _of(root, [*hits, root], f"{exited}: {filled(root.rule.cause, root.groups)}", named=True)
+    if cause := _printed(case, hits, exited):
+        return cause
     if status in (126, 127) and case.noun == "program":
         clause = f"the program {'does not exist on the node' if status == 127 else 'cannot be executed'}"
         remedy = "Use a path on a file system that all nodes share."
@@ -451,7 +480,7 @@ def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
 def _printed_error(case: Case, hits: Sequence[Hit], line: Line) -> Cause:
     """Return the cause of an error with which a script's output ends."""
     if hit := _known(line.text, line, own=True):
-        return _after(hit, hits) if hit.rule.role is Role.CASCADE else _of(hit, [*hits, hit])
+        return _after(case, hit, hits) if hit.rule.role is Role.CASCADE else _of(hit, [*hits, hit])
     name = line.text.partition(":")[0].rpartition(".")[2]
     remedy = _remedy(name, line.text)
     clause = f"{case.subject} printed {line.text}"
@@ -468,7 +497,9 @@ def _of_child(case: Case, hits: Sequence[Hit], child: output.ChildError) -> Caus
     line = case.own(f"{child.words.text}{f' ({child.place})' if child.place else ''}", child.words.number)
     if hit := _known(child.message, line, own=True):
         if hit.rule.role is Role.CASCADE:
-            return _after(hit, hits)
+            return _after(case, hit, hits)
+        shown = next((text for text in child.message.split("\n") if re.search(hit.rule.pattern, text)), line.text)
+        hit = hit._replace(line=line._replace(text=shown) if shown not in line.text else line)
         return _of(hit, [*hits, hit], f"{who} failed: {filled(hit.rule.cause, hit.groups)}", named=True)
     name = child.words.text.partition(":")[0].rpartition(".")[2]
     remedy = _remedy(name, child.words.text)
@@ -495,8 +526,8 @@ def _signalled(case: Case, hits: Sequence[Hit], number: signal.Signals) -> Cause
         waited = next((hit for hit in own_hits if hit.rule.name == COLLECTIVE), None)
         if waited:  # PyTorch aborts a process a minute after it has said why, and prints much meanwhile
             return _of(waited, hits)
-        if root := _printed_root(case, crashed=True):
-            return _of(root, [*hits, root], f"{clause}: {filled(root.rule.cause, root.groups)}", named=True)
+        if cause := _printed(case, hits, clause, crashed=True):
+            return cause
         if words := output.last_words(_output(case)):
             said = f"{clause}; before that it printed: {words.text[:_TOLD]}"
             cause = _by_rule(rule, said) if rule else Cause(said, f"killed by {number.name}", True, "signal")
@@ -544,7 +575,7 @@ def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
     hit, line = hit_by_index.get(index), lines[index]
     later = tuple(one for position, one in enumerate(lines) if position != index)
     if hit and hit.rule.role is Role.CASCADE:
-        return _after(hit, hits)
+        return _after(case, hit, hits)
     if hit and (worse := _deeper(hit, hits)):
         return worse._replace(followed=(lines[0],))
     located = bool(file) and isinstance(number, int)
@@ -576,7 +607,7 @@ def _with_groups(hit: Hit, hits: Sequence[Hit]) -> Hit:
     """Return an error's hit with what the program printed of it before: CUDA's assertion names the condition."""
     if any(hit.groups):
         return hit
-    printed = (one.groups for one in hits if one.rule is hit.rule and one.line.source == SCRIPT and any(one.groups))
+    printed = (one.groups for one in hits if one.rule is hit.rule and one.own and any(one.groups))
     return hit._replace(groups=next(printed, hit.groups))
 
 

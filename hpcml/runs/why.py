@@ -152,9 +152,11 @@ def of_status(run: directories.Run, status: Status) -> Answer:
 def _rank(status: Status, cause: Cause) -> dict[str, Any]:
     """Return the rank that shows a cause, with its node and its log: the first that failed, or another."""
     rank, node, log = status.ending.rank, status.ending.node, status.ending.log
-    for line in cause.evidence:
+    for line in cause.evidence[:1]:
         if cause.ranks and line.rank == cause.ranks[0] != rank:
             rank, node, log = line.rank, line.node, Path(line.file).name
+    if rank == 0 and not node:
+        node = next(iter(status.allocation.nodes), "")
     return {"rank": rank, "node": node, "log": f"logs/{log}" if log else ""}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,32 @@ def test_another_rank_began_it(paths: RunPaths) -> None:
     )
     assert (found.rule, found.ranks) == ("ecc", (0,))
     assert cause_sentence(found) == "A GPU's memory is faulty (ECC) (rank 0)."
+
+
+def test_the_error_of_another_rank_is_the_cause_of_a_lost_connection(paths: RunPaths) -> None:
+    """The rank that loses its connection may have ended before the one that raised."""
+    lost = ("RuntimeError", "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:7")
+    assert not why(paths, end_of(1), lost).known
+    folder = paths.attempt(0).directory
+    folder.mkdir(parents=True)
+    (paths.logs / "rank-n1-1.log").touch()
+    for rank, (name, text), when in ((3, lost, 5), (1, ("ValueError", "bad batch 17"), 7), (0, ("KeyError", "'x'"), 9)):
+        path = folder / f"script-error-{rank}.json"
+        path.write_text(json.dumps({"file": "/x/a.py", "line": 7, "chain": [{"type": name, "message": text}]}))
+        os.utime(path, (when, when))
+    found = why(paths, end_of(1), lost)
+    assert (found.what, found.ranks, found.known) == ("rank 1 on n1 raised ValueError: bad batch 17", (1,), True)
+    assert found.evidence[0][:3] == ("ValueError: bad batch 17 (/x/a.py, line 7)", "rank", "logs/rank-n1-1.log")
+    assert "Connection closed by peer" in found.followed[0].text
+    assert why(paths, end_of(1), ("TypeError", "own")).what == "rank 2 on n2 raised TypeError: own"
+    (folder / "script-error-1.json").write_text("{")
+    assert why(paths, end_of(1), lost).what == "rank 0 raised KeyError: 'x'"
+
+
+def test_a_crash_that_another_rank_began_is_told_by_that_rank(paths: RunPaths) -> None:
+    assert "task:0" in printed(paths, 134, f"{JAX}\n{PYTHON_ABORTS}").what
+    (paths.logs / "driver.log").write_text(f"{TEXTS['ecc'][0]}\n")
+    assert printed(paths, 134, f"{JAX}\n{PYTHON_ABORTS}").rule == "ecc"
 
 
 def test_no_line_of_hpcml_is_told_as_the_program_s(paths: RunPaths) -> None:
@@ -265,6 +293,7 @@ def test_what_torchrun_s_ranks_raised_is_the_cause(paths: RunPaths) -> None:
     found = printed(paths, 1, torchrun(duplicate), Form.PROGRAM)
     assert (found.rule, found.what) == (
         "nccl-same-gpu", "torchrun's rank 1 (in rank 2 on n2) failed: two ranks use the same GPU")  # fmt: skip
+    assert found.evidence[0].text.startswith("Duplicate GPU detected")
 
 
 def test_torchrun_s_rank_without_a_traceback(paths: RunPaths) -> None:

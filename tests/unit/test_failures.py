@@ -76,6 +76,18 @@ def test_every_rule_has_its_recorded_text_and_no_other_rule_knows_it() -> None:
             assert not extra, (text, extra)
 
 
+def test_what_the_site_says_of_a_refusal_goes_before_slurm_s_general_word() -> None:
+    last = "sbatch: error: Batch job submission failed: Invalid feature specification"
+    known = meaning(last, Where.SUBMISSION)
+    assert known
+    assert known.rule.name == "feature"
+    assert meaning(f"sbatch: error: Request one of the projects of your group\n{last}", Where.SUBMISSION) is None
+    for text, rule in (("memory limit must be provided for shared jobs", "memory-required"), ("QOSMinGRES", "policy-minimum")):
+        refused = meaning(f"--> Verifying ... OK\nsbatch: error: {text}\n{last}", Where.SUBMISSION)
+        assert refused
+        assert refused.rule.name == rule
+
+
 def test_a_root_has_words_for_the_next_step_and_for_a_table() -> None:
     for rule in RULES:
         assert len(rule.short.split()) <= 6
