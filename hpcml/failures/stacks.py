@@ -14,6 +14,8 @@ from hpcml.failures.evidence import table
 from hpcml.paths import RunPaths
 
 KEPT = (IDLE, TIME_LIMIT)  # the exit statuses of runs whose nodes write them before the end
+_RANK = "rank "  # how the names of ranks begin
+_ODD = 3  # ranks that others wait for and that are named
 _LONGEST_LINE = 100  # characters of a source line
 # Where Python's own and installed modules are; `lib.zip` is hpcml's part of a run.
 _LIBRARY = re.compile(r"<frozen|(?:.*/)?lib\.zip/|.*/lib(?:64)?/python\d|.*/(?:site|dist)-packages/")
@@ -78,6 +80,39 @@ class Group(NamedTuple):
         if user is None:
             return f"outside your code, at {_named(stack[-1])}"
         return f"at {_named(user)}" + ("" if stack[-1] is user else f", which called {_named(stack[-1])}")
+
+
+class Wait(NamedTuple):
+    """Ranks that do the same, and where."""
+
+    place: str
+    ranks: tuple[str, ...]  # their names, as Process.title has them
+
+
+def waits(groups: Sequence[Group]) -> tuple[Wait, ...]:
+    """Return where the ranks of a run are, of most ranks first; their children are left out."""
+    places: dict[str, list[str]] = {}
+    for group in groups:
+        for one in group.processes:
+            if one.name.startswith(_RANK) and not one.child:
+                places.setdefault(group.place, []).append(one.title)
+    by_number = {place: sorted(names, key=lambda name: (len(name), name)) for place, names in places.items()}
+    return tuple(
+        Wait(place, tuple(names)) for place, names in sorted(by_number.items(), key=lambda pair: -len(pair[1]))
+    )
+
+
+def wait_sentence(found: Sequence[Wait]) -> str:
+    """Return which rank the others wait for, as a clause; empty if no place has more than half of several ranks."""
+    count = sum(len(one.ranks) for one in found)
+    if not found or 2 * len(found[0].ranks) <= max(count, 2):
+        return ""
+    first, *others = found
+    if not others:
+        return f"all {count} ranks wait {first.place}"
+    odd = [name for one in others for name in one.ranks]
+    names = ", ".join(odd[:_ODD]) + (f" and {len(odd) - _ODD} more" if len(odd) > _ODD else "")
+    return f"{len(first.ranks)} ranks wait {first.place}, for {names} {others[0].place}"
 
 
 def _named(frame: Frame) -> str:

@@ -92,6 +92,7 @@ class Cluster(NamedTuple):
 
     workers: int = 0  # that are registered; the ranks that can start
     silent_workers: Mapping[str, float] = {}  # by node with a worker without heartbeats: since when, s since 1970
+    idle_since: float = 0.0  # since when no rank has used a CPU, s since 1970; 0: one did, or it is not known
     protocol: str = ""  # how workers exchange data, and why so
     address: str = ""  # at which the ranks meet: their MASTER_ADDR
     security: str = ""  # who may connect, in a sentence
@@ -199,13 +200,20 @@ class Status(NamedTuple):
         return self.over and (self.phase == "refused" or bool(self.ending.exit_status))
 
     def silences(self, step: int = 1) -> tuple[str, ...]:
-        """Return for how many seconds workers are silent, a sentence for each node, in whole ``step``."""
+        """Return for how many seconds workers are silent (a sentence a node) or ranks idle, in whole ``step``."""
         if self.phase != "running":
             return ()
-        return tuple(
-            f"{node}: a {self.noun} sent no heartbeat for {max(0, int(time.time() - since)) // step * step} s"
+
+        def seconds(since: float) -> int:
+            return max(0, int(time.time() - since)) // step * step
+
+        silent = tuple(
+            f"{node}: a {self.noun} sent no heartbeat for {seconds(since)} s"
             for node, since in self.cluster.silent_workers.items()
         )
+        if not (since := self.cluster.idle_since):
+            return silent
+        return (*silent, f"no {self.noun} has used a CPU for {seconds(since)} s: hpcml stacks {self.run} shows where")
 
     def seconds(self, now: float | None = None) -> int | None:
         """Return how long it has had its nodes, in seconds until its end or until now; None if that is not known."""
@@ -297,6 +305,7 @@ def _from_files(run: directories.Run) -> Status:
     for event in record.events:
         if event.attempt != current.progress.attempt:  # Slurm has started the job again
             current = current.changed(attempt=event.attempt, phase="starting", times={}, clocks={}, silent_workers={})
+            current = current.changed(idle_since=0.0)
             current = current.changed(versions="", fabric="", fabric_ok=True, differences=())
         current = _after(current, event)
     current = current.changed(message=_message(current))

@@ -5,29 +5,33 @@ from __future__ import annotations
 import math
 import re
 import signal
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import kinds, schedulers
-from hpcml.errors import ALLOCATION_LOST, ConfigError
+from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
 from hpcml.failures import evidence, judgement, stacks
 from hpcml.failures.end import SLURM
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rule import Retry, Role, Where
 from hpcml.failures.rules import COLLECTIVE, meaning
+from hpcml.failures.stacks import Group
 from hpcml.forms import Form
 from hpcml.paths import SCRIPT
 from hpcml.report import attempts
 from hpcml.request.record import RunRequest
 from hpcml.runs import directories, handle, script_checks
+from hpcml.runs import stacks as live_stacks
 from hpcml.runs import status as run_status
 from hpcml.runs.directories import Table, complete
 from hpcml.runs.status import Status
 from hpcml.schedulers import partitions
 from hpcml.sites import lookup
 from hpcml.sites.schema import Site
-from hpcml.units import Memory, TimeLimit, expand_hosts, format_memory_for_slurm
+from hpcml.units import Memory, TimeLimit, expand_hosts, format_memory_for_slurm, format_seconds
 
 MOST_LOGS = 128  # workers' logs that are read
 _MORE = 1.5  # times what was asked for is worth a try
@@ -61,6 +65,7 @@ class Answer(NamedTuple):
     options: tuple[str, ...] = ()  # what to submit it again with
     again: str = ""  # the command that does so
     look: tuple[str, ...] = ()  # commands
+    waiting: tuple[stacks.Wait, ...] = ()  # where the ranks are, or were before the end, if none uses a CPU
     attempts: tuple[str, ...] = ()  # a sentence for each attempt before the last one
     rank: int | None = None  # the rank that failed first, or that shows the cause; None without ranks
     node: str = ""  # its node
@@ -79,7 +84,7 @@ class Answer(NamedTuple):
         lines = {
             name: [line._asdict() for line in getattr(self, name)] for name in ("evidence", "followed", "warnings")
         }
-        return {**self._asdict(), **lines}
+        return {**self._asdict(), **lines, "waiting": [wait._asdict() for wait in self.waiting]}
 
 
 def look(run: directories.Run) -> tuple[Status, Answer]:
@@ -107,7 +112,10 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         step = f"Cancel the run: hpcml cancel {run.id}." if never else status.hint
         rule = "dependency" if never else ""
         answer = Answer(run.id, status.state, never, cause, rule=rule, warnings=lines, next_step=step)
-        return _while_ranks_wait(run, answer) if status.phase == "running" and status.noun == "rank" else answer
+        if status.phase != "running" or status.noun != "rank":
+            return answer
+        answer = _while_ranks_wait(run, answer)
+        return _while_idle(run, status, answer) if status.cluster.idle_since else answer
     hits = evidence.hits(run.paths, MOST_LOGS, status.ending.log)
     judged = judgement.judge(_case(run, status), hits)
     if judged is None:
@@ -116,6 +124,9 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         judged = _by_scheduler(run, status, judged)
     if judged.rule == "no-module":
         judged = _removed_module(run, judged)
+    groups = _kept_stacks(run, status, judged.rule)
+    waiting = stacks.waits(groups) if status.cluster.idle_since or status.ending.exit_status == IDLE else ()
+    judged = _with_waiting(status, judged, stacks.wait_sentence(waiting))
     retry, remedy = _within_limits(run, options(run, judged), judged.remedy)
     warnings: dict[str, Line] = {}
     for hit in hits:
@@ -127,7 +138,8 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         failed=True,
         cause=judged.what,
         **{name: getattr(judged, name) for name in _OF_THE_CAUSE},
-        evidence=(*judged.evidence, *_stacks(run, status, judged.rule)),
+        evidence=(*judged.evidence, *_lines(groups, f"attempts/{status.progress.attempt}/stacks")),
+        waiting=waiting,
         warnings=tuple(warnings.values())[:_WARNINGS],
         next_step=judgement.with_run(remedy, run.id),
         options=retry,
@@ -160,14 +172,42 @@ def _while_ranks_wait(run: directories.Run, answer: Answer) -> Answer:
     )
 
 
-def _stacks(run: directories.Run, status: Status, rule: str) -> list[Line]:
-    """Return where the processes were before the end of a run: the lines of ``hpcml stacks``."""
+def _while_idle(run: directories.Run, status: Status, answer: Answer) -> Answer:
+    """Return the answer for a run none of whose ranks uses a CPU, with where they are now."""
+    idle = f"no {status.noun} has used a CPU for {format_seconds(time.time() - status.cluster.idle_since)}"
+    step = f"If the ranks should compute, correct the script, then end the run: hpcml cancel {run.id}."
+    answer = answer._replace(next_step=f"Show where the ranks wait: hpcml stacks {run.id}. {step}")
+    try:
+        groups = live_stacks.ask(run, status).groups
+    except (NotFoundError, StorageError) as error:  # the run has just ended, or is another user's
+        lines = (*answer.warnings, Line(error.message, "record"))
+        return answer._replace(cause=f"{answer.cause}, but {idle}", warnings=lines)
+    waiting = stacks.waits(groups)
+    cause = ": ".join(filter(None, (f"{answer.cause}, but {idle}", stacks.wait_sentence(waiting))))
+    return answer._replace(cause=cause, evidence=_lines(groups), waiting=waiting)
+
+
+def _with_waiting(status: Status, cause: Cause, waits: str) -> Cause:
+    """Return the cause of a run that ended while no rank used a CPU: more time would not have helped."""
+    if status.cluster.idle_since and cause.rule == "time-limit":
+        clause = f"{cause.what}, and no {status.noun} had used a CPU for some time"
+        remedy = "The ranks waited for each other, or for something else: correct the script. "
+        remedy += "deadlines.idle ends such a run early, as --set deadlines.idle=30m."
+        cause = cause._replace(what=clause, short="time limit, ranks waited", remedy=remedy, retry=Retry.NONE)
+    return cause._replace(what=f"{cause.what}: {waits}") if waits else cause
+
+
+def _kept_stacks(run: directories.Run, status: Status, rule: str) -> list[Group]:
+    """Return the groups of processes that did the same before the end of a run."""
     if status.ending.exit_status not in stacks.KEPT and rule != COLLECTIVE:
         return []
     with complete(run.paths.directory):
-        groups = stacks.kept(run.paths, status.progress.attempt)
-    place = f"attempts/{status.progress.attempt}/stacks"
-    return [Line(f"{group.sentence}: {group.names(_NAMED)}", "record", place) for group in groups[:_GROUPS]]
+        return stacks.kept(run.paths, status.progress.attempt)
+
+
+def _lines(groups: Sequence[Group], place: str = "") -> tuple[Line, ...]:
+    """Return what ``hpcml stacks`` shows of groups, a line for each."""
+    return tuple(Line(f"{group.sentence}: {group.names(_NAMED)}", "record", place) for group in groups[:_GROUPS])
 
 
 def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:

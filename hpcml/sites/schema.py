@@ -323,9 +323,12 @@ class Deadlines(NamedTuple):
     connect_notice: Seconds = Seconds("60s")
     """Warn after this time if the script has not connected to its Dask cluster; ``0s``: never."""
     idle_notice: Seconds = Seconds("10m")
-    """Warn after this time if nothing uses the Dask cluster; ``0s``: never."""
+    """Warn after this time if nothing uses the Dask cluster, or no rank uses a CPU; ``0s``: never."""
     idle: Seconds = Seconds("0s")
-    """End an idle run after this time (status 93); ``0s``: never."""
+    """End an idle run after this time (status 93); ``0s``: never. It is off by default, because a script may wait for a
+    good reason: a file, a licence, a computation elsewhere. Without it, a run that hangs keeps its nodes until the time
+    limit.
+    """
 
 
 class Advice(NamedTuple):

@@ -30,6 +30,35 @@ tasks[0].result()
 """
 
 
+ODD = """
+import os, time
+def compute():
+    time.sleep(600)
+if os.environ["RANK"] == "2":
+    compute()
+time.sleep(600)
+"""
+
+
+def test_why_names_the_rank_for_which_the_others_wait_while_the_run_lives(here: Here) -> None:
+    directory = here.started(ODD, "--ranks", "3", "--set", "deadlines.idle_notice=2s")
+    answer: Any = {}
+
+    def is_told() -> bool:
+        answer.update(json.loads(here.run("why", directory.name, "--json").stdout))
+        return [len(one["ranks"]) for one in answer["waiting"]] == [2, 1]
+
+    here.until(is_told)
+    assert answer["state"] == "RUNNING"
+    assert answer["waiting"][1]["ranks"] == ["rank 2 (local)"]
+    assert "2 ranks wait at my script.py:7 <module>, for rank 2 (local) at my script.py:4 compute" in answer["cause"]
+    status: Any = json.loads(here.run("status", directory.name, "--json").stdout)
+    assert status["idle_since"] > 0
+    assert f"hpcml stacks {directory.name} shows where" in here.run("status", directory.name).stdout
+    here.run("cancel", directory.name)
+    here.ended(directory)
+
+
 def test_the_stacks_of_all_processes_are_shown_at_once(here: Here) -> None:
     directory = here.started(HANGS, "--nodes", "2")
     places: dict[str, list[str]] = {}

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +21,7 @@ from hpcml.errors import IMAGE, STOPPED, HpcmlError, NotFoundError
 from hpcml.forms import Form
 from hpcml.kinds.ranks.node import absence, interconnect, link, rapidsmpf, tasks
 from hpcml.kinds.ranks.node.connections import Connection
-from hpcml.kinds.ranks.node.processes import ENDING, FOLLOW, LEFT, Ranks
+from hpcml.kinds.ranks.node.processes import ENDING, FOLLOW, LEFT, Processes, Ranks
 from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
 from hpcml.node import job
 from hpcml.node.interconnect.measurement import parse_nccl_log
@@ -343,6 +343,17 @@ class Ended:
 
     def end(self, rank: int, status: int, *, memory: bool = False) -> None:
         self.ranks.take(f"n{1 + rank // 2}", {"rank": rank, "status": status, "memory": memory})
+
+
+def test_ranks_that_use_no_cpu_are_written_down_once_and_again_when_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    written: list[dict[str, Any]] = []
+    own = Processes.__new__(Processes)
+    own.is_idle, own.settings = False, settings_of()
+    own.state = cast("Any", SimpleNamespace(events=SimpleNamespace(write=lambda _, **facts: written.append(facts))))
+    for idle in (0.0, 60.0, 61.0, 70.0, 2.0, 3.0):
+        own._note_idleness(idle)
+    assert written == [{"since": 939.0}, {"since": 0.0}]
 
 
 @pytest.fixture

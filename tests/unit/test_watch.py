@@ -16,6 +16,7 @@ import pytest
 from hpcml import errors, schedulers
 from hpcml.cli.progress import Progress
 from hpcml.failures.end import End
+from hpcml.failures.stacks import Frame, Process, grouped, wait_sentence, waits
 from hpcml.kinds.dask import KIND
 from hpcml.node.outcome import EventLog, write_status
 from hpcml.node.run_state import RunState
@@ -23,6 +24,7 @@ from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from hpcml.runs import directories, waiting, why
 from hpcml.runs import status as run_status
+from hpcml.runs.stacks import Answer as StacksAnswer
 from hpcml.schedulers import JobState, Submission
 from node_settings import settings
 
@@ -89,10 +91,94 @@ def test_a_silent_worker_is_told_with_its_seconds(run: directories.Run, monkeypa
     assert run_status.status(run, ask=False).silences() == ()
 
 
+def rank_at(number: int, line: int) -> Process:
+    frame = Frame("train.py", line, "<module>", "")
+    return Process(f"n{1 + number // 4}", 70 + number, f"rank {number}", False, "python", "py-spy", "", ((frame,),))
+
+
+RANKS = grouped([*(rank_at(number, 30) for number in range(8) if number != 3), rank_at(3, 22)])
+
+
+@pytest.fixture
+def ranks(run: directories.Run, monkeypatch: pytest.MonkeyPatch) -> directories.Run:
+    """Return a run of eight ranks of which none uses a CPU since second 100; now it is second 183."""
+    monkeypatch.setattr(time, "time", lambda: 183.4)
+    monkeypatch.setattr("hpcml.runs.stacks.ask", lambda *_: StacksAnswer(tuple(RANKS), ()))
+    inside = {"kind": "ranks", "job": {"nodes": 2}, "workers": {"per_node": 4}}
+    directories.write_json(run.paths.plan, {"site": "lab", "inside": inside})
+    events: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("allocated", {"nodes": ["n1", "n2"]}),
+        ("driver-started", {}),
+        ("ranks-idle", {"since": 100.0}),
+    )
+    for name, facts in events:
+        with run.paths.events.open("a") as file:
+            file.write(json.dumps({"event": name, "time": 160.0, "attempt": 0, **facts}) + "\n")
+    return run
+
+
+def test_ranks_of_which_none_uses_a_cpu_are_told_with_the_one_they_wait_for(ranks: directories.Run) -> None:
+    """A deadlock is told while the run lives; a busy loop is none."""
+    status = run_status.status(ranks, ask=False)
+    assert status.cluster.idle_since == 100
+    assert status.silences() == (f"no rank has used a CPU for 83 s: hpcml stacks {ranks.id} shows where",)
+    answer = why.of_status(ranks, status)
+    wait = "7 ranks wait at train.py:30 <module>, for rank 3 (n1) at train.py:22 <module>"
+    assert answer.cause == f"the script runs, with 0 of 8 ranks, but no rank has used a CPU for 1:23: {wait}"
+    assert f"hpcml stacks {ranks.id}" in answer.next_step
+    assert not answer.failed
+    waiting: Any = answer.as_json()["waiting"]
+    assert [(one["place"], len(one["ranks"])) for one in waiting] == [("at train.py:30 <module>", 7), ("at train.py:22 <module>", 1)]  # fmt: skip
+    with ranks.paths.events.open("a") as file:
+        file.write('{"event": "ranks-idle", "time": 183, "attempt": 0, "since": 0.0}\n')
+    status = run_status.status(ranks, ask=False)
+    assert (status.silences(), why.of_status(ranks, status).cause) == ((), "the script runs, with 0 of 8 ranks")
+
+
+def test_a_run_that_nobody_may_ask_is_told_as_idle_all_the_same(
+    ranks: directories.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*_: object) -> NoReturn:
+        raise errors.StorageError("The request cannot be written")
+
+    monkeypatch.setattr("hpcml.runs.stacks.ask", ask)
+    answer = why.of_status(ranks, run_status.status(ranks, ask=False))
+    assert answer.cause.endswith("no rank has used a CPU for 1:23")
+    assert answer.warnings[-1].text == "The request cannot be written"
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_at_the_time_limit_a_deadlock_gets_no_more_time(
+    ranks: directories.Run, monkeypatch: pytest.MonkeyPatch, is_idle: bool
+) -> None:
+    monkeypatch.setattr("hpcml.failures.stacks.kept", lambda *_: RANKS)
+    if not is_idle:
+        with ranks.paths.events.open("a") as file:
+            file.write('{"event": "ranks-idle", "time": 183, "attempt": 0, "since": 0.0}\n')
+    end = End(errors.TIME_LIMIT, "job", "scheduler", "the time limit was reached", ended_as="TIMEOUT", over=True)
+    status = run_status._with_end(run_status.status(ranks, ask=False), end)
+    answer = why.of_status(ranks, status)
+    assert ("for rank 3 (n1)" in answer.cause, "more time" in answer.next_step or "--time" in answer.next_step) == (
+        is_idle,
+        not is_idle,
+    ), answer
+    assert answer.evidence[0].text.startswith("7 processes at train.py:30")
+
+
+@pytest.mark.parametrize(("lines", "sentence"), [
+    ([5, 5], "all 2 ranks wait at train.py:5 <module>"), ([5, 6], ""), ([5], ""), ([], ""), ([5, 5, 6, 6], ""),
+    ([5] * 6 + [6, 7, 7, 7, 8], "6 ranks wait at train.py:5 <module>, for rank 7 (n2), rank 8 (n3), rank 9 (n3) and 2 more at train.py:7 <module>"),
+])  # fmt: skip
+def test_which_rank_the_others_wait_for(lines: list[int], sentence: str) -> None:
+    """Only where more than half of several are at one place."""
+    found = waits(grouped(rank_at(number, line) for number, line in enumerate(lines)))
+    assert wait_sentence(found) == sentence
+
+
 def test_the_keys_of_a_status_for_programs() -> None:
     assert " ".join(sorted(run_status.Status("r").as_json())) == (
-        "address at_fault attempt by cause clocks command differences directory estimate exit_status expected fabric fabric_ok hint in_image job job_state "
-        "jupyter kind message node_count nodes phase protocol quote run seconds security service silent silent_workers site staging "
+        "address at_fault attempt by cause clocks command differences directory estimate exit_status expected fabric fabric_ok hint idle_since in_image job job_state "
+        "jupyter kind log message node node_count nodes phase protocol quote rank run seconds security service silent silent_workers site staging "
         "state times versions warnings workers"
     )
 

@@ -20,6 +20,8 @@ def _seen(event: str, fields: Facts) -> dict[str, Any]:
             return {"workers": fields.get("count", int)}
         case "ranks-ready":
             return {"address": fields.get("address", str)}
+        case "ranks-idle":
+            return {"idle_since": float(fields.get("since", float))}
     return seen_of_fabric(event, fields)
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import secrets
 import signal
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -33,6 +34,7 @@ from hpcml.units import format_deadline
 FOLLOW = 5.0  # seconds after the first failure, in which other ranks write their errors, until they are told to end
 ENDING = 10.0  # seconds that they have then
 LEFT = 60.0  # seconds after a rank's good end after which it is said who still runs
+IDLE_SEEN = 60.0  # seconds without use of a CPU that a status shows
 IDLE = 0.005  # of a processor, below which a node's ranks do nothing
 CLOSE = 2.0  # seconds in which the agents end by themselves
 _SHOWN = 40  # lines at the end of rank 0's log in which a port that is taken is looked for
@@ -57,6 +59,7 @@ class Processes:
         self.reached: dict[str, list[str]] = {}  # by node, the addresses of this one that it reached
         self.heard: dict[str, float] = {}  # by node, when it was last heard, by the supervisor's clock
         self.idle: dict[str, tuple[float, float, float]] = {}  # by node: since when, at which time, with which seconds
+        self.is_idle = False  # whether events.jsonl says so
         self.measured: dict[str, dict[str, Any]] = {}  # by node: its part of the interconnect's check, or NCCL's log
         self.script: Ranks | None = None
         self.closing = False
@@ -233,12 +236,20 @@ class Processes:
             return
         self.script.note_rest(now)
         idle = now - max([since for since, _, _ in self.idle.values()], default=now)
+        self._note_idleness(idle)
         if idle > deadlines.idle_notice > 0:
             self.state.warn(f"No rank has used a CPU for {format_deadline(deadlines.idle_notice)}.")
         if idle > deadlines.idle_end > 0:
             reason = f"no rank used a CPU for {format_deadline(deadlines.idle_end)}: {self.script.rest()}"
             hint = "hpcml ends idle runs (deadlines.idle). To let idle runs continue, set deadlines.idle to 0s."
             raise RunEndedError(End(errors.IDLE, SCRIPT, "hpcml", reason, hint))
+
+    def _note_idleness(self, idle: float) -> None:
+        """Write down since when no rank has used a CPU, once that is long, and later that one does again."""
+        is_idle = idle > min(IDLE_SEEN, self.settings.deadlines.idle_notice or IDLE_SEEN)
+        if is_idle != self.is_idle:
+            self.is_idle = is_idle
+            self.state.events.write("ranks-idle", since=round(time.time() - idle, 2) if is_idle else 0.0)
 
     def _end(self, end: End | None, lost: Iterable[str]) -> None:
         """End the run, if there is an end; of lost nodes nobody reports the ends of ranks any more."""
