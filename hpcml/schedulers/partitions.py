@@ -173,7 +173,10 @@ def unused_gpus(site: Site, partition: str, spec: RunRequest) -> list[str]:
         ways = [f"add --gpus-per-node {part.of}", *_to_a_part(site, partition, spec)]
     else:
         gpus = units.counted(spec.size.nodes * part.of, "GPU")
-        taken = f"this job takes whole nodes, so no other job can use their {gpus}"
+        held = "takes whole nodes" if part.whole else _all_of_nodes(site, partition, spec)
+        if held is None:
+            return []
+        taken = f"this job {held}, so no other job can use their {gpus}" if held else f"this job uses none of {gpus}"
         ways = [f"add --gpus-per-node {part.of} if the script can use GPUs"]
         if not site.partitions:
             cpu_only = next(
@@ -183,6 +186,23 @@ def unused_gpus(site: Site, partition: str, spec: RunRequest) -> list[str]:
         elif without := next((name for name, one in site.partitions.items() if not one.gpus_per_node), ""):
             ways.append(f"choose a CPU partition (--partition {without})")
     return [f"{taken}: {', or '.join(ways)}"]
+
+
+def _all_of_nodes(site: Site, partition: str, spec: RunRequest) -> str | None:
+    """Return in words of what a request takes all that a partition's nodes have.
+
+    It is None if the request leaves some of both to others, empty if the profile does not say what a node has.
+    """
+    size = spec.size
+    of = site.partitions.get(partition, Partition()) if site.partitions else site.resources
+    has_all = {
+        "CPUs": 0 < of.cpus_per_node <= (size.cpus_per_node or of.cpus_per_node),
+        "memory": 0 < int(of.memory_per_node) <= int(size.memory_per_node or of.memory_per_node),
+    }
+    taken = " and ".join(name for name, is_all in has_all.items() if is_all)
+    if not taken:
+        return None if of.cpus_per_node or of.memory_per_node else ""
+    return f"requests all {taken} of its nodes"
 
 
 def _to_a_part(site: Site, partition: str, spec: RunRequest) -> list[str]:

@@ -169,8 +169,8 @@ def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tup
     key = f"partitions.{name}.gpus_per_node" if name in site.partitions else "resources.node_gpus"
     unknown = f"the profile does not give the number of GPUs per node ({key})"
     if part.whole:
-        used = f"{units.counted(part.gpus, 'GPU')} of each node (--gpus-per-node)"
-        return [f"this job reserves whole nodes, but uses only {used}: {unknown}"]
+        more = f"if they have more than {units.counted(part.gpus, 'GPU')} each, increase --gpus-per-node"
+        return [f"this job reserves whole nodes: {more}; {unknown}"]
     return [f"{unknown}, so hpcml requests {amounts} (to request other amounts: {options})"] if shares else []
 
 

@@ -429,6 +429,7 @@ FAULTS = (
     F("hpcml/schedulers/__init__.py", '_LOST = {"OUT_OF_MEMORY", "NODE_FAIL",', '_LOST = {"OUT_OF_MEMORY",', "a wait for a run whose node failed never ends", True),
     F("hpcml/schedulers/allocation.py", "{ while read -r _; do :; done\n", "{ while :; do sleep 60; done\n", "a killed hpcml run leaves its steps running", True),
     F("hpcml/schedulers/allocation.py", "_GONE if state.active or state.pending or state == UNKNOWN else state", "_GONE if state == UNKNOWN else state", "a killed run in an allocation counts as running"),
+    F("hpcml/schedulers/partitions.py", "        if held is None:", "        if False:", "a small job is said to keep others from its nodes' GPUs"),
     F("hpcml/schedulers/partitions.py", "0 < most < spec.size.nodes", "0 < most <= spec.size.nodes", "the largest job that fits is refused"),
     F("hpcml/schedulers/partitions.py", "0 < longest < spec.size.time", "0 < longest <= spec.size.time", "the longest job that fits is refused"),
     F("hpcml/schedulers/partitions.py", "spec.size.nodes < least", "spec.size.nodes <= least", "the smallest job of a QoS for large ones is refused"),

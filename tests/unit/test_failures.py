@@ -82,7 +82,10 @@ def test_what_the_site_says_of_a_refusal_goes_before_slurm_s_general_word() -> N
     assert known
     assert known.rule.name == "feature"
     assert meaning(f"sbatch: error: Request one of the projects of your group\n{last}", Where.SUBMISSION) is None
-    for text, rule in (("memory limit must be provided for shared jobs", "memory-required"), ("QOSMinGRES", "policy-minimum")):
+    for text, rule in (
+        ("memory limit must be provided for shared jobs", "memory-required"),
+        ("QOSMinGRES", "policy-minimum"),
+    ):
         refused = meaning(f"--> Verifying ... OK\nsbatch: error: {text}\n{last}", Where.SUBMISSION)
         assert refused
         assert refused.rule.name == rule

@@ -105,11 +105,16 @@ SAID: list[tuple[Site, dict[str, Any], list[str]]] = [
       "memory (to request other amounts: --cpus-per-node, --memory-per-node)"]),
     (one({"gpus_per_node": 0}), {"gpus_per_node": 1, "cpus_per_node": 2, "memory_per_node": "2G"}, []),
     (shipped("slurm"), {"gpus_per_node": 1},
-     ["this job reserves whole nodes, but uses only 1 GPU of each node (--gpus-per-node): the profile does not give the "
+     ["this job reserves whole nodes: if they have more than 1 GPU each, increase --gpus-per-node; the profile does not give the "
       "number of GPUs per node (resources.node_gpus)"]),
+    (one(), {"nodes": 2, "partition": "gpu"},
+     ["this job requests all CPUs and memory of its nodes, so no other job can use their 8 GPUs: add --gpus-per-node 4 if the script can use GPUs"]),
+    (one(), {"partition": "gpu", "cpus_per_node": 2, "memory_per_node": "2G"}, []),
+    (one(), {"partition": "gpu", "cpus_per_node": 2},
+     ["this job requests all memory of its nodes, so no other job can use their 4 GPUs: add --gpus-per-node 4 if the script can use GPUs"]),
     (shipped("slurm"), {}, []),
     (shipped("marenostrum5"), {"nodes": 2},
-     ["this job takes whole nodes, so no other job can use their 8 GPUs: add --gpus-per-node 4 if the script can use GPUs, or choose --qos gp_ehpc"]),
+     ["this job requests all CPUs of its nodes, so no other job can use their 8 GPUs: add --gpus-per-node 4 if the script can use GPUs, or choose --qos gp_ehpc"]),
     (shipped("marenostrum5"), {"nodes": 2, "qos": "gp_ehpc"}, []),
     (shipped("marenostrum5"), {"gpus_per_node": 5}, ["A node has 4 GPUs, but the run requests 5; the profile's limit is only reported, so Slurm decides"]),
     (shipped("perlmutter"), {},

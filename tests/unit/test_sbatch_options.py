@@ -121,7 +121,7 @@ def test_nodes_with_gpus_are_not_taken_silently_without_them() -> None:
     assert "'boost' has GPUs, but the job requests none" in notices
     partition, notices = partition_and_notices("-N4", "-p", "boost")
     assert partition == "boost"
-    assert "this job takes whole nodes, so no other job can use their 16 GPUs" in notices
+    assert "this job uses none of 16 GPUs: add --gpus-per-node 4" in notices
     partition, notices = partition_and_notices("-N9")  # too many for the other
     assert partition == "boost"
     assert "36 GPUs" in notices
