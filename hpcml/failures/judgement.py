@@ -65,7 +65,7 @@ _CRASHES = {*_SIGNALS.values(), "ucx-signal"}  # rules that say no more than a s
 _OF_ANOTHER_NODE = {"node-failure", "credential"}  # their lines are in the logs of the nodes that were well
 _SPEAK_FOR_OTHERS = {"nccl-system"}  # their own log tells what was behind them
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# How Python itself goes on, and how a pool of processes sends the traceback of a child's error, which is above it.
+# How Python itself continues, and how a pool of processes sends the traceback of a child's error, which is above it.
 _PASSED_ON = (
     "CancelledError",
     "GeneratorExit",
@@ -334,7 +334,7 @@ def _time_limit(case: Case, hits: Sequence[Hit]) -> Cause:
 
 
 def waited(hits: Sequence[Hit]) -> Cause | None:
-    """Return that a rank waited in vain for another, of a run that goes on; None if none did."""
+    """Return that a rank waited for another, which did not come, in a run that still runs; None if none did."""
     marked = _with_ranks(Case(End()), hits)
     late = [hit for hit in marked if hit.rule.name == COLLECTIVE]
     return _of(late[0], late) if late else None

@@ -63,7 +63,7 @@ def meaning(text: str, where: Where) -> Meaning | None:
 ROOT, CASCADE, CONFIRMATION, TEARDOWN, WARNING = Role.ROOT, Role.CASCADE, Role.CONFIRMATION, Role.TEARDOWN, Role.WARNING
 _REFUSED, _ENTERING = Where.LOG | Where.SUBMISSION, Where.LOG | Where.IMAGE
 _ELSEWHERE = "Try another node. Report the faulty node and its error to the site's support."
-COLLECTIVE = "collective-timeout"  # the rule by which a rank waits in vain for another that may still live
+COLLECTIVE = "collective-timeout"  # the rule by which a rank waited too long for another that may still live
 _FEWER_RANKS = "Request more memory per node, or start fewer ranks on each node (--ranks)."
 _ONE_IMAGE = "Use the same image or environment on all nodes."
 _OF_THE_PROGRAM = r"^(?:FATAL|ERROR  ):.*"  # how Apptainer and SingularityCE begin what they report

@@ -248,13 +248,6 @@ class Processes:
             hint = "hpcml ends idle runs (deadlines.idle). To let idle runs continue, set deadlines.idle to 0s."
             raise RunEndedError(End(errors.IDLE, SCRIPT, "hpcml", reason, hint))
 
-    def _note_idleness(self, idle: float) -> None:
-        """Write down since when no rank has used a CPU, once that is long, and later that one does again."""
-        is_idle = idle > min(IDLE_SEEN, self.settings.deadlines.idle_notice or IDLE_SEEN)
-        if is_idle != self.is_idle:
-            self.is_idle = is_idle
-            self.state.events.write("ranks-idle", since=round(time.time() - idle, 2) if is_idle else 0.0)
-
     def _end(self, end: End | None, lost: Iterable[str]) -> None:
         """End the run, if there is an end; of lost nodes nobody reports the ends of ranks any more."""
         if end and self.script:
