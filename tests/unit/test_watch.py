@@ -91,8 +91,8 @@ def test_a_silent_worker_is_told_with_its_seconds(run: directories.Run, monkeypa
 
 def test_the_keys_of_a_status_for_programs() -> None:
     assert " ".join(sorted(run_status.Status("r").as_json())) == (
-        "address at_fault attempt by cause clocks command differences directory estimate exit_status expected fabric fabric_ok hint in_image job job_state "
-        "jupyter kind message node_count nodes phase protocol quote run seconds security service silent silent_workers site staging "
+        "address at_fault attempt brought by cause clocks command differences directory estimate exit_status expected fabric fabric_ok hint in_image job job_state "
+        "jupyter kind message node_count nodes not_brought original phase protocol quote run seconds security service silent silent_workers site staging "
         "state times versions warnings workers"
     )
 
