@@ -50,6 +50,7 @@ def node_side() -> list[str]:
         "samples.py",
         "terminal.py",
         "units.py",
+        "written.py",
         "kinds/__init__.py",
         "kinds/dask/__init__.py",
         "kinds/dask/accounting.py",

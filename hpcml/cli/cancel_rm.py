@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import files, units
+from hpcml import files, units, written
 from hpcml.cli import common, ls
 from hpcml.errors import HpcmlError, StorageError, UsageError
 from hpcml.paths import RunPaths, sweep_folder
-from hpcml.runs import directories
+from hpcml.runs import directories, settling
 from hpcml.terminal import note, say, say_fitted
 
 if TYPE_CHECKING:
@@ -152,6 +152,7 @@ def add_rm_options(parser: ArgumentParser) -> None:
         "Without RUN, hpcml removes the runs that match all given options. hpcml also removes files that an "
         "interrupted hpcml rm or hpcml submit left. hpcml keeps runs that may still be active. "
         "If Slurm does not answer, hpcml also keeps runs whose state only Slurm knows. "
+        "hpcml keeps a run with files that only its folder code/ has, unless you add --yes. "
         "A sweep keeps its list of points: hpcml rm prints the command that deletes it."
     )
     parser.add_argument("run", metavar="RUN", nargs="*", help=common.RUN)
@@ -192,6 +193,8 @@ def run_rm(options: Namespace) -> int:
     least, wanted = _size(options.larger_than, "--larger-than"), _size(options.until_free, "--until-free")
     folder = common.runs_folder(options)
     ended, staying = _named(folder, options.run) if options.run else _matching(folder, options)
+    files_left = _files_left(ended, options)
+    ended = [path for path in ended if path not in files_left]
     rests = [] if options.run else directories.leftovers(folder)
     left = {path: directories.size(path) for _, path in rests}
     missing = None if options.until_free is None else wanted - _free(folder) - sum(left.values())
@@ -207,6 +210,7 @@ def run_rm(options: Namespace) -> int:
         note(f"the sweep '{name}' loses {lost}: hpcml sweep table will show these points as missing")
         note(f"to delete the sweep itself: rm -r {shlex.quote(str(sweep_folder(folder, name)))}")
     _say_what_stays(staying, each=bool(options.run))
+    staying |= _say_files_left(files_left)
     if (short := (missing or 0) - sum(sizes.values())) > 0:
         note(f"{units.format_bytes(short)} of the requested {units.format_bytes(wanted)} cannot be freed")
     if not options.dry_run and (sizes or rests) and not common.confirmed(f"Remove {summary}?", options.yes):
@@ -255,6 +259,28 @@ def _matching(folder: Path, options: Namespace) -> tuple[list[Path], dict[str, s
     runs = [one for one in standings if one.status and one.status.failed] if options.failed else standings
     ended = [one.run.paths.directory for one in runs if not one.alive]
     return ended, {one.run.id: one.problem for one in runs if one.alive}
+
+
+def _files_left(ended: Sequence[Path], options: Namespace) -> dict[Path, str]:
+    """Return, of each run that has files of its script that are nowhere else, a sentence that names them.
+
+    What a killed run did not bring to the original folder is brought first, unless nothing may change.
+    """
+    sentences = {}
+    for path in () if options.yes else ended:
+        paths = RunPaths(path)
+        with directories.storage(path):
+            result = written.of(paths) or (None if options.dry_run else settling.settle(paths, 0))
+        if result and (sentence := result.sentence()):
+            sentences[path] = sentence
+    return sentences
+
+
+def _say_files_left(files_left: Mapping[Path, str]) -> dict[str, str]:
+    """Say which runs stay because of such files, and return why by their ids."""
+    for path, sentence in files_left.items():
+        note(f"hpcml keeps {path.name}: {sentence[0].lower()}{sentence[1:-1]}; to remove the run too, add --yes")
+    return {path.name: sentence for path, sentence in files_left.items()}
 
 
 def _taken(ended: Sequence[Path], least: int, missing: float | None) -> dict[Path, int]:

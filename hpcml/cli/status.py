@@ -11,6 +11,8 @@ from hpcml.cli import common
 from hpcml.errors import MEANING, STOPPED, UNREACHABLE
 from hpcml.terminal import columns, fitted, say, say_fitted, say_state
 
+_NAMED = 3  # files that were brought
+
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Mapping, Sequence
@@ -123,6 +125,9 @@ def _lines(
     lines += [(key, values[key]) for key in keys if values[key]]
     lines += [("differ", difference) for difference in progress.differences]
     lines += [("warning", warning) for warning in (*progress.warnings, *status.silences())]
+    if names := status.written.brought:
+        shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        lines.append(("brought", f"to {common.typed(status.written.original, sys.stdout)}: {shown}"))
     lines += phases(status)
     if end.exit_status is not None:
         by_script = end.by == "script" and end.exit_status != STOPPED

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,6 @@ _WAITS = re.compile(
 # The numbers of the calls whose first argument is a file: read, write, pread and pwrite.
 _READS = {"0", "1", "17", "18"} if os.uname().machine == "x86_64" else set()
 _HINT_RULES = ("gpu-arrays", "no-keyboard")  # whose errors are the script's own, on this node
-_MOST_ENTRIES = 10_000  # entries that are looked at
-_NAMED_FILES = 3
 
 
 class Script:
@@ -365,28 +363,3 @@ def _add_module(name: str, image: str) -> str:
     add = f"{sys.executable} -m pip install {name}"
     lacks = f"{sys.executable}, which ran the script, has no module '{name}'"
     return f"{lacks}. Install the module with: {add}; or set runtime.python to another Python."
-
-
-def written_into_copy(copy: Path, since: int) -> str:
-    """Return a sentence about files of the copy that are as new as ``since`` (st_mtime_ns), empty if there is none."""
-    written = sorted(_newer(copy, since))
-    if not written:
-        return ""
-    shown = ", ".join(name if name.isprintable() else ascii(name) for name in written[:_NAMED_FILES])
-    more = f" and {len(written) - _NAMED_FILES} more" if len(written) > _NAMED_FILES else ""
-    sentence = "The script wrote files into the run's copy of the script's folder, not into the original folder:"
-    return f"{sentence} {shown}{more} (in {copy}). Write to the current folder or to hpcml.run.out instead."
-
-
-def _newer(copy: Path, since: int) -> Iterator[str]:
-    waiting, looked_at = [str(copy)], 0
-    while waiting:
-        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:  # what is being removed, or closed
-            for entry in entries:
-                looked_at += 1
-                if looked_at > _MOST_ENTRIES:
-                    return
-                if entry.is_dir(follow_symlinks=False):
-                    waiting += [entry.path] if entry.name != "__pycache__" else []
-                elif entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime_ns >= since:
-                    yield os.path.relpath(entry.path, copy)

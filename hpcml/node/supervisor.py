@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 
-from hpcml import errors
+from hpcml import errors, written
 from hpcml.failures.end import SLURM, End
 from hpcml.files import size_of, tail, write
 from hpcml.kind import Kind, Processes, RunningScript
@@ -85,10 +85,10 @@ def _supervise(context: Context, kind: Kind) -> int:
             state.warn(anew)
         outcome = or_a_full_disk(end_cause.from_slurm(context, _run(state, processes), began), context)
         outcome = attempts.decided(context, outcome)
-        written = tear_down(state, processes, outcome)
+        was_written = tear_down(state, processes, outcome)
     if outcome.by != "script":
         report_end(outcome, context)
-    return outcome.exit_status if written else errors.STORAGE
+    return outcome.exit_status if was_written else errors.STORAGE
 
 
 def _warn_of_setup(state: RunState) -> None:
@@ -137,7 +137,6 @@ def _run(state: RunState, processes: Processes) -> End:
 def run_script(state: RunState, processes: Processes, environment: dict[str, str]) -> End:
     """Run the script to its end and return how it ended."""
     state.phase, state.script_began = SCRIPT, True
-    began = state.context.run.events.stat().st_mtime_ns  # by the clock of the file system that has the copy of the code
     try:
         script = processes.run_script(environment | state.script_variables)
     except OSError as error:
@@ -151,13 +150,6 @@ def run_script(state: RunState, processes: Processes, environment: dict[str, str
         outcome = _follow(state, processes, script)
     finally:
         script.kill()
-    settings = state.context.settings
-    if (
-        settings.code.copy_of
-        and settings.code.form.traits.is_script
-        and (written := script_process.written_into_copy(state.context.run.code, began))
-    ):
-        state.warn(written)
     return outcome
 
 
@@ -303,14 +295,29 @@ def tear_down(state: RunState, processes: Processes, outcome: End) -> bool:
     for sentence in processes.remarks() if outcome.state == "COMPLETED" else ():
         state.warn(sentence)
     state.events.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
+    _bring_files(state)
     page.begin()
     cause = _cause(state, outcome)
     page.end()
     if state.end_requests.batch.state == "T":
         state.warn(f"{context.node}: the batch script was stopped (SIGSTOP); it continues.")
-    written = write_status(outcome, context, state.warnings, cause=cause)
+    was_written = write_status(outcome, context, state.warnings, cause=cause)
     storage.release(context.run)
-    return written
+    return was_written
+
+
+def _bring_files(state: RunState) -> None:
+    """Bring what the script wrote into the copy of its code to where it belongs, unless another attempt needs it."""
+    context = state.context
+    if not state.script_began or context.attempt.goes_on.exists():
+        return
+    try:
+        result = written.bring(context.run, context.number, everywhere=False)
+    except OSError as error:  # the next `hpcml status` tries it again
+        say(context, f"the files that the script wrote beside its code stay in {context.run.code}: {error}")
+        return
+    if result and (sentence := result.sentence()):
+        state.warn(sentence)
 
 
 def _cause(state: RunState, outcome: End) -> str:

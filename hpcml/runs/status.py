@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import files, kinds, schedulers
+from hpcml import files, kinds, schedulers, written
 from hpcml.errors import (
     ALLOCATION_LOST,
     ANSWER_LOST,
@@ -29,7 +29,7 @@ from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.kinds.dask import KIND as DASK
 from hpcml.request.record import Awaited
-from hpcml.runs import directories
+from hpcml.runs import directories, settling
 from hpcml.runs import record as records
 from hpcml.runs.directories import complete
 from hpcml.runs.record import Event, Planned
@@ -104,6 +104,14 @@ class Cluster(NamedTuple):
     fabric_ok: bool = True  # False if the interconnect is not as it was asked for
 
 
+class Files(NamedTuple):
+    """The files that the script wrote into the copy of its code."""
+
+    original: str = ""  # the folder that the run has a copy of, empty while nothing was brought there
+    brought: tuple[str, ...] = ()  # names of files in it that were brought there
+    not_brought: tuple[Mapping[str, str], ...] = ()  # of those that only the run has: name, why, run
+
+
 class Ending(NamedTuple):
     """How a run ended, or why it was refused."""
 
@@ -131,6 +139,7 @@ class Status(NamedTuple):
     progress: Progress = Progress()
     cluster: Cluster = Cluster()
     ending: Ending = Ending()
+    written: Files = Files()
 
     @classmethod
     def of(cls, run: str, site: str = "", phase: str = "unknown", message: str = "", **values: Any) -> Status:
@@ -288,7 +297,33 @@ def now(run: directories.Run) -> tuple[directories.Run, Status]:
     except SlurmUnreachableError as error:
         silent = error.message
     current = status(run)
-    return run, current.changed(silent=current.allocation.silent or silent)
+    return run, settled(run, current.changed(silent=current.allocation.silent or silent))
+
+
+def settled(run: directories.Run, current: Status) -> Status:
+    """Bring the files of a run that could not do it itself, because it was killed; return the status with them."""
+    if not current.over or current.phase == "refused":
+        return current
+    known = written.of(run.paths)
+    if known and known.attempt == current.progress.attempt:
+        return current
+    try:
+        result = settling.settle(run.paths, current.progress.attempt)
+    except OSError as error:
+        why = f"The files that the script wrote beside its code stay in {run.paths.code}: {error}"
+        return current.changed(warnings=(*current.progress.warnings, why))
+    return _with_files(current, result)
+
+
+def _with_files(current: Status, result: written.Written | None) -> Status:
+    if result is None:
+        return current
+    sentence = result.sentence()
+    if sentence and sentence not in current.progress.warnings:
+        current = current.changed(warnings=(*current.progress.warnings, sentence))
+    left = tuple(one._asdict() for one in result.unsaved)
+    brought = tuple(result.brought)
+    return current.changed(original=result.home if brought else "", brought=brought, not_brought=left)
 
 
 def has_results(run: directories.Run) -> bool:
@@ -326,6 +361,7 @@ def _from_files(run: directories.Run) -> Status:
     current = current.changed(message=_message(current))
     if end := record.end:
         current = _with_end(current, end)
+    current = _with_files(current, written.of(run.paths))
     if (
         current.planned.form is Form.JUPYTER
         and current.phase == "running"

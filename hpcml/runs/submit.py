@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml import __version__, assets, files, schedulers, subprocesses
+from hpcml import __version__, assets, files, schedulers, subprocesses, written
 from hpcml.errors import HpcmlError, ImageError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
 from hpcml.kinds.dask import KIND as DASK
@@ -24,7 +24,17 @@ from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.request import script_lines
 from hpcml.request.reading import request_of
 from hpcml.request.record import RunRequest, job_name
-from hpcml.runs import dask_named, directories, programs, project, ranks, rendezvous, script_checks, snapshot
+from hpcml.runs import (
+    dask_named,
+    directories,
+    programs,
+    project,
+    ranks,
+    rendezvous,
+    script_checks,
+    settling,
+    snapshot,
+)
 from hpcml.runs import notes as notes_shown
 from hpcml.schedulers import Submission
 from hpcml.sites import layers, lookup
@@ -459,6 +469,10 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
             hint = "Increase the named limit (--set code.…=…), or run the script in its own folder "
             hint += "(--set code.snapshot=none)."
             raise UsageError("The copy of the code would lack required files", place=snapshot.listed(needed), hint=hint)
+        if rules.snapshot != "none":
+            why = "the script is a link" if script.is_symlink() else ""
+            home = spec.code.top.resolve() if not why else script.parent
+            settling.begin(paths, Path(made.directory), home, written.FROM_LAPTOP if spec.code.staged else why)
         if made.inside.job.image:
             linked = taken.places if loaded.site.code.snapshot != "none" else spec.code.sources
             files.write(paths.sources, "".join(f"{folder}\n" for folder in linked if folder != spec.code.cwd))

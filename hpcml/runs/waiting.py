@@ -88,6 +88,7 @@ def follow(
             asked = fresh or not (run.job and run.may_start_again)
             over_now = current.over
             ask_at = min(ask_at, now + 1.0) if over_now and not asked else ask_at
+            current = run_status.settled(run, current) if asked else current
             if current != last and (asked or not over_now):
                 yield current
                 last = current

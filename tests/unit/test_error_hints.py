@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import runpy
 import subprocess
 import sys
@@ -140,24 +139,3 @@ def test_a_traceback_shows_the_lines_that_ran(tmp_path: Path) -> None:
         described = TracebackException.from_exception(error, lookup_lines=False)
     launcher._name_originals(described, str(copy), str(original))
     assert f'  File "{original}/a.py", line 1, in <module>\n    1 / 0  # ran\n' in "".join(described.format())
-
-
-def put(path: Path, when: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    os.utime(path, ns=(when, when))
-
-
-def test_files_that_a_script_left_in_the_copy_of_its_folder_are_named(tmp_path: Path) -> None:
-    copy = tmp_path / "code"
-    put(copy / "train.py", 10)
-    put(copy / "__pycache__/helper.pyc", 30)
-    put(tmp_path / "elsewhere/new", 30)
-    (copy / "data").symlink_to(tmp_path / "elsewhere")
-    assert script_process.written_into_copy(copy, 20) == ""
-    put(copy / "results/a.csv", 30)
-    assert "into the original folder: results/a.csv (in " in script_process.written_into_copy(copy, 20)
-    for name in ("b", "c\x1b[2J", "d"):
-        put(copy / name, 30)
-    assert r"b, 'c\x1b[2J', d and 1 more (in " in script_process.written_into_copy(copy, 20)
-    assert script_process.written_into_copy(copy, 31) == ""

@@ -1,0 +1,65 @@
+"""Settle the files of an ended run's script on this machine, where the run was killed and could not do it itself.
+
+A run's record may have come with somebody else's code, and would then choose the folder that files are brought to. So a
+record counts here only with a proof that this account's hpcml made it, for this directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+from pathlib import Path
+
+from hpcml import files, written
+from hpcml.paths import RunPaths
+from hpcml.sites.layers import process_environment
+
+_LENGTH = 32  # bytes of the key
+
+
+def begin(run: RunPaths, directory: Path, home: Path, why: str = "") -> None:
+    """Record the copy of a folder before the script runs.
+
+    Parameters
+    ----------
+    run, directory
+        The run's files, and where its directory will be when it is whole.
+    why
+        Why nothing can be brought to the folder, in a clause; empty: it can.
+    """
+    written.begin(run, home, why, _proof(directory, str(home), make=True))
+
+
+def settle(run: RunPaths, attempt: int) -> written.Written | None:
+    """Bring a run's files; return what became of them, None if the run has no record of its copy.
+
+    Raises
+    ------
+    OSError
+        If the record cannot be written.
+    """
+    home, proof = written.claimed(run)
+    own = _proof(run.directory, home, make=False)
+    return written.bring(run, attempt, trusted=bool(own) and hmac.compare_digest(own, proof))
+
+
+def _proof(directory: Path, home: str, *, make: bool) -> str:
+    """Return what only this account's hpcml can say of a directory and its original folder; empty without a key."""
+    key = _key(make=make)
+    text = f"{directory.parent.resolve() / directory.name}\0{home}".encode(errors="surrogateescape")
+    return hmac.digest(key, text, "sha256").hex() if key else ""
+
+
+def _key(*, make: bool) -> bytes:
+    """Return the account's key for records, which may be made; empty if there is none."""
+    if not (home := process_environment().get("HOME", "")):
+        return b""
+    path = Path(home) / ".hpcml" / "record.key"
+    with contextlib.suppress(OSError):
+        if make and not path.exists():
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            files.write(path, os.urandom(_LENGTH))
+        key = files.read(path, _LENGTH)
+        return key if len(key) == _LENGTH and files.is_own_folder(path.parent) else b""
+    return b""

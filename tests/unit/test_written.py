@@ -1,0 +1,250 @@
+"""What a script wrote into the copy of its code is brought to where plain Python would have written it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcml import written
+from hpcml.paths import RunPaths
+
+
+class Case:
+    """A project and runs of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home, self.runs = folder / "proj", folder / "runs"
+        self.home.mkdir()
+        (self.home / "scripts").mkdir()
+        (self.home / "scripts" / "train.py").write_text("1")
+        (self.home / "config.json").write_text("{}")
+
+    def run(self, name: str = "train-20260101-000000-aaaa", why: str = "") -> RunPaths:
+        run = RunPaths(self.runs / name)
+        (run.code / "scripts").mkdir(parents=True)
+        (run.code / "scripts" / "train.py").write_text("1")
+        (run.code / "config.json").write_text("{}")
+        (run.code / "data").symlink_to(self.home / "data")
+        written.begin(run, self.home, why)
+        return run
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+def bring(run: RunPaths) -> written.Written:
+    result = written.bring(run, 0)
+    assert result
+    assert written.of(run) == result
+    return result
+
+
+def put(folder: Path, name: str, text: str = "new") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(params=["linked", "copied"])
+def across(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """The run's folder is on the project's file system, or on another one."""
+    if request.param == "copied":
+        link = os.link
+
+        def refused(source: Path | str, name: str, **more: object) -> None:
+            if "src_dir_fd" not in more:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            link(source, name, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(os, "link", refused)
+    return bool(request.param == "copied")
+
+
+@pytest.mark.usefixtures("across")
+def test_new_files_links_and_folders_are_brought(case: Case) -> None:
+    run = case.run()
+    put(run.code, "results/deep/r.csv").chmod(0o640)
+    put(run.code, "scripts/beside.txt")
+    put(run.code, "scripts/__pycache__/x.pyc")
+    (run.code / "empty").mkdir(mode=0o750)
+    (run.code / "results" / "last").symlink_to("deep/r.csv")
+    result = bring(run)
+    assert sorted(result.brought) == ["results/deep/r.csv", "results/last", "scripts/beside.txt"]
+    assert not result.left
+    assert not result.sentence()
+    assert (case.home / "results/deep/r.csv").read_text() == "new"
+    assert (case.home / "results/deep/r.csv").stat().st_mode & 0o777 == 0o640
+    assert (case.home / "results/last").readlink() == Path("deep/r.csv")
+    assert (case.home / "empty").is_dir()
+    assert not (case.home / "data").exists()
+    assert not (case.home / "scripts/__pycache__").exists()
+    assert not [name for name in os.listdir(case.home / "results/deep") if name.startswith(".")]
+
+
+@pytest.mark.usefixtures("across")
+def test_a_changed_file_takes_the_place_of_what_the_copy_began_with(case: Case) -> None:
+    run = case.run()
+    put(run.code, "config.json", "changed")
+    assert list(bring(run).brought) == ["config.json"]
+    assert (case.home / "config.json").read_text() == "changed"
+    assert (run.replaced / "config.json").read_text() == "{}"
+
+
+@pytest.mark.usefixtures("across")
+@pytest.mark.parametrize("name", ["config.json", "results/r.csv"])
+def test_no_file_is_replaced_that_the_copy_did_not_begin_with(case: Case, name: str) -> None:
+    run = case.run()
+    put(case.home, name, "mine")
+    os.utime(case.home / name, ns=(1, 1))  # by digest, and not by time
+    put(run.code, name, "of the run")
+    result = bring(run)
+    assert (case.home / name).read_text() == "mine"
+    assert (run.code / name).read_text() == "of the run"
+    assert result.left == (written.Left(name, "the original folder has another file of this name"),)
+    assert f"Only the run's folder code/ has 1 file of the script: {name} (the original folder" in result.sentence()
+
+
+def test_the_same_content_is_no_conflict_and_a_touched_file_no_change(case: Case) -> None:
+    run = case.run()
+    put(case.home, "r.csv", "same")
+    put(run.code, "r.csv", "same")
+    os.utime(run.code / "config.json")
+    assert list(bring(run).brought) == ["r.csv"]
+
+
+def test_bringing_twice_is_as_once(case: Case) -> None:
+    run = case.run()
+    put(run.code, "r.csv")
+    put(run.code, "config.json", "changed")
+    assert bring(run) == bring(run)
+
+
+@pytest.mark.usefixtures("across")
+def test_a_later_attempt_replaces_what_an_earlier_one_brought(case: Case) -> None:
+    run = case.run()
+    put(run.code, "config.json", "one")
+    bring(run)
+    put(run.code, "new", "two").replace(run.code / "config.json")
+    assert not bring(run).left
+    assert (case.home / "config.json").read_text() == "two"
+
+
+def test_nothing_is_deleted(case: Case) -> None:
+    run = case.run()
+    (run.code / "config.json").unlink()
+    bring(run)
+    assert (case.home / "config.json").exists()
+
+
+@pytest.mark.usefixtures("across")
+@pytest.mark.parametrize("link", ["results", "results/deep"])
+def test_no_link_is_followed(case: Case, tmp_path: Path, link: str) -> None:
+    secret = tmp_path / "ssh"
+    secret.mkdir()
+    run = case.run()
+    put(run.code, "results/deep/authorized_keys")
+    (case.home / link).parent.mkdir(exist_ok=True)
+    (case.home / link).symlink_to(secret)
+    result = bring(run)
+    assert not list(secret.iterdir())
+    assert [one.name for one in result.left] == ["results/deep/authorized_keys"]
+    assert f"{link.rpartition('/')[2]} is not a folder there, or a link" in result.sentence()
+
+
+@pytest.mark.usefixtures("across")
+def test_a_file_that_is_a_link_there_stays_a_link(case: Case, tmp_path: Path) -> None:
+    target = put(tmp_path, "target", "{}")
+    (case.home / "config.json").unlink()
+    (case.home / "config.json").symlink_to(target)
+    run = case.run()
+    put(run.code, "config.json", "changed")
+    assert bring(run).left
+    assert target.read_text() == "{}"
+
+
+def test_an_original_folder_that_is_another_now_gets_nothing(case: Case, tmp_path: Path) -> None:
+    run = case.run()
+    put(run.code, "r.csv")
+    case.home.rename(tmp_path / "moved")
+    (tmp_path / "other").mkdir()
+    case.home.symlink_to(tmp_path / "other")
+    assert bring(run).left
+    assert not list((tmp_path / "other").iterdir())
+
+
+def test_folders_of_others_get_nothing(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = case.run()
+    put(run.code, "results/r.csv")
+    (case.home / "results").mkdir()
+    fstat = os.fstat
+    results = (case.home / "results").stat().st_ino
+
+    def of_mallory(descriptor: int) -> os.stat_result:
+        status = fstat(descriptor)
+        return os.stat_result((*status[:4], 4242, *status[5:])) if status.st_ino == results else status
+
+    monkeypatch.setattr(os, "fstat", of_mallory)
+    assert [one.why for one in bring(run).left] == ["the folder results belongs to uid 4242"]
+    assert not list((case.home / "results").iterdir())
+
+
+def test_of_two_runs_with_one_name_none_wins(case: Case) -> None:
+    first, second = case.run(), case.run("train-20260101-000000-bbbb")
+    put(first.code, "results/r.csv", "first")
+    put(second.code, "results/r.csv", "second")
+    left = bring(first).left
+    assert left == (written.Left("results/r.csv", "another run wrote a file of this name", second.directory.name),)
+    assert first.directory.name in bring(second).sentence()
+    assert not (case.home / "results/r.csv").exists()
+
+
+def test_a_run_that_ends_after_another_has_brought_its_file_names_it(case: Case) -> None:
+    first, second = case.run(), case.run("train-20260101-000000-bbbb")
+    put(first.code, "r.csv", "first")
+    assert not bring(first).left
+    put(second.code, "r.csv", "second")
+    assert bring(second).left[0].run == first.directory.name
+    assert (case.home / "r.csv").read_text() == "first"
+
+
+@pytest.mark.usefixtures("across")
+def test_what_a_killed_copy_left_is_removed_and_the_file_brought(case: Case) -> None:
+    run = case.run()
+    put(run.code, "results/r.csv")
+    put(case.home, f"results/.hpcml-{run.directory.name}-0123", "half")
+    assert not bring(run).left
+    assert os.listdir(case.home / "results") == ["r.csv"]
+
+
+def test_code_from_a_laptop_stays_for_fetch(case: Case) -> None:
+    run = case.run(why=written.FROM_LAPTOP)
+    put(run.code, "plain.txt")
+    assert bring(run).left == (written.Left("plain.txt", "hpcml fetch copies it"),)
+    assert written.names(run) == ["plain.txt"]
+
+
+def test_a_folder_that_is_not_here_is_left_to_another_machine(case: Case, tmp_path: Path) -> None:
+    run = case.run()
+    put(run.code, "r.csv")
+    case.home.rename(tmp_path / "away")
+    assert written.bring(run, 0, everywhere=False) is None
+    assert written.of(run) is None
+    assert bring(run).left[0].why.endswith("No such file or directory")
+
+
+def test_runs_without_a_record_and_damaged_ones_are_left_alone(case: Case) -> None:
+    run = case.run()
+    put(run.code, "r.csv")
+    run.copied.write_text(json.dumps({"home": str(case.home)}))
+    assert written.bring(run, 0) is None
+    run.copied.unlink()
+    assert written.bring(run, 0) is None
+    run.written.write_text("[]")
+    assert written.of(run) is None
