@@ -177,3 +177,17 @@ def test_a_setup_that_lacks_a_command_or_a_file_ends_the_run_before_its_processe
         assert cause.lower() == f"line 1 of runtime.setup ({line}) {why}"
         assert here.json("why")["next_step"] == "Correct this line. If it may fail, append '|| true'."
         assert not here.events(Path(here.status()["directory"]), "allocated")
+
+
+def test_variables_for_workers_in_the_user_s_settings_of_dask(here: Here) -> None:
+    settings = here.folder / ".config/dask"
+    settings.mkdir(parents=True)
+    (settings / "d.yaml").write_text("distributed:\n  nanny:\n    environ: {MY_FLAG: hello, OMP_NUM_THREADS: 3}\n")
+    script = (
+        "import os\nfrom dask.distributed import Client\ndef flags():\n"
+        "    return [os.environ.get(name) for name in ('MY_FLAG', 'OMP_NUM_THREADS', 'HPCML_PRESET')]\n"
+        "if __name__ == '__main__':\n    with Client(n_workers=1) as c:\n        print(c.submit(flags).result())\n"
+    )
+    here.environment.pop("OMP_NUM_THREADS", None)
+    done = here.submit(script)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "['hello', '3', None]"), done.stderr

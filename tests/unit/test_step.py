@@ -45,3 +45,10 @@ def test_a_worker_task_that_was_killed_starts_again_unless_the_run_has_ended(tmp
         killed = f"echo started; [ {name!r} != ended ] || : >attempts/0/ended; kill -KILL $$"
         done = step(run, "worker", "sh", "-c", killed, HPCML_RESTARTS="2")
         assert (done.returncode, done.stdout.count("started")) == (137, starts), name
+
+
+def test_what_step_sh_sets_itself_is_named(tmp_path: Path) -> None:
+    """The user's settings of Dask go before it, and after what is in the environment."""
+    command = ("sh", "-c", 'echo "$OMP_NUM_THREADS $MKL_NUM_THREADS:$HPCML_PRESET"')
+    done = step(tmp_path, "worker", *command, OMP_NUM_THREADS="4", MKL_NUM_THREADS="", OPENBLAS_NUM_THREADS="2")
+    assert done.stdout == "4 1: MKL_NUM_THREADS\n"

@@ -24,13 +24,12 @@ from distributed import WorkerPlugin
 from distributed.core import clean_exception
 from distributed.protocol.pickle import dumps
 
+from hpcml.kinds.dask.node import nanny
 from hpcml.node import script_module
 from hpcml.node.job import node_name
 from hpcml.node.script import interpreter
 
 NAME = "hpcml-handover"
-_RUNS_OWN = ("HPCML_", "DASK_", "SLURM", "SRUN_", "PMI", "JPY_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
-             "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")  # fmt: skip
 # Variables that a library or the loader reads once: a running worker has read them.
 _READ_ONCE = ("LD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES", "LC_", "LANG", "KMP_")
 _OF_LIBRARIES = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # scikit-learn sets them when it is imported, in tasks too
@@ -95,7 +94,7 @@ def collect(environment: Mapping[str, str], argv: Sequence[str], *, gpus: bool) 
         return Handover(environment=dict(environment)), []
     now = interpreter.current()
     changed = {**_of_nanny(), **_changed(before["environment"], now["environment"]), **environment}
-    given = {name: value for name, value in changed.items() if not name.startswith(_RUNS_OWN)}
+    given = {name: value for name, value in changed.items() if not name.startswith(nanny.RUNS_OWN)}
     settings, refused = _settings(before["environment"], changed)
     refused += [name for name in changed if name.endswith("_VISIBLE_DEVICES")]
     once = _READ_ONCE + (_READ_ONCE_BY_GPUS if gpus else ())
@@ -119,8 +118,8 @@ def collect(environment: Mapping[str, str], argv: Sequence[str], *, gpus: bool) 
 
 def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str | None]:
     """Return the variables that differ, without those that a Nanny sets in its own process: workers have them."""
-    nanny = {**dask.config.get("distributed.nanny.pre-spawn-environ"), "PYTHONHASHSEED": _HASH_SEED}
-    changed_settings = {(name, str(value)) for name, value in nanny.items() if name not in before}
+    of_nanny = {**dask.config.get("distributed.nanny.pre-spawn-environ"), "PYTHONHASHSEED": _HASH_SEED}
+    changed_settings = {(name, str(value)) for name, value in of_nanny.items() if name not in before}
     names = dict.fromkeys((*before, *now))
     return {name: now.get(name) for name in names
             if before.get(name) != now.get(name) and (name, now.get(name)) not in changed_settings}  # fmt: skip
@@ -137,7 +136,7 @@ def _of_nanny() -> dict[str, str | None]:
     usual: dict[str, Any] = {}
     dask.config.refresh(usual, defaults=dask.config.defaults, env=interpreter.BEFORE["environment"])
     changed: dict[str, str | None] = {}
-    for key in ("distributed.nanny.pre-spawn-environ", "distributed.nanny.environ"):
+    for key in nanny.KEYS:
         now, before = dask.config.get(key, {}), dask.config.get(key, {}, config=usual)
         changed |= {name: str(value) for name, value in now.items() if before.get(name) != value and value is not None}
     return {name: os.environ.get(name, value) for name, value in changed.items()}

@@ -15,7 +15,7 @@ from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.files import tail, write
 from hpcml.forms import Form
 from hpcml.kinds.dask import WORKER
-from hpcml.kinds.dask.node import late, temporary_directory
+from hpcml.kinds.dask.node import late, nanny, temporary_directory
 from hpcml.node import agent, files, profilers, scratch
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.processes import long_import
@@ -52,6 +52,7 @@ def main() -> int:
     inspection = Inspection(context)  # a child of its own, beside the imports
     imported = imports_of_script(context.settings)
     with long_import():  # after the sign of life; before the fork, for all workers
+        nanny.set_variables(os.environ)
         from distributed.versions import get_versions
 
         from hpcml.kinds.dask.node import dask_worker, gpus

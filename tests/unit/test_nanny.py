@@ -1,0 +1,30 @@
+"""The variables that the user's settings of Dask have for workers, in runs, where there is no Nanny."""
+
+from __future__ import annotations
+
+import dask.config
+
+from hpcml.kinds.dask.node import nanny
+
+
+def test_variables_of_the_user_s_settings_are_set_as_a_nanny_does() -> None:
+    settings = {
+        "distributed.nanny.environ": {"MY_FLAG": "hello", "TYPED": "no", "GONE": None, "SLURM_JOB_ID": 7, "MKL_NUM_THREADS": None},
+        "distributed.nanny.pre-spawn-environ": {"OMP_NUM_THREADS": 3, "OPENBLAS_NUM_THREADS": 3},
+    }  # fmt: skip
+    found = {
+        "TYPED": "yes", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "2", "MKL_NUM_THREADS": "1", "GONE": "here",
+        nanny.PRESET: " OMP_NUM_THREADS MKL_NUM_THREADS",
+    }  # fmt: skip
+    with dask.config.set(settings):
+        nanny.set_variables(found)
+    assert found == {
+        "TYPED": "yes", "OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "2", "MY_FLAG": "hello", "GONE": "here",
+    }  # fmt: skip
+
+
+def test_settings_without_variables_change_nothing() -> None:
+    found = {"OMP_NUM_THREADS": "1", nanny.PRESET: " OMP_NUM_THREADS"}
+    with dask.config.set({"distributed.nanny.environ": None, "distributed.nanny.pre-spawn-environ": {}}):
+        nanny.set_variables(found)
+    assert found == {"OMP_NUM_THREADS": "1"}
