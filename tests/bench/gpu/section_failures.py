@@ -161,8 +161,8 @@ def _try(world: World, failure: Failure) -> Result:
     try:
         folder = world.folder("failure")
         words = {"python": world.python, **_libraries(world, folder)}
-        if none := [key for key in ("stubs", "older") if f"{{{key}}}" in " ".join(failure.run) and not words[key]]:
-            return skipped(failure.name, f"the machine has no library for {none[0]}")
+        if "{stubs}" in " ".join(failure.run) and not words["stubs"]:
+            return skipped(failure.name, "the machine has no stub of CUDA's driver")
         found = _judged(failure, _cause(world, failure, folder, words), gpu=not world.cpu_only)
     except Exception as error:  # noqa: BLE001 - the other failures of the wave are tried
         found = result(
@@ -176,7 +176,7 @@ def _try(world: World, failure: Failure) -> Result:
 
 
 def _libraries(world: World, folder: Path) -> dict[str, str]:
-    """Return the paths with CUDA's stub before the driver, and an nvJitLink older than RAPIDS's."""
+    """Return the paths with CUDA's stub before the driver, and an nvJitLink older than RAPIDS's; empty: the pack's is not loaded before it."""
     stub = next((path for pattern in STUBS for path in sorted(Path("/").glob(pattern.lstrip("/")))), None)
     stubs = ""
     if stub:
