@@ -437,10 +437,9 @@ def _raised_by_another(case: Case) -> Cause | None:
         text = _in_one_line(f"{first.get('type')}: {first.get('message')}".rstrip(": "))[:_TOLD]
         place = f" ({error.get('file')}, line {error.get('line')})" if error.get("file") else ""
         line = place_of_rank._replace(text=f"{text}{place}")
-        hit = _known(text, line)
-        if hit and hit.rule.role is Role.CASCADE:
-            continue
-        if hit:
+        if hit := _known(text, line):
+            if hit.rule.role is Role.CASCADE:
+                continue
             return _of(hit, [hit])
         name, ranks = text.partition(":")[0], () if line.rank is None else (line.rank,)
         clause, remedy = f"{_of_ranks(ranks, line.node)} raised {text}", _remedy(name, text)
@@ -450,10 +449,9 @@ def _raised_by_another(case: Case) -> Cause | None:
 
 def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
     """Return why a script ended without a recorded error: a signal, its own exit, or an error that it printed."""
-    end, status = case.end, case.end.exit_status
     if case.points.get("failed"):
         return _of_points(case)
-    if number := errors.signal_of_status(status):
+    if number := errors.signal_of_status(case.end.exit_status):
         return _signalled(case, hits, signal.Signals(number))
     if child := output.child_error(_output(case)):
         return _of_child(case, hits, child)
