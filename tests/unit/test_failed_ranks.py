@@ -101,8 +101,8 @@ def test_of_many_ranks_three_are_named_and_the_rest_counted(paths: RunPaths) -> 
 def test_the_log_of_the_rank_that_failed_is_read_among_very_many(paths: RunPaths) -> None:
     for rank in range(3, 40):  # together they are too long
         (paths.logs / f"rank-n1-{rank}.log").write_text("x\n" * 1200)
-    (paths.logs / OWN).write_text(f"{TEXTS['gpu-memory'][1]}\n" + "y" * 2000)
-    assert why(paths, end_of(1), most=1).rule == "gpu-memory"
+    (paths.logs / OWN).write_text(f"{WATCHDOG}\n" + "y\n" * 10_000 + PYTHON_ABORTS)
+    assert why(paths, end_of(134), most=1).rule == "collective-timeout"
 
 
 def test_another_rank_began_it(paths: RunPaths) -> None:
