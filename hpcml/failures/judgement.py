@@ -437,10 +437,9 @@ def _raised_by_another(case: Case) -> Cause | None:
         text = _in_one_line(f"{first.get('type')}: {first.get('message')}".rstrip(": "))[:_TOLD]
         place = f" ({error.get('file')}, line {error.get('line')})" if error.get("file") else ""
         line = place_of_rank._replace(text=f"{text}{place}")
-        hit = _known(text, line)
-        if hit and hit.rule.role is Role.CASCADE:
-            continue
-        if hit:
+        if hit := _known(text, line):
+            if hit.rule.role is Role.CASCADE:
+                continue
             return _of(hit, [hit])
         name, ranks = text.partition(":")[0], () if line.rank is None else (line.rank,)
         clause, remedy = f"{_of_ranks(ranks, line.node)} raised {text}", _remedy(name, text)
@@ -450,10 +449,9 @@ def _raised_by_another(case: Case) -> Cause | None:
 
 def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
     """Return why a script ended without a recorded error: a signal, its own exit, or an error that it printed."""
-    end, status = case.end, case.end.exit_status
     if case.points.get("failed"):
         return _of_points(case)
-    if number := errors.signal_of_status(status):
+    if number := errors.signal_of_status(case.end.exit_status):
         return _signalled(case, hits, signal.Signals(number))
     if child := output.child_error(_output(case)):
         return _of_child(case, hits, child)
@@ -461,16 +459,29 @@ def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
         return _printed_error(case, hits, case.last_error._replace(time=case.times.get("driver-ended", 0.0)))
     if crashed := [hit for hit in hits if hit.own and hit.rule.name in _SIGNALS.values()]:
         return _of(crashed[0], hits)
+    return _exited(case, hits)
+
+
+def _exited(case: Case, hits: Sequence[Hit]) -> Cause:
+    """Return why a script exited with a status: what its last lines say."""
+    end, status = case.end, case.end.exit_status
     exited = f"{case.subject} exited with status {status}"
     if cause := _printed(case, hits, exited):
         return cause
+    last = output.last_line(_output(case))
     if status in (126, 127) and case.noun == "program":
         clause = f"the program {'does not exist on the node' if status == 127 else 'cannot be executed'}"
+        clause = f"{exited}: {last.text[:_TOLD]}" if last else clause
         remedy = "Use a path on a file system that all nodes share."
         return Cause(clause, "program cannot be started", evidence=_quoted(case), remedy=remedy)
     by = "" if case.noun == "program" else " (by sys.exit or os._exit)"
     remedy = f"See the output before the exit{by}: {_LOGS}."
-    if last := output.last_line(_output(case)):
+    if error := output.printed_error(_output(case)):
+        place = f" ({error.place})" if error.place else ""
+        return _printed_error(case, hits, case.own(f"{error.words.text}{place}", error.words.number))
+    if (said := output.last_complaint(_output(case))) and said != last:
+        exited += f"; it printed: {said.text[:_TOLD]}"
+    elif last:
         exited += f"; the last line of its output: {last.text[:_TOLD]}"
     return Cause(
         exited, f"{case.noun} exited with status {status}", True, "exit", end.hint or remedy, evidence=_quoted(case)
@@ -491,6 +502,7 @@ def _of_child(case: Case, hits: Sequence[Hit], child: output.ChildError) -> Caus
     """Return the cause of what a launcher such as torchrun printed of the process that failed first."""
     who = f"torchrun's rank {child.rank}" if child.rank else "a process that torchrun started"
     who += f" (in {case.subject})" if case.end.rank is not None else ""
+    who = who if child.launched else case.subject
     if child.killed:
         remedy = f"See the output before the end: {_LOGS}."
         return Cause(f"{who} was ended by {child.killed}", child.killed, True, "signal", remedy, evidence=_quoted(case))
@@ -535,7 +547,13 @@ def _signalled(case: Case, hits: Sequence[Hit], number: signal.Signals) -> Cause
             line = case.own(words.text[:_TOLD], words.number)
             remedy = f"See the output before the crash: {_LOGS}."
             return cause._replace(remedy=remedy, evidence=(line, *(hit.line for hit in places)), occurrences=1)
+    if rule is None and number not in _SENT:
+        meaning = ": an arithmetic error in compiled code" if number == signal.SIGFPE else ""
+        remedy = f"See the output before the crash: {_LOGS}."
+        return Cause(f"{clause}{meaning}", f"killed by {number.name}", True, "signal", remedy, evidence=_quoted(case))
     if rule is None:
+        if number != signal.SIGKILL and (words := output.last_words(_output(case))):
+            clause += f"; before that it printed: {words.text[:_TOLD]}"
         kernel = (
             "The kernel sends SIGKILL when the memory of the job or the node is full. "
             f"If the memory was not full, a person or the site killed {case.subject}."

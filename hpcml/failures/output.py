@@ -10,24 +10,30 @@ from hpcml.failures.evidence import Piece
 from hpcml.failures.rules import ERROR
 
 NEAR = 50  # lines before an end, in which a known message is its cause
+_COMPLAINT = 12  # lines before an end, in which an error is named
 _BEFORE = 20  # lines before a crash, in which a message says why
 _OWN = "hpcml: "  # how hpcml's own lines in a program's output begin
 # How programs show that they crash: what follows is where, not why.
 _CRASH = re.compile(
-    r"Fatal Python error: |terminate called |.{0,40}\*{3} Process received signal|={4} backtrace|"
+    r"Fatal Python error: |terminate called |Program received signal SIG|Backtrace for this error|"
+    r".{0,40}\*{3} Process received signal|={4} backtrace|"
     r"\[\S+\] Caught signal \d+|\*{3} (?:Aborted at|Check failure stack trace)|PC: @|Aborted\b|Segmentation fault\b"
 )
-# Lines that end the output of many programs and say nothing of this one.
+_FATAL = re.compile(r"(Fatal Python error: (?!Segmentation fault|Aborted|Bus error|Illegal instruction).+)")
+# Lines that end the output of many programs and say nothing of this one; Open MPI begins each with node and process.
 _SAYS_NOTHING = re.compile(
-    r"\W*|Compile with `TORCH_USE_CUDA_DSA`.*|For debugging consider passing CUDA_LAUNCH_BLOCKING.*|"
+    r"(?:\[\S+:\d+\] )?(?:\W*|Error termination\. Backtrace:|Compile with `TORCH_USE_CUDA_DSA`.*|"
+    r"For debugging consider passing CUDA_LAUNCH_BLOCKING.*|"
     r"CUDA kernel errors might be asynchronously.*|\*{3}    and potentially your MPI job\)|"
-    r"\*{3} MPI_ERRORS_ARE_FATAL.*|\*{3} on a NULL communicator|NOTE: invoking MPI_ABORT causes.*|"
-    r"You may or may not see output.*|exactly when Open MPI kills them\.|(?:Aborted|Segmentation fault)(?: \(core.*)?"
+    r"\*{3} (?:MPI_ERRORS_ARE_FATAL|on |reported by |An error occurred in ).*|NOTE: invoking MPI_ABORT causes.*|"
+    r"You may or may not see output.*|exactly when Open MPI kills them\.|(?:Aborted|Segmentation fault)(?: \(core.*)?)"
 )
 _EXPLAINS = re.compile(
-    r"(?i)assert|error|fail|fatal|abort|terminat|unable|cannot|could not|unhealthy|denied|refused|unavailable|invalid|"
+    r"(?i)assert|error|fail|fatal|abort|corrupt|free\(|malloc|terminat|unable|"
+    r"cannot|could not|unhealthy|denied|refused|unavailable|invalid|"
     r"timed? ?out|exceed|not (?:found|permitted|supported|available)"
 )
+_COMPLAINS = re.compile(r"(?i)\b(?:\w*error|fatal|failed|failure|cannot|\w*exception|not found|no such)\b")
 _WHAT = re.compile(r"\s+what\(\): +(\S.*)")
 _FRAME = re.compile(r"frame #\d+: ")
 _PREFIX = re.compile(r"\[rank(\d+)\]:(?:\s|$)")  # which PyTorch writes before each line of a traceback
@@ -48,18 +54,39 @@ class Words(NamedTuple):
 
 
 class ChildError(NamedTuple):
-    """What a launcher printed of the process that failed first."""
+    """What a launcher or PyTorch printed of the process that failed first."""
 
-    rank: str  # its number by the launcher, empty if that is not known
+    rank: str  # its number, empty if that is not known
     words: Words  # the first line of its error; empty where it was killed
     message: str  # the whole error
     place: str = ""  # where it was raised: a file and a line
     killed: str = ""  # by which signal, in the launcher's words
+    launched: bool = False  # whether torchrun started it
 
 
 def last_line(output: Piece) -> Words | None:
     """Return the last line that says something; None if there is none."""
     return _said(output, range(len(lines := output.text.split("\n")) - 1, -1, -1), lines)
+
+
+def last_complaint(output: Piece) -> Words | None:
+    """Return the last line near the end that names an error; None if there is none."""
+    lines = output.text.rstrip().split("\n")
+    for place in range(len(lines) - 1, max(-1, len(lines) - 1 - _COMPLAINT), -1):
+        words = _said(output, [place], lines)
+        if words and _COMPLAINS.search(words.text):
+            return words
+    return None
+
+
+def printed_error(output: Piece) -> ChildError | None:
+    """Return the error that ends the last traceback near the end, where other lines follow it; None without one."""
+    lines = output.text.rstrip().split("\n")
+    near = Piece("\n".join(lines[-NEAR:]), max(0, output.first + len(lines) - NEAR) if output.first else 0)
+    if len(lines) <= NEAR:
+        near = output
+    texts = near.text.split("\n")
+    return next(reversed(_errors(near, texts, [None] * len(texts))), None)
 
 
 def _said(output: Piece, places: Sequence[int], lines: Sequence[str]) -> Words | None:
@@ -92,6 +119,9 @@ def last_words(output: Piece) -> Words | None:
     lines = output.text.rstrip().split("\n")
     end = _crash(lines)
     end = len(lines) if end is None else end
+    for place in range(end, min(len(lines), end + 3)):
+        if match := _FATAL.match(lines[place]):
+            return Words(match[1], output.first + place if output.first else 0)
     for place in range(end - 1, max(-1, end - 1 - _BEFORE), -1):
         words = _said(output, [place], lines)
         if words and _EXPLAINS.search(words.text) and not _FRAME.match(words.text):
@@ -103,7 +133,7 @@ def last_words(output: Piece) -> Words | None:
 
 
 def child_error(output: Piece) -> ChildError | None:
-    """Return what torchrun printed of the process that failed first; None if it printed nothing of the kind."""
+    """Return what torchrun printed of the process that failed first, or PyTorch of this one; None without that."""
     lines = output.text.split("\n")
     failed = [place for place, line in enumerate(lines) if _CHILD_FAILED.match(line)]
     prefixes = [_PREFIX.match(line) for line in lines]
@@ -113,9 +143,9 @@ def child_error(output: Piece) -> ChildError | None:
     errors = list(_errors(output, lines, prefixes))
     of_root = [error for error in errors if root and error.rank == root[-1]]
     if error := next(iter(of_root or errors), None):
-        return error if error.rank or not root else error._replace(rank=root[-1])
+        return error._replace(rank=error.rank or next(reversed(root), ""), launched=bool(failed))
     killed = _ROOT_END.findall(output.text)
-    return ChildError(root[-1], Words(""), "", killed=killed[-1]) if root and killed else None
+    return ChildError(root[-1], Words(""), "", killed=killed[-1], launched=True) if root and killed else None
 
 
 def _errors(output: Piece, lines: Sequence[str], prefixes: Sequence[re.Match[str] | None]) -> list[ChildError]:

@@ -101,8 +101,8 @@ def test_of_many_ranks_three_are_named_and_the_rest_counted(paths: RunPaths) -> 
 def test_the_log_of_the_rank_that_failed_is_read_among_very_many(paths: RunPaths) -> None:
     for rank in range(3, 40):  # together they are too long
         (paths.logs / f"rank-n1-{rank}.log").write_text("x\n" * 1200)
-    (paths.logs / OWN).write_text(f"{TEXTS['gpu-memory'][1]}\n" + "y" * 2000)
-    assert why(paths, end_of(1), most=1).rule == "gpu-memory"
+    (paths.logs / OWN).write_text(f"{WATCHDOG}\n" + "y\n" * 10_000 + PYTHON_ABORTS)
+    assert why(paths, end_of(134), most=1).rule == "collective-timeout"
 
 
 def test_another_rank_began_it(paths: RunPaths) -> None:
@@ -185,6 +185,11 @@ CRASHES = [
     (139, "[n1:71:0:71] ucp_worker.c:12 Fatal: endpoint lost\n[n1:71:0:71] Caught signal 11 (Segmentation fault)\n==== backtrace ====\n",
      "endpoint lost"),
     (136, "error: division of a mesh by zero\n", "division of a mesh by zero"),
+    (134, f"step 2\ndouble free or corruption (!prev)\n{PYTHON_ABORTS}", "double free"),
+    (134, "F1129 01:12:52.1 812 trainer.cc:77] Check failed: n == m (3 vs. 4)\n*** Check failure stack trace: ***\n    @ 0x7f f()\n",
+     "n == m"),
+    (139, "Fatal Python error: _Py_CheckRecursiveCall: Cannot recover from stack overflow.\nPython runtime state: initialized\n",
+     "stack overflow"),
 ]  # fmt: skip
 
 
@@ -243,6 +248,40 @@ def test_a_known_message_near_the_end_is_the_cause_of_a_status(paths: RunPaths, 
                 found = printed(paths, status, text, form)
                 assert found.rule == rule
                 assert found.what.startswith(f"rank 2 on n2 exited with status {status}: ")
+
+
+MPI_ERROR = (
+    "[n1:812] *** An error occurred in MPI_Recv\n[n1:812] *** reported by process [123,2]\n[n1:812] *** on communicator "
+    "MPI_COMM_WORLD\n[n1:812] *** MPI_ERR_TRUNCATE: message truncated\n[n1:812] *** MPI_ERRORS_ARE_FATAL (processes in this "
+    "communicator will now abort,\n[n1:812] ***    and potentially your MPI job)\n"
+)
+TRACEBACK = 'Traceback (most recent call last):\n  File "/x/t.py", line 5, in <module>\n    f()\n'
+EXITS = [
+    (15, MPI_ERROR, "the last line of its output: [n1:812] *** MPI_ERR_TRUNCATE: message truncated"),
+    (1, f"{TRACEBACK}ZeroDivisionError: by zero\n\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n",
+     "printed ZeroDivisionError: by zero (/x/t.py, line 5)"),
+    (1, f"{TRACEBACK}ValueError: bad\n[W1129 ProcessGroupNCCL.cpp:1496] Warning: destroy_process_group() was not called\n",
+     "printed ValueError: bad (/x/t.py, line 5)"),
+    (2, "Fortran runtime error: Cannot open file 'in.dat'\n\nError termination. Backtrace:\n#0  0x7f in ???\n\tat s.f90:12\n",
+     "it printed: Fortran runtime error: Cannot open file 'in.dat'"),
+    (1, "ERROR: LoadError: UndefVarError: `foo` not defined\nStacktrace:\n [1] top-level scope\n   @ ~/a.jl:3\n",
+     "it printed: ERROR: LoadError: UndefVarError"),
+    (1, "[rank2]: " + TRACEBACK.replace("\n", "\n[rank2]: ") + "ValueError: bad\n", "rank 2 on n2 raised ValueError: bad (/x/t.py, line 5)"),
+    (127, "./x.sh: line 3: gmx_mpi: command not found\n", "exited with status 127: ./x.sh: line 3: gmx_mpi: command not found"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "text", "words"), EXITS)
+def test_the_line_that_says_why_is_told_of_a_status(paths: RunPaths, status: int, text: str, words: str) -> None:
+    found = printed(paths, status, text, Form.PROGRAM)
+    assert words in found.what
+    assert found.what.startswith("rank 2 on n2 ")
+
+
+def test_a_signal_of_the_process_itself_has_no_sender(paths: RunPaths) -> None:
+    found = printed(paths, 136, "\nProgram received signal SIGFPE\n\nBacktrace for this error:\n#0 0x7f\n")
+    assert (found.known, found.what) == (True, "rank 2 on n2 was killed by SIGFPE: an arithmetic error in compiled code")
+    assert not printed(paths, 143, "step 3\n").known
 
 
 def test_a_message_long_before_the_end_is_no_cause(paths: RunPaths) -> None:
