@@ -143,7 +143,11 @@ class Event(NamedTuple):
         ``of_host``: the kernel's count there is of all programs on the node, not of the job alone.
         """
         if self.event == "xid":
-            return f"{node}: GPU {self.gpu} reported Xid {self.xid}"
+            from hpcml.failures.rule import Where  # no node that samples needs it
+            from hpcml.failures.rules import meaning
+
+            known = meaning(f"NVRM: Xid (PCI:0): {self.xid}, ", Where.LOG)
+            return f"{node}: GPU {self.gpu} reported Xid {self.xid}" + (f" ({known.cause})" if known else "")
         if self.event != "oom":
             return ""
         processes = "1 process" if self.kills == 1 else f"{self.kills} processes"

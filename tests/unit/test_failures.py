@@ -181,6 +181,20 @@ def test_the_words_that_a_script_ends_with_are_written_down(tmp_path: Path) -> N
     assert (error["chain"][0]["message"], error["line"]) == ("no\ndata", 2)
 
 
+def test_an_error_at_the_interpreter_s_end_is_printed_as_python_does(tmp_path: Path) -> None:
+    """Objects of compiled modules, as CuPy's, report errors when they are deleted, after sys.path and its like."""
+    script, note = tmp_path / "job.py", tmp_path / "note.json"
+    script.write_text(
+        "import builtins, sys\nclass Late:\n    def __del__(self):\n        try: raise ValueError('late')\n"
+        "        except ValueError: sys.excepthook(*sys.exc_info())\nbuiltins.kept = Late()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", "from hpcml.node.script.launcher import main; main()", script], capture_output=True,
+                          text=True, check=False, env=os.environ | {"HPCML_SCRIPT_ERROR": str(note)})  # fmt: skip
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "ValueError: late"), done.stderr
+    assert "launcher.py" not in done.stderr
+    assert not note.exists()  # it is no error that ended the script
+
+
 @pytest.mark.parametrize(("kind", "message", "words"), [
     ("KeyError", "'SCALE'", "--env SCALE=VALUE"),
     ("KeyError", "'column a'", "traceback"),
