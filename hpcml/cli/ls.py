@@ -103,7 +103,8 @@ def run(options: Namespace) -> int:
         matching = "match" if options.grep else "failed"
         say(f"hpcml did not search for older runs that {matching} (to search all runs: --all).", sys.stderr)
     elif rest:
-        say(f"{len(rest)} older runs are not shown (hpcml ls --all).", sys.stderr)
+        verb = "is" if len(rest) == 1 else "are"
+        say(f"{counted(len(rest), 'older run')} {verb} not shown (hpcml ls --all).", sys.stderr)
     return 0
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from failure_texts import HARMLESS, TEXTS
 from hpcml import errors
-from hpcml.failures import evidence, judgement
+from hpcml.failures import evidence, judgement, rules
 from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, Piece
 from hpcml.failures.judgement import Case, Cause
@@ -486,3 +486,10 @@ def test_a_script_without_its_arguments_is_told_to_get_some() -> None:
     assert (
         judgement.with_run(found.remedy, "r1") == "Write the arguments after the script: hpcml rerun r1 -- ARGUMENTS."
     )
+
+
+def test_an_xid_has_words_where_a_rule_knows_it() -> None:
+    """43 is what NVIDIA's driver reports after an error of a program, and 1 is no rule's."""
+    assert rules.of_xid(79) == "a GPU stopped responding"
+    assert rules.of_xid(43) == "the GPU driver stopped a program after an error"
+    assert rules.of_xid(1) == ""
