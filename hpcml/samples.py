@@ -137,13 +137,15 @@ class Event(NamedTuple):
         """Return its line in a node's file."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
-    def sentence(self, node: str, *, of_host: bool) -> str:
+    def sentence(self, node: str, *, of_host: bool, of_xid: Callable[[int], str]) -> str:
         """Return the event in words, without a full stop; empty for an unknown event.
 
-        ``of_host``: the kernel's count there is of all programs on the node, not of the job alone.
+        ``of_host``: the kernel's count there is of all programs on the node, not of the job alone. ``of_xid`` says what
+        an Xid means (:func:`hpcml.failures.rules.of_xid`).
         """
         if self.event == "xid":
-            return f"{node}: GPU {self.gpu} reported Xid {self.xid}"
+            words = of_xid(self.xid or 0)
+            return f"{node}: GPU {self.gpu} reported Xid {self.xid}" + (f" ({words})" if words else "")
         if self.event != "oom":
             return ""
         processes = "1 process" if self.kills == 1 else f"{self.kills} processes"

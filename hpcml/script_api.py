@@ -311,7 +311,7 @@ def polars_engine(client: Client | None = None, **options: Any) -> AbstractConte
     Parameters
     ----------
     client
-        A client of the run; without it, that of :func:`connect`.
+        A client of the run; without it, the script's open client, else that of :func:`connect`.
     options
         Of ``DaskEngine``: ``engine_options``, ``executor_options``, ``rapidsmpf_options``.
 
@@ -324,7 +324,18 @@ def polars_engine(client: Client | None = None, **options: Any) -> AbstractConte
         return contextlib.nullcontext("streaming")
     from hpcml.kinds.dask.node import polars_engine
 
-    return polars_engine.opened(client or connect(), options)
+    return polars_engine.opened(client or _open_client() or connect(), options)
+
+
+def _open_client() -> Client | None:
+    """Return the client that the script opened last, None if there is none that waits for answers."""
+    from distributed import default_client
+
+    try:
+        client = default_client()
+    except ValueError:
+        return None
+    return None if client.asynchronous else client
 
 
 def _close(reference: weakref.ref[Client]) -> None:

@@ -13,7 +13,7 @@ from hpcml.cli import common
 from hpcml.errors import UsageError, did_you_mean, nearest
 from hpcml.runs import directories
 from hpcml.terminal import columns, say, say_state, shown
-from hpcml.units import format_age, format_time_limit, parse_seconds
+from hpcml.units import counted, format_age, format_time_limit, parse_seconds
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -103,7 +103,8 @@ def run(options: Namespace) -> int:
         matching = "match" if options.grep else "failed"
         say(f"hpcml did not search for older runs that {matching} (to search all runs: --all).", sys.stderr)
     elif rest:
-        say(f"{len(rest)} older runs are not shown (hpcml ls --all).", sys.stderr)
+        verb = "is" if len(rest) == 1 else "are"
+        say(f"{counted(len(rest), 'older run')} {verb} not shown (hpcml ls --all).", sys.stderr)
     return 0
 
 
@@ -203,7 +204,7 @@ def table(rows: Sequence[Sequence[str]], width: int, causes: Sequence[str] = ())
             room = command if column in _LESS_THAN_COMMAND else start if column in _LESS_THAN_ITS_START else 0
             if _sum(widths, kept) + room > width:
                 kept.remove(column)
-        _fill(rows, widths, kept, width, command)
+        _fill(rows, causes, widths, kept, width, command)
     texts = []
     for line, cause in zip(lines, ("", *(causes or [""] * len(rows))), strict=True):
         parts = [cut(line[column], widths[column]) for column in kept]
@@ -223,13 +224,21 @@ def table(rows: Sequence[Sequence[str]], width: int, causes: Sequence[str] = ())
     return texts
 
 
-def _fill(rows: Sequence[Sequence[str]], widths: list[int], kept: list[int], width: int, command: int) -> None:
-    """Keep WHAT and COMMAND where the other columns leave room for them, as wide as the room; COMMAND has its part."""
+def _fill(
+    rows: Sequence[Sequence[str]], causes: Sequence[str], widths: list[int], kept: list[int], width: int, command: int
+) -> None:
+    """Keep WHAT and COMMAND where the other columns leave room for them, as wide as the room; COMMAND has its part.
+
+    WHAT is no wider than what stays in it: a cause that is too long is a line below its row.
+    """
     for column, rest in ((_WHAT, command), (_COMMAND, 0)):
         room = width - _sum(widths, kept) - 2 - rest
         if any(row[column] for row in rows) and room >= min(widths[column], _SHORTEST):
             widths[column] = min(widths[column], room)
             kept.append(column)
+        if column == _WHAT and _WHAT in kept and causes:
+            own = [row[_WHAT] for row, cause in zip(rows, causes, strict=True) if len(cause) <= widths[_WHAT]]
+            widths[_WHAT] = min(widths[_WHAT], max(map(len, (*own, HEADER[_WHAT]))))
 
 
 def _sum(widths: Sequence[int], kept: Sequence[int]) -> int:

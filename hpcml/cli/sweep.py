@@ -154,6 +154,10 @@ def run(options: Namespace) -> int:
     if (near or script == "rm") and not (common.here() / script).exists():
         hint = f"Did you mean hpcml sweep {near}?" if near else "To delete the runs of a sweep: hpcml rm RUN…."
         raise NotFoundError(f"There is no script '{script}'", place="hpcml sweep", hint=hint)
+    if options.words and script.isidentifier() and not (common.here() / script).exists():
+        others = "To delete a sweep's runs: hpcml rm --name NAME. To show a run's log: hpcml logs RUN."
+        hint = f"The verbs are {', '.join(VERBS)}. {others}"
+        raise UsageError(f"'{script}' is no script here, and not a verb", place="hpcml sweep", hint=hint)
     if options.words:
         hint = "Write the script's own arguments after --, at the end of the command."
         if "=" in verb:

@@ -60,6 +60,12 @@ def meaning(text: str, where: Where) -> Meaning | None:
     return None
 
 
+def of_xid(xid: int) -> str:
+    """Return what an Xid, the GPU driver's number of an error, means, as a clause; empty if no rule knows it."""
+    known = meaning(f"NVRM: Xid (PCI:0): {xid}, ", Where.LOG)
+    return known.cause if known else ""
+
+
 ROOT, CASCADE, CONFIRMATION, TEARDOWN, WARNING = Role.ROOT, Role.CASCADE, Role.CONFIRMATION, Role.TEARDOWN, Role.WARNING
 _REFUSED, _ENTERING = Where.LOG | Where.SUBMISSION, Where.LOG | Where.IMAGE
 _ELSEWHERE = "Try another node. Report the faulty node and its error to the site's support."

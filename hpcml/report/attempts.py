@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hpcml import files
+from hpcml.errors import STOPPED
 from hpcml.failures import judgement
 from hpcml.failures.end import End, parse
 from hpcml.failures.evidence import Line, table
@@ -130,6 +131,11 @@ class Attempt(NamedTuple):
     useful: float | None = None  # percent of the hours
 
     @property
+    def outcome(self) -> str:
+        """Its state as a person reads it: a script that saves and stops has not failed, though Slurm says so."""
+        return "SAVED" if (self.state, self.exit_status) == ("FAILED", STOPPED) else self.state or "UNKNOWN"
+
+    @property
     def seconds(self) -> float:
         """How long it had its nodes."""
         return self.end - self.begin
@@ -198,7 +204,7 @@ def sentence(attempt: Attempt) -> str:
     """Return in a line what became of an attempt."""
     job = f"job {attempt.job}, " if attempt.job else ""
     where = f"on {','.join(attempt.nodes)}, " if 0 < len(attempt.nodes) <= 4 else ""
-    ended = f"{attempt.state or 'UNKNOWN'}: {attempt.message}"
+    ended = f"{attempt.outcome}: {attempt.message}"
     return f"attempt {attempt.number + 1}: {job}{where}{format_seconds(attempt.seconds)}, {ended}"
 
 

@@ -13,6 +13,7 @@ from hpcml import samples
 from hpcml.failures import stacks
 from hpcml.failures.end import End
 from hpcml.failures.evidence import table
+from hpcml.failures.rules import of_xid
 from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
@@ -481,7 +482,7 @@ def _happened(by_node: Mapping[str, Node], devices: Sequence[GpuSummary], began:
         sentences += [
             f"{text}, after {format_seconds(max(0.0, event.t - began))}."
             for event in node.events[:MOST_EVENTS]
-            if (text := event.sentence(name, of_host=node.of_host))
+            if (text := event.sentence(name, of_host=node.of_host, of_xid=of_xid))
         ]
     slow = [
         f"Heat or the power supply slowed GPU {device.label} down in {device.throttled:.0f} % of the samples."

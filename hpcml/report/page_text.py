@@ -186,7 +186,7 @@ of them {{ report.hours.total.useful | hours }} useful. The rest of this page sh
 <div class="wide"><table><tr><th>Attempt</th><th>job</th><th>began</th><th class="n">lasted</th><th class="n">{{ unit }}-hours</th><th class="n">useful</th><th>ended</th></tr>
 {% for one in report.hours.attempts %}<tr><td>{{ one.number + 1 }}</td><td>{{ one.job }}</td><td>{{ one.begin | moment }}</td>
 <td class="n">{{ one.seconds | duration }}</td><td class="n">{% if one.hours is none %}–{% else %}{{ one.hours | hours }}{% endif %}</td>
-<td class="n">{{ one.useful | percent }}</td><td><b>{{ one.state }}</b> {{ one.message }}</td></tr>
+<td class="n">{{ one.useful | percent }}</td><td><b>{{ one.outcome }}</b> {{ one.message }}</td></tr>
 {% endfor %}</table></div>
 <table><tr><th>Part</th><th class="n">{{ unit }}-hours of all attempts</th><th class="n">share</th></tr>
 {% for kind, title, hours, share in totals %}<tr><td><i class="key k-{{ kind }}"></i>{{ title }}</td>

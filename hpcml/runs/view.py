@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import files, samples
+from hpcml.failures.rules import of_xid
 from hpcml.kind import Kind
 from hpcml.kinds.dask.samples import DaskSample
 from hpcml.paths import AttemptPaths
@@ -262,7 +263,8 @@ def _events(nodes: Mapping[str, NodeSeries]) -> list[str]:
     events = []
     for name, series in nodes.items():
         of_host = series.header.scope.memory == "host"
-        events += [(event.t, text) for event in series.events if (text := event.sentence(name, of_host=of_host))]
+        texts = [(event.t, event.sentence(name, of_host=of_host, of_xid=of_xid)) for event in series.events]
+        events += [(time, text) for time, text in texts if text]
     return list(dict.fromkeys(text for _, text in sorted(events)))[-20:]
 
 

@@ -305,6 +305,11 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("job.py",), "The sweep has no points"),
     (("job.py", "--grid", "k=1", "other"), "'other' is not an option"),
     (
+        ("delete", "fitp"),
+        "'delete' is no script here, and not a verb (hpcml sweep).\nThe verbs are status, table, plot, cancel.",
+    ),
+    (("logs", "fitp"), "'logs' is no script here, and not a verb"),
+    (
         ("job.py", "--grid", "k=1", "lr=2"),
         "'lr=2' is not an option (hpcml sweep).\nWrite a parameter of the grid as --grid lr=2.",
     ),

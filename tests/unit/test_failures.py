@@ -16,7 +16,7 @@ import pytest
 
 from failure_texts import HARMLESS, TEXTS
 from hpcml import errors
-from hpcml.failures import evidence, judgement
+from hpcml.failures import evidence, judgement, rules
 from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, Piece
 from hpcml.failures.judgement import Case, Cause
@@ -195,6 +195,20 @@ def test_the_words_that_a_script_ends_with_are_written_down(tmp_path: Path) -> N
         assert (done.returncode, done.stderr, done.stdout) == (status, said, "")
     error = evidence.script_error(note)
     assert (error["chain"][0]["message"], error["line"]) == ("no\ndata", 2)
+
+
+def test_an_error_at_the_interpreter_s_end_is_printed_as_python_does(tmp_path: Path) -> None:
+    """Objects of compiled modules, as CuPy's, report errors when they are deleted, after sys.path and its like."""
+    script, note = tmp_path / "job.py", tmp_path / "note.json"
+    script.write_text(
+        "import builtins, sys\nclass Late:\n    def __del__(self):\n        try: raise ValueError('late')\n"
+        "        except ValueError: sys.excepthook(*sys.exc_info())\nbuiltins.kept = Late()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", "from hpcml.node.script.launcher import main; main()", script], capture_output=True,
+                          text=True, check=False, env=os.environ | {"HPCML_SCRIPT_ERROR": str(note)})  # fmt: skip
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "ValueError: late"), done.stderr
+    assert "launcher.py" not in done.stderr
+    assert not note.exists()  # it is no error that ended the script
 
 
 @pytest.mark.parametrize(("kind", "message", "words"), [
@@ -488,3 +502,10 @@ def test_a_script_without_its_arguments_is_told_to_get_some() -> None:
     assert (
         judgement.with_run(found.remedy, "r1") == "Write the arguments after the script: hpcml rerun r1 -- ARGUMENTS."
     )
+
+
+def test_an_xid_has_words_where_a_rule_knows_it() -> None:
+    """43 is what NVIDIA's driver reports after an error of a program, and 1 is no rule's."""
+    assert rules.of_xid(79) == "a GPU stopped responding"
+    assert rules.of_xid(43) == "the GPU driver stopped a program after an error"
+    assert rules.of_xid(1) == ""

@@ -149,3 +149,14 @@ def test_an_end_that_may_change_is_not_kept(tmp_path: Path) -> None:
     assert not ends.new
     ends.keep(over, run, 1)
     assert list(ends.new) == [run.id]
+
+
+def test_a_cause_below_its_row_takes_no_width_from_the_commands() -> None:
+    cause, command = "KeyError: the column 'price' is missing in data", "dist.py --n 500 --title another"
+    failed = Status.of("e-20261122-223959-0000", "lab", "ended", job="7", exit_status=1, ended_as="FAILED", cause=cause)
+    rows = [row.changed(command=command) for row in (failed, ROWS[2])]
+    table = ls.table([ls.cells(row, NOW) for row in rows], 120, [cause, ""])
+    assert table[0].split()[-2:] == ["WHAT", "COMMAND"]
+    assert [line.endswith(command) for line in table] == [False, True, False, True]
+    assert table[2].strip() == cause
+    assert max(map(len, table)) <= 120

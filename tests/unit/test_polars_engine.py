@@ -115,6 +115,18 @@ def test_a_worker_that_is_silent_in_a_query_is_kept_until_the_engine_closes(
     assert rmm.current == "the run's pool"
 
 
+def test_without_a_client_it_uses_the_one_that_is_open(
+    client: Client, rmm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another client would hand the script's environment over again, and say what the workers get of it."""
+    monkeypatch.setattr("hpcml.script_api.connect", lambda: pytest.fail("a second client was opened"))
+    monkeypatch.setenv("HPCML_RUN_DIR", "/a/run")
+    monkeypatch.setenv("HPCML_GPUS", "1")
+    with hpcml.polars_engine() as engine:
+        assert engine.client is client
+    assert rmm.current == "the run's pool"
+
+
 def test_without_cudf_polars_the_error_names_what_installs_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cudf_polars", None)
     with (

@@ -55,6 +55,8 @@ def test_all_attempts_are_told_and_added_up(tmp_path: Path) -> None:
     assert attempts.sentence(attempts.earlier(paths, 2)[0]) == (
         "attempt 1: job 4711, on n1,n2, 10:00, TIMEOUT: it stopped"
     )
+    saved = attempts.earlier(paths, 2)[0]._replace(state="FAILED")  # Slurm's word for each status but 0
+    assert attempts.sentence(saved).endswith("10:00, SAVED: it stopped")
 
     kept_before = paths.attempt(0).ledger.stat().st_mtime_ns
     make(paths, 2, kinds.get("dask"))

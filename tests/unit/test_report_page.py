@@ -185,7 +185,7 @@ def test_events_of_the_nodes_are_told(tmp_path: Path) -> None:
         file.writelines(f"{json.dumps(event)}\n" for event in [*events, {"t": began, "event": "<b>"}])
     found = contents.load(paths, 0, DASK)
     assert [text.partition(", after ")[0] for text in found.findings.happened] == [
-        "n1: GPU 3 reported Xid 79",
+        "n1: GPU 3 reported Xid 79 (a GPU stopped responding)",
         "n1 ran out of memory: the kernel killed 2 processes",
     ]
     assert found.findings.happened[0] in page.html(found)

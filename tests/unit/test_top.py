@@ -155,7 +155,7 @@ def test_events_of_the_samples_are_warnings(tmp_path: Path) -> None:
     run.node("n1", [*node_tables("n1", 1), *events])
     shown = drawn(run.view(status(("n1",))), 80, 24)
     assert [line for line in shown if line.startswith("warning")] == [
-        "warning   n1 ran out of memory: the kernel killed 1 process", "warning   n1: GPU 0 reported Xid 79"]  # fmt: skip
+        "warning   n1 ran out of memory: the kernel killed 1 process", "warning   n1: GPU 0 reported Xid 79 (a GPU stopped responding)"]  # fmt: skip
 
 
 def test_a_damaged_file_keeps_the_others_shown(tmp_path: Path, subtests: pytest.Subtests) -> None:

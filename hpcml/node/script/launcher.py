@@ -166,6 +166,9 @@ def _of_module(name: str) -> tuple[CodeType, dict[str, Any]]:
 
 def print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an uncaught exception as Python does, without hpcml's frames, and with the names of the original files."""
+    if sys.is_finalizing():  # raised by an object that the interpreter deletes at its end: the script is over
+        sys.__excepthook__(kind, error, trace)
+        return
     with _StandardLibrary() as library:
         try:
             described = _described(kind, error, trace)
