@@ -126,10 +126,13 @@ def note_fetched(run: RunPaths, names: Collection[str]) -> None:
         files.write(run.written, json.dumps(result._replace(fetched=fetched)._asdict()) + "\n")
 
 
-def names(run: RunPaths) -> list[str]:
-    """Return the files that the script has written into the copy: new ones, and those with another content."""
-    copy = _copy(run)
-    return [] if copy is None else [name for name, entry in _changed(run, copy) if not entry.is_dir()]
+def to_fetch(run: RunPaths) -> list[str]:
+    """Return the files of the copy that a laptop can have: those that stay, and before the end those that will."""
+    if result := of(run):
+        return [one.name for one in result.left]
+    if (copy := _copy(run)) is None or not copy.why:
+        return []
+    return [name for name, entry in _changed(run, copy) if entry.is_file(follow_symlinks=False)]
 
 
 def bring(run: RunPaths, attempt: int, *, everywhere: bool = True, trusted: bool = True) -> Written | None:
@@ -155,7 +158,7 @@ def bring(run: RunPaths, attempt: int, *, everywhere: bool = True, trusted: bool
                 return None
             why = f"{copy.home}: {error.strerror}"
         if why:
-            left = [Left(name, why) for name, entry in changed if not entry.is_dir(follow_symlinks=False)]
+            left = [Left(name, why) for name, entry in changed if entry.is_file(follow_symlinks=False)]
         written = Written(copy.home, attempt, brought, tuple(left))
         files.write(run.written, json.dumps(written._asdict()) + "\n")
     return written

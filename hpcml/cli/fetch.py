@@ -7,17 +7,18 @@ import json
 import shutil
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import subprocesses
+from hpcml import subprocesses, written
 from hpcml.cli import common
 from hpcml.cli.common import metered
 from hpcml.errors import NotFoundError, StorageError, UsageError
 from hpcml.files import parsed
-from hpcml.remote import answers, channel, transfer
+from hpcml.remote import answers, channel, fetched, transfer
 from hpcml.remote.transfer import Entry, Offer
+from hpcml.runs import settling
 from hpcml.terminal import note, say
 from hpcml.units import format_bytes
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from hpcml.remote.server import RemoteSession
     from hpcml.remote.ssh import Connection
     from hpcml.runs import directories
+
+
+_CODE = "code/"  # the folder for files that the script wrote beside its code
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -62,15 +66,20 @@ def run(options: Namespace) -> int:
     entries, others = transfer.listing(run.paths.out)
     if len(entries) > transfer.MOST_FILES:
         raise transfer.too_many(len(entries), str(run.paths.out))
-    reports = _reports(run, {entry.name.partition("/")[0] for entry in entries})
-    entries += reports
+    taken = {entry.name.partition("/")[0] for entry in entries}
+    reports, beside = _reports(run, taken), _beside(run, taken)
+    entries += [*reports, *beside]
     offer = json.dumps({"run": run.id, "files": entries, "others": others, "ended": _is_over(run)}).encode()
     out = sys.stdout.buffer
     out.write(session.header["nonce"].encode() + b" " + offer + b"\n")
     out.flush()
     for entry in _wanted(session, entries):
-        transfer.send(run.paths.directory if entry in reports else run.paths.out, [entry], out.write)
+        own = entry in reports or entry in beside
+        transfer.send(run.paths.directory if own else run.paths.out, [entry], out.write)
     out.flush()
+    if beside:
+        with transfer.files(run.paths.directory):
+            written.note_fetched(run.paths, [entry.name.removeprefix(_CODE) for entry in beside])
     return 0
 
 
@@ -93,15 +102,27 @@ def _wanted(session: RemoteSession, entries: list[Entry]) -> list[Entry]:
 
 def _reports(run: directories.Run, taken: set[str]) -> list[Entry]:
     """Return the run's report; what has that name among the script's results counts instead."""
-    reports = []
-    for path in (run.paths.report, run.paths.report_facts):
+    return _entries(run, [path.name for path in (run.paths.report, run.paths.report_facts) if path.name not in taken])
+
+
+def _beside(run: directories.Run, taken: set[str]) -> list[Entry]:
+    """Return the files that the script wrote beside its code and that only the run has, as ``code/NAME``."""
+    if _CODE.rstrip("/") in taken:  # among the script's results
+        return []
+    if written.of(run.paths) is None and _is_over(run):
+        with transfer.files(run.paths.directory):
+            settling.settle(run.paths, 0)
+    return _entries(run, [f"{_CODE}{name}" for name in written.to_fetch(run.paths)])
+
+
+def _entries(run: directories.Run, names: Sequence[str]) -> list[Entry]:
+    entries = []
+    for name in names:
         with contextlib.suppress(OSError):  # there is none, or it is none
-            stat_result = path.lstat()
-            if stat.S_ISREG(stat_result.st_mode) and path.name not in taken:
-                reports.append(
-                    Entry(path.name, stat_result.st_size, stat_result.st_mtime_ns, stat_result.st_mode & 0o777)
-                )
-    return reports
+            status = (run.paths.directory / name).lstat()
+            if stat.S_ISREG(status.st_mode):
+                entries.append(Entry(name, status.st_size, status.st_mtime_ns, status.st_mode & 0o777))
+    return entries
 
 
 def _is_over(run: directories.Run) -> bool:
@@ -146,6 +167,7 @@ def _take(call: channel.Call, offer: Offer, options: Namespace, heard: Callable[
     """Bring the files that are not here yet; return what was done."""
     assert call.child.out is not None
     folder = Path.cwd() / (options.dest or offer.run)
+    fetched.remember(folder)
     with transfer.files(folder):
         folder.mkdir(parents=True, exist_ok=True)
     wanted = [index for index, entry in enumerate(offer.files) if not _here(folder, entry)]

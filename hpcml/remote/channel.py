@@ -26,7 +26,7 @@ from hpcml.errors import (
     UsageError,
 )
 from hpcml.origins import HPCML
-from hpcml.remote import answers, receiver
+from hpcml.remote import answers, fetched, receiver
 from hpcml.remote.answers import GO, PROTOCOL, SERVE, CallFacts, StreamDemux
 from hpcml.remote.ssh import Connection
 from hpcml.remote.transfer import PIECE, Entry, listing, send
@@ -97,7 +97,7 @@ class Upload:
             cwd = here.relative_to(root) if here.is_relative_to(root) else own.parent
             self.place = {"script": str(own), "cwd": str(cwd)}
         self.source = f"{socket.gethostname()}:{script.parent}"  # by which the other end knows a folder again
-        self.taken = take(script, folder, code, linked=False, module=module, root=root)
+        self.taken = take(script, folder, code, linked=False, module=module, root=root, without=fetched.folders())
         self.entries: list[Entry] = listing(folder)[0]
         self.size = sum(entry.size for entry in self.entries)
 

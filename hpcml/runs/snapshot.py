@@ -13,7 +13,7 @@ import os
 import pwd
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -85,9 +85,17 @@ class _Choice:
     """What of a folder is copied and what is linked; ``linked`` is false where nothing outside the folder may count."""
 
     def __init__(
-        self, folder: Path, target: Path, code: Code, script: str, *, linked: bool, project: bool = False
+        self,
+        folder: Path,
+        target: Path,
+        code: Code,
+        script: str,
+        *,
+        linked: bool,
+        project: bool = False,
+        without: Collection[str] = (),
     ) -> None:
-        self.project = project
+        self.project, self.without = project, without
         self.folder, self.code, self.script, self.linked = str(folder), code, script, linked
         self.home = _is_home(folder)
         self.avoid = f"{target.resolve()}/"  # runs may be kept below the script's folder
@@ -226,6 +234,7 @@ class _Choice:
             and entry.name not in (_NEVER, _NO_CODE)
             and not os.path.exists(f"{entry.path}/pyvenv.cfg")
             and not self.avoid.startswith(f"{entry.path}/")
+            and entry.path not in self.without
         )
 
 
@@ -286,10 +295,20 @@ def preview(script: Path, target: Path, code: Code, *, module: bool, root: str =
     return len({*choice.copies} | own), choice.left_out
 
 
-def _chosen(script: Path, target: Path, code: Code, root: str, *, module: bool = False, linked: bool = True) -> _Choice:
+def _chosen(
+    script: Path,
+    target: Path,
+    code: Code,
+    root: str,
+    *,
+    module: bool = False,
+    linked: bool = True,
+    without: Collection[str] = (),
+) -> _Choice:
     """Return what is copied of the script's folder, or of the project's root."""
     folder = Path(root) if root else folder_of(script, module=module)
-    choice = _Choice(folder, target, code, "" if root or module else script.name, linked=linked, project=bool(root))
+    name = "" if root or module else script.name
+    choice = _Choice(folder, target, code, name, linked=linked, project=bool(root), without=without)
     if code.snapshot == "folder":
         choice.make()
     else:
@@ -318,6 +337,7 @@ def take(
     limited: bool = True,
     module: bool = False,
     root: str = "",
+    without: Collection[str] = (),
 ) -> Taken:
     """Copy the script, and the small files around it, into the run's folder for code, and link what is not copied.
 
@@ -333,6 +353,8 @@ def take(
         Whether ``script`` is a folder and the name of a module in it: the folder is copied, and no file first.
     root
         The folder above the script that is copied instead of the script's own: the project's.
+    without
+        Folders, without links in their paths, that are not copied.
 
     Raises
     ------
@@ -348,7 +370,7 @@ def take(
         (target / place).parent.mkdir(parents=True, exist_ok=True)
         if not module:
             shutil.copy2(script, target / place)
-        choice = _chosen(script, target, code, root, module=module, linked=linked)
+        choice = _chosen(script, target, code, root, module=module, linked=linked, without=without)
         folder = Path(choice.folder)
         for name in choice.folders:
             (target / name).mkdir(parents=True, exist_ok=True)

@@ -153,3 +153,56 @@ def test_what_a_shell_s_start_prints_does_not_disturb_a_fetch(laptop: Laptop) ->
     laptop.tell("chatty")
     done = laptop.run("fetch", "last", "--json")
     assert (done.returncode, json.loads(done.stdout)["fetched"]) == (0, 0), done.stderr
+
+
+def test_fetch_brings_what_a_script_wrote_beside_its_code_and_it_is_not_sent_again(laptop: Laptop) -> None:
+    run = out(laptop).parent
+    (run / "code" / "deep").mkdir()
+    (run / "code" / "deep" / "r.csv").write_text("1")
+    (run / "code" / "link").symlink_to("/etc/passwd")
+    (run / "status.json").write_text(json.dumps(End(0, "running", "script", "it succeeded").as_json()))
+    (job,) = laptop.world.jobs()
+    laptop.world.set_job(job, state="COMPLETED")
+    kept = laptop.run("rm", "last")
+    assert kept.returncode == 1
+    assert "deep/r.csv (hpcml fetch copies it)" in kept.stderr
+    done = laptop.run("fetch", "last")
+    assert done.returncode == 0, done.stderr
+    target = laptop.world.project / run.name
+    assert [str(path.relative_to(target)) for path in target.rglob("*") if not path.is_dir()] == ["code/deep/r.csv"]
+    assert (target / "code/deep/r.csv").read_text() == "1"
+    assert laptop.run("submit", "job.py").returncode == 0
+    (newest,) = (run.with_name(name) for name in laptop.runs() if name != run.name)
+    assert not (newest / "code" / run.name).exists()
+    answer = json.loads(laptop.run("status", run.name, "--json").stdout)
+    assert answer["not_brought"] == []
+
+
+def test_a_folder_of_code_is_sent_again_although_fetch_wrote_into_it(laptop: Laptop) -> None:
+    (laptop.world.project / "pack").mkdir()
+    (laptop.world.project / "pack" / "__init__.py").touch()
+    results = out(laptop)
+    (results / "r.csv").write_text("1")
+    assert laptop.run("fetch", "last", "pack").returncode == 0
+    assert laptop.run("submit", "job.py").returncode == 0
+    (newest,) = (laptop.far / ".hpcml/runs" / name for name in laptop.runs() if name != results.parent.name)
+    assert (newest / "code" / "pack" / "r.csv").exists()
+
+
+def test_a_project_that_the_script_finds_by_its_file_is_sent(laptop: Laptop) -> None:
+    project = laptop.world.project
+    (project / "scripts").mkdir()
+    (project / "data").mkdir()
+    (project / "data" / "a.csv").write_text("1")
+    text = "from pathlib import Path\nROOT = Path(__file__).resolve().parent.parent\n"
+    (project / "scripts" / "train.py").write_text(text)
+    done = laptop.run("submit", "scripts/train.py")
+    assert done.returncode == 0, done.stderr
+    assert f"train.py:2 leads above the script's folder, so hpcml sends the project's folder {project}" in done.stderr
+    assert laptop.run("rerun", "last").returncode == 0
+    assert len(laptop.runs()) == 2
+    for run in (laptop.far / ".hpcml/runs" / name for name in laptop.runs()):
+        assert (run / "code/data/a.csv").read_text() == "1"
+        assert (run / "code/scripts/train.py").read_text() == text
+        code = json.loads((run / "plan.json").read_text())["inside"]["code"]
+        assert (code["script"], code["cwd"]) == (str(run / "code/scripts/train.py"), str(run / "code"))

@@ -226,8 +226,23 @@ def test_what_a_killed_copy_left_is_removed_and_the_file_brought(case: Case) -> 
 def test_code_from_a_laptop_stays_for_fetch(case: Case) -> None:
     run = case.run(why=written.FROM_LAPTOP)
     put(run.code, "plain.txt")
-    assert bring(run).left == (written.Left("plain.txt", "hpcml fetch copies it"),)
-    assert written.names(run) == ["plain.txt"]
+    assert written.to_fetch(run) == ["plain.txt"]
+    result = bring(run)
+    assert result.left == (written.Left("plain.txt", "hpcml fetch copies it"),)
+    assert "plain.txt (hpcml fetch copies it)" in result.sentence()
+    assert written.to_fetch(run) == ["plain.txt"]
+    written.note_fetched(run, ["plain.txt"])
+    after = written.of(run)
+    assert after
+    assert not after.sentence()
+
+
+def test_what_is_brought_is_not_fetched_too(case: Case) -> None:
+    run = case.run()
+    put(run.code, "r.csv")
+    assert not written.to_fetch(run)
+    bring(run)
+    assert not written.to_fetch(run)
 
 
 def test_a_folder_that_is_not_here_is_left_to_another_machine(case: Case, tmp_path: Path) -> None:
