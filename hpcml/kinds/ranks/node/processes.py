@@ -355,8 +355,12 @@ class Ranks:
         if rank:
             path = context.run.log(RANK.name, f"{node}-{rank}")
             lines = "\n".join(tail(path, _SHOWN))
-            with context.run.driver_log.open("a") as log:
-                log.write(f"hpcml: {self.describe_end(1)}. The last lines of the rank's log ({path.name}):\n{lines}\n")
+            text = f"hpcml: {self.describe_end(1)}. The last lines of the rank's log ({path.name}):\n{lines}\n"
+            try:
+                with context.run.driver_log.open("a") as log:
+                    log.write(text)
+            except OSError as error:  # a full disk: the rank's status stays
+                say(context, f"{context.run.driver_log} cannot be written: {error.strerror}")
 
     def tell_to_end(self) -> None:
         """Send SIGTERM to the main process of each rank, once."""
