@@ -70,11 +70,13 @@ def run(
     data: bytes = b"",
     environment: Mapping[str, str] | None = None,
     umask: int = -1,
+    apart: bool = False,
 ) -> Answer:
     """Run a command with ``data`` as its input and return its answer.
 
     One that does not end in time, or answers more than any command here does, is killed. Without an ``environment`` or
-    a ``umask`` it has this process's.
+    a ``umask`` it has this process's. ``apart``: it is in a session of its own, so that the terminal's Ctrl-C reaches
+    this process alone, which decides what it means.
     """
     end = time.monotonic() + timeout
     with _starting(command, program):
@@ -85,6 +87,7 @@ def run(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            start_new_session=apart,
         )
     with process:
         try:

@@ -23,6 +23,7 @@ LINE = 1.0  # seconds that Slurm's line has, which another process writes beside
 ASK = 3.0  # seconds that the controller has to answer
 NOTES_TICK = 0.25  # seconds between looks at the files that the batch script leaves
 _SIGNAL_EARLY = 90.0  # seconds: Slurm's signal comes up to 60 s before its time, and a job takes a moment to begin
+SHELL = 2.0  # seconds in which step.sh notes that it got the supervisor's SIGTERM too
 SETTLE = 0.3  # seconds for Slurm's own signal to arrive beside the batch script's file
 _WHOLE = (200, 4096)  # lines and characters of each: Apptainer's hold paths, and all its options behind a wrong one
 _NOT_ENTERED = (str(errors.IMAGE), str(rules.CONTAINER_FAILED))  # image.sh's own, and Apptainer's
@@ -59,7 +60,7 @@ class EndRequests:
 
     def __init__(self, context: Context, events: EventLog) -> None:
         self.context, self.events = context, events
-        self.signalled = self.time_limit_near = False
+        self.signalled = self.time_limit_near = self.is_judged = False
         self.started = time.monotonic()
         self.requested_at = self.listed_at = 0.0
         self.names: set[str] = set()
@@ -82,6 +83,13 @@ class EndRequests:
         if not self.signalled and left >= 0 and now - self.requested_at < SETTLE:
             return
         raise RunEndedError(self._end(phase, left))
+
+    def were_for_the_supervisor_alone(self) -> bool:
+        """Whether SIGTERM reached the supervisor and not its step, so that nobody tells the script; True only once."""
+        if not self.signalled or self.is_judged or time.monotonic() - self.requested_at < SHELL:
+            return False
+        self.is_judged = True
+        return not self.context.attempt.terminate.exists()
 
     def look_again(self) -> None:
         """Take note of what came since the last look: the script may have seen it first, and obeyed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import json
 import os
@@ -32,6 +33,7 @@ _PLACE = (
     "or to a folder like /tmp (owned by root, with the sticky bit)."
 )
 _LONGEST_LINE = 80  # characters of a line of runtime.setup
+_OF_SOCKETS = (errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.ENETDOWN, errno.ENETUNREACH, errno.EAFNOSUPPORT)
 REPORT_LONGEST = 3.0  # seconds that the nodes wait for it
 REPORT_KILLED = 1.0  # seconds until it has gone when it was killed
 
@@ -73,7 +75,11 @@ def _supervise(context: Context, kind: Kind) -> int:
         return _refuse(context, errors.START_FAILED, str(error), _PLACE)
     with folder, contextlib.ExitStack() as folders:
         state = RunState(context, kind, events, folder.path)
-        processes: Processes = importlib.import_module(kind.processes).Processes(state, folders)
+        try:
+            processes = _processes(state, folders)
+        except RunEndedError as ended:
+            storage.write_end(context.run, context.attempt.ended, {"exit_status": ended.end.exit_status})
+            return _refuse(context, ended.end.exit_status, ended.end.message, ended.end.hint)
         signal.signal(signal.SIGTERM, lambda *_: setattr(state.end_requests, "signalled", True))
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda *_: None)
@@ -102,6 +108,18 @@ def _warn_of_setup(state: RunState) -> None:
             "Correct this line. If it may fail, append '|| true'."
         )
         state.warn(sentence, setup=line, line=int(number), exit_status=int(status))
+
+
+def _processes(state: RunState, folders: contextlib.ExitStack) -> Processes:
+    """Return the kind's processes; an error of a socket is no error of storage."""
+    try:
+        processes: Processes = importlib.import_module(state.kind.processes).Processes(state, folders)
+    except OSError as error:
+        if error.errno not in _OF_SOCKETS:
+            raise
+        reason = f"hpcml's supervisor cannot listen on {state.context.node}: {error.strerror or error}"
+        raise state.end(errors.START_FAILED, reason, "Set network.interface in the profile.") from error
+    return processes
 
 
 def _refuse(context: Context, status: int, reason: str, hint: str) -> int:
@@ -175,13 +193,21 @@ def _follow(state: RunState, processes: Processes, script: RunningScript) -> End
             kill_at = time.monotonic() + state.context.settings.deadlines.script_grace
             if not state.end_requests.signalled:
                 script.tell_to_end()
-        if time.monotonic() > kill_at:
-            script.kill()
+        if must_end:
+            _press(state, script, kill_at)
     state.events.write("driver-ended", exit_status=status)
     if must_end is None and not script.out_of_memory(status):  # on its own, or quicker than the supervisor
         state.end_requests.look_again()
         must_end = state.end_requests.asked(state.phase) or _hindered(processes, status)
     return _end_of(state, script, status, must_end)
+
+
+def _press(state: RunState, script: RunningScript, kill_at: float) -> None:
+    """Have a script end that is to end: by a SIGTERM that only the supervisor got, at last by SIGKILL."""
+    if state.end_requests.were_for_the_supervisor_alone():
+        script.tell_to_end()
+    if time.monotonic() > kill_at:
+        script.kill()
 
 
 def _hindered(processes: Processes, status: int) -> End | None:

@@ -187,7 +187,7 @@ def ignored_defaults() -> list[str]:
 def ask(command: list[str], timeout: float = TIMEOUT, *, umask: int = -1) -> Answer:
     """Return what one of Slurm's commands answers, without the user's defaults for it."""
     try:
-        return run(command, timeout, program=HPCML, environment=clean_environment(), umask=umask)
+        return run(command, timeout, program=HPCML, environment=clean_environment(), umask=umask, apart=True)
     except CommandMissingError as error:
         hint = f"{_ELSEWHERE}, or load the Slurm module."
         raise SlurmUnreachableError(

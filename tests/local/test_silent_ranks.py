@@ -17,6 +17,12 @@ __all__ = ["here"]
 WAITS = "import time\nwhile True: time.sleep(1)\n"
 # A rank that no signal but SIGKILL ends; a grace that no test waits for.
 DEAF = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{WAITS}"
+HEARS = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(open("told" + os.environ["RANK"], "w").close()))
+open("ready" + os.environ["RANK"], "w").close()
+while True: time.sleep(1)
+"""
 PATIENT = ("--ranks", "2", "--set", "deadlines.driver_grace=600s")
 
 
@@ -74,3 +80,11 @@ def test_a_cancelled_run_whose_supervisor_does_not_end_is_killed(here: Here) -> 
     here.until(is_over, 90)
     assert here.status(directory.name)["exit_status"] == errors.CANCELLED
     here.until(lambda: not here.left())
+
+
+def test_a_signal_to_the_supervisor_alone_reaches_the_ranks(here: Here) -> None:
+    directory = here.started(HEARS, *PATIENT)
+    here.until(lambda: all((here.folder / f"ready{rank}").exists() for rank in (0, 1)))
+    os.kill(pid_of(here, "driver"), signal.SIGTERM)
+    here.until(lambda: all((here.folder / f"told{rank}").exists() for rank in (0, 1)))
+    here.ended(directory)

@@ -280,7 +280,10 @@ def test_the_line_that_says_why_is_told_of_a_status(paths: RunPaths, status: int
 
 def test_a_signal_of_the_process_itself_has_no_sender(paths: RunPaths) -> None:
     found = printed(paths, 136, "\nProgram received signal SIGFPE\n\nBacktrace for this error:\n#0 0x7f\n")
-    assert (found.known, found.what) == (True, "rank 2 on n2 was killed by SIGFPE: an arithmetic error in compiled code")
+    assert (found.known, found.what) == (
+        True,
+        "rank 2 on n2 was killed by SIGFPE: an arithmetic error in compiled code",
+    )
     assert not printed(paths, 143, "step 3\n").known
 
 

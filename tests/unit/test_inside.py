@@ -164,7 +164,14 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     own = [(socket.AF_INET, 0, 0, "", (address, 0)) for address in ("127.0.1.1", "10.0.0.5")]
     monkeypatch.setattr(sysfs, "interfaces", lambda _: [])
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: own)
-    assert network.choose_address("", single_node=False)[0] == "10.0.0.5"
+    monkeypatch.setattr(sysfs, "addresses", lambda: {"lo": ["127.0.0.1", "127.0.1.1"], "eth0": ["10.0.0.5"]})
+    monkeypatch.setattr(socket, "gethostname", lambda: "n1")
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    assert network.choose_address("", single_node=False) == ("10.0.0.5", "address of n1")
+    own[:] = [(socket.AF_INET, 0, 0, "", ("10.79.0.12", 0))]  # a wrong /etc/hosts: the address of another node
+    address, why = network.choose_address("", single_node=False)
+    assert address == "10.0.0.5"
+    assert why == "interface eth0 (n1 resolves to 10.79.0.12, which is not an address of this node)"
 
 
 def test_a_scratch_folder_is_as_long_as_its_bytes(context: node_settings.Context, tmp_path: Path) -> None:

@@ -400,6 +400,17 @@ def test_ranks_that_end_well_end_nobody(ended: Ended) -> None:
     assert ended.events == [("ranks-ended", {"first": 0, "last": 3, "node": "n2", "apart": LEFT + 1})]
 
 
+def test_who_still_runs_is_said_once(ended: Ended) -> None:
+    ended.clock.seconds += 1
+    for rank in range(3):
+        ended.end(rank, 0)
+        ended.clock.seconds += LEFT + 1
+        ended.ranks.note_rest(ended.clock.seconds)
+    assert ended.warnings == [
+        "1 of 4 ranks ended with status 0. 60 s after the first rank ended, ranks 1, 2, 3 had not ended."
+    ]
+
+
 def test_a_rank_that_saved_and_stopped_does_not_end_the_others(ended: Ended) -> None:
     ended.end(0, 0)
     ended.end(1, STOPPED)

@@ -249,3 +249,22 @@ def test_ranks_of_lost_nodes_are_not_waited_for() -> None:
         script.take("n1", {"rank": rank, "status": errors.STOPPED, "memory": False})
     assert script.poll() is not None
     assert not script.over_on("n2")  # so that the loss stays one
+
+
+def test_a_full_disk_does_not_hide_the_status_of_a_rank(tmp_path: Path) -> None:
+    state = state_of(("n1", "n2"))
+    run = RunPaths(tmp_path)
+    run.attempt(0).directory.mkdir(parents=True)
+    run.logs.mkdir()
+    run.driver_log.symlink_to("/dev/full")
+    state.context.run, state.context.attempt = run, run.attempt(0)
+    state.events = SimpleNamespace(write=lambda *_, **__: None)
+    processes: Any = SimpleNamespace(
+        state=state, world=World(2, 1, 0, "10.0.0.1", 1, 2), hub=SimpleNamespace(send=lambda **_: None)
+    )
+    script = Ranks(processes)
+    script._keep_stacks = lambda: None  # type: ignore[method-assign]
+    script.take("n2", {"rank": 1, "status": 7, "memory": False})
+    script.take("n1", {"rank": 0, "status": 143, "memory": False})
+    assert script.poll() == 7
+    assert "cannot be written: No space left on device" in run.job_log.read_text()

@@ -121,3 +121,35 @@ def test_a_program_that_somebody_else_s_file_names_is_not_started(tmp_path: Path
     for origin in (Origin.HPCML, Origin.TYPED, Origin.USER, Origin.SITE):
         assert subprocesses.run(command, 60, program=Named(origin)).code == 0
         trace.unlink()
+
+
+ASKS = """
+import signal
+signal.signal(signal.SIGINT, lambda *_: None)
+from hpcml.schedulers import slurm
+answer = slurm.ask(["squeue"], 60.0)
+print(answer.code, answer.out.strip())
+"""
+SQUEUE = """#!/bin/sh
+: >"$0.began"
+until [ -e "$0.go" ]; do sleep 0.02; done
+echo 7
+"""
+
+
+def test_ctrl_c_does_not_reach_hpcml_s_own_slurm_commands(tmp_path: Path) -> None:
+    """Slurm would seem to have refused the question."""
+    squeue = tmp_path / "squeue"
+    squeue.write_text(SQUEUE)
+    squeue.chmod(0o700)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    with subprocess.Popen(
+        [sys.executable, "-c", ASKS], stdout=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ, "PATH": path}
+    ) as asking:  # fmt: skip
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "squeue.began").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.killpg(asking.pid, signal.SIGINT)
+        (tmp_path / "squeue.go").touch()
+        assert asking.communicate(timeout=60)[0] == "0 7\n"

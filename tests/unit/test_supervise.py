@@ -342,3 +342,33 @@ def test_a_run_whose_last_worker_cannot_come_back_ends(
     with contextlib.nullcontext() if present else pytest.raises(RunEndedError, match="workers were lost") as told:
         cluster._check_workers()
     assert present or (told and told.value.end.node == "n1")
+
+
+def test_an_address_that_cannot_be_bound_is_no_full_disk(cluster: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(error: int) -> Any:
+        def make(*_: Any) -> None:
+            raise OSError(error, os.strerror(error))
+
+        return SimpleNamespace(Processes=make)
+
+    modules = iter([refuse(errno.EADDRNOTAVAIL), refuse(errno.ENOSPC)])
+    monkeypatch.setattr("importlib.import_module", lambda _: next(modules))
+    with contextlib.ExitStack() as folders:
+        with pytest.raises(RunEndedError) as caught:
+            supervisor._processes(cluster.state, folders)
+        assert caught.value.end.exit_status == errors.START_FAILED
+        assert caught.value.end.message == "hpcml's supervisor cannot listen on n1: Cannot assign requested address"
+        assert "network.interface" in caught.value.end.hint
+        with pytest.raises(OSError, match="No space left"):
+            supervisor._processes(cluster.state, folders)
+
+
+@pytest.mark.parametrize(("noted", "told"), [(True, False), (False, True)])
+def test_a_signal_that_only_the_supervisor_got_is_passed_on(cluster: Broken, noted: bool, told: bool) -> None:
+    """What Slurm signals has told the script too: step.sh notes it."""
+    requests = cluster.state.end_requests
+    assert not requests.were_for_the_supervisor_alone()
+    requests.signalled, requests.requested_at = True, -1000.0
+    if noted:
+        cluster.context.attempt.terminate.touch()
+    assert requests.were_for_the_supervisor_alone() == told

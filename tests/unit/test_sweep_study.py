@@ -127,3 +127,29 @@ def test_a_sampler_says_at_once_which_package_it_lacks(tmp_path: Path, monkeypat
     with pytest.raises(ImportError) as raised:
         Study(cmaes, 0)
     assert raised.value.name == "cmaes"
+
+
+def test_a_journal_that_ends_in_half_a_line_goes_on(tmp_path: Path) -> None:
+    """As after a full disk, a quota or a crash; also where another job has written behind the half line."""
+    journal = tmp_path / "journal"
+    one = study(tmp_path, space=SPACE)
+    for key in ("a", "b"):
+        one.begin(point(key))
+        one.end(key, {"status": "ok", "metrics": {"loss": 1.0}})
+    journal.write_bytes(journal.read_bytes()[:-37])
+    again = study(tmp_path, space=SPACE)
+    assert [trial.state.name for trial in again.study.trials] == ["COMPLETE", "RUNNING"]
+    again.begin(point("b"))
+    assert [trial.state.name for trial in again.study.trials] == ["COMPLETE", "FAIL", "RUNNING"]
+    again.end("b", {"status": "ok", "metrics": {"loss": 2.0}})
+
+    *whole, last = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*whole, whole[-1][:40], last]))
+    size = journal.stat().st_size
+    assert [trial.state.name for trial in study(tmp_path, space=SPACE).study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
+    assert journal.read_bytes()[:size].endswith(last), "other jobs read on from where they were"
+
+    journal.write_bytes(bytes(40) + b"\n" + journal.read_bytes())
+    with pytest.raises(ValueError, match=rf"line 1 of the sweep's journal {journal} is damaged\. Remove this line"):
+        study(tmp_path, space=SPACE)
+    assert not list(tmp_path.glob("journal.*")), "the lock is released"

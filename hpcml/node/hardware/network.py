@@ -125,12 +125,29 @@ def interface_down(address: str) -> str:
     return name if name and not sysfs.is_up(name) else ""
 
 
+def _of_own_name(host: str) -> tuple[str, str]:
+    """Return the address of this node that its own name resolves to; if there is none, perhaps a clause that says so.
+
+    With a wrong name service it may be the address of another node, or of nobody.
+    """
+    own = {address for several in sysfs.addresses().values() for address in several}
+    elsewhere = ""
+    with suppress(socket.gaierror):
+        for *_, place in socket.getaddrinfo(host, None, socket.AF_INET):
+            address = str(place[0])
+            if address in own and not address.startswith("127."):
+                return address, ""
+            if not address.startswith("127."):
+                elsewhere = f" ({host} resolves to {address}, which is not an address of this node)"
+    return "", elsewhere
+
+
 def choose_address(interface: str, *, single_node: bool) -> tuple[str, str]:
     """Return an IPv4 address of this node and the reason it was chosen.
 
     A run of one node (``single_node``) uses loopback, which nobody reaches from another node. Elsewhere: the profile's
     interface; else the first InfiniBand interface that has an address; else what the host's own name resolves
-    to; else the interface that leads to other networks.
+    to, unless another node has that address; else the interface that leads to other networks.
 
     Raises
     ------
@@ -151,12 +168,10 @@ def choose_address(interface: str, *, single_node: bool) -> tuple[str, str]:
     for one in sysfs.interfaces(Path("/")):
         if one.kind == "infiniband" and one.ipv4:
             return one.ipv4[0], f"InfiniBand interface {one.name}"
-    host = socket.gethostname()
-    with suppress(socket.gaierror):
-        for *_, address in socket.getaddrinfo(host, None, socket.AF_INET):
-            if not str(address[0]).startswith("127."):
-                return str(address[0]), f"address of {host}"
+    address, elsewhere = _of_own_name(host := socket.gethostname())
+    if address:
+        return address, f"address of {host}"
     for name in names:
         if not addresses.get(name, "127.").startswith("127."):
-            return addresses[name], f"interface {name}"
+            return addresses[name], f"interface {name}{elsewhere}"
     raise NoAddressError("this node has only the loopback IPv4 address")

@@ -7,8 +7,12 @@ whether to stop it. The process that starts the points does that for all of them
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import json
 import math
+import os
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -45,6 +49,7 @@ class Study:
         from optuna.storages.journal import JournalFileBackend
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        mend(settings.journal)
         self.settings, self.states = settings, optuna.trial.TrialState
         pruner, options = settings.pruner
         self.study = optuna.create_study(
@@ -120,6 +125,50 @@ class Study:
                 say(
                     f"  the search ignores this point, which reported no number for the metric '{self.settings.metric}'"
                 )
+
+
+def mend(journal: str) -> None:
+    """Remove the parts of lines from a journal that a full disk, a quota or a node that crashed has left.
+
+    Optuna refuses a journal with such a part. What it told of is lost: its trial counts as failed. Bytes of whole lines
+    stay where they are, since other jobs of the sweep may read on from there. A part that another line follows in the
+    same line becomes blanks.
+
+    Raises
+    ------
+    ValueError
+        If a line is damaged in another way.
+    """
+    from optuna.storages.journal import JournalFileSymlinkLock
+
+    if not os.path.exists(journal):
+        return
+    lock = JournalFileSymlinkLock(journal)
+    lock.acquire()
+    try:
+        with open(journal, "r+b") as file:
+            place = 0
+            for number, line in enumerate(file.readlines(), 1):
+                if not line.endswith(b"\n"):
+                    file.truncate(place)
+                elif blanks := _part_before(line):
+                    file.seek(place)
+                    file.write(b" " * blanks)
+                elif blanks is None:
+                    hint = "Remove this line while no job of the sweep runs."
+                    raise ValueError(f"line {number} of the sweep's journal {journal} is damaged. {hint}")
+                place += len(line)
+    finally:
+        lock.release()
+
+
+def _part_before(line: bytes) -> int | None:
+    """Return how many bytes of a part are before the whole line in a line of the journal; None if there is no whole."""
+    for start in (0, *(match.start() for match in re.finditer(rb'{"op_code"', line))):
+        with contextlib.suppress(ValueError):
+            if isinstance(json.loads(line[start:]), dict):
+                return start
+    return None
 
 
 def _distribution(kind: str, bounds: list[Any]) -> Any:

@@ -49,13 +49,10 @@ trap ': >"$attempt/time-limit"' USR1
 [ -z "${near-}" ] || : >"$attempt/time-limit"
 told=
 trap ': >"$attempt/terminate"; told=${told:-$SECONDS}' TERM INT HUP
-late() { [ $((SECONDS - ${told:-$SECONDS})) -ge 60 ]; }   # whether the run was told to end long ago
+late() { [ $((SECONDS - ${told:-$SECONDS})) -ge 60 ]; }   # as Slurm kills a job that does not end
 trap 'echo >&"$woken"' CONT CHLD   # CONT: the supervisor sends it last, after it wrote its status
 own="$attempt/exit/driver@${HPCML_NODE:-local}"
-while kill -0 "$driver" 2>/dev/null && [ ! -s "$own" ]; do
-  read -r -t 1 -u "$woken" || [ $? != 1 ] || sleep 1
-  if late; then kill -KILL -- "-$driver" 2>/dev/null; sleep 0.1; fi   # as Slurm does with a job that does not end
-done
+while kill -0 "$driver" 2>/dev/null && [ ! -s "$own" ]; do read -r -t 1 -u "$woken" || [ $? != 1 ] || sleep 1; late && kill -KILL -- "-$driver"; done
 trap : CONT; trap - CHLD
 # The step may be stopped (SIGSTOP) after its supervisor ended: wait half a minute for it.
 for _ in {1..600}; do kill -0 "$driver" 2>/dev/null || break; sleep 0.05; done

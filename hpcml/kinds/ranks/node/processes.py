@@ -312,7 +312,7 @@ class Ranks:
         ] = []  # ranks and their ends in order, until they are told to end
         self.first_end = self.first_failure = self.killed_at = 0.0  # by the supervisor's clock; 0: not yet
         self.first = -1  # the rank that ended first
-        self.told = False
+        self.told = self.is_noted = False
         self.alone = alone.Alone(processes.state.context, self.world.size, log_of)
         self.taken: ports.Taken | None = None  # a port on which rank 0 could not listen
 
@@ -435,7 +435,10 @@ class Ranks:
 
     def note_rest(self, now: float) -> None:
         """Say once who still runs, some time after other ranks ended well."""
-        if self.left and self.first_end and not self.failures and now - self.first_end > LEFT:
+        if self.is_noted or not self.left:
+            return
+        if self.first_end and not self.failures and now - self.first_end > LEFT:
+            self.is_noted = True
             ended = self.world.size - len(self.left)
             self.state.warn(
                 f"{ended} of {self.world.size} ranks ended with status 0. "
