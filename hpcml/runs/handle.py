@@ -27,7 +27,7 @@ from hpcml.runs import directories, rank_logs, waiting
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
 from hpcml.runs.directories import complete
-from hpcml.runs.status import Status
+from hpcml.runs.status import EARLY, Status
 from hpcml.terminal import shown
 
 if TYPE_CHECKING:
@@ -299,6 +299,8 @@ def scheduler_of(run: directories.Run, status: Status) -> Scheduler:
     table = None if status.over or status.phase == "queued" else directories.read_json(attempt.scheduler)
     if table is None:
         place, hint = f"{run.id}: {status.state}: {status.message}", f"Show the run's state: hpcml status {run.id}."
+        if status.alone and not status.over:
+            hint = f"To start a cluster before the script, submit it with --set {EARLY}."
         raise NotFoundError("The run's Dask cluster is not running", place=place, hint=hint)
     with complete(run.paths.directory):
         return Scheduler(attempt, table.get("address", str), table.get("protocol", str))

@@ -37,6 +37,7 @@ from hpcml.schedulers import JobState, Submission
 from hpcml.sites.layers import process_environment
 from hpcml.units import format_age
 
+EARLY = "workers.start=early"  # the setting with which the cluster starts before every script
 NO_CLUSTER = "it starts when the script opens a Dask client"
 _REPLACED = "missing, or not yours: "  # how the batch script begins to say that the run's folder is another now
 

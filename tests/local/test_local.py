@@ -64,7 +64,7 @@ def test_what_the_machine_lacks_ends_the_start(here: Here, name: str) -> None:
     (here.folder / "tmp").mkdir()
     (here.folder / "tmp").chmod(0o777)
     here.environment |= {key: value.replace("tmp", str(here.folder / "tmp")) for key, value in variables.items()}
-    done = here.submit("print('never')", *(word for option in options for word in ("--set", option)))
+    done = here.submit("import dask\nprint('never')", *(word for option in options for word in ("--set", option)))
     assert done.returncode == status, done.stderr
     assert done.stdout == ""
     assert all(text in done.stderr for text in words), done.stderr

@@ -37,7 +37,7 @@ def then(after: object) -> hpcml.RunHandle:
 
 
 def test_runs_that_wait_for_each_other() -> None:
-    before = hpcml.submit("told.py", 0, "--k", 8, site="local", set={"workers.per_node": 2})
+    before = hpcml.submit("told.py", 0, "--k", 8, site="local", set={"workers.per_node": 2, "workers.start": "early"})
     second = hpcml.submit("told.py", 1, site="local", after=before, ranks=1)
     never, dropped = then(f"{before.id}:fail"), then(before)
     third = then([f"{second.id}:fail", f"{never.id}:any"])

@@ -38,7 +38,7 @@ def test_what_ends_runs_is_told_and_nothing_is_left(here: Here) -> None:
     def folders() -> set[Path]:
         return set(common.glob("hpcml_*"))
 
-    here.started("import time\ntime.sleep(600)\n")
+    here.started("import dask, time\ntime.sleep(600)\n")
     first = folders()
     assert len(first) == 2
     for pid in here.processes():

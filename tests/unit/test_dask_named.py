@@ -109,3 +109,8 @@ def test_a_command(tmp_path: Path, subtests: pytest.Subtests) -> None:
     for code, expected in (("import distributed; distributed.Client()", True), ("import torch", False)):
         assert names_dask(asked(tmp_path, "--", "python", "-c", code)) == expected
     assert names_dask(asked(tmp_path, "plain.py", environment=(("DASK_LOGGING__DISTRIBUTED", "info"),)))
+
+
+def test_a_script_that_does_not_compile_here_counts_as_one_that_names_dask(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("if True print('of a newer Python')")
+    assert names_dask(asked(tmp_path, "job.py"))

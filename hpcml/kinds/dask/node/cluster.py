@@ -104,7 +104,7 @@ class Processes:
         try:
             late.answer(self.context, self._start())
         except _ScriptEndedError:
-            self.late = True  # there is no cluster that could be lost
+            self.released = True  # nobody needs the cluster any more
         state.phase = phase
         self.hangs.begin()
 

@@ -339,9 +339,8 @@ def adopt(client: type) -> type:
             if isinstance(target, str | None) and "inproc:" not in str(target) and given.get("security") is None:
                 _note(asked, f"the script uses the scheduler at this address, not {_size().rpartition(' ')[0]}")
             return
-        if target == late.ADDRESS:
-            target = None
         _have_started(asked)
+        target = address() if target == late.ADDRESS else target
         kept = {name: value for name, value in given.items() if name in named - {"self", "address", "scheduler_file"}}
         of_a_cluster = given.get("kwargs", {})
         if of_a_cluster and own_clusters():
@@ -356,7 +355,7 @@ def adopt(client: type) -> type:
             self._opening = _opening(self, asked, {**_connecting, **of_a_cluster}, spawns=True)
         original(self, address(), **kept)
         self.cluster = _cluster_of(self, of_a_cluster.get("n_workers") or 0)
-        if target not in (None, address()) or of_a_cluster:
+        if target != address() or of_a_cluster:
             _note_run(asked, of_a_cluster)
 
     _take_errors_without_traceback(sys.modules[client.__module__])

@@ -1,0 +1,124 @@
+"""A cluster that starts at the script's first client: who asks for it, who waits, and what its start means for the run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dask.config
+import pytest
+
+from hpcml import errors
+from hpcml.kinds.dask import KIND
+from hpcml.kinds.dask.node import late
+from hpcml.kinds.dask.node.cluster import Processes
+from hpcml.node import files
+from hpcml.node.outcome import EventLog, RunEndedError
+from hpcml.node.run_state import RunState
+from hpcml.node.script import interpreter
+from hpcml.node.settings import Context
+from hpcml.paths import RunPaths
+from node_settings import settings as settings_of
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    run = RunPaths(tmp_path)
+    run.attempt(0).secret.mkdir(parents=True)
+    run.logs.mkdir()
+    monkeypatch.delenv("HPCML_STEPS", raising=False)
+    settings = settings_of(
+        workers__late=True, deadlines__scheduler=0.01, deadlines__workers=0.0, deadlines__interconnect=0.0
+    )
+    return Context(run, run.attempt(0), 0, settings, "n1", ("n1",))
+
+
+@pytest.fixture
+def cluster(context: Context) -> Iterator[Processes]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, contextlib.ExitStack() as folders:
+        yield Processes(RunState(context, KIND, EventLog(context.run.events, 0), Path(folder)), folders)
+
+
+def asked_for(cluster: Processes) -> None:
+    """Have the script ask for the cluster, and the supervisor see it."""
+    files.write_json(cluster.context.attempt.cluster_wanted, {})
+    cluster.state.end_requests.look_again()
+
+
+def test_the_script_begins_without_keys_or_roles(cluster: Processes) -> None:
+    environment = cluster.start()
+    assert environment[late.VARIABLE] == late.ADDRESS
+    assert not cluster.context.attempt.key.exists()
+    cluster.channel.closed = True  # there is no scheduler that could be lost
+    cluster.check()
+    assert "cluster-waits" in cluster.context.run.events.read_text()
+
+
+def test_the_cluster_starts_when_it_is_asked_for(cluster: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.start()
+    monkeypatch.setattr(cluster, "_start", lambda: {**os.environ, late.VARIABLE: "tls://n1:1"})
+    asked_for(cluster)
+    cluster.check()
+    assert files.read_json(cluster.context.attempt.cluster) == {"environment": {late.VARIABLE: "tls://n1:1"}}
+    cluster.channel.closed = True
+    with pytest.raises(RunEndedError) as ended:
+        cluster.check()
+    assert ended.value.end.exit_status == errors.ROLE_LOST
+
+
+def test_a_start_that_fails_ends_the_run(cluster: Processes) -> None:
+    cluster.start()
+    cluster.script = SimpleNamespace(poll=lambda: None)  # type: ignore[assignment]
+    asked_for(cluster)
+    with pytest.raises(RunEndedError) as ended:
+        cluster.check()
+    assert ended.value.end.exit_status == errors.START_FAILED
+    assert "did not start within" in ended.value.end.message
+
+
+def test_a_script_that_ends_while_the_cluster_starts(cluster: Processes) -> None:
+    """Its own status counts."""
+    cluster.start()
+    cluster.script = SimpleNamespace(poll=lambda: 3)  # type: ignore[assignment]
+    asked_for(cluster)
+    cluster.check()
+    cluster.check()
+    assert not cluster.context.attempt.cluster.exists()
+
+
+def test_a_role_waits_until_it_is_wanted_or_the_run_ends(context: Context) -> None:
+    looks: list[int] = []
+
+    def meanwhile(path: Path) -> Any:
+        return lambda: (looks.append(1), path.touch() if len(looks) == 2 else None)
+
+    assert late.wait(context, meanwhile(context.attempt.cluster_wanted))
+    assert len(looks) == 2
+    context.attempt.cluster_wanted.unlink()
+    looks.clear()
+    assert not late.wait(context, meanwhile(context.attempt.ended))
+
+
+def test_a_client_waits_for_the_cluster_and_finds_it(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late, "load", lambda: context)
+    monkeypatch.setattr(late, "MARGIN", 0.0)
+    monkeypatch.setenv(late.VARIABLE, late.ADDRESS)
+    monkeypatch.setenv("UCX_TLS", "the script's")
+    monkeypatch.setitem(interpreter.BEFORE, "environment", {})
+    with pytest.raises(TimeoutError, match="did not start within"):
+        late.have_started()
+    assert context.attempt.cluster_wanted.exists()
+    given = {late.VARIABLE: "tls://n1:1", "UCX_TLS": "the run's", "UCX_X": "1"}
+    files.write_json(context.attempt.cluster, {"environment": given})
+    with dask.config.set({"scheduler-address": late.ADDRESS}):
+        late.have_started()
+        assert dask.config.get("scheduler-address") == "tls://n1:1"
+    monkeypatch.delenv("UCX_X")
+    assert os.environ["UCX_TLS"] == "the script's"
+    assert interpreter.BEFORE["environment"] == {late.VARIABLE: "tls://n1:1", "UCX_X": "1"}
+    assert not late.is_late()
