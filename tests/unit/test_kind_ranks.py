@@ -45,6 +45,10 @@ WORLD = World(nodes=2, each=2, address="10.0.0.1", port=4000, coordinator=4001)
     ({"ranks": "gpu"}, "--ranks gpu needs GPUs, but the run requests none"),
     ({"ranks": "5", "cpus_per_node": "4"}, "5 ranks per node need 5 CPUs, but each node has 4"),
     ({"ranks": "5", "gpus_per_node": "4"}, "5 ranks per node need 5 GPUs, but each node has 4"),
+    ({"ranks": "2", "gpus_per_node": "1"}, "If several ranks are to share a GPU: --ranks 2/gpu."),
+    ({"ranks": "2/gpu"}, "--ranks 2/gpu needs GPUs, but the run requests none"),
+    ({"ranks": "2/gpu", "gpus_per_node": "2", "cpus_per_node": "3"}, "4 ranks per node need 4 CPUs, but each node has 3"),
+    ({"ranks": "/gpu"}, "'/gpu' is not gpu, node or a number of ranks"),
     ({"ranks": "2", "own_clusters": True}, "--own-clusters is for runs of kind dask"),
     ({"ranks": "2", "mpi": "openmpi"}, "'openmpi' is not pmix or pmi2"),
     ({"mpi": "pmix"}, "--mpi is for runs of kind ranks"),
@@ -53,8 +57,14 @@ WORLD = World(nodes=2, each=2, address="10.0.0.1", port=4000, coordinator=4001)
 def test_ranks_that_cannot_be_are_refused(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(HpcmlError) as caught:
         planned(given)
-    assert sentence in str(caught.value)
+    assert sentence in f"{caught.value} {caught.value.hint}"
     assert caught.value.hint
+
+
+def test_several_ranks_share_a_gpu_only_where_that_is_asked_for() -> None:
+    """MPI codes do so; by chance it would be a fault."""
+    made = planned({"ranks": "2/gpu", "gpus_per_node": "4"})
+    assert (made.inside.workers.per_node, dict(made.directives)["--gpus-per-node"]) == (8, "4")
 
 
 def planned(given: dict[str, Any]) -> Any:

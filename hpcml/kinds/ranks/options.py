@@ -9,19 +9,21 @@ from hpcml.request.option import CONTINUED, KindOptions, Option
 from hpcml.request.record import RunRequest
 
 _TAKERS = CONTINUED | {"run", "fabric"}
+OF_EACH_GPU = "/gpu"  # behind a number of ranks: several share a GPU, which nobody gets by chance
 PMI = ("pmix", "pmi2")  # kinds that srun --mpi may have
 
 
 class Ranks(NamedTuple):
     """How many processes of the script a node has."""
 
-    ranks: str = ""  # gpu, node or a number
+    ranks: str = ""  # gpu, node, a number, or a number for each GPU (2/gpu)
     mpi: str = ""  # pmix or pmi2: srun's own tasks connect the ranks; empty: they do not
 
 
 def read(text: str, option: str) -> str:
-    """Return how many ranks a node has: ``gpu`` (one for each GPU), ``node`` (one) or a number."""
-    if text in ("gpu", "node") or (text.isascii() and text.isdecimal() and 0 < int(text) < 10**4):
+    """Return how many ranks a node has: ``gpu`` (one for each GPU), ``node`` (one), a number, or ``2/gpu``."""
+    number = text.removesuffix(OF_EACH_GPU)
+    if text in ("gpu", "node") or (number.isascii() and number.isdecimal() and 0 < int(number) < 10**4):
         return text
     raise UsageError(f"'{text}' is not gpu, node or a number of ranks", place=option, hint=f"Write {option} gpu.")
 

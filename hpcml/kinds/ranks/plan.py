@@ -6,7 +6,7 @@ from hpcml.errors import UsageError
 from hpcml.forms import Form
 from hpcml.kind import Role
 from hpcml.kinds.ranks import MPI, RANK
-from hpcml.kinds.ranks.options import asked
+from hpcml.kinds.ranks.options import OF_EACH_GPU, asked
 from hpcml.node.settings import Settings, Workers
 from hpcml.request.record import RunRequest
 from hpcml.sites.schema import Site
@@ -36,15 +36,18 @@ def count(spec: RunRequest) -> int:
         If the node has not as many GPUs or CPUs.
     """
     text, gpus, cpus = asked(spec).ranks, spec.size.gpus_per_node, spec.size.cpus_per_node
+    number, of_each_gpu, _ = text.partition(OF_EACH_GPU)
+    if (text == "gpu" or of_each_gpu) and not gpus:
+        hint = "Add --gpus-per-node N, or use --ranks node."
+        raise UsageError(f"--ranks {text} needs GPUs, but the run requests none", place="--ranks", hint=hint)
     if text == "gpu":
-        if not gpus:
-            hint = "Add --gpus-per-node N, or use --ranks node."
-            raise UsageError("--ranks gpu needs GPUs, but the run requests none", place="--ranks", hint=hint)
         return gpus
-    ranks = 1 if text == "node" else int(text)
-    for unit, has in (("GPU", gpus), ("CPU", cpus)):
+    ranks = 1 if text == "node" else int(number) * (gpus if of_each_gpu else 1)
+    for unit, has in (("GPU", 0 if of_each_gpu else gpus), ("CPU", cpus)):
         if 0 < has < ranks:
             hint = f"Use --ranks {has}, or request more {unit}s: --{unit.lower()}s-per-node {ranks}."
+            if unit == "GPU" and ranks % has == 0:
+                hint += f" If several ranks are to share a GPU: --ranks {ranks // has}{OF_EACH_GPU}."
             problem = f"{ranks} ranks per node need {ranks} {unit}s, but each node has {has}"
             raise UsageError(problem, place="--ranks", hint=hint)
     return ranks
