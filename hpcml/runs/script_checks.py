@@ -22,7 +22,8 @@ from hpcml.runs import modules_reached
 from hpcml.sites import layers
 
 _ANSWER = 2.0  # seconds for another interpreter to compile a script that does not compile here
-_NOTED = 3  # missing modules in a note
+_NOTED = 3  # modules in a note
+_PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 _COMPILE = "import sys; compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec')"
 # What Dask, its libraries or most scripts need: a file of the script's folder with such a name is seldom meant to take
 # its place. Not what Python has loaded before any script.
@@ -297,13 +298,12 @@ def check_code(
         f"{place(base, file)} hides the module {name}: rename the file if the script needs the installed module"
         for name, file in imports.hiding.items()
     ]
+    if image:
+        return warnings
+    environment = _Environment(python)
     certain = imports.plain and not prepared
-    return (
-        warnings
-        if image
-        else warnings
-        + _tell_missing(script, base, imports.needed, _Environment(python), certain=certain, dry_run=dry_run)
-    )
+    warnings += _tell_missing(script, base, imports.needed, environment, certain=certain, dry_run=dry_run)
+    return warnings + _read_in_place(imports.needed, environment)
 
 
 def check_packages(names: Sequence[str], python: str, option: str, *, sure: bool = False) -> None:
@@ -503,6 +503,37 @@ class _Environment:
             return name in sys.modules or find_spec(name) is not None
         except (ImportError, ValueError):
             return True  # a finder of the environment's own is broken: this is not the place to say so
+
+    def place(self, name: str) -> Path | None:
+        """Return the file of a top-level module, or the folder of a package; None if its place is not known."""
+        from importlib.machinery import PathFinder
+        from importlib.util import find_spec
+
+        try:
+            spec = find_spec(name) if self.same else PathFinder.find_spec(name, self.folders)
+        except (ImportError, ValueError, AttributeError):
+            return None
+        folders = list(spec.submodule_search_locations or ()) if spec else []
+        return (
+            Path(folders[0]) if folders else Path(spec.origin) if spec and spec.has_location and spec.origin else None
+        )
+
+
+def _read_in_place(needed: list[_Import], environment: _Environment) -> list[str]:
+    """Return a note on the user's own packages in the environment that an edit changes: editable installations."""
+    names = dict.fromkeys(one.name for one in needed if one.name not in (*_PROVIDED, *sys.stdlib_module_names))
+    places = {name: environment.place(name) for name in names} if environment.readable else {}
+    own = [
+        f"{name} ({place})"
+        for name, place in places.items()
+        if place and not _PACKAGE_FOLDERS & set(place.parts) and place.exists() and place.stat().st_uid == os.getuid()
+    ]
+    if not own:
+        return []
+    more = f" and {len(own) - _NOTED} more" if len(own) > _NOTED else ""
+    them = "them" if len(own) > 1 else "it"
+    why = f"do not change {them} until the run ends, because the run reads {them} in place"
+    return [f"hpcml does not copy installed packages, and an edit changes {', '.join(own[:_NOTED])}{more}: {why}"]
 
 
 def _named_by_pth(folders: list[str]) -> list[str]:

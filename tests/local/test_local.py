@@ -53,7 +53,7 @@ STARTS: dict[str, tuple[tuple[str, ...], dict[str, str], int, tuple[str, ...]]] 
     "memory": (("workers.memory_limit=1GiB",), {"DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE": "0.01"}, errors.WORKERS_NEVER_CAME,
                ("workers.memory_limit is 1024 MiB, but a worker needs",)),
     "time": (("deadlines.scheduler=0.01s",), {}, errors.START_FAILED, ("did not start within",)),
-    "a module": (('runtime.modules=["nope/1"]',), {}, errors.START_FAILED, ("Cannot load the module nope/1",)),
+    "a module": (('runtime.modules=["nope/1"]',), {}, errors.START_FAILED, ("Cannot load the module nope/1", "The node has no command 'module'.")),
 }  # fmt: skip
 
 

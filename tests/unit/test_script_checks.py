@@ -128,8 +128,8 @@ def test_a_package_that_opens_clusters_elsewhere_is_told_of(tmp_path: Path, monk
     assert caught.value.place == "main.py:1"
     assert "pip" not in caught.value.hint
     assert "Use Client() to connect to the run's cluster" in caught.value.hint
-    script(tmp_path / "there", "", "coiled.py")
-    monkeypatch.syspath_prepend(tmp_path / "there")
+    script(tmp_path / "site-packages", "", "coiled.py")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
     assert check(path) == [
         "coiled (main.py:1) creates a Dask cluster outside the run; use Client() to connect to the run's cluster"
     ]
@@ -239,3 +239,27 @@ def test_a_file_beside_the_script_that_hides_a_known_module_is_told(tmp_path: Pa
     assert check(script(tmp_path / "other", "import sys\n", "sys.py")) == []  # Python's own is there before
     told = check(script(tmp_path, "import hpcml\nhpcml.connect()\n", "main.py"))  # a library imports it, not the script
     assert told == ["dask.py hides the module dask: rename the file if the script needs the installed module"]
+
+
+def test_packages_that_an_edit_changes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Editable installations, which the environment names in .pth files or by a finder: they are not in the copy."""
+    site, source = tmp_path / "env/lib/python3.11/site-packages", tmp_path / "project/src"
+    (tmp_path / "env/bin").mkdir(parents=True)
+    (tmp_path / "env/pyvenv.cfg").parent.mkdir(exist_ok=True)
+    (tmp_path / "env/pyvenv.cfg").write_text("include-system-site-packages = false\n")
+    for name in ("mine", "other"):
+        script(source / name, "", "__init__.py")
+    script(source, "", "single.py")
+    script(site / "usual", "", "__init__.py")
+    script(site, f"{source}\n", "__editable__.mine.pth")
+    path = script(tmp_path / "project", "import os\nimport usual\nimport mine.part\nimport single\nimport dask\n", "train.py")
+    note = (
+        f"hpcml does not copy installed packages, and an edit changes mine ({source}/mine), single ({source}/single.py): "
+        "do not change them until the run ends, because the run reads them in place"
+    )
+    assert check(path, str(tmp_path / "env/bin/python"), dry_run=True)[-1] == note
+    assert check(script(tmp_path / "project", "import usual\n", "plain.py"), str(tmp_path / "env/bin/python")) == []
+    monkeypatch.syspath_prepend(str(source))
+    (told,) = check(script(tmp_path / "project", "import other\nimport json\n", "same.py"))
+    assert f"an edit changes other ({source}/other): do not change it until" in told
+    assert check(tmp_path / "project/same.py", image=True) == []

@@ -35,8 +35,10 @@ set +u   # the lines of the site and of the user, and what these load, are not w
   'source "$HOME/venv/bin/activate"' \
   'ulimit -c 0'
 [ -z "$hpcml_number" ] || hpcml_ends "returned from the batch script"
-module load python/3.11 || start_failed 'cannot load the module python/3.11' "The job's log shows why. Correct runtime.modules."
-module load 'it'"'"'s odd' || start_failed 'cannot load the module it'"'"'s odd' "The job's log shows why. Correct runtime.modules."
+advice="The job's log has the message of module load. Correct runtime.modules."
+type module >/dev/null 2>&1 || advice="The node has no command 'module'. Remove runtime.modules, or define the command in runtime.setup: source FILE."
+module load python/3.11 || start_failed 'cannot load the module python/3.11' "$advice"
+module load 'it'"'"'s odd' || start_failed 'cannot load the module it'"'"'s odd' "$advice"
 export OMP_NUM_THREADS=1
 export GREETING='it'"'"'s "here" $HOME `id` \ %j'
 set +e -u
