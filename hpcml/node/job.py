@@ -10,7 +10,21 @@ import os
 import re
 from collections.abc import Mapping
 
+GIVEN = "HPCML_JOB_VARIABLES"  # Slurm's variables of the batch script, a line each; not set without Slurm
 _PMI = re.compile("PMI_|PMI2_|PMIX_(?!MCA_)")
+_OF_A_STEP = re.compile(f"SLURM|SRUN_|{_PMI.pattern}")
+_ONLY_OF_A_STEP = re.compile(
+    "SLURM_(STEP|SRUN_|LAUNCH_|CPU_BIND|MEM_BIND|GPU_BIND|DISTRIBUTION|NTASKS|NPROCS|TASKS_PER_NODE|UMASK|MPI_TYPE)|"
+    f"SRUN_|{_PMI.pattern}"
+)
+_OF_A_NODE = (
+    "SLURMD_NODENAME",
+    "SLURM_NODEID",
+    "SLURM_CPUS_ON_NODE",
+    "SLURM_TOPOLOGY_ADDR",
+    "SLURM_TOPOLOGY_ADDR_PATTERN",
+)
+_BY_HPCML = ("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS", "SLURM_NPROCS")  # hpcml asks for one task on each node
 
 
 def job_id() -> str:
@@ -54,6 +68,30 @@ def without_pmi(variables: Mapping[str, str]) -> dict[str, str]:
     Slurm sets them where a site's default is a kind of PMI. What configures PMIx (``PMIX_MCA_``) stays.
     """
     return {name: value for name, value in variables.items() if not _PMI.match(name)}
+
+
+def of_batch_script(variables: Mapping[str, str], *, cpus: int = 0) -> dict[str, str]:
+    """Return the variables that a program of the batch script would have: those of a step without what srun changed.
+
+    MPI and Lightning would take a step of one task for the whole world. So neither is the number of tasks there, which
+    a job has because hpcml asks for one on each node. Without Slurm the variables stay as they are.
+
+    Parameters
+    ----------
+    cpus
+        The CPUs of a job with one node, each of which ``mpiexec`` may give a process; 0 for jobs with several nodes.
+    """
+    rest = {name: value for name, value in variables.items() if name != GIVEN}
+    given = dict(line.split("=", 1) for line in variables.get(GIVEN, "").splitlines() if "=" in line)
+    if not given:
+        return rest
+    if given.get("SLURM_NTASKS_PER_NODE") == "1":
+        given = {name: value for name, value in given.items() if name not in _BY_HPCML}
+    # In a user's allocation the batch script is a step too, from which only the job's names are left.
+    dropped = _ONLY_OF_A_STEP if "HPCML_ALLOCATION" in variables else _OF_A_STEP
+    own = {name: variables[name] for name in _OF_A_NODE if name in variables}
+    slots = {"SLURM_TASKS_PER_NODE": str(cpus)} if cpus else {}
+    return {name: value for name, value in rest.items() if not dropped.match(name)} | given | own | slots
 
 
 def task_variables(*, rank: int, local: int, node: int, each: int, nodes: int) -> dict[str, str]:

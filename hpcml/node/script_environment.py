@@ -15,7 +15,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from hpcml.forms import Form
-from hpcml.node import files, script_module
+from hpcml.node import files, job, script_module
 from hpcml.node.settings import Context
 from hpcml.paths import LIBRARY
 
@@ -48,6 +48,10 @@ def take_up(context: Context, *, say: bool = True) -> None:
         print(f"hpcml: tasks do not import {place}: another module with the same name is loaded.", file=sys.stderr)
     sys.path[:] = dict.fromkeys([*wanted, *sys.path])
     restore(os.environ)
+    as_in_batch_script = job.of_batch_script(os.environ)
+    for name in os.environ.keys() - as_in_batch_script.keys():
+        del os.environ[name]
+    os.environ.update(as_in_batch_script)
     _draw_anew()
     script_module.install(context.settings)
 

@@ -16,7 +16,7 @@ from typing import Any
 from hpcml.errors import MEANING, START_FAILED, STOPPED, signal_name, signal_of_status
 from hpcml.forms import Form
 from hpcml.kind import FailedProcess
-from hpcml.node import files, processes, script_environment
+from hpcml.node import files, job, processes, script_environment
 from hpcml.node.hardware import sysfs
 from hpcml.node.script import launcher, worlds
 from hpcml.node.settings import Context
@@ -33,7 +33,8 @@ START_MODULE = (
 # A point of a sweep is a fork of this process.
 _START_POINTS = "import sys; sys.path[:] = filter(None, sys.path); from hpcml.node.sweep.server import serve; serve()"
 
-_SUPERVISOR = ("HPCML_BATCH", "HPCML_STEPS", "HPCML_SETUP")  # what the batch script tells the supervisor alone
+# what the batch script tells the supervisor alone
+_SUPERVISOR = ("HPCML_BATCH", "HPCML_STEPS", "HPCML_SETUP", job.GIVEN)
 HUNG_AFTER = 20.0  # seconds of one wait after which it is said
 _MOST_THREADS = 64
 # Functions of Linux in which a process waits for a file system's server: FUSE, NFS, Lustre, GPFS, CephFS, BeeGFS, 9p.
@@ -59,6 +60,7 @@ class Script:
         """
         self.context = context
         settings, form = context.settings, context.settings.code.form
+        environment = job.of_batch_script(environment, cpus=job.cpus() if settings.job.nodes == 1 else 0)
         environment = variables_of_script(context, environment, context.attempt.script_error)
         if settings.job.nodes > 1 and not (settings.points.sweep or form is Form.JUPYTER):
             environment[worlds.RECORD] = str(context.attempt.world)

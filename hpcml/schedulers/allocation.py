@@ -164,6 +164,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
             f'for name in "${{!SLURM_@}}"; do case $name in {kept}) ;; *) unset "$name" ;; esac; done',
             f"export HPCML_ALLOCATION=1; cpus={spec.size.cpus_per_node}",
             slurm_options.NAMES,
+            slurm_options.VARIABLES,
         ),
         launchers={role.name: _launcher(site, request, role) for role in roles},
         nodes_word=str(spec.size.nodes),

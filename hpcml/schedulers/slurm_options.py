@@ -28,6 +28,11 @@ _AFTER = {"ok": "afterok", "any": "afterany", "fail": "afternotok"}
 # The job in hpcml's names: of the batch script's own node for itself alone, since a launcher says it on each node.
 _NODE = 'HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"'
 NAMES = f'{_NODE}; export HPCML_JOB="$SLURM_JOB_ID" HPCML_NODE_NAMES="$SLURM_JOB_NODELIST"'
+# Slurm's variables of this script, which each step replaces by its own: the user's script gets these again.
+VARIABLES = (
+    "HPCML_JOB_VARIABLES=$(for name in \"${!SLURM@}\"; do case ${!name-} in *$'\\n'*) ;; "
+    '*) printf "%s=%s\\n" "$name" "${!name-}" ;; esac; done); export HPCML_JOB_VARIABLES'
+)
 STAGE_MODES = ("copy", "sbcast")
 STARTS = '"${SLURM_RESTART_COUNT:-0}"'
 
@@ -75,6 +80,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
             # sbatch that is typed in a job passes that job's on, and srun takes no two of them
             f'if [ -n "${{SLURM_MEM_PER_{kept}-}}" ]; then unset {others}; fi',
             NAMES,
+            VARIABLES,
         ),
         launchers={role.name: launcher(site, request, role) for role in (*request.roles, SUPERVISOR, STAGE)},
         nodes_word='"$SLURM_JOB_NUM_NODES"',

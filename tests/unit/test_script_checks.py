@@ -252,7 +252,9 @@ def test_packages_that_an_edit_changes_are_told(tmp_path: Path, monkeypatch: pyt
     script(source, "", "single.py")
     script(site / "usual", "", "__init__.py")
     script(site, f"{source}\n", "__editable__.mine.pth")
-    path = script(tmp_path / "project", "import os\nimport usual\nimport mine.part\nimport single\nimport dask\n", "train.py")
+    path = script(
+        tmp_path / "project", "import os\nimport usual\nimport mine.part\nimport single\nimport dask\n", "train.py"
+    )
     note = (
         f"hpcml does not copy installed packages, and an edit changes mine ({source}/mine), single ({source}/single.py): "
         "do not change them until the run ends, because the run reads them in place"

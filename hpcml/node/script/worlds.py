@@ -26,6 +26,36 @@ def install() -> None:
     """Watch what this process imports from now on, if the run asks for it."""
     if os.environ.get(RECORD):
         sys.meta_path.insert(0, _Watch())
+    if os.environ.get(RANKS):
+        import atexit
+
+        atexit.register(look_at_end)
+
+
+def look_at_end() -> None:
+    """At the end of a rank's process, notice MPI that was started without mpi4py, as by petsc4py or ctypes.
+
+    Nothing connects the ranks without Slurm's variables for MPI: then its world has one process.
+    """
+    by_slurm = any(name.startswith("PMI") and not name.startswith("PMIX_MCA_") for name in os.environ)
+    if by_slurm or "mpi4py.MPI" in sys.modules or any(name in sys.modules for name in _OTHERS):
+        return
+    import contextlib
+
+    with contextlib.suppress(OSError, AttributeError, ImportError), open("/proc/self/maps") as maps:
+        paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libmpi" in line}
+        for path in paths:
+            if os.path.basename(path).startswith(("libmpi.so", "libmpich.so")) and _is_started(path):
+                _write("MPI", ("", 0))
+
+
+def _is_started(library: str) -> bool:
+    """Whether MPI_Init was called in this process, by a library that it has mapped."""
+    import ctypes
+
+    flag = ctypes.c_int(0)
+    ctypes.CDLL(library).MPI_Initialized(ctypes.byref(flag))
+    return bool(flag.value)
 
 
 class _Watch:

@@ -54,6 +54,7 @@ export PYTHONPATH="$HPCML_RUN_DIR/lib.zip${PYTHONPATH:+:$PYTHONPATH}"
 cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"
 if [ -n "${SLURM_MEM_PER_CPU-}" ]; then unset SLURM_MEM_PER_NODE; fi
 HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"; export HPCML_JOB="$SLURM_JOB_ID" HPCML_NODE_NAMES="$SLURM_JOB_NODELIST"
+HPCML_JOB_VARIABLES=$(for name in "${!SLURM@}"; do case ${!name-} in *$'\n'*) ;; *) printf "%s=%s\n" "$name" "${!name-}" ;; esac; done); export HPCML_JOB_VARIABLES
 . "$HPCML_RUN_DIR/stage.sh"   # the image on each node's own disk
 stage copy '' '/images/it'"'"'s a.sif' 300 \
   "$SLURM_JOB_NUM_NODES" srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --job-name=stage /bin/sh -c 'export HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"; exec "$@"' sh || { unstage; exit 88; }

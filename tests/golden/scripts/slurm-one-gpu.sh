@@ -56,6 +56,7 @@ export PYTHONPATH="$HPCML_RUN_DIR/lib.zip${PYTHONPATH:+:$PYTHONPATH}"
 cpus="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}"
 if [ -n "${SLURM_MEM_PER_CPU-}" ]; then unset SLURM_MEM_PER_NODE; fi
 HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"; export HPCML_JOB="$SLURM_JOB_ID" HPCML_NODE_NAMES="$SLURM_JOB_NODELIST"
+HPCML_JOB_VARIABLES=$(for name in "${!SLURM@}"; do case ${!name-} in *$'\n'*) ;; *) printf "%s=%s\n" "$name" "${!name-}" ;; esac; done); export HPCML_JOB_VARIABLES
 set -m   # each step has its own process group, so a signal can end the whole step
 srun --cpus-per-task="$cpus" --nodelist="$HPCML_NODE" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --gpu-bind=none --nodes=1 --ntasks=1 --job-name=scheduler --output=/scratch/alice/runs/one-gpu-20261121-074500-1a2b/logs/scheduler.log --open-mode=append /bin/sh -c 'export HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"; exec "$@"' sh \
   /bin/sh /scratch/alice/runs/one-gpu-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.node scheduler </dev/null & scheduler=$!

@@ -57,15 +57,21 @@ class _OnWorlds:
         if name not in ("mpi4py", "jax"):
             return
         sys.meta_path.remove(self)
-        from importlib.util import find_spec
+        _with_worlds("install")
 
-        try:
-            if str(getattr(find_spec("hpcml"), "origin", "")).startswith(_LIBRARY):
-                from hpcml.node.script import worlds
 
-                worlds.install()
-        except (ImportError, OSError):  # the run has ended, and its folder was removed
-            return
+def _with_worlds(function):
+    # type: (str) -> None
+    """Call a function of hpcml/node/script/worlds.py, unless the run has ended or ``hpcml`` is another module."""
+    from importlib.util import find_spec
+
+    try:
+        if str(getattr(find_spec("hpcml"), "origin", "")).startswith(_LIBRARY):
+            from hpcml.node.script import worlds
+
+            getattr(worlds, function)()
+    except (ImportError, OSError):
+        return
 
 
 def _is_child(variable):
@@ -112,6 +118,10 @@ def _import_next():
 
 if _is_child("HPCML_WORLD"):
     sys.meta_path.insert(0, _OnWorlds())
+    if "HPCML_RANKS" in os.environ:
+        import atexit
+
+        atexit.register(_with_worlds, "look_at_end")
 if _is_child("DASK_SCHEDULER_ADDRESS"):
     sys.meta_path.insert(0, _OnDask())  # type: ignore[arg-type]
 if sys.version_info >= (3, 11) and "HPCML_RUN_DIR" in os.environ:

@@ -251,7 +251,9 @@ class Ranks:
 
     def _variables(self, world: World, rank: int, threads: int, error: Path) -> dict[str, str]:
         """Return all variables of a rank's process; ``error`` is the file for the error that ends a script."""
-        environment = variables_of_script(self.context, job.without_pmi(os.environ), error)
+        # With --mpi the libraries look for the step that Slurm's connections belong to.
+        given = job.without_pmi(os.environ) if self.tasks else job.of_batch_script(os.environ)
+        environment = variables_of_script(self.context, given, error)
         torch_error = str(self.context.attempt.directory / f"torch-error-{rank}.json")
         variables = of_rank(world, rank, interface=self.interface, threads=threads, errors=torch_error)
         variables |= {TOKEN: token_of(self.key)} if TOKEN in variables else {}
