@@ -260,11 +260,14 @@ def read_setting(path: Path) -> str:
         raise ForeignError(error.why, path, error.hint) from error
 
 
-def tail(path: Path, lines: int = 12, width: int | None = None) -> tuple[str, ...]:
-    """Return the last lines of a log (of its last 16 KiB), without empty ones; nothing if it cannot be read."""
+def tail(path: Path, lines: int = 12, width: int | None = None, begin: int = 0) -> tuple[str, ...]:
+    """Return the last lines of a log (of its last 16 KiB, and those after its first bytes up to ``begin``).
+
+    Empty lines are left out. Nothing is returned if the log cannot be read.
+    """
     try:
         with open(open_regular(path), "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 16384))
+            file.seek(max(begin, os.fstat(file.fileno()).st_size - 16384))
             text = file.read().decode(errors="replace")
     except OSError:
         return ()

@@ -63,6 +63,7 @@ class FailedProcess(NamedTuple):
     rank: int | None = None  # None where the script is one process
     node: str = ""
     log: str = ""  # the file of its output in the run's folder of logs
+    log_begin: int = 0  # bytes of that file, or of the script's log, that earlier attempts wrote
 
 
 class RunningScript(Protocol):

@@ -31,6 +31,7 @@ class End(NamedTuple):
     rank: int | None = None  # the rank that failed first, None where the script is one process
     node: str = ""  # its node; where hpcml ended the run, the one that was lost or did not start, first of several
     log: str = ""  # the file of its output in the run's folder of logs
+    log_begin: int = 0  # bytes of that file, or of the script's log, that earlier attempts wrote
 
     @property
     def state(self) -> str:

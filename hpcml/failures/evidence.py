@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from hpcml import files
 from hpcml.failures.rule import Rule, Where
@@ -126,35 +126,53 @@ def _size(path: Path) -> int:
         return 0
 
 
-def pieces(path: Path) -> list[Piece]:
-    """Return the begin and the end of a log; nothing if it is not there, is a link, or another account's."""
+def pieces(path: Path, begin: int = 0) -> list[Piece]:
+    """Return the begin and the end of a log; nothing if it is not there, is a link, or another account's.
+
+    What is in its first bytes up to ``begin`` does not count: an earlier attempt wrote it.
+    """
     try:
         descriptor = files.open_regular(path)
     except OSError:
         return []  # it is no evidence
     with open(descriptor, "rb") as file:
         size = os.fstat(descriptor).st_size
+        begin = begin if 0 < begin <= size else 0
+        first = 1 + _breaks(file, begin) if begin <= _COUNTED else 0
+        file.seek(begin)
+        size -= begin
         if size <= HEAD + TAIL:
-            return [Piece(_text(file.read(HEAD + TAIL)), 1)]
+            return [Piece(_text(file.read(HEAD + TAIL)), first)]
         head = file.read(HEAD)
         skipped = size - HEAD - TAIL
-        breaks = head.count(b"\n")
-        for _ in range(skipped >> 16) if size <= _COUNTED else ():
-            breaks += file.read(1 << 16).count(b"\n")
-        file.seek(HEAD + (skipped >> 16 << 16))
+        counts = first and size <= _COUNTED
+        before = first + head.count(b"\n") + _breaks(file, skipped >> 16 << 16) if counts else 0
+        file.seek(begin + HEAD + (skipped >> 16 << 16))
         rest = file.read(TAIL + (1 << 16))
-        return [Piece(_text(head), 1), Piece(_text(rest), breaks + 1 if size <= _COUNTED else 0)]
+        return [Piece(_text(head), first), Piece(_text(rest), before)]
+
+
+def _breaks(file: BinaryIO, size: int) -> int:
+    """Return how many lines end in the next bytes of a file."""
+    breaks = 0
+    while size > 0 and (data := file.read(min(size, 1 << 16))):
+        breaks += data.count(b"\n")
+        size -= len(data)
+    return breaks
 
 
 def _text(data: bytes) -> str:
     return COLOURS.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
 
 
-def hits(paths: RunPaths, most: int, always: str = "") -> list[Hit]:
-    """Return the lines of a run's logs that a rule knows, in the order of the files; the logs are those of ``logs``."""
+def hits(paths: RunPaths, most: int, always: str = "", begin: int = 0) -> list[Hit]:
+    """Return the lines of a run's logs that a rule knows, in the order of the files; the logs are those of ``logs``.
+
+    In the log ``always``, by default the script's, what is before ``begin`` does not count.
+    """
     found_hits: list[Hit] = []
     for log in logs(paths, most, always):
-        for piece in pieces(log.path):
+        for piece in pieces(log.path, begin if log.path.name == (always or paths.driver_log.name) else 0):
             hits_of_piece = hits_in(piece, log.source, log.node, log.name, _changed(log.path))
             found_hits += [hit._replace(line=hit.line._replace(rank=log.rank)) for hit in hits_of_piece]
     return found_hits
@@ -293,14 +311,14 @@ def errors_of_ranks(run: RunPaths, attempt: AttemptPaths) -> list[tuple[Line, di
     return found
 
 
-def last_piece(path: Path) -> Piece:
-    """Return the end of a log, empty if it cannot be read."""
-    return next(reversed(pieces(path)), Piece("", 0))
+def last_piece(path: Path, begin: int = 0) -> Piece:
+    """Return the end of a log after its bytes up to ``begin``, empty if it cannot be read."""
+    return next(reversed(pieces(path, begin)), Piece("", 0))
 
 
-def last_error(path: Path) -> Line | None:
+def last_error(path: Path, begin: int = 0) -> Line | None:
     """Return the last line of a log if it is the one that ends a traceback."""
-    text, first = last_piece(path)
+    text, first = last_piece(path, begin)
     lines = text.rstrip().split("\n")
     if not ERROR.fullmatch(lines[-1]) or not any(line.startswith("Traceback (most recent") for line in lines):
         return None

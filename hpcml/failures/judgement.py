@@ -154,7 +154,7 @@ def kind_of(rule: str, *, evident: bool = True) -> str:
 
 def of_run(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Cause | None:
     """Return why a run failed, by the files of its last attempt and the run's logs."""
-    hits = evidence.hits(paths, MOST_LOGS, case.end.log) if case.end.failed else []
+    hits = evidence.hits(paths, MOST_LOGS, case.end.log, case.end.log_begin) if case.end.failed else []
     return judge(with_files(paths, attempt, case), hits)
 
 
@@ -162,12 +162,12 @@ def with_files(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Case:
     """Return a case with what the script's own files show."""
     error, points = evidence.script_error(attempt.script_error), evidence.points_end(attempt.points_end)
     log = paths.logs / Path(case.end.log or _LOG).name
-    last_error = evidence.last_error(log)
+    last_error = evidence.last_error(log, case.end.log_begin)
     if last_error:
         last_error = case.own(last_error.text, last_error.number)
     others = evidence.errors_of_ranks(paths, attempt) if case.of_ranks else []
     case = case._replace(error=error, last_error=last_error, points=points, others=others)
-    return case._replace(output=evidence.last_piece(log))
+    return case._replace(output=evidence.last_piece(log, case.end.log_begin))
 
 
 def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:

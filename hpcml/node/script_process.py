@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.errors import MEANING, START_FAILED, STOPPED, signal_name, signal_of_status
+from hpcml.files import size_of
 from hpcml.forms import Form
 from hpcml.kind import FailedProcess
 from hpcml.node import files, job, processes, script_environment
@@ -70,6 +71,7 @@ class Script:
         if form is not Form.JUPYTER:  # which takes up both itself, when its own files are made
             script_environment.restore(environment)
         self.oom_before = oom_kills()
+        self.log_begin = size_of(context.run.driver_log)
         self._begin: int | None = None
         descriptors = os.pipe() if waits else ()
         if descriptors:
@@ -154,8 +156,8 @@ class Script:
         return self.killed_by_others(status) and oom_kills() > self.oom_before
 
     def failed_process(self) -> FailedProcess:
-        """Return nothing: the script is one process."""
-        return FailedProcess()
+        """Return where its output begins: the script is one process."""
+        return FailedProcess(log_begin=self.log_begin)
 
     def describe_end(self, status: int) -> str:
         """Return how the script ended, in words."""

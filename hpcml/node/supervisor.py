@@ -256,7 +256,7 @@ def _end_of(state: RunState, script: RunningScript, status: int, must_end: End |
         ended_as = "TIMEOUT"
     failed = script.failed_process()
     log = state.context.run.logs / failed.log if failed.log else state.context.run.driver_log
-    quote = () if status in (0, errors.STOPPED) else tail(log, width=300)
+    quote = () if status in (0, errors.STOPPED) else tail(log, width=300, begin=failed.log_begin)
     settings = state.context.settings
     by = "hpcml" if settings.code.form in state.kind.programs and status == errors.START_FAILED else "script"
     hint = script_process.next_step(state.context) if status else ""

@@ -125,6 +125,7 @@ class Ending(NamedTuple):
     rank: int | None = None  # the rank that failed first, None without ranks
     node: str = ""  # its node, or the first that was lost or did not start
     log: str = ""  # the file of its output in the run's folder of logs
+    log_begin: int = 0  # bytes of that file, or of the script's log, that earlier attempts wrote
 
 
 class Status(NamedTuple):
@@ -194,6 +195,7 @@ class Status(NamedTuple):
             rank=ending.rank,
             node=ending.node,
             log=ending.log,
+            log_begin=ending.log_begin,
         )
 
     @property
@@ -400,6 +402,7 @@ def _with_end(current: Status, end: End) -> Status:
         rank=end.rank,
         node=end.node,
         log=end.log,
+        log_begin=end.log_begin,
     )
 
 

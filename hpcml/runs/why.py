@@ -115,7 +115,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         if status.phase == "running" and status.noun == "rank":
             answer = _while_ranks_wait(run, answer)
         return _while_idle(run, status, answer) if status.phase == "running" and status.cluster.idle_since else answer
-    hits = evidence.hits(run.paths, MOST_LOGS, status.ending.log)
+    hits = evidence.hits(run.paths, MOST_LOGS, status.ending.log, status.ending.log_begin)
     judged = judgement.judge(_case(run, status), hits)
     if judged is None:
         return Answer(run.id, status.state, False, "the run succeeded: there is no failure to explain", warnings=lines)

@@ -110,6 +110,7 @@ FAULTS = (
     F("hpcml/failures/judgement.py", "cause = cause._replace(remedy=rule.of_ranks)", "pass", "a rank out of memory is sent to more nodes"),
     F("hpcml/failures/output.py", "not text.startswith(_OWN)", "text", "hpcml's own line is told as the program's"),
     F("hpcml/failures/output.py", "of_root = [error for error in errors if root and error.rank == root[-1]]", "of_root = []", "another rank than torchrun's root cause is named"),
+    F("hpcml/failures/evidence.py", "begin = begin if 0 < begin <= size else 0", "begin = 0", "what an earlier attempt printed is the cause"),
     F("hpcml/failures/evidence.py", "log_names = [*kept, *({always} & {*log_names} - {*kept})]", "log_names = kept", "the log of the rank that failed is not read among many"),
     F("hpcml/failures/judgement.py", "slack = 0.0 if one.line.node == other.line.node else one.within + other.within", "slack = 0.0", "clocks that differ a little make why blame another node"),
     F("hpcml/failures/rules.py", 'Rule("killed-worker", CASCADE,', 'Rule("killed-worker", ROOT,', "why names KilledWorker and not what killed the workers"),

@@ -49,7 +49,7 @@ def end_of(status: int, message: str = "", **facts: Any) -> End:
 def why(paths: RunPaths, end: End, *chain: tuple[str, str], form: Form = Form.SCRIPT, most: int = 128) -> Cause:
     error = {"chain": [{"type": name, "message": text} for name, text in chain]} if chain else {}
     case = judgement.with_files(paths, paths.attempt(0), Case(end, KIND, form=form))
-    judged = judgement.judge(case._replace(error=error), evidence.hits(paths, most, end.log))
+    judged = judgement.judge(case._replace(error=error), evidence.hits(paths, most, end.log, end.log_begin))
     assert judged is not None
     return judged
 
@@ -290,6 +290,22 @@ def test_a_signal_of_the_process_itself_has_no_sender(paths: RunPaths) -> None:
 def test_a_message_long_before_the_end_is_no_cause(paths: RunPaths) -> None:
     text = f"{TEXTS['disk-full'][0]}\n" + "step\n" * 60 + "usage: x\n"
     assert printed(paths, 2, text).what.endswith("the last line of its output: usage: x")
+
+
+def test_what_an_earlier_attempt_printed_is_no_cause(paths: RunPaths, subtests: pytest.Subtests) -> None:
+    before = f"{WATCHDOG}\n{TEXTS['disk-full'][0]}\n{TRACEBACK}ValueError: bad\n"
+    for status, words in ((5, "rank 2 on n2 exited with status 5"), (134, "SIGABRT: compiled code aborted the process")):
+        with subtests.test(words):
+            (paths.logs / OWN).write_text(before)
+            found = why(paths, end_of(status, log_begin=len(before)))
+            assert words in found.what
+            assert found.what.endswith(words)
+            (paths.logs / OWN).write_text(f"{before}usage: x\n")
+            found = why(paths, end_of(2, log_begin=len(before)))
+            assert found.what.endswith("the last line of its output: usage: x")
+    (paths.logs / OWN).write_text(f"{before}{TEXTS['no-pmi'][0]}\n")
+    found = why(paths, end_of(1, log_begin=len(before)))
+    assert (found.rule, found.evidence[0].number) == ("no-pmi", before.count("\n") + 1)
 
 
 def test_a_program_that_is_not_there(paths: RunPaths) -> None:

@@ -380,8 +380,9 @@ class Ranks:
         """Return the rank that failed first."""
         if not self.failures:
             return FailedProcess()
-        rank = self.failures[0][0]
-        return FailedProcess(rank, node := self.node_by_rank[rank], log_of(self.state.context, rank, node).name)
+        rank, end = self.failures[0]
+        node = self.node_by_rank[rank]
+        return FailedProcess(rank, node, log_of(self.state.context, rank, node).name, int(end.get("log_begin", 0)))
 
     def tell_to_end(self) -> None:
         """Send SIGTERM to the main process of each rank, once."""

@@ -72,6 +72,7 @@ class Ranks:
         self.ways: dict[str, str] = {}
         self.next_sign = self.next_growth = 0.0
         self.looks = alone.Looks(wanted=False)
+        self.log_begins: dict[int, int] = {}  # by rank: bytes of its log that earlier attempts wrote
         self.sizes: dict[str, int] = {}  # of the logs, by name, as last written down
         self.began = time.time()
         self.world: World | None = None
@@ -217,6 +218,7 @@ class Ranks:
     def _begin(self, world: World) -> None:
         self.world, self.interface = world, self._interface_to(world.address)
         self.node.slots = [agent.Slot(str(rank)) for rank in numbers_of(self.context, self.context.node)]
+        self.log_begins = {int(slot.name): size_of(log_of(self.context, int(slot.name))) for slot in self.node.slots}
         self.looks = alone.Looks(wanted=world.size > 1 and not self.tasks)
         if interconnect.reads_logs(self.context.settings):
             self.nccl = interconnect.Ways(self.context.run.logs)
@@ -288,7 +290,8 @@ class Ranks:
         self._note_growth()
         rank = int(slot.name)
         is_alone = world_of_one(self.context, alone.record_of(self.context, rank))
-        self._send(event="rank-ended", rank=rank, status=status, memory=memory, alone=is_alone)
+        begin = self.log_begins.get(rank, 0)
+        self._send(event="rank-ended", rank=rank, status=status, memory=memory, alone=is_alone, log_begin=begin)
 
     def _note_growth(self) -> None:
         """Write down the sizes of the logs that have grown: `hpcml logs` merges the ranks' lines by it."""
