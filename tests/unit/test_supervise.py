@@ -403,6 +403,13 @@ def test_gpus_that_were_not_used_are_told_at_the_end(
     assert written["warnings"] == cluster.state.warnings
 
 
+def test_the_process_of_a_pool_is_written_down_for_the_script_s_node(cluster: Broken) -> None:
+    for node, pid in (("n1", 1237), ("n2", 99)):
+        cluster._take("gpu-pool", {"worker": node, "node": node, "pid": pid, "pool": 1 << 30})
+    assert json.loads(cluster.context.attempt.gpu_pools.read_text()) == {"n1": {"pid": 1237, "pool": 1 << 30}}
+    assert cluster.state.warnings == []
+
+
 def test_short_scripts_and_other_attempts_tell_nothing_of_gpus(cluster: Broken) -> None:
     context = cluster.state.context
     assert supervisor.unused_gpus(context) == ""
