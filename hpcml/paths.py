@@ -119,6 +119,7 @@ class AttemptPaths(Folder):
     script_error = Below("script-error.json")
     world = Below("world.json")
     saves = Below("saves.json")
+    gpu_pools = Below("gpu-pools.json")
     points_end = Below("points-end.json")
     fabric = Below("fabric.json")
     samples = Below("samples")

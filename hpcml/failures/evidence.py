@@ -294,6 +294,13 @@ def script_error(path: Path) -> dict[str, Any]:
     return content if whole else {}
 
 
+def gpu_pools(path: Path) -> dict[int, tuple[str, int]]:
+    """Return by process which worker has a GPU memory pool on the first node, and its bytes; empty if it is damaged."""
+    found = table(path, HEAD)
+    rows = [(name, row.get("pid"), row.get("pool")) for name, row in found.items() if isinstance(row, dict)]
+    return {pid: (name, pool) for name, pid, pool in rows if isinstance(pid, int) and isinstance(pool, int)}
+
+
 def errors_of_ranks(run: RunPaths, attempt: AttemptPaths) -> list[tuple[Line, dict[str, Any]]]:
     """Return the uncaught errors of ranks but the one that failed first, by time, each with where its output is."""
     try:

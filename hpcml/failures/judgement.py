@@ -23,6 +23,7 @@ from hpcml.failures.rules import BY_NAME, COLLECTIVE, filled
 from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import SCRIPT, AttemptPaths, RunPaths
+from hpcml.units import format_bytes
 
 MOST_LOGS = 16  # workers' logs that are read where a run ends
 KINDS = ("oom", "timeout", "node", "error", "unknown")  # of failures, by what may help
@@ -37,6 +38,7 @@ _KILLED = re.compile(
     r"^(?:.{0,200}: line \d+: +\d+ )?Killed\b"
 )
 _SHOWN = 3  # lines of evidence, and of what followed; ranks that are named
+_OTHER_PROCESS = re.compile(r"Process (\d+) has ")  # PyTorch's word for another process that uses the GPU
 _TOLD = 300  # characters of an error's message in a sentence
 _ANOTHER_ATTEMPT = 90.0  # seconds before the attempt began; the clocks of nodes may differ
 _NOT_MEASURED = 1.0  # seconds by which a node's clock may be wrong that was not measured
@@ -96,6 +98,9 @@ class Case(NamedTuple):
     form: Form = Form.SCRIPT  # what was started
     clocks: Clocks = {}
     points: Mapping[str, Any] = {}  # how a sweep's points ended (points-end.json)
+    pools: Mapping[
+        int, tuple[str, int]
+    ] = {}  # by process: a worker of the first node, and bytes of its GPU memory pool
 
     @property
     def subject(self) -> str:
@@ -167,14 +172,15 @@ def with_files(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Case:
         last_error = case.own(last_error.text, last_error.number)
     others = evidence.errors_of_ranks(paths, attempt) if case.of_ranks else []
     case = case._replace(error=error, last_error=last_error, points=points, others=others)
-    return case._replace(output=evidence.last_piece(log, case.end.log_begin))
+    pools = evidence.gpu_pools(attempt.gpu_pools)
+    return case._replace(output=evidence.last_piece(log, case.end.log_begin), pools=pools)
 
 
 def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:
     """Return why a run failed, from how it ended and the lines of its logs; None if it did not fail."""
     if not case.end.failed:
         return None
-    cause, end = _judged(case, hits), case.end
+    cause, end = _with_pool(case, _judged(case, hits)), case.end
     rule = BY_NAME.get(cause.rule)
     if rule and rule.of_ranks and case.of_ranks and cause.remedy == rule.remedy:
         cause = cause._replace(remedy=rule.of_ranks)
@@ -184,6 +190,20 @@ def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:
     if not cause.ranks and end.by == "script":
         cause = cause._replace(ranks=(end.rank,), nodes=cause.nodes or (end.node,))
     return cause._replace(remedy=remedy)
+
+
+def _with_pool(case: Case, cause: Cause) -> Cause:
+    """Name the worker of this run that holds the GPU's memory, where the error names the worker's process."""
+    if cause.rule != "gpu-memory":
+        return cause
+    numbers = [int(number) for line in cause.evidence for number in _OTHER_PROCESS.findall(line.text)]
+    for number in numbers:
+        if number in case.pools:
+            worker, pool = case.pools[number]
+            owner = f"process {number} is this run's Dask worker {worker}, which reserved {format_bytes(pool)} of it"
+            remedy = "Compute in Dask tasks, or give the worker less memory: --set gpu.rmm_pool_size=0.5."
+            return cause._replace(what=f"{cause.what}: {owner}", remedy=remedy)
+    return cause
 
 
 def _judged(case: Case, hits: Sequence[Hit]) -> Cause:

@@ -35,6 +35,7 @@ _PLACE = (
 _LONGEST_LINE = 80  # characters of a line of runtime.setup
 _OF_SOCKETS = (errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.ENETDOWN, errno.ENETUNREACH, errno.EAFNOSUPPORT)
 REPORT_LONGEST = 3.0  # seconds that the nodes wait for it
+SEEN_UNUSED = 60.0  # seconds of a script after which samples tell that a GPU was not used
 REPORT_KILLED = 1.0  # seconds until it has gone when it was killed
 
 
@@ -325,6 +326,8 @@ def tear_down(state: RunState, processes: Processes, outcome: End) -> bool:
     page.begin()
     cause = _cause(state, outcome)
     page.end()
+    if unused := unused_gpus(context):
+        state.warn(unused)
     if state.end_requests.batch.state == "T":
         state.warn(f"{context.node}: the batch script was stopped (SIGSTOP); it continues.")
     was_written = write_status(outcome, context, state.warnings, cause=cause)
@@ -344,6 +347,20 @@ def _bring_files(state: RunState) -> None:
         return
     if result and (sentence := result.sentence()):
         state.warn(sentence)
+
+
+def unused_gpus(context: Context) -> str:
+    """Return a sentence on GPUs that the samples never saw in use, by the report's figures; empty if there are none."""
+    try:
+        facts = files.read_json(context.run.report_facts) or {}
+    except (OSError, ValueError):  # the report's own process has said why it could not be written
+        return ""
+    figures, seconds = facts.get("figures", {}), facts.get("script_seconds", 0.0)
+    unused, count = int(figures.get("gpus_unused", 0)), int(figures.get("gpus", 0))
+    if not unused or facts.get("attempt") != context.number or seconds < SEEN_UNUSED:
+        return ""
+    which = f"{unused} of the run's {count} GPUs" if count > 1 else "the run's GPU"
+    return f"The script did not use {which}. Request fewer GPUs (--gpus-per-node), or give work to every GPU."
 
 
 def _cause(state: RunState, outcome: End) -> str:

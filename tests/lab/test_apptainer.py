@@ -90,7 +90,7 @@ def test_an_image_that_is_not_what_was_submitted(
     """On the first node nothing of hpcml runs then, and only Apptainer's words in the driver's log tell it."""
     other = another(cluster, image, kind)
     with cluster.covered(node, f"mount --bind {other} {image}", str(image)):
-        ended = cluster.submit("print('the script ran')", "--nodes", "2", "--image", str(image))
+        ended = cluster.submit("import dask\nprint('the script ran')", "--nodes", "2", "--image", str(image))
     other.unlink()
     assert ended.code == errors.IMAGE, ended.err
     assert f"{node}: {says}" in ended.err
@@ -104,7 +104,7 @@ def test_a_node_without_the_program(cluster: Cluster, image: Path) -> None:
     hide = ("mkdir -p /tmp/hidden/upper /tmp/hidden/work; mknod /tmp/hidden/upper/apptainer c 0 0;"
             "mount -t overlay hidden -o lowerdir=/usr/bin,upperdir=/tmp/hidden/upper,workdir=/tmp/hidden/work /usr/bin")  # fmt: skip
     with cluster.covered("n2", hide, "/usr/bin"):
-        ended = cluster.submit("print('the script ran')", "--nodes", "2", "--image", str(image))
+        ended = cluster.submit("import dask\nprint('the script ran')", "--nodes", "2", "--image", str(image))
     cluster.run("rm", "-rf", "/tmp/hidden", node="n2", user="root")
     assert ended.code == errors.IMAGE, ended.err
     assert "n2: the container program apptainer is missing" in ended.err

@@ -80,7 +80,7 @@ def test_a_node_whose_disk_is_too_small(cluster: Cluster, image: Path) -> None:
         cluster.run("mkdir", "-m", "1777", "/tmp/small", node=node, user="root")
     words = ("--set", "runtime.stage_to=/tmp/small", "--nodelist", "n1,n2")
     with cluster.covered("n2", "mount -t tmpfs -o size=100m,mode=1777 small /tmp/small", "/tmp/small"):
-        ended = cluster.submit("print('the script ran')", *_staged(image, "sbcast"), *words)
+        ended = cluster.submit("import dask\nprint('the script ran')", *_staged(image, "sbcast"), *words)
     assert ended.code == errors.IMAGE, ended.err
     assert f"N2: 100 MiB are free in /tmp/small, but the image has {image.stat().st_size >> 20}" in ended.err
     assert "runtime.stage_to" in ended.err

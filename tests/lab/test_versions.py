@@ -12,7 +12,7 @@ from hpcml import errors
 
 pytestmark = pytest.mark.lab
 
-SCRIPT = "print('the script ran')"
+SCRIPT = "import dask\nprint('the script ran')"
 SITE_PACKAGES = (
     "import distributed, pathlib; print(pathlib.Path(distributed.__file__).parent.parent, distributed.__version__)"
 )

@@ -95,7 +95,12 @@ def test_a_role_waits_until_it_is_wanted_or_the_run_ends(context: Context) -> No
     looks: list[int] = []
 
     def meanwhile(path: Path) -> Any:
-        return lambda: (looks.append(1), path.touch() if len(looks) == 2 else None)
+        def look() -> None:
+            looks.append(1)
+            if len(looks) == 2:
+                path.touch()
+
+        return look
 
     assert late.wait(context, meanwhile(context.attempt.cluster_wanted))
     assert len(looks) == 2

@@ -372,3 +372,48 @@ def test_a_signal_that_only_the_supervisor_got_is_passed_on(cluster: Broken, not
     if noted:
         cluster.context.attempt.terminate.touch()
     assert requests.were_for_the_supervisor_alone() == told
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"gpus": 1.0, "gpus_unused": 1.0}, "The script did not use the run's GPU."),
+        ({"gpus": 4.0, "gpus_unused": 3.0}, "The script did not use 3 of the run's 4 GPUs."),
+        ({"gpus": 4.0, "gpus_unused": 0.0}, ""),
+        ({}, ""),
+    ],
+)
+def test_gpus_that_were_not_used_are_told_at_the_end(
+    cluster: Broken, monkeypatch: pytest.MonkeyPatch, facts: dict[str, float], said: str
+) -> None:
+    """By the figures of the report, which its own process writes during the teardown."""
+
+    class Reported(supervisor.ReportProcess):
+        def __init__(self, context: Context) -> None:
+            self.context, self.process = context, None
+
+        def end(self) -> None:
+            told = {"attempt": 0, "script_seconds": 61.0, "figures": facts}
+            self.context.run.report_facts.write_text(json.dumps(told))
+
+    monkeypatch.setattr(supervisor, "ReportProcess", Reported)
+    assert tear_down(cluster.state, cluster, ENDED)
+    assert [warning.partition(" Request")[0] for warning in cluster.state.warnings] == ([said] if said else [])
+    written = json.loads(cluster.state.context.run.status.read_text())
+    assert written["warnings"] == cluster.state.warnings
+
+
+def test_the_process_of_a_pool_is_written_down_for_the_script_s_node(cluster: Broken) -> None:
+    for node, pid in (("n1", 1237), ("n2", 99)):
+        cluster._take("gpu-pool", {"worker": node, "node": node, "pid": pid, "pool": 1 << 30})
+    assert json.loads(cluster.context.attempt.gpu_pools.read_text()) == {"n1": {"pid": 1237, "pool": 1 << 30}}
+    assert cluster.state.warnings == []
+
+
+def test_short_scripts_and_other_attempts_tell_nothing_of_gpus(cluster: Broken) -> None:
+    context = cluster.state.context
+    assert supervisor.unused_gpus(context) == ""
+    for other in ({"script_seconds": 59.0}, {"attempt": 1}):
+        told = {"attempt": 0, "script_seconds": 61.0, "figures": {"gpus": 1.0, "gpus_unused": 1.0}} | other
+        context.run.report_facts.write_text(json.dumps(told))
+        assert supervisor.unused_gpus(context) == ""

@@ -52,6 +52,7 @@ class Processes:
         self.hangs = Hangs(state.context, state.clock, state.warn)
         self.address = self.protocol = ""  # the scheduler's address; auto, tls or ucx as the scheduler chose
         self.present: set[str] = set()  # the names of the workers that have registered
+        self.pools: dict[str, dict[str, int]] = {}  # by worker of this node: its process and its GPU memory pool
         self.fabric: dict[str, Any] | None = None  # the result of the interconnect's check
         self.of_tasks: list[str] = []  # what to say of the script's tasks if it ended with 0
         self.released = False  # whether the script closed the cluster itself
@@ -237,8 +238,8 @@ class Processes:
             case "worker-task-stopped":
                 self.losses.tell_stopped(message["node"])
                 return
-            case "ucx-failed" | "memory-reduced":
-                self._warn_of(event, message)
+            case "ucx-failed" | "memory-reduced" | "gpu-pool":
+                self._note_gpus(event, message)
         self.state.events.write(event, **message)
 
     def _count_worker(self, event: str, message: dict[str, Any]) -> None:
@@ -260,7 +261,13 @@ class Processes:
                 "workers-silent", since={node: round(now - seconds) for node, seconds in silent.items()}
             )
 
-    def _warn_of(self, event: str, message: dict[str, Any]) -> None:
+    def _note_gpus(self, event: str, message: dict[str, Any]) -> None:
+        """Warn of what GPU workers lack; write down who has the GPU memory of the script's node, for ``hpcml why``."""
+        if event == "gpu-pool":
+            if message["node"] == self.context.node:
+                self.pools[str(message["worker"])] = {"pid": int(message["pid"]), "pool": int(message["pool"])}
+                files.write_json(self.context.attempt.gpu_pools, self.pools)
+            return
         if event == "ucx-failed":
             sentence = "UCX did not start in the Dask scheduler, so the scheduler cannot reach the workers"
             self.state.warn(f"{sentence}: {message['problem']}")

@@ -232,6 +232,7 @@ async def _serve(
     await worker
     if pool:
         event = {"event": "gpu-memory", "worker": worker.name, "pool": pool.size, "wanted": pool.wanted}
+        event |= {"node": context.node, "pid": os.getpid()}
         marked = holder.mark(pool=pool.wanted > 0) if holder else {}
         worker.log_event(TOPIC, event | marked | {"address": worker.address})
     watch_output(lambda: worker.loop.add_callback(worker.log_event, TOPIC, {"event": TASK_OUTPUT}))

@@ -150,6 +150,7 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
             self.send(event=event, node=str(msg["node"])[:200], ahead=float(msg["ahead"]), within=float(msg["within"]))
         elif event == "gpu-memory":
             self.neighbours.add(msg)
+            self.send(event="gpu-pool", **{name: msg[name] for name in ("worker", "node", "pid", "pool")})
             if msg["pool"] < msg["wanted"]:
                 self.send(event="memory-reduced", worker=msg["worker"], pool=msg["pool"], wanted=msg["wanted"])
 

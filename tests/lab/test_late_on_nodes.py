@@ -1,0 +1,31 @@
+"""A script that does not name Dask, on two nodes: it runs alone, until a client that hides starts the run's cluster."""
+
+from __future__ import annotations
+
+import json
+
+from conftest import Cluster
+
+TWO = ("--nodes", "2", "--cpus-per-node", "2", "--memory-per-node", "900M")
+HIDDEN = """
+import importlib, socket
+import hpcml
+roles = hpcml.run.directory / "attempts/0/secret/tls-key.pem"
+print("alone", not roles.exists(), flush=True)
+module = importlib.import_module("dis" + "tributed")
+with module.Client() as client:
+    print("nodes", len(set(client.run(socket.gethostname).values())))
+    print("sum", sum(client.gather(client.map(lambda x: x * x, range(10)))))
+"""
+
+
+def test_a_cluster_that_starts_late_has_both_nodes_and_leaves_nothing(cluster: Cluster) -> None:
+    plain = cluster.submit("import os\nprint('cpus', len(os.sched_getaffinity(0)))\n", *TWO)
+    assert plain.code == 0, plain.err
+    assert "runs once, on the first of 2 nodes; to run it on every node, add --ranks node" in plain.err
+    hidden = cluster.submit(HIDDEN, *TWO)
+    assert hidden.code == 0, hidden.out + hidden.err
+    assert all(line in hidden.out for line in ("alone True", "nodes 2", "sum 285")), hidden.out
+    found = json.loads(cluster.run("hpcml", "status", "last", "--json").stdout)
+    assert (found["has_cluster"], found["workers"], found["warnings"]) == (True, 2, [])
+    cluster.wait_idle(60)
