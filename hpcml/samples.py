@@ -149,9 +149,10 @@ class Event(NamedTuple):
         if self.event != "oom":
             return ""
         processes = "1 process" if self.kills == 1 else f"{self.kills} processes"
-        whole = "the kernel counts killed processes on the whole node, because the job has no memory cgroup of its own"
-        perhaps = f" (perhaps processes of other programs: {whole})" if of_host else ""
-        return f"{node} ran out of memory: the kernel killed {processes}{perhaps}"
+        if of_host:
+            why = "the kernel counts killed processes on the whole node, because the job has no memory cgroup of its own"
+            return f"perhaps another program on {node} ran out of memory: the kernel killed {processes} ({why})"
+        return f"{node} ran out of memory: the kernel killed {processes}"
 
 
 class NodeSeries(NamedTuple):

@@ -20,7 +20,7 @@ from hpcml.remote import answers, channel, fetched, transfer
 from hpcml.remote.transfer import Entry, Offer
 from hpcml.runs import settling
 from hpcml.terminal import note, say
-from hpcml.units import format_bytes
+from hpcml.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -170,6 +170,8 @@ def _take(call: channel.Call, offer: Offer, options: Namespace, heard: Callable[
     fetched.remember(folder)
     with transfer.files(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    if parts := transfer.remove_parts(folder, offer.files):
+        note(f"removed {counted(parts, 'part')} of files that earlier fetches left")
     wanted = [index for index, entry in enumerate(offer.files) if not _here(folder, entry)]
     size = sum(offer.files[index].size for index in wanted)
     here = len(offer.files) - len(wanted)

@@ -8,9 +8,12 @@ first Pythons 3.11.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +25,9 @@ MOST_FILES = 200_000  # of a listing
 _MOST_FIELDS = 8  # of a file, with the commas in its name
 _DEEPEST = 100  # folders of a name
 PIECE = 1 << 18  # bytes
+_PART = ".hpcml-part-"  # begins the name of a file that is being written
+_PARTS = re.compile(rf"{re.escape(_PART)}[0-9a-f]{{16}}")
+_YOUNG = 60.0  # seconds in which its writer has locked it
 _LARGEST = 1 << 62  # bytes of a file, and nanoseconds to its time: what a system call takes
 
 
@@ -182,7 +188,7 @@ def receive(
                 deeper = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=inside)
                 os.close(inside)
                 inside = deeper
-            new = f".hpcml-part-{secrets.token_hex(8)}"
+            new = f"{_PART}{secrets.token_hex(8)}"
             try:
                 _write(inside, new, entry, read, received)
                 os.rename(new, last, src_dir_fd=inside, dst_dir_fd=inside)
@@ -199,6 +205,8 @@ def _write(inside: int, name: str, entry: Entry, read: Callable[[int], bytes], r
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     descriptor = os.open(name, flags, (entry.mode | stat.S_IWUSR | stat.S_IRUSR) & 0o755, dir_fd=inside)
     try:
+        with contextlib.suppress(OSError):  # a file system without locks: then nobody removes it
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         left = entry.size
         while left:
             piece = read(min(left, PIECE))
@@ -213,6 +221,36 @@ def _write(inside: int, name: str, entry: Entry, read: Callable[[int], bytes], r
         os.utime(descriptor, ns=(entry.changed, entry.changed))
     finally:
         os.close(descriptor)
+
+
+def remove_parts(folder: Path, entries: Sequence[Entry]) -> int:
+    """Remove the parts that transfers which were killed have left among these files; return how many there were.
+
+    Who still writes a part has locked it. A part that is young may not be locked yet.
+    """
+    removed = 0
+    for above in {folder, *((folder / entry.name).parent for entry in entries)}:
+        for path in sorted(above.glob(f"{_PART}*")):
+            with contextlib.suppress(OSError):  # it is locked, a link, or not ours
+                removed += _removed(path)
+    return removed
+
+
+def _removed(part: Path) -> bool:
+    """Remove a part if nobody writes it any more; return whether it was so."""
+    if not _PARTS.fullmatch(part.name):
+        return False
+    descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        young = time.time() - status.st_ctime < _YOUNG
+        if young or not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        part.unlink()
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def send(folder: Path, entries: Sequence[Entry], write: Callable[[bytes], object]) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from hpcml import errors
 from hpcml.failures.end import End
+from hpcml.remote import transfer
 from remote_world import Laptop
 
 
@@ -125,6 +128,35 @@ sys.exit(child.wait())
     facts = json.loads(laptop.run("fetch", "last", "results", "--json").stdout)
     assert (facts["fetched"], facts["here_already"], facts["bytes"]) == (2, 1, 800_000)
     assert (laptop.world.project / "results" / "c").read_bytes() == (source / "c").read_bytes()
+
+
+def test_parts_that_killed_fetches_left_are_removed(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what another fetch writes, what is the user's own, or a link."""
+    below = out(laptop) / "below"
+    below.mkdir()
+    (below / "a").write_text("a")
+    results = laptop.world.project / "results"
+    (results / "below").mkdir(parents=True)
+    left, locked = results / "below/.hpcml-part-0123456789abcdef", results / ".hpcml-part-0000000000000000"
+    kept = [locked, results / ".hpcml-part-mine", results / ".hpcml-part-1111111111111111"]
+    for path in (left, *kept[:2]):
+        path.write_text("half")
+    kept[2].symlink_to(kept[1])
+    code = (
+        "import fcntl, sys\nfile = open(sys.argv[1])\nfcntl.flock(file, fcntl.LOCK_EX)\nprint(1, flush=True)\ninput()"
+    )
+    words = [sys.executable, "-c", code, str(locked)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        holder.stdout.readline()
+        assert laptop.run("fetch", "last", "results").returncode == 0
+        assert left.exists(), "it is young: its writer may be about to lock it"
+        entries = [transfer.Entry("below/a", 1, 0, 0o600)]
+        monkeypatch.setattr(transfer, "_YOUNG", -60.0)
+        assert transfer.remove_parts(results, entries) == 1
+        assert not left.exists()
+        assert all(path.is_symlink() or path.exists() for path in kept)
+        holder.communicate(b"\n", timeout=60)
 
 
 def test_a_fetch_without_room_or_permission(laptop: Laptop) -> None:
