@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from hpcml.runs import reach
 from hpcml.runs.directories import storage
 from hpcml.sites.layers import user_path
 from hpcml.sites.schema import Code
@@ -377,8 +378,18 @@ def take(
         for name in choice.copies:
             _copy(folder, target, name, choice)
         if not linked:
+            if root:
+                _mark(folder, target)
             return Taken(missing=tuple(choice.left_out))
         return _link_rest(choice, folder if root else script.parent.resolve(), target)
+
+
+def _mark(root: Path, target: Path) -> None:
+    """Have the copy of a project the hidden marks by which code looks for its root; of a repository the name alone."""
+    for name in (name for name in reach.MARKERS if name.startswith(".") and (root / name).exists()):
+        mark = target / name / "HEAD" if (root / name).is_dir() else target / name  # no empty folder is sent
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch()
 
 
 def _link_rest(choice: _Choice, beside: Path, target: Path) -> Taken:

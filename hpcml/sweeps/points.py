@@ -339,8 +339,10 @@ def key_of(point: Point, code: str, arguments: Sequence[str], image: str) -> str
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_KEY_LENGTH]
 
 
-def code_digest(script: Path) -> str:
+def code_digest(script: Path, others: Iterable[Path] = ()) -> str:
     """Return a digest of a script and of all modules beside it that it or they import, wherever the import stands.
+
+    ``others`` are modules in other folders of its project.
 
     Raises
     ------
@@ -359,6 +361,9 @@ def code_digest(script: Path) -> str:
             if module not in seen:
                 seen.add(module)
                 waiting.append(module)
+    for module in sorted(others):
+        source = module.read_bytes()
+        digest.update(f"{module} {len(source)}\n".encode("utf-8", "surrogatepass") + source)
     return digest.hexdigest()
 
 

@@ -13,8 +13,8 @@ from hpcml.failures import judgement
 from hpcml.failures.judgement import Cause
 from hpcml.failures.rule import Retry
 from hpcml.failures.rules import BY_NAME
-from hpcml.request.record import RunRequest
-from hpcml.runs import bad_nodes, directories, script_checks, why
+from hpcml.request.record import Code, RunRequest
+from hpcml.runs import bad_nodes, directories, reach, script_checks, why
 from hpcml.runs import status as run_status
 from hpcml.runs import submit as runs_submit
 from hpcml.sites.schema import Partition
@@ -277,11 +277,18 @@ class Choice(NamedTuple):
     progress: Progress
 
 
+def _modules_of_project(code: Code) -> list[Path]:
+    """Return the modules outside the script's folder that it reaches in its project."""
+    script = code.script.resolve()
+    found = reach.of_python(script, script.parent).modules if code.root else ()
+    return [module for module in found if not module.is_relative_to(script.parent)]
+
+
 def planned(prepared: Prepared, wanted: Sequence[Point], study: Search | None) -> tuple[list[Planned], str]:
     """Return the points with their keys, and the key of the study."""
     spec = prepared.spec
     with directories.storage(spec.code.script):
-        code = points.code_digest(spec.code.script.resolve())
+        code = points.code_digest(spec.code.script.resolve(), _modules_of_project(spec.code))
     image_table = runs_submit.check_image(prepared)
     image = ""
     if image_table:

@@ -11,6 +11,7 @@ from hpcml.forms import Form
 from hpcml.request.record import Code, RunRequest
 from hpcml.runs import project, snapshot
 from hpcml.sites.schema import Code as Rules
+from hpcml.sweeps import submission
 from hpcml.units import Memory
 
 UP = "from pathlib import Path\nROOT = Path(__file__).resolve().parent.parent\n"
@@ -114,3 +115,23 @@ def test_data_folders_leave_room_for_code(proj: Path, tmp_path: Path) -> None:
     assert (target / "src" / "tool" / "__init__.py").is_file()
     assert (target / "data").readlink() == proj / "data"
     assert snapshot.preview(proj / "scripts" / "train.py", target, rules, module=False, root=found.root)[0] == 2
+
+
+def test_a_sweep_s_points_have_the_modules_of_the_project_in_their_keys(proj: Path) -> None:
+    (proj / "src").mkdir()
+    (proj / "src" / "tool.py").touch()
+    text = f"{UP}import sys\nsys.path.append(str(ROOT / 'src'))\nimport tool\n"
+    (proj / "scripts" / "train.py").write_text(text)
+    spec = decided(proj / "scripts" / "train.py").applied(RunRequest.of(proj / "scripts" / "train.py"))
+    assert submission._modules_of_project(spec.code) == [proj / "src" / "tool.py"]
+
+
+def test_what_is_sent_has_the_mark_of_the_root_and_no_more_of_the_repository(proj: Path, tmp_path: Path) -> None:
+    (proj / ".git" / "objects").mkdir(parents=True)
+    (proj / ".git" / "config").write_text("secret")
+    (proj / ".project-root").touch()
+    target = tmp_path / "sent"
+    target.mkdir()
+    snapshot.take(proj / "scripts" / "train.py", target, Rules(), linked=False, root=str(proj))
+    assert sorted(str(path.relative_to(target)) for path in target.rglob(".*/*")) == [".git/HEAD"]
+    assert (target / ".project-root").is_file()

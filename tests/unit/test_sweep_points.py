@@ -150,6 +150,11 @@ def test_which_files_are_the_code(tmp_path: Path) -> None:
         assert (points.code_digest(script) != before) == counts, name
         (tmp_path / name).write_text(text)
     assert points.code_digest(script) == before
+    other = tmp_path.parent / f"{tmp_path.name}-src.py"  # of its project, in another folder
+    other.write_text("1")
+    with_other = points.code_digest(script, [other])
+    other.write_text("2")
+    assert len({before, with_other, points.code_digest(script, [other])}) == 3
 
 
 def test_two_parameters_draw_apart() -> None:
