@@ -120,3 +120,17 @@ def test_a_cancel_during_the_setup_is_no_failure_of_its_line(cluster: Cluster) -
     assert not (directory / "status.json").exists()
     facts = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
     assert facts["state"] == "CANCELLED"
+
+
+def test_all_memory_of_a_node(cluster: Cluster) -> None:
+    """``#SBATCH --mem=0``, as many centres' examples have it."""
+    script = cluster.write("all.sh", "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --mem=0\npython3 -c 'print(1)'\n")
+    done = cluster.run("hpcml", "submit", "--wait", "--", "bash", str(script))
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    directory = Path(json.loads(cluster.run("hpcml", "status", "--json").stdout)["directory"])
+    (memory,) = (
+        value for name, value in json.loads((directory / "plan.json").read_text())["directives"] if name == "--mem"
+    )
+    assert memory == "0"
+    job = json.loads((directory / "submission.json").read_text())["job"]
+    assert "mem=4000M" in cluster.job(job)["TRES"], cluster.job(job)
