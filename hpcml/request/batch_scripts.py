@@ -39,6 +39,12 @@ def launchers(text: str) -> Iterator[str]:
     return (match[1] for match in LINE_OF_A_LAUNCHER.finditer(_COMMENT.sub("", text)))
 
 
+def advice(lines: Sequence[tuple[int, str]]) -> str:
+    """Return what to use instead of the first option of #SBATCH lines that says how many tasks there are."""
+    asked = (line for number, options in lines for line in _options(options, number))
+    return next((INSTEAD[line.name] for line in asked if line.name in _TASKS and line.value != "1"), "")
+
+
 def check(
     name: str, text: str, lines: Sequence[tuple[int, str]], given: Mapping[str, Any], taken: Sequence[str]
 ) -> None:

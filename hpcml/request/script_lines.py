@@ -65,7 +65,9 @@ def lay_below(given: dict[str, Any], script: Path, parser: Parser) -> tuple[tupl
         taken = [word for option, _ in origins for word in option.split(" ", 1)]
         batch_scripts.check(script.name, text, of_sbatch, given, taken)
     if unused:
-        note(f"hpcml ignores these #SBATCH lines in {script.name}: {', '.join(unused)}")
+        advice = "" if given.get("ranks") or "grid" in given else batch_scripts.advice(of_sbatch)
+        ignored = f"hpcml ignores these #SBATCH lines in {script.name}: {', '.join(unused)}"
+        note(f"{ignored}. {advice}".removesuffix(".") if advice else ignored)
     return origins
 
 

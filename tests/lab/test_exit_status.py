@@ -89,3 +89,48 @@ def test_the_job_is_cancelled(cluster: Cluster) -> None:
     assert "saved with the cluster" in log(directory)
     assert (status["exit_status"], status["by"], status["state"]) == (0, "script", "CANCELLED")
     assert cluster.job(job)["JobState"] == "CANCELLED"
+
+
+@pytest.mark.beside
+def test_a_line_of_the_setup_that_lacks_a_command(cluster: Cluster) -> None:
+    """A failure of another kind is a warning; a variable that is not set is none."""
+    lines = json.dumps(["export X=$NO_SUCH_VARIABLE", "nowhere_activate ml"])
+    ended = cluster.submit("print(1)", *SMALL, "--set", f"runtime.setup={lines}")
+    assert (ended.code, ended.out) == (80, ""), ended.err
+    cause = "line 2 of runtime.setup (nowhere_activate ml) exited with status 127: a command was not found"
+    assert why(cluster, ended.directory)["cause"].lower() == cause
+    assert slurm_exit(cluster, ended.directory) == "FAILED 80:0"
+    ended = cluster.submit("print(1)", *SMALL, "--set", 'runtime.setup=["(exit 7)"]')
+    assert (ended.code, ended.out) == (0, "1\n"), ended.err
+    warned = (
+        "Line 1 of runtime.setup ((exit 7)) exited with status 7. Correct this line. If it may fail, append '|| true'."
+    )
+    assert ended.status["warnings"] == [warned]
+    assert [line["text"] for line in why(cluster, ended.directory)["warnings"]] == [warned]
+
+
+@pytest.mark.beside
+def test_a_cancel_during_the_setup_is_no_failure_of_its_line(cluster: Cluster) -> None:
+    job, directory = cluster.detach(
+        "print(1)", *SMALL, "--set", 'runtime.setup=["touch $HPCML_RUN_DIR/begun-setup; sleep 600"]'
+    )
+    assert wait_for((directory / "begun-setup").exists, 60, 0.1)
+    cluster.run("scancel", job)
+    assert wait_for(lambda: cluster.job(job)["JobState"] == "CANCELLED", 60, 0.1), cluster.job(job)
+    assert not (directory / "status.json").exists()
+    facts = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
+    assert facts["state"] == "CANCELLED"
+
+
+def test_all_memory_of_a_node(cluster: Cluster) -> None:
+    """``#SBATCH --mem=0``, as many centres' examples have it."""
+    script = cluster.write("all.sh", "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --mem=0\npython3 -c 'print(1)'\n")
+    done = cluster.run("hpcml", "submit", "--wait", "--", "bash", str(script))
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    directory = Path(json.loads(cluster.run("hpcml", "status", "--json").stdout)["directory"])
+    (memory,) = (
+        value for name, value in json.loads((directory / "plan.json").read_text())["directives"] if name == "--mem"
+    )
+    assert memory == "0"
+    job = json.loads((directory / "submission.json").read_text())["job"]
+    assert "mem=4000M" in cluster.job(job)["TRES"], cluster.job(job)

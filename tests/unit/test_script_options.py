@@ -56,7 +56,8 @@ def test_the_first_lines_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[
     }
     told = capsys.readouterr().err
     assert told.count("hpcml ignores these") == 1
-    assert "--ntasks-per-node=4 (line 6), --output=out-%j.txt (line 7)" in told
+    assert "--ntasks-per-node=4 (line 6), --output=out-%j.txt (line 7). For N ranks on each node (PyTorch, JAX" in told
+    assert told.endswith("use --set workers.per_node=N.\n")
 
 
 def test_the_value_of_a_variable_is_not_recorded(tmp_path: Path) -> None:
