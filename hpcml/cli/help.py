@@ -41,11 +41,15 @@ _MEANING = {
     "clean": "hpcml rm",
     "cleanup": "hpcml rm",
     "ddp": "ranks pytorch",
+    "deadlock": "run hangs",
+    "freezes": "run hangs",
+    "frozen": "run hangs",
     "hand": "give colleague",
     "mpiexec": "mpirun",
     "sbatch": "batch script",
     "share": "hand colleague",
     "sharing": "hand colleague",
+    "stuck": "run hangs",
     "timeout": "beyond time limit",
     "walltime": "beyond time limit",
     "week": "hpcml ls",
@@ -74,7 +78,7 @@ def run(topic: str) -> int:
     if name == "topics":
         for page, title in titles.items():
             if page not in _OF_DEVELOPERS:
-                say_fitted(title, sys.stdout, first=f"{_name(page):<28}", rest=" " * 28)
+                say_fitted(title, sys.stdout, first=f"{page:<28}", rest=" " * 28)
         say_fitted(
             "hpcml help NAME.md shows the page NAME. "
             "If NAME is also a command, hpcml help NAME shows that command's help.",

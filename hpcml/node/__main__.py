@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 from hpcml import kinds
@@ -35,12 +36,29 @@ def main(arguments: list[str]) -> int:
     if role.every_node:
         processes.killed_before_others(processes.KILLED_NEXT)
     note = None if role.connected else versions.tell(context, role.name)  # the supervisor compares them with its own
-    with long_import():
-        module = importlib.import_module(role.module)
-    status = int(module.main())
+    try:
+        with long_import():
+            module = importlib.import_module(role.module)
+        status = int(module.main())
+    except ModuleNotFoundError as error:
+        if not (sentence := shadowed(error.name or "", os.environ.get("HPCML_PYTHONPATH", ""))):
+            raise
+        print(f"hpcml: {sentence}.", file=sys.stderr, flush=True)
+        return 1
     if note and role.every_node and status == 0:
         versions.forget(note)
     return status
+
+
+def shadowed(name: str, python_path: str) -> str:
+    """Return that a folder of PYTHONPATH has another module of a package's name; empty if none has."""
+    package, _, part = name.rpartition(".")
+    module = sys.modules.get(package)
+    places = [*getattr(module, "__path__", ()), getattr(module, "__file__", None) or ""]
+    for entry in filter(None, python_path.split(":")):
+        if place := next((one for one in places if one.startswith(f"{entry.rstrip('/')}/")), ""):
+            return f"the module {package} comes from {place}, by PYTHONPATH, and has no {part}"
+    return ""
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ class Progress(NamedTuple):
 
     attempt: int = 0  # its number, from 0
     times: Mapping[str, float] = {}  # by event, in seconds since 1970
+    seconds_before: int = 0  # that the attempts before this one had their nodes
     clocks: Mapping[str, tuple[float, float]] = {}  # by node: seconds ahead of the first node's, and their error
     staging: str = ""  # how the image is copied to the nodes, empty if it is not
     versions: str = ""  # of Python and the packages, in a sentence
@@ -357,6 +358,9 @@ def _from_files(run: directories.Run) -> Status:
     current = new
     for event in record.events:
         if event.attempt != current.progress.attempt:  # Slurm has started the job again
+            times = current.progress.times
+            took = round(max(times.values()) - times["allocated"]) if "allocated" in times else 0
+            current = current.changed(seconds_before=current.progress.seconds_before + max(took, 0))
             current = current.changed(attempt=event.attempt, phase="starting", times={}, clocks={}, silent_workers={})
             current = current.changed(idle_since=0.0)
             current = current.changed(versions="", fabric="", fabric_ok=True, differences=())

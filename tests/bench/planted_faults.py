@@ -119,6 +119,7 @@ FAULTS = (
     F("hpcml/failures/stacks.py", "if not found or 2 * len(found[0].ranks) <= max(count, 2):", "if not found:", "why names a rank for which no majority waits"),
     F("hpcml/runs/why.py", 'if status.cluster.idle_since and cause.rule == "time-limit":', "if False:", "ranks that waited for each other are told to take more time"),
     F("hpcml/kinds/ranks/node/processes.py", "if is_idle != self.is_idle:", "if is_idle:", "ranks that compute again count as idle"),
+    F("hpcml/node/__main__.py", "if not (sentence := shadowed(", "if True or not (sentence := shadowed(", "a folder of PYTHONPATH that hides dask is not named"),
     F("hpcml/kinds/ranks/plan.py", 'for unit, has in (("GPU", 0 if of_each_gpu else gpus), ("CPU", cpus)):', 'for unit, has in (("GPU", 0), ("CPU", cpus)):', "ranks share a GPU by chance"),
     F("hpcml/files.py", "if ours and not (is_obeyed(status) if obeyed else is_ours(status)):", "if obeyed and not is_obeyed(status):", "hpcml believes a run's record that another user wrote"),
     F("hpcml/files.py", "for place in {path, real}:", "for place in {real}:", "hpcml obeys settings behind a link in another's folder"),

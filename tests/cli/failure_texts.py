@@ -98,6 +98,8 @@ TEXTS: dict[str, list[str]] = {
     "not-connected": ["OSError: [Errno 107] Transport endpoint is not connected: '/mnt/image/x'"],
     "io-error": ["OSError: [Errno 5] Input/output error: '/scratch/me/a.npy'"],
     "read-only": ["OSError: [Errno 30] Read-only file system: '/opt/model.bin'"],
+    "shadowed-module": ["hpcml: the module dask comes from /home/me/pp/dask, by PYTHONPATH, and has no config."],
+    "no-submodule": ["ModuleNotFoundError: No module named 'dask.config'", "ModuleNotFoundError: No module named 'utils.data'; 'utils' is not a package"],
     "no-module": ["ModuleNotFoundError: No module named 'xgboost'",
                   """Exception: 'ModuleNotFoundError("No module named \\'xgboost\\'")'""",
                   """Exception: "ModuleNotFoundError(\\"No module named 'xgboost'\\")\""""],

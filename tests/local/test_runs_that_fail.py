@@ -165,6 +165,20 @@ print('Killed: out of memory')
 """
 
 
+def test_a_folder_of_pythonpath_that_hides_dask_is_named(here: Here) -> None:
+    """To install Dask, or to share its environment, is no remedy."""
+    (here.folder / "pp/dask").mkdir(parents=True)
+    (here.folder / "pp/dask/__init__.py").write_text('__version__ = "0.1"\n')
+    here.environment["PYTHONPATH"] = str(here.folder / "pp")
+    done = here.submit("from distributed import Client\nClient()\n")
+    del here.environment["PYTHONPATH"]
+    told = f"the module dask comes from {here.folder}/pp/dask, by PYTHONPATH"
+    assert (done.returncode, told in done.stderr) == (errors.START_FAILED, True), done.stderr
+    why = json.loads(here.run("why", "--json").stdout)
+    assert (why["rule"], told in why["cause"]) == ("shadowed-module", True), why
+    assert "Remove this folder from PYTHONPATH" in why["next_step"]
+
+
 def test_what_nobody_waited_for_is_told_of_a_script_that_ended_well(here: Here) -> None:
     """A worker that was ended for its memory is named with the figures; a run that ended well has no cause.
 

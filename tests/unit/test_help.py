@@ -54,6 +54,18 @@ def test_finds_the_page_of_a_question(asked: dict[str, str]) -> None:
     assert ("jobs/README.md" if page == help.EXAMPLES else f"docs/{page}.md") == asked["page"]
 
 
+@pytest.mark.parametrize("word", ["deadlock", "stuck", "frozen"])
+def test_a_run_that_hangs_has_many_names(word: str) -> None:
+    assert help.find(word)[0] == ("troubleshooting", "## A run hangs")
+
+
+def test_the_topics_are_named_as_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert help.run("topics") == 0
+    topics = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert {"doctor", "status", "ranks"} <= {*topics}
+    assert not [topic for topic in topics if topic.endswith(".md")]
+
+
 def test_pages_fit_the_width(subtests: pytest.Subtests, capsys: pytest.CaptureFixture[str]) -> None:
     for page in help.pages():
         with subtests.test(page=page):

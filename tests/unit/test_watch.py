@@ -14,6 +14,7 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from hpcml import errors, schedulers
+from hpcml.cli import ls
 from hpcml.cli.progress import Progress
 from hpcml.failures.end import End
 from hpcml.failures.stacks import Frame, Process, grouped, wait_sentence, waits
@@ -178,9 +179,21 @@ def test_which_rank_the_others_wait_for(lines: list[int], sentence: str) -> None
 def test_the_keys_of_a_status_for_programs() -> None:
     assert " ".join(sorted(run_status.Status("r").as_json())) == (
         "address at_fault attempt brought by cause clocks command differences directory estimate exit_status expected fabric fabric_ok has_cluster hint idle_since in_image job job_state "
-        "jupyter kind log log_begin message node node_count nodes not_brought original phase protocol quote rank run seconds security service setup_warnings silent silent_workers site staging "
+        "jupyter kind log log_begin message node node_count nodes not_brought original phase protocol quote rank run seconds seconds_before security service setup_warnings silent silent_workers site staging "
         "state times versions warnings workers"
     )
+
+
+def test_the_time_of_attempts_before_is_kept(run: directories.Run) -> None:
+    """The table of runs shows the time of all attempts, as they are paid."""
+    for attempt, (begin, end) in enumerate(((100, 160), (200, 243), (300, 320))):
+        with run.paths.events.open("a") as file:
+            for name, at in (("allocated", begin), ("driver-started", begin + 5), ("torn-down", end)):
+                file.write(json.dumps({"event": name, "time": at, "attempt": attempt, "nodes": ["n1"]}) + "\n")
+    status = run_status.status(run, ask=False)
+    assert (status.progress.attempt, status.progress.seconds_before) == (2, 103)
+    ended = status.changed(phase="ended", exit_status=0, ended_as="COMPLETED")
+    assert (ended.seconds(), ls.cells(ended, 1000.0)[ls.HEADER.index("TIME")]) == (20, "2:03")
 
 
 @pytest.mark.parametrize(("word", "status"), [
