@@ -27,6 +27,7 @@ NOTES = {
     "mpi": ["dask_mpi.initialize 6"],
     "scheduler_file": ["Client 7"],
     "old_address": ["Client 6"],
+    "own_security": ["LocalCluster 8", "Client 12"],
     "asynchronous": ["LocalCluster 11", "Client 15"],
     "hpcml_connect": ["hpcml.connect 18"],
     "resources": ["LocalCluster 6", "Client 8", "SLURMCluster 10"],

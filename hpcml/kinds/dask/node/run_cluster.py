@@ -329,9 +329,14 @@ def adopt(client: type) -> type:
     @functools.wraps(original)
     def __init__(self: Any, *arguments: Any, **options: Any) -> None:  # noqa: N807
         move_to_main()
-        given = signature.bind(self, *arguments, **options).arguments
+        bound = signature.bind(self, *arguments, **options)
+        given = bound.arguments
         asked = _call("Client", arguments, options)
         target = given.get("address")
+        if isinstance(target, RunCluster):
+            given.pop("security", None)  # that of the cluster which the run's replaces
+            original(*bound.args, **bound.kwargs)
+            return
         if target is None and given.get("scheduler_file") is None:
             target = dask.config.get("scheduler-address", None)
         if not isinstance(target, str | None) or _answers(target, given):
@@ -349,8 +354,7 @@ def adopt(client: type) -> type:
             )
             original(self, closed, **kept)
             return
-        if not isinstance(kept.get("security"), Security) or of_a_cluster:
-            kept.pop("security", None)  # a cluster's own, made for it
+        kept.pop("security", None)  # made for another cluster; the run's is in Dask's settings
         if of_a_cluster or not {"address", "scheduler_file"} & {name for name, value in given.items() if value}:
             self._opening = _opening(self, asked, {**_connecting, **of_a_cluster}, spawns=True)
         original(self, address(), **kept)
