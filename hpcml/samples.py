@@ -150,7 +150,9 @@ class Event(NamedTuple):
             return ""
         processes = "1 process" if self.kills == 1 else f"{self.kills} processes"
         if of_host:
-            why = "the kernel counts killed processes on the whole node, because the job has no memory cgroup of its own"
+            why = (
+                "the kernel counts killed processes on the whole node, because the job has no memory cgroup of its own"
+            )
             return f"perhaps another program on {node} ran out of memory: the kernel killed {processes} ({why})"
         return f"{node} ran out of memory: the kernel killed {processes}"
 

@@ -294,7 +294,10 @@ def test_a_message_long_before_the_end_is_no_cause(paths: RunPaths) -> None:
 
 def test_what_an_earlier_attempt_printed_is_no_cause(paths: RunPaths, subtests: pytest.Subtests) -> None:
     before = f"{WATCHDOG}\n{TEXTS['disk-full'][0]}\n{TRACEBACK}ValueError: bad\n"
-    for status, words in ((5, "rank 2 on n2 exited with status 5"), (134, "SIGABRT: compiled code aborted the process")):
+    for status, words in (
+        (5, "rank 2 on n2 exited with status 5"),
+        (134, "SIGABRT: compiled code aborted the process"),
+    ):
         with subtests.test(words):
             (paths.logs / OWN).write_text(before)
             found = why(paths, end_of(status, log_begin=len(before)))
