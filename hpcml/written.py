@@ -266,8 +266,8 @@ class _Bringing:
 
     def _link(self, path: str, folder: int, last: str) -> None:
         target = os.readlink(path)  # noqa: PTH115 - as it is written
-        if target.startswith(f"{self.run.code}/"):
-            raise _StaysError("a link into the copy")
+        if target.startswith(own := f"{self.run.code}/"):
+            target = f"{self.copy.home}/{target[len(own) :]}"
         try:
             os.symlink(target, last, dir_fd=folder)
         except FileExistsError:

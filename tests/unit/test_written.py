@@ -75,13 +75,15 @@ def test_new_files_links_and_folders_are_brought(case: Case) -> None:
     put(run.code, "scripts/__pycache__/x.pyc")
     (run.code / "empty").mkdir(mode=0o750)
     (run.code / "results" / "last").symlink_to("deep/r.csv")
+    (run.code / "whole").symlink_to(run.code / "results/deep")
     result = bring(run)
-    assert sorted(result.brought) == ["results/deep/r.csv", "results/last", "scripts/beside.txt"]
+    assert sorted(result.brought) == ["results/deep/r.csv", "results/last", "scripts/beside.txt", "whole"]
     assert not result.left
     assert not result.sentence()
     assert (case.home / "results/deep/r.csv").read_text() == "new"
     assert (case.home / "results/deep/r.csv").stat().st_mode & 0o777 == 0o640
     assert (case.home / "results/last").readlink() == Path("deep/r.csv")
+    assert (case.home / "whole").readlink() == case.home / "results/deep"
     assert (case.home / "empty").is_dir()
     assert not (case.home / "data").exists()
     assert not (case.home / "scripts/__pycache__").exists()
