@@ -37,6 +37,9 @@ def _train(text: str, name: str = "scripts/train.py", **more: str) -> dict[str, 
 
 PROJECTS = {
     "pathlib": Project(_train(_PATHLIB + "ROOT = Path(__file__).resolve().parent.parent\n")),
+    "read and write": Project({"scripts/train.py": _PATHLIB + "ROOT = Path(__file__).resolve().parent.parent\n"
+                               "print((ROOT / 'data' / 'a.csv').read_text())\n(ROOT / 'results').mkdir(exist_ok=True)\n"
+                               "(ROOT / 'results' / 'r.csv').write_text('1\\n')\n", **_DATA}),
     "parents": Project(_train(_PATHLIB + "ROOT = Path(__file__).absolute().parents[1]\n"), folder="scripts",
                        words=("train.py",)),
     "dirname": Project(_train(_OS + "ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))\n")),
