@@ -547,7 +547,7 @@ FAULTS = (
     F("templates/batch.sh.j2", "set +u   # the lines", ":   # the lines", "a variable that is not set in a module or in the user's setup ends the run", True),
     F("templates/setup.sh", '127) hpcml_ends "exited with status 127: a command was not found" ;;', "127) ;;", "the script runs with another Python after a line of the setup that was not found"),
     F("templates/setup.sh", '[ ! -f "$hpcml_last" ] || [ ! -r "$hpcml_last" ]', "false", "a file of the setup that cannot be read is a warning only"),
-    F("hpcml/runs/snapshot.py", 'code, "" if module else script.name, linked=linked)', "code, script.name, linked=linked)", "the package that -m names is not in the copy"),
+    F("hpcml/runs/snapshot.py", '"" if root or module else script.name', '"" if root else script.name', "the package that -m names is not in the copy"),
     F("hpcml/request/batch_scripts.py", 'if array := asked.get("--array"):', 'if array := asked.get("--no-array"):', "an array of a batch script runs once, with an empty index, and ends with 0"),
     F("hpcml/request/batch_scripts.py", 'if given.get("ranks") or not tasks.count:', "if True:", "srun in a batch script computes a part of its tasks, with status 0"),
     F("hpcml/runs/ranks.py", "(each > 1 and not is_alone)", "(each > 99 and not is_alone)", "torchrun in each of several ranks makes worlds of one"),

@@ -62,7 +62,7 @@ def test_files_and_values_on_a_node_are_as_with_plain_python(cluster: Cluster, n
     assert tree(cluster.lab, place / "run") == files
 
 
-@pytest.mark.parametrize("name", FIVE)
+@pytest.mark.parametrize("name", [*FIVE, "relative"])
 def test_a_laptop_fetches_the_files_and_does_not_send_them_again(outside: Outside, name: str) -> None:
     project, place = PROJECTS[name], outside.cluster.work / f"from-laptop-{name}"
     said, files = plain(outside.lab, place / "alone", project)

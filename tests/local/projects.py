@@ -72,6 +72,7 @@ PROJECTS = {
                     words=("experiments/a/b/run.py",)),
     "beside": Project({"train.py": _PATHLIB + "ROOT = Path(__file__).resolve().parent\n" + _USE, **_DATA},
                       words=("train.py",)),
+    "relative": Project({"train.py": "open('plain.txt', 'w').write('x')\nprint(1)\n"}, words=("train.py",)),
     "again": Project({**_train(_PATHLIB + "ROOT = Path(__file__).resolve().parent.parent\n"),
                       "results/r.json": "5", "results/other.json": "7"}),
     "log": Project({"scripts/train.py": _PATHLIB + "LOG = Path(__file__).resolve().parents[1] / 'logs' / 'all.log'\n"
