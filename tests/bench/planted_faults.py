@@ -433,7 +433,7 @@ FAULTS = (
     F("hpcml/kinds/ranks/node/tasks.py", "            os.set_inheritable(number, True)\n", "", "the ranks of MPICH do not find each other"),
     F("hpcml/schedulers/slurm_options.py", "*site.slurm.srun_extra, *mpi, *begin)", "*mpi, *site.slurm.srun_extra, *begin)", "a profile's --mpi=none switches --mpi off"),
     F("hpcml/node/script/launcher.py", "if end.code not in (None, 0, _STOPPED):", "if end.code not in (None, 0):", "a rank of mpi4py that saved and stopped kills the others"),
-    F("hpcml/runs/ranks.py", "node is not parent.test and not is_main:", "node is not parent.test:", "an MPI script with a main guard passes as one process"),
+    F("hpcml/runs/ranks.py", "node is not parent.test and not (is_guard and self.is_main):", "node is not parent.test:", "an MPI script with a main guard passes as one process"),
     F("hpcml/runs/record.py", 'text.splitlines(keepends=True) if line.endswith("\\n")]', "text.splitlines(keepends=True)]", "status fails while an event is being written"),
     F("hpcml/runs/record.py", "return max((int(name) for name", "return min((int(name) for name", "status tells the first attempt's exit status of the last"),
     F("hpcml/runs/directories.py", "st_ctime < time.time() - _NEW_FOR", "st_ctime <= time.time()", "rm removes the folder of a submission under way", True),

@@ -130,7 +130,7 @@ class Study:
 def mend(journal: str) -> None:
     """Remove the parts of lines from a journal that a full disk, a quota or a node that crashed has left.
 
-    Optuna refuses a journal with such a part. The entry of the part is lost: its trial counts as failed. Bytes of whole lines
+    Optuna refuses a journal with such a part. Its result is lost: the trial counts as failed. Bytes of whole lines
     stay where they are, since other jobs of the sweep may read on from there. A part that another line follows in the
     same line becomes blanks.
 
