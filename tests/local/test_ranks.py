@@ -171,3 +171,33 @@ def test_two_runs_at_once_have_ports_of_their_own(here: Here) -> None:
     assert [here.ended(run)["exit_status"] for run in runs] == [0, 0]
     ports = {json.loads((run / "out/ranks.json").read_text())[0]["variables"]["MASTER_PORT"] for run in runs}
     assert len(ports) == 2
+
+
+def test_a_rank_that_crashes_is_told_once_with_what_it_said_before(here: Here) -> None:
+    text = (
+        "import os, sys, time\n"
+        "if os.environ['RANK'] != '1': time.sleep(100)\n"
+        "print('OpenBLAS blas_thread_init: failed to start', sys.argv[1], file=sys.stderr, flush=True)\n"
+        "os.kill(os.getpid(), 11) if sys.argv[1] == 'kill' else os.abort()\n"
+    )
+    for word, name in (("kill", "SIGSEGV"), ("abort", "SIGABRT")):
+        here.run("submit", "--wait", "--ranks", "2", here.script(text), word)
+        found = here.json("why")
+        said = f"OpenBLAS blas_thread_init: failed to start {word}"
+        assert found["cause"] == f"rank 1 on local was killed by {name}; before that it printed: {said}"
+        assert (found["occurrences"], found["log"]) == (1, "logs/rank-local-1.log")
+        assert found["evidence"][0]["text"] == said
+
+
+def test_a_program_that_says_why_and_ends_by_a_status(here: Here) -> None:
+    program = here.folder / "program"
+    for line, status, words in (
+        ("./prog: error while loading shared libraries: libcudart.so.12: cannot open shared object file", 127, "libcudart.so.12"),
+        ("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60", 1, "two ranks use the same GPU"),
+    ):  # fmt: skip
+        program.write_text(f"#!/bin/sh\necho '{line}' >&2\necho ======== >&2\nexit {status}\n")
+        program.chmod(0o700)
+        assert here.run("submit", "--wait", "--ranks", "1", "--", "./program").returncode == status
+        found = here.json("why")
+        assert words in found["cause"]
+        assert found["cause"].startswith(f"rank 0 on local exited with status {status}: ")

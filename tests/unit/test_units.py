@@ -87,3 +87,10 @@ def test_host_lists(text: str, names: tuple[str, ...]) -> None:
 def test_what_is_no_host_list(text: str) -> None:
     with pytest.raises(ValueError, match="host"):
         units.expand_hosts(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(25, "25 s"), (5.5, "5.5 s"), (119, "119 s"), (120, "2 min"), (600, "10 min")]
+)
+def test_a_deadline_in_a_sentence(seconds: float, text: str) -> None:
+    assert units.format_deadline(seconds) == text

@@ -160,6 +160,6 @@ def cause_of(
     hits = [hit for hit in others if hit.line.time > began - _SLACK]
     name = f"{log.parent.name}/{log.name}"
     hits += [hit for piece in evidence.pieces(log) for hit in evidence.hits_in(piece, SCRIPT, name=name)]
-    message = _OUT_OF_MEMORY if out_of_memory else ""
-    end = RunEnd(status, SCRIPT, "script", message, ended_as="FAILED")
+    message, state = (_OUT_OF_MEMORY, "OUT_OF_MEMORY") if out_of_memory else ("", "FAILED")
+    end = RunEnd(status, SCRIPT, "script", message, ended_as=state)
     return judgement.judge(judgement.Case(end, error=error, last_error=evidence.last_error(log)), hits)
