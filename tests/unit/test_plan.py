@@ -222,3 +222,15 @@ def test_a_script_has_the_profile_s_time_to_save_and_the_user_s_umask() -> None:
     profile = site({"scheduler": "slurm", "deadlines": {"driver_grace": "17s", "teardown": "9s"}})
     made = plan.plan(profile, spec(), PLACE._replace(umask=0o027))
     assert (made.inside.deadlines.script_grace, made.inside.code.umask) == (17.0, 0o027)
+
+
+def test_tasks_get_the_options_of_the_script_s_python() -> None:
+    for words, variables in {
+        ("python", "-O"): {"PYTHONOPTIMIZE": "1"},
+        ("python", "-BOO", "-W", "O", "-X", "utf8"): {"PYTHONOPTIMIZE": "2", "PYTHONUTF8": "1"},
+        ("python", "-Xdev", "-u"): {},
+    }.items():
+        made = plan.plan(site(TWO), spec(interpreter=words), PLACE)
+        assert {name: value for name, value in made.environment if name.startswith("PYTHON")} == variables
+    asked = spec(interpreter=("python", "-O"), environment=(("PYTHONOPTIMIZE", "2"),))
+    assert "PYTHONOPTIMIZE" not in dict(plan.plan(site(TWO), asked, PLACE).environment)

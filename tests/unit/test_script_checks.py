@@ -239,3 +239,25 @@ def test_a_file_beside_the_script_that_hides_a_known_module_is_told(tmp_path: Pa
     assert check(script(tmp_path / "other", "import sys\n", "sys.py")) == []  # Python's own is there before
     told = check(script(tmp_path, "import hpcml\nhpcml.connect()\n", "main.py"))  # a library imports it, not the script
     assert told == ["dask.py hides the module dask: rename the file if the script needs the installed module"]
+
+
+def test_a_first_line_that_is_not_used_is_told(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    other = tmp_path / "env/bin/python3"
+    other.parent.mkdir(parents=True)
+    other.touch()
+    for line, words in {
+        "#!/usr/bin/env -S python -O -X utf8": "python -O -X utf8",
+        "#!/usr/bin/python3 -OO": "/usr/bin/python3 -OO",
+        f"#!{other}": str(other),
+        "#!/usr/bin/env python3": "",
+        "#!/usr/bin/python3": "",
+        f"#!{sys.executable}": "",
+        "#!/no/such/python": "",
+        "print(1)": "",
+    }.items():
+        with subtests.test(line):
+            notes = script_checks.unused_first_line(script(tmp_path, f"{line}\n"), tmp_path, sys.executable)
+            assert bool(notes) is bool(words)
+            if notes:
+                assert notes[0].startswith(f"main.py:1: hpcml ignores the script's first line ({words})")
+                assert notes[0].endswith(f"hpcml submit -- {words} main.py")
