@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -301,8 +302,22 @@ def _environment(site: Site, spec: RunRequest, kind: Kind) -> tuple[tuple[str, s
         inner = (*inner, ("HPCML_CUPY_CACHE", kernels(spec.image)))
     if not site.repairs:
         inner = (*inner, repairs.OFF)
+    options = _options_of_python(spec.code.interpreter[1:])
+    inner = (*inner, *(pair for pair in options.items() if pair[0] not in inherited))
     shared = _planned_by(kind).environment(site, spec)
     return (*(pair for pair in shared if pair[0] not in site.environment), *site.environment.items(), *inner)
+
+
+def _options_of_python(words: Sequence[str]) -> dict[str, str]:
+    """Return the variables for options of the script's Python, which tasks get as workers of a LocalCluster would."""
+    optimize, variables, rest = 0, dict[str, str](), [*words]
+    while rest:
+        letters, letter, value = re.fullmatch(r"-?([^WX]*)([WX]?)(.*)", rest.pop(0), re.DOTALL).groups()  # type: ignore[union-attr] # of any text
+        value = rest.pop(0) if letter and not value and rest else value
+        optimize += letters.count("O")
+        if letter == "X" and value in ("utf8", "utf8=1"):
+            variables["PYTHONUTF8"] = "1"
+    return variables | ({"PYTHONOPTIMIZE": str(optimize)} if optimize else {})
 
 
 def _notices(site: Site, spec: RunRequest) -> tuple[str, ...]:

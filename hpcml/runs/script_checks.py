@@ -24,6 +24,7 @@ from hpcml.sites import layers
 _ANSWER = 2.0  # seconds for another interpreter to compile a script that does not compile here
 _NOTED = 3  # modules in a note
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
+_OF_THE_SYSTEM = ("/usr/bin", "/bin", "/usr/local/bin")  # first lines that name Python there mean any Python
 _COMPILE = "import sys; compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec')"
 # What Dask, its libraries or most scripts need: a file of the script's folder with such a name is seldom meant to take
 # its place. Not what Python has loaded before any script.
@@ -335,6 +336,34 @@ def installed(python: str) -> tuple[str, ...]:
                 name.partition(".")[0] for name in os.listdir(folder) if not name.endswith((".dist-info", ".pth"))
             }
     return tuple(sorted(name for name in names if name.isidentifier()))
+
+
+def unused_first_line(script: Path, base: Path, python: str) -> list[str]:
+    """Return a note where a script's first line asks for options of Python, or for another environment's Python.
+
+    Parameters
+    ----------
+    python
+        The interpreter that runs the script instead.
+    """
+    try:
+        with script.open("rb") as file:
+            line = file.readline(4096).decode(errors="replace")
+    except OSError:  # told elsewhere
+        return []
+    words = line.removeprefix("#!").split() if line.startswith("#!") else []
+    if words and os.path.basename(words[0]) == "env":
+        words = words[2 if words[1:2] == ["-S"] else 1 :]
+    if not words or "python" not in os.path.basename(words[0]):
+        return []
+    program = Path(words[0])
+    folders = {program.parent, Path(python).parent, *map(Path, _OF_THE_SYSTEM)}
+    is_other = program.is_absolute() and program.exists() and len(folders) == len(_OF_THE_SYSTEM) + 2
+    if not words[1:] and not is_other:
+        return []
+    command = " ".join([*words, place(base, script)])
+    what = f"hpcml ignores the script's first line ({' '.join(words)}) and runs the script with {python}"
+    return [f"{place(base, script, 1)}: {what}. To use the first line: hpcml submit -- {command}"]
 
 
 def missing_argument(script: Path, base: Path, given: int) -> list[str]:

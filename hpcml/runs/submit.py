@@ -292,6 +292,8 @@ def _check_code(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: bo
     notes = script_checks.check_code(
         spec.code.script, base, python, named=named, image=image, prepared=prepared, dry_run=dry_run
     )
+    if not spec.code.interpreter and not image:
+        notes += script_checks.unused_first_line(spec.code.script, base, python)
     notes += script_checks.missing_argument(spec.code.script, base, len(spec.code.arguments))
     return notes + script_checks.lost_input(spec.code.script, base)
 

@@ -252,3 +252,15 @@ def test_when_the_cluster_starts(subtests: pytest.Subtests) -> None:
     assert "the code does not name Dask" in " ".join(said.reasons)
     assert "runs once, on the first of 4 nodes; to run it on every node, add --ranks node" in " ".join(said.notices)
     assert "--ranks" not in " ".join((*made({}, nodes=4).notices, *made(late).notices))
+
+
+def test_tasks_get_the_options_of_the_script_s_python() -> None:
+    for words, variables in {
+        ("python", "-O"): {"PYTHONOPTIMIZE": "1"},
+        ("python", "-BOO", "-W", "O", "-X", "utf8"): {"PYTHONOPTIMIZE": "2", "PYTHONUTF8": "1"},
+        ("python", "-Xdev", "-u"): {},
+    }.items():
+        made = plan.plan(site(TWO), spec(interpreter=words), PLACE)
+        assert {name: value for name, value in made.environment if name.startswith("PYTHON")} == variables
+    asked = spec(interpreter=("python", "-O"), environment=(("PYTHONOPTIMIZE", "2"),))
+    assert "PYTHONOPTIMIZE" not in dict(plan.plan(site(TWO), asked, PLACE).environment)

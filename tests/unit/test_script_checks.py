@@ -265,3 +265,25 @@ def test_packages_that_an_edit_changes_are_told(tmp_path: Path, monkeypatch: pyt
     (told,) = check(script(tmp_path / "project", "import other\nimport json\n", "same.py"))
     assert f"an edit changes other ({source}/other): do not change it until" in told
     assert check(tmp_path / "project/same.py", image=True) == []
+
+
+def test_a_first_line_that_is_not_used_is_told(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    other = tmp_path / "env/bin/python3"
+    other.parent.mkdir(parents=True)
+    other.touch()
+    for line, words in {
+        "#!/usr/bin/env -S python -O -X utf8": "python -O -X utf8",
+        "#!/usr/bin/python3 -OO": "/usr/bin/python3 -OO",
+        f"#!{other}": str(other),
+        "#!/usr/bin/env python3": "",
+        "#!/usr/bin/python3": "",
+        f"#!{sys.executable}": "",
+        "#!/no/such/python": "",
+        "print(1)": "",
+    }.items():
+        with subtests.test(line):
+            notes = script_checks.unused_first_line(script(tmp_path, f"{line}\n"), tmp_path, sys.executable)
+            assert bool(notes) is bool(words)
+            if notes:
+                assert notes[0].startswith(f"main.py:1: hpcml ignores the script's first line ({words})")
+                assert notes[0].endswith(f"hpcml submit -- {words} main.py")
