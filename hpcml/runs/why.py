@@ -121,7 +121,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         return Answer(run.id, status.state, False, "the run succeeded: there is no failure to explain", warnings=lines)
     if not judged.known or (status.state == "NODE_FAIL" and not judged.nodes):
         judged = _by_scheduler(run, status, judged)
-    if judged.rule == "no-module":
+    if judged.rule in ("no-module", "no-submodule"):
         judged = _removed_module(run, judged)
     groups = _kept_stacks(run, status, judged.rule)
     waiting = stacks.waits(groups) if status.cluster.idle_since or status.ending.exit_status == IDLE else ()
