@@ -137,8 +137,10 @@ def test_each_key_says_whether_it_names_a_program_a_trusted_one_or_an_account() 
     assert sorted(one for one in classified if one not in keys) == ["facts", "login"], (
         "of these tables new keys are refused too"
     )
-    assert powers.POWERS[powers.Power.HERE] == {"login", "cost.budget", "cost.budget_row", "partitions.*.budget"}
-    assert powers.POWERS[powers.Power.TRUST] == {"network.private", "paths.trust"}
+    assert powers.POWERS[powers.Power.HERE] == {
+        "login", "scheduler", "cost.budget", "cost.budget_row", "partitions.*.budget",
+    }  # fmt: skip
+    assert powers.POWERS[powers.Power.TRUST] == {"facts", "network.private", "paths.trust"}
     assert powers.POWERS[powers.Power.ACCOUNT] == {"defaults.account"}
 
 
@@ -146,7 +148,7 @@ def test_what_somebody_else_s_file_or_line_may_not_set(subtests: pytest.Subtests
     refused: tuple[dict[str, Any], ...] = (
         {"login": {"renew": "x"}}, {"login": 3}, {"login": {}}, {"cost": {"budget": ["x"]}}, {"paths": {"trust": ["x"]}},
         {"partitions": {"a.b": {"budget": ["x"]}}}, {"cost": {"budget": {"x": 1}}}, {"cost": {"budget_row": "x"}},
-        {"network": {"private": True}},
+        {"network": {"private": True}}, {"scheduler": "local"}, {"facts": {"network.private": {"source": "x"}}},
     )  # fmt: skip
     allowed: tuple[dict[str, Any], ...] = (
         {"cost": {"unit": "x"}},
