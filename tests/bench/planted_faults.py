@@ -120,6 +120,7 @@ FAULTS = (
     F("hpcml/runs/why.py", 'if status.cluster.idle_since and cause.rule == "time-limit":', "if False:", "ranks that waited for each other are told to take more time"),
     F("hpcml/kinds/ranks/node/processes.py", "if is_idle != self.is_idle:", "if is_idle:", "ranks that compute again count as idle"),
     F("hpcml/node/__main__.py", "if not (sentence := shadowed(", "if True or not (sentence := shadowed(", "a folder of PYTHONPATH that hides dask is not named"),
+    F("hpcml/kinds/dask/node/activity.py", "self.given_up += not self._is_needed_in_part(key)", "self.given_up += 1", "blocks that a library drops count as results that the script did not wait for"),
     F("hpcml/kinds/ranks/plan.py", 'for unit, has in (("GPU", 0 if of_each_gpu else gpus), ("CPU", cpus)):', 'for unit, has in (("GPU", 0), ("CPU", cpus)):', "ranks share a GPU by chance"),
     F("hpcml/files.py", "if ours and not (is_obeyed(status) if obeyed else is_ours(status)):", "if obeyed and not is_obeyed(status):", "hpcml believes a run's record that another user wrote"),
     F("hpcml/files.py", "for place in {path, real}:", "for place in {real}:", "hpcml obeys settings behind a link in another's folder"),

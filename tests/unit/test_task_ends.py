@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import dask.array as da
 import pytest
 from distributed import Client, LocalCluster, Variable, fire_and_forget, wait
 
 from hpcml.kinds.dask.node import activity
 
+GATE = threading.Event()
 END = threading.Event()  # workers are threads of this process
 UNDONE = "not finished when the script ended or deleted the future: the script did not wait for the result."
 
@@ -45,6 +49,22 @@ def all_is_well(client: Client, folder: Path) -> None:
     wait(client.submit(invert, 3))
 
 
+def gate() -> None:
+    GATE.wait(600)
+
+
+def behind_others(client: Client, needed: slice) -> object:
+    """Persist seven blocks that cannot run yet, and drop them for some of them."""
+    GATE.clear()
+    first = client.submit(gate, pure=False)
+    blocks = da.ones(7, chunks=1).map_blocks(invert, dtype=float).persist()
+    blocks = blocks[needed].persist() if needed.stop else None
+    client.run_on_scheduler(lambda: None)
+    GATE.set()
+    wait([first, blocks] if blocks is not None else first)
+    return None
+
+
 # What a script does, how many tasks failed of it, and how many were not done.
 SCRIPTS: dict[str, tuple[Callable[[Client, Path], object], int, int]] = {
     "nothing asks for the results": (lambda client, _: wait(client.map(invert, [0, 1, 0], pure=False)), 2, 0),
@@ -54,7 +74,9 @@ SCRIPTS: dict[str, tuple[Callable[[Client, Path], object], int, int]] = {
     "nobody can wait for it": (lambda client, _: fire_and_forget(client.submit(long, 0)), 0, 1),
     "no worker for it": (lambda client, _: client.submit(invert, 1, resources={"moon": 1}), 0, 1),
     "cancelled": (lambda client, _: client.cancel(client.map(long, range(3))), 0, 0),
+    "blocks that nobody needs": (lambda client, _: behind_others(client, slice(0)), 0, 7),
     "all is well": (all_is_well, 0, 0),
+    "blocks of which it needs one": (lambda client, _: behind_others(client, slice(1)), 0, 0),
 }
 
 
@@ -64,7 +86,7 @@ def test_the_scheduler_counts_what_nobody_waited_for(name: str, tmp_path: Path) 
     END.clear()
     with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
         scheduler = cluster.scheduler
-        scheduler.add_plugin(activity.TaskEnds())
+        scheduler.add_plugin(activity.TaskEnds(scheduler))
         with Client(cluster) as client:
             kept = does(client, tmp_path)
             client.run_on_scheduler(lambda: None)  # what was sent before has arrived
@@ -81,7 +103,7 @@ def test_the_scheduler_counts_what_nobody_waited_for(name: str, tmp_path: Path) 
 
 
 def test_an_error_is_one_line_of_what_can_be_printed() -> None:
-    ends = activity.TaskEnds()
+    ends = activity.TaskEnds(cast("Any", SimpleNamespace(tasks={}, task_groups={})))
     trace = '  File "/a b/job.py", line 3, in f\n    raise\n  File "/home/me/.local/lib/python3/site-packages/x.py", line 9\n'
     text = "Bad\n\x1b[31m" + "x" * 500
     ends.transition("one", "processing", "erred", cause="one", exception_text=text, traceback_text=trace)

@@ -155,12 +155,14 @@ class TaskEnds(SchedulerPlugin):  # type: ignore[misc]
     """Counts the tasks of one scheduler that failed or were given up before they were done; it keeps the first error.
 
     A script that ends with 0 may have waited for none of them: Dask keeps an error for who asks for the result, and
-    drops what nobody wants any more.
+    drops what nobody wants any more. Blocks of a persisted collection of which a later graph needs others are no such
+    tasks: ``x = x[:100].persist()`` drops the rest of x, and libraries do so.
     """
 
     name = "hpcml-task-ends"
 
-    def __init__(self) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
         self.failed = self.given_up = 0
         self.first = ""
 
@@ -172,7 +174,13 @@ class TaskEnds(SchedulerPlugin):  # type: ignore[misc]
             self.failed += 1
             self.first = self.first or _described(**details)
         elif finish in {"released", "forgotten"} and stimulus_id.startswith(_BY_THE_SCRIPT):
-            self.given_up += 1
+            self.given_up += not self._is_needed_in_part(key)
+
+    def _is_needed_in_part(self, key: Any) -> bool:
+        """Whether tasks of another collection depend on that of a block."""
+        task = self.scheduler.tasks.get(key) if isinstance(key, tuple) else None
+        groups = self.scheduler.task_groups.values()
+        return task is not None and any(task.group in one.dependencies for one in groups if one is not task.group)
 
 
 def _described(

@@ -263,7 +263,7 @@ async def _start(context: Context, host: str, folder: Path, share: int, *, ucx: 
         security=tls.security(context.attempt),
     )
     await scheduler
-    scheduler.add_plugin(TaskEnds())
+    scheduler.add_plugin(TaskEnds(scheduler))
     scheduler.handlers[CLOCK_QUESTION] = time_here
     return scheduler
 
