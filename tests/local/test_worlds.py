@@ -27,7 +27,7 @@ def libraries(here: Here) -> Here:
 
 
 def test_a_rank_that_is_its_own_mpi_world_ends_the_run_at_once(libraries: Here) -> None:
-    text = HIDDEN + "import time\nprint('computes', flush=True)\ntime.sleep(600)\n"
+    text = HIDDEN + "import time\nprint('computes', flush=True)\ntime.sleep(60)\n"
     done = libraries.submit(text, "--ranks", "2")
     assert done.returncode == 80, done.stdout + done.stderr
     assert "computes" not in done.stdout
