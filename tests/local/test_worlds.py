@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import world_programs
 import worlds
 from homes import Here, here
 
@@ -26,7 +27,7 @@ def libraries(here: Here) -> Here:
 
 
 def test_a_rank_that_is_its_own_mpi_world_ends_the_run_at_once(libraries: Here) -> None:
-    text = HIDDEN + "import time\nprint('computes', flush=True)\ntime.sleep(600)\n"
+    text = HIDDEN + "import time\nprint('computes', flush=True)\ntime.sleep(60)\n"
     done = libraries.submit(text, "--ranks", "2")
     assert done.returncode == 80, done.stdout + done.stderr
     assert "computes" not in done.stdout
@@ -104,3 +105,23 @@ def test_a_program_that_is_not_python_and_uses_mpi_needs_its_option(
     message = libraries.status()["message"]
     assert "the program sleep uses MPI (libmpi)" in message
     assert "--mpi pmix" in libraries.status()["hint"]
+
+
+@pytest.mark.parametrize("name", world_programs.PROGRAMS)
+def test_no_program_ends_well_with_a_wrong_world(libraries: Here, name: str, subtests: pytest.Subtests) -> None:
+    program = world_programs.PROGRAMS[name]
+    for module, text in {"__init__": "", **program.files}.items():
+        path = libraries.folder / f"solver/{module}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (libraries.folder / "run.py").write_text(program.run)
+    for options, size in (("--nodes", "2"), 2), (("--nodes", "2", "--ranks", "1"), 2), (("--ranks", "2"), 2):
+        with subtests.test(" ".join(options)):
+            done = libraries.run("submit", "--wait", *options, "run.py")
+            worlds_seen = {line for line in done.stdout.splitlines() if line.startswith("world ")}
+            right = worlds_seen == {f"world {size}"}
+            assert (done.returncode == 0) is right, (done.returncode, done.stdout, done.stderr)
+            if "--ranks" in options and program.library in ("JAX", "torch"):
+                assert right, done.stderr
+            if not right:
+                assert done.returncode in (1, 65, 80), done.stderr

@@ -74,6 +74,24 @@ def Is_finalized() -> bool:
     return False
 """,
     "mpi4py/__init__.py": "",
+    "torch/__init__.py": "",
+    "torch/distributed/__init__.py": """from torch.distributed.distributed_c10d import *
+""",
+    "torch/distributed/distributed_c10d.py": """\
+import os
+
+_world = 0
+
+
+def init_process_group(backend=None, rank=None, world_size=None):
+    global _world
+    os.environ["RANK"]  # as in torch, an error where nobody set it
+    _world = world_size or int(os.environ["WORLD_SIZE"])
+
+
+def get_world_size():
+    return _world
+""",
 }
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 RECORD = "HPCML_WORLD"  # the variable that names the file for the first world of one
 RANKS = "HPCML_RANKS"  # the variable with the number of ranks; not set without ranks
 _STANDARD = os.path.dirname(os.__file__)  # noqa: PTH120 - pathlib is not loaded before a script
+_formed: list[str] = []  # the libraries by which this process has joined a world of several ranks
 _OTHERS = ("torch", "jax", "tensorflow")  # libraries whose ranks find each other without MPI
 
 
@@ -114,12 +115,29 @@ def _look_at_jax(module: Any) -> None:
             count = jax.process_count()
         if count == 1:
             _tell("JAX", _importer(module), sure=True)
+        elif count:
+            _formed.append("JAX")
 
     if original := getattr(module, "initialize", None):
         module.initialize = _followed_by(original, judge)
 
 
-_LOOKS = {"mpi4py.MPI": _look_at_mpi, "jax.distributed": _look_at_jax}
+def _look_at_torch(module: Any) -> None:
+    """Remember that ``init_process_group()`` made a world of several ranks, which needs no MPI."""
+
+    def remember() -> None:
+        if module.get_world_size() > 1:
+            _formed.append("torch")
+
+    if original := getattr(module, "init_process_group", None):
+        module.init_process_group = _followed_by(original, remember)
+
+
+_LOOKS = {
+    "mpi4py.MPI": _look_at_mpi,
+    "jax.distributed": _look_at_jax,
+    "torch.distributed.distributed_c10d": _look_at_torch,
+}
 
 
 def _followed_by(original: Any, look: Any) -> Any:
@@ -150,12 +168,17 @@ def _tell(library: str, frame: tuple[str, int], *, sure: bool) -> None:
     if not sure:
         import atexit
 
-        atexit.register(lambda: None if any(name in sys.modules for name in _OTHERS) else _write(library, frame))
+        atexit.register(lambda: None if _is_replaced(frame) else _write(library, frame))
         return
     _write(library, frame)
     sys.stdout.flush()
     message = f"hpcml: {library} started with one process in rank {os.environ.get('RANK')} of {ranks} ranks."
     raise SystemExit(message)
+
+
+def _is_replaced(frame: tuple[str, int]) -> bool:
+    """Whether the rank needs no MPI: it has joined another world, or only a library started MPI and it may have."""
+    return bool(_formed) or (not _is_own(frame[0]) and any(name in sys.modules for name in _OTHERS))
 
 
 def _write(library: str, frame: tuple[str, int]) -> None:

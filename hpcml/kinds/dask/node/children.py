@@ -49,12 +49,12 @@ def _install(path):
 
 
 class _OnWorlds:
-    """Finds nothing itself: the first import of MPI or JAX has the world watched (hpcml/node/script/worlds.py)."""
+    """Finds nothing itself: the first import of MPI, JAX or torch has it watched (hpcml/node/script/worlds.py)."""
 
     def find_spec(self, name, *_):
         # type: (str, *object) -> None
         """Install the watch, which then finds the module."""
-        if name not in ("mpi4py", "jax"):
+        if name not in ("mpi4py", "jax", "torch"):
             return
         sys.meta_path.remove(self)
         _with_worlds("install")
