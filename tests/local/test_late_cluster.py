@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -80,4 +81,11 @@ def test_a_python_without_hpcml_fails_at_its_client(here: Here) -> None:
     done = here.run("submit", "--wait", "--set", "workers.start=late", script.name)
     assert done.returncode == 1
     assert "unknown address scheme 'hpcml-late'" in done.stdout
-    assert sys.executable
+
+
+def test_a_plain_script_needs_no_dask(here: Here) -> None:
+    """Nor any other package: neither it nor the roles that wait import one."""
+    bare = here.folder / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    done = here.submit("import sys\nprint(sys.prefix)\n", "--set", f"runtime.python='''{bare}/bin/python'''")
+    assert (done.returncode, done.stdout) == (0, f"{bare}\n"), done.stderr
