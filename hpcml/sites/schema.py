@@ -298,7 +298,8 @@ class Fabric(NamedTuple):
 
     require: str = "warn"
     """``none``: no check. ``warn``: hpcml warns if the interconnect is slow. ``rdma``: the run ends with status 89
-    unless the check finds RDMA between nodes and cuda_ipc between a node's GPUs.
+    unless the check finds RDMA between nodes and cuda_ipc between a node's GPUs. A script without Dask has no check
+    unless its cluster starts later.
     """
     nccl: bool = True
     """Also test an all-reduce with NCCL. For ranks on GPUs, this is the only test of the interconnect."""
