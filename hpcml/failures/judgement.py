@@ -78,6 +78,8 @@ _PASSED_ON = (
     "JaxStackTraceBeforeTransformation",  # the traceback of the error that it causes
 )
 _TRIED = ("ImportError", "ModuleNotFoundError", "KeyError", "AttributeError", "FileNotFoundError", *_PASSED_ON)
+# How a process is told that another one, with which it shares memory or a pipe, is gone.
+_LOST_PROCESS = ("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError")
 _NOT_REBUILT = re.compile(r"function takes exactly \d+ arguments? \(\d+ given\)")  # type(error)(text) of a UnicodeError
 
 Clocks = Mapping[
@@ -607,6 +609,9 @@ def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
         if not errors_of_chain[index].get("hides") and (known_hit := _known(text, lines[index], own=True))
     }
     hit_by_index = {index: _with_groups(hit, hits) for index, hit in hit_by_index.items()}
+    for index, one in enumerate(errors_of_chain):
+        if index not in hit_by_index and one["type"] in _LOST_PROCESS and one.get("loader"):
+            hit_by_index[index] = Hit(BY_NAME["loader-killed"], lines[index], own=True)
     chain_rules = {hit.rule.name for hit in hit_by_index.values()}
     hits = [hit for hit in hits if not hit.own or hit.rule.name not in chain_rules]
     index = _beginning(errors_of_chain, hit_by_index)
@@ -671,6 +676,9 @@ def _beginning(chain: Sequence[Mapping[str, Any]], hit_by_error: Mapping[int, Hi
         if _NOT_REBUILT.fullmatch(str(chain[index].get("message"))):
             continue
         above = index
+        told = hit_by_error.get(index - 1)
+        if chain[index]["type"] in _LOST_PROCESS and told and told.rule.role is Role.ROOT:
+            continue  # why that process is gone is what a library found while it handled this
         while above not in hit_by_error and above and not chain[above].get("handled"):
             above -= 1
         return above if above in hit_by_error else index

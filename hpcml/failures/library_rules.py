@@ -139,8 +139,8 @@ _TORCH = (
          "a DataLoader worker could not use shared memory: /dev/shm is full",
          "Use smaller batches or fewer workers (num_workers). df -h /dev/shm shows the size.", "/dev/shm full"),
     Rule("loader-killed", ROOT, r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) is killed by signal: Killed",
-         "a DataLoader worker was killed: usually the memory of the job or the node was full",
-         "Request more memory, or use fewer workers (num_workers).", "DataLoader worker killed", Retry.MEMORY),
+         "a DataLoader worker was killed: usually the memory of the job or the node was full, or /dev/shm",
+         "Use fewer workers (num_workers) or smaller batches, or request more memory.", "DataLoader worker killed", Retry.MEMORY),
     Rule("loader-crashed", ROOT,
          r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed by signal: (Seg\w+ \w+|Abort\w*|[FI]\w+ \w+)|"
          r"exited unexpectedly)",

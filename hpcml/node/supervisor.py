@@ -35,7 +35,7 @@ _PLACE = (
 _LONGEST_LINE = 80  # characters of a line of runtime.setup
 _OF_SOCKETS = (errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.ENETDOWN, errno.ENETUNREACH, errno.EAFNOSUPPORT)
 REPORT_LONGEST = 3.0  # seconds that the nodes wait for it
-SEEN_UNUSED = 60.0  # seconds of a script after which samples tell that a GPU was not used
+SEEN_UNUSED = 20.0  # seconds of a script after which samples tell that a GPU was not used
 REPORT_KILLED = 1.0  # seconds until it has gone when it was killed
 
 

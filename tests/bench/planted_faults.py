@@ -106,6 +106,7 @@ FAULTS = (
     F("hpcml/failures/judgement.py", 'count = len(ranks) or', "count = len(same) or", "an event of a rank counts for each line that it wrote"),
     F("hpcml/failures/judgement.py", "if waited:  # PyTorch", "if False:  # PyTorch", "NCCL's timeout is told as a signal"),
     F("hpcml/failures/judgement.py", "if by_script and (cause := _child_out_of_memory(case, hits)):", "if False:", "a child that the kernel killed is no want of memory"),
+    F("hpcml/failures/judgement.py", "and told and told.rule.role is Role.ROOT:", "and False:", "a DataLoader worker that was killed is told as a lost connection"),
     F("hpcml/failures/judgement.py", "if another := _raised_by_another(case):", "if False:", "a rank's lost connection hides the error of another"),
     F("hpcml/failures/judgement.py", "cause = cause._replace(remedy=rule.of_ranks)", "pass", "a rank out of memory is sent to more nodes"),
     F("hpcml/failures/output.py", "not text.startswith(_OWN)", "text", "hpcml's own line is told as the program's"),

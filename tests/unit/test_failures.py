@@ -171,6 +171,9 @@ FULL = ("OSError", "[Errno 28] No space left on device")
         ((("ValueError", "Input  X\n\n  contains NaN."), ("_RemoteTraceback", "\n''\n")), False, "script-error",
          "ValueError: Input  X contains NaN."),
         ((("TimeoutError", "Only 3/4 workers arrived after 60"), ("CancelledError", "")), False, "wait-workers", "workers"),
+        ((("RuntimeError", "DataLoader worker (pid 2353) is killed by signal: Killed. "),  # torch 2.11, a worker killed
+          ("ConnectionResetError", "[Errno 104] Connection reset by peer")), True, "loader-killed", "DataLoader worker"),
+        ((("ValueError", "first"), ("ConnectionResetError", "[Errno 104]")), True, "script-error", "ConnectionReset"),
         ((("RuntimeError", "P2P 5fd1 failed during transfer phase"), ("RuntimeError", "")), False, "shuffle", "shuffle"),
     ],
 )  # fmt: skip
@@ -181,6 +184,33 @@ def test_the_first_of_a_chain_of_errors_is_the_cause(
     end.error["chain"][1]["handled"] = handled
     found = cause(end, [])
     assert (found.rule, words in found.what) == (rule, True), found
+
+
+@pytest.mark.parametrize("kind", ["ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError"])
+def test_a_connection_that_pytorch_s_loader_lost_is_a_worker_of_it_that_died(kind: str) -> None:
+    end = raised((kind, "[Errno 104] Connection reset by peer"))
+    assert cause(end, []).rule == "script-error"
+    end.error["chain"][0]["loader"] = True
+    found = cause(end, [])
+    assert (found.rule, found.retry) == ("loader-killed", "memory")
+    assert "num_workers" in found.remedy
+    assert kind in found.evidence[0].text
+    other = raised(("ValueError", "bad"))
+    other.error["chain"][0]["loader"] = True
+    assert cause(other, []).rule == "script-error"
+
+
+def test_an_error_that_came_through_pytorch_s_loader_is_written_down_so(tmp_path: Path) -> None:
+    """By a module of that name beside the script: PyTorch is in no environment of the tests."""
+    package = tmp_path / "torch/utils/data"
+    package.mkdir(parents=True)
+    (package / "dataloader.py").write_text("def get(path):\n    open(path)\n")
+    script, note = tmp_path / "job.py", tmp_path / "note.json"
+    script.write_text("import torch.utils.data.dataloader as loader\ntry: loader.get('/no/such')\nfinally: int('x')\n")
+    subprocess.run([sys.executable, "-c", "from hpcml.node.script.launcher import main; main()", script], check=False,
+                   capture_output=True, env=os.environ | {"HPCML_SCRIPT_ERROR": str(note)})  # fmt: skip
+    chain = evidence.script_error(note)["chain"]
+    assert [(one["type"], one["loader"]) for one in chain] == [("ValueError", False), ("FileNotFoundError", True)]
 
 
 def test_the_words_that_a_script_ends_with_are_written_down(tmp_path: Path) -> None:

@@ -393,7 +393,7 @@ def test_gpus_that_were_not_used_are_told_at_the_end(
             self.context, self.process = context, None
 
         def end(self) -> None:
-            told = {"attempt": 0, "script_seconds": 61.0, "figures": facts}
+            told = {"attempt": 0, "script_seconds": 21.0, "figures": facts}
             self.context.run.report_facts.write_text(json.dumps(told))
 
     monkeypatch.setattr(supervisor, "ReportProcess", Reported)
@@ -413,7 +413,7 @@ def test_the_process_of_a_pool_is_written_down_for_the_script_s_node(cluster: Br
 def test_short_scripts_and_other_attempts_tell_nothing_of_gpus(cluster: Broken) -> None:
     context = cluster.state.context
     assert supervisor.unused_gpus(context) == ""
-    for other in ({"script_seconds": 59.0}, {"attempt": 1}):
-        told = {"attempt": 0, "script_seconds": 61.0, "figures": {"gpus": 1.0, "gpus_unused": 1.0}} | other
+    for other in ({"script_seconds": 19.0}, {"attempt": 1}):
+        told = {"attempt": 0, "script_seconds": 21.0, "figures": {"gpus": 1.0, "gpus_unused": 1.0}} | other
         context.run.report_facts.write_text(json.dumps(told))
         assert supervisor.unused_gpus(context) == ""

@@ -251,7 +251,7 @@ def _write_down(error: BaseException | None, described: TracebackException, libr
             "name": getattr(error, "name", None),
         }
         chain.append({**one, "handled": handled, "no_files": _without_files(error), "hides": _hides(error, library),
-                      "has": _has(error, library)})  # fmt: skip
+                      "has": _has(error, library), "loader": _in_loader(error)})  # fmt: skip
         handled = error.__cause__ is None  # the next was raised before, and this one while it was handled
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     hpcml = main.__code__.co_filename.removesuffix("node/script/launcher.py")
@@ -267,6 +267,14 @@ def _write_down(error: BaseException | None, described: TracebackException, libr
             json.dump(record, file, default=str)
     except OSError as problem:  # the log says what happened; the disk may be full
         print(f"hpcml: {_NOTE} cannot be written: {problem.strerror}", file=sys.stderr)
+
+
+def _in_loader(error: BaseException) -> bool:
+    """Whether an error came through PyTorch's DataLoader, which then lost one of its processes or the data of one."""
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_globals.get("__name__") != "torch.utils.data.dataloader":
+        trace = trace.tb_next
+    return trace is not None
 
 
 def _message(error: BaseException) -> str:
