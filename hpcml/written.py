@@ -18,7 +18,7 @@ import stat
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from hpcml import files
 from hpcml.paths import RunPaths
@@ -65,6 +65,10 @@ class Written(NamedTuple):
         return f"Only the run's folder code/ has {count} of the script: {', '.join(named)}{more}." if left else ""
 
 
+class _TooManyError(Exception):
+    """The copy has more files and folders than are looked at."""
+
+
 class _StaysError(Exception):
     """A file cannot be brought; the text is a clause that says why."""
 
@@ -89,11 +93,12 @@ def begin(run: RunPaths, home: Path, why: str = "", proof: str = "") -> None:
         By which the login node knows its own record again (:mod:`hpcml.runs.settling`).
     """
     digests, others = {}, []
-    for name, entry in _entries(run.code):
-        if entry.is_file(follow_symlinks=False):
-            digests[name] = _digest_of(Path(entry.path))
-        else:
-            others.append(name)
+    with contextlib.suppress(_TooManyError):  # the others count as written, and have the same digests there
+        for name, entry in _entries(run.code):
+            if entry.is_file(follow_symlinks=False):
+                digests[name] = _digest_of(Path(entry.path))
+            else:
+                others.append(name)
     record = {"home": str(home), "why": why, "proof": proof, "files": digests, "others": others}
     files.write(run.copied, json.dumps(record) + "\n")
 
@@ -115,7 +120,7 @@ def of(run: RunPaths) -> Written | None:
         brought = {str(name): str(digest) for name, digest in table["brought"].items()}
         fetched = tuple(str(name) for name in table["fetched"])
         return Written(str(table["home"]), int(table["attempt"]), brought, left, fetched)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
 
 
@@ -132,7 +137,7 @@ def to_fetch(run: RunPaths) -> list[str]:
         return [one.name for one in result.left]
     if (copy := _copy(run)) is None or not copy.why:
         return []
-    return [name for name, entry in _changed(run, copy) if entry.is_file(follow_symlinks=False)]
+    return [name for name, entry in _changed(run, copy)[0] if entry.is_file(follow_symlinks=False)]
 
 
 def bring(run: RunPaths, attempt: int, *, everywhere: bool = True, trusted: bool = True) -> Written | None:
@@ -147,7 +152,7 @@ def bring(run: RunPaths, attempt: int, *, everywhere: bool = True, trusted: bool
     with _alone(run) as alone:
         if alone is None:
             return None
-        changed = list(_changed(run, copy))
+        changed, is_all = _changed(run, copy)
         brought, left, why = dict((of(run) or Written()).brought), list[Left](), copy.why if trusted else _STRANGE
         try:
             if changed and not why:
@@ -159,6 +164,8 @@ def bring(run: RunPaths, attempt: int, *, everywhere: bool = True, trusted: bool
             why = f"{copy.home}: {error.strerror}"
         if why:
             left = [Left(name, why) for name, entry in changed if entry.is_file(follow_symlinks=False)]
+        if not is_all:  # a name that is no file: fetch does not take it
+            left.append(Left("./", f"the files and folders after the first {_MOST} were not looked at"))
         written = Written(copy.home, attempt, brought, tuple(left))
         files.write(run.written, json.dumps(written._asdict()) + "\n")
     return written
@@ -188,8 +195,14 @@ def _copy(run: RunPaths) -> _Copy | None:
 
 
 def _entries(code: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield what is below the copy with its name, folders before their files; no link is followed."""
-    waiting, looked_at = [""], 0
+    """Yield what is below the copy with its name, folders before their files; no link is followed.
+
+    Raises
+    ------
+    _TooManyError
+        Behind the last entry that is looked at, if there are more.
+    """
+    waiting, looked_at = [] if code.is_symlink() else [""], 0
     while waiting:
         below = waiting.pop()
         try:
@@ -199,7 +212,7 @@ def _entries(code: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
         for entry in inside:
             looked_at += 1
             if looked_at > _MOST:
-                return
+                raise _TooManyError
             name = f"{below}{entry.name}"
             if entry.name == _SKIPPED:
                 continue
@@ -208,13 +221,19 @@ def _entries(code: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
             yield name, entry
 
 
-def _changed(run: RunPaths, copy: _Copy) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    for name, entry in _entries(run.code):
-        if entry.is_file(follow_symlinks=False):
-            if name not in copy.files or _digest_of(Path(entry.path)) != copy.files[name]:
-                yield name, entry
-        elif name not in copy.others and (entry.is_symlink() or entry.is_dir(follow_symlinks=False)):
-            yield name, entry
+def _changed(run: RunPaths, copy: _Copy) -> tuple[list[tuple[str, os.DirEntry[str]]], bool]:
+    """Return what is new or has another content, by name, and whether all was looked at."""
+    changed = []
+    try:
+        for name, entry in _entries(run.code):
+            if entry.is_file(follow_symlinks=False):
+                if name not in copy.files or _digest_of(Path(entry.path)) != copy.files[name]:
+                    changed.append((name, entry))
+            elif name not in copy.others and (entry.is_symlink() or entry.is_dir(follow_symlinks=False)):
+                changed.append((name, entry))
+    except _TooManyError:
+        return changed, False
+    return changed, True
 
 
 class _Bringing:
@@ -223,6 +242,7 @@ class _Bringing:
     def __init__(self, run: RunPaths, copy: _Copy, home: int, brought: dict[str, str], *, alone: bool) -> None:
         self.run, self.copy, self.home, self.brought, self.alone = run, copy, home, brought, alone
         self.hidden = f".hpcml-{run.directory.name}-"  # how its unfinished files begin
+        self.cleaned = set[tuple[str, ...]]()  # folders
 
     def all(self, changed: list[tuple[str, os.DirEntry[str]]]) -> tuple[dict[str, str], list[Left]]:
         """Bring what can be brought; return the digests of all that was, and what stays."""
@@ -252,7 +272,8 @@ class _Bringing:
                 self._link(entry.path, folder, last)
                 self.brought[name] = ""
                 return
-            if self.alone:
+            if self.alone and tuple(above) not in self.cleaned:
+                self.cleaned.add(tuple(above))
                 self._clean(folder)
             known = self.brought.get(name, "") or self.copy.files.get(name, "")
             digest = self._file(name, Path(entry.path), folder, last, known)
@@ -262,7 +283,8 @@ class _Bringing:
         """Remove what a process left that was killed while it copied."""
         for name in os.listdir(folder):
             if name.startswith(self.hidden):
-                os.unlink(name, dir_fd=folder)
+                with contextlib.suppress(OSError):  # another account's, or a folder: it hinders nothing
+                    os.unlink(name, dir_fd=folder)
 
     def _link(self, path: str, folder: int, last: str) -> None:
         target = os.readlink(path)  # noqa: PTH115 - as it is written
@@ -300,15 +322,15 @@ class _Bringing:
             return ""
         if not stat.S_ISREG(there.st_mode) or there.st_uid != os.geteuid():
             raise _StaysError(_OTHER)
-        digest = _digest(os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder))
-        if there.st_size == own.st_size and digest == _digest_of(source):
-            return digest
-        if not known or digest != known:
-            raise _StaysError(_OTHER)
-        kept = self.run.replaced / name
-        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(os.open(last, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder), "rb") as old:
-            files.write(kept, old.read())
+        with open(os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder), "rb") as old:
+            if not os.path.samestat(there, os.fstat(old.fileno())):  # others may write to the folder
+                raise _StaysError(_OTHER)
+            digest = hashlib.file_digest(old, "sha256").hexdigest()
+            if there.st_size == own.st_size and digest == _digest_of(source):
+                return digest
+            if not known or digest != known:
+                raise _StaysError(_OTHER)
+            self._keep(name, old)
         with self._beside(source, folder, links=True) as (new, digest):
             now = os.stat(last, dir_fd=folder, follow_symlinks=False)
             if (now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns) != (
@@ -316,6 +338,14 @@ class _Bringing:
                 raise _StaysError(_OTHER)
             os.rename(new, last, src_dir_fd=folder, dst_dir_fd=folder)
         return digest
+
+    def _keep(self, name: str, old: BinaryIO) -> None:
+        """Keep in the run what a file held at the submission; of what an earlier attempt brought, the run had it."""
+        kept = self.run.replaced / name
+        if not kept.exists():
+            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            old.seek(0)
+            files.write(kept, old.read())
 
     @contextlib.contextmanager
     def _beside(self, source: Path, folder: int, *, links: bool) -> Iterator[tuple[str, str]]:
@@ -341,6 +371,8 @@ class _Rivals:
         ]
         for other in sorted(others, key=lambda name: name.split("-")[-3:], reverse=True)[:_RIVALS]:
             paths = RunPaths(run.directory.parent / other)
+            if not files.is_own_folder(paths.directory):
+                continue
             both = [name for name in names if os.path.lexists(paths.code / name)]
             if not both or (copy := _copy(paths)) is None or copy.home != home:
                 continue
@@ -404,7 +436,8 @@ def _folder(above: int, parts: list[str], copy: Path) -> Iterator[int]:
             if (owner := os.fstat(inside).st_uid) != os.geteuid():
                 raise _StaysError(f"the folder {_shown(part)} belongs to {files.account(owner)}")
             if made:
-                os.fchmod(inside, copy.stat().st_mode & 0o777 | stat.S_IRWXU)
+                of_project = os.fstat(inside).st_mode & stat.S_ISGID  # as mkdir gave it
+                os.fchmod(inside, copy.stat().st_mode & 0o777 | stat.S_IRWXU | of_project)
         yield inside
     finally:
         os.close(inside)
@@ -423,7 +456,9 @@ def _is_linked(source: Path, folder: int, name: str) -> bool:
 def _copied(source: Path, folder: int, name: str) -> None:
     """Copy a file, whole, with its mode and times; only the user's own is read."""
     with open(files.open_regular(source), "rb") as old:
-        status = os.fstat(old.fileno())
+        status, room = os.fstat(old.fileno()), os.fstatvfs(folder)
+        if status.st_size > room.f_bavail * room.f_frsize:  # it would fill the file system before it fails
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(
             os.open(name, flags, stat.S_IMODE(status.st_mode) & 0o777 | stat.S_IWUSR, dir_fd=folder), "wb"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import os
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 MOST_FILES = 200  # modules that are looked into
+_MOST_ENTRIES = 20_000  # files and folders of a package that are passed
+_LARGEST = 4 << 20  # bytes of a module that nothing imports
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OSError)
 
 
@@ -82,9 +85,22 @@ def reached_and_packages(script: Path, folder: Path) -> Iterator[Module]:
             yield module
     tops = dict.fromkeys(folder / path.relative_to(folder).parts[0] for path in seen[1:] if path.parent != folder)
     for top in tops:
-        for other in [path for path in sorted(top.rglob("*.py")) if path not in seen][:MOST_FILES]:
+        for other in [path for path in sorted(_python_files(top)) if path not in seen][:MOST_FILES]:
             with contextlib.suppress(*_UNREADABLE):
                 yield _module(other, always=False)
+
+
+def _python_files(top: Path) -> Iterator[Path]:
+    """Yield the Python files below a folder, which may be a link to any tree: of the first folders, and no devices."""
+    looked_at = 0
+    for above, folders, names in os.walk(top):
+        folders.sort()
+        looked_at += len(folders) + len(names)
+        if looked_at > _MOST_ENTRIES:
+            return
+        for path in (Path(above) / name for name in names if name.endswith(".py")):
+            if os.path.isfile(path) and path.stat().st_size <= _LARGEST:  # noqa: PTH113
+                yield path
 
 
 class Names:
@@ -123,9 +139,9 @@ class Names:
 def beside(folder: Path, name: str) -> Path | None:
     """Return the file of a module in a folder: its source, or another file or folder that Python would import."""
     for candidate in (folder / name / "__init__.py", folder / f"{name}.py"):
-        if candidate.is_file():
+        if os.path.isfile(candidate):  # noqa: PTH113 - a name that is too long is none
             return candidate
-    others = [folder / name] if (folder / name).is_dir() else list(folder.glob(f"{name}.*.so"))
+    others = [folder / name] if os.path.isdir(folder / name) else list(folder.glob(f"{name}.*.so"))  # noqa: PTH112
     return others[0] if others else None
 
 

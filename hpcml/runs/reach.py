@@ -17,6 +17,9 @@ MARKERS = (".git", "pyproject.toml", "hpcml.toml", "setup.py", "setup.cfg", ".pr
 
 _MOST_MODULES = 500
 _LARGEST = 1 << 20  # bytes of a module
+_MOST_BYTES = 8 << 20  # of all modules
+_TWICE = 4  # functions within one another that are looked at twice each; with all of them it would never end
+_LONGEST = 4096  # characters of a path or a dotted name, as Linux has it
 _SAME = {
     "Path", "PurePath", "PosixPath", "PurePosixPath", "resolve", "absolute", "abspath", "realpath", "normpath", "str",
     "fspath", "expanduser", "as_posix", "fsdecode", "join", "joinpath",
@@ -86,6 +89,7 @@ class _Code:
         self.attributes: dict[str, str] = {}  # of whichever class or object: the last value counts
         self.above: dict[str, str] = {}  # the folder above by the line that leads there
         self.searches = False
+        self.bytes = 0
 
     def reach(self) -> Reach:
         places = [self.folder, *self.above.values(), *(os.path.dirname(file) for file in self.names)]  # noqa: PTH120
@@ -94,8 +98,12 @@ class _Code:
     def module(self, file: str) -> _Names:
         if (names := self.names.get(file)) is None:
             names = self.names[file] = _Names({}, {})
+            text = _text(file)
+            self.bytes += len(text)
+            if self.bytes > _MOST_BYTES:
+                return names
             try:
-                tree = ast.parse(_text(file))
+                tree = ast.parse(text)
             except (SyntaxError, ValueError, RecursionError, MemoryError):
                 return names
             try:
@@ -106,11 +114,13 @@ class _Code:
 
     def found(self, name: str, places: Iterable[str]) -> list[str]:
         """Return the files that the import of a dotted name runs, packages first."""
+        if len(name) > _LONGEST:
+            return []
         words = name.split(".")
         for place in places:
             stems = ["/".join((place, *words[:count])) for count in range(1, len(words) + 1)]
             names = [*(f"{stem}/__init__.py" for stem in stems), f"{stems[-1]}.py"]
-            if files := [name for name in names if Path(name).is_file()]:
+            if files := [name for name in names if os.path.isfile(name)]:  # noqa: PTH113 - a name that is too long is none
                 return files
         return []
 
@@ -125,7 +135,7 @@ class _Look:
 
     def __init__(self, code: _Code, file: str, names: _Names) -> None:
         self.code, self.file, self.names = code, file, names
-        self.loops = 0
+        self.loops = self.depth = 0
         self.line = 0
         self.cwd = ""
 
@@ -140,7 +150,7 @@ class _Look:
                 functions.append(node)
             else:
                 self._statement(node)
-        for function in functions:  # with the names that were made after it
+        for function in functions if self.depth < _TWICE else ():  # with the names that were made after it
             self._function(function)
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -149,7 +159,9 @@ class _Look:
         for argument, default in zip(reversed(arguments), reversed(node.args.defaults), strict=False):
             self._name(argument.arg, self.value(default))
         loops, self.loops = self.loops, 0
+        self.depth += 1
         self.block(node.body)
+        self.depth -= 1
         self.loops = loops
         returned = self.names.paths.get("return")
         self.names.paths.clear()
@@ -406,6 +418,8 @@ class _Look:
 
     def _joined(self, path: str, text: str) -> str:
         """Return a path with a text behind it; each folder on the way counts."""
+        if len(path) + len(text) > _LONGEST:
+            return path
         first, *parts = text.split("/")
         path += first
         for part in parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,30 @@ def test_the_other_modules_of_a_package_come_last_once(tmp_path: Path) -> None:
     script = project(tmp_path, main="import pack.a\n", pack__a="", pack__b="", other="")
     names = [module.path.name for module in modules_reached.reached_and_packages(script, tmp_path)]
     assert names == ["main.py", "__init__.py", "a.py", "b.py"]
+
+
+def test_an_import_whose_name_no_file_can_have_reaches_nothing(tmp_path: Path) -> None:
+    assert reached(project(tmp_path, main=f"import {'a' * 300}\n")) == {"main.py": True}
+
+
+@pytest.mark.parametrize("planted", ["device", "pipe", "large", "many"])
+def test_a_package_that_is_made_to_hang_its_reader_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    script = project(tmp_path, main="import pkg.a\n", pkg__a="A = 1\n", pkg__b="B = 1\n")
+    expected = ["a.py", "b.py", "main.py"]
+    place = tmp_path / "pkg" / "c.py"
+    match planted:
+        case "device":
+            place.symlink_to("/dev/zero")
+        case "pipe":
+            os.mkfifo(place)
+        case "large":
+            place.touch()
+            os.truncate(place, 1 << 40)
+        case "many":
+            monkeypatch.setattr(modules_reached, "_MOST_ENTRIES", 2)
+            project(tmp_path, pkg__c="C = 1\n")
+            expected = ["a.py", "main.py"]
+    modules = modules_reached.reached_and_packages(script, tmp_path)
+    assert sorted(module.path.name for module in modules) == expected

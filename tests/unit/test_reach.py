@@ -117,3 +117,29 @@ def test_a_shell_script_reaches_above_by_its_own_name(tmp_path: Path, text: str,
     found = reach.of_shell(folder / "run.sh", folder)
     assert found.top == [folder, *folder.parents][up]
     assert bool(found.places) == bool(up)
+
+
+_BOMBS = {  # texts for which nothing may grow faster than they are long
+    "functions within functions": "".join(f"{' ' * depth}def f{depth}():\n" for depth in range(90)) + " " * 90 + "pass",
+    "a long dotted name": "import " + ".".join("a" * 3000),
+    "a long name": f"import {'a' * 300}",
+    "many folders in one text": "p = __file__ + '" + "a/" * 400_000 + "'",
+}
+
+
+@pytest.mark.parametrize("what", _BOMBS)
+def test_a_text_that_is_made_to_be_slow_is_not(tmp_path: Path, what: str) -> None:
+    script = tmp_path.resolve() / "train.py"
+    script.write_text(f"{_BOMBS[what]}\nfrom pathlib import Path\nROOT = Path(__file__).parent.parent\n")
+    assert reach.of_python(script, script.parent).top == script.parent.parent  # without an end, pytest's limit tells
+
+
+def test_of_many_large_modules_only_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "_MOST_BYTES", 1000)
+    script = tmp_path.resolve() / "train.py"
+    script.write_text("".join(f"import m{number}\n" for number in range(9)))
+    for number in range(9):
+        (tmp_path / f"m{number}.py").write_text(
+            f"from pathlib import Path\nA = Path(__file__).parent.parent#{'x' * 200}"
+        )
+    assert len(reach.of_python(script, script.parent).places) == 3

@@ -265,3 +265,122 @@ def test_runs_without_a_record_and_damaged_ones_are_left_alone(case: Case) -> No
     assert written.bring(run, 0) is None
     run.written.write_text("[]")
     assert written.of(run) is None
+
+
+@pytest.mark.usefixtures("across")
+def test_many_files_of_one_folder_need_one_look_at_it(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = case.run()
+    for number in range(50):
+        put(run.code, f"results/{number}")
+    looks, listdir = list[object](), os.listdir
+
+    def counted(place: int) -> list[str]:
+        looks.append(place)
+        return listdir(place)
+
+    monkeypatch.setattr(os, "listdir", counted)
+    assert not bring(run).left
+    assert len(looks) < 5  # a look for each file takes an hour for 100 000 files
+
+
+def test_files_that_were_not_looked_at_are_told_and_keep_the_run(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = case.run()
+    put(run.code, "a.csv")
+    put(run.code, "scripts/z.csv")
+    monkeypatch.setattr(written, "_MOST", 3)
+    result = bring(run)
+    assert result.left == (written.Left("./", "the files and folders after the first 3 were not looked at"),)
+    written.note_fetched(run, written.to_fetch(run)[1:])
+    assert "were not looked at" in result.sentence()
+
+
+@pytest.mark.usefixtures("across")
+@pytest.mark.parametrize("kind", ["folder", "not removable"])
+def test_a_planted_name_like_an_unfinished_file_hinders_nothing(
+    case: Case, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    run = case.run()
+    put(run.code, "r.csv")
+    planted = case.home / f".hpcml-{run.directory.name}-0123"
+    if kind == "folder":
+        planted.mkdir()
+    else:  # in a sticky folder, of another account
+        planted.touch()
+        unlink = os.unlink
+
+        def refused(name: str, **more: int) -> None:
+            if name == planted.name:
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+            unlink(name, **more)
+
+        monkeypatch.setattr(os, "unlink", refused)
+    assert list(bring(run).brought) == ["r.csv"]
+
+
+@pytest.mark.parametrize("planted", ["pipe", "other file"])
+def test_what_takes_the_place_of_a_file_meanwhile_is_not_read(
+    case: Case, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    run = case.run()
+    put(run.code, "config.json", "changed")
+    place, open_ = case.home / "config.json", os.open
+
+    def swapped(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if path == "config.json":  # whoever may write to the folder does it in this moment
+            place.rename(case.home / "away")
+            os.mkfifo(place) if planted == "pipe" else place.write_text("{}")
+        return open_(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", swapped)
+    assert [one.name for one in bring(run).left] == ["config.json"]
+    assert not run.replaced.exists()
+
+
+def test_what_was_there_at_the_submission_is_kept_through_all_attempts(case: Case) -> None:
+    run = case.run()
+    put(run.code, "config.json", "one")
+    bring(run)
+    put(run.code, "new", "two").replace(run.code / "config.json")
+    bring(run)
+    assert (run.replaced / "config.json").read_text() == "{}"
+
+
+def test_new_folders_keep_the_group_of_a_project_that_many_share(case: Case) -> None:
+    case.home.chmod(0o2770)
+    run = case.run()
+    put(run.code, "results/r.csv")
+    (run.code / "results").chmod(0o750)
+    bring(run)
+    assert (case.home / "results").stat().st_mode & 0o7777 == 0o2750
+
+
+def test_a_copy_that_is_a_link_is_not_looked_at(case: Case, tmp_path: Path) -> None:
+    run = case.run()
+    put(tmp_path, "elsewhere/secret")
+    run.code.rename(tmp_path / "away")
+    run.code.symlink_to(tmp_path / "elsewhere")
+    result = bring(run)
+    assert not result.brought
+    assert not result.left
+
+
+def test_a_copy_larger_than_the_free_space_is_not_begun(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = case.run()
+    os.truncate(put(run.code, "hole"), 1 << 42)
+    link = os.link
+
+    def across_file_systems(*_: object, **more: int) -> None:
+        if "src_dir_fd" not in more:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        link(*_, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "link", across_file_systems)
+    monkeypatch.setattr(os, "fstatvfs", lambda _: os.statvfs_result((512, 512, 0, 9, 9, 0, 0, 0, 0, 255)))
+    assert bring(run).left == (written.Left("hole", "No space left on device"),)
+
+
+def test_an_impossible_number_in_the_record_is_damage(case: Case) -> None:
+    run = case.run()
+    bring(run)
+    run.written.write_text(run.written.read_text().replace('"attempt": 0', '"attempt": Infinity'))
+    assert written.of(run) is None
