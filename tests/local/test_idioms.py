@@ -149,7 +149,10 @@ def test_a_script_that_opens_its_own_cluster_gets_the_runs(ran: Ran, name: str) 
     assert [re.sub(r"\(.*\) in line", "", note.rpartition(": this")[0]) for note in used] == NOTES[name]
     given = f"{GIVEN}{APART}." if name == "threads" else f"{GIVEN}."
     assert all(note.endswith(f": {given}") for note in used)
-    assert not re.search("WARNING|Traceback|Exception", "\n".join(said))
+    text = "\n".join(said)
+    # what Dask itself logs where a client closes before its last message has left
+    text = re.sub(r".*distributed\.batched - INFO - Batched Comm Closed(?s:.*?)\ndistributed\.comm\.core\.CommClosedError.*\n", "", text)
+    assert not re.search("WARNING|Traceback|Exception", text)
 
 
 def test_a_traceback_names_the_files_as_they_were_submitted(ran: Ran) -> None:
