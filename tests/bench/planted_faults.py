@@ -217,7 +217,7 @@ FAULTS = (
     F("hpcml/kinds/dask/node/cluster.py", "state.steps.gone((SCHEDULER if starting else WORKER).name)", "state.steps.gone(WORKER.name)", "the scheduler's killed step is waited for to its deadline", True),
     F("hpcml/kinds/dask/node/dashboard.py", "return all(_name(text)", "return any(_name(text)", "a web page in the user's browser reaches the dashboard"),
     F("hpcml/node/job.py", "int(per_cpu) * cpus if", "int(per_cpu) if", "--mem-per-cpu gives a node the memory of one CPU"),
-    F("hpcml/kinds/dask/node/dask_worker.py", '("scheduler-close", "scheduler-close-worker")', '("scheduler-close",)', "a worker that the script retires comes back", True),
+    F("hpcml/kinds/dask/node/dask_worker.py", '"scheduler-close-worker": EndNote.RETIRED, ', "", "a worker that the script retires comes back", True),
     F("hpcml/kinds/dask/node/dask_worker.py", "os.umask(settings.code.umask)", "os.umask(0o077)", "tasks write files that the user's group cannot read", True),
     F("hpcml/kinds/dask/node/dask_worker.py", '"resources": dict(settings.workers.resources) or None', '"resources": None', "tasks with resources= wait for ever", True),
     F("hpcml/kinds/dask/node/dask_worker.py", "path.read_text().splitlines()[share]", "path.read_text().splitlines()[0]", "points of a sweep side by side find no workers", True),

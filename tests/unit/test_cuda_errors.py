@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed import Worker
+from distributed.worker_state_machine import ExecuteFailureEvent, ExecuteSuccessEvent, RescheduleEvent
 
-from hpcml.kinds.dask.node import cuda_errors
+from hpcml.kinds.dask.node import cuda_errors, dask_worker
+from hpcml.kinds.dask.node.messages import NO_GPU, TOPIC
+from hpcml.node.processes import EndNote
 
 ILLEGAL = "an illegal memory access was encountered"
 
@@ -95,3 +102,72 @@ def test_a_task_s_pickled_error_is_read() -> None:
     assert cuda_errors.of_pickled(pickle.dumps(RuntimeError(f"CUDA error: {ILLEGAL}"))) == "cudaErrorIllegalAddress"
     assert cuda_errors.of_pickled(pickle.dumps(RuntimeError("other"))) == ""
     assert cuda_errors.of_pickled(b"no pickle") == ""
+
+
+def failure(key: str, error: Exception) -> ExecuteFailureEvent:
+    return ExecuteFailureEvent.from_exception(error, key=key, run_id=1, stimulus_id=key)
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch, driver: Path) -> Any:
+    """Return a worker that runs no tasks: ``ends`` is what they end with, and ``told`` what it does of itself."""
+    assert driver
+    made: Any = object.__new__(dask_worker.PrivateWorker)
+    made.node, made.note, made.told, made.ends = "n1", EndNote(), [], {}
+
+    async def close(**options: Any) -> None:
+        made.told.append(options["reason"])
+
+    async def execute(_: Any, key: str, **__: Any) -> Any:
+        end = made.ends[key]
+        return await end if isinstance(end, asyncio.Future) else end
+
+    made.close, made.log_event = close, lambda *told: made.told.append(told)
+    monkeypatch.setattr(Worker, "execute", execute)
+
+    def timer(seconds: float, function: Any, arguments: Any) -> threading.Thread:
+        made.deadline = (seconds, function, arguments)
+        return threading.Thread()
+
+    monkeypatch.setattr(dask_worker.threading, "Timer", timer)
+    return made
+
+
+def test_the_error_is_told_before_the_worker_ends_and_what_others_say_then_is_no_answer(worker: Any) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        late, good = loop.create_future(), loop.create_future()
+        done = ExecuteSuccessEvent.dummy("good", 1, run_id=1, stimulus_id="good")
+        worker.ends = {"bad": failure("bad", RuntimeError(f"CUDA error: {ILLEGAL}")), "late": late, "good": good}
+        beside = [asyncio.create_task(worker.execute(key, stimulus_id=key)) for key in ("late", "good")]
+        await asyncio.sleep(0)
+        first = asyncio.create_task(worker.execute("bad", stimulus_id="bad"))
+        first.add_done_callback(lambda _: worker.told.append("error told"))  # as Dask does when it begins
+        assert await first is worker.ends["bad"]
+        late.set_result(failure("late", RuntimeError(f"CUDA error: {ILLEGAL}")))
+        good.set_result(done)
+        again = await worker.execute("next", stimulus_id="next")  # which would be no key of ``ends``
+        assert isinstance(again, RescheduleEvent)
+        assert again.key == "next"
+        events = [await task for task in beside]
+        assert isinstance(events[0], RescheduleEvent)
+        assert events[1] is done
+        await worker._ending
+
+    asyncio.run(run())
+    told = {"event": NO_GPU, "node": "n1", "error": "cudaErrorIllegalAddress"}
+    assert worker.told == ["error told", (TOPIC, told), NO_GPU]
+    assert worker.note.take() == EndNote.NO_GPU
+    assert worker.deadline == (dask_worker.END_WITHOUT_GPU, os._exit, (0,))
+
+
+@pytest.mark.parametrize(("node", "text"), [("", f"CUDA error: {ILLEGAL}"), ("n1", "CUDA error: out of memory")])
+def test_a_worker_goes_on_after_other_errors_and_where_the_key_says_so(worker: Any, node: str, text: str) -> None:
+    worker.node, worker.ends = node, {"bad": failure("bad", RuntimeError(text))}
+
+    async def run() -> None:
+        for _ in range(2):
+            assert await asyncio.create_task(worker.execute("bad", stimulus_id="bad")) is worker.ends["bad"]
+
+    asyncio.run(run())
+    assert (worker.told, worker.note.take()) == ([], b"\0")
