@@ -140,7 +140,8 @@ _TORCH = (
          "Use smaller batches or fewer workers (num_workers). df -h /dev/shm shows the size.", "/dev/shm full"),
     Rule("loader-killed", ROOT, r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) is killed by signal: Killed",
          "a DataLoader worker was killed: usually the memory of the job or the node was full, or /dev/shm",
-         "Use fewer workers (num_workers) or smaller batches, or request more memory.", "DataLoader worker killed", Retry.MEMORY),
+         "Use fewer workers (num_workers) or smaller batches, or request more memory.", "DataLoader worker killed",
+         Retry.MEMORY),
     Rule("loader-crashed", ROOT,
          r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed by signal: (Seg\w+ \w+|Abort\w*|[FI]\w+ \w+)|"
          r"exited unexpectedly)",

@@ -23,6 +23,7 @@ TICK = 0.2  # seconds between looks at memory and at the parent
 STOPPED = 15  # looks that must find a process stopped: a whole job that is suspended stops in no order
 LIVED = 10.0  # seconds after which a process that dies did not die at its start
 WATCH_END = 60.0  # seconds for which the end of a process makes its node look for the end of the run
+_NO_GPU = "after a CUDA error it could not use its GPU"
 MEMORY_TERMINATE = 0.95  # of the memory limit: Dask's own fraction, distributed.worker.memory.terminate
 
 
@@ -319,6 +320,8 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
     if note == slot.note.AGAIN:
         slot.start_at = 0.0
         return
+    if note == slot.note.NO_GPU:
+        slot.cause = slot.cause or _NO_GPU
     plain = f"killed by {signal_name(-code)}" if code < 0 else f"exit status {code}"
     how = slot.cause or _memory_kill(node, code) or plain
     slot.cause = ""

@@ -115,13 +115,16 @@ class EndNote:
     be too full for it.
     """
 
-    AGAIN, RETIRED = b"a", b"r"
+    AGAIN, RETIRED, NO_GPU = b"a", b"r", b"g"
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, 1)
 
     def write(self, why: bytes) -> None:
-        """Write why this process ends: another is to take its place (AGAIN), or none (RETIRED)."""
+        """Write why this process ends: another is to take its place (AGAIN), or none (RETIRED).
+
+        Or it counts as killed and is replaced as such, because CUDA lets it use no GPU any more (NO_GPU).
+        """
         self.memory[:] = why
 
     def take(self) -> bytes:

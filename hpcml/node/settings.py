@@ -78,6 +78,7 @@ class Workers(NamedTuple):
     gpu: Gpu | None  # None: CPU workers
     own_clusters: bool  # a Dask cluster that the script opens is one beside the run's
     mpi: str = ""  # the kind of PMI by which srun connects ranks: pmix or pmi2; empty: it does not
+    restart_on_cuda_error: bool = True  # a worker whose process can use no GPU any more ends and is replaced
     late: bool = False  # the Dask cluster starts when the script opens its first client, not before the script
 
 

@@ -63,7 +63,7 @@ POWERS: dict[Power, frozenset[str]] = {
         "slurm.account_required", "slurm.exclude_failed", "slurm.gpu_request", "slurm.gpu_type",
         "slurm.remove", "slurm.signal_lead", "slurm.timeout",
         "workers.memory_limit", "workers.on_loss", "workers.per_node", "workers.resources", "workers.start",
-        "workers.restarts", "workers.threads",
+        "workers.restart_on_cuda_error", "workers.restarts", "workers.threads",
     ]),
 }  # fmt: skip
 _BY_KEY = {key: power for power, keys in POWERS.items() for key in keys}

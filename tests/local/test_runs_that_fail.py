@@ -211,3 +211,53 @@ def test_the_cause_is_in_the_result_where_no_worker_is_left(here: Here) -> None:
     done = here.submit(CONNECT + GREEDY, "--set", "workers.memory_limit=200MiB", "--set", "workers.restarts=1")
     assert done.returncode == errors.ROLE_LOST, done.stderr
     assert re.search(r"over its memory limit: \d+ MiB of 200 MiB", here.status()["message"])
+
+
+LOSES_GPU = """
+import hpcml, os, time
+from cupy_backends.cuda.api.runtime import CUDARuntimeError
+def bad():
+    raise CUDARuntimeError(700)
+client = hpcml.connect()
+before = client.run(os.getpid)
+where = sorted(before)
+kept = client.submit(sum, [1, 2], workers=where[:1], allow_other_workers=True)
+kept.result()
+beside = [client.submit(time.sleep, 0, pure=False, workers=where[:1], allow_other_workers=True) for _ in range(20)]
+error = client.submit(bad, workers=where[:1])
+try:
+    error.result()
+except CUDARuntimeError as caught:
+    print("caught", caught.status, flush=True)
+assert client.gather(beside) == [None] * 20
+print("after", kept.result() + client.submit(lambda: 42.0, pure=False).result(), flush=True)
+client.wait_for_workers(2)
+while len(after := client.run(os.getpid)) < 2: pass
+print("new", len(set(after.values()) - set(before.values())), flush=True)
+assert client.submit(sum, [4, 5]).result() == 9
+"""
+FAKE_CUPY = "class CUDARuntimeError(RuntimeError):\n    def __init__(self, status):\n        self.status = status\n        super().__init__(status)\n"
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_worker_restarts_after_a_cuda_error_that_takes_its_gpu(here: Here, restarted: bool) -> None:
+    """The error itself reaches the script; a class of CuPy's name raises it, because no GPU is here."""
+    package = here.folder / "cupy_backends/cuda/api"
+    package.mkdir(parents=True)
+    (package / "runtime.py").write_text(FAKE_CUPY)
+    (here.folder / "job.py").write_text(LOSES_GPU)
+    options = ("--set", "workers.per_node=2", "--set", "workers.threads=1")
+    off = () if restarted else ("--set", "workers.restart_on_cuda_error=false")
+    done = here.run("submit", "--wait", *options, *off, "job.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    status = here.status()
+    run = Path(status["directory"])
+    printed = [line for line in (run / "logs/driver.log").read_text().splitlines() if "distributed.client" not in line]
+    assert printed == ["caught 700", "after 45.0", f"new {int(restarted)}"]
+    lost = here.events(run, "worker-without-gpu")
+    assert [event["error"] for event in lost] == ["cudaErrorIllegalAddress"] * restarted
+    told = [warning for warning in status["warnings"] if "cudaErrorIllegalAddress" in warning]
+    assert len(told) == restarted
+    mark = json.loads(next(RunPaths(run).attempt(0).nodes.glob("*.json")).read_text())
+    assert mark["deaths"] == ({lost[0]["worker"]: 1} if restarted else {})
+    assert all("CUDA error" in end for end in mark["last_ends"].values())

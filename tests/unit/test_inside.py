@@ -225,7 +225,7 @@ def test_where_memory_runs_out_linux_kills_what_keeps_workers_before_the_schedul
 
 @pytest.mark.parametrize(("reason", "why"), [
     ("scheduler-close", EndNote.RETIRED), ("scheduler-close-worker", EndNote.RETIRED),
-    ("worker-heartbeat-missing", EndNote.AGAIN),
+    ("worker-heartbeat-missing", EndNote.AGAIN), ("worker-without-gpu", EndNote.NO_GPU),
 ])  # fmt: skip
 def test_a_worker_that_the_scheduler_closes_does_not_come_back(
     context: node_settings.Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, why: bytes

@@ -410,6 +410,19 @@ def test_the_process_of_a_pool_is_written_down_for_the_script_s_node(cluster: Br
     assert cluster.state.warnings == []
 
 
+def test_of_workers_without_gpu_the_first_is_told_and_all_are_events(cluster: Broken) -> None:
+    for worker in ("n1-0", "n2-0"):
+        cluster._take("worker-without-gpu", {"worker": worker, "node": worker[:2], "error": "cudaErrorAssert"})
+    (said,) = cluster.state.warnings
+    assert said.startswith("n1: worker n1-0 restarts: a task raised cudaErrorAssert,")
+    lines = (cluster.context.run.directory / "events.jsonl").read_text().splitlines()
+    facts = [json.loads(line) for line in lines if "worker-without-gpu" in line]
+    assert [(one["worker"], one["error"]) for one in facts] == [
+        ("n1-0", "cudaErrorAssert"),
+        ("n2-0", "cudaErrorAssert"),
+    ]
+
+
 def test_short_scripts_and_other_attempts_tell_nothing_of_gpus(cluster: Broken) -> None:
     context = cluster.state.context
     assert supervisor.unused_gpus(context) == ""

@@ -114,6 +114,15 @@ def test_a_worker_that_dask_has_closed_is_replaced_at_once_and_no_death(node: ag
     assert "exit status 0" in die(node, 0)
 
 
+def test_a_worker_that_ended_for_want_of_its_gpu_counts_as_killed(node: agent.Node) -> None:
+    (slot,) = node.slots
+    for deaths in (1, 2):
+        slot.note.write(slot.note.NO_GPU)
+        assert "after a CUDA error it could not use its GPU" in die(node, 0)
+        assert (slot.deaths, slot.failed) == (deaths, deaths > 1)
+    assert json.loads(node.context.attempt.mark_of("n1").read_text())["deaths"] == {"n1": 2}
+
+
 def test_a_rank_begins_once_whatever_its_exit_status(node: agent.Node, subtests: pytest.Subtests) -> None:
     node.members = agent.Members("rank", 0, WORKERS_NEVER_CAME)
     for code in (0, 3, 4, -signal.SIGKILL):

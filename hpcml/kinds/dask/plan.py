@@ -93,6 +93,7 @@ def workers(site: Site, spec: RunRequest, memory: int) -> Workers:
         threads=site.workers.threads or (1 if gpus else 0),
         memory_limit=int(site.workers.memory_limit),
         restarts=site.workers.restarts,
+        restart_on_cuda_error=site.workers.restart_on_cuda_error,
         on_loss=site.workers.on_loss,
         resources=worker_resources(site),
         gpu=gpu,

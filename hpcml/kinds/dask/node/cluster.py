@@ -15,6 +15,7 @@ from hpcml.forms import Form
 from hpcml.kind import Hindrance
 from hpcml.kinds.dask import SCHEDULER, WORKER
 from hpcml.kinds.dask.node import gpus, late, losses, temporary_directory, tls
+from hpcml.kinds.dask.node import messages as dask_messages
 from hpcml.kinds.dask.node.losses import Losses
 from hpcml.kinds.dask.node.messages import Channel
 from hpcml.node import files, scratch
@@ -52,6 +53,7 @@ class Processes:
         self.hangs = Hangs(state.context, state.clock, state.warn)
         self.address = self.protocol = ""  # the scheduler's address; auto, tls or ucx as the scheduler chose
         self.present: set[str] = set()  # the names of the workers that have registered
+        self.without_gpu = False  # whether a worker was said to restart after a CUDA error
         self.pools: dict[str, dict[str, int]] = {}  # by worker of this node: its process and its GPU memory pool
         self.fabric: dict[str, Any] | None = None  # the result of the interconnect's check
         self.of_tasks: list[str] = []  # what to say of the script's tasks if it ended with 0
@@ -238,7 +240,7 @@ class Processes:
             case "worker-task-stopped":
                 self.losses.tell_stopped(message["node"])
                 return
-            case "ucx-failed" | "memory-reduced" | "gpu-pool":
+            case "ucx-failed" | "memory-reduced" | "gpu-pool" | dask_messages.NO_GPU:
                 self._note_gpus(event, message)
         self.state.events.write(event, **message)
 
@@ -272,10 +274,22 @@ class Processes:
             sentence = "UCX did not start in the Dask scheduler, so the scheduler cannot reach the workers"
             self.state.warn(f"{sentence}: {message['problem']}")
             return
+        if event == dask_messages.NO_GPU:
+            self._warn_without_gpu(**message)
+            return
         pool, wanted = (gpus.in_gib(int(message[key])) for key in ("pool", "wanted"))
         self.state.warn(
             f"GPU worker {message['worker']} uses {pool} of GPU memory, not {wanted}: no more GPU memory was free"
         )
+
+    def _warn_without_gpu(self, worker: str, node: str, error: str) -> None:
+        """Warn of the first worker that restarts after a CUDA error; the events tell all."""
+        if not (self.closing or self.without_gpu):
+            self.without_gpu = True
+            self.state.warn(
+                f"{node}: worker {worker} restarts: a task raised {error}, after which a process cannot use its GPU; "
+                "only the node's log shows further restarts for this reason."
+            )
 
     # -- what a loss means ----------------------------------------------------------------------------------------
 

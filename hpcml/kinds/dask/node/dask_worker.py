@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -19,11 +20,12 @@ from typing import Any
 import dask.config
 from distributed import Worker
 from distributed.system import MEMORY_LIMIT
+from distributed.worker_state_machine import ExecuteFailureEvent, RescheduleEvent
 
 from hpcml import repairs
-from hpcml.kinds.dask.node import dask_state, gpus, interconnect, tls, ucx_auth
+from hpcml.kinds.dask.node import cuda_errors, dask_state, gpus, interconnect, tls, ucx_auth
 from hpcml.kinds.dask.node.connection_limits import Guarded
-from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, TASK_OUTPUT, TOPIC, measure_clock, watch_output
+from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, NO_GPU, TASK_OUTPUT, TOPIC, measure_clock, watch_output
 from hpcml.node import files, job, processes, profilers, script_environment
 from hpcml.node.agent import Slot
 from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
@@ -37,7 +39,8 @@ UCX_AT_ONCE = 32  # workers that may connect in one moment over UCX
 UCX_CONNECT_EVERY = 0.01  # seconds between the starts of more than that
 PARENT_LOOK = 1.0  # seconds between looks at the worker task
 PARENT_STOPPED = 5  # looks that must find it stopped: a whole job that is suspended stops in no order
-_FOR_GOOD = ("scheduler-close", "scheduler-close-worker")
+END_WITHOUT_GPU = 10.0  # seconds for the close of a worker whose GPU CUDA has taken away; libraries may wait for it
+_NOTES = {"scheduler-close": EndNote.RETIRED, "scheduler-close-worker": EndNote.RETIRED, NO_GPU: EndNote.NO_GPU}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,10 @@ class PrivateWorker(Guarded, Worker):  # type: ignore[misc]
     closed_because = ""
     note: EndNote  # tells the agent why this process ends
     of_script: Sequence[tuple[ContextVar[Any], Any]] = ()  # what the script's module sets for each task: np.seterr
+    node = ""  # where it is, if a CUDA error after which it can use no GPU is to end it
+    without_gpu = ""  # the CUDA error that a task raised
     _beat: asyncio.Task[None] | None = None
+    _ending: asyncio.Task[Any] | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         file_names.keep()  # of what tasks submit
@@ -97,11 +103,34 @@ class PrivateWorker(Guarded, Worker):  # type: ignore[misc]
     def start_http_server(self, *_: Any, **__: Any) -> None:
         """Open no port: nothing but Dask's TLS comms listens on a node."""
 
-    async def execute(self, *arguments: Any, **options: Any) -> Any:
-        """Execute a task as Dask does, in a context with what the script's module has set in its own."""
+    async def execute(self, key: Any, **options: Any) -> Any:
+        """Execute a task as Dask does, in a context with what the script's module has set in its own.
+
+        A CUDA error after which this process can use no GPU reaches the script, and then the worker ends. What other
+        tasks say here from then on is no answer: Dask runs them again elsewhere.
+        """
+        if self.without_gpu:
+            return _elsewhere(key)
         for variable, value in self.of_script:
             variable.set(value)
-        return await super().execute(*arguments, **options)
+        event = await super().execute(key, **options)
+        if self.without_gpu and isinstance(event, ExecuteFailureEvent):
+            return _elsewhere(key)
+        if self.node and isinstance(event, ExecuteFailureEvent) and (name := _cuda_error(event)):
+            self.without_gpu = name
+            execution = asyncio.current_task()
+            assert execution is not None
+            execution.add_done_callback(lambda _: self._end_without_gpu())  # after Dask's own: the error is told first
+        return event
+
+    def _end_without_gpu(self) -> None:
+        """End this process, at the latest after a deadline; another takes its place, and Dask repeats lost work."""
+        self.log_event(TOPIC, {"event": NO_GPU, "node": self.node, "error": self.without_gpu})
+        self.note.write(EndNote.NO_GPU)
+        late = threading.Timer(END_WITHOUT_GPU, os._exit, (0,))
+        late.daemon = True
+        late.start()
+        self._ending = asyncio.ensure_future(self.close(reason=NO_GPU, executor_wait=False, nanny=False))
 
     async def heartbeat(self) -> None:
         """Beat as Dask does; :meth:`close` breaks it off, where Dask would log a traceback about its own end."""
@@ -116,6 +145,16 @@ class PrivateWorker(Guarded, Worker):  # type: ignore[misc]
         if first and self._beat is not None and self._beat is not asyncio.current_task():
             self._beat.cancel()
         return await super().close(*arguments, reason=reason, **options)
+
+
+def _elsewhere(key: Any) -> RescheduleEvent:
+    return RescheduleEvent(key=key, stimulus_id=f"{NO_GPU}-{time.time()}")
+
+
+def _cuda_error(event: ExecuteFailureEvent) -> str:
+    """Return the name of the CUDA error after which this process can use no GPU, if a task raised one."""
+    data = getattr(event.exception, "data", None)
+    return cuda_errors.of_pickled(data) if isinstance(data, bytes) else ""
 
 
 def run(context: Context, place: Slot, scratch: Path, share: Share) -> int:
@@ -171,7 +210,7 @@ def run(context: Context, place: Slot, scratch: Path, share: Share) -> int:
     )
     with profilers.allocations(record):
         reason = asyncio.run(_serve(context, place.note, address, folder, device, pool, options))
-    place.note.write(place.note.RETIRED if reason in _FOR_GOOD else place.note.AGAIN)
+    place.note.write(_NOTES.get(reason, EndNote.AGAIN))
     return 0
 
 
@@ -226,6 +265,7 @@ async def _serve(
 ) -> str:
     worker = PrivateWorker(address, **options)
     worker.note = note
+    worker.node = context.node if context.settings.workers.restart_on_cuda_error else ""
     interconnect.Transfers(worker, folder, device)
     dask_state.add_metrics(worker)
     holder = dead_worker_memory.Holder(worker) if pool and repairs.are_on() else None

@@ -21,6 +21,7 @@ TOPIC = "hpcml"  # of Dask's events: what workers and clients tell the superviso
 CLOCK_QUESTION = "hpcml_time"  # the scheduler's handler that tells its time
 _EXCHANGES = 5  # exchanges, of which the shortest counts
 TASK_OUTPUT = "task-output"
+NO_GPU = "worker-without-gpu"  # after a CUDA error of a task
 _NOT_OF_TASKS = re.compile(r"\s*(?:$|hpcml: |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - (?:distributed|hpcml)\b)")
 
 

@@ -30,7 +30,7 @@ from hpcml.kinds.dask.node import (
     ucx_auth,
 )
 from hpcml.kinds.dask.node.activity import Activity, TaskEnds, peer_of, task_remarks
-from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, TASK_OUTPUT, TOPIC, time_here
+from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, NO_GPU, TASK_OUTPUT, TOPIC, time_here
 from hpcml.node import files, scratch, script_environment
 from hpcml.node.hardware.network import (
     NoAddressError,
@@ -143,6 +143,9 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         event = msg.get("event") if topic == TOPIC and isinstance(msg, dict) else ""
         if event == "worker-task-stopped":
             self.send(event=event, node=str(msg.get("node", ""))[:200])
+        elif event == NO_GPU:
+            told = {name: str(msg.get(name, ""))[:200] for name in ("node", "error")}
+            self.send(event=event, worker=self._worker_of(msg), **told)
         elif event == TASK_OUTPUT and not self.tasks_print:  # the first worker speaks for all
             self.tasks_print = True
             self.send(event=event)
@@ -150,9 +153,15 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
             self.send(event=event, node=str(msg["node"])[:200], ahead=float(msg["ahead"]), within=float(msg["within"]))
         elif event == "gpu-memory":
             self.neighbours.add(msg)
-            self.send(event="gpu-pool", **{name: msg[name] for name in ("worker", "node", "pid", "pool")})
+            worker = self._worker_of(msg)
+            self.send(event="gpu-pool", worker=worker, **{name: msg[name] for name in ("node", "pid", "pool")})
             if msg["pool"] < msg["wanted"]:
-                self.send(event="memory-reduced", worker=msg["worker"], pool=msg["pool"], wanted=msg["wanted"])
+                self.send(event="memory-reduced", worker=worker, pool=msg["pool"], wanted=msg["wanted"])
+
+    def _worker_of(self, message: dict[str, Any]) -> str:
+        """Return the name of the worker that said something: Dask puts its address there."""
+        worker = str(message.get("worker", ""))[:200]
+        return self.names.get(worker, worker)
 
 
 def main() -> int:
