@@ -15,7 +15,13 @@ pytestmark = pytest.mark.lab
 
 def test_a_slow_wire_ends_the_run_where_rdma_is_required(cluster: Cluster) -> None:
     ended = cluster.submit(
-        "import dask\nprint('the script ran')", "--nodes", "2", "--set", "network.protocol=ucx", "--set", "fabric.require=rdma"
+        "import dask\nprint('the script ran')",
+        "--nodes",
+        "2",
+        "--set",
+        "network.protocol=ucx",
+        "--set",
+        "fabric.require=rdma",
     )
     assert ended.code == errors.FABRIC
     assert "the script ran" not in ended.out

@@ -151,7 +151,11 @@ def test_a_script_that_opens_its_own_cluster_gets_the_runs(ran: Ran, name: str) 
     assert all(note.endswith(f": {given}") for note in used)
     text = "\n".join(said)
     # what Dask itself logs where a client closes before its last message has left
-    text = re.sub(r".*distributed\.batched - INFO - Batched Comm Closed(?s:.*?)\ndistributed\.comm\.core\.CommClosedError.*\n", "", text)
+    text = re.sub(
+        r".*distributed\.batched - INFO - Batched Comm Closed(?s:.*?)\ndistributed\.comm\.core\.CommClosedError.*\n",
+        "",
+        text,
+    )
     assert not re.search("WARNING|Traceback|Exception", text)
 
 
