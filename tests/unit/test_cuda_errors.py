@@ -129,7 +129,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, driver: Path) -> Any:
         made.deadline = (seconds, function, arguments)
         return threading.Thread()
 
-    monkeypatch.setattr(dask_worker.threading, "Timer", timer)
+    monkeypatch.setattr(threading, "Timer", timer)
     return made
 
 

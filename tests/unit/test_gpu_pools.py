@@ -45,6 +45,6 @@ def test_the_scheduler_reports_the_process_of_a_pool() -> None:
     writer: Any = SimpleNamespace(write=lambda data: lines.append(json.loads(data)))
     message = POOL | {"event": "gpu-memory", "wanted": POOL["pool"], "address": "tls://n1:1"}
     reporter = Reporter(writer)
-    reporter.names["tls://n1:1"] = POOL["worker"]
+    reporter.names["tls://n1:1"] = str(POOL["worker"])
     reporter.log_event(TOPIC, message | {"worker": "tls://n1:1"})  # Dask's own word for who said it
     assert lines == [{"event": "gpu-pool", **POOL}]
