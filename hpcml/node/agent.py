@@ -23,7 +23,7 @@ TICK = 0.2  # seconds between looks at memory and at the parent
 STOPPED = 15  # looks that must find a process stopped: a whole job that is suspended stops in no order
 LIVED = 10.0  # seconds after which a process that dies did not die at its start
 WATCH_END = 60.0  # seconds for which the end of a process makes its node look for the end of the run
-_NO_GPU = "after a CUDA error it could not use its GPU"
+_NO_GPU = "a CUDA error left it without its GPU"
 MEMORY_TERMINATE = 0.95  # of the memory limit: Dask's own fraction, distributed.worker.memory.terminate
 
 

@@ -212,8 +212,8 @@ class Workers(NamedTuple):
     """
     restart_on_cuda_error: bool = True
     """Restart a worker if one of its tasks raises a CUDA error after which the process cannot use its GPU, such as
-    ``cudaErrorIllegalAddress`` or ``cudaErrorAssert``. The error reaches the script. Dask repeats the worker's other
-    work. The restart counts for ``workers.restarts``.
+    ``cudaErrorIllegalAddress`` or ``cudaErrorAssert``. The error reaches the script, and Dask does not
+    repeat this task. Dask repeats the worker's other work. The restart counts for ``workers.restarts``.
     """
     on_loss: str = "continue"
     """What happens when a worker is lost. ``continue``: the run continues while at least one worker remains. ``fail``:

@@ -118,7 +118,7 @@ def test_a_worker_that_ended_for_want_of_its_gpu_counts_as_killed(node: agent.No
     (slot,) = node.slots
     for deaths in (1, 2):
         slot.note.write(slot.note.NO_GPU)
-        assert "after a CUDA error it could not use its GPU" in die(node, 0)
+        assert "a CUDA error left it without its GPU" in die(node, 0)
         assert (slot.deaths, slot.failed) == (deaths, deaths > 1)
     assert json.loads(node.context.attempt.mark_of("n1").read_text())["deaths"] == {"n1": 2}
 
