@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import slurm_here
+from hpcml.kinds.dask.node import elastic_worker
 
 pytestmark = pytest.mark.local
 
@@ -137,3 +138,40 @@ def test_nothing_is_left_when_python_ends(tmp_path: Path) -> None:
         time.sleep(0.1)
     assert len(jobs) >= 3
     assert not [path for folder in folders for path in folder.glob("secret/*")]
+
+
+LOSES_GPU = """
+import asyncio, os, sys
+from distributed import Client, Nanny, Scheduler
+from hpcml.kinds.dask.node.elastic_worker import ElasticWorker
+def bad():
+    from cupy_backends.cuda.api.runtime import CUDARuntimeError
+    raise CUDARuntimeError(700)
+async def main():
+    async with (Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler,
+                Nanny(scheduler.address, host="127.0.0.1", worker_class=ElasticWorker, nthreads=1),
+                Client(scheduler.address, asynchronous=True) as client):
+        before = await client.submit(os.getpid, pure=False)
+        try: await client.submit(bad)
+        except RuntimeError as error: print("caught", error.status)
+        print(before != await client.submit(os.getpid, pure=False))
+if __name__ == "__main__":
+    asyncio.run(asyncio.wait_for(main(), 120))
+"""
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_a_nanny_replaces_a_worker_after_a_cuda_error_that_takes_its_gpu(tmp_path: Path, restart: bool) -> None:
+    """A class of CuPy's name raises it, because no GPU is here."""
+    package = tmp_path / "cupy_backends/cuda/api"
+    package.mkdir(parents=True)
+    (package / "runtime.py").write_text(
+        "class CUDARuntimeError(RuntimeError):\n    def __init__(self, status):\n        self.status = status\n"
+        "        super().__init__(status)\n"
+    )
+    script = tmp_path / "job.py"
+    script.write_text(LOSES_GPU)
+    root = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{root}", elastic_worker.RESTARTS: str(restart)}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["caught 700", str(restart)], done.stderr

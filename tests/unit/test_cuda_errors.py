@@ -113,7 +113,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, driver: Path) -> Any:
     """Return a worker that runs no tasks: ``ends`` is what they end with, and ``told`` what it does of itself."""
     assert driver
     made: Any = object.__new__(dask_worker.PrivateWorker)
-    made.node, made.note, made.told, made.ends = "n1", EndNote(), [], {}
+    made.node, made.restart_on_cuda_error, made.note, made.told, made.ends = "n1", True, EndNote(), [], {}
 
     async def close(**options: Any) -> None:
         made.told.append(options["reason"])
@@ -158,12 +158,12 @@ def test_the_error_is_told_before_the_worker_ends_and_what_others_say_then_is_no
     told = {"event": NO_GPU, "node": "n1", "error": "cudaErrorIllegalAddress"}
     assert worker.told == ["error told", (TOPIC, told), NO_GPU]
     assert worker.note.take() == EndNote.NO_GPU
-    assert worker.deadline == (dask_worker.END_WITHOUT_GPU, os._exit, (0,))
+    assert worker.deadline == (cuda_errors.END_WITHOUT_GPU, os._exit, (0,))
 
 
-@pytest.mark.parametrize(("node", "text"), [("", f"CUDA error: {ILLEGAL}"), ("n1", "CUDA error: out of memory")])
-def test_a_worker_goes_on_after_other_errors_and_where_the_key_says_so(worker: Any, node: str, text: str) -> None:
-    worker.node, worker.ends = node, {"bad": failure("bad", RuntimeError(text))}
+@pytest.mark.parametrize(("restarts", "text"), [(False, f"CUDA error: {ILLEGAL}"), (True, "CUDA error: out of memory")])
+def test_a_worker_goes_on_after_other_errors_and_where_the_key_says_so(worker: Any, restarts: bool, text: str) -> None:
+    worker.restart_on_cuda_error, worker.ends = restarts, {"bad": failure("bad", RuntimeError(text))}
 
     async def run() -> None:
         for _ in range(2):

@@ -1,13 +1,26 @@
-"""Which errors of a task leave its process without a usable GPU: CUDA answers each later call with the same error."""
+"""The errors of a task that leave its worker without a GPU, and the end of the worker.
+
+CUDA answers each later call of the process with the same error.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from distributed import Worker
 from distributed.protocol import pickle
+from distributed.worker_state_machine import ExecuteFailureEvent, RescheduleEvent
+
+from hpcml.kinds.dask.node.messages import NO_GPU
+
+END_WITHOUT_GPU = 10.0  # seconds for the close of a worker that lost its GPU; a library may wait for the GPU
 
 # By number, as CUDA's runtime names it and as its driver does.
 _NAMES = {
@@ -47,6 +60,48 @@ _NUMBER_BY_TEXT = {**{f"CUDA error: {words}": number for words, number in _WORDS
 _TEXT = re.compile("|".join(rf"(?<!\w){re.escape(text)}(?!\w)" for text in _NUMBER_BY_TEXT))
 _LONGEST_CHAIN = 10  # errors that were raised from one another
 _MAPS = Path("/proc/self/maps")
+
+
+class EndsWithoutGpu(Worker):  # type: ignore[misc]
+    """A worker that ends after a CUDA error of a task, because it can use no GPU any more; somebody replaces it.
+
+    The error reaches the script. What other tasks raise here from then on is no answer: Dask runs them again elsewhere.
+    """
+
+    restart_on_cuda_error = False  # whether it does so
+    without_gpu = ""  # the CUDA error
+    _ending: asyncio.Task[Any] | None = None
+
+    async def execute(self, key: Any, **options: Any) -> Any:
+        """Execute a task as Dask does, unless this process has lost its GPU."""
+        if self.without_gpu:
+            return _elsewhere(key)
+        event = await super().execute(key, **options)
+        if not self.restart_on_cuda_error or not isinstance(event, ExecuteFailureEvent):
+            return event
+        if self.without_gpu:
+            return _elsewhere(key)
+        if name := of_pickled(getattr(event.exception, "data", b"")):
+            self.without_gpu = name
+            execution = asyncio.current_task()
+            assert execution is not None
+            execution.add_done_callback(lambda _: self._end())  # after Dask's own callback: the error is told first
+        return event
+
+    def ends_without_gpu(self) -> None:
+        """Tell others why this process ends, if there is somebody to tell."""
+
+    def _end(self) -> None:
+        """End this process, at the latest after a deadline; Dask repeats its work."""
+        self.ends_without_gpu()
+        late = threading.Timer(END_WITHOUT_GPU, os._exit, (0,))
+        late.daemon = True
+        late.start()
+        self._ending = asyncio.ensure_future(self.close(reason=NO_GPU, executor_wait=False, nanny=False))
+
+
+def _elsewhere(key: Any) -> RescheduleEvent:
+    return RescheduleEvent(key=key, stimulus_id=f"{NO_GPU}-{time.time()}")
 
 
 def of_pickled(data: bytes) -> str:

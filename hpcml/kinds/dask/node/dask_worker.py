@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -20,7 +19,6 @@ from typing import Any
 import dask.config
 from distributed import Worker
 from distributed.system import MEMORY_LIMIT
-from distributed.worker_state_machine import ExecuteFailureEvent, RescheduleEvent
 
 from hpcml import repairs
 from hpcml.kinds.dask.node import cuda_errors, dask_state, gpus, interconnect, tls, ucx_auth
@@ -39,7 +37,6 @@ UCX_AT_ONCE = 32  # workers that may connect in one moment over UCX
 UCX_CONNECT_EVERY = 0.01  # seconds between the starts of more than that
 PARENT_LOOK = 1.0  # seconds between looks at the worker task
 PARENT_STOPPED = 5  # looks that must find it stopped: a whole job that is suspended stops in no order
-END_WITHOUT_GPU = 10.0  # seconds for the close of a worker whose GPU CUDA has taken away; libraries may wait for it
 _NOTES = {"scheduler-close": EndNote.RETIRED, "scheduler-close-worker": EndNote.RETIRED, NO_GPU: EndNote.NO_GPU}
 
 
@@ -84,16 +81,14 @@ def _usable_memory(settings: Settings, cpus: int) -> int:
     return min(job.requested_memory(cpus) or unsaid, int(MEMORY_LIMIT))
 
 
-class PrivateWorker(Guarded, Worker):  # type: ignore[misc]
+class PrivateWorker(Guarded, cuda_errors.EndsWithoutGpu, Worker):  # type: ignore[misc]
     """Dask's worker without an HTTP port; it remembers why it was closed and takes part in the fabric check."""
 
     closed_because = ""
     note: EndNote  # tells the agent why this process ends
     of_script: Sequence[tuple[ContextVar[Any], Any]] = ()  # what the script's module sets for each task: np.seterr
-    node = ""  # where it is, if a CUDA error after which it can use no GPU is to end it
-    without_gpu = ""  # the CUDA error that a task raised
+    node = ""
     _beat: asyncio.Task[None] | None = None
-    _ending: asyncio.Task[Any] | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         file_names.keep()  # of what tasks submit
@@ -103,34 +98,16 @@ class PrivateWorker(Guarded, Worker):  # type: ignore[misc]
     def start_http_server(self, *_: Any, **__: Any) -> None:
         """Open no port: nothing but Dask's TLS comms listens on a node."""
 
-    async def execute(self, key: Any, **options: Any) -> Any:
-        """Execute a task as Dask does, in a context with what the script's module has set in its own.
-
-        A CUDA error after which this process can use no GPU reaches the script, and then the worker ends. What other
-        tasks say here from then on is no answer: Dask runs them again elsewhere.
-        """
-        if self.without_gpu:
-            return _elsewhere(key)
+    async def execute(self, *arguments: Any, **options: Any) -> Any:
+        """Execute a task as Dask does, in a context with what the script's module has set in its own."""
         for variable, value in self.of_script:
             variable.set(value)
-        event = await super().execute(key, **options)
-        if self.without_gpu and isinstance(event, ExecuteFailureEvent):
-            return _elsewhere(key)
-        if self.node and isinstance(event, ExecuteFailureEvent) and (name := _cuda_error(event)):
-            self.without_gpu = name
-            execution = asyncio.current_task()
-            assert execution is not None
-            execution.add_done_callback(lambda _: self._end_without_gpu())  # after Dask's own: the error is told first
-        return event
+        return await super().execute(*arguments, **options)
 
-    def _end_without_gpu(self) -> None:
-        """End this process, at the latest after a deadline; another takes its place, and Dask repeats lost work."""
+    def ends_without_gpu(self) -> None:
+        """Tell the supervisor and the agent why this process ends now."""
         self.log_event(TOPIC, {"event": NO_GPU, "node": self.node, "error": self.without_gpu})
         self.note.write(EndNote.NO_GPU)
-        late = threading.Timer(END_WITHOUT_GPU, os._exit, (0,))
-        late.daemon = True
-        late.start()
-        self._ending = asyncio.ensure_future(self.close(reason=NO_GPU, executor_wait=False, nanny=False))
 
     async def heartbeat(self) -> None:
         """Beat as Dask does; :meth:`close` breaks it off, where Dask would log a traceback about its own end."""
@@ -145,16 +122,6 @@ class PrivateWorker(Guarded, Worker):  # type: ignore[misc]
         if first and self._beat is not None and self._beat is not asyncio.current_task():
             self._beat.cancel()
         return await super().close(*arguments, reason=reason, **options)
-
-
-def _elsewhere(key: Any) -> RescheduleEvent:
-    return RescheduleEvent(key=key, stimulus_id=f"{NO_GPU}-{time.time()}")
-
-
-def _cuda_error(event: ExecuteFailureEvent) -> str:
-    """Return the name of the CUDA error after which this process can use no GPU, if a task raised one."""
-    data = getattr(event.exception, "data", None)
-    return cuda_errors.of_pickled(data) if isinstance(data, bytes) else ""
 
 
 def run(context: Context, place: Slot, scratch: Path, share: Share) -> int:
@@ -265,7 +232,7 @@ async def _serve(
 ) -> str:
     worker = PrivateWorker(address, **options)
     worker.note = note
-    worker.node = context.node if context.settings.workers.restart_on_cuda_error else ""
+    worker.node, worker.restart_on_cuda_error = context.node, context.settings.workers.restart_on_cuda_error
     interconnect.Transfers(worker, folder, device)
     dask_state.add_metrics(worker)
     holder = dead_worker_memory.Holder(worker) if pool and repairs.are_on() else None

@@ -18,7 +18,7 @@ from typing import Any
 from distributed import Worker
 
 from hpcml.errors import STORAGE
-from hpcml.kinds.dask.node import connection_limits, temporary_directory
+from hpcml.kinds.dask.node import connection_limits, cuda_errors, temporary_directory
 from hpcml.kinds.dask.node.dask_worker import Share
 from hpcml.node import scratch
 from hpcml.node.settings import Context, Gpu, load
@@ -31,14 +31,17 @@ file_names.keep()
 switching.install()
 logging.getLogger("distributed.batched").setLevel(logging.WARNING)  # it logs a traceback at every normal end
 
+RESTARTS = "HPCML_RESTART_ON_CUDA_ERROR"  # the profile's key, for the processes of the workers
 _POOL = 0.9  # of a GPU, where the profile leaves it to hpcml
 # What dask-cuda names otherwise than the settings, and what it does not have.
 _NAMES = {"rmm_allocator_libs": "--set-rmm-allocator-for-libs", "cudf_spill": "--enable-cudf-spill"}
 _NOT_OF_DASK_CUDA = ("count", "cuda", "spill_pinned", "spill_order", "mode")
 
 
-class ElasticWorker(connection_limits.Guarded, Worker):  # type: ignore[misc]
-    """Dask's worker without an HTTP port."""
+class ElasticWorker(connection_limits.Guarded, cuda_errors.EndsWithoutGpu, Worker):  # type: ignore[misc]
+    """Dask's worker without an HTTP port; its Nanny replaces it."""
+
+    restart_on_cuda_error = os.environ.get(RESTARTS) == "True"
 
     def start_http_server(self, *_: Any, **__: Any) -> None:
         """Open no port: nothing but Dask's TLS comms listens on a node."""
@@ -112,6 +115,7 @@ def main() -> int:
         os.environ |= {"TMPDIR": folder_path, "DASK_TEMPORARY_DIRECTORY": folder_path}  # of what tasks start, too
         tempfile.tempdir = None
         scratch.name_semaphores(folder.path)
+        os.environ[RESTARTS] = str(context.settings.workers.restart_on_cuda_error)
         module = "dask_cuda.cli" if context.settings.workers.gpu else "distributed.cli.dask_worker"
         sys.argv = [module, address, *worker_command(context, name, folder_path)]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
