@@ -10,11 +10,10 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-from distributed import Worker
 from distributed.protocol import pickle
 from distributed.worker_state_machine import ExecuteFailureEvent, RescheduleEvent
 
@@ -62,21 +61,22 @@ _LONGEST_CHAIN = 10  # errors that were raised from one another
 _MAPS = Path("/proc/self/maps")
 
 
-class EndsWithoutGpu(Worker):  # type: ignore[misc]
-    """A worker that ends after a CUDA error of a task, because it can use no GPU any more; somebody replaces it.
+class EndsWithoutGpu:
+    """A base of Dask's worker: it ends after a CUDA error of a task, because it can use no GPU any more.
 
     The error reaches the script. What other tasks raise here from then on is no answer: Dask runs them again elsewhere.
     """
 
     restart_on_cuda_error = False  # whether it does so
     without_gpu = ""  # the CUDA error
+    close: Callable[..., Coroutine[Any, Any, Any]]
     _ending: asyncio.Task[Any] | None = None
 
     async def execute(self, key: Any, **options: Any) -> Any:
         """Execute a task as Dask does, unless this process has lost its GPU."""
         if self.without_gpu:
             return _elsewhere(key)
-        event = await super().execute(key, **options)
+        event = await super().execute(key, **options)  # type: ignore[misc]
         if not self.restart_on_cuda_error or not isinstance(event, ExecuteFailureEvent):
             return event
         if self.without_gpu:
