@@ -530,3 +530,17 @@ def test_a_text_that_is_made_to_be_slow_is_not(text: str) -> None:
     for rule in rules.RULES:
         re.findall(rule.pattern, text, re.MULTILINE)
     assert time.process_time() - began < 20
+
+
+@pytest.mark.parametrize("rank", ["", "[rank0]: "])
+def test_an_error_in_a_line_without_an_end_is_told_in_some_words(rank: str) -> None:
+    long = "x" * 100_000
+    lines = ["Traceback (most recent call last):", f'  File "/{long}.py", line 3, in f', f"lib.{long}.OddError: {long}"]
+    piece = evidence.Piece("".join(f"{rank}{line}\n" for line in [*lines, "the end"]), 1)
+    error = output.child_error(piece) if rank else output.printed_error(piece)
+    assert error is None or len(error.words.text) + len(error.place) < 1000
+    lines[2] = f"OddError: {long}"
+    piece = evidence.Piece("".join(f"{rank}{line}\n" for line in [*lines, "the end"]), 1)
+    error = output.child_error(piece) if rank else output.printed_error(piece)
+    assert error
+    assert len(error.words.text) + len(error.place) < 1000
