@@ -20,6 +20,7 @@ from hpcml.cli import common, ls
 from hpcml.errors import HpcmlError, StorageError, UsageError
 from hpcml.paths import RunPaths, sweep_folder
 from hpcml.runs import directories, settling
+from hpcml.runs import record as records
 from hpcml.terminal import note, say, say_fitted
 
 if TYPE_CHECKING:
@@ -270,7 +271,9 @@ def _files_left(ended: Sequence[Path], options: Namespace) -> dict[Path, str]:
     for path in () if options.yes else ended:
         paths = RunPaths(path)
         with directories.storage(path):
-            result = written.of(paths) or (None if options.dry_run else settling.settle(paths, 0))
+            result, attempt = written.of(paths), records.newest_attempt(paths) or 0
+            if not options.dry_run and (result is None or result.attempt < attempt):  # the newest was killed
+                result = settling.settle(paths, attempt)
         if result and (sentence := result.sentence()):
             sentences[path] = sentence
     return sentences

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import stat
 import sys
@@ -116,11 +117,13 @@ def _beside(run: directories.Run, taken: set[str]) -> list[Entry]:
 
 
 def _entries(run: directories.Run, names: Sequence[str]) -> list[Entry]:
-    entries = []
+    entries, top = [], os.path.realpath(run.paths.directory)
     for name in names:
-        with contextlib.suppress(OSError):  # there is none, or it is none
-            status = (run.paths.directory / name).lstat()
-            if stat.S_ISREG(status.st_mode):
+        with contextlib.suppress(OSError, ValueError):  # there is none, or it is none
+            path = run.paths.directory / name
+            status = path.lstat()
+            is_below = os.path.realpath(path.parent) == str(Path(top, name).parent)  # by no link, and by no `..`
+            if stat.S_ISREG(status.st_mode) and is_below:
                 entries.append(Entry(name, status.st_size, status.st_mtime_ns, status.st_mode & 0o777))
     return entries
 

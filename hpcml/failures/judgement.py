@@ -533,7 +533,7 @@ def _of_child(case: Case, hits: Sequence[Hit], child: output.ChildError) -> Caus
         if hit.rule.role is Role.CASCADE:
             return _after(case, hit, hits)
         shown = next((text for text in child.message.split("\n") if re.search(hit.rule.pattern, text)), line.text)
-        hit = hit._replace(line=line._replace(text=shown) if shown not in line.text else line)
+        hit = hit._replace(line=line._replace(text=shown[:_TOLD]) if shown not in line.text else line)
         return _of(hit, [*hits, hit], f"{who} failed: {filled(hit.rule.cause, hit.groups)}", named=True)
     name = child.words.text.partition(":")[0].rpartition(".")[2]
     remedy = _remedy(name, child.words.text)

@@ -40,7 +40,7 @@ _NETWORK = (
          r"(?i:failed to recv, got 0 bytes)|Connection was likely closed\. Did the remote server",
          "rank 0 or torchrun ended, and the other ranks lost their connection to it"),
     Rule("gloo-closed", CASCADE,
-         r"gloo/transport/tcp/\S+ (?:Connection closed by peer|.{0,20}: Connection reset by peer)",
+         r"gloo/transport/tcp/\S{1,200} (?:Connection closed by peer|.{0,20}: Connection reset by peer)",
          "another rank exited"),
     Rule("rendezvous", ROOT, r"Rendezvous(?:Connection|Timeout)Error: ",
          "torchrun's processes did not find each other in time",
@@ -90,7 +90,7 @@ _FILES = (
          r"no display name and no \$DISPLAY|[Cc]ould not connect to display|[Cc]annot connect to X server",
          "the script needs a display, but a batch job has none",
          "Save figures to files. For Matplotlib, add --env MPLBACKEND=Agg.", "no display"),
-    Rule("licence", ROOT, r"GurobiError: .*[Ll]icense",
+    Rule("licence", ROOT, r"GurobiError: .{0,400}?[Ll]icense",
          "the node has no licence for Gurobi",
          "Check the licence file (GRB_LICENSE_FILE), and whether compute nodes reach the licence server.",
          "no licence"),
@@ -195,7 +195,9 @@ _JAX_AND_MPI = (
          r"(?:[\s\S]{0,600}?developer\):\s*\n\s*(\S.*))?",
          "Open MPI could not start ({0})",
          "Use --mpi pmix, with an Open MPI that was built with PMIx: hpcml help ranks.", "MPI_Init failed"),
-    Rule("pmix", ROOT, r"OPAL ERROR: \w+(?: \w+)? in file \S*pmix|PMIX ERROR: .* in file \S*client",
+    Rule("pmix", ROOT,
+         r"OPAL ERROR: \w{1,60}(?: \w{1,60})? in file \S{0,200}?pmix|"
+         r"PMIX ERROR: .{0,200}? in file \S{0,200}?client",
          "Open MPI could not connect to Slurm's PMIx",
          "Use --mpi pmix, with an Open MPI that was built with PMIx: hpcml help ranks.", "Open MPI without PMIx"),
     Rule("mpich-pmix", ROOT, r"(?i)unsupported PMI version PMIx",
@@ -220,7 +222,7 @@ _JAX_AND_MPI = (
 
 _GPU = (
     Rule("device-assert", ROOT,
-         r"\.cuh?:\d+: .{0,400}?block: \[.{0,60}?\] Assertion (`.+?[`']) failed|"
+         r"\.cuh?:\d+: .{0,400}?block: \[.{0,60}?\] Assertion (`.{1,400}?[`']) failed|"
          r"device-side assert triggered|cudaErrorAssert\b(?!')",
          "GPU code stopped at an assertion ({0}): usually an index or a label is out of range",
          "Run again with --env CUDA_LAUNCH_BLOCKING=1: the traceback then shows the line.", "device-side assert"),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hpcml.failures.evidence import Piece
 from hpcml.failures.rules import ERROR
 
+_LONGEST = 400  # characters of a line that are told
 NEAR = 50  # lines before an end, in which a known message is its cause
 _COMPLAINT = 12  # lines before an end, in which an error is named
 _BEFORE = 20  # lines before a crash, in which a message says why
@@ -161,7 +162,7 @@ def _errors(output: Piece, lines: Sequence[str], prefixes: Sequence[re.Match[str
         elif rank not in place_by_rank:
             continue
         elif match := _PLACE.match(text):
-            place_by_rank[rank] = f"{match[1]}, line {match[2]}"
+            place_by_rank[rank] = f"{match[1][-_LONGEST:]}, line {match[2]}"
         elif is_message[rank]:
             if rank and errors and text.strip():  # the prefix shows what belongs to the message
                 last = max(place for place, error in enumerate(errors) if error.rank == rank)
@@ -171,6 +172,6 @@ def _errors(output: Piece, lines: Sequence[str], prefixes: Sequence[re.Match[str
             if _CHILD_FAILED.match(text) or not ERROR.fullmatch(text.rstrip()):
                 place_by_rank.pop(rank)  # the launcher's own
                 continue
-            words = Words(text.rstrip(), output.first + number if output.first else 0)
+            words = Words(text.rstrip()[:_LONGEST], output.first + number if output.first else 0)
             errors.append(ChildError(rank, words, text.rstrip(), place_by_rank[rank]))
     return errors

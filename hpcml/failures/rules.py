@@ -199,7 +199,7 @@ SLURM = (
          "the working folder does not exist on the node: {0}",
          "Submit from a folder on a file system that all nodes share.", "working folder not on node"),
     Rule("execve", ROOT,
-         r"error: execve\(\): (.+?): (?:No such file or directory|Permission denied|[Bb]ad interpreter)",
+         r"error: execve\(\): (.{1,400}?): (?:No such file or directory|Permission denied|[Bb]ad interpreter)",
          "a program cannot be started on the node: {0}",
          "Use a path that all nodes share. Convert a script from Windows with dos2unix.", "program not on node"),
     Rule("bad-interpreter", ROOT,
@@ -341,7 +341,8 @@ FILES_AND_PYTHON = (
          "a file system is read-only",
          "Write to the run's folder (in Python: hpcml.run.out). Files in an image are read-only.",
          "file system read-only"),
-    Rule("shadowed-module", ROOT, r"hpcml: the module (\S+) comes from (.+?), by PYTHONPATH, and has no (\w+)",
+    Rule("shadowed-module", ROOT,
+         r"hpcml: the module (\S{1,400}) comes from (.{1,400}?), by PYTHONPATH, and has no (\w+)",
          "the module {0} comes from {1}, by PYTHONPATH, and is not the package that hpcml needs (no {2})",
          "Remove this folder from PYTHONPATH, then submit again.", "PYTHONPATH hides {0}"),
     Rule("no-submodule", ROOT,
@@ -548,7 +549,7 @@ IMAGES = (
     Rule("tmpdir", ROOT, r"hpcml: (TMPDIR cannot be bound .*)",
          "{0}", "Set TMPDIR to another folder (runtime.setup).", "TMPDIR cannot be bound", where=_ENTERING),
     Rule("fuse", ROOT, r"(?i)failed to open /dev/fuse|/dev/fuse: (?:Permission|No such|Operation)|"
-         r"fusermount3?: .*(?:denied|not permitted)",
+         r"fusermount3?: .{0,400}?(?:denied|not permitted)",
          "/dev/fuse cannot be used, but mounting an image needs /dev/fuse",
          "Try another node. Or ask the site's support to give all users access to /dev/fuse (mode 666), or to install "
          "the container program setuid.", "images not allowed", Retry.EXCLUDE, _ENTERING),
@@ -604,12 +605,12 @@ IMAGES = (
          "Copy the image again: the copy may have been interrupted. If hpcml image check finds no fault, "
          "the file system failed.",
          "image damaged", where=_ENTERING),
-    Rule("image-closed", ROOT, r"could not open image .*(?:not readable by the current user|permission denied)|"
+    Rule("image-closed", ROOT, r"could not open image .{0,400}?(?:not readable by the current user|permission denied)|"
          r"\.sif: permission denied",
          "you have no permission to read the image",
          "Check the permissions of the image and of its folders.", "no permission to read image",
          where=_ENTERING),
-    Rule("image-missing", ROOT, r"could not open image (\S+): .*no such file or directory",
+    Rule("image-missing", ROOT, r"could not open image (\S{1,400}): .{0,400}?no such file or directory",
          "the image does not exist: {0}",
          "Put the image on a file system that all nodes share, and do not move it after the submission.",
          "image does not exist",
@@ -642,7 +643,7 @@ IMAGES = (
          "the image registry refused the download, because there were too many downloads",
          "Try again in a few hours, or log in to the registry.",
          where=Where.BUILD),
-    Rule("hash", ROOT, r"(?s)DO NOT MATCH THE HASHES.*?\n\s*([^\s:]+)[^\n]*:\s*Expected sha256",
+    Rule("hash", ROOT, r"(?s)DO NOT MATCH THE HASHES.{0,2000}?\n\s*([^\s:]+)[^\n]*:\s*Expected sha256",
          "a downloaded package differs from its hash in the list of wheels: {0}",
          "Do not use this package. Tell the package index's owner. Or build with another index (--build-arg "
          "PIP_INDEX=URL).", where=Where.BUILD),

@@ -59,7 +59,21 @@ def _key(*, make: bool) -> bytes:
     with contextlib.suppress(OSError):
         if make and not path.exists():
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            files.write(path, os.urandom(_LENGTH))
+            _make(path)
         key = files.read(path, _LENGTH)
         return key if len(key) == _LENGTH and files.is_own_folder(path.parent) else b""
     return b""
+
+
+def _make(path: Path) -> None:
+    """Put a new key in place, unless another submission was first: by its key the record of that run is known."""
+    new = files.beside(path)
+    files.write(new, os.urandom(_LENGTH))
+    try:
+        os.link(new, path, follow_symlinks=False)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        files.write(path, new.read_bytes())
+    finally:
+        new.unlink()

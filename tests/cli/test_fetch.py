@@ -238,3 +238,19 @@ def test_a_project_that_the_script_finds_by_its_file_is_sent(laptop: Laptop) -> 
         assert (run / "code/scripts/train.py").read_text() == text
         code = json.loads((run / "plan.json").read_text())["inside"]["code"]
         assert (code["script"], code["cwd"]) == (str(run / "code/scripts/train.py"), str(run / "code"))
+
+
+@pytest.mark.parametrize("name", ["../../../../.ssh/id_rsa", "keys/id_rsa", "a\0b"])
+def test_fetch_follows_no_name_of_a_run_s_record_out_of_the_run(laptop: Laptop, name: str) -> None:
+    run = out(laptop).parent
+    (laptop.far / ".ssh").mkdir(exist_ok=True)
+    (laptop.far / ".ssh" / "id_rsa").write_text("secret")
+    (run / "code" / "keys").symlink_to(laptop.far / ".ssh")
+    (run / "code" / "own.csv").write_text("1")
+    left = [[one, "hpcml fetch copies it", ""] for one in (name, "own.csv")]
+    facts = {"home": "", "attempt": 0, "brought": {}, "left": left, "fetched": []}
+    (run / "written.json").write_text(json.dumps(facts))
+    done = laptop.run("fetch", "last")
+    assert done.returncode == 0, done.stderr
+    target = laptop.world.project / run.name
+    assert {path.name for path in target.rglob("*") if path.is_file()} == {"own.csv"}

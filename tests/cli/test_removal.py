@@ -246,3 +246,15 @@ def test_two_removals_at_once_are_one(world: World) -> None:
     ]
     assert [one.communicate(timeout=240)[1] and one.returncode for one in both] == [0, 0]
     assert world.left() == []
+
+
+def test_what_a_killed_attempt_wrote_beside_the_code_is_not_lost_by_what_an_earlier_one_brought(world: World) -> None:
+    directory = ended(world, "a")
+    (directory / "code" / "first.csv").write_text("1")
+    assert world.run("status", "a").returncode == 0
+    assert (world.project / "first.csv").exists()
+    (directory / "attempts" / "1").mkdir(parents=True)
+    (directory / "code" / "second.csv").write_text("2")
+    done = world.run("rm", directory.name)
+    assert done.returncode == errors.USAGE, done.stderr
+    assert (world.project / "second.csv").read_text() == "2"

@@ -12,12 +12,14 @@ import os
 import pwd
 import shutil
 import subprocess
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from conftest import Cluster
+from hpcml import assets
 from hpcml.remote import receiver
 
 pytestmark = pytest.mark.lab
@@ -240,3 +242,52 @@ def test_a_waiting_run_that_mallory_swaps_runs_nothing_of_hers(cluster: Cluster,
         state = cluster.job(facts["job"])["JobState"]
         owned = list(place.top.glob(f"{OWNED}*"))
         assert (owned, state) == ([], "FAILED"), make
+
+
+WRITES = """
+import pathlib, sys, time
+here = pathlib.Path(__file__).parent
+for name in ("r.csv", "config.json", "pipe.csv", "hers/r.csv", "link/r.csv", "mine/r.csv"):
+    (here / name).parent.mkdir(exist_ok=True)
+    (here / name).write_text("of the run")
+(here / "r.csv").chmod(0o600)
+deadline = time.monotonic() + 120
+while not pathlib.Path(sys.argv[1]).exists() and time.monotonic() < deadline:
+    time.sleep(0.1)
+"""
+
+
+def test_mallory_leads_no_file_of_a_script_out_of_its_project(cluster: Cluster, place: Place) -> None:
+    """Her names in a project of alice's that all may write to, and in the runs folder, while the script runs."""
+    project, runs, secret, go = (place.top / name for name in ("project", "all-runs", "secret", "go"))
+    cluster.lab.exec(["mkdir", "-m", "777", str(project)])
+    cluster.lab.exec(["mkdir", "-m", "700", str(secret)])
+    cluster.lab.exec(["tee", str(project / "train.py")], input=WRITES)
+    cluster.lab.exec(["tee", str(project / "config.json")], input="{}")
+    cluster.lab.exec(["tee", str(secret / "config.json")], input="{}")
+    runs.mkdir()
+    runs.chmod(0o1777)
+    library = runs / f".lib-{zlib.crc32(assets.node_archive()):08x}.zip"
+    place.plant((library, "text", "mallory's"))
+    script = ("hpcml", "submit", "--nodes", "1", "--detach", "--json", "--set", f"paths.runs={runs}",
+              str(project / "train.py"), str(go))  # fmt: skip
+    [(code, out, err)] = place.types(script)
+    assert code == 0, err
+    run = Path(json.loads(out)["directory"])
+    assert (run / "lib.zip").stat().st_uid == pwd.getpwnam(ALICE).pw_uid
+    cluster.wait_event(run, "driver-started", 60)
+    place.plant((project / "config.json", "link", str(secret / "config.json")), (project / "pipe.csv", "pipe", ""),
+                (project / "hers", "folder", ""), (project / "link", "link", str(secret)),
+                (project / f".hpcml-{run.name}-0123", "folder", ""), (go, "text", ""))  # fmt: skip
+    assert cluster.wait_status(run)["exit_status"] == 0
+    [(code, out, err)] = place.types(("hpcml", "status", run.name, "--json", "--set", f"paths.runs={runs}"))
+    assert code == 0, err
+    facts = json.loads(out)
+    left = {one["name"]: one["why"] for one in facts["not_brought"]}
+    assert sorted(left) == ["config.json", "hers/r.csv", "link/r.csv", "pipe.csv"], left
+    assert "belongs to hpcml-mallory" in left["hers/r.csv"]
+    assert sorted(facts["brought"]) == ["mine/r.csv", "r.csv"]
+    assert (project / "r.csv").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in secret.iterdir()] == ["config.json"]
+    assert (secret / "config.json").read_text() == "{}"
+    assert not list((project / "hers").iterdir())

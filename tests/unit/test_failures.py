@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import pytest
 
 from failure_texts import HARMLESS, TEXTS
 from hpcml import errors
-from hpcml.failures import evidence, judgement, rules
+from hpcml.failures import evidence, judgement, output, rules
 from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, Piece
 from hpcml.failures.judgement import Case, Cause
@@ -539,3 +540,37 @@ def test_an_xid_has_words_where_a_rule_knows_it() -> None:
     assert rules.of_xid(79) == "a GPU stopped responding"
     assert rules.of_xid(43) == "the GPU driver stopped a program after an error"
     assert rules.of_xid(1) == ""
+
+
+_SLOW = (  # texts of one line, and of short lines, for which a pattern without limits takes a minute
+    "GurobiError: ", "gloo/transport/tcp/x", "PMIX ERROR: a in file acli", "OPAL ERROR: a in file ",
+    "fusermount: anot permit", "could not open image a: a", "error: execve(): a: No such file or direct",
+    ".cu:1: block: [a] Assertion `a", "DO NOT MATCH THE HASHES\n aa:a",
+    "hpcml: the module a comes from a, by PYTHONPATH, and has", "[rank0]: a\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", _SLOW)
+def test_a_text_that_is_made_to_be_slow_is_not(text: str) -> None:
+    text = (text * (evidence.HEAD // len(text) * 6))[: evidence.HEAD + evidence.TAIL]
+    text = f"[rank0]: Traceback (most recent call last):\n[rank0]: aError: a\n{text}"
+    began = time.process_time()
+    evidence.hits_in(evidence.Piece(text, 1), "driver")
+    output.child_error(evidence.Piece(text, 1))
+    for rule in rules.RULES:
+        re.findall(rule.pattern, text, re.MULTILINE)
+    assert time.process_time() - began < 20
+
+
+@pytest.mark.parametrize("rank", ["", "[rank0]: "])
+def test_an_error_in_a_line_without_an_end_is_told_in_some_words(rank: str) -> None:
+    long = "x" * 100_000
+    lines = ["Traceback (most recent call last):", f'  File "/{long}.py", line 3, in f', f"lib.{long}.OddError: {long}"]
+    piece = evidence.Piece("".join(f"{rank}{line}\n" for line in [*lines, "the end"]), 1)
+    error = output.child_error(piece) if rank else output.printed_error(piece)
+    assert error is None or len(error.words.text) + len(error.place) < 1000
+    lines[2] = f"OddError: {long}"
+    piece = evidence.Piece("".join(f"{rank}{line}\n" for line in [*lines, "the end"]), 1)
+    error = output.child_error(piece) if rank else output.printed_error(piece)
+    assert error
+    assert len(error.words.text) + len(error.place) < 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -54,3 +55,28 @@ def test_a_record_that_came_from_elsewhere_brings_nothing(run: RunPaths, tmp_pat
     assert result
     assert result.left == (written.Left("authorized_keys", "the run's record was not made here"),)
     assert not list(tmp_path.glob("*/authorized_keys"))
+
+
+def test_of_two_first_submissions_at_once_each_knows_its_own_record(
+    run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one makes the key between this one's look for it and its own."""
+    key = tmp_path / "home" / ".hpcml" / "record.key"
+    key.unlink()
+    other = RunPaths(run.directory.with_name("train-20260101-000000-bbbb"))
+    other.code.mkdir(parents=True)
+    randoms, urandom = [1], os.urandom
+
+    def slow(count: int) -> bytes:
+        if randoms.pop() if randoms else 0:
+            settling.begin(other, other.directory, tmp_path / "proj")
+        return urandom(count)
+
+    monkeypatch.setattr(os, "urandom", slow)
+    settling.begin(run, run.directory, tmp_path / "proj")
+    (other.code / "r.csv").write_text("1")
+    for one in (run, other):
+        result = settling.settle(one, 0)
+        assert result
+        assert not [left for left in result.left if "not made here" in left.why]
+    assert [path.name for path in key.parent.iterdir()] == ["record.key"]
