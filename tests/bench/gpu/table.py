@@ -114,10 +114,8 @@ NOTES: dict[str, tuple[str, str]] = {
         "*bound*: the larger of two times for all iterations in float32. Memory: each row is read once per iteration, at the rate "
         "of a copy in this run. Arithmetic: 2 × rows × features × clusters operations per iteration, at the GPU's float32 peak "
         "(multiprocessors × 128 × 2 × highest clock). Each fit also computes the inertia. *kernels* excludes Dask. *largest*: the largest distance between two centres of "
-        "the same number after one iteration (scikit-learn: after all). The first run was judged by it. It is that of a centre of "
-        "few rows, which one row on a border moves far; cuML's own fits, of which the sums have no fixed order, differ too. "
-        "A later version of the kernels needs 0.064 s where this run's needed 0.070 s (20 iterations and the inertia, by a "
-        "script without Dask); no run has its fits yet.",
+        "the same number after one iteration (scikit-learn: after all). It is that of a centre of "
+        "few rows, which one row on a border moves far; cuML's own fits, of which the sums have no fixed order, differ too.",
     ),
     "failures": (
         "What hpcml says of 22 failures on a GPU, caused in runs on the local site.",
