@@ -115,7 +115,7 @@ def _submit(
             hint=hint,
         )
     with tempfile.TemporaryDirectory(prefix="hpcml-upload-") as folder:  # 0700
-        decision = project.decide(Code(path, form=form), code, Path(folder))
+        decision = project.decide(Code(path, form=form), code, Path(folder), Path.cwd())
         if text := decision.note_on_sending:
             note(text)
         path = decision.applied(RunRequest.of(path)).code.script

@@ -48,13 +48,16 @@ class Decision(NamedTuple):
         return spec
 
 
-def decide(code: Code, rules: Rules, target: Path) -> Decision:
+def decide(code: Code, rules: Rules, target: Path, sent_from: Path | None = None) -> Decision:
     """Return what is to be copied of a script's project.
 
     Parameters
     ----------
     target
         Where the copy will be.
+    sent_from
+        The current folder, where the copy is for another machine: a text of other people's code then leads to no folder
+        above it that no marker makes a part of the project.
     """
     if not code.copied or rules.snapshot == "none" or (found := _reach(code)) is None:
         return Decision()
@@ -69,7 +72,10 @@ def decide(code: Code, rules: Rules, target: Path) -> Decision:
     where = f"{' and '.join(found.places[:_NAMED])} {verb} above the script's folder"
     if not found.places:
         where = "the script looks for the project's root"
-    if why := _no_root(code, rules, target, top, roots, found):
+    why = _no_root(code, rules, target, top, roots, found)
+    if not why and sent_from is not None and not roots and not top.is_relative_to(sent_from.resolve()):
+        why = f"{top} has no marker of a project (as .git) and is above the current folder"
+    if why:
         return Decision(in_place=top, why=why, where=where)
     return Decision(str(top), where=where)
 

@@ -135,3 +135,19 @@ def test_what_is_sent_has_the_mark_of_the_root_and_no_more_of_the_repository(pro
     snapshot.take(proj / "scripts" / "train.py", target, Rules(), linked=False, root=str(proj))
     assert sorted(str(path.relative_to(target)) for path in target.rglob(".*/*")) == [".git/HEAD"]
     assert (target / ".project-root").is_file()
+
+
+@pytest.mark.parametrize(
+    ("marker", "here", "sends"),
+    [("", "scripts", False), ("", ".", True), ("", "..", True), ("pyproject.toml", "scripts", True)],
+)
+def test_a_text_has_no_folder_sent_that_nothing_makes_a_project(
+    proj: Path, marker: str, here: str, sends: bool
+) -> None:
+    """Else code of others that lies in ~/Documents has the documents sent to the cluster, where it can read them."""
+    if marker:
+        (proj / marker).touch()
+    code = Code(proj / "scripts" / "train.py", form=Form.SCRIPT)
+    found = project.decide(code, Rules(), Path("/nowhere/code"), proj / here)
+    assert found.root == (str(proj) if sends else "")
+    assert ("hpcml sends only the script's folder" in found.note_on_sending) is not sends
