@@ -98,6 +98,8 @@ def run(
         finally:
             code = process.returncode
             if code is None:
+                if apart:  # no Ctrl-C reaches what a wrapper has started
+                    _signal_group(process.pid, signal.SIGKILL)
                 process.kill()
     return Answer(code, out.decode(errors="replace"), err.decode(errors="replace"))
 

@@ -153,3 +153,20 @@ def test_ctrl_c_does_not_reach_hpcml_s_own_slurm_commands(tmp_path: Path) -> Non
         os.killpg(asking.pid, signal.SIGINT)
         (tmp_path / "squeue.go").touch()
         assert asking.communicate(timeout=60)[0] == "0 7\n"
+
+
+def test_what_a_wrapper_of_a_command_started_ends_with_it(tmp_path: Path) -> None:
+    """Slurm's commands have a session of their own, so that the terminal's Ctrl-C ends nothing that is left of them."""
+    note = tmp_path / "pid"
+    wrapper = ["sh", "-c", f"sleep 600 & echo $! > {note}; wait"]
+    answer = subprocesses.run(wrapper, 2.0, program=HPCML, apart=True)
+    assert answer.code is None
+    pid = int(note.read_text())
+    try:
+        deadline = time.monotonic() + 60
+        while subprocesses.start_time(pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not subprocesses.start_time(pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
