@@ -97,9 +97,9 @@ def run(
                     process.wait(max(0.0, end - time.monotonic()))
         finally:
             code = process.returncode
+            if code is None and apart:  # no Ctrl-C reaches what a wrapper has started
+                _signal_group(process.pid, signal.SIGKILL)
             if code is None:
-                if apart:  # no Ctrl-C reaches what a wrapper has started
-                    _signal_group(process.pid, signal.SIGKILL)
                 process.kill()
     return Answer(code, out.decode(errors="replace"), err.decode(errors="replace"))
 

@@ -152,7 +152,7 @@ def bring(run: RunPaths, attempt: int, *, everywhere: bool = True, trusted: bool
     with _alone(run) as alone:
         if alone is None:
             return None
-        changed, is_all = _changed(run, copy)
+        changed, unread = _changed(run, copy)
         brought, left, why = dict((of(run) or Written()).brought), list[Left](), copy.why if trusted else _STRANGE
         try:
             if changed and not why:
@@ -164,9 +164,7 @@ def bring(run: RunPaths, attempt: int, *, everywhere: bool = True, trusted: bool
             why = f"{copy.home}: {error.strerror}"
         if why:
             left = [Left(name, why) for name, entry in changed if entry.is_file(follow_symlinks=False)]
-        if not is_all:  # a name that is no file: fetch does not take it
-            left.append(Left("./", f"the files and folders after the first {_MOST} were not looked at"))
-        written = Written(copy.home, attempt, brought, tuple(left))
+        written = Written(copy.home, attempt, brought, (*left, *unread))  # folders, which fetch does not take
         files.write(run.written, json.dumps(written._asdict()) + "\n")
     return written
 
@@ -194,8 +192,10 @@ def _copy(run: RunPaths) -> _Copy | None:
         return None  # of a version without it, or damaged
 
 
-def _entries(code: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+def _entries(code: Path, unread: list[Left] | None = None) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield what is below the copy with its name, folders before their files; no link is followed.
+
+    Folders that cannot be read are added to ``unread``.
 
     Raises
     ------
@@ -207,7 +207,11 @@ def _entries(code: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
         below = waiting.pop()
         try:
             inside = sorted(os.scandir(code / below), key=lambda entry: entry.name)
-        except OSError:  # it is being removed, or the script closed it
+        except FileNotFoundError:  # it is being removed
+            continue
+        except OSError as error:  # the script closed it, or its path is too long
+            if unread is not None:
+                unread.append(Left(below, f"the folder cannot be read: {error.strerror}"))
             continue
         for entry in inside:
             looked_at += 1
@@ -221,19 +225,19 @@ def _entries(code: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
             yield name, entry
 
 
-def _changed(run: RunPaths, copy: _Copy) -> tuple[list[tuple[str, os.DirEntry[str]]], bool]:
-    """Return what is new or has another content, by name, and whether all was looked at."""
-    changed = []
+def _changed(run: RunPaths, copy: _Copy) -> tuple[list[tuple[str, os.DirEntry[str]]], list[Left]]:
+    """Return what is new or has another content, by name, and the folders that were not looked at."""
+    changed, unread = [], list[Left]()
     try:
-        for name, entry in _entries(run.code):
+        for name, entry in _entries(run.code, unread):
             if entry.is_file(follow_symlinks=False):
                 if name not in copy.files or _digest_of(Path(entry.path)) != copy.files[name]:
                     changed.append((name, entry))
             elif name not in copy.others and (entry.is_symlink() or entry.is_dir(follow_symlinks=False)):
                 changed.append((name, entry))
     except _TooManyError:
-        return changed, False
-    return changed, True
+        unread.append(Left("./", f"the files and folders after the first {_MOST} were not looked at"))
+    return changed, unread
 
 
 class _Bringing:

@@ -539,7 +539,7 @@ FAULTS = (
     F("hpcml/runs/settling.py", "trusted=bool(own) and hmac.compare_digest(own, proof)", "trusted=True", "a record of somebody else's chooses where files are brought to"),
     F("hpcml/written.py", "if not known or digest != known:", "if False:", "a file that changed since the submission is replaced"),
     F("hpcml/runs/project.py", "not top.is_relative_to(sent_from.resolve())", "False", "a script's text has a laptop's other folders sent"),
-    F("hpcml/written.py", "if not is_all:", "if False:", "files beyond the first 100000 of a script are lost without a word"),
+    F("hpcml/written.py", "(*left, *unread)", "tuple(left)", "files beyond the first 100000 of a script are lost without a word"),
     F("hpcml/written.py", "if not os.path.samestat(there, os.fstat(old.fileno())):", "if False:", "a file that another account puts in the place of the original is read and kept"),
     F("hpcml/written.py", "if name in rivals.live:", "if False:", "of two runs with one new file name the first wins"),
     F("hpcml/written.py", "deeper = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=inside)", "deeper = os.open(part, os.O_RDONLY | os.O_DIRECTORY, dir_fd=inside)", "a link in the original folder leads a run's files elsewhere"),

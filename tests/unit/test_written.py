@@ -384,3 +384,19 @@ def test_an_impossible_number_in_the_record_is_damage(case: Case) -> None:
     bring(run)
     run.written.write_text(run.written.read_text().replace('"attempt": 0', '"attempt": Infinity'))
     assert written.of(run) is None
+
+
+@pytest.mark.parametrize("why", ["closed", "deep"])
+def test_folders_that_cannot_be_read_are_told(case: Case, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    run = case.run()
+    put(run.code, "results/r.csv")
+    code = errno.EACCES if why == "closed" else errno.ENAMETOOLONG
+    scandir = os.scandir
+
+    def refused(path: Path) -> object:
+        if path.name == "results":
+            raise OSError(code, os.strerror(code))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    assert bring(run).left == (written.Left("results/", f"the folder cannot be read: {os.strerror(code)}"),)
