@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import time
@@ -500,10 +501,11 @@ _OTHERS = 1000  # times that another command may be the first to remove somethin
 def size(directory: Path) -> int:
     """Return the bytes that a run's directory takes; links are not followed, and what cannot be read is left out."""
     total = 0
-    for _, _, names, folder in os.fwalk(directory):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):  # another command removes it
-                total += os.stat(name, dir_fd=folder, follow_symlinks=False).st_blocks * 512
+    with contextlib.suppress(RecursionError):  # folders within folders without an end
+        for _, _, names, folder in os.fwalk(directory):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # another command removes it
+                    total += os.stat(name, dir_fd=folder, follow_symlinks=False).st_blocks * 512
     return total
 
 
@@ -552,6 +554,10 @@ def remove_leftover(directory: Path) -> None:
             shutil.rmtree(directory)
         except FileNotFoundError:  # another command removes it too
             pass
+        except RecursionError as error:
+            hint = f"Remove the folder yourself: rm -rf {shlex.quote(str(directory))}."
+            message = "The run has too many folders within one another"
+            raise StorageError(message, place=str(directory), hint=hint) from error
         except OSError as error:
             hint = f"Remove the remaining files yourself: {directory}."
             message = f"The run could not be removed completely: {error.strerror}"

@@ -258,3 +258,20 @@ def test_what_a_killed_attempt_wrote_beside_the_code_is_not_lost_by_what_an_earl
     done = world.run("rm", directory.name)
     assert done.returncode == errors.USAGE, done.stderr
     assert (world.project / "second.csv").read_text() == "2"
+
+
+def test_folders_within_folders_without_an_end_are_an_error_with_a_next_step(world: World) -> None:
+    directory = ended(world, "a")
+    here = os.open(directory / "out", os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    try:
+        done = world.run("rm", "a", "--yes")
+        assert done.returncode == errors.STORAGE, done.stderr
+        assert "rm -rf " in done.stderr
+    finally:
+        subprocess.run(["rm", "-rf", str(world.runs)], check=True)
