@@ -397,7 +397,7 @@ FILES_AND_PYTHON = (
          "Use smaller batches or Dask partitions, or more GPUs. nvidia-smi shows whether another process uses the GPU.",
          "GPU memory full"),
     Rule("memory-error", ROOT,
-         r"(?:^|\s)(?:numpy\.\S*)?_?(?:Array)?MemoryError(?:: Unable to allocate|$|: $)|std::bad_alloc$",
+         r"(?:^|[^\S\n])(?:numpy\.\S*)?_?(?:Array)?MemoryError(?:: Unable to allocate|$|: $)|std::bad_alloc$",
          "a process requested more memory than is available",
          "Use smaller chunks or request more memory. compute() brings the whole result to the script.",
          "out of memory", Retry.MEMORY, of_ranks=_FEWER_RANKS),

@@ -77,6 +77,13 @@ def test_every_rule_has_its_recorded_text_and_no_other_rule_knows_it() -> None:
             assert not extra, (text, extra)
 
 
+def test_no_rule_quotes_the_line_before_its_text(subtests: pytest.Subtests) -> None:
+    for name, text in ((name, text) for name, texts in TEXTS.items() for text in texts):
+        with subtests.test(name, text=text):
+            quoted = [hit.line for hit in hits("    ^^^^^^", COLOURS.sub("", text)) if hit.rule.name == name]
+            assert all(line.number > 1 for line in quoted)
+
+
 def test_what_the_site_says_of_a_refusal_goes_before_slurm_s_general_word() -> None:
     last = "sbatch: error: Batch job submission failed: Invalid feature specification"
     known = meaning(last, Where.SUBMISSION)
