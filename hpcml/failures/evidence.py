@@ -19,8 +19,9 @@ from hpcml.paths import SCRIPT, AttemptPaths, RunPaths
 
 HEAD, TAIL = 32 << 10, 160 << 10  # bytes of a log that are read: its begin and its end
 _ERROR_OF_RANK = re.compile(r"script-error-(\d{1,9})\.json")
+_RANK = re.compile(r"\d{1,9}")
 _LOG_OF_RANK = re.compile(r"rank-(.+)-(\d{1,9})\.log")
-_MOST_ERRORS = 64  # of ranks, that are read
+_MOST_ERRORS = 64  # of ranks, and marks of nodes, that are read
 _SMALL = 16 << 10  # bytes of a log on average, of which more than so many are read
 _COUNTED = 64 << 20  # bytes; of a longer log the numbers of its last lines are not counted
 _LONGEST = 400  # characters of a line that are kept
@@ -316,6 +317,23 @@ def errors_of_ranks(run: RunPaths, attempt: AttemptPaths) -> list[tuple[Line, di
         if error := script_error(paths[rank]):
             found.append((Line("", "rank", f"{run.logs.name}/{name}", 0, _changed(paths[rank]), node, rank), error))
     return found
+
+
+def finished_ranks(run: RunPaths, attempt: AttemptPaths) -> list[Line]:
+    """Return the ranks that ended with status 0 before the run's end, each with where its output is."""
+    try:
+        names, log_names = sorted(os.listdir(attempt.nodes)), os.listdir(run.logs)
+    except OSError:
+        return []
+    logs = {int(match[2]): match[0] for name in log_names if (match := _LOG_OF_RANK.fullmatch(name))}
+    found = []
+    for node in (name.removesuffix(".json") for name in names[:_MOST_ERRORS] if name.endswith(".json")):
+        retired = table(attempt.mark_of(node), HEAD).get("retired")
+        for name in retired if isinstance(retired, list) else ():
+            if isinstance(name, str) and _RANK.fullmatch(name):
+                log = logs.get(int(name), run.driver_log.name)
+                found.append(Line("", "rank", f"{run.logs.name}/{log}", 0, 0.0, node, int(name)))
+    return sorted(found, key=lambda line: line.rank or 0)
 
 
 def last_piece(path: Path, begin: int = 0) -> Piece:

@@ -96,6 +96,7 @@ class Case(NamedTuple):
     error: Mapping[str, Any] = {}  # the error that the script did not catch (script-error.json)
     last_error: Line | None = None  # the last line of the script's output where it ends a traceback
     others: Sequence[tuple[Line, Mapping[str, Any]]] = ()  # the errors that ended other ranks, in their order
+    finished: Sequence[Line] = ()  # the last line of each rank that ended with status 0 before the run's end
     output: Piece = Piece("", 0)  # the end of the script's output; of ranks, of the one that failed first
     form: Form = Form.SCRIPT  # what was started
     clocks: Clocks = {}
@@ -173,9 +174,16 @@ def with_files(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Case:
     if last_error:
         last_error = case.own(last_error.text, last_error.number)
     others = evidence.errors_of_ranks(paths, attempt) if case.of_ranks else []
-    case = case._replace(error=error, last_error=last_error, points=points, others=others)
+    finished = [_with_last_line(paths, line) for line in evidence.finished_ranks(paths, attempt) if case.of_ranks]
+    case = case._replace(error=error, last_error=last_error, points=points, others=others, finished=finished)
     pools = evidence.gpu_pools(attempt.gpu_pools)
     return case._replace(output=evidence.last_piece(log, case.end.log_begin), pools=pools)
+
+
+def _with_last_line(paths: RunPaths, line: Line) -> Line:
+    """Return where a rank's output is with the last line that it printed."""
+    words = output.last_line(evidence.last_piece(paths.logs / Path(line.file).name))
+    return line._replace(text=words.text[:_TOLD], number=words.number) if words else line._replace(text="(no output)")
 
 
 def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:
@@ -446,10 +454,28 @@ def _after(case: Case, cascade: Hit, hits: Sequence[Hit]) -> Cause:
         return _of(confirmed[0], hits)._replace(followed=(cascade.line,))
     if another := _raised_by_another(case):
         return another._replace(followed=(cascade.line,))
+    if left := _left(case):
+        return left._replace(followed=(cascade.line,))
     rule = cascade.rule
     short = " ".join(rule.cause.split()[:6]).rstrip(",:;")
     clause = f"{rule.cause}; the run's logs do not show why"
     return Cause(clause, short, False, rule.name, evidence=(cascade.line,), occurrences=1)
+
+
+def _left(case: Case) -> Cause | None:
+    """Return that ranks ended well, while others still needed them; None if none did."""
+    if not case.finished:
+        return None
+    ranks = [line.rank for line in case.finished if line.rank is not None]
+    who = _of_ranks(ranks, case.finished[0].node)
+    clause = f"{who} ended with status 0 while other ranks still needed {'it' if len(ranks) == 1 else 'them'}"
+    lines = tuple(case.finished[:_SHOWN])
+    remedy = f"Give each rank the same number of steps. See the rank's output: {_LOGS}."
+    nodes = tuple(dict.fromkeys(line.node for line in case.finished))
+    return Cause(
+        clause, "a rank ended early", True, "rank-left", remedy, Retry.NONE, lines, (), len(ranks), nodes,
+        tuple(ranks[:_SHOWN]),
+    )  # fmt: skip
 
 
 def _raised_by_another(case: Case) -> Cause | None:

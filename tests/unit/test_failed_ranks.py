@@ -134,6 +134,27 @@ def test_the_error_of_another_rank_is_the_cause_of_a_lost_connection(paths: RunP
     assert why(paths, end_of(1), lost).what == "rank 0 raised KeyError: 'x'"
 
 
+def test_a_rank_that_ended_well_before_the_others_is_the_cause_of_a_lost_connection(paths: RunPaths) -> None:
+    lost = ("RuntimeError", "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.3.12]:41873")
+    nodes = paths.attempt(0).nodes
+    nodes.mkdir(parents=True)
+    (nodes / "n2.json").write_text(json.dumps({"retired": []}))
+    (nodes / "n1.json").write_text(json.dumps({"retired": 1}))
+    assert not why(paths, end_of(1), lost).known
+    (paths.logs / "rank-n1-1.log").write_text("epoch 1\nno more batches\n")
+    (nodes / "n1.json").write_text(json.dumps({"retired": ["1", "x"]}))
+    found = why(paths, end_of(1), lost)
+    assert found.what == "rank 1 on n1 ended with status 0 while other ranks still needed it"
+    assert (found.rule, found.known, found.ranks, found.nodes) == ("rank-left", True, (1,), ("n1",))
+    assert found.evidence[0][:4] == ("no more batches", "rank", "logs/rank-n1-1.log", 2)
+    assert found.remedy.endswith("hpcml logs RUN rank:1.")
+    assert "Connection closed by peer" in found.followed[0].text
+    (nodes / "n2.json").write_text(json.dumps({"retired": ["3"]}))
+    assert why(paths, end_of(1), lost).what == "ranks 1, 3 ended with status 0 while other ranks still needed them"
+    assert why(paths, end_of(1), lost).evidence[1].text == "(no output)"
+    assert why(paths, end_of(1), ("TypeError", "own")).what == "rank 2 on n2 raised TypeError: own"
+
+
 def test_a_crash_that_another_rank_began_is_told_by_that_rank(paths: RunPaths) -> None:
     assert "task:0" in printed(paths, 134, f"{JAX}\n{PYTHON_ABORTS}").what
     (paths.logs / "driver.log").write_text(f"{TEXTS['ecc'][0]}\n")
