@@ -221,6 +221,19 @@ def test_an_error_that_came_through_pytorch_s_loader_is_written_down_so(tmp_path
     assert [(one["type"], one["loader"]) for one in chain] == [("ValueError", False), ("FileNotFoundError", True)]
 
 
+def test_the_error_of_a_task_is_the_cause_and_not_the_group_that_carries_it(tmp_path: Path) -> None:
+    script, note = tmp_path / "job.py", tmp_path / "note.json"
+    script.write_text(
+        "import asyncio\nasync def get():\n    raise LookupError('no labels')\nasync def main():\n"
+        "    async with asyncio.TaskGroup() as group:\n        group.create_task(get())\nasyncio.run(main())\n"
+    )
+    subprocess.run([sys.executable, "-c", "from hpcml.node.script.launcher import main; main()", script], check=False,
+                   capture_output=True, env=os.environ | {"HPCML_SCRIPT_ERROR": str(note)})  # fmt: skip
+    found = cause(CASCADE._replace(error=evidence.script_error(note)), [])
+    assert "raised LookupError: no labels" in found.what
+    assert found.followed[0].text.startswith("ExceptionGroup: unhandled errors in a TaskGroup")
+
+
 def test_the_words_that_a_script_ends_with_are_written_down(tmp_path: Path) -> None:
     """``sys.exit("words")`` leaves them as the cause, and Python's status and output; a number leaves nothing."""
     script, note = tmp_path / "job.py", tmp_path / "note.json"

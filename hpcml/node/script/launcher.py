@@ -252,6 +252,9 @@ def _write_down(error: BaseException | None, described: TracebackException, libr
         }
         chain.append({**one, "handled": handled, "no_files": _without_files(error), "hides": _hides(error, library),
                       "has": _has(error, library), "loader": _in_loader(error)})  # fmt: skip
+        if isinstance(error, BaseExceptionGroup):  # as of asyncio.TaskGroup: it only carries the errors of its tasks
+            handled, error = False, error.exceptions[0]
+            continue
         handled = error.__cause__ is None  # the next was raised before, and this one while it was handled
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     hpcml = main.__code__.co_filename.removesuffix("node/script/launcher.py")
