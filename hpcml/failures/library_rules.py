@@ -66,6 +66,10 @@ _FILES = (
     Rule("unbound-variable", ROOT, r": line \d+: (\w+): unbound variable",
          "a shell script uses the variable {0}, which is not set",
          "Set the variable with --env, or remove set -u from the script.", "variable {0} not set"),
+    Rule("windows-lines", ROOT, r": line \d+: .{0,200}\$'[^'\n]{0,200}\\r'",
+         "a shell script, or a file that the script reads, has the line ends of Windows",
+         "Convert the file with dos2unix, or with sed -i 's/\\r$//' FILE.",
+         "line ends of Windows"),
     Rule("unknown-module", ROOT,
          r"""(?:The following module\(s\) are unknown:\s*"|cannot be loaded as requested:\s*"|"""
          r"""Unable to locate a modulefile for ')([^"'\n]+)["']""",

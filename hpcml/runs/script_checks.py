@@ -205,6 +205,9 @@ def check_program(program: Path, path: str | None, *, prepared: bool) -> None:
         )
         problem = "is not executable" if is_program else "has no first line that names its interpreter (#!)"
         raise UsageError(f"The program {problem}", place=str(program), hint=hint)
+    if start.startswith(b"#!") and start.partition(b"\n")[0].endswith(b"\r"):
+        hint = f"Convert the file with dos2unix, or with sed -i 's/\\r$//' {program.name}."
+        raise UsageError("The program has the line ends of Windows", place=f"{program}:1", hint=hint)
 
 
 def check_module_code(

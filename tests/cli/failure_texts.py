@@ -249,6 +249,8 @@ TEXTS: dict[str, list[str]] = {
     "no-locks": ["  Caused by: failed to lock `/home/me/.cache/uv/.lock`: Unknown error 524 (os error 524)", "OSError: [Errno 37] No locks available"],
     "lfs-pointer": ["_pickle.UnpicklingError: invalid load key, 'v'."],
     "unbound-variable": ["/work/me/env.sh: line 31: LD_LIBRARY_PATH: unbound variable"],
+    "windows-lines": ["job.sh: line 2: syntax error near unexpected token `$'do\\r''", "job.sh: line 1: cd: $'/tmp\\r': No such file or directory",
+                      "run.sh: line 3: $'\\r': command not found"],
     "unknown-module": ['Lmod has detected the following error:  The following module(s) are unknown: \n"cuda/12.9"',
                        'Lmod has detected the following error:  These module(s) or extension(s) exist but cannot be loaded as requested: "m4/1.4.18"',
                        "ERROR: Unable to locate a modulefile for 'cuda/12.9'"],

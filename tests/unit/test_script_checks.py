@@ -287,3 +287,16 @@ def test_a_first_line_that_is_not_used_is_told(tmp_path: Path, subtests: pytest.
             if notes:
                 assert notes[0].startswith(f"main.py:1: hpcml ignores the script's first line ({words})")
                 assert notes[0].endswith(f"hpcml submit -- {words} main.py")
+
+
+def test_a_program_whose_first_line_ends_as_on_windows_is_refused(tmp_path: Path) -> None:
+    """The system would look for an interpreter whose name ends with the return, and say that the file is not there."""
+    program = tmp_path / "job.sh"
+    for start, refused in ((b"#!/bin/bash\r\necho\r\n", True), (b"#!/bin/bash\necho\r\n", False)):
+        program.write_bytes(start)
+        program.chmod(0o700)
+        if refused:
+            with pytest.raises(UsageError, match="line ends of Windows"):
+                script_checks.check_program(program, None, prepared=False)
+        else:
+            script_checks.check_program(program, None, prepared=False)
