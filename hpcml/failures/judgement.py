@@ -64,6 +64,7 @@ _SIGNALS = {
     signal.SIGILL: "illegal",
 }
 _CRASHES = {*_SIGNALS.values(), "ucx-signal"}  # rules that say no more than a signal does
+_NAMED_BY_LINES = {"segfault", "abort"}  # rules whose next steps speak of lines that name a library
 _OF_ANOTHER_NODE = {"node-failure", "credential"}  # their lines are in the logs of the nodes that were well
 _SPEAK_FOR_OTHERS = {"nccl-system"}  # their own log tells what was behind them
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -80,6 +81,7 @@ _PASSED_ON = (
 _TRIED = ("ImportError", "ModuleNotFoundError", "KeyError", "AttributeError", "FileNotFoundError", *_PASSED_ON)
 # How a process is told that another one, with which it shares memory or a pipe, is gone.
 _LOST_PROCESS = ("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError")
+_OF_TIMEOUT = 124  # the status with which the command timeout ends, where it ended its program
 _NOT_REBUILT = re.compile(r"function takes exactly \d+ arguments? \(\d+ given\)")  # type(error)(text) of a UnicodeError
 
 Clocks = Mapping[
@@ -524,6 +526,8 @@ def _exited(case: Case, hits: Sequence[Hit]) -> Cause:
         return Cause(clause, "program cannot be started", evidence=_quoted(case), remedy=remedy)
     by = "" if case.noun == "program" else " (by sys.exit or os._exit)"
     remedy = f"See the output before the exit{by}: {_LOGS}."
+    if status == _OF_TIMEOUT and case.noun == "program":
+        remedy = f"The command timeout ends with status {status} when its time is over. {remedy}"
     if error := output.printed_error(_output(case)):
         place = f" ({error.place})" if error.place else ""
         return _printed_error(case, hits, case.own(f"{error.words.text}{place}", error.words.number))
@@ -613,7 +617,8 @@ def _signalled(case: Case, hits: Sequence[Hit], number: signal.Signals) -> Cause
     rule_hits = [hit for hit in own_hits if hit.rule.name == rule.name]
     if rule_hits:
         return _of(rule_hits[-1], hits, clause, named=True)
-    return _by_rule(rule, clause, evidence=_quoted(case))
+    remedy = f"See the output before the crash: {_LOGS}." if rule.name in _NAMED_BY_LINES else rule.remedy
+    return _by_rule(rule, clause, evidence=_quoted(case))._replace(remedy=remedy)
 
 
 # -- errors of the script --------------------------------------------------------------------------------------------

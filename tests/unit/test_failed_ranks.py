@@ -308,6 +308,22 @@ def test_a_signal_of_the_process_itself_has_no_sender(paths: RunPaths) -> None:
     assert not printed(paths, 143, "step 3\n").known
 
 
+def test_no_next_step_speaks_of_lines_that_are_not_there(paths: RunPaths, subtests: pytest.Subtests) -> None:
+    """A program of the user's own has no library that Python's stack would name."""
+    for status in (139, 134):
+        with subtests.test(status):
+            found = printed(
+                paths, status, "begin\nrun.sh: line 2: 26317 Segmentation fault      ./prog\n", Form.PROGRAM
+            )
+            assert found.remedy == "See the output before the crash: hpcml logs RUN rank:2."
+
+
+def test_the_status_of_timeout_is_explained_for_a_program(paths: RunPaths) -> None:
+    words = "The command timeout ends with status 124 when its time is over. "
+    assert printed(paths, 124, "iteration 1\n", Form.PROGRAM).remedy.startswith(words)
+    assert not printed(paths, 124, "iteration 1\n").remedy.startswith(words)
+
+
 def test_a_message_long_before_the_end_is_no_cause(paths: RunPaths) -> None:
     text = f"{TEXTS['disk-full'][0]}\n" + "step\n" * 60 + "usage: x\n"
     assert printed(paths, 2, text).what.endswith("the last line of its output: usage: x")
