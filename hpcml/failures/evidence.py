@@ -288,7 +288,10 @@ def points_end(path: Path) -> dict[str, Any]:
 
 
 def script_error(path: Path) -> dict[str, Any]:
-    """Return a script's uncaught error (script-error.json), empty if it is not there or is damaged."""
+    """Return a script's uncaught error (script-error.json), empty if it is not there or is damaged.
+
+    Of a rank that could not be started it has no error, but why.
+    """
     content = table(path, HEAD)
     chain = content.get("chain")
     whole = isinstance(chain, list) and all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in chain)
@@ -314,7 +317,7 @@ def errors_of_ranks(run: RunPaths, attempt: AttemptPaths) -> list[tuple[Line, di
     found = []
     for rank in sorted(ranks, key=lambda rank: (_changed(paths[rank]), rank))[:_MOST_ERRORS]:
         name, node = (logs[rank][0], logs[rank][1]) if rank in logs else (run.driver_log.name, "")
-        if error := script_error(paths[rank]):
+        if (error := script_error(paths[rank])).get("chain"):
             found.append((Line("", "rank", f"{run.logs.name}/{name}", 0, _changed(paths[rank]), node, rank), error))
     return found
 

@@ -516,6 +516,10 @@ def _exited(case: Case, hits: Sequence[Hit]) -> Cause:
     """Return why a script exited with a status: what its last lines say."""
     end, status = case.end, case.end.exit_status
     exited = f"{case.subject} exited with status {status}"
+    if isinstance(hindered := case.error.get("not_started"), dict):
+        clause = f"{case.subject} could not be started: {str(hindered.get('reason'))[:_TOLD]}"
+        hint = str(hindered.get("hint") or "Use a path on a file system that all nodes share.")
+        return Cause(clause, _OPEN[errors.START_FAILED], remedy=hint)
     if cause := _printed(case, hits, exited):
         return cause
     last = output.last_line(_output(case))

@@ -17,7 +17,7 @@ from hpcml import errors, written
 from hpcml.failures.end import SLURM, End
 from hpcml.files import size_of, tail, write
 from hpcml.kind import Kind, Processes, RunningScript
-from hpcml.node import attempts, end_cause, files, scratch, script_process, stacks, storage
+from hpcml.node import attempts, end_cause, files, scratch, script_process, stacks, starts, storage
 from hpcml.node.job import job_id
 from hpcml.node.outcome import EventLog, RunEndedError, end_of_hindrance, or_a_full_disk, report_end, say, write_status
 from hpcml.node.processes import Process
@@ -159,10 +159,9 @@ def run_script(state: RunState, processes: Processes, environment: dict[str, str
     try:
         script = processes.run_script(environment | state.script_variables)
     except OSError as error:
-        reason = f"the script could not be started: {error.strerror}: {error.filename}"
-        hint = (
-            NO_FOLDER if error.filename == state.context.settings.code.cwd else ""
-        )  # else the interpreter, or a limit
+        hindered = starts.hindrance(error, str(error.filename))
+        reason = f"the script could not be started: {hindered.reason}"
+        hint = NO_FOLDER if error.filename == state.context.settings.code.cwd else hindered.hint
         return End(errors.START_FAILED, state.phase, "hpcml", reason, hint)
     state.events.write("driver-started", **({"pid": script.pid} if script.pid else {}))
     try:

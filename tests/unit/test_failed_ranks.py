@@ -352,6 +352,21 @@ def test_a_program_that_is_not_there(paths: RunPaths) -> None:
     assert printed(paths, 127, "sh: 1: ./prog: not found\n", Form.PROGRAM).short == "program cannot be started"
 
 
+def test_why_a_rank_could_not_be_started_is_told(paths: RunPaths) -> None:
+    """Its own record says it, though the status is that of a program that is not there."""
+    attempt = paths.attempt(0)
+    attempt.directory.mkdir(parents=True)
+    hindered = {"reason": "Exec format error: /x/prog", "hint": "Build it."}
+    for path in (attempt.script_error, attempt.directory / "script-error-1.json"):
+        path.write_text(json.dumps({"chain": [], "not_started": hindered}))
+    (paths.logs / OWN).write_text("hpcml: rank 2 could not be started: Exec format error: /x/prog\n")
+    case = judgement.with_files(paths, attempt, Case(end_of(127), KIND, form=Form.PROGRAM))
+    assert case.others == []
+    found = judgement.judge(case, [])
+    assert found is not None
+    assert (found.what, found.remedy) == ("rank 2 on n2 could not be started: Exec format error: /x/prog", "Build it.")
+
+
 @pytest.mark.parametrize("text", [
     "no mesh\n" + "=" * 60 + "\n", "no mesh\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n\n",
     "no mesh\n*** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,\n***    and potentially your MPI job)\n",

@@ -17,7 +17,7 @@ from hpcml.kinds.ranks.node import alone, interconnect, link
 from hpcml.kinds.ranks.node.rapidsmpf import token_of
 from hpcml.kinds.ranks.node.tasks import Tasks
 from hpcml.kinds.ranks.variables import TOKEN, World, of_rank, with_users_own
-from hpcml.node import agent, files, job, processes, script_environment, silence, versions
+from hpcml.node import agent, files, job, processes, script_environment, silence, starts, versions
 from hpcml.node.hardware import sysfs
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.script import worlds
@@ -248,7 +248,11 @@ class Ranks:
             os.chdir(context.settings.code.cwd)
             os.execvpe(command[0], command, environment)  # noqa: S606 - what the user submitted
         except OSError as error:
-            print(f"hpcml: rank {rank} could not be started: {error.strerror}: {command[0]}", file=sys.stderr)
+            program = str(error.filename) if os.sep in command[0] else command[0]
+            hindered = starts.hindrance(error, program)
+            print(f"hpcml: rank {rank} could not be started: {hindered.reason}", file=sys.stderr)
+            with contextlib.suppress(OSError):  # the log says it too
+                files.write_json(error_of(context, rank), {"chain": [], "not_started": hindered._asdict()})
         return IN_VAIN
 
     def _variables(self, world: World, rank: int, threads: int, error: Path) -> dict[str, str]:
