@@ -678,7 +678,18 @@ def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
         remedy = "Write the arguments after the script: hpcml rerun RUN -- ARGUMENTS."
     nodes = dict.fromkeys(one.line.node for one in hits if one.rule.name == "task-error" and one.groups[0] == name)
     line = line._replace(text=f"{line.text}{place}")
-    return Cause(clause, short, True, "script-error", remedy, Retry.NONE, (line,), later, 1, tuple(nodes))
+    cause = Cause(clause, short, True, "script-error", remedy, Retry.NONE, (line,), later, 1, tuple(nodes))
+    return _with_thread(case, cause)
+
+
+def _with_thread(case: Case, cause: Cause) -> Cause:
+    """Add the error of a thread that ended before: the script may have waited for what this thread should bring."""
+    if not (found := output.thread_error(_output(case))):
+        return cause
+    thread, words = found
+    line = case.own(words.text[:_TOLD], words.number)
+    clause = f"{cause.what}; before, its thread {thread} raised {line.text}"
+    return cause._replace(what=clause, evidence=(*cause.evidence, line))
 
 
 def _with_groups(hit: Hit, hits: Sequence[Hit]) -> Hit:

@@ -39,6 +39,7 @@ _WHAT = re.compile(r"\s+what\(\): +(\S.*)")
 _FRAME = re.compile(r"frame #\d+: ")
 _PREFIX = re.compile(r"\[rank(\d+)\]:(?:\s|$)")  # which PyTorch writes before each line of a traceback
 _TRACEBACK = "Traceback (most recent call last):"
+_IN_THREAD = re.compile(r"Exception in thread (\S.{0,100}?):?")
 _CHILD_FAILED = re.compile(r"(?:\w+\.)*ChildFailedError\b")
 _ROOT_RANK = re.compile(r"^Root Cause \(first observed failure\):(?:\n.*){0,4}?\n\s+rank\s+: (\d+)", re.MULTILINE)
 _ROOT_END = re.compile(
@@ -88,6 +89,19 @@ def printed_error(output: Piece) -> ChildError | None:
         near = output
     texts = near.text.split("\n")
     return next(reversed(_errors(near, texts, [None] * len(texts))), None)
+
+
+def thread_error(output: Piece) -> tuple[str, Words] | None:
+    """Return the last thread that an error ended near the end, and its error; None if there is none."""
+    near = near_end(output, crashed=False)
+    lines = near.text.split("\n")
+    begins = [(place, match[1]) for place, line in enumerate(lines) if (match := _IN_THREAD.fullmatch(line))]
+    if not begins:
+        return None
+    begin, name = begins[-1]
+    of_thread = Piece("\n".join(lines[begin:]), near.first + begin if near.first else 0)
+    error = next(iter(_errors(of_thread, lines[begin:], [None] * (len(lines) - begin))), None)
+    return (name, error.words) if error else None
 
 
 def _said(output: Piece, places: Sequence[int], lines: Sequence[str]) -> Words | None:

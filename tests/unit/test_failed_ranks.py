@@ -329,6 +329,17 @@ def test_a_message_long_before_the_end_is_no_cause(paths: RunPaths) -> None:
     assert printed(paths, 2, text).what.endswith("the last line of its output: usage: x")
 
 
+def test_the_error_of_a_thread_is_told_with_the_one_that_ended_the_script(paths: RunPaths) -> None:
+    thread = f"Exception in thread prefetch:\n{TRACEBACK}OSError: [Errno 5] Input/output error: '/scratch/7.tar'\n"
+    (paths.logs / OWN).write_text(f"step 1\n{thread}{TRACEBACK}_queue.Empty\n")
+    found = why(paths, end_of(1), ("Empty", ""))
+    told = "OSError: [Errno 5] Input/output error: '/scratch/7.tar'"
+    assert found.what == f"rank 2 on n2 raised Empty; before, its thread prefetch raised {told}"
+    assert [(line.text, line.number) for line in found.evidence] == [("Empty", 0), (told, 6)]
+    (paths.logs / OWN).write_text(f"{thread}" + "step\n" * 60 + f"{TRACEBACK}_queue.Empty\n")
+    assert why(paths, end_of(1), ("Empty", "")).what == "rank 2 on n2 raised Empty"
+
+
 def test_what_an_earlier_attempt_printed_is_no_cause(paths: RunPaths, subtests: pytest.Subtests) -> None:
     before = f"{WATCHDOG}\n{TEXTS['disk-full'][0]}\n{TRACEBACK}ValueError: bad\n"
     for status, words in (
