@@ -64,6 +64,8 @@ _SIGNALS = {
     signal.SIGILL: "illegal",
 }
 _CRASHES = {*_SIGNALS.values(), "ucx-signal"}  # rules that say no more than a signal does
+_SETS_UP = {"no-module-command", "unknown-module", "conda-init", "conda-environment"}  # rules of commands that do so
+_LACKS = {"no-module", "shared-library"}  # rules of what such a command may provide
 _NAMED_BY_LINES = {"segfault", "abort"}  # rules whose next steps speak of lines that name a library
 _OF_ANOTHER_NODE = {"node-failure", "credential"}  # their lines are in the logs of the nodes that were well
 _SPEAK_FOR_OTHERS = {"nccl-system"}  # their own log tells what was behind them
@@ -547,11 +549,23 @@ def _exited(case: Case, hits: Sequence[Hit]) -> Cause:
 def _printed_error(case: Case, hits: Sequence[Hit], line: Line) -> Cause:
     """Return the cause of an error with which a script's output ends."""
     if hit := _known(line.text, line, own=True):
-        return _after(case, hit, hits) if hit.rule.role is Role.CASCADE else _of(hit, [*hits, hit])
+        if hit.rule.role is Role.CASCADE:
+            return _after(case, hit, hits)
+        return _with_environment(_of(hit, [*hits, hit]), hits)
     name = line.text.partition(":")[0].rpartition(".")[2]
     remedy = _remedy(name, line.text)
     clause = f"{case.subject} printed {line.text}"
     return Cause(clause, name, True, "script-error", remedy, evidence=(line,), occurrences=1)
+
+
+def _with_environment(cause: Cause, hits: Sequence[Hit]) -> Cause:
+    """Add that the program's own shell could not set up the environment, where a package or a library is missing."""
+    before = next((hit for hit in hits if hit.own and hit.rule.name in _SETS_UP), None)
+    if before is None or cause.rule not in _LACKS:
+        return cause
+    clause = f"{cause.what}; before, a command failed: {before.line.text[:_TOLD]}"
+    remedy = f"Correct that command first. {cause.remedy}"
+    return cause._replace(what=clause, remedy=remedy, evidence=(*cause.evidence, before.line))
 
 
 def _of_child(case: Case, hits: Sequence[Hit], child: output.ChildError) -> Cause:

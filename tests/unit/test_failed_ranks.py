@@ -340,6 +340,17 @@ def test_the_error_of_a_thread_is_told_with_the_one_that_ended_the_script(paths:
     assert why(paths, end_of(1), ("Empty", "")).what == "rank 2 on n2 raised Empty"
 
 
+def test_a_module_command_that_failed_is_told_with_the_package_that_is_missing(paths: RunPaths) -> None:
+    command = "run.sh: line 1: module: command not found"
+    found = printed(paths, 1, f"{command}\n{TRACEBACK}ModuleNotFoundError: No module named 'mpi4py'\n", Form.PROGRAM)
+    assert found.rule == "no-module"
+    assert found.what.endswith(f"did not find the module mpi4py; before, a command failed: {command}")
+    assert found.remedy.startswith("Correct that command first. If the module is")
+    assert found.evidence[1].text == command
+    found = printed(paths, 1, f"{command}\n{TRACEBACK}MemoryError\n", Form.PROGRAM)
+    assert "module" not in found.what
+
+
 def test_what_an_earlier_attempt_printed_is_no_cause(paths: RunPaths, subtests: pytest.Subtests) -> None:
     before = f"{WATCHDOG}\n{TEXTS['disk-full'][0]}\n{TRACEBACK}ValueError: bad\n"
     for status, words in (
