@@ -555,7 +555,8 @@ def _printed_error(case: Case, hits: Sequence[Hit], line: Line) -> Cause:
     name = line.text.partition(":")[0].rpartition(".")[2]
     remedy = _remedy(name, line.text)
     clause = f"{case.subject} printed {line.text}"
-    return Cause(clause, name, True, "script-error", remedy, evidence=(line,), occurrences=1)
+    cause = Cause(clause, name, True, "script-error", remedy, evidence=(line,), occurrences=1)
+    return _with_child(case, cause, name)
 
 
 def _with_environment(cause: Cause, hits: Sequence[Hit]) -> Cause:
@@ -693,7 +694,18 @@ def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
     nodes = dict.fromkeys(one.line.node for one in hits if one.rule.name == "task-error" and one.groups[0] == name)
     line = line._replace(text=f"{line.text}{place}")
     cause = Cause(clause, short, True, "script-error", remedy, Retry.NONE, (line,), later, 1, tuple(nodes))
-    return _with_thread(case, cause)
+    return _with_child(case, _with_thread(case, cause), name)
+
+
+def _with_child(case: Case, cause: Cause, name: str) -> Cause:
+    """Add what a command printed of its failure, where the error says only that the command failed."""
+    words = output.before_traceback(_output(case)) if name == "CalledProcessError" else None
+    if words is None:
+        return cause
+    line = case.own(words.text[:_TOLD], words.number)
+    return cause._replace(
+        what=f"{cause.what.rstrip('.')}; before that it printed: {line.text}", evidence=(*cause.evidence, line)
+    )
 
 
 def _with_thread(case: Case, cause: Cause) -> Cause:
@@ -702,7 +714,7 @@ def _with_thread(case: Case, cause: Cause) -> Cause:
         return cause
     thread, words = found
     line = case.own(words.text[:_TOLD], words.number)
-    clause = f"{cause.what}; before, its thread {thread} raised {line.text}"
+    clause = f"{cause.what.rstrip('.')}; before, its thread {thread} raised {line.text}"
     return cause._replace(what=clause, evidence=(*cause.evidence, line))
 
 

@@ -104,6 +104,14 @@ def thread_error(output: Piece) -> tuple[str, Words] | None:
     return (name, error.words) if error else None
 
 
+def before_traceback(output: Piece) -> Words | None:
+    """Return the last line before the last traceback, if it says why; None if it does not."""
+    lines = output.text.rstrip().split("\n")
+    end = next((place for place in range(len(lines) - 1, -1, -1) if lines[place].startswith(_TRACEBACK)), 0)
+    words = _said(output, range(end - 1, max(-1, end - 1 - _COMPLAINT), -1), lines)
+    return words if words and (_EXPLAINS.search(words.text) or _COMPLAINS.search(words.text)) else None
+
+
 def _said(output: Piece, places: Sequence[int], lines: Sequence[str]) -> Words | None:
     for place in places:
         text = lines[place].strip()

@@ -351,6 +351,20 @@ def test_a_module_command_that_failed_is_told_with_the_package_that_is_missing(p
     assert "module" not in found.what
 
 
+def test_what_a_command_printed_is_told_with_the_error_that_it_failed(paths: RunPaths) -> None:
+    error = "Command '['samtools']' returned non-zero exit status 1."
+    said = "[E::hts_open_format] Failed to open file sample7.bam : No such file or directory"
+    text = f"{said}\n{TRACEBACK}subprocess.CalledProcessError: {error}\n"
+    (paths.logs / OWN).write_text(text)
+    for found in (why(paths, end_of(1), ("CalledProcessError", error)), printed(paths, 1, text, Form.PROGRAM)):
+        assert found.what.endswith(f"CalledProcessError: {error[:-1]}; before that it printed: {said}")
+        assert (found.evidence[1].text, found.evidence[1].number) == (said, 1)
+    (paths.logs / OWN).write_text(text.replace(said, "step 3"))
+    assert "step 3" not in why(paths, end_of(1), ("CalledProcessError", error)).what
+    (paths.logs / OWN).write_text(text)
+    assert said not in why(paths, end_of(1), ("ValueError", "bad")).what
+
+
 def test_what_an_earlier_attempt_printed_is_no_cause(paths: RunPaths, subtests: pytest.Subtests) -> None:
     before = f"{WATCHDOG}\n{TEXTS['disk-full'][0]}\n{TRACEBACK}ValueError: bad\n"
     for status, words in (
