@@ -311,7 +311,7 @@ def test_a_signal_of_the_process_itself_has_no_sender(paths: RunPaths) -> None:
 def test_no_next_step_speaks_of_lines_that_are_not_there(paths: RunPaths, subtests: pytest.Subtests) -> None:
     """A program of the user's own has no library that Python's stack would name."""
     for status in (139, 134):
-        with subtests.test(status):
+        with subtests.test(str(status)):
             found = printed(
                 paths, status, "begin\nrun.sh: line 2: 26317 Segmentation fault      ./prog\n", Form.PROGRAM
             )
