@@ -405,7 +405,7 @@ FILES_AND_PYTHON = (
          "compiled code crashed (segmentation fault)",
          "Try another version of the library that the first line below the error names.", "crashed (SIGSEGV)"),
     Rule("bus-error", ROOT, r"^Fatal Python error: Bus error",
-         "a process could not access shared or mapped memory (bus error): usually /dev/shm is full",
+         "a process could not access shared or mapped memory (bus error): /dev/shm is full, or a mapped file was cut",
          "Check df -h /dev/shm on the node. If the code maps a file into memory, check that nothing shortens the file.",
          "shared memory lost (SIGBUS)"),
     Rule("abort", ROOT, r"^Fatal Python error: Aborted|^terminate called (?:after throwing|without an active)",
