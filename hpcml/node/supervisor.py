@@ -7,6 +7,7 @@ import errno
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -100,9 +101,11 @@ def _supervise(context: Context, kind: Kind) -> int:
 
 def _warn_of_setup(state: RunState) -> None:
     """Warn of the lines of runtime.setup that failed, which setup.sh counted: ``2:1`` is line 2 with exit status 1."""
-    failed = [word.split(":") for word in os.environ.get("HPCML_SETUP", "").split()]
+    failed = re.findall(r"(?<!\S)(\d{1,4}):(\d{1,3})(?!\S)", os.environ.get("HPCML_SETUP", ""))
     lines = json.loads(state.context.run.plan.read_text())["setup"] if failed else []
     for number, status in failed:
+        if not 0 < int(number) <= len(lines):  # a line of the setup has changed the variable itself
+            continue
         line = lines[int(number) - 1]
         sentence = (
             f"Line {number} of runtime.setup ({line[:_LONGEST_LINE]}) exited with status {status}. "

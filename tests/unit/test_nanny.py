@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dask.config
+import pytest
 
 from hpcml.kinds.dask.node import nanny
 
@@ -28,3 +29,11 @@ def test_settings_without_variables_change_nothing() -> None:
     with dask.config.set({"distributed.nanny.environ": None, "distributed.nanny.pre-spawn-environ": {}}):
         nanny.set_variables(found)
     assert found == {"OMP_NUM_THREADS": "1"}
+
+
+def test_settings_that_are_no_table_of_names_end_no_worker(capsys: pytest.CaptureFixture[str]) -> None:
+    found: dict[str, str] = {}
+    with dask.config.set({"distributed.nanny.environ": ["A=1"], "distributed.nanny.pre-spawn-environ": {7: 1}}):
+        nanny.set_variables(found)
+    assert found == {"7": "1"}
+    assert "distributed.nanny.environ in Dask's settings is ignored" in capsys.readouterr().err

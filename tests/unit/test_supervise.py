@@ -430,3 +430,16 @@ def test_short_scripts_and_other_attempts_tell_nothing_of_gpus(cluster: Broken) 
         told = {"attempt": 0, "script_seconds": 21.0, "figures": {"gpus": 1.0, "gpus_unused": 1.0}} | other
         context.run.report_facts.write_text(json.dumps(told))
         assert supervisor.unused_gpus(context) == ""
+
+
+def test_lines_of_the_setup_that_failed_are_told_whatever_else_the_variable_has(
+    cluster: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line of the setup may change the variable itself."""
+    told: list[dict[str, Any]] = []
+    monkeypatch.setenv("HPCML_SETUP", "2:7 x 9:1 0:1 1:x")
+    monkeypatch.setattr(cluster.state, "warn", lambda _, **facts: told.append(facts))
+    cluster.context.run.plan.parent.mkdir(parents=True, exist_ok=True)
+    cluster.context.run.plan.write_text(json.dumps({"setup": ["true", "(exit 7)"]}))
+    supervisor._warn_of_setup(cluster.state)
+    assert told == [{"setup": "(exit 7)", "line": 2, "exit_status": 7}]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import sys
+from collections.abc import Mapping, MutableMapping
 
 # Variables of the run itself, by how they begin: no setting and no script changes them in a worker.
 RUNS_OWN = (
@@ -23,7 +24,12 @@ def set_variables(environment: MutableMapping[str, str]) -> None:
 
     preset = environment.pop(PRESET, "").split()
     for key in KEYS:
-        for name, value in (dask.config.get(key, None) or {}).items():
+        table = dask.config.get(key, None)
+        if table is not None and not isinstance(table, Mapping):
+            print(f"hpcml: warning: {key} in Dask's settings is ignored: it is no table of variables", file=sys.stderr)
+            continue
+        for name, value in (table or {}).items():
+            name = str(name)  # noqa: PLW2901 - YAML reads some names as numbers
             if name.startswith(RUNS_OWN) or (name in environment and name not in preset):
                 continue
             if value is None:
