@@ -306,6 +306,12 @@ class RapidsmpfRank:
         self.connection.close()
 
 
+def test_rapidsmpf_s_server_may_have_ended_before_it_is_told_to() -> None:
+    with rapidsmpf.Server("127.0.0.1", 1, "token") as server:
+        server.over.set()
+        server.thread.join()
+
+
 def test_rapidsmpf_s_ranks_meet_by_its_own_protocol() -> None:
     token = rapidsmpf.token_of(KEY)
     with rapidsmpf.Server("127.0.0.1", 2, token) as server, ThreadPoolExecutor(2) as pool:

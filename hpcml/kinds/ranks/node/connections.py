@@ -162,9 +162,11 @@ class Entrance(Generic[P]):
             self.selector.close()
 
     def stop_accepting(self) -> None:
-        """From another thread: refuse new connections, and end :meth:`wait`."""
-        for listener in self.listeners:
-            listener.shutdown(socket.SHUT_RDWR)
+        """From another thread, which may be too late: refuse new connections, and end :meth:`wait`."""
+        with self.lock:
+            for listener in self.listeners:
+                if listener.fileno() >= 0:
+                    listener.shutdown(socket.SHUT_RDWR)
 
     def wait(self, timeout: float) -> list[P]:
         """Return the peers that are new, that have sent something or whose connection ended; wait for the first."""
