@@ -306,6 +306,6 @@ def _judged(failure: Failure, answer: Answer, *, gpu: bool) -> Result:
         "verdict": word, "counted": failure.counted, "status": answer.status, "cause": answer.cause, "remedy": answer.remedy,
         "rule": answer.why.get("rule"), "rank": answer.why.get("rank"), "node": answer.why.get("node"), "seconds": answer.seconds,
         "start_s": start_s, "cancel_s": answer.cancel_s, "why": answer.why, "state": {key: answer.state[key] for key in KEPT if key in answer.state},
-        "live": answer.live, "stacks": last_lines(answer.stacks, 40), "output": last_lines(answer.output)}  # fmt: skip
+        "live": answer.live, "stacks": last_lines(answer.stacks, 40)}  # fmt: skip
     kept = {key: value for key, value in figures.items() if value not in (None, {}, "")}
     return result(failure.name, ok=word in ("named", "right"), figures=kept, error="; ".join(problems))
