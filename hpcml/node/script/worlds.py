@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import sys
 
+from hpcml.node.script.after_import import AfterImport
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from importlib.machinery import ModuleSpec
-    from types import FrameType, ModuleType
+    from types import FrameType
     from typing import Any
 
 RECORD = "HPCML_WORLD"  # the variable that names the file for the first world of one
@@ -26,7 +27,7 @@ _OTHERS = ("torch", "jax", "tensorflow")  # libraries whose ranks find each othe
 def install() -> None:
     """Watch what this process imports from now on, if the run asks for it."""
     if os.environ.get(RECORD):
-        sys.meta_path.insert(0, _Watch())
+        sys.meta_path.insert(0, AfterImport(_LOOKS, lambda name, module: _LOOKS[name](module)))
     if os.environ.get(RANKS):
         import atexit
 
@@ -57,34 +58,6 @@ def _is_started(library: str) -> bool:
     flag = ctypes.c_int(0)
     ctypes.CDLL(library).MPI_Initialized(ctypes.byref(flag))
     return bool(flag.value)
-
-
-class _Watch:
-    """Finds nothing itself: it has a module's own loader followed by the look at the module."""
-
-    def __init__(self) -> None:
-        self.searching = False
-
-    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        """Return the module's own spec, with a loader that looks at it afterwards; None for all other modules."""
-        if name not in _LOOKS or self.searching:
-            return None
-        from importlib.util import find_spec
-
-        self.searching = True
-        try:
-            spec = find_spec(name)
-        finally:
-            self.searching = False
-        if spec and spec.loader:
-            run = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                run(module)
-                _LOOKS[name](module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _look_at_mpi(module: Any) -> None:
@@ -199,12 +172,13 @@ def _write(library: str, frame: tuple[str, int]) -> None:
 
 def _importer(module: Any) -> tuple[str, int]:
     """Return the file and the line that imports or calls a module: the first that is not of its package or Python."""
+    looking = (install.__code__.co_filename, AfterImport.find_spec.__code__.co_filename)
     own = os.path.dirname(getattr(module, "__file__", None) or "") or "?"  # noqa: PTH120 - pathlib is not loaded
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - inspect is not loaded before a script
     while frame:
         file = frame.f_code.co_filename
         of_python = file.startswith((f"{_STANDARD}/", "<")) and "-packages/" not in file
-        if file != install.__code__.co_filename and not file.startswith(f"{own}/") and not of_python:
+        if file not in looking and not file.startswith(f"{own}/") and not of_python:
             return file, frame.f_lineno
         frame = frame.f_back
     return "", 0

@@ -10,6 +10,7 @@ import os
 import sys
 
 from hpcml.node.script import interpreter
+from hpcml.node.script.after_import import AfterImport
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _ABSENT = ("dask_jobqueue", "dask_jobqueue.core", "dask_jobqueue.slurm", "dask_m
 def install() -> None:
     """Have the names replaced in what this process imports from now on; keep its state before the script."""
     interpreter.take()
-    sys.meta_path.insert(0, _Watch())
+    sys.meta_path.insert(0, AfterImport((*NAMES, _PICKLES), lambda name, _: _replace(name)))
     sys.meta_path.append(_Absent())
 
 
@@ -123,34 +124,6 @@ def install_in_child(path: list[str]) -> bool:
     install()
     interpreter.take_of_script(path, context.settings.code.cwd, context.settings.code.umask)
     return True
-
-
-class _Watch:
-    """Finds nothing itself: it has a module's own loader followed by the replacement of names in the module."""
-
-    def __init__(self) -> None:
-        self.searching = False
-
-    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        """Return the module's own spec, with a loader that replaces names after it, None for all other modules."""
-        if name not in (*NAMES, _PICKLES) or self.searching:
-            return None
-        from importlib.util import find_spec
-
-        self.searching = True
-        try:
-            spec = find_spec(name)
-        finally:
-            self.searching = False
-        if spec and spec.loader:
-            run = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                run(module)
-                _replace(name)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _replace(package: str) -> None:
