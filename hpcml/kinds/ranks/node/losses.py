@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.kinds.ranks.node import absence
-from hpcml.kinds.ranks.node.link import sign_every
 from hpcml.node.hardware import network
+from hpcml.node.link.messages import sign_every
 from hpcml.node.run_state import RunState
 
 WORDS = 2.0  # seconds in which what is known of a lost agent's end arrives
