@@ -10,7 +10,7 @@ from hpcml.kind import FABRIC, EndOfKind, Facts, Kind, Role, Stage, seen_of_fabr
 
 _NODE = f"{__name__}.node"
 SCHEDULER = Role("scheduler", f"{_NODE}.scheduler_role", every_node=False, title="the scheduler")
-WORKER = Role("worker", f"{_NODE}.workers", every_node=True, title="the workers")
+WORKER = Role("worker", f"{_NODE}.workers", every_node=True, title="the workers", connected=True)
 
 
 def _seen(event: str, fields: Facts) -> dict[str, Any]:
