@@ -30,7 +30,7 @@ test: $(ENVIRONMENT)  ## run every tier that this machine can run, and say why n
 	@$(BIN)/python tests/run_tiers.py $(MUST_RUN)
 
 test-busy: $(ENVIRONMENT)  ## make test beside four busy loops, as on a slow machine; its figures go into docs/benchmarks/suite.json
-	$(BIN)/python tests/bench/suite.py unit+cli+jobs+docs+local+lab --busy 4
+	$(BIN)/python bench/suite.py unit+cli+jobs+docs+local+lab --busy 4
 
 test-slurms: $(ENVIRONMENT)  ## the core scenarios of the lab on each version of Slurm that it has (root)
 	@$(BIN)/python tests/run_tiers.py slurm-own slurm-24.11 slurm-26.05
@@ -40,7 +40,7 @@ check: $(ENVIRONMENT)  ## ruff, mypy, the import contracts, words that are out, 
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_architecture.py
-	$(BIN)/python tests/bench/mutations.py check .
+	$(BIN)/python tests/faults/mutations.py check .
 
 bless: $(ENVIRONMENT)  ## rewrite the golden scripts
 	$(BIN)/pytest -q tests/golden --bless
@@ -56,14 +56,14 @@ lab-down:        ## end the lab
 	@$(PYTHON) tests/lab/lab.py down
 
 bench: $(ENVIRONMENT)  ## bring-up against the hand-written script and dask-jobqueue, on the lab
-	$(PYTHON) tests/bench/bringup.py
+	$(PYTHON) bench/bringup.py
 
 images: $(ENVIRONMENT)  ## build the images of wheels and write how that went (an hour; IMAGES is their folder, UCX a release of OpenUCX)
 	@test -n "$(IMAGES)" -a -n "$(UCX)" || { echo "make images IMAGES=FOLDER UCX=ucx-RELEASE.tar.gz"; exit 2; }
-	$(BIN)/python tests/bench/image_wheels.py cpu-wheels $(IMAGES)/cpu-wheels.sif --json docs/benchmarks/image-wheels.json
-	for cuda in 12 13; do $(BIN)/python tests/bench/image_wheels.py rapids-cu$$cuda-wheels $(IMAGES)/rapids-cu$$cuda-wheels.sif \
+	$(BIN)/python bench/image_wheels.py cpu-wheels $(IMAGES)/cpu-wheels.sif --json docs/benchmarks/image-wheels.json
+	for cuda in 12 13; do $(BIN)/python bench/image_wheels.py rapids-cu$$cuda-wheels $(IMAGES)/rapids-cu$$cuda-wheels.sif \
 		--build-arg UCX_SOURCE=$(UCX) --json docs/benchmarks/image-wheels.json || exit; done
-	$(BIN)/python tests/bench/tables.py
+	$(BIN)/python bench/tables.py
 
 pictures: $(ENVIRONMENT)  ## make the pictures of the documentation again, from real runs (Chromium)
 	$(BIN)/python tests/pictures/make.py
@@ -72,9 +72,9 @@ reference: $(ENVIRONMENT)  ## write the pages of all options and of all keys aga
 	@$(BIN)/python tests/site/reference.py
 
 docs: $(ENVIRONMENT)  ## check that the documentation's commands and links hold
-	$(BIN)/python tests/bench/tables.py --check
-	$(BIN)/python tests/bench/gpu/table.py --check
-	$(BIN)/python tests/bench/gpu/limits.py --check
+	$(BIN)/python bench/tables.py --check
+	$(BIN)/python bench/gpu/table.py --check
+	$(BIN)/python bench/gpu/limits.py --check
 	$(BIN)/pytest -q tests/test_docs.py tests/test_docs_run.py
 
 # Its extra is installed when it is first wanted; mkdocs.yml says what the site is.
