@@ -3,6 +3,7 @@
 
     .venv/bin/python bench/suite.py                        every tier, one after the other
     .venv/bin/python bench/suite.py unit+cli+one-run       some beside each other: this is `make quick`
+    .venv/bin/python bench/suite.py test rest              what `make test` runs, then `make test-rest`; all: `make test-all`
     .venv/bin/python bench/suite.py unit+local+jobs+docs+cli+lab --rounds 3 --busy 4
 
 The tiers run by tests/run_tiers.py (the tier lab needs root). Processor time is what the whole machine was busy, without the
@@ -41,13 +42,20 @@ def main() -> int:
     """Run the tiers, print the table and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [tier.name for tier in run_tiers.TIERS]
-    parser.add_argument("tiers", nargs="*", metavar="TIERS", help=f"of {', '.join(names)}; with + beside each other")
+    parser.add_argument(
+        "tiers",
+        nargs="*",
+        metavar="TIERS",
+        help=f"of {', '.join([*names, *run_tiers.PARTS])}; with + beside each other",
+    )
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="how often each is run (default 1)")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="busy loops beside (default none)")
     parser.add_argument("--json", type=Path, default=FIGURES, metavar="FILE", help="the figures (default %(default)s)")
     options = parser.parse_args()
     asked = options.tiers or [name for name in names if name not in run_tiers.ONLY_WHEN_NAMED]
-    if unknown := sorted({name for each in asked for name in each.split("+")} - set(names)):
+    if unknown := sorted(
+        {name for each in asked for name in each.split("+") if each not in run_tiers.PARTS} - set(names)
+    ):
         parser.error(f"no such tier: {', '.join(unknown)}")
     runs = [measure(each, options.busy) for _ in range(options.rounds) for each in asked]
     old = json.loads(options.json.read_text())["runs"] if options.json.exists() else []
@@ -60,15 +68,16 @@ def main() -> int:
 
 def measure(tiers: str, busy: int) -> Run:
     """Run some tiers once, beside each other; return what came of it."""
-    names, load = tiers.split("+"), os.getloadavg()[0]
+    words = ["--part", tiers] if tiers in run_tiers.PARTS else tiers.split("+")
+    load = os.getloadavg()[0]
     print(f"\n== {tiers}, {busy} busy loops, load before {load:.1f}", flush=True)
     with loops(busy) as beside:
         busy_before, clock = machine_busy() - seconds_of(beside), time.monotonic()
         run_tiers.RESULTS.unlink(missing_ok=True)
-        status = subprocess.run([sys.executable, ROOT / "tests/run_tiers.py", *names], cwd=ROOT, check=False).returncode
+        status = subprocess.run([sys.executable, ROOT / "tests/run_tiers.py", *words], cwd=ROOT, check=False).returncode
         seconds, processor = time.monotonic() - clock, machine_busy() - seconds_of(beside) - busy_before
     found = json.loads(run_tiers.RESULTS.read_text())
-    failed = [f"{name}: {case}" for name in names for case in found[name]["failed"]]
+    failed = [f"{name}: {case}" for name in found for case in found[name]["failed"]]
     return {
         "tiers": tiers,
         "busy": busy,
@@ -78,7 +87,7 @@ def measure(tiers: str, busy: int) -> Run:
         "cases": sum(one["passed"] + len(one["failed"]) + one["skipped"] for one in found.values()),
         "skipped": sum(one["skipped"] for one in found.values()),
         "failed": failed or ([f"exit status {status}"] if status else []),
-        "lines": sum(map(lines, names)),
+        "lines": 0 if tiers in run_tiers.PARTS else sum(map(lines, tiers.split("+"))),
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "bench/suite.py", *without_json(sys.argv[1:])]),
         "machine": {"cores": os.cpu_count(), "processor": processor_name(), "python": platform.python_version()},
