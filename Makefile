@@ -48,7 +48,7 @@ check: $(ENVIRONMENT)  ## ruff, mypy, the import contracts, words that are out, 
 	$(BIN)/pytest -q tests/test_architecture.py
 	$(BIN)/python tests/faults/mutations.py check .
 
-bless: $(ENVIRONMENT)  ## rewrite the golden scripts
+bless: $(ENVIRONMENT)  ## rewrite the golden scripts and the page of all error messages
 	$(BIN)/pytest -q tests/golden --bless
 
 lab:             ## start a four-node Slurm on this machine (root)
