@@ -46,21 +46,29 @@ if TYPE_CHECKING:
 
 
 class Prepared(NamedTuple):
-    """A request on a site, its plan and script, with nothing written yet; ``notes`` are what its user should know.
+    """A request on a site and its plan, with nothing written yet; ``notes`` are what its user should know.
 
-    ``template`` is the file of a template other than hpcml's own; ``points`` are those of a sweep, as JSON. ``always``
-    and ``project_notes`` are those of the notes that each submission shows (:func:`hpcml.runs.notes.show`).
+    ``templates`` are the folders of templates other than hpcml's own, ``template`` the file that the script is made
+    from if it is in one of them; ``points`` are those of a sweep, as JSON. ``always`` and ``project_notes`` are those
+    of the notes that each submission shows (:func:`hpcml.runs.notes.show`).
     """
 
     loaded: LoadedSite
     spec: RunRequest
     plan: Plan
-    script: str
+    templates: tuple[Path, ...] = ()
     template: str = ""
     notes: tuple[str, ...] = ()
     points: str = ""
     always: tuple[str, ...] = ()
     project_notes: tuple[notes_shown.ProjectNote, ...] = ()
+
+    @property
+    def script(self) -> str:
+        """The batch script, rendered anew: most dry runs show none, and Jinja2 is the longest import of all."""
+        from hpcml.plan import batch_script
+
+        return batch_script.render(self.plan, self.templates)
 
 
 _ASKED_WITHIN = 2.0  # seconds for a question to the scheduler before a submission
@@ -141,14 +149,16 @@ def _without_bad_nodes(site: Site, spec: RunRequest, *, learn: bool) -> tuple[Ru
 
 
 def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: bool = False) -> Prepared:
-    """Plan and render a request without touching the disk; the run gets ``run_id``, or an id of its own.
+    """Plan a request without touching the disk; the run gets ``run_id``, or an id of its own.
+
+    A template of the user's own is tried: it can be wrong in any way. With hpcml's own the values are looked at.
 
     Raises
     ------
     HpcmlError
         Whatever is wrong with the request, the site or the template.
     """
-    from hpcml.plan import batch_script  # Jinja2, the longest import of all: after all that is cheap to refuse
+    from hpcml.plan import batch_script
 
     if spec.code.form.traits.is_script:
         _check_script(loaded.site, spec)
@@ -195,8 +205,11 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
     notes += _two_pythons(spec, made)
     notes += _check_python(loaded.site, spec, made)
     _check_mpi(made)
-    script = batch_script.render(made, own_templates)
-    prepared = Prepared(loaded, spec, made, script, template, tuple(notes), always=tuple(always))
+    if template:
+        batch_script.render(made, own_templates)
+    else:
+        batch_script.check(made)
+    prepared = Prepared(loaded, spec, made, tuple(own_templates), template, tuple(notes), always=tuple(always))
     return prepared._replace(project_notes=project_notes)
 
 
@@ -373,7 +386,7 @@ def submit(prepared: Prepared, *, by_hand: bool = False) -> directories.Run:
     paths = RunPaths(Path(made.directory))
     scheduler = schedulers.get(made.scheduler)
     line = scheduler.line(paths) if by_hand else ""
-    notes = [*prepared.notes, *_write(prepared, check_image(prepared))]
+    notes = [*prepared.notes, *_write(prepared, prepared.script, check_image(prepared))]
     begun = round(time.time(), 3)
 
     def write(answer: Submission) -> directories.Run:
@@ -430,8 +443,8 @@ def check_image(prepared: Prepared) -> dict[str, object]:
     return {**image, "digest": images.known_digest(inspection), "notes": [problem.what for problem in problems]}
 
 
-def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
-    """Write the run's directory; return what the user should know of its copy of the code."""
+def _write(prepared: Prepared, script: str, image: dict[str, object]) -> list[str]:
+    """Write the run's directory with its batch script; return what the user should know of its copy of the code."""
     loaded, spec, made = prepared.loaded, prepared.spec, prepared.plan
     origins = {key.replace("\0", "."): layers.as_table(value) for key, value in loaded.layers.values.items()}
     request = {
@@ -448,7 +461,7 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
     with directories.creating(Path(made.directory), loaded.site.paths.trust) as paths:
         directories.write_json(paths.request, request)
         directories.write_json(paths.plan, layers.as_table(made))
-        files.write(paths.script, prepared.script)
+        files.write(paths.script, script)
         if prepared.points:
             files.write(paths.points, prepared.points)
         if spec.environment:
@@ -465,15 +478,15 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
         lasting = not spec.code.staged  # what a laptop sent is copied whole: where it lies now, it is removed
         module = spec.code.form is Form.MODULE
         rules = loaded.site.code
-        script, root = spec.code.script, spec.code.root
-        taken = snapshot.take(script, paths.code, rules, linked=lasting, limited=lasting, module=module, root=root)
+        file, root = spec.code.script, spec.code.root
+        taken = snapshot.take(file, paths.code, rules, linked=lasting, limited=lasting, module=module, root=root)
         if needed := snapshot.needed(taken, paths.code):
             hint = "Increase the named limit (--set code.…=…), or run the script in its own folder "
             hint += "(--set code.snapshot=none)."
             raise UsageError("The copy of the code would lack required files", place=snapshot.listed(needed), hint=hint)
         if rules.snapshot != "none":
-            why = "the script is a link" if script.is_symlink() else ""
-            home = spec.code.top.resolve() if not why else script.parent
+            why = "the script is a link" if file.is_symlink() else ""
+            home = spec.code.top.resolve() if not why else file.parent
             settling.begin(paths, Path(made.directory), home, written.FROM_LAPTOP if spec.code.staged else why)
         if made.inside.job.image:
             linked = taken.places if loaded.site.code.snapshot != "none" else spec.code.sources
