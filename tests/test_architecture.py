@@ -13,7 +13,7 @@ import jinja2
 import jinja2.nodes
 import pytest
 
-from hpcml import assets, listening
+from hpcml import assets, hooks, listening
 from tests import words
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -159,6 +159,14 @@ def test_every_value_in_a_template_passes_a_filter() -> None:
                     place = f"{path.name}:{node.lineno}"
                     assert isinstance(node, jinja2.nodes.Filter), place
                     assert node.name in FILTERS, place
+
+
+def test_each_name_in_the_table_of_hooks_is_a_function_that_the_core_calls() -> None:
+    texts = "\n".join(path.read_text() for name, path in MODULES.items() if name != "hooks")
+    for point, names in hooks.HOOKS.items():
+        assert all(callable(function) for function in hooks.added(point)), point
+        assert len(names) == len(set(names)) > 0, point
+        assert re.search(rf"""hooks\.(?:added|only|collected)\(\s*["']{re.escape(point)}["']""", texts), point
 
 
 # -- nobody else's code ---------------------------------------------------------------------------------------------------
