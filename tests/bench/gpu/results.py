@@ -10,7 +10,7 @@ from typing import Any
 SCHEMA = 1
 # In the order in which they run.
 SECTIONS = ("smoke", "kernels", "topology", "verdict", "kmeans", "auth", "bringup", "merge", "image", "gallery",
-            "headlines", "memory", "killed", "tasks", "idioms", "examples", "sweep", "polars", "samples", "rates", "chunks", "jobs", "lloyd", "failures")  # fmt: skip
+            "headlines", "memory", "killed", "tasks", "idioms", "examples", "sweep", "polars", "samples", "rates", "chunks", "jobs", "lloyd", "first", "failures")  # fmt: skip
 
 Result = dict[str, Any]
 Document = dict[str, Any]

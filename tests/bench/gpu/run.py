@@ -66,6 +66,7 @@ LIMITS = {  # seconds
     "chunks": 300,
     "jobs": 300,
     "lloyd": 600,
+    "first": 500,
     "failures": 480,
 }
 HOST_MEMORY = "16G"  # for each worker: the machine's own figure grows as it is used
