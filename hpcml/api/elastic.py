@@ -219,7 +219,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         self._scheduler_name = loaded.site.scheduler
         self.directory = job_request.place(loaded, _FOLDER, spec.name)
         made = job_request.plan_at(loaded, spec, self.directory)
-        check_image(Prepared(loaded, spec, made, ""))
+        check_image(Prepared(loaded, spec, made))
         for text in made.notices:
             note(text)
         self.problem: HpcmlError | None = None

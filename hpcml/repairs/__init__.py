@@ -10,6 +10,11 @@ import os
 OFF = ("HPCML_REPAIRS", "false")  # the variable and its value in runs without repairs
 
 
+def variables(wanted: bool) -> list[tuple[str, str]]:
+    """Return the variables of a run whose site wants the repairs, or does not."""
+    return [] if wanted else [OFF]
+
+
 def are_on() -> bool:
     """Return False in the processes of a run whose site has ``repairs = false``, else True."""
     name, value = OFF

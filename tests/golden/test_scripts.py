@@ -101,6 +101,11 @@ def test_a_control_character_is_refused_in_words(subtests: pytest.Subtests) -> N
                 pytest.raises(UsageError, match="line break or a control character"),
             ):
                 batch_script.render(make("slurm", case, spec=spec))
+            with (
+                subtests.test("without rendering", case=ascii(case), spec=ascii(spec)),
+                pytest.raises(UsageError, match="line break or a control character"),
+            ):
+                batch_script.check(make("slurm", case, spec=spec))
 
 
 @pytest.mark.parametrize("bad", [":", "\\"])
