@@ -300,10 +300,12 @@ def _environment(site: Site, spec: RunRequest, kind: Kind) -> tuple[tuple[str, s
     inner = (("HPCML_CONTAINER_ENV", " ".join(inherited)),) if spec.image else ()  # beside the run's own
     if spec.image and spec.size.gpus_per_node and "CUPY_CACHE_DIR" not in site.environment:
         inner = (*inner, ("HPCML_CUPY_CACHE", kernels(spec.image)))
-    if not site.repairs:
-        inner = (*inner, repairs.OFF)
     options = _options_of_python(spec.code.interpreter[1:])
-    inner = (*inner, *(pair for pair in options.items() if pair[0] not in inherited))
+    inner = (
+        *inner,
+        *repairs.variables(site.repairs._asdict()),
+        *(pair for pair in options.items() if pair[0] not in inherited),
+    )
     shared = _planned_by(kind).environment(site, spec)
     return (*(pair for pair in shared if pair[0] not in site.environment), *site.environment.items(), *inner)
 
