@@ -16,6 +16,7 @@ from hpcml.samples import DiskTraffic, Gpu, GpuSample, NodeHeader, NodeSample, P
 
 BEGAN = 1_790_000_000.0
 GIB = 1024**3
+REPAIRED = {"state": "untried", "library": "distributed", "version": "2026.9.0", "tried": "==2026.7.1"}
 
 
 class Shape(NamedTuple):
@@ -76,6 +77,7 @@ def write(directory: Path, shape: Shape = Shape(), **status: Any) -> RunPaths:  
         (BEGAN + 14, "environment-ready", {"versions": versions, "words": "", "differences": []}),
         (BEGAN + 15, "scheduler-up", {"protocol": "ucx", "because": "GPU workers"}),
         (script - 3, "workers-ready", {"count": shape.nodes * max(1, shape.gpus)}),
+        (script - 3, "repairs", {"repairs": {"closing": REPAIRED}}),
         (script - 2.9, "fabric-checking", {}),
         (script - 0.2, "fabric-checked", {"line": "UCX: cuda_ipc over NVLink within nodes 140 GiB/s; NCCL: P2P/CUMEM within nodes; 261 GiB/s", "ok": True, "problem": ""}),
         (script, "driver-started", {"pid": 1}),

@@ -300,7 +300,7 @@ def _environment(site: Site, spec: RunRequest, kind: Kind) -> tuple[tuple[str, s
     inner = (("HPCML_CONTAINER_ENV", " ".join(inherited)),) if spec.image else ()  # beside the run's own
     if spec.image and spec.size.gpus_per_node and "CUPY_CACHE_DIR" not in site.environment:
         inner = (*inner, ("HPCML_CUPY_CACHE", kernels(spec.image)))
-    inner = (*inner, *hooks.collected("variables of a run", site.repairs))
+    inner = (*inner, *hooks.collected("variables of a run", site.repairs._asdict()))
     options = _options_of_python(spec.code.interpreter[1:])
     inner = (*inner, *(pair for pair in options.items() if pair[0] not in inherited))
     shared = _planned_by(kind).environment(site, spec)

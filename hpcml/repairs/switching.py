@@ -47,7 +47,7 @@ class _Interval:
 
 def install() -> None:
     """Shorten the interval during the large reads of this process; a second call has no effect."""
-    if not repairs.are_on():
+    if not repairs.is_on("switching"):
         return
     from distributed.comm import tcp
 
