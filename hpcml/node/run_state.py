@@ -7,6 +7,7 @@ import os
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 from hpcml import errors
 from hpcml.failures.end import End
@@ -72,10 +73,10 @@ class RunState:
             self.events.write("warning", sentence=sentence, **facts)
 
     def end(
-        self, status: int, reason: str, hint: str = "", quote: tuple[str, ...] = (), node: str = ""
+        self, status: int, message: str, hint: str = "", quote: tuple[str, ...] = (), **fields: Any
     ) -> RunEndedError:
-        """Return the exception that ends the run in this phase."""
-        return RunEndedError(End(status, self.phase, "hpcml", reason, hint, quote, node=node))
+        """Return the exception that ends the run in this phase; ``fields`` are more of those of an end."""
+        return RunEndedError(End(status, self.phase, "hpcml", message, hint, quote, **fields))
 
     def judge(self, compared: Comparison) -> None:
         """End the run if a role has other versions than the driver; write down once when all have told theirs."""
