@@ -25,6 +25,7 @@ from hpcml.errors import (
 )
 from hpcml.failures import rules
 from hpcml.failures.end import SLURM, End
+from hpcml.failures.rules import NEVER_SATISFIED
 from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.kinds.dask import KIND as DASK
@@ -128,6 +129,10 @@ class Ending(NamedTuple):
     node: str = ""  # its node, or the first that was lost or did not start
     log: str = ""  # the file of its output in the run's folder of logs
     log_begin: int = 0  # bytes of that file, or of the script's log, that earlier attempts wrote
+    memory_limit: str = ""  # whose limit was reached, of failures.end.MemoryLimit
+    lost_nodes: tuple[str, ...] = ()  # nodes that were lost or did not start
+    role: str = ""  # the role that was lost or did not start
+    reason: str = ""  # the name of the rule that knows why hpcml or Slurm ended it
 
 
 class Status(NamedTuple):
@@ -198,6 +203,10 @@ class Status(NamedTuple):
             node=ending.node,
             log=ending.log,
             log_begin=ending.log_begin,
+            memory_limit=ending.memory_limit,
+            lost_nodes=ending.lost_nodes,
+            role=ending.role,
+            reason=ending.reason,
         )
 
     @property
@@ -408,6 +417,10 @@ def _with_end(current: Status, end: End) -> Status:
         node=end.node,
         log=end.log,
         log_begin=end.log_begin,
+        memory_limit=end.memory_limit,
+        lost_nodes=end.lost_nodes,
+        role=end.role,
+        reason=end.reason,
     )
 
 
@@ -607,7 +620,7 @@ def _never_started(current: Status, run: directories.Run) -> Status | None:
             continue  # removed: nobody knows how it ended
         if other.over and not one.met_by(other.ending.exit_status):
             message, hint = never_started(one, other)
-            return _with_end(current, records.cancelled(SLURM, message, hint))
+            return _with_end(current, records.cancelled(SLURM, message, hint, NEVER_SATISFIED))
     return None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from hpcml import errors, listening
 from hpcml.failures.end import End
+from hpcml.failures.rules import NO_ADDRESS
 from hpcml.files import tail, write
 from hpcml.kind import FailedProcess, Hindrance
 from hpcml.kinds.ranks import RANK
@@ -71,7 +72,8 @@ class Processes:
         try:
             best, _ = network.choose_address(self.settings.network.interface, single_node=single)
         except network.NoAddressError as error:
-            raise self.state.end(errors.START_FAILED, str(error), "Set network.interface in the profile.") from error
+            hint, node = "Set network.interface in the profile.", self.context.node
+            raise self.state.end(errors.START_FAILED, str(error), hint, node=node, reason=NO_ADDRESS) from error
         if single or self.settings.network.interface:
             return [best]
         others = [one for several in sysfs.addresses().values() for one in several if not one.startswith("127.")]
