@@ -53,6 +53,8 @@ def node_side() -> list[str]:
         "units.py",
         "written.py",
         "kinds/__init__.py",
+        "kinds/__main__.py",
+        "kinds/report.py",
         "kinds/dask/__init__.py",
         "kinds/dask/accounting.py",
         "kinds/dask/samples.py",

@@ -375,7 +375,7 @@ def _steps(paths: RunPaths, roles: tuple[Role, ...], layout: JobLayout, python: 
             role,
             launcher := layout.launchers.get(role),
             ("/bin/sh", str(paths.step), role),
-            (python, "-P", "-m", "hpcml.node", role),  # -P: no module of the folder that the user submits from
+            (python, "-P", "-m", "hpcml.kinds", role),  # -P: no module of the folder that the user submits from
             "" if launcher else str(logs[role]),
         )
         for role in logs

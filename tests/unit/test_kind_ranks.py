@@ -26,10 +26,10 @@ from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
 from hpcml.node import job
 from hpcml.node.interconnect.measurement import parse_nccl_log
 from hpcml.node.settings import Context
+from hpcml.options.reading import request_of
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.remote import tunnel_server
-from hpcml.request.reading import request_of
 from hpcml.request.record import Code
 from hpcml.schedulers import slurm
 from hpcml.subprocesses import Answer
