@@ -47,6 +47,7 @@ def node_side() -> list[str]:
         "leases.py",
         "listening.py",
         "paths.py",
+        "records.py",
         "samples.py",
         "terminal.py",
         "units.py",
