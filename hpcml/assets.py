@@ -49,6 +49,7 @@ def node_side() -> list[str]:
         "paths.py",
         "records.py",
         "samples.py",
+        "settings.py",
         "terminal.py",
         "units.py",
         "written.py",
