@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hpcml import errors, repairs
 from hpcml.failures.end import End
@@ -75,10 +76,10 @@ class RunState:
             self.events.write("warning", sentence=sentence, **facts)
 
     def end(
-        self, status: int, reason: str, hint: str = "", quote: tuple[str, ...] = (), node: str = ""
+        self, status: int, message: str, hint: str = "", quote: tuple[str, ...] = (), **fields: Any
     ) -> RunEndedError:
-        """Return the exception that ends the run in this phase."""
-        return RunEndedError(End(status, self.phase, "hpcml", reason, hint, quote, node=node))
+        """Return the exception that ends the run in this phase; ``fields`` are more of those of an end."""
+        return RunEndedError(End(status, self.phase, "hpcml", message, hint, quote, **fields))
 
     def judge(self, compared: Comparison) -> None:
         """End the run if a role has other versions than the driver; write down once when all have told theirs."""

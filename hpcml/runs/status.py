@@ -25,9 +25,11 @@ from hpcml.errors import (
 )
 from hpcml.failures import rules
 from hpcml.failures.end import SLURM, End
+from hpcml.failures.rules import NEVER_SATISFIED
 from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.kinds.dask import KIND as DASK
+from hpcml.records import read
 from hpcml.request.record import Awaited
 from hpcml.runs import directories, settling
 from hpcml.runs import record as records
@@ -128,6 +130,10 @@ class Ending(NamedTuple):
     node: str = ""  # its node, or the first that was lost or did not start
     log: str = ""  # the file of its output in the run's folder of logs
     log_begin: int = 0  # bytes of that file, or of the script's log, that earlier attempts wrote
+    memory_limit: str = ""  # whose limit was reached, of failures.end.MemoryLimit
+    lost_nodes: tuple[str, ...] = ()  # nodes that were lost or did not start
+    role: str = ""  # the role that was lost or did not start
+    reason: str = ""  # the name of the rule that knows why hpcml or Slurm ended it
 
 
 class Status(NamedTuple):
@@ -198,6 +204,10 @@ class Status(NamedTuple):
             node=ending.node,
             log=ending.log,
             log_begin=ending.log_begin,
+            memory_limit=ending.memory_limit,
+            lost_nodes=ending.lost_nodes,
+            role=ending.role,
+            reason=ending.reason,
         )
 
     @property
@@ -408,6 +418,10 @@ def _with_end(current: Status, end: End) -> Status:
         node=end.node,
         log=end.log,
         log_begin=end.log_begin,
+        memory_limit=end.memory_limit,
+        lost_nodes=end.lost_nodes,
+        role=end.role,
+        reason=end.reason,
     )
 
 
@@ -428,9 +442,8 @@ def _after(current: Status, event: Event) -> Status:
         case "environment-ready":
             return current.changed(versions=fields.get("words", str), differences=fields.texts("differences"))
         case "repairs":
-            table = directories.Table(fields.get("repairs", dict))
-            names = {name: directories.Table(row).record(repairs.Decision) for name, row in table.facts.items()}
-            return current.changed(repairs={name: decision._asdict() for name, decision in names.items()})
+            decisions = read(dict[str, repairs.Decision], fields.facts["repairs"])
+            return current.changed(repairs={name: decision._asdict() for name, decision in decisions.items()})
         case "clock":
             clock = {fields.get("node", str): (fields.number("ahead"), fields.number("within"))}
             return current.changed(clocks={**reported.clocks, **clock})
@@ -607,7 +620,7 @@ def _never_started(current: Status, run: directories.Run) -> Status | None:
             continue  # removed: nobody knows how it ended
         if other.over and not one.met_by(other.ending.exit_status):
             message, hint = never_started(one, other)
-            return _with_end(current, records.cancelled(SLURM, message, hint))
+            return _with_end(current, records.cancelled(SLURM, message, hint, NEVER_SATISFIED))
     return None
 
 

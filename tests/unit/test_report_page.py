@@ -13,7 +13,6 @@ from urllib.parse import unquote_to_bytes
 import pytest
 from markupsafe import escape
 
-import report_samples
 from hpcml import kinds
 from hpcml.failures.end import End
 from hpcml.failures.evidence import Line as Evidence
@@ -24,7 +23,8 @@ from hpcml.report.attempts import Ending
 from hpcml.report.contents import Interconnect, Machines
 from hpcml.report.ledger import Function
 from hpcml.report.page import Curve, make
-from report_samples import Shape
+from tests import report_samples
+from tests.report_samples import Shape
 
 DASK = kinds.get("dask")
 HOSTILE = (

@@ -12,7 +12,8 @@ from hpcml.node.hardware.troubles import Demand, find_troubles
 from hpcml.node.processes import Question
 
 if TYPE_CHECKING:
-    from hpcml.node.settings import Context, Settings
+    from hpcml.node.settings import Context
+    from hpcml.settings import Settings
 
 DEADLINE = 20.0  # seconds; a driver that hangs must not keep the node
 
