@@ -251,7 +251,7 @@ def _check_attempts(site: Site, spec: RunRequest) -> None:
             option = "--max-node-hours" if spec.attempts.max_node_hours else "--max-restarts"
             raise UsageError(f"{option} needs --until-done", place=option, hint="Add --until-done.")
         return
-    if site.scheduler == "allocation":
+    if not schedulers.get(site.scheduler).OWN_JOBS:
         hint = "Remove --until-done, or use: hpcml submit --until-done."
         problem = "A run in an existing allocation ends when the allocation ends"
         raise UsageError(problem, place="--until-done", hint=hint)
