@@ -249,7 +249,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
             trial = self.directory / "trial.sh"
             files.write(trial, ElasticJob(f"tls://{address}:0", "trial", **about).job_script())
             schedulers.get(self._scheduler_name).check(trial)
-            if loaded.site.repairs:
+            if loaded.site.repairs.file_names:
                 file_names.keep()
             place, self._remove_scratch = _scratch_for(self)
             self._start_guard()

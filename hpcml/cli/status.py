@@ -7,7 +7,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from hpcml import hooks
+from hpcml import hooks, repairs
 from hpcml.cli import commands, common
 from hpcml.errors import MEANING, STOPPED, UNREACHABLE
 from hpcml.terminal import columns, fitted, say, say_fitted, say_state
@@ -123,6 +123,8 @@ def _lines(
     keys = ("jupyter", "versions", "protocol", "address", "security", "fabric")
     lines += [(key, values[key]) for key in keys if values[key]]
     lines += [("differ", difference) for difference in progress.differences]
+    decisions = {name: repairs.Decision(**row) for name, row in progress.repairs.items()}
+    lines += [("repair", one.sentence(name)) for name, one in decisions.items() if one.state != repairs.APPLIED]
     lines += [("warning", warning) for warning in (*progress.warnings, *status.silences())]
     if names := status.written.brought:
         shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

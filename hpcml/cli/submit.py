@@ -15,10 +15,10 @@ from hpcml import files, hooks
 from hpcml.cli import commands, common
 from hpcml.errors import MEANING, HpcmlError, StorageError, UsageError
 from hpcml.forms import Form
+from hpcml.options.parser import add_to
+from hpcml.options.reading import request_of
+from hpcml.options.table import OPTIONS, TAKES_VALUE
 from hpcml.origins import Origin
-from hpcml.request.options import OPTIONS, TAKES_VALUE
-from hpcml.request.parser import add_to
-from hpcml.request.reading import request_of
 from hpcml.runs import directories, programs
 from hpcml.runs.directories import Table, complete
 from hpcml.sites import layers, powers
@@ -27,7 +27,7 @@ from hpcml.terminal import Raw, note, say, say_fitted, say_lines, say_message
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from argparse import Namespace
 
-    from hpcml.request.parser import Parser
+    from hpcml.options.parser import Parser
     from hpcml.request.record import RunRequest
     from hpcml.runs import status as run_status
     from hpcml.runs import submit as submission

@@ -300,7 +300,7 @@ def _environment(site: Site, spec: RunRequest, kind: Kind) -> tuple[tuple[str, s
     inner = (("HPCML_CONTAINER_ENV", " ".join(inherited)),) if spec.image else ()  # beside the run's own
     if spec.image and spec.size.gpus_per_node and "CUPY_CACHE_DIR" not in site.environment:
         inner = (*inner, ("HPCML_CUPY_CACHE", kernels(spec.image)))
-    inner = (*inner, *hooks.collected("variables of a run", site.repairs))
+    inner = (*inner, *hooks.collected("variables of a run", site.repairs._asdict()))
     options = _options_of_python(spec.code.interpreter[1:])
     inner = (*inner, *(pair for pair in options.items() if pair[0] not in inherited))
     shared = _planned_by(kind).environment(site, spec)
@@ -375,7 +375,7 @@ def _steps(paths: RunPaths, roles: tuple[Role, ...], layout: JobLayout, python: 
             role,
             launcher := layout.launchers.get(role),
             ("/bin/sh", str(paths.step), role),
-            (python, "-P", "-m", "hpcml.node", role),  # -P: no module of the folder that the user submits from
+            (python, "-P", "-m", "hpcml.kinds", role),  # -P: no module of the folder that the user submits from
             "" if launcher else str(logs[role]),
         )
         for role in logs

@@ -15,10 +15,10 @@ from hpcml.errors import HpcmlError, SiteError, UsageError, did_you_mean, neares
 from hpcml.forms import Form
 from hpcml.kinds.dask import KIND as DASK
 from hpcml.kinds.ranks.options import PMI
+from hpcml.options import script_lines
+from hpcml.options.reading import request_of
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
-from hpcml.request import script_lines
-from hpcml.request.reading import request_of
 from hpcml.request.record import RunRequest, job_name
 from hpcml.runs import dask_named, directories, packages, programs, project, settling, snapshot
 from hpcml.runs import notes as notes_shown
@@ -28,7 +28,7 @@ from hpcml.sites.lookup import LoadedSite, config_folders, why_ignored
 from hpcml.sites.schema import Site
 
 if TYPE_CHECKING:
-    from hpcml.request.parser import Parser
+    from hpcml.options.parser import Parser
 
 
 class Prepared(NamedTuple):

@@ -17,7 +17,7 @@ from hpcml.failures.end import SLURM
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rule import Retry, Role
-from hpcml.failures.rules import COLLECTIVE, of_refusal
+from hpcml.failures.rules import BATCH_KILLED, BY_NAME, COLLECTIVE, of_refusal
 from hpcml.failures.stacks import Group
 from hpcml.forms import Form
 from hpcml.paths import SCRIPT
@@ -119,7 +119,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     judged = judgement.judge(_case(run, status), hits)
     if judged is None:
         return Answer(run.id, status.state, False, "the run succeeded: there is no failure to explain", warnings=lines)
-    if not judged.known or (status.state == "NODE_FAIL" and not judged.nodes):
+    if not judged.known or judged.rule == BATCH_KILLED or (status.state == "NODE_FAIL" and not judged.nodes):
         judged = _by_scheduler(run, status, judged)
     if judged.rule in ("no-module", "no-submodule"):
         judged = _removed_module(run, judged)
@@ -225,9 +225,9 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
     named = ended.signal in {number.value for number in signal.Signals}  # Slurm may tell it late
     if status.ending.exit_status != ALLOCATION_LOST or not (named or status.ending.by == "hpcml"):
         return cause
-    remedy = "A user, the site or the kernel killed the batch script on the first node. Submit the run again."
-    problem = "the batch script was killed" + (f" by {signal.Signals(ended.signal).name}" if named else "")
-    return cause._replace(what=problem, short="batch script killed", known=True, rule="batch-killed", remedy=remedy)
+    rule = BY_NAME[BATCH_KILLED]
+    problem = rule.cause + (f" by {signal.Signals(ended.signal).name}" if named else "")
+    return cause._replace(what=problem, short=rule.short, known=True, rule=rule.name, remedy=rule.remedy)
 
 
 def _removed_module(run: directories.Run, cause: Cause) -> Cause:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-import report_samples
 from hpcml import kinds
 from hpcml.errors import ConfigError
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.accounting import ACCOUNTING
 from hpcml.report import advice, contents, series
 from hpcml.sites import schema
-from report_samples import Shape
+from tests import report_samples
+from tests.report_samples import Shape
 
 RULES = (*advice.RULES, *ACCOUNTING.rules)
 FIGURES = (*advice.FIGURES, *(figure.name for figure in ACCOUNTING.figures))
