@@ -26,6 +26,11 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "advice at an end": ("hpcml.cli.report.advice_of",),
     "commands of an end": ("hpcml.cli.report.commands_of",),
     "runs that share work": ("hpcml.sweeps.record.sharing",),
+    # on the node, when a run ends: hpcml.node.supervisor
+    "cause of a run": ("hpcml.failures.judgement.short_cause",),
+    # of a word that is typed: hpcml.cli.completion
+    "names of sweeps": ("hpcml.sweeps.record.names",),
+    "names of definitions": ("hpcml.images.sif.shipped_definitions",),
 }
 
 
