@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import files, hooks
+from hpcml import files, hooks, records
 from hpcml.cli import commands, common
 from hpcml.errors import MEANING, HpcmlError, StorageError, UsageError
 from hpcml.forms import Form
@@ -124,7 +124,7 @@ def show(options: Namespace, prepared: submission.Prepared, *, asks: bool = True
     ``asks``: it asks for an allocation, which may cost something.
     """
     if options.json:
-        common.print_json(layers.as_table(prepared.plan))
+        common.print_json(records.plain(prepared.plan))
     elif options.dry_run == "script":
         Raw(sys.stdout).write(prepared.script.encode(), last=True)
         if asks:

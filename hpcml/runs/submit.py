@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml import __version__, assets, files, hooks, schedulers, subprocesses, written
+from hpcml import __version__, assets, files, hooks, records, schedulers, subprocesses, written
 from hpcml.errors import HpcmlError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
 from hpcml.kinds.dask import KIND as DASK
@@ -323,10 +323,10 @@ def check_image(prepared: Prepared) -> dict[str, object]:
 def _write(prepared: Prepared, script: str, image: dict[str, object]) -> list[str]:
     """Write the run's directory with its batch script; return what the user should know of its copy of the code."""
     loaded, spec, made = prepared.loaded, prepared.spec, prepared.plan
-    origins = {key.replace("\0", "."): layers.as_table(value) for key, value in loaded.layers.values.items()}
+    origins = {key.replace("\0", "."): records.plain(value) for key, value in loaded.layers.values.items()}
     request = {
         "version": made.version,
-        "spec": layers.as_table(spec.given()),
+        "spec": records.plain(spec.given()),
         "site": origins,
         "project": loaded.project.path,
     }
@@ -337,7 +337,7 @@ def _write(prepared: Prepared, script: str, image: dict[str, object]) -> list[st
         request["modules"] = " ".join(packages.installed(made.steps[-1].command[0]))
     with directories.creating(Path(made.directory), loaded.site.paths.trust) as paths:
         directories.write_json(paths.request, request)
-        directories.write_json(paths.plan, layers.as_table(made))
+        directories.write_json(paths.plan, records.plain(made))
         files.write(paths.script, script)
         if prepared.points:
             files.write(paths.points, prepared.points)

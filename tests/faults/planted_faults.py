@@ -171,7 +171,7 @@ FAULTS = (
     F("hpcml/node/hardware/probe.py", "if about.st_uid == os.getuid() and stat.S_ISREG", "if stat.S_ISREG", "other users' files in /dev/shm are reported as yours"),
     F("hpcml/kinds/dask/node/gpus.py", "if size < min(wanted, LEAST):", "if size <= min(wanted, LEAST):", "a small memory pool that fits its GPU is refused"),
     F("hpcml/node/hardware/software.py", 'path.startswith(f"{place}/")', "path.startswith(place)", "an image's own library is said to be the host's"),
-    F("hpcml/node/settings.py", 'return "loopback" if self.job.whole_nodes else ""', 'return "loopback"', "other users of a shared node may write to a worker's memory"),
+    F("hpcml/settings.py", 'return "loopback" if self.job.whole_nodes else ""', 'return "loopback"', "other users of a shared node may write to a worker's memory"),
     F("hpcml/node/hardware/network.py", '"^tcp,sysv"', '"^sysv"', "UCX that is to use RDMA alone opens its TCP to other users"),
     F("hpcml/schedulers/slurm_options.py", 'if "--oversubscribe" in said:', "if False:", "nodes that Slurm shares out count as the user's alone"),
     F("hpcml/node/hardware/network.py", '"^sysv" if tcp', '"all" if tcp', "the user's group may read what workers send by shared memory"),
