@@ -18,7 +18,6 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "check of arguments": ("hpcml.cli.misplaced.check",),
     # in a plan: hpcml.plan.plan
     "site's advice": ("hpcml.report.advice.of_site",),
-    "variables of a run": ("hpcml.repairs.variables",),
     # of a run: hpcml.cli.submit, status, cancel_rm
     "cause of a state": ("hpcml.cli.why.cause_of",),
     "cause of an end": ("hpcml.cli.why.tell_end",),
