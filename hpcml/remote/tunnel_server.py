@@ -311,11 +311,12 @@ def relay(run: directories.Run, target: Service, folder: str) -> None:
         raise StorageError(
             "The tunnel's temporary folder on the cluster does not exist", place=folder, hint="Start the tunnel again."
         )
-    scheduler = schedulers.get(run.submission.scheduler if run.submission else "slurm")
+    name = run.submission.scheduler if run.submission else "slurm"
+    nodes = schedulers.nodes_of(name)
     step = ["/bin/sh", "-c", _STEP, "sh", target.socket, str(config)]
-    command = [*scheduler.step_on(run.job, target.node, "hpcml-tunnel"), *step]
+    command = [*(nodes.step_on(run.job, target.node, "hpcml-tunnel") if nodes else ()), *step]
     try:
-        subprocesses.become(command, scheduler.clean_environment(), program=HPCML)
+        subprocesses.become(command, schedulers.get(name).clean_environment(), program=HPCML)
     except subprocesses.CommandMissingError as error:
         raise TunnelError(f"srun could not be started: {error}", place="srun") from error
 

@@ -38,7 +38,8 @@ from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
 from hpcml.subprocesses import Answer, CommandMissingError, run
 
-ONE_MACHINE = False
+ONE_MACHINE, OWN_JOBS = False, True
+NODE_OPTIONS: tuple[str, ...] = ("--exclude", "--nodelist")
 lay_out = slurm_options.lay_out
 step_on = slurm_options.step_on
 shell_on = slurm_options.shell_on
