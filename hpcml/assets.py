@@ -48,6 +48,7 @@ def node_side() -> list[str]:
         "listening.py",
         "paths.py",
         "samples.py",
+        "states.py",
         "terminal.py",
         "units.py",
         "written.py",

@@ -17,7 +17,7 @@ from hpcml.failures.end import SLURM
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rule import Retry, Role, Where
-from hpcml.failures.rules import BATCH_KILLED, BY_NAME, COLLECTIVE, meaning
+from hpcml.failures.rules import BATCH_KILLED, BY_NAME, COLLECTIVE, NEVER_SATISFIED, meaning
 from hpcml.failures.stacks import Group
 from hpcml.forms import Form
 from hpcml.paths import SCRIPT
@@ -31,6 +31,7 @@ from hpcml.runs.status import Status
 from hpcml.schedulers import partitions
 from hpcml.sites import lookup
 from hpcml.sites.schema import Site
+from hpcml.states import Wait
 from hpcml.units import Memory, TimeLimit, expand_hosts, format_memory_for_slurm, format_seconds
 
 MOST_LOGS = 128  # workers' logs that are read
@@ -107,11 +108,11 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     sentences = (*status.progress.warnings[-_WARNINGS:], *status.silences())
     lines = tuple(Line(sentence, "record", "events.jsonl") for sentence in sentences)
     if not status.over:
-        never = "never start" in status.message
+        wait = status.allocation.wait
         cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message
-        step = f"Cancel the run: hpcml cancel {run.id}." if never else status.hint
-        rule = "dependency" if never else ""
-        answer = Answer(run.id, status.state, never, cause, rule=rule, warnings=lines, next_step=step)
+        step = f"Cancel the run: hpcml cancel {run.id}." if wait.is_vain else status.hint
+        rule = NEVER_SATISFIED if wait is Wait.DEPENDENCY else ""
+        answer = Answer(run.id, status.state, wait.is_vain, cause, rule=rule, warnings=lines, next_step=step)
         if status.phase == "running" and status.noun == "rank":
             answer = _while_ranks_wait(run, answer)
         return _while_idle(run, status, answer) if status.phase == "running" and status.cluster.idle_since else answer
