@@ -43,6 +43,7 @@ def node_side() -> list[str]:
         "errors.py",
         "files.py",
         "forms.py",
+        "installed.py",
         "kind.py",
         "leases.py",
         "listening.py",

@@ -7,7 +7,7 @@ first group. docs/troubleshooting.md explains how a cause is found.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,6 +58,11 @@ def meaning(text: str, where: Where) -> Meaning | None:
         if where in rule.where and (match := re.search(rule.pattern, plain, re.MULTILINE)):
             return Meaning(rule, filled(rule.cause, match.groups()), filled(rule.remedy, match.groups()))
     return None
+
+
+def of_refusal(message: str, quote: Iterable[str]) -> Meaning | None:
+    """Return the meaning of the scheduler's refusal of a job, by hpcml's message and the quoted answer."""
+    return meaning("\n".join((message, *quote)), Where.SUBMISSION)
 
 
 def of_xid(xid: int) -> str:

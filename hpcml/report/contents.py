@@ -17,6 +17,7 @@ from hpcml.failures.rules import of_xid
 from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
+from hpcml.repairs import Decision
 from hpcml.report import advice, attempts, ledger, results, series
 from hpcml.report.advice import Advice
 from hpcml.report.attempts import Attempt, Ending, number
@@ -104,6 +105,7 @@ class Machines(NamedTuple):
     devices: tuple[GpuSummary, ...]
     topology: tuple[tuple[str, str], ...]  # a node, its hardware
     versions: tuple[tuple[str, str], ...]  # a library, its version
+    repairs: tuple[tuple[str, Decision], ...]  # by name, what became of each repair of a library
 
 
 class Interconnect(NamedTuple):
@@ -161,6 +163,7 @@ class Report(NamedTuple):
             "attempts": [one._asdict() for one in self.hours.attempts],
             "devices": [device._asdict() for device in self.machines.devices],
             "versions": dict(self.machines.versions),
+            "repairs": {name: decision._asdict() for name, decision in self.machines.repairs},
             "topology": dict(self.machines.topology),
         }
 
@@ -433,7 +436,12 @@ def _machines(measured: _Measured, each: int) -> Machines:
         tuple(_summary(name, gpu, process) for name, gpu, process in places),
         tuple((name, _topology(node)) for name, node in measured.by_node.items()),
         tuple(sorted((name, str(version)) for name, version in versions.items())),
+        tuple((name, _decision(_table(row))) for name, row in _table(measured.event("repairs").get("repairs")).items()),
     )
+
+
+def _decision(row: Mapping[str, Any]) -> Decision:
+    return Decision(*(str(row.get(name, "")) for name in Decision._fields))
 
 
 def _summary(name: str, gpu: series.Gpu, process: str) -> GpuSummary:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import files, kinds, schedulers, written
+from hpcml import files, kinds, repairs, schedulers, written
 from hpcml.errors import (
     ALLOCATION_LOST,
     ANSWER_LOST,
@@ -92,6 +92,7 @@ class Progress(NamedTuple):
     staging: str = ""  # how the image is copied to the nodes, empty if it is not
     versions: str = ""  # of Python and the packages, in a sentence
     differences: tuple[str, ...] = ()  # between nodes, a sentence each
+    repairs: Mapping[str, Mapping[str, str]] = {}  # of libraries: by name, the fields of repairs.Decision
     jupyter: str = ""  # where JupyterLab answers, in a sentence, empty while it does not
     warnings: tuple[str, ...] = ()  # sentences
     setup_warnings: tuple[str, ...] = ()  # those of them that are about lines of runtime.setup
@@ -376,7 +377,7 @@ def _from_files(run: directories.Run) -> Status:
             current = current.changed(seconds_before=current.progress.seconds_before + max(took, 0))
             current = current.changed(attempt=event.attempt, phase="starting", times={}, clocks={}, silent_workers={})
             current = current.changed(idle_since=0.0)
-            current = current.changed(versions="", fabric="", fabric_ok=True, differences=())
+            current = current.changed(versions="", fabric="", fabric_ok=True, differences=(), repairs={})
         current = _after(current, event)
     current = current.changed(message=_message(current))
     if end := record.end:
@@ -443,6 +444,10 @@ def _after(current: Status, event: Event) -> Status:
             return current.changed(phase="starting", staging=fields.get("mode", str))
         case "environment-ready":
             return current.changed(versions=fields.get("words", str), differences=fields.texts("differences"))
+        case "repairs":
+            table = directories.Table(fields.get("repairs", dict))
+            names = {name: directories.Table(row).record(repairs.Decision) for name, row in table.facts.items()}
+            return current.changed(repairs={name: decision._asdict() for name, decision in names.items()})
         case "clock":
             clock = {fields.get("node", str): (fields.number("ahead"), fields.number("within"))}
             return current.changed(clocks={**reported.clocks, **clock})

@@ -16,14 +16,14 @@ from hpcml.failures import evidence, judgement, stacks
 from hpcml.failures.end import SLURM
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Case, Cause
-from hpcml.failures.rule import Retry, Role, Where
-from hpcml.failures.rules import BATCH_KILLED, BY_NAME, COLLECTIVE, NEVER_SATISFIED, meaning
+from hpcml.failures.rule import Retry, Role
+from hpcml.failures.rules import BATCH_KILLED, BY_NAME, COLLECTIVE, NEVER_SATISFIED, of_refusal
 from hpcml.failures.stacks import Group
 from hpcml.forms import Form
 from hpcml.paths import SCRIPT
 from hpcml.report import attempts
 from hpcml.request.record import RunRequest
-from hpcml.runs import directories, handle, script_checks
+from hpcml.runs import directories, handle, packages
 from hpcml.runs import stacks as live_stacks
 from hpcml.runs import status as run_status
 from hpcml.runs.directories import Table, complete
@@ -242,7 +242,7 @@ def _removed_module(run: directories.Run, cause: Cause) -> Cause:
         if name not in recorded.get("modules", str, "").split():
             return cause
         python = str(plan.get("steps", list)[-1]["command"][0])
-    if name in script_checks.installed(python):
+    if name in packages.installed(python):
         remedy = (
             f"The environment of {python} has the module on this machine. Put this environment on a shared file system."
         )
@@ -271,7 +271,7 @@ def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
 
 def refused(status: Status) -> Answer:
     """Return why Slurm or hpcml did not take a run."""
-    rule = meaning("\n".join((status.message, *status.ending.quote)), Where.SUBMISSION)
+    rule = of_refusal(status.message, status.ending.quote)
     lines = tuple(Line(text, "record", "submission.json") for text in status.ending.quote[-3:])
     return Answer(
         status.run,

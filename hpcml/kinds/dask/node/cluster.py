@@ -93,6 +93,7 @@ class Processes:
         self._until(lambda: len(self.present) >= count, settings.deadlines.workers, self._workers_missing)
         self._compare_versions()
         state.events.write("workers-ready", count=count, seconds=state.seconds)
+        state.note_repairs(self.versions.local)
         if settings.network.interconnect != "none" and (
             settings.workers.gpu or settings.network.interconnect == "rdma" or self.protocol == "ucx"
         ):

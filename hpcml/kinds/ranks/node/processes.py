@@ -30,6 +30,7 @@ from hpcml.node.processes import Process
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.versions import Comparison
 from hpcml.paths import SCRIPT
+from hpcml.repairs.table import REPAIRS
 from hpcml.units import format_deadline
 
 FOLLOW = 5.0  # seconds after the first failure, in which other ranks write their errors, until they are told to end
@@ -97,6 +98,7 @@ class Processes:
             if late or state.time_to_look():
                 self._end_without_nodes(late=late)
         state.judge(self.versions)
+        state.note_repairs(self.versions.local, [row for row in REPAIRS if row.without_dask])
         self.world = self._world()
         state.events.write("ranks-ready", address=self.world.address, seconds=state.seconds, security=OPEN)
         if interconnect.is_wanted(self.settings):
