@@ -23,9 +23,8 @@ from hpcml.errors import (
     SlurmUnreachableError,
     StorageError,
 )
-from hpcml.failures import rules
-from hpcml.failures.end import SLURM, End
-from hpcml.failures.rules import NEVER_SATISFIED
+from hpcml.failures import role_end
+from hpcml.failures.end import SLURM, End, Reason
 from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.kinds.dask import KIND as DASK
@@ -624,7 +623,7 @@ def _never_started(current: Status, run: directories.Run) -> Status | None:
             continue  # removed: nobody knows how it ended
         if other.over and not one.met_by(other.ending.exit_status):
             message, hint = never_started(one, other)
-            return _with_end(current, records.cancelled(SLURM, message, hint, NEVER_SATISFIED))
+            return _with_end(current, records.cancelled(SLURM, message, hint, Reason.NEVER_SATISFIED))
     return None
 
 
@@ -659,7 +658,7 @@ def _ended_without_word(current: Status, run: directories.Run, job: JobState) ->
     if job.state in _JOB_ENDS:
         return _lost(current, run, *_JOB_ENDS[job.state])
     if driver := records.driver_exit(run.paths):
-        return _step_ended(current, run, *driver)
+        return _step_ended(current, run, driver)
     if job.state == "FAILED" and run.submission:
         exit_status = schedulers.end(run.submission).exit_status
         if exit_status in _UNWRITTEN:
@@ -671,22 +670,24 @@ def _ended_without_word(current: Status, run: directories.Run, job: JobState) ->
     return end.changed(hint=f"Submit the run again: hpcml rerun {run.id}.") if is_another else end
 
 
-def _step_ended(before: Status, run: directories.Run, node: str, exit_status: int) -> Status:
+def _step_ended(before: Status, run: directories.Run, driver: records.DriverEnd) -> Status:
     """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
+    exit_status = driver.exit_status
     if "allocated" in before.progress.times:  # what its log says is the script's
-        message = f"the script's job step {rules.of_role(exit_status, ()).what} before hpcml recorded how the run ended"
+        ended = role_end.of_role(exit_status, ()).what
+        message = f"the script's job step {ended} before hpcml recorded how the run ended"
         return _lost(before, run, exit_status, message)
     log = files.tail(run.paths.driver_log)
     if image := before.planned.image:
         full_log = files.tail(run.paths.driver_log, 200) or files.tail(run.paths.job_log, 200)
-        why = rules.not_entered("\n".join(full_log), str(exit_status))
-        current = _lost(before, run, IMAGE, f"{node}: {why.what}")
+        why = role_end.not_entered("\n".join(full_log), exit_status, driver.note)
+        current = _lost(before, run, IMAGE, f"{driver.node}: {why.what}")
         hint = why.hint.replace("IMAGE", image)
     else:
-        ended = rules.of_role(exit_status, log)
-        current = _lost(before, run, START_FAILED, f"before the script started, its job step {ended.what}")
-        hint = ended.hint or current.hint
-    return current.changed(hint=hint, quote=log or current.ending.quote)
+        why = role_end.of_role(exit_status, log, driver.note)
+        current = _lost(before, run, START_FAILED, f"before the script started, its job step {why.what}")
+        hint = why.hint or current.hint
+    return current.changed(hint=hint, quote=log or current.ending.quote, reason=why.reason)
 
 
 def _lost(current: Status, run: directories.Run, exit_status: int, message: str, state: str = "FAILED") -> Status:

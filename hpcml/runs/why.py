@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from hpcml import kinds, schedulers
 from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
 from hpcml.failures import evidence, judgement, stacks
-from hpcml.failures.end import SLURM
+from hpcml.failures.end import SLURM, Reason
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rule import Retry, Role
-from hpcml.failures.rules import BATCH_KILLED, BY_NAME, COLLECTIVE, NEVER_SATISFIED, of_refusal
+from hpcml.failures.rules import BY_NAME, COLLECTIVE, of_refusal
 from hpcml.failures.stacks import Group
 from hpcml.forms import Form
 from hpcml.paths import SCRIPT
@@ -111,7 +111,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         wait = status.allocation.wait
         cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message
         step = f"Cancel the run: hpcml cancel {run.id}." if wait.is_vain else status.hint
-        rule = NEVER_SATISFIED if wait is Wait.DEPENDENCY else ""
+        rule = Reason.NEVER_SATISFIED if wait is Wait.DEPENDENCY else ""
         answer = Answer(run.id, status.state, wait.is_vain, cause, rule=rule, warnings=lines, next_step=step)
         if status.phase == "running" and status.noun == "rank":
             answer = _while_ranks_wait(run, answer)
@@ -120,7 +120,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     judged = judgement.judge(_case(run, status), hits)
     if judged is None:
         return Answer(run.id, status.state, False, "the run succeeded: there is no failure to explain", warnings=lines)
-    if not judged.known or judged.rule == BATCH_KILLED or (status.state == "NODE_FAIL" and not judged.nodes):
+    if not judged.known or judged.rule == Reason.BATCH_KILLED or (status.state == "NODE_FAIL" and not judged.nodes):
         judged = _by_scheduler(run, status, judged)
     if judged.rule in ("no-module", "no-submodule"):
         judged = _removed_module(run, judged)
@@ -226,7 +226,7 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
     named = ended.signal in {number.value for number in signal.Signals}  # Slurm may tell it late
     if status.ending.exit_status != ALLOCATION_LOST or not (named or status.ending.by == "hpcml"):
         return cause
-    rule = BY_NAME[BATCH_KILLED]
+    rule = BY_NAME[Reason.BATCH_KILLED]
     problem = rule.cause + (f" by {signal.Signals(ended.signal).name}" if named else "")
     return cause._replace(what=problem, short=rule.short, known=True, rule=rule.name, remedy=rule.remedy)
 
