@@ -52,6 +52,7 @@ def node_side() -> list[str]:
         "records.py",
         "samples.py",
         "settings.py",
+        "states.py",
         "terminal.py",
         "units.py",
         "written.py",

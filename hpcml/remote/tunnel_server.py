@@ -21,6 +21,7 @@ from hpcml.remote.ssh import options
 from hpcml.runs import directories, waiting
 from hpcml.runs import record as run_record
 from hpcml.runs import status as run_status
+from hpcml.states import Wait
 
 BEAT = 10.0  # seconds between lines when nothing changes: who reads them sees that we live, we that somebody reads
 LOOK, LOOK_AGAIN = 0.5, 3.0  # seconds between looks for services, before there is one and after
@@ -113,7 +114,12 @@ def facts(run: directories.Run, status: run_status.Status) -> RunFacts:
         exit_status=status.ending.exit_status,
         hint=status.hint,
         quote=status.ending.quote,
+        stuck=_is_stuck(status.allocation.wait),
     )
+
+
+def _is_stuck(wait: Wait) -> bool:
+    return wait.is_vain or wait is Wait.HELD
 
 
 def feed(run: directories.Run, say: Callable[[RunFacts], None]) -> None:
@@ -158,7 +164,8 @@ def _starts_again(run: directories.Run, status: run_status.Status, say: Callable
         if state.pending:
             again = True
             message = f"requeued: {state.reason}"
-            say(facts(run, status)._replace(state="PENDING", message=message, estimate=state.start, services={}))
+            waits = facts(run, status)._replace(state="PENDING", message=message, services={})
+            say(waits._replace(estimate=state.start, stuck=_is_stuck(state.wait)))
         if any(event.name == "allocated" for event in run_record.events(run)[began:]):
             return True
         time.sleep(REQUEUE_LOOK if again else LOOK)
