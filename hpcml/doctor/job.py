@@ -38,7 +38,7 @@ def request(loaded: LoadedSite, spec: RunRequest) -> tuple[LoadedSite, RunReques
         partitions=plain,
         resources=site.resources._replace(node_gpus=0),
         network=site.network._replace(interface="", protocol="tls"),
-        fabric=site.fabric._replace(require="none"),
+        interconnect=site.interconnect._replace(require="none"),
         workers=site.workers._replace(per_node=1),
     )
     nodes = spec.size.nodes
