@@ -199,7 +199,7 @@ class Watch(threading.Thread):
             return "sampler"
         if name.startswith("squashfuse"):
             return "image"
-        if "hpcml.node" in words and "python" in words[0]:  # not the shell around it
+        if "hpcml.kinds" in words and "python" in words[0]:  # not the shell around it
             return {"worker": "worker task", "driver": "supervisor"}.get(words[-2], words[-2])
         if len(words) < 2 or words[0].endswith("srun"):
             return "srun" if words[0].endswith("srun") else ""

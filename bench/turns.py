@@ -64,7 +64,8 @@ def main() -> int:
     """Measure, print the table, and write the JSON."""
     options = arguments()
     place = Path(options.folder or tempfile.mkdtemp(prefix="hpcml-turns-"))
-    python, run = sys.executable, here
+    python = sys.executable
+    run: Command = here
     lab_options: tuple[str, ...] = ()
     if options.lab:
         place, python, run, lab_options = of_lab()
@@ -130,7 +131,7 @@ def end_if_failed(command: Sequence[str], done: subprocess.CompletedProcess[str]
 def of_lab() -> tuple[Path, str, Command, tuple[str, ...]]:
     """Return the folder, the interpreter, the way to run a command, and the options of the lab's user."""
     sys.path.insert(0, str(ROOT / "tests" / "lab"))
-    from labs import Lab  # type: ignore[import-not-found]
+    from labs import Lab
 
     lab = Lab()
     lab.up()

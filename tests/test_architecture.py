@@ -91,7 +91,8 @@ def test_what_travels_with_a_run_is_all_that_the_nodes_side_imports() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "units", "errors", "paths", "request.option", "request.options", "request.record", "plan.plan",
+        "units", "errors", "paths", "request.option", "request.options", "request.record", "options.table",
+        "plan.plan",
         "plan.batch_script", "plan.container", "kinds.dask.options", "kinds.dask.plan",
         "kinds.ranks.options", "kinds.ranks.plan", "kinds.ranks.variables", "schedulers.slurm_options",
     ],

@@ -10,7 +10,7 @@ import time
 
 _PLACE = os.environ.get("BRINGUP_TRACE", "")
 _IMPORTS = {
-    "hpcml.node": "hpcml",
+    "hpcml.kinds": "hpcml",
     "dask": "dask",
     "distributed": "distributed",
     "hpcml.kinds.dask.node.tls": "imported",
@@ -50,7 +50,7 @@ def _hear(event: str, details: tuple[object, ...]) -> None:
         _note(what)
 
 
-_ROLE = sys.orig_argv[-1] if "hpcml.node" in sys.orig_argv else ""
+_ROLE = sys.orig_argv[-1] if "hpcml.kinds" in sys.orig_argv else ""
 if _PLACE and _ROLE:
     _FILE = os.open(f"{_PLACE}/{_ROLE}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     _note("made", _birth())

@@ -14,7 +14,7 @@ from hpcml.terminal import say, say_fitted
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from hpcml.request.parser import Parser
+    from hpcml.options.parser import Parser
 
 
 def add_options(parser: Parser) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
-    from hpcml.request.parser import Parser
+    from hpcml.options.parser import Parser
     from hpcml.runs import status as run_status
 
 HEADER = ("RUN", "STATE", "EXIT", "NODES", "AGE", "TIME", "JOB", "SITE", "WHAT", "COMMAND")

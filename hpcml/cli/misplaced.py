@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcml.errors import UsageError
-from hpcml.request.options import TAKES_VALUE
+from hpcml.options.table import TAKES_VALUE
 from hpcml.runs import modules_reached, script_checks
 
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import files, hooks
+from hpcml import files, hooks, records
 from hpcml.cli import commands, common
 from hpcml.errors import MEANING, HpcmlError, StorageError, UsageError
 from hpcml.forms import Form
+from hpcml.options.parser import add_to
+from hpcml.options.reading import request_of
+from hpcml.options.table import OPTIONS, TAKES_VALUE
 from hpcml.origins import Origin
-from hpcml.request.options import OPTIONS, TAKES_VALUE
-from hpcml.request.parser import add_to
-from hpcml.request.reading import request_of
 from hpcml.runs import directories, programs
 from hpcml.runs.directories import Table, complete
 from hpcml.sites import layers, powers
@@ -27,7 +27,7 @@ from hpcml.terminal import Raw, note, say, say_fitted, say_lines, say_message
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from argparse import Namespace
 
-    from hpcml.request.parser import Parser
+    from hpcml.options.parser import Parser
     from hpcml.request.record import RunRequest
     from hpcml.runs import status as run_status
     from hpcml.runs import submit as submission
@@ -124,7 +124,7 @@ def show(options: Namespace, prepared: submission.Prepared, *, asks: bool = True
     ``asks``: it asks for an allocation, which may cost something.
     """
     if options.json:
-        common.print_json(layers.as_table(prepared.plan))
+        common.print_json(records.plain(prepared.plan))
     elif options.dry_run == "script":
         Raw(sys.stdout).write(prepared.script.encode(), last=True)
         if asks:

@@ -402,7 +402,7 @@ class ReportProcess:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.process: subprocess.Popen[bytes] | None = None
-        command = [sys.executable, "-P", "-m", "hpcml.report", str(context.run.directory), str(context.number)]
+        command = [sys.executable, "-P", "-m", "hpcml.kinds.report", str(context.run.directory), str(context.number)]
         pipe = subprocess.PIPE
         try:
             self.process = subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, cwd="/")

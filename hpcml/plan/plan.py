@@ -11,21 +11,11 @@ from typing import Any, NamedTuple, Protocol
 from hpcml import hooks, kinds, schedulers
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.kind import Kind, Role
-from hpcml.node.settings import (
-    Attempts,
-    Code,
-    Deadlines,
-    Job,
-    Network,
-    Points,
-    Report,
-    Settings,
-    Workers,
-)
 from hpcml.paths import SCRIPT, RunPaths
 from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, stage
 from hpcml.request.record import NOT_SAID, RunRequest, job_name
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
+from hpcml.settings import Attempts, Code, Deadlines, Job, Network, Points, Report, Settings, Workers
 from hpcml.sites.schema import Site
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -375,7 +365,7 @@ def _steps(paths: RunPaths, roles: tuple[Role, ...], layout: JobLayout, python: 
             role,
             launcher := layout.launchers.get(role),
             ("/bin/sh", str(paths.step), role),
-            (python, "-P", "-m", "hpcml.node", role),  # -P: no module of the folder that the user submits from
+            (python, "-P", "-m", "hpcml.kinds", role),  # -P: no module of the folder that the user submits from
             "" if launcher else str(logs[role]),
         )
         for role in logs

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hpcml import samples
+from hpcml import records, samples
 from hpcml.failures import stacks
 from hpcml.failures.end import End
 from hpcml.failures.evidence import table
@@ -144,28 +144,21 @@ class Report(NamedTuple):
         """Return all but what pictures are drawn from as one JSON-ready table."""
         unit = self.hours.ledger.unit
         definitions = {name: part.text.format(unit=unit) for name, part in self.drawing.parts.items()}
+        table = records.plain(self._replace(drawing=Drawing({}, {}, None, ())), spread=_SPREAD)
+        del table["drawing"]
         return {
-            **self.run._asdict(),
-            "made": self.made,
-            "has_cluster": self.has_cluster,
-            **self.course._asdict(),
-            **self.hours._asdict(),
-            **self.findings._asdict(),
-            **self.machines._asdict(),
-            **self.interconnect._asdict(),
+            **table,
             "ending": self.course.ending.as_json(),
-            "phases": [phase._asdict() for phase in self.course.phases],
-            "ledger": {**self.hours.ledger._asdict(), "definitions": definitions},
-            "advice": [one._asdict() for one in self.findings.advice],
-            "functions": [one._asdict() for one in self.findings.functions],
+            "ledger": {**table["ledger"], "definitions": definitions},
             "results": [one.name for one in self.results.files],
-            "points": [one._asdict() for one in self.points.ended],
-            "attempts": [one._asdict() for one in self.hours.attempts],
-            "devices": [device._asdict() for device in self.machines.devices],
+            "points": table["points"]["ended"],
             "versions": dict(self.machines.versions),
             "repairs": {name: decision._asdict() for name, decision in self.machines.repairs},
             "topology": dict(self.machines.topology),
         }
+
+
+_SPREAD = (Identity, Course, Hours, Findings, Machines, Interconnect)  # groups that the JSON does not show
 
 
 def accounting_of(kind: Kind) -> Accounting:

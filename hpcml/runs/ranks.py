@@ -17,8 +17,8 @@ from hpcml.errors import ScriptError, UsageError
 from hpcml.forms import Form
 from hpcml.kinds.ranks import KIND
 from hpcml.kinds.ranks.options import asked
+from hpcml.options import batch_scripts
 from hpcml.plan.plan import Plan
-from hpcml.request import batch_scripts
 from hpcml.request.record import RunRequest
 from hpcml.runs import modules_reached, programs
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from hpcml import units
 from hpcml.errors import ConfigError, StorageError
 from hpcml.plan import cost
+from hpcml.records import read
 from hpcml.runs import directories
 from hpcml.runs import record as records
 from hpcml.runs.directories import Table, complete
@@ -65,7 +66,7 @@ def _recorded(run: directories.Run, planned: Planned) -> dict[str, Any]:
         with complete(run.paths.directory):
             options = records.directives(plan)
             site = lookup.recorded(request.get("site", dict))
-            limits = Table(Table(plan.get("inside", dict)).get("attempts", dict, {})).record(_Limits)
+            limits = read(_Limits, Table(plan.get("inside", dict)).get("attempts", dict, {}))
     except (ConfigError, StorageError):  # another version of hpcml wrote it, or it is damaged
         return {}
     if not options:

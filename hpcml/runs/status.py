@@ -28,6 +28,7 @@ from hpcml.failures.end import SLURM, End, Reason
 from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.kinds.dask import KIND as DASK
+from hpcml.records import read
 from hpcml.request.record import Awaited
 from hpcml.runs import directories, settling
 from hpcml.runs import record as records
@@ -444,9 +445,8 @@ def _after(current: Status, event: Event) -> Status:
         case "environment-ready":
             return current.changed(versions=fields.get("words", str), differences=fields.texts("differences"))
         case "repairs":
-            table = directories.Table(fields.get("repairs", dict))
-            names = {name: directories.Table(row).record(repairs.Decision) for name, row in table.facts.items()}
-            return current.changed(repairs={name: decision._asdict() for name, decision in names.items()})
+            decisions = read(dict[str, repairs.Decision], fields.facts["repairs"])
+            return current.changed(repairs={name: decision._asdict() for name, decision in decisions.items()})
         case "clock":
             clock = {fields.get("node", str): (fields.number("ahead"), fields.number("within"))}
             return current.changed(clocks={**reported.clocks, **clock})

@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml import __version__, assets, files, hooks, schedulers, subprocesses, written
+from hpcml import __version__, assets, files, hooks, records, schedulers, subprocesses, written
 from hpcml.errors import HpcmlError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
 from hpcml.kinds.dask import KIND as DASK
 from hpcml.kinds.ranks.options import PMI
+from hpcml.options import script_lines
+from hpcml.options.reading import request_of
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
-from hpcml.request import script_lines
-from hpcml.request.reading import request_of
 from hpcml.request.record import RunRequest, job_name
 from hpcml.runs import dask_named, directories, packages, programs, project, settling, snapshot
 from hpcml.runs import notes as notes_shown
@@ -28,7 +28,7 @@ from hpcml.sites.lookup import LoadedSite, config_folders, why_ignored
 from hpcml.sites.schema import Site
 
 if TYPE_CHECKING:
-    from hpcml.request.parser import Parser
+    from hpcml.options.parser import Parser
 
 
 class Prepared(NamedTuple):
@@ -319,10 +319,10 @@ def check_image(prepared: Prepared) -> dict[str, object]:
 def _write(prepared: Prepared, script: str, image: dict[str, object]) -> list[str]:
     """Write the run's directory with its batch script; return what the user should know of its copy of the code."""
     loaded, spec, made = prepared.loaded, prepared.spec, prepared.plan
-    origins = {key.replace("\0", "."): layers.as_table(value) for key, value in loaded.layers.values.items()}
+    origins = {key.replace("\0", "."): records.plain(value) for key, value in loaded.layers.values.items()}
     request = {
         "version": made.version,
-        "spec": layers.as_table(spec.given()),
+        "spec": records.plain(spec.given()),
         "site": origins,
         "project": loaded.project.path,
     }
@@ -333,7 +333,7 @@ def _write(prepared: Prepared, script: str, image: dict[str, object]) -> list[st
         request["modules"] = " ".join(packages.installed(made.steps[-1].command[0]))
     with directories.creating(Path(made.directory), loaded.site.paths.trust) as paths:
         directories.write_json(paths.request, request)
-        directories.write_json(paths.plan, layers.as_table(made))
+        directories.write_json(paths.plan, records.plain(made))
         files.write(paths.script, script)
         if prepared.points:
             files.write(paths.points, prepared.points)

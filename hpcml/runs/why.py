@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import kinds, schedulers
+from hpcml import kinds, records, schedulers
 from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
 from hpcml.failures import evidence, judgement, stacks
 from hpcml.failures.end import SLURM, Reason
@@ -82,10 +82,8 @@ class Answer(NamedTuple):
 
     def as_json(self) -> dict[str, object]:
         """Return the answer as a JSON-ready mapping."""
-        lines = {
-            name: [line._asdict() for line in getattr(self, name)] for name in ("evidence", "followed", "warnings")
-        }
-        return {**self._asdict(), **lines, "waiting": [wait._asdict() for wait in self.waiting]}
+        table: dict[str, object] = records.plain(self)
+        return table
 
 
 def look(run: directories.Run) -> tuple[Status, Answer]:

@@ -270,20 +270,6 @@ def _shown(key: str) -> str:
     return key.replace("\0", ".")
 
 
-def as_table(record: Any) -> Any:
-    """Return a record, and the records within it, as tables and lists that JSON and TOML know."""
-    names = getattr(record, "_fields", None) or tuple(getattr(record, "__dataclass_fields__", ()))
-    if names:
-        return {name: as_table(getattr(record, name)) for name in names}
-    if isinstance(record, dict):
-        return {name: as_table(value) for name, value in record.items()}
-    if isinstance(record, (tuple, list)):
-        return [as_table(value) for value in record]
-    if isinstance(record, (Memory, Seconds, TimeLimit)):
-        return record.text
-    return record if isinstance(record, (str, int, float, bool, type(None))) else str(record)
-
-
 def user_path(text: str) -> Path:
     """Return a path in which ``~`` or ``~NAME`` is a user's home; as in a shell, the name of nobody stays as it is."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for the name of nobody

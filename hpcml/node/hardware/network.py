@@ -11,7 +11,8 @@ from pathlib import Path
 
 from hpcml.node import files
 from hpcml.node.hardware import record, sysfs
-from hpcml.node.settings import Context, Settings
+from hpcml.node.settings import Context
+from hpcml.settings import Settings
 from hpcml.units import RDMA
 
 _MOST_NAMES = 4  # of nodes in a sentence

@@ -28,8 +28,9 @@ from hpcml.node import files, job, processes, profilers, script_environment
 from hpcml.node.agent import Slot
 from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.node.processes import EndNote
-from hpcml.node.settings import Context, Settings
+from hpcml.node.settings import Context
 from hpcml.repairs import dead_worker_memory, file_names, switching
+from hpcml.settings import Settings
 from hpcml.units import in_mib
 
 ADDRESS = "scheduler-address"  # the file by which a node's worker task tells its workers where the scheduler is

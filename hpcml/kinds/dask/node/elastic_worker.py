@@ -22,9 +22,10 @@ from hpcml.errors import STORAGE
 from hpcml.kinds.dask.node import connection_limits, cuda_errors, temporary_directory
 from hpcml.kinds.dask.node.dask_worker import Share
 from hpcml.node import scratch
-from hpcml.node.settings import Context, Gpu, load
+from hpcml.node.settings import Context, load
 from hpcml.paths import AttemptPaths
 from hpcml.repairs import file_names, finder, switching
+from hpcml.settings import Gpu
 
 finder.install()
 connection_limits.guard()

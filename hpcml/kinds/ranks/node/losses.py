@@ -9,8 +9,8 @@ from hpcml.failures import job_log
 from hpcml.failures.end import End
 from hpcml.kinds.ranks import RANK
 from hpcml.kinds.ranks.node import absence
-from hpcml.kinds.ranks.node.link import sign_every
 from hpcml.node.hardware import network
+from hpcml.node.link.messages import sign_every
 from hpcml.node.run_state import RunState
 
 WORDS = 2.0  # seconds in which what is known of a lost agent's end arrives

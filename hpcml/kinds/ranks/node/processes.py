@@ -16,14 +16,15 @@ from hpcml.failures.end import End, Reason
 from hpcml.files import tail, write
 from hpcml.kind import FailedProcess, Hindrance
 from hpcml.kinds.ranks import RANK
-from hpcml.kinds.ranks.node import absence, alone, interconnect, link, losses, ports
-from hpcml.kinds.ranks.node.link import Hub
+from hpcml.kinds.ranks.node import absence, alone, interconnect, losses, ports
 from hpcml.kinds.ranks.node.ranks import error_of, log_of, numbers_of
 from hpcml.kinds.ranks.node.rapidsmpf import Server, token_of
 from hpcml.kinds.ranks.variables import OPEN, World
 from hpcml.node import files, stacks
 from hpcml.node.hardware import network, sysfs
 from hpcml.node.interconnect import record
+from hpcml.node.link.hub import Hub
+from hpcml.node.link.messages import NUMBER, Events, sign_every
 from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
 from hpcml.node.processes import Process
 from hpcml.node.run_state import TICK, RunState
@@ -40,6 +41,14 @@ IDLE = 0.005  # of a processor, below which a node's ranks do nothing
 CLOSE = 2.0  # seconds in which the agents end by themselves
 _SHOWN = 40  # lines at the end of rank 0's log in which a port that is taken is looked for
 _NAMED = 4
+EVENTS: Events = {  # of the agents of ranks, beside those of every kind
+    "ready": {"reached": list, "versions": dict, "time": NUMBER},
+    "alive": {"processors": NUMBER},
+    "fabric": {"interface": str, "results": list, "log": dict, "moved": dict},
+    "nccl": {"interface": str, "log": dict},
+    "rank-ended": {"rank": int, "status": int, "memory": bool, "alone": str},
+    "alone": {"rank": int, "how": str},
+}
 _TRIES = 3  # times that the nodes try the first one's addresses before none is said to lead to all
 
 
@@ -49,8 +58,8 @@ class Processes:
     def __init__(self, state: RunState, folders: contextlib.ExitStack) -> None:
         self.state, self.context, self.settings = state, state.context, state.context.settings
         self.key = secrets.token_bytes(32)
-        self.hub = folders.enter_context(Hub(self._addresses(), self.key, lambda: state.clock.seconds))
-        self.hub.give_signs(link.sign_every(self.settings.deadlines.answer))
+        self.hub = folders.enter_context(Hub(self._addresses(), self.key, EVENTS, lambda: state.clock.seconds))
+        self.hub.give_signs(sign_every(self.settings.deadlines.answer))
         self.folders, self.ports = folders, ports.Ports(folders, state.context.node)
         self.world = World()
         self.lost: dict[str, str] = {}  # by node whose connection has ended: why, a clause

@@ -1,4 +1,4 @@
-"""``python -m hpcml.report RUN_DIRECTORY ATTEMPT``: make a run's report when a line comes in by standard input."""
+"""``python -m hpcml.kinds.report RUN_DIRECTORY ATTEMPT``: make a run's report once a line comes by standard input."""
 
 from __future__ import annotations
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 
 from hpcml.errors import UsageError
-from hpcml.kinds import KINDS
-from hpcml.request.options import OPTIONS
-from hpcml.request.record import options_of
+from hpcml.options import table
 
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
 # What hpcml has an option for, by sbatch's long words.
-_NAMES = {one.slurm[0]: f"Use {one.word}." for one in reversed(OPTIONS.values()) if one.slurm}
+_NAMES = {one.slurm[0]: f"Use {one.word}." for one in reversed(table.OPTIONS.values()) if one.slurm}
 _SWEEP = "Use hpcml sweep SCRIPT --grid NAME=VALUES: it runs the script once for each value."
 _TASKS = (
     "For N ranks on each node (PyTorch, JAX, MPI), use --ranks N. "
@@ -54,8 +52,8 @@ INSTEAD = {
     "--gres": "Use --gpus-per-node 4 or TYPE:4; for other resources, use --sbatch=--gres=NAME:N.",
     "--parsable": "Use --json.",
     "--test-only": "Use --check.",
+    **table.INSTEAD,
 }
-INSTEAD.update((word, sentence) for kind in KINDS for word, sentence in options_of(kind).instead.items())
 # Options of sbatch that mean something else than hpcml's of the same name.
 NAMESAKES = ("profile",)
 

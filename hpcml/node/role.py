@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Mapping
 
-from hpcml import kinds
 from hpcml.failures.end import Reason
+from hpcml.kind import Kind
 from hpcml.node import processes, storage, versions
 from hpcml.node.outcome import leave_note
 from hpcml.node.processes import long_import
@@ -16,15 +17,15 @@ from hpcml.paths import SCRIPT
 from hpcml.repairs import finder
 
 
-def main(arguments: list[str]) -> int:
-    """Run the role named on the command line and return its exit status."""
+def main(arguments: list[str], kinds: Mapping[str, Kind]) -> int:
+    """Run the role named on the command line, of a run of one of these kinds, and return its exit status."""
     context = load()
-    kind = kinds.get(context.settings.kind)
+    kind = kinds[context.settings.kind]
     names = [role.name for role in kind.roles]
     if len(arguments) != 1 or arguments[0] not in (*names, SCRIPT):
         print(
-            f"hpcml.node needs one of these roles: {', '.join((*names, SCRIPT))}. "
-            "Do not start hpcml.node yourself: the batch script starts it.",
+            f"hpcml.kinds needs one of these roles: {', '.join((*names, SCRIPT))}. "
+            "Do not start hpcml.kinds yourself: the batch script starts it.",
             file=sys.stderr,
         )
         return 64
@@ -61,7 +62,3 @@ def shadowed(name: str, python_path: str) -> str:
         if place := next((one for one in places if one.startswith(f"{entry.rstrip('/')}/")), ""):
             return f"the module {package} comes from {place}, by PYTHONPATH, and has no {part}"
     return ""
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -7,11 +7,11 @@ from typing import Any
 
 from hpcml.errors import UsageError, did_you_mean, nearest
 from hpcml.kinds import KINDS
+from hpcml.options.sbatch_options import directive, instead
+from hpcml.options.table import OPTIONS, of
 from hpcml.request import variables
 from hpcml.request.option import as_word
-from hpcml.request.options import OPTIONS, of
-from hpcml.request.record import Code, RunRequest
-from hpcml.request.sbatch_options import directive, instead
+from hpcml.request.record import OPTIONAL, Code, RunRequest
 from hpcml.terminal import json_text
 
 
@@ -36,7 +36,7 @@ def request_of(given: Mapping[str, Any], code: Code) -> RunRequest:
             message = f"{option.word} is for runs of kind {kinds}, but this run is of kind {request.kind}"
             choice = next((f", or add {as_word(kind)}" for kind in option.kinds if kind in OPTIONS), "")
             raise UsageError(message, place=option.word, hint=f"Remove {option.word}{choice}.")
-        if name in request.optional:
+        if name in OPTIONAL or option.kinds:
             values[name] = option.read(given[name], option.word)
     if "gpus_per_node" in values:
         values["gpu_type"], values["gpus_per_node"] = values["gpus_per_node"]
@@ -56,7 +56,7 @@ def given_by_keywords(keywords: Mapping[str, Any], allowed: Collection[str], cal
     Parameters
     ----------
     allowed
-        Names of options: ``options.of("map")``.
+        Names of options: ``table.of("map")``.
     caller
         What the user called, for errors.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hpcml import errors
-from hpcml.request import options, sbatch_options
+from hpcml.options import sbatch_options, table
 from hpcml.request.option import Option
 from hpcml.terminal import folded
 
@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
         except (errors.HpcmlError, OSError):
             return  # the command itself reports it
         for action in self._actions:
-            option = options.BY_WORD.get("".join(action.option_strings[:1]))
+            option = table.BY_WORD.get("".join(action.option_strings[:1]))
             if option and action.help == option.help():
                 action.help = option.help(loaded.site)
 
@@ -86,7 +86,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Write out the value of an option that may have none, so that the word after it is not taken for it."""
-        alone = {word: option.alone for word, option in options.BY_WORD.items() if option.alone}
+        alone = {word: option.alone for word, option in table.BY_WORD.items() if option.alone}
         mine = {word for action in self._actions for word in action.option_strings if action.nargs == "?"}
         arguments = [f"{word}={alone[word]}" if word in alone and word in mine else word for word in args or ()]
         return super().parse_known_args(arguments, namespace)
@@ -132,7 +132,7 @@ class _Help(argparse.Action):
 def add_to(parser: Parser, verb: str) -> None:
     """Add the options that a verb takes, by group."""
     parser.help_all.help = "show all options"
-    for title, group in options.GROUPS.items():
+    for title, group in table.GROUPS.items():
         if taken := [option for option in group if verb in option.takers]:
             added = parser.add_argument_group(title)
             for option in taken:

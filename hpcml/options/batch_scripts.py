@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcml.errors import UsageError
-from hpcml.request.sbatch_options import INSTEAD
+from hpcml.options.sbatch_options import INSTEAD
 from hpcml.terminal import json_text
 
 PAGE = "hpcml help from-batch-scripts"

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcml.errors import HpcmlError, UsageError
-from hpcml.request import batch_scripts, sbatch_options
+from hpcml.options import batch_scripts, sbatch_options
+from hpcml.options.parser import no_option
+from hpcml.options.table import OPTIONS
 from hpcml.request.option import as_word
-from hpcml.request.options import OPTIONS
-from hpcml.request.parser import no_option
 from hpcml.terminal import note
 
 if TYPE_CHECKING:
-    from hpcml.request.parser import Parser
+    from hpcml.options.parser import Parser
 
 _MOST = 1 << 16  # bytes in which the first comment lines are looked for
 _LINE = re.compile(r"#\s*(hpcml:|SBATCH\s)\s*(.*)")
