@@ -74,13 +74,12 @@ def node(**facts: Any) -> dict[str, Any]:
 def port(device: int, state: str = "ACTIVE", layer: str = "InfiniBand", number: int = 1) -> dict[str, Any]:
     word = "LinkUp" if state == "ACTIVE" else "Disabled"
     facts = {"name": f"mlx5_{device}:{number}", "device": f"mlx5_{device}", "rate": "", "link_layer": layer}
-    rest = {"port": number, "gigabits": 0.0, "subnet": "", "firmware": "", "board": "", "netdevs": [], "pci": PCI}
+    rest = {"port": number, "gigabits": 0.0, "pci": PCI}
     return {**facts, "state": state, "physical_state": word, **rest}
 
 
 def interfaces(**addresses: list[str]) -> list[dict[str, Any]]:
-    traits = {"kind": "", "address": "", "megabits": 0, "mtu": 0, "up": True, "state": "", "pci": PCI}
-    return [{**traits, "name": name, "ipv4": several} for name, several in addresses.items()]
+    return [{"kind": "", "name": name, "ipv4": several} for name, several in addresses.items()]
 
 
 def slot(bus_id: str, nearest: str, distance: str) -> dict[str, Any]:
@@ -107,7 +106,7 @@ def ports(**changes: str) -> list[dict[str, Any]]:
     return [{**one, **changes} for one in node()["infiniband"]]
 
 
-TCP_ONLY = {"version": "1.21.0", "library": "", "modules": [], "components": [], "transports": {"tcp": ["ib0"]}}
+TCP_ONLY = {"version": "1.21.0", "library": "", "modules": [], "transports": {"tcp": ["ib0"]}}
 NODE_FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
     ("interface", {"interfaces": interfaces(lo=["127.0.0.1"], hsn0=["10.0.0.1"])}, "red", "interface ib0 has no IPv4 address on n1"),
     ("ports", {"infiniband": ports(state="DOWN", physical_state="Polling")}, "red", "mlx5_0:1 of n1 is DOWN (Polling)"),

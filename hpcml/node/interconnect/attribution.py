@@ -84,7 +84,6 @@ class DataPath:
     doubt: str = ""  # why ``ok`` is False
     bandwidth: float = 0.0  # GiB per second of a pair: the median,
     slowest: float = 0.0  # and the least
-    slowest_pair: str = ""
     wanted: bool = True  # whether a fast transport belongs here; between CPU workers of one node it does not
     unproven: tuple[str, ...] = ()  # the nodes for which none is proven
 
