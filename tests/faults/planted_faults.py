@@ -610,4 +610,8 @@ FAULTS = (
     F("jobs/dbscan.py", "curve[np.argmax(share - height)]", "curve[-1]", "the example of DBSCAN takes the farthest row for the knee, and finds one cluster"),
     F("README.md", "[your first run](docs/first-run.md)", "[your first run](docs/first-runs.md)", "the README leads a newcomer to a page that is not there"),
     F("hpcml/cli/submit.py", 'modes = ("dry-run", "prepare", ', 'modes = ("dry-run", ', "hpcml submit --prepare --wait waits for a job that nobody submits"),
+    F("hpcml/kinds/ranks/node/ports.py", "users.setdefault(port, set()).add(int(fields[7]))", "users.setdefault(port, set())", "another account that listens on rank 0's port is not named"),
+    F("hpcml/kinds/dask/node/scheduler.py", "        host=host,\n        port=0,\n", '        host="0.0.0.0",\n        port=0,\n', "the scheduler of a run listens at all addresses of its node", True),
+    F("hpcml/node/end_cause.py", '"PREEMPTION": _PREEMPTED,', '"PREEMPTION": _CANCELLED,', "a preempted run counts as cancelled by its user"),
+    F("hpcml/remote/server.py", "dir=folder))  # 0700\n", "dir=folder))\n            self.staging.chmod(0o755)\n", "other users of the login node may read what a laptop sends", True),
 )  # fmt: skip
