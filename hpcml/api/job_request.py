@@ -9,10 +9,10 @@ from typing import Any
 
 from hpcml import __version__, schedulers
 from hpcml.errors import UsageError
+from hpcml.options.reading import given_by_keywords, request_of
+from hpcml.options.table import of
 from hpcml.plan.batch_script import quote
 from hpcml.plan.plan import Plan, RunLocation, plan
-from hpcml.request.options import of
-from hpcml.request.reading import given_by_keywords, request_of
 from hpcml.request.record import Code, RunRequest, job_name
 from hpcml.runs import directories, notes
 from hpcml.sites import layers
@@ -41,7 +41,7 @@ def parse(caller: str, taker: str, code: Code, options: Mapping[str, Any]) -> tu
     loaded = load_here(spec.place.site, spec.code.cwd, spec.place.settings)
     project_notes = notes.of_project(loaded.project)
     notes.show([note.text for note in project_notes], project_notes=project_notes)
-    spec = schedulers.get(loaded.site.scheduler).with_variables(spec, loaded.is_from_this_call)
+    spec = schedulers.with_variables(loaded.site.scheduler, spec, loaded.is_from_this_call)
     return loaded, spec.changed(name=job_name(spec))
 
 

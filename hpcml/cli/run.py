@@ -9,10 +9,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from hpcml import subprocesses
+from hpcml import schedulers, subprocesses
 from hpcml.cli import common, submit
 from hpcml.errors import SiteError, SlurmUnreachableError, UsageError
-from hpcml.request.options import OPTIONS
+from hpcml.options.table import OPTIONS
 from hpcml.request.record import RunRequest
 from hpcml.schedulers import allocation
 from hpcml.terminal import note, say_lines
@@ -21,8 +21,8 @@ from hpcml.units import Memory, TimeLimit
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from hpcml.options.parser import Parser
     from hpcml.paths import RunPaths
-    from hpcml.request.parser import Parser
     from hpcml.runs import directories
     from hpcml.runs.submit import Prepared
     from hpcml.schedulers.allocation import Allocation
@@ -125,10 +125,11 @@ def _prepare(spec: RunRequest) -> Prepared:
 
     place = spec.place
     loaded = common.load_site(place.site, spec.code.cwd, place.settings, place.line_settings)
-    if loaded.site.scheduler != "slurm":
+    scheduler = schedulers.in_allocation(loaded.site.scheduler)
+    if not scheduler:
         hint = "Name the machine's profile with --site (hpcml site ls)."
         raise SiteError("The site has no Slurm, so it has no allocations", place=f"site {loaded.site.name}", hint=hint)
-    loaded = loaded._replace(site=loaded.site._replace(scheduler="allocation"))
+    loaded = loaded._replace(site=loaded.site._replace(scheduler=scheduler))
     prepared = submission.prepare(loaded, spec)
     return prepared._replace(notes=(*prepared.notes, *prepared.plan.notices))
 

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from hpcml import errors
+from hpcml import errors, repairs
 from hpcml.failures.end import End
+from hpcml.failures.job_log import LostTasks
 from hpcml.files import size_of
 from hpcml.kind import Kind
+from hpcml.node import files
 from hpcml.node.end_cause import EndRequests
 from hpcml.node.outcome import EventLog, RunEndedError, say
 from hpcml.node.processes import OwnTime, Process
 from hpcml.node.script import interpreter
 from hpcml.node.settings import Context
 from hpcml.node.versions import Comparison
-from hpcml.units import expand_hosts
+from hpcml.repairs.table import REPAIRS, Repair
 
 TICK = 0.05  # seconds between looks at this node's processes
 SLOW_TICK = 0.5  # seconds between looks at files that other nodes write
 LOOK_EACH = 0.005  # seconds more for each node: a look reads a file of every node
 LAST_WORDS = 1.0  # seconds from a step's end until what its tasks wrote last is there
 _MOST_LOG = 1 << 20  # bytes of the job's log that are read at a time
-_LONGEST_LINE = 200
-# A task that ends by itself has written its exit status: srun says of it that it exited.
-_TASK_KILLED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: (?!Exited with )")
-_NOT_LAUNCHED = re.compile(r"srun: error: Task launch for StepId=\S+ failed on node (\S+): ")
-_ABORTED = re.compile(r"srun: (?:error: Application launch failed|Job step aborted)")  # it kills all tasks itself now
 
 
 class RunState:
@@ -72,10 +69,10 @@ class RunState:
             self.events.write("warning", sentence=sentence, **facts)
 
     def end(
-        self, status: int, reason: str, hint: str = "", quote: tuple[str, ...] = (), node: str = ""
+        self, status: int, message: str, hint: str = "", quote: tuple[str, ...] = (), **fields: Any
     ) -> RunEndedError:
-        """Return the exception that ends the run in this phase."""
-        return RunEndedError(End(status, self.phase, "hpcml", reason, hint, quote, node=node))
+        """Return the exception that ends the run in this phase; ``fields`` are more of those of an end."""
+        return RunEndedError(End(status, self.phase, "hpcml", message, hint, quote, **fields))
 
     def judge(self, compared: Comparison) -> None:
         """End the run if a role has other versions than the driver; write down once when all have told theirs."""
@@ -106,6 +103,18 @@ class RunState:
                     f"{compared.clocks.note}. Report this to the site's support: logs and files have wrong times."
                 )
 
+    def note_repairs(self, versions: Mapping[str, str], rows: Sequence[Repair] = REPAIRS) -> None:
+        """Write down which repairs the run's processes apply, and say which are off for an untried release.
+
+        ``versions`` are by package; of UCX the node's probe knows the one that is loaded.
+        """
+        probe = files.read_json(self.context.attempt.probe_of(self.context.node)) or {}
+        loaded = {"ucx": str(probe.get("ucx", {}).get("version") or versions.get("ucx", ""))}
+        decisions = repairs.decisions({**versions, **loaded}, rows)
+        self.events.write("repairs", repairs={name: decision._asdict() for name, decision in decisions.items()})
+        for text in repairs.notes(decisions):
+            say(self.context, text)
+
     def tell_clocks(self) -> None:
         """Write down what is known of the clocks of nodes whose workers have not measured them."""
         for node, (ahead, within) in self.clocks.items():
@@ -129,11 +138,9 @@ class Steps:
 
     def __init__(self, kind: Kind, clock: OwnTime, job_log: Path) -> None:
         self.job_log, self.read = job_log, size_of(job_log)
-        self.tasks: dict[str, str] = {}
-        self.aborted = False
         steps = os.environ.get("HPCML_STEPS", "").split()
         self.processes = {role.name: Process.named(int(pid)) for role, pid in zip(kind.roles, steps, strict=False)}
-        self.agent = kind.agent.name
+        self.lost = LostTasks(kind.agent.name)
         self.clock = clock
         self.ended: dict[str, float] = {}
 
@@ -153,17 +160,8 @@ class Steps:
             text = text[: text.rfind(b"\n") + 1]
             self.read += len(text)
             for line in text.decode(errors="replace").splitlines():
-                self._note(line)
-        return self.tasks
-
-    def _note(self, line: str) -> None:
-        """Take note of a line of the job's log; what is killed after srun has given the step up is no cause."""
-        self.aborted = self.aborted or bool(_ABORTED.match(line))
-        for pattern, cause in ((_TASK_KILLED, "was killed"), (_NOT_LAUNCHED, "could not be launched")):
-            if (match := pattern.match(line)) and not self.aborted:
-                with contextlib.suppress(ValueError):  # no list of nodes: another program's line
-                    clause = f"the {self.agent}s' parent process {cause} ({line[:_LONGEST_LINE]})"
-                    self.tasks |= dict.fromkeys(expand_hosts(match[1]), clause)
+                self.lost.note(line)
+        return self.lost.by_node
 
     def alive(self) -> list[int]:
         """Return the pids of the steps that have not ended."""

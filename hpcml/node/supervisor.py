@@ -14,8 +14,8 @@ import sys
 import time
 import traceback
 
-from hpcml import errors, written
-from hpcml.failures.end import SLURM, End
+from hpcml import errors, hooks, written
+from hpcml.failures.end import SLURM, End, MemoryLimit
 from hpcml.files import size_of, tail, write
 from hpcml.kind import Kind, Processes, RunningScript
 from hpcml.node import attempts, end_cause, files, scratch, script_process, stacks, starts, storage
@@ -263,7 +263,9 @@ def _end_of(state: RunState, script: RunningScript, status: int, must_end: End |
     settings = state.context.settings
     by = "hpcml" if settings.code.form in state.kind.programs and status == errors.START_FAILED else "script"
     hint = script_process.next_step(state.context) if status else ""
-    return End(status, SCRIPT, by, script.describe_end(status), hint, quote, ended_as, **failed._asdict())
+    limit = MemoryLimit.NODE if starved else ""
+    message = script.describe_end(status)
+    return End(status, SCRIPT, by, message, hint, quote, ended_as, memory_limit=limit, **failed._asdict())
 
 
 def _look_for_hang(state: RunState, hang: FileSystemHang, *, told_to_end: bool) -> None:
@@ -371,16 +373,12 @@ def _cause(state: RunState, outcome: End) -> str:
     if not outcome.exit_status:
         return ""
     try:
-        from hpcml.failures import judgement
-
-        case = judgement.Case(
-            outcome, state.kind, state.events.times, form=context.settings.code.form, clocks=state.clocks
-        )
-        cause = judgement.of_run(context.run, context.attempt, case)
+        judge = hooks.only("cause of a run")
+        facts = (outcome, state.kind, state.events.times, context.settings.code.form, state.clocks)
+        return str(judge(context.run, context.attempt, *facts))
     except Exception as error:  # noqa: BLE001 - the run's end must be written whatever happens
         say(context, f"the cause of the failure could not be examined: {error!r}")
         return ""
-    return cause.short if cause and cause.known else ""
 
 
 def _wait(state: RunState, processes: Processes, deadline: float) -> None:
@@ -400,7 +398,7 @@ class ReportProcess:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.process: subprocess.Popen[bytes] | None = None
-        command = [sys.executable, "-P", "-m", "hpcml.report", str(context.run.directory), str(context.number)]
+        command = [sys.executable, "-P", "-m", "hpcml.kinds.report", str(context.run.directory), str(context.number)]
         pipe = subprocess.PIPE
         try:
             self.process = subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, cwd="/")

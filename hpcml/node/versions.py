@@ -22,10 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hpcml import installed
 from hpcml.kind import Role
 from hpcml.node import files
 from hpcml.node.processes import Process
 from hpcml.node.settings import Context
+from hpcml.units import listed
 
 # What must be equal, and how many numbers of the version: Dask speaks its protocol with itself only; pickles hold names
 # of functions and classes, which packages move between the versions named here.
@@ -44,6 +46,7 @@ AGREE = {
     "scikit-learn": 2,
     "dask-ml": 2,
     "dask-cuda": 2,
+    "rapids-dask-dependency": 2,
     "dask-cudf": 2,
     "distributed-ucxx": 2,
     "ucxx": 2,
@@ -63,33 +66,12 @@ AGREE = {
     "mpi4py": 1,
 }
 NOTED = 10.0  # seconds between two nodes' clocks from which on it is told
-_OTHER_NAMES = {"libucx": "ucx", "nvidia-cuda-runtime": "cuda", "cuda-cudart": "cuda", "nvidia-nccl": "nccl"}
-_CUDA = re.compile(r"-cu(da)?1\d(x)?$")  # how wheels say for which CUDA they are
-_INSTALLED = re.compile(r"(.+?)-([^-]+)(-py\d[\d.]*)?\.(dist|egg)-info")
-_CONDA = re.compile(r"(ucx|cuda-cudart)-([^-]+)-[^-]+\.json")
 
 
 def here() -> dict[str, str]:
-    """Return the versions of this interpreter's packages, from the names of folders on its path: nothing is read."""
-    versions = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for place in sys.path:
-        for entry in _names(place):
-            if match := _INSTALLED.fullmatch(entry):
-                name = _CUDA.sub("", re.sub(r"[-_.]+", "-", match[1]).lower())
-                name = _OTHER_NAMES.get(name, name)
-                if name in AGREE:
-                    versions.setdefault(name, match[2])  # the first on the path is the one that is imported
-    for entry in _names(f"{sys.prefix}/conda-meta"):
-        if match := _CONDA.fullmatch(entry):
-            versions.setdefault(_OTHER_NAMES.get(match[1], match[1]), match[2])
-    return dict(sorted(versions.items()))
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder or ".")
-    except OSError:
-        return []  # a path may name zip files and folders that are not there; Python passes over them too
+    """Return the versions of this interpreter and of its packages."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    return dict(sorted({"python": python, **installed.versions(AGREE)}.items()))
 
 
 def _digest(versions: Mapping[str, str]) -> str:
@@ -242,7 +224,7 @@ class Comparison:
             return ""
         name, versions_found = next(iter(self.fatal.items()))
         others = list(self.fatal)[1:]
-        more = f"; {_listed(others)} also differ{'s' if len(others) == 1 else ''}" if others else ""
+        more = f"; {listed(others, 3)} also differ{'s' if len(others) == 1 else ''}" if others else ""
         return f"the versions of the run's processes differ: {self._sentence(name, versions_found)}{more}"
 
     @property
@@ -252,7 +234,7 @@ class Comparison:
 
     def _sentence(self, name: str, nodes_by_version: Mapping[str, list[str]]) -> str:
         versions = {self.local.get(name, ""): [f"the script on {self.context.node}"], **nodes_by_version}
-        parts = [f"{version or 'missing'} in {_listed(who)}" for version, who in versions.items()]
+        parts = [f"{version or 'missing'} in {listed(who, 3)}" for version, who in versions.items()]
         return f"{name} is {', '.join(parts)}"
 
     @property
@@ -265,7 +247,3 @@ class Comparison:
 def _numbers(version: str, count: int) -> tuple[str, ...]:
     """Return the first numbers of a version as text; none for a package that is not there."""
     return tuple(re.split(r"[.+-]", version)[:count]) if version else ()
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -51,7 +51,8 @@ def _memory(run: directories.Run) -> float:
     asked = memory_in_plan(table(run.paths.plan))
     if asked or not run.submission or not run.job:
         return 0.0
-    return schedulers.get(run.submission.scheduler).requested_memory(run.submission.key)
+    nodes = schedulers.find_nodes(run.submission.scheduler)
+    return nodes.requested_memory(run.submission.key) if nodes else 0.0
 
 
 _SMALLER = {"gpu-unused", "gpu-low", "cpu-low", "time-asked", "memory-asked"}  # rules of the report

@@ -298,7 +298,7 @@ class Network(NamedTuple):
     """
 
 
-class Fabric(NamedTuple):
+class Interconnect(NamedTuple):
     """The check of the interconnect before the script starts."""
 
     require: str = "warn"
@@ -324,9 +324,9 @@ class Deadlines(NamedTuple):
     """The longest time until all workers are registered with the Dask scheduler. While the script runs, a worker that
     is missing for this time counts as lost.
     """
-    fabric: Seconds = Seconds("30s")
+    interconnect: Seconds = Seconds("30s")
     """The longest time for checking the interconnect; NCCL gets half of this time."""
-    driver_grace: Seconds = Seconds("20s")
+    script_grace: Seconds = Seconds("20s")
     """How long hpcml waits for the script's end after SIGTERM, before SIGKILL. Keep this time below Slurm's
     ``KillWait`` (``scontrol show config``).
     """
@@ -489,6 +489,29 @@ class Fact(NamedTuple):
     """The value, if the profile has no key for it, for example the lifetime of a certificate."""
 
 
+class Repairs(NamedTuple):
+    """Which known errors of Dask, RAPIDS, UCX and cloudpickle hpcml corrects during a run.
+
+    ``repairs = false`` sets all keys to false. A repair is also off if the installed version of its library differs
+    from the tested versions. `docs/upstream/README.md` lists these versions.
+    """
+
+    finder: bool = True
+    """Prevent a deadlock of two threads that import parts of Dask (rapids-dask-dependency)."""
+    file_names: bool = True
+    """Show file and line in tracebacks of tasks (cloudpickle)."""
+    closing: bool = True
+    """Close large Dask clusters faster (distributed)."""
+    switching: bool = True
+    """Receive large data faster beside tasks that compute in Python (distributed)."""
+    spilling: bool = True
+    """Spill GPU data to pinned host memory, and keep a part of the data on the GPU (dask-cuda). If ``false``,
+    ``gpu.spill_pinned`` and ``gpu.spill_order`` have no effect.
+    """
+    dead_worker_memory: bool = True
+    """Release the GPU memory of a killed worker on the other workers of its node (UCX)."""
+
+
 class Site(NamedTuple):
     """A machine, as its profile and the settings over it describe it.
 
@@ -505,10 +528,6 @@ class Site(NamedTuple):
     """
     scheduler: str = "slurm"
     """``slurm``: hpcml submits jobs to Slurm. ``local``: hpcml runs jobs on this machine."""
-    repairs: bool = True
-    """``true``: hpcml corrects known errors of Dask, RAPIDS, UCX and cloudpickle during a run. ``false``: hpcml does
-    not change these packages.
-    """
     unsupported: str = ""
     """The reason why hpcml does not work on this machine. hpcml then refuses each submission with this sentence
     (status 65).
@@ -524,8 +543,9 @@ class Site(NamedTuple):
     workers: Workers = Workers()
     gpu: Gpu = Gpu()
     network: Network = Network()
-    fabric: Fabric = Fabric()
+    interconnect: Interconnect = Interconnect()
     deadlines: Deadlines = Deadlines()
+    repairs: Repairs = Repairs()
     report: Report = Report()
     paths: Paths = Paths()
     code: Code = Code()
@@ -561,7 +581,7 @@ CHOICES = {
     "gpu.gds": ("auto", "on", "off"),
     "gpu.spill_order": ("keep", "lru"),
     "network.protocol": ("auto", "tls", "ucx"),
-    "fabric.require": ("none", "warn", "rdma"),
+    "interconnect.require": ("none", "warn", "rdma"),
     "login.route": ("auto", "direct", "twohop", "srun"),
     "code.snapshot": ("folder", "script", "none"),
 }

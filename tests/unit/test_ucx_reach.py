@@ -14,9 +14,9 @@ import pytest
 from hpcml.kinds.dask import plan as dask_plan
 from hpcml.kinds.dask.node import tls
 from hpcml.node.hardware import network, record, sysfs
-from hpcml.node.settings import Settings
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.request.record import RunRequest
+from hpcml.settings import Settings
 from hpcml.sites import layers, lookup, schema
 from node_settings import settings
 
@@ -105,7 +105,7 @@ def test_ucx_without_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hardware(transports: dict[str, tuple[str, ...]], modules: tuple[str, ...], address: tuple[str, ...]) -> str:
-    interface = record.Interface("ib0", "infiniband", "", 0, 0, True, "up", address, record.Place())
+    interface = record.Interface("ib0", "infiniband", address)
     node = record.Node(
         record.Probing(record.SCHEMA),
         network=record.Network(interfaces=(interface,)),

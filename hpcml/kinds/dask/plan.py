@@ -8,8 +8,8 @@ from hpcml.forms import Form
 from hpcml.kind import Role
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.options import PROFILERS, asked
-from hpcml.node.settings import Gpu, Settings, Workers
 from hpcml.request.record import RunRequest
+from hpcml.settings import Gpu, Settings, Workers
 from hpcml.sites.schema import Site
 
 # KvikIO's own names (docs.rapids.ai, kvikio, Runtime Settings); "auto" is KvikIO's default, so nothing is said.

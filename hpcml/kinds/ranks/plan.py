@@ -7,8 +7,8 @@ from hpcml.forms import Form
 from hpcml.kind import Role
 from hpcml.kinds.ranks import MPI, RANK
 from hpcml.kinds.ranks.options import OF_EACH_GPU, asked
-from hpcml.node.settings import Settings, Workers
 from hpcml.request.record import RunRequest
+from hpcml.settings import Settings, Workers
 from hpcml.sites.schema import Site
 
 _FORMS = (Form.SCRIPT, Form.MODULE, Form.PROGRAM, Form.FABRIC)

@@ -1,15 +1,15 @@
 """A node as the probe describes it: one record, its JSON, and the oldest drivers; who judges a node reads no other.
 
-It imports nothing but Python's own modules, since the login node reads it too. The JSON has a table for each record; a
+The login node reads it too. The JSON has a table for each record; a
 record in `_SPREAD` has its fields in the table of the record that holds it.
 """
 
 from __future__ import annotations
 
-import functools
 import re
-import types
-from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar
+
+from hpcml import records
 
 SCHEMA = 1  # of the JSON; a change that readers must know of raises it
 T = TypeVar("T")
@@ -46,15 +46,6 @@ class Link(NamedTuple):
     rate: str  # as the kernel writes it: 100 Gb/sec (2X HDR)
     gigabits: float  # Gbit/s; 0: not known
     link_layer: str  # InfiniBand or Ethernet
-    subnet: str  # the upper half of its first GID
-
-
-class Adapter(NamedTuple):
-    """The adapter that an RDMA port is on."""
-
-    firmware: str
-    board: str  # the vendor's identifier
-    netdevs: tuple[str, ...]  # network interfaces of the port
 
 
 class Port(NamedTuple):
@@ -64,7 +55,6 @@ class Port(NamedTuple):
     device: str  # mlx5_0
     port: int  # from 1
     link: Link
-    adapter: Adapter
     pci: Place
 
 
@@ -73,13 +63,7 @@ class Interface(NamedTuple):
 
     name: str
     kind: str  # ethernet, infiniband, loopback or type N
-    address: str  # of its hardware
-    megabits: int  # Mbit/s; 0: not known
-    mtu: int  # bytes
-    up: bool  # switched on
-    state: str  # up, down or unknown
     ipv4: tuple[str, ...]  # addresses
-    pci: Place
 
 
 class Network(NamedTuple):
@@ -93,11 +77,7 @@ class Modules(NamedTuple):
     """Kernel modules and device files for GPUs and RDMA."""
 
     nvidia: str | None = None  # version of NVIDIA's driver
-    open_driver: bool | None = None  # whether it is NVIDIA's open one
-    gdrcopy: bool = False
-    gpudirect: tuple[str, ...] = ()  # ways in which an adapter reaches GPU memory
     verbs: tuple[str, ...] | None = None  # files in /dev/infiniband; None: not known
-    rdma_cm: bool = False
 
 
 class System(NamedTuple):
@@ -106,7 +86,6 @@ class System(NamedTuple):
     hostname: str = ""
     kernel: str = ""  # release
     machine: str = ""  # architecture: x86_64
-    glibc: str = ""  # version
     python: str = ""  # version
     in_image: bool = False  # whether the probe ran inside an image
     programs: dict[str, str] = {}  # paths of programs for images, by name
@@ -167,7 +146,6 @@ class Packages(NamedTuple):
     """What the Python environment has installed."""
 
     packages: dict[str, str] = {}  # version by common name
-    distributions: dict[str, str] = {}  # version by the distribution's own name: rmm-cu13
     built_for: dict[str, tuple[str, ...]] = {}  # distributions by the major version of CUDA
     importable: tuple[str, ...] = ()  # modules that Python finds
 
@@ -178,7 +156,6 @@ class Ucx(NamedTuple):
     version: str = ""
     library: str = ""  # path of the loaded libucp
     modules: tuple[str, ...] = ()  # beside it; ib and rdmacm are missing from pip's build
-    components: tuple[str, ...] = ()  # that it opened
     transports: dict[str, tuple[str, ...]] = {}  # devices by transport that may be used
 
 
@@ -186,27 +163,9 @@ class GpuShape(NamedTuple):
     """What one GPU is; None: it did not answer."""
 
     memory: int | None = None  # bytes
-    bar1: int | None = None  # bytes
     capability: tuple[int, ...] | None = None  # compute capability: (8, 0)
     mig: bool | None = None  # whether it is divided
-    mig_devices: tuple[str, ...] = ()  # UUIDs of its parts
     cpus: str = ""  # CPUs next to it: 0-15
-
-
-class NvLinks(NamedTuple):
-    """The NVLinks of a GPU."""
-
-    links: int = 0  # that it has
-    active: int = 0
-    version: str = ""
-    peers: dict[str, int] = {}  # active links by the bus of the other GPU, or nvswitch
-
-
-class GpuLinks(NamedTuple):
-    """How one GPU reaches the others."""
-
-    nvlink: NvLinks = NvLinks()
-    p2p: dict[str, str] = {}  # by the other's bus: ok, or why not
 
 
 class Gpu(NamedTuple):
@@ -219,7 +178,6 @@ class Gpu(NamedTuple):
     pci: Place
     visible: bool  # whether CUDA_VISIBLE_DEVICES shows it
     shape: GpuShape
-    links: GpuLinks
     errors: dict[str, str]  # NVML's refusals, by question
 
 
@@ -315,12 +273,12 @@ def major(version: str) -> int:
     return int(match[0]) if match else 0
 
 
-_SPREAD = (Probing, System, Process, Network, Packages, Gpus, Link, Adapter, GpuShape, GpuLinks)
+_SPREAD = (Probing, System, Process, Network, Packages, Gpus, Link, GpuShape)
 
 
 def to_json(node: Node) -> dict[str, Any]:
     """Return a node as a table for JSON; the reason of a part that could not be read is under ``PART_error``."""
-    table: dict[str, Any] = _plain(node)
+    table: dict[str, Any] = records.plain(node, spread=_SPREAD)
     errors = table.pop("errors")
     return table | {f"{part}_error": reason for part, reason in errors.items()}
 
@@ -333,52 +291,6 @@ def from_json(table: object) -> Node:
     return read(Node, table | {"errors": errors})
 
 
-def _plain(value: Any) -> Any:
-    if hasattr(value, "_fields"):
-        table: dict[str, Any] = {}
-        for name, field in value._asdict().items():
-            table |= _plain(field) if isinstance(field, _SPREAD) else {name: _plain(field)}
-        return table
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
 def read(kind: type[T], table: object) -> T:
     """Return a record from a table of JSON; raise ValueError if something is missing or of another type."""
-    record: T = _read(kind, table, "")
-    return record
-
-
-def _read(kind: Any, value: Any, place: str) -> Any:
-    if get_origin(kind) in (Union, types.UnionType):
-        return None if value is None else _read(get_args(kind)[0], value, place)
-    if hasattr(kind, "_fields"):
-        table = _expect(dict, value, place)
-        fields = {}
-        for name, field in _fields(kind).items():
-            if field not in _SPREAD and name not in table:
-                raise ValueError(f"{place}{name} is missing")
-            fields[name] = (
-                _read(field, table, place) if field in _SPREAD else _read(field, table[name], f"{place}{name}.")
-            )
-        return kind(**fields)
-    if get_origin(kind) is dict:
-        table = _expect(dict, value, place)
-        return {str(name): _read(get_args(kind)[1], item, f"{place}{name}.") for name, item in table.items()}
-    if get_origin(kind) is tuple:
-        return tuple(_read(get_args(kind)[0], item, place) for item in _expect(list, value, place))
-    if kind is float and isinstance(value, int):
-        value = float(value)
-    return _expect(kind, value, place)
-
-
-@functools.cache
-def _fields(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _expect(kind: type, value: Any, place: str) -> Any:
-    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-        return value
-    raise ValueError(f"{place.rstrip('.') or 'the probe'} is not of type {kind.__name__}")
+    return records.read(kind, table, whole=True, spread=_SPREAD)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hpcml import errors, listening
-from hpcml.failures.end import End
+from hpcml.failures.end import End, Reason
 from hpcml.files import tail
 from hpcml.kind import FailedProcess, Hindrance
 from hpcml.kinds.ranks import RANK
@@ -26,6 +26,7 @@ from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.versions import Comparison
 from hpcml.paths import SCRIPT
+from hpcml.repairs.table import REPAIRS
 from hpcml.units import format_deadline
 
 FOLLOW = 5.0  # seconds after the first failure, in which other ranks write their errors, until they are told to end
@@ -73,7 +74,8 @@ class Processes:
         try:
             best, _ = network.choose_address(self.settings.network.interface, single_node=single)
         except network.NoAddressError as error:
-            raise self.state.end(errors.START_FAILED, str(error), "Set network.interface in the profile.") from error
+            hint, node = "Set network.interface in the profile.", self.context.node
+            raise self.state.end(errors.START_FAILED, str(error), hint, node=node, reason=Reason.NO_ADDRESS) from error
         if single or self.settings.network.interface:
             return [best]
         return list(dict.fromkeys([best, *network.own_addresses("", single_node=False)]))
@@ -95,6 +97,7 @@ class Processes:
             if late or state.time_to_look():
                 self._end_without_nodes(late=late)
         state.judge(self.versions)
+        state.note_repairs(self.versions.local, [row for row in REPAIRS if row.without_dask])
         self.world = self._world()
         state.events.write("ranks-ready", address=self.world.address, seconds=state.seconds, security=OPEN)
         if interconnect.is_wanted(self.settings):
@@ -113,7 +116,7 @@ class Processes:
         return False
 
     def _check_interconnect(self) -> None:
-        """Have the agents make an all-reduce; ``fabric.require`` decides what its result means."""
+        """Have the agents make an all-reduce; ``interconnect.require`` decides what its result means."""
         state, limit = self.state, self.settings.deadlines.interconnect
         state.phase = "fabric"
         state.events.write("fabric-checking")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.errors import WORKERS_NEVER_CAME
+from hpcml.failures.end import MemoryLimit
 from hpcml.files import size_of
 from hpcml.kinds.ranks import KIND, RANK
 from hpcml.kinds.ranks.node import alone, interconnect
@@ -249,7 +250,7 @@ class Ranks:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         status = 128 - code if code < 0 else code
-        memory = bool(code) and "memory limit" in slot.last_end
+        memory = slot.memory_limit == MemoryLimit.NODE
         self._note_growth()
         rank = int(slot.name)
         is_alone = world_of_one(self.context, alone.record_of(self.context, rank))
