@@ -8,7 +8,7 @@ help=$("$program" exec --help 2>/dev/null)   # one call for all checks, since ea
 case $help in *apptainer*) prefix=APPTAINERENV_ ;; *) prefix=SINGULARITYENV_ ;; esac
 for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
   case " $HPCML_CONTAINER_ENV " in *" $name "*) passed=yes ;; *) passed= ;; esac
-  case "$name $*" in PMI*" hpcml.node mpi") passed=yes ;; esac   # hpcml's process of MPI ranks needs srun's PMI variables
+  case "$name $*" in PMI*" hpcml.kinds mpi") passed=yes ;; esac   # hpcml's process of MPI ranks needs srun's PMI variables
   case $name in
     APPTAINERENV_* | SINGULARITYENV_* | APPTAINER_BIND* | SINGULARITY_BIND*) unset "$name" ;;   # the program would copy them into the image
     HPCML_* | SLURM* | CUDA_VISIBLE_DEVICES | UCX_* | UCXPY_* | NCCL_* | DASK_* | RAPIDS_* | CUDF_* | *_NUM_THREADS | \

@@ -13,7 +13,7 @@ import jinja2
 import jinja2.nodes
 import pytest
 
-from hpcml import assets, listening
+from hpcml import assets, hooks, listening
 from tests import words
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,7 +91,8 @@ def test_what_travels_with_a_run_is_all_that_the_nodes_side_imports() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "units", "errors", "paths", "request.option", "request.options", "request.record", "plan.plan",
+        "units", "errors", "paths", "request.option", "request.options", "request.record", "options.table",
+        "plan.plan",
         "plan.batch_script", "plan.container", "kinds.dask.options", "kinds.dask.plan",
         "kinds.ranks.options", "kinds.ranks.plan", "kinds.ranks.variables", "schedulers.slurm_options",
     ],
@@ -128,6 +129,19 @@ def test_what_is_asked_for_often_imports_little(command: list[str], tmp_path: Pa
     assert not loaded & {"dask", "distributed", "rich", "jinja2", "numpy", "cryptography", "tornado"}
 
 
+@pytest.mark.parametrize("site", ["local", "slurm"])
+def test_a_dry_run_imports_nothing_for_a_script_or_a_report(site: str, tmp_path: Path) -> None:
+    """It shows a summary: Jinja2 is half of what rendering costs, and a report reads samples and logs."""
+    (tmp_path / "a.py").write_text("print(1)\n")
+    code = ("import sys, json; from hpcml.cli.main import main; main(json.loads(sys.argv[1])); "
+            "print(json.dumps(sorted(sys.modules)), file=sys.stderr)")  # fmt: skip
+    command = ["submit", "--site", site, "--dry-run", "--nodes", "2", "a.py"]
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(command)], env={"HOME": str(tmp_path), "PATH": "/usr/bin"},
+                          capture_output=True, text=True, check=True, cwd=tmp_path)  # fmt: skip
+    loaded = set(json.loads(done.stderr.splitlines()[-1]))
+    assert not loaded & {"jinja2", "hpcml.samples", "hpcml.report.attempts", "hpcml.failures.judgement"}
+
+
 def test_slurm_s_variables_are_named_behind_the_seam_alone() -> None:
     """Beside hpcml.schedulers by one module on the nodes, and by what a profile cites."""
     files = [path for folder in ("hpcml", "templates") for path in (ROOT / folder).rglob("*") if path.is_file()]
@@ -146,6 +160,14 @@ def test_every_value_in_a_template_passes_a_filter() -> None:
                     place = f"{path.name}:{node.lineno}"
                     assert isinstance(node, jinja2.nodes.Filter), place
                     assert node.name in FILTERS, place
+
+
+def test_each_name_in_the_table_of_hooks_is_a_function_that_the_core_calls() -> None:
+    texts = "\n".join(path.read_text() for name, path in MODULES.items() if name != "hooks")
+    for point, names in hooks.HOOKS.items():
+        assert all(callable(function) for function in hooks.added(point)), point
+        assert len(names) == len(set(names)) > 0, point
+        assert re.search(rf"""hooks\.(?:added|only|collected)\(\s*["']{re.escape(point)}["']""", texts), point
 
 
 # -- nobody else's code ---------------------------------------------------------------------------------------------------

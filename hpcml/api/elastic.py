@@ -219,7 +219,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         self._scheduler_name = loaded.site.scheduler
         self.directory = job_request.place(loaded, _FOLDER, spec.name)
         made = job_request.plan_at(loaded, spec, self.directory)
-        check_image(Prepared(loaded, spec, made, ""))
+        check_image(Prepared(loaded, spec, made))
         for text in made.notices:
             note(text)
         self.problem: HpcmlError | None = None
@@ -249,7 +249,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
             trial = self.directory / "trial.sh"
             files.write(trial, ElasticJob(f"tls://{address}:0", "trial", **about).job_script())
             schedulers.get(self._scheduler_name).check(trial)
-            if loaded.site.repairs:
+            if loaded.site.repairs.file_names:
                 file_names.keep()
             place, self._remove_scratch = _scratch_for(self)
             self._start_guard()

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.errors import UsageError
-from hpcml.request import parser
-from hpcml.request.options import of
-from hpcml.request.reading import as_texts, given_by_keywords
+from hpcml.options import parser
+from hpcml.options.reading import as_texts, given_by_keywords
+from hpcml.options.table import of
 from hpcml.runs import directories, notes
 from hpcml.runs import submit as submission
 from hpcml.runs.handle import RunHandle

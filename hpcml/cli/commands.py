@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from hpcml.request.parser import Parser
+    from hpcml.options.parser import Parser
 
 SCRIPT, SCRIPT_OR_WORDS, ARGUMENTS = "script", "script or words", "arguments"
 
@@ -101,7 +101,7 @@ GROUPS = {
             "build cpu", "check --gpu rapids-cu12.sif", values={"PROGRAM": {"apptainer": "", "singularity": ""}}),
         "fabric": Command(
             "measure the interconnect between nodes, or show a run's measurement", "[OPTIONS] [RUN]",
-            "--nodes 2 --gpus-per-node 4", "last", module="submit"),
+            "--nodes 2 --gpus-per-node 4", "last"),
     },
     "Install": {
         "completion": Command(
@@ -155,7 +155,7 @@ def _function(verb: str, alone: str, among: str) -> Any:
 
 def build_parser(verb: str) -> Parser:
     """Return the parser of one command."""
-    from hpcml.request import parser as parsers
+    from hpcml.options import parser as parsers
 
     command = COMMANDS[verb]
     parser = parsers.Parser(

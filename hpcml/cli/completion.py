@@ -17,9 +17,9 @@ from hpcml import assets, kinds
 from hpcml.cli import commands
 from hpcml.cli.commands import COMMANDS
 from hpcml.errors import HpcmlError
+from hpcml.options.table import BY_WORD
 from hpcml.paths import SCRIPT
 from hpcml.request.option import Option
-from hpcml.request.options import BY_WORD
 from hpcml.sites import layers, lookup
 from hpcml.terminal import say_lines
 

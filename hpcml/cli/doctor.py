@@ -10,8 +10,8 @@ from hpcml import units
 from hpcml.cli import common
 from hpcml.errors import UNFIT, HpcmlError, UsageError
 from hpcml.forms import Form
-from hpcml.request.options import OPTIONS
-from hpcml.request.reading import request_of
+from hpcml.options.reading import request_of
+from hpcml.options.table import OPTIONS
 from hpcml.request.record import Code
 from hpcml.sites import layers
 from hpcml.terminal import Raw, columns, fitted, say, say_fitted, say_state

@@ -14,7 +14,7 @@ from hpcml.sites import layers
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from hpcml.request.parser import Parser
+    from hpcml.options.parser import Parser
 
 SHORTEST_IDLE = 5.0  # seconds; less would end a session before anybody can open it
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hpcml import subprocesses
 from hpcml.cli import common, submit
 from hpcml.errors import SiteError, SlurmUnreachableError, UsageError
-from hpcml.request.options import OPTIONS
+from hpcml.options.table import OPTIONS
 from hpcml.request.record import RunRequest
 from hpcml.schedulers import allocation
 from hpcml.terminal import note, say_lines
@@ -21,8 +21,8 @@ from hpcml.units import Memory, TimeLimit
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from hpcml.options.parser import Parser
     from hpcml.paths import RunPaths
-    from hpcml.request.parser import Parser
     from hpcml.runs import directories
     from hpcml.runs.submit import Prepared
     from hpcml.schedulers.allocation import Allocation

@@ -14,7 +14,7 @@ from hpcml import files
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError, UsageError, nearest
 from hpcml.forms import Form
-from hpcml.request.options import TAKES_VALUE
+from hpcml.options.table import TAKES_VALUE
 from hpcml.request.record import job_name
 from hpcml.runs import directories
 from hpcml.sites import layers
@@ -25,7 +25,7 @@ from hpcml.units import counted, format_seconds
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from hpcml.request.parser import Parser
+    from hpcml.options.parser import Parser
     from hpcml.runs.submit import Prepared
     from hpcml.sweeps.submission import Asked, Choice
 

@@ -91,7 +91,7 @@ def write(context: Context, request: Mapping[str, Any], members: Mapping[int, st
 
 def _scheduler(context: Context) -> dict[int, str]:
     """Return the scheduler of the run by its pid, if it is on this node."""
-    started = [b"-m", b"hpcml.node", b"scheduler"]
+    started = [b"-m", b"hpcml.kinds", b"scheduler"]
     run = f"HPCML_RUN_DIR={context.run.directory}".encode()
     return {
         pid: "scheduler"

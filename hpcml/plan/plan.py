@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from hpcml import kinds, repairs, schedulers
+from hpcml import hooks, kinds, schedulers
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.kind import Kind, Role
 from hpcml.paths import SCRIPT, RunPaths
@@ -290,8 +290,7 @@ def _environment(site: Site, spec: RunRequest, kind: Kind) -> tuple[tuple[str, s
     inner = (("HPCML_CONTAINER_ENV", " ".join(inherited)),) if spec.image else ()  # beside the run's own
     if spec.image and spec.size.gpus_per_node and "CUPY_CACHE_DIR" not in site.environment:
         inner = (*inner, ("HPCML_CUPY_CACHE", kernels(spec.image)))
-    if not site.repairs:
-        inner = (*inner, repairs.OFF)
+    inner = (*inner, *hooks.collected("variables of a run", site.repairs._asdict()))
     options = _options_of_python(spec.code.interpreter[1:])
     inner = (*inner, *(pair for pair in options.items() if pair[0] not in inherited))
     shared = _planned_by(kind).environment(site, spec)
@@ -366,7 +365,7 @@ def _steps(paths: RunPaths, roles: tuple[Role, ...], layout: JobLayout, python: 
             role,
             launcher := layout.launchers.get(role),
             ("/bin/sh", str(paths.step), role),
-            (python, "-P", "-m", "hpcml.node", role),  # -P: no module of the folder that the user submits from
+            (python, "-P", "-m", "hpcml.kinds", role),  # -P: no module of the folder that the user submits from
             "" if launcher else str(logs[role]),
         )
         for role in logs
@@ -378,6 +377,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
     profilers, workers = _planned_by(kind).profilers(spec), _planned_by(kind).workers(site, spec, layout.memory)
     if workers.gpu and "rmm" in profilers:
         workers = workers._replace(gpu=workers.gpu._replace(rmm_log_directory=str(request.paths.profiles)))
+    advice = hooks.only("site's advice")(site.report.advice, kind) if site.report.advice else {}
     in_place = not spec.code.copied or (site.code.snapshot == "none" and not spec.code.staged)
     return Settings(
         kind=spec.kind,
@@ -428,44 +428,5 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
             max_node_hours=spec.attempts.max_node_hours,
         ),
         points=Points(spec.points.sweep, spec.points.at_once, spec.points.point_options),
-        report=Report(sample_every=float(site.report.sample_every), advice=advice(site, kind), profilers=profilers),
+        report=Report(sample_every=float(site.report.sample_every), advice=advice, profilers=profilers),
     )
-
-
-def advice(site: Site, kind: Kind) -> dict[str, dict[str, str]]:
-    """Return the site's changes of the report's rules by their names.
-
-    Raises
-    ------
-    ConfigError
-        If one lacks what a rule needs, or has a limit or a figure that is none.
-    """
-    if not site.report.advice:
-        return {}
-    from hpcml.report import advice as of_all_kinds
-
-    of_kind = [import_module(kind.accounting).ACCOUNTING] if kind.accounting else []
-    rules = [rule.name for rule in (*of_all_kinds.RULES, *(rule for one in of_kind for rule in one.rules))]
-    figures = [*of_all_kinds.FIGURES, *(figure.name for one in of_kind for figure in one.figures)]
-    changed_rules: dict[str, dict[str, str]] = {}
-    for name, rule in site.report.advice.items():
-        place = f"report.advice.{name}"
-        if rule.off:
-            changed_rules[name] = {"off": "true"}
-            continue
-        set_keys = {key: text for key, text in rule._asdict().items() if isinstance(text, str) and text}
-        for key in ("above", "below"):
-            try:
-                float(set_keys.get(key, "0"))
-            except ValueError as error:
-                hint = f"Write {key} = 20."
-                raise ConfigError(f"'{set_keys[key]}' is not a number", place=f"{place}.{key}", hint=hint) from error
-        if name not in rules and not (rule.figure and rule.sentence and (rule.above or rule.below)):
-            hint = "A new rule needs the keys 'figure' and 'sentence', and 'above' or 'below'."
-            hint += f" Existing rules: {', '.join(rules)}."
-            raise ConfigError(f"Rule '{name}' is neither a known rule nor a complete new rule", place=place, hint=hint)
-        if rule.figure and rule.figure not in figures:
-            hint = f"Use one of: {', '.join(figures)}."
-            raise ConfigError(f"Unknown figure '{rule.figure}'", place=f"{place}.figure", hint=hint)
-        changed_rules[name] = set_keys
-    return changed_rules

@@ -15,6 +15,7 @@ from hpcml.failures.rules import of_xid
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
 from hpcml.recorded import Event, Recorded, RecordedPlan
+from hpcml.repairs import Decision
 from hpcml.report import advice, attempts, ledger, results, series
 from hpcml.report.advice import Advice
 from hpcml.report.attempts import Attempt, Ending
@@ -103,6 +104,7 @@ class Machines(NamedTuple):
     devices: tuple[GpuSummary, ...]
     topology: tuple[tuple[str, str], ...]  # a node, its hardware
     versions: tuple[tuple[str, str], ...]  # a library, its version
+    repairs: tuple[tuple[str, Decision], ...]  # by name, what became of each repair of a library
 
 
 class Interconnect(NamedTuple):
@@ -150,6 +152,7 @@ class Report(NamedTuple):
             "results": [one.name for one in self.results.files],
             "points": table["points"]["ended"],
             "versions": dict(self.machines.versions),
+            "repairs": {name: decision._asdict() for name, decision in self.machines.repairs},
             "topology": dict(self.machines.topology),
         }
 
@@ -175,6 +178,12 @@ class _Ready(NamedTuple):
     """What the event ``environment-ready`` says."""
 
     versions: dict[str, str] = {}  # by library
+
+
+class _Repairs(NamedTuple):
+    """What the event ``repairs`` says."""
+
+    repairs: dict[str, Decision] = {}
 
 
 class _Checked(NamedTuple):
@@ -413,6 +422,7 @@ def _machines(measured: _Measured, each: int) -> Machines:
         tuple(_summary(name, gpu, process) for name, gpu, process in places),
         tuple((name, _topology(node)) for name, node in measured.by_node.items()),
         tuple(sorted(versions.items())),
+        tuple(measured.event("repairs", _Repairs).repairs.items()),
     )
 
 

@@ -1,8 +1,7 @@
-"""The options of a run, in one table: the command line, ``# hpcml:`` lines, Python and completion read it."""
+"""The options that a run of every kind has, by their group of the help; hpcml.options.table adds those of kinds."""
 
 from __future__ import annotations
 
-from hpcml.kinds import KINDS
 from hpcml.request.option import (
     ALL,
     CONTINUED,
@@ -17,19 +16,8 @@ from hpcml.request.option import (
     texts,
     whole,
 )
-from hpcml.request.record import options_of
 
 FEW = ALL - {"sweep"}  # whose own options leave no room in its --help
-
-
-def _of_kinds(title: str) -> tuple[Option, ...]:
-    """Return the rows that the kinds of run have in a group of the help."""
-    rows: dict[str, Option] = {}
-    for kind in KINDS:
-        for row in options_of(kind).rows.get(title, ()):
-            first = rows.get(row.name, row)  # of an option that several kinds have
-            rows[row.name] = first._replace(kinds=first.kinds | {kind})
-    return tuple(rows.values())
 
 
 # fmt: off
@@ -61,7 +49,6 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("memory_per_node", "memory per node, e.g. 120G; 0: all", read=measured, also=("--mem",), metavar="SIZE",
                slurm=("--mem", "--mem-per-cpu", "--mem-per-gpu"), default="resources.memory_per_node",
                otherwise="the site profile's value for the partition", common=FEW),
-        *_of_kinds("how much"),
     ),
     "how": (
         Option("name", "run's name", also=("-J", "--job-name"),
@@ -73,7 +60,6 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                metavar="NAME[=VALUE]", common=FEW),
         Option("env_file", "file of NAME=VALUE lines, with # comments; --env overrides the file", read=texts,
                metavar="FILE"),
-        *_of_kinds("how"),
         Option("max_restarts", "with --until-done: largest number of attempts after the first", CONTINUED, read=whole,
                metavar="N", otherwise="20"),
         Option("max_node_hours", "with --until-done: stop restarting before all attempts together exceed N node-hours",
@@ -109,15 +95,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                SUBMISSIONS | {"sweep", "run"}, read=flag),
         Option("until_done", "restart from checkpoints after a time limit or a node failure, until the script finishes",
                CONTINUED, read=flag, common=ALL),
-        *_of_kinds("what to do"),
     ),
 }
 # fmt: on
 OPTIONS = {option.name: option for group in GROUPS.values() for option in group}
-BY_WORD = {word: option for option in OPTIONS.values() for word in (option.word, *option.also)}
-TAKES_VALUE = {word: option.takes_word for word, option in BY_WORD.items()}
-
-
-def of(taker: str) -> dict[str, Option]:
-    """Return the options that a taker has, by name."""
-    return {name: option for name, option in OPTIONS.items() if taker in option.takers}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml.errors import UsageError
 from hpcml.forms import Form
-from hpcml.kinds import KINDS
 from hpcml.units import Memory, TimeLimit
 
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -138,7 +137,7 @@ class RunRequest(NamedTuple):
     attempts: Attempts = Attempts()
     points: Points = Points()
     kind: str = "dask"  # what the run is made of: a name in hpcml.kinds
-    of_kind: Any = None  # the group of the options that only this kind has; None: none of them was given
+    of_kind: Mapping[str, Any] = {}  # the given values of options that only this kind has, by name
     name: str = ""  # the run's name; empty: the script's
     image: str = ""  # path of the Apptainer image that the roles run in; in the plan's copy an absolute one
     environment: tuple[tuple[str, str], ...] = ()  # variables of the run: name and value, which may be secret
@@ -155,27 +154,22 @@ class RunRequest(NamedTuple):
         by_group: dict[str, dict[str, Any]] = {}
         for name in values.keys() - fields.keys():
             by_group.setdefault(_GROUP_BY_FIELD.get(name, "of_kind"), {})[name] = values[name]
-        groups = {group: self._group(group)._replace(**by_group[group]) for group in by_group}
-        return self._replace(**fields, **groups)
+        of_kind = {**self.of_kind, **by_group.pop("of_kind", {})}
+        groups = {group: getattr(self, group)._replace(**by_group[group]) for group in by_group}
+        return self._replace(**{"of_kind": of_kind, **fields, **groups})
 
     def value(self, name: str) -> Any:
-        """Return the value of a field, also of a group's."""
-        return getattr(self if name in self._fields else self._group(_GROUP_BY_FIELD.get(name, "of_kind")), name)
-
-    def _group(self, name: str) -> Any:
-        group = getattr(self, name)
-        return options_of(self.kind).group if group is None else group
-
-    @property
-    def optional(self) -> set[str]:
-        """The fields that options fill."""
-        return _OPTIONAL | set(self._group("of_kind")._fields)
+        """Return the value of a field, also of a group's; None for an option of the kind that was not given."""
+        if name in self._fields:
+            return getattr(self, name)
+        group = _GROUP_BY_FIELD.get(name)
+        return getattr(getattr(self, group), name) if group else self.of_kind.get(name)
 
     def given(self) -> dict[str, object]:
         """Return the given values by field, without the site and its settings; of variables only the names."""
-        groups = (*_GROUPS, "of_kind")
-        fields = {name: value for group in groups for name, value in self._group(group)._asdict().items()}
-        fields |= {name: getattr(self, name) for name in self._fields if name not in groups}
+        fields = {name: value for group in _GROUPS for name, value in getattr(self, group)._asdict().items()}
+        fields |= {name: getattr(self, name) for name in self._fields if name not in (*_GROUPS, "of_kind")}
+        fields |= self.of_kind
         fields["environment"] = tuple(name for name, _ in self.environment)
         del fields["site"], fields["settings"], fields["line_settings"]
         return {
@@ -185,12 +179,7 @@ class RunRequest(NamedTuple):
 
 _GROUPS = {name: value for name, value in RunRequest._field_defaults.items() if hasattr(value, "_fields")}
 _GROUP_BY_FIELD = {field: group for group, record in _GROUPS.items() for field in record._fields}
-_OPTIONAL = {"name", "image", *(field for field, group in _GROUP_BY_FIELD.items() if group != "code")}
-
-
-def options_of(kind: str) -> Any:
-    """Return the options that only a kind of run has, a KindOptions (hpcml.request.option)."""
-    return import_module(KINDS[kind].options).OPTIONS
+OPTIONAL = {"name", "image", *(field for field, group in _GROUP_BY_FIELD.items() if group != "code")}
 
 
 def measure(name: str, text: str, place: str = "") -> TimeLimit | Memory:

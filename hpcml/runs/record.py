@@ -113,9 +113,10 @@ def _awaited(text: str) -> Awaited:
     return Awaited(run, when)
 
 
-def cancelled(by: str, message: str, hint: str) -> End:
+def cancelled(by: str, message: str, hint: str, reason: str = "") -> End:
     """Return the end of a run that was cancelled, or dropped by Slurm, before it or its next attempt started."""
-    return End(CANCELLED, "queued", by, message, hint, ended_as="CANCELLED", time=round(time.time(), 3))
+    now = round(time.time(), 3)
+    return End(CANCELLED, "queued", by, message, hint, ended_as="CANCELLED", time=now, reason=reason)
 
 
 def _began_again(happened: list[Event], ended: int) -> bool:

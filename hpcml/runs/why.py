@@ -16,14 +16,14 @@ from hpcml.failures import evidence, judgement, stacks
 from hpcml.failures.end import SLURM
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Case, Cause
-from hpcml.failures.rule import Retry, Role, Where
-from hpcml.failures.rules import COLLECTIVE, meaning
+from hpcml.failures.rule import Retry, Role
+from hpcml.failures.rules import BATCH_KILLED, BY_NAME, COLLECTIVE, of_refusal
 from hpcml.failures.stacks import Group
 from hpcml.paths import SCRIPT
 from hpcml.recorded import Recorded, RecordedSpec
 from hpcml.report import attempts
 from hpcml.request.record import RunRequest
-from hpcml.runs import directories, handle, script_checks
+from hpcml.runs import directories, handle, packages
 from hpcml.runs import stacks as live_stacks
 from hpcml.runs import status as run_status
 from hpcml.runs.directories import complete
@@ -118,7 +118,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     judged = judgement.judge(_case(run, status), hits)
     if judged is None:
         return Answer(run.id, status.state, False, "the run succeeded: there is no failure to explain", warnings=lines)
-    if not judged.known or (status.state == "NODE_FAIL" and not judged.nodes):
+    if not judged.known or judged.rule == BATCH_KILLED or (status.state == "NODE_FAIL" and not judged.nodes):
         judged = _by_scheduler(run, status, judged)
     if judged.rule in ("no-module", "no-submodule"):
         judged = _removed_module(run, judged)
@@ -224,9 +224,9 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
     named = ended.signal in {number.value for number in signal.Signals}  # Slurm may tell it late
     if status.ending.exit_status != ALLOCATION_LOST or not (named or status.ending.by == "hpcml"):
         return cause
-    remedy = "A user, the site or the kernel killed the batch script on the first node. Submit the run again."
-    problem = "the batch script was killed" + (f" by {signal.Signals(ended.signal).name}" if named else "")
-    return cause._replace(what=problem, short="batch script killed", known=True, rule="batch-killed", remedy=remedy)
+    rule = BY_NAME[BATCH_KILLED]
+    problem = rule.cause + (f" by {signal.Signals(ended.signal).name}" if named else "")
+    return cause._replace(what=problem, short=rule.short, known=True, rule=rule.name, remedy=rule.remedy)
 
 
 def _removed_module(run: directories.Run, cause: Cause) -> Cause:
@@ -238,7 +238,7 @@ def _removed_module(run: directories.Run, cause: Cause) -> Cause:
     name = missing[0]
     if name not in record.request.modules.split():
         return cause
-    if name in script_checks.installed(python):
+    if name in packages.installed(python):
         remedy = (
             f"The environment of {python} has the module on this machine. Put this environment on a shared file system."
         )
@@ -267,7 +267,7 @@ def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
 
 def refused(status: Status) -> Answer:
     """Return why Slurm or hpcml did not take a run."""
-    rule = meaning("\n".join((status.message, *status.ending.quote)), Where.SUBMISSION)
+    rule = of_refusal(status.message, status.ending.quote)
     lines = tuple(Line(text, "record", "submission.json") for text in status.ending.quote[-3:])
     return Answer(
         status.run,

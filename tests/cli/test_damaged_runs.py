@@ -20,7 +20,21 @@ COMMANDS = (("status",), ("why",), ("ls", "--all"), ("report",), ("top", "--once
 FILES = ("submission.json", "plan.json", "request.json", "status.json", "events.jsonl", "points.json", "written.json", "copied.json",
          "attempts/0/end.json", "attempts/0/ledger.json", "attempts/0/script-error.json", "attempts/0/points-end.json",
          "attempts/1/nodes/n1.json", "attempts/1/exit/driver@n1", "attempts/1/fabric.json")  # fmt: skip
-WRONG: tuple[Any, ...] = (None, "x\x1b[2J", -1, 10**400, 1.5e308, True, [], [[]], ["x", 3], [["x"]], {}, {"a": {"b": 1}}, "")
+WRONG: tuple[Any, ...] = (
+    None,
+    "x\x1b[2J",
+    -1,
+    10**400,
+    1.5e308,
+    True,
+    [],
+    [[]],
+    ["x", 3],
+    [["x"]],
+    {},
+    {"a": {"b": 1}},
+    "",
+)
 
 
 def _cut(path: Path) -> None:
@@ -82,7 +96,9 @@ def run(world: World) -> Path:
         attempt = directory / "attempts" / str(number)
         for name in ("nodes", "exit", "stacks", "samples/nodes"):
             (attempt / name).mkdir(parents=True)
-        (attempt / "ledger.json").write_text(json.dumps({"unit": "core", "number": 2, "paid": 1.0, "parts": {"useful": 0.5}}))
+        (attempt / "ledger.json").write_text(
+            json.dumps({"unit": "core", "number": 2, "paid": 1.0, "parts": {"useful": 0.5}})
+        )
     write_events(
         directory,
         {"event": "allocated", "nodes": ["n1"], "job": "1", "began": 1790000000, "time": 1790000001.0, "attempt": 0},
@@ -165,7 +181,9 @@ def test_a_value_of_a_run_s_file_is_missing_or_of_another_type(world: World, run
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("key", ["event", "time", "attempt", "nodes", "job", "began", "line", "ok", "problem", "sentence", "pid", "seconds"])
+@pytest.mark.parametrize(
+    "key", ["event", "time", "attempt", "nodes", "job", "began", "line", "ok", "problem", "sentence", "pid", "seconds"]
+)
 def test_a_value_of_an_event_is_of_another_type(world: World, run: Path, key: str) -> None:
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     wrong = []

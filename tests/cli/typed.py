@@ -69,7 +69,7 @@ def _end(status: int) -> NoReturn:
 
 def serve(link: socket.socket) -> None:
     """Fork a process for each command until nobody asks any more."""
-    import hpcml.request.parser
+    import hpcml.options.parser
     from hpcml.cli.main import main
 
     for folder in IMPORTED:

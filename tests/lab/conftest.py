@@ -211,7 +211,11 @@ class Cluster:
 
     def processes(self) -> list[tuple[int, str]]:
         """Return alice's processes that belong to runs (not those that a test itself started)."""
-        return [(pid, line) for pid, line in self.lab.processes("alice") if "hpcml.node" in line or "/code/" in line]
+        return [
+            (pid, line)
+            for pid, line in self.lab.processes("alice")
+            if "hpcml.kinds" in line or "hpcml.node" in line or "/code/" in line
+        ]
 
     @contextlib.contextmanager
     def covered(self, node: str, cover: str, place: str) -> Iterator[None]:

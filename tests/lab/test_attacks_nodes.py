@@ -225,7 +225,7 @@ def where(target: Target, victim: str) -> tuple[str, str]:
 
 
 def pids(cluster: Cluster) -> list[str]:
-    return [str(pid) for pid, line in cluster.lab.processes("alice") if "hpcml.node" in line]
+    return [str(pid) for pid, line in cluster.lab.processes("alice") if "hpcml.kinds" in line or "hpcml.node" in line]
 
 
 def control(target: Target) -> Path:

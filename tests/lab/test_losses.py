@@ -53,7 +53,7 @@ def name(pid: int) -> str:
 
 def roles(cluster: Cluster, directory: Path, role: str, node: str) -> list[int]:
     """Return the pids of a run's role on a node; of the worker role these are the task, first, and its workers."""
-    found = [pid for pid, line in cluster.processes() if line.endswith(f"hpcml.node {role}") and "step.sh" not in line]
+    found = [pid for pid, line in cluster.processes() if line.endswith(f"hpcml.kinds {role}") and "step.sh" not in line]
     found = [pid for pid in found if name(pid) != "hpcml-sampler"]  # a child of the task that is no worker
     mine = {"SLURMD_NODENAME": node, "HPCML_RUN_DIR": str(directory)}
     return sorted(pid for pid in found if mine.items() <= environment(pid).items())

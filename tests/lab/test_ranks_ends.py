@@ -34,7 +34,11 @@ def start(cluster: Cluster, text: str, *options: str) -> Path:
 
 
 def left(cluster: Cluster, directory: Path) -> list[str]:
-    return [line for _, line in cluster.processes() if str(directory) in line or "hpcml.node" in line]
+    return [
+        line
+        for _, line in cluster.processes()
+        if str(directory) in line or "hpcml.kinds" in line or "hpcml.node" in line
+    ]
 
 
 def ended(cluster: Cluster, directory: Path) -> tuple[int, str]:

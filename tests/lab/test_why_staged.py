@@ -135,7 +135,7 @@ def staged(cluster: Cluster) -> Iterator[tuple[int, int]]:
 
 def stop_workers_step(cluster: Cluster, directory: Path) -> None:
     """Stop the srun of a run's workers, so that its tear-down lasts."""
-    drivers = [pid for pid, line in cluster.processes() if line.endswith("hpcml.node driver")]
+    drivers = [pid for pid, line in cluster.processes() if line.endswith("hpcml.kinds driver")]
     found = [words for pid in drivers if (words := environment(pid)).get("HPCML_RUN_DIR") == str(directory)]
     os.kill(int(found[0]["HPCML_STEPS"].split()[1]), signal.SIGSTOP)
 

@@ -97,7 +97,11 @@ class Here:
     def left(self) -> list[str]:
         """Return the command lines of processes that belong to this home's runs."""
         lines = self.processes().values()
-        return [line for line in lines if "hpcml.node" in line or "/code/" in line or "job.sh" in line]
+        return [
+            line
+            for line in lines
+            if "hpcml.kinds" in line or "hpcml.node" in line or "/code/" in line or "job.sh" in line
+        ]
 
     def common_folder(self) -> Path:
         """Make a folder as /tmp is, and have runs use it in its place."""

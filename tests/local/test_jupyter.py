@@ -168,8 +168,8 @@ def test_nothing_listens_on_a_port(session: Session, kernel: Kernel) -> None:
     listening = {pid for pid in ours for line in lines if f"pid={pid}," in line}
     assert listening  # scheduler and workers do, behind TLS
     assert {ours[pid].split(" -m ")[1].strip() for pid in listening} <= {
-        "hpcml.node scheduler",
-        "hpcml.node worker",
+        "hpcml.kinds scheduler",
+        "hpcml.kinds worker",
     }
 
 

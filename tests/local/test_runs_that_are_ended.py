@@ -98,7 +98,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("role", ["job.sh", "hpcml.node driver", "hpcml.node scheduler"])
+@pytest.mark.parametrize("role", ["job.sh", "hpcml.kinds driver", "hpcml.kinds scheduler"])
 def test_a_part_of_hpcml_is_killed(here: Here, role: str) -> None:
     """Whichever process dies, nothing of the run survives it for long, and the run is not left open.
 
@@ -131,7 +131,7 @@ def test_a_part_of_hpcml_is_killed(here: Here, role: str) -> None:
                 os.kill(pid, signal.SIGKILL)
     if role == "job.sh":
         assert os.listdir(directory / "attempts") == ["0"]
-    if role == "hpcml.node driver":  # the report that no supervisor made
+    if role == "hpcml.kinds driver":  # the report that no supervisor made
         assert not (directory / "report.html").exists()
         assert here.run("report").stdout.strip() == str(directory / "report.html")
         found = report(directory)

@@ -29,7 +29,7 @@ PATIENT = ("--ranks", "2", "--set", "deadlines.driver_grace=600s")
 def pid_of(here: Here, role: str) -> int:
     """Return the process of a role, which is older than its forks."""
     lines = here.processes().items()
-    return min(pid for pid, line in lines if line.endswith(f"hpcml.node {role}") and "step.sh" not in line)
+    return min(pid for pid, line in lines if line.endswith(f"hpcml.kinds {role}") and "step.sh" not in line)
 
 
 def test_a_supervisor_that_is_stopped_ends_the_run(here: Here) -> None:

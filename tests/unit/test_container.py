@@ -124,7 +124,7 @@ def test_a_tmpdir_that_cannot_be_bound(tmp_path: Path) -> None:
 
 def test_srun_s_tasks_alone_take_their_connection_along(tmp_path: Path) -> None:
     last = {
-        role: enter(tmp_path, "", "python3", "-m", "hpcml.node", role, PMI_RANK="3").stdout for role in ("mpi", "rank")
+        role: enter(tmp_path, "", "python3", "-m", "hpcml.kinds", role, PMI_RANK="3").stdout for role in ("mpi", "rank")
     }
     assert ["APPTAINERENV_PMI_RANK=3" in last[role] for role in ("mpi", "rank")] == [True, False]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.cli import commands, help  # noqa: A004 - hpcml's
-from hpcml.request import parser
+from hpcml.options import parser
 
 QUESTIONS = json.loads((Path(__file__).parents[1] / "site/questions.json").read_text())
 
@@ -19,7 +19,7 @@ def test_of_a_command(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
     for command, width, whole in itertools.product(commands.COMMANDS, (60, 80, 120), (False, True)):
         with subtests.test(command=command, width=width, whole=whole):
             monkeypatch.setenv("COLUMNS", "1000")
-            monkeypatch.setattr("hpcml.request.parser.WIDEST", 1000)
+            monkeypatch.setattr("hpcml.options.parser.WIDEST", 1000)
             wide = commands.build_parser(command).format_help(whole=whole)
             monkeypatch.setenv("COLUMNS", str(width))
             text = commands.build_parser(command).format_help(whole=whole)

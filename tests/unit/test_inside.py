@@ -199,12 +199,12 @@ def test_a_full_disk_takes_an_end_without_its_lines(
 PRINTS = """
 import sys
 from types import SimpleNamespace as Is
-from hpcml.node import __main__ as node
+from hpcml.node import role as node
 role = Is(name="scheduler", connected=True, every_node=False, module="prints")
 kind = Is(roles=[role], role=lambda _: role)
 sys.modules["prints"] = Is(main=lambda: print("a line") or print("another", file=sys.stderr) or 7)
-node.finder, node.kinds, node.load = Is(install=lambda: None), Is(get=lambda _: kind), lambda: Is(settings=Is(kind=""))
-sys.exit(node.main(["scheduler"]))
+node.finder, node.load = Is(install=lambda: None), lambda: Is(settings=Is(kind="one"))
+sys.exit(node.main(["scheduler"], {"one": kind}))
 """
 
 

@@ -11,7 +11,7 @@ import inventory
 
 ROOT = Path(__file__).resolve().parents[2]
 TCP = {"kind": "tcp", "address": "10.79.0.11", "port": 4000}
-PYTHON = ["python", "-P", "-m", "hpcml.node"]
+PYTHON = ["python", "-P", "-m", "hpcml.kinds"]
 
 
 def unix(path: str, mode: int = 0o600, above: int = 0o700) -> dict[str, Any]:
@@ -72,12 +72,12 @@ def test_a_script_is_told_apart_from_hpcml_s_processes() -> None:
         3: {"name": "python", "words": ["python", "-c", "launcher", "script.py"], "parent": 2, "mine": True},
         4: {"name": "nc", "words": ["nc", "-l", "1"], "parent": 3, "mine": True},
         5: {"name": "python", "words": [*PYTHON, "worker"], "parent": 0, "mine": True},
-        6: {"name": "python", "words": ["python", "-m", "hpcml.report"], "parent": 2, "mine": True},
+        6: {"name": "python", "words": ["python", "-m", "hpcml.kinds.report"], "parent": 2, "mine": True},
         7: {"name": "python", "words": ["python", "own.py"], "parent": 0, "mine": True},
         8: {"name": "sshd", "words": ["sshd"], "parent": 0, "mine": False},
     }
     roles = [inventory.role(pid, table) for pid in table]
-    assert roles == ["srun", "supervisor", "script", "script", "worker", "hpcml.report", "program", ""]
+    assert roles == ["srun", "supervisor", "script", "script", "worker", "hpcml.kinds.report", "program", ""]
 
 
 def test_a_name_is_of_a_row_or_of_none() -> None:

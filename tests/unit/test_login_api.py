@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import hpcml
-from hpcml.request import options, reading
+from hpcml.options import reading, table
 from hpcml.request.record import Code
 from hpcml.sites import layers
 
@@ -54,7 +54,7 @@ def test_importing_hpcml_imports_little() -> None:
      {"sbatch": ["--constraint=fast", "--exclusive", "--nice=5"]}),
 ])  # fmt: skip
 def test_keywords_are_options(keywords: dict[str, Any], given: dict[str, Any]) -> None:
-    assert reading.given_by_keywords(keywords, options.of("python"), "hpcml.submit()") == given
+    assert reading.given_by_keywords(keywords, table.of("python"), "hpcml.submit()") == given
 
 
 def test_the_request_of_keywords() -> None:
@@ -63,7 +63,7 @@ def test_the_request_of_keywords() -> None:
         "nodes": 4, "gpus_per_node": "a100:2", "site": "leonardo", "set": {"a.b": 1}, "env": {"A": "x"},
         "max_restarts": 0,
     }  # fmt: skip
-    spec = reading.request_of(reading.given_by_keywords(keywords, options.of("python"), "hpcml.submit()"), code)
+    spec = reading.request_of(reading.given_by_keywords(keywords, table.of("python"), "hpcml.submit()"), code)
     size = spec.size
     assert (size.nodes, size.gpu_type, size.gpus_per_node, spec.attempts.max_restarts) == (4, "a100", 2, 0)
     assert (spec.place.site, spec.place.settings, spec.environment) == ("leonardo", ("a.b=1",), (("A", "x"),))
@@ -73,7 +73,7 @@ def test_the_request_of_keywords() -> None:
 @pytest.mark.parametrize("name", ["wait", "host", "nodse", "protocol"])
 def test_keywords_that_are_none(name: str) -> None:
     with pytest.raises(hpcml.HpcmlError, match="has no option") as caught:
-        reading.given_by_keywords({name: "x"}, options.of("python"), "hpcml.submit()")
+        reading.given_by_keywords({name: "x"}, table.of("python"), "hpcml.submit()")
     assert caught.value.exit_status == 64
     hints = {"nodse": "Did you mean nodes?", "protocol": "Use --set network.protocol=ucx."}
     assert caught.value.hint == hints.get(name, caught.value.hint)
@@ -81,7 +81,7 @@ def test_keywords_that_are_none(name: str) -> None:
 
 def test_a_flag_has_no_other_value() -> None:
     with pytest.raises(hpcml.HpcmlError, match="'exclusive' must be True or False"):
-        reading.given_by_keywords({"exclusive": "user"}, options.of("python"), "hpcml.submit()")
+        reading.given_by_keywords({"exclusive": "user"}, table.of("python"), "hpcml.submit()")
 
 
 @pytest.mark.parametrize("umask", [0o027, 0o002])

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hpcml import errors
 from hpcml.errors import HpcmlError, SiteError, UsageError
 from hpcml.forms import Form
-from hpcml.kinds.ranks.options import Ranks
 from hpcml.plan import batch_script, plan
 from hpcml.request import record as request
 from matrix import site_of as site
@@ -244,7 +243,7 @@ def test_when_the_cluster_starts(subtests: pytest.Subtests) -> None:
         (late, {"sweep": "s"}, False),
         (late, {"profile": "dask"}, False),
         (late, {"own_clusters": True}, False),
-        (late, {"kind": "ranks", "of_kind": Ranks("node")}, False),
+        (late, {"kind": "ranks", "of_kind": {"ranks": "node"}}, False),
     ):
         with subtests.test(f"{table} {values}"):
             assert made(table, **values).inside.workers.late == expected

@@ -121,7 +121,7 @@ def test_the_library_is_one_file_with_what_runs_on_the_nodes(tmp_path: Path) -> 
         assert members.testzip() is None
         copied = [name for name in members.namelist() if name.endswith(".py")]
         assert sorted(members.namelist()) == sorted([*copied, *(f"{name}c" for name in copied)])
-        assert "hpcml/node/__main__.py" in copied
+        assert "hpcml/kinds/__main__.py" in copied
         assert "hpcml/cli/submit.py" not in copied
         for name in copied:
             assert members.read(name) == (root / assets.RENAMED.get(name, name)).read_bytes()

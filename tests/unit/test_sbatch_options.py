@@ -9,9 +9,9 @@ import pytest
 
 from hpcml.cli import commands
 from hpcml.errors import UsageError
+from hpcml.options import sbatch_options
+from hpcml.options.reading import request_of
 from hpcml.plan import plan
-from hpcml.request import sbatch_options
-from hpcml.request.reading import request_of
 from hpcml.request.record import Code, RunRequest
 from matrix import site_of
 

@@ -24,7 +24,7 @@ DUMP = """Thread 0x00007f1c2a7fc6c0 [Dask-Default-Thr] (most recent call first):
 
 Current thread 0x00007f1c34f0e040 (most recent call first):
   File "/usr/lib/python3.11/selectors.py", line ??? in select
-  File "lib.zip/hpcml/node/__main__.py", line 36 in main
+  File "lib.zip/hpcml/kinds/__main__.py", line 36 in main
 """
 
 

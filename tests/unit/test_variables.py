@@ -10,9 +10,9 @@ import pytest
 from hpcml import records
 from hpcml.cli import commands
 from hpcml.errors import HpcmlError
+from hpcml.options.reading import request_of
 from hpcml.plan import batch_script, plan
 from hpcml.request import variables
-from hpcml.request.reading import request_of
 from hpcml.request.record import Code, RunRequest
 from hpcml.sites import schema
 

@@ -21,7 +21,6 @@ class Dask(NamedTuple):
 
 # fmt: off
 OPTIONS = KindOptions(
-    Dask(),
     {
         "how": (
             Option("profile", "record profiler output: dask, memray, nsys or rmm", RUNS, read=joined,
@@ -47,4 +46,4 @@ OPTIONS = KindOptions(
 
 def asked(request: RunRequest) -> Dask:
     """Return what a request asks of Dask."""
-    return request.of_kind if isinstance(request.of_kind, Dask) else Dask()
+    return Dask(**request.of_kind) if request.kind == "dask" else Dask()

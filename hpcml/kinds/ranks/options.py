@@ -38,7 +38,6 @@ def read_mpi(text: str, option: str) -> str:
 
 # fmt: off
 OPTIONS = KindOptions(
-    Ranks(),
     {
         "how much": (
             Option("ranks", "PyTorch/MPI: 1 rank per GPU, or 1 or N per node", _TAKERS,
@@ -58,4 +57,4 @@ OPTIONS = KindOptions(
 
 def asked(request: RunRequest) -> Ranks:
     """Return what a request asks of the ranks."""
-    return request.of_kind if isinstance(request.of_kind, Ranks) else Ranks()
+    return Ranks(**request.of_kind) if request.kind == "ranks" else Ranks()

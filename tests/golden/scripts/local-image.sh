@@ -1,7 +1,7 @@
 #!/bin/bash
 # hpcml 0.0.0: run image-20261121-074500-1a2b on site local.
 # Each job step runs a role: hpcml's supervisor (driver) on the first node, workers or ranks. Phases, deadlines and
-# teardown are in `python -m hpcml.node`. This script exits with the supervisor's status.
+# teardown are in `python -m hpcml.kinds`. This script exits with the supervisor's status.
 set -u
 umask 077
 trap 'near=1' USR1   # the signal may come as soon as the job begins
@@ -39,10 +39,10 @@ export PYTHONPATH="$HPCML_RUN_DIR/lib.zip${PYTHONPATH:+:$PYTHONPATH}"
 export HPCML_NODE=local HPCML_NODE_NAMES=local
 entry=(/bin/sh /scratch/alice/runs/image-20261121-074500-1a2b/image.sh apptainer exec --cleanenv --no-mount cwd --home /scratch/alice/runs/image-20261121-074500-1a2b/home --pwd /scratch/alice/runs/image-20261121-074500-1a2b --bind /scratch/alice/runs/image-20261121-074500-1a2b:/scratch/alice/runs/image-20261121-074500-1a2b --bind /scratch/alice/runs/image-20261121-074500-1a2b/lib.zip:/scratch/alice/runs/image-20261121-074500-1a2b/lib.zip:ro --bind /home/alice/project:/home/alice/project --bind /scratch_local:/scratch_local --bind /data --bind /project/x:/data/x:ro --writable-tmpfs /images/cpu.sif)   # the command that enters the image
 set -m   # each step has its own process group, so a signal can end the whole step
-/bin/sh /scratch/alice/runs/image-20261121-074500-1a2b/step.sh scheduler "${entry[@]}" python3 -P -m hpcml.node scheduler </dev/null >>/scratch/alice/runs/image-20261121-074500-1a2b/logs/scheduler.log 2>&1 & scheduler=$!
-/bin/sh /scratch/alice/runs/image-20261121-074500-1a2b/step.sh worker "${entry[@]}" python3 -P -m hpcml.node worker </dev/null >>/scratch/alice/runs/image-20261121-074500-1a2b/logs/worker-local.log 2>&1 & worker=$!
+/bin/sh /scratch/alice/runs/image-20261121-074500-1a2b/step.sh scheduler "${entry[@]}" python3 -P -m hpcml.kinds scheduler </dev/null >>/scratch/alice/runs/image-20261121-074500-1a2b/logs/scheduler.log 2>&1 & scheduler=$!
+/bin/sh /scratch/alice/runs/image-20261121-074500-1a2b/step.sh worker "${entry[@]}" python3 -P -m hpcml.kinds worker </dev/null >>/scratch/alice/runs/image-20261121-074500-1a2b/logs/worker-local.log 2>&1 & worker=$!
 export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits until these steps end
-/bin/sh /scratch/alice/runs/image-20261121-074500-1a2b/step.sh driver "${entry[@]}" python3 -P -m hpcml.node driver </dev/null >>/scratch/alice/runs/image-20261121-074500-1a2b/logs/driver.log 2>&1 & driver=$!
+/bin/sh /scratch/alice/runs/image-20261121-074500-1a2b/step.sh driver "${entry[@]}" python3 -P -m hpcml.kinds driver </dev/null >>/scratch/alice/runs/image-20261121-074500-1a2b/logs/driver.log 2>&1 & driver=$!
 set +m
 
 # The supervisor (driver step) checks for these files. In `wait`, bash loses one of two simultaneous signals, for example when

@@ -8,7 +8,7 @@
 #PBS -l walltime=00:30:00
 # hpcml 0.0.0: run third-20261121-074500-1a2b on site pbs.
 # Each job step runs a role: hpcml's supervisor (driver) on the first node, workers or ranks. Phases, deadlines and
-# teardown are in `python -m hpcml.node`. This script exits with the supervisor's status.
+# teardown are in `python -m hpcml.kinds`. This script exits with the supervisor's status.
 set -u
 umask 077
 trap 'near=1' USR1   # the signal may come as soon as the job begins
@@ -69,12 +69,12 @@ HPCML_NODE="$(hostname -s)"; export HPCML_JOB="$PBS_JOBID"
 HPCML_NODE_NAMES="$(awk '!seen[$0]++' "$PBS_NODEFILE" | paste -sd,)"; export HPCML_NODE_NAMES
 set -m   # each step has its own process group, so a signal can end the whole step
 mpiexec  -n 1 -ppn 1 /bin/sh -c 'export HPCML_NODE="$(hostname -s)"; exec "$@" >>"$HPCML_RUN_DIR/logs/scheduler.log" 2>&1' sh \
-  /bin/sh /scratch/alice/runs/third-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.node scheduler </dev/null & scheduler=$!
+  /bin/sh /scratch/alice/runs/third-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.kinds scheduler </dev/null & scheduler=$!
 mpiexec  -n 4 -ppn 1 /bin/sh -c 'export HPCML_NODE="$(hostname -s)"; exec "$@" >>"$HPCML_RUN_DIR/logs/worker-$HPCML_NODE.log" 2>&1' sh \
-  /bin/sh /scratch/alice/runs/third-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -P -m hpcml.node worker </dev/null & worker=$!
+  /bin/sh /scratch/alice/runs/third-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -P -m hpcml.kinds worker </dev/null & worker=$!
 export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits until these steps end
 mpiexec  -n 1 -ppn 1 /bin/sh -c 'export HPCML_NODE="$(hostname -s)"; exec "$@" >>"$HPCML_RUN_DIR/logs/driver.log" 2>&1' sh \
-  /bin/sh /scratch/alice/runs/third-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -P -m hpcml.node driver </dev/null & driver=$!
+  /bin/sh /scratch/alice/runs/third-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -P -m hpcml.kinds driver </dev/null & driver=$!
 set +m
 
 # The supervisor (driver step) checks for these files. In `wait`, bash loses one of two simultaneous signals, for example when

@@ -12,7 +12,7 @@
 #SBATCH --exclusive
 # hpcml 0.0.0: run four-nodes-20261121-074500-1a2b on site slurm.
 # Each job step runs a role: hpcml's supervisor (driver) on the first node, workers or ranks. Phases, deadlines and
-# teardown are in `python -m hpcml.node`. This script exits with the supervisor's status.
+# teardown are in `python -m hpcml.kinds`. This script exits with the supervisor's status.
 set -u
 umask 077
 trap 'near=1' USR1   # the signal may come as soon as the job begins
@@ -57,12 +57,12 @@ HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"; export HPCML_JOB="$SLURM_JOB_ID" H
 HPCML_JOB_VARIABLES=$(for name in "${!SLURM@}"; do case ${!name-} in *$'\n'*) ;; *) printf "%s=%s\n" "$name" "${!name-}" ;; esac; done); export HPCML_JOB_VARIABLES
 set -m   # each step has its own process group, so a signal can end the whole step
 srun --cpus-per-task="$cpus" --nodelist="$HPCML_NODE" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --job-name=scheduler --output=/scratch/alice/runs/four-nodes-20261121-074500-1a2b/logs/scheduler.log --open-mode=append /bin/sh -c 'export HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"; exec "$@"' sh \
-  /bin/sh /scratch/alice/runs/four-nodes-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.node scheduler </dev/null & scheduler=$!
+  /bin/sh /scratch/alice/runs/four-nodes-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.kinds scheduler </dev/null & scheduler=$!
 srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --nodes=4 --ntasks=4 --ntasks-per-node=1 --job-name=worker --output=/scratch/alice/runs/four-nodes-20261121-074500-1a2b/logs/worker-%N.log --open-mode=append /bin/sh -c 'export HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"; exec "$@"' sh \
-  /bin/sh /scratch/alice/runs/four-nodes-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -P -m hpcml.node worker </dev/null & worker=$!
+  /bin/sh /scratch/alice/runs/four-nodes-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -P -m hpcml.kinds worker </dev/null & worker=$!
 export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits until these steps end
 srun --cpus-per-task="$cpus" --nodelist="$HPCML_NODE" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --job-name=driver --output=/scratch/alice/runs/four-nodes-20261121-074500-1a2b/logs/driver.log --open-mode=append /bin/sh -c 'export HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"; exec "$@"' sh \
-  /bin/sh /scratch/alice/runs/four-nodes-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -P -m hpcml.node driver </dev/null & driver=$!
+  /bin/sh /scratch/alice/runs/four-nodes-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -P -m hpcml.kinds driver </dev/null & driver=$!
 set +m
 
 # The supervisor (driver step) checks for these files. In `wait`, bash loses one of two simultaneous signals, for example when

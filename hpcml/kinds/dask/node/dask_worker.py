@@ -236,7 +236,8 @@ async def _serve(
     worker.node, worker.restart_on_cuda_error = context.node, context.settings.workers.restart_on_cuda_error
     interconnect.Transfers(worker, folder, device)
     dask_state.add_metrics(worker)
-    holder = dead_worker_memory.Holder(worker) if pool and repairs.are_on() else None
+    repaired = bool(pool) and repairs.is_on("dead_worker_memory", dead_worker_memory.ucx_version())
+    holder = dead_worker_memory.Holder(worker) if repaired else None
     await worker
     if pool:
         event = {"event": "gpu-memory", "worker": worker.name, "pool": pool.size, "wanted": pool.wanted}

@@ -17,6 +17,7 @@ from typing import Any
 
 from distributed import Worker
 
+from hpcml import repairs
 from hpcml.errors import STORAGE
 from hpcml.kinds.dask.node import connection_limits, cuda_errors, temporary_directory
 from hpcml.kinds.dask.node.dask_worker import Share
@@ -111,6 +112,8 @@ def main() -> int:
         print(f"hpcml: {error}; {scratch.SET_SCRATCH}", file=sys.stderr)
         return STORAGE
     threading.Thread(target=scratch.sweep, args=(place,), daemon=True).start()
+    for text in repairs.notes_here():
+        print(f"hpcml: {text}", file=sys.stderr, flush=True)
     with folder:
         folder_path = str(folder.path)
         os.environ |= {"TMPDIR": folder_path, "DASK_TEMPORARY_DIRECTORY": folder_path}  # of what tasks start, too

@@ -173,7 +173,7 @@ def worker_options(context: Context, device: str, pool: Pool, *, memory_limit: i
         enable_cudf_spill=gpu.cudf_spill,
     )
     store_arguments = data(number)
-    if isinstance(store_arguments, tuple) and repairs.are_on():
+    if isinstance(store_arguments, tuple) and repairs.is_on("spilling"):
         pinned = pinned_memory(gpu, memory_limit)
         cyclic = gpu.spill_order == "keep"
         store_arguments = (

@@ -1,0 +1,24 @@
+"""``python -m hpcml.kinds.report RUN_DIRECTORY ATTEMPT``: make a run's report once a line comes by standard input."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+from hpcml import kinds
+from hpcml.paths import RunPaths
+from hpcml.recorded import Recorded
+from hpcml.report.contents import accounting_of
+from hpcml.report.page import make  # before the line comes: the import takes most of the time
+
+MOST_SAMPLES = 12 << 20  # bytes of the nodes' samples: a second and a half of a processor, for which the nodes wait
+
+# A cancelled job tells all of its processes to end; how long this one may take, the supervisor decides.
+for _number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(_number, signal.SIG_IGN)
+paths = RunPaths(Path(sys.argv[1]))
+kind = kinds.get(Recorded(paths).plan.inside.kind)
+accounting_of(kind)  # its import too
+if sys.stdin.readline():
+    make(paths, int(sys.argv[2]), kind, most=MOST_SAMPLES)

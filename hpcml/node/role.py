@@ -1,0 +1,62 @@
+"""Start one role of the run on this node: the supervisor, or a role of the run's kind."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+
+from hpcml.kind import Kind
+from hpcml.node import processes, storage, versions
+from hpcml.node.processes import long_import
+from hpcml.node.settings import load
+from hpcml.paths import SCRIPT
+from hpcml.repairs import finder
+
+
+def main(arguments: list[str], kinds: Mapping[str, Kind]) -> int:
+    """Run the role named on the command line, of a run of one of these kinds, and return its exit status."""
+    context = load()
+    kind = kinds[context.settings.kind]
+    names = [role.name for role in kind.roles]
+    if len(arguments) != 1 or arguments[0] not in (*names, SCRIPT):
+        print(
+            f"hpcml.kinds needs one of these roles: {', '.join((*names, SCRIPT))}. "
+            "Do not start hpcml.kinds yourself: the batch script starts it.",
+            file=sys.stderr,
+        )
+        return 64
+    finder.install()
+    sys.stdout, sys.stderr = storage.patient(1), storage.patient(2)
+    role = kind.role(arguments[0])
+    if role is None:
+        with long_import():
+            supervisor = importlib.import_module("hpcml.node.supervisor")
+        return int(supervisor.main(kind))
+    if role.every_node:
+        processes.killed_before_others(processes.KILLED_NEXT)
+    note = None if role.connected else versions.tell(context, role.name)  # the supervisor compares them with its own
+    try:
+        with long_import():
+            module = importlib.import_module(role.module)
+        status = int(module.main())
+    except ModuleNotFoundError as error:
+        if not (sentence := shadowed(error.name or "", os.environ.get("HPCML_PYTHONPATH", ""))):
+            raise
+        print(f"hpcml: {sentence}.", file=sys.stderr, flush=True)
+        return 1
+    if note and role.every_node and status == 0:
+        versions.forget(note)
+    return status
+
+
+def shadowed(name: str, python_path: str) -> str:
+    """Return that a folder of PYTHONPATH has another module of a package's name; empty if none has."""
+    package, _, part = name.rpartition(".")
+    module = sys.modules.get(package)
+    places = [*getattr(module, "__path__", ()), getattr(module, "__file__", None) or ""]
+    for entry in filter(None, python_path.split(":")):
+        if place := next((one for one in places if one.startswith(f"{entry.rstrip('/')}/")), ""):
+            return f"the module {package} comes from {place}, by PYTHONPATH, and has no {part}"
+    return ""
