@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 import planted
 from hpcml import errors
+from hpcml.cli import main
 from world import World, write_end, write_events
 
 COMMANDS = (("status",), ("why",), ("ls", "--all"), ("report",), ("top", "--once"), ("rerun", "--dry-run"), ("logs",), ("stacks",),
@@ -131,39 +132,56 @@ def _tables(directory: Path) -> Iterator[tuple[str, tuple[Any, ...]]]:
             yield from ((name, keys) for keys in walk(json.loads((directory / name).read_text()), ()))
 
 
-def _look(world: World, directory: Path, what: object, commands: tuple[tuple[str, ...], ...]) -> list[str]:
-    """Return what is wrong with the answers of commands on a run."""
-    wrong = []
-    for command in commands:
-        words = command if command[0] == "ls" else (*command, directory.name)
-        done = world.run(*words)
-        text = done.stdout + done.stderr
-        if done.returncode in (errors.INTERNAL, 1) or "Traceback" in done.stderr or not planted.is_plain(text):
-            wrong.append(f"{what}: {' '.join(command)}: status {done.returncode}: {text[-600:]}")
-        elif done.returncode == errors.STORAGE and (directory.name not in done.stderr or "Error:" in done.stderr):
-            wrong.append(f"{what}: {' '.join(command)}: no place, or a name of Python's: {done.stderr[-600:]}")
-        for bundle in world.project.glob("*.tar.gz"):
-            bundle.unlink()
-    return wrong
+class Commands:
+    """Runs commands on a run in this process, which starts no other for each, and keeps what is wrong with answers."""
+
+    def __init__(self, world: World, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        self.world, self.run, self.capfd = world, run, capfd
+        self.wrong: list[str] = []
+
+    def look(self, what: object, commands: Sequence[tuple[str, ...]] = COMMANDS) -> None:
+        for command in commands:
+            status = main.main([*command] if command[0] == "ls" else [*command, self.run.name])
+            out, err = self.capfd.readouterr()
+            if status in (errors.INTERNAL, 1) or "Traceback" in err or not planted.is_plain(out + err):
+                self.wrong.append(f"{what}: {' '.join(command)}: status {status}: {(out + err)[-600:]}")
+            elif status == errors.STORAGE and (self.run.name not in err or "Error:" in err):
+                self.wrong.append(f"{what}: {' '.join(command)}: no place, or a word of Python's: {err[-600:]}")
+            for bundle in self.world.project.glob("*.tar.gz"):
+                bundle.unlink()
+
+
+@pytest.fixture
+def hpcml(
+    world: World, run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Commands]:
+    """Return what runs commands on the run."""
+    for name in {*os.environ} - {*world.environment}:
+        monkeypatch.delenv(name)
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(world.project)
+    umask = os.umask(0o077)
+    commands = Commands(world, run, capfd)
+    yield commands
+    os.umask(umask)
+    assert not commands.wrong, "\n".join(commands.wrong)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_of_a_run_is_damaged(world: World, run: Path, name: str) -> None:
+def test_a_file_of_a_run_is_damaged(hpcml: Commands, run: Path, name: str) -> None:
     kept = run.with_name("kept")
     shutil.copytree(run, kept, symlinks=True)
-    wrong = []
     for number, damage in enumerate(DAMAGES):
         shutil.rmtree(run)
         shutil.copytree(kept, run, symlinks=True)
         damage(run / name)
-        wrong += _look(world, run, (name, number, damage.__name__), COMMANDS)
-    assert not wrong, "\n".join(wrong)
+        hpcml.look((name, number, damage.__name__))
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_a_value_of_a_run_s_file_is_missing_or_of_another_type(world: World, run: Path, part: int) -> None:
+def test_a_value_of_a_run_s_file_is_missing_or_of_another_type(hpcml: Commands, run: Path, part: int) -> None:
     kept = {name: (run / name).read_bytes() for name in FILES if (run / name).is_file()}
-    wrong = []
     for number, (name, keys) in enumerate([*_tables(run)][part::4]):
         for value in (WRONG[(number + part) % len(WRONG)], WRONG):  # the second: no value
             table = json.loads(kept[name])
@@ -176,18 +194,15 @@ def test_a_value_of_a_run_s_file_is_missing_or_of_another_type(world: World, run
                 holder[keys[-1]] = value
             (run / name).write_text(json.dumps(table))
             commands = COMMANDS[number % 2 :: 2] if number % 5 else COMMANDS
-            wrong += _look(world, run, (name, keys, "missing" if value is WRONG else value), commands)
+            hpcml.look((name, keys, "missing" if value is WRONG else value), commands)
         (run / name).write_bytes(kept[name])
-    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
     "key", ["event", "time", "attempt", "nodes", "job", "began", "line", "ok", "problem", "sentence", "pid", "seconds"]
 )
-def test_a_value_of_an_event_is_of_another_type(world: World, run: Path, key: str) -> None:
+def test_a_value_of_an_event_is_of_another_type(hpcml: Commands, run: Path, key: str) -> None:
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    wrong = []
     for value in WRONG:
         write_events(run, *[event | ({key: value} if key in event else {}) for event in events])
-        wrong += _look(world, run, (key, value), (("status",), ("ls", "--all"), ("why",), ("report",), ("logs",)))
-    assert not wrong, "\n".join(wrong)
+        hpcml.look((key, value), (("status",), ("ls", "--all"), ("why",), ("report",), ("logs",)))

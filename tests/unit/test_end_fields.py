@@ -16,6 +16,7 @@ from hpcml.failures.rule import Retry, Role, Where
 from hpcml.failures.rules import BATCH_KILLED, NEVER_SATISFIED, NO_ADDRESS, RULES
 from hpcml.kind import Kind
 from hpcml.kinds import KINDS
+from hpcml.records import DamagedError
 
 EXCLUDING = [
     rule for rule in RULES if (rule.retry, rule.role) == (Retry.EXCLUDE, Role.ROOT) and Where.LOG in rule.where
@@ -86,7 +87,7 @@ def test_the_end_that_an_older_version_wrote_has_the_first_lost_node() -> None:
     by_script = {**old, "by": "script", "rank": 1}
     assert parse(by_script).lost_nodes == ()
     for name in new:
-        with pytest.raises(ValueError):
+        with pytest.raises(DamagedError, match="is not a"):
             parse({**old, name: 1})
 
 
