@@ -49,6 +49,7 @@ def node_side() -> list[str]:
         "leases.py",
         "listening.py",
         "paths.py",
+        "recorded.py",
         "records.py",
         "samples.py",
         "settings.py",

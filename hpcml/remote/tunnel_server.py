@@ -155,7 +155,7 @@ def feed(run: directories.Run, say: Callable[[RunFacts], None]) -> None:
 def _starts_again(run: directories.Run, status: run_status.Status, say: Callable[[RunFacts], None]) -> bool:
     """Whether Slurm took the job back into its queue when the attempt ended; wait until the next attempt begins."""
     again = False
-    began = len(run_record.events(run))
+    began = len(run_record.Record(run.paths).events)
     until = time.monotonic() + COMPLETING
     while run.submission and run.job and status.phase == "ended":
         state = schedulers.state(run.submission)
@@ -166,7 +166,7 @@ def _starts_again(run: directories.Run, status: run_status.Status, say: Callable
             message = f"requeued: {state.reason}"
             waits = facts(run, status)._replace(state="PENDING", message=message, services={})
             say(waits._replace(estimate=state.start, stuck=_is_stuck(state.wait)))
-        if any(event.name == "allocated" for event in run_record.events(run)[began:]):
+        if any(event.name == "allocated" for event in run_record.Record(run.paths).events[began:]):
             return True
         time.sleep(REQUEUE_LOOK if again else LOOK)
     return False
