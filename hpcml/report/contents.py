@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shlex
 import statistics
 import time
@@ -167,10 +166,7 @@ class Report(NamedTuple):
 
 def accounting_of(kind: Kind) -> Accounting:
     """Return what a kind adds to the time accounting."""
-    if not kind.accounting:
-        return PLAIN
-    accounting: Accounting = importlib.import_module(kind.accounting).ACCOUNTING
-    return accounting
+    return kind.accounting() or PLAIN
 
 
 class _Measured(NamedTuple):

@@ -12,12 +12,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml import __version__, assets, files, schedulers, subprocesses, written
+from hpcml import __version__, assets, files, kinds, schedulers, subprocesses, written
 from hpcml.errors import HpcmlError, ImageError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
-from hpcml.kinds.dask import KIND as DASK
-from hpcml.kinds.dask.options import PROFILERS
-from hpcml.kinds.ranks.options import PMI
 from hpcml.options import script_lines
 from hpcml.options.reading import request_of
 from hpcml.origins import TYPED
@@ -194,7 +191,7 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
     notes += open_to_others
     notes += _two_pythons(spec, made)
     notes += _check_python(loaded.site, spec, made)
-    _check_mpi(made)
+    kinds.get(spec.kind).check(made.inside, made.scheduler)
     script = batch_script.render(made, own_templates)
     prepared = Prepared(loaded, spec, made, script, template, tuple(notes), always=tuple(always))
     return prepared._replace(project_notes=project_notes)
@@ -207,15 +204,15 @@ def _check_python(site: Site, spec: RunRequest, made: Plan) -> list[str]:
         return []
     notes = _check_processor(python)
     if not _is_prepared(site):
-        needed = [PROFILERS[name] for name in made.inside.report.profilers if PROFILERS[name]]
-        script_checks.check_packages(needed, python, "--profile")
+        for option, packages in kinds.get(spec.kind).packages(made.inside).items():
+            script_checks.check_packages(packages, python, option)
         script_checks.check_packages(spec.code.form.traits.packages, python, "extra 'jupyter'", sure=True)
     return notes
 
 
 def _with_start(site: Site, spec: RunRequest) -> Site:
     """Return the site with the decision when a Dask cluster starts, where the site leaves it to the script's text."""
-    is_open = site.workers.start == "auto" and spec.kind == DASK.name and spec.code.form.traits.is_script
+    is_open = site.workers.start == "auto" and kinds.get(spec.kind).has_cluster and spec.code.form.traits.is_script
     start = "late" if is_open and not dask_named.names_dask(spec) else site.workers.start
     return site._replace(workers=site.workers._replace(start=start))
 
@@ -228,20 +225,6 @@ def _with_project(loaded: LoadedSite, spec: RunRequest, target: Path) -> tuple[L
     if decision.in_place:
         loaded = loaded._replace(site=loaded.site._replace(code=loaded.site.code._replace(snapshot="none")))
     return loaded, decision.applied(spec), [decision.note] if decision.note else []
-
-
-def _check_mpi(made: Plan) -> None:
-    """Refuse a kind of PMI that the scheduler does not have, if it answers."""
-    asked = made.inside.workers.mpi
-    kinds = schedulers.get(made.scheduler).mpi_kinds(_ASKED_WITHIN) if asked else ()
-    if kinds and asked not in kinds:
-        usable = [kind for kind in PMI if kind in kinds]
-        hint = (
-            f"Use --mpi {usable[0]}, with an MPI library that supports {usable[0]}."
-            if usable
-            else "Use mpirun in your own batch script."
-        )
-        raise SiteError(f"srun has no --mpi={asked} here, only: {', '.join(kinds)}", place="srun --mpi=list", hint=hint)
 
 
 def _check_script(site: Site, spec: RunRequest) -> None:

@@ -11,7 +11,7 @@ from hpcml import errors
 from hpcml.failures import rules
 from hpcml.failures.end import End
 from hpcml.files import tail
-from hpcml.kinds.dask import SCHEDULER, WORKER
+from hpcml.kinds.dask.roles import SCHEDULER, WORKER
 from hpcml.node import files
 from hpcml.node.end_cause import not_entered
 from hpcml.node.outcome import EventLog

@@ -9,7 +9,7 @@ from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.failures.rules import Explanation, of_role
 from hpcml.files import tail
-from hpcml.kinds.ranks import MPI, RANK
+from hpcml.kinds.ranks.roles import MPI, RANK
 from hpcml.node import files
 from hpcml.node.end_cause import not_entered
 from hpcml.node.run_state import RunState
